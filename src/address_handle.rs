@@ -1,0 +1,93 @@
+//! Address handles.
+
+use std::fmt;
+
+use crate::handle::{Handle, object};
+use crate::{AddressVector, Error, Parent, ProtectionDomain, Result, ffi};
+
+object!(ibv_ah, ibv_destroy_ah);
+
+/// `struct ibv_ah`: the path to a peer, made ready for datagrams.
+///
+/// A UD queue pair sends to any peer that it has an address handle for, together with the number and
+/// the Q_Key of the peer's queue pair: see [`SendWorkRequest::to`](crate::SendWorkRequest::to).
+#[doc(alias = "ibv_ah")]
+pub struct AddressHandle<'pd> {
+    raw: Handle<ffi::ibv_ah>,
+    domain: Parent<'pd, ProtectionDomain<'pd>>,
+}
+
+// SAFETY: libibverbs allows every verb on an address handle from any thread.
+unsafe impl Send for AddressHandle<'_> {}
+// SAFETY: as above; an address handle never changes.
+unsafe impl Sync for AddressHandle<'_> {}
+
+impl<'pd> AddressHandle<'pd> {
+    /// `ibv_create_ah`: makes the path ready. The queue pair that sends by it must be of the same
+    /// domain.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the port, the index of our own GID or another part of the path is wrong for this
+    ///    device.
+    ///  - `ETIMEDOUT`, `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, the peer's MAC address could not be
+    ///    resolved, or there is no route to its GID.
+    ///  - `ENOMEM`: the device or the machine has run out of them.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn new(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        path: &AddressVector,
+    ) -> Result<Self> {
+        let domain = domain.into();
+        let mut attributes = path.to_raw();
+        // SAFETY: the domain is live; a handle that comes back is ours alone.
+        let raw = unsafe {
+            Handle::new("ibv_create_ah", ffi::ibv_create_ah(domain.as_raw(), &mut attributes))
+        }?;
+        Ok(Self { raw, domain })
+    }
+
+    /// The domain that it was created in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
+        &self.domain
+    }
+
+    /// The C object. It is valid while the handle is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_ah {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_destroy_ah`: destroys the handle, and says so if that fails. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    ///
+    /// The handle comes back with the provider's errno value.
+    #[doc(alias = "ibv_destroy_ah")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, domain } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, domain }, error))
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_create_ah`: creates an address handle that borrows this domain. See
+    /// [`AddressHandle::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AddressHandle::new`].
+    #[doc(alias = "ibv_create_ah")]
+    pub fn create_ah(&self, path: &AddressVector) -> Result<AddressHandle<'_>> {
+        AddressHandle::new(self, path)
+    }
+}
+
+impl fmt::Debug for AddressHandle<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddressHandle")
+            .field("device", &self.domain.context().name())
+            .finish_non_exhaustive()
+    }
+}

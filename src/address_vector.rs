@@ -1,0 +1,260 @@
+//! How packets reach a peer.
+
+use crate::{
+    Context, Error, FlowLabel, Gid, QueuePairEndpoint, Result, ServiceLevel, StaticRate,
+    WorkSuccess, ffi,
+};
+
+/// `struct ibv_ah_attr`: the path that packets take to a peer, for a connection or for an
+/// [`AddressHandle`](crate::AddressHandle).
+///
+/// [`new`](Self::new) names the peer's port; everything else has a default that works.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_ah_attr")]
+#[doc(alias = "ibv_global_route")]
+#[must_use]
+pub struct AddressVector {
+    lid: u16,
+    port: u8,
+    service_level: ServiceLevel,
+    source_path_bits: u8,
+    static_rate: StaticRate,
+    route: Option<GlobalRoute>,
+}
+
+/// What the global route header of each packet says.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct GlobalRoute {
+    gid: Gid,
+    source_gid_index: u8,
+    flow_label: FlowLabel,
+    traffic_class: u8,
+    hop_limit: u8,
+}
+
+impl AddressVector {
+    /// The hop limit unless another is asked for.
+    pub const DEFAULT_HOP_LIMIT: u8 = 64;
+
+    /// The path to the port with the LID `lid` on the same InfiniBand subnet, through our port
+    /// `port`. Without [`global`](Self::global), packets have no global route header.
+    pub fn new(port: u8, lid: u16) -> Self {
+        Self {
+            lid,
+            port,
+            service_level: ServiceLevel::default(),
+            source_path_bits: 0,
+            static_rate: StaticRate::Max,
+            route: None,
+        }
+    }
+
+    /// The path to a peer's queue pair: with a global route header if `global` is set (as it must be
+    /// on RoCE), from our GID at `source_gid_index`.
+    pub(crate) fn to_endpoint(
+        port: u8,
+        remote: &QueuePairEndpoint,
+        global: bool,
+        source_gid_index: u8,
+    ) -> Self {
+        let path = Self::new(port, remote.lid);
+        if global { path.global(remote.gid, source_gid_index) } else { path }
+    }
+
+    /// `ibv_init_ah_from_wc`: the path back to who sent a datagram, through our port `port`, on which
+    /// it came.
+    ///
+    /// `received` is the completion of the receive, and `header` the first 40 bytes of its buffer,
+    /// which hold the global route header (on RoCE over IPv4, the IPv4 header in their last 20
+    /// bytes) if [`WorkSuccess::has_global_route`] says so.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `header` has not 40 bytes, though the datagram has a global route header.
+    ///  - `ENOENT`: none of our GIDs is the one that the datagram was sent to, or `header` is not a
+    ///    global route header.
+    #[doc(alias = "ibv_init_ah_from_wc")]
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn reply_to(
+        context: &Context<'_>,
+        port: u8,
+        received: &WorkSuccess,
+        header: &[u8],
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_init_ah_from_wc";
+        let mut route = ffi::ibv_grh::default();
+        if received.has_global_route() {
+            let Some(header) = header.first_chunk::<{ size_of::<ffi::ibv_grh>() }>() else {
+                let reason = "the global route header has 40 bytes";
+                return Err(Error::invalid(VERB, reason));
+            };
+            // SAFETY: the struct is 40 bytes long and consists of integers alone.
+            route = unsafe { std::mem::transmute::<[u8; 40], ffi::ibv_grh>(*header) };
+        }
+        let mut completion = *received.as_raw();
+        let mut raw = ffi::ibv_ah_attr::default();
+        // SAFETY: the context is live, and the three structs are ours.
+        let returned = unsafe {
+            ffi::ibv_init_ah_from_wc(context.as_raw(), port, &mut completion, &mut route, &mut raw)
+        };
+        if returned != 0 {
+            // It says no more than that it failed.
+            let reason = "none of our GIDs is the one that the datagram was sent to";
+            return Err(Error::with_reason(VERB, libc::ENOENT, reason));
+        }
+        Ok(Self::from(raw))
+    }
+
+    /// Sends each packet with a global route header to `gid`, from our GID at `source_gid_index`.
+    /// RoCE always needs it.
+    pub fn global(mut self, gid: Gid, source_gid_index: u8) -> Self {
+        self.route = Some(GlobalRoute {
+            gid,
+            source_gid_index,
+            flow_label: FlowLabel::default(),
+            traffic_class: 0,
+            hop_limit: Self::DEFAULT_HOP_LIMIT,
+        });
+        self
+    }
+
+    /// The service level.
+    pub fn service_level(mut self, level: ServiceLevel) -> Self {
+        self.service_level = level;
+        self
+    }
+
+    /// The low bits of our own LID, where the port has several (see
+    /// [`PortAttributes::lmc`](crate::PortAttributes::lmc)).
+    pub fn source_path_bits(mut self, bits: u8) -> Self {
+        self.source_path_bits = bits;
+        self
+    }
+
+    /// The rate limit.
+    pub fn static_rate(mut self, rate: StaticRate) -> Self {
+        self.static_rate = rate;
+        self
+    }
+
+    /// The traffic class of the global route header; its upper six bits are the DSCP on RoCE v2.
+    /// Without effect where there is no such header.
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        if let Some(route) = &mut self.route {
+            route.traffic_class = class;
+        }
+        self
+    }
+
+    /// The flow label of the global route header. Without effect where there is no such header.
+    pub fn flow_label(mut self, label: FlowLabel) -> Self {
+        if let Some(route) = &mut self.route {
+            route.flow_label = label;
+        }
+        self
+    }
+
+    /// How many routers a packet may pass. Without effect where there is no global route header.
+    pub fn hop_limit(mut self, limit: u8) -> Self {
+        if let Some(route) = &mut self.route {
+            route.hop_limit = limit;
+        }
+        self
+    }
+
+    /// The peer's LID.
+    pub fn lid(&self) -> u16 {
+        self.lid
+    }
+
+    /// Our port.
+    pub fn port(&self) -> u8 {
+        self.port
+    }
+
+    /// The peer's GID, if packets have a global route header.
+    pub fn gid(&self) -> Option<Gid> {
+        self.route.map(|route| route.gid)
+    }
+
+    /// The index of our own GID, if packets have a global route header.
+    pub fn source_gid_index(&self) -> Option<u8> {
+        self.route.map(|route| route.source_gid_index)
+    }
+
+    /// The C struct.
+    pub fn to_raw(&self) -> ffi::ibv_ah_attr {
+        let mut raw = ffi::ibv_ah_attr {
+            dlid: self.lid,
+            sl: self.service_level.value(),
+            src_path_bits: self.source_path_bits,
+            // The field is 8 bits wide and so are all rates.
+            static_rate: ffi::ibv_rate::from(self.static_rate).0 as u8,
+            port_num: self.port,
+            ..Default::default()
+        };
+        if let Some(route) = self.route {
+            raw.is_global = 1;
+            raw.grh = ffi::ibv_global_route {
+                dgid: route.gid.into(),
+                flow_label: route.flow_label.value(),
+                sgid_index: route.source_gid_index,
+                hop_limit: route.hop_limit,
+                traffic_class: route.traffic_class,
+            };
+        }
+        raw
+    }
+}
+
+impl From<ffi::ibv_ah_attr> for AddressVector {
+    fn from(raw: ffi::ibv_ah_attr) -> Self {
+        let route = GlobalRoute {
+            gid: raw.grh.dgid.into(),
+            source_gid_index: raw.grh.sgid_index,
+            flow_label: FlowLabel::new(raw.grh.flow_label & FlowLabel::MAX.value())
+                .unwrap_or_default(),
+            traffic_class: raw.grh.traffic_class,
+            hop_limit: raw.grh.hop_limit,
+        };
+        Self {
+            lid: raw.dlid,
+            port: raw.port_num,
+            service_level: ServiceLevel::new(raw.sl & ServiceLevel::MAX.value())
+                .unwrap_or_default(),
+            source_path_bits: raw.src_path_bits,
+            static_rate: ffi::ibv_rate(raw.static_rate.into()).into(),
+            route: (raw.is_global != 0).then_some(route),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_struct_holds_every_setting() {
+        let path = AddressVector::new(2, 17)
+            .global("2001:db8::1".parse().unwrap(), 3)
+            .service_level(ServiceLevel::new(5).unwrap())
+            .source_path_bits(1)
+            .static_rate(StaticRate::Gbps100)
+            .traffic_class(106)
+            .flow_label(FlowLabel::new(0xabcde).unwrap())
+            .hop_limit(9);
+        let raw = path.to_raw();
+        assert_eq!((raw.dlid, raw.port_num, raw.sl, raw.src_path_bits), (17, 2, 5, 1));
+        assert_eq!((raw.static_rate, raw.is_global), (16, 1));
+        assert_eq!((raw.grh.sgid_index, raw.grh.hop_limit), (3, 9));
+        assert_eq!((raw.grh.traffic_class, raw.grh.flow_label), (106, 0xabcde));
+        assert_eq!(AddressVector::from(raw), path);
+    }
+
+    #[test]
+    fn a_local_path_has_no_route() {
+        let path = AddressVector::new(1, 4).traffic_class(7).hop_limit(3);
+        assert_eq!((path.to_raw().is_global, path.gid()), (0, None));
+        assert_eq!(AddressVector::from(path.to_raw()), path);
+    }
+}

@@ -1,0 +1,256 @@
+//! Zeroed memory for regions: from the heap, or whole pages from the kernel.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::{self, NonNull};
+
+use crate::{Error, Result};
+
+/// The huge pages that a region's buffer consists of.
+///
+/// A device translates addresses page by page and remembers few of the translations; with huge pages
+/// a large region needs few.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum HugePages {
+    /// `MADV_HUGEPAGE`: transparent huge pages. The buffer begins on a multiple of 2 MiB, and the
+    /// kernel backs it with huge pages as far as it has any at hand. Nothing has to be set aside.
+    Transparent,
+    /// `MAP_HUGETLB`: pages of 2 MiB, from those that the administrator has set aside (in
+    /// `/proc/sys/vm/nr_hugepages`).
+    Size2MiB,
+    /// `MAP_HUGETLB`: pages of 1 GiB, from those that were set aside when the machine started (by
+    /// `hugepagesz=1G hugepages=N`).
+    Size1GiB,
+}
+
+impl HugePages {
+    /// The size of a page in bytes, as a power of 2.
+    const fn shift(self) -> u32 {
+        match self {
+            Self::Transparent | Self::Size2MiB => 21,
+            Self::Size1GiB => 30,
+        }
+    }
+
+    /// The size of a page in bytes.
+    pub const fn bytes(self) -> usize {
+        1 << self.shift()
+    }
+}
+
+/// Zeroed memory that is owned.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    data: NonNull<u8>,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Heap(Layout),
+    Pages { mapped: usize },
+}
+
+impl Drop for Allocation {
+    /// What lay in registered memory shall not turn up in another allocation of this program: heap
+    /// memory is wiped. Pages go back to the kernel, which clears them before it gives them out.
+    fn drop(&mut self) {
+        match self.source {
+            // SAFETY: the memory was allocated with this layout, and nothing uses it any more.
+            Source::Heap(layout) => unsafe {
+                self.data.write_bytes(0, layout.size());
+                // The memory is about to be freed: without this the compiler may leave the wipe out.
+                std::hint::black_box(self.data);
+                dealloc(self.data.as_ptr(), layout);
+            },
+            // SAFETY: the pages were mapped by us, and nothing uses them any more.
+            Source::Pages { mapped } => unsafe {
+                libc::munmap(self.data.as_ptr().cast(), mapped);
+            },
+        }
+    }
+}
+
+// SAFETY: the memory is owned; nothing of it is tied to a thread.
+unsafe impl Send for Allocation {}
+// SAFETY: as above; a shared reference gives out no more than the address.
+unsafe impl Sync for Allocation {}
+
+/// From this size on memory comes from the kernel rather than from the heap: it is zero without
+/// being touched, and freeing it wipes it for nothing.
+const PAGES_FROM: usize = 1 << 20;
+
+impl Allocation {
+    /// `layout.size()` zeroed bytes, which is not 0, aligned as `layout` says; if `whole_pages`, no
+    /// other allocation is on their pages.
+    pub(crate) fn zeroed(
+        verb: &'static str,
+        layout: Layout,
+        whole_pages: bool,
+        huge_pages: Option<HugePages>,
+    ) -> Result<Self> {
+        if whole_pages || huge_pages.is_some() || layout.size() >= PAGES_FROM {
+            return Self::pages(verb, layout, huge_pages);
+        }
+        // SAFETY: the layout has a size.
+        match NonNull::new(unsafe { alloc_zeroed(layout) }) {
+            Some(data) => Ok(Self { data, source: Source::Heap(layout) }),
+            None => handle_alloc_error(layout),
+        }
+    }
+
+    fn pages(verb: &'static str, layout: Layout, huge_pages: Option<HugePages>) -> Result<Self> {
+        let page = match huge_pages {
+            Some(HugePages::Transparent) | None => page_size(),
+            Some(huge) => huge.bytes(),
+        };
+        let align = match huge_pages {
+            Some(HugePages::Transparent) => layout.align().max(HugePages::Transparent.bytes()),
+            _ => layout.align(),
+        };
+        // What the mapping is aligned to by itself need not be found within a longer one.
+        let slack = align.saturating_sub(page);
+        let too_long = Error::invalid(verb, "the region is longer than memory can be");
+        let mapped = layout.size().checked_next_multiple_of(page).ok_or(too_long)?;
+        let length = mapped.checked_add(slack).ok_or(too_long)?;
+        let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        if let Some(huge @ (HugePages::Size2MiB | HugePages::Size1GiB)) = huge_pages {
+            flags |= libc::MAP_HUGETLB | (huge.shift() << libc::MAP_HUGE_SHIFT) as i32;
+        }
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, at a place that the kernel chooses, touches nothing that exists.
+        let start = unsafe { libc::mmap(ptr::null_mut(), length, access, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(no_pages(verb, huge_pages));
+        }
+        let start = start.cast::<u8>();
+        let lead = start.align_offset(align);
+        // SAFETY: the aligned part lies within the mapping, whose surplus on both sides (multiples
+        // of the page size) nothing uses.
+        let data = unsafe {
+            let data = start.add(lead);
+            if lead > 0 {
+                libc::munmap(start.cast(), lead);
+            }
+            if slack > lead {
+                libc::munmap(data.add(mapped).cast(), slack - lead);
+            }
+            NonNull::new_unchecked(data)
+        };
+        let pages = Self { data, source: Source::Pages { mapped } };
+        if huge_pages == Some(HugePages::Transparent) {
+            // SAFETY: the advice is about our own mapping, and changes no contents.
+            let returned =
+                unsafe { libc::madvise(data.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
+            if returned != 0 {
+                let reason = "the kernel has no transparent huge pages";
+                return Err(Error::with_reason(verb, libc::EOPNOTSUPP, reason));
+            }
+        }
+        Ok(pages)
+    }
+
+    pub(crate) fn data(&self) -> NonNull<u8> {
+        self.data
+    }
+}
+
+/// Why the kernel gave no memory.
+#[cold]
+fn no_pages(verb: &'static str, huge_pages: Option<HugePages>) -> Error {
+    let huge = matches!(huge_pages, Some(HugePages::Size2MiB | HugePages::Size1GiB));
+    match crate::ffi::errno() {
+        libc::EINVAL if huge => {
+            let reason = "the machine has no huge pages of that size";
+            Error::with_reason(verb, libc::EOPNOTSUPP, reason)
+        }
+        libc::ENOMEM if huge => {
+            let reason = "not enough free huge pages of that size were set aside \
+                 (see /sys/kernel/mm/hugepages)";
+            Error::with_reason(verb, libc::ENOMEM, reason)
+        }
+        errno => Error::with_reason(verb, errno, "no memory for the region's buffer"),
+    }
+}
+
+/// The size of a page in bytes.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: it only asks.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zeroed(size: usize, align: usize, whole_pages: bool) -> Allocation {
+        let layout = Layout::from_size_align(size, align).unwrap();
+        Allocation::zeroed("ibv_reg_mr", layout, whole_pages, None).unwrap()
+    }
+
+    #[test]
+    fn memory_is_zeroed_aligned_and_writable() {
+        for (size, align, whole_pages) in [
+            (1, 64, false),
+            (100, 1 << 16, false),
+            (10, 64, true),
+            (5 << 20, 64, false),
+            ((1 << 20) + 1, 1 << 23, false),
+            (1, 1 << 30, true),
+        ] {
+            let memory = zeroed(size, align, whole_pages);
+            assert_eq!(memory.data().as_ptr() as usize % align, 0, "{size} {align}");
+            // SAFETY: the memory is of this size, initialised, and ours.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(memory.data().as_ptr(), size) };
+            assert!(bytes.iter().all(|&b| b == 0), "{size} {align}");
+            bytes.fill(0xaa);
+        }
+    }
+
+    #[test]
+    fn whole_pages_are_whole_pages() {
+        let memory = zeroed(10, 64, true);
+        assert_eq!(memory.data().as_ptr() as usize % page_size(), 0);
+        assert!(matches!(memory.source, Source::Pages { mapped } if mapped == page_size()));
+        assert!(matches!(zeroed(10, 64, false).source, Source::Heap(_)));
+        assert!(matches!(zeroed(PAGES_FROM, 64, false).source, Source::Pages { .. }));
+    }
+
+    /// 64 GiB are given without being touched, on a machine that has less.
+    #[test]
+    fn large_memory_is_not_touched() {
+        let size = 64 << 30;
+        let layout = Layout::from_size_align(size, 64).unwrap();
+        match Allocation::zeroed("ibv_reg_mr", layout, false, None) {
+            Ok(memory) => {
+                // SAFETY: the last byte is within the memory.
+                assert_eq!(unsafe { memory.data().add(size - 1).read() }, 0);
+            }
+            // A machine that does not overcommit.
+            Err(error) => assert_eq!(error.raw_os_error(), libc::ENOMEM),
+        }
+        let layout = Layout::from_size_align(isize::MAX as usize / 2, 64).unwrap();
+        let error = Allocation::zeroed("ibv_reg_mr", layout, false, None).unwrap_err();
+        assert_eq!(error.raw_os_error(), libc::ENOMEM);
+    }
+
+    #[test]
+    fn transparent_huge_pages_begin_on_one() {
+        let layout = Layout::from_size_align(3 << 20, 64).unwrap();
+        let huge = HugePages::Transparent;
+        match Allocation::zeroed("ibv_reg_mr", layout, false, Some(huge)) {
+            Ok(memory) => assert_eq!(memory.data().as_ptr() as usize % huge.bytes(), 0),
+            Err(error) => assert_eq!(error.raw_os_error(), libc::EOPNOTSUPP),
+        }
+    }
+
+    #[test]
+    fn huge_pages_that_nobody_set_aside_are_a_typed_error() {
+        // More than any machine has; the sum is beyond what mmap takes.
+        let layout = Layout::from_size_align(1 << 46, 64).unwrap();
+        for huge in [HugePages::Size2MiB, HugePages::Size1GiB] {
+            let error = Allocation::zeroed("ibv_reg_mr", layout, false, Some(huge)).unwrap_err();
+            assert!(error.to_string().contains("huge pages of that size"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Events of the device that answer to no request.
+//!
+//! # Acknowledging
+//!
+//! Destroying a queue pair, a completion queue, a shared receive queue or a work queue waits until
+//! every event about it that was read has been acknowledged. So an event is acknowledged in the call
+//! that reads it: before that the object cannot go away, and what identifies it is copied; after
+//! that the pointer is not used. Unread events about an object that is destroyed are thrown away by
+//! the kernel. Nothing that is handed out here can make a destroy wait.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::foreign_enum::foreign_enum;
+use crate::{Context, Parent, Result, SharedReceiveQueue, event_file, ffi};
+
+#[cfg(doc)]
+use crate::{CompletionQueue, CompletionQueueBuilder, QueuePair};
+
+const GET: &str = "ibv_get_async_event";
+
+foreign_enum! {
+    /// `enum ibv_event_type`: what happened.
+    #[doc(alias = "ibv_event_type")]
+    pub enum AsyncEventKind: ibv_event_type(u32) {
+        /// A completion queue is broken: it was full when a completion was to be added. Its queue
+        /// pairs are to be destroyed, and so is it.
+        CompletionQueueError = IBV_EVENT_CQ_ERR,
+        /// A queue pair failed so that it cannot even complete its requests.
+        QueuePairFatal = IBV_EVENT_QP_FATAL,
+        /// A request of the peer made no sense; the queue pair is in the error state.
+        QueuePairRequestError = IBV_EVENT_QP_REQ_ERR,
+        /// A request of the peer was not allowed; the queue pair is in the error state.
+        QueuePairAccessError = IBV_EVENT_QP_ACCESS_ERR,
+        /// A message came to a queue pair that is ready to receive but not yet to send.
+        CommunicationEstablished = IBV_EVENT_COMM_EST,
+        /// The send queue of a queue pair that is being drained is empty.
+        SendQueueDrained = IBV_EVENT_SQ_DRAINED,
+        /// A connection goes by its alternative path now.
+        PathMigrated = IBV_EVENT_PATH_MIG,
+        /// A connection could not go over to its alternative path.
+        PathMigrationError = IBV_EVENT_PATH_MIG_ERR,
+        /// The device failed: everything on it is to be closed.
+        DeviceFatal = IBV_EVENT_DEVICE_FATAL,
+        /// The port can be used: its link came up.
+        PortActive = IBV_EVENT_PORT_ACTIVE,
+        /// The port cannot be used: its link went down.
+        PortError = IBV_EVENT_PORT_ERR,
+        /// The LID of the port changed.
+        LidChange = IBV_EVENT_LID_CHANGE,
+        /// The P_Key table of the port changed.
+        PkeyChange = IBV_EVENT_PKEY_CHANGE,
+        /// The port has another subnet manager.
+        SubnetManagerChange = IBV_EVENT_SM_CHANGE,
+        /// A shared receive queue is broken.
+        SharedReceiveQueueError = IBV_EVENT_SRQ_ERR,
+        /// A shared receive queue has fewer requests than its limit. See
+        /// [`SharedReceiveQueue::set_limit`].
+        SharedReceiveQueueLimit = IBV_EVENT_SRQ_LIMIT_REACHED,
+        /// A queue pair in the error state will take no more requests from its shared receive queue.
+        LastRequestReached = IBV_EVENT_QP_LAST_WQE_REACHED,
+        /// The subnet manager asks to subscribe to its services again.
+        ClientReregister = IBV_EVENT_CLIENT_REREGISTER,
+        /// The GID table of the port changed.
+        GidChange = IBV_EVENT_GID_CHANGE,
+        /// A work queue failed.
+        WorkQueueFatal = IBV_EVENT_WQ_FATAL,
+    }
+}
+
+/// `struct ibv_async_event`: an event of [`AsyncEvents`].
+///
+/// It is a copy: the event itself is already acknowledged.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_async_event")]
+pub struct AsyncEvent {
+    kind: AsyncEventKind,
+    subject: AsyncEventSubject,
+}
+
+/// What an [`AsyncEvent`] is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum AsyncEventSubject {
+    /// The device.
+    Device,
+    /// The port of this number.
+    Port(u32),
+    /// The queue pair of this number ([`QueuePair::number`]).
+    QueuePair(u32),
+    /// The completion queue with this token ([`CompletionQueueBuilder::token`]).
+    CompletionQueue(usize),
+    /// The shared receive queue with this token ([`SharedReceiveQueue::set_token`]).
+    SharedReceiveQueue(usize),
+    /// The work queue of this number.
+    WorkQueue(u32),
+    /// That of an event that this version of the crate does not know, as the kernel put it.
+    Unknown(u32),
+}
+
+impl AsyncEvent {
+    /// What happened.
+    pub fn kind(&self) -> AsyncEventKind {
+        self.kind
+    }
+
+    /// What it happened to.
+    pub fn subject(&self) -> AsyncEventSubject {
+        self.subject
+    }
+
+    /// Copies what the event says.
+    ///
+    /// # Safety
+    ///
+    /// If it is about an object, that is live.
+    unsafe fn read(raw: &ffi::ibv_async_event) -> Self {
+        use AsyncEventKind as Kind;
+
+        let kind = Kind::from(raw.event_type);
+        let element = &raw.element;
+        // SAFETY: `ibv_get_async_event` sets the pointer that goes with the type of the event, or
+        // else the number, and the caller vouches for the object. The token of a shared receive
+        // queue may be changed on another thread meanwhile.
+        let subject = unsafe {
+            match kind {
+                Kind::CompletionQueueError => {
+                    AsyncEventSubject::CompletionQueue((*element.cq).cq_context as usize)
+                }
+                Kind::QueuePairFatal
+                | Kind::QueuePairRequestError
+                | Kind::QueuePairAccessError
+                | Kind::CommunicationEstablished
+                | Kind::SendQueueDrained
+                | Kind::PathMigrated
+                | Kind::PathMigrationError
+                | Kind::LastRequestReached => AsyncEventSubject::QueuePair((*element.qp).qp_num),
+                Kind::SharedReceiveQueueError | Kind::SharedReceiveQueueLimit => {
+                    AsyncEventSubject::SharedReceiveQueue(
+                        token(element.srq).load(Ordering::Relaxed) as usize,
+                    )
+                }
+                Kind::WorkQueueFatal => AsyncEventSubject::WorkQueue((*element.wq).wq_num),
+                Kind::DeviceFatal => AsyncEventSubject::Device,
+                Kind::PortActive
+                | Kind::PortError
+                | Kind::LidChange
+                | Kind::PkeyChange
+                | Kind::SubnetManagerChange
+                | Kind::ClientReregister
+                | Kind::GidChange => AsyncEventSubject::Port(element.port_num.cast_unsigned()),
+                Kind::Unknown(_) => AsyncEventSubject::Unknown(element.port_num.cast_unsigned()),
+            }
+        };
+        Self { kind, subject }
+    }
+}
+
+/// The asynchronous events of a device: ports that come and go, queue pairs and queues that fail.
+///
+/// It is [`AsFd`], readable when there is an event, and never blocks unless asked to. The events are
+/// the context's: of several `AsyncEvents` of one context, or threads that read from one, each event
+/// goes to one, exactly once. It is acknowledged (`ibv_ack_async_event`) before it is handed out, so
+/// that no object's destruction ever waits for it.
+///
+/// ```no_run
+/// use ibverbs::{AsyncEventKind, AsyncEventSubject};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("rxe0")?;
+/// let events = context.async_events()?;
+/// loop {
+///     let event = events.wait()?;
+///     match (event.kind(), event.subject()) {
+///         (AsyncEventKind::PortError, AsyncEventSubject::Port(port)) => println!("{port} is down"),
+///         (AsyncEventKind::DeviceFatal, _) => break,
+///         (kind, subject) => println!("{kind:?} {subject:?}"),
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct AsyncEvents<'ctx> {
+    context: Parent<'ctx, Context<'ctx>>,
+}
+
+impl<'ctx> AsyncEvents<'ctx> {
+    /// Makes the context's file for events one that does not block; for C code that shares the
+    /// context it does not block either, from then on.
+    ///
+    /// # Errors
+    ///
+    ///  - `EBADF`: the context has no such file.
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+        let events = Self { context: context.into() };
+        event_file::set_nonblocking(GET, events.as_raw_fd())?;
+        Ok(events)
+    }
+
+    /// `ibv_get_async_event`: takes the oldest event, if there is one, and acknowledges it
+    /// (`ibv_ack_async_event`). It never waits.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_get_async_event")]
+    #[doc(alias = "ibv_ack_async_event")]
+    pub fn next_event(&self) -> Result<Option<AsyncEvent>> {
+        let mut raw = ffi::ibv_async_event::default();
+        let read = event_file::read_event(GET, || {
+            // SAFETY: the context is live, and `raw` is writable.
+            unsafe { ffi::ibv_get_async_event(self.context.as_raw(), &mut raw) }
+        })?;
+        if !read {
+            return Ok(None);
+        }
+        // SAFETY: the object that the event is about is live: destroying it waits until the event
+        // is acknowledged, which is done once.
+        unsafe {
+            let event = AsyncEvent::read(&raw);
+            ffi::ibv_ack_async_event(&mut raw);
+            Ok(Some(event))
+        }
+    }
+
+    /// [`next_event`](Self::next_event), sleeping until there is one. A signal does not end the wait
+    /// (`EINTR` is retried).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`next_event`](Self::next_event).
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn wait(&self) -> Result<AsyncEvent> {
+        self.wait_until(None)
+    }
+
+    /// [`wait`](Self::wait), but no longer than `timeout`.
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: there was no event in that time.
+    ///  - those of [`next_event`](Self::next_event).
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<AsyncEvent> {
+        self.wait_until(event_file::deadline(timeout))
+    }
+
+    /// [`wait`](Self::wait), but not after `deadline`.
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: there was no event until then.
+    ///  - those of [`next_event`](Self::next_event).
+    pub fn wait_deadline(&self, deadline: Instant) -> Result<AsyncEvent> {
+        self.wait_until(Some(deadline))
+    }
+
+    fn wait_until(&self, deadline: Option<Instant>) -> Result<AsyncEvent> {
+        event_file::take_before(GET, self.as_raw_fd(), deadline, || self.next_event())
+    }
+
+    /// The context whose events they are.
+    pub fn context(&self) -> &Context<'ctx> {
+        &self.context
+    }
+}
+
+impl AsRawFd for AsyncEvents<'_> {
+    fn as_raw_fd(&self) -> RawFd {
+        // SAFETY: the context is live.
+        unsafe { (*self.context.as_raw()).async_fd }
+    }
+}
+
+impl AsFd for AsyncEvents<'_> {
+    /// The file that is readable when there is an event. Only wait for it: to read from it is the
+    /// business of [`next_event`](Self::next_event).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context closes its file when it is closed, not before.
+        unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
+    }
+}
+
+impl fmt::Debug for AsyncEvents<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncEvents")
+            .field("device", &self.context.name())
+            .field("fd", &self.as_raw_fd())
+            .finish()
+    }
+}
+
+impl Context<'_> {
+    /// The asynchronous events of the device, borrowing this context. See [`AsyncEvents::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AsyncEvents::new`].
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn async_events(&self) -> Result<AsyncEvents<'_>> {
+        AsyncEvents::new(self)
+    }
+}
+
+/// The token of a shared receive queue, which libibverbs itself does not use.
+///
+/// # Safety
+///
+/// `queue` is live for `'a`, and its `srq_context` is accessed through this alone.
+unsafe fn token<'a>(queue: *mut ffi::ibv_srq) -> &'a AtomicPtr<std::ffi::c_void> {
+    // SAFETY: the caller vouches for the queue.
+    unsafe { AtomicPtr::from_ptr(&raw mut (*queue).srq_context) }
+}
+
+impl SharedReceiveQueue<'_> {
+    /// The number by which [`AsyncEvents`] name it (0 unless set).
+    #[doc(alias = "srq_context")]
+    pub fn token(&self) -> usize {
+        // SAFETY: the queue is live.
+        unsafe { token(self.as_raw()) }.load(Ordering::Relaxed) as usize
+    }
+
+    /// Sets the number by which [`AsyncEvents`] name it, for events that are read from now on.
+    #[doc(alias = "srq_context")]
+    pub fn set_token(&self, to: usize) {
+        // SAFETY: the queue is live.
+        unsafe { token(self.as_raw()) }
+            .store(std::ptr::without_provenance_mut(to), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,211 @@
+//! Batches by the extended posting interface: many requests with one doorbell, or none of them.
+//!
+//! C brackets a batch between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`, and most
+//! providers hold the lock of the send queue in between. A guard for that could be forgotten, and
+//! every later post would wait for ever. So there is none: [`QueuePair::batch`] calls a closure with
+//! a [`Batch`] that only lives there, and the bracket is closed whichever way the closure is left.
+//!
+//! Two more traps are closed here. The setters of C (`ibv_wr_set_sge` ..) change the request that was
+//! added last, whatever that is, so there is no way to call one by itself. And what a provider does
+//! not have is a null pointer in C: which functions are there is looked up once, when the queue pair
+//! is built, and each request compares what it needs with that, before anything is called.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem;
+use std::ptr::NonNull;
+
+use crate::batch_data::private::Data;
+use crate::extended_operations::function;
+use crate::send_work_request::check_number;
+use crate::{AddressHandle, QueuePair, Result, SendFlags, SendOperations, ffi};
+
+/// Requests that are about to be posted together: see [`QueuePair::batch`].
+///
+/// Each method adds one request, under its number and with its flags; without
+/// [`SendFlags::SIGNALED`] it has no completion. One that fails adds nothing; the others can still be
+/// posted.
+pub struct Batch<'q> {
+    raw: *mut ffi::ibv_qp_ex,
+    /// The functions that are there, and [`function::READY`].
+    available: u64,
+    /// What `wr_flags` is.
+    flags: u32,
+    max_sge: u32,
+    max_inline_data: u32,
+    destination: Option<(*mut ffi::ibv_ah, u32, u32)>,
+    shared_receive_queue: Option<u32>,
+    queue_pair: PhantomData<&'q mut ()>,
+}
+
+/// Aborts a batch unless it is forgotten.
+struct Abort(*mut ffi::ibv_qp_ex);
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        // SAFETY: the queue pair is live and in a batch, and a queue pair of this interface has the
+        // function.
+        unsafe { (*self.0).wr_abort.unwrap_unchecked()(self.0) }
+    }
+}
+
+impl Batch<'_> {
+    /// Posts what `build` adds.
+    ///
+    /// # Safety
+    ///
+    /// `extended` is `queue_pair`, which nothing else posts sends to meanwhile, and the caller keeps
+    /// the contract of `QueuePair::post`.
+    #[inline]
+    pub(crate) unsafe fn run<T>(
+        extended: NonNull<ffi::ibv_qp_ex>,
+        queue_pair: &QueuePair<'_>,
+        build: impl FnOnce(&mut Batch<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let raw = extended.as_ptr();
+        let mut batch = Batch {
+            raw,
+            available: queue_pair.extended_functions(),
+            flags: SendFlags::SIGNALED.bits(),
+            max_sge: queue_pair.max_send_sge(),
+            max_inline_data: queue_pair.max_inline_data(),
+            destination: None,
+            shared_receive_queue: None,
+            queue_pair: PhantomData,
+        };
+        // SAFETY: the queue pair is live, and one of this interface has the function.
+        unsafe {
+            (*raw).wr_start.unwrap_unchecked()(raw);
+            (*raw).wr_flags = batch.flags;
+        }
+        let abort = Abort(raw);
+        let value = build(&mut batch)?;
+        mem::forget(abort);
+        // SAFETY: as above.
+        let returned = unsafe { (*raw).wr_complete.unwrap_unchecked()(raw) };
+        if returned == 0 { Ok(value) } else { Err(ffi::failed("ibv_wr_complete", returned)) }
+    }
+
+    /// Where the datagrams go that are added from here on: the path, and the number and the Q_Key of
+    /// the peer's queue pair. A UD queue pair needs it before its first request. The address handle
+    /// is one of the things that who calls [`QueuePair::batch`] vouches for.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the number has more than 24 bits.
+    ///  - `EOPNOTSUPP`: the queue pair does not send datagrams.
+    #[doc(alias = "ibv_wr_set_ud_addr")]
+    #[inline]
+    pub fn to(&mut self, path: &AddressHandle<'_>, number: u32, qkey: u32) -> Result<()> {
+        check_number(number)?;
+        self.need(function::SET_UD_ADDRESS)?;
+        self.destination = Some((path.as_raw(), number, qkey));
+        self.available |= function::READY;
+        Ok(())
+    }
+
+    /// The number of the peer's shared receive queue for the requests that are added from here on. A
+    /// sending XRC queue pair needs it before its first request.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the queue pair is not of that type.
+    #[doc(alias = "ibv_wr_set_xrc_srqn")]
+    #[inline]
+    pub fn shared_receive_queue(&mut self, number: u32) -> Result<()> {
+        self.need(function::SET_XRC_SRQ)?;
+        self.shared_receive_queue = Some(number);
+        self.available |= function::READY;
+        Ok(())
+    }
+
+    /// Whether all these functions are there.
+    #[inline]
+    pub(crate) fn need(&self, functions: u64) -> Result<()> {
+        if self.available & functions != functions {
+            return Err(function::lacking(functions & !self.available));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn as_raw(&self) -> *mut ffi::ibv_qp_ex {
+        self.raw
+    }
+
+    #[inline]
+    pub(crate) fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    #[inline]
+    pub(crate) fn max_inline_data(&self) -> u32 {
+        self.max_inline_data
+    }
+
+    /// Stores what the next request begins with.
+    #[inline]
+    pub(crate) fn begin(&mut self, wr_id: u64, flags: u32) {
+        // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
+        unsafe { (*self.raw).wr_id = wr_id };
+        self.set_flags(flags);
+    }
+
+    /// Stores the flags, if they have changed: where all requests have the same, as they mostly do,
+    /// the compiler sees that once is enough.
+    #[inline]
+    fn set_flags(&mut self, flags: u32) {
+        if self.flags != flags {
+            self.flags = flags;
+            // SAFETY: as above.
+            unsafe { (*self.raw).wr_flags = flags };
+        }
+    }
+
+    /// Adds a request with data: all is checked before the first call.
+    #[inline]
+    pub(crate) fn add(
+        &mut self,
+        wr_id: u64,
+        flags: SendFlags,
+        operation: SendOperations,
+        data: impl Data,
+        call: impl FnOnce(*mut ffi::ibv_qp_ex),
+    ) -> Result<()> {
+        self.need(operation.bits() | data.function() | function::READY)?;
+        data.check(self)?;
+        self.begin(wr_id, flags.bits() | flags_of(&data));
+        call(self.raw);
+        self.set_peer();
+        // SAFETY: a request was just added, and the function is there.
+        unsafe { data.set(self.raw) };
+        Ok(())
+    }
+
+    /// Says where the request that was just added goes, on queue pairs without a fixed peer.
+    #[inline]
+    pub(crate) fn set_peer(&mut self) {
+        let raw = self.raw;
+        // SAFETY: the functions are there, or neither would be set; the caller of `run` keeps the
+        // address handle.
+        unsafe {
+            if let Some((ah, number, qkey)) = self.destination {
+                (*raw).wr_set_ud_addr.unwrap_unchecked()(raw, ah, number, qkey);
+            }
+            if let Some(number) = self.shared_receive_queue {
+                (*raw).wr_set_xrc_srqn.unwrap_unchecked()(raw, number);
+            }
+        }
+    }
+}
+
+#[inline]
+fn flags_of<D: Data>(_: &D) -> u32 {
+    D::FLAGS
+}
+
+impl fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").finish_non_exhaustive()
+    }
+}

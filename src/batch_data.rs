@@ -1,0 +1,211 @@
+//! What the requests of a batch send.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+
+use crate::extended_operations::function;
+use crate::work_request::too_long_inline;
+use crate::{Batch, Error, GatherElement, Result, ffi};
+
+/// What a request sends: elements of registered memory (a slice or an array of [`GatherElement`]), or
+/// bytes from anywhere ([`Inline`], [`InlineList`]).
+///
+/// The trait is sealed: no other type has it.
+pub trait BatchData: private::Data {}
+
+/// Bytes that are copied while the request is added, so they need not be registered memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Inline<'a>(pub &'a [u8]);
+
+/// Pieces of bytes, sent one after the other, that are copied while the request is added, so they
+/// need not be registered memory.
+#[derive(Clone, Copy, Debug)]
+pub struct InlineList<'a, 'b>(pub &'a [IoSlice<'b>]);
+
+pub(crate) mod private {
+    use crate::{Batch, Result, ffi};
+
+    /// What adding data takes; out of reach for users.
+    pub trait Data {
+        /// The flags of the request.
+        const FLAGS: u32;
+
+        /// The function that sets it.
+        fn function(&self) -> u64;
+
+        /// Whether the queue pair takes that much.
+        fn check(&self, batch: &Batch<'_>) -> Result<()>;
+
+        /// How many bytes it is.
+        fn length(&self) -> u64;
+
+        /// Sets it.
+        ///
+        /// # Safety
+        ///
+        /// A request was just added to the batch of `raw`, which has the function.
+        unsafe fn set(&self, raw: *mut ffi::ibv_qp_ex);
+    }
+}
+
+#[cold]
+fn too_many(count: usize, most: u32) -> Error {
+    let what = "the number of elements";
+    Error::out_of_range("ibv_wr_set_sge_list", what, count as u64, 0, most.into())
+}
+
+/// Elements of either kind: all are laid out as the C struct.
+#[inline]
+pub(crate) fn list<E>(elements: &[E]) -> &[ffi::ibv_sge] {
+    const { assert!(size_of::<E>() == size_of::<ffi::ibv_sge>()) };
+    // SAFETY: the callers have gather or scatter elements, which are transparent wrappers.
+    unsafe { &*(elements as *const [E] as *const [ffi::ibv_sge]) }
+}
+
+impl private::Data for &[ffi::ibv_sge] {
+    const FLAGS: u32 = 0;
+
+    #[inline]
+    fn function(&self) -> u64 {
+        if self.len() == 1 { function::SET_SGE } else { function::SET_SGE_LIST }
+    }
+
+    #[inline]
+    fn check(&self, batch: &Batch<'_>) -> Result<()> {
+        // Room for one is part of what `SET_SGE` says.
+        if self.len() > 1 && self.len() > batch.max_sge() as usize {
+            return Err(too_many(self.len(), batch.max_sge()));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn length(&self) -> u64 {
+        self.iter().map(|element| u64::from(element.length)).sum()
+    }
+
+    #[inline]
+    unsafe fn set(&self, raw: *mut ffi::ibv_qp_ex) {
+        // SAFETY: the caller vouches for the queue pair and for the function.
+        unsafe {
+            if let [one] = self {
+                (*raw).wr_set_sge.unwrap_unchecked()(raw, one.lkey, one.addr, one.length);
+            } else {
+                (*raw).wr_set_sge_list.unwrap_unchecked()(raw, self.len(), self.as_ptr());
+            }
+        }
+    }
+}
+
+/// Passes on to the data that a type stands for.
+macro_rules! data {
+    ([$($parameter:tt)*] $type:ty as $as:ty, |$this:ident| $inner:expr) => {
+        impl<$($parameter)*> private::Data for $type {
+            const FLAGS: u32 = <$as as private::Data>::FLAGS;
+
+            #[inline]
+            fn function(&self) -> u64 {
+                let $this = self;
+                $inner.function()
+            }
+
+            #[inline]
+            fn check(&self, batch: &Batch<'_>) -> Result<()> {
+                let $this = self;
+                $inner.check(batch)
+            }
+
+            #[inline]
+            fn length(&self) -> u64 {
+                let $this = self;
+                $inner.length()
+            }
+
+            #[inline]
+            unsafe fn set(&self, raw: *mut ffi::ibv_qp_ex) {
+                let $this = self;
+                // SAFETY: the caller's guarantees are passed on.
+                unsafe { $inner.set(raw) }
+            }
+        }
+
+        impl<$($parameter)*> BatchData for $type {}
+    };
+}
+
+data!([] &[GatherElement<'_>] as &[ffi::ibv_sge], |this| list(this));
+data!([const N: usize] &[GatherElement<'_>; N] as &[ffi::ibv_sge], |this| list(this.as_slice()));
+
+impl private::Data for Inline<'_> {
+    // Of no effect for most providers, but rxe needs it.
+    const FLAGS: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+
+    #[inline]
+    fn function(&self) -> u64 {
+        function::SET_INLINE
+    }
+
+    #[inline]
+    fn check(&self, batch: &Batch<'_>) -> Result<()> {
+        if self.0.len() > batch.max_inline_data() as usize {
+            return Err(too_long_inline(self.0.len() as u64, batch.max_inline_data()));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn length(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    #[inline]
+    unsafe fn set(&self, raw: *mut ffi::ibv_qp_ex) {
+        let (bytes, length) = (self.0.as_ptr().cast_mut().cast(), self.0.len());
+        // SAFETY: the caller vouches for the queue pair and for the function, which only reads.
+        unsafe { (*raw).wr_set_inline_data.unwrap_unchecked()(raw, bytes, length) }
+    }
+}
+
+impl BatchData for Inline<'_> {}
+
+/// What is gathered here before it is set: more than any provider takes inline.
+const GATHERED: usize = 2048;
+
+/// `ibv_wr_set_inline_data_list` is not used: rxe sends nothing at all by it before rdma-core 64.
+impl private::Data for InlineList<'_, '_> {
+    const FLAGS: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+
+    #[inline]
+    fn function(&self) -> u64 {
+        function::SET_INLINE
+    }
+
+    fn check(&self, batch: &Batch<'_>) -> Result<()> {
+        let most = batch.max_inline_data().min(GATHERED as u32);
+        if self.length() > most.into() {
+            return Err(too_long_inline(self.length(), most));
+        }
+        Ok(())
+    }
+
+    fn length(&self) -> u64 {
+        self.0.iter().fold(0, |sum, piece| sum.saturating_add(piece.len() as u64))
+    }
+
+    unsafe fn set(&self, raw: *mut ffi::ibv_qp_ex) {
+        let mut gathered = [MaybeUninit::<u8>::uninit(); GATHERED];
+        let mut length = 0;
+        for piece in self.0 {
+            for (to, from) in gathered[length..].iter_mut().zip(piece.iter()) {
+                to.write(*from);
+            }
+            length += piece.len();
+        }
+        // SAFETY: `check` has found that all pieces fit, so that many bytes were written.
+        let bytes = unsafe { std::slice::from_raw_parts(gathered.as_ptr().cast(), length) };
+        // SAFETY: the caller's guarantees are passed on.
+        unsafe { Inline(bytes).set(raw) }
+    }
+}
+
+impl BatchData for InlineList<'_, '_> {}

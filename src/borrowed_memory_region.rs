@@ -1,0 +1,410 @@
+//! Registered slices: memory of the caller, for local access.
+//!
+//! # Why this is safe
+//!
+//! The device knows the memory from the registration to the deregistration. If it is dropped as
+//! usual, that is within the borrow. It may not be: the region can be forgotten, or deregistering can
+//! fail. Then the device goes on knowing memory that has another owner, but that alone does nothing: a
+//! device accesses memory only for a request that names it. Peers cannot, since the region has no
+//! remote access, and no window can be bound to it. This program's own requests name it by elements
+//! that are borrowed from the region, and the rules for posting them (whoever posts keeps the memory
+//! until the completion) hold for memory of any kind. After the borrow no element can be made. What a
+//! forgotten region costs is memory that stays pinned, and a protection domain that cannot be
+//! deallocated.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, RangeBounds};
+use std::ptr::NonNull;
+
+use crate::handle::Handle;
+use crate::region_options::{check_access, check_local};
+use crate::registration::register;
+use crate::scatter_gather::{private, resolve, sge};
+use crate::{
+    AccessFlags, Element, Error, GatherElement, LocalMemory, MemorySlice, MemorySliceMut, Parent,
+    ProtectionDomain, Result, ScatterElement, ffi,
+};
+
+/// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, that only this
+/// program and its own device access.
+///
+/// It is used as a [`MemoryRegion`](crate::MemoryRegion) is; it derefs to the slice. To register takes
+/// many microseconds and pins whole pages, so this pays for memory that is used again and again, or
+/// is large.
+///
+/// ```no_run
+/// # let context = ibverbs::open("rxe0")?;
+/// let domain = context.alloc_pd()?;
+/// let mut samples = vec![0_f32; 1 << 20];
+/// let mut region = domain.register(&mut samples)?;
+/// region[0] = 1.5;
+/// drop(region);
+/// assert_eq!(samples[0], 1.5);
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+///
+/// The slice cannot be touched past the region, let alone freed:
+///
+/// ```compile_fail,E0505
+/// # use ibverbs::{ProtectionDomain, Result};
+/// # fn f(domain: &ProtectionDomain<'_>) -> Result<()> {
+/// let mut samples = vec![0_f32; 1 << 20];
+/// let region = domain.register(&mut samples)?;
+/// drop(samples);
+/// drop(region);
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_mr")]
+pub struct BorrowedMemoryRegion<'pd, 'buf, T: Element> {
+    region: Handle<ffi::ibv_mr>,
+    data: NonNull<T>,
+    len: usize,
+    domain: Parent<'pd, ProtectionDomain<'pd>>,
+    memory: PhantomData<&'buf mut [T]>,
+}
+
+/// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, that requests
+/// of this program only read.
+///
+/// The device cannot write it. It derefs to the slice.
+#[doc(alias = "ibv_mr")]
+pub struct ReadOnlyMemoryRegion<'pd, 'buf, T: Element> {
+    region: Handle<ffi::ibv_mr>,
+    data: &'buf [T],
+    domain: Parent<'pd, ProtectionDomain<'pd>>,
+}
+
+// SAFETY: the region stands for a `&mut [T]`, whose elements are `Send`; libibverbs deregisters from
+// any thread.
+unsafe impl<T: Element> Send for BorrowedMemoryRegion<'_, '_, T> {}
+// SAFETY: a shared reference gives out shared references to elements, which are `Sync`.
+unsafe impl<T: Element> Sync for BorrowedMemoryRegion<'_, '_, T> {}
+// SAFETY: the region stands for a `&[T]`, whose elements are `Sync`; libibverbs deregisters from any
+// thread.
+unsafe impl<T: Element> Send for ReadOnlyMemoryRegion<'_, '_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Element> Sync for ReadOnlyMemoryRegion<'_, '_, T> {}
+
+const VERB: &str = "ibv_reg_mr";
+
+/// Registers a slice for local access.
+///
+/// # Safety
+///
+/// With local write access, the slice is borrowed exclusively. Requests name it by elements that are
+/// borrowed from the region only (see the module).
+unsafe fn register_slice<T: Element>(
+    domain: &ProtectionDomain<'_>,
+    data: *const T,
+    len: usize,
+    access: AccessFlags,
+) -> Result<Handle<ffi::ibv_mr>> {
+    check_local(VERB, access)?;
+    if access.intersects(AccessFlags::ZERO_BASED | AccessFlags::HUGETLB) {
+        let reason = "a slice is addressed by its own address, and its pages are unknown";
+        return Err(Error::invalid(VERB, reason));
+    }
+    let bytes = len * size_of::<T>();
+    if bytes == 0 {
+        return Err(Error::invalid(VERB, "the region is empty"));
+    }
+    check_access(VERB, domain, access)?;
+    let address = data.cast_mut().cast::<u8>();
+    // SAFETY: the slice is there for as long as elements can be made from the region. Without local
+    // write access the device does not write it.
+    unsafe { register(VERB, domain, address, bytes, address as u64, access) }
+}
+
+impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
+    /// `ibv_reg_mr`: registers a slice for local access. See
+    /// [`with_access`](Self::with_access).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`with_access`](Self::with_access).
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn new(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        memory: &'buf mut [T],
+    ) -> Result<Self> {
+        Self::with_access(domain, memory, AccessFlags::LOCAL_WRITE)
+    }
+
+    /// `ibv_reg_mr`: registers a slice for local access, with on-demand paging or relaxed ordering
+    /// besides. Local write access is always included.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the slice is empty, or longer than the device allows, or the access is for peers.
+    ///  - `EOPNOTSUPP`: the device does not have that access.
+    ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn with_access(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        memory: &'buf mut [T],
+        access: AccessFlags,
+    ) -> Result<Self> {
+        let (domain, access) = (domain.into(), access | AccessFlags::LOCAL_WRITE);
+        let (data, len) = (NonNull::from(&mut *memory).cast::<T>(), memory.len());
+        // SAFETY: the slice is borrowed exclusively for `'buf`, which the region keeps.
+        let region = unsafe { register_slice(&domain, data.as_ptr(), len, access) }?;
+        Ok(Self { region, data, len, domain, memory: PhantomData })
+    }
+
+    /// `ibv_dereg_mr`: deregisters the region, and says so if that fails. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    ///
+    /// The region comes back with the provider's errno value.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { region, data, len, domain, memory } = self;
+        region
+            .close()
+            .map_err(|(region, error)| (Self { region, data, len, domain, memory }, error))
+    }
+
+    /// The elements in `range`, with what a work request needs to name them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    #[inline]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, T>> {
+        MemorySlice::new(self, self.lkey()).slice(range)
+    }
+
+    /// The elements in `range`, exclusively, with what a work request needs to name them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    #[inline]
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<MemorySliceMut<'_, T>> {
+        let lkey = self.lkey();
+        MemorySliceMut::new(self, lkey).slice(range)
+    }
+
+    /// The elements in `range`, for a work request that reads them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+    #[inline]
+    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
+        self.sge(range).map(GatherElement::new)
+    }
+
+    /// The elements in `range`, for a work request that writes them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+    #[inline]
+    pub fn scatter_element(
+        &mut self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<ScatterElement<'_>> {
+        self.sge(range).map(ScatterElement::new)
+    }
+
+    /// The key by which this program's work requests name the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.region.as_ptr()).lkey }
+    }
+
+    /// The domain that it is registered in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
+        &self.domain
+    }
+
+    /// The C object. It is valid while the region is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
+        self.region.as_ptr()
+    }
+}
+
+impl<T: Element> Deref for BorrowedMemoryRegion<'_, '_, T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: this is the slice that was borrowed for `'buf`. The device writes only what was
+        // posted, whose callers or whose exclusive borrows keep references away from it.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for BorrowedMemoryRegion<'_, '_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
+    }
+}
+
+impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
+    /// `ibv_reg_mr`: registers a slice that requests only read. See
+    /// [`with_access`](Self::with_access).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`with_access`](Self::with_access).
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn new(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        memory: &'buf [T],
+    ) -> Result<Self> {
+        Self::with_access(domain, memory, AccessFlags::empty())
+    }
+
+    /// `ibv_reg_mr`: registers a slice that requests only read, with on-demand paging or relaxed
+    /// ordering.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the slice is empty, or longer than the device allows, or the access is to write,
+    ///    or for peers.
+    ///  - `EOPNOTSUPP`: the device does not have that access.
+    ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn with_access(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        memory: &'buf [T],
+        access: AccessFlags,
+    ) -> Result<Self> {
+        let domain = domain.into();
+        if access.contains(AccessFlags::LOCAL_WRITE) {
+            return Err(Error::invalid(VERB, "what is borrowed to read cannot be written"));
+        }
+        // SAFETY: the slice is borrowed for `'buf`, which the region keeps; the device gets no write
+        // access.
+        let region = unsafe { register_slice(&domain, memory.as_ptr(), memory.len(), access) }?;
+        Ok(Self { region, data: memory, domain })
+    }
+
+    /// `ibv_dereg_mr`: deregisters the region, and says so if that fails. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    ///
+    /// The region comes back with the provider's errno value.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { region, data, domain } = self;
+        region.close().map_err(|(region, error)| (Self { region, data, domain }, error))
+    }
+
+    /// The elements in `range`, with what a work request needs to name them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    #[inline]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, T>> {
+        MemorySlice::new(self.data, self.lkey()).slice(range)
+    }
+
+    /// The elements in `range`, for a work request that reads them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+    #[inline]
+    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
+        self.slice(range)?.gather_element()
+    }
+
+    /// The key by which this program's work requests name the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.region.as_ptr()).lkey }
+    }
+
+    /// The domain that it is registered in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
+        &self.domain
+    }
+
+    /// The C object. It is valid while the region is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
+        self.region.as_ptr()
+    }
+}
+
+impl<T: Element> Deref for ReadOnlyMemoryRegion<'_, '_, T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        self.data
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_reg_mr`: registers a slice for local access, for as long as it is borrowed. See
+    /// [`BorrowedMemoryRegion::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`BorrowedMemoryRegion::with_access`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register<'buf, T: Element>(
+        &self,
+        memory: &'buf mut [T],
+    ) -> Result<BorrowedMemoryRegion<'_, 'buf, T>> {
+        BorrowedMemoryRegion::new(self, memory)
+    }
+
+    /// `ibv_reg_mr`: registers a slice that requests only read, for as long as it is borrowed. See
+    /// [`ReadOnlyMemoryRegion::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ReadOnlyMemoryRegion::with_access`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_read_only<'buf, T: Element>(
+        &self,
+        memory: &'buf [T],
+    ) -> Result<ReadOnlyMemoryRegion<'_, 'buf, T>> {
+        ReadOnlyMemoryRegion::new(self, memory)
+    }
+}
+
+impl<T: Element> private::Sealed for BorrowedMemoryRegion<'_, '_, T> {}
+
+impl<T: Element> LocalMemory for BorrowedMemoryRegion<'_, '_, T> {
+    #[inline]
+    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        let range = resolve(range, self.len)?;
+        let address = self.data.as_ptr() as u64 + (range.start * size_of::<T>()) as u64;
+        sge(address, range.len() * size_of::<T>(), self.lkey())
+    }
+}
+
+// A `ReadOnlyMemoryRegion` is no `LocalMemory`, since such can be posted to be written. Devices refuse
+// that, but some providers copy short messages to their place by themselves, and ask nobody.
+
+impl<T: Element> fmt::Debug for BorrowedMemoryRegion<'_, '_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BorrowedMemoryRegion")
+            .field("len", &self.len)
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> fmt::Debug for ReadOnlyMemoryRegion<'_, '_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadOnlyMemoryRegion")
+            .field("len", &self.data.len())
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,208 @@
+//! The memory that an operation of a channel works on.
+
+#[cfg(doc)]
+use crate::SharedMemorySlice;
+use crate::scatter_gather::private;
+use crate::{Element, MemorySlice, MemorySliceMut, Result, ffi};
+
+/// Registered memory that the device reads for a send or a write: one piece, or several that go out
+/// as one message.
+///
+/// | type | what it is |
+/// |---|---|
+/// | [`MemorySlice`] | a part of a region, borrowed |
+/// | [`MemorySliceMut`] | a part of a region, borrowed exclusively |
+/// | [`SharedMemorySlice`] | a part of a region that peers access too |
+/// | `[B; N]`, `(A, B)` … | several of them, in this order |
+/// | `()` | nothing: a message without content |
+///
+/// The trait is sealed: only types of this crate have it.
+///
+/// # Safety
+///
+/// What the elements of [`gather`](Self::gather) name stays registered, and is not written by this
+/// program other than by atomic accesses, for as long as the type's own lifetime lasts, whether or not the value is still there:
+/// it may have been moved, dropped or forgotten meanwhile. So the type borrows its memory, and has
+/// nothing to do when it is dropped.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not registered memory that the device can read",
+    label = "a slice of a region is needed here, such as `region.slice(..)?`"
+)]
+pub unsafe trait GatherBuffer: private::Sealed {
+    /// An array of scatter/gather elements.
+    #[doc(hidden)]
+    type List: AsMut<[ffi::ibv_sge]>;
+
+    /// The scatter/gather elements.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
+    #[doc(hidden)]
+    fn gather(&self) -> Result<Self::List>;
+}
+
+/// Registered memory that the device writes for a receive, a read or an atomic: one piece, or
+/// several that are filled one after the other.
+///
+/// [`MemorySliceMut`], [`SharedMemorySlice`], and arrays and tuples of them.
+///
+/// The trait is sealed: only types of this crate have it.
+///
+/// # Safety
+///
+/// As for [`GatherBuffer`]; and nobody in this program accesses the memory through a reference, other
+/// than through this value or to its atomic form, for as long as the type's own lifetime lasts. Any bytes are valid there.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not registered memory that the device can write",
+    label = "an exclusive slice of a region is needed here, such as `region.slice_mut(..)?`"
+)]
+pub unsafe trait ScatterBuffer: GatherBuffer {
+    /// The scatter/gather elements.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a piece is longer than 4 GiB - 1 bytes.
+    #[doc(hidden)]
+    fn scatter(&mut self) -> Result<Self::List>;
+}
+
+type One = [ffi::ibv_sge; 1];
+
+impl<T> private::Sealed for MemorySlice<'_, T> {}
+impl<T> private::Sealed for MemorySliceMut<'_, T> {}
+
+// SAFETY: the slice borrows a region, which is registered until it is dropped, for its lifetime;
+// while it is borrowed nobody writes it, as an `Element` has no interior mutability. Dropping the
+// slice does nothing.
+unsafe impl<T: Element> GatherBuffer for MemorySlice<'_, T> {
+    type List = One;
+
+    #[inline]
+    fn gather(&self) -> Result<One> {
+        Ok([*self.gather_element()?.as_raw()])
+    }
+}
+
+// SAFETY: as above; the borrow is exclusive.
+unsafe impl<T: Element> GatherBuffer for MemorySliceMut<'_, T> {
+    type List = One;
+
+    #[inline]
+    fn gather(&self) -> Result<One> {
+        Ok([*self.gather_element()?.as_raw()])
+    }
+}
+
+// SAFETY: the slice borrows the region exclusively for its lifetime; any bytes are a valid
+// `Element`.
+unsafe impl<T: Element> ScatterBuffer for MemorySliceMut<'_, T> {
+    #[inline]
+    fn scatter(&mut self) -> Result<One> {
+        Ok([*self.scatter_element()?.as_raw()])
+    }
+}
+
+impl private::Sealed for () {}
+
+// SAFETY: there is no memory.
+unsafe impl GatherBuffer for () {
+    type List = [ffi::ibv_sge; 0];
+
+    #[inline]
+    fn gather(&self) -> Result<Self::List> {
+        Ok([])
+    }
+}
+
+// SAFETY: there is no memory.
+unsafe impl ScatterBuffer for () {
+    #[inline]
+    fn scatter(&mut self) -> Result<Self::List> {
+        Ok([])
+    }
+}
+
+impl<B: private::Sealed, const N: usize> private::Sealed for [B; N] {}
+
+// SAFETY: what holds for each piece holds for all.
+unsafe impl<B: GatherBuffer<List = One>, const N: usize> GatherBuffer for [B; N] {
+    type List = [ffi::ibv_sge; N];
+
+    #[inline]
+    fn gather(&self) -> Result<Self::List> {
+        let mut list = [ffi::ibv_sge::default(); N];
+        for (element, piece) in list.iter_mut().zip(self) {
+            [*element] = piece.gather()?;
+        }
+        Ok(list)
+    }
+}
+
+// SAFETY: what holds for each piece holds for all.
+unsafe impl<B: ScatterBuffer<List = One>, const N: usize> ScatterBuffer for [B; N] {
+    #[inline]
+    fn scatter(&mut self) -> Result<Self::List> {
+        let mut list = [ffi::ibv_sge::default(); N];
+        for (element, piece) in list.iter_mut().zip(self) {
+            [*element] = piece.scatter()?;
+        }
+        Ok(list)
+    }
+}
+
+/// Implements the traits for a tuple of single pieces.
+macro_rules! tuple {
+    ($count:literal: $($piece:ident $index:tt),+) => {
+        impl<$($piece: private::Sealed),+> private::Sealed for ($($piece,)+) {}
+
+        // SAFETY: what holds for each piece holds for all.
+        unsafe impl<$($piece: GatherBuffer<List = One>),+> GatherBuffer for ($($piece,)+) {
+            type List = [ffi::ibv_sge; $count];
+
+            #[inline]
+            fn gather(&self) -> Result<Self::List> {
+                Ok([$(self.$index.gather()?[0]),+])
+            }
+        }
+
+        // SAFETY: what holds for each piece holds for all.
+        unsafe impl<$($piece: ScatterBuffer<List = One>),+> ScatterBuffer for ($($piece,)+) {
+            #[inline]
+            fn scatter(&mut self) -> Result<Self::List> {
+                Ok([$(self.$index.scatter()?[0]),+])
+            }
+        }
+    };
+}
+
+tuple!(1: A 0);
+tuple!(2: A 0, B 1);
+tuple!(3: A 0, B 1, C 2);
+tuple!(4: A 0, B 1, C 2, D 3);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SharedMemorySlice;
+
+    #[test]
+    fn several_pieces_are_one_list() {
+        let (mut header, mut body) = ([0_u32; 2], [0_u8; 5]);
+        let (at_header, at_body) = (header.as_ptr() as u64, body.as_ptr() as u64);
+        let mut both = (MemorySliceMut::new(&mut header, 7), MemorySliceMut::new(&mut body, 8));
+        let list = both.scatter().unwrap();
+        assert_eq!(list.map(|e| (e.addr, e.length, e.lkey)), [(at_header, 8, 7), (at_body, 5, 8)]);
+        assert_eq!(both.gather().unwrap()[1].length, 5);
+        let halves = both.1.split_at(2).unwrap();
+        assert_eq!([halves.0, halves.1].gather().unwrap().map(|e| e.length), [2, 3]);
+        assert!(().gather().unwrap().is_empty());
+    }
+
+    #[test]
+    fn buffers_have_nothing_to_drop() {
+        assert!(!std::mem::needs_drop::<MemorySlice<'_, u8>>());
+        assert!(!std::mem::needs_drop::<MemorySliceMut<'_, u8>>());
+        assert!(!std::mem::needs_drop::<(SharedMemorySlice<'_, u8>, [MemorySlice<'_, u8>; 3])>());
+    }
+}

@@ -1,0 +1,140 @@
+//! What regions that are addressed byte by byte have in common.
+
+/// Gives a region with the fields `region` (whose `as_ptr` is its `ibv_mr`), `base` (where requests
+/// see it begin), `bytes`, `access` and `domain` the methods by which requests name it.
+macro_rules! byte_region {
+    ($region:ident) => {
+        impl<'pd> $region<'pd> {
+            /// Its length in bytes.
+            #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+            #[inline]
+            pub fn len(&self) -> usize {
+                self.bytes
+            }
+
+            /// The bytes in `range`, for a work request that reads them, wherever requests see the
+            /// region.
+            ///
+            /// # Errors
+            ///
+            ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+            ///
+            /// # Safety
+            ///
+            /// Unless the region is seen at its own address, the request does not carry its data
+            /// inline: that would be read from where requests see it, as an address of this program.
+            #[inline]
+            pub unsafe fn gather_element_by_iova(
+                &self,
+                range: impl std::ops::RangeBounds<usize>,
+            ) -> $crate::Result<$crate::GatherElement<'_>> {
+                self.sge_by_iova(range).map($crate::GatherElement::new)
+            }
+
+            /// The bytes in `range`, for a work request that writes them, wherever requests see the
+            /// region. Any number of requests may write the same bytes; what they leave is
+            /// unspecified.
+            ///
+            /// # Errors
+            ///
+            ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+            ///
+            /// # Safety
+            ///
+            /// Unless the region is seen at its own address, the provider does not deliver short
+            /// messages, or the results of reads and atomics, by copying them itself: it would write
+            /// them to where requests see the region, as an address of this program. mlx5 does unless
+            /// the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
+            #[inline]
+            pub unsafe fn scatter_element_by_iova(
+                &self,
+                range: impl std::ops::RangeBounds<usize>,
+            ) -> $crate::Result<$crate::ScatterElement<'_>> {
+                self.sge_by_iova(range).map($crate::ScatterElement::new)
+            }
+
+            #[inline]
+            fn sge_by_iova(
+                &self,
+                range: impl std::ops::RangeBounds<usize>,
+            ) -> $crate::Result<$crate::ffi::ibv_sge> {
+                let range = $crate::scatter_gather::resolve(range, self.bytes)?;
+                let address = self.base + range.start as u64;
+                $crate::scatter_gather::sge(address, range.len(), self.lkey())
+            }
+
+            /// The key by which this program's work requests name the region.
+            #[inline]
+            pub fn lkey(&self) -> u32 {
+                // SAFETY: the region is live.
+                unsafe { (*self.as_raw()).lkey }
+            }
+
+            /// The key by which peers name the region.
+            #[inline]
+            pub fn rkey(&self) -> u32 {
+                // SAFETY: the region is live.
+                unsafe { (*self.as_raw()).rkey }
+            }
+
+            /// What a peer must know to access the region: send it over.
+            pub fn remote(&self) -> $crate::RemoteMemoryRegion {
+                $crate::RemoteMemoryRegion {
+                    address: self.base,
+                    length: self.bytes as u64,
+                    rkey: self.rkey(),
+                }
+            }
+
+            /// What a peer must know to access the bytes in `range`. It keeps an honest peer to
+            /// them; the key opens the whole region to any other.
+            ///
+            /// # Errors
+            ///
+            ///  - `EINVAL`: the range is out of bounds.
+            pub fn remote_range(
+                &self,
+                range: impl std::ops::RangeBounds<usize>,
+            ) -> $crate::Result<$crate::RemoteMemoryRegion> {
+                let range = $crate::scatter_gather::resolve(range, self.bytes)?;
+                self.remote().sub_region(range.start as u64, range.len() as u64)
+            }
+
+            /// What it is registered for.
+            pub fn access(&self) -> $crate::AccessFlags {
+                self.access
+            }
+
+            /// The domain that it is registered in.
+            pub fn protection_domain(&self) -> &$crate::ProtectionDomain<'pd> {
+                &self.domain
+            }
+
+            /// The kernel's number of the region, by which a process that shares the device's file
+            /// descriptor [imports](crate::RawMemoryRegion::import) it.
+            pub fn handle(&self) -> u32 {
+                // SAFETY: the region is live.
+                unsafe { (*self.as_raw()).handle }
+            }
+
+            /// The C object. It is valid while the region is.
+            #[inline]
+            pub fn as_raw(&self) -> *mut $crate::ffi::ibv_mr {
+                self.region.as_ptr()
+            }
+        }
+
+        impl std::fmt::Debug for $region<'_> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($region))
+                    .field("base", &format_args!("{:#x}", self.base))
+                    .field("bytes", &self.bytes)
+                    .field("access", &self.access)
+                    .field("lkey", &format_args!("{:#x}", self.lkey()))
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+pub(crate) use byte_region;

@@ -1,0 +1,178 @@
+//! Channels: RDMA in safe Rust.
+
+use std::fmt;
+
+use crate::channel_core::Core;
+use crate::channel_link::Link;
+use crate::{
+    ChannelBuilder, Error, Parent, PreparedChannel, ProtectionDomain, QueuePairEndpoint, Result,
+    ffi,
+};
+
+/// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by
+/// reads, writes and atomics on the peer's memory.
+///
+/// # The life of a buffer
+///
+/// ```text
+///    the program's                        the device's                     the program's
+///
+///  region.slice_mut(..) ── post_receive ──►  in flight  ──►  completion ──► wait() gives it back
+///        │                   (moved in)          │             seen
+///        │                                       │
+///        │                                       ├──► deadline, poll error, panic, early return:
+///        │                                       │    queue pair to ERR, what is flushed is polled;
+///        │                                       │    failing that, RESET; failing that, destroyed;
+///        │                                       │    failing that, the process aborts
+///        │                                       │
+///        └─ borrowed ────────────────────────────┴──── until the scope has ended: the compiler ────►
+///                                                      lets nobody touch it before
+/// ```
+///
+/// The device reads and writes memory on its own, at a time of its choosing, so the memory must stay
+/// where it is and nobody else may write (or even read) it meanwhile. A channel gets that from the
+/// borrow checker: an operation takes a **slice of a region** ([`MemorySlice`], [`MemorySliceMut`],
+/// [`SharedMemorySlice`], or arrays and tuples of them), and the region stays borrowed until the
+/// operation has ended. It has ended when its completion was seen, or when the queue pair was reset
+/// or destroyed. An error of `ibv_poll_cq` ends nothing. No guard has to be dropped for that to
+/// hold: what is forgotten with [`mem::forget`](std::mem::forget) is settled like everything else.
+///
+/// # Three ways to post
+///
+/// | | posts | for |
+/// |---|---|---|
+/// | [`send`](Self::send) [`receive`](Self::receive) [`write`](Self::write) [`read`](Self::read) [`compare_swap`](Self::compare_swap) [`fetch_add`](Self::fetch_add) | one operation, and waits for it | one thing after the other |
+/// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: windows, pipelines |
+/// | [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
+///
+/// None of them allocates. As much can be in flight as the channel was built for
+/// ([`max_send_wr`](ChannelBuilder::max_send_wr), [`max_recv_wr`](ChannelBuilder::max_recv_wr)).
+///
+/// # Waiting
+///
+/// Waiting means polling, at full speed, or with [`sleep_after`](ChannelBuilder::sleep_after), after
+/// some polling, sleeping until the device wakes the thread. A receive completes when the peer sends, which may be
+/// never: each method that waits has a variant with a **deadline**. When it passes, the channel is
+/// stopped: the queue pair goes to the error state, and everything in flight ends. After that, and
+/// after a failed operation, [`reset`](Self::reset) and a new
+/// [`handshake`](PreparedChannel::handshake) make it usable again; the peer has to do the same.
+///
+/// # Example
+///
+/// ```no_run
+/// use ibverbs::Channel;
+/// # fn exchange(_: ibverbs::QueuePairEndpoint) -> ibverbs::QueuePairEndpoint { unimplemented!() }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = ibverbs::open("rxe0")?;
+/// let domain = context.alloc_pd()?;
+/// let prepared = Channel::builder(&domain).build()?;
+/// let remote = exchange(prepared.endpoint()); // over TCP, say
+/// let mut channel = prepared.handshake(remote)?;
+///
+/// let mut region = domain.allocate::<u8>(4096)?;
+/// region[..5].copy_from_slice(b"hello");
+/// channel.send(&region.slice(..5)?)?;
+/// let received = channel.receive(&mut region.slice_mut(..)?)?.byte_len();
+/// println!("the peer says {:?}", &region[..received as usize]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`MemorySlice`]: crate::MemorySlice
+/// [`MemorySliceMut`]: crate::MemorySliceMut
+/// [`SharedMemorySlice`]: crate::SharedMemorySlice
+pub struct Channel<'res> {
+    link: Link<'res>,
+}
+
+/// How a channel was closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ChannelClosed {
+    /// All that was posted had been carried out, or had failed, by itself.
+    Drained,
+    /// This many operations were still in flight. They were given up; whether the peer saw anything
+    /// of them is not known.
+    Flushed(u32),
+}
+
+impl<'res> Channel<'res> {
+    /// Begins a channel: see [`ChannelBuilder::new`].
+    pub fn builder(
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+    ) -> ChannelBuilder<'res> {
+        ChannelBuilder::new(domain)
+    }
+
+    pub(crate) fn connected(link: Link<'res>) -> Self {
+        Self { link }
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &Core {
+        &self.link.core
+    }
+
+    /// The number of the queue pair.
+    pub fn number(&self) -> u32 {
+        self.core().number
+    }
+
+    /// The address of the channel, as the peer knows it.
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        self.link.endpoint()
+    }
+
+    /// The queue pair's C object, or null if it had to be destroyed. It is valid while the channel
+    /// is, unless a later call returns [`Closed`](crate::TransportError::Closed). To post to it, or
+    /// to poll its completion queue, by other means breaks the channel's books.
+    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
+        if self.core().destroyed.get() { std::ptr::null_mut() } else { self.core().queue_pair() }
+    }
+
+    /// `ibv_modify_qp`: takes the channel back to RESET, to be connected again. Everything that was
+    /// in flight has then ended.
+    ///
+    /// The peer has to do the same, as its packets are numbered from the start again.
+    ///
+    /// # Errors
+    ///
+    /// The queue pair cannot be reset, or its completion queue not be polled; it is then destroyed.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn reset(self) -> Result<PreparedChannel<'res>> {
+        let mut link = self.link;
+        link.reset()?;
+        Ok(PreparedChannel::again(link))
+    }
+
+    /// `ibv_destroy_qp`: ends everything, and says how. Dropping does the same in silence, except
+    /// that it never waits for anything.
+    ///
+    /// Operations are in flight then only if they were posted by one of the unpolled methods.
+    /// Those that have ended by now count as drained, others are flushed.
+    ///
+    /// # Errors
+    ///
+    /// The channel comes back with the provider's errno value. Nothing is in flight any more.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn close(self) -> Result<ChannelClosed, (Self, Error)> {
+        let core = self.core();
+        // A failure to poll shows in what is left.
+        while core.table.outstanding() > 0 && core.progress() == Ok(true) {}
+        let left = core.table.outstanding();
+        if left > 0 {
+            core.stop();
+        }
+        match self.link.close() {
+            Ok(()) if left == 0 => Ok(ChannelClosed::Drained),
+            Ok(()) => Ok(ChannelClosed::Flushed(left)),
+            Err((link, error)) => Err((Self { link }, error)),
+        }
+    }
+}
+
+impl fmt::Debug for Channel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("link", &self.link).finish()
+    }
+}

@@ -1,0 +1,301 @@
+//! Making and connecting channels.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::channel_core::CoreSettings;
+use crate::channel_link::Link;
+use crate::patience::Sleep;
+use crate::queue_pair_builder::ConnectionSettings;
+use crate::{
+    AccessFlags, AckTimeout, Channel, CompletionQueue, Error, FlowLabel, MaxAckRetries,
+    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, Parent,
+    ProtectionDomain, QueuePairBuilder, QueuePairEndpoint, QueuePairType, Result, ServiceLevel,
+    SharedCompletionQueue, StaticRate, ffi,
+};
+
+/// What a channel is made with and connected with: see [`Channel::builder`].
+///
+/// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE. Those of the queue pair
+/// are the ones of [`QueuePairBuilder`], where each is described.
+///
+/// ```no_run
+/// use ibverbs::Channel;
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("rxe0")?;
+/// let domain = context.alloc_pd()?;
+/// let prepared = Channel::builder(&domain).max_send_wr(64).max_recv_wr(64).build()?;
+/// println!("tell the peer: {}", prepared.endpoint());
+/// # let remote = prepared.endpoint();
+/// let channel = prepared.handshake(remote)?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub struct ChannelBuilder<'res> {
+    domain: Parent<'res, ProtectionDomain<'res>>,
+    shared: Option<Parent<'res, SharedCompletionQueue<'res>>>,
+    queue_pair_type: QueuePairType,
+    capacities: ffi::ibv_qp_cap,
+    connection: ConnectionSettings,
+    settle_timeout: Duration,
+    sleep_after: Option<u32>,
+}
+
+/// Defines builder methods that store a value, documented where [`QueuePairBuilder`] has them.
+macro_rules! settings {
+    ($($name:ident: $type:ty => $($field:ident).+ $(= $wrap:path)?;)+) => {
+        impl<'res> ChannelBuilder<'res> {
+            $(
+                #[doc = concat!(
+                    "As [`QueuePairBuilder::", stringify!($name), "`]."
+                )]
+                pub fn $name(mut self, value: $type) -> Self {
+                    self.$($field).+ = $($wrap)?(value);
+                    self
+                }
+            )+
+        }
+    };
+}
+
+settings! {
+    max_send_sge: u32 => capacities.max_send_sge;
+    max_recv_sge: u32 => capacities.max_recv_sge;
+    max_inline_data: u32 => capacities.max_inline_data;
+    port: u8 => connection.port;
+    gid_index: u8 => connection.gid_index = Some;
+    pkey_index: u16 => connection.pkey_index;
+    access: AccessFlags => connection.access;
+    path_mtu: MaximumTransferUnit => connection.mtu = Some;
+    send_psn: PacketSequenceNumber => connection.send_psn;
+    receive_psn: PacketSequenceNumber => connection.receive_psn;
+    max_rd_atomic: u8 => connection.max_rd_atomic = Some;
+    max_dest_rd_atomic: u8 => connection.max_dest_rd_atomic = Some;
+    min_rnr_timer: MinRnrTimer => connection.min_rnr_timer;
+    ack_timeout: AckTimeout => connection.ack_timeout;
+    max_ack_retries: MaxAckRetries => connection.max_ack_retries;
+    max_rnr_retries: MaxRnrRetries => connection.max_rnr_retries;
+    service_level: ServiceLevel => connection.service_level;
+    traffic_class: u8 => connection.traffic_class;
+    flow_label: FlowLabel => connection.flow_label;
+    hop_limit: u8 => connection.hop_limit;
+    static_rate: StaticRate => connection.static_rate;
+    global_route: bool => connection.global;
+}
+
+impl<'res> ChannelBuilder<'res> {
+    /// Begins a channel whose memory is of this domain.
+    pub fn new(domain: impl Into<Parent<'res, ProtectionDomain<'res>>>) -> Self {
+        Self {
+            domain: domain.into(),
+            shared: None,
+            queue_pair_type: QueuePairType::ReliableConnected,
+            capacities: ffi::ibv_qp_cap {
+                max_send_wr: 16,
+                max_recv_wr: 16,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            connection: ConnectionSettings::default(),
+            settle_timeout: Duration::from_secs(5),
+            sleep_after: None,
+        }
+    }
+
+    /// The transport: [`ReliableConnected`](QueuePairType::ReliableConnected) unless set, or
+    /// [`UnreliableConnected`](QueuePairType::UnreliableConnected), on which messages may be lost and
+    /// which has neither reads nor atomics.
+    pub fn queue_pair_type(mut self, value: QueuePairType) -> Self {
+        self.queue_pair_type = value;
+        self
+    }
+
+    /// How many sends, writes, reads and atomics can be in flight (16 unless set). The next one is
+    /// refused with [`QueueFull`](crate::TransportError::QueueFull).
+    pub fn max_send_wr(mut self, value: u32) -> Self {
+        self.capacities.max_send_wr = value;
+        self
+    }
+
+    /// How many receives can be in flight (16 unless set). The next one is refused with
+    /// [`QueueFull`](crate::TransportError::QueueFull).
+    pub fn max_recv_wr(mut self, value: u32) -> Self {
+        self.capacities.max_recv_wr = value;
+        self
+    }
+
+    /// Lets the peer read and write, on top of what [`access`](Self::access) allows, and where the
+    /// region allows it too.
+    pub fn allow_remote_rw(mut self) -> Self {
+        self.connection.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+        self
+    }
+
+    /// Shares a completion queue with other channels, instead of having one of its own.
+    pub fn shared_completion_queue(
+        mut self,
+        queue: impl Into<Parent<'res, SharedCompletionQueue<'res>>>,
+    ) -> Self {
+        self.shared = Some(queue.into());
+        self
+    }
+
+    /// How long to poll for the completions of what was flushed, before the queue pair is reset by
+    /// force (5 s unless set). It matters after time-outs, failures and panics only, and then only if
+    /// the device does not answer.
+    pub fn settle_timeout(mut self, value: Duration) -> Self {
+        self.settle_timeout = value;
+        self
+    }
+
+    /// Whoever waits sleeps after so many polls that found nothing, until the device wakes it
+    /// (without this, it polls on, which is faster by far and keeps a CPU busy).
+    ///
+    /// The completion queue gets a [`CompletionChannel`](crate::CompletionChannel) of its own for
+    /// this; a shared one must be made of a queue that
+    /// [has one](crate::CompletionQueueBuilder::own_channel).
+    pub fn sleep_after(mut self, polls: u32) -> Self {
+        self.sleep_after = Some(polls);
+        self
+    }
+
+    /// `ibv_create_qp`: creates the queue pair, and its completion queue unless that is shared.
+    ///
+    /// This allocates all that the channel will ever need.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::new`] and [`QueuePairBuilder::build`], and
+    ///
+    ///  - `EINVAL`: the type of the queue pair is neither RC nor UC, or the shared completion queue
+    ///    has not enough room left, or has no channel to sleep on.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn build(self) -> Result<PreparedChannel<'res>> {
+        const VERB: &str = "ibv_create_qp";
+        let reliable = self.queue_pair_type == QueuePairType::ReliableConnected;
+        if !reliable && self.queue_pair_type != QueuePairType::UnreliableConnected {
+            return Err(Error::invalid(VERB, "a channel is of type RC or UC"));
+        }
+        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = self.capacities;
+        let depth = max_send_wr.saturating_add(max_recv_wr);
+        let mut capacities = self.capacities;
+        capacities.max_send_sge = capacities.max_send_sge.max(1);
+        capacities.max_recv_sge = capacities.max_recv_sge.max(1);
+        let (queue, router) = match &self.shared {
+            None => {
+                let queue = CompletionQueue::builder(self.domain.context_parent(), depth);
+                let queue = if self.sleep_after.is_some() { queue.own_channel() } else { queue };
+                (Arc::new(queue.build()?), None)
+            }
+            Some(shared) => {
+                if self.sleep_after.is_some() {
+                    shared.queue().own_channel()?;
+                }
+                let router = shared.router().clone();
+                let inbox = router.reserve(depth)?;
+                (shared.queue().clone(), Some((router, inbox)))
+            }
+        };
+        let prepared = QueuePairBuilder::new(self.domain, &queue, &queue, self.queue_pair_type)
+            .with(capacities, self.connection)
+            .build();
+        let prepared = match (prepared, &router) {
+            (Ok(prepared), _) => prepared,
+            (Err(error), Some((router, inbox))) => {
+                router.release(*inbox);
+                return Err(error);
+            }
+            (Err(error), None) => return Err(error),
+        };
+        let endpoint = prepared.endpoint();
+        let queue_pair = prepared.into_queue_pair();
+        if let Some((router, inbox)) = &router {
+            router.register(*inbox, queue_pair.number());
+        }
+        // What the device grants beyond what was asked for is not used: the completion queue and
+        // the table are not made for it.
+        capacities.max_inline_data = queue_pair.max_inline_data();
+        let settings = CoreSettings {
+            max_send_wr,
+            max_recv_wr,
+            capacities,
+            reliable,
+            settle_timeout: self.settle_timeout,
+            // The queue pair holds the queue, whose address stays the same.
+            sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
+        };
+        Ok(PreparedChannel { link: Link::new(queue_pair, endpoint, &settings, router) })
+    }
+}
+
+impl fmt::Debug for ChannelBuilder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChannelBuilder")
+            .field("queue_pair_type", &self.queue_pair_type)
+            .field("capacities", &self.capacities)
+            .field("connection", &self.connection)
+            .field("settle_timeout", &self.settle_timeout)
+            .field("sleep_after", &self.sleep_after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A channel that is not connected, with the address that the peer needs.
+#[derive(Debug)]
+#[must_use]
+pub struct PreparedChannel<'res> {
+    link: Link<'res>,
+}
+
+impl<'res> PreparedChannel<'res> {
+    /// One that was connected before.
+    pub(crate) fn again(link: Link<'res>) -> Self {
+        Self { link }
+    }
+
+    /// The address of the channel, to be told to the peer. It stays the same when a channel is
+    /// [reset](Channel::reset).
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        self.link.endpoint()
+    }
+
+    /// `ibv_modify_qp`: connects the channel to the peer's.
+    ///
+    /// The peer may do so earlier or later. What is sent before the peer is ready is tried again, as
+    /// often as the settings say.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). The queue pair
+    /// is then destroyed.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn handshake(mut self, remote: QueuePairEndpoint) -> Result<Channel<'res>> {
+        self.link.connect(&remote)?;
+        Ok(Channel::connected(self.link))
+    }
+
+    /// `ibv_destroy_qp`: destroys the queue pair, and says so if that fails. Dropping does the same
+    /// in silence.
+    ///
+    /// # Errors
+    ///
+    /// The channel comes back with the provider's errno value.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        self.link.close().map_err(|(link, error)| (Self { link }, error))
+    }
+}
+
+impl<'ctx> ProtectionDomain<'ctx> {
+    /// Begins a channel that borrows this domain. See [`Channel::builder`].
+    pub fn create_channel<'res>(&'res self) -> ChannelBuilder<'res>
+    where
+        'ctx: 'res,
+    {
+        ChannelBuilder::new(self)
+    }
+}

@@ -1,0 +1,320 @@
+//! How completion queues wake those who wait for them.
+//!
+//! # Acknowledging
+//!
+//! `ibv_destroy_cq` waits until every event of the queue that was read from a channel has been
+//! acknowledged; a program that forgets to acknowledge hangs there. So nothing that is handed out
+//! here is owed an acknowledgement: an event is acknowledged in the same call that reads it, before
+//! its token is returned. Until then the queue cannot be destroyed, so the pointer to it that the
+//! event carries may be followed; after that it is never used again. Events of a queue that nobody
+//! has read yet are thrown away by the kernel when the queue is destroyed (before libibverbs waits),
+//! so that no event ever names a queue that is gone.
+//!
+//! # The window between arming and sleeping
+//!
+//! A completion that arrives after a queue was found empty and before it was armed raises no event.
+//! Who arms must therefore poll again before going to sleep. [`CompletionQueue::poll_or_arm`] and
+//! [`CompletionQueue::wait`] do both.
+//!
+//! For a queue that many threads wait for there is more to it: see [`Waiters`].
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use crate::handle::{Handle, object};
+use crate::waiters::Waiters;
+use crate::{Context, Error, Parent, Result, event_file, ffi};
+
+#[cfg(doc)]
+use crate::{CompletionQueue, CompletionQueueBuilder};
+
+object!(ibv_comp_channel, ibv_destroy_comp_channel);
+
+const GET: &str = "ibv_get_cq_event";
+
+/// `struct ibv_comp_channel`: tells which of its completion queues have something to poll.
+///
+/// A queue that is made with [`CompletionQueueBuilder::channel`] and armed raises one event with the
+/// next completion. Any number of queues share a channel; an event names its queue by the
+/// [`token`](CompletionEvent::token) that the queue was made with.
+///
+/// There is a simpler way to sleep until one queue has something:
+/// [`CompletionQueueBuilder::own_channel`] and [`CompletionQueue::wait`]. A `CompletionChannel` is
+/// for waiting for several queues at once, and for event loops: it is [`AsFd`], readable when there
+/// is an event, and never blocks unless asked to.
+///
+/// Each event goes to one of the threads that wait for it, exactly once, and is acknowledged
+/// (`ibv_ack_cq_events`) before it is handed out: there is nothing to give back, and a queue can be
+/// destroyed at any time. Dropping a queue takes back its events that were not read yet.
+///
+/// # With an event loop
+///
+/// Readable, or after start: take events until there is none; for each, poll its queue with
+/// [`poll_or_arm`](CompletionQueue::poll_or_arm) until that comes back empty. It does so only when
+/// the queue is armed and a later completion will raise an event, so nothing is missed, not even by
+/// an edge-triggered loop (`epoll` with `EPOLLET`, `mio`, `tokio::io::unix::AsyncFd`).
+///
+/// ```no_run
+/// # fn readable(_: &ibverbs::CompletionChannel<'_>) {}
+/// use ibverbs::{CompletionChannel, CompletionQueue, WorkCompletion};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("rxe0")?;
+/// let channel = CompletionChannel::new(&context)?;
+/// let queues = (0..4)
+///     .map(|token| CompletionQueue::builder(&context, 128).channel(&channel).token(token).build())
+///     .collect::<Result<Vec<_>, _>>()?;
+///
+/// let mut completions = [WorkCompletion::default(); 16];
+/// let mut drain = |queue: &CompletionQueue<'_>| loop {
+///     match queue.poll_or_arm(&mut completions)? {
+///         [] => break Ok::<_, ibverbs::Error>(()),
+///         found => found.iter().for_each(|completion| println!("{completion:?}")),
+///     }
+/// };
+/// queues.iter().try_for_each(&mut drain)?;
+/// loop {
+///     readable(&channel); // the event loop, with channel.as_fd()
+///     while let Some(event) = channel.next_event()? {
+///         drain(&queues[event.token()])?;
+///     }
+///     # break;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_comp_channel")]
+pub struct CompletionChannel<'ctx> {
+    raw: Handle<ffi::ibv_comp_channel>,
+    context: Parent<'ctx, Context<'ctx>>,
+}
+
+// SAFETY: libibverbs allows every verb on a channel from any thread: what it counts in it it guards
+// with the context's lock, and reading the file is one system call.
+unsafe impl Send for CompletionChannel<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionChannel<'_> {}
+
+/// An event of a [`CompletionChannel`]: a completion was added to a queue that was armed.
+///
+/// It is a copy: the event itself is already acknowledged.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CompletionEvent {
+    token: usize,
+}
+
+impl CompletionEvent {
+    /// Which queue it is: the token of [`CompletionQueueBuilder::token`].
+    pub fn token(&self) -> usize {
+        self.token
+    }
+}
+
+impl<'ctx> CompletionChannel<'ctx> {
+    /// `ibv_create_comp_channel`: creates a channel. Its file does not block.
+    ///
+    /// # Errors
+    ///
+    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
+    ///  - `ENOMEM`: out of memory.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+        let context = context.into();
+        // SAFETY: the context is live; a channel that comes back is ours alone.
+        let raw = unsafe {
+            let raw = ffi::ibv_create_comp_channel(context.as_raw());
+            Handle::new("ibv_create_comp_channel", raw)
+        }?;
+        Self::nonblocking(raw, context)
+    }
+
+    /// Takes over a channel that was created elsewhere, such as by a C library, and makes its file
+    /// one that does not block.
+    ///
+    /// The events of queues that were not made by this crate have the queue's `cq_context` pointer,
+    /// as a number, for a token.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live channel of `context`. Nothing else destroys it: dropping the
+    /// `CompletionChannel` does, once no queue uses it any more.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_comp_channel,
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_create_comp_channel";
+        if raw.is_null() {
+            return Err(Error::invalid(VERB, "the channel is null"));
+        }
+        // SAFETY: the caller hands over a live channel.
+        let raw = unsafe { Handle::new(VERB, raw) }?;
+        Self::nonblocking(raw, context.into())
+    }
+
+    fn nonblocking(
+        raw: Handle<ffi::ibv_comp_channel>,
+        context: Parent<'ctx, Context<'ctx>>,
+    ) -> Result<Self> {
+        let channel = Self { raw, context };
+        event_file::set_nonblocking("ibv_create_comp_channel", channel.as_raw_fd())?;
+        Ok(channel)
+    }
+
+    /// `ibv_get_cq_event`: takes the oldest event, if there is one, and acknowledges it
+    /// (`ibv_ack_cq_events`). It never waits.
+    ///
+    /// A queue can be armed and polled before its event is taken, so there may be nothing left to
+    /// poll.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
+    #[doc(alias = "ibv_ack_cq_events")]
+    pub fn next_event(&self) -> Result<Option<CompletionEvent>> {
+        let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
+        let read = event_file::read_event(GET, || {
+            // SAFETY: the channel is live, and the two pointers are writable.
+            unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
+        })?;
+        if !read {
+            return Ok(None);
+        }
+        // SAFETY: the queue that the event names is live: destroying it waits for this.
+        unsafe { ffi::ibv_ack_cq_events(queue, 1) };
+        Ok(Some(CompletionEvent { token: queue_context as usize }))
+    }
+
+    /// [`next_event`](Self::next_event), sleeping until there is one. A signal does not end the wait
+    /// (`EINTR` is retried).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`next_event`](Self::next_event).
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn wait(&self) -> Result<CompletionEvent> {
+        self.wait_until(None)
+    }
+
+    /// [`wait`](Self::wait), but no longer than `timeout`.
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: there was no event in that time.
+    ///  - those of [`next_event`](Self::next_event).
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<CompletionEvent> {
+        self.wait_until(event_file::deadline(timeout))
+    }
+
+    /// [`wait`](Self::wait), but not after `deadline`.
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: there was no event until then.
+    ///  - those of [`next_event`](Self::next_event).
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn wait_deadline(&self, deadline: Instant) -> Result<CompletionEvent> {
+        self.wait_until(Some(deadline))
+    }
+
+    fn wait_until(&self, deadline: Option<Instant>) -> Result<CompletionEvent> {
+        event_file::take_before(GET, self.as_raw_fd(), deadline, || self.next_event())
+    }
+
+    /// The context that it was created on.
+    pub fn context(&self) -> &Context<'ctx> {
+        &self.context
+    }
+
+    /// The C object. It is valid while the channel is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_comp_channel {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_destroy_comp_channel`: destroys the channel, and says so if that fails. Dropping does
+    /// the same in silence.
+    ///
+    /// # Errors
+    ///
+    /// The channel comes back with the reason:
+    ///
+    ///  - `EBUSY`: a queue that uses it still exists (because it was leaked, or could not be
+    ///    destroyed).
+    #[doc(alias = "ibv_destroy_comp_channel")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, context } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, context }, error))
+    }
+}
+
+impl AsRawFd for CompletionChannel<'_> {
+    fn as_raw_fd(&self) -> RawFd {
+        // SAFETY: the channel is live.
+        unsafe { (*self.as_raw()).fd }
+    }
+}
+
+impl AsFd for CompletionChannel<'_> {
+    /// The file that is readable when there is an event. Only wait for it: to read from it is the
+    /// business of [`next_event`](Self::next_event).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel closes its file when it is dropped, not before.
+        unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
+    }
+}
+
+impl fmt::Debug for CompletionChannel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionChannel")
+            .field("device", &self.context.name())
+            .field("fd", &self.as_raw_fd())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Context<'_> {
+    /// `ibv_create_comp_channel`: creates a completion channel that borrows this context. See
+    /// [`CompletionChannel::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionChannel::new`].
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_comp_channel(&self) -> Result<CompletionChannel<'_>> {
+        CompletionChannel::new(self)
+    }
+}
+
+/// The channel of one completion queue, for which any number of threads can wait.
+pub(crate) struct WaitChannel<'ctx> {
+    channel: CompletionChannel<'ctx>,
+    waiters: Waiters,
+}
+
+impl<'ctx> WaitChannel<'ctx> {
+    /// `channel` has no other queue.
+    pub(crate) fn new(channel: CompletionChannel<'ctx>) -> Self {
+        Self { channel, waiters: Waiters::new(GET) }
+    }
+
+    /// See [`Waiters::arm`].
+    pub(crate) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
+        self.waiters.arm(arm)
+    }
+
+    /// See [`Waiters::wait`].
+    pub(crate) fn wait(&self, seen: u64, deadline: Option<Instant>) -> Result<()> {
+        self.waiters.wait(seen, deadline, || self.channel.wait_until(deadline).map(|_| ()))
+    }
+
+    pub(crate) fn channel(&self) -> &CompletionChannel<'ctx> {
+        &self.channel
+    }
+}

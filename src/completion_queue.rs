@@ -1,0 +1,443 @@
+//! Completion queues.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::completion_channel::WaitChannel;
+use crate::completion_queue_builder::capacity;
+use crate::extended_poller::Extended;
+use crate::handle::{Handle, object};
+use crate::{
+    CompletionChannel, CompletionQueueBuilder, Context, Error, ErrorKind, ExtendedPoller,
+    ModerationCapabilities, Parent, Result, WorkCompletion, event_file, ffi,
+};
+
+object!(ibv_cq, ibv_destroy_cq);
+
+/// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
+///
+/// One completion queue can serve the send and the receive queues of many queue pairs. It must have
+/// room for all completions that are not polled yet: a device that finds it full drops them and
+/// raises [`CompletionQueueError`](crate::AsyncEventKind::CompletionQueueError).
+///
+/// Completions are found by
+///
+///  - polling: [`poll`](Self::poll);
+///  - sleeping until there are some: [`wait`](Self::wait), for a queue with a
+///    [channel of its own](CompletionQueueBuilder::own_channel);
+///  - an event loop, or one thread for many queues: [`poll_or_arm`](Self::poll_or_arm), for queues
+///    with a [`CompletionChannel`];
+///  - reading only the fields that are needed, timestamps among them: [`ExtendedPoller`], for an
+///    [extended](CompletionQueueBuilder::extended) queue.
+pub struct CompletionQueue<'ctx> {
+    raw: Handle<ffi::ibv_cq>,
+    notifier: Notifier<'ctx>,
+    solicited_only: bool,
+    extended: Option<Extended>,
+    context: Parent<'ctx, Context<'ctx>>,
+}
+
+/// Where a queue raises its events.
+pub(crate) enum Notifier<'ctx> {
+    None,
+    Own(WaitChannel<'ctx>),
+    Shared(Parent<'ctx, CompletionChannel<'ctx>>),
+}
+
+impl<'ctx> Notifier<'ctx> {
+    pub(crate) fn channel(&self) -> Option<&CompletionChannel<'ctx>> {
+        match self {
+            Self::None => None,
+            Self::Own(own) => Some(own.channel()),
+            Self::Shared(channel) => Some(channel),
+        }
+    }
+}
+
+// SAFETY: libibverbs allows every verb on a completion queue from any thread; providers lock it
+// while they poll.
+unsafe impl Send for CompletionQueue<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueue<'_> {}
+
+impl<'ctx> CompletionQueue<'ctx> {
+    /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions, to
+    /// be polled.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `entries` is 0 or more than the device allows
+    ///    ([`DeviceAttributes::max_cqe`](crate::DeviceAttributes::max_cqe)).
+    ///  - `ENOMEM`: the device or the machine has run out of memory or completion queues, or
+    ///    `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_create_cq")]
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, entries: u32) -> Result<Self> {
+        Self::builder(context, entries).build()
+    }
+
+    /// Begins a completion queue that is more than one to be polled: see [`CompletionQueueBuilder`].
+    pub fn builder(
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        entries: u32,
+    ) -> CompletionQueueBuilder<'ctx> {
+        CompletionQueueBuilder::new(context, entries)
+    }
+
+    pub(crate) fn with(
+        raw: Handle<ffi::ibv_cq>,
+        notifier: Notifier<'ctx>,
+        solicited_only: bool,
+        extended: Option<Extended>,
+        context: Parent<'ctx, Context<'ctx>>,
+    ) -> Self {
+        Self { raw, notifier, solicited_only, extended, context }
+    }
+
+    /// Takes over a queue that was created elsewhere, such as by a C library. It can be polled, but
+    /// not waited for.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live queue of `context`. Nothing else destroys it: dropping the
+    /// `CompletionQueue` does, and waits until all events of it that were read are acknowledged. If
+    /// it is single-threaded, the conditions of [`CompletionQueueBuilder::single_threaded`] hold.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_cq,
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_create_cq";
+        if raw.is_null() {
+            return Err(Error::invalid(VERB, "the completion queue is null"));
+        }
+        // SAFETY: the caller hands over a live queue.
+        let raw = unsafe { Handle::new(VERB, raw) }?;
+        Ok(Self::with(raw, Notifier::None, false, None, context.into()))
+    }
+
+    /// `ibv_poll_cq`: takes the oldest completions, at most as many as `completions` has room for,
+    /// and returns those. It never waits; nothing there gives an empty slice.
+    ///
+    /// Give it the same slice time and again: it allocates nothing and clears nothing. If it comes
+    /// back shorter than it is, the queue was empty.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value: the queue is broken. An error is not the completion of any
+    /// request: their buffers still belong to the device.
+    #[doc(alias = "ibv_poll_cq")]
+    #[inline]
+    pub fn poll<'c>(&self, completions: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
+        let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
+        // SAFETY: the queue is live, and there is room for that many completions, which are laid out
+        // as in C.
+        let found =
+            unsafe { ffi::ibv_poll_cq(self.as_raw(), room, completions.as_mut_ptr().cast()) };
+        // One comparison tells a number of completions from all else.
+        if (found as u32).wrapping_sub(1) < room as u32 {
+            // SAFETY: there are at least `room` of them.
+            Ok(unsafe { completions.get_unchecked(..found as usize) })
+        } else if found == 0 {
+            Ok(&completions[..0])
+        } else {
+            // A provider that claims more than it had room for is not believed at all.
+            let found = if found > 0 { -libc::EIO } else { found };
+            Err(ffi::failed("ibv_poll_cq", found))
+        }
+    }
+
+    /// `ibv_poll_cq`, for a queue with a [channel of its own](CompletionQueueBuilder::own_channel):
+    /// sleeps until there is at least one completion, then takes the oldest, at most as many as
+    /// `completions` has room for.
+    ///
+    /// What is there already it takes at once. Otherwise it arms the queue, polls again, and sleeps
+    /// until the queue's event: no completion is missed in between. Any number of threads can wait
+    /// for the same queue; when something arrives all look, and who finds nothing sleeps on. A
+    /// signal does not end the wait (`EINTR` is retried).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no channel of its own, or `completions` is empty.
+    ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
+    ///  - `EIO`: the device is gone.
+    ///  - those of [`poll`](Self::poll).
+    #[doc(alias = "ibv_req_notify_cq")]
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn wait<'c>(&self, completions: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
+        self.wait_until(completions, None)
+    }
+
+    /// [`wait`](Self::wait), but no longer than `timeout`.
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: there was no completion in that time.
+    ///  - those of [`wait`](Self::wait).
+    pub fn wait_timeout<'c>(
+        &self,
+        completions: &'c mut [WorkCompletion],
+        timeout: Duration,
+    ) -> Result<&'c [WorkCompletion]> {
+        self.wait_until(completions, event_file::deadline(timeout))
+    }
+
+    /// [`wait`](Self::wait), but not after `deadline`.
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: there was no completion until then.
+    ///  - those of [`wait`](Self::wait).
+    pub fn wait_deadline<'c>(
+        &self,
+        completions: &'c mut [WorkCompletion],
+        deadline: Instant,
+    ) -> Result<&'c [WorkCompletion]> {
+        self.wait_until(completions, Some(deadline))
+    }
+
+    fn wait_until<'c>(
+        &self,
+        completions: &'c mut [WorkCompletion],
+        deadline: Option<Instant>,
+    ) -> Result<&'c [WorkCompletion]> {
+        if completions.is_empty() {
+            return Err(Error::invalid("ibv_poll_cq", "there is no room for a completion"));
+        }
+        let found = self.sleep_until(deadline, || {
+            Ok(Some(self.poll(completions)?.len()).filter(|&found| found > 0))
+        })?;
+        Ok(&completions[..found])
+    }
+
+    /// What `poll` finds, sleeping until there may be more as long as it finds nothing.
+    pub(crate) fn sleep_until<R>(
+        &self,
+        deadline: Option<Instant>,
+        mut poll: impl FnMut() -> Result<Option<R>>,
+    ) -> Result<R> {
+        let channel = self.own_channel()?;
+        loop {
+            if let Some(found) = poll()? {
+                return Ok(found);
+            }
+            let seen = channel.arm(|| self.arm())?;
+            if let Some(found) = poll()? {
+                return Ok(found);
+            }
+            match channel.wait(seen, deadline) {
+                // A queue that was armed for solicited completions may have others by now.
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    return poll()?.ok_or(error);
+                }
+                woken => woken?,
+            }
+        }
+    }
+
+    /// The first half of sleeping on the queue's own channel: arms it. If a poll finds nothing after
+    /// this, [`sleep`](Self::sleep) with what is returned misses nothing.
+    pub(crate) fn arm_own(&self) -> Result<u64> {
+        self.own_channel()?.arm(|| self.arm())
+    }
+
+    /// The second half: sleeps until the queue was woken, since it was armed.
+    pub(crate) fn sleep(&self, seen: u64, deadline: Option<Instant>) -> Result<()> {
+        self.own_channel()?.wait(seen, deadline)
+    }
+
+    /// The channel that belongs to this queue alone.
+    pub(crate) fn own_channel(&self) -> Result<&WaitChannel<'ctx>> {
+        match &self.notifier {
+            Notifier::Own(channel) => Ok(channel),
+            _ => {
+                let reason = "the completion queue was made without a channel of its own";
+                Err(Error::invalid("ibv_get_cq_event", reason))
+            }
+        }
+    }
+
+    /// `ibv_poll_cq`, then `ibv_req_notify_cq`: takes the oldest completions; if there are none,
+    /// arms the queue and looks again. If it comes back empty then, the queue is armed and empty: the
+    /// next completion raises an event on the channel of the queue.
+    ///
+    /// This is what an event loop calls until it comes back empty; see [`CompletionChannel`].
+    ///
+    /// # Errors
+    ///
+    ///  - those of [`poll`](Self::poll) and [`arm`](Self::arm).
+    ///  - `EINVAL`: `completions` is empty.
+    #[doc(alias = "ibv_poll_cq")]
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn poll_or_arm<'c>(
+        &self,
+        completions: &'c mut [WorkCompletion],
+    ) -> Result<&'c [WorkCompletion]> {
+        if completions.is_empty() {
+            return Err(Error::invalid("ibv_poll_cq", "there is no room for a completion"));
+        }
+        let found = self.poll(completions)?.len();
+        if found > 0 {
+            return Ok(&completions[..found]);
+        }
+        self.arm()?;
+        self.poll(completions)
+    }
+
+    /// `ibv_req_notify_cq`: arms the queue. The next completion that is added, or the next solicited
+    /// one if the queue is [for those](CompletionQueueBuilder::solicited_only), raises one event.
+    ///
+    /// Completions that are in the queue already raise none: poll after arming, before going to
+    /// sleep. [`poll_or_arm`](Self::poll_or_arm) does.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no channel.
+    ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
+    #[doc(alias = "ibv_req_notify_cq")]
+    #[inline]
+    pub fn arm(&self) -> Result<()> {
+        const VERB: &str = "ibv_req_notify_cq";
+        // SAFETY: the queue is live.
+        if unsafe { (*self.as_raw()).channel.is_null() } {
+            return Err(Error::invalid(VERB, "the completion queue was made without a channel"));
+        }
+        // SAFETY: the queue is live.
+        let returned = unsafe { ffi::ibv_req_notify_cq(self.as_raw(), self.solicited_only.into()) };
+        ffi::status(VERB, returned)
+    }
+
+    /// `ibv_resize_cq`: changes how many completions the queue has room for, to at least `entries`.
+    /// Those that are in it stay.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `entries` is 0, more than the device allows, or less than there are completions.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot.
+    ///  - `EBUSY`: another resize is going on.
+    ///  - `ENOMEM`: no memory.
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&self, entries: u32) -> Result<()> {
+        const VERB: &str = "ibv_resize_cq";
+        let entries = capacity(VERB, entries, self.context.query_device()?.max_cqe())?;
+        // SAFETY: the queue is live.
+        ffi::status(VERB, unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) })
+    }
+
+    /// `ibv_modify_cq`: raises the event of an armed queue only after `count` completions, or once
+    /// `period` has passed since the first of them. Zero for both raises each event at once.
+    ///
+    /// The device counts in microseconds: a fraction of one is rounded up.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: that is more than the device can; see
+    ///    [`DeviceAttributes::moderation`](crate::DeviceAttributes::moderation).
+    ///  - `EOPNOTSUPP`: the device does not moderate.
+    #[doc(alias = "ibv_modify_cq")]
+    #[doc(alias = "ibv_moderate_cq")]
+    pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
+        const VERB: &str = "ibv_modify_cq";
+        let ModerationCapabilities { max_count, max_period } =
+            self.context.query_device()?.moderation();
+        if (max_count, max_period) == (0, 0) {
+            let reason = "the device does not moderate completion queues";
+            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
+        }
+        if count > max_count {
+            let (what, most) = ("the number of completions", max_count.into());
+            return Err(Error::out_of_range(VERB, what, count.into(), 0, most));
+        }
+        let micros = period.as_nanos().div_ceil(1000);
+        let Some(cq_period) = u16::try_from(micros).ok().filter(|&micros| micros <= max_period)
+        else {
+            let value = u64::try_from(micros).unwrap_or(u64::MAX);
+            let (what, most) = ("the period in microseconds", max_period.into());
+            return Err(Error::out_of_range(VERB, what, value, 0, most));
+        };
+        let mut attributes = ffi::ibv_modify_cq_attr {
+            attr_mask: ffi::ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0,
+            moderate: ffi::ibv_moderate_cq { cq_count: count, cq_period },
+        };
+        // SAFETY: the queue is live, and the attributes are read only.
+        ffi::status(VERB, unsafe { ffi::ibv_modify_cq(self.as_raw(), &mut attributes) })
+    }
+
+    /// How many completions it has room for: at least as many as were asked for.
+    pub fn capacity(&self) -> u32 {
+        // SAFETY: the queue is live. It may be resized on another thread meanwhile.
+        let entries = unsafe { AtomicI32::from_ptr(&raw mut (*self.as_raw()).cqe) };
+        u32::try_from(entries.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    /// The number by which events name it: see [`CompletionQueueBuilder::token`].
+    pub fn token(&self) -> usize {
+        // SAFETY: the queue is live, and this never changes.
+        unsafe { (*self.as_raw()).cq_context as usize }
+    }
+
+    /// The channel that it shares, if it was made with one.
+    pub fn channel(&self) -> Option<&CompletionChannel<'ctx>> {
+        match &self.notifier {
+            Notifier::Shared(channel) => Some(channel),
+            _ => None,
+        }
+    }
+
+    /// Begins to poll the queue as an extended one: see [`ExtendedPoller::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ExtendedPoller::new`].
+    pub fn extended_poller(&self) -> Result<ExtendedPoller<'_>> {
+        ExtendedPoller::new(self)
+    }
+
+    pub(crate) fn extended(&self) -> Option<&Extended> {
+        self.extended.as_ref()
+    }
+
+    /// The context that it was created on.
+    pub fn context(&self) -> &Context<'ctx> {
+        &self.context
+    }
+
+    /// The C object. It is valid while the queue is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_cq {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_destroy_cq`: destroys the queue, and says so if that fails. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    ///
+    /// The queue comes back with the reason:
+    ///
+    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
+    ///    destroyed).
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, notifier, solicited_only, extended, context } = self;
+        match raw.close() {
+            Ok(()) => Ok(()),
+            Err((raw, error)) => {
+                Err((Self { raw, notifier, solicited_only, extended, context }, error))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for CompletionQueue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue")
+            .field("device", &self.context.name())
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
+}

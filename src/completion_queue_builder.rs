@@ -1,0 +1,252 @@
+//! Making completion queues.
+
+use std::ffi::c_int;
+use std::fmt;
+
+use crate::completion_channel::WaitChannel;
+use crate::completion_queue::Notifier;
+use crate::extended_poller::Extended;
+use crate::handle::Handle;
+use crate::{
+    CompletionChannel, CompletionFields, CompletionQueue, Context, Error, Parent, Result, ffi,
+};
+
+/// What a completion queue is made with: see [`CompletionQueue::builder`].
+///
+/// ```no_run
+/// use ibverbs::{CompletionQueue, WorkCompletion};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("mlx5_0")?;
+/// let queue = CompletionQueue::builder(&context, 1024)
+///     .own_channel()
+///     .completion_vector(context.completion_vectors() - 1)
+///     .build()?;
+/// let mut completions = [WorkCompletion::default(); 32];
+/// for completion in queue.wait(&mut completions)? {
+///     println!("{completion:?}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_cq_init_attr_ex")]
+#[must_use]
+pub struct CompletionQueueBuilder<'ctx> {
+    context: Parent<'ctx, Context<'ctx>>,
+    entries: u32,
+    channel: Channel<'ctx>,
+    token: usize,
+    completion_vector: Option<u32>,
+    solicited_only: bool,
+    fields: Option<CompletionFields>,
+    flags: ffi::ibv_create_cq_attr_flags,
+}
+
+#[derive(Debug)]
+enum Channel<'ctx> {
+    None,
+    Own,
+    Shared(Parent<'ctx, CompletionChannel<'ctx>>),
+}
+
+impl<'ctx> CompletionQueueBuilder<'ctx> {
+    /// Begins a completion queue with room for at least `entries` completions.
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, entries: u32) -> Self {
+        Self {
+            context: context.into(),
+            entries,
+            channel: Channel::None,
+            token: 0,
+            completion_vector: None,
+            solicited_only: false,
+            fields: None,
+            flags: ffi::ibv_create_cq_attr_flags(0),
+        }
+    }
+
+    /// Gives the queue a completion channel of its own, so that [`CompletionQueue::wait`] can sleep
+    /// until there is something to poll. In place of [`channel`](Self::channel).
+    pub fn own_channel(mut self) -> Self {
+        self.channel = Channel::Own;
+        self
+    }
+
+    /// Lets the queue raise its events on `channel`, which is of the same context, and which other
+    /// queues may use too. In place of [`own_channel`](Self::own_channel).
+    pub fn channel(mut self, channel: impl Into<Parent<'ctx, CompletionChannel<'ctx>>>) -> Self {
+        self.channel = Channel::Shared(channel.into());
+        self
+    }
+
+    /// The number by which events name the queue (0 unless set): those of its channel
+    /// ([`CompletionEvent::token`](crate::CompletionEvent::token)) and those of the device
+    /// ([`AsyncEvent`](crate::AsyncEvent)).
+    #[doc(alias = "cq_context")]
+    pub fn token(mut self, token: usize) -> Self {
+        self.token = token;
+        self
+    }
+
+    /// Which of the device's interrupts serves the queue, counting from 0 (0 unless set): less than
+    /// [`Context::completion_vectors`]. Queues with different vectors can be served by different
+    /// processors.
+    #[doc(alias = "comp_vector")]
+    pub fn completion_vector(mut self, vector: u32) -> Self {
+        self.completion_vector = Some(vector);
+        self
+    }
+
+    /// [`wait`](CompletionQueue::wait), [`arm`](CompletionQueue::arm) and
+    /// [`poll_or_arm`](CompletionQueue::poll_or_arm) then sleep until a message arrives that was
+    /// sent *solicited*, or a request fails: other completions raise no event. What is there when
+    /// they poll they find all the same.
+    pub fn solicited_only(mut self) -> Self {
+        self.solicited_only = true;
+        self
+    }
+
+    /// `ibv_create_cq_ex`: makes the queue one that an [`ExtendedPoller`](crate::ExtendedPoller) can
+    /// poll too, which then finds `fields` in a completion.
+    #[doc(alias = "ibv_create_cq_ex")]
+    #[doc(alias = "wc_flags")]
+    pub fn extended(mut self, fields: CompletionFields) -> Self {
+        self.fields = Some(fields);
+        self
+    }
+
+    /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: when the queue is full the device overwrites the oldest
+    /// completion rather than break the queue. Makes the queue an [`extended`](Self::extended) one.
+    ///
+    /// What is overwritten is lost, so the queue must be as deep as everything that can be
+    /// outstanding all the same; it spares the device a check.
+    #[doc(alias = "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN")]
+    pub fn ignore_overrun(mut self) -> Self {
+        self.flags |= ffi::ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+        self
+    }
+
+    /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: spares the provider the lock. Makes the queue an
+    /// [`extended`](Self::extended) one.
+    ///
+    /// # Safety
+    ///
+    /// No two calls that concern the queue ever overlap: neither on two threads, nor one within the
+    /// closure of [`ExtendedPoller::poll`](crate::ExtendedPoller::poll). Such calls are all methods
+    /// of the queue and of its poller, and destroying, or moving to another state, a queue pair or
+    /// shared receive queue whose completions go there.
+    #[doc(alias = "IBV_CREATE_CQ_ATTR_SINGLE_THREADED")]
+    pub unsafe fn single_threaded(mut self) -> Self {
+        self.flags |= ffi::ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+        self
+    }
+
+    /// `ibv_create_cq`, or `ibv_create_cq_ex` for an [`extended`](Self::extended) queue: creates the
+    /// queue.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the number of entries is 0 or more than the device allows
+    ///    ([`DeviceAttributes::max_cqe`](crate::DeviceAttributes::max_cqe)), the device has no such
+    ///    completion vector, or the channel belongs to another context.
+    ///  - `EOPNOTSUPP`: the device has no extended queues, or not with these fields or flags.
+    ///  - `EMFILE`, `ENFILE`: too many files are open for a channel of its own.
+    ///  - `ENOMEM`: the device or the machine has run out of memory or completion queues, or
+    ///    `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_create_cq")]
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub fn build(self) -> Result<CompletionQueue<'ctx>> {
+        let fields = match self.fields {
+            None if self.flags.0 != 0 => Some(CompletionFields::empty()),
+            fields => fields,
+        };
+        let verb = if fields.is_some() { "ibv_create_cq_ex" } else { "ibv_create_cq" };
+        let device = self.context.query_device()?;
+        let entries = capacity(verb, self.entries, device.max_cqe())?;
+        let vector = self.vector(verb)?;
+        let notifier = match self.channel {
+            Channel::None => Notifier::None,
+            Channel::Own => {
+                let channel = CompletionChannel::new(self.context.clone())?;
+                Notifier::Own(WaitChannel::new(channel))
+            }
+            Channel::Shared(channel) => {
+                if channel.context().as_raw() != self.context.as_raw() {
+                    let reason = "the completion channel belongs to another context";
+                    return Err(Error::invalid(verb, reason));
+                }
+                Notifier::Shared(channel)
+            }
+        };
+        let channel = notifier.channel().map_or(std::ptr::null_mut(), CompletionChannel::as_raw);
+        let token = std::ptr::without_provenance_mut(self.token);
+        let (raw, extended) = match fields {
+            None => {
+                // SAFETY: the context and the channel are live; a queue that comes back is ours
+                // alone.
+                let raw = unsafe {
+                    let raw =
+                        ffi::ibv_create_cq(self.context.as_raw(), entries, token, channel, vector);
+                    Handle::new(verb, raw)
+                }?;
+                (raw, None)
+            }
+            Some(fields) => {
+                let mut attributes = ffi::ibv_cq_init_attr_ex {
+                    cqe: entries.unsigned_abs(),
+                    cq_context: token,
+                    channel,
+                    comp_vector: vector.unsigned_abs(),
+                    wc_flags: fields.bits(),
+                    flags: self.flags.0,
+                    ..Default::default()
+                };
+                if self.flags.0 != 0 {
+                    attributes.comp_mask =
+                        ffi::ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
+                }
+                let (raw, extended) = Extended::create(&self.context, &mut attributes, &device)?;
+                (raw, Some(extended))
+            }
+        };
+        Ok(CompletionQueue::with(raw, notifier, self.solicited_only, extended, self.context))
+    }
+
+    /// The completion vector, checked. One that was not asked for is never refused.
+    fn vector(&self, verb: &'static str) -> Result<c_int> {
+        let Some(vector) = self.completion_vector else { return Ok(0) };
+        let count = self.context.completion_vectors();
+        match c_int::try_from(vector) {
+            Ok(valid) if vector < count => Ok(valid),
+            _ => {
+                let what = "the completion vector";
+                let (low, high) = if count == 0 { (1, 0) } else { (0, u64::from(count) - 1) };
+                Err(Error::out_of_range(verb, what, vector.into(), low, high))
+            }
+        }
+    }
+}
+
+/// A number of completions, checked.
+pub(crate) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_int> {
+    match c_int::try_from(entries) {
+        Ok(valid) if valid > 0 && entries <= most => Ok(valid),
+        _ => {
+            let (value, high) = (entries.into(), most.into());
+            Err(Error::out_of_range(verb, "the number of entries", value, 1, high))
+        }
+    }
+}
+
+impl fmt::Debug for CompletionQueueBuilder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueueBuilder")
+            .field("entries", &self.entries)
+            .field("channel", &self.channel)
+            .field("token", &self.token)
+            .field("completion_vector", &self.completion_vector)
+            .field("solicited_only", &self.solicited_only)
+            .field("fields", &self.fields)
+            .field("flags", &self.flags)
+            .finish_non_exhaustive()
+    }
+}

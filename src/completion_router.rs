@@ -1,0 +1,319 @@
+//! A completion queue that several channels share.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::channel_core::new_epoch;
+use crate::{CompletionQueue, Context, Error, Parent, Result, ffi};
+
+/// How many completions are taken from the device at a time.
+const BATCH: usize = 16;
+
+/// A completion queue that serves several [`Channel`](crate::Channel)s, which may be on different
+/// threads.
+///
+/// Whichever channel polls takes what there is, and puts what belongs to others, by the number of
+/// the queue pair, into their inboxes; each has room for all that its channel can have in flight, so
+/// nothing is lost and nothing is allocated. A lock guards it: a channel with a completion queue of
+/// its own is faster.
+///
+/// It has room for a fixed number of completions, of which each channel takes as many as it has
+/// requests in flight at most, from when it is built until it is dropped.
+///
+/// ```no_run
+/// use ibverbs::{Channel, SharedCompletionQueue};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("rxe0")?;
+/// let domain = context.alloc_pd()?;
+/// let queue = SharedCompletionQueue::new(&context, 1024)?;
+/// let one = Channel::builder(&domain).shared_completion_queue(&queue).build()?;
+/// let other = Channel::builder(&domain).shared_completion_queue(&queue).build()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct SharedCompletionQueue<'ctx> {
+    queue: Arc<CompletionQueue<'ctx>>,
+    router: Arc<Router>,
+}
+
+impl<'ctx> SharedCompletionQueue<'ctx> {
+    /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::new`].
+    #[doc(alias = "ibv_create_cq")]
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, entries: u32) -> Result<Self> {
+        Ok(CompletionQueue::new(context, entries)?.into())
+    }
+
+    /// How many completions it has room for.
+    pub fn capacity(&self) -> u32 {
+        self.router.capacity
+    }
+
+    /// How much of that is not taken by channels.
+    pub fn available(&self) -> u32 {
+        self.router.capacity - self.router.lock().reserved
+    }
+
+    /// The C object. It is valid while this or a channel that uses it is. Completions that are taken
+    /// from it by other means than a channel are lost to their channels.
+    pub fn as_raw(&self) -> *mut ffi::ibv_cq {
+        self.queue.as_raw()
+    }
+
+    pub(crate) fn queue(&self) -> &Arc<CompletionQueue<'ctx>> {
+        &self.queue
+    }
+
+    pub(crate) fn router(&self) -> &Arc<Router> {
+        &self.router
+    }
+}
+
+impl<'ctx> From<CompletionQueue<'ctx>> for SharedCompletionQueue<'ctx> {
+    /// Takes a completion queue that was made with other settings, such as a
+    /// [channel to sleep on](crate::CompletionQueueBuilder::own_channel).
+    fn from(queue: CompletionQueue<'ctx>) -> Self {
+        let routes =
+            Routes { numbers: Vec::new(), inboxes: Vec::new(), reserved: 0, batch: Box::default() };
+        let router = Arc::new(Router {
+            queue: queue.as_raw(),
+            capacity: queue.capacity(),
+            first_epoch: new_epoch(),
+            routes: Mutex::new(routes),
+        });
+        Self { queue: Arc::new(queue), router }
+    }
+}
+
+impl fmt::Debug for SharedCompletionQueue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedCompletionQueue")
+            .field("queue", &self.queue)
+            .field("available", &self.available())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Names an inbox.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Inbox(usize);
+
+/// Knows which completion is for which channel.
+pub(crate) struct Router {
+    /// Live while there is a user: each holds the `CompletionQueue`.
+    queue: *mut ffi::ibv_cq,
+    capacity: u32,
+    /// Older than any channel that uses the queue.
+    first_epoch: u32,
+    routes: Mutex<Routes>,
+}
+
+// SAFETY: the completion queue may be used from any thread, and the rest is `Send`.
+unsafe impl Send for Router {}
+// SAFETY: as above; what changes is behind the lock.
+unsafe impl Sync for Router {}
+
+struct Routes {
+    /// Numbers of queue pairs and where their inboxes are, in order.
+    numbers: Vec<(u32, usize)>,
+    /// `None` where a channel is gone.
+    inboxes: Vec<Option<Ring>>,
+    /// How much of the completion queue channels have taken.
+    reserved: u32,
+    batch: Box<[ffi::ibv_wc; BATCH]>,
+}
+
+/// Completions in the order in which they came.
+struct Ring {
+    entries: Box<[ffi::ibv_wc]>,
+    first: usize,
+    len: usize,
+    /// There was no room for a completion: the device has made more than there were requests.
+    overflown: bool,
+}
+
+impl Ring {
+    fn new(room: u32) -> Self {
+        let entries = (0..room).map(|_| ffi::ibv_wc::default()).collect();
+        Self { entries, first: 0, len: 0, overflown: false }
+    }
+
+    fn push(&mut self, completion: ffi::ibv_wc) {
+        if self.len == self.entries.len() {
+            self.overflown = true;
+            return;
+        }
+        let at = (self.first + self.len) % self.entries.len();
+        self.entries[at] = completion;
+        self.len += 1;
+    }
+
+    fn pop(&mut self) -> Option<ffi::ibv_wc> {
+        if self.len == 0 {
+            return None;
+        }
+        let completion = self.entries[self.first];
+        self.first = (self.first + 1) % self.entries.len();
+        self.len -= 1;
+        Some(completion)
+    }
+}
+
+impl Routes {
+    /// Puts a completion into the inbox that it is for. Where there is none, a queue pair that was
+    /// destroyed has left it.
+    fn deliver(&mut self, completion: ffi::ibv_wc) {
+        if let Ok(at) = self.numbers.binary_search_by_key(&completion.qp_num, |entry| entry.0)
+            && let Some(inbox) = &mut self.inboxes[self.numbers[at].1]
+        {
+            inbox.push(completion);
+        }
+    }
+}
+
+impl Router {
+    fn lock(&self) -> MutexGuard<'_, Routes> {
+        // Nothing panics while it holds the lock; and if it did, the routes would still be whole.
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn first_epoch(&self) -> u32 {
+        self.first_epoch
+    }
+
+    /// Makes an inbox with room for `room` completions, for a queue pair that is yet to be made.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the completion queue has less room left than that.
+    pub(crate) fn reserve(&self, room: u32) -> Result<Inbox> {
+        let mut routes = self.lock();
+        let left = self.capacity - routes.reserved;
+        if room > left {
+            let what = "the depth of the channel";
+            return Err(Error::out_of_range("ibv_create_cq", what, room.into(), 0, left.into()));
+        }
+        routes.reserved += room;
+        let index = routes.inboxes.iter().position(Option::is_none).unwrap_or_else(|| {
+            routes.inboxes.push(None);
+            routes.inboxes.len() - 1
+        });
+        routes.inboxes[index] = Some(Ring::new(room));
+        Ok(Inbox(index))
+    }
+
+    /// From now on, completions of the queue pair of this number go to the inbox.
+    pub(crate) fn register(&self, inbox: Inbox, number: u32) {
+        let mut routes = self.lock();
+        let at = routes.numbers.partition_point(|entry| entry.0 < number);
+        routes.numbers.insert(at, (number, inbox.0));
+    }
+
+    /// Gives the inbox up, of a queue pair that no longer exists, or never did.
+    pub(crate) fn release(&self, inbox: Inbox) {
+        let mut routes = self.lock();
+        routes.numbers.retain(|entry| entry.1 != inbox.0);
+        if let Some(ring) = routes.inboxes[inbox.0].take() {
+            // What the queue pair left takes up room in the completion queue until it is polled.
+            // Others may add to the queue meanwhile.
+            for _ in 0..=self.capacity as usize / BATCH {
+                if self.fetch(&mut routes) <= 0 {
+                    break;
+                }
+            }
+            routes.reserved -= ring.entries.len() as u32;
+        }
+    }
+
+    /// Empties the inbox of a queue pair that was reset.
+    pub(crate) fn clear(&self, inbox: Inbox) {
+        if let Some(ring) = &mut self.lock().inboxes[inbox.0] {
+            (ring.len, ring.overflown) = (0, false);
+        }
+    }
+
+    /// Takes completions from the device into the inboxes; returns what the verb did.
+    fn fetch(&self, routes: &mut Routes) -> c_int {
+        // SAFETY: whoever calls uses the completion queue, so it is live; there is room.
+        let found =
+            unsafe { ffi::ibv_poll_cq(self.queue, BATCH as c_int, routes.batch.as_mut_ptr()) };
+        for index in 0..usize::try_from(found).unwrap_or(0).min(BATCH) {
+            let completion = routes.batch[index];
+            routes.deliver(completion);
+        }
+        found
+    }
+
+    /// As `ibv_poll_cq` with room for one, for one channel. Its caller keeps the completion queue
+    /// alive.
+    pub(crate) fn poll(&self, inbox: Inbox, completion: &mut ffi::ibv_wc) -> c_int {
+        let mut routes = self.lock();
+        let mut found = 0;
+        for attempt in 0..2 {
+            let Some(ring) = &mut routes.inboxes[inbox.0] else { return -libc::EINVAL };
+            if let Some(next) = ring.pop() {
+                *completion = next;
+                return 1;
+            }
+            if ring.overflown {
+                return -libc::EOVERFLOW;
+            }
+            if attempt == 0 {
+                found = self.fetch(&mut routes);
+                if found <= 0 {
+                    return found;
+                }
+            }
+        }
+        // There were some, but none for this channel.
+        found.min(0)
+    }
+}
+
+impl fmt::Debug for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router").field("capacity", &self.capacity).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completion(wr_id: u64) -> ffi::ibv_wc {
+        ffi::ibv_wc { wr_id, ..Default::default() }
+    }
+
+    #[test]
+    fn a_ring_keeps_the_order_and_knows_when_it_overflows() {
+        let mut ring = Ring::new(3);
+        for round in 0..5 {
+            for n in 0..3 {
+                ring.push(completion(round * 3 + n));
+            }
+            assert!(!ring.overflown);
+            let out: Vec<_> = std::iter::from_fn(|| ring.pop()).map(|wc| wc.wr_id).collect();
+            assert_eq!(out, [round * 3, round * 3 + 1, round * 3 + 2]);
+            ring.push(completion(0));
+            ring.pop();
+        }
+        for n in 0..4 {
+            ring.push(completion(n));
+        }
+        assert!(ring.overflown);
+        assert_eq!(ring.pop().map(|wc| wc.wr_id), Some(0));
+    }
+
+    #[test]
+    fn a_ring_without_room_is_empty() {
+        let mut ring = Ring::new(0);
+        assert!(ring.pop().is_none());
+        ring.push(completion(1));
+        assert!(ring.overflown && ring.pop().is_none());
+    }
+}

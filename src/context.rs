@@ -1,0 +1,339 @@
+//! An open device.
+
+use std::ffi::{CStr, OsStr};
+use std::fmt;
+use std::fs::File;
+use std::marker::PhantomData;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::handle::{Handle, object};
+use crate::{
+    CompletionQueue, DeviceAttributes, Error, Gid, GidEntry, LinkLayer, PortAttributes,
+    ProtectionDomain, Result, ffi,
+};
+
+object!(ibv_context, ibv_close_device);
+
+/// `struct ibv_context`: an open device, from which everything else is made.
+///
+/// `'a` is what it was opened from: the [`DeviceList`](crate::DeviceList) for
+/// [`Device::open`](crate::Device::open), nothing (`'static`) for [`open`](crate::open).
+///
+/// Port attributes, GIDs and P_Keys change while a program runs: nothing of them is kept here; each
+/// query asks the kernel.
+pub struct Context<'a> {
+    raw: Handle<ffi::ibv_context>,
+    from: PhantomData<&'a ()>,
+}
+
+// SAFETY: libibverbs allows every verb on a context from any thread; what it changes in the context
+// itself it guards with a lock.
+unsafe impl Send for Context<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Context<'_> {}
+
+impl<'a> Context<'a> {
+    /// Opens `device`.
+    ///
+    /// # Safety
+    ///
+    /// `device` is live during the call.
+    pub(crate) unsafe fn open(device: *mut ffi::ibv_device) -> Result<Self> {
+        const VERB: &str = "ibv_open_device";
+        // SAFETY: the caller vouches for the device; a context that comes back is ours alone.
+        let raw = unsafe { Handle::new(VERB, ffi::ibv_open_device(device)) }.map_err(|error| {
+            // SAFETY: as above; the name is a null-terminated array in the device.
+            let file = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
+            explain(error, file)
+        })?;
+        Ok(Self { raw, from: PhantomData })
+    }
+
+    /// Takes over a context that was opened elsewhere, such as by a C library.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live context that stays valid for `'a`. Nothing else closes it: dropping
+    /// the `Context` does (use [`std::mem::ManuallyDrop`] for one that is only lent).
+    pub unsafe fn from_raw(raw: *mut ffi::ibv_context) -> Result<Self> {
+        if raw.is_null() {
+            return Err(Error::invalid("ibv_open_device", "the context is null"));
+        }
+        // SAFETY: the caller hands over a live context.
+        let raw = unsafe { Handle::new("ibv_open_device", raw) }?;
+        Ok(Self { raw, from: PhantomData })
+    }
+
+    /// The C object. It is valid while the context is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_context {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_close_device`: closes the device, and says so if that fails. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    ///
+    /// The context comes back with the provider's errno value.
+    #[doc(alias = "ibv_close_device")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, from } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, from }, error))
+    }
+
+    /// The kernel's name of the device, such as `mlx5_0`.
+    pub fn name(&self) -> &str {
+        // SAFETY: a live context holds a reference to its device, whose name is an array in it.
+        let name = unsafe { CStr::from_ptr((&raw const (*self.raw_device()).name).cast()) };
+        name.to_str().unwrap_or("")
+    }
+
+    fn raw_device(&self) -> *mut ffi::ibv_device {
+        // SAFETY: the context is live.
+        unsafe { (*self.as_raw()).device }
+    }
+
+    /// `ibv_query_device`: the device's limits and capabilities.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_query_device")]
+    #[doc(alias = "ibv_query_device_ex")]
+    pub fn query_device(&self) -> Result<DeviceAttributes> {
+        let mut raw = ffi::ibv_device_attr_ex::default();
+        // SAFETY: the context is live and `raw` is writable; no input is asked for.
+        let returned =
+            unsafe { ffi::ibv_query_device_ex(self.as_raw(), std::ptr::null(), &mut raw) };
+        ffi::status("ibv_query_device", returned)?;
+        Ok(DeviceAttributes::from(raw))
+    }
+
+    /// `ibv_query_port`: the state and attributes of a port. Ports count from 1.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the device has no port of that number.
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_query_port")]
+    pub fn query_port(&self, port: u8) -> Result<PortAttributes> {
+        const VERB: &str = "ibv_query_port";
+        let mut raw = ffi::ibv_port_attr::default();
+        // SAFETY: the context is live and `raw` is writable.
+        let returned = unsafe { ffi::___ibv_query_port(self.as_raw(), port, &mut raw) };
+        if returned != 0 {
+            let ports = self.query_device()?.phys_port_cnt();
+            if port == 0 || port > ports {
+                return Err(Error::out_of_range(VERB, "port number", port.into(), 1, ports.into()));
+            }
+        }
+        ffi::status(VERB, returned)?;
+        Ok(PortAttributes::from(raw))
+    }
+
+    /// `ibv_query_gid_ex`: the entry at `index` of a port's GID table.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no such port, or its table is shorter than that.
+    ///  - `ENODATA`: the entry is empty.
+    #[doc(alias = "ibv_query_gid")]
+    #[doc(alias = "ibv_query_gid_ex")]
+    pub fn query_gid(&self, port: u8, index: u32) -> Result<GidEntry> {
+        const VERB: &str = "ibv_query_gid_ex";
+        let length = self.query_port(port)?.gid_table_len();
+        if index >= length {
+            let last = u64::from(length).wrapping_sub(1);
+            let (low, high) = if length == 0 { (1, 0) } else { (0, last) };
+            return Err(Error::out_of_range(VERB, "GID index", index.into(), low, high));
+        }
+        let mut raw = ffi::ibv_gid_entry::default();
+        // SAFETY: the context is live and `raw` is writable and of the size that is passed.
+        let returned = unsafe {
+            ffi::_ibv_query_gid_ex(
+                self.as_raw(),
+                port.into(),
+                index,
+                &mut raw,
+                0,
+                size_of_val(&raw),
+            )
+        };
+        ffi::status(VERB, returned).map_err(|error| match error.raw_os_error() {
+            libc::ENODATA => {
+                Error::with_reason(VERB, libc::ENODATA, "the GID table is empty at that index")
+            }
+            _ => error,
+        })?;
+        Ok(GidEntry::from(raw))
+    }
+
+    /// `ibv_query_gid_table`: the GIDs of all ports, without the empty entries.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_query_gid_table")]
+    pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
+        let mut room = 0;
+        for port in 1..=self.query_device()?.phys_port_cnt() {
+            room += self.query_port(port)?.gid_table_len() as usize;
+        }
+        let mut table = vec![ffi::ibv_gid_entry::default(); room];
+        // SAFETY: the context is live, and the table has room for as many entries as it says.
+        let returned = unsafe {
+            ffi::_ibv_query_gid_table(
+                self.as_raw(),
+                table.as_mut_ptr(),
+                room,
+                0,
+                size_of::<ffi::ibv_gid_entry>(),
+            )
+        };
+        let filled = ffi::count("ibv_query_gid_table", returned)?;
+        table.truncate(filled);
+        Ok(table.into_iter().map(GidEntry::from).collect())
+    }
+
+    /// The GID that a peer in the network would reach `port` by.
+    ///
+    /// On RoCE that is a RoCE v2 entry, if there is one: first one that maps an IPv4 address, then
+    /// one with a global IPv6 address, then a link-local one, then RoCE v1. On InfiniBand it is the
+    /// first entry. Of equals the lowest index is taken.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no such port.
+    ///  - `ENODATA`: its table is empty, as it is for a RoCE port whose network interface is down or
+    ///    has no address.
+    pub fn routable_gid(&self, port: u8) -> Result<GidEntry> {
+        let link_layer = self.query_port(port)?.link_layer();
+        if link_layer == LinkLayer::InfiniBand {
+            return self.query_gid(port, 0);
+        }
+        let table = self.gid_table()?;
+        let entries = table.into_iter().filter(|e| e.port == port && !e.gid.is_zero());
+        entries.min_by_key(|e| (e.preference(), e.index)).ok_or(Error::with_reason(
+            "ibv_query_gid_table",
+            libc::ENODATA,
+            "the port has no GID: is its network interface up, with an address?",
+        ))
+    }
+
+    /// The GID of [`routable_gid`](Self::routable_gid), or none on an InfiniBand port without one.
+    pub(crate) fn endpoint_gid(&self, port: &PortAttributes, number: u8) -> Result<(Gid, u8)> {
+        match self.routable_gid(number) {
+            // What a queue pair is told has 8 bits.
+            Ok(entry) => match u8::try_from(entry.index) {
+                Ok(index) => Ok((entry.gid, index)),
+                Err(_) => {
+                    let (what, value) = ("the index of the routable GID", entry.index.into());
+                    Err(Error::out_of_range("ibv_modify_qp", what, value, 0, u8::MAX.into()))
+                }
+            },
+            Err(_) if port.link_layer() == LinkLayer::InfiniBand => Ok((Gid::ZERO, 0)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// `ibv_query_pkey`: the entry at `index` of a port's P_Key table. The top bit says whether the
+    /// port is a full member of that partition.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no such port, or its table is shorter than that.
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn query_pkey(&self, port: u8, index: u16) -> Result<u16> {
+        const VERB: &str = "ibv_query_pkey";
+        let length = self.query_port(port)?.pkey_table_len();
+        if index >= length {
+            let (low, high) = if length == 0 { (1, 0) } else { (0, u64::from(length) - 1) };
+            return Err(Error::out_of_range(VERB, "P_Key index", index.into(), low, high));
+        }
+        let mut pkey = 0;
+        // SAFETY: the context is live and `pkey` is writable.
+        let returned = unsafe { ffi::ibv_query_pkey(self.as_raw(), port, index.into(), &mut pkey) };
+        ffi::status(VERB, returned)?;
+        Ok(u16::from_be(pkey))
+    }
+
+    /// `ibv_get_pkey_index`: where in a port's P_Key table `pkey` is. Whether the port is a full member
+    /// of the partition (the top bit) counts.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no such port.
+    ///  - `ENOENT`: the port is not in that partition.
+    #[doc(alias = "ibv_get_pkey_index")]
+    pub fn pkey_index(&self, port: u8, pkey: u16) -> Result<u16> {
+        for index in 0..self.query_port(port)?.pkey_table_len() {
+            if self.query_pkey(port, index)? == pkey {
+                return Ok(index);
+            }
+        }
+        let reason = "the port is not in that partition";
+        Err(Error::with_reason("ibv_get_pkey_index", libc::ENOENT, reason))
+    }
+
+    /// How many completion vectors the device has: the interrupts among which completion queues can
+    /// be spread.
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is live.
+        u32::try_from(unsafe { (*self.as_raw()).num_comp_vectors }).unwrap_or(0)
+    }
+
+    /// `ibv_alloc_pd`: allocates a protection domain that borrows this context. See
+    /// [`ProtectionDomain::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ProtectionDomain::new`].
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain<'_>> {
+        ProtectionDomain::new(self)
+    }
+
+    /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions
+    /// that borrows this context. See [`CompletionQueue::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::new`].
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_cq(&self, entries: u32) -> Result<CompletionQueue<'_>> {
+        CompletionQueue::new(self, entries)
+    }
+}
+
+/// When the device file cannot be opened, libibverbs looks for another that udev might have made, and
+/// reports that there is none. What kept it from the first one says more.
+fn explain(error: Error, file: &CStr) -> Error {
+    if error.raw_os_error() != libc::ENOENT {
+        return error;
+    }
+    let path = Path::new("/dev/infiniband").join(OsStr::from_bytes(file.to_bytes()));
+    match File::options().read(true).write(true).open(path).map_err(|error| error.raw_os_error()) {
+        Err(Some(errno @ (libc::EACCES | libc::EPERM))) => Error::new(error.verb(), errno),
+        Err(Some(libc::ENOENT)) => Error::with_reason(
+            error.verb(),
+            libc::ENOENT,
+            "the device has no file /dev/infiniband/uverbs*: it is gone, or was not passed to this \
+             container",
+        ),
+        _ => error,
+    }
+}
+
+impl fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("device", &self.name()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,322 @@
+//! Finding RDMA devices.
+
+use std::ffi::{CStr, OsStr};
+use std::fmt;
+use std::iter::FusedIterator;
+use std::marker::PhantomData;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use crate::foreign_enum::foreign_enum;
+use crate::{Context, Error, Guid, Result, ffi};
+
+/// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
+///
+/// # Errors
+///
+///  - `ENOSYS`: the kernel has no RDMA support.
+///  - `EPERM`: the process may not look.
+///  - `ENOMEM`: out of memory.
+///
+/// A machine without RDMA devices gives an empty list, or `ENOSYS` where the kernel has no support
+/// for them at all.
+///
+/// ```no_run
+/// for device in &ibverbs::devices()? {
+///     println!("{} {}", device.name(), device.guid());
+/// }
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_get_device_list")]
+pub fn devices() -> Result<DeviceList> {
+    const VERB: &str = "ibv_get_device_list";
+    let mut count = 0;
+    // SAFETY: `count` is writable.
+    let devices = ffi::object(VERB, unsafe { ffi::ibv_get_device_list(&mut count) })?;
+    Ok(DeviceList { devices, count: usize::try_from(count).unwrap_or(0) })
+}
+
+/// Opens the device that is called `name`, such as `mlx5_0` or `rxe0`.
+///
+/// Other than [`Device::open`] it needs no list to outlive the context.
+///
+/// # Errors
+///
+///  - `ENODEV`: there is no such device.
+///  - all those of [`devices`] and [`Device::open`].
+#[doc(alias = "ibv_open_device")]
+pub fn open(name: &str) -> Result<Context<'static>> {
+    let list = devices()?;
+    let device = list.iter().find(|device| device.name() == name).ok_or(Error::with_reason(
+        "ibv_open_device",
+        libc::ENODEV,
+        "there is no RDMA device of that name",
+    ))?;
+    // SAFETY: the list holds the device; the context takes a reference of its own to it
+    // (`verbs_init_context`), so that it may outlive the list.
+    unsafe { Context::open(device.as_raw()) }
+}
+
+/// The RDMA devices that were there when it was made: see [`devices`].
+#[doc(alias = "ibv_free_device_list")]
+pub struct DeviceList {
+    devices: NonNull<*mut ffi::ibv_device>,
+    count: usize,
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: the list came from `ibv_get_device_list` and is freed once.
+        unsafe { ffi::ibv_free_device_list(self.devices.as_ptr()) }
+    }
+}
+
+// SAFETY: the list is never written after it was made, and libibverbs counts the references to its
+// devices under a lock, so that any thread may read and free it.
+unsafe impl Send for DeviceList {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceList {}
+
+impl DeviceList {
+    fn as_slice(&self) -> &[*mut ffi::ibv_device] {
+        // SAFETY: `ibv_get_device_list` gave this many pointers, which live as long as the list.
+        unsafe { std::slice::from_raw_parts(self.devices.as_ptr(), self.count) }
+    }
+
+    /// How many devices there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The device at `index`.
+    pub fn get(&self, index: usize) -> Option<Device<'_>> {
+        self.as_slice().get(index).and_then(|&device| Device::new(device))
+    }
+
+    /// The devices, one after the other.
+    pub fn iter(&self) -> DeviceListIter<'_> {
+        DeviceListIter { devices: self.as_slice().iter() }
+    }
+}
+
+impl fmt::Debug for DeviceList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self).finish()
+    }
+}
+
+impl<'list> IntoIterator for &'list DeviceList {
+    type Item = Device<'list>;
+    type IntoIter = DeviceListIter<'list>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// An iterator over a [`DeviceList`].
+#[derive(Clone)]
+pub struct DeviceListIter<'list> {
+    devices: std::slice::Iter<'list, *mut ffi::ibv_device>,
+}
+
+impl fmt::Debug for DeviceListIter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.clone()).finish()
+    }
+}
+
+impl<'list> Iterator for DeviceListIter<'list> {
+    type Item = Device<'list>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.devices.next().and_then(|&device| Device::new(device))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.devices.size_hint()
+    }
+}
+
+impl ExactSizeIterator for DeviceListIter<'_> {}
+impl FusedIterator for DeviceListIter<'_> {}
+
+/// `struct ibv_device`: an RDMA device in a [`DeviceList`].
+#[derive(Clone, Copy)]
+pub struct Device<'list> {
+    raw: NonNull<ffi::ibv_device>,
+    list: PhantomData<&'list DeviceList>,
+}
+
+// SAFETY: what is read of a device does not change while its list lives.
+unsafe impl Send for Device<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Device<'_> {}
+
+impl<'list> Device<'list> {
+    fn new(raw: *mut ffi::ibv_device) -> Option<Self> {
+        NonNull::new(raw).map(|raw| Self { raw, list: PhantomData })
+    }
+
+    /// `ibv_open_device`: opens the device.
+    ///
+    /// # Errors
+    ///
+    ///  - `EACCES`, `EPERM`: the process may not open `/dev/infiniband/uverbs*`.
+    ///  - `ENOENT`: the device has no such file: it is gone, or was not passed to this container.
+    ///  - `ENODEV`: the device is gone.
+    ///  - `EMFILE`: the process has too many files open.
+    ///  - `ENOMEM`: out of memory.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context<'list>> {
+        // SAFETY: the list, borrowed for `'list`, keeps the device alive.
+        unsafe { Context::open(self.raw.as_ptr()) }
+    }
+
+    /// `ibv_get_device_name`: the kernel's name for it, such as `mlx5_0`; unique on the machine.
+    #[doc(alias = "ibv_get_device_name")]
+    pub fn name(&self) -> &'list str {
+        text(self.raw_name()).unwrap_or("")
+    }
+
+    fn raw_name(&self) -> Option<&'list CStr> {
+        // SAFETY: the device is live; its name is an array inside it that lives as long as the list.
+        unsafe {
+            let name = ffi::ibv_get_device_name(self.raw.as_ptr());
+            (!name.is_null()).then(|| CStr::from_ptr(name))
+        }
+    }
+
+    /// `ibv_get_device_guid`: the GUID that its vendor gave it; zero where it has none.
+    #[doc(alias = "ibv_get_device_guid")]
+    pub fn guid(&self) -> Guid {
+        // SAFETY: the device is live.
+        Guid::from_be(unsafe { ffi::ibv_get_device_guid(self.raw.as_ptr()) })
+    }
+
+    /// `ibv_get_device_index`: the kernel's number for it, unique on the machine and never used
+    /// again; `None` where the kernel does not say (before Linux 5.1).
+    #[doc(alias = "ibv_get_device_index")]
+    pub fn index(&self) -> Option<u32> {
+        // SAFETY: the device is live.
+        u32::try_from(unsafe { ffi::ibv_get_device_index(self.raw.as_ptr()) }).ok()
+    }
+
+    /// What it is: a channel adapter, an RNIC ..
+    #[doc(alias = "ibv_node_type_str")]
+    pub fn node_type(&self) -> NodeType {
+        // SAFETY: the device is live.
+        unsafe { self.raw.as_ref() }.node_type.into()
+    }
+
+    /// What it speaks. RoCE devices are InfiniBand devices here; the link layer of their ports
+    /// tells them apart ([`PortAttributes::link_layer`](crate::PortAttributes::link_layer)).
+    pub fn transport_type(&self) -> TransportType {
+        // SAFETY: the device is live.
+        unsafe { self.raw.as_ref() }.transport_type.into()
+    }
+
+    /// Where the kernel tells about it: its folder in sysfs, such as
+    /// `/sys/class/infiniband/mlx5_0`.
+    #[doc(alias = "ibdev_path")]
+    pub fn sysfs_path(&self) -> &'list Path {
+        // SAFETY: the device is live; the path is a null-terminated array inside it that lives as
+        // long as the list.
+        let path = unsafe { CStr::from_ptr((&raw const (*self.raw.as_ptr()).ibdev_path).cast()) };
+        Path::new(OsStr::from_bytes(path.to_bytes()))
+    }
+
+    /// The C object. It is valid for `'list`.
+    pub fn as_raw(&self) -> *mut ffi::ibv_device {
+        self.raw.as_ptr()
+    }
+}
+
+/// Text that C keeps: the kernel's names are ASCII.
+fn text(text: Option<&CStr>) -> Option<&str> {
+    text.and_then(|text| text.to_str().ok())
+}
+
+impl fmt::Debug for Device<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("name", &self.name())
+            .field("guid", &self.guid())
+            .field("node_type", &self.node_type())
+            .field("transport_type", &self.transport_type())
+            .finish()
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_node_type`: what a device is.
+    #[doc(alias = "ibv_node_type")]
+    pub enum NodeType: ibv_node_type(i32) {
+        /// An InfiniBand (or RoCE) channel adapter.
+        ChannelAdapter = IBV_NODE_CA,
+        /// An InfiniBand switch.
+        Switch = IBV_NODE_SWITCH,
+        /// An InfiniBand router.
+        Router = IBV_NODE_ROUTER,
+        /// An iWARP adapter.
+        Rnic = IBV_NODE_RNIC,
+        /// A Cisco usNIC.
+        Usnic = IBV_NODE_USNIC,
+        /// A Cisco usNIC over UDP.
+        UsnicUdp = IBV_NODE_USNIC_UDP,
+        /// Another sort of device, such as EFA.
+        Unspecified = IBV_NODE_UNSPECIFIED,
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_transport_type`: which transport protocol a device speaks.
+    #[doc(alias = "ibv_transport_type")]
+    pub enum TransportType: ibv_transport_type(i32) {
+        /// InfiniBand's transport, over InfiniBand or RoCE.
+        InfiniBand = IBV_TRANSPORT_IB,
+        /// iWARP, over TCP.
+        Iwarp = IBV_TRANSPORT_IWARP,
+        /// Cisco usNIC.
+        Usnic = IBV_TRANSPORT_USNIC,
+        /// Cisco usNIC over UDP.
+        UsnicUdp = IBV_TRANSPORT_USNIC_UDP,
+        /// A vendor's own, such as EFA's SRD.
+        Unspecified = IBV_TRANSPORT_UNSPECIFIED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listing_never_panics_and_names_its_verb() {
+        match devices() {
+            Ok(list) => {
+                assert_eq!(list.iter().len(), list.len());
+                assert_eq!(list.is_empty(), list.get(0).is_none());
+                assert!(list.get(list.len()).is_none());
+            }
+            Err(error) => assert_eq!(error.verb(), "ibv_get_device_list"),
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_not_found() {
+        let error = open("no such device").unwrap_err();
+        assert!(matches!(error.raw_os_error(), libc::ENODEV | libc::ENOSYS), "{error}");
+    }
+
+    #[test]
+    fn unknown_node_types_are_kept() {
+        assert_eq!(NodeType::from(ffi::ibv_node_type(-1)), NodeType::Unknown(-1));
+        assert_eq!(TransportType::from(ffi::ibv_transport_type(99)), TransportType::Unknown(99));
+    }
+}

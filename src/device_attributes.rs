@@ -1,0 +1,295 @@
+//! What a device can do.
+
+use std::ffi::c_int;
+use std::fmt;
+
+use crate::foreign_enum::foreign_enum;
+use crate::{
+    DeviceCapabilities, Guid, ModerationCapabilities, OnDemandPaging, OnDemandPagingCapabilities,
+    OnDemandPagingOperations, PacketPacingCapabilities, PciAtomicCapabilities, QueuePairTypes,
+    RawPacketCapabilities, ReceiveScalingCapabilities, SegmentationCapabilities,
+    TagMatchingCapabilities, TagMatchingFlags, ffi,
+};
+
+/// `struct ibv_device_attr_ex`: the limits and capabilities of a device.
+///
+/// A limit is what the device allows at most in all; a particular queue pair type or combination may
+/// get less.
+#[derive(Clone, Copy)]
+#[doc(alias = "ibv_device_attr")]
+#[doc(alias = "ibv_device_attr_ex")]
+pub struct DeviceAttributes(ffi::ibv_device_attr_ex);
+
+impl From<ffi::ibv_device_attr_ex> for DeviceAttributes {
+    fn from(raw: ffi::ibv_device_attr_ex) -> Self {
+        Self(raw)
+    }
+}
+
+/// A limit that C has as an `int`; none is negative.
+fn limit(value: c_int) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}
+
+/// Defines getters of limits.
+macro_rules! limits {
+    ($($(#[$meta:meta])* $name:ident: $field:ident,)+) => {
+        impl DeviceAttributes {
+            $($(#[$meta])* pub fn $name(&self) -> u32 { limit(self.0.orig_attr.$field) })+
+        }
+    };
+}
+
+limits! {
+    /// The most queue pairs.
+    max_qp: max_qp,
+    /// The most work requests outstanding on a queue.
+    max_qp_wr: max_qp_wr,
+    /// The most scatter/gather elements of a work request.
+    max_sge: max_sge,
+    /// The most scatter elements of an RDMA read.
+    max_sge_rd: max_sge_rd,
+    /// The most completion queues.
+    max_cq: max_cq,
+    /// The most entries of a completion queue.
+    max_cqe: max_cqe,
+    /// The most memory regions.
+    max_mr: max_mr,
+    /// The most protection domains.
+    max_pd: max_pd,
+    /// The most reads and atomics that a queue pair answers at a time.
+    max_qp_rd_atom: max_qp_rd_atom,
+    /// The most reads and atomics that all queue pairs together answer at a time.
+    max_res_rd_atom: max_res_rd_atom,
+    /// The most reads and atomics that a queue pair has outstanding.
+    max_qp_init_rd_atom: max_qp_init_rd_atom,
+    /// The most EE contexts (of reliable datagrams, which no device has).
+    max_ee: max_ee,
+    /// The most reads and atomics that an EE context answers at a time.
+    max_ee_rd_atom: max_ee_rd_atom,
+    /// The most reads and atomics that an EE context has outstanding.
+    max_ee_init_rd_atom: max_ee_init_rd_atom,
+    /// The most reliable datagram domains.
+    max_rdd: max_rdd,
+    /// The most raw IPv6 queue pairs.
+    max_raw_ipv6_qp: max_raw_ipv6_qp,
+    /// The most raw Ethertype queue pairs.
+    max_raw_ethy_qp: max_raw_ethy_qp,
+    /// The most memory windows.
+    max_mw: max_mw,
+    /// The most multicast groups.
+    max_mcast_grp: max_mcast_grp,
+    /// The most queue pairs in a multicast group.
+    max_mcast_qp_attach: max_mcast_qp_attach,
+    /// The most queue pairs in all multicast groups together.
+    max_total_mcast_qp_attach: max_total_mcast_qp_attach,
+    /// The most address handles.
+    max_ah: max_ah,
+    /// The most fast memory regions (which the kernel no longer has).
+    max_fmr: max_fmr,
+    /// The most maps of a fast memory region.
+    max_map_per_fmr: max_map_per_fmr,
+    /// The most shared receive queues.
+    max_srq: max_srq,
+    /// The most requests of a shared receive queue.
+    max_srq_wr: max_srq_wr,
+    /// The most scatter elements of a request on a shared receive queue.
+    max_srq_sge: max_srq_sge,
+}
+
+impl DeviceAttributes {
+    /// The version of its firmware, as the vendor writes it.
+    pub fn firmware_version(&self) -> String {
+        let bytes: Vec<u8> =
+            self.0.orig_attr.fw_ver.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The GUID of the device as a node of the fabric.
+    pub fn node_guid(&self) -> Guid {
+        Guid::from_be(self.0.orig_attr.node_guid)
+    }
+
+    /// The GUID of the system that the device is part of.
+    pub fn system_image_guid(&self) -> Guid {
+        Guid::from_be(self.0.orig_attr.sys_image_guid)
+    }
+
+    /// The largest region, in bytes.
+    pub fn max_mr_size(&self) -> u64 {
+        self.0.orig_attr.max_mr_size
+    }
+
+    /// The page sizes, in bytes, that the device has: the bits that are set.
+    pub fn page_sizes(&self) -> u64 {
+        self.0.orig_attr.page_size_cap
+    }
+
+    /// The vendor's IEEE OUI.
+    pub fn vendor_id(&self) -> u32 {
+        self.0.orig_attr.vendor_id
+    }
+
+    /// The vendor's number of the model.
+    pub fn vendor_part_id(&self) -> u32 {
+        self.0.orig_attr.vendor_part_id
+    }
+
+    /// The vendor's number of the hardware version.
+    pub fn hardware_version(&self) -> u32 {
+        self.0.orig_attr.hw_ver
+    }
+
+    /// How many ports it has.
+    pub fn phys_port_cnt(&self) -> u8 {
+        self.0.orig_attr.phys_port_cnt
+    }
+
+    /// The most P_Keys of a port.
+    pub fn max_pkeys(&self) -> u16 {
+        self.0.orig_attr.max_pkeys
+    }
+
+    /// How long the device takes to answer: 4.096 µs · 2ⁿ.
+    pub fn local_ca_ack_delay(&self) -> u8 {
+        self.0.orig_attr.local_ca_ack_delay
+    }
+
+    /// With whom its atomics are atomic.
+    pub fn atomic_capability(&self) -> AtomicCapability {
+        self.0.orig_attr.atomic_cap.into()
+    }
+
+    /// What it can do.
+    pub fn capabilities(&self) -> DeviceCapabilities {
+        let classic = u64::from(self.0.orig_attr.device_cap_flags);
+        DeviceCapabilities::from_bits_retain(self.0.device_cap_flags_ex | classic)
+    }
+
+    /// Its on-demand paging.
+    pub fn on_demand_paging(&self) -> OnDemandPagingCapabilities {
+        let by_transport = self.0.odp_caps.per_transport_caps;
+        let operations = OnDemandPagingOperations::from_bits_retain;
+        OnDemandPagingCapabilities {
+            general: OnDemandPaging::from_bits_retain(self.0.odp_caps.general_caps),
+            rc: operations(by_transport.rc_odp_caps),
+            uc: operations(by_transport.uc_odp_caps),
+            ud: operations(by_transport.ud_odp_caps),
+            xrc: operations(self.0.xrc_odp_caps),
+        }
+    }
+
+    /// The bits of a completion's time stamp that count, or 0 if completions have none.
+    pub fn completion_timestamp_mask(&self) -> u64 {
+        self.0.completion_timestamp_mask
+    }
+
+    /// The frequency of its clock, in kHz, or 0 if it has none that can be read.
+    pub fn core_clock(&self) -> u64 {
+        self.0.hca_core_clock
+    }
+
+    /// Its segmentation of TCP.
+    pub fn segmentation(&self) -> SegmentationCapabilities {
+        let raw = &self.0.tso_caps;
+        SegmentationCapabilities {
+            max_tso: raw.max_tso,
+            supported_types: QueuePairTypes::from_bits(raw.supported_qpts),
+        }
+    }
+
+    /// Its spreading of packets over work queues.
+    pub fn receive_scaling(&self) -> ReceiveScalingCapabilities {
+        let raw = &self.0.rss_caps;
+        ReceiveScalingCapabilities {
+            supported_types: QueuePairTypes::from_bits(raw.supported_qpts),
+            max_rwq_indirection_tables: raw.max_rwq_indirection_tables,
+            max_rwq_indirection_table_size: raw.max_rwq_indirection_table_size,
+            rx_hash_fields_mask: raw.rx_hash_fields_mask,
+            rx_hash_function: raw.rx_hash_function,
+        }
+    }
+
+    /// The most work queues of the receiving sort.
+    pub fn max_wq_type_rq(&self) -> u32 {
+        self.0.max_wq_type_rq
+    }
+
+    /// Its rate limits of single queue pairs.
+    pub fn packet_pacing(&self) -> PacketPacingCapabilities {
+        let raw = &self.0.packet_pacing_caps;
+        PacketPacingCapabilities {
+            min_rate: raw.qp_rate_limit_min,
+            max_rate: raw.qp_rate_limit_max,
+            supported_types: QueuePairTypes::from_bits(raw.supported_qpts),
+        }
+    }
+
+    /// What its raw packet queue pairs can do.
+    pub fn raw_packet(&self) -> RawPacketCapabilities {
+        RawPacketCapabilities::from_bits_retain(self.0.raw_packet_caps)
+    }
+
+    /// Its tag matching.
+    pub fn tag_matching(&self) -> TagMatchingCapabilities {
+        let raw = &self.0.tm_caps;
+        TagMatchingCapabilities {
+            max_rendezvous_header: raw.max_rndv_hdr_size,
+            max_tags: raw.max_num_tags,
+            flags: TagMatchingFlags::from_bits_retain(raw.flags),
+            max_operations: raw.max_ops,
+            max_sge: raw.max_sge,
+        }
+    }
+
+    /// How far it can hold completion events back.
+    pub fn moderation(&self) -> ModerationCapabilities {
+        let raw = &self.0.cq_mod_caps;
+        ModerationCapabilities { max_count: raw.max_cq_count, max_period: raw.max_cq_period }
+    }
+
+    /// Its own memory that programs can have, in bytes.
+    pub fn max_device_memory(&self) -> u64 {
+        self.0.max_dm_size
+    }
+
+    /// The sizes of its atomic operations over PCI.
+    pub fn pci_atomics(&self) -> PciAtomicCapabilities {
+        let raw = &self.0.pci_atomic_caps;
+        PciAtomicCapabilities {
+            fetch_add: raw.fetch_add,
+            swap: raw.swap,
+            compare_swap: raw.compare_swap,
+        }
+    }
+
+    /// The C struct.
+    pub fn as_raw(&self) -> &ffi::ibv_device_attr_ex {
+        &self.0
+    }
+}
+
+impl fmt::Debug for DeviceAttributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceAttributes")
+            .field("firmware_version", &self.firmware_version())
+            .field("node_guid", &self.node_guid())
+            .field("vendor_id", &self.vendor_id())
+            .field("vendor_part_id", &self.vendor_part_id())
+            .field("phys_port_cnt", &self.phys_port_cnt())
+            .finish_non_exhaustive()
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_atomic_cap`: with whom a device's atomics are atomic.
+    #[doc(alias = "ibv_atomic_cap")]
+    pub enum AtomicCapability: ibv_atomic_cap(u32) {
+        /// It has none.
+        None = IBV_ATOMIC_NONE,
+        /// With other atomics of this device.
+        Device = IBV_ATOMIC_HCA,
+        /// With those of other devices and of the CPU too.
+        Global = IBV_ATOMIC_GLOB,
+    }
+}

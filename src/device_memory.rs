@@ -1,0 +1,356 @@
+//! Memory on the device itself.
+
+use std::fmt;
+use std::ops::RangeBounds;
+
+use zerocopy::IntoBytes;
+
+use crate::byte_region::byte_region;
+use crate::handle::{Handle, object};
+use crate::importable::{Importable, import};
+use crate::region_options::check_access;
+use crate::scatter_gather::resolve;
+use crate::{AccessFlags, Context, Element, Error, Parent, ProtectionDomain, Result, ffi};
+
+object!(ibv_dm, ibv_free_dm);
+import!(ibv_dm, ibv_unimport_dm);
+
+/// `struct ibv_dm`: a piece of the device's own memory.
+///
+/// What lies there a peer reads and writes without the bus being involved, which is quicker; the
+/// program copies from and to it. It is small: see
+/// [`DeviceAttributes::max_device_memory`](crate::DeviceAttributes::max_device_memory).
+///
+/// ```no_run
+/// use ibverbs::AccessFlags;
+///
+/// # let context = ibverbs::open("mlx5_0")?;
+/// # let domain = context.alloc_pd()?;
+/// let memory = context.alloc_dm(4096)?;
+/// memory.write(0, &[1_u32, 2, 3])?;
+/// let region = memory.register(&domain, .., AccessFlags::REMOTE_READ)?;
+/// let for_the_peer = region.remote();
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_dm")]
+pub struct DeviceMemory<'ctx> {
+    raw: Importable<ffi::ibv_dm>,
+    bytes: usize,
+    context: Parent<'ctx, Context<'ctx>>,
+}
+
+// SAFETY: libibverbs allows every verb on device memory from any thread. Providers copy from and to
+// it by atomic accesses.
+unsafe impl Send for DeviceMemory<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceMemory<'_> {}
+
+impl<'ctx> DeviceMemory<'ctx> {
+    /// `ibv_alloc_dm`: allocates `bytes` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`with_alignment`](Self::with_alignment).
+    #[doc(alias = "ibv_alloc_dm")]
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, bytes: usize) -> Result<Self> {
+        Self::with_alignment(context, bytes, 1)
+    }
+
+    /// `ibv_alloc_dm`: allocates `bytes` bytes that are aligned to a power of 2, as RDMA atomics need
+    /// it (8).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there are no bytes, or the alignment is not a power of 2, or the device cannot
+    ///    give it.
+    ///  - `ENOMEM`: the device has not that much left, or has less in all.
+    ///  - `EOPNOTSUPP`: the device has none for programs.
+    #[doc(alias = "ibv_alloc_dm")]
+    #[doc(alias = "ibv_alloc_dm_attr")]
+    pub fn with_alignment(
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        bytes: usize,
+        alignment: usize,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_alloc_dm";
+        let context = context.into();
+        if bytes == 0 {
+            return Err(Error::invalid(VERB, "the memory is empty"));
+        }
+        if !alignment.is_power_of_two() {
+            return Err(Error::invalid(VERB, "the alignment is not a power of 2"));
+        }
+        let most = context.query_device()?.max_device_memory();
+        if most == 0 {
+            let reason = "the device has no memory for programs";
+            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
+        }
+        if bytes as u64 > most {
+            let reason = "the device has less memory than that";
+            return Err(Error::with_reason(VERB, libc::ENOMEM, reason));
+        }
+        let mut attributes = ffi::ibv_alloc_dm_attr {
+            length: bytes,
+            log_align_req: alignment.trailing_zeros(),
+            comp_mask: 0,
+        };
+        // SAFETY: the context is live; memory that comes back is ours alone.
+        let raw =
+            unsafe { Handle::new(VERB, ffi::ibv_alloc_dm(context.as_raw(), &mut attributes)) }?;
+        Ok(Self { raw: Importable::owned(raw), bytes, context })
+    }
+
+    /// `ibv_import_dm`: device memory that another process has allocated through the same file
+    /// descriptor of the device, by the kernel's [number](Self::handle) of it.
+    ///
+    /// Dropping or closing it gives back what the import took, and leaves the memory as it is
+    /// (`ibv_unimport_dm`); after [`own`](Self::own) it frees the memory.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOENT`, `EINVAL`: the context has no device memory of that number.
+    ///  - `EOPNOTSUPP`: the device cannot import.
+    ///
+    /// # Safety
+    ///
+    ///  - The memory is at least `bytes` long.
+    ///  - Only one of the processes frees it, when the others are done with it.
+    #[doc(alias = "ibv_import_dm")]
+    #[doc(alias = "ibv_unimport_dm")]
+    pub unsafe fn import(
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        handle: u32,
+        bytes: usize,
+    ) -> Result<Self> {
+        let context = context.into();
+        // SAFETY: the context is live; what comes back is an import of ours.
+        let raw =
+            unsafe { Handle::new("ibv_import_dm", ffi::ibv_import_dm(context.as_raw(), handle)) }?;
+        Ok(Self { raw: Importable::imported(raw), bytes, context })
+    }
+
+    /// Makes [imported](Self::import) memory this program's own: from now on dropping or closing it
+    /// frees it, for all processes.
+    pub fn own(&mut self) {
+        self.raw.own();
+    }
+
+    /// `ibv_free_dm`: frees the memory, and says so if that fails. Dropping does the same in silence.
+    ///
+    /// # Errors
+    ///
+    /// The memory comes back with the reason:
+    ///
+    ///  - `EBUSY`: a region of it still exists (because it was leaked, or could not be deregistered).
+    #[doc(alias = "ibv_free_dm")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, bytes, context } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, bytes, context }, error))
+    }
+
+    /// Its length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// `ibv_memcpy_to_dm`: copies `from` to it, from `offset` (in bytes) on.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it ends before that; or `offset` or the length in bytes is not a multiple of 4, on
+    ///    devices that need it.
+    #[doc(alias = "ibv_memcpy_to_dm")]
+    pub fn write<T: Element>(&self, offset: usize, from: &[T]) -> Result<()> {
+        const VERB: &str = "ibv_memcpy_to_dm";
+        let from = from.as_bytes();
+        self.check(VERB, offset, from.len())?;
+        let mut block = Block([0; BLOCK]);
+        for (at, part) in from.chunks(BLOCK).enumerate().map(|(i, part)| (i * BLOCK, part)) {
+            block.0[..part.len()].copy_from_slice(part);
+            let (offset, data) = ((offset + at) as u64, block.0.as_ptr().cast());
+            // SAFETY: the memory is live and long enough, which was checked; the block is as long as
+            // the part.
+            let returned =
+                unsafe { ffi::ibv_memcpy_to_dm(self.as_raw(), offset, data, part.len()) };
+            ffi::status(VERB, returned)?;
+        }
+        Ok(())
+    }
+
+    /// `ibv_memcpy_from_dm`: copies from it, from `offset` (in bytes) on, to `to`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it ends before that; or `offset` or the length in bytes is not a multiple of 4, on
+    ///    devices that need it.
+    #[doc(alias = "ibv_memcpy_from_dm")]
+    pub fn read<T: Element>(&self, offset: usize, to: &mut [T]) -> Result<()> {
+        const VERB: &str = "ibv_memcpy_from_dm";
+        // SAFETY: an `Element` accepts any bytes, and none of its bytes is padding.
+        let to = unsafe {
+            std::slice::from_raw_parts_mut(to.as_mut_ptr().cast::<u8>(), size_of_val(to))
+        };
+        self.check(VERB, offset, to.len())?;
+        let mut block = Block([0; BLOCK]);
+        for (at, part) in to.chunks_mut(BLOCK).enumerate().map(|(i, part)| (i * BLOCK, part)) {
+            let (offset, data) = ((offset + at) as u64, block.0.as_mut_ptr().cast());
+            // SAFETY: as in `write`.
+            let returned =
+                unsafe { ffi::ibv_memcpy_from_dm(data, self.as_raw(), offset, part.len()) };
+            ffi::status(VERB, returned)?;
+            part.copy_from_slice(&block.0[..part.len()]);
+        }
+        Ok(())
+    }
+
+    /// Providers compute the end without regard to overflow.
+    fn check(&self, verb: &'static str, offset: usize, bytes: usize) -> Result<()> {
+        if offset > self.bytes {
+            let (what, most) = ("the offset", self.bytes as u64);
+            return Err(Error::out_of_range(verb, what, offset as u64, 0, most));
+        }
+        if bytes > self.bytes - offset {
+            let (what, most) = ("the length in bytes", (self.bytes - offset) as u64);
+            return Err(Error::out_of_range(verb, what, bytes as u64, 0, most));
+        }
+        Ok(())
+    }
+
+    /// `ibv_reg_dm_mr`: registers the bytes in `range`. See [`DeviceMemoryRegion::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DeviceMemoryRegion::new`].
+    #[doc(alias = "ibv_reg_dm_mr")]
+    pub fn register<'res>(
+        &'res self,
+        domain: &'res ProtectionDomain<'res>,
+        range: impl RangeBounds<usize>,
+        access: AccessFlags,
+    ) -> Result<DeviceMemoryRegion<'res>> {
+        DeviceMemoryRegion::new(domain, self, range, access)
+    }
+
+    /// The kernel's number of the memory, by which a process that shares the device's file descriptor
+    /// [imports](Self::import) it. None on providers that do not say.
+    pub fn handle(&self) -> Option<u32> {
+        let has_handle = ffi::ibv_dm_mask::IBV_DM_MASK_HANDLE.0;
+        // SAFETY: the memory is live.
+        let raw = unsafe { &*self.as_raw() };
+        (raw.comp_mask & has_handle != 0).then_some(raw.handle)
+    }
+
+    /// The context that it was allocated from.
+    pub fn context(&self) -> &Context<'ctx> {
+        &self.context
+    }
+
+    /// The C object. It is valid while the memory is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_dm {
+        self.raw.as_ptr()
+    }
+}
+
+/// How many bytes are copied at a time.
+const BLOCK: usize = 1024;
+
+/// mlx5 copies from and to the program's side by words of 4 bytes, whatever it is aligned to.
+#[repr(align(8))]
+struct Block([u8; BLOCK]);
+
+impl Context<'_> {
+    /// `ibv_alloc_dm`: allocates device memory. See [`DeviceMemory::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DeviceMemory::with_alignment`].
+    #[doc(alias = "ibv_alloc_dm")]
+    pub fn alloc_dm(&self, bytes: usize) -> Result<DeviceMemory<'_>> {
+        DeviceMemory::new(self, bytes)
+    }
+}
+
+impl fmt::Debug for DeviceMemory<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceMemory").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// `struct ibv_mr`: registered [`DeviceMemory`], by its bytes. Requests and peers address it from 0 on.
+#[doc(alias = "ibv_mr")]
+pub struct DeviceMemoryRegion<'pd> {
+    region: Handle<ffi::ibv_mr>,
+    bytes: usize,
+    base: u64,
+    access: AccessFlags,
+    memory: Parent<'pd, DeviceMemory<'pd>>,
+    domain: Parent<'pd, ProtectionDomain<'pd>>,
+}
+
+// SAFETY: libibverbs allows every verb on a region from any thread.
+unsafe impl Send for DeviceMemoryRegion<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceMemoryRegion<'_> {}
+
+byte_region!(DeviceMemoryRegion);
+
+impl<'pd> DeviceMemoryRegion<'pd> {
+    /// `ibv_reg_dm_mr`: registers the bytes of `memory` in `range`. Local write access is always
+    /// included, and [`ZERO_BASED`](AccessFlags::ZERO_BASED), which such regions are.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is empty or out of bounds; memory and domain are of different contexts;
+    ///    the device does not have that access.
+    ///  - `EOPNOTSUPP`: the device cannot register its memory, or does not have that access.
+    ///  - `ENOMEM`: no region left on the device.
+    #[doc(alias = "ibv_reg_dm_mr")]
+    pub fn new(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        memory: impl Into<Parent<'pd, DeviceMemory<'pd>>>,
+        range: impl RangeBounds<usize>,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_reg_dm_mr";
+        let (domain, memory) = (domain.into(), memory.into());
+        let access = access | AccessFlags::LOCAL_WRITE | AccessFlags::ZERO_BASED;
+        let range = resolve(range, memory.len())?;
+        let bytes = range.len();
+        if range.is_empty() {
+            return Err(Error::invalid(VERB, "the region is empty"));
+        }
+        if domain.context().as_raw() != memory.context().as_raw() {
+            let reason = "the memory and the protection domain are of different contexts";
+            return Err(Error::invalid(VERB, reason));
+        }
+        check_access(VERB, &domain, access)?;
+        // SAFETY: domain and memory are live, and of one context; no reference to the memory can
+        // exist.
+        let region = unsafe {
+            let (domain, offset) = (domain.as_raw(), range.start as u64);
+            let raw = ffi::ibv_reg_dm_mr(domain, memory.as_raw(), offset, bytes, access.bits());
+            Handle::new(VERB, raw)
+        }?;
+        Ok(Self { region, bytes, base: 0, access, memory, domain })
+    }
+
+    /// `ibv_dereg_mr`: deregisters the region, and says so if that fails. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    ///
+    /// The region comes back with the provider's errno value.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { region, bytes, base, access, memory, domain } = self;
+        region.close().map_err(|(region, error)| {
+            (Self { region, bytes, base, access, memory, domain }, error)
+        })
+    }
+
+    /// The memory that is registered.
+    pub fn device_memory(&self) -> &DeviceMemory<'pd> {
+        &self.memory
+    }
+}

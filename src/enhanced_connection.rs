@@ -1,0 +1,48 @@
+//! Enhanced connection establishment (ECE).
+
+use crate::{QueuePair, Result, ffi};
+
+/// `struct ibv_ece`: options that two devices of one vendor agree on while they connect.
+///
+/// Before it connects, one side sends what [`QueuePair::query_ece`] gives to the other, which puts
+/// it into its queue pair with [`QueuePair::set_ece`] and answers with what it accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[doc(alias = "ibv_ece")]
+pub struct EnhancedConnection {
+    /// Whose options they are.
+    pub vendor_id: u32,
+    /// The options, as the vendor defines them; 0 if there are none.
+    pub options: u32,
+}
+
+impl QueuePair<'_> {
+    /// `ibv_query_ece`: the options that the queue pair has, or has accepted.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device does not have this.
+    #[doc(alias = "ibv_query_ece")]
+    pub fn query_ece(&self) -> Result<EnhancedConnection> {
+        let mut raw = ffi::ibv_ece::default();
+        // SAFETY: the queue pair is live and `raw` is writable.
+        let returned = unsafe { ffi::ibv_query_ece(self.as_raw(), &mut raw) };
+        ffi::status("ibv_query_ece", returned)?;
+        Ok(EnhancedConnection { vendor_id: raw.vendor_id, options: raw.options })
+    }
+
+    /// `ibv_set_ece`: the options that it is to connect with. The queue pair must be in the RESET or
+    /// INIT state.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device does not have this.
+    ///  - `EINVAL`: the options are another vendor's, or unknown.
+    #[doc(alias = "ibv_set_ece")]
+    pub fn set_ece(&mut self, ece: EnhancedConnection) -> Result<()> {
+        let EnhancedConnection { vendor_id, options } = ece;
+        let mut raw = ffi::ibv_ece { vendor_id, options, comp_mask: 0 };
+        // SAFETY: the queue pair is live and `raw` is writable.
+        ffi::status("ibv_set_ece", unsafe { ffi::ibv_set_ece(self.as_raw(), &mut raw) })
+    }
+}

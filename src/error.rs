@@ -1,0 +1,267 @@
+//! What can go wrong when a verb is called.
+
+use std::fmt;
+use std::io;
+
+use crate::queue_pair_state::TransitionError;
+
+/// A verb that failed, or that was not called because its input was wrong.
+///
+/// It is small, `Copy` and never allocates. [`kind`](Self::kind) is for programs,
+/// [`raw_os_error`](Self::raw_os_error) for those that know the verb's man page, and `Display` for
+/// people: it names the verb, the error and, where that is known, what to do about it.
+///
+/// A work request that was posted and then failed is not an `Error` but a
+/// [`WorkError`](crate::WorkError).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Error {
+    verb: &'static str,
+    errno: i32,
+    detail: Detail,
+}
+
+/// What is known beyond the errno value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Detail {
+    None,
+    Reason(&'static str),
+    Range { what: &'static str, value: u64, low: u32, high: u64 },
+    Transition(TransitionError),
+}
+
+/// What sort of failure an [`Error`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument is wrong: out of range, of the wrong object, or not allowed in this state
+    /// (`EINVAL`, `EFAULT`, `ERANGE`, `EMSGSIZE`).
+    InvalidInput,
+    /// The machine or the device has run out of something: memory, locked memory, file descriptors,
+    /// queue pairs (`ENOMEM`, `EMFILE`, `ENFILE`, `ENOSPC`, `EAGAIN`).
+    Resource,
+    /// The process may not do this (`EPERM`, `EACCES`).
+    Permission,
+    /// No such device, port or entry (`ENOENT`, `ENODEV`, `ENXIO`, `ENODATA`).
+    NotFound,
+    /// The device, its provider or the kernel does not have this (`EOPNOTSUPP`, `ENOSYS`,
+    /// `EPROTONOSUPPORT`).
+    Unsupported,
+    /// The queue has as many requests outstanding as it was made for (`ENOMEM` of a post, `ENOMEM`
+    /// or `ENOSPC` of a batch).
+    QueueFull,
+    /// The object is still in use (`EBUSY`).
+    Busy,
+    /// The network does not reach that far: the port is down, or there is no route to the peer
+    /// (`ENETDOWN`, `ENETUNREACH`, `EHOSTUNREACH`, `EADDRNOTAVAIL`).
+    Unreachable,
+    /// The time that the caller set is over (`ETIMEDOUT`).
+    TimedOut,
+    /// A signal arrived (`EINTR`).
+    Interrupted,
+    /// The device is gone or broken (`EIO` and all that is not listed here).
+    Driver,
+}
+
+impl Error {
+    /// The failure of `verb` with `errno` (where a C library failed without one, `EIO`).
+    #[inline]
+    pub(crate) const fn new(verb: &'static str, errno: i32) -> Self {
+        let errno = if errno == 0 { libc::EIO } else { errno };
+        Self { verb, errno, detail: Detail::None }
+    }
+
+    /// `EINVAL` found before the verb was called, with the reason.
+    #[inline]
+    pub(crate) const fn invalid(verb: &'static str, reason: &'static str) -> Self {
+        Self::with_reason(verb, libc::EINVAL, reason)
+    }
+
+    /// An error of ours with its reason.
+    #[inline]
+    pub(crate) const fn with_reason(verb: &'static str, errno: i32, reason: &'static str) -> Self {
+        Self { verb, errno, detail: Detail::Reason(reason) }
+    }
+
+    /// `EINVAL` because `value` is not within `low..=high`.
+    #[inline]
+    pub(crate) const fn out_of_range(
+        verb: &'static str,
+        what: &'static str,
+        value: u64,
+        low: u32,
+        high: u64,
+    ) -> Self {
+        Self { verb, errno: libc::EINVAL, detail: Detail::Range { what, value, low, high } }
+    }
+
+    /// `EINVAL` because a queue pair cannot be changed like that.
+    #[cold]
+    pub(crate) const fn transition(reason: TransitionError) -> Self {
+        let detail = Detail::Transition(reason);
+        Self { verb: "ibv_modify_qp", errno: libc::EINVAL, detail }
+    }
+
+    /// The C verb that failed, or for which the arguments were meant, such as `"ibv_reg_mr"`.
+    pub const fn verb(&self) -> &'static str {
+        self.verb
+    }
+
+    /// The errno value, always positive. It is also set where the error was found before the verb
+    /// was called (usually `EINVAL`).
+    pub const fn raw_os_error(&self) -> i32 {
+        self.errno
+    }
+
+    /// What sort of failure this is.
+    pub fn kind(&self) -> ErrorKind {
+        match self.errno {
+            libc::ENOMEM if self.verb.starts_with("ibv_post_") || self.verb == "ibv_bind_mw" => {
+                ErrorKind::QueueFull
+            }
+            // rxe has it that way.
+            libc::ENOMEM | libc::ENOSPC if self.verb == "ibv_wr_complete" => ErrorKind::QueueFull,
+            libc::EINVAL | libc::EFAULT | libc::ERANGE | libc::EMSGSIZE => ErrorKind::InvalidInput,
+            libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::EAGAIN => {
+                ErrorKind::Resource
+            }
+            libc::EPERM | libc::EACCES => ErrorKind::Permission,
+            libc::ENOENT | libc::ENODEV | libc::ENXIO | libc::ENODATA => ErrorKind::NotFound,
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => ErrorKind::Unsupported,
+            libc::EBUSY => ErrorKind::Busy,
+            libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EADDRNOTAVAIL => {
+                ErrorKind::Unreachable
+            }
+            libc::ETIMEDOUT => ErrorKind::TimedOut,
+            libc::EINTR => ErrorKind::Interrupted,
+            _ => ErrorKind::Driver,
+        }
+    }
+
+    /// What usually helps, where something does.
+    fn hint(&self) -> Option<&'static str> {
+        Some(match (self.verb, self.errno) {
+            ("ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr", libc::ENOMEM) => {
+                "RLIMIT_MEMLOCK may be too low (ulimit -l), or the device has no region left"
+            }
+            ("ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr", libc::EFAULT) => {
+                "the memory is not mapped, or is read-only and write access was asked for"
+            }
+            ("ibv_dereg_mr", libc::EBUSY | libc::EINVAL) => {
+                "a memory window is still bound to the region"
+            }
+            ("ibv_create_qp" | "ibv_create_cq" | "ibv_create_srq", libc::ENOMEM) => {
+                "the device has none left, or RLIMIT_MEMLOCK is too low (ulimit -l)"
+            }
+            ("ibv_open_device", libc::EACCES | libc::EPERM) => {
+                "the process may not open /dev/infiniband/uverbs*"
+            }
+            ("ibv_get_device_list", libc::ENOSYS) => {
+                "the kernel has no RDMA support (is the module ib_uverbs loaded?)"
+            }
+            (_, libc::EMFILE) => "RLIMIT_NOFILE is used up (ulimit -n)",
+            (_, libc::ENODEV | libc::EIO) => "the device may be gone",
+            _ if self.kind() == ErrorKind::QueueFull => {
+                "the queue is full: poll completions before posting more, or make it deeper"
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.verb)?;
+        match self.detail {
+            Detail::Reason(reason) => return f.write_str(reason),
+            Detail::Range { what, value, low, high } if u64::from(low) > high => {
+                return write!(f, "{what} is {value}, but there are none");
+            }
+            Detail::Range { what, value, low, high } => {
+                return write!(f, "{what} is {value}, and must be within {low}..={high}");
+            }
+            Detail::Transition(reason) => return reason.fmt(f),
+            Detail::None => {}
+        }
+        write!(f, "{}", io::Error::from_raw_os_error(self.errno))?;
+        match self.hint() {
+            Some(hint) => write!(f, "; {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Error");
+        out.field("verb", &self.verb).field("errno", &self.errno).field("kind", &self.kind());
+        match self.detail {
+            Detail::None => out.finish(),
+            detail => out.field("detail", &detail).finish(),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for io::Error {
+    /// The errno value is kept where it is all there is to say; otherwise the error is wrapped.
+    fn from(error: Error) -> Self {
+        match error.detail {
+            Detail::None if error.hint().is_none() => Self::from_raw_os_error(error.errno),
+            _ => Self::new(Self::from_raw_os_error(error.errno).kind(), error),
+        }
+    }
+}
+
+/// The result of a verb.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_errno_has_its_kind() {
+        for (verb, errno, kind) in [
+            ("ibv_reg_mr", libc::EINVAL, ErrorKind::InvalidInput),
+            ("ibv_reg_mr", libc::ENOMEM, ErrorKind::Resource),
+            ("ibv_post_send", libc::ENOMEM, ErrorKind::QueueFull),
+            ("ibv_wr_complete", libc::ENOSPC, ErrorKind::QueueFull),
+            ("ibv_open_device", libc::EACCES, ErrorKind::Permission),
+            ("ibv_open_device", libc::ENODEV, ErrorKind::NotFound),
+            ("ibv_alloc_dm", libc::EOPNOTSUPP, ErrorKind::Unsupported),
+            ("ibv_dealloc_pd", libc::EBUSY, ErrorKind::Busy),
+            ("ibv_create_qp", libc::ENETDOWN, ErrorKind::Unreachable),
+            ("ibv_modify_qp", libc::ENETUNREACH, ErrorKind::Unreachable),
+            ("ibv_modify_qp", libc::ETIMEDOUT, ErrorKind::TimedOut),
+            ("ibv_modify_qp", 0, ErrorKind::Driver),
+            ("ibv_modify_qp", 9999, ErrorKind::Driver),
+        ] {
+            assert_eq!(Error::new(verb, errno).kind(), kind, "{verb} {errno}");
+        }
+    }
+
+    #[test]
+    fn display_says_what_and_what_to_do() {
+        let text = Error::new("ibv_reg_mr", libc::ENOMEM).to_string();
+        assert!(text.starts_with("ibv_reg_mr: ") && text.contains("RLIMIT_MEMLOCK"), "{text}");
+        let text = Error::out_of_range("ibv_query_gid", "GID index", 9, 0, 3).to_string();
+        assert_eq!(text, "ibv_query_gid: GID index is 9, and must be within 0..=3");
+        let text = Error::invalid("ibv_modify_qp", "path_mtu is missing").to_string();
+        assert_eq!(text, "ibv_modify_qp: path_mtu is missing");
+    }
+
+    #[test]
+    fn io_error_keeps_the_errno_or_the_words() {
+        let plain = io::Error::from(Error::new("ibv_dealloc_pd", libc::EBUSY));
+        assert_eq!(plain.raw_os_error(), Some(libc::EBUSY));
+        let rich = io::Error::from(Error::invalid("ibv_reg_mr", "the region is empty"));
+        assert_eq!(rich.kind(), io::ErrorKind::InvalidInput);
+        assert!(rich.to_string().contains("the region is empty"));
+    }
+
+    #[test]
+    fn an_error_is_small() {
+        assert!(size_of::<Result<()>>() <= 64);
+    }
+}

@@ -1,0 +1,176 @@
+//! Waiting for the files through which the kernel tells of events.
+
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result, ffi};
+
+/// Makes reads from `fd` return at once when there is nothing to read.
+pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
+    // SAFETY: no memory is involved; a descriptor that is not open is an error.
+    let done = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
+    };
+    if done { Ok(()) } else { Err(Error::new(verb, ffi::errno())) }
+}
+
+/// The deadline that `timeout` from now is, or none if that is beyond what the clock can say.
+pub(crate) fn deadline(timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(timeout)
+}
+
+/// What `take` gives, sleeping until `fd` is readable as long as it gives nothing. Something that is
+/// there already is taken even if the deadline is over.
+///
+/// `fd` does not block. Any number of threads may do so at once: one that finds that another was
+/// faster sleeps on. A signal does not end the wait.
+pub(crate) fn take_before<T>(
+    verb: &'static str,
+    fd: RawFd,
+    deadline: Option<Instant>,
+    mut take: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    loop {
+        if let Some(taken) = take()? {
+            return Ok(taken);
+        }
+        wait_readable(verb, fd, deadline)?;
+    }
+}
+
+/// Sleeps until `fd` is readable, or has an error that reading it will tell.
+fn wait_readable(verb: &'static str, fd: RawFd, deadline: Option<Instant>) -> Result<()> {
+    let mut file = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    loop {
+        let left = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            libc::timespec {
+                tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+                tv_nsec: left.subsec_nanos() as libc::c_long,
+            }
+        });
+        let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: there is one file, and the time is null or valid; the signal mask is left alone.
+        match unsafe { libc::ppoll(&mut file, 1, left, std::ptr::null()) } {
+            0 => return Err(timed_out(verb)),
+            1.. => return Ok(()),
+            _ => match ffi::errno() {
+                libc::EINTR => {}
+                errno => return Err(Error::new(verb, errno)),
+            },
+        }
+    }
+}
+
+/// The error that a wait ends with when its deadline is over.
+#[cold]
+pub(crate) fn timed_out(verb: &'static str) -> Error {
+    Error::new(verb, libc::ETIMEDOUT)
+}
+
+/// Calls a verb that reads an event: 0 and `true`, or -1 and `errno`, where nothing to read is
+/// `false`.
+pub(crate) fn read_event(verb: &'static str, mut read: impl FnMut() -> i32) -> Result<bool> {
+    loop {
+        // A read that comes back short sets no errno value.
+        ffi::set_errno(0);
+        if read() == 0 {
+            return Ok(true);
+        }
+        match ffi::errno() {
+            libc::EINTR => {}
+            libc::EAGAIN => return Ok(false),
+            errno => return Err(Error::new(verb, errno)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::ErrorKind;
+
+    const SOON: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn a_deadline_ends_a_wait_but_never_early() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let start = Instant::now();
+        let error =
+            take_before("ibv_x", ours.as_raw_fd(), deadline(SOON), || Ok(None::<()>)).unwrap_err();
+        assert_eq!((error.kind(), error.verb()), (ErrorKind::TimedOut, "ibv_x"));
+        assert!(start.elapsed() >= SOON);
+        let past = Some(Instant::now());
+        assert!(take_before("ibv_x", ours.as_raw_fd(), past, || Ok(None::<()>)).is_err());
+        assert_eq!(take_before("ibv_x", ours.as_raw_fd(), past, || Ok(Some(7))).unwrap(), 7);
+        assert_eq!(deadline(Duration::MAX), None, "for ever");
+    }
+
+    #[test]
+    fn a_signal_does_not_end_a_wait() {
+        extern "C" fn ignore(_: libc::c_int) {}
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        // SAFETY: the handler does nothing, and without SA_RESTART system calls are interrupted.
+        let (this, installed) = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
+            let installed = libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut());
+            (libc::pthread_self(), installed)
+        };
+        assert_eq!(installed, 0);
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for _ in 0..5 {
+                    std::thread::sleep(SOON);
+                    // SAFETY: the thread waits for this one below.
+                    assert_eq!(unsafe { libc::pthread_kill(this, libc::SIGUSR2) }, 0);
+                }
+                theirs.write_all(b"x").unwrap();
+                theirs
+            });
+            let mut tries = 0;
+            let first = take_before("ibv_x", ours.as_raw_fd(), None, || {
+                tries += 1;
+                Ok((tries > 1).then_some(()))
+            });
+            assert_eq!((first, tries), (Ok(()), 2), "not woken by the signals");
+        });
+        assert!(start.elapsed() >= SOON * 5);
+    }
+
+    #[test]
+    fn nothing_to_read_and_failure_are_told_apart() {
+        let returning = |errno: i32, returned: i32| {
+            read_event("ibv_x", || {
+                ffi::set_errno(errno);
+                returned
+            })
+        };
+        assert_eq!(returning(0, 0), Ok(true));
+        assert_eq!(returning(libc::EAGAIN, -1), Ok(false));
+        assert_eq!(returning(libc::ENODEV, -1).unwrap_err().raw_os_error(), libc::ENODEV);
+        ffi::set_errno(libc::EAGAIN);
+        let short = read_event("ibv_x", || -1).unwrap_err();
+        assert_eq!(
+            short.raw_os_error(),
+            libc::EIO,
+            "the errno value of an earlier call is not believed"
+        );
+        let mut interrupted = 2;
+        let patient = read_event("ibv_x", || match interrupted {
+            0 => 0,
+            _ => {
+                interrupted -= 1;
+                ffi::set_errno(libc::EINTR);
+                -1
+            }
+        });
+        assert_eq!(patient, Ok(true));
+    }
+}

@@ -1,0 +1,247 @@
+//! What is read of the completions of an extended queue.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use crate::{CompletionFields, WorkError, WorkOpcode, WorkStatus, ffi};
+
+#[cfg(doc)]
+use crate::CompletionQueueBuilder;
+
+/// The current completion of an extended queue.
+///
+/// Fields that the queue was not [made to report](CompletionQueueBuilder::extended) are `None`.
+pub struct ExtendedCompletion<'b> {
+    raw: NonNull<ffi::ibv_cq_ex>,
+    fields: CompletionFields,
+    lent: PhantomData<&'b mut ()>,
+}
+
+impl ExtendedCompletion<'_> {
+    /// The current completion of a queue.
+    ///
+    /// # Safety
+    ///
+    /// As long as the value is used, the queue is live, its poll is open at a completion, and the
+    /// provider has the functions for `fields`.
+    #[inline]
+    pub(crate) unsafe fn new(raw: NonNull<ffi::ibv_cq_ex>, fields: CompletionFields) -> Self {
+        Self { raw, fields, lent: PhantomData }
+    }
+}
+
+/// Defines methods that read a field.
+macro_rules! fields {
+    ($($(#[$meta:meta])* $name:ident: $type:ty = $function:ident if $field:ident;)+) => {
+        $(
+            $(#[$meta])*
+            #[inline]
+            pub fn $name(&self) -> Option<$type> {
+                self.fields.contains(CompletionFields::$field).then(|| {
+                    // SAFETY: the poll is open at a completion, and when the queue was made the
+                    // provider was found to have set the function for this field.
+                    unsafe { (*self.raw.as_ptr()).$function.unwrap_unchecked()(self.raw.as_ptr()) }
+                })
+            }
+        )+
+    };
+}
+
+impl ExtendedCompletion<'_> {
+    /// The number that was given to the work request when it was posted.
+    #[inline]
+    pub fn wr_id(&self) -> u64 {
+        // SAFETY: the queue is live, and the poll is open at a completion.
+        unsafe { (*self.raw.as_ptr()).wr_id }
+    }
+
+    /// Whether the request was carried out.
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        // SAFETY: as in `wr_id`.
+        unsafe { (*self.raw.as_ptr()).status == ffi::ibv_wc_status::IBV_WC_SUCCESS }
+    }
+
+    /// What became of the request.
+    ///
+    /// # Errors
+    ///
+    /// The request failed. Every request that was posted to the same queue after it fails too, most
+    /// of them with [`WorkStatus::Flushed`].
+    #[inline]
+    pub fn result(&self) -> Result<ExtendedSuccess<'_>, WorkError> {
+        if self.is_success() {
+            Ok(ExtendedSuccess { raw: self.raw, fields: self.fields, lent: PhantomData })
+        } else {
+            Err(self.error())
+        }
+    }
+
+    #[doc(alias = "ibv_wc_read_vendor_err")]
+    #[cold]
+    fn error(&self) -> WorkError {
+        // SAFETY: as in `wr_id`. When the queue was made the provider was found to have set the
+        // function.
+        let (status, vendor_error) = unsafe {
+            let queue = self.raw.as_ptr();
+            ((*queue).status, (*queue).read_vendor_err.unwrap_unchecked()(queue))
+        };
+        WorkError::new(WorkStatus::from(status), vendor_error)
+    }
+
+    fields! {
+        /// `ibv_wc_read_qp_num`: the number of the local queue pair.
+        #[doc(alias = "ibv_wc_read_qp_num")]
+        queue_pair_number: u32 = read_qp_num if QUEUE_PAIR_NUMBER;
+        /// `ibv_wc_read_completion_ts`: when it completed, in ticks of the device's clock: see
+        /// [`Context::query_raw_clock`](crate::Context::query_raw_clock).
+        #[doc(alias = "ibv_wc_read_completion_ts")]
+        timestamp: u64 = read_completion_ts if TIMESTAMP;
+        /// `ibv_wc_read_completion_wallclock_ns`: when it completed, in nanoseconds of the system's
+        /// clock.
+        #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
+        wallclock_ns: u64 = read_completion_wallclock_ns if WALLCLOCK;
+    }
+}
+
+impl fmt::Debug for ExtendedCompletion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExtendedCompletion")
+            .field("wr_id", &self.wr_id())
+            .field("result", &self.result())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A work request that was carried out: the current completion of an extended queue.
+///
+/// Fields that the queue was not [made to report](CompletionQueueBuilder::extended) are `None`.
+pub struct ExtendedSuccess<'b> {
+    raw: NonNull<ffi::ibv_cq_ex>,
+    fields: CompletionFields,
+    lent: PhantomData<&'b ()>,
+}
+
+/// `struct ibv_wc_tm_info`: what came with a tagged message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_wc_tm_info")]
+pub struct TagMatch {
+    /// The tag.
+    pub tag: u64,
+    /// What the application put beside it.
+    pub private_data: u32,
+}
+
+impl ExtendedSuccess<'_> {
+    /// `ibv_wc_read_opcode`: what was carried out.
+    #[doc(alias = "ibv_wc_read_opcode")]
+    #[inline]
+    pub fn opcode(&self) -> WorkOpcode {
+        // SAFETY: the poll is open at a completion, and when the queue was made the provider was
+        // found to have set the function.
+        unsafe { (*self.raw.as_ptr()).read_opcode.unwrap_unchecked()(self.raw.as_ptr()) }.into()
+    }
+
+    /// `ibv_wc_read_wc_flags`: the flags as C has them: bits of `enum ibv_wc_flags`.
+    #[doc(alias = "ibv_wc_read_wc_flags")]
+    #[inline]
+    pub fn flags(&self) -> u32 {
+        // SAFETY: as in `opcode`.
+        unsafe { (*self.raw.as_ptr()).read_wc_flags.unwrap_unchecked()(self.raw.as_ptr()) }
+    }
+
+    #[inline]
+    fn flag(&self, flag: ffi::ibv_wc_flags) -> bool {
+        self.flags() & flag.0 != 0
+    }
+
+    /// `ibv_wc_read_imm_data`: the immediate that came with the message, if one did.
+    #[doc(alias = "ibv_wc_read_imm_data")]
+    #[inline]
+    pub fn immediate(&self) -> Option<u32> {
+        self.flag(ffi::ibv_wc_flags::IBV_WC_WITH_IMM)
+            .then(|| self.immediate_or_key().map(u32::from_be))
+            .flatten()
+    }
+
+    /// `ibv_wc_read_invalidated_rkey`: the rkey that the peer invalidated with the message, if it
+    /// did. See [`WorkSuccess::invalidated_rkey`](crate::WorkSuccess::invalidated_rkey).
+    #[doc(alias = "ibv_wc_read_invalidated_rkey")]
+    #[inline]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        self.flag(ffi::ibv_wc_flags::IBV_WC_WITH_INV).then(|| self.immediate_or_key()).flatten()
+    }
+
+    /// Whether the first 40 bytes of a UD receive are a global route header. Where they are not,
+    /// their content is undefined.
+    #[inline]
+    pub fn has_global_route(&self) -> bool {
+        self.flag(ffi::ibv_wc_flags::IBV_WC_GRH)
+    }
+
+    fields! {
+        /// `ibv_wc_read_byte_len`: how many bytes arrived: of a receive, a read or an atomic; for
+        /// other requests the device may leave anything here. A UD receive counts the 40 bytes of
+        /// the global route header.
+        #[doc(alias = "ibv_wc_read_byte_len")]
+        byte_len: u32 = read_byte_len if BYTE_LEN;
+        /// `ibv_wc_read_src_qp`: the number of the peer's queue pair; of UD receives only.
+        #[doc(alias = "ibv_wc_read_src_qp")]
+        source_queue_pair: u32 = read_src_qp if SOURCE_QUEUE_PAIR;
+        /// `ibv_wc_read_slid`: the peer's LID; of UD receives on InfiniBand only.
+        #[doc(alias = "ibv_wc_read_slid")]
+        source_lid: u32 = read_slid if SOURCE_LID;
+        /// `ibv_wc_read_sl`: the service level of the message; of UD receives only.
+        #[doc(alias = "ibv_wc_read_sl")]
+        service_level: u8 = read_sl if SERVICE_LEVEL;
+        /// `ibv_wc_read_dlid_path_bits`: the low bits of our LID that the message came to; of UD
+        /// receives only.
+        #[doc(alias = "ibv_wc_read_dlid_path_bits")]
+        destination_path_bits: u8 = read_dlid_path_bits if DESTINATION_PATH_BITS;
+        /// `ibv_wc_read_cvlan`: the VLAN tag of the packet; of raw packets only.
+        #[doc(alias = "ibv_wc_read_cvlan")]
+        vlan: u16 = read_cvlan if VLAN;
+        /// `ibv_wc_read_flow_tag`: the tag of the flow rule that the packet came by; of raw packets
+        /// only.
+        #[doc(alias = "ibv_wc_read_flow_tag")]
+        flow_tag: u32 = read_flow_tag if FLOW_TAG;
+    }
+
+    /// `ibv_wc_read_tm_info`: the tag of the message; of queues with tag matching only.
+    #[doc(alias = "ibv_wc_read_tm_info")]
+    #[inline]
+    pub fn tag_matching(&self) -> Option<TagMatch> {
+        self.fields.contains(CompletionFields::TAG_MATCHING).then(|| {
+            let mut info = ffi::ibv_wc_tm_info::default();
+            // SAFETY: the poll is open at a completion, when the queue was made the provider was
+            // found to have set the function for this field, and `info` is writable.
+            unsafe {
+                (*self.raw.as_ptr()).read_tm_info.unwrap_unchecked()(self.raw.as_ptr(), &mut info);
+            }
+            TagMatch { tag: info.tag, private_data: info.priv_ }
+        })
+    }
+}
+
+/// What C has in one field.
+impl ExtendedSuccess<'_> {
+    #[inline]
+    fn immediate_or_key(&self) -> Option<u32> {
+        self.fields.contains(CompletionFields::IMMEDIATE).then(|| {
+            // SAFETY: the poll is open at a completion, and when the queue was made the provider was
+            // found to have set the function for this field.
+            unsafe { (*self.raw.as_ptr()).read_imm_data.unwrap_unchecked()(self.raw.as_ptr()) }
+        })
+    }
+}
+
+impl fmt::Debug for ExtendedSuccess<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExtendedSuccess")
+            .field("opcode", &self.opcode())
+            .field("byte_len", &self.byte_len())
+            .field("immediate", &self.immediate())
+            .finish_non_exhaustive()
+    }
+}

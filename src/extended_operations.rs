@@ -1,0 +1,213 @@
+//! What the extended posting interface of a queue pair has.
+
+use std::ptr::NonNull;
+
+use crate::{QueuePairType, ffi};
+
+/// Defines the operations together with the functions that they need.
+macro_rules! operations {
+    ($($(#[doc = $doc:literal])* $name:ident = $constant:ident, $function:ident;)+) => {
+        bitflags::bitflags! {
+            /// `enum ibv_qp_create_send_ops_flags`: operations of the extended posting interface. See
+            /// [`QueuePairBuilder::extended`](crate::QueuePairBuilder::extended).
+            #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+            #[doc(alias = "ibv_qp_create_send_ops_flags")]
+            pub struct SendOperations: u64 {
+                $(
+                    $(#[doc = $doc])*
+                    const $name = ffi::ibv_qp_create_send_ops_flags::$constant.0 as u64;
+                )+
+            }
+        }
+
+        impl SendOperations {
+            /// Those that a queue pair has functions for.
+            ///
+            /// # Safety
+            ///
+            /// The queue pair is live.
+            pub(crate) unsafe fn of(queue_pair: NonNull<ffi::ibv_qp_ex>) -> Self {
+                // SAFETY: the caller vouches for it.
+                let raw = unsafe { queue_pair.as_ref() };
+                let mut found = Self::empty();
+                // Without these three there is no batch.
+                if raw.wr_start.is_some() && raw.wr_complete.is_some() && raw.wr_abort.is_some() {
+                    $(if raw.$function.is_some() {
+                        found |= Self::$name;
+                    })+
+                }
+                found
+            }
+        }
+    };
+}
+
+operations! {
+    /// RDMA writes.
+    WRITE = IBV_QP_EX_WITH_RDMA_WRITE, wr_rdma_write;
+    /// RDMA writes with an immediate.
+    WRITE_WITH_IMMEDIATE = IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, wr_rdma_write_imm;
+    /// Sends.
+    SEND = IBV_QP_EX_WITH_SEND, wr_send;
+    /// Sends with an immediate.
+    SEND_WITH_IMMEDIATE = IBV_QP_EX_WITH_SEND_WITH_IMM, wr_send_imm;
+    /// RDMA reads.
+    READ = IBV_QP_EX_WITH_RDMA_READ, wr_rdma_read;
+    /// Compare-and-swaps.
+    COMPARE_SWAP = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, wr_atomic_cmp_swp;
+    /// Fetch-and-adds.
+    FETCH_ADD = IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, wr_atomic_fetch_add;
+    /// Invalidating local keys.
+    LOCAL_INVALIDATE = IBV_QP_EX_WITH_LOCAL_INV, wr_local_inv;
+    /// Binding memory windows.
+    BIND_MEMORY_WINDOW = IBV_QP_EX_WITH_BIND_MW, wr_bind_mw;
+    /// Sends that invalidate an rkey of the peer.
+    SEND_WITH_INVALIDATE = IBV_QP_EX_WITH_SEND_WITH_INV, wr_send_inv;
+    /// Sends that the device segments.
+    TSO = IBV_QP_EX_WITH_TSO, wr_send_tso;
+    /// Flushes.
+    FLUSH = IBV_QP_EX_WITH_FLUSH, wr_flush;
+    /// Atomic writes.
+    ATOMIC_WRITE = IBV_QP_EX_WITH_ATOMIC_WRITE, wr_atomic_write;
+}
+
+bitflags::bitflags! {
+    /// `enum ibv_send_flags`: options of a request in a [`Batch`](crate::Batch).
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[doc(alias = "ibv_send_flags")]
+    pub struct SendFlags: u32 {
+        /// It is not begun until all reads and atomics before it have completed.
+        const FENCE = ffi::ibv_send_flags::IBV_SEND_FENCE.0;
+        /// It has a completion.
+        const SIGNALED = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        /// It raises an event at the peer, if the peer waits for solicited ones only.
+        const SOLICITED = ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
+        /// The device computes the checksums of IPv4 and of TCP or UDP.
+        const IP_CHECKSUM = ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
+    }
+}
+
+bitflags::bitflags! {
+    /// `enum ibv_placement_type`: how far a flush brings what was written.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[doc(alias = "ibv_placement_type")]
+    pub struct FlushPlacement: u8 {
+        /// Everyone sees it.
+        const GLOBAL = ffi::ibv_placement_type::IBV_FLUSH_GLOBAL.0 as u8;
+        /// It survives a loss of power.
+        const PERSISTENT = ffi::ibv_placement_type::IBV_FLUSH_PERSISTENT.0 as u8;
+    }
+}
+
+/// The functions of a queue pair as bits: those of [`SendOperations`], and those below.
+pub(crate) mod function {
+    use super::*;
+    use crate::Error;
+
+    /// Not a function: the peer is known, as the queue pair has one or the batch was told.
+    pub(crate) const READY: u64 = 1 << 63;
+    pub(crate) const SET_SGE: u64 = 1 << 62;
+    pub(crate) const SET_SGE_LIST: u64 = 1 << 61;
+    pub(crate) const SET_INLINE: u64 = 1 << 60;
+    pub(crate) const SET_UD_ADDRESS: u64 = 1 << 59;
+    pub(crate) const SET_XRC_SRQ: u64 = 1 << 58;
+
+    /// What a queue pair has that was built for `operations`.
+    ///
+    /// # Safety
+    ///
+    /// The queue pair is live, and has `operations`.
+    pub(crate) unsafe fn of(
+        queue_pair: NonNull<ffi::ibv_qp_ex>,
+        operations: SendOperations,
+        kind: QueuePairType,
+        max_send_sge: u32,
+    ) -> u64 {
+        // SAFETY: the caller vouches for it.
+        let raw = unsafe { queue_pair.as_ref() };
+        let mut found = operations.bits();
+        let has_peer = !matches!(kind, QueuePairType::UnreliableDatagram | QueuePairType::XrcSend);
+        for (there, function) in [
+            (has_peer, READY),
+            (raw.wr_set_sge.is_some() && max_send_sge > 0, SET_SGE),
+            (raw.wr_set_sge_list.is_some(), SET_SGE_LIST),
+            (raw.wr_set_inline_data.is_some(), SET_INLINE),
+            (raw.wr_set_ud_addr.is_some() && !is_connected(kind), SET_UD_ADDRESS),
+            (raw.wr_set_xrc_srqn.is_some() && kind == QueuePairType::XrcSend, SET_XRC_SRQ),
+        ] {
+            if there {
+                found |= function;
+            }
+        }
+        found
+    }
+
+    fn is_connected(kind: QueuePairType) -> bool {
+        use QueuePairType as T;
+
+        matches!(kind, T::ReliableConnected | T::UnreliableConnected | T::XrcSend | T::RawPacket)
+    }
+
+    /// The error for the first function that is missing.
+    #[cold]
+    pub(crate) fn lacking(missing: u64) -> Error {
+        let unsupported = |verb, reason| Error::with_reason(verb, libc::EOPNOTSUPP, reason);
+        let operations = SendOperations::from_bits_truncate(missing);
+        if !operations.is_empty() {
+            let reason =
+                "the queue pair was not built for this operation of the extended interface";
+            return unsupported("ibv_wr_start", reason);
+        }
+        if missing & READY != 0 {
+            let reason = "the queue pair has no peer: the batch must be told where to send to";
+            return Error::invalid("ibv_wr_start", reason);
+        }
+        let (verb, reason) = match missing & missing.wrapping_neg() {
+            SET_SGE => ("ibv_wr_set_sge", "the queue pair takes no gather elements"),
+            SET_SGE_LIST => ("ibv_wr_set_sge_list", "the provider takes no lists of elements"),
+            SET_INLINE => ("ibv_wr_set_inline_data", "the provider takes no inline data"),
+            SET_UD_ADDRESS => ("ibv_wr_set_ud_addr", "the queue pair does not send datagrams"),
+            _ => ("ibv_wr_set_xrc_srqn", "the queue pair is not a sending XRC one"),
+        };
+        unsupported(verb, reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" fn nothing(_: *mut ffi::ibv_qp_ex) {}
+    unsafe extern "C" fn complete(_: *mut ffi::ibv_qp_ex) -> i32 {
+        0
+    }
+
+    #[test]
+    fn operations_are_those_with_functions() {
+        let mut raw = ffi::ibv_qp_ex { wr_send: Some(nothing), ..Default::default() };
+        // SAFETY: the struct is live during the calls.
+        let of = |raw: &mut _| unsafe { SendOperations::of(NonNull::from(raw)) };
+        assert_eq!(of(&mut raw), SendOperations::empty(), "no batch without its brackets");
+        raw.wr_start = Some(nothing);
+        raw.wr_abort = Some(nothing);
+        raw.wr_complete = Some(complete);
+        assert_eq!(of(&mut raw), SendOperations::SEND);
+        assert_eq!(SendOperations::all().bits(), (1 << 13) - 1);
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        for (missing, text) in [
+            (SendOperations::READ.bits() | function::READY, "not built for this operation"),
+            (function::READY | function::SET_SGE, "where to send to"),
+            (function::SET_SGE, "no gather elements"),
+            (function::SET_SGE_LIST, "lists of elements"),
+            (function::SET_INLINE, "no inline data"),
+            (function::SET_UD_ADDRESS, "does not send datagrams"),
+            (function::SET_XRC_SRQ, "not a sending XRC one"),
+        ] {
+            let error = function::lacking(missing).to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}

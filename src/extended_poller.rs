@@ -1,0 +1,480 @@
+//! Polling extended completion queues.
+//!
+//! # Why a closure
+//!
+//! Between `ibv_start_poll` and `ibv_end_poll` most providers hold the queue's spin lock. A guard
+//! object that ended the poll when dropped could be forgotten ([`std::mem::forget`] is safe), and
+//! then everything else that needs the lock, on any thread, would spin for ever. So the completions
+//! are lent to a closure: what ends the poll lives in the frame of [`ExtendedPoller::poll`], where
+//! nobody can forget it, and runs also when the closure panics or leaves early.
+//!
+//! A completion is no more than a view of the queue's current one; moving on changes it. It borrows
+//! the [`ExtendedCompletions`] mutably, so that the compiler refuses to keep it any longer.
+//!
+//! # Why a poller
+//!
+//! Two polls of one queue must not be nested: the second would wait for the first. A poller is
+//! borrowed mutably to poll, and there is one per queue at a time. A forgotten poller holds no lock:
+//! it only means that there will be no other.
+//!
+//! # Soft-RoCE
+//!
+//! In rdma-core before 61 the rxe provider gives its lock up when `ibv_next_poll` finds nothing, and
+//! once more in `ibv_end_poll`. In between another thread that polls can take the lock, is shown the
+//! completion that was seen last a second time, and loses the lock while it still works. There,
+//! `ibv_next_poll` is never called: each completion is a poll of its own, and nothing is unlocked
+//! twice.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::handle::Handle;
+use crate::{
+    CompletionQueue, Context, DeviceAttributes, Error, ExtendedCompletion, Parent, Result,
+    event_file, ffi,
+};
+
+#[cfg(doc)]
+use crate::CompletionQueueBuilder;
+
+bitflags::bitflags! {
+    /// `enum ibv_create_cq_wc_flags`: what an [extended](CompletionQueueBuilder::extended) queue
+    /// reports of a completion, besides `wr_id`, status, opcode, vendor error and flags, which it
+    /// always does.
+    ///
+    /// Bits that have no name here are passed on.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[doc(alias = "ibv_create_cq_wc_flags")]
+    pub struct CompletionFields: u64 {
+        /// [`ExtendedSuccess::byte_len`].
+        const BYTE_LEN = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_BYTE_LEN);
+        /// [`ExtendedSuccess::immediate`] and [`ExtendedSuccess::invalidated_rkey`].
+        const IMMEDIATE = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_IMM);
+        /// [`ExtendedCompletion::queue_pair_number`].
+        const QUEUE_PAIR_NUMBER = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_QP_NUM);
+        /// [`ExtendedSuccess::source_queue_pair`].
+        const SOURCE_QUEUE_PAIR = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_SRC_QP);
+        /// [`ExtendedSuccess::source_lid`].
+        const SOURCE_LID = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_SLID);
+        /// [`ExtendedSuccess::service_level`].
+        const SERVICE_LEVEL = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_SL);
+        /// [`ExtendedSuccess::destination_path_bits`].
+        const DESTINATION_PATH_BITS =
+            field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_DLID_PATH_BITS);
+        /// [`ExtendedCompletion::timestamp`].
+        const TIMESTAMP = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+        /// [`ExtendedCompletion::wallclock_ns`].
+        const WALLCLOCK =
+            field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
+        /// [`ExtendedSuccess::vlan`].
+        const VLAN = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_CVLAN);
+        /// [`ExtendedSuccess::flow_tag`].
+        const FLOW_TAG = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_FLOW_TAG);
+        /// [`ExtendedSuccess::tag_matching`].
+        const TAG_MATCHING = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_TM_INFO);
+        /// What a [`WorkCompletion`](crate::WorkCompletion) has: what every device with extended
+        /// queues reports.
+        const STANDARD = Self::BYTE_LEN.bits()
+            | Self::IMMEDIATE.bits()
+            | Self::QUEUE_PAIR_NUMBER.bits()
+            | Self::SOURCE_QUEUE_PAIR.bits()
+            | Self::SOURCE_LID.bits()
+            | Self::SERVICE_LEVEL.bits()
+            | Self::DESTINATION_PATH_BITS.bits();
+        const _ = !0;
+    }
+}
+
+const fn field(field: ffi::ibv_create_cq_wc_flags) -> u64 {
+    field.0 as u64
+}
+
+/// What makes a completion queue an extended one.
+pub(crate) struct Extended {
+    fields: CompletionFields,
+    /// Whether each completion is to be a poll of its own.
+    one_by_one: bool,
+    /// Whether there is a poller.
+    polled: AtomicBool,
+}
+
+/// The vendor and the model that the kernel's Soft-RoCE claims to be.
+const RXE: (u32, u32) = (0xff_ffff, 0);
+
+impl Extended {
+    /// `ibv_create_cq_ex`.
+    pub(crate) fn create(
+        context: &Context<'_>,
+        attributes: &mut ffi::ibv_cq_init_attr_ex,
+        device: &DeviceAttributes,
+    ) -> Result<(Handle<ffi::ibv_cq>, Self)> {
+        const VERB: &str = "ibv_create_cq_ex";
+        let unsupported = Error::with_reason(
+            VERB,
+            libc::EOPNOTSUPP,
+            "the device has no extended completion queues, or not with these fields or flags",
+        );
+        let fields = CompletionFields::from_bits_retain(attributes.wc_flags);
+        // SAFETY: the context and the channel are live; a queue that comes back is ours alone. An
+        // `ibv_cq_ex` begins with an `ibv_cq`, and may be used as one.
+        let raw = unsafe {
+            let raw = ffi::ibv_create_cq_ex(context.as_raw(), attributes);
+            Handle::new(VERB, raw.cast::<ffi::ibv_cq>())
+        }
+        .map_err(|error| match error.raw_os_error() {
+            libc::EOPNOTSUPP | libc::ENOSYS => unsupported,
+            _ => error,
+        })?;
+        // SAFETY: the queue is live, and an extended one.
+        if !unsafe { has_functions(raw.as_ptr().cast(), fields) } {
+            return Err(unsupported);
+        }
+        let one_by_one = (device.vendor_id(), device.vendor_part_id()) == RXE;
+        Ok((raw, Self { fields, one_by_one, polled: AtomicBool::new(false) }))
+    }
+}
+
+/// Whether the provider set all functions that are called for these fields. It need not set others
+/// to null: mlx4 leaves them uninitialised.
+///
+/// # Safety
+///
+/// `queue` is live.
+unsafe fn has_functions(queue: *const ffi::ibv_cq_ex, fields: CompletionFields) -> bool {
+    macro_rules! all {
+        ($($function:ident $(if $field:ident)?,)+) => {
+            // SAFETY: the caller's queue is live; the functions are nullable pointers, of which only
+            // those are read that the provider had to set.
+            unsafe {
+                $(($(!fields.contains(CompletionFields::$field) ||)? (*queue).$function.is_some()))&&+
+            }
+        };
+    }
+    all! {
+        start_poll,
+        next_poll,
+        end_poll,
+        read_opcode,
+        read_vendor_err,
+        read_wc_flags,
+        read_byte_len if BYTE_LEN,
+        read_imm_data if IMMEDIATE,
+        read_qp_num if QUEUE_PAIR_NUMBER,
+        read_src_qp if SOURCE_QUEUE_PAIR,
+        read_slid if SOURCE_LID,
+        read_sl if SERVICE_LEVEL,
+        read_dlid_path_bits if DESTINATION_PATH_BITS,
+        read_completion_ts if TIMESTAMP,
+        read_completion_wallclock_ns if WALLCLOCK,
+        read_cvlan if VLAN,
+        read_flow_tag if FLOW_TAG,
+        read_tm_info if TAG_MATCHING,
+    }
+}
+
+/// Polls an [extended](CompletionQueueBuilder::extended) completion queue (`struct ibv_cq_ex`),
+/// whose completions it does not copy: a field is read when it is asked for, and there are fields
+/// that a [`WorkCompletion`](crate::WorkCompletion) has not, such as timestamps.
+///
+/// The queue is a [`CompletionQueue`] as any other: queue pairs are made with it, it can be waited
+/// for and resized, and [`CompletionQueue::poll`] works too.
+///
+/// ```no_run
+/// use ibverbs::{CompletionFields, CompletionQueue};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("mlx5_0")?;
+/// let fields = CompletionFields::BYTE_LEN | CompletionFields::TIMESTAMP;
+/// let queue = CompletionQueue::builder(&context, 1024).extended(fields).build()?;
+/// let mut poller = queue.extended_poller()?;
+/// let bytes = poller.poll(|completions| {
+///     let mut bytes = 0;
+///     while let Some(completion) = completions.next()? {
+///         match completion.result() {
+///             Ok(success) => bytes += success.byte_len().unwrap_or(0),
+///             Err(error) => eprintln!("request {}: {error}", completion.wr_id()),
+///         }
+///         println!("at {:?} ticks", completion.timestamp());
+///     }
+///     Ok::<_, ibverbs::Error>(bytes)
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_cq_ex")]
+pub struct ExtendedPoller<'cq> {
+    queue: Parent<'cq, CompletionQueue<'cq>>,
+    fields: CompletionFields,
+    one_by_one: bool,
+}
+
+impl Drop for ExtendedPoller<'_> {
+    fn drop(&mut self) {
+        if let Some(extended) = self.queue.extended() {
+            extended.polled.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl<'cq> ExtendedPoller<'cq> {
+    /// Begins to poll `queue`, which was made with [`CompletionQueueBuilder::extended`].
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue is not an extended one.
+    ///  - `EBUSY`: it has a poller already.
+    pub fn new(queue: impl Into<Parent<'cq, CompletionQueue<'cq>>>) -> Result<Self> {
+        const VERB: &str = "ibv_start_poll";
+        let queue = queue.into();
+        let Some(extended) = queue.extended() else {
+            return Err(Error::invalid(VERB, "the completion queue is not an extended one"));
+        };
+        if extended.polled.swap(true, Ordering::Acquire) {
+            let reason = "the completion queue has an extended poller already";
+            return Err(Error::with_reason(VERB, libc::EBUSY, reason));
+        }
+        let (fields, one_by_one) = (extended.fields, extended.one_by_one);
+        Ok(Self { queue, fields, one_by_one })
+    }
+
+    /// `ibv_start_poll`, `ibv_end_poll`: lends the completions that are there to `f`, one at a time.
+    /// It never waits. A completion is taken from the queue when it is lent.
+    ///
+    /// # Deadlocks
+    ///
+    /// While `f` has a completion, the provider may hold the queue's lock. Until it asks for the
+    /// next and gets none, or returns, `f` must not use the queue otherwise, nor destroy a queue
+    /// pair or shared receive queue whose completions go there, nor move one to another state: that
+    /// may wait for ever.
+    #[doc(alias = "ibv_start_poll")]
+    #[doc(alias = "ibv_end_poll")]
+    #[inline]
+    pub fn poll<R>(&mut self, f: impl FnOnce(&mut ExtendedCompletions<'_>) -> R) -> R {
+        f(&mut self.completions())
+    }
+
+    /// [`poll`](Self::poll), for a queue with a
+    /// [channel of its own](CompletionQueueBuilder::own_channel): calls `f` time and again, sleeping
+    /// in between, until it was lent a completion or a poll failed. Everything else is as with
+    /// [`CompletionQueue::wait`].
+    ///
+    /// `f` must ask for a completion whenever it is called.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no channel of its own.
+    ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
+    ///  - `EIO`: the device is gone.
+    pub fn wait<R>(&mut self, f: impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Result<R> {
+        self.wait_until(None, f)
+    }
+
+    /// [`wait`](Self::wait), but no longer than `timeout`.
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: there was no completion in that time.
+    ///  - those of [`wait`](Self::wait).
+    pub fn wait_timeout<R>(
+        &mut self,
+        timeout: Duration,
+        f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,
+    ) -> Result<R> {
+        self.wait_until(event_file::deadline(timeout), f)
+    }
+
+    /// [`wait`](Self::wait), but not after `deadline`.
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: there was no completion until then.
+    ///  - those of [`wait`](Self::wait).
+    pub fn wait_deadline<R>(
+        &mut self,
+        deadline: Instant,
+        f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,
+    ) -> Result<R> {
+        self.wait_until(Some(deadline), f)
+    }
+
+    fn wait_until<R>(
+        &mut self,
+        deadline: Option<Instant>,
+        mut f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,
+    ) -> Result<R> {
+        self.queue.sleep_until(deadline, || Ok(self.attempt(&mut f)))
+    }
+
+    /// [`poll`](Self::poll); if `f` was lent nothing, arms the queue and polls again. `None` says
+    /// that there was nothing then either: the next completion raises an event on the channel of the
+    /// queue. See [`CompletionQueue::poll_or_arm`].
+    ///
+    /// `f` must ask for a completion whenever it is called.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::arm`].
+    pub fn poll_or_arm<R>(
+        &mut self,
+        mut f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,
+    ) -> Result<Option<R>> {
+        if let Some(returned) = self.attempt(&mut f) {
+            return Ok(Some(returned));
+        }
+        self.queue.arm()?;
+        Ok(self.attempt(&mut f))
+    }
+
+    /// What `f` returned, if it was lent something, or a poll failed.
+    fn attempt<R>(&self, f: &mut impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Option<R> {
+        let mut completions = self.completions();
+        let returned = f(&mut completions);
+        completions.eventful.then_some(returned)
+    }
+
+    /// Not more than one at a time: the callers borrow the poller mutably.
+    #[inline]
+    fn completions(&self) -> ExtendedCompletions<'_> {
+        ExtendedCompletions {
+            // SAFETY: the queue is not null.
+            raw: unsafe { NonNull::new_unchecked(self.queue.as_raw()) }.cast(),
+            fields: self.fields,
+            one_by_one: self.one_by_one,
+            open: false,
+            eventful: false,
+            poller: PhantomData,
+        }
+    }
+
+    /// The queue that it polls.
+    pub fn queue(&self) -> &CompletionQueue<'cq> {
+        &self.queue
+    }
+
+    /// What it finds in a completion.
+    pub fn fields(&self) -> CompletionFields {
+        self.fields
+    }
+}
+
+impl fmt::Debug for ExtendedPoller<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExtendedPoller")
+            .field("queue", &self.queue)
+            .field("fields", &self.fields)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The completions that are there, as [`ExtendedPoller::poll`] lends them.
+///
+/// One at a time: moving on changes what the last one is a view of.
+///
+/// ```compile_fail,E0499
+/// # fn f(poller: &mut ibverbs::ExtendedPoller<'_>) -> ibverbs::Result<()> {
+/// poller.poll(|completions| {
+///     let first = completions.next()?;
+///     let second = completions.next()?;
+///     println!("{first:?}"); // which is the second by now
+///     Ok(())
+/// })
+/// # }
+/// ```
+///
+/// Nor can one leave the closure, or its thread.
+///
+/// ```compile_fail
+/// # fn f(poller: &mut ibverbs::ExtendedPoller<'_>) {
+/// let kept = poller.poll(|completions| completions.next()).unwrap();
+/// # }
+/// ```
+///
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<ibverbs::ExtendedCompletions<'_>>();
+/// ```
+pub struct ExtendedCompletions<'p> {
+    raw: NonNull<ffi::ibv_cq_ex>,
+    fields: CompletionFields,
+    one_by_one: bool,
+    /// Whether a poll was started and not ended.
+    open: bool,
+    /// Whether there was a completion, or a failure.
+    eventful: bool,
+    poller: PhantomData<&'p mut ()>,
+}
+
+impl Drop for ExtendedCompletions<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl ExtendedCompletions<'_> {
+    /// `ibv_start_poll`, `ibv_next_poll`: the next completion, until this is called again; none if
+    /// the queue is empty. After that the poll is over, and calling this again starts another.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`, or the provider's errno value: the queue is broken. An error is not the completion
+    ///    of any request: their buffers still belong to the device.
+    #[allow(clippy::should_implement_trait, reason = "what is lent cannot be an Iterator's item")]
+    #[doc(alias = "ibv_start_poll")]
+    #[doc(alias = "ibv_next_poll")]
+    #[inline]
+    pub fn next(&mut self) -> Result<Option<ExtendedCompletion<'_>>> {
+        if self.open && self.one_by_one {
+            self.end();
+        }
+        let (verb, returned) = if self.open {
+            // SAFETY: the poll was started, and not ended. The provider set the function.
+            let next_poll = unsafe { (*self.raw.as_ptr()).next_poll.unwrap_unchecked() };
+            // SAFETY: the queue is live.
+            ("ibv_next_poll", unsafe { next_poll(self.raw.as_ptr()) })
+        } else {
+            let mut attributes = ffi::ibv_poll_cq_attr { comp_mask: 0 };
+            // SAFETY: no poll is open, since there is one poller, and it is borrowed. The provider
+            // set the function.
+            let start_poll = unsafe { (*self.raw.as_ptr()).start_poll.unwrap_unchecked() };
+            // SAFETY: the queue is live.
+            ("ibv_start_poll", unsafe { start_poll(self.raw.as_ptr(), &mut attributes) })
+        };
+        if returned == 0 {
+            self.open = true;
+            self.eventful = true;
+            // SAFETY: the poll is open at a completion until the borrow ends, and the functions were
+            // checked when the queue was made.
+            return Ok(Some(unsafe { ExtendedCompletion::new(self.raw, self.fields) }));
+        }
+        self.end();
+        if returned == libc::ENOENT {
+            return Ok(None);
+        }
+        self.eventful = true;
+        // mlx5 and hns return numbers of their own below zero.
+        Err(Error::new(verb, returned.max(0)))
+    }
+
+    #[inline]
+    fn end(&mut self) {
+        if std::mem::take(&mut self.open) {
+            // SAFETY: the poll was started, and not ended. The provider set the function.
+            let end_poll = unsafe { (*self.raw.as_ptr()).end_poll.unwrap_unchecked() };
+            // SAFETY: the queue is live.
+            unsafe { end_poll(self.raw.as_ptr()) }
+        }
+    }
+}
+
+impl fmt::Debug for ExtendedCompletions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExtendedCompletions")
+            .field("fields", &self.fields)
+            .field("open", &self.open)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,181 @@
+//! The raw bindings to `infiniband/verbs.h` of rdma-core v55.0, and all that knows C's conventions.
+//!
+//! Every function of the header is here under its C name. What the header defines as `static
+//! inline` is compiled into this crate, except for the data path ([`ibv_post_send`],
+//! [`ibv_post_recv`], [`ibv_post_srq_recv`], [`ibv_poll_cq`], [`ibv_req_notify_cq`]), which is
+//! written in Rust below so that it is inlined into Rust callers as it is into C ones.
+//!
+//! Two names are traps: the exported `ibv_query_port` and `ibv_reg_mr` are frozen legacy entry
+//! points, and the header redirects C programs to [`___ibv_query_port`] and [`__ibv_reg_mr`]; use
+//! those.
+//!
+//! Enumerations of C are newtypes here, never Rust enums: a value that this crate does not know is
+//! legal.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use crate::Error;
+
+#[allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    missing_debug_implementations,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    rustdoc::all,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    clippy::missing_safety_doc,
+    unsafe_op_in_unsafe_fn
+)]
+mod bindings {
+    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+}
+
+pub use bindings::*;
+
+/// A statically linked libibverbs knows only the providers whose object files, with their registering
+/// constructors, are part of the program.
+#[cfg(not(feature = "system"))]
+mod providers {
+    use std::ffi::c_void;
+
+    unsafe extern "C" {
+        /// The enabled providers, null-terminated; `build.rs` generates it.
+        static ibverbs_bundled_providers: [*const c_void; 1];
+    }
+
+    /// Makes the linker keep every enabled provider, whoever lists the devices.
+    #[used]
+    static KEEP: Keep = Keep(&raw const ibverbs_bundled_providers);
+
+    #[allow(dead_code)]
+    struct Keep(*const [*const c_void; 1]);
+
+    // SAFETY: the pointer is never read through.
+    unsafe impl Sync for Keep {}
+}
+
+/// `ibv_post_send`: posts a list of work requests to a send queue. Returns 0 or an errno value, and
+/// in `bad_wr` the first request that was not posted.
+///
+/// # Safety
+///
+/// As in C: `qp` is a live queue pair, `wr` a valid list whose buffers stay valid until each
+/// request's completion was polled, `bad_wr` is writable.
+#[inline]
+pub unsafe fn ibv_post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's `qp` is live, so its context is; libibverbs sets every operation of a
+    // context it hands out, to a failing default where the provider has none.
+    unsafe { (*(*qp).context).ops.post_send.unwrap_unchecked()(qp, wr, bad_wr) }
+}
+
+/// `ibv_post_recv`: posts a list of work requests to a receive queue. Returns 0 or an errno value,
+/// and in `bad_wr` the first request that was not posted.
+///
+/// # Safety
+///
+/// As in C: `qp` is a live queue pair, `wr` a valid list whose buffers stay valid until each
+/// request's completion was polled, `bad_wr` is writable.
+#[inline]
+pub unsafe fn ibv_post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as in `ibv_post_send`.
+    unsafe { (*(*qp).context).ops.post_recv.unwrap_unchecked()(qp, wr, bad_wr) }
+}
+
+/// `ibv_post_srq_recv`: posts a list of work requests to a shared receive queue. Returns 0 or an
+/// errno value, and in `bad_wr` the first request that was not posted.
+///
+/// # Safety
+///
+/// As in C: `srq` is a live shared receive queue, `wr` a valid list whose buffers stay valid until
+/// each request's completion was polled, `bad_wr` is writable.
+#[inline]
+pub unsafe fn ibv_post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as in `ibv_post_send`.
+    unsafe { (*(*srq).context).ops.post_srq_recv.unwrap_unchecked()(srq, wr, bad_wr) }
+}
+
+/// `ibv_poll_cq`: takes up to `num_entries` completions from a completion queue. Returns how many,
+/// or a negative number on failure.
+///
+/// # Safety
+///
+/// As in C: `cq` is a live completion queue and `wc` has room for `num_entries`.
+#[inline]
+pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: as in `ibv_post_send`.
+    unsafe { (*(*cq).context).ops.poll_cq.unwrap_unchecked()(cq, num_entries, wc) }
+}
+
+/// `ibv_req_notify_cq`: asks for an event on the completion channel when the next completion is
+/// added. Returns 0 or an errno value.
+///
+/// # Safety
+///
+/// As in C: `cq` is a live completion queue.
+#[inline]
+pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: as in `ibv_post_send`.
+    unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
+}
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the location is valid for the calling thread.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the location is valid for the calling thread.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+/// The convention of verbs that make an object: null and `errno`.
+pub(crate) fn object<T>(verb: &'static str, pointer: *mut T) -> Result<NonNull<T>, Error> {
+    NonNull::new(pointer).ok_or_else(|| Error::new(verb, errno()))
+}
+
+/// The convention of verbs that return a status: 0, or the errno value. A few providers return the
+/// negated value, or -1 with `errno`; all three come out right.
+#[inline]
+pub(crate) fn status(verb: &'static str, returned: c_int) -> Result<(), Error> {
+    if returned == 0 { Ok(()) } else { Err(failed(verb, returned)) }
+}
+
+/// The convention of verbs that return a count: negative on failure.
+pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error> {
+    usize::try_from(returned).map_err(|_| failed(verb, c_int::try_from(returned).unwrap_or(-1)))
+}
+
+/// The error behind a status that is not 0.
+///
+/// It is put together where it is returned, so that the compiler sees that it is one, and a loop around
+/// a verb does not look twice whether it has failed.
+#[inline]
+pub(crate) fn failed(verb: &'static str, returned: c_int) -> Error {
+    Error::new(verb, errno_of(returned))
+}
+
+/// The errno value behind a status that is not 0.
+#[cold]
+#[inline(never)]
+fn errno_of(returned: c_int) -> c_int {
+    if returned == -1 { errno() } else { returned.saturating_abs() }
+}

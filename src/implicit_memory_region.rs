@@ -1,0 +1,127 @@
+//! The whole address space as one region.
+
+use std::fmt;
+use std::ptr;
+
+use crate::handle::Handle;
+use crate::registration::register;
+use crate::{
+    AccessFlags, Element, Error, MemorySlice, MemorySliceMut, OnDemandPaging, Parent,
+    ProtectionDomain, Result, ffi,
+};
+
+/// `struct ibv_mr`: all memory that the program has now and will have, registered at once for local
+/// access; the device brings pages in as it needs them (implicit on-demand paging).
+///
+/// Any slice can then be posted, at no cost in advance:
+///
+/// ```no_run
+/// # let context = ibverbs::open("mlx5_0")?;
+/// let domain = context.alloc_pd()?;
+/// let memory = domain.register_address_space()?;
+/// let text = String::from("hello");
+/// let element = memory.slice(text.as_bytes()).gather_element()?;
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+///
+/// It is safe for the reasons that [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion) is: peers have
+/// no access, and requests of this program name memory by what borrows it.
+#[doc(alias = "ibv_mr")]
+pub struct ImplicitMemoryRegion<'pd> {
+    region: Handle<ffi::ibv_mr>,
+    domain: Parent<'pd, ProtectionDomain<'pd>>,
+}
+
+// SAFETY: libibverbs allows every verb on a region from any thread.
+unsafe impl Send for ImplicitMemoryRegion<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for ImplicitMemoryRegion<'_> {}
+
+impl<'pd> ImplicitMemoryRegion<'pd> {
+    /// `ibv_reg_mr`: registers the whole address space, for local access.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device does not have this
+    ///    ([`OnDemandPaging::SUPPORT_IMPLICIT`]).
+    ///  - `ENOMEM`: no region left on the device.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>) -> Result<Self> {
+        const VERB: &str = "ibv_reg_mr";
+        let domain = domain.into();
+        let paging = domain.context().query_device()?.on_demand_paging().general;
+        if !paging.contains(OnDemandPaging::SUPPORT | OnDemandPaging::SUPPORT_IMPLICIT) {
+            let reason = "the device has no implicit on-demand paging";
+            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
+        }
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
+        // SAFETY: the device accesses only what requests name, by slices that they borrow.
+        let region = unsafe { register(VERB, &domain, ptr::null_mut(), usize::MAX, 0, access) }?;
+        Ok(Self { region, domain })
+    }
+
+    /// `ibv_dereg_mr`: deregisters the region, and says so if that fails. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    ///
+    /// The region comes back with the provider's errno value.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { region, domain } = self;
+        region.close().map_err(|(region, error)| (Self { region, domain }, error))
+    }
+
+    /// A slice, with what a work request needs to name it.
+    #[inline]
+    pub fn slice<'buf, T: Element>(&'buf self, memory: &'buf [T]) -> MemorySlice<'buf, T> {
+        MemorySlice::new(memory, self.lkey())
+    }
+
+    /// A slice, exclusively, with what a work request needs to name it.
+    #[inline]
+    pub fn slice_mut<'buf, T: Element>(
+        &'buf self,
+        memory: &'buf mut [T],
+    ) -> MemorySliceMut<'buf, T> {
+        MemorySliceMut::new(memory, self.lkey())
+    }
+
+    /// The key by which this program's work requests name the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.region.as_ptr()).lkey }
+    }
+
+    /// The domain that it is registered in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
+        &self.domain
+    }
+
+    /// The C object. It is valid while the region is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
+        self.region.as_ptr()
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_reg_mr`: registers the whole address space, for local access. See
+    /// [`ImplicitMemoryRegion::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ImplicitMemoryRegion::new`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_address_space(&self) -> Result<ImplicitMemoryRegion<'_>> {
+        ImplicitMemoryRegion::new(self)
+    }
+}
+
+impl fmt::Debug for ImplicitMemoryRegion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImplicitMemoryRegion")
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,69 @@
+//! Sharing an open device, and what was made from it, among processes.
+
+use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::os::unix::fs::FileTypeExt;
+
+use crate::{Context, Error, Result, ffi};
+
+impl Context<'_> {
+    /// `ibv_import_device`: the device that another process has opened, by its
+    /// [file descriptor](Context::command_fd), which that process has passed over (by `SCM_RIGHTS`).
+    ///
+    /// Objects that either of the two makes exist once, in the kernel. What is to be used by both is
+    /// made by one of them, and imported by the other, by the kernel's number of it:
+    /// [`ProtectionDomain::import`](crate::ProtectionDomain::import),
+    /// [`RawMemoryRegion::import`](crate::RawMemoryRegion::import),
+    /// [`DeviceMemory::import`](crate::DeviceMemory::import). The descriptor is duplicated; the caller
+    /// keeps its own.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not the descriptor of a device.
+    ///  - `ENODEV`: there is no such RDMA device.
+    ///  - `EOPNOTSUPP`: the device cannot be imported: in v55.0, only mlx5 can.
+    ///  - `EMFILE`: the process has no file descriptor left.
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_import_device")]
+    pub fn import(command: BorrowedFd<'_>) -> Result<Context<'static>> {
+        const VERB: &str = "ibv_import_device";
+        let errno =
+            |error: std::io::Error| Error::new(VERB, error.raw_os_error().unwrap_or(libc::EIO));
+        let file = std::fs::File::from(command.try_clone_to_owned().map_err(errno)?);
+        if !file.metadata().map_err(errno)?.file_type().is_char_device() {
+            return Err(Error::invalid(VERB, "the file is not that of a device"));
+        }
+        // SAFETY: the descriptor is open, and given away: the context closes it. Where this fails it
+        // may be closed or not, and C does not say: to close it once more could close another's.
+        let raw = unsafe { ffi::ibv_import_device(file.into_raw_fd()) };
+        if raw.is_null() {
+            return Err(Error::new(VERB, ffi::errno()));
+        }
+        // SAFETY: the context is live and ours alone, and depends on nothing else.
+        unsafe { Context::from_raw(raw) }
+    }
+
+    /// The file descriptor by which the kernel is asked: what another process needs to
+    /// [import](Context::import) the device.
+    pub fn command_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is live, and keeps its descriptor open for as long.
+        unsafe { BorrowedFd::borrow_raw((*self.as_raw()).cmd_fd) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_rdma_device_is_not_imported() {
+        let file = std::fs::File::open("Cargo.toml").unwrap();
+        let error = Context::import(file.as_fd()).unwrap_err();
+        assert_eq!(error.raw_os_error(), libc::EINVAL);
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let error = Context::import(null.as_fd()).unwrap_err();
+        assert_eq!(error.raw_os_error(), libc::ENODEV, "{error}");
+        assert!(null.metadata().is_ok(), "it is still open");
+    }
+}

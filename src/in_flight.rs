@@ -1,0 +1,388 @@
+//! The table of outstanding operations.
+//!
+//! It is sized when a channel is built: a slot for each work request that fits into the send queue,
+//! and one for each that fits into the receive queue. A slot is taken when a request is posted and
+//! given back when its owner has the result, so whoever gets a slot also has room in the queue pair
+//! and in the completion queue.
+//!
+//! The slots of a queue are a ring, from which the next one is taken: operations mostly end in the
+//! order in which they were posted, and then the next slot is free if any is. Only where it is not,
+//! the others are looked at.
+//!
+//! Everything is a [`Cell`]: the table is used by one thread at a time.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+
+use crate::{WorkCompletion, ffi};
+
+/// The index that names a blocking operation, which needs no slot: there is at most one.
+pub(crate) const BLOCKING: u32 = u32::MAX;
+
+/// One of the two queues of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Queue {
+    Send,
+    Receive,
+}
+
+/// Who gets the result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    /// A handle within a scope, or the scope itself.
+    Scope,
+    /// A `PendingWork`, which may outlive any scope.
+    Token,
+}
+
+/// What became of a slot's operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    /// In the list of free slots.
+    Free,
+    /// The device has the request, and the owner will ask for its result.
+    InFlight(Owner),
+    /// The device has the request, and nobody will ask.
+    Abandoned,
+    /// The completion is here.
+    Done(Owner),
+    /// The completion is here, and its owner has seen it.
+    Seen,
+    /// The queue pair was reset or destroyed before a completion was seen: none will come, and the
+    /// device no longer touches the buffer.
+    Lost(Owner),
+}
+
+impl State {
+    /// Whether the device may still use the buffer.
+    #[inline]
+    pub(crate) fn is_outstanding(self) -> bool {
+        matches!(self, Self::InFlight(_) | Self::Abandoned)
+    }
+}
+
+/// The place of one operation.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    /// The number under which it is posted.
+    wr_id: Cell<u64>,
+    /// The next one of the ring.
+    next: Cell<NonNull<Slot>>,
+    state: Cell<State>,
+    completion: Cell<WorkCompletion>,
+}
+
+// SAFETY: a slot is reached through the core that its table is part of, and through the handle of its
+// operation, which stays on one thread: see there.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// The number under which its operation is posted.
+    #[inline]
+    pub(crate) fn wr_id(&self) -> u64 {
+        self.wr_id.get()
+    }
+
+    /// What became of the operation.
+    #[inline]
+    pub(crate) fn state(&self) -> State {
+        self.state.get()
+    }
+
+    #[inline]
+    pub(crate) fn set_state(&self, state: State) {
+        self.state.set(state);
+    }
+
+    /// The completion, if it is done.
+    pub(crate) fn completion(&self) -> WorkCompletion {
+        self.completion.get()
+    }
+
+    /// Keeps a completion for the owner.
+    pub(crate) fn complete(&self, owner: Owner, raw: ffi::ibv_wc) {
+        self.completion.set(raw.into());
+        self.state.set(State::Done(owner));
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    /// Owned. First the slots for sends, then those for receives, then one that is never free: the
+    /// next one of a queue that has none, or is closed.
+    slots: NonNull<[Slot]>,
+    /// How many slots are for sends.
+    sends: u32,
+    next_send: Cell<NonNull<Slot>>,
+    next_receive: Cell<NonNull<Slot>>,
+    /// How many slots are not free.
+    in_use: Cell<u32>,
+    /// Whether slots may be taken: not before the channel is connected, nor once it was stopped.
+    open: Cell<bool>,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, in `new`, and no reference into it outlives the table.
+        drop(unsafe { Box::from_raw(self.slots.as_ptr()) });
+    }
+}
+
+// SAFETY: the slots are owned, and nothing in them is tied to a thread.
+unsafe impl Send for InFlight {}
+
+impl InFlight {
+    /// A closed table. Both depths together are less than `u32::MAX`.
+    pub(crate) fn new(sends: u32, receives: u32) -> Self {
+        let slot = |_| Slot {
+            wr_id: Cell::new(0),
+            next: Cell::new(NonNull::dangling()),
+            state: Cell::new(State::Seen),
+            completion: Cell::new(WorkCompletion::default()),
+        };
+        let slots: Box<[Slot]> = (0..sends as usize + receives as usize + 1).map(slot).collect();
+        let slots = NonNull::from(Box::leak(slots));
+        let dangling = NonNull::dangling();
+        let table = Self {
+            slots,
+            sends,
+            next_send: Cell::new(dangling),
+            next_receive: Cell::new(dangling),
+            in_use: Cell::new(0),
+            open: Cell::new(false),
+        };
+        table.close();
+        table
+    }
+
+    fn all(&self) -> &[Slot] {
+        // SAFETY: the slots live as long as the table, and are only reached by shared references.
+        unsafe { self.slots.as_ref() }
+    }
+
+    /// All slots of both queues.
+    pub(crate) fn slots(&self) -> &[Slot] {
+        let all = self.all();
+        &all[..all.len() - 1]
+    }
+
+    /// The slots of one queue.
+    fn of(&self, queue: Queue) -> &[Slot] {
+        let (sends, receives) = self.slots().split_at(self.sends as usize);
+        match queue {
+            Queue::Send => sends,
+            Queue::Receive => receives,
+        }
+    }
+
+    /// The slot with this index, which is the lower half of a request's number.
+    #[inline]
+    pub(crate) fn slot(&self, index: u32) -> Option<&Slot> {
+        self.slots().get(index as usize)
+    }
+
+    /// A pointer to an element of [`all`](Self::all), for as long as the table lives.
+    fn pointer(&self, index: usize) -> NonNull<Slot> {
+        debug_assert!(index < self.slots.len());
+        // SAFETY: the index is that of a slot.
+        unsafe { self.slots.cast::<Slot>().add(index) }
+    }
+
+    /// Frees every slot and lets slots be taken. Requests are numbered from `first` on.
+    pub(crate) fn open(&self, first: u64) {
+        let (sends, depth) = (self.sends as usize, self.slots().len());
+        for (index, slot) in self.slots().iter().enumerate() {
+            slot.wr_id.set(first + index as u64);
+            slot.state.set(State::Free);
+            let next = match index + 1 {
+                next if next == sends => 0,
+                next if next == depth => sends,
+                next => next,
+            };
+            slot.next.set(self.pointer(next));
+        }
+        self.next_send.set(self.pointer(if sends > 0 { 0 } else { depth }));
+        // Without receives that is the one that is never free.
+        self.next_receive.set(self.pointer(sends));
+        self.in_use.set(0);
+        self.open.set(true);
+    }
+
+    /// Lets no more slots be taken, until it is opened again.
+    pub(crate) fn close(&self) {
+        let never = self.pointer(self.slots.len() - 1);
+        self.next_send.set(never);
+        self.next_receive.set(never);
+        self.open.set(false);
+    }
+
+    /// Whether slots may be taken at all.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.get()
+    }
+
+    /// How many slots are not free.
+    #[inline]
+    pub(crate) fn in_use(&self) -> u32 {
+        self.in_use.get()
+    }
+
+    /// Whether there is room for one more request.
+    pub(crate) fn has_room(&self, queue: Queue) -> bool {
+        // SAFETY: as in `take`.
+        let next = unsafe { self.next(queue).get().as_ref() };
+        next.state() == State::Free || self.search(queue).is_some()
+    }
+
+    #[inline]
+    fn next(&self, queue: Queue) -> &Cell<NonNull<Slot>> {
+        match queue {
+            Queue::Send => &self.next_send,
+            Queue::Receive => &self.next_receive,
+        }
+    }
+
+    /// Takes a slot for a request that is about to be posted, if there is one.
+    #[inline]
+    pub(crate) fn take(&self, queue: Queue, owner: Owner) -> Option<&Slot> {
+        // SAFETY: it points to a slot of this table, as all that is ever put there.
+        let mut slot = unsafe { self.next(queue).get().as_ref() };
+        if slot.state() != State::Free {
+            slot = self.search(queue)?;
+        }
+        slot.set_state(State::InFlight(owner));
+        self.next(queue).set(slot.next.get());
+        self.in_use.set(self.in_use.get() + 1);
+        Some(slot)
+    }
+
+    /// A free slot, if there is one though the next one is not.
+    #[inline(never)]
+    fn search(&self, queue: Queue) -> Option<&Slot> {
+        if !self.open.get() {
+            return None;
+        }
+        self.of(queue).iter().find(|slot| slot.state() == State::Free)
+    }
+
+    /// Gives a slot back whose result is with its owner, or whose request was not posted.
+    #[inline]
+    pub(crate) fn release(&self, slot: &Slot) {
+        slot.set_state(State::Free);
+        self.in_use.set(self.in_use.get().wrapping_sub(1));
+    }
+
+    /// How many requests the device has.
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.slots().iter().map(|slot| u32::from(slot.state().is_outstanding())).sum()
+    }
+
+    /// Gives up the completions of all requests that the device had.
+    pub(crate) fn lose(&self) {
+        for slot in self.slots() {
+            match slot.state() {
+                State::InFlight(owner) => slot.set_state(State::Lost(owner)),
+                State::Abandoned => self.release(slot),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(sends: u32, receives: u32) -> InFlight {
+        let table = InFlight::new(sends, receives);
+        table.open(1 << 32);
+        table
+    }
+
+    fn take(table: &InFlight, queue: Queue) -> Option<u64> {
+        table.take(queue, Owner::Scope).map(|slot| slot.wr_id() - (1 << 32))
+    }
+
+    fn release(table: &InFlight, index: u32) {
+        table.release(table.slot(index).unwrap());
+    }
+
+    #[test]
+    fn each_queue_has_its_own_slots() {
+        let table = opened(2, 1);
+        assert_eq!([(); 3].map(|()| take(&table, Queue::Send)), [Some(0), Some(1), None]);
+        assert!(!table.has_room(Queue::Send) && table.has_room(Queue::Receive));
+        assert_eq!([(); 2].map(|()| take(&table, Queue::Receive)), [Some(2), None]);
+        assert_eq!((table.in_use(), table.outstanding()), (3, 3));
+        release(&table, 1);
+        release(&table, 2);
+        assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (Some(1), Some(2)));
+        assert_eq!(take(&table, Queue::Receive), None);
+    }
+
+    #[test]
+    fn a_ring_goes_round_and_finds_what_is_free_elsewhere() {
+        let table = opened(4, 4);
+        for round in 0..20 {
+            assert_eq!(take(&table, Queue::Receive), Some(4 + round % 4));
+            release(&table, 4 + round as u32 % 4);
+        }
+        for _ in 0..4 {
+            take(&table, Queue::Send);
+        }
+        // Out of order: the next one, 0, is taken.
+        for free in [2, 1, 3, 0, 2] {
+            release(&table, free);
+            assert!(table.has_room(Queue::Send));
+            assert_eq!(take(&table, Queue::Send), Some(free.into()));
+            assert_eq!(take(&table, Queue::Send), None);
+        }
+    }
+
+    #[test]
+    fn a_queue_may_have_no_slot_at_all() {
+        assert!(!opened(0, 3).has_room(Queue::Send));
+        assert!(!opened(3, 0).has_room(Queue::Receive));
+        assert_eq!(take(&opened(0, 3), Queue::Receive), Some(0));
+        assert_eq!(take(&opened(0, 3), Queue::Send), None);
+        assert_eq!(take(&opened(3, 0), Queue::Receive), None);
+        assert_eq!(take(&opened(0, 0), Queue::Send), None);
+    }
+
+    #[test]
+    fn a_closed_table_gives_nothing_out_but_takes_back() {
+        let table = InFlight::new(1, 1);
+        assert_eq!(take(&table, Queue::Send), None);
+        table.open(1 << 32);
+        take(&table, Queue::Send).unwrap();
+        table.close();
+        release(&table, 0);
+        assert!(!table.has_room(Queue::Send) && !table.is_open());
+        assert_eq!(take(&table, Queue::Send), None);
+        assert_eq!(table.in_use(), 0);
+        table.open(1 << 32);
+        assert_eq!(take(&table, Queue::Send), Some(0));
+    }
+
+    #[test]
+    fn what_is_lost_is_no_longer_outstanding() {
+        let table = opened(3, 0);
+        for _ in 0..3 {
+            table.take(Queue::Send, Owner::Token).unwrap();
+        }
+        table.slot(0).unwrap().set_state(State::Abandoned);
+        table.slot(1).unwrap().complete(Owner::Token, ffi::ibv_wc::default());
+        table.lose();
+        let states = [State::Free, State::Done(Owner::Token), State::Lost(Owner::Token)];
+        assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);
+        assert_eq!((table.in_use(), table.outstanding()), (2, 0));
+    }
+
+    #[test]
+    fn an_index_that_does_not_exist_has_no_slot() {
+        let table = opened(1, 1);
+        assert!(table.slot(1).is_some());
+        assert!(table.slot(2).is_none() && table.slot(BLOCKING).is_none());
+    }
+}

@@ -1,0 +1,68 @@
+//! Advice about memory that is paged on demand.
+
+use crate::foreign_enum::foreign_enum;
+use crate::{Error, GatherElement, ProtectionDomain, Result, ffi};
+
+foreign_enum! {
+    /// `enum ibv_advise_mr_advice`: what is going to happen to memory that is paged on demand.
+    #[doc(alias = "ibv_advise_mr_advice")]
+    pub enum MemoryAdvice: ib_uverbs_advise_mr_advice(u32) {
+        /// It will be read: bring it in.
+        Prefetch = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
+        /// It will be written: bring it in, writable.
+        PrefetchWrite = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+        /// It will be read: show the device what of it is in memory anyway.
+        PrefetchNoFault = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+    }
+}
+
+/// `IBV_ADVISE_MR_FLAG_FLUSH`, which the header has as a macro for a constant of the kernel's.
+const FLUSH: u32 = 1 << 0;
+
+impl ProtectionDomain<'_> {
+    /// `ibv_advise_mr`: tells the device what is going to happen to memory in regions of this
+    /// domain that are [paged on demand](crate::RegionOptions::on_demand), so that it need not wait
+    /// for pages later. With `flush`, this returns when the device has them; otherwise it may still
+    /// be bringing them in.
+    ///
+    /// ```no_run
+    /// use ibverbs::{MemoryAdvice, RegionOptions};
+    ///
+    /// # let context = ibverbs::open("mlx5_0")?;
+    /// let domain = context.alloc_pd()?;
+    /// let region = domain.allocate_with::<u8>(1 << 30, RegionOptions::new().on_demand())?;
+    /// domain.advise_mr(MemoryAdvice::Prefetch, true, &[region.gather_element(..1 << 20)?])?;
+    /// # Ok::<(), ibverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the list is empty, or the kernel does not know the advice.
+    ///  - `EOPNOTSUPP`: the device takes no advice.
+    ///  - `EFAULT`, `ENOENT`: an element is not in a region of this domain that is paged on demand.
+    ///  - `EPERM`: its region is of another domain, or it is to be written and its region is not.
+    ///  - `ENOMEM`: out of memory.
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn advise_mr(
+        &self,
+        advice: MemoryAdvice,
+        flush: bool,
+        elements: &[GatherElement<'_>],
+    ) -> Result<()> {
+        const VERB: &str = "ibv_advise_mr";
+        if elements.is_empty() {
+            return Err(Error::invalid(VERB, "there is nothing to give advice about"));
+        }
+        let Ok(count) = u32::try_from(elements.len()) else {
+            return Err(Error::invalid(VERB, "there are too many elements"));
+        };
+        let flags = if flush { FLUSH } else { 0 };
+        // The list is only read; the elements are laid out as in C.
+        let list = elements.as_ptr().cast_mut().cast();
+        // SAFETY: the domain is live, the list has as many elements as is said. Pages are brought in
+        // and stay what they are.
+        let returned =
+            unsafe { ffi::ibv_advise_mr(self.as_raw(), advice.into(), flags, list, count) };
+        ffi::status(VERB, returned)
+    }
+}

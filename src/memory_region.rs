@@ -1,0 +1,221 @@
+//! Registered memory that only this program accesses.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut, RangeBounds};
+
+use crate::region_options::check_local;
+use crate::registered_buffer::RegisteredBuffer;
+use crate::scatter_gather::{private, resolve, sge};
+use crate::{
+    AccessFlags, Element, Error, GatherElement, LocalMemory, MemorySlice, MemorySliceMut, Parent,
+    ProtectionDomain, RegionOptions, ReregisterError, Reregistration, Result, ScatterElement, ffi,
+};
+
+/// `struct ibv_mr`: registered memory for `len` elements that it owns and that only this program
+/// and its own device access.
+///
+/// It derefs to `[T]`, so it is used like a vector of fixed length. A peer can send to it and
+/// receive from it, but cannot read or write it by itself: for that there is
+/// [`SharedMemoryRegion`](crate::SharedMemoryRegion).
+///
+/// ```no_run
+/// # let context = ibverbs::open("rxe0")?;
+/// let domain = context.alloc_pd()?;
+/// let mut region = domain.allocate::<u64>(1024)?;
+/// region[0] = 17;
+/// assert_eq!(region.iter().sum::<u64>(), 17);
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+pub struct MemoryRegion<'pd, T: Element> {
+    buffer: RegisteredBuffer<'pd, T>,
+}
+
+impl<'pd, T: Element> MemoryRegion<'pd, T> {
+    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them for local access.
+    ///
+    /// The buffer is aligned to 64 bytes, or more if `T` is. Regions of 4 GiB and more are fine; it
+    /// is only a single scatter/gather element that cannot be that long.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow.
+    ///  - `ENOMEM`: no memory, no region left on the device, or `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>, len: usize) -> Result<Self> {
+        Self::with_options(domain, len, RegionOptions::new())
+    }
+
+    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say: huge pages,
+    /// on-demand paging, relaxed ordering ..
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow; or the
+    ///    options are for remote access, memory windows or an address of their own, for which there
+    ///    is [`SharedMemoryRegion`](crate::SharedMemoryRegion), or contradict each other.
+    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine no such huge pages.
+    ///  - `ENOMEM`: no memory, not enough huge pages set aside, no region left on the device, or
+    ///    `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn with_options(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        len: usize,
+        options: RegionOptions,
+    ) -> Result<Self> {
+        let options = options.local("ibv_reg_mr")?;
+        Ok(Self { buffer: RegisteredBuffer::new(domain.into(), len, options)? })
+    }
+
+    /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and says so if that fails.
+    /// Dropping does the same in silence, and leaks the buffer if the device might still use it.
+    ///
+    /// # Errors
+    ///
+    /// The region comes back with the reason:
+    ///
+    ///  - `EBUSY`: a memory window is bound to it.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        self.buffer.close().map_err(|(buffer, error)| (Self { buffer }, error))
+    }
+
+    /// `ibv_rereg_mr`: changes the region's protection domain, or its access as far as it is local
+    /// (relaxed ordering); its contents stay. Its key may be another afterwards. Local write access
+    /// stays in any case.
+    ///
+    /// No request that names the region may be outstanding.
+    ///
+    /// # Errors
+    ///
+    /// [`ReregisterError::state`] says what became of the region.
+    ///
+    ///  - `EINVAL`: nothing is to be changed, or what cannot be: the domain is of another context, or
+    ///    the access is for peers.
+    ///  - `EOPNOTSUPP`: the device cannot do that.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn rereg(&mut self, mut change: Reregistration<'pd>) -> Result<(), ReregisterError> {
+        if let Some(access) = &mut change.access {
+            check_local("ibv_rereg_mr", *access).map_err(ReregisterError::unchanged)?;
+            *access |= AccessFlags::LOCAL_WRITE;
+        }
+        self.buffer.rereg(change)
+    }
+
+    /// The elements in `range`, with what a work request needs to name them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    #[inline]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, T>> {
+        let range = resolve(range, self.buffer.len())?;
+        // SAFETY: as in `deref`, but of these elements alone: others may be with the device.
+        let data = unsafe {
+            std::slice::from_raw_parts(self.buffer.data().add(range.start).as_ptr(), range.len())
+        };
+        Ok(MemorySlice::new(data, self.lkey()))
+    }
+
+    /// The elements in `range`, exclusively, with what a work request needs to name them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    #[inline]
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<MemorySliceMut<'_, T>> {
+        let range = resolve(range, self.buffer.len())?;
+        // SAFETY: as in `slice`, and the borrow is exclusive.
+        let data = unsafe {
+            std::slice::from_raw_parts_mut(
+                self.buffer.data().add(range.start).as_ptr(),
+                range.len(),
+            )
+        };
+        Ok(MemorySliceMut::new(data, self.lkey()))
+    }
+
+    /// The elements in `range`, for a work request that reads them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+    #[inline]
+    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
+        self.sge(range).map(GatherElement::new)
+    }
+
+    /// The elements in `range`, for a work request that writes them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+    #[inline]
+    pub fn scatter_element(
+        &mut self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<ScatterElement<'_>> {
+        self.sge(range).map(ScatterElement::new)
+    }
+
+    /// The key by which this program's work requests name the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.buffer.lkey()
+    }
+
+    /// What it is registered for.
+    pub fn access(&self) -> AccessFlags {
+        self.buffer.access()
+    }
+
+    /// The domain that it is registered in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
+        self.buffer.domain()
+    }
+
+    /// The C object. It is valid while the region is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
+        self.buffer.as_raw()
+    }
+}
+
+impl<T: Element> Deref for MemoryRegion<'_, T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: the buffer holds `len` elements, initialised (zeroed, and any bytes are valid for
+        // an `Element`). The device writes only what was posted, whose callers or whose exclusive
+        // borrows keep references away from it; peers have no access.
+        unsafe { std::slice::from_raw_parts(self.buffer.data().as_ptr(), self.buffer.len()) }
+    }
+}
+
+impl<T: Element> DerefMut for MemoryRegion<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.data().as_ptr(), self.buffer.len()) }
+    }
+}
+
+impl<T: Element> private::Sealed for MemoryRegion<'_, T> {}
+
+impl<T: Element> LocalMemory for MemoryRegion<'_, T> {
+    #[inline]
+    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        let range = resolve(range, self.buffer.len())?;
+        let address = self.buffer.data().as_ptr() as u64 + (range.start * size_of::<T>()) as u64;
+        sge(address, range.len() * size_of::<T>(), self.lkey())
+    }
+}
+
+impl<T: Element> fmt::Debug for MemoryRegion<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion")
+            .field("len", &self.buffer.len())
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish_non_exhaustive()
+    }
+}

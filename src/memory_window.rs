@@ -1,0 +1,164 @@
+//! Memory windows: access for a peer to a part of a region, given and taken back by work requests.
+//!
+//! # What keeps region and window in order
+//!
+//! A window is deallocated before the domain that it holds, as all children are. While it is bound, the
+//! region under it has to stay: C lets one deregister it, and it depends on the device whether that
+//! fails (rxe: `EINVAL`, others: `EBUSY`) or leaves a window that leads nowhere. In no case does the
+//! device access memory that was deregistered successfully, and memory whose deregistration failed is
+//! not freed. So that is never unsound, but would leak; and a [`WindowBinding`](crate::WindowBinding) prevents it, by holding
+//! the region: borrowed for as long as the window lives, or shared.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::foreign_enum::foreign_enum;
+use crate::handle::{Handle, object};
+use crate::{Error, Parent, ProtectionDomain, Result, ffi};
+
+object!(ibv_mw, ibv_dealloc_mw);
+
+foreign_enum! {
+    /// `enum ibv_mw_type`: how a window is bound.
+    #[doc(alias = "ibv_mw_type")]
+    pub enum MemoryWindowType: ibv_mw_type(u32) {
+        /// Type 1: bound again and again, by any queue pair of its domain; open to peers of all of
+        /// them.
+        Type1 = IBV_MW_TYPE_1,
+        /// Type 2: bound once, and again after it was invalidated, by this program or by the peer
+        /// (with a send that invalidates it). Open to the peer of the queue pair that bound it (on
+        /// devices that have type 2B).
+        Type2 = IBV_MW_TYPE_2,
+    }
+}
+
+/// `struct ibv_mw`: a memory window, through which a peer accesses a part of a region.
+///
+/// The rkey of a region opens all of it for as long as it is registered. A window opens the bytes that
+/// it is bound to, until it is bound to others, invalidated or deallocated. To bind it is a work
+/// request ([`QueuePair::post_bind_mw`](crate::QueuePair::post_bind_mw)), which takes no system call.
+///
+/// ```no_run
+/// # use ibverbs::{AccessFlags, MemoryWindowType, QueuePair, RegionOptions, WindowBinding};
+/// # fn grant(queue_pair: &mut QueuePair<'_>) -> ibverbs::Result<()> {
+/// # let context = ibverbs::open("rxe0")?;
+/// let domain = context.alloc_pd()?;
+/// let region = domain.allocate_shared::<u8>(4096, RegionOptions::new().memory_windows())?;
+/// let mut window = domain.alloc_mw(MemoryWindowType::Type2)?;
+/// let binding = WindowBinding::new(&region, 512..1024, AccessFlags::REMOTE_READ)?;
+/// // SAFETY: no other request has this number.
+/// let for_the_peer = unsafe { queue_pair.post_bind_mw(&mut window, binding, 1)? };
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Deallocate a window before the queue pair that bound it is destroyed: Soft-RoCE otherwise makes
+/// the queue pair's destruction wait for the window's, for almost a minute. (Nor does Soft-RoCE confine
+/// peers to the bytes of a window: it checks the access, and the bounds of the region.)
+#[doc(alias = "ibv_mw")]
+pub struct MemoryWindow<'res> {
+    raw: Handle<ffi::ibv_mw>,
+    window_type: MemoryWindowType,
+    // The one that the latest binding is to, and the one before: until the latest is carried out, the
+    // window is bound to that.
+    regions: [Option<Arc<dyn Send + Sync + 'res>>; 2],
+    domain: Parent<'res, ProtectionDomain<'res>>,
+}
+
+// SAFETY: libibverbs allows every verb on a window from any thread.
+unsafe impl Send for MemoryWindow<'_> {}
+// SAFETY: as above; what changes it takes `&mut self` besides.
+unsafe impl Sync for MemoryWindow<'_> {}
+
+impl<'res> MemoryWindow<'res> {
+    /// `ibv_alloc_mw`: allocates a window, which is not bound.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`, `EINVAL`: the device has no windows of that type.
+    ///  - `ENOMEM`: no window left on the device.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn new(
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        window_type: MemoryWindowType,
+    ) -> Result<Self> {
+        let domain = domain.into();
+        // SAFETY: the domain is live; a window that comes back is ours alone.
+        let raw = unsafe {
+            let raw = ffi::ibv_alloc_mw(domain.as_raw(), window_type.into());
+            Handle::new("ibv_alloc_mw", raw)
+        }?;
+        Ok(Self { raw, window_type, regions: [None, None], domain })
+    }
+
+    /// `ibv_dealloc_mw`: deallocates the window, whether bound or not, and says so if that fails.
+    /// Dropping does the same in silence.
+    ///
+    /// # Errors
+    ///
+    /// The window comes back with the provider's errno value.
+    #[doc(alias = "ibv_dealloc_mw")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, window_type, regions, domain } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, window_type, regions, domain }, error))
+    }
+
+    /// Its type.
+    pub fn window_type(&self) -> MemoryWindowType {
+        self.window_type
+    }
+
+    /// The key by which peers name the window, once the latest binding that was posted is carried
+    /// out.
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: the window is live.
+        unsafe { (*self.as_raw()).rkey }
+    }
+
+    /// Sets the key back to what it was before a binding that was posted and then failed. Each
+    /// binding takes the next key; a device binds only from the key that the window has.
+    pub fn set_rkey(&mut self, rkey: u32) {
+        // SAFETY: the window is live, and exclusively ours. A wrong key makes bindings fail.
+        unsafe { (*self.as_raw()).rkey = rkey }
+    }
+
+    /// Holds the region that a binding to it was posted for, and lets go of the one before the last.
+    pub(crate) fn hold(&mut self, region: Option<Arc<dyn Send + Sync + 'res>>) {
+        let [latest, before] = &mut self.regions;
+        *before = latest.take();
+        *latest = region;
+    }
+
+    /// The domain that it is allocated in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
+        &self.domain
+    }
+
+    /// The C object. It is valid while the window is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_mw {
+        self.raw.as_ptr()
+    }
+}
+
+impl fmt::Debug for MemoryWindow<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryWindow")
+            .field("window_type", &self.window_type)
+            .field("rkey", &format_args!("{:#x}", self.rkey()))
+            .finish_non_exhaustive()
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_alloc_mw`: allocates a memory window. See [`MemoryWindow::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemoryWindow::new`].
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(&self, window_type: MemoryWindowType) -> Result<MemoryWindow<'_>> {
+        MemoryWindow::new(self, window_type)
+    }
+}

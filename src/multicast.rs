@@ -1,0 +1,48 @@
+//! Multicast groups.
+
+use crate::{Error, Gid, QueuePair, QueuePairType, Result, ffi};
+
+impl QueuePair<'_> {
+    /// `ibv_attach_mcast`: lets a UD queue pair receive what is sent to the multicast group `gid`.
+    ///
+    /// On InfiniBand, `lid` is the group's LID, and the port must have joined the group through the
+    /// subnet manager; on RoCE it is 0, and the group is the one of the IP address that `gid` is.
+    /// A queue pair must be detached before it can be destroyed.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not a UD queue pair, or `gid` is not a multicast GID.
+    ///  - `ENOMEM`: the device has no group, or the group no place left.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_multicast(&mut self, gid: Gid, lid: u16) -> Result<()> {
+        const VERB: &str = "ibv_attach_mcast";
+        self.check_multicast(VERB, gid)?;
+        // SAFETY: the queue pair is live, and the GID is read during the call only.
+        let returned = unsafe { ffi::ibv_attach_mcast(self.as_raw(), &gid.into(), lid) };
+        ffi::status(VERB, returned)
+    }
+
+    /// `ibv_detach_mcast`: leaves the multicast group again.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue pair is not attached to that group.
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn detach_multicast(&mut self, gid: Gid, lid: u16) -> Result<()> {
+        const VERB: &str = "ibv_detach_mcast";
+        self.check_multicast(VERB, gid)?;
+        // SAFETY: as in `attach_multicast`.
+        let returned = unsafe { ffi::ibv_detach_mcast(self.as_raw(), &gid.into(), lid) };
+        ffi::status(VERB, returned)
+    }
+
+    fn check_multicast(&self, verb: &'static str, gid: Gid) -> Result<()> {
+        if self.queue_pair_type() != QueuePairType::UnreliableDatagram {
+            return Err(Error::invalid(verb, "only UD queue pairs receive multicast"));
+        }
+        if !gid.is_multicast() {
+            return Err(Error::invalid(verb, "the GID is not a multicast GID"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! The region that swallows what is written and reads as zeros.
+
+use std::fmt;
+
+use crate::handle::Handle;
+use crate::scatter_gather::sge;
+use crate::{Error, GatherElement, Parent, ProtectionDomain, Result, ScatterElement, ffi};
+
+/// `struct ibv_mr`: a region without memory, of any length. What requests of this program write to it
+/// is discarded, and it reads as zeros; the device does neither over the bus.
+///
+/// It is good for skipping a part of an incoming message, or for padding an outgoing one, as one
+/// element of a list.
+///
+/// ```no_run
+/// # let context = ibverbs::open("mlx5_0")?;
+/// let domain = context.alloc_pd()?;
+/// let header = domain.allocate::<u8>(64)?;
+/// let padding = domain.alloc_null_mr()?;
+/// let list = [header.gather_element(..)?, padding.gather_element(4032)?];
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+pub struct NullMemoryRegion<'pd> {
+    region: Handle<ffi::ibv_mr>,
+    domain: Parent<'pd, ProtectionDomain<'pd>>,
+}
+
+/// What is sent inline: more than any device takes, and a longer request is refused before it is read.
+static ZEROS: [u8; 4096] = [0; 4096];
+
+// SAFETY: libibverbs allows every verb on a region from any thread.
+unsafe impl Send for NullMemoryRegion<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for NullMemoryRegion<'_> {}
+
+impl<'pd> NullMemoryRegion<'pd> {
+    /// `ibv_alloc_null_mr`: allocates a null region.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device has none.
+    ///  - `ENOMEM`: no region left on the device.
+    #[doc(alias = "ibv_alloc_null_mr")]
+    pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>) -> Result<Self> {
+        let domain = domain.into();
+        // SAFETY: the domain is live; a region that comes back is ours alone.
+        let region =
+            unsafe { Handle::new("ibv_alloc_null_mr", ffi::ibv_alloc_null_mr(domain.as_raw())) }?;
+        Ok(Self { region, domain })
+    }
+
+    /// `ibv_dereg_mr`: deallocates the region, and says so if that fails. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    ///
+    /// The region comes back with the provider's errno value.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { region, domain } = self;
+        region.close().map_err(|(region, error)| (Self { region, domain }, error))
+    }
+
+    /// Zeros, so many bytes, for a work request that reads them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: they are more than 4 GiB - 1.
+    #[inline]
+    pub fn gather_element(&self, bytes: usize) -> Result<GatherElement<'_>> {
+        // The device does not look at the address. A provider that sends inline does.
+        sge(ZEROS.as_ptr() as u64, bytes, self.lkey()).map(GatherElement::new)
+    }
+
+    /// Nowhere, so many bytes, for a work request that writes them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: they are more than 4 GiB - 1.
+    #[inline]
+    pub fn scatter_element(&self, bytes: usize) -> Result<ScatterElement<'_>> {
+        // A provider that copies short messages to their place knows the key, and leaves this out.
+        sge(0, bytes, self.lkey()).map(ScatterElement::new)
+    }
+
+    /// The key by which this program's work requests name the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.region.as_ptr()).lkey }
+    }
+
+    /// The domain that it is allocated in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
+        &self.domain
+    }
+
+    /// The C object. It is valid while the region is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
+        self.region.as_ptr()
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_alloc_null_mr`: allocates a null region. See [`NullMemoryRegion::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`NullMemoryRegion::new`].
+    #[doc(alias = "ibv_alloc_null_mr")]
+    pub fn alloc_null_mr(&self) -> Result<NullMemoryRegion<'_>> {
+        NullMemoryRegion::new(self)
+    }
+}
+
+impl fmt::Debug for NullMemoryRegion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NullMemoryRegion")
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,339 @@
+//! What can be posted on a channel, each kind as a type: the compiler makes a function of its own
+//! for each, in which nothing is left to decide.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+
+use crate::channel_core::Core;
+use crate::in_flight::Queue;
+use crate::scatter_gather::sge;
+use crate::{Error, RemoteMemoryRegion, Result, TransportResult, ffi};
+
+/// One kind of operation.
+pub(crate) trait Operation {
+    /// The queue that it is posted to.
+    const QUEUE: Queue;
+
+    /// Looks at what can be known to be wrong before the device sees it.
+    fn check(&self, core: &Core, list: &[ffi::ibv_sge]) -> TransportResult<()>;
+
+    /// Posts the request under this number; returns what the verb did.
+    ///
+    /// # Safety
+    ///
+    /// The queue pair is live. Until the request has ended, the memory in `list` stays as the
+    /// operation needs it.
+    unsafe fn post(
+        self,
+        queue_pair: *mut ffi::ibv_qp,
+        prepared: &mut Prepared,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int;
+
+    /// The verb.
+    const VERB: &'static str;
+}
+
+/// Requests that are made once, one for each kind, and of which each post changes only what differs.
+/// Their lists have one element: `next` is never set.
+pub(crate) struct Prepared {
+    sends: [ffi::ibv_send_wr; KINDS],
+    receive: ffi::ibv_recv_wr,
+}
+
+impl Prepared {
+    /// With one piece each.
+    pub(crate) fn new() -> Self {
+        let mut send = ffi::ibv_send_wr {
+            num_sge: 1,
+            send_flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,
+            ..Default::default()
+        };
+        let sends = OPCODES.map(|opcode| {
+            send.opcode = opcode;
+            send
+        });
+        Self { sends, receive: ffi::ibv_recv_wr { num_sge: 1, ..Default::default() } }
+    }
+}
+
+/// A receive.
+#[derive(Clone, Copy)]
+pub(crate) struct Receive;
+
+impl Operation for Receive {
+    const QUEUE: Queue = Queue::Receive;
+    const VERB: &'static str = "ibv_post_recv";
+
+    #[inline]
+    fn check(&self, core: &Core, list: &[ffi::ibv_sge]) -> TransportResult<()> {
+        elements(Self::VERB, list, core.max_recv_sge)
+    }
+
+    #[inline(always)]
+    unsafe fn post(
+        self,
+        queue_pair: *mut ffi::ibv_qp,
+        prepared: &mut Prepared,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int {
+        let request = &mut prepared.receive;
+        request.wr_id = wr_id;
+        request.sg_list = list.as_mut_ptr();
+        // What is other than prepared is put back afterwards; the compiler knows which it is.
+        if list.len() != 1 {
+            request.num_sge = list.len() as c_int;
+        }
+        let mut bad = MaybeUninit::uninit();
+        // SAFETY: the caller vouches for the queue pair and the memory; the request is one
+        // well-formed element of a list.
+        let returned = unsafe { ffi::ibv_post_recv(queue_pair, request, bad.as_mut_ptr()) };
+        if list.len() != 1 {
+            request.num_sge = 1;
+        }
+        returned
+    }
+}
+
+/// A request on the send queue.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<K> {
+    pub(crate) kind: K,
+    /// Further bits of `ibv_send_flags`.
+    pub(crate) flags: u32,
+}
+
+impl<K> Request<K> {
+    #[inline]
+    pub(crate) fn new(kind: K) -> Self {
+        Self { kind, flags: 0 }
+    }
+
+    /// The data is copied when the request is posted.
+    #[inline]
+    pub(crate) fn inline(kind: K) -> Self {
+        Self { kind, flags: ffi::ibv_send_flags::IBV_SEND_INLINE.0 }
+    }
+}
+
+/// What kind of request it is.
+pub(crate) trait Kind: Copy {
+    /// Where its prepared request is.
+    const INDEX: usize;
+    /// Whether only a reliable connection has it.
+    const RELIABLE: bool;
+
+    /// Whether the peer's memory is large enough for `bytes` bytes.
+    fn fits(&self, bytes: u64) -> Result<()>;
+
+    /// Writes what this kind has beyond the common part.
+    fn fill(&self, request: &mut ffi::ibv_send_wr);
+}
+
+impl<K: Kind> Operation for Request<K> {
+    const QUEUE: Queue = Queue::Send;
+    const VERB: &'static str = "ibv_post_send";
+
+    #[inline]
+    fn check(&self, core: &Core, list: &[ffi::ibv_sge]) -> TransportResult<()> {
+        if K::RELIABLE && !core.reliable {
+            return Err(unreliable().into());
+        }
+        elements(Self::VERB, list, core.max_send_sge)?;
+        self.kind.fits(list.iter().map(|element| u64::from(element.length)).sum())?;
+        if self.flags & ffi::ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
+            inline_length(list, core.max_inline_data)?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    unsafe fn post(
+        self,
+        queue_pair: *mut ffi::ibv_qp,
+        prepared: &mut Prepared,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int {
+        let request = &mut prepared.sends[K::INDEX];
+        request.wr_id = wr_id;
+        request.sg_list = list.as_mut_ptr();
+        // As for receives.
+        if list.len() != 1 {
+            request.num_sge = list.len() as c_int;
+        }
+        let flags = request.send_flags;
+        if self.flags != 0 {
+            request.send_flags = flags | self.flags;
+        }
+        self.kind.fill(request);
+        let mut bad = MaybeUninit::uninit();
+        // SAFETY: the caller vouches for the queue pair and the memory; the request is one
+        // well-formed element of a list.
+        let returned = unsafe { ffi::ibv_post_send(queue_pair, request, bad.as_mut_ptr()) };
+        if list.len() != 1 {
+            request.num_sge = 1;
+        }
+        if self.flags != 0 {
+            request.send_flags = flags;
+        }
+        returned
+    }
+}
+
+/// Bytes that need not be registered, as a request names them.
+#[inline]
+pub(crate) fn inline_element(bytes: &[u8]) -> Result<ffi::ibv_sge> {
+    sge(bytes.as_ptr() as u64, bytes.len(), 0)
+}
+
+#[inline]
+fn elements(verb: &'static str, list: &[ffi::ibv_sge], most: u32) -> TransportResult<()> {
+    // Every channel has room for one; with a list of known length the compiler decides.
+    if list.len() > 1 && list.len() > most as usize {
+        return Err(too_many(verb, list.len(), most).into());
+    }
+    Ok(())
+}
+
+#[cold]
+fn too_many(verb: &'static str, count: usize, most: u32) -> Error {
+    Error::out_of_range(verb, "the number of pieces", count as u64, 0, most.into())
+}
+
+#[cold]
+fn unreliable() -> Error {
+    Error::with_reason(
+        "ibv_post_send",
+        libc::EOPNOTSUPP,
+        "only a reliable connection has reads and atomics",
+    )
+}
+
+fn inline_length(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
+    let bytes = list.iter().map(|element| u64::from(element.length)).sum();
+    if bytes > u64::from(most) {
+        let what = "the number of inline bytes";
+        return Err(Error::out_of_range("ibv_post_send", what, bytes, 0, most.into()));
+    }
+    Ok(())
+}
+
+/// Whether a message of `bytes` bytes fits into the peer's region.
+#[inline]
+fn fits(remote: &RemoteMemoryRegion, bytes: u64) -> Result<()> {
+    if bytes > remote.length() { Err(too_short(remote, bytes)) } else { Ok(()) }
+}
+
+#[cold]
+fn too_short(remote: &RemoteMemoryRegion, bytes: u64) -> Error {
+    Error::out_of_range("ibv_post_send", "the length in bytes", bytes, 0, remote.length())
+}
+
+#[inline]
+fn rdma(request: &mut ffi::ibv_send_wr, remote: &RemoteMemoryRegion) {
+    request.wr.rdma = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+        remote_addr: remote.address(),
+        rkey: remote.rkey(),
+    };
+}
+
+#[inline]
+fn immediate(request: &mut ffi::ibv_send_wr, value: u32) {
+    request.__bindgen_anon_1.imm_data = value.to_be();
+}
+
+/// Defines kinds of requests: their opcode, whether they need a reliable connection, what they
+/// carry, and what of it goes where.
+macro_rules! kinds {
+    ($($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* } = $opcode:ident,
+       reliable $reliable:literal, $fits:expr, $fill:expr;)+) => {
+        /// The kinds in their order.
+        #[derive(Clone, Copy)]
+        enum Index { $($name),+ }
+
+        /// What each kind is.
+        const OPCODES: [ffi::ibv_wr_opcode; KINDS] = [$(ffi::ibv_wr_opcode::$opcode),+];
+
+        /// How many there are.
+        const KINDS: usize = [$(Index::$name),+].len();
+
+        $(
+        $(#[$meta])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name { $(pub(crate) $field: $type),* }
+
+        impl Kind for $name {
+            const INDEX: usize = Index::$name as usize;
+            const RELIABLE: bool = $reliable;
+
+            #[inline]
+            fn fits(&self, bytes: u64) -> Result<()> {
+                let fits: fn(&Self, u64) -> Result<()> = $fits;
+                fits(self, bytes)
+            }
+
+            #[inline]
+            fn fill(&self, request: &mut ffi::ibv_send_wr) {
+                let fill: fn(&Self, &mut ffi::ibv_send_wr) = $fill;
+                fill(self, request)
+            }
+        }
+    )+};
+}
+
+kinds! {
+    Send {} = IBV_WR_SEND, reliable false, |_, _| Ok(()), |_, _| {};
+    SendWithImmediate { immediate: u32 } = IBV_WR_SEND_WITH_IMM, reliable false,
+        |_, _| Ok(()), |this, request| immediate(request, this.immediate);
+    Write { remote: RemoteMemoryRegion } = IBV_WR_RDMA_WRITE, reliable false,
+        |this, bytes| fits(&this.remote, bytes), |this, request| rdma(request, &this.remote);
+    WriteWithImmediate { remote: RemoteMemoryRegion, immediate: u32 } = IBV_WR_RDMA_WRITE_WITH_IMM,
+        reliable false,
+        |this, bytes| fits(&this.remote, bytes),
+        |this, request| {
+            rdma(request, &this.remote);
+            immediate(request, this.immediate);
+        };
+    Read { remote: RemoteMemoryRegion } = IBV_WR_RDMA_READ, reliable true,
+        |this, bytes| fits(&this.remote, bytes), |this, request| rdma(request, &this.remote);
+    CompareSwap { remote: RemoteMemoryRegion, compare: u64, swap: u64 } = IBV_WR_ATOMIC_CMP_AND_SWP,
+        reliable true,
+        |this, bytes| atomic_fits(&this.remote, bytes),
+        |this, request| atomic(request, &this.remote, this.compare, this.swap);
+    FetchAdd { remote: RemoteMemoryRegion, add: u64 } = IBV_WR_ATOMIC_FETCH_AND_ADD,
+        reliable true,
+        |this, bytes| atomic_fits(&this.remote, bytes),
+        |this, request| atomic(request, &this.remote, this.add, 0);
+}
+
+/// An atomic works on 8 aligned bytes of the peer, and brings back 8.
+fn atomic_fits(remote: &RemoteMemoryRegion, bytes: u64) -> Result<()> {
+    if bytes != 8 {
+        let what = "the length in bytes of an atomic's buffer";
+        return Err(Error::out_of_range("ibv_post_send", what, bytes, 8, 8));
+    }
+    if !remote.address().is_multiple_of(8) {
+        return Err(Error::invalid(
+            "ibv_post_send",
+            "the peer's memory is not aligned to the 8 bytes of an atomic",
+        ));
+    }
+    fits(remote, bytes)
+}
+
+fn atomic(
+    request: &mut ffi::ibv_send_wr,
+    remote: &RemoteMemoryRegion,
+    compare_add: u64,
+    swap: u64,
+) {
+    request.wr.atomic = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+        remote_addr: remote.address(),
+        compare_add,
+        swap,
+        rkey: remote.rkey(),
+    };
+}

@@ -1,0 +1,115 @@
+//! How a resource holds the one that it was made from.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// The parent of a resource: borrowed, or shared through an [`Arc`].
+///
+/// Every resource must be gone before the one that it was made from. With a **borrowed** parent the
+/// compiler sees to it, at no cost: `ProtectionDomain::new(&context)`. With a **shared** one the
+/// child keeps its parent alive and has no lifetime of its own (`'static`), so that both can be
+/// moved into one struct or into a thread: `ProtectionDomain::new(Arc::new(context))`.
+///
+/// Constructors take `impl Into<Parent<..>>`, so a `&P`, an `Arc<P>` and an `&Arc<P>` all work.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use ibverbs::{Context, ProtectionDomain};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("rxe0")?;
+/// let borrowing = ProtectionDomain::new(&context)?;
+///
+/// struct Server {
+///     domain: ProtectionDomain<'static>,
+/// }
+/// let context = Arc::new(ibverbs::open("rxe0")?);
+/// let server = Server { domain: ProtectionDomain::new(&context)? };
+/// std::thread::spawn(move || drop(server)).join().unwrap();
+/// # Ok(())
+/// # }
+/// ```
+pub struct Parent<'a, P>(Inner<'a, P>);
+
+enum Inner<'a, P> {
+    Borrowed(&'a P),
+    Shared(Arc<P>),
+}
+
+impl<P> Deref for Parent<'_, P> {
+    type Target = P;
+
+    fn deref(&self) -> &P {
+        match &self.0 {
+            Inner::Borrowed(parent) => parent,
+            Inner::Shared(parent) => parent,
+        }
+    }
+}
+
+impl<P> Clone for Parent<'_, P> {
+    fn clone(&self) -> Self {
+        Self(match &self.0 {
+            Inner::Borrowed(parent) => Inner::Borrowed(parent),
+            Inner::Shared(parent) => Inner::Shared(Arc::clone(parent)),
+        })
+    }
+}
+
+impl<P: fmt::Debug> fmt::Debug for Parent<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<'a, P> From<&'a P> for Parent<'a, P> {
+    fn from(parent: &'a P) -> Self {
+        Self(Inner::Borrowed(parent))
+    }
+}
+
+impl<P> From<Arc<P>> for Parent<'_, P> {
+    fn from(parent: Arc<P>) -> Self {
+        Self(Inner::Shared(parent))
+    }
+}
+
+impl<P> From<&Arc<P>> for Parent<'_, P> {
+    fn from(parent: &Arc<P>) -> Self {
+        Self(Inner::Shared(Arc::clone(parent)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Child<'a>(Parent<'a, String>);
+
+    impl<'a> Child<'a> {
+        fn new(parent: impl Into<Parent<'a, String>>) -> Self {
+            Self(parent.into())
+        }
+    }
+
+    #[test]
+    fn borrowed_and_shared_read_alike() {
+        let text = String::from("parent");
+        let shared = Arc::new(text.clone());
+        for child in [Child::new(&text), Child::new(&shared), Child::new(Arc::clone(&shared))] {
+            assert_eq!(*child.0, "parent");
+        }
+    }
+
+    #[test]
+    fn a_shared_parent_lives_as_long_as_its_child() {
+        let shared = Arc::new(String::from("parent"));
+        let child: Child<'static> = Child::new(&shared);
+        let gone = Arc::downgrade(&shared);
+        drop(shared);
+        assert_eq!(*child.0.clone(), "parent");
+        drop(child);
+        assert!(gone.upgrade().is_none());
+    }
+}

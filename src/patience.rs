@@ -1,0 +1,80 @@
+//! How to wait for a completion, and for how long.
+
+use std::hint;
+use std::time::Instant;
+
+use crate::channel_core::Core;
+use crate::{CompletionQueue, ErrorKind, TransportError, TransportResult};
+
+/// How many empty polls go by between two looks at the clock: reading it costs about as much as a
+/// poll.
+const POLLS_PER_LOOK: u32 = 64;
+
+/// What a channel sleeps on when it has polled in vain for long enough.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sleep {
+    /// How many polls that is.
+    pub(crate) after: u32,
+    /// A queue with a channel of its own. Valid as long as the core's completion queue is, which it
+    /// is the owner of.
+    pub(crate) queue: *const CompletionQueue<'static>,
+}
+
+/// Waiting for one thing.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    /// None: for ever.
+    deadline: Option<Instant>,
+    /// How many polls in a row found nothing.
+    empty: u32,
+    /// The completion queue was armed when it had raised so many events; the poll after that found
+    /// nothing, if `spent` is called again.
+    armed: Option<u64>,
+}
+
+impl Patience {
+    pub(crate) fn new(deadline: Option<Instant>) -> Self {
+        Self { deadline, empty: 0, armed: None }
+    }
+
+    /// What to do when a poll found nothing.
+    ///
+    /// # Errors
+    ///
+    ///  - [`TimedOut`](TransportError::TimedOut): it is time to give up.
+    ///  - [`Verbs`](TransportError::Verbs): sleeping does not work.
+    #[inline]
+    pub(crate) fn spent(&mut self, core: &Core) -> TransportResult<()> {
+        // The first poll that finds nothing looks too: the deadline may have passed before.
+        if self.empty.is_multiple_of(POLLS_PER_LOOK)
+            && self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        {
+            return Err(TransportError::TimedOut);
+        }
+        self.empty = self.empty.wrapping_add(1);
+        match &core.sleep {
+            Some(sleep) if self.empty > sleep.after => self.sleep(sleep),
+            _ => {
+                hint::spin_loop();
+                Ok(())
+            }
+        }
+    }
+
+    /// Arms the completion queue; and the next time, as it was still empty after that, sleeps until
+    /// its event.
+    #[cold]
+    fn sleep(&mut self, sleep: &Sleep) -> TransportResult<()> {
+        // SAFETY: the core lends its `Sleep` out, so it is alive, and the queue with it.
+        let queue = unsafe { &*sleep.queue };
+        match self.armed.take() {
+            None => self.armed = Some(queue.arm_own()?),
+            Some(seen) => match queue.sleep(seen, self.deadline) {
+                // Another poll, and another look at the clock.
+                Err(error) if error.kind() == ErrorKind::TimedOut => self.empty = 0,
+                woken => woken?,
+            },
+        }
+        Ok(())
+    }
+}

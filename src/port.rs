@@ -1,0 +1,320 @@
+//! What a port says of itself.
+
+use crate::MaximumTransferUnit;
+use crate::ffi;
+use crate::foreign_enum::foreign_enum;
+
+/// `struct ibv_port_attr`: the attributes of a port at the time of
+/// [`Context::query_port`](crate::Context::query_port).
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_port_attr")]
+pub struct PortAttributes(ffi::ibv_port_attr);
+
+impl From<ffi::ibv_port_attr> for PortAttributes {
+    fn from(raw: ffi::ibv_port_attr) -> Self {
+        Self(raw)
+    }
+}
+
+impl PortAttributes {
+    /// The logical state. Only an [`Active`](PortState::Active) port carries traffic.
+    pub fn state(&self) -> PortState {
+        self.0.state.into()
+    }
+
+    /// What lies below the transport: InfiniBand or Ethernet.
+    pub fn link_layer(&self) -> LinkLayer {
+        LinkLayer::from_raw(self.0.link_layer)
+    }
+
+    /// The largest MTU that the port could have.
+    pub fn max_mtu(&self) -> Option<MaximumTransferUnit> {
+        MaximumTransferUnit::from_raw(self.0.max_mtu)
+    }
+
+    /// The MTU that the port has: the largest that a path through it can have.
+    pub fn active_mtu(&self) -> Option<MaximumTransferUnit> {
+        MaximumTransferUnit::from_raw(self.0.active_mtu)
+    }
+
+    /// The length of its GID table.
+    pub fn gid_table_len(&self) -> u32 {
+        u32::try_from(self.0.gid_tbl_len).unwrap_or(0)
+    }
+
+    /// The length of its P_Key table.
+    pub fn pkey_table_len(&self) -> u16 {
+        self.0.pkey_tbl_len
+    }
+
+    /// The local identifier that the subnet manager gave it; 0 on Ethernet.
+    pub fn lid(&self) -> u16 {
+        self.0.lid
+    }
+
+    /// How many low bits of the LID a path may vary.
+    pub fn lmc(&self) -> u8 {
+        self.0.lmc
+    }
+
+    /// The LID of the subnet manager.
+    pub fn sm_lid(&self) -> u16 {
+        self.0.sm_lid
+    }
+
+    /// The service level on which the subnet manager is reached.
+    pub fn sm_sl(&self) -> u8 {
+        self.0.sm_sl
+    }
+
+    /// The largest message, in bytes.
+    pub fn max_message_size(&self) -> u32 {
+        self.0.max_msg_sz
+    }
+
+    /// The virtual lanes, as the specification encodes their number.
+    pub fn max_vl_num(&self) -> u8 {
+        self.0.max_vl_num
+    }
+
+    /// How many packets with a P_Key that the port does not have came in.
+    pub fn bad_pkey_counter(&self) -> u32 {
+        self.0.bad_pkey_cntr
+    }
+
+    /// How many packets with a wrong Q_Key came in.
+    pub fn qkey_violation_counter(&self) -> u32 {
+        self.0.qkey_viol_cntr
+    }
+
+    /// The subnet timeout as the specification encodes it: 4.096 µs · 2ⁿ.
+    pub fn subnet_timeout(&self) -> u8 {
+        self.0.subnet_timeout
+    }
+
+    /// What the subnet manager replied about the initialisation that the port had asked for.
+    pub fn init_type_reply(&self) -> u8 {
+        self.0.init_type_reply
+    }
+
+    /// The physical state.
+    pub fn physical_state(&self) -> PhysicalState {
+        PhysicalState::from_raw(self.0.phys_state)
+    }
+
+    /// How many lanes the link has, if the value is a known one.
+    pub fn width(&self) -> Option<u8> {
+        Some(match self.0.active_width {
+            1 => 1,
+            2 => 4,
+            4 => 8,
+            8 => 12,
+            16 => 2,
+            _ => return None,
+        })
+    }
+
+    /// The signalling speed of one lane.
+    pub fn speed(&self) -> LinkSpeed {
+        match self.0.active_speed_ex {
+            0 => LinkSpeed::from_raw(self.0.active_speed.into()),
+            extended => LinkSpeed::from_raw(extended),
+        }
+    }
+
+    /// The capabilities as C has them: bits of `enum ibv_port_cap_flags`.
+    pub fn capability_flags(&self) -> u32 {
+        self.0.port_cap_flags
+    }
+
+    /// Further capabilities as C has them: bits of `enum ibv_port_cap_flags2`.
+    pub fn capability_flags2(&self) -> u16 {
+        self.0.port_cap_flags2
+    }
+
+    /// The flags as C has them: `IBV_QPF_GRH_REQUIRED` among others.
+    pub fn flags(&self) -> u8 {
+        self.0.flags
+    }
+
+    /// Whether every packet must carry a global route header: always so on Ethernet, and on some
+    /// InfiniBand fabrics.
+    pub fn grh_required(&self) -> bool {
+        self.link_layer() == LinkLayer::Ethernet || self.0.flags & GRH_REQUIRED != 0
+    }
+
+    /// The C struct.
+    pub fn as_raw(&self) -> &ffi::ibv_port_attr {
+        &self.0
+    }
+}
+
+/// `IBV_QPF_GRH_REQUIRED`.
+const GRH_REQUIRED: u8 = 1;
+
+foreign_enum! {
+    /// `enum ibv_port_state`: the logical state of a port.
+    #[doc(alias = "ibv_port_state")]
+    pub enum PortState: ibv_port_state(u32) {
+        /// Reserved.
+        Nop = IBV_PORT_NOP,
+        /// No link.
+        Down = IBV_PORT_DOWN,
+        /// A link, but not set up by a subnet manager.
+        Initialize = IBV_PORT_INIT,
+        /// Set up, not yet in use.
+        Armed = IBV_PORT_ARMED,
+        /// In use.
+        Active = IBV_PORT_ACTIVE,
+        /// In use, with link errors that it may recover from.
+        ActiveDefer = IBV_PORT_ACTIVE_DEFER,
+    }
+}
+
+/// Defines an enum over a number that C has no enumeration for.
+macro_rules! number_enum {
+    ($(#[$outer:meta])* pub enum $name:ident: $repr:ty { $($(#[$inner:meta])* $variant:ident = $n:literal,)+ }) => {
+        $(#[$outer])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[non_exhaustive]
+        pub enum $name {
+            $($(#[$inner])* $variant,)+
+            /// A value that this version of the crate has no name for.
+            Unknown($repr),
+        }
+
+        impl $name {
+            pub(crate) fn from_raw(raw: $repr) -> Self {
+                match raw {
+                    $($n => Self::$variant,)+
+                    other => Self::Unknown(other),
+                }
+            }
+        }
+    };
+}
+
+number_enum! {
+    /// What lies below the transport of a port.
+    #[doc(alias = "IBV_LINK_LAYER_INFINIBAND")]
+    #[doc(alias = "IBV_LINK_LAYER_ETHERNET")]
+    pub enum LinkLayer: u8 {
+        /// Not said.
+        Unspecified = 0,
+        /// InfiniBand: LIDs, and a subnet manager.
+        InfiniBand = 1,
+        /// Ethernet: RoCE or iWARP.
+        Ethernet = 2,
+    }
+}
+
+number_enum! {
+    /// The physical state of a port.
+    pub enum PhysicalState: u8 {
+        /// No state change.
+        NoChange = 0,
+        /// Asleep.
+        Sleep = 1,
+        /// Looking for a peer.
+        Polling = 2,
+        /// Switched off.
+        Disabled = 3,
+        /// Training the link.
+        Training = 4,
+        /// The link is up.
+        LinkUp = 5,
+        /// Recovering from a link error.
+        ErrorRecovery = 6,
+        /// Testing the link.
+        PhyTest = 7,
+    }
+}
+
+number_enum! {
+    /// The signalling speed of one lane.
+    pub enum LinkSpeed: u32 {
+        /// 2.5 Gb/s.
+        Sdr = 1,
+        /// 5 Gb/s.
+        Ddr = 2,
+        /// 10 Gb/s.
+        Qdr = 4,
+        /// 10.3125 Gb/s.
+        Fdr10 = 8,
+        /// 14.0625 Gb/s.
+        Fdr = 16,
+        /// 25.78125 Gb/s.
+        Edr = 32,
+        /// 53.125 Gb/s.
+        Hdr = 64,
+        /// 106.25 Gb/s.
+        Ndr = 128,
+        /// 212.5 Gb/s.
+        Xdr = 256,
+    }
+}
+
+impl LinkSpeed {
+    /// The speed in Mb/s, rounded down.
+    pub fn megabits_per_second(self) -> Option<u32> {
+        Some(match self {
+            Self::Sdr => 2_500,
+            Self::Ddr => 5_000,
+            Self::Qdr => 10_000,
+            Self::Fdr10 => 10_312,
+            Self::Fdr => 14_062,
+            Self::Edr => 25_781,
+            Self::Hdr => 53_125,
+            Self::Ndr => 106_250,
+            Self::Xdr => 212_500,
+            Self::Unknown(_) => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(change: impl FnOnce(&mut ffi::ibv_port_attr)) -> PortAttributes {
+        let mut raw = ffi::ibv_port_attr::default();
+        change(&mut raw);
+        raw.into()
+    }
+
+    #[test]
+    fn unknown_values_come_out_as_such() {
+        let odd = port(|raw| {
+            raw.state = ffi::ibv_port_state(4711);
+            raw.active_mtu = ffi::ibv_mtu(9);
+            raw.link_layer = 200;
+            raw.phys_state = 77;
+            raw.active_width = 3;
+            raw.active_speed_ex = 1 << 20;
+            raw.gid_tbl_len = -5;
+        });
+        assert_eq!(odd.state(), PortState::Unknown(4711));
+        assert_eq!(odd.active_mtu(), None);
+        assert_eq!(odd.link_layer(), LinkLayer::Unknown(200));
+        assert_eq!(odd.physical_state(), PhysicalState::Unknown(77));
+        assert_eq!((odd.width(), odd.gid_table_len()), (None, 0));
+        assert_eq!(odd.speed(), LinkSpeed::Unknown(1 << 20));
+    }
+
+    #[test]
+    fn the_extended_speed_wins() {
+        let port = port(|raw| {
+            raw.active_speed = 64;
+            raw.active_speed_ex = 256;
+            raw.active_width = 2;
+        });
+        assert_eq!((port.speed(), port.width()), (LinkSpeed::Xdr, Some(4)));
+    }
+
+    #[test]
+    fn ethernet_needs_a_grh() {
+        assert!(port(|raw| raw.link_layer = 2).grh_required());
+        assert!(port(|raw| (raw.link_layer, raw.flags) = (1, 1)).grh_required());
+        assert!(!port(|raw| raw.link_layer = 1).grh_required());
+    }
+}

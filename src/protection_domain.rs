@@ -1,0 +1,245 @@
+//! Protection domains.
+
+use std::fmt;
+
+use crate::handle::{Handle, object};
+use crate::importable::{Importable, import};
+use crate::{
+    CompletionQueue, Context, Element, Error, MemoryRegion, Parent, QueuePairBuilder,
+    QueuePairType, RegionOptions, Result, SharedMemoryRegion, ThreadDomain, ffi,
+};
+
+object!(ibv_pd, ibv_dealloc_pd);
+import!(ibv_pd, ibv_unimport_pd);
+
+/// `struct ibv_pd`: a protection domain. Memory, queue pairs and address handles of one domain work
+/// together; those of different domains do not.
+pub struct ProtectionDomain<'ctx> {
+    raw: Importable<ffi::ibv_pd>,
+    /// What a parent domain was made from.
+    base: Option<Base<'ctx>>,
+    context: Parent<'ctx, Context<'ctx>>,
+}
+
+/// The domains that a parent domain stands for, which must outlive it.
+struct Base<'ctx> {
+    domain: Parent<'ctx, ProtectionDomain<'ctx>>,
+    _thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
+}
+
+// SAFETY: libibverbs allows every verb on a protection domain from any thread.
+unsafe impl Send for ProtectionDomain<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomain<'_> {}
+
+impl<'ctx> ProtectionDomain<'ctx> {
+    /// `ibv_alloc_pd`: allocates a protection domain.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: the device or the machine has run out of them.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+        let context = context.into();
+        // SAFETY: the context is live; a domain that comes back is ours alone.
+        let raw = unsafe { Handle::new("ibv_alloc_pd", ffi::ibv_alloc_pd(context.as_raw())) }?;
+        Ok(Self { raw: Importable::owned(raw), base: None, context })
+    }
+
+    /// `ibv_alloc_parent_domain`: makes a domain that stands for `base`: objects of either work
+    /// together. What is created with the new one besides obeys the thread domain, if one is given.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the thread domain belongs to another context.
+    ///  - `EOPNOTSUPP`: the device does not have this.
+    ///  - `ENOMEM`: out of memory.
+    ///
+    /// # Safety
+    ///
+    /// If a thread domain is given: whatever is created with the new domain, or with another one
+    /// that has the same thread domain, is never used by two threads at a time, though its types
+    /// are `Sync`.
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    pub unsafe fn parent_domain(
+        base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
+        thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_alloc_parent_domain";
+        let domain = base.into();
+        let context = domain.context.clone();
+        let mut attributes =
+            ffi::ibv_parent_domain_init_attr { pd: domain.as_raw(), ..Default::default() };
+        if let Some(thread) = &thread {
+            if thread.context().as_raw() != context.as_raw() {
+                return Err(Error::invalid(VERB, "the thread domain belongs to another context"));
+            }
+            attributes.td = thread.as_raw();
+        }
+        // SAFETY: context and domains are live, and kept by the new domain, which is ours alone.
+        let raw = unsafe {
+            let raw = ffi::ibv_alloc_parent_domain(context.as_raw(), &mut attributes);
+            Handle::new(VERB, raw)
+        }?;
+        let base = Some(Base { domain, _thread: thread });
+        Ok(Self { raw: Importable::owned(raw), base, context })
+    }
+
+    /// Takes over a protection domain that was allocated elsewhere.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or the domain belongs to another context.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live protection domain, and nothing else deallocates it.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_pd,
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+    ) -> Result<Self> {
+        let context = context.into();
+        // SAFETY: the caller vouches for the pointer.
+        if raw.is_null() || unsafe { (*raw).context } != context.as_raw() {
+            return Err(Error::invalid("ibv_alloc_pd", "not a protection domain of this context"));
+        }
+        // SAFETY: the caller hands over a live domain.
+        let raw = unsafe { Handle::new("ibv_alloc_pd", raw) }?;
+        Ok(Self { raw: Importable::owned(raw), base: None, context })
+    }
+
+    /// The domain that this one stands for, if it is a parent domain.
+    pub fn base(&self) -> Option<&ProtectionDomain<'ctx>> {
+        self.base.as_ref().map(|base| &*base.domain)
+    }
+
+    /// `ibv_import_pd`: a domain that another process has allocated through the same file descriptor
+    /// of the device, by the kernel's [number](Self::handle) of it: what is registered or created in
+    /// it by either works together.
+    ///
+    /// Dropping or closing it gives back what the import took, and leaves the domain as it is
+    /// (`ibv_unimport_pd`); after [`own`](Self::own) it deallocates the domain, which only one of the
+    /// processes may do, when the others are done with it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device cannot import.
+    ///  - `ENOMEM`: out of memory.
+    ///
+    /// A number that is none of a domain is noticed when the domain is used.
+    #[doc(alias = "ibv_import_pd")]
+    #[doc(alias = "ibv_unimport_pd")]
+    pub fn import(context: impl Into<Parent<'ctx, Context<'ctx>>>, handle: u32) -> Result<Self> {
+        let context = context.into();
+        // SAFETY: the context is live; what comes back is an import of ours.
+        let raw =
+            unsafe { Handle::new("ibv_import_pd", ffi::ibv_import_pd(context.as_raw(), handle)) }?;
+        Ok(Self { raw: Importable::imported(raw), base: None, context })
+    }
+
+    /// Makes an [imported](Self::import) domain this program's own: from now on dropping or closing it
+    /// deallocates it, for all processes.
+    pub fn own(&mut self) {
+        self.raw.own();
+    }
+
+    /// The kernel's number of the domain, by which a process that shares the device's file descriptor
+    /// [imports](Self::import) it.
+    pub fn handle(&self) -> u32 {
+        // SAFETY: the domain is live.
+        unsafe { (*self.as_raw()).handle }
+    }
+
+    /// The C object. It is valid while the domain is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_pd {
+        self.raw.as_ptr()
+    }
+
+    /// The context that it was allocated from.
+    pub fn context(&self) -> &Context<'ctx> {
+        &self.context
+    }
+
+    /// The context, to be the parent of something else too.
+    pub(crate) fn context_parent(&self) -> Parent<'ctx, Context<'ctx>> {
+        self.context.clone()
+    }
+
+    /// `ibv_dealloc_pd`: deallocates the domain, and says so if that fails. Dropping does the same
+    /// in silence.
+    ///
+    /// # Errors
+    ///
+    /// The domain comes back with the reason:
+    ///
+    ///  - `EBUSY`: something that was made from it still exists (because it was leaked, or could not
+    ///    be destroyed).
+    #[doc(alias = "ibv_dealloc_pd")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, base, context } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, base, context }, error))
+    }
+
+    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses. See
+    /// [`MemoryRegion::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemoryRegion::new`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate<T: Element>(&self, len: usize) -> Result<MemoryRegion<'_, T>> {
+        MemoryRegion::new(self, len)
+    }
+
+    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses, as `options`
+    /// say. See [`MemoryRegion::with_options`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemoryRegion::with_options`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate_with<T: Element>(
+        &self,
+        len: usize,
+        options: RegionOptions,
+    ) -> Result<MemoryRegion<'_, T>> {
+        MemoryRegion::with_options(self, len, options)
+    }
+
+    /// `ibv_reg_mr`: allocates `len` zeroed elements that peers access too, as far as `options` let
+    /// them: [`AccessFlags`](crate::AccessFlags) or [`RegionOptions`]. See
+    /// [`SharedMemoryRegion::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedMemoryRegion::new`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate_shared<T: Element>(
+        &self,
+        len: usize,
+        options: impl Into<RegionOptions>,
+    ) -> Result<SharedMemoryRegion<'_, T>> {
+        SharedMemoryRegion::new(self, len, options)
+    }
+
+    /// `ibv_create_qp`: begins a queue pair whose parents are borrowed. See
+    /// [`QueuePairBuilder::new`].
+    #[doc(alias = "ibv_create_qp")]
+    pub fn create_qp<'res>(
+        &'res self,
+        send_cq: &'res CompletionQueue<'res>,
+        receive_cq: &'res CompletionQueue<'res>,
+        queue_pair_type: QueuePairType,
+    ) -> QueuePairBuilder<'res> {
+        QueuePairBuilder::new(self, send_cq, receive_cq, queue_pair_type)
+    }
+}
+
+impl fmt::Debug for ProtectionDomain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProtectionDomain")
+            .field("device", &self.context.name())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,215 @@
+//! Queue pairs: where work is posted.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::handle::{Handle, object};
+use crate::queue_pair_builder::ConnectionSettings;
+use crate::{
+    CompletionQueue, Error, Parent, ProtectionDomain, QueuePairBuilder, QueuePairEndpoint,
+    QueuePairType, SendOperations, SharedReceiveQueue, XrcDomain, ffi,
+};
+
+object!(ibv_qp, ibv_destroy_qp);
+
+/// `struct ibv_qp`: a queue pair, to which sends and receives are posted.
+///
+/// The posting methods are thin: they hand the C request to the device. They are `unsafe` because
+/// nothing ties the memory to the request once they return. See [`Channel`](crate::Channel) for the
+/// safe layer.
+///
+/// | To post | there is |
+/// |---|---|
+/// | a part of one region | [`post_send`](Self::post_send), [`post_receive`](Self::post_receive), [`post_write`](Self::post_write), [`post_read`](Self::post_read) |
+/// | bytes from anywhere | [`post_inline`](Self::post_inline) |
+/// | any request, with all options, again and again | [`post`](Self::post) |
+/// | many requests at once | [`post_list`](Self::post_list), and [`batch`](Self::batch) where the device has the extended interface |
+/// | from two threads | [`split`](Self::split) |
+pub struct QueuePair<'res> {
+    raw: Handle<ffi::ibv_qp>,
+    /// The same object as the extended posting interface has it, if it does.
+    extended: Option<NonNull<ffi::ibv_qp_ex>>,
+    properties: Properties,
+    parents: Parents<'res>,
+}
+
+/// What does not change once the queue pair is there, but for the settings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Properties {
+    pub(crate) kind: QueuePairType,
+    /// Whether requests need not say where they go.
+    pub(crate) has_peer: bool,
+    pub(crate) capacities: ffi::ibv_qp_cap,
+    pub(crate) settings: ConnectionSettings,
+    pub(crate) endpoint: QueuePairEndpoint,
+    /// What the extended posting interface was asked for; nothing if it is not there.
+    pub(crate) operations: SendOperations,
+    /// Which of its functions are there.
+    pub(crate) functions: u64,
+}
+
+/// What a queue pair is made from. They are held so that they outlive it.
+#[derive(Clone)]
+pub(crate) struct Parents<'res> {
+    pub(crate) domain: Parent<'res, ProtectionDomain<'res>>,
+    pub(crate) send_cq: Parent<'res, CompletionQueue<'res>>,
+    pub(crate) receive_cq: Parent<'res, CompletionQueue<'res>>,
+    pub(crate) srq: Option<Parent<'res, SharedReceiveQueue<'res>>>,
+    pub(crate) xrc_domain: Option<Parent<'res, XrcDomain<'res>>>,
+}
+
+// SAFETY: libibverbs allows every verb on a queue pair from any thread.
+unsafe impl Send for QueuePair<'_> {}
+// SAFETY: as above; what changes the queue pair or posts to it takes `&mut self` besides.
+unsafe impl Sync for QueuePair<'_> {}
+
+impl<'res> QueuePair<'res> {
+    pub(crate) fn new(
+        raw: Handle<ffi::ibv_qp>,
+        extended: Option<NonNull<ffi::ibv_qp_ex>>,
+        properties: Properties,
+        parents: Parents<'res>,
+    ) -> Self {
+        Self { raw, extended, properties, parents }
+    }
+
+    /// Begins a queue pair: see [`QueuePairBuilder::new`].
+    pub fn builder(
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        send_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
+        receive_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
+        queue_pair_type: QueuePairType,
+    ) -> QueuePairBuilder<'res> {
+        QueuePairBuilder::new(domain, send_cq, receive_cq, queue_pair_type)
+    }
+
+    /// Its number, by which peers address it.
+    #[inline]
+    pub fn number(&self) -> u32 {
+        // SAFETY: the queue pair is live.
+        unsafe { (*self.as_raw()).qp_num }
+    }
+
+    /// Its address, as it was when the queue pair was built: what a peer must know.
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        self.properties.endpoint
+    }
+
+    /// Its type.
+    pub fn queue_pair_type(&self) -> QueuePairType {
+        self.properties.kind
+    }
+
+    /// How many requests can be outstanding on the send queue: at least as many as were asked for.
+    pub fn max_send_wr(&self) -> u32 {
+        self.properties.capacities.max_send_wr
+    }
+
+    /// How many requests can be outstanding on the receive queue: at least as many as were asked
+    /// for.
+    pub fn max_recv_wr(&self) -> u32 {
+        self.properties.capacities.max_recv_wr
+    }
+
+    /// How many gather elements a request on the send queue can have: at least as many as were asked
+    /// for.
+    pub fn max_send_sge(&self) -> u32 {
+        self.properties.capacities.max_send_sge
+    }
+
+    /// How many scatter elements a receive can have: at least as many as were asked for.
+    pub fn max_recv_sge(&self) -> u32 {
+        self.properties.capacities.max_recv_sge
+    }
+
+    /// How many bytes a request can carry inline: at least as many as were asked for.
+    pub fn max_inline_data(&self) -> u32 {
+        self.properties.capacities.max_inline_data
+    }
+
+    /// What [`batch`](Self::batch) can post: the operations that the queue pair was built for
+    /// ([`QueuePairBuilder::extended`]), or none if it has no extended posting interface.
+    #[inline]
+    pub fn extended_operations(&self) -> SendOperations {
+        self.properties.operations
+    }
+
+    /// The domain that it was created in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
+        &self.parents.domain
+    }
+
+    /// The queue that completions of the send queue go to.
+    pub fn send_cq(&self) -> &CompletionQueue<'res> {
+        &self.parents.send_cq
+    }
+
+    /// The queue that completions of the receive queue go to.
+    pub fn receive_cq(&self) -> &CompletionQueue<'res> {
+        &self.parents.receive_cq
+    }
+
+    /// The shared receive queue that it receives from, if it has one.
+    pub fn shared_receive_queue(&self) -> Option<&SharedReceiveQueue<'res>> {
+        self.parents.srq.as_deref()
+    }
+
+    /// The C object. It is valid while the queue pair is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
+        self.raw.as_ptr()
+    }
+
+    /// The C object of the extended posting interface, if the queue pair was built with it.
+    #[inline]
+    pub fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_qp_ex>> {
+        self.extended
+    }
+
+    #[inline]
+    pub(crate) fn has_peer(&self) -> bool {
+        self.properties.has_peer
+    }
+
+    #[inline]
+    pub(crate) fn extended_functions(&self) -> u64 {
+        self.properties.functions
+    }
+
+    pub(crate) fn settings(&self) -> &ConnectionSettings {
+        &self.properties.settings
+    }
+
+    pub(crate) fn settings_mut(&mut self) -> &mut ConnectionSettings {
+        &mut self.properties.settings
+    }
+
+    /// Lets go of the C object, which is gone already or shall be leaked, and drops the parents.
+    pub(crate) fn disown(self) {
+        std::mem::forget(self.raw);
+    }
+
+    /// `ibv_destroy_qp`: destroys the queue pair, and says so if that fails. Dropping does the same
+    /// in silence. Outstanding requests end without completion.
+    ///
+    /// # Errors
+    ///
+    /// The queue pair comes back with the reason:
+    ///
+    ///  - `EBUSY`: it is still attached to a multicast group.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, extended, properties, parents } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, extended, properties, parents }, error))
+    }
+}
+
+impl fmt::Debug for QueuePair<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("number", &self.number())
+            .field("queue_pair_type", &self.queue_pair_type())
+            .field("capacities", &self.properties.capacities)
+            .finish_non_exhaustive()
+    }
+}

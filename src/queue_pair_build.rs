@@ -1,0 +1,386 @@
+//! Building queue pairs: from a builder to the C object.
+
+use std::ptr::{self, NonNull};
+
+use crate::extended_operations::function;
+use crate::handle::Handle;
+use crate::queue_pair::Properties;
+use crate::queue_pair_builder::ConnectionSettings;
+use crate::{
+    Context, DeviceAttributes, Error, Gid, MaximumTransferUnit, PacketSequenceNumber, PortState,
+    QueuePair, QueuePairBuilder, QueuePairEndpoint, QueuePairType, Result, SendOperations, ffi,
+};
+
+const VERB: &str = "ibv_create_qp";
+
+impl<'res> QueuePairBuilder<'res> {
+    /// `ibv_create_qp`: creates the queue pair and looks up what a peer needs to connect to it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a depth, a number of elements or the port is more than the device has, the GID
+    ///    index is out of range, one of the queues or domains belongs to another context or domain, an
+    ///    XRC domain is missing or does not fit the type, or the device refuses the inline size.
+    ///  - `ENETDOWN`: the port is not active.
+    ///  - `ENODATA`: the port has no GID, though RoCE needs one.
+    ///  - `ENOMEM`: the device has no queue pair left, or `RLIMIT_MEMLOCK` is too low.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have this type of queue pair, or an option or
+    ///    the extended operations that were asked for.
+    ///  - `EPERM`: the process may not create this type of queue pair.
+    #[doc(alias = "ibv_create_qp")]
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn build(mut self) -> Result<PreparedQueuePair<'res>> {
+        let (endpoint, settings) = self.prepare()?;
+        let (raw, operations) = match self.extended.filter(|(wanted, _)| !wanted.is_empty()) {
+            None => (self.create(None)?, SendOperations::empty()),
+            Some((wanted, optional)) => match self.create_extended(wanted) {
+                Err(error) if optional && is_unsupported(error) => {
+                    (self.create(None)?, SendOperations::empty())
+                }
+                result => (result?, wanted),
+            },
+        };
+        Ok(self.finish(raw, operations, endpoint, settings))
+    }
+
+    /// Takes over a queue pair that was created elsewhere, such as by a provider's own verb; `self`
+    /// says what it was made from and how to connect it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or the queue pair is of another type or belongs to another
+    ///    domain or other completion queues than the builder says.
+    ///  - Those of [`build`](Self::build) that are about the port.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses. If this fails,
+    /// it is still the caller's.
+    pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res>> {
+        let (endpoint, settings) = self.prepare()?;
+        let parents = &self.parents;
+        // SAFETY: the caller vouches for a pointer that is not null.
+        let fits = unsafe {
+            !raw.is_null()
+                && (*raw).pd == parents.domain.as_raw()
+                && (*raw).send_cq == parents.send_cq.as_raw()
+                && (*raw).recv_cq == parents.receive_cq.as_raw()
+                && (*raw).srq == parents.srq.as_ref().map_or(ptr::null_mut(), |srq| srq.as_raw())
+                && (*raw).qp_type == self.kind.into()
+        };
+        if !fits {
+            return Err(Error::invalid(
+                VERB,
+                "the queue pair is not one that the builder describes",
+            ));
+        }
+        let mut attributes = ffi::ibv_qp_attr::default();
+        let mut created = ffi::ibv_qp_init_attr::default();
+        let mask = ffi::ibv_qp_attr_mask::IBV_QP_CAP.0 as i32;
+        // SAFETY: the queue pair is live, and both structs are writable.
+        let returned = unsafe { ffi::ibv_query_qp(raw, &mut attributes, mask, &mut created) };
+        ffi::status("ibv_query_qp", returned)?;
+        self.capacities = attributes.cap;
+        // SAFETY: the queue pair is live.
+        let wanted = match NonNull::new(unsafe { ffi::ibv_qp_to_qp_ex(raw) }) {
+            // SAFETY: as above.
+            Some(extended) => unsafe { SendOperations::of(extended) },
+            None => SendOperations::empty(),
+        };
+        // SAFETY: the caller hands over a live queue pair.
+        let raw = unsafe { Handle::new(VERB, raw) }?;
+        Ok(self.finish(raw, wanted, endpoint, settings))
+    }
+
+    /// Checks everything, and looks up what the settings leave open.
+    fn prepare(&mut self) -> Result<((u16, Gid), ConnectionSettings)> {
+        let context = self.parents.domain.context();
+        self.check_parents(context)?;
+        let device = context.query_device()?;
+        self.check(&device)?;
+        let mut settings = self.settings;
+        let port = context.query_port(settings.port)?;
+        if !matches!(port.state(), PortState::Active | PortState::ActiveDefer | PortState::Armed) {
+            return Err(Error::with_reason(VERB, libc::ENETDOWN, "the port is not active"));
+        }
+        let gid = match settings.gid_index {
+            Some(index) => context.query_gid(settings.port, index.into())?.gid,
+            None => {
+                let (gid, index) = context.endpoint_gid(&port, settings.port)?;
+                settings.gid_index = Some(index);
+                gid
+            }
+        };
+        settings.mtu = settings.mtu.or(port.active_mtu());
+        settings.global |= port.grh_required();
+        let most = |limit: u32| u8::try_from(limit.min(16)).unwrap_or(16);
+        settings.max_rd_atomic.get_or_insert(most(device.max_qp_init_rd_atom()));
+        settings.max_dest_rd_atomic.get_or_insert(most(device.max_qp_rd_atom()));
+        Ok(((port.lid(), gid), settings))
+    }
+
+    /// Whether what it is made from works together.
+    fn check_parents(&self, context: &Context<'_>) -> Result<()> {
+        let parents = &self.parents;
+        for queue in [&parents.send_cq, &parents.receive_cq] {
+            if queue.context().as_raw() != context.as_raw() {
+                return Err(Error::invalid(VERB, "a completion queue belongs to another context"));
+            }
+        }
+        if let Some(srq) = &parents.srq
+            && srq.protection_domain().context().as_raw() != context.as_raw()
+        {
+            return Err(Error::invalid(VERB, "the shared queue belongs to another context"));
+        }
+        match (&parents.xrc_domain, self.kind) {
+            (Some(domain), QueuePairType::XrcReceive) => {
+                if domain.context().as_raw() != context.as_raw() {
+                    return Err(Error::invalid(VERB, "the XRC domain belongs to another context"));
+                }
+                if parents.srq.is_some() {
+                    let reason = "a receiving XRC queue pair takes no shared receive queue: its \
+                                  messages name theirs";
+                    return Err(Error::invalid(VERB, reason));
+                }
+            }
+            (None, QueuePairType::XrcReceive) => {
+                let reason = "a receiving XRC queue pair needs an XRC domain";
+                return Err(Error::invalid(VERB, reason));
+            }
+            (Some(_), _) => {
+                let reason = "only a receiving XRC queue pair takes an XRC domain";
+                return Err(Error::invalid(VERB, reason));
+            }
+            (None, _) => {}
+        }
+        Ok(())
+    }
+
+    /// Compares what was asked for with what the device has.
+    fn check(&self, device: &DeviceAttributes) -> Result<()> {
+        let Self { capacities: c, settings: s, .. } = self;
+        let own_receives = self.parents.srq.is_none();
+        let limits = [
+            ("max_send_wr", c.max_send_wr, device.max_qp_wr()),
+            ("max_recv_wr", if own_receives { c.max_recv_wr } else { 0 }, device.max_qp_wr()),
+            ("max_send_sge", c.max_send_sge, device.max_sge()),
+            ("max_recv_sge", if own_receives { c.max_recv_sge } else { 0 }, device.max_sge()),
+            ("max_rd_atomic", s.max_rd_atomic.unwrap_or(0).into(), device.max_qp_init_rd_atom()),
+            (
+                "max_dest_rd_atomic",
+                s.max_dest_rd_atomic.unwrap_or(0).into(),
+                device.max_qp_rd_atom(),
+            ),
+            ("source_qpn", self.source_number.unwrap_or(0), 0xff_ffff),
+        ];
+        for (what, value, high) in limits {
+            if value > high {
+                return Err(Error::out_of_range(VERB, what, value.into(), 0, high.into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn create_extended(&mut self, wanted: SendOperations) -> Result<Handle<ffi::ibv_qp>> {
+        let raw = self.create(Some(wanted))?;
+        // SAFETY: the queue pair is live.
+        let there = match NonNull::new(unsafe { ffi::ibv_qp_to_qp_ex(raw.as_ptr()) }) {
+            // SAFETY: as above.
+            Some(extended) => unsafe { SendOperations::of(extended) },
+            None => SendOperations::empty(),
+        };
+        if there.contains(wanted) {
+            return Ok(raw);
+        }
+        let reason = "the provider does not have all of the extended operations";
+        Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason))
+    }
+
+    /// Calls the verb; the capacities are then those that the device gives.
+    fn create(&mut self, operations: Option<SendOperations>) -> Result<Handle<ffi::ibv_qp>> {
+        use ffi::ibv_qp_init_attr_mask as mask;
+
+        let parents = &self.parents;
+        let mut attributes = ffi::ibv_qp_init_attr_ex {
+            send_cq: parents.send_cq.as_raw(),
+            recv_cq: parents.receive_cq.as_raw(),
+            cap: self.capacities,
+            qp_type: self.kind.into(),
+            sq_sig_all: self.signal_all.into(),
+            comp_mask: mask::IBV_QP_INIT_ATTR_PD.0,
+            pd: parents.domain.as_raw(),
+            create_flags: self.create_flags.bits(),
+            ..Default::default()
+        };
+        if let Some(srq) = &parents.srq {
+            attributes.srq = srq.as_raw();
+            (attributes.cap.max_recv_wr, attributes.cap.max_recv_sge) = (0, 0);
+        }
+        if let Some(domain) = &parents.xrc_domain {
+            // It has neither queues nor a domain of protection: those of its shared queues count.
+            attributes.comp_mask = mask::IBV_QP_INIT_ATTR_XRCD.0;
+            attributes.xrcd = domain.as_raw();
+            attributes.pd = ptr::null_mut();
+            (attributes.send_cq, attributes.recv_cq) = (ptr::null_mut(), ptr::null_mut());
+            attributes.cap = ffi::ibv_qp_cap::default();
+        }
+        if let Some(number) = self.source_number {
+            attributes.source_qpn = number;
+            attributes.create_flags |= ffi::ibv_qp_create_flags::IBV_QP_CREATE_SOURCE_QPN.0;
+        }
+        if attributes.create_flags != 0 {
+            attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_CREATE_FLAGS.0;
+        }
+        if self.max_tso_header != 0 {
+            attributes.max_tso_header = self.max_tso_header;
+            attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_MAX_TSO_HEADER.0;
+        }
+        if let Some(operations) = operations {
+            attributes.send_ops_flags = operations.bits();
+            attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
+        }
+        let context = parents.domain.context().as_raw();
+        // SAFETY: domains and queues are live, as their holder `self` is; a queue pair that comes
+        // back is ours alone. Without extensions this is ibv_create_qp.
+        let raw = unsafe { Handle::new(VERB, ffi::ibv_create_qp_ex(context, &mut attributes)) };
+        let raw = raw.map_err(|error| {
+            // Everything that has a limit to compare with is within it.
+            if error.raw_os_error() == libc::EINVAL && self.capacities.max_inline_data > 0 {
+                let reason = "max_inline_data is probably more than the device has";
+                return Error::invalid(VERB, reason);
+            }
+            error
+        })?;
+        self.capacities = attributes.cap;
+        Ok(raw)
+    }
+
+    fn finish(
+        self,
+        raw: Handle<ffi::ibv_qp>,
+        operations: SendOperations,
+        (lid, gid): (u16, Gid),
+        settings: ConnectionSettings,
+    ) -> PreparedQueuePair<'res> {
+        let extended = if operations.is_empty() {
+            None
+        } else {
+            // SAFETY: the queue pair is live.
+            NonNull::new(unsafe { ffi::ibv_qp_to_qp_ex(raw.as_ptr()) })
+        };
+        let (kind, max_sge) = (self.kind, self.capacities.max_send_sge);
+        let functions = extended.map_or(0, |extended| {
+            // SAFETY: the queue pair is live, and has the operations.
+            unsafe { function::of(extended, operations, kind, max_sge) }
+        });
+        // SAFETY: the queue pair is live.
+        let num = unsafe { (*raw.as_ptr()).qp_num };
+        let properties = Properties {
+            kind: self.kind,
+            has_peer: matches!(
+                self.kind,
+                QueuePairType::ReliableConnected
+                    | QueuePairType::UnreliableConnected
+                    | QueuePairType::RawPacket
+            ),
+            capacities: self.capacities,
+            settings,
+            endpoint: QueuePairEndpoint { num, lid, gid },
+            operations,
+            functions,
+        };
+        PreparedQueuePair::new(QueuePair::new(raw, extended, properties, self.parents))
+    }
+}
+
+/// Whether a queue pair without extensions is worth a try.
+fn is_unsupported(error: Error) -> bool {
+    error.kind() == crate::ErrorKind::Unsupported
+}
+
+/// A queue pair that is not connected: in the RESET state, with the address that a peer needs.
+#[derive(Debug)]
+#[must_use]
+pub struct PreparedQueuePair<'res> {
+    queue_pair: QueuePair<'res>,
+}
+
+impl<'res> PreparedQueuePair<'res> {
+    pub(crate) fn new(queue_pair: QueuePair<'res>) -> Self {
+        Self { queue_pair }
+    }
+
+    /// The address of the queue pair, to be told to the peer.
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        self.queue_pair.endpoint()
+    }
+
+    /// The number of the first packet that we send: for peers that are told it (and call it their
+    /// `receive_psn`).
+    pub fn send_psn(&self) -> PacketSequenceNumber {
+        self.queue_pair.settings().send_psn
+    }
+
+    /// Sets the number of the first packet that we send, as [`QueuePairBuilder::send_psn`] does: when
+    /// a queue pair is connected anew, packets of the old connection may still be on their way.
+    pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
+        self.queue_pair.settings_mut().send_psn = psn;
+        self
+    }
+
+    /// Sets the number of the first packet that we receive, as
+    /// [`QueuePairBuilder::receive_psn`] does, for it may be known only when the peer has told it.
+    pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
+        self.queue_pair.settings_mut().receive_psn = psn;
+        self
+    }
+
+    /// Sets the MTU of the path, as [`QueuePairBuilder::path_mtu`] does, to what was agreed on with
+    /// the peer.
+    pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
+        self.queue_pair.settings_mut().mtu = Some(mtu);
+        self
+    }
+
+    /// The queue pair as it is, in the RESET state, to be driven by hand with
+    /// [`QueuePair::modify`].
+    pub fn into_queue_pair(self) -> QueuePair<'res> {
+        self.queue_pair
+    }
+
+    /// `ibv_modify_qp`: connects the queue pair to the peer's: RESET, INIT, RTR, RTS.
+    ///
+    /// The peer may do so earlier or later. What is sent before the peer is ready is tried again, as
+    /// often as the settings say. For a queue pair that has no peer, such as a UD one, this is
+    /// [`activate`](Self::activate).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a setting is wrong for this device (the error names which, where that can be
+    ///    told), or the endpoint is one of the other link layer.
+    ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
+    ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
+    ///  - `ENOMEM`: the device has run out of something.
+    ///
+    /// The queue pair is then destroyed.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn handshake(mut self, remote: QueuePairEndpoint) -> Result<QueuePair<'res>> {
+        self.queue_pair.connect(Some(&remote))?;
+        Ok(self.queue_pair)
+    }
+
+    /// `ibv_modify_qp`: makes a queue pair that has no peer ready, such as a UD one: RESET, INIT,
+    /// RTR, RTS. Each send then names where it goes.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a setting is wrong for this device, or the queue pair is of a type that has a
+    ///    peer.
+    ///
+    /// The queue pair is then destroyed.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn activate(mut self) -> Result<QueuePair<'res>> {
+        self.queue_pair.connect(None)?;
+        Ok(self.queue_pair)
+    }
+}

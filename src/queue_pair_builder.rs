@@ -1,0 +1,317 @@
+//! Making and connecting queue pairs.
+
+use std::fmt;
+
+use crate::queue_pair::Parents;
+use crate::{
+    AccessFlags, AckTimeout, AddressVector, CompletionQueue, Error, FlowLabel, MaxAckRetries,
+    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, Parent, PortAttributes,
+    ProtectionDomain, QueuePairType, Result, SendOperations, ServiceLevel, SharedReceiveQueue,
+    StaticRate, XrcDomain, ffi,
+};
+
+/// What a queue pair is made with and connected with: see [`QueuePair::builder`](crate::QueuePair::builder).
+///
+/// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE; see each.
+///
+/// ```no_run
+/// use ibverbs::{AccessFlags, QueuePairType};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("rxe0")?;
+/// let domain = context.alloc_pd()?;
+/// let queue = context.create_cq(128)?;
+/// let prepared = domain
+///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+///     .max_send_wr(64)
+///     .max_recv_wr(64)
+///     .access(AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)
+///     .build()?;
+/// println!("tell the peer: {}", prepared.endpoint());
+/// # let remote = prepared.endpoint();
+/// let queue_pair = prepared.handshake(remote)?;
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_qp_init_attr")]
+#[must_use]
+pub struct QueuePairBuilder<'res> {
+    pub(crate) parents: Parents<'res>,
+    pub(crate) kind: QueuePairType,
+    pub(crate) capacities: ffi::ibv_qp_cap,
+    pub(crate) signal_all: bool,
+    pub(crate) create_flags: CreateFlags,
+    pub(crate) source_number: Option<u32>,
+    pub(crate) max_tso_header: u16,
+    /// The operations of the extended posting interface, and whether to do without if need be.
+    pub(crate) extended: Option<(SendOperations, bool)>,
+    pub(crate) settings: ConnectionSettings,
+}
+
+bitflags::bitflags! {
+    /// `enum ibv_qp_create_flags`: options of a queue pair that few devices have.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[doc(alias = "ibv_qp_create_flags")]
+    pub struct CreateFlags: u32 {
+        /// A multicast datagram does not come back to the queue pairs of the context that sent it.
+        const BLOCK_SELF_MULTICAST_LOOPBACK =
+            ffi::ibv_qp_create_flags::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB.0;
+        /// The checksum of an Ethernet frame is received with it (raw packets).
+        const SCATTER_FCS = ffi::ibv_qp_create_flags::IBV_QP_CREATE_SCATTER_FCS.0;
+        /// The VLAN tag of an Ethernet frame is taken out of it and told in the completion (raw
+        /// packets).
+        const CVLAN_STRIPPING = ffi::ibv_qp_create_flags::IBV_QP_CREATE_CVLAN_STRIPPING.0;
+        /// Writes to memory are padded to whole cache lines.
+        const PCI_WRITE_END_PADDING =
+            ffi::ibv_qp_create_flags::IBV_QP_CREATE_PCI_WRITE_END_PADDING.0;
+    }
+}
+
+/// What the states from INIT to RTS are reached with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectionSettings {
+    pub(crate) port: u8,
+    pub(crate) gid_index: Option<u8>,
+    pub(crate) pkey_index: u16,
+    pub(crate) access: AccessFlags,
+    pub(crate) qkey: u32,
+    pub(crate) mtu: Option<MaximumTransferUnit>,
+    pub(crate) send_psn: PacketSequenceNumber,
+    pub(crate) receive_psn: PacketSequenceNumber,
+    pub(crate) max_rd_atomic: Option<u8>,
+    pub(crate) max_dest_rd_atomic: Option<u8>,
+    pub(crate) min_rnr_timer: MinRnrTimer,
+    pub(crate) ack_timeout: AckTimeout,
+    pub(crate) max_ack_retries: MaxAckRetries,
+    pub(crate) max_rnr_retries: MaxRnrRetries,
+    pub(crate) service_level: ServiceLevel,
+    pub(crate) traffic_class: u8,
+    pub(crate) flow_label: FlowLabel,
+    pub(crate) hop_limit: u8,
+    pub(crate) static_rate: StaticRate,
+    pub(crate) global: bool,
+}
+
+impl Default for ConnectionSettings {
+    fn default() -> Self {
+        Self {
+            port: 1,
+            gid_index: None,
+            pkey_index: 0,
+            access: AccessFlags::LOCAL_WRITE,
+            qkey: 0x1111_1111,
+            mtu: None,
+            send_psn: PacketSequenceNumber::default(),
+            receive_psn: PacketSequenceNumber::default(),
+            max_rd_atomic: None,
+            max_dest_rd_atomic: None,
+            min_rnr_timer: MinRnrTimer::default(),
+            ack_timeout: AckTimeout::default(),
+            max_ack_retries: MaxAckRetries::default(),
+            max_rnr_retries: MaxRnrRetries::default(),
+            service_level: ServiceLevel::default(),
+            traffic_class: 0,
+            flow_label: FlowLabel::default(),
+            hop_limit: AddressVector::DEFAULT_HOP_LIMIT,
+            static_rate: StaticRate::Max,
+            global: false,
+        }
+    }
+}
+
+impl ConnectionSettings {
+    /// Compares what depends on the port with what the port has: the driver would say no more than
+    /// that something is wrong.
+    pub(crate) fn check(&self, port: &PortAttributes, connected: bool) -> Result<()> {
+        const VERB: &str = "ibv_modify_qp";
+        let (index, length) = (self.pkey_index, port.pkey_table_len());
+        if index >= length {
+            let (low, high) = if length == 0 { (1, 0) } else { (0, u64::from(length) - 1) };
+            return Err(Error::out_of_range(VERB, "P_Key index", index.into(), low, high));
+        }
+        match (self.mtu, port.active_mtu()) {
+            (Some(mtu), Some(most)) if connected && mtu.bytes() > most.bytes() => {
+                let (value, high) = (mtu.bytes().into(), most.bytes().into());
+                Err(Error::out_of_range(VERB, "path_mtu", value, 256, high))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Defines builder methods that store a value.
+macro_rules! settings {
+    ($($(#[$meta:meta])* $name:ident: $type:ty => $($field:ident).+ $(= $wrap:path)?;)+) => {
+        impl<'res> QueuePairBuilder<'res> {
+            $(
+                $(#[$meta])*
+                pub fn $name(mut self, value: $type) -> Self {
+                    self.$($field).+ = $($wrap)?(value);
+                    self
+                }
+            )+
+        }
+    };
+}
+
+settings! {
+    /// How many requests can be outstanding on the send queue (1 unless set).
+    max_send_wr: u32 => capacities.max_send_wr;
+    /// How many requests can be outstanding on the receive queue (1 unless set).
+    max_recv_wr: u32 => capacities.max_recv_wr;
+    /// How many gather elements a request on the send queue can have (1 unless set).
+    max_send_sge: u32 => capacities.max_send_sge;
+    /// How many scatter elements a receive can have (1 unless set).
+    max_recv_sge: u32 => capacities.max_recv_sge;
+    /// How many bytes a request can carry inline (0 unless set); the device may allow more.
+    max_inline_data: u32 => capacities.max_inline_data;
+    /// Whether every request on the send queue has a completion, signalled or not (not unless set).
+    signal_all: bool => signal_all;
+    /// Options that few devices have (none unless set).
+    create_flags: CreateFlags => create_flags;
+    /// The number that datagrams of a UD queue pair carry as that of their sender (its own unless
+    /// set).
+    source_number: u32 => source_number = Some;
+    /// How many bytes of headers a segmented send can have (0 unless set).
+    max_tso_header: u16 => max_tso_header;
+    /// The port (1 unless set). Ports count from 1.
+    port: u8 => settings.port;
+    /// The index of our own GID (that of [`Context::routable_gid`](crate::Context::routable_gid)
+    /// unless set).
+    gid_index: u8 => settings.gid_index = Some;
+    /// The index of the partition key (0 unless set).
+    pkey_index: u16 => settings.pkey_index;
+    /// What the peer may ask of the queue pair (nothing but sends unless set). The memory must allow
+    /// it too.
+    access: AccessFlags => settings.access;
+    /// The Q_Key of a UD queue pair: datagrams must carry it (0x11111111 unless set).
+    qkey: u32 => settings.qkey;
+    /// The MTU of the path (the active MTU of our port unless set). Both sides must use the same.
+    path_mtu: MaximumTransferUnit => settings.mtu = Some;
+    /// The number of the first packet that we send (0 unless set): the peer's `receive_psn`.
+    send_psn: PacketSequenceNumber => settings.send_psn;
+    /// The number of the first packet that we receive (0 unless set): the peer's `send_psn`.
+    receive_psn: PacketSequenceNumber => settings.receive_psn;
+    /// How many reads and atomics we may have outstanding (as many as the device can, but not more
+    /// than 16, unless set). At most the peer's `max_dest_rd_atomic`.
+    max_rd_atomic: u8 => settings.max_rd_atomic = Some;
+    /// How many reads and atomics of the peer we answer at a time (as many as the device can, but
+    /// not more than 16, unless set).
+    max_dest_rd_atomic: u8 => settings.max_dest_rd_atomic = Some;
+    /// How long the peer waits when it found no receive (2.56 ms unless set).
+    min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
+    /// How long the peer has to answer a packet (67.1 ms unless set).
+    ack_timeout: AckTimeout => settings.ack_timeout;
+    /// How often a packet without answer is sent again (6 unless set).
+    max_ack_retries: MaxAckRetries => settings.max_ack_retries;
+    /// How often a message that found no receive is sent again (6 unless set).
+    max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
+    /// The service level (0 unless set).
+    service_level: ServiceLevel => settings.service_level;
+    /// The traffic class of the global route header (0 unless set).
+    traffic_class: u8 => settings.traffic_class;
+    /// The flow label of the global route header (0 unless set).
+    flow_label: FlowLabel => settings.flow_label;
+    /// How many routers a packet may pass (64 unless set).
+    hop_limit: u8 => settings.hop_limit;
+    /// The rate limit (none unless set).
+    static_rate: StaticRate => settings.static_rate;
+    /// Whether packets have a global route header on InfiniBand too (only where the port requires
+    /// it, unless set). On RoCE they always have one.
+    global_route: bool => settings.global;
+}
+
+impl<'res> QueuePairBuilder<'res> {
+    /// Begins a queue pair of the given type, whose send and receive requests complete on the given
+    /// queues, which may be the same.
+    pub fn new(
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        send_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
+        receive_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
+        queue_pair_type: QueuePairType,
+    ) -> Self {
+        Self {
+            parents: Parents {
+                domain: domain.into(),
+                send_cq: send_cq.into(),
+                receive_cq: receive_cq.into(),
+                srq: None,
+                xrc_domain: None,
+            },
+            kind: queue_pair_type,
+            capacities: ffi::ibv_qp_cap {
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            signal_all: false,
+            create_flags: CreateFlags::empty(),
+            source_number: None,
+            max_tso_header: 0,
+            extended: None,
+            settings: ConnectionSettings::default(),
+        }
+    }
+
+    /// Takes over what a channel was asked to be made with.
+    pub(crate) fn with(
+        mut self,
+        capacities: ffi::ibv_qp_cap,
+        settings: ConnectionSettings,
+    ) -> Self {
+        self.capacities = capacities;
+        self.settings = settings;
+        self
+    }
+
+    /// Lets the peer read and write, on top of what [`access`](Self::access) allows.
+    pub fn allow_remote_rw(mut self) -> Self {
+        self.settings.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+        self
+    }
+
+    /// Receives from a shared receive queue rather than from one of its own: nothing can then be
+    /// posted to the queue pair's receive side, and `max_recv_wr` and `max_recv_sge` have no effect.
+    pub fn srq(mut self, queue: impl Into<Parent<'res, SharedReceiveQueue<'res>>>) -> Self {
+        self.parents.srq = Some(queue.into());
+        self
+    }
+
+    /// The domain of an [`XrcReceive`](QueuePairType::XrcReceive) queue pair, which must have one;
+    /// other types must not. Such a queue pair has no queues of its own.
+    pub fn xrc_domain(mut self, domain: impl Into<Parent<'res, XrcDomain<'res>>>) -> Self {
+        self.parents.xrc_domain = Some(domain.into());
+        self
+    }
+
+    /// Asks for the extended posting interface with these operations, for
+    /// [`QueuePair::batch`](crate::QueuePair::batch).
+    ///
+    /// Building fails with `EOPNOTSUPP` where the device does not have it, or not all of them.
+    pub fn extended(mut self, operations: SendOperations) -> Self {
+        self.extended = Some((operations, false));
+        self
+    }
+
+    /// Like [`extended`](Self::extended), but builds a queue pair without that interface where the
+    /// device does not have it, or not all of the operations.
+    /// [`QueuePair::extended_operations`](crate::QueuePair::extended_operations) tells.
+    pub fn extended_if_available(mut self, operations: SendOperations) -> Self {
+        self.extended = Some((operations, true));
+        self
+    }
+}
+
+impl fmt::Debug for QueuePairBuilder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePairBuilder")
+            .field("queue_pair_type", &self.kind)
+            .field("capacities", &self.capacities)
+            .field("signal_all", &self.signal_all)
+            .field("extended", &self.extended)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,141 @@
+//! The two sides of a queue pair, to be used by two threads.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+use std::ptr::NonNull;
+
+use crate::queue_pair_post::{
+    INLINE, SIGNALED, not_extended, rdma, receive_methods, request, send_methods,
+};
+use crate::rdma_work_request::check_remote;
+use crate::scatter_gather::sge;
+use crate::work_request::private::Post;
+use crate::work_request::{
+    explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
+};
+use crate::{
+    Batch, Error, ListError, LocalMemory, QueuePair, ReceiveList, ReceiveWorkRequest,
+    RemoteMemoryRegion, Result, SendList, SendQueueRequest, ffi,
+};
+
+/// The send side of a queue pair: see [`QueuePair::split`].
+pub struct SendHalf<'q, 'res> {
+    raw: *mut ffi::ibv_qp,
+    extended: Option<NonNull<ffi::ibv_qp_ex>>,
+    queue_pair: &'q QueuePair<'res>,
+    whole: PhantomData<&'q mut ()>,
+}
+
+/// The receive side of a queue pair: see [`QueuePair::split`].
+pub struct ReceiveHalf<'q, 'res> {
+    raw: *mut ffi::ibv_qp,
+    queue_pair: &'q QueuePair<'res>,
+    whole: PhantomData<&'q mut ()>,
+}
+
+// SAFETY: a queue pair can be used from any thread, and its two queues at the same time: providers
+// lock each by itself.
+unsafe impl Send for SendHalf<'_, '_> {}
+// SAFETY: as above; what posts takes `&mut self` besides.
+unsafe impl Sync for SendHalf<'_, '_> {}
+// SAFETY: as for the other half.
+unsafe impl Send for ReceiveHalf<'_, '_> {}
+// SAFETY: as for the other half.
+unsafe impl Sync for ReceiveHalf<'_, '_> {}
+
+impl<'q, 'res> SendHalf<'q, 'res> {
+    /// The caller sees to it that there is one of them, and one of the other.
+    #[inline]
+    pub(crate) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
+        let (raw, extended) = (queue_pair.as_raw(), queue_pair.as_raw_extended());
+        Self { raw, extended, queue_pair, whole: PhantomData }
+    }
+
+    /// `ibv_post_send`: posts a request under the number `wr_id`. See [`QueuePair::post`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post`].
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub unsafe fn post(&mut self, request: &mut impl SendQueueRequest, wr_id: u64) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the memory.
+        let returned = unsafe { request.post(self.raw, wr_id) };
+        if returned == 0 { Ok(()) } else { Err(request.explain(self.queue_pair, returned)) }
+    }
+
+    send_methods!();
+
+    /// The whole queue pair, to ask it.
+    #[inline]
+    pub fn queue_pair(&self) -> &QueuePair<'res> {
+        self.queue_pair
+    }
+
+    /// The C object.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
+        self.raw
+    }
+
+    #[inline]
+    fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_qp_ex>> {
+        self.extended
+    }
+}
+
+impl<'q, 'res> ReceiveHalf<'q, 'res> {
+    /// The caller sees to it that there is one of them, and one of the other.
+    #[inline]
+    pub(crate) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
+        Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
+    }
+
+    /// `ibv_post_recv`: posts a receive under the number `wr_id`. See [`QueuePair::post`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post`].
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub unsafe fn post(&mut self, request: &mut ReceiveWorkRequest<'_>, wr_id: u64) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the memory.
+        let returned = unsafe { Post::post(request, self.raw, wr_id) };
+        if returned == 0 { Ok(()) } else { Err(request.explain(self.queue_pair, returned)) }
+    }
+
+    receive_methods!();
+
+    /// The whole queue pair, to ask it.
+    #[inline]
+    pub fn queue_pair(&self) -> &QueuePair<'res> {
+        self.queue_pair
+    }
+
+    /// The C object.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
+        self.raw
+    }
+}
+
+impl fmt::Debug for SendHalf<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SendHalf").field(self.queue_pair).finish()
+    }
+}
+
+impl fmt::Debug for ReceiveHalf<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReceiveHalf").field(self.queue_pair).finish()
+    }
+}

@@ -1,0 +1,346 @@
+//! Changing and querying queue pairs.
+
+use crate::queue_pair_build::PreparedQueuePair;
+use crate::queue_pair_state::rule;
+use crate::{
+    AddressVector, AttributeMask, Error, LinkLayer, QueuePair, QueuePairAttributes,
+    QueuePairEndpoint, QueuePairState, QueuePairType, Result, StateTransition, WorkRequestOpcode,
+    ffi,
+};
+
+const VERB: &str = "ibv_modify_qp";
+
+/// `struct ibv_qp_rate_limit_attr`: how fast a queue pair may send.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[doc(alias = "ibv_qp_rate_limit_attr")]
+pub struct RateLimit {
+    /// The rate in kilobits per second; 0 for no limit.
+    pub rate: u32,
+    /// The largest burst in bytes; 0 for the device's default.
+    pub max_burst: u32,
+    /// The usual size of a packet in bytes, for a more exact rate; 0 for the device's default.
+    pub typical_packet: u16,
+}
+
+bitflags::bitflags! {
+    /// `enum ibv_query_qp_data_in_order_caps`: in which order the data of a message is written to
+    /// memory. See [`QueuePair::data_in_order`].
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[doc(alias = "ibv_query_qp_data_in_order_caps")]
+    pub struct DataInOrder: u32 {
+        /// The whole message is written in order: when its last byte is there, all of it is.
+        const WHOLE_MESSAGE =
+            ffi::ibv_query_qp_data_in_order_caps::IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG.0;
+        /// The bytes within each aligned block of 128 are written in order.
+        const ALIGNED_128_BYTES =
+            ffi::ibv_query_qp_data_in_order_caps::IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES.0;
+    }
+}
+
+/// The state of a queue pair, and its attributes.
+impl<'res> QueuePair<'res> {
+    /// `ibv_modify_qp`: changes the state, attributes, or both.
+    ///
+    /// What is wrong with the change is found before the kernel is called: an attribute that is
+    /// missing or not allowed is named. If the change fails, nothing has changed.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no such transition from the state that the queue pair is in, an attribute
+    ///    is missing or not allowed for it, or has a value that the device or the port does not take.
+    ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
+    ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
+    ///  - `ENOMEM`: the device has run out of something.
+    ///  - `EOPNOTSUPP`: the device does not have an attribute.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&mut self, transition: StateTransition) -> Result<()> {
+        let kind = self.queue_pair_type();
+        if transition.check(kind, self.last_state()).is_err() {
+            // Its state may have changed by itself since libibverbs last saw it.
+            transition.check(kind, self.state()?)?;
+        }
+        let (mut raw, mask) = transition.to_raw();
+        // SAFETY: the queue pair is live; the mask is made of the defined bits, which fit.
+        let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
+        match ffi::status(VERB, returned) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.explain(error, &transition)),
+        }
+    }
+
+    /// The state as libibverbs last saw it.
+    fn last_state(&self) -> QueuePairState {
+        // SAFETY: the queue pair is live.
+        unsafe { (*self.as_raw()).state }.into()
+    }
+
+    /// Finds the cause of an `EINVAL`, as far as that can be told.
+    #[cold]
+    fn explain(&self, error: Error, transition: &StateTransition) -> Error {
+        if error.raw_os_error() != libc::EINVAL {
+            return error;
+        }
+        self.check_state(transition)
+            .and_then(|()| self.check_values(transition))
+            .err()
+            .unwrap_or(error)
+    }
+
+    fn check_state(&self, transition: &StateTransition) -> Result<()> {
+        // A queue pair that cannot be asked says nothing about the cause.
+        let Ok(state) = self.state() else { return Ok(()) };
+        transition.check(self.queue_pair_type(), state)
+    }
+
+    /// Compares the values with what the device and the port have.
+    fn check_values(&self, transition: &StateTransition) -> Result<()> {
+        let context = self.protection_domain().context();
+        let attributes = transition.attributes();
+        let within = |what, value: u64, low: u32, high: u64| {
+            if value < low.into() || value > high {
+                return Err(Error::out_of_range(VERB, what, value, low, high));
+            }
+            Ok(())
+        };
+        if let Ok(device) = context.query_device() {
+            if let Some(port) = attributes.port() {
+                within("port_num", port.into(), 1, device.phys_port_cnt().into())?;
+            }
+            if let Some(value) = attributes.max_rd_atomic() {
+                within("max_rd_atomic", value.into(), 0, device.max_qp_init_rd_atom().into())?;
+            }
+            if let Some(value) = attributes.max_dest_rd_atomic() {
+                within("max_dest_rd_atomic", value.into(), 0, device.max_qp_rd_atom().into())?;
+            }
+        }
+        let path = attributes.path();
+        let own = || self.query_attributes(AttributeMask::PORT).ok()?.port();
+        let number = attributes.port().or_else(own).unwrap_or(self.settings().port);
+        if let Some(path) = path.filter(|path| path.port() != number) {
+            return within("ah_attr.port_num", path.port().into(), number.into(), number.into());
+        }
+        let Ok(port) = context.query_port(number) else { return Ok(()) };
+        if let Some(index) = attributes.pkey_index() {
+            within("pkey_index", index.into(), 0, u64::from(port.pkey_table_len()).max(1) - 1)?;
+        }
+        if let Some(path) = path {
+            let ethernet = port.link_layer() == LinkLayer::Ethernet;
+            if (ethernet || port.grh_required()) && path.gid().is_none() {
+                let reason = "ah_attr has no global route, which this port needs";
+                return Err(Error::invalid(VERB, reason));
+            }
+            if let Some(index) = path.source_gid_index() {
+                context.query_gid(number, index.into()).map_err(|_| {
+                    Error::invalid(VERB, "ah_attr.grh.sgid_index is not the index of a GID of ours")
+                })?;
+            }
+        }
+        if let (Some(mtu), Some(active)) = (attributes.path_mtu(), port.active_mtu()) {
+            within("path_mtu in bytes", mtu.bytes().into(), 256, active.bytes().into())?;
+        }
+        Ok(())
+    }
+
+    /// `ibv_query_qp`: the state.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn state(&self) -> Result<QueuePairState> {
+        Ok(self.query_raw(AttributeMask::STATE)?.qp_state.into())
+    }
+
+    /// `ibv_query_qp`: the attributes, as many as the device tells.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`query_attributes`](Self::query_attributes).
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<QueuePairAttributes> {
+        use AttributeMask as A;
+
+        // A change has the first three, but no queue pair keeps them.
+        let usual = A::all() - A::CURRENT_STATE - A::DRAIN_NOTIFICATION - A::RATE_LIMIT;
+        // EFA refuses to be asked for more than these.
+        let least = A::STATE | A::PORT | A::QKEY | A::SEND_PSN | A::CAPACITIES;
+        match self.query_attributes(usual) {
+            Err(error) if error.raw_os_error() == libc::EOPNOTSUPP => self.query_attributes(least),
+            result => result,
+        }
+    }
+
+    /// `ibv_query_qp`: the attributes in `mask`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device does not tell one of them.
+    ///  - `ENOMEM`: out of memory.
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query_attributes(&self, mask: AttributeMask) -> Result<QueuePairAttributes> {
+        Ok(QueuePairAttributes::new(self.query_raw(mask)?, mask))
+    }
+
+    fn query_raw(&self, mask: AttributeMask) -> Result<ffi::ibv_qp_attr> {
+        let mut raw = ffi::ibv_qp_attr::default();
+        let mut created = ffi::ibv_qp_init_attr::default();
+        let bits = mask.bits() as i32;
+        // SAFETY: the queue pair is live, both structs are writable, and the bits are defined ones,
+        // which fit.
+        let returned = unsafe { ffi::ibv_query_qp(self.as_raw(), &mut raw, bits, &mut created) };
+        ffi::status("ibv_query_qp", returned)?;
+        Ok(raw)
+    }
+
+    /// `ibv_modify_qp`: to ERR. Every outstanding request then completes as
+    /// [`Flushed`](crate::WorkStatus::Flushed), unless it had completed before.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue pair is in RESET, where nothing is outstanding.
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn to_error(&mut self) -> Result<()> {
+        self.modify(StateTransition::to(QueuePairState::Error))
+    }
+
+    /// `ibv_modify_qp`: from RTS to SQD. What had begun to be sent is completed, what was posted
+    /// later waits until [`resume`](Self::resume).
+    ///
+    /// [`QueuePairAttributes::is_draining`] tells when that is done, as does an event
+    /// (`IBV_EVENT_SQ_DRAINED`) if `notify` is set.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue pair is not in RTS, or the device does not have SQD.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn drain(&mut self, notify: bool) -> Result<()> {
+        let mut transition = StateTransition::to(QueuePairState::SendQueueDrained);
+        if notify {
+            transition = transition.drain_notification(true);
+        }
+        self.modify(transition)
+    }
+
+    /// `ibv_modify_qp`: from SQD, or from SQE, back to RTS. What was posted meanwhile is carried out
+    /// (by Soft-RoCE only once something more is posted).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue pair is in none of these states, or is still draining.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn resume(&mut self) -> Result<()> {
+        self.modify(StateTransition::to(QueuePairState::ReadyToSend))
+    }
+
+    /// `ibv_modify_qp`: to RESET, from where it can be connected again, to the same peer or another.
+    ///
+    /// What was outstanding is forgotten: no completion will come. Completions that are not polled yet
+    /// may be lost or not, depending on the device; poll until there are none (after
+    /// [`to_error`](Self::to_error), if requests are outstanding) where that matters. Packets of the
+    /// old connection may still be on their way: give the next one other packet sequence numbers.
+    ///
+    /// # Errors
+    ///
+    /// The queue pair comes back with the reason:
+    ///
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn reset(mut self) -> Result<PreparedQueuePair<'res>, (Self, Error)> {
+        match self.modify(StateTransition::to(QueuePairState::Reset)) {
+            Ok(()) => Ok(PreparedQueuePair::new(self)),
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// `ibv_modify_qp_rate_limit`: limits how fast the queue pair sends; it must be in RTS.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device has no packet pacing.
+    ///  - `EINVAL`: the device does not have that rate, burst or packet size, or the queue pair is
+    ///    not in RTS.
+    #[doc(alias = "ibv_modify_qp_rate_limit")]
+    pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
+        let mut raw = ffi::ibv_qp_rate_limit_attr {
+            rate_limit: limit.rate,
+            max_burst_sz: limit.max_burst,
+            typical_pkt_sz: limit.typical_packet,
+            comp_mask: 0,
+        };
+        // SAFETY: the queue pair is live and `raw` is a valid struct without extensions.
+        let returned = unsafe { ffi::ibv_modify_qp_rate_limit(self.as_raw(), &mut raw) };
+        ffi::status("ibv_modify_qp_rate_limit", returned)
+    }
+
+    /// `ibv_query_qp_data_in_order`: in which order the data of an operation is written to memory.
+    /// Nothing is promised unless the device says so.
+    #[doc(alias = "ibv_query_qp_data_in_order")]
+    pub fn data_in_order(&self, operation: WorkRequestOpcode) -> DataInOrder {
+        use ffi::ibv_query_qp_data_in_order_flags as query;
+
+        let flags = query::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
+        // SAFETY: the queue pair is live; any number is a legal operation.
+        let found =
+            unsafe { ffi::ibv_query_qp_data_in_order(self.as_raw(), operation.into(), flags) };
+        DataInOrder::from_bits_truncate(u32::try_from(found).unwrap_or(0))
+    }
+
+    /// RESET to RTS, with the settings that it was built with. `remote` is needed by the types that
+    /// have a peer.
+    pub(crate) fn connect(&mut self, remote: Option<&QueuePairEndpoint>) -> Result<()> {
+        use QueuePairState as S;
+
+        let s = *self.settings();
+        let mut all = StateTransition::stay()
+            .port(s.port)
+            .pkey_index(s.pkey_index)
+            .access(s.access)
+            .qkey(s.qkey)
+            .receive_psn(s.receive_psn)
+            .send_psn(s.send_psn)
+            .max_rd_atomic(s.max_rd_atomic.unwrap_or(1))
+            .max_dest_rd_atomic(s.max_dest_rd_atomic.unwrap_or(1))
+            .min_rnr_timer(s.min_rnr_timer)
+            .ack_timeout(s.ack_timeout)
+            .max_ack_retries(s.max_ack_retries)
+            .max_rnr_retries(s.max_rnr_retries);
+        if let Some(mtu) = s.mtu {
+            all = all.path_mtu(mtu);
+        }
+        let port = self.protection_domain().context().query_port(s.port)?;
+        s.check(&port, self.is_connected_type())?;
+        if self.is_connected_type() {
+            let Some(remote) = remote else {
+                let reason = "a queue pair of this type has a peer: use handshake";
+                return Err(Error::invalid(VERB, reason));
+            };
+            remote.check(port.link_layer())?;
+            let path =
+                AddressVector::to_endpoint(s.port, remote, s.global, s.gid_index.unwrap_or(0))
+                    .service_level(s.service_level)
+                    .static_rate(s.static_rate)
+                    .traffic_class(s.traffic_class)
+                    .flow_label(s.flow_label)
+                    .hop_limit(s.hop_limit);
+            all = all.path(path).remote_number(remote.num());
+        }
+        for (from, to) in
+            [(S::Reset, S::Init), (S::Init, S::ReadyToReceive), (S::ReadyToReceive, S::ReadyToSend)]
+        {
+            let required = rule(self.queue_pair_type(), from, to).map(|rule| rule.required);
+            self.modify(all.part(required.unwrap_or(AttributeMask::empty()), to))?;
+        }
+        Ok(())
+    }
+
+    /// Whether its type is one that has a peer.
+    fn is_connected_type(&self) -> bool {
+        use QueuePairType as T;
+
+        let kind = self.queue_pair_type();
+        matches!(kind, T::ReliableConnected | T::UnreliableConnected | T::XrcSend | T::XrcReceive)
+    }
+}

@@ -1,0 +1,447 @@
+//! Posting to queue pairs.
+
+use std::mem::MaybeUninit;
+use std::ops::RangeBounds;
+use std::ptr;
+
+use crate::rdma_work_request::check_remote;
+use crate::scatter_gather::sge;
+use crate::work_request::{
+    explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
+};
+use crate::{
+    Batch, Error, ListError, LocalMemory, QueuePair, ReceiveHalf, ReceiveList, RemoteMemoryRegion,
+    Result, SendHalf, SendList, WorkRequest, ffi,
+};
+
+pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+pub(crate) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// A request with one element. Only what every opcode has is set: the rest is for who uses it, and
+/// clearing it would take more than all else.
+#[inline]
+pub(crate) fn request(
+    wr_id: u64,
+    sge: &mut ffi::ibv_sge,
+    opcode: ffi::ibv_wr_opcode,
+    send_flags: u32,
+) -> MaybeUninit<ffi::ibv_send_wr> {
+    let mut request = MaybeUninit::<ffi::ibv_send_wr>::uninit();
+    let raw = request.as_mut_ptr();
+    // SAFETY: the fields are within the request, and have nothing to drop.
+    unsafe {
+        (*raw).wr_id = wr_id;
+        (*raw).next = ptr::null_mut();
+        (*raw).sg_list = sge;
+        (*raw).num_sge = 1;
+        (*raw).opcode = opcode;
+        (*raw).send_flags = send_flags;
+    }
+    request
+}
+
+/// Sets what a request for memory of the peer has besides.
+#[inline]
+pub(crate) fn rdma(request: &mut MaybeUninit<ffi::ibv_send_wr>, remote: RemoteMemoryRegion) {
+    // SAFETY: the field is within the request, and has nothing to drop.
+    unsafe {
+        (*request.as_mut_ptr()).wr.rdma = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+            remote_addr: remote.address(),
+            rkey: remote.rkey(),
+        };
+    }
+}
+
+/// The methods of the send side, which a queue pair and its [`SendHalf`] have alike: both have the
+/// pointer at hand, and the queue pair for what is needed more rarely.
+macro_rules! send_methods {
+    () => {
+        /// `ibv_post_send`: sends the elements of `region` in `range` as one message, with a
+        /// completion.
+        ///
+        /// # Errors
+        ///
+        ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the queue pair
+        ///    is not connected, or has no fixed peer (UD, XRC).
+        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EIO`: the device is gone.
+        ///
+        /// # Safety
+        ///
+        /// Until the completion of `wr_id` was polled, or the queue pair was destroyed, the region is
+        /// neither dropped nor are the elements written.
+        #[doc(alias = "ibv_post_send")]
+        #[inline]
+        pub unsafe fn post_send(
+            &mut self,
+            region: &impl LocalMemory,
+            range: impl RangeBounds<usize>,
+            wr_id: u64,
+        ) -> Result<()> {
+            self.queue_pair().need_peer()?;
+            let mut sge = region.sge(range)?;
+            let opcode = ffi::ibv_wr_opcode::IBV_WR_SEND;
+            let mut request = request(wr_id, &mut sge, opcode, SIGNALED);
+            // SAFETY: the queue pair is live, the request is well-formed, and the caller keeps the
+            // memory until the completion was polled.
+            let returned = unsafe { post_send(self.as_raw(), request.as_mut_ptr()) };
+            if returned == 0 { Ok(()) } else { Err(self.send_failed(&sge, SIGNALED, returned)) }
+        }
+
+        /// `ibv_post_send`: writes the elements of `region` in `range` to the beginning of `remote`,
+        /// with a completion. The peer does not notice.
+        ///
+        /// # Errors
+        ///
+        ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes or than the remote
+        ///    region, or the queue pair is not connected, or has no fixed peer (UD, XRC).
+        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EIO`: the device is gone.
+        ///
+        /// # Safety
+        ///
+        /// That of [`post_send`](Self::post_send).
+        #[doc(alias = "ibv_post_send")]
+        #[inline]
+        pub unsafe fn post_write(
+            &mut self,
+            region: &impl LocalMemory,
+            range: impl RangeBounds<usize>,
+            remote: RemoteMemoryRegion,
+            wr_id: u64,
+        ) -> Result<()> {
+            self.queue_pair().need_peer()?;
+            let mut sge = region.sge(range)?;
+            check_remote(&remote, sge.length.into())?;
+            let opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+            let mut request = request(wr_id, &mut sge, opcode, SIGNALED);
+            rdma(&mut request, remote);
+            // SAFETY: as in `post_send`.
+            let returned = unsafe { post_send(self.as_raw(), request.as_mut_ptr()) };
+            if returned == 0 { Ok(()) } else { Err(self.send_failed(&sge, SIGNALED, returned)) }
+        }
+
+        /// `ibv_post_send`: reads from the beginning of `remote` into the elements of `region` in
+        /// `range`, with a completion. The peer does not notice.
+        ///
+        /// # Errors
+        ///
+        ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes or than the remote
+        ///    region, or the queue pair is not connected, or has no fixed peer (UD, XRC).
+        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EIO`: the device is gone.
+        ///
+        /// # Safety
+        ///
+        /// Until the completion of `wr_id` was polled, or the queue pair was destroyed, the region is
+        /// not dropped and the elements are neither read nor written.
+        #[doc(alias = "ibv_post_send")]
+        #[inline]
+        pub unsafe fn post_read(
+            &mut self,
+            region: &mut impl LocalMemory,
+            range: impl RangeBounds<usize>,
+            remote: RemoteMemoryRegion,
+            wr_id: u64,
+        ) -> Result<()> {
+            self.queue_pair().need_peer()?;
+            let mut sge = region.sge(range)?;
+            check_remote(&remote, sge.length.into())?;
+            let opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_READ;
+            let mut request = request(wr_id, &mut sge, opcode, SIGNALED);
+            rdma(&mut request, remote);
+            // SAFETY: the queue pair is live, the request is well-formed, and the caller keeps the
+            // memory until the completion was polled.
+            let returned = unsafe { post_send(self.as_raw(), request.as_mut_ptr()) };
+            if returned == 0 { Ok(()) } else { Err(self.send_failed(&sge, SIGNALED, returned)) }
+        }
+
+        /// `ibv_post_send`: sends `bytes` as one message, with a completion. They are copied before
+        /// this returns, so they need not be registered memory, and may be reused at once.
+        ///
+        /// # Errors
+        ///
+        ///  - `EINVAL`: there are more bytes than [`QueuePair::max_inline_data`], or the queue pair is
+        ///    not connected, or has no fixed peer (UD, XRC).
+        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EIO`: the device is gone.
+        ///
+        /// # Safety
+        ///
+        /// `wr_id` is not the number of another outstanding request, whose completion this one's
+        /// could be taken for, and so for a sign that its memory may be touched.
+        #[doc(alias = "ibv_post_send")]
+        #[inline]
+        pub unsafe fn post_inline(&mut self, bytes: &[u8], wr_id: u64) -> Result<()> {
+            self.queue_pair().need_peer()?;
+            let most = self.queue_pair().max_inline_data();
+            if bytes.len() > most as usize {
+                return Err(too_long_inline(bytes.len() as u64, most));
+            }
+            let mut sge = sge(bytes.as_ptr() as u64, bytes.len(), 0)?;
+            let opcode = ffi::ibv_wr_opcode::IBV_WR_SEND;
+            let mut request = request(wr_id, &mut sge, opcode, SIGNALED | INLINE);
+            // SAFETY: the queue pair is live, the request is well-formed, and inline data is copied
+            // during the call.
+            let returned = unsafe { post_send(self.as_raw(), request.as_mut_ptr()) };
+            if returned == 0 { Ok(()) } else { Err(self.send_failed(&sge, INLINE, returned)) }
+        }
+
+        /// `ibv_post_send`: posts the requests of a list with one call, in their order.
+        ///
+        /// # Errors
+        ///
+        /// [`ListError::posted`] requests were posted; the one after them was refused:
+        ///
+        ///  - `EINVAL`: it has more elements or more inline data than the queue pair was made for, or
+        ///    the queue pair is not connected, or does not have the operation.
+        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EIO`: the device is gone.
+        ///
+        /// # Safety
+        ///
+        /// That of [`post`](Self::post), for each request that was posted.
+        #[doc(alias = "ibv_post_send")]
+        #[inline]
+        pub unsafe fn post_list(&mut self, list: &mut SendList<'_>) -> Result<(), ListError> {
+            let (first, bad) = list.as_raw();
+            // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
+            // memory until the completions were polled.
+            let returned = unsafe { ffi::ibv_post_send(self.as_raw(), first, bad) };
+            if returned == 0 {
+                return Ok(());
+            }
+            let (posted, request) = list.failed();
+            Err(ListError::new(explain_send(self.queue_pair(), request, returned), posted))
+        }
+
+        /// `ibv_wr_start`, `ibv_wr_complete`: posts all requests that `build` adds to a [`Batch`], or
+        /// none of them, by the extended posting interface.
+        ///
+        /// Nothing is posted if `build` fails or panics, or if the device refuses one of the requests.
+        /// While `build` runs, the queue pair's send queue is locked.
+        ///
+        /// ```no_run
+        /// use ibverbs::{Inline, QueuePairType, SendFlags, SendOperations};
+        ///
+        /// # fn main() -> ibverbs::Result<()> {
+        /// # let context = ibverbs::open("rxe0")?;
+        /// # let domain = context.alloc_pd()?;
+        /// # let queue = context.create_cq(16)?;
+        /// let prepared = domain
+        ///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        ///     .max_send_wr(16)
+        ///     .max_inline_data(32)
+        ///     .extended(SendOperations::SEND)
+        ///     .build()?;
+        /// # let remote = prepared.endpoint();
+        /// let mut queue_pair = prepared.handshake(remote)?;
+        /// let region = domain.allocate::<u8>(1024)?;
+        /// let body = region.gather_element(..)?;
+        /// // SAFETY: the region is neither written nor dropped until the completion of 2 was polled.
+        /// unsafe {
+        ///     queue_pair.batch(|batch| {
+        ///         batch.send(1, SendFlags::empty(), Inline(b"header"))?;
+        ///         batch.send(2, SendFlags::SIGNALED, &[body])
+        ///     })?;
+        /// }
+        /// # Ok(())
+        /// # }
+        /// ```
+        ///
+        /// # Errors
+        ///
+        ///  - `EOPNOTSUPP`: the queue pair was not built with the extended interface
+        ///    ([`QueuePairBuilder::extended`](crate::QueuePairBuilder::extended)).
+        ///  - `ENOMEM`: the send queue has no room for all of them
+        ///    ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EINVAL`: the device refuses one of them.
+        ///  - What `build` returns.
+        ///
+        /// # Safety
+        ///
+        /// That of [`post`](Self::post), for each request.
+        #[doc(alias = "ibv_wr_start")]
+        #[doc(alias = "ibv_wr_complete")]
+        #[doc(alias = "ibv_wr_abort")]
+        #[inline]
+        pub unsafe fn batch<T>(
+            &mut self,
+            build: impl FnOnce(&mut Batch<'_>) -> Result<T>,
+        ) -> Result<T> {
+            let Some(extended) = self.as_raw_extended() else {
+                return Err(not_extended());
+            };
+            // SAFETY: the queue pair is live and has the interface; the caller keeps the contract.
+            unsafe { Batch::run(extended, self.queue_pair(), build) }
+        }
+
+        #[cold]
+        fn send_failed(&self, sge: &ffi::ibv_sge, flags: u32, returned: i32) -> Error {
+            explain_elements(self.queue_pair(), std::slice::from_ref(sge), flags, returned)
+        }
+    };
+}
+
+/// The methods of the receive side, which a queue pair and its [`ReceiveHalf`] have alike.
+macro_rules! receive_methods {
+    () => {
+        /// `ibv_post_recv`: receives one message into the elements of `region` in `range`.
+        ///
+        /// # Errors
+        ///
+        ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the queue pair
+        ///    is in RESET or has a shared receive queue.
+        ///  - `ENOMEM`: the receive queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EIO`: the device is gone.
+        ///
+        /// # Safety
+        ///
+        /// Until the completion of `wr_id` was polled, or the queue pair was destroyed, the region is
+        /// not dropped and the elements are neither read nor written.
+        #[doc(alias = "ibv_post_recv")]
+        #[inline]
+        pub unsafe fn post_receive(
+            &mut self,
+            region: &mut impl LocalMemory,
+            range: impl RangeBounds<usize>,
+            wr_id: u64,
+        ) -> Result<()> {
+            let mut sge = region.sge(range)?;
+            let next = std::ptr::null_mut();
+            let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge: 1 };
+            // SAFETY: the queue pair is live, the request is well-formed, and the caller keeps the
+            // memory until the completion was polled.
+            let returned = unsafe { post_receive(self.as_raw(), &mut request) };
+            if returned == 0 { Ok(()) } else { Err(self.receive_failed(&request, returned)) }
+        }
+
+        /// `ibv_post_recv`: posts the receives of a list with one call, in their order.
+        ///
+        /// # Errors
+        ///
+        /// [`ListError::posted`] receives were posted; the one after them was refused:
+        ///
+        ///  - `EINVAL`: it has more elements than the queue pair was made for, or the queue pair is in
+        ///    RESET or has a shared receive queue.
+        ///  - `ENOMEM`: the receive queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EIO`: the device is gone.
+        ///
+        /// # Safety
+        ///
+        /// That of [`post_receive`](Self::post_receive), for each receive that was posted.
+        #[doc(alias = "ibv_post_recv")]
+        #[inline]
+        pub unsafe fn post_receive_list(
+            &mut self,
+            list: &mut ReceiveList<'_>,
+        ) -> Result<(), ListError> {
+            let (first, bad) = list.as_raw();
+            // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
+            // memory until the completions were polled.
+            let returned = unsafe { ffi::ibv_post_recv(self.as_raw(), first, bad) };
+            if returned == 0 {
+                return Ok(());
+            }
+            let (posted, request) = list.failed();
+            Err(ListError::new(self.receive_failed(request, returned), posted))
+        }
+
+        #[cold]
+        fn receive_failed(&self, request: &ffi::ibv_recv_wr, returned: i32) -> Error {
+            explain_receive(self.queue_pair(), request, returned)
+        }
+    };
+}
+
+#[cold]
+fn no_peer() -> Error {
+    let reason = "the queue pair has no peer: post a request that says where it goes";
+    Error::invalid("ibv_post_send", reason)
+}
+
+#[cold]
+pub(crate) fn not_extended() -> Error {
+    let reason = "the queue pair was built without the extended posting interface";
+    Error::with_reason("ibv_wr_start", libc::EOPNOTSUPP, reason)
+}
+
+pub(crate) use {receive_methods, send_methods};
+
+/// Posting.
+impl<'res> QueuePair<'res> {
+    /// `ibv_post_send`, `ibv_post_recv`: posts a request, whichever queue it is for, under the number
+    /// `wr_id`. The same request can be posted again and again.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the request has more elements or more inline data than the queue pair was made
+    ///    for, or the queue pair is not in a state to take it, or does not have the operation.
+    ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///  - `EIO`: the device is gone.
+    ///
+    /// # Safety
+    ///
+    /// Until the completion of `wr_id` (of an unsignaled request: of one posted later to the same
+    /// queue) was polled, or the queue pair was destroyed,
+    ///
+    ///  - no region that the request names is dropped,
+    ///  - memory that the device reads is not written, unless it is inline,
+    ///  - memory that the device writes is neither read nor written,
+    ///  - the address handle, if it names one, is not dropped.
+    ///
+    /// On a queue pair that sends datagrams, the request is a send that says where it goes
+    /// ([`SendWorkRequest::to`](crate::SendWorkRequest::to)): providers look there unasked.
+    ///
+    /// The elements and the request itself may be dropped at once.
+    #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub unsafe fn post(&mut self, request: &mut impl WorkRequest, wr_id: u64) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the memory.
+        let returned = unsafe { request.post(self.as_raw(), wr_id) };
+        if returned == 0 { Ok(()) } else { Err(request.explain(self, returned)) }
+    }
+
+    send_methods!();
+    receive_methods!();
+
+    /// The send side and the receive side, to be used by two threads.
+    ///
+    /// ```no_run
+    /// # use ibverbs::QueuePairType;
+    /// # fn main() -> ibverbs::Result<()> {
+    /// # let context = ibverbs::open("rxe0")?;
+    /// # let domain = context.alloc_pd()?;
+    /// # let queue = context.create_cq(16)?;
+    /// # let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+    /// #     .max_inline_data(16).build()?;
+    /// # let remote = prepared.endpoint();
+    /// # let mut queue_pair = prepared.handshake(remote)?;
+    /// let mut region = domain.allocate::<u8>(16)?;
+    /// let (mut send, mut receive) = queue_pair.split();
+    /// std::thread::scope(|scope| {
+    ///     // SAFETY: no other request is outstanding under 1.
+    ///     scope.spawn(move || unsafe { send.post_inline(b"hello", 1) });
+    ///     // SAFETY: the region is not touched until the completion of 2 was polled.
+    ///     unsafe { receive.post_receive(&mut region, .., 2) }
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn split(&mut self) -> (SendHalf<'_, 'res>, ReceiveHalf<'_, 'res>) {
+        (SendHalf::new(self), ReceiveHalf::new(self))
+    }
+
+    /// Whether requests need not say where they go.
+    #[inline]
+    pub(crate) fn need_peer(&self) -> Result<()> {
+        if self.has_peer() { Ok(()) } else { Err(no_peer()) }
+    }
+
+    #[inline]
+    fn queue_pair(&self) -> &Self {
+        self
+    }
+}

@@ -1,0 +1,398 @@
+//! The settings of a queue pair, each checked when it is made.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::ffi;
+use crate::foreign_enum::foreign_enum;
+use crate::{Error, Result};
+
+/// Defines a number that is only valid up to a limit.
+macro_rules! bounded {
+    ($(#[$outer:meta])* pub struct $name:ident($repr:ty) <= $max:literal, $verb:literal, $what:literal) => {
+        $(#[$outer])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name($repr);
+
+        impl $name {
+            /// The largest value.
+            pub const MAX: Self = Self($max);
+
+            #[doc = concat!("Checks `value`.\n\n# Errors\n\n - `EINVAL`: it is more than ", stringify!($max), ".")]
+            pub const fn new(value: $repr) -> Result<Self> {
+                if value > $max {
+                    return Err(Error::out_of_range($verb, $what, value as u64, 0, $max));
+                }
+                Ok(Self(value))
+            }
+
+            /// The value as it goes to the device.
+            pub const fn value(self) -> $repr {
+                self.0
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({})", stringify!($name), self.0)
+            }
+        }
+
+        impl TryFrom<$repr> for $name {
+            type Error = Error;
+
+            fn try_from(value: $repr) -> Result<Self> {
+                Self::new(value)
+            }
+        }
+
+        impl From<$name> for $repr {
+            fn from(value: $name) -> Self {
+                value.0
+            }
+        }
+    };
+}
+
+bounded! {
+    /// `rnr_retry`: how often a send is tried again when the peer has no receive posted for it; 7
+    /// means for ever. Reliable connections only.
+    ///
+    /// Between two tries lies the [`MinRnrTimer`] that the *peer* has set.
+    #[doc(alias = "rnr_retry")]
+    pub struct MaxRnrRetries(u8) <= 7, "ibv_modify_qp", "rnr_retry"
+}
+
+impl MaxRnrRetries {
+    /// Never try again.
+    pub const NONE: Self = Self(0);
+    /// Try for ever: a send then completes only when the peer has posted a receive, or is gone.
+    pub const UNLIMITED: Self = Self(7);
+}
+
+impl Default for MaxRnrRetries {
+    /// 6: as often as is possible and yet finite.
+    fn default() -> Self {
+        Self(6)
+    }
+}
+
+bounded! {
+    /// `retry_cnt`: how often a packet is sent again when the peer does not answer within the
+    /// [`AckTimeout`]. Reliable connections only.
+    ///
+    /// Soft-RoCE takes 7 as for ever.
+    #[doc(alias = "retry_cnt")]
+    pub struct MaxAckRetries(u8) <= 7, "ibv_modify_qp", "retry_cnt"
+}
+
+impl Default for MaxAckRetries {
+    /// 6.
+    fn default() -> Self {
+        Self(6)
+    }
+}
+
+bounded! {
+    /// `min_rnr_timer`: how long a peer is to wait before it tries again, when it sent to this queue
+    /// pair while no receive was posted. Reliable connections only.
+    ///
+    /// The device knows 32 times, from 10 µs ([`SHORTEST`](Self::SHORTEST)) to 655.36 ms
+    /// ([`LONGEST`](Self::LONGEST), encoded as 0).
+    #[doc(alias = "min_rnr_timer")]
+    pub struct MinRnrTimer(u8) <= 31, "ibv_modify_qp", "min_rnr_timer"
+}
+
+/// The times of [`MinRnrTimer`] by their encoding, in units of 10 µs.
+const RNR_TIMES: [u32; 32] = [
+    65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
+];
+
+impl MinRnrTimer {
+    /// 10 µs.
+    pub const SHORTEST: Self = Self(1);
+    /// 655.36 ms.
+    pub const LONGEST: Self = Self(0);
+
+    /// How long it is.
+    pub const fn duration(self) -> Duration {
+        Duration::from_micros(10 * RNR_TIMES[self.0 as usize] as u64)
+    }
+
+    /// The shortest time that is at least `duration`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is more than 655.36 ms.
+    pub const fn from_duration(duration: Duration) -> Result<Self> {
+        let mut code = 1;
+        while code < 32 {
+            if Self(code).duration().as_nanos() >= duration.as_nanos() {
+                return Ok(Self(code));
+            }
+            code += 1;
+        }
+        if Self::LONGEST.duration().as_nanos() >= duration.as_nanos() {
+            return Ok(Self::LONGEST);
+        }
+        Err(Error::invalid("ibv_modify_qp", "min_rnr_timer is at most 655.36 ms"))
+    }
+}
+
+impl Default for MinRnrTimer {
+    /// 2.56 ms.
+    fn default() -> Self {
+        Self(16)
+    }
+}
+
+bounded! {
+    /// `timeout`: how long the peer has to answer before a packet is sent again: 4.096 µs · 2ⁿ; 0
+    /// means for ever. Reliable connections only.
+    ///
+    /// A send to a peer that is gone fails after about [`MaxAckRetries`] + 1 times this (devices may
+    /// take up to four times as long).
+    #[doc(alias = "timeout")]
+    pub struct AckTimeout(u8) <= 31, "ibv_modify_qp", "timeout"
+}
+
+impl AckTimeout {
+    /// Wait for ever: a lost packet is then never sent again.
+    pub const UNLIMITED: Self = Self(0);
+
+    /// How long it is; `None` if it is unlimited.
+    pub const fn duration(self) -> Option<Duration> {
+        if self.0 == 0 { None } else { Some(Duration::from_nanos(4096 << self.0)) }
+    }
+
+    /// The shortest time that is at least `duration`; at least 8.192 µs.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is more than 2 h 26 min, the longest there is.
+    pub const fn from_duration(duration: Duration) -> Result<Self> {
+        let mut code = 1;
+        while code < 32 {
+            if 4096_u128 << code >= duration.as_nanos() {
+                return Ok(Self(code));
+            }
+            code += 1;
+        }
+        Err(Error::invalid("ibv_modify_qp", "timeout is at most 8796 s"))
+    }
+}
+
+impl Default for AckTimeout {
+    /// 67.1 ms.
+    fn default() -> Self {
+        Self(14)
+    }
+}
+
+bounded! {
+    /// `sq_psn`, `rq_psn`: the 24-bit number of the first packet. The receiver's must be the
+    /// sender's.
+    #[doc(alias = "sq_psn")]
+    #[doc(alias = "rq_psn")]
+    #[derive(Default)]
+    pub struct PacketSequenceNumber(u32) <= 0xff_ffff, "ibv_modify_qp", "psn"
+}
+
+bounded! {
+    /// `sl`: the service level, which the fabric maps to virtual lanes (or, on RoCE, to Ethernet
+    /// priorities).
+    #[doc(alias = "sl")]
+    #[derive(Default)]
+    pub struct ServiceLevel(u8) <= 15, "ibv_modify_qp", "sl"
+}
+
+bounded! {
+    /// `flow_label`: the 20-bit flow label of the global route header. On RoCE v2 it also picks the
+    /// UDP source port, by which routers spread flows.
+    #[doc(alias = "flow_label")]
+    #[derive(Default)]
+    pub struct FlowLabel(u32) <= 0xf_ffff, "ibv_modify_qp", "flow_label"
+}
+
+/// `enum ibv_mtu`: the largest payload of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[doc(alias = "ibv_mtu")]
+pub enum MaximumTransferUnit {
+    /// 256 bytes.
+    Mtu256 = 1,
+    /// 512 bytes.
+    Mtu512 = 2,
+    /// 1024 bytes.
+    Mtu1024 = 3,
+    /// 2048 bytes.
+    Mtu2048 = 4,
+    /// 4096 bytes.
+    Mtu4096 = 5,
+}
+
+impl MaximumTransferUnit {
+    /// All of them, the smallest first.
+    pub const ALL: [Self; 5] =
+        [Self::Mtu256, Self::Mtu512, Self::Mtu1024, Self::Mtu2048, Self::Mtu4096];
+
+    /// How many bytes it is.
+    pub const fn bytes(self) -> u32 {
+        128 << self as u32
+    }
+
+    /// The one of this size.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is none.
+    pub fn from_bytes(bytes: u32) -> Result<Self> {
+        Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes).ok_or(Error::invalid(
+            "ibv_modify_qp",
+            "path_mtu is one of 256, 512, 1024, 2048 and 4096 bytes",
+        ))
+    }
+
+    pub(crate) fn from_raw(raw: ffi::ibv_mtu) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| mtu.as_raw() == raw)
+    }
+
+    /// The value as C has it.
+    pub const fn as_raw(self) -> ffi::ibv_mtu {
+        ffi::ibv_mtu(self as u32)
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_rate`: a limit on the rate at which packets of a connection are sent.
+    #[doc(alias = "ibv_rate")]
+    #[derive(Default)]
+    pub enum StaticRate: ibv_rate(u32) {
+        /// As fast as the port can.
+        #[default]
+        Max = IBV_RATE_MAX,
+        /// 2.5 Gb/s.
+        Gbps2_5 = IBV_RATE_2_5_GBPS,
+        /// 5 Gb/s.
+        Gbps5 = IBV_RATE_5_GBPS,
+        /// 10 Gb/s.
+        Gbps10 = IBV_RATE_10_GBPS,
+        /// 14 Gb/s.
+        Gbps14 = IBV_RATE_14_GBPS,
+        /// 20 Gb/s.
+        Gbps20 = IBV_RATE_20_GBPS,
+        /// 25 Gb/s.
+        Gbps25 = IBV_RATE_25_GBPS,
+        /// 28 Gb/s.
+        Gbps28 = IBV_RATE_28_GBPS,
+        /// 30 Gb/s.
+        Gbps30 = IBV_RATE_30_GBPS,
+        /// 40 Gb/s.
+        Gbps40 = IBV_RATE_40_GBPS,
+        /// 50 Gb/s.
+        Gbps50 = IBV_RATE_50_GBPS,
+        /// 56 Gb/s.
+        Gbps56 = IBV_RATE_56_GBPS,
+        /// 60 Gb/s.
+        Gbps60 = IBV_RATE_60_GBPS,
+        /// 80 Gb/s.
+        Gbps80 = IBV_RATE_80_GBPS,
+        /// 100 Gb/s.
+        Gbps100 = IBV_RATE_100_GBPS,
+        /// 112 Gb/s.
+        Gbps112 = IBV_RATE_112_GBPS,
+        /// 120 Gb/s.
+        Gbps120 = IBV_RATE_120_GBPS,
+        /// 168 Gb/s.
+        Gbps168 = IBV_RATE_168_GBPS,
+        /// 200 Gb/s.
+        Gbps200 = IBV_RATE_200_GBPS,
+        /// 300 Gb/s.
+        Gbps300 = IBV_RATE_300_GBPS,
+        /// 400 Gb/s.
+        Gbps400 = IBV_RATE_400_GBPS,
+        /// 600 Gb/s.
+        Gbps600 = IBV_RATE_600_GBPS,
+        /// 800 Gb/s.
+        Gbps800 = IBV_RATE_800_GBPS,
+        /// 1200 Gb/s.
+        Gbps1200 = IBV_RATE_1200_GBPS,
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_qp_type`: the transport service of a queue pair.
+    #[doc(alias = "ibv_qp_type")]
+    pub enum QueuePairType: ibv_qp_type(u32) {
+        /// RC: connected to one peer; every message arrives once, whole and in order, or an error
+        /// says that it did not.
+        ReliableConnected = IBV_QPT_RC,
+        /// UC: connected to one peer; messages may be lost, but those that arrive are whole.
+        UnreliableConnected = IBV_QPT_UC,
+        /// UD: datagrams of up to the MTU to any peer; a receive has 40 bytes of global route header
+        /// before the message.
+        UnreliableDatagram = IBV_QPT_UD,
+        /// Whole Ethernet frames.
+        RawPacket = IBV_QPT_RAW_PACKET,
+        /// The sending side of an extended reliable connection.
+        XrcSend = IBV_QPT_XRC_SEND,
+        /// The receiving side of an extended reliable connection.
+        XrcReceive = IBV_QPT_XRC_RECV,
+        /// A transport of the provider's own, such as EFA's SRD.
+        Driver = IBV_QPT_DRIVER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_checked() {
+        assert_eq!(MaxRnrRetries::new(7), Ok(MaxRnrRetries::UNLIMITED));
+        let error = MaxRnrRetries::new(8).unwrap_err();
+        assert_eq!(error.to_string(), "ibv_modify_qp: rnr_retry is 8, and must be within 0..=7");
+        assert!(MaxAckRetries::new(8).is_err() && AckTimeout::new(32).is_err());
+        assert!(PacketSequenceNumber::new(1 << 24).is_err() && FlowLabel::new(1 << 20).is_err());
+        assert!(MinRnrTimer::new(32).is_err() && ServiceLevel::new(16).is_err());
+        const SETTING: Result<AckTimeout> = AckTimeout::new(18);
+        assert_eq!(SETTING.unwrap().value(), 18);
+    }
+
+    #[test]
+    fn rnr_timers_convert_both_ways() {
+        for (code, micros) in [(1, 10), (5, 60), (12, 640), (16, 2560), (31, 491_520), (0, 655_360)]
+        {
+            let timer = MinRnrTimer::new(code).unwrap();
+            assert_eq!(timer.duration(), Duration::from_micros(micros));
+            assert_eq!(MinRnrTimer::from_duration(timer.duration()), Ok(timer));
+        }
+        let up = MinRnrTimer::from_duration(Duration::from_micros(41)).unwrap();
+        assert_eq!(up.duration(), Duration::from_micros(60));
+        assert_eq!(MinRnrTimer::from_duration(Duration::ZERO), Ok(MinRnrTimer::SHORTEST));
+        assert!(MinRnrTimer::from_duration(Duration::from_millis(656)).is_err());
+    }
+
+    #[test]
+    fn ack_timeouts_convert_both_ways() {
+        for code in 1..=31 {
+            let timeout = AckTimeout::new(code).unwrap();
+            let duration = timeout.duration().unwrap();
+            assert_eq!(duration.as_nanos(), 4096 << code);
+            assert_eq!(AckTimeout::from_duration(duration), Ok(timeout));
+        }
+        assert_eq!(AckTimeout::UNLIMITED.duration(), None);
+        assert!(AckTimeout::from_duration(Duration::from_secs(8797)).is_err());
+    }
+
+    #[test]
+    fn mtus_convert_both_ways() {
+        for mtu in MaximumTransferUnit::ALL {
+            assert_eq!(MaximumTransferUnit::from_bytes(mtu.bytes()), Ok(mtu));
+            assert_eq!(MaximumTransferUnit::from_raw(mtu.as_raw()), Some(mtu));
+        }
+        assert_eq!(MaximumTransferUnit::Mtu4096.bytes(), 4096);
+        assert!(MaximumTransferUnit::from_bytes(1500).is_err());
+        assert_eq!(MaximumTransferUnit::from_raw(ffi::ibv_mtu(6)), None);
+    }
+}

@@ -1,0 +1,343 @@
+//! The states of a queue pair, and what each transition needs.
+
+use std::fmt;
+
+use crate::foreign_enum::foreign_enum;
+use crate::{AttributeMask, QueuePairType, ffi};
+
+foreign_enum! {
+    /// `enum ibv_qp_state`: the state of a queue pair.
+    ///
+    /// [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake) takes a queue pair from
+    /// RESET to RTS; [`QueuePair::modify`](crate::QueuePair::modify) takes single steps.
+    #[doc(alias = "ibv_qp_state")]
+    pub enum QueuePairState: ibv_qp_state(u32) {
+        /// RESET: as it was created. Nothing can be posted.
+        Reset = IBV_QPS_RESET,
+        /// INIT: receives can be posted, but messages are not answered yet.
+        Init = IBV_QPS_INIT,
+        /// RTR: messages are received.
+        ReadyToReceive = IBV_QPS_RTR,
+        /// RTS: messages are received and sent.
+        ReadyToSend = IBV_QPS_RTS,
+        /// SQD: messages are received; what had begun to be sent is completed, and the rest waits.
+        SendQueueDrained = IBV_QPS_SQD,
+        /// SQE: a send failed on a queue pair that is not reliable; messages are received, and what
+        /// is posted to the send queue is flushed.
+        SendQueueError = IBV_QPS_SQE,
+        /// ERR: nothing is sent or received, and every request is flushed.
+        Error = IBV_QPS_ERR,
+    }
+}
+
+impl QueuePairState {
+    /// All states that have a name.
+    pub const ALL: [Self; 7] = [
+        Self::Reset,
+        Self::Init,
+        Self::ReadyToReceive,
+        Self::ReadyToSend,
+        Self::SendQueueDrained,
+        Self::SendQueueError,
+        Self::Error,
+    ];
+}
+
+impl fmt::Display for QueuePairState {
+    /// The name that the specification has for it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reset => "RESET",
+            Self::Init => "INIT",
+            Self::ReadyToReceive => "RTR",
+            Self::ReadyToSend => "RTS",
+            Self::SendQueueDrained => "SQD",
+            Self::SendQueueError => "SQE",
+            Self::Error => "ERR",
+            Self::Unknown(other) => return write!(f, "state {other}"),
+        })
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_mig_state`: how far a connection with an alternate path is from using it.
+    #[doc(alias = "ibv_mig_state")]
+    pub enum MigrationState: ibv_mig_state(u32) {
+        /// It uses the path that it has; there is no other, or it has moved to it.
+        Migrated = IBV_MIG_MIGRATED,
+        /// The peer is being told of the alternate path.
+        Rearm = IBV_MIG_REARM,
+        /// Both sides are ready to move to the alternate path.
+        Armed = IBV_MIG_ARMED,
+    }
+}
+
+/// What a transition needs and what it takes besides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rule {
+    pub(crate) required: AttributeMask,
+    pub(crate) optional: AttributeMask,
+}
+
+/// The rule for a transition; `None` if there is no such transition.
+///
+/// It is that of the InfiniBand specification, as the kernel has it: the verb needs
+/// [`AttributeMask::STATE`] besides. A provider's own transports are taken for datagrams, which is
+/// what EFA's are.
+pub(crate) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState) -> Option<Rule> {
+    use AttributeMask as A;
+    use QueuePairState as S;
+    use QueuePairType as T;
+
+    let none = A::empty();
+    let raw = kind == T::RawPacket;
+    let connected =
+        matches!(kind, T::ReliableConnected | T::UnreliableConnected | T::XrcSend | T::XrcReceive);
+    let requester = matches!(kind, T::ReliableConnected | T::XrcSend);
+    let responder = matches!(kind, T::ReliableConnected | T::XrcReceive);
+    let only = |condition: bool, attributes: A| if condition { attributes } else { none };
+
+    let address = if connected {
+        A::PKEY_INDEX | A::PORT | A::ACCESS
+    } else if raw {
+        A::PORT
+    } else {
+        A::PKEY_INDEX | A::PORT | A::QKEY
+    };
+    // What can be changed in passing while the queue pair works.
+    let running = if connected {
+        A::CURRENT_STATE
+            | A::ALTERNATE_PATH
+            | A::ACCESS
+            | A::MIGRATION_STATE
+            | only(responder, A::MIN_RNR_TIMER)
+    } else if raw {
+        A::RATE_LIMIT
+    } else {
+        A::CURRENT_STATE | A::QKEY
+    };
+    let (required, optional) = match (from, to) {
+        (S::Unknown(_), _) | (_, S::Unknown(_)) => return None,
+        (_, S::Reset) => (none, none),
+        (S::Reset, S::Init) => (address, none),
+        (S::Reset, _) => return None,
+        (_, S::Error) => (none, none),
+        (S::Init, S::Init) => (none, only(!raw, address)),
+        (S::Init, S::ReadyToReceive) if connected => (
+            A::PATH
+                | A::PATH_MTU
+                | A::REMOTE_NUMBER
+                | A::RECEIVE_PSN
+                | only(responder, A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER),
+            A::ALTERNATE_PATH | A::ACCESS | A::PKEY_INDEX,
+        ),
+        (S::Init, S::ReadyToReceive) => (none, only(!raw, A::PKEY_INDEX | A::QKEY)),
+        (S::ReadyToReceive, S::ReadyToSend) => (
+            only(!raw, A::SEND_PSN)
+                | only(requester || responder, A::ACK_TIMEOUT)
+                | only(requester, A::MAX_ACK_RETRIES | A::MAX_RNR_RETRIES | A::MAX_RD_ATOMIC),
+            running,
+        ),
+        (S::ReadyToSend, S::ReadyToSend) => (none, running),
+        (S::ReadyToSend, S::SendQueueDrained) => (none, only(!raw, A::DRAIN_NOTIFICATION)),
+        (S::SendQueueDrained, S::ReadyToSend) => (none, only(!raw, running)),
+        (S::SendQueueDrained, S::SendQueueDrained) if connected => (
+            none,
+            A::PATH
+                | A::ALTERNATE_PATH
+                | A::ACCESS
+                | A::PKEY_INDEX
+                | A::MIGRATION_STATE
+                | only(requester || responder, A::PORT | A::ACK_TIMEOUT)
+                | only(requester, A::MAX_ACK_RETRIES | A::MAX_RNR_RETRIES | A::MAX_RD_ATOMIC)
+                | only(responder, A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER),
+        ),
+        (S::SendQueueDrained, S::SendQueueDrained) => (none, only(!raw, A::PKEY_INDEX | A::QKEY)),
+        (S::SendQueueError, S::ReadyToSend) if kind == T::UnreliableConnected => {
+            (none, A::CURRENT_STATE | A::ACCESS)
+        }
+        (S::SendQueueError, S::ReadyToSend) => {
+            (none, only(!connected && !raw, A::CURRENT_STATE | A::QKEY))
+        }
+        _ => return None,
+    };
+    Some(Rule { required, optional })
+}
+
+/// What is wrong with a transition. It is small: part of an [`Error`](crate::Error).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TransitionError {
+    problem: Problem,
+    from: u8,
+    to: u8,
+    kind: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Problem {
+    Missing(&'static str),
+    NotAllowed(&'static str),
+    Impossible,
+}
+
+impl TransitionError {
+    /// Compares the attributes of a transition with its rule. `given` may have
+    /// [`AttributeMask::STATE`] or not.
+    pub(crate) fn check(
+        kind: QueuePairType,
+        from: QueuePairState,
+        to: QueuePairState,
+        given: AttributeMask,
+    ) -> Result<(), Self> {
+        // What a provider's own transport takes, it alone knows.
+        if matches!(kind, QueuePairType::Driver | QueuePairType::Unknown(_)) {
+            return Ok(());
+        }
+        let problem = match rule(kind, from, to) {
+            None => Problem::Impossible,
+            Some(Rule { required, optional }) => {
+                let allowed = required | optional | AttributeMask::STATE;
+                if let Some(name) = (required - given).first_name() {
+                    Problem::Missing(name)
+                } else if let Some(name) = (given - allowed).first_name() {
+                    Problem::NotAllowed(name)
+                } else {
+                    return Ok(());
+                }
+            }
+        };
+        // All values that have a name fit.
+        let byte = |value: u32| u8::try_from(value).unwrap_or(u8::MAX);
+        let state = |state| byte(ffi::ibv_qp_state::from(state).0);
+        let kind = byte(ffi::ibv_qp_type::from(kind).0);
+        Err(Self { problem, from: state(from), to: state(to), kind })
+    }
+}
+
+impl fmt::Display for TransitionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = |raw: u8| QueuePairState::from(ffi::ibv_qp_state(raw.into()));
+        let (from, to) = (state(self.from), state(self.to));
+        match self.problem {
+            Problem::Missing(name) => write!(f, "{name} is missing for {from} to {to}")?,
+            Problem::NotAllowed(name) => write!(f, "{name} is not allowed for {from} to {to}")?,
+            Problem::Impossible => write!(f, "there is no way from {from} to {to}")?,
+        }
+        let kind = match QueuePairType::from(ffi::ibv_qp_type(self.kind.into())) {
+            QueuePairType::ReliableConnected => "an RC",
+            QueuePairType::UnreliableConnected => "a UC",
+            QueuePairType::UnreliableDatagram => "a UD",
+            QueuePairType::RawPacket => "a raw packet",
+            QueuePairType::XrcSend => "a sending XRC",
+            QueuePairType::XrcReceive => "a receiving XRC",
+            QueuePairType::Driver | QueuePairType::Unknown(_) => "this",
+        };
+        write!(f, " of {kind} queue pair")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use AttributeMask as A;
+    use QueuePairState as S;
+    use QueuePairType as T;
+
+    const TYPES: [T; 6] = [
+        T::ReliableConnected,
+        T::UnreliableConnected,
+        T::UnreliableDatagram,
+        T::RawPacket,
+        T::XrcSend,
+        T::XrcReceive,
+    ];
+
+    /// The required attributes on the way up, as `ibv_modify_qp(3)` lists them.
+    #[test]
+    fn the_way_up_is_that_of_the_manual() {
+        let path = A::PATH | A::PATH_MTU | A::REMOTE_NUMBER | A::RECEIVE_PSN;
+        let retries = A::MAX_ACK_RETRIES | A::MAX_RNR_RETRIES | A::MAX_RD_ATOMIC;
+        let steps = [(S::Reset, S::Init), (S::Init, S::ReadyToReceive)];
+        let last = (S::ReadyToReceive, S::ReadyToSend);
+        for (kind, required) in [
+            (
+                T::ReliableConnected,
+                [
+                    A::PKEY_INDEX | A::PORT | A::ACCESS,
+                    path | A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER,
+                    A::SEND_PSN | A::ACK_TIMEOUT | retries,
+                ],
+            ),
+            (T::UnreliableConnected, [A::PKEY_INDEX | A::PORT | A::ACCESS, path, A::SEND_PSN]),
+            (T::UnreliableDatagram, [A::PKEY_INDEX | A::PORT | A::QKEY, A::empty(), A::SEND_PSN]),
+            (T::RawPacket, [A::PORT, A::empty(), A::empty()]),
+            (
+                T::XrcSend,
+                [A::PKEY_INDEX | A::PORT | A::ACCESS, path, A::SEND_PSN | A::ACK_TIMEOUT | retries],
+            ),
+            (
+                T::XrcReceive,
+                [
+                    A::PKEY_INDEX | A::PORT | A::ACCESS,
+                    path | A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER,
+                    A::SEND_PSN | A::ACK_TIMEOUT,
+                ],
+            ),
+        ] {
+            for ((from, to), required) in steps.into_iter().chain([last]).zip(required) {
+                assert_eq!(rule(kind, from, to).unwrap().required, required, "{kind:?} to {to}");
+            }
+        }
+    }
+
+    /// For every transition of every transport: each attribute that is left out is named, each one
+    /// that is too many is named, and what the rule allows is allowed.
+    #[test]
+    fn every_missing_and_every_forbidden_attribute_is_named() {
+        let mut transitions = 0;
+        for kind in TYPES {
+            for (from, to) in S::ALL.iter().flat_map(|&f| S::ALL.map(|t| (f, t))) {
+                let check = |given| TransitionError::check(kind, from, to, given | A::STATE);
+                let Some(Rule { required, optional }) = rule(kind, from, to) else {
+                    let error = check(A::empty()).unwrap_err().to_string();
+                    assert!(error.starts_with(&format!("there is no way from {from} to {to}")));
+                    continue;
+                };
+                transitions += 1;
+                assert_eq!(check(required), Ok(()));
+                assert_eq!(check(required | optional), Ok(()));
+                for attribute in required.iter() {
+                    let error = check(required - attribute).unwrap_err().to_string();
+                    let name = attribute.first_name().unwrap();
+                    assert!(error.starts_with(&format!("{name} is missing for {from} to {to}")));
+                }
+                for attribute in (A::all() - required - optional - A::STATE).iter() {
+                    let error = check(required | attribute).unwrap_err().to_string();
+                    let name = attribute.first_name().unwrap();
+                    assert!(
+                        error.starts_with(&format!("{name} is not allowed for {from} to {to}"))
+                    );
+                }
+            }
+        }
+        // 7 ways to RESET, 6 to ERR, and 9 others, for each transport.
+        assert_eq!(transitions, 6 * 22);
+    }
+
+    #[test]
+    fn what_works_on_the_way_is_allowed() {
+        let ok = |kind, from, to, given| TransitionError::check(kind, from, to, given).is_ok();
+        assert!(ok(T::ReliableConnected, S::ReadyToSend, S::ReadyToSend, A::MIN_RNR_TIMER));
+        assert!(!ok(T::XrcSend, S::ReadyToSend, S::ReadyToSend, A::MIN_RNR_TIMER));
+        assert!(ok(T::RawPacket, S::ReadyToSend, S::ReadyToSend, A::RATE_LIMIT));
+        assert!(ok(T::UnreliableDatagram, S::SendQueueError, S::ReadyToSend, A::CURRENT_STATE));
+        assert!(ok(T::UnreliableConnected, S::SendQueueDrained, S::SendQueueDrained, A::PATH));
+        assert!(!ok(T::UnreliableConnected, S::SendQueueDrained, S::SendQueueDrained, A::PORT));
+        assert!(ok(T::XrcReceive, S::SendQueueDrained, S::SendQueueDrained, A::ACK_TIMEOUT));
+        assert!(!ok(T::XrcReceive, S::SendQueueDrained, S::SendQueueDrained, A::MAX_RD_ATOMIC));
+        assert!(!ok(T::ReliableConnected, S::ReadyToSend, S::Error, A::CURRENT_STATE));
+        assert!(ok(T::Driver, S::Reset, S::ReadyToSend, A::QKEY), "only the provider knows");
+        assert_eq!(QueuePairState::from(ffi::ibv_qp_state(42)), S::Unknown(42));
+        assert_eq!(MigrationState::from(ffi::ibv_mig_state(9)), MigrationState::Unknown(9));
+    }
+}

@@ -1,0 +1,248 @@
+//! Changes of a queue pair's state and attributes.
+
+use std::fmt;
+
+use crate::queue_pair_state::TransitionError;
+use crate::{
+    AccessFlags, AckTimeout, AddressVector, AttributeMask, Error, MaxAckRetries, MaxRnrRetries,
+    MaximumTransferUnit, MigrationState, MinRnrTimer, PacketSequenceNumber, QueuePairAttributes,
+    QueuePairState, QueuePairType, Result, ffi,
+};
+
+/// A change of a queue pair's state, of its attributes, or of both, for
+/// [`QueuePair::modify`](crate::QueuePair::modify).
+///
+/// Which attributes a change must have and may have depends on the states and on the type of the
+/// queue pair: see the tables of `ibv_modify_qp(3)`. `modify` names the one that is wrong.
+///
+/// ```no_run
+/// use ibverbs::{AccessFlags, QueuePairState, QueuePairType, StateTransition};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// # let context = ibverbs::open("rxe0")?;
+/// # let domain = context.alloc_pd()?;
+/// # let queue = context.create_cq(16)?;
+/// let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build()?;
+/// let mut queue_pair = prepared.into_queue_pair();
+/// queue_pair.modify(
+///     StateTransition::to(QueuePairState::Init)
+///         .port(1)
+///         .pkey_index(0)
+///         .access(AccessFlags::REMOTE_WRITE),
+/// )?;
+/// let error = queue_pair.modify(StateTransition::to(QueuePairState::ReadyToReceive)).unwrap_err();
+/// assert!(error.to_string().contains("ah_attr is missing for INIT to RTR"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy)]
+#[doc(alias = "ibv_qp_attr")]
+#[must_use]
+pub struct StateTransition {
+    raw: ffi::ibv_qp_attr,
+    mask: AttributeMask,
+}
+
+/// Defines builder methods that store an attribute.
+macro_rules! attributes {
+    ($($(#[$meta:meta])* $name:ident: $type:ty = $flag:ident, |$raw:ident, $value:ident| $store:expr;)+) => {
+        impl StateTransition {
+            $(
+                $(#[$meta])*
+                pub fn $name(mut self, $value: $type) -> Self {
+                    let $raw = &mut self.raw;
+                    $store;
+                    self.mask |= AttributeMask::$flag;
+                    self
+                }
+            )+
+        }
+    };
+}
+
+attributes! {
+    /// The state that the change is made from: it fails in any other. RTR, RTS, SQD or SQE.
+    current_state: QueuePairState = CURRENT_STATE, |raw, value| raw.cur_qp_state = value.into();
+    /// The port. Ports count from 1.
+    port: u8 = PORT, |raw, value| raw.port_num = value;
+    /// The index of the partition key.
+    pkey_index: u16 = PKEY_INDEX, |raw, value| raw.pkey_index = value;
+    /// What the peer may ask of the queue pair.
+    access: AccessFlags = ACCESS, |raw, value| raw.qp_access_flags = value.bits();
+    /// The Q_Key of a UD queue pair: datagrams must carry it.
+    qkey: u32 = QKEY, |raw, value| raw.qkey = value;
+    /// The path to the peer.
+    path: AddressVector = PATH, |raw, value| raw.ah_attr = value.to_raw();
+    /// The MTU of the path. Both sides must use the same.
+    path_mtu: MaximumTransferUnit = PATH_MTU, |raw, value| raw.path_mtu = value.as_raw();
+    /// The number of the peer's queue pair.
+    remote_number: u32 = REMOTE_NUMBER, |raw, value| raw.dest_qp_num = value;
+    /// The number of the first packet that is received: the peer's `send_psn`.
+    receive_psn: PacketSequenceNumber = RECEIVE_PSN, |raw, value| raw.rq_psn = value.value();
+    /// The number of the first packet that is sent: the peer's `receive_psn`.
+    send_psn: PacketSequenceNumber = SEND_PSN, |raw, value| raw.sq_psn = value.value();
+    /// How many reads and atomics may be outstanding.
+    max_rd_atomic: u8 = MAX_RD_ATOMIC, |raw, value| raw.max_rd_atomic = value;
+    /// How many reads and atomics of the peer are answered at a time.
+    max_dest_rd_atomic: u8 = MAX_DEST_RD_ATOMIC, |raw, value| raw.max_dest_rd_atomic = value;
+    /// How long the peer waits when it found no receive.
+    min_rnr_timer: MinRnrTimer = MIN_RNR_TIMER, |raw, value| raw.min_rnr_timer = value.value();
+    /// How long the peer has to answer a packet.
+    ack_timeout: AckTimeout = ACK_TIMEOUT, |raw, value| raw.timeout = value.value();
+    /// How often a packet without answer is sent again.
+    max_ack_retries: MaxAckRetries = MAX_ACK_RETRIES, |raw, value| raw.retry_cnt = value.value();
+    /// How often a message that found no receive is sent again.
+    max_rnr_retries: MaxRnrRetries = MAX_RNR_RETRIES, |raw, value| raw.rnr_retry = value.value();
+    /// The state of path migration.
+    migration_state: MigrationState = MIGRATION_STATE, |raw, value| {
+        raw.path_mig_state = value.into()
+    };
+    /// Whether an event tells when the send queue has drained.
+    drain_notification: bool = DRAIN_NOTIFICATION, |raw, value| {
+        raw.en_sqd_async_notify = value.into()
+    };
+    /// The limit of packet pacing in kilobits per second, of raw packet queue pairs; 0 for none. See
+    /// [`QueuePair::modify_rate_limit`](crate::QueuePair::modify_rate_limit) for other types.
+    rate_limit: u32 = RATE_LIMIT, |raw, value| raw.rate_limit = value;
+}
+
+impl StateTransition {
+    /// To this state; from the same state, a change of attributes only.
+    pub fn to(state: QueuePairState) -> Self {
+        let raw = ffi::ibv_qp_attr { qp_state: state.into(), ..Default::default() };
+        Self { raw, mask: AttributeMask::STATE }
+    }
+
+    /// A change of attributes only, in whatever state the queue pair is.
+    pub fn stay() -> Self {
+        Self { raw: ffi::ibv_qp_attr::default(), mask: AttributeMask::empty() }
+    }
+
+    /// The path to the peer that is used when the first one fails, with the index of its partition
+    /// key and its own timeout. InfiniBand only. See also
+    /// [`migration_state`](Self::migration_state).
+    pub fn alternate_path(mut self, path: AddressVector, pkey_index: u16, t: AckTimeout) -> Self {
+        self.raw.alt_ah_attr = path.to_raw();
+        self.raw.alt_port_num = path.port();
+        self.raw.alt_pkey_index = pkey_index;
+        self.raw.alt_timeout = t.value();
+        self.mask |= AttributeMask::ALTERNATE_PATH;
+        self
+    }
+
+    /// The attributes that the change has.
+    pub fn mask(&self) -> AttributeMask {
+        self.mask
+    }
+
+    /// The same attributes as far as they are in `mask`, to another state.
+    pub(crate) fn part(mut self, mask: AttributeMask, state: QueuePairState) -> Self {
+        self.raw.qp_state = state.into();
+        self.mask = (self.mask & mask) | AttributeMask::STATE;
+        self
+    }
+
+    /// The C struct, and the attributes in it that count.
+    pub fn to_raw(&self) -> (ffi::ibv_qp_attr, ffi::ibv_qp_attr_mask) {
+        (self.raw, ffi::ibv_qp_attr_mask(self.mask.bits()))
+    }
+
+    /// What it comes to, to be read.
+    pub(crate) fn attributes(&self) -> QueuePairAttributes {
+        QueuePairAttributes::new(self.raw, self.mask)
+    }
+
+    /// Whether a queue pair of type `kind` can be changed so when it is in the state `from`.
+    pub(crate) fn check(&self, kind: QueuePairType, from: QueuePairState) -> Result<()> {
+        const VERB: &str = "ibv_modify_qp";
+        if self.mask.contains(AttributeMask::REMOTE_NUMBER) && self.raw.dest_qp_num > 0xff_ffff {
+            let value = self.raw.dest_qp_num.into();
+            return Err(Error::out_of_range(VERB, "dest_qp_num", value, 0, 0xff_ffff));
+        }
+        let attributes = self.attributes();
+        let mut from = from;
+        if self.mask.contains(AttributeMask::CURRENT_STATE) {
+            from = self.raw.cur_qp_state.into();
+        }
+        let to = attributes.state().unwrap_or(from);
+        TransitionError::check(kind, from, to, self.mask).map_err(Error::transition)
+    }
+}
+
+impl fmt::Debug for StateTransition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StateTransition").field(&self.attributes()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gid, ServiceLevel};
+
+    #[test]
+    fn each_attribute_is_where_c_has_it() {
+        let path = AddressVector::new(1, 3).global(Gid::ZERO, 2);
+        let other = AddressVector::new(2, 4).service_level(ServiceLevel::MAX);
+        let (raw, mask) = StateTransition::to(QueuePairState::ReadyToReceive)
+            .current_state(QueuePairState::Init)
+            .port(1)
+            .pkey_index(2)
+            .access(AccessFlags::REMOTE_READ)
+            .qkey(3)
+            .path(path)
+            .path_mtu(MaximumTransferUnit::Mtu2048)
+            .remote_number(5)
+            .receive_psn(PacketSequenceNumber::new(6).unwrap())
+            .send_psn(PacketSequenceNumber::new(7).unwrap())
+            .max_rd_atomic(8)
+            .max_dest_rd_atomic(9)
+            .min_rnr_timer(MinRnrTimer::new(10).unwrap())
+            .ack_timeout(AckTimeout::new(11).unwrap())
+            .max_ack_retries(MaxAckRetries::new(4).unwrap())
+            .max_rnr_retries(MaxRnrRetries::new(5).unwrap())
+            .alternate_path(other, 14, AckTimeout::new(15).unwrap())
+            .migration_state(MigrationState::Rearm)
+            .drain_notification(true)
+            .rate_limit(16)
+            .to_raw();
+        let all = AttributeMask::all() - AttributeMask::CAPACITIES;
+        assert_eq!(mask.0, all.bits());
+        assert_eq!((raw.qp_state.0, raw.cur_qp_state.0), (2, 1));
+        assert_eq!((raw.port_num, raw.pkey_index, raw.qp_access_flags, raw.qkey), (1, 2, 4, 3));
+        assert_eq!((raw.ah_attr.dlid, raw.ah_attr.grh.sgid_index), (3, 2));
+        assert_eq!((raw.path_mtu.0, raw.dest_qp_num, raw.rq_psn, raw.sq_psn), (4, 5, 6, 7));
+        assert_eq!((raw.max_rd_atomic, raw.max_dest_rd_atomic), (8, 9));
+        assert_eq!((raw.min_rnr_timer, raw.timeout, raw.retry_cnt, raw.rnr_retry), (10, 11, 4, 5));
+        assert_eq!((raw.alt_ah_attr.dlid, raw.alt_ah_attr.sl, raw.alt_port_num), (4, 15, 2));
+        assert_eq!((raw.alt_pkey_index, raw.alt_timeout, raw.path_mig_state.0), (14, 15, 1));
+        assert_eq!((raw.en_sqd_async_notify, raw.rate_limit), (1, 16));
+    }
+
+    #[test]
+    fn the_wrong_attribute_is_named() {
+        let check = |transition: StateTransition, from| {
+            transition.check(QueuePairType::ReliableConnected, from).unwrap_err().to_string()
+        };
+        let init = StateTransition::to(QueuePairState::Init);
+        assert_eq!(
+            check(init.port(1).pkey_index(0), QueuePairState::Reset),
+            "ibv_modify_qp: qp_access_flags is missing for RESET to INIT of an RC queue pair"
+        );
+        let whole = init.port(1).pkey_index(0).access(AccessFlags::empty());
+        assert_eq!(
+            check(whole.qkey(1), QueuePairState::Reset),
+            "ibv_modify_qp: qkey is not allowed for RESET to INIT of an RC queue pair"
+        );
+        assert_eq!(
+            check(whole, QueuePairState::ReadyToSend),
+            "ibv_modify_qp: there is no way from RTS to INIT of an RC queue pair"
+        );
+        let stay = StateTransition::stay().path_mtu(MaximumTransferUnit::Mtu256);
+        assert!(check(stay, QueuePairState::ReadyToSend).contains("path_mtu is not allowed"));
+        let far = StateTransition::stay().remote_number(1 << 24);
+        assert!(check(far, QueuePairState::Init).contains("dest_qp_num is 16777216"));
+        let unknown = StateTransition::to(QueuePairState::Unknown(9));
+        assert!(check(unknown, QueuePairState::Init).contains("no way from INIT to state 9"));
+    }
+}

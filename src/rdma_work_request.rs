@@ -1,0 +1,270 @@
+//! Requests that access memory of the peer.
+
+use crate::work_request::{List, data_request, send_queue_request};
+use crate::{Error, GatherElement, RemoteMemoryRegion, Result, ScatterElement, ffi};
+
+const VERB: &str = "ibv_post_send";
+
+/// Whether memory of the peer has room for `length` bytes.
+#[inline]
+pub(crate) fn check_remote(remote: &RemoteMemoryRegion, length: u64) -> Result<()> {
+    if length > remote.length() {
+        return Err(too_small(remote, length));
+    }
+    Ok(())
+}
+
+#[cold]
+fn too_small(remote: &RemoteMemoryRegion, length: u64) -> Error {
+    let what = "the length, for the remote region,";
+    Error::out_of_range(VERB, what, length, 0, remote.length())
+}
+
+/// Whether memory of the peer can be accessed by an atomic: 8 bytes, aligned.
+#[inline]
+pub(crate) fn check_atomic(remote: &RemoteMemoryRegion, local: u64) -> Result<()> {
+    if local != 8 || remote.length() < 8 || !remote.address().is_multiple_of(8) {
+        return Err(not_atomic(remote, local));
+    }
+    Ok(())
+}
+
+#[cold]
+fn not_atomic(remote: &RemoteMemoryRegion, local: u64) -> Error {
+    if local != 8 {
+        Error::out_of_range(VERB, "the local length of an atomic", local, 8, 8)
+    } else if remote.length() < 8 {
+        too_small(remote, 8)
+    } else {
+        Error::invalid(VERB, "the remote address of an atomic is not a multiple of 8")
+    }
+}
+
+/// The C struct's part for memory of the peer.
+#[inline]
+fn rdma(remote: &RemoteMemoryRegion) -> ffi::ibv_send_wr__bindgen_ty_2 {
+    ffi::ibv_send_wr__bindgen_ty_2 {
+        rdma: ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+            remote_addr: remote.address(),
+            rkey: remote.rkey(),
+        },
+    }
+}
+
+send_queue_request! {
+    /// `struct ibv_send_wr`: an RDMA write: copies to memory of the peer, which does not notice.
+    ///
+    /// With an [`immediate`](Self::immediate) it does: the write then consumes a receive.
+    pub struct WriteWorkRequest;
+}
+
+data_request!(WriteWorkRequest);
+
+impl<'wr> WriteWorkRequest<'wr> {
+    /// Writes `elements`, one after the other, to the beginning of `remote`, with a completion. The
+    /// slice is the gather list as it stands; it may be empty.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the remote region is shorter than that, there are more elements than C's `int`
+    ///    counts, or more than [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
+    #[inline]
+    pub fn new(elements: &'wr [GatherElement<'wr>], remote: RemoteMemoryRegion) -> Result<Self> {
+        let list = List::gather(elements)?;
+        check_remote(&remote, list.length)?;
+        let mut raw = list.request(ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE);
+        raw.wr = rdma(&remote);
+        Ok(Self::from_raw(raw))
+    }
+
+    /// Consumes a receive of the peer, and carries 32 bits for its completion
+    /// ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)).
+    #[inline]
+    pub fn immediate(mut self, immediate: u32) -> Self {
+        self.raw.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+        self.raw.__bindgen_anon_1.imm_data = immediate.to_be();
+        self
+    }
+
+    /// The number of the peer's shared receive queue
+    /// ([`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number)); sending XRC queue pairs
+    /// need it.
+    #[inline]
+    pub fn shared_receive_queue(mut self, number: u32) -> Self {
+        self.raw.qp_type.xrc.remote_srqn = number;
+        self
+    }
+}
+
+send_queue_request! {
+    /// `struct ibv_send_wr`: an RDMA read: copies from memory of the peer, which does not notice.
+    pub struct ReadWorkRequest;
+}
+
+impl<'wr> ReadWorkRequest<'wr> {
+    /// Reads from the beginning of `remote` into `elements`, one after the other, with a completion.
+    /// The slice is the scatter list as it stands; it may be empty.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the remote region is shorter than that, there are more elements than C's `int`
+    ///    counts, or more than [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
+    #[inline]
+    pub fn new<'buf: 'wr>(
+        elements: &'wr mut [ScatterElement<'buf>],
+        remote: RemoteMemoryRegion,
+    ) -> Result<Self> {
+        let list = List::scatter(VERB, elements)?;
+        check_remote(&remote, list.length)?;
+        let mut raw = list.request(ffi::ibv_wr_opcode::IBV_WR_RDMA_READ);
+        raw.wr = rdma(&remote);
+        Ok(Self::from_raw(raw))
+    }
+}
+
+/// The request for an atomic whose result comes to `result`.
+#[inline]
+fn atomic(
+    opcode: ffi::ibv_wr_opcode,
+    result: &mut ScatterElement<'_>,
+    remote: &RemoteMemoryRegion,
+    compare_add: u64,
+    swap: u64,
+) -> Result<ffi::ibv_send_wr> {
+    let list = List::scatter(VERB, std::slice::from_mut(result))?;
+    check_atomic(remote, list.length)?;
+    let mut raw = list.request(opcode);
+    raw.wr.atomic = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+        remote_addr: remote.address(),
+        compare_add,
+        swap,
+        rkey: remote.rkey(),
+    };
+    Ok(raw)
+}
+
+send_queue_request! {
+    /// `struct ibv_send_wr`: a compare-and-swap: sets 64 bits of the peer's memory to a value if they
+    /// have another, and tells what they had.
+    pub struct CompareSwapWorkRequest;
+}
+
+impl<'wr> CompareSwapWorkRequest<'wr> {
+    /// Sets the first 8 bytes of `remote` to `swap` if they are `compare`. What they were before comes
+    /// to `result`, in the byte order of this machine.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `result` is not 8 bytes, `remote` has fewer than 8, or its address is not a
+    ///    multiple of 8.
+    #[inline]
+    pub fn new<'buf: 'wr>(
+        result: &'wr mut ScatterElement<'buf>,
+        remote: RemoteMemoryRegion,
+        compare: u64,
+        swap: u64,
+    ) -> Result<Self> {
+        let opcode = ffi::ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
+        atomic(opcode, result, &remote, compare, swap).map(Self::from_raw)
+    }
+}
+
+send_queue_request! {
+    /// `struct ibv_send_wr`: a fetch-and-add: adds to 64 bits of the peer's memory, and tells what
+    /// they were.
+    pub struct FetchAddWorkRequest;
+}
+
+impl<'wr> FetchAddWorkRequest<'wr> {
+    /// Adds `add` to the first 8 bytes of `remote`, wrapping around. What they were before comes to
+    /// `result`, in the byte order of this machine.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `result` is not 8 bytes, `remote` has fewer than 8, or its address is not a
+    ///    multiple of 8.
+    #[inline]
+    pub fn new<'buf: 'wr>(
+        result: &'wr mut ScatterElement<'buf>,
+        remote: RemoteMemoryRegion,
+        add: u64,
+    ) -> Result<Self> {
+        let opcode = ffi::ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
+        atomic(opcode, result, &remote, add, 0).map(Self::from_raw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SendQueueRequest;
+
+    fn gather(length: u32) -> GatherElement<'static> {
+        // SAFETY: the element is never posted.
+        unsafe { GatherElement::from_raw(ffi::ibv_sge { addr: 0x1000, length, lkey: 5 }) }
+    }
+
+    fn scatter(length: u32) -> ScatterElement<'static> {
+        // SAFETY: the element is never posted.
+        unsafe { ScatterElement::from_raw(ffi::ibv_sge { addr: 0x1000, length, lkey: 5 }) }
+    }
+
+    fn remote(length: u64) -> RemoteMemoryRegion {
+        RemoteMemoryRegion::new(0x7000, length, 0xabc).unwrap()
+    }
+
+    #[test]
+    fn writes_and_reads_are_as_c_has_them() {
+        let elements = [gather(8), gather(16)];
+        let request =
+            WriteWorkRequest::new(&elements, remote(24)).unwrap().immediate(1).solicited();
+        let raw = request.as_raw();
+        assert_eq!((raw.opcode.0, raw.num_sge, raw.send_flags), (1, 2, 2 | 4));
+        // SAFETY: the arm was just written.
+        let rdma = unsafe { raw.wr.rdma };
+        assert_eq!((rdma.remote_addr, rdma.rkey), (0x7000, 0xabc));
+        // SAFETY: as above.
+        assert_eq!(unsafe { raw.__bindgen_anon_1.imm_data }, 1_u32.to_be());
+        let mut elements = [scatter(24)];
+        let list = elements.as_ptr();
+        let request = ReadWorkRequest::new(&mut elements, remote(24)).unwrap().unsignaled();
+        let raw = request.as_raw();
+        assert_eq!((raw.opcode.0, raw.num_sge, raw.send_flags), (4, 1, 0));
+        assert_eq!(raw.sg_list.cast_const(), list.cast());
+        // SAFETY: the arm was just written.
+        assert_eq!(unsafe { raw.wr.rdma.rkey }, 0xabc);
+    }
+
+    #[test]
+    fn atomics_are_as_c_has_them() {
+        let mut result = scatter(8);
+        let request = CompareSwapWorkRequest::new(&mut result, remote(8), 3, 4).unwrap();
+        let raw = request.as_raw();
+        assert_eq!((raw.opcode.0, raw.num_sge, raw.send_flags), (5, 1, 2));
+        // SAFETY: the arm was just written.
+        let atomic = unsafe { raw.wr.atomic };
+        assert_eq!((atomic.remote_addr, atomic.rkey), (0x7000, 0xabc));
+        assert_eq!((atomic.compare_add, atomic.swap), (3, 4));
+        let request = FetchAddWorkRequest::new(&mut result, remote(8), 5).unwrap();
+        assert_eq!(request.as_raw().opcode.0, 6);
+        // SAFETY: the arm was just written.
+        assert_eq!(unsafe { request.as_raw().wr.atomic.compare_add }, 5);
+    }
+
+    #[test]
+    fn the_remote_region_has_room() {
+        let elements = [gather(8), gather(17)];
+        let error = WriteWorkRequest::new(&elements, remote(24)).unwrap_err();
+        let text = "the length, for the remote region, is 25, and must be within 0..=24";
+        assert!(error.to_string().ends_with(text), "{error}");
+        assert!(ReadWorkRequest::new(&mut [scatter(25)], remote(24)).is_err());
+        assert!(ReadWorkRequest::new(&mut [], remote(0)).is_ok());
+        let refused = |result: u32, remote| {
+            FetchAddWorkRequest::new(&mut scatter(result), remote, 1).unwrap_err().to_string()
+        };
+        assert!(refused(4, remote(8)).contains("local length of an atomic is 4"));
+        assert!(refused(8, remote(7)).contains("must be within 0..=7"));
+        let odd = RemoteMemoryRegion::new(0x7004, 8, 1).unwrap();
+        assert!(refused(8, odd).contains("not a multiple of 8"));
+    }
+}

@@ -1,0 +1,285 @@
+//! How a region is to be allocated and registered.
+
+use std::alloc::Layout;
+
+use crate::allocation::{Allocation, HugePages, page_size};
+use crate::{AccessFlags, Error, OnDemandPaging, ProtectionDomain, Result};
+
+/// What peers can do with a region that has one of these: none is for memory that the program has
+/// references to.
+const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC)
+    .union(AccessFlags::MW_BIND)
+    .union(AccessFlags::FLUSH_GLOBAL)
+    .union(AccessFlags::FLUSH_PERSISTENT);
+
+/// How [`MemoryRegion::with_options`](crate::MemoryRegion::with_options) and
+/// [`SharedMemoryRegion::new`](crate::SharedMemoryRegion::new) allocate and register a buffer.
+///
+/// [`AccessFlags`] turn into options by themselves, so where nothing but the access matters they
+/// will do.
+///
+/// # Fork
+///
+/// A device writes physical pages. After a `fork`, the kernel gives a process copies of pages
+/// that it writes, and then the device would write to pages that the program no longer sees. Linux
+/// 5.12 and later copy registered pages for the child, and nothing needs to be done
+/// ([`is_fork_initialized`](crate::is_fork_initialized) says
+/// [`Unneeded`](crate::ForkStatus::Unneeded)). Before that, [`fork_init`](crate::fork_init) makes
+/// every registration call `madvise(MADV_DONTFORK)`, which takes the pages away from children,
+/// together with all else that lies on them: with [`page_aligned`](Self::page_aligned) nothing
+/// else does. For [huge pages](Self::huge_pages) the environment variable `RDMAV_HUGEPAGES_SAFE` must
+/// be set, too, before `fork_init` is called.
+///
+/// ```no_run
+/// use ibverbs::{AccessFlags, HugePages, RegionOptions};
+///
+/// # let context = ibverbs::open("rxe0")?;
+/// # let domain = context.alloc_pd()?;
+/// let options = RegionOptions::new()
+///     .access(AccessFlags::REMOTE_WRITE)
+///     .relaxed_ordering()
+///     .huge_pages(HugePages::Size2MiB);
+/// let region = domain.allocate_shared::<u64>(1 << 24, options)?;
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[must_use]
+pub struct RegionOptions {
+    access: AccessFlags,
+    alignment: usize,
+    whole_pages: bool,
+    huge_pages: Option<HugePages>,
+    iova: Option<u64>,
+}
+
+impl Default for RegionOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl From<AccessFlags> for RegionOptions {
+    fn from(access: AccessFlags) -> Self {
+        Self::new().access(access)
+    }
+}
+
+impl RegionOptions {
+    /// Local access, a buffer aligned to 64 bytes, addressed by its own address.
+    pub const fn new() -> Self {
+        Self {
+            access: AccessFlags::LOCAL_WRITE,
+            alignment: 64,
+            whole_pages: false,
+            huge_pages: None,
+            iova: None,
+        }
+    }
+
+    /// Access in addition to what is set already. Local write access always is.
+    pub const fn access(mut self, access: AccessFlags) -> Self {
+        self.access = self.access.union(access);
+        self
+    }
+
+    /// `IBV_ACCESS_ON_DEMAND`: pages are brought in when the device needs them, instead of being
+    /// pinned now. [`DeviceAttributes::on_demand_paging`](crate::DeviceAttributes::on_demand_paging)
+    /// says who has it.
+    #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
+    pub const fn on_demand(self) -> Self {
+        self.access(AccessFlags::ON_DEMAND)
+    }
+
+    /// `IBV_ACCESS_RELAXED_ORDERING`: the device may write in any order. Ignored where it cannot.
+    #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
+    pub const fn relaxed_ordering(self) -> Self {
+        self.access(AccessFlags::RELAXED_ORDERING)
+    }
+
+    /// `IBV_ACCESS_MW_BIND`: memory windows may be bound to the region.
+    #[doc(alias = "IBV_ACCESS_MW_BIND")]
+    pub const fn memory_windows(self) -> Self {
+        self.access(AccessFlags::MW_BIND)
+    }
+
+    /// Aligns the buffer to a power of 2, at least: 64 bytes if nothing is said, and never less than
+    /// its elements need.
+    pub const fn alignment(mut self, bytes: usize) -> Self {
+        self.alignment = bytes;
+        self
+    }
+
+    /// The buffer begins on a page and has its pages to itself.
+    pub const fn page_aligned(mut self) -> Self {
+        self.whole_pages = true;
+        self
+    }
+
+    /// The buffer consists of huge pages. With [`on_demand`](Self::on_demand), add
+    /// [`AccessFlags::HUGETLB`] to tell the device.
+    pub const fn huge_pages(mut self, pages: HugePages) -> Self {
+        self.huge_pages = Some(pages);
+        self
+    }
+
+    /// `ibv_reg_mr_iova`: requests and peers address the region from `iova` on, rather than by the
+    /// address of its buffer. It must be a multiple of the page size; the buffer is
+    /// [page-aligned](Self::page_aligned). This is for regions that peers access: to name such a
+    /// region in a request of one's own is
+    /// [unsafe](crate::SharedMemorySlice::scatter_element_by_iova).
+    #[doc(alias = "ibv_reg_mr_iova")]
+    pub const fn iova(mut self, iova: u64) -> Self {
+        self.iova = Some(iova);
+        self
+    }
+
+    /// Requests and peers address the region by offsets from its beginning: an
+    /// [`iova`](Self::iova) of 0, which every device has. [`AccessFlags::ZERO_BASED`] does the same
+    /// here.
+    #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
+    pub const fn zero_based(self) -> Self {
+        self.iova(0)
+    }
+
+    /// The options of a region that only this program accesses, checked.
+    pub(crate) fn local(self, verb: &'static str) -> Result<Self> {
+        check_local(verb, self.access)?;
+        if self.iova.is_some() || self.access.contains(AccessFlags::ZERO_BASED) {
+            let reason = "a region for local access is addressed by its own address";
+            return Err(Error::invalid(verb, reason));
+        }
+        Ok(self)
+    }
+
+    /// Allocates `len` elements of `T`. Returns the memory, its length, where requests see it
+    /// begin, and the access to register it with.
+    pub(crate) fn allocate<T>(
+        self,
+        verb: &'static str,
+        domain: &ProtectionDomain<'_>,
+        len: usize,
+    ) -> Result<(Allocation, usize, u64, AccessFlags)> {
+        let (iova, access) = self.addressing(verb)?;
+        check_access(verb, domain, access)?;
+        if !self.alignment.is_power_of_two() {
+            return Err(Error::invalid(verb, "the alignment is not a power of 2"));
+        }
+        let real_huge_pages = matches!(self.huge_pages, Some(h) if h != HugePages::Transparent);
+        if access.contains(AccessFlags::HUGETLB) && !real_huge_pages {
+            return Err(Error::invalid(verb, "HUGETLB is for buffers that consist of huge pages"));
+        }
+        let too_long = |_| Error::invalid(verb, "the region is longer than memory can be");
+        let layout = Layout::array::<T>(len)
+            .and_then(|layout| layout.align_to(self.alignment))
+            .map_err(too_long)?;
+        if layout.size() == 0 {
+            return Err(Error::invalid(verb, "the region is empty"));
+        }
+        if let Some(iova) = iova {
+            check_iova(verb, iova, 0, layout.size())?;
+        }
+        let whole_pages = self.whole_pages || iova.is_some();
+        let memory = Allocation::zeroed(verb, layout, whole_pages, self.huge_pages)?;
+        let base = iova.unwrap_or(memory.data().as_ptr() as u64);
+        Ok((memory, layout.size(), base, access))
+    }
+
+    /// Where requests see the region begin, if that is not its address, and the access without the
+    /// flag that says the same.
+    fn addressing(self, verb: &'static str) -> Result<(Option<u64>, AccessFlags)> {
+        match (self.access.contains(AccessFlags::ZERO_BASED), self.iova) {
+            (true, Some(1..)) => {
+                Err(Error::invalid(verb, "the region is to begin at 0, and elsewhere"))
+            }
+            (true, _) => Ok((Some(0), self.access.difference(AccessFlags::ZERO_BASED))),
+            (false, iova) => Ok((iova, self.access)),
+        }
+    }
+}
+
+/// Whether peers have no part in that access, so that the memory can be seen through references.
+pub(crate) fn check_local(verb: &'static str, access: AccessFlags) -> Result<()> {
+    if access.intersects(REMOTE) {
+        let reason = "this region is for local access only: peers need a SharedMemoryRegion";
+        return Err(Error::invalid(verb, reason));
+    }
+    Ok(())
+}
+
+/// Whether the access makes sense, and the device has what it asks for.
+pub(crate) fn check_access(
+    verb: &'static str,
+    domain: &ProtectionDomain<'_>,
+    access: AccessFlags,
+) -> Result<()> {
+    let writes = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_ATOMIC);
+    if access.intersects(writes) && !access.contains(AccessFlags::LOCAL_WRITE) {
+        let reason = "remote write and remote atomic access need LOCAL_WRITE too";
+        return Err(Error::invalid(verb, reason));
+    }
+    if access.contains(AccessFlags::ON_DEMAND) {
+        let paging = domain.context().query_device()?.on_demand_paging().general;
+        if !paging.contains(OnDemandPaging::SUPPORT) {
+            let reason = "the device has no on-demand paging";
+            return Err(Error::with_reason(verb, libc::EOPNOTSUPP, reason));
+        }
+    }
+    Ok(())
+}
+
+/// Whether memory whose address has this remainder, modulo the page size, can be seen at `iova`.
+pub(crate) fn check_iova(
+    verb: &'static str,
+    iova: u64,
+    offset_in_page: usize,
+    bytes: usize,
+) -> Result<()> {
+    if iova % page_size() as u64 != offset_in_page as u64 {
+        let reason = "the iova and the memory do not begin at the same offset in a page";
+        return Err(Error::invalid(verb, reason));
+    }
+    match iova.checked_add(bytes as u64) {
+        Some(_) => Ok(()),
+        None => Err(Error::invalid(verb, "the region ends beyond the last iova")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VERB: &str = "ibv_reg_mr";
+
+    #[test]
+    fn local_regions_let_nobody_in() {
+        for access in REMOTE.iter() {
+            assert!(RegionOptions::from(access).local(VERB).is_err(), "{access:?}");
+        }
+        let harmless = RegionOptions::new().relaxed_ordering().on_demand();
+        assert!(harmless.local(VERB).is_ok());
+        assert!(harmless.zero_based().local(VERB).is_err());
+        assert!(harmless.access(AccessFlags::ZERO_BASED).local(VERB).is_err());
+    }
+
+    #[test]
+    fn zero_based_is_an_iova_of_0() {
+        let flag = RegionOptions::from(AccessFlags::ZERO_BASED);
+        assert_eq!(flag.addressing(VERB), Ok((Some(0), AccessFlags::LOCAL_WRITE)));
+        assert_eq!(flag.zero_based().addressing(VERB).unwrap().0, Some(0));
+        assert_eq!(RegionOptions::new().iova(0x4000).addressing(VERB).unwrap().0, Some(0x4000));
+        assert_eq!(RegionOptions::new().addressing(VERB).unwrap().0, None);
+        assert!(flag.iova(0x4000).addressing(VERB).is_err());
+    }
+
+    #[test]
+    fn an_iova_agrees_with_the_address_and_ends() {
+        let page = page_size() as u64;
+        assert!(check_iova(VERB, 4 * page, 0, 1).is_ok());
+        assert!(check_iova(VERB, 4 * page + 8, 8, 1).is_ok());
+        assert!(check_iova(VERB, 4 * page + 8, 0, 1).is_err());
+        assert!(check_iova(VERB, u64::MAX - page + 1, 0, page as usize - 1).is_ok());
+        assert!(check_iova(VERB, u64::MAX - page + 1, 0, page as usize).is_err());
+    }
+}

@@ -1,0 +1,145 @@
+//! Memory that this crate allocates, registers and frees.
+
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use crate::allocation::Allocation;
+use crate::handle::Handle;
+use crate::registration::{self, ReregisterError, Reregistration};
+use crate::{AccessFlags, Element, Error, Parent, ProtectionDomain, RegionOptions, Result, ffi};
+
+/// Zeroed, registered memory for `len` elements, owned.
+///
+/// The memory is freed only after the region was deregistered; if that fails, it is leaked, since
+/// the device might still use it.
+#[derive(Debug)]
+pub(crate) struct RegisteredBuffer<'pd, T> {
+    region: ManuallyDrop<Handle<ffi::ibv_mr>>,
+    memory: ManuallyDrop<Allocation>,
+    len: usize,
+    base: u64,
+    access: AccessFlags,
+    domain: Parent<'pd, ProtectionDomain<'pd>>,
+    elements: PhantomData<T>,
+}
+
+impl<T> Drop for RegisteredBuffer<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: the handle is taken once, here; `close` forgets the whole buffer.
+        let region = unsafe { ManuallyDrop::take(&mut self.region) };
+        match region.close() {
+            // SAFETY: the device has let go of the memory, and nobody can borrow it any more. It is
+            // dropped once, as above.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.memory) },
+            Err((region, _)) => std::mem::forget(region),
+        }
+    }
+}
+
+// SAFETY: the buffer owns its memory, whose elements are `Send`; libibverbs deregisters from any
+// thread.
+unsafe impl<T: Send> Send for RegisteredBuffer<'_, T> {}
+// SAFETY: a shared reference gives out at most shared references to elements, which are `Sync`, or
+// copies elements by atomic accesses.
+unsafe impl<T: Sync> Sync for RegisteredBuffer<'_, T> {}
+
+impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
+    /// Allocates `len` zeroed elements and registers them.
+    pub(crate) fn new(
+        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        len: usize,
+        options: RegionOptions,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_reg_mr";
+        let (memory, bytes, base, access) = options.allocate::<T>(VERB, &domain, len)?;
+        let address = memory.data().as_ptr();
+        // SAFETY: the memory is ours and of this length until the region is deregistered. Its
+        // elements accept any bytes that the device writes, and `MemoryRegion` and
+        // `SharedMemoryRegion` see to it that nobody holds a reference to what a peer may write.
+        let region =
+            unsafe { registration::register(VERB, &domain, address, bytes, base, access) }?;
+        Ok(Self {
+            region: ManuallyDrop::new(region),
+            memory: ManuallyDrop::new(memory),
+            len,
+            base,
+            access,
+            domain,
+            elements: PhantomData,
+        })
+    }
+
+    /// Deregisters and frees, or gives the buffer back with the reason why that failed.
+    pub(crate) fn close(self) -> Result<(), (Self, Error)> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: the handle is put back if it is not gone; `this` is not dropped meanwhile.
+        let region = unsafe { ManuallyDrop::take(&mut this.region) };
+        match region.close() {
+            Ok(()) => {
+                // SAFETY: the device has let go of the memory. Memory and parent are dropped once,
+                // as `this` itself never is.
+                unsafe {
+                    ManuallyDrop::drop(&mut this.memory);
+                    std::ptr::drop_in_place(&mut this.domain);
+                }
+                Ok(())
+            }
+            Err((region, error)) => {
+                this.region = ManuallyDrop::new(region);
+                Err((ManuallyDrop::into_inner(this), error))
+            }
+        }
+    }
+
+    /// Changes access or domain. The caller sees to it that the access is right for its kind.
+    pub(crate) fn rereg(&mut self, change: Reregistration<'pd>) -> Result<(), ReregisterError> {
+        // SAFETY: the memory stays ours, and is freed only after the region was deregistered.
+        // Access is checked by the two kinds of region, as in `new`.
+        unsafe {
+            let Self { region, domain, access, .. } = self;
+            registration::reregister(region, domain, access, change, None)
+        }
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut ffi::ibv_mr {
+        self.region.as_ptr()
+    }
+
+    #[inline]
+    pub(crate) fn lkey(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.region.as_ptr()).lkey }
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.region.as_ptr()).rkey }
+    }
+
+    /// Its memory, which is aligned for `T`.
+    #[inline]
+    pub(crate) fn data(&self) -> NonNull<T> {
+        self.memory.data().cast()
+    }
+
+    /// How many elements it has.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where requests see it begin.
+    #[inline]
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub(crate) fn access(&self) -> AccessFlags {
+        self.access
+    }
+
+    pub(crate) fn domain(&self) -> &ProtectionDomain<'pd> {
+        &self.domain
+    }
+}

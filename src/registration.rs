@@ -1,0 +1,276 @@
+//! Registering memory, and changing a registration.
+
+use std::fmt;
+use std::io;
+
+use crate::handle::{Handle, object};
+use crate::region_options::check_access;
+use crate::{AccessFlags, Error, Parent, ProtectionDomain, Result, ffi};
+
+object!(ibv_mr, ibv_dereg_mr);
+
+/// Registers `bytes` bytes at `address`, which requests see at `iova`.
+///
+/// # Safety
+///
+/// What the device may do to the memory under `access` is sound until the region is deregistered.
+pub(crate) unsafe fn register(
+    verb: &'static str,
+    domain: &ProtectionDomain<'_>,
+    address: *mut u8,
+    bytes: usize,
+    iova: u64,
+    access: AccessFlags,
+) -> Result<Handle<ffi::ibv_mr>> {
+    // The two exported functions come down to this one, which leaves out the optional flags where
+    // the kernel does not know them.
+    // SAFETY: the domain is live; the caller vouches for the memory.
+    let registered = unsafe {
+        let (address, access) = (address.cast(), access.bits());
+        let raw = ffi::ibv_reg_mr_iova2(domain.as_raw(), address, bytes, iova, access);
+        Handle::new(verb, raw)
+    };
+    registered.map_err(|error| too_long(verb, domain, bytes).unwrap_or(error))
+}
+
+/// The better reason why a registration failed, if that is the length.
+#[cold]
+fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> Option<Error> {
+    let longest = domain.context().query_device().ok()?.max_mr_size();
+    let (what, bytes) = ("the region's length in bytes", bytes as u64);
+    (bytes > longest).then(|| Error::out_of_range(verb, what, bytes, 1, longest))
+}
+
+/// What `rereg` changes of a region: its access, its protection domain, or both.
+///
+/// ```no_run
+/// use ibverbs::{AccessFlags, Reregistration};
+///
+/// # let context = ibverbs::open("mlx5_0")?;
+/// # let domain = context.alloc_pd()?;
+/// let mut region = domain.allocate_shared::<u8>(4096, AccessFlags::REMOTE_WRITE)?;
+/// // From now on peers read it, and write it no more.
+/// region.rereg(Reregistration::new().access(AccessFlags::REMOTE_READ))?;
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use]
+#[doc(alias = "ibv_rereg_mr_flags")]
+pub struct Reregistration<'pd> {
+    pub(crate) domain: Option<Parent<'pd, ProtectionDomain<'pd>>>,
+    pub(crate) access: Option<AccessFlags>,
+}
+
+impl<'pd> Reregistration<'pd> {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self { domain: None, access: None }
+    }
+
+    /// `IBV_REREG_MR_CHANGE_ACCESS`: this access instead of the present one.
+    #[doc(alias = "IBV_REREG_MR_CHANGE_ACCESS")]
+    pub const fn access(mut self, access: AccessFlags) -> Self {
+        self.access = Some(access);
+        self
+    }
+
+    /// `IBV_REREG_MR_CHANGE_PD`: this domain instead of the present one.
+    #[doc(alias = "IBV_REREG_MR_CHANGE_PD")]
+    pub fn protection_domain(
+        mut self,
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+    ) -> Self {
+        self.domain = Some(domain.into());
+        self
+    }
+}
+
+/// `enum ibv_rereg_mr_err_code`: in which state a region is after a failed `rereg`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_rereg_mr_err_code")]
+pub enum ReregisteredState {
+    /// It is as it was.
+    Unchanged,
+    /// It is changed as was asked for, but the pages of its former memory stay hidden from forked
+    /// children.
+    Changed,
+    /// No request can use it any more: all that is left is to drop or close it. Its contents are
+    /// still there.
+    Lost,
+}
+
+/// Why a `rereg` failed, and what became of the region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ReregisterError {
+    error: Error,
+    state: ReregisteredState,
+}
+
+impl ReregisterError {
+    /// Found before the verb was called.
+    pub(crate) fn unchanged(error: Error) -> Self {
+        Self { error, state: ReregisteredState::Unchanged }
+    }
+
+    /// What C returned, other than 0, with the `errno` that it left.
+    #[cold]
+    fn from_c(returned: i32, errno: i32) -> Self {
+        use ffi::ibv_rereg_mr_err_code as code;
+
+        let state = match ffi::ibv_rereg_mr_err_code(returned) {
+            code::IBV_REREG_MR_ERR_INPUT | code::IBV_REREG_MR_ERR_DONT_FORK_NEW => {
+                ReregisteredState::Unchanged
+            }
+            code::IBV_REREG_MR_ERR_DO_FORK_OLD => ReregisteredState::Changed,
+            // What the device or the kernel cannot do at all, it has not begun to do.
+            _ if matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS) => ReregisteredState::Unchanged,
+            _ => ReregisteredState::Lost,
+        };
+        Self { error: Error::new(VERB, errno), state }
+    }
+
+    /// The error.
+    pub const fn error(&self) -> Error {
+        self.error
+    }
+
+    /// What became of the region.
+    pub const fn state(&self) -> ReregisteredState {
+        self.state
+    }
+}
+
+impl fmt::Display for ReregisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self.state {
+            ReregisteredState::Unchanged => "the region is as it was",
+            ReregisteredState::Changed => {
+                "the region is changed, but its former memory stays hidden from forked children"
+            }
+            ReregisteredState::Lost => "no request can use the region any more",
+        };
+        write!(f, "{}; {state}", self.error)
+    }
+}
+
+impl fmt::Debug for ReregisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReregisterError")
+            .field("error", &self.error)
+            .field("state", &self.state)
+            .finish()
+    }
+}
+
+impl std::error::Error for ReregisterError {}
+
+impl From<ReregisterError> for Error {
+    fn from(error: ReregisterError) -> Self {
+        error.error
+    }
+}
+
+impl From<ReregisterError> for io::Error {
+    fn from(error: ReregisterError) -> Self {
+        Self::new(Self::from(error.error).kind(), error)
+    }
+}
+
+const VERB: &str = "ibv_rereg_mr";
+
+/// `ibv_rereg_mr`: changes `region`, of `domain`, and if the domain changes that too.
+///
+/// # Safety
+///
+/// What the device may do to the present memory, or to that of `translation` if it is given, under
+/// the new access (if there is one, else the present one, `access`) is sound until the region is
+/// deregistered or changed again; and if this fails, for the present memory and access as well.
+pub(crate) unsafe fn reregister<'pd>(
+    region: &Handle<ffi::ibv_mr>,
+    domain: &mut Parent<'pd, ProtectionDomain<'pd>>,
+    access: &mut AccessFlags,
+    change: Reregistration<'pd>,
+    translation: Option<(*mut u8, usize)>,
+) -> Result<(), ReregisterError> {
+    use ffi::ibv_rereg_mr_flags as flag;
+
+    let mut flags = flag(0);
+    let mut raw_domain = std::ptr::null_mut();
+    if let Some(new) = &change.domain {
+        if new.context().as_raw() != domain.context().as_raw() {
+            let reason = "the new protection domain is of another context";
+            return Err(ReregisterError::unchanged(Error::invalid(VERB, reason)));
+        }
+        flags |= flag::IBV_REREG_MR_CHANGE_PD;
+        raw_domain = new.as_raw();
+    }
+    if let Some(new) = change.access {
+        let fixed = AccessFlags::ZERO_BASED | AccessFlags::ON_DEMAND | AccessFlags::HUGETLB;
+        if (new ^ *access).intersects(fixed) {
+            let reason = "ZERO_BASED, ON_DEMAND and HUGETLB cannot be changed";
+            return Err(ReregisterError::unchanged(Error::invalid(VERB, reason)));
+        }
+        check_access(VERB, domain, new).map_err(ReregisterError::unchanged)?;
+        flags |= flag::IBV_REREG_MR_CHANGE_ACCESS;
+    }
+    let (address, bytes) = match translation {
+        Some(memory) => {
+            flags |= flag::IBV_REREG_MR_CHANGE_TRANSLATION;
+            memory
+        }
+        None => (std::ptr::null_mut(), 0),
+    };
+    if flags == flag(0) {
+        return Err(ReregisterError::unchanged(Error::invalid(VERB, "nothing is to be changed")));
+    }
+    let new_access = change.access.unwrap_or(AccessFlags::empty());
+    // SAFETY: `errno` is the calling thread's. The region and the domains are live; the flags are
+    // the defined ones, which fit; the caller vouches for the memory.
+    let (returned, errno) = unsafe {
+        // Not every provider sets it.
+        *libc::__errno_location() = 0;
+        let returned = ffi::ibv_rereg_mr(
+            region.as_ptr(),
+            flags.0 as i32,
+            raw_domain,
+            address.cast(),
+            bytes,
+            new_access.bits() as i32,
+        );
+        (returned, ffi::errno())
+    };
+    let result = match returned {
+        0 => Ok(()),
+        n => Err(ReregisterError::from_c(n, errno)),
+    };
+    if !matches!(result, Err(e) if e.state != ReregisteredState::Changed) {
+        *domain = change.domain.unwrap_or_else(|| domain.clone());
+        *access = change.access.unwrap_or(*access);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_says_what_became_of_the_region() {
+        for (returned, errno, state) in [
+            (-1, libc::EINVAL, ReregisteredState::Unchanged),
+            (-2, libc::ENOMEM, ReregisteredState::Unchanged),
+            (-3, libc::ENOMEM, ReregisteredState::Changed),
+            (-4, libc::EIO, ReregisteredState::Lost),
+            (-4, libc::EOPNOTSUPP, ReregisteredState::Unchanged),
+            (-5, libc::EIO, ReregisteredState::Lost),
+            (-77, 0, ReregisteredState::Lost),
+            (12, libc::ENOMEM, ReregisteredState::Lost),
+        ] {
+            assert_eq!(ReregisterError::from_c(returned, errno).state(), state, "{returned}");
+        }
+        let error = ReregisterError::from_c(-4, libc::EIO);
+        let text = error.to_string();
+        assert!(text.starts_with("ibv_rereg_mr: ") && text.contains("no request"), "{text}");
+        assert_eq!(Error::from(error).raw_os_error(), libc::EIO);
+    }
+}

@@ -1,0 +1,171 @@
+//! What a peer must know of a region.
+
+use std::fmt;
+
+use crate::{Error, Result};
+
+/// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and
+/// the rkey. It is plain data and says nothing of whether the peer still has that memory.
+///
+/// The owner makes it, by [`SharedMemoryRegion::remote`](crate::SharedMemoryRegion::remote), and
+/// sends it over; [`sub_region`](Self::sub_region) then cuts out what a request is for, and never
+/// more than was given.
+///
+/// With feature `serde` it serialises as a struct of `address`, `length` and `rkey`; that form is
+/// stable. One whose end is beyond the address space is refused on the way in.
+///
+/// ```
+/// use ibverbs::RemoteMemoryRegion;
+///
+/// let region = RemoteMemoryRegion::new(0x7f00_0000_0000, 4096, 0x1234)?;
+/// let page = region.sub_region(1024, 512)?;
+/// assert_eq!((page.address(), page.length()), (0x7f00_0000_0400, 512));
+/// assert!(page.sub_region(0, 513).is_err());
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "Wire", into = "Wire"))]
+pub struct RemoteMemoryRegion {
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) rkey: u32,
+}
+
+/// What is on the wire.
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(rename = "RemoteMemoryRegion")]
+struct Wire {
+    address: u64,
+    length: u64,
+    rkey: u32,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Wire> for RemoteMemoryRegion {
+    type Error = Error;
+
+    fn try_from(wire: Wire) -> Result<Self> {
+        Self::new(wire.address, wire.length, wire.rkey)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<RemoteMemoryRegion> for Wire {
+    fn from(region: RemoteMemoryRegion) -> Self {
+        Self { address: region.address, length: region.length, rkey: region.rkey }
+    }
+}
+
+impl RemoteMemoryRegion {
+    /// The region of a peer that says so in a form of its own: `length` bytes at `address`, which is
+    /// an address of the peer's, or an offset where its region is zero-based.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the end of the region, `address + length`, is more than 64 bits hold.
+    pub const fn new(address: u64, length: u64, rkey: u32) -> Result<Self> {
+        let room = u64::MAX - address;
+        if length > room {
+            return Err(Error::out_of_range(
+                "ibv_post_send",
+                "the region's length",
+                length,
+                0,
+                room,
+            ));
+        }
+        Ok(Self { address, length, rkey })
+    }
+
+    /// Where it begins, in the peer's address space.
+    #[inline]
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its length in bytes.
+    #[inline]
+    pub const fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The key by which requests name it.
+    #[inline]
+    pub const fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// The `length` bytes that begin `offset` bytes into it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: they are not all within the region.
+    #[inline]
+    pub const fn sub_region(&self, offset: u64, length: u64) -> Result<Self> {
+        if offset > self.length {
+            return Err(Self::outside("the offset into the region", offset, self.length));
+        }
+        if length > self.length - offset {
+            return Err(Self::outside("the length in the region", length, self.length - offset));
+        }
+        Ok(Self { address: self.address + offset, length, rkey: self.rkey })
+    }
+
+    #[cold]
+    const fn outside(what: &'static str, value: u64, most: u64) -> Error {
+        Error::out_of_range("ibv_post_send", what, value, 0, most)
+    }
+}
+
+impl fmt::Debug for RemoteMemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteMemoryRegion")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("length", &self.length)
+            .field("rkey", &format_args!("{:#x}", self.rkey))
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sub_regions_stay_inside() {
+        let region = RemoteMemoryRegion::new(0x1000, 100, 7).unwrap();
+        let part = region.sub_region(40, 60).unwrap();
+        assert_eq!((part.address(), part.length(), part.rkey()), (0x1028, 60, 7));
+        assert_eq!(region.sub_region(0, 100), Ok(region));
+        assert_eq!(region.sub_region(100, 0).unwrap().address(), 0x1064);
+        for (offset, length) in [(0, 101), (1, 100), (101, 0), (u64::MAX, 2), (2, u64::MAX)] {
+            assert!(region.sub_region(offset, length).is_err(), "{offset} {length}");
+        }
+        let error = part.sub_region(10, 51).unwrap_err();
+        assert!(error.to_string().contains("is 51, and must be within 0..=50"), "{error}");
+    }
+
+    #[test]
+    fn its_end_is_an_address() {
+        assert!(RemoteMemoryRegion::new(u64::MAX - 8, 8, 1).is_ok());
+        assert!(RemoteMemoryRegion::new(u64::MAX - 8, 9, 1).is_err());
+        assert!(RemoteMemoryRegion::new(0, u64::MAX, 1).is_ok());
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn serde_is_stable_and_checked() {
+        let config = bincode::config::legacy();
+        let region = RemoteMemoryRegion::new(0x0102_0304, 0x10, 0x0a0b_0c0d).unwrap();
+        let bytes = bincode::serde::encode_to_vec(region, config).unwrap();
+        assert_eq!(bytes, [4, 3, 2, 1, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 13, 12, 11, 10]);
+        let back: (RemoteMemoryRegion, usize) =
+            bincode::serde::decode_from_slice(&bytes, config).unwrap();
+        assert_eq!(back, (region, 20));
+        let beyond = [[0xff; 8].as_slice(), &[1, 0, 0, 0, 0, 0, 0, 0], &[0; 4]].concat();
+        let bad = bincode::serde::decode_from_slice::<RemoteMemoryRegion, _>(&beyond, config);
+        assert!(bad.is_err());
+    }
+}

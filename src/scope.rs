@@ -1,0 +1,467 @@
+//! Scopes: many operations in flight, all of them settled when the scope ends.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Instant;
+
+use crate::buffer::{GatherBuffer, ScatterBuffer};
+use crate::channel_core::{Core, OneThread};
+use crate::in_flight::{Owner, Queue, State};
+use crate::operation::{
+    CompareSwap, FetchAdd, Kind, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
+    WriteWithImmediate, inline_element,
+};
+use crate::patience::Patience;
+use crate::{Channel, RemoteMemoryRegion, ScopeError, ScopedPendingWork, TransportResult};
+
+/// Where operations are posted that end with the scope at the latest: see [`Channel::scope`].
+///
+/// `'scope` is the time during which the scope's operations may be in flight: from when the closure
+/// is called until `scope` returns. `'env` is the time of what lies outside of the closure and may be
+/// used in it, and so contains `'scope`. A buffer is moved into an operation, borrowed for `'scope`
+/// at least: what is local to the closure ends too early, and the compiler says so.
+///
+/// A scope and its handles stay on the thread that they are made on.
+///
+/// # Errors
+///
+/// When posting fails, nothing was posted:
+///
+///  - [`QueueFull`](crate::TransportError::QueueFull): as much is in flight, or has ended and was not
+///    waited for, as the channel was built for. The buffer stays borrowed: ask
+///    [`can_post_send`](Self::can_post_send) or [`can_post_receive`](Self::can_post_receive) before,
+///    where that matters.
+///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong, or the device has refused it.
+///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): an
+///    earlier failure has stopped the channel.
+pub struct Scope<'scope, 'env: 'scope> {
+    core: &'scope Core,
+    /// Neither lifetime may be made shorter, or a buffer that ends within the closure would do.
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+    _one_thread: OneThread,
+}
+
+impl<'scope> Scope<'scope, '_> {
+    fn new(core: &'scope Core) -> Self {
+        Self { core, scope: PhantomData, env: PhantomData, _one_thread: OneThread::default() }
+    }
+
+    /// Whether there is room for one more send, write, read or atomic.
+    #[inline]
+    pub fn can_post_send(&self) -> bool {
+        self.core.table.has_room(Queue::Send)
+    }
+
+    /// Whether there is room for one more receive.
+    #[inline]
+    pub fn can_post_receive(&self) -> bool {
+        self.core.table.has_room(Queue::Receive)
+    }
+
+    /// `ibv_post_send`: posts a send. See [`Channel::send`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_send<B: GatherBuffer + 'scope>(
+        &self,
+        buffer: B,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        self.gather(buffer, Send {})
+    }
+
+    /// `ibv_post_send`: posts a send with an immediate. See [`Channel::send_with_immediate`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_send_with_immediate<B: GatherBuffer + 'scope>(
+        &self,
+        buffer: B,
+        immediate: u32,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        self.gather(buffer, SendWithImmediate { immediate })
+    }
+
+    /// `ibv_post_send`: posts a send of bytes that are copied into the request. See [`Channel::send_inline`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_send_inline(&self, bytes: &[u8]) -> TransportResult<ScopedPendingWork<'scope, ()>> {
+        self.inline(bytes, Send {})
+    }
+
+    /// `ibv_post_recv`: posts a receive. See [`Channel::receive`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_recv")]
+    #[inline(always)]
+    pub fn post_receive<B: ScatterBuffer + 'scope>(
+        &self,
+        buffer: B,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        self.scatter(buffer, Receive)
+    }
+
+    /// `ibv_post_send`: posts an RDMA write. See [`Channel::write`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_write<B: GatherBuffer + 'scope>(
+        &self,
+        buffer: B,
+        remote: RemoteMemoryRegion,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        self.gather(buffer, Write { remote })
+    }
+
+    /// `ibv_post_send`: posts an RDMA write with an immediate. See [`Channel::write_with_immediate`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_write_with_immediate<B: GatherBuffer + 'scope>(
+        &self,
+        buffer: B,
+        remote: RemoteMemoryRegion,
+        immediate: u32,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        self.gather(buffer, WriteWithImmediate { remote, immediate })
+    }
+
+    /// `ibv_post_send`: posts an RDMA write of bytes that are copied into the request. See [`Channel::write_inline`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_write_inline(
+        &self,
+        bytes: &[u8],
+        remote: RemoteMemoryRegion,
+    ) -> TransportResult<ScopedPendingWork<'scope, ()>> {
+        self.inline(bytes, Write { remote })
+    }
+
+    /// `ibv_post_send`: posts an RDMA read. See [`Channel::read`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_read<B: ScatterBuffer + 'scope>(
+        &self,
+        buffer: B,
+        remote: RemoteMemoryRegion,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        self.scatter(buffer, Request::new(Read { remote }))
+    }
+
+    /// `ibv_post_send`: posts an atomic compare-and-swap. See [`Channel::compare_swap`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_compare_swap<B: ScatterBuffer + 'scope>(
+        &self,
+        buffer: B,
+        remote: RemoteMemoryRegion,
+        compare: u64,
+        swap: u64,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        self.scatter(buffer, Request::new(CompareSwap { remote, compare, swap }))
+    }
+
+    /// `ibv_post_send`: posts an atomic fetch-and-add. See [`Channel::fetch_add`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors).
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_fetch_add<B: ScatterBuffer + 'scope>(
+        &self,
+        buffer: B,
+        remote: RemoteMemoryRegion,
+        add: u64,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        self.scatter(buffer, Request::new(FetchAdd { remote, add }))
+    }
+
+    /// Posts what the device reads.
+    #[inline(always)]
+    fn gather<B: GatherBuffer + 'scope>(
+        &self,
+        buffer: B,
+        kind: impl Kind,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        let mut list = buffer.gather()?;
+        // SAFETY: the buffer's memory stays as it must for its type's lifetime, which contains
+        // `'scope`, wherever the value goes; and before `'scope` ends, the operation has
+        // (`Core::leave_scope`).
+        let slot = unsafe { self.core.post(Request::new(kind), list.as_mut(), Owner::Scope) }?;
+        Ok(ScopedPendingWork::new(self.core, slot, buffer))
+    }
+
+    /// Posts what the device writes.
+    #[inline(always)]
+    fn scatter<B: ScatterBuffer + 'scope>(
+        &self,
+        mut buffer: B,
+        operation: impl Operation,
+    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        let mut list = buffer.scatter()?;
+        // SAFETY: as in `gather`.
+        let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
+        Ok(ScopedPendingWork::new(self.core, slot, buffer))
+    }
+
+    /// Posts what is copied by the post itself.
+    #[inline(always)]
+    fn inline(
+        &self,
+        bytes: &[u8],
+        kind: impl Kind,
+    ) -> TransportResult<ScopedPendingWork<'scope, ()>> {
+        let mut list = [inline_element(bytes)?];
+        // SAFETY: the bytes are there during the post, and not needed after it.
+        let slot = unsafe { self.core.post(Request::inline(kind), &mut list, Owner::Scope) }?;
+        Ok(ScopedPendingWork::new(self.core, slot, ()))
+    }
+}
+
+impl fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").field("core", self.core).finish_non_exhaustive()
+    }
+}
+
+impl Channel<'_> {
+    /// Calls `f` with a scope on which operations can be posted that are in flight together.
+    ///
+    /// When `f` returns `Ok`, whatever it has not waited for is polled to completion, however long
+    /// that takes. When it returns an error or panics while operations are in flight, there is
+    /// nothing to wait for: the channel is stopped, and must be [reset](Channel::reset). Either way
+    /// nothing of the scope is in flight when this returns, and all buffers are free again.
+    ///
+    /// A handle gives its buffer back when it is [waited for](ScopedPendingWork::wait), so one scope
+    /// can go on forever:
+    ///
+    /// ```no_run
+    /// # use ibverbs::{Channel, MemoryRegion, TransportError};
+    /// # fn stream(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>, mut next: impl FnMut(&mut [u8]) -> bool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (one, two) = region.slice_mut(..)?.split_at(4096)?;
+    /// channel.scope(|s| {
+    ///     let mut flying = s.post_send(one)?;
+    ///     let mut filling = two;
+    ///     while next(&mut filling) {
+    ///         let sending = s.post_send(filling)?;
+    ///         (filling, _) = flying.wait()?;
+    ///         flying = sending;
+    ///     }
+    ///     Ok::<_, TransportError>(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - [`ScopeError::Closure`]: what `f` returned.
+    ///  - [`ScopeError::Exit`]: `f` succeeded, but an operation whose result it has not seen failed,
+    ///    or completions could not be polled.
+    ///
+    /// # Panics
+    ///
+    /// If `f` does.
+    pub fn scope<'env, T, E, F>(&mut self, f: F) -> Result<T, ScopeError<E>>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
+    {
+        self.scope_with(f, None)
+    }
+
+    /// As [`scope`](Self::scope), but what is left when `f` returns is waited for until `deadline`
+    /// only.
+    ///
+    /// # Errors
+    ///
+    /// As [`scope`](Self::scope); [`ScopeError::Exit`] with
+    /// [`TimedOut`](crate::TransportError::TimedOut): the channel was stopped.
+    ///
+    /// # Panics
+    ///
+    /// If `f` does.
+    pub fn scope_deadline<'env, T, E, F>(
+        &mut self,
+        deadline: Instant,
+        f: F,
+    ) -> Result<T, ScopeError<E>>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
+    {
+        self.scope_with(f, Some(deadline))
+    }
+
+    fn scope_with<'env, T, E, F>(
+        &mut self,
+        f: F,
+        deadline: Option<Instant>,
+    ) -> Result<T, ScopeError<E>>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
+    {
+        let core = self.core();
+        let scope = Scope::new(core);
+        core.enter_scope();
+        // As in `std::thread::scope`: whatever `f` does, this frame goes on, and settles.
+        let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
+        let patience = matches!(result, Ok(Ok(_))).then(|| Patience::new(deadline));
+        let left = core.leave_scope(patience);
+        match (result, left) {
+            (Err(panic), _) => resume_unwind(panic),
+            (Ok(Err(error)), _) => Err(ScopeError::Closure(error)),
+            (Ok(Ok(_)), Err(error)) => Err(ScopeError::Exit(error)),
+            (Ok(Ok(value)), Ok(())) => Ok(value),
+        }
+    }
+
+    /// As [`scope`](Self::scope), for closures that wait for everything that they post: the result
+    /// is theirs alone.
+    ///
+    /// # Errors
+    ///
+    /// What `f` returned. If operations were in flight, the channel was stopped.
+    ///
+    /// # Panics
+    ///
+    /// If `f` does, or if it returns `Ok` and there is an operation whose result it has not seen. The
+    /// panic comes after everything was settled.
+    pub fn manual_scope<'env, T, E, F>(&mut self, f: F) -> Result<T, E>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
+    {
+        let core = self.core();
+        let scope = Scope::new(core);
+        core.enter_scope();
+        let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
+        let unpolled = core.has_unpolled();
+        // What was not polled is a mistake; there is no use in waiting for it.
+        let _ = core.leave_scope(None);
+        match result {
+            Err(panic) => resume_unwind(panic),
+            Ok(Ok(_)) if unpolled => {
+                panic!("a manual_scope has succeeded with operations that it did not poll")
+            }
+            Ok(result) => result,
+        }
+    }
+}
+
+impl Core {
+    fn enter_scope(&self) {
+        self.left.unpolled.set(false);
+        self.left.error.set(None);
+    }
+
+    /// Whether there is an operation of the scope of which the result was not seen.
+    fn has_unpolled(&self) -> bool {
+        use State::{Abandoned, Done, InFlight, Lost};
+
+        let unseen = |state| {
+            matches!(
+                state,
+                InFlight(Owner::Scope) | Done(Owner::Scope) | Lost(Owner::Scope) | Abandoned
+            )
+        };
+        self.left.unpolled.get()
+            || self.table.in_use() > 0 && self.table.slots().iter().any(|slot| unseen(slot.state()))
+    }
+
+    /// Ends everything that was posted in the scope: by waiting, with `patience`, or else by force.
+    /// Returns the first failure that nobody has seen.
+    ///
+    /// When it returns, nothing of the scope is in flight, and all its slots are free. It neither
+    /// panics nor unwinds.
+    fn leave_scope(&self, patience: Option<Patience>) -> TransportResult<()> {
+        let mut result = Ok(());
+        if self.table.in_use() > 0 {
+            result = match patience {
+                Some(patience) => self.finish(patience),
+                None => self.end_now(),
+            };
+            if self.is_scope_outstanding() {
+                self.stop();
+            }
+            let left = self.sweep();
+            result = result.and(left);
+        }
+        self.look();
+        match self.left.error.get() {
+            Some(error) => result.and(Err(error.into())),
+            None => result,
+        }
+    }
+
+    /// Waits for everything that was posted in the scope.
+    fn finish(&self, mut patience: Patience) -> TransportResult<()> {
+        for slot in self.table.slots() {
+            while is_of_scope(slot.state()) {
+                if !self.progress()? {
+                    patience.spent(self)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has arrived, without waiting.
+    fn end_now(&self) -> TransportResult<()> {
+        while self.is_scope_outstanding() && self.progress()? {}
+        Ok(())
+    }
+
+    fn is_scope_outstanding(&self) -> bool {
+        self.table.slots().iter().any(|slot| is_of_scope(slot.state()))
+    }
+
+    /// Frees the slots of the scope; returns the first failure that nobody has seen.
+    fn sweep(&self) -> TransportResult<()> {
+        let mut result = Ok(());
+        for slot in self.table.slots() {
+            match slot.state() {
+                State::Done(Owner::Scope) | State::Lost(Owner::Scope) => {
+                    result = result.and(self.collect(slot).map(drop));
+                }
+                State::Seen => self.table.release(slot),
+                _ => {}
+            }
+        }
+        result
+    }
+}
+
+/// Whether the device has a request that was posted in a scope.
+fn is_of_scope(state: State) -> bool {
+    matches!(state, State::InFlight(Owner::Scope) | State::Abandoned)
+}

@@ -1,0 +1,166 @@
+//! Handles to operations that were posted in a scope.
+
+use std::fmt;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::time::Instant;
+
+use crate::channel_core::{Core, OneThread};
+use crate::in_flight::{Owner, Slot, State};
+use crate::patience::Patience;
+use crate::{TransportResult, WorkSuccess};
+
+/// An operation that was posted in a [`Scope`](crate::Scope), and its buffer.
+///
+/// [`wait`](Self::wait) gives the buffer back. If the handle is dropped or forgotten, the operation
+/// goes on, and the buffer stays borrowed until the scope has ended; the scope then waits for it, and
+/// tells if it failed.
+#[must_use = "without it the buffer comes back only when the scope ends"]
+pub struct ScopedPendingWork<'scope, B> {
+    core: &'scope Core,
+    slot: &'scope Slot,
+    /// While the device uses the memory, the compiler shall not take this for an ordinary, perhaps
+    /// exclusive, reference to it. Buffers have nothing to drop.
+    buffer: MaybeUninit<B>,
+    _one_thread: OneThread,
+}
+
+impl<B> Drop for ScopedPendingWork<'_, B> {
+    /// Leaves the operation to the scope. Nothing depends on this being called.
+    fn drop(&mut self) {
+        let slot = self.slot;
+        match slot.state() {
+            State::InFlight(_) => {
+                self.core.left.unpolled.set(true);
+                slot.set_state(State::Abandoned);
+            }
+            State::Done(_) => {
+                self.core.left.unpolled.set(true);
+                if let Err(error) = slot.completion().result() {
+                    self.core.leave(error);
+                }
+                self.core.table.release(slot);
+            }
+            State::Seen | State::Lost(_) => self.core.table.release(slot),
+            State::Free | State::Abandoned => {}
+        }
+    }
+}
+
+impl<'scope, B> ScopedPendingWork<'scope, B> {
+    #[inline]
+    pub(crate) fn new(core: &'scope Core, slot: &'scope Slot, buffer: B) -> Self {
+        Self { core, slot, buffer: MaybeUninit::new(buffer), _one_thread: OneThread::default() }
+    }
+
+    /// Polls once, without waiting: what became of the operation, or `None` if it is still in flight.
+    /// Asked again after it has ended, it says the same again; [`wait`](Self::wait) then gives the
+    /// buffer back at once.
+    ///
+    /// # Errors
+    ///
+    ///  - [`Work`](crate::TransportError::Work): the operation failed.
+    ///  - [`Verbs`](crate::TransportError::Verbs),
+    ///    [`UnknownCompletion`](crate::TransportError::UnknownCompletion): polling failed. The
+    ///    operation is still in flight, and can be polled again.
+    ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): it
+    ///    was ended by force, and what became of it is not known.
+    #[inline]
+    pub fn poll(&mut self) -> Option<TransportResult<WorkSuccess>> {
+        if self.slot.state().is_outstanding() {
+            if let Err(error) = self.core.progress() {
+                return Some(Err(error));
+            }
+            if self.slot.state().is_outstanding() {
+                return None;
+            }
+        }
+        Some(self.seen())
+    }
+
+    /// The result of an operation that has ended.
+    fn seen(&mut self) -> TransportResult<WorkSuccess> {
+        if self.slot.state() == State::Done(Owner::Scope) {
+            self.slot.set_state(State::Seen);
+        }
+        self.core.result(self.slot)
+    }
+
+    /// Polls until the operation has ended, however long that takes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`poll`](Self::poll).
+    #[inline]
+    pub fn spin_poll(&mut self) -> TransportResult<WorkSuccess> {
+        self.spin_with(None)
+    }
+
+    /// Polls until the operation has ended, or the deadline has passed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`poll`](Self::poll), and
+    ///
+    ///  - [`TimedOut`](crate::TransportError::TimedOut): the channel was stopped, and everything that
+    ///    was in flight has ended.
+    #[inline]
+    pub fn spin_poll_deadline(&mut self, deadline: Instant) -> TransportResult<WorkSuccess> {
+        self.spin_with(Some(deadline))
+    }
+
+    #[inline]
+    fn spin_with(&mut self, deadline: Option<Instant>) -> TransportResult<WorkSuccess> {
+        let mut patience = Patience::new(deadline);
+        while self.slot.state().is_outstanding() {
+            if !self.core.progress()?
+                && let Err(error) = patience.spent(self.core)
+            {
+                self.core.stop();
+                let _ = self.seen();
+                return Err(error);
+            }
+        }
+        self.seen()
+    }
+
+    /// Waits until the operation has ended, however long that takes, and gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`poll`](Self::poll). The buffer then stays borrowed until the scope has ended. As the
+    /// channel is of no use any more after most of them, that is not far.
+    #[inline]
+    pub fn wait(self) -> TransportResult<(B, WorkSuccess)> {
+        self.wait_with(None)
+    }
+
+    /// Waits until the operation has ended, or the deadline has passed, and gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`wait`](Self::wait), and
+    ///
+    ///  - [`TimedOut`](crate::TransportError::TimedOut): the channel was stopped, and everything that
+    ///    was in flight has ended.
+    #[inline]
+    pub fn wait_deadline(self, deadline: Instant) -> TransportResult<(B, WorkSuccess)> {
+        self.wait_with(Some(deadline))
+    }
+
+    #[inline(always)]
+    fn wait_with(self, deadline: Option<Instant>) -> TransportResult<(B, WorkSuccess)> {
+        let this = ManuallyDrop::new(self);
+        let success = this.core.wait(this.slot, deadline)?;
+        // SAFETY: it was initialised in `new` and is read once, as `this` is consumed and not
+        // dropped. The completion was seen, so the device no longer uses the memory.
+        Ok((unsafe { this.buffer.assume_init_read() }, success))
+    }
+}
+
+impl<B> fmt::Debug for ScopedPendingWork<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScopedPendingWork")
+            .field("state", &self.slot.state())
+            .finish_non_exhaustive()
+    }
+}

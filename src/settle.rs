@@ -1,0 +1,142 @@
+//! Getting buffers back from the device, whatever it takes.
+//!
+//! A buffer is the program's again when its completion was seen, or when the queue pair was moved to
+//! RESET or destroyed, successfully. Nothing else counts: an error of `ibv_poll_cq` least of all.
+//! [`Core::stop`] brings that about, in steps of growing force:
+//!
+//! 1. move the queue pair to ERR, and poll the completions of all that is thereby flushed, for a
+//!    bounded time;
+//! 2. move it to RESET: the device lets go of everything, without completions;
+//! 3. destroy it;
+//! 4. abort the process: the device may go on writing to memory that the caller is about to use for
+//!    something else, and there is no other way left to prevent it.
+
+use std::ffi::c_int;
+use std::io::{self, Write};
+use std::time::Instant;
+use std::{process, thread};
+
+use crate::channel_core::Core;
+use crate::{Error, Result, ffi};
+
+/// After so many failures in a row to poll, completions are given up.
+const POLL_FAILURES: u32 = 16;
+
+impl Core {
+    /// Ends everything that is in flight, and lets nothing more be posted until the channel is
+    /// reset. When it returns, the device uses no buffer of this channel any more.
+    #[cold]
+    pub(crate) fn stop(&self) {
+        if self.destroyed.get() {
+            return;
+        }
+        self.close();
+        let stopped = self.flush() || self.reset().is_ok() || self.destroy().is_ok();
+        if !stopped {
+            // Not `eprintln`, which panics where there is no stderr.
+            let _ = writeln!(
+                io::stderr(),
+                "ibverbs: queue pair {:#x} could be neither flushed, reset nor destroyed; its device \
+                 may still write to memory that is about to be used again: aborting",
+                self.number
+            );
+            process::abort();
+        }
+    }
+
+    /// Moves the queue pair to ERR and polls until nothing is in flight; says whether that went well.
+    fn flush(&self) -> bool {
+        if self.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err() {
+            return false;
+        }
+        let give_up = Instant::now().checked_add(self.settle_timeout);
+        let mut outstanding = self.table.outstanding() + u32::from(self.is_blocking());
+        let (mut failures, mut empty) = (0, 0_u32);
+        while outstanding > 0 {
+            match self.poll() {
+                Ok(Some(completion)) => {
+                    failures = 0;
+                    // What is unknown or left from earlier ends nothing.
+                    outstanding -= u32::from(self.dispatch(&completion) == Ok(true));
+                }
+                Ok(None) => {
+                    if empty.is_multiple_of(64) && give_up.is_some_and(|at| Instant::now() >= at) {
+                        return false;
+                    }
+                    empty = empty.wrapping_add(1);
+                    // The kernel or a progress thread of the provider may have to do the flushing.
+                    thread::yield_now();
+                }
+                Err(_) if failures == POLL_FAILURES => return false,
+                Err(_) => failures += 1,
+            }
+        }
+        true
+    }
+
+    /// Moves the queue pair to RESET: nothing is in flight any more, and completions that come to
+    /// light later are not heeded.
+    pub(crate) fn reset(&self) -> Result<()> {
+        self.modify(ffi::ibv_qp_state::IBV_QPS_RESET)?;
+        self.forget();
+        Ok(())
+    }
+
+    /// Destroys the queue pair, after which nothing is in flight any more.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        // SAFETY: the queue pair is live, since it was not destroyed yet; from here on `destroyed`
+        // keeps everyone off it.
+        let returned = unsafe { ffi::ibv_destroy_qp(self.queue_pair) };
+        ffi::status("ibv_destroy_qp", returned)?;
+        self.close();
+        self.destroyed.set(true);
+        self.forget();
+        Ok(())
+    }
+
+    /// The device has let go of everything.
+    fn forget(&self) {
+        self.renew();
+        self.table.lose();
+        self.lose_blocking();
+    }
+
+    fn modify(&self, state: ffi::ibv_qp_state) -> Result<()> {
+        let mut attributes = ffi::ibv_qp_attr { qp_state: state, ..Default::default() };
+        let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
+        // SAFETY: the queue pair is live, since it was not destroyed yet.
+        let returned = unsafe { ffi::ibv_modify_qp(self.queue_pair, &mut attributes, mask) };
+        ffi::status("ibv_modify_qp", returned)
+    }
+
+    /// Takes what is left in the completion queue of a queue pair that was reset, so that there is
+    /// room for what comes.
+    ///
+    /// # Errors
+    ///
+    /// The completion queue cannot be polled, or does not become empty.
+    pub(crate) fn discard(&self) -> Result<()> {
+        if let Some((router, inbox)) = &self.router {
+            router.clear(*inbox);
+        }
+        let give_up = Instant::now().checked_add(self.settle_timeout);
+        let mut failures = 0;
+        loop {
+            match self.poll() {
+                Ok(None) => return Ok(()),
+                Ok(Some(_)) => failures = 0,
+                Err(crate::TransportError::Verbs(error)) if failures == POLL_FAILURES => {
+                    return Err(error);
+                }
+                Err(_) => failures += 1,
+            }
+            if give_up.is_some_and(|at| Instant::now() >= at) {
+                return Err(Error::with_reason(
+                    "ibv_poll_cq",
+                    libc::ETIMEDOUT,
+                    "the completion queue does not become empty",
+                ));
+            }
+        }
+    }
+}

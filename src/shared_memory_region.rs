@@ -1,0 +1,285 @@
+//! Registered memory that peers access too.
+
+use std::fmt;
+use std::ops::RangeBounds;
+
+use crate::registered_buffer::RegisteredBuffer;
+use crate::scatter_gather::private;
+use crate::{
+    AccessFlags, AtomicElement, Element, Error, GatherElement, LocalMemory, Parent,
+    ProtectionDomain, RegionOptions, RemoteMemoryRegion, ReregisterError, Reregistration, Result,
+    ScatterElement, SharedMemorySlice, ffi,
+};
+
+/// `struct ibv_mr`: registered memory for `len` elements that it owns and that peers read or write
+/// by themselves, as far as its [`AccessFlags`] let them.
+///
+/// A peer may write at any time, so there is never a reference into it: [`read`](Self::read) and
+/// [`write`](Self::write) copy. What they see of a concurrent write is said at
+/// [`SharedMemorySlice`], which stands for a part of a region.
+///
+/// ```no_run
+/// use ibverbs::AccessFlags;
+///
+/// # let context = ibverbs::open("rxe0")?;
+/// let domain = context.alloc_pd()?;
+/// let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+/// let region = domain.allocate_shared::<u64>(1024, access)?;
+/// region.write(0, &[1, 2, 3])?;
+/// let for_the_peer = region.remote_range(..3)?;
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+pub struct SharedMemoryRegion<'pd, T: Element> {
+    buffer: RegisteredBuffer<'pd, T>,
+}
+
+impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
+    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say: that may be
+    /// just the [`AccessFlags`].
+    ///
+    /// Local write access, which remote write and remote atomic access require, is always included.
+    /// The buffer is aligned to 64 bytes, or more if `T` is. Regions of 4 GiB and more are fine; it
+    /// is only a single scatter/gather element that cannot be that long.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow, or the
+    ///    options contradict each other.
+    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine no such huge pages.
+    ///  - `ENOMEM`: no memory, not enough huge pages set aside, no region left on the device, or
+    ///    `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
+    pub fn new(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        len: usize,
+        options: impl Into<RegionOptions>,
+    ) -> Result<Self> {
+        Ok(Self { buffer: RegisteredBuffer::new(domain.into(), len, options.into())? })
+    }
+
+    /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and says so if that fails.
+    /// Dropping does the same in silence, and leaks the buffer if the device might still use it.
+    ///
+    /// # Errors
+    ///
+    /// The region comes back with the reason:
+    ///
+    ///  - `EBUSY`, `EINVAL`: a memory window is bound to it.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        self.buffer.close().map_err(|(buffer, error)| (Self { buffer }, error))
+    }
+
+    /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both; its contents stay.
+    /// Both keys may be others afterwards. Local write access stays in any case.
+    ///
+    /// No request that names the region may be outstanding, and no memory window bound to it.
+    ///
+    /// # Errors
+    ///
+    /// [`ReregisterError::state`] says what became of the region.
+    ///
+    ///  - `EINVAL`: nothing is to be changed, or what cannot be: the domain is of another context, or
+    ///    the access is a contradiction, or a window is bound to the region.
+    ///  - `EOPNOTSUPP`: the device cannot do that.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn rereg(&mut self, mut change: Reregistration<'pd>) -> Result<(), ReregisterError> {
+        change.access = change.access.map(|access| access | AccessFlags::LOCAL_WRITE);
+        self.buffer.rereg(change)
+    }
+
+    /// How many elements it has.
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// All of it.
+    #[inline]
+    pub fn as_slice(&self) -> SharedMemorySlice<'_, T> {
+        let buffer = &self.buffer;
+        let (lkey, rkey) = (buffer.lkey(), buffer.rkey());
+        // SAFETY: the buffer holds that many elements, initialised (zeroed, and any bytes are valid
+        // for an `Element`), at least aligned to 64 bytes, for as long as the region is borrowed.
+        // Nothing but the slice accesses them.
+        unsafe { SharedMemorySlice::new(buffer.data(), buffer.len(), buffer.base(), lkey, rkey) }
+    }
+
+    /// The elements in `range`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    #[inline]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<SharedMemorySlice<'_, T>> {
+        self.as_slice().slice(range)
+    }
+
+    /// Copies the elements from `index` on to `to`. See [`SharedMemorySlice`].
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: that many elements are not there.
+    #[inline]
+    pub fn read(&self, index: usize, to: &mut [T]) -> Result<()> {
+        self.as_slice().read(index, to)
+    }
+
+    /// Copies the element at `index`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not there.
+    #[inline]
+    pub fn read_one(&self, index: usize) -> Result<T> {
+        self.as_slice().read_one(index)
+    }
+
+    /// Copies all elements.
+    pub fn to_vec(&self) -> Vec<T> {
+        self.as_slice().to_vec()
+    }
+
+    /// Copies `from` to the elements from `index` on. See [`SharedMemorySlice`].
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: that many elements are not there.
+    #[inline]
+    pub fn write(&self, index: usize, from: &[T]) -> Result<()> {
+        self.as_slice().write(index, from)
+    }
+
+    /// Writes the element at `index`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not there.
+    #[inline]
+    pub fn write_one(&self, index: usize, value: T) -> Result<()> {
+        self.as_slice().write_one(index, value)
+    }
+
+    /// Writes `value` to all elements.
+    pub fn fill(&self, value: T) {
+        self.as_slice().fill(value);
+    }
+
+    /// Sets all bytes to zero.
+    pub fn zero(&self) {
+        self.as_slice().zero();
+    }
+
+    /// The elements in `range`, for a work request that reads them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the region has an
+    ///    [`iova`](RegionOptions::iova) of its own.
+    #[inline]
+    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
+        self.sge(range).map(GatherElement::new)
+    }
+
+    /// The elements in `range`, for a work request that writes them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the region has an
+    ///    [`iova`](RegionOptions::iova) of its own.
+    #[inline]
+    pub fn scatter_element(&self, range: impl RangeBounds<usize>) -> Result<ScatterElement<'_>> {
+        self.sge(range).map(ScatterElement::new)
+    }
+
+    /// The key by which this program's work requests name the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.buffer.lkey()
+    }
+
+    /// The key by which peers name the region. Who knows it, and has a connection into this
+    /// protection domain, can do what the region's access flags allow.
+    pub fn rkey(&self) -> u32 {
+        self.buffer.rkey()
+    }
+
+    /// What a peer must know to access the region: send it over.
+    pub fn remote(&self) -> RemoteMemoryRegion {
+        self.as_slice().remote()
+    }
+
+    /// What a peer must know to access the elements in `range`.
+    ///
+    /// This keeps an honest peer to that range; the key opens the whole region to any other. A
+    /// [`MemoryWindow`](crate::MemoryWindow) is what confines it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    pub fn remote_range(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemoryRegion> {
+        Ok(self.slice(range)?.remote())
+    }
+
+    /// What it is registered for.
+    pub fn access(&self) -> AccessFlags {
+        self.buffer.access()
+    }
+
+    /// The domain that it is registered in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
+        self.buffer.domain()
+    }
+
+    /// The kernel's number of the region, by which a process that shares the device's file descriptor
+    /// [imports](crate::RawMemoryRegion::import) it.
+    pub fn handle(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.buffer.as_raw()).handle }
+    }
+
+    /// The C object. It is valid while the region is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
+        self.buffer.as_raw()
+    }
+}
+
+impl<T: AtomicElement> SharedMemoryRegion<'_, T> {
+    /// The element at `index`, for atomic operations of the CPU. See [`SharedMemorySlice::atomic`].
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not there.
+    #[inline]
+    pub fn atomic(&self, index: usize) -> Result<&T::Atomic> {
+        self.as_slice().atomic(index)
+    }
+
+    /// All elements, for atomic operations of the CPU.
+    #[inline]
+    pub fn atomics(&self) -> &[T::Atomic] {
+        self.as_slice().atomics()
+    }
+}
+
+impl<T: Element> private::Sealed for SharedMemoryRegion<'_, T> {}
+
+impl<T: Element> LocalMemory for SharedMemoryRegion<'_, T> {
+    #[inline]
+    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        self.as_slice().sge(range)
+    }
+}
+
+impl<T: Element> fmt::Debug for SharedMemoryRegion<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMemoryRegion")
+            .field("len", &self.buffer.len())
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish_non_exhaustive()
+    }
+}

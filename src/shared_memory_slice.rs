@@ -1,0 +1,520 @@
+//! Parts of registered memory that peers access too.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+use std::ptr::NonNull;
+use std::sync::atomic;
+
+use crate::scatter_gather::{private, resolve, sge, sge_at};
+use crate::shared_copy::{load, store};
+use crate::{
+    Element, Error, GatherBuffer, GatherElement, LocalMemory, RemoteMemoryRegion, Result,
+    ScatterBuffer, ScatterElement, ffi,
+};
+
+/// An integer that has an atomic form, by which
+/// [`SharedMemorySlice::atomic`](SharedMemorySlice::atomic) accesses it in place.
+///
+/// The trait is sealed.
+pub trait AtomicElement: Element + private::Sealed {
+    /// The atomic form, from [`std::sync::atomic`].
+    type Atomic: Send + Sync + 'static;
+}
+
+macro_rules! atomic_elements {
+    ($($has:meta: $($integer:ty => $atomic:ident),+;)+) => {
+        $($(
+            #[cfg($has)]
+            impl private::Sealed for $integer {}
+
+            #[cfg($has)]
+            impl AtomicElement for $integer {
+                type Atomic = atomic::$atomic;
+            }
+        )+)+
+    };
+}
+
+atomic_elements! {
+    target_has_atomic = "8": u8 => AtomicU8, i8 => AtomicI8;
+    target_has_atomic = "16": u16 => AtomicU16, i16 => AtomicI16;
+    target_has_atomic = "32": u32 => AtomicU32, i32 => AtomicI32;
+    // Elsewhere copies are by halves of it, and accesses of different size must not race.
+    target_pointer_width = "64": u64 => AtomicU64, i64 => AtomicI64;
+    target_has_atomic = "ptr": usize => AtomicUsize, isize => AtomicIsize;
+}
+
+/// A part of a [`SharedMemoryRegion`](crate::SharedMemoryRegion), borrowed.
+///
+/// It is `Copy`, and never a reference to the elements: a peer may write them at any time. What it
+/// can do is copy them, out ([`read`](Self::read)) and in ([`write`](Self::write)), access integers in
+/// place by [atomic operations](Self::atomic), and name them in work requests.
+///
+/// # What a copy sees of a concurrent write
+///
+/// A copy takes the elements in no particular order, so of several elements that are written
+/// meanwhile it may see some new and some old. An element of 1, 2, 4 or 8 bytes that is aligned to
+/// its size (so integers and floats) is seen old or new as a whole, if the one who writes it
+/// does so at once: a CPU does, RDMA atomics do, and RDMA writes do not promise it. Larger ones may be
+/// seen half-written. When data is whole is up to the protocol: it is after a completion, or after an
+/// atomic access to a flag that was written last (without
+/// [`RELAXED_ORDERING`](crate::AccessFlags::RELAXED_ORDERING) most devices write in order).
+///
+/// Threads of this program may read and write the same elements at the same time, with the same
+/// effect.
+pub struct SharedMemorySlice<'buf, T> {
+    data: NonNull<T>,
+    len: usize,
+    base: u64,
+    lkey: u32,
+    rkey: u32,
+    memory: PhantomData<&'buf T>,
+}
+
+impl<T> Clone for SharedMemorySlice<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedMemorySlice<'_, T> {}
+
+// SAFETY: it stands for shared memory that is copied from and to by atomic accesses, and whose
+// elements are `Send`.
+unsafe impl<T: Send + Sync> Send for SharedMemorySlice<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for SharedMemorySlice<'_, T> {}
+
+impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
+    /// The part of a region that begins at `data`, which requests see at `base`.
+    ///
+    /// # Safety
+    ///
+    /// For `'buf`, `data` is valid for reads and writes of `len` initialised elements, aligned to the
+    /// element and to what its integer type's atomic form needs, and accessed only by atomic
+    /// operations of the unit of `T` and from outside of the program.
+    #[inline]
+    pub(crate) unsafe fn new(
+        data: NonNull<T>,
+        len: usize,
+        base: u64,
+        lkey: u32,
+        rkey: u32,
+    ) -> Self {
+        Self { data, len, base, lkey, rkey, memory: PhantomData }
+    }
+
+    /// How many elements it has.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The elements in `range`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    #[inline]
+    pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let range = resolve(range, self.len)?;
+        // SAFETY: the range is within the slice.
+        let data = unsafe { self.data.add(range.start) };
+        let base = self.base + (range.start * size_of::<T>()) as u64;
+        Ok(Self { data, len: range.len(), base, ..self })
+    }
+
+    /// The first `mid` elements, and the rest.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there are fewer than that.
+    #[inline]
+    pub fn split_at(self, mid: usize) -> Result<(Self, Self)> {
+        Ok((self.slice(..mid)?, self.slice(mid..)?))
+    }
+
+    /// Parts of `len` elements each; the last one may be shorter.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `len` is 0.
+    pub fn chunks(self, len: usize) -> Result<impl ExactSizeIterator<Item = Self> + use<'buf, T>> {
+        if len == 0 {
+            return Err(Error::invalid("ibv_sge", "the length of a chunk is 0"));
+        }
+        Ok((0..self.len.div_ceil(len)).map(move |chunk| {
+            let start = chunk * len;
+            let part = len.min(self.len - start);
+            // SAFETY: the part is within the slice.
+            let data = unsafe { self.data.add(start) };
+            Self { data, len: part, base: self.base + (start * size_of::<T>()) as u64, ..self }
+        }))
+    }
+
+    /// Copies the elements from `index` on to `to`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: that many elements are not there.
+    #[inline]
+    pub fn read(&self, index: usize, to: &mut [T]) -> Result<()> {
+        let range = resolve(index..index.saturating_add(to.len()), self.len)?;
+        // SAFETY: the elements are within the slice, which `new` vouches for; `to` is exclusive and
+        // takes any bytes.
+        unsafe { load(self.data.as_ptr().add(range.start), to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Copies the element at `index`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not there.
+    #[inline]
+    pub fn read_one(&self, index: usize) -> Result<T> {
+        let mut value = T::new_zeroed();
+        self.read(index, std::slice::from_mut(&mut value))?;
+        Ok(value)
+    }
+
+    /// Copies all elements.
+    pub fn to_vec(&self) -> Vec<T> {
+        let mut copy = Vec::with_capacity(self.len);
+        // SAFETY: the elements are there, which `new` vouches for, and the vector has room for them;
+        // any bytes are valid elements.
+        unsafe {
+            load(self.data.as_ptr(), copy.as_mut_ptr(), self.len);
+            copy.set_len(self.len);
+        }
+        copy
+    }
+
+    /// Copies `from` to the elements from `index` on.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: that many elements are not there.
+    #[inline]
+    pub fn write(&self, index: usize, from: &[T]) -> Result<()> {
+        let range = resolve(index..index.saturating_add(from.len()), self.len)?;
+        // SAFETY: the elements are within the slice, which `new` vouches for.
+        unsafe { store(from.as_ptr(), self.data.as_ptr().add(range.start), from.len()) };
+        Ok(())
+    }
+
+    /// Writes the element at `index`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not there.
+    #[inline]
+    pub fn write_one(&self, index: usize, value: T) -> Result<()> {
+        self.write(index, std::slice::from_ref(&value))
+    }
+
+    /// Writes `value` to all elements.
+    pub fn fill(&self, value: T) {
+        // Small elements are copied many at a time.
+        const SMALL: usize = 64;
+        let data = self.data.as_ptr();
+        let mut at = 0;
+        if size_of::<T>() <= SMALL && self.len >= SMALL {
+            let block = [value; SMALL];
+            while self.len - at >= SMALL {
+                // SAFETY: these elements are within the slice, which `new` vouches for.
+                unsafe { store(block.as_ptr(), data.add(at), SMALL) };
+                at += SMALL;
+            }
+        }
+        for at in at..self.len {
+            // SAFETY: as above.
+            unsafe { store(&value, data.add(at), 1) };
+        }
+    }
+
+    /// Sets all bytes to zero.
+    pub fn zero(&self) {
+        self.fill(T::new_zeroed());
+    }
+
+    /// All of it, for a work request that reads it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes, or its region has an
+    ///    [`iova`](crate::RegionOptions::iova) of its own.
+    #[inline]
+    pub fn gather_element(&self) -> Result<GatherElement<'buf>> {
+        self.sge(..).map(GatherElement::new)
+    }
+
+    /// All of it, for a work request that writes it. Any number of requests may write the same
+    /// elements; what they leave is unspecified.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes, or its region has an
+    ///    [`iova`](crate::RegionOptions::iova) of its own.
+    #[inline]
+    pub fn scatter_element(&self) -> Result<ScatterElement<'buf>> {
+        self.sge(..).map(ScatterElement::new)
+    }
+
+    /// All of it, for a work request that reads it, whatever [`iova`](crate::RegionOptions::iova)
+    /// its region has.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
+    ///
+    /// # Safety
+    ///
+    /// The request does not carry its data inline: that would be read from the iova, as an
+    /// address of this program.
+    #[inline]
+    pub unsafe fn gather_element_by_iova(&self) -> Result<GatherElement<'buf>> {
+        sge(self.base, self.len * size_of::<T>(), self.lkey).map(GatherElement::new)
+    }
+
+    /// All of it, for a work request that writes it, whatever [`iova`](crate::RegionOptions::iova)
+    /// its region has.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
+    ///
+    /// # Safety
+    ///
+    /// The provider does not deliver short messages, or the results of reads and atomics, by copying
+    /// them itself: it would write them to the iova, as an address of this program. mlx5 does
+    /// unless the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
+    #[inline]
+    pub unsafe fn scatter_element_by_iova(&self) -> Result<ScatterElement<'buf>> {
+        sge(self.base, self.len * size_of::<T>(), self.lkey).map(ScatterElement::new)
+    }
+
+    /// What a peer must know to access it.
+    #[inline]
+    pub fn remote(&self) -> RemoteMemoryRegion {
+        RemoteMemoryRegion {
+            address: self.base,
+            length: (self.len * size_of::<T>()) as u64,
+            rkey: self.rkey,
+        }
+    }
+
+    /// The local key of the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The remote key of the region.
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// The address of the first element. To access it otherwise than by this crate is unsound, unless
+    /// by atomic or volatile operations.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut T {
+        self.data.as_ptr()
+    }
+}
+
+impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
+    /// The element at `index`, for atomic operations of the CPU: loads, stores, and those that
+    /// read and write at once, with the [`Ordering`](std::sync::atomic::Ordering) of one's choice.
+    ///
+    /// They are atomic towards the program's threads. Towards RDMA atomics they are only on a device
+    /// whose [`AtomicCapability`](crate::AtomicCapability) is `Global`.
+    ///
+    /// ```no_run
+    /// # use ibverbs::AccessFlags;
+    /// use std::sync::atomic::Ordering;
+    ///
+    /// # let context = ibverbs::open("rxe0")?;
+    /// # let domain = context.alloc_pd()?;
+    /// let region = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE)?;
+    /// // The peer writes a message, and then this flag.
+    /// while region.atomic(7)?.load(Ordering::Acquire) == 0 {
+    ///     std::hint::spin_loop();
+    /// }
+    /// # Ok::<(), ibverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not there.
+    #[inline]
+    pub fn atomic(&self, index: usize) -> Result<&'buf T::Atomic> {
+        let range = resolve(index..index.saturating_add(1), self.len)?;
+        // SAFETY: the element is within the slice, which `new` vouches for: nothing but atomic
+        // accesses of this size, and the atomic form has the size of the integer.
+        Ok(unsafe { &*self.data.as_ptr().add(range.start).cast::<T::Atomic>() })
+    }
+
+    /// All elements, for atomic operations of the CPU. See [`atomic`](Self::atomic).
+    #[inline]
+    pub fn atomics(&self) -> &'buf [T::Atomic] {
+        // SAFETY: as in `atomic`.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast::<T::Atomic>(), self.len) }
+    }
+}
+
+impl<T: Element> private::Sealed for SharedMemorySlice<'_, T> {}
+
+impl<T: Element> LocalMemory for SharedMemorySlice<'_, T> {
+    #[inline]
+    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        let range = resolve(range, self.len)?;
+        let offset = (range.start * size_of::<T>()) as u64;
+        let (address, iova) = (self.data.as_ptr() as u64 + offset, self.base + offset);
+        sge_at(address, iova, range.len() * size_of::<T>(), self.lkey)
+    }
+}
+
+// SAFETY: the slice borrows a region, which is registered until it is dropped, for its lifetime. This
+// program accesses it by atomic accesses only. Dropping the slice does nothing.
+unsafe impl<T: Element> GatherBuffer for SharedMemorySlice<'_, T> {
+    type List = [ffi::ibv_sge; 1];
+
+    #[inline]
+    fn gather(&self) -> Result<Self::List> {
+        Ok([self.sge(..)?])
+    }
+}
+
+// SAFETY: as above; any bytes are a valid `Element`.
+unsafe impl<T: Element> ScatterBuffer for SharedMemorySlice<'_, T> {
+    #[inline]
+    fn scatter(&mut self) -> Result<Self::List> {
+        Ok([self.sge(..)?])
+    }
+}
+
+impl<T> fmt::Debug for SharedMemorySlice<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMemorySlice").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::UnsafeCell;
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    /// A slice over memory that nobody else has.
+    fn slice<T: Element>(memory: &[UnsafeCell<T>]) -> SharedMemorySlice<'_, T> {
+        slice_at(memory, memory.as_ptr() as u64)
+    }
+
+    fn slice_at<T: Element>(memory: &[UnsafeCell<T>], base: u64) -> SharedMemorySlice<'_, T> {
+        let data = NonNull::new(memory.as_ptr().cast::<T>().cast_mut()).unwrap();
+        // SAFETY: the cells are borrowed for as long, aligned, and accessed through slices only.
+        unsafe { SharedMemorySlice::new(data, memory.len(), base, 7, 8) }
+    }
+
+    fn cells<T: Element>(len: usize) -> Vec<UnsafeCell<T>> {
+        (0..len).map(|_| UnsafeCell::new(T::new_zeroed())).collect()
+    }
+
+    #[test]
+    fn copies_are_bounded() {
+        let memory = cells::<u16>(10);
+        let all = slice(&memory);
+        all.write(2, &[1, 2, 3]).unwrap();
+        let mut back = [0; 3];
+        all.read(3, &mut back).unwrap();
+        assert_eq!(back, [2, 3, 0]);
+        assert!(all.read(8, &mut back).is_err() && all.write(8, &back).is_err());
+        assert!(all.read(usize::MAX, &mut back).is_err());
+        all.read(10, &mut []).unwrap();
+        assert!(all.read(11, &mut []).is_err());
+        all.write_one(9, 7).unwrap();
+        assert_eq!(all.read_one(9), Ok(7));
+        assert!(all.read_one(10).is_err() && all.write_one(10, 0).is_err());
+        assert_eq!(all.to_vec(), [0, 0, 1, 2, 3, 0, 0, 0, 0, 7]);
+        all.zero();
+        assert_eq!(all.to_vec(), [0; 10]);
+    }
+
+    #[test]
+    fn parts_know_where_they_are() {
+        let memory = cells::<u32>(100);
+        let all = slice(&memory);
+        let (head, tail) = all.split_at(30).unwrap();
+        head.fill(1);
+        tail.fill(2);
+        assert!(all.split_at(101).is_err() && all.slice(..101).is_err());
+        assert_eq!(all.slice(29..31).unwrap().to_vec(), [1, 2]);
+        let part = tail.slice(5..7).unwrap();
+        let at = |index: u64| memory.as_ptr() as u64 + index * 4;
+        let remote = part.remote();
+        assert_eq!((remote.address(), remote.length(), remote.rkey()), (at(35), 8, 8));
+        let element = *part.gather_element().unwrap().as_raw();
+        assert_eq!((element.addr, element.length, element.lkey), (at(35), 8, 7));
+        let element = *tail.scatter_element().unwrap().as_raw();
+        assert_eq!((element.addr, element.length), (at(30), 280));
+        let element = tail.sge(1..).unwrap();
+        assert_eq!((element.addr, element.length), (at(31), 276));
+        let chunks: Vec<_> = tail.chunks(33).unwrap().collect();
+        assert_eq!(chunks.iter().map(|c| c.len()).collect::<Vec<_>>(), [33, 33, 4]);
+        assert_eq!(chunks[2].remote().address(), at(96));
+        assert!(tail.chunks(0).is_err());
+        assert!(tail.slice(70..).unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_iova_is_no_address_of_the_program() {
+        let memory = cells::<u32>(10);
+        let part = slice_at(&memory, 0).slice(3..5).unwrap();
+        assert_eq!(part.remote().address(), 12);
+        assert!(part.gather_element().unwrap_err().to_string().contains("by_iova"));
+        assert!(part.scatter_element().is_err() && part.sge(..).is_err());
+        // SAFETY: the elements are not posted.
+        let elements = unsafe {
+            let gather = *part.gather_element_by_iova().unwrap().as_raw();
+            (gather, *part.scatter_element_by_iova().unwrap().as_raw())
+        };
+        assert_eq!((elements.0.addr, elements.0.length, elements.0.lkey), (12, 8, 7));
+        assert_eq!((elements.1.addr, elements.1.length), (12, 8));
+    }
+
+    #[test]
+    fn large_elements_are_filled_too() {
+        let memory = cells::<[u8; 100]>(70);
+        slice(&memory).fill([9; 100]);
+        assert!(slice(&memory).to_vec().iter().all(|e| *e == [9; 100]));
+        let memory = cells::<u8>(200);
+        slice(&memory).slice(1..199).unwrap().fill(9);
+        let bytes = slice(&memory).to_vec();
+        assert_eq!((bytes[0], bytes[199]), (0, 0));
+        assert!(bytes[1..199].iter().all(|&b| b == 9));
+    }
+
+    #[test]
+    fn integers_are_atomic_in_place() {
+        let memory = cells::<u64>(4);
+        let all = slice(&memory);
+        assert_eq!(all.atomic(3).unwrap().fetch_add(5, Ordering::AcqRel), 0);
+        assert_eq!(all.read_one(3), Ok(5));
+        assert!(all.atomic(4).is_err() && all.atomic(usize::MAX).is_err());
+        all.atomics()[1].store(6, Ordering::Release);
+        assert_eq!(all.to_vec(), [0, 6, 0, 5]);
+        let memory = cells::<i32>(2);
+        slice(&memory).slice(1..).unwrap().atomic(0).unwrap().store(-1, Ordering::Relaxed);
+        assert_eq!(slice(&memory).to_vec(), [0, -1]);
+    }
+}

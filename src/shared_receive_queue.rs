@@ -1,0 +1,380 @@
+//! Shared receive queues.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::ops::RangeBounds;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::handle::{Handle, object};
+use crate::{
+    CompletionQueue, Error, LocalMemory, Parent, ProtectionDomain, ReceiveWorkRequest, Result,
+    XrcDomain, ffi,
+};
+
+object!(ibv_srq, ibv_destroy_srq);
+
+const POST: &str = "ibv_post_srq_recv";
+
+/// `struct ibv_srq`: a receive queue that many queue pairs take their receives from.
+///
+/// Its requests are spread over the queue pairs as messages arrive, so a server needs memory for the
+/// messages of all its peers together rather than of each. A completion names the queue pair that
+/// the message came to.
+///
+/// ```no_run
+/// use ibverbs::{QueuePairType, SharedReceiveQueue};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("rxe0")?;
+/// let domain = context.alloc_pd()?;
+/// let receives = domain.create_srq(256, 1)?;
+/// let mut region = domain.allocate::<u8>(256 * 64)?;
+/// for slot in 0..256_usize {
+///     // SAFETY: the region is not touched until the completion of each slot was polled.
+///     unsafe { receives.post_receive(&mut region, slot * 64..(slot + 1) * 64, slot as u64)? };
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_srq")]
+pub struct SharedReceiveQueue<'pd> {
+    raw: Handle<ffi::ibv_srq>,
+    /// It changes when the queue is resized.
+    max_wr: AtomicU32,
+    max_sge: u32,
+    domain: Parent<'pd, ProtectionDomain<'pd>>,
+    /// What a queue for extended reliable connections has besides.
+    extended: Option<Extended<'pd>>,
+}
+
+struct Extended<'pd> {
+    _domain: Parent<'pd, XrcDomain<'pd>>,
+    _queue: Parent<'pd, CompletionQueue<'pd>>,
+}
+
+// SAFETY: libibverbs allows every verb on a shared receive queue from any thread; providers lock it
+// while they post.
+unsafe impl Send for SharedReceiveQueue<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for SharedReceiveQueue<'_> {}
+
+/// `struct ibv_srq_attr`: what [`SharedReceiveQueue::query`] finds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_srq_attr")]
+pub struct SharedReceiveQueueAttributes {
+    /// How many requests can be outstanding.
+    pub max_wr: u32,
+    /// How many scatter elements a request can have.
+    pub max_sge: u32,
+    /// Below how many outstanding requests the limit event is raised; 0 if it is not armed.
+    pub limit: u32,
+}
+
+impl<'pd> SharedReceiveQueue<'pd> {
+    /// `ibv_create_srq`: creates a shared receive queue for at least `max_wr` outstanding requests
+    /// of at least `max_sge` scatter elements each.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: that is 0, or more than the device allows
+    ///    ([`DeviceAttributes::max_srq_wr`](crate::DeviceAttributes::max_srq_wr),
+    ///    [`max_srq_sge`](crate::DeviceAttributes::max_srq_sge)).
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no shared receive queues.
+    ///  - `ENOMEM`: the device has none left, or `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn new(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_create_srq";
+        let domain = domain.into();
+        check(VERB, &domain, max_wr, max_sge)?;
+        let mut attributes = ffi::ibv_srq_init_attr {
+            attr: ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
+            ..Default::default()
+        };
+        // SAFETY: the domain is live; a queue that comes back is ours alone.
+        let raw =
+            unsafe { Handle::new(VERB, ffi::ibv_create_srq(domain.as_raw(), &mut attributes)) }?;
+        let ffi::ibv_srq_attr { max_wr, max_sge, .. } = attributes.attr;
+        Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended: None })
+    }
+
+    /// `ibv_create_srq_ex`: creates a shared receive queue for extended reliable connections: senders
+    /// name it by its [`number`](Self::number), and its completions go to `queue`, whichever
+    /// receiving queue pair of the XRC domain they came through.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and
+    ///
+    ///  - `EINVAL`: the XRC domain or the completion queue belongs to another context.
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn extended(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        xrc_domain: impl Into<Parent<'pd, XrcDomain<'pd>>>,
+        queue: impl Into<Parent<'pd, CompletionQueue<'pd>>>,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<Self> {
+        use ffi::ibv_srq_init_attr_mask as mask;
+
+        const VERB: &str = "ibv_create_srq_ex";
+        let (domain, xrc_domain, queue) = (domain.into(), xrc_domain.into(), queue.into());
+        let context = domain.context().as_raw();
+        if xrc_domain.context().as_raw() != context || queue.context().as_raw() != context {
+            let reason = "the XRC domain or the completion queue belongs to another context";
+            return Err(Error::invalid(VERB, reason));
+        }
+        check(VERB, &domain, max_wr, max_sge)?;
+        let fields = mask::IBV_SRQ_INIT_ATTR_TYPE
+            | mask::IBV_SRQ_INIT_ATTR_PD
+            | mask::IBV_SRQ_INIT_ATTR_XRCD
+            | mask::IBV_SRQ_INIT_ATTR_CQ;
+        let mut attributes = ffi::ibv_srq_init_attr_ex {
+            attr: ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
+            comp_mask: fields.0,
+            srq_type: ffi::ibv_srq_type::IBV_SRQT_XRC,
+            pd: domain.as_raw(),
+            xrcd: xrc_domain.as_raw(),
+            cq: queue.as_raw(),
+            ..Default::default()
+        };
+        // SAFETY: context, domains and queue are live, and kept; a queue that comes back is ours
+        // alone.
+        let raw = unsafe { Handle::new(VERB, ffi::ibv_create_srq_ex(context, &mut attributes)) }?;
+        let ffi::ibv_srq_attr { max_wr, max_sge, .. } = attributes.attr;
+        let extended = Some(Extended { _domain: xrc_domain, _queue: queue });
+        Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended })
+    }
+
+    /// `ibv_post_srq_recv`: posts a receive under the number `wr_id`. The same request can be posted
+    /// again and again.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the request has more elements than the queue was made for.
+    ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///  - `EIO`: the device is gone.
+    ///
+    /// # Safety
+    ///
+    /// Until the completion of `wr_id` was polled, or the shared receive queue was destroyed, no
+    /// region that the request names is dropped, and its elements are neither read nor written.
+    /// Destroying a queue pair does not end a request.
+    #[doc(alias = "ibv_post_srq_recv")]
+    #[inline]
+    pub unsafe fn post(&self, request: &mut ReceiveWorkRequest<'_>, wr_id: u64) -> Result<()> {
+        // SAFETY: a request names valid elements; the caller keeps the memory.
+        let returned = unsafe { self.post_raw(request.numbered(wr_id)) };
+        if returned == 0 {
+            return Ok(());
+        }
+        let (count, most) = (request.as_raw().num_sge as u64, self.max_sge.into());
+        if count > most {
+            let what = "the number of scatter elements";
+            return Err(Error::out_of_range(POST, what, count, 0, most));
+        }
+        Err(ffi::failed(POST, returned))
+    }
+
+    /// Posts one request; returns what the verb returns.
+    ///
+    /// # Safety
+    ///
+    /// The request is well-formed, and the caller keeps the contract of [`post`](Self::post).
+    #[inline]
+    unsafe fn post_raw(&self, request: &mut ffi::ibv_recv_wr) -> c_int {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue is live, `bad` is writable, and the caller vouches for the rest.
+        unsafe { ffi::ibv_post_srq_recv(self.as_raw(), request, &mut bad) }
+    }
+
+    /// `ibv_post_srq_recv`: receives one message, of any of the queue pairs, into the elements of
+    /// `region` in `range`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+    ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///  - `EIO`: the device is gone.
+    ///
+    /// # Safety
+    ///
+    /// Until the completion of `wr_id` was polled, or the shared receive queue was destroyed, the
+    /// region is not dropped and the elements are neither read nor written. Destroying a queue pair
+    /// does not end a request.
+    #[doc(alias = "ibv_post_srq_recv")]
+    #[inline]
+    pub unsafe fn post_receive(
+        &self,
+        region: &mut impl LocalMemory,
+        range: impl RangeBounds<usize>,
+        wr_id: u64,
+    ) -> Result<()> {
+        let mut sge = region.sge(range)?;
+        let mut request =
+            ffi::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
+        // SAFETY: the request is one well-formed element of a list, and the caller keeps the memory
+        // until the completion was polled.
+        ffi::status(POST, unsafe { self.post_raw(&mut request) })
+    }
+
+    /// `ibv_query_srq`: the depth and the limit as they are now.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_query_srq")]
+    pub fn query(&self) -> Result<SharedReceiveQueueAttributes> {
+        let mut raw = ffi::ibv_srq_attr::default();
+        // SAFETY: the queue is live and `raw` is writable.
+        let returned = unsafe { ffi::ibv_query_srq(self.as_raw(), &mut raw) };
+        ffi::status("ibv_query_srq", returned)?;
+        let ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: limit } = raw;
+        Ok(SharedReceiveQueueAttributes { max_wr, max_sge, limit })
+    }
+
+    /// `ibv_modify_srq`: arms the limit event. Once fewer than `limit` requests are outstanding, the
+    /// device raises [`SRQ_LIMIT_REACHED`](ffi::ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED), once;
+    /// then it is to be armed again. 0 disarms it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: that is more than the queue has room for.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have this.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn set_limit(&self, limit: u32) -> Result<()> {
+        if limit > self.max_wr() {
+            let (value, high) = (limit.into(), self.max_wr().into());
+            return Err(Error::out_of_range("ibv_modify_srq", "the limit", value, 0, high));
+        }
+        let attributes = ffi::ibv_srq_attr { srq_limit: limit, ..Default::default() };
+        self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_LIMIT)
+    }
+
+    /// `ibv_modify_srq`: changes how many requests can be outstanding.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: that is 0, more than the device allows, or less than is outstanding.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize.
+    ///  - `ENOMEM`: no memory.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn resize(&self, max_wr: u32) -> Result<()> {
+        let most = self.domain.context().query_device()?.max_srq_wr();
+        within("ibv_modify_srq", "max_wr", max_wr, most)?;
+        let attributes = ffi::ibv_srq_attr { max_wr, ..Default::default() };
+        self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR)?;
+        self.max_wr.store(self.query()?.max_wr, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn modify(
+        &self,
+        mut attributes: ffi::ibv_srq_attr,
+        mask: ffi::ibv_srq_attr_mask,
+    ) -> Result<()> {
+        // SAFETY: the queue is live; the mask is one defined bit.
+        let returned =
+            unsafe { ffi::ibv_modify_srq(self.as_raw(), &mut attributes, mask.0 as i32) };
+        ffi::status("ibv_modify_srq", returned)
+    }
+
+    /// `ibv_get_srq_num`: its number, by which XRC senders address it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device has no numbers for them.
+    #[doc(alias = "ibv_get_srq_num")]
+    pub fn number(&self) -> Result<u32> {
+        let mut number = 0;
+        // SAFETY: the queue is live and `number` is writable.
+        let returned = unsafe { ffi::ibv_get_srq_num(self.as_raw(), &mut number) };
+        ffi::status("ibv_get_srq_num", returned)?;
+        Ok(number)
+    }
+
+    /// How many requests can be outstanding: at least as many as were asked for.
+    pub fn max_wr(&self) -> u32 {
+        self.max_wr.load(Ordering::Relaxed)
+    }
+
+    /// How many scatter elements a request can have: at least as many as were asked for.
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// The domain that it was created in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
+        &self.domain
+    }
+
+    /// The C object. It is valid while the queue is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_srq {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_destroy_srq`: destroys the queue, and says so if that fails. Dropping does the same in
+    /// silence. Outstanding requests end without completion.
+    ///
+    /// # Errors
+    ///
+    /// The queue comes back with the reason:
+    ///
+    ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
+    ///    destroyed).
+    #[doc(alias = "ibv_destroy_srq")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, max_wr, max_sge, domain, extended } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, max_wr, max_sge, domain, extended }, error))
+    }
+}
+
+/// Whether the device has what is asked for.
+fn check(
+    verb: &'static str,
+    domain: &ProtectionDomain<'_>,
+    max_wr: u32,
+    max_sge: u32,
+) -> Result<()> {
+    let device = domain.context().query_device()?;
+    if device.max_srq() == 0 {
+        let reason = "the device has no shared receive queues";
+        return Err(Error::with_reason(verb, libc::EOPNOTSUPP, reason));
+    }
+    within(verb, "max_wr", max_wr, device.max_srq_wr())?;
+    within(verb, "max_sge", max_sge, device.max_srq_sge())
+}
+
+fn within(verb: &'static str, what: &'static str, value: u32, most: u32) -> Result<()> {
+    if value == 0 || value > most {
+        return Err(Error::out_of_range(verb, what, value.into(), 1, most.into()));
+    }
+    Ok(())
+}
+
+impl fmt::Debug for SharedReceiveQueue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveQueue")
+            .field("max_wr", &self.max_wr())
+            .field("max_sge", &self.max_sge)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_create_srq`: creates a shared receive queue that borrows this domain. See
+    /// [`SharedReceiveQueue::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedReceiveQueue::new`].
+    #[doc(alias = "ibv_create_srq")]
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue<'_>> {
+        SharedReceiveQueue::new(self, max_wr, max_sge)
+    }
+}

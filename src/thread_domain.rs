@@ -1,0 +1,86 @@
+//! Thread domains, and the parent domains that bring them to use.
+
+use std::fmt;
+
+use crate::handle::{Handle, object};
+use crate::{Context, Error, Parent, Result, ffi};
+
+object!(ibv_td, ibv_dealloc_td);
+
+/// `struct ibv_td`: a promise that whatever is created with it is used by one thread at a time, so
+/// that the provider need not lock.
+///
+/// It comes to use through [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain).
+#[doc(alias = "ibv_td")]
+pub struct ThreadDomain<'ctx> {
+    raw: Handle<ffi::ibv_td>,
+    context: Parent<'ctx, Context<'ctx>>,
+}
+
+// SAFETY: the object itself may be made, used to create others, and freed on any thread.
+unsafe impl Send for ThreadDomain<'_> {}
+// SAFETY: as above; what is created with it is `unsafe` to create.
+unsafe impl Sync for ThreadDomain<'_> {}
+
+impl<'ctx> ThreadDomain<'ctx> {
+    /// `ibv_alloc_td`: allocates a thread domain.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device does not have them.
+    ///  - `ENOMEM`: out of memory.
+    #[doc(alias = "ibv_alloc_td")]
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+        let context = context.into();
+        let mut attributes = ffi::ibv_td_init_attr::default();
+        // SAFETY: the context is live; a domain that comes back is ours alone.
+        let raw = unsafe {
+            let raw = ffi::ibv_alloc_td(context.as_raw(), &mut attributes);
+            Handle::new("ibv_alloc_td", raw)
+        }?;
+        Ok(Self { raw, context })
+    }
+
+    /// The context that it was allocated from.
+    pub fn context(&self) -> &Context<'ctx> {
+        &self.context
+    }
+
+    /// The C object. It is valid while the domain is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_td {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_dealloc_td`: deallocates the domain, and says so if that fails. Dropping does the same
+    /// in silence.
+    ///
+    /// # Errors
+    ///
+    /// The domain comes back with the reason:
+    ///
+    ///  - `EBUSY`: something that was made with it still exists.
+    #[doc(alias = "ibv_dealloc_td")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, context } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, context }, error))
+    }
+}
+
+impl fmt::Debug for ThreadDomain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ThreadDomain").field("device", &self.context.name()).finish_non_exhaustive()
+    }
+}
+
+impl Context<'_> {
+    /// `ibv_alloc_td`: allocates a thread domain that borrows this context. See
+    /// [`ThreadDomain::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ThreadDomain::new`].
+    #[doc(alias = "ibv_alloc_td")]
+    pub fn alloc_td(&self) -> Result<ThreadDomain<'_>> {
+        ThreadDomain::new(self)
+    }
+}

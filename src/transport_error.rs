@@ -1,0 +1,217 @@
+//! What can go wrong on a channel.
+
+use std::fmt;
+
+use crate::{Error, ErrorKind, WorkError, WorkErrorClass};
+
+/// An operation on a [`Channel`](crate::Channel) that was not carried out, or of which that is not
+/// known.
+///
+/// It is small, `Copy` and never allocates. Whatever it says, the buffer of an operation that ended
+/// with it is the program's again by the time that the borrow checker lets it be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum TransportError {
+    /// A verb failed: a post that was refused, or a completion queue that could not be polled. An
+    /// error of [`ErrorKind::InvalidInput`] was found before the device saw anything.
+    Verbs(Error),
+    /// The operation was posted and failed. The channel is then in the error state, and
+    /// all that comes after fails with [`WorkErrorClass::Flushed`] until it is
+    /// [reset](crate::Channel::reset).
+    Work(WorkError),
+    /// As many operations are outstanding on this queue as the channel was built for. Nothing was
+    /// posted.
+    QueueFull,
+    /// The deadline has passed. The channel was stopped, and everything that was in flight has
+    /// ended.
+    TimedOut,
+    /// The completion queue held a completion that no operation of this channel is waiting for.
+    UnknownCompletion {
+        /// The queue pair that it named.
+        queue_pair: u32,
+        /// The work request that it named.
+        wr_id: u64,
+    },
+    /// An earlier failure, time-out or unfinished scope has stopped the channel, and everything that
+    /// was in flight has ended. [`reset`](crate::Channel::reset) makes it usable again.
+    Stopped,
+    /// The queue pair had to be destroyed, since nothing else would stop it: the channel cannot be
+    /// used again.
+    Closed,
+    /// The [`PendingWork`](crate::PendingWork) is not of this channel, or its result was already
+    /// handed out.
+    UnknownWork,
+}
+
+/// The result of an operation on a [`Channel`](crate::Channel).
+pub type TransportResult<T> = Result<T, TransportError>;
+
+impl TransportError {
+    /// The failed operation, if one failed.
+    pub fn work_error(&self) -> Option<WorkError> {
+        match self {
+            Self::Work(error) => Some(*error),
+            _ => None,
+        }
+    }
+
+    /// Whether the operation failed because an earlier one had.
+    pub fn is_consequence(&self) -> bool {
+        match self {
+            Self::Work(error) => error.class() == WorkErrorClass::Flushed,
+            Self::Stopped | Self::Closed => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the same operation can succeed once others were completed.
+    pub fn is_queue_full(&self) -> bool {
+        match self {
+            Self::QueueFull => true,
+            Self::Verbs(error) => error.kind() == ErrorKind::QueueFull,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for TransportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Verbs(error) => error.fmt(f),
+            Self::Work(error) => error.fmt(f),
+            Self::QueueFull => f.write_str(
+                "the queue is full: complete operations before posting more, or build the channel \
+                 deeper",
+            ),
+            Self::TimedOut => f.write_str(
+                "the deadline has passed; the channel was stopped and must be reset before it is \
+                 used again",
+            ),
+            Self::UnknownCompletion { queue_pair, wr_id } => write!(
+                f,
+                "a completion of queue pair {queue_pair:#x} names work request {wr_id:#x}, which is \
+                 not outstanding"
+            ),
+            Self::Stopped => {
+                f.write_str("the channel was stopped by an earlier failure and must be reset")
+            }
+            Self::Closed => f.write_str("the channel's queue pair had to be destroyed"),
+            Self::UnknownWork => f.write_str("the work is not of this channel, or has ended"),
+        }
+    }
+}
+
+impl std::error::Error for TransportError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Verbs(error) => Some(error),
+            Self::Work(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for TransportError {
+    #[cold]
+    fn from(error: Error) -> Self {
+        Self::Verbs(error)
+    }
+}
+
+impl From<WorkError> for TransportError {
+    fn from(error: WorkError) -> Self {
+        Self::Work(error)
+    }
+}
+
+impl From<TransportError> for std::io::Error {
+    fn from(error: TransportError) -> Self {
+        use std::io::ErrorKind as Kind;
+        match error {
+            TransportError::Verbs(error) => error.into(),
+            TransportError::TimedOut => Self::new(Kind::TimedOut, error),
+            TransportError::QueueFull => Self::new(Kind::WouldBlock, error),
+            TransportError::Stopped | TransportError::Closed => {
+                Self::new(Kind::NotConnected, error)
+            }
+            TransportError::Work(work) if work.class() == WorkErrorClass::Transport => {
+                Self::new(Kind::ConnectionAborted, error)
+            }
+            _ => Self::other(error),
+        }
+    }
+}
+
+/// Why a [`scope`](crate::Channel::scope) failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScopeError<E> {
+    /// The closure returned this error. What was still in flight was flushed, unheard.
+    Closure(E),
+    /// The closure succeeded, but an operation that it left unpolled failed, or could not be polled
+    /// to completion when the scope ended.
+    Exit(TransportError),
+}
+
+impl<E: fmt::Display> fmt::Display for ScopeError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closure(error) => error.fmt(f),
+            Self::Exit(error) => write!(f, "at the end of the scope: {error}"),
+        }
+    }
+}
+
+impl<E: std::error::Error + 'static> std::error::Error for ScopeError<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Closure(error) => error.source(),
+            Self::Exit(error) => Some(error),
+        }
+    }
+}
+
+impl From<ScopeError<TransportError>> for TransportError {
+    fn from(error: ScopeError<TransportError>) -> Self {
+        match error {
+            ScopeError::Closure(error) | ScopeError::Exit(error) => error,
+        }
+    }
+}
+
+impl<E> From<TransportError> for ScopeError<E>
+where
+    E: From<TransportError>,
+{
+    fn from(error: TransportError) -> Self {
+        Self::Closure(error.into())
+    }
+}
+
+impl<E> From<Error> for ScopeError<E>
+where
+    E: From<Error>,
+{
+    fn from(error: Error) -> Self {
+        Self::Closure(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_small() {
+        assert!(size_of::<TransportResult<()>>() <= 72);
+        assert!(size_of::<TransportResult<crate::WorkSuccess>>() <= 72);
+    }
+
+    #[test]
+    fn scope_errors_tell_where_they_come_from() {
+        let inside = ScopeError::<TransportError>::from(TransportError::TimedOut);
+        assert_eq!(inside, ScopeError::Closure(TransportError::TimedOut));
+        let at_exit = ScopeError::<TransportError>::Exit(TransportError::QueueFull);
+        assert!(at_exit.to_string().starts_with("at the end of the scope: the queue is full"));
+        assert_eq!(TransportError::from(at_exit), TransportError::QueueFull);
+    }
+}

@@ -1,0 +1,255 @@
+//! Several threads that sleep until one completion queue has something.
+//!
+//! An event is read by one thread only. If two threads wait for the same queue, and the event that
+//! both wait for is read by the first while the second is not asleep yet, the second would go to
+//! sleep although nothing is armed any more. So the events are counted: who is about to sleep says
+//! which count it saw when the queue was armed, and does not sleep if that has changed. One thread
+//! at a time reads; all others sleep on a condition variable, and all are woken by each event. If
+//! the reader gives up, another takes its turn.
+//!
+//! Why nobody sleeps beside a completion: each polls after it saw, under the lock, that the queue is
+//! armed. Either the event of that arming is not raised yet; then a completion that comes after the
+//! poll raises it. Or it is raised and not read; then whoever reads it wakes all that saw the old
+//! count. Or it has been read; then the count is another.
+//!
+//! A queue that is armed already is not armed again. So there is never more than one event unread,
+//! even if every wait finds something in its second poll and none ever reads: otherwise unread
+//! events would pile up in the kernel, without limit.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::{Result, event_file};
+
+/// The threads that wait for one queue.
+pub(crate) struct Waiters {
+    verb: &'static str,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many events were read so far.
+    events: u64,
+    /// Whether the queue was armed since. Its event may be there to be read already.
+    armed: bool,
+    /// Whether a thread is reading.
+    reading: bool,
+}
+
+impl Waiters {
+    /// `verb` is what is at fault when a deadline is over.
+    pub(crate) fn new(verb: &'static str) -> Self {
+        Self { verb, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// No change is ever half done when something can panic.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Arms the queue with `arm`, unless it is armed already. Returns how many events were read so
+    /// far, for [`wait`](Self::wait); the caller polls in between.
+    ///
+    /// The lock is held meanwhile: who finds the queue armed can rely on it.
+    pub(crate) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
+        let mut state = self.state();
+        if !state.armed {
+            arm()?;
+            state.armed = true;
+        }
+        Ok(state.events)
+    }
+
+    /// Sleeps until another event than the first `seen` ones was read, by whichever thread. `read`
+    /// reads one, sleeping until there is one or `deadline` is over.
+    pub(crate) fn wait(
+        &self,
+        seen: u64,
+        deadline: Option<Instant>,
+        read: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        let mut state = self.state();
+        while state.events == seen {
+            if !state.reading {
+                state.reading = true;
+                drop(state);
+                let turn = Turn(self);
+                let result = read();
+                if result.is_ok() {
+                    let mut state = self.state();
+                    state.events += 1;
+                    state.armed = false;
+                }
+                drop(turn);
+                result?;
+                state = self.state();
+            } else if let Some(deadline) = deadline {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(event_file::timed_out(self.verb));
+                }
+                let woken = self.changed.wait_timeout(state, left);
+                state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            } else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The turn of the thread that reads.
+struct Turn<'a>(&'a Waiters);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.state().reading = false;
+        // All look at the count, and if it is as it was one of them reads on.
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Error, ErrorKind};
+
+    const SOON: Duration = Duration::from_millis(50);
+    const LATE: Duration = Duration::from_secs(60);
+
+    fn waiters() -> Waiters {
+        Waiters::new("ibv_x")
+    }
+
+    fn never() -> Result<()> {
+        panic!("this is not to be called")
+    }
+
+    /// A reader that says when it reads, and does so until it is told what to return.
+    fn reader() -> (impl Fn() -> Result<()>, Receiver<()>, Sender<Result<()>>) {
+        let (reads, is_reading) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let read = move || {
+            reads.send(()).unwrap();
+            told.recv_timeout(LATE).unwrap()
+        };
+        (read, is_reading, tell)
+    }
+
+    #[test]
+    fn an_event_that_another_read_in_between_keeps_nobody_asleep() {
+        let waiters = waiters();
+        let late = waiters.arm(|| Ok(())).unwrap();
+        let seen = waiters.arm(never).unwrap();
+        waiters.wait(seen, None, || Ok(())).unwrap();
+        waiters.wait(late, None, never).unwrap();
+    }
+
+    #[test]
+    fn each_event_needs_an_arming_and_only_one() {
+        let waiters = waiters();
+        let seen = waiters.arm(|| Ok(())).unwrap();
+        assert_eq!(waiters.arm(never).unwrap(), seen);
+        let past = Some(Instant::now());
+        let over = waiters.wait(seen, past, || Err(event_file::timed_out("ibv_x"))).unwrap_err();
+        assert_eq!(over.kind(), ErrorKind::TimedOut);
+        assert_eq!(waiters.arm(never).unwrap(), seen, "still armed");
+        waiters.wait(seen, None, || Ok(())).unwrap();
+        let failed = waiters.arm(|| Err(Error::new("ibv_x", libc::EIO))).unwrap_err();
+        assert_eq!(failed.raw_os_error(), libc::EIO);
+        let armed = Cell::new(false);
+        let arm = || {
+            armed.set(true);
+            Ok(())
+        };
+        assert_eq!(waiters.arm(arm).unwrap(), seen + 1);
+        assert!(armed.get(), "a failure does not arm");
+    }
+
+    #[test]
+    fn who_finds_the_queue_armed_can_rely_on_it() {
+        let waiters = waiters();
+        let (arming, is_arming) = mpsc::channel();
+        let (finish, finished) = mpsc::channel::<()>();
+        let (saw, seen) = mpsc::channel();
+        thread::scope(|scope| {
+            let waiters = &waiters;
+            scope.spawn(move || {
+                waiters.arm(|| {
+                    arming.send(()).unwrap();
+                    finished.recv().unwrap();
+                    Ok(())
+                })
+            });
+            is_arming.recv_timeout(LATE).unwrap();
+            scope.spawn(move || saw.send(waiters.arm(never).unwrap()).unwrap());
+            assert_eq!(seen.recv_timeout(SOON), Err(RecvTimeoutError::Timeout), "not armed yet");
+            finish.send(()).unwrap();
+            seen.recv_timeout(LATE).unwrap();
+        });
+    }
+
+    #[test]
+    fn an_event_wakes_all() {
+        let waiters = waiters();
+        let (read, is_reading, tell) = reader();
+        let seen = waiters.arm(|| Ok(())).unwrap();
+        let (woken, wakes) = mpsc::channel();
+        thread::scope(|scope| {
+            let (waiters, first) = (&waiters, woken.clone());
+            scope.spawn(move || first.send(waiters.wait(seen, None, read)).unwrap());
+            is_reading.recv_timeout(LATE).unwrap();
+            for _ in 0..3 {
+                let deadline = Some(Instant::now() + LATE);
+                let woken = woken.clone();
+                scope.spawn(move || woken.send(waiters.wait(seen, deadline, never)).unwrap());
+            }
+            assert!(wakes.recv_timeout(SOON).is_err(), "nobody wakes for nothing");
+            tell.send(Ok(())).unwrap();
+            for _ in 0..4 {
+                wakes.recv_timeout(LATE).expect("one sleeps on").unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn when_the_reader_gives_up_another_reads_on() {
+        let waiters = waiters();
+        let (read, is_reading, tell) = reader();
+        let seen = waiters.arm(|| Ok(())).unwrap();
+        thread::scope(|scope| {
+            let waiters = &waiters;
+            let first = scope.spawn(move || waiters.wait(seen, None, read));
+            is_reading.recv_timeout(LATE).unwrap();
+            let (read, is_reading, tell_second) = reader();
+            let second = scope.spawn(move || waiters.wait(seen, None, read));
+            assert!(is_reading.recv_timeout(SOON).is_err(), "one at a time");
+            let soon = Some(Instant::now() + SOON);
+            let over = waiters.wait(seen, soon, never).unwrap_err();
+            assert_eq!((over.kind(), over.verb()), (ErrorKind::TimedOut, "ibv_x"));
+            tell.send(Err(Error::new("ibv_x", libc::ETIMEDOUT))).unwrap();
+            assert_eq!(first.join().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+            is_reading.recv_timeout(LATE).expect("nobody reads on");
+            tell_second.send(Ok(())).unwrap();
+            second.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn when_the_reader_panics_another_reads_on() {
+        let waiters = waiters();
+        let seen = waiters.arm(|| Ok(())).unwrap();
+        thread::scope(|scope| {
+            let waiters = &waiters;
+            assert!(scope.spawn(move || waiters.wait(seen, None, never)).join().is_err());
+            waiters.wait(seen, None, || Ok(())).unwrap();
+        });
+    }
+}

@@ -1,0 +1,416 @@
+//! What a memory window is bound to, and the requests that bind and close it.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Range, RangeBounds};
+use std::sync::Arc;
+
+use crate::scatter_gather::{private, resolve};
+use crate::work_request::post_send;
+use crate::{
+    AccessFlags, Batch, Element, Error, MemoryWindow, MemoryWindowType, QueuePair, QueuePairType,
+    RawMemoryRegion, RemoteMemoryRegion, Result, SendFlags, SendHalf, SharedMemoryRegion, ffi,
+};
+
+/// Registered memory that a window can be bound to, if it was registered with
+/// [`AccessFlags::MW_BIND`].
+///
+/// The trait is sealed: [`SharedMemoryRegion`] and [`RawMemoryRegion`] have it.
+pub trait WindowMemory: private::Sealed + Send + Sync {
+    /// The region, what it is registered for, and what is in `range`: address and length in bytes.
+    #[doc(hidden)]
+    fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart>;
+}
+
+/// What [`WindowMemory::window`] finds.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct WindowPart {
+    region: *mut ffi::ibv_mr,
+    access: AccessFlags,
+    address: u64,
+    length: u64,
+}
+
+impl<T: Element> WindowMemory for SharedMemoryRegion<'_, T> {
+    fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart> {
+        let part = self.remote_range(range)?;
+        let (region, access) = (self.as_raw(), self.access());
+        Ok(WindowPart { region, access, address: part.address, length: part.length })
+    }
+}
+
+impl WindowMemory for RawMemoryRegion<'_> {
+    fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart> {
+        let Range { start, end } = resolve(range, self.len())?;
+        let address = self.remote().address + start as u64;
+        let (region, access) = (self.as_raw(), self.access());
+        Ok(WindowPart { region, access, address, length: (end - start) as u64 })
+    }
+}
+
+/// `struct ibv_mw_bind_info`: what a window is to be bound to, and for which access.
+///
+/// It holds the region: borrowed for `'res`, which is then how long the window can live, or shared,
+/// and then the window keeps the region alive (the one that it is bound to, and the one before, until
+/// it is deallocated).
+#[must_use]
+#[doc(alias = "ibv_mw_bind_info")]
+pub struct WindowBinding<'res> {
+    info: ffi::ibv_mw_bind_info,
+    flags: u32,
+    shared: Option<Arc<dyn Send + Sync + 'res>>,
+    borrowed: PhantomData<&'res ()>,
+}
+
+// SAFETY: it stands for a region that is `Sync`, borrowed or shared.
+unsafe impl Send for WindowBinding<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for WindowBinding<'_> {}
+
+const VERB: &str = "ibv_bind_mw";
+
+impl<'res> WindowBinding<'res> {
+    /// The elements (or bytes, of a [`RawMemoryRegion`]) of `region` in `range`, for `access`: remote
+    /// read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if peers are to address
+    /// the window from 0 on, where the device has that.
+    ///
+    /// The region stays borrowed for as long as the window lives; for windows that live longer there
+    /// is [`shared`](Self::shared).
+    ///
+    /// ```compile_fail,E0505
+    /// # use ibverbs::{AccessFlags, MemoryWindow, QueuePair, Result, SharedMemoryRegion, WindowBinding};
+    /// # fn f<'w>(
+    /// #     queue_pair: &mut QueuePair<'_>,
+    /// #     region: SharedMemoryRegion<'w, u8>,
+    /// #     mut window: MemoryWindow<'w>,
+    /// # ) -> Result<()> {
+    /// # let mut window = window;
+    /// let binding = WindowBinding::new(&region, .., AccessFlags::REMOTE_READ)?;
+    /// unsafe { queue_pair.post_bind_mw(&mut window, binding, 1)? };
+    /// drop(region); // the window is still bound to it
+    /// drop(window);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// An empty range is for a window of type 1, to close it: but the region may go on counting as
+    /// bound, until the window is deallocated.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds; the access is other than that; or the region was not
+    ///    registered with [`MW_BIND`](AccessFlags::MW_BIND), or not with
+    ///    [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE), which remote write and atomic access need.
+    pub fn new(
+        region: &'res impl WindowMemory,
+        range: impl RangeBounds<usize>,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        Self::of(region.window(range)?, access)
+    }
+
+    /// As [`new`](Self::new), of a region that the window keeps alive from now on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new).
+    pub fn shared<R: WindowMemory + 'res>(
+        region: Arc<R>,
+        range: impl RangeBounds<usize>,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        let binding = Self::of(region.window(range)?, access)?;
+        Ok(Self { shared: Some(region), ..binding })
+    }
+
+    fn of(part: WindowPart, access: AccessFlags) -> Result<Self> {
+        const WRITE: AccessFlags = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_ATOMIC);
+        const ALLOWED: AccessFlags =
+            WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::ZERO_BASED);
+        if !ALLOWED.contains(access) {
+            let reason = "a window is for remote read, write and atomic access";
+            return Err(Error::invalid(VERB, reason));
+        }
+        if !part.access.contains(AccessFlags::MW_BIND) {
+            let reason = "the region was not registered for windows: it needs MW_BIND";
+            return Err(Error::invalid(VERB, reason));
+        }
+        if access.intersects(WRITE) && !part.access.contains(AccessFlags::LOCAL_WRITE) {
+            let reason = "remote write and remote atomic access need LOCAL_WRITE of the region";
+            return Err(Error::invalid(VERB, reason));
+        }
+        let info = ffi::ibv_mw_bind_info {
+            mr: part.region,
+            addr: part.address,
+            length: part.length,
+            mw_access_flags: access.bits(),
+        };
+        Ok(Self {
+            info,
+            flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,
+            shared: None,
+            borrowed: PhantomData,
+        })
+    }
+
+    /// `IBV_SEND_FENCE`: the binding waits for the reads and atomics that were posted before it.
+    #[doc(alias = "IBV_SEND_FENCE")]
+    pub fn fence(mut self) -> Self {
+        self.flags |= ffi::ibv_send_flags::IBV_SEND_FENCE.0;
+        self
+    }
+
+    /// Without a completion if it succeeds, on a queue pair that does not signal all requests.
+    pub fn unsignaled(mut self) -> Self {
+        self.flags &= !ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        self
+    }
+
+    /// The C struct.
+    pub fn as_raw(&self) -> &ffi::ibv_mw_bind_info {
+        &self.info
+    }
+}
+
+impl fmt::Debug for WindowBinding<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WindowBinding")
+            .field("addr", &format_args!("{:#x}", self.info.addr))
+            .field("length", &self.info.length)
+            .field("access", &AccessFlags::from_bits_retain(self.info.mw_access_flags))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether the window can be bound to that at all.
+fn check(window: &MemoryWindow<'_>, info: &ffi::ibv_mw_bind_info) -> Result<()> {
+    // SAFETY: the binding holds the region.
+    if unsafe { (*info.mr).pd } != window.protection_domain().as_raw() {
+        let reason = "the window and the region are of different protection domains";
+        return Err(Error::with_reason(VERB, libc::EPERM, reason));
+    }
+    if info.length == 0 && window.window_type() != MemoryWindowType::Type1 {
+        let reason = "a window of type 2 is closed by an invalidation";
+        return Err(Error::invalid(VERB, reason));
+    }
+    Ok(())
+}
+
+/// The key that the next binding of a type 2 window gives it.
+fn next_rkey(window: &MemoryWindow<'_>) -> u32 {
+    // SAFETY: it only computes.
+    unsafe { ffi::ibv_inc_rkey(window.rkey()) }
+}
+
+/// What there is to do once a binding is posted: hold the region, and say what the peer must know.
+fn posted<'w>(window: &mut MemoryWindow<'w>, binding: WindowBinding<'w>) -> RemoteMemoryRegion {
+    window.hold(binding.shared);
+    let zero_based = AccessFlags::ZERO_BASED.bits() & binding.info.mw_access_flags != 0;
+    let address = if zero_based { 0 } else { binding.info.addr };
+    RemoteMemoryRegion { address, length: binding.info.length, rkey: window.rkey() }
+}
+
+/// [`QueuePair::post_bind_mw`].
+///
+/// # Safety
+///
+/// As there; and the caller is the only one to post to the send queue.
+unsafe fn bind<'w>(
+    queue_pair: &QueuePair<'_>,
+    window: &mut MemoryWindow<'w>,
+    binding: WindowBinding<'w>,
+    wr_id: u64,
+) -> Result<RemoteMemoryRegion> {
+    if queue_pair.queue_pair_type() == QueuePairType::UnreliableDatagram {
+        return Err(Error::invalid(VERB, "a UD queue pair cannot bind windows"));
+    }
+    let bind_info = binding.info;
+    check(window, &bind_info)?;
+    if window.window_type() == MemoryWindowType::Type1 {
+        let mut bind = ffi::ibv_mw_bind { wr_id, send_flags: binding.flags, bind_info };
+        // SAFETY: queue pair, window and region are live. The provider sets the new key.
+        let returned = unsafe { ffi::ibv_bind_mw(queue_pair.as_raw(), window.as_raw(), &mut bind) };
+        ffi::status(VERB, returned)?;
+        return Ok(posted(window, binding));
+    }
+    let rkey = next_rkey(window);
+    let mut request = ffi::ibv_send_wr {
+        wr_id,
+        opcode: ffi::ibv_wr_opcode::IBV_WR_BIND_MW,
+        send_flags: binding.flags,
+        ..Default::default()
+    };
+    request.__bindgen_anon_2.bind_mw =
+        ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw: window.as_raw(), rkey, bind_info };
+    // SAFETY: queue pair, window and region are live; the request has no memory.
+    let returned = unsafe { post_send(queue_pair.as_raw(), &mut request) };
+    ffi::status("ibv_post_send", returned)?;
+    window.set_rkey(rkey);
+    Ok(posted(window, binding))
+}
+
+/// [`QueuePair::post_invalidate_mw`].
+///
+/// # Safety
+///
+/// As there; and the caller is the only one to post to the send queue.
+unsafe fn invalidate(
+    queue_pair: &QueuePair<'_>,
+    window: &mut MemoryWindow<'_>,
+    wr_id: u64,
+) -> Result<()> {
+    const VERB: &str = "ibv_post_send";
+    if window.window_type() == MemoryWindowType::Type1 {
+        let reason = "a window of type 1 is not invalidated, but bound to something else";
+        return Err(Error::invalid(VERB, reason));
+    }
+    if queue_pair.queue_pair_type() == QueuePairType::UnreliableDatagram {
+        return Err(Error::invalid(VERB, "a UD queue pair has no windows"));
+    }
+    let mut request = ffi::ibv_send_wr {
+        wr_id,
+        opcode: ffi::ibv_wr_opcode::IBV_WR_LOCAL_INV,
+        send_flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,
+        ..Default::default()
+    };
+    request.__bindgen_anon_1.invalidate_rkey = window.rkey();
+    // SAFETY: the queue pair is live; the request has no memory.
+    ffi::status(VERB, unsafe { post_send(queue_pair.as_raw(), &mut request) })
+}
+
+impl QueuePair<'_> {
+    /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind (`IBV_WR_BIND_MW`), as the type of the
+    /// window has it: binds `window`. Returns what a peer must know to access it.
+    ///
+    /// This only posts the request. It may be sent over on this queue pair at once, since what is
+    /// posted later is carried out later, and in any other way once the completion was polled. Should
+    /// that say that it failed, the window is as it was:
+    /// [set its key back](MemoryWindow::set_rkey) before it is bound again.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue pair is of a type that cannot bind; the window is of type 2, and the
+    ///    range empty; or the device does not have that access for windows.
+    ///  - `EPERM`: window and region are of different protection domains.
+    ///  - `EOPNOTSUPP`: the device has no windows, or none of this length (mlx5: 2 GiB).
+    ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///
+    /// # Safety
+    ///
+    /// `wr_id` is not the number of another outstanding request, whose completion could be taken for
+    /// this one's and so for a sign that its memory may be touched.
+    #[doc(alias = "ibv_bind_mw")]
+    #[doc(alias = "ibv_mw_bind")]
+    #[doc(alias = "ibv_inc_rkey")]
+    #[doc(alias = "IBV_WR_BIND_MW")]
+    pub unsafe fn post_bind_mw<'w>(
+        &mut self,
+        window: &mut MemoryWindow<'w>,
+        binding: WindowBinding<'w>,
+        wr_id: u64,
+    ) -> Result<RemoteMemoryRegion> {
+        // SAFETY: the caller vouches for the number; the borrow is exclusive.
+        unsafe { bind(self, window, binding, wr_id) }
+    }
+
+    /// `ibv_post_send` of a request to invalidate (`IBV_WR_LOCAL_INV`): closes a window of type 2.
+    /// When it is carried out the peer has no access any more, and the window can be bound anew. (One
+    /// of type 1 is bound to something else, or deallocated.)
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the window is of type 1; or the queue pair is of a type that has no windows.
+    ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///
+    /// # Safety
+    ///
+    /// As [`post_bind_mw`](Self::post_bind_mw).
+    #[doc(alias = "IBV_WR_LOCAL_INV")]
+    pub unsafe fn post_invalidate_mw(
+        &mut self,
+        window: &mut MemoryWindow<'_>,
+        wr_id: u64,
+    ) -> Result<()> {
+        // SAFETY: the caller vouches for the number; the borrow is exclusive.
+        unsafe { invalidate(self, window, wr_id) }
+    }
+}
+
+impl SendHalf<'_, '_> {
+    /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind: see [`QueuePair::post_bind_mw`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post_bind_mw`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post_bind_mw`].
+    #[doc(alias = "ibv_bind_mw")]
+    pub unsafe fn post_bind_mw<'w>(
+        &mut self,
+        window: &mut MemoryWindow<'w>,
+        binding: WindowBinding<'w>,
+        wr_id: u64,
+    ) -> Result<RemoteMemoryRegion> {
+        // SAFETY: the caller vouches for the number; there is one send half, borrowed exclusively.
+        unsafe { bind(self.queue_pair(), window, binding, wr_id) }
+    }
+
+    /// `ibv_post_send` of a request to invalidate: see [`QueuePair::post_invalidate_mw`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post_invalidate_mw`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post_invalidate_mw`].
+    #[doc(alias = "IBV_WR_LOCAL_INV")]
+    pub unsafe fn post_invalidate_mw(
+        &mut self,
+        window: &mut MemoryWindow<'_>,
+        wr_id: u64,
+    ) -> Result<()> {
+        // SAFETY: the caller vouches for the number; there is one send half, borrowed exclusively.
+        unsafe { invalidate(self.queue_pair(), window, wr_id) }
+    }
+}
+
+impl Batch<'_> {
+    /// `ibv_wr_bind_mw`: binds a window of type 2. Returns what a peer must know to access it. See
+    /// [`QueuePair::post_bind_mw`]; should the batch not be posted after all,
+    /// [set the window's key back](MemoryWindow::set_rkey).
+    ///
+    /// # Errors
+    ///
+    /// Those of the other requests of a batch, and:
+    ///
+    ///  - `EINVAL`: the window is of type 1, or the range empty.
+    ///  - `EPERM`: window and region are of different protection domains.
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post_bind_mw`]; and the window is not deallocated before the batch is
+    /// posted.
+    #[doc(alias = "ibv_wr_bind_mw")]
+    pub unsafe fn bind_mw<'w>(
+        &mut self,
+        wr_id: u64,
+        window: &mut MemoryWindow<'w>,
+        binding: WindowBinding<'w>,
+    ) -> Result<RemoteMemoryRegion> {
+        if window.window_type() == MemoryWindowType::Type1 {
+            let reason = "a window of type 1 cannot be bound in a batch";
+            return Err(Error::invalid("ibv_wr_bind_mw", reason));
+        }
+        check(window, &binding.info)?;
+        let (rkey, flags) = (next_rkey(window), SendFlags::from_bits_retain(binding.flags));
+        // SAFETY: the binding holds the region, and the caller the window. The domains of the two are
+        // the same; that of the queue pair is compared by the device.
+        unsafe { self.bind_raw(wr_id, flags, window.as_raw(), rkey, &binding.info) }?;
+        window.set_rkey(rkey);
+        Ok(posted(window, binding))
+    }
+}

@@ -1,0 +1,436 @@
+//! What became of a work request.
+
+use std::fmt;
+use std::ptr;
+
+use crate::ffi;
+use crate::foreign_enum::foreign_enum;
+
+/// `struct ibv_wc`: the completion of a work request, as [`CompletionQueue::poll`] finds it.
+///
+/// It is laid out as the C struct. Which request it is about says [`wr_id`](Self::wr_id); what
+/// became of it says [`result`](Self::result).
+///
+/// [`CompletionQueue::poll`]: crate::CompletionQueue::poll
+#[derive(Clone, Copy, Default)]
+#[doc(alias = "ibv_wc")]
+#[repr(transparent)]
+pub struct WorkCompletion(ffi::ibv_wc);
+
+impl WorkCompletion {
+    /// The number that was given to the work request when it was posted.
+    #[inline]
+    pub fn wr_id(&self) -> u64 {
+        self.0.wr_id
+    }
+
+    /// Whether the request was carried out.
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        self.0.status == ffi::ibv_wc_status::IBV_WC_SUCCESS
+    }
+
+    /// The number of the local queue pair.
+    #[inline]
+    pub fn queue_pair_number(&self) -> u32 {
+        self.0.qp_num
+    }
+
+    /// What became of the request.
+    ///
+    /// # Errors
+    ///
+    /// The request failed. Every request that was posted to the same queue after it fails too, most
+    /// of them with [`WorkStatus::Flushed`].
+    #[inline]
+    pub fn result(&self) -> WorkResult {
+        if self.is_success() { Ok(WorkSuccess(self.0)) } else { Err(self.error()) }
+    }
+
+    #[cold]
+    fn error(&self) -> WorkError {
+        // SAFETY: it is a reference. A volatile read is made where it stands: otherwise the status that
+        // `is_success` compares would have to be kept, which costs all that succeed an instruction.
+        let status = unsafe { ptr::read_volatile(&self.0.status) };
+        WorkError::new(status.into(), self.0.vendor_err)
+    }
+
+    /// The C struct.
+    pub fn as_raw(&self) -> &ffi::ibv_wc {
+        &self.0
+    }
+}
+
+impl From<ffi::ibv_wc> for WorkCompletion {
+    fn from(raw: ffi::ibv_wc) -> Self {
+        Self(raw)
+    }
+}
+
+impl fmt::Debug for WorkCompletion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkCompletion")
+            .field("wr_id", &self.wr_id())
+            .field("queue_pair_number", &self.queue_pair_number())
+            .field("result", &self.result())
+            .finish()
+    }
+}
+
+/// What became of a work request.
+pub type WorkResult = Result<WorkSuccess, WorkError>;
+
+/// A work request that was carried out.
+#[derive(Clone, Copy)]
+pub struct WorkSuccess(ffi::ibv_wc);
+
+impl WorkSuccess {
+    /// A completion that says success.
+    #[inline]
+    pub(crate) fn from_raw(raw: ffi::ibv_wc) -> Self {
+        Self(raw)
+    }
+
+    /// What was carried out.
+    #[inline]
+    pub fn opcode(&self) -> WorkOpcode {
+        self.0.opcode.into()
+    }
+
+    /// How many bytes arrived: of a receive, a read or an atomic; for other requests the device may
+    /// leave anything here. A UD receive counts the 40 bytes of the global route header.
+    #[inline]
+    pub fn byte_len(&self) -> u32 {
+        self.0.byte_len
+    }
+
+    /// The immediate that came with the message, if one did.
+    #[inline]
+    pub fn immediate(&self) -> Option<u32> {
+        // SAFETY: both arms of the union are 32 plain bits.
+        self.flag(ffi::ibv_wc_flags::IBV_WC_WITH_IMM)
+            .then(|| u32::from_be(unsafe { self.0.__bindgen_anon_1.imm_data }))
+    }
+
+    /// The rkey that the peer invalidated with the message, if it did.
+    ///
+    /// Not on Soft-RoCE, which hands on a flag of the kernel's own (4, which to libibverbs says that
+    /// a checksum was right) where `IBV_WC_WITH_INV` (8) should be: the key is invalidated, but the
+    /// completion does not say so.
+    #[inline]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        // SAFETY: both arms of the union are 32 plain bits.
+        self.flag(ffi::ibv_wc_flags::IBV_WC_WITH_INV)
+            .then_some(unsafe { self.0.__bindgen_anon_1.invalidated_rkey })
+    }
+
+    /// The number of the peer's queue pair; of UD receives only.
+    #[inline]
+    pub fn source_queue_pair(&self) -> u32 {
+        self.0.src_qp
+    }
+
+    /// Whether the first 40 bytes of a UD receive are a global route header. Where they are not,
+    /// their content is undefined.
+    #[inline]
+    pub fn has_global_route(&self) -> bool {
+        self.flag(ffi::ibv_wc_flags::IBV_WC_GRH)
+    }
+
+    /// The peer's LID; of UD receives on InfiniBand only.
+    #[inline]
+    pub fn source_lid(&self) -> u16 {
+        self.0.slid
+    }
+
+    /// The service level of the message; of UD receives only.
+    #[inline]
+    pub fn service_level(&self) -> u8 {
+        self.0.sl
+    }
+
+    /// The index of the P_Key of the message; of UD receives only.
+    #[inline]
+    pub fn pkey_index(&self) -> u16 {
+        self.0.pkey_index
+    }
+
+    /// The low bits of our LID that the message came to; of UD receives only.
+    #[inline]
+    pub fn destination_path_bits(&self) -> u8 {
+        self.0.dlid_path_bits
+    }
+
+    /// The flags as C has them: bits of `enum ibv_wc_flags`.
+    #[inline]
+    pub fn flags(&self) -> u32 {
+        self.0.wc_flags
+    }
+
+    /// The C struct.
+    pub fn as_raw(&self) -> &ffi::ibv_wc {
+        &self.0
+    }
+
+    #[inline]
+    fn flag(&self, flag: ffi::ibv_wc_flags) -> bool {
+        self.0.wc_flags & flag.0 != 0
+    }
+}
+
+impl fmt::Debug for WorkSuccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkSuccess")
+            .field("opcode", &self.opcode())
+            .field("byte_len", &self.byte_len())
+            .field("immediate", &self.immediate())
+            .finish_non_exhaustive()
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_wc_opcode`: what a completed work request did.
+    #[doc(alias = "ibv_wc_opcode")]
+    pub enum WorkOpcode: ibv_wc_opcode(u32) {
+        /// A send.
+        Send = IBV_WC_SEND,
+        /// An RDMA write.
+        Write = IBV_WC_RDMA_WRITE,
+        /// An RDMA read.
+        Read = IBV_WC_RDMA_READ,
+        /// A compare-and-swap.
+        CompareSwap = IBV_WC_COMP_SWAP,
+        /// A fetch-and-add.
+        FetchAdd = IBV_WC_FETCH_ADD,
+        /// Binding a memory window.
+        BindMemoryWindow = IBV_WC_BIND_MW,
+        /// Invalidating a local key.
+        LocalInvalidate = IBV_WC_LOCAL_INV,
+        /// TCP segmentation offload.
+        Tso = IBV_WC_TSO,
+        /// A flush.
+        Flush = IBV_WC_FLUSH,
+        /// An atomic write.
+        AtomicWrite = IBV_WC_ATOMIC_WRITE,
+        /// A receive.
+        Receive = IBV_WC_RECV,
+        /// A receive that told of an RDMA write with immediate.
+        ReceiveWriteWithImmediate = IBV_WC_RECV_RDMA_WITH_IMM,
+        /// Tag matching: a tag was added.
+        TagAdd = IBV_WC_TM_ADD,
+        /// Tag matching: a tag was deleted.
+        TagDelete = IBV_WC_TM_DEL,
+        /// Tag matching: the counters are in step.
+        TagSync = IBV_WC_TM_SYNC,
+        /// Tag matching: a message with a tag arrived.
+        TagReceive = IBV_WC_TM_RECV,
+        /// Tag matching: a message without a tag arrived.
+        TagNoTag = IBV_WC_TM_NO_TAG,
+        /// The provider's own.
+        Driver1 = IBV_WC_DRIVER1,
+        /// The provider's own.
+        Driver2 = IBV_WC_DRIVER2,
+        /// The provider's own.
+        Driver3 = IBV_WC_DRIVER3,
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_wc_status`: why a work request failed.
+    #[doc(alias = "ibv_wc_status")]
+    pub enum WorkStatus: ibv_wc_status(u32) {
+        /// It did not fail.
+        Success = IBV_WC_SUCCESS,
+        /// A message did not fit into the receive, or was longer than the device can send.
+        LocalLength = IBV_WC_LOC_LEN_ERR,
+        /// The request or the queue pair is inconsistent.
+        LocalQueuePairOperation = IBV_WC_LOC_QP_OP_ERR,
+        /// An EE context is inconsistent.
+        LocalEecOperation = IBV_WC_LOC_EEC_OP_ERR,
+        /// A local key does not cover the memory, or does not allow the access.
+        LocalProtection = IBV_WC_LOC_PROT_ERR,
+        /// The queue pair was or went into the error state before the request was carried out.
+        Flushed = IBV_WC_WR_FLUSH_ERR,
+        /// A memory window could not be bound.
+        MemoryWindowBind = IBV_WC_MW_BIND_ERR,
+        /// The peer's answer was not what the protocol expects.
+        BadResponse = IBV_WC_BAD_RESP_ERR,
+        /// A write with immediate was received into memory that may not be written.
+        LocalAccess = IBV_WC_LOC_ACCESS_ERR,
+        /// The peer could not make sense of the message.
+        RemoteInvalidRequest = IBV_WC_REM_INV_REQ_ERR,
+        /// The peer's rkey does not cover the memory, or does not allow the access.
+        RemoteAccess = IBV_WC_REM_ACCESS_ERR,
+        /// The peer could not carry out the request.
+        RemoteOperation = IBV_WC_REM_OP_ERR,
+        /// The peer did not answer in time, however often the packet was sent.
+        RetryExceeded = IBV_WC_RETRY_EXC_ERR,
+        /// The peer had no receive posted, however often the message was sent.
+        RnrRetryExceeded = IBV_WC_RNR_RETRY_EXC_ERR,
+        /// A reliable datagram domain was violated.
+        LocalRddViolation = IBV_WC_LOC_RDD_VIOL_ERR,
+        /// The peer rejected a reliable datagram read.
+        RemoteInvalidReadRequest = IBV_WC_REM_INV_RD_REQ_ERR,
+        /// The peer aborted.
+        RemoteAborted = IBV_WC_REM_ABORT_ERR,
+        /// There is no EE context of that number.
+        InvalidEecNumber = IBV_WC_INV_EECN_ERR,
+        /// An EE context is in the wrong state.
+        InvalidEecState = IBV_WC_INV_EEC_STATE_ERR,
+        /// The device failed.
+        Fatal = IBV_WC_FATAL_ERR,
+        /// The peer answered too late.
+        ResponseTimeout = IBV_WC_RESP_TIMEOUT_ERR,
+        /// Something else.
+        General = IBV_WC_GENERAL_ERR,
+        /// Tag matching failed.
+        TagMatching = IBV_WC_TM_ERR,
+        /// Tag matching: a rendezvous is to be completed by software.
+        TagRendezvousIncomplete = IBV_WC_TM_RNDV_INCOMPLETE,
+    }
+}
+
+/// A work request that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WorkError {
+    status: WorkStatus,
+    vendor_error: u32,
+}
+
+/// Where the cause of a [`WorkError`] lies.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum WorkErrorClass {
+    /// In what this program posted.
+    Local,
+    /// In what the peer allows, has posted, or has done.
+    Remote,
+    /// In reaching the peer: it, or the network, is gone, or too slow.
+    Transport,
+    /// In an earlier failure: the request was not carried out because the queue pair had stopped.
+    Flushed,
+    /// In the device.
+    Device,
+}
+
+impl WorkError {
+    pub(crate) fn new(status: WorkStatus, vendor_error: u32) -> Self {
+        Self { status, vendor_error }
+    }
+
+    /// Why it failed.
+    pub fn status(&self) -> WorkStatus {
+        self.status
+    }
+
+    /// The vendor's own number for the cause.
+    pub fn vendor_error(&self) -> u32 {
+        self.vendor_error
+    }
+
+    /// Where the cause lies.
+    pub fn class(&self) -> WorkErrorClass {
+        match self.status {
+            WorkStatus::Flushed => WorkErrorClass::Flushed,
+            WorkStatus::RemoteInvalidRequest
+            | WorkStatus::RemoteAccess
+            | WorkStatus::RemoteOperation
+            | WorkStatus::RemoteInvalidReadRequest
+            | WorkStatus::RemoteAborted
+            | WorkStatus::BadResponse
+            | WorkStatus::RnrRetryExceeded => WorkErrorClass::Remote,
+            WorkStatus::RetryExceeded | WorkStatus::ResponseTimeout => WorkErrorClass::Transport,
+            WorkStatus::Fatal | WorkStatus::General | WorkStatus::Unknown(_) => {
+                WorkErrorClass::Device
+            }
+            _ => WorkErrorClass::Local,
+        }
+    }
+
+    /// What usually lies behind it.
+    pub fn hint(&self) -> &'static str {
+        match self.status {
+            WorkStatus::LocalLength => "the message is longer than the receive that it came to",
+            WorkStatus::LocalQueuePairOperation => {
+                "the request does not fit the queue pair (its type, state, depth or inline size)"
+            }
+            WorkStatus::LocalProtection => {
+                "the memory is not registered in this protection domain, or not for this access"
+            }
+            WorkStatus::Flushed => "look at the completion that failed before this one",
+            WorkStatus::LocalAccess => "the memory of the receive may not be written",
+            WorkStatus::RemoteInvalidRequest => {
+                "the peer's queue pair does not allow the operation, or its receive is too short"
+            }
+            WorkStatus::RemoteAccess => {
+                "the rkey or the address is wrong, or the peer's region does not allow the access"
+            }
+            WorkStatus::RemoteOperation => "the peer's receive is too short, or its device failed",
+            WorkStatus::RetryExceeded => {
+                "the peer is gone, was never connected, or the endpoint or path is wrong"
+            }
+            WorkStatus::RnrRetryExceeded => "the peer posts receives too late, or none at all",
+            WorkStatus::MemoryWindowBind => {
+                "the region does not allow windows, or not the access that was asked for"
+            }
+            WorkStatus::BadResponse => "the peer's device or the network misbehaved",
+            WorkStatus::Fatal => "the device must be closed",
+            _ => "see the vendor's documentation for the vendor error",
+        }
+    }
+}
+
+impl fmt::Display for WorkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { status, vendor_error } = self;
+        write!(f, "the work request failed: {status:?} (vendor error {vendor_error:#x}); ")?;
+        f.write_str(self.hint())
+    }
+}
+
+impl std::error::Error for WorkError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completion(change: impl FnOnce(&mut ffi::ibv_wc)) -> WorkCompletion {
+        let mut raw = ffi::ibv_wc::default();
+        change(&mut raw);
+        raw.into()
+    }
+
+    #[test]
+    fn immediate_and_invalidation_need_their_flags() {
+        let plain = completion(|wc| wc.__bindgen_anon_1.imm_data = 7).result().unwrap();
+        assert_eq!((plain.immediate(), plain.invalidated_rkey()), (None, None));
+        let immediate = completion(|wc| {
+            wc.wc_flags = ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0;
+            wc.__bindgen_anon_1.imm_data = 0x0102_0304_u32.to_be();
+        });
+        assert_eq!(immediate.result().unwrap().immediate(), Some(0x0102_0304));
+        let invalidated = completion(|wc| {
+            wc.wc_flags = ffi::ibv_wc_flags::IBV_WC_WITH_INV.0;
+            wc.__bindgen_anon_1.invalidated_rkey = 99;
+        });
+        assert_eq!(invalidated.result().unwrap().invalidated_rkey(), Some(99));
+    }
+
+    #[test]
+    fn failures_are_typed_and_unknown_ones_are_kept() {
+        let flushed = completion(|wc| (wc.status.0, wc.vendor_err) = (5, 0x17));
+        let error = flushed.result().unwrap_err();
+        assert_eq!((error.status(), error.class()), (WorkStatus::Flushed, WorkErrorClass::Flushed));
+        assert_eq!(error.vendor_error(), 0x17);
+        let odd = completion(|wc| wc.status.0 = 4711).result().unwrap_err();
+        assert_eq!(odd.status(), WorkStatus::Unknown(4711));
+        assert!(odd.to_string().contains("Unknown(4711)"));
+        let odd = completion(|wc| wc.opcode.0 = 99).result().unwrap();
+        assert_eq!(odd.opcode(), WorkOpcode::Unknown(99));
+    }
+
+    #[test]
+    fn it_is_the_c_struct() {
+        assert_eq!(size_of::<WorkCompletion>(), size_of::<ffi::ibv_wc>());
+    }
+}

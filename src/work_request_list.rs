@@ -1,0 +1,388 @@
+//! Lists of work requests: many requests with one call, and one doorbell.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem;
+use std::ptr;
+
+use crate::{Error, ReceiveWorkRequest, Result, ffi};
+
+/// A request that C links to the next one.
+pub(crate) trait Link {
+    const VERB: &'static str;
+
+    fn set_next(&mut self, next: *mut Self);
+    fn set_wr_id(&mut self, wr_id: u64);
+}
+
+macro_rules! link {
+    ($raw:ident, $verb:literal) => {
+        impl Link for ffi::$raw {
+            const VERB: &'static str = $verb;
+
+            #[inline]
+            fn set_next(&mut self, next: *mut Self) {
+                self.next = next;
+            }
+
+            #[inline]
+            fn set_wr_id(&mut self, wr_id: u64) {
+                self.wr_id = wr_id;
+            }
+        }
+    };
+}
+
+link!(ibv_send_wr, "ibv_post_send");
+link!(ibv_recv_wr, "ibv_post_recv");
+
+/// A request that is part of a list, and can only be posted with it. Any request becomes one by
+/// `into()`.
+#[repr(C)]
+pub struct ListEntry<'wr, R> {
+    raw: R,
+    /// Of the first entry of a list: where the verb says which request it stopped at; null unless
+    /// it did. In here it is cleared once and not with each call.
+    bad: *mut R,
+    borrows: PhantomData<&'wr ()>,
+}
+
+/// A request of the send queue in a [`SendList`].
+pub type SendListEntry<'wr> = ListEntry<'wr, ffi::ibv_send_wr>;
+/// A receive in a [`ReceiveList`].
+pub type ReceiveListEntry<'wr> = ListEntry<'wr, ffi::ibv_recv_wr>;
+
+// SAFETY: as for the requests that it is made from.
+unsafe impl<R> Send for ListEntry<'_, R> {}
+// SAFETY: as above.
+unsafe impl<R> Sync for ListEntry<'_, R> {}
+
+impl<R> ListEntry<'_, R> {
+    #[inline]
+    pub(crate) fn new(raw: R) -> Self {
+        Self { raw, bad: ptr::null_mut(), borrows: PhantomData }
+    }
+
+    /// The C struct. What it links to means nothing outside of the list.
+    pub fn as_raw(&self) -> &R {
+        &self.raw
+    }
+}
+
+impl<'wr> From<ReceiveWorkRequest<'wr>> for ReceiveListEntry<'wr> {
+    #[inline]
+    fn from(request: ReceiveWorkRequest<'wr>) -> Self {
+        Self::new(*request.as_raw())
+    }
+}
+
+impl<R> fmt::Debug for ListEntry<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListEntry").finish_non_exhaustive()
+    }
+}
+
+/// Requests that are posted with one call: [`SendList`] or [`ReceiveList`].
+///
+/// The entries are the caller's, an array or a vector; making a list links them in place, once, and
+/// posting it costs what posting a linked list costs in C. The same list can be posted again and
+/// again, under the same numbers or others.
+///
+/// ```no_run
+/// use ibverbs::{QueuePairType, SendList, SendListEntry, SendWorkRequest};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// # let context = ibverbs::open("rxe0")?;
+/// # let domain = context.alloc_pd()?;
+/// # let queue = context.create_cq(16)?;
+/// # let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+/// #     .max_send_wr(16).build()?;
+/// # let remote = prepared.endpoint();
+/// # let mut queue_pair = prepared.handshake(remote)?;
+/// let region = domain.allocate::<u8>(1024)?;
+/// let (head, body) = ([region.gather_element(..16)?], [region.gather_element(16..)?]);
+/// let mut entries = [
+///     SendListEntry::from(SendWorkRequest::new(&head)?.unsignaled()),
+///     SendWorkRequest::new(&body)?.into(),
+/// ];
+/// let mut list = SendList::new(&mut entries)?;
+/// list.set_wr_ids(7);
+/// // SAFETY: the region is neither written nor dropped until the completion of 8 was polled.
+/// unsafe { queue_pair.post_list(&mut list)? };
+/// # Ok(())
+/// # }
+/// ```
+pub struct WorkRequestList<'list, R> {
+    /// All entries, of which the first `len` are linked.
+    first: *mut ListEntry<'list, R>,
+    capacity: usize,
+    len: usize,
+    entries: PhantomData<&'list mut R>,
+}
+
+/// Requests of the send queue that are posted with one call:
+/// [`QueuePair::post_list`](crate::QueuePair::post_list).
+pub type SendList<'list> = WorkRequestList<'list, ffi::ibv_send_wr>;
+/// Receives that are posted with one call:
+/// [`QueuePair::post_receive_list`](crate::QueuePair::post_receive_list).
+pub type ReceiveList<'list> = WorkRequestList<'list, ffi::ibv_recv_wr>;
+
+// SAFETY: it is an exclusive borrow of entries that can be sent.
+unsafe impl<R> Send for WorkRequestList<'_, R> {}
+// SAFETY: a shared list gives nothing out but numbers.
+unsafe impl<R> Sync for WorkRequestList<'_, R> {}
+
+#[expect(private_bounds, reason = "the two C structs have it, and no other type can")]
+impl<'list, R: Link> WorkRequestList<'list, R> {
+    /// Links the entries, in their order.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there are none.
+    #[inline]
+    pub fn new<'wr: 'list>(entries: &'list mut [ListEntry<'wr, R>]) -> Result<Self> {
+        let capacity = entries.len();
+        let first = entries.as_mut_ptr().cast::<ListEntry<'list, R>>();
+        let mut list = Self { first, capacity, len: 0, entries: PhantomData };
+        for index in 0..capacity {
+            // SAFETY: both pointers are within the borrowed slice, or one past its end.
+            unsafe {
+                (*first.add(index)).raw.set_next(first.add(index + 1).cast());
+                (*first.add(index)).bad = ptr::null_mut();
+            }
+        }
+        list.truncate(capacity)?;
+        Ok(list)
+    }
+
+    /// Makes the list the first `len` entries, as many as are to be posted next; it can be made
+    /// longer again.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `len` is 0, or more than there are entries.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) -> Result<()> {
+        if len == 0 || len > self.capacity {
+            return Err(no_length(R::VERB, len, self.capacity));
+        }
+        // SAFETY: all indices are within the slice that the list borrows exclusively.
+        unsafe {
+            if self.len != 0 && self.len < self.capacity {
+                (*self.first.add(self.len - 1)).raw.set_next(self.first.add(self.len).cast());
+            }
+            (*self.first.add(len - 1)).raw.set_next(ptr::null_mut());
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    /// How many requests it posts.
+    #[expect(clippy::len_without_is_empty, reason = "a list is never empty")]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Gives the requests numbers, from `first` on.
+    #[inline]
+    pub fn set_wr_ids(&mut self, first: u64) {
+        // SAFETY: the list borrows its entries exclusively, and there are at least `len`.
+        let entries = unsafe { std::slice::from_raw_parts_mut(self.first, self.len) };
+        // So many at a time that the loop itself costs next to nothing.
+        let (eights, rest) = entries.as_chunks_mut::<8>();
+        let mut wr_id = first;
+        for eight in eights {
+            for (offset, entry) in (0..).zip(eight) {
+                entry.raw.set_wr_id(wr_id.wrapping_add(offset));
+            }
+            wr_id = wr_id.wrapping_add(8);
+        }
+        for (offset, entry) in (0..).zip(rest) {
+            entry.raw.set_wr_id(wr_id.wrapping_add(offset));
+        }
+    }
+
+    /// Gives the request at `index` a number (0 unless set).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the list is not that long.
+    #[inline]
+    pub fn set_wr_id(&mut self, index: usize, wr_id: u64) -> Result<()> {
+        if index >= self.len {
+            return Err(no_index(R::VERB, index, self.len));
+        }
+        // SAFETY: as above.
+        unsafe { (*self.first.add(index)).raw.set_wr_id(wr_id) };
+        Ok(())
+    }
+
+    /// The list as C wants it: its first request, and where to say which one was not posted.
+    #[inline]
+    pub(crate) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
+        // SAFETY: a list has at least one entry, which it borrows.
+        unsafe { (&raw mut (*self.first).raw, &raw mut (*self.first).bad) }
+    }
+
+    /// Which request the verb stopped at, and so how many were posted.
+    #[inline]
+    pub(crate) fn failed(&mut self) -> (usize, &R) {
+        // SAFETY: the list borrows at least that many entries.
+        let posted = unsafe { position(self.first, self.len) };
+        // SAFETY: the position is one of the list.
+        (posted, unsafe { &(*self.first.add(posted)).raw })
+    }
+}
+
+#[cold]
+fn no_length(verb: &'static str, len: usize, capacity: usize) -> Error {
+    Error::out_of_range(verb, "the length of the list", len as u64, 1, capacity as u64)
+}
+
+#[cold]
+fn no_index(verb: &'static str, index: usize, len: usize) -> Error {
+    Error::out_of_range(verb, "the index", index as u64, 0, len as u64 - 1)
+}
+
+/// How many requests of a list of `len` were posted when the verb stopped.
+///
+/// # Safety
+///
+/// `first` is the first of at least one entry.
+#[cold]
+unsafe fn position<R>(first: *mut ListEntry<'_, R>, len: usize) -> usize {
+    // SAFETY: the caller vouches for it.
+    let bad = unsafe { mem::replace(&mut (*first).bad, ptr::null_mut()) };
+    let offset = (bad as usize).wrapping_sub(first as usize);
+    let index = offset / size_of::<ListEntry<'_, R>>();
+    // A provider that points elsewhere is taken to have posted nothing.
+    if index < len { index } else { 0 }
+}
+
+impl<R> fmt::Debug for WorkRequestList<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkRequestList").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// Not all of a list was posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListError {
+    error: Error,
+    posted: usize,
+}
+
+impl ListError {
+    #[cold]
+    pub(crate) fn new(error: Error, posted: usize) -> Self {
+        Self { error, posted }
+    }
+
+    /// Why the first request that was not posted was refused.
+    pub fn error(&self) -> Error {
+        self.error
+    }
+
+    /// How many requests were posted, the first ones of the list: they are carried out as if they had
+    /// been the whole list.
+    pub fn posted(&self) -> usize {
+        self.posted
+    }
+}
+
+impl fmt::Display for ListError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "request {} of the list was refused: {}", self.posted, self.error)
+    }
+}
+
+impl std::error::Error for ListError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<ListError> for Error {
+    fn from(error: ListError) -> Self {
+        error.error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LocalInvalidateWorkRequest, SendWorkRequest};
+
+    fn chain(list: &mut SendList<'_>) -> Vec<(u64, u32)> {
+        let mut found = Vec::new();
+        let mut next = list.as_raw().0;
+        while !next.is_null() {
+            // SAFETY: the list links entries that it borrows.
+            let request = unsafe { &*next };
+            found.push((request.wr_id, request.opcode.0));
+            next = request.next;
+        }
+        found
+    }
+
+    #[test]
+    fn entries_are_linked_in_their_order() {
+        let mut entries: [SendListEntry<'_>; 3] = [
+            SendWorkRequest::new(&[]).unwrap().into(),
+            LocalInvalidateWorkRequest::new(1).into(),
+            SendWorkRequest::new(&[]).unwrap().immediate(1).into(),
+        ];
+        let mut list = SendList::new(&mut entries).unwrap();
+        list.set_wr_ids(5);
+        assert_eq!(chain(&mut list), [(5, 2), (6, 7), (7, 3)]);
+        list.truncate(1).unwrap();
+        list.set_wr_id(0, 9).unwrap();
+        assert_eq!(chain(&mut list), [(9, 2)]);
+        assert!(list.set_wr_id(1, 0).is_err());
+        list.truncate(3).unwrap();
+        assert_eq!(chain(&mut list), [(9, 2), (6, 7), (7, 3)]);
+        list.truncate(2).unwrap();
+        assert_eq!((chain(&mut list).len(), list.len()), (2, 2));
+        assert!(list.truncate(0).is_err() && list.truncate(4).is_err());
+        let error = SendList::new(&mut []).unwrap_err();
+        assert!(error.to_string().contains("there are none"), "{error}");
+    }
+
+    #[test]
+    fn a_list_made_again_is_whole_again() {
+        let mut entries: [SendListEntry<'_>; 3] =
+            std::array::from_fn(|_| SendWorkRequest::new(&[]).unwrap().into());
+        let mut list = SendList::new(&mut entries).unwrap();
+        list.truncate(1).unwrap();
+        entries.swap(0, 2);
+        let mut moved = Box::new(entries);
+        let mut list = SendList::new(&mut moved[..]).unwrap();
+        assert_eq!(chain(&mut list).len(), 3);
+    }
+
+    #[test]
+    fn a_failure_says_where() {
+        let mut entries: [SendListEntry<'_>; 3] =
+            std::array::from_fn(|_| SendWorkRequest::new(&[]).unwrap().into());
+        let mut list = SendList::new(&mut entries).unwrap();
+        let (first, bad) = list.as_raw();
+        // SAFETY: the list links entries that it borrows.
+        let last = unsafe { (*(*first).next).next };
+        for (stopped, posted) in [
+            (last, 2),
+            (first, 0),
+            (ptr::null_mut(), 0),
+            (last.cast::<SendListEntry<'_>>().wrapping_add(1).cast(), 0),
+            (first.wrapping_sub(1), 0),
+        ] {
+            // SAFETY: that is what a provider does.
+            unsafe { *bad = stopped };
+            assert_eq!(list.failed().0, posted);
+            assert_eq!(list.failed().0, 0, "it is cleared");
+        }
+        let error = ListError::new(Error::new("ibv_post_send", libc::ENOMEM), 2);
+        assert!(error.to_string().contains("request 2 of the list"), "{error}");
+        assert_eq!(Error::from(error).raw_os_error(), libc::ENOMEM);
+    }
+}

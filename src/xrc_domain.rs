@@ -1,0 +1,101 @@
+//! XRC domains.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::handle::{Handle, object};
+use crate::{Context, Error, Parent, Result, ffi};
+
+object!(ibv_xrcd, ibv_close_xrcd);
+
+/// `struct ibv_xrcd`: an extended reliable connection domain, whose receiving queue pairs and shared
+/// receive queues work together, across processes if it stands for a file.
+#[doc(alias = "ibv_xrcd")]
+pub struct XrcDomain<'ctx> {
+    raw: Handle<ffi::ibv_xrcd>,
+    context: Parent<'ctx, Context<'ctx>>,
+}
+
+// SAFETY: libibverbs allows every verb on an XRC domain from any thread.
+unsafe impl Send for XrcDomain<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for XrcDomain<'_> {}
+
+/// Which XRC domain [`XrcDomain::open`] opens.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum XrcDomainScope<'fd> {
+    /// One of this context alone.
+    Private,
+    /// The one that the file stands for, which any process that opens the file shares; it is made if
+    /// there is none (`O_CREAT`).
+    File(BorrowedFd<'fd>),
+    /// A new one that the file is to stand for; there must be none yet (`O_CREAT | O_EXCL`).
+    NewFile(BorrowedFd<'fd>),
+    /// The one that the file stands for already.
+    ExistingFile(BorrowedFd<'fd>),
+}
+
+impl<'ctx> XrcDomain<'ctx> {
+    /// `ibv_open_xrcd`: opens an XRC domain.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have them.
+    ///  - `EEXIST`: the file stands for one already, and a new one was asked for.
+    ///  - `EINVAL`: the file stands for none, and an existing one was asked for.
+    ///  - `ENOMEM`: the device has none left.
+    #[doc(alias = "ibv_open_xrcd")]
+    pub fn open(
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        scope: XrcDomainScope<'_>,
+    ) -> Result<Self> {
+        use ffi::ibv_xrcd_init_attr_mask as mask;
+
+        let context = context.into();
+        let (fd, oflags) = match scope {
+            XrcDomainScope::Private => (-1, libc::O_CREAT),
+            XrcDomainScope::File(fd) => (fd.as_raw_fd(), libc::O_CREAT),
+            XrcDomainScope::NewFile(fd) => (fd.as_raw_fd(), libc::O_CREAT | libc::O_EXCL),
+            XrcDomainScope::ExistingFile(fd) => (fd.as_raw_fd(), 0),
+        };
+        let comp_mask = mask::IBV_XRCD_INIT_ATTR_FD | mask::IBV_XRCD_INIT_ATTR_OFLAGS;
+        let mut attributes = ffi::ibv_xrcd_init_attr { comp_mask: comp_mask.0, fd, oflags };
+        // SAFETY: the context is live, and so is the file; a domain that comes back is ours alone.
+        let raw = unsafe {
+            let raw = ffi::ibv_open_xrcd(context.as_raw(), &mut attributes);
+            Handle::new("ibv_open_xrcd", raw)
+        }?;
+        Ok(Self { raw, context })
+    }
+
+    /// The context that it was opened on.
+    pub fn context(&self) -> &Context<'ctx> {
+        &self.context
+    }
+
+    /// The C object. It is valid while the domain is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_xrcd {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_close_xrcd`: closes the domain, and says so if that fails. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    ///
+    /// The domain comes back with the reason:
+    ///
+    ///  - `EBUSY`: something that was made with it still exists.
+    #[doc(alias = "ibv_close_xrcd")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { raw, context } = self;
+        raw.close().map_err(|(raw, error)| (Self { raw, context }, error))
+    }
+}
+
+impl fmt::Debug for XrcDomain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XrcDomain").field("device", &self.context.name()).finish_non_exhaustive()
+    }
+}
