@@ -1,0 +1,200 @@
+//! Every resource type is `Send` and `Sync` where libibverbs locks, and covariant in its lifetimes.
+
+use ibverbs::*;
+
+fn send_and_sync<T: Send + Sync>() {}
+
+#[test]
+fn resources_cross_threads() {
+    send_and_sync::<DeviceList>();
+    send_and_sync::<Device<'_>>();
+    send_and_sync::<Context<'_>>();
+    send_and_sync::<ProtectionDomain<'_>>();
+    send_and_sync::<AsyncEvents<'_>>();
+    send_and_sync::<AsyncEvent>();
+    send_and_sync::<CompletionChannel<'_>>();
+    send_and_sync::<CompletionEvent>();
+    send_and_sync::<CompletionQueue<'_>>();
+    send_and_sync::<CompletionQueueBuilder<'_>>();
+    send_and_sync::<ExtendedPoller<'_>>();
+    send_and_sync::<MemoryRegion<'_, u8>>();
+    send_and_sync::<SharedMemoryRegion<'_, u8>>();
+    send_and_sync::<AddressHandle<'_>>();
+    send_and_sync::<QueuePairBuilder<'_>>();
+    send_and_sync::<PreparedQueuePair<'_>>();
+    send_and_sync::<QueuePair<'_>>();
+    send_and_sync::<SendHalf<'_, '_>>();
+    send_and_sync::<ReceiveHalf<'_, '_>>();
+    send_and_sync::<SendWorkRequest<'_>>();
+    send_and_sync::<WriteWorkRequest<'_>>();
+    send_and_sync::<ReadWorkRequest<'_>>();
+    send_and_sync::<CompareSwapWorkRequest<'_>>();
+    send_and_sync::<FetchAddWorkRequest<'_>>();
+    send_and_sync::<LocalInvalidateWorkRequest<'_>>();
+    send_and_sync::<ReceiveWorkRequest<'_>>();
+    send_and_sync::<SendListEntry<'_>>();
+    send_and_sync::<SendList<'_>>();
+    send_and_sync::<ReceiveList<'_>>();
+    send_and_sync::<StateTransition>();
+    send_and_sync::<QueuePairAttributes>();
+    send_and_sync::<Channel<'_>>();
+    send_and_sync::<ChannelBuilder<'_>>();
+    send_and_sync::<PreparedChannel<'_>>();
+    send_and_sync::<SharedCompletionQueue<'_>>();
+    send_and_sync::<PendingWork>();
+    send_and_sync::<TransportError>();
+    send_and_sync::<WorkCompletion>();
+    send_and_sync::<Error>();
+}
+
+/// Each function compiles only if the type is covariant in its lifetime.
+#[expect(dead_code, reason = "compiling is the test")]
+mod covariant {
+    use super::*;
+
+    fn device<'a>(x: Device<'static>) -> Device<'a> {
+        x
+    }
+    fn context<'a>(x: Context<'static>) -> Context<'a> {
+        x
+    }
+    fn domain<'a>(x: ProtectionDomain<'static>) -> ProtectionDomain<'a> {
+        x
+    }
+    fn async_events<'a>(x: AsyncEvents<'static>) -> AsyncEvents<'a> {
+        x
+    }
+    fn completion_channel<'a>(x: CompletionChannel<'static>) -> CompletionChannel<'a> {
+        x
+    }
+    fn completion_queue_builder<'a>(
+        x: CompletionQueueBuilder<'static>,
+    ) -> CompletionQueueBuilder<'a> {
+        x
+    }
+    fn extended_poller<'a>(x: ExtendedPoller<'static>) -> ExtendedPoller<'a> {
+        x
+    }
+    fn completion_queue<'a>(x: CompletionQueue<'static>) -> CompletionQueue<'a> {
+        x
+    }
+    fn region<'a>(x: MemoryRegion<'static, u8>) -> MemoryRegion<'a, u8> {
+        x
+    }
+    fn shared_region<'a>(x: SharedMemoryRegion<'static, u8>) -> SharedMemoryRegion<'a, u8> {
+        x
+    }
+    fn address_handle<'a>(x: AddressHandle<'static>) -> AddressHandle<'a> {
+        x
+    }
+    fn builder<'a>(x: QueuePairBuilder<'static>) -> QueuePairBuilder<'a> {
+        x
+    }
+    fn prepared<'a>(x: PreparedQueuePair<'static>) -> PreparedQueuePair<'a> {
+        x
+    }
+    fn send_half<'a>(x: SendHalf<'a, 'static>) -> SendHalf<'a, 'a> {
+        x
+    }
+    fn receive_half<'a>(x: ReceiveHalf<'a, 'static>) -> ReceiveHalf<'a, 'a> {
+        x
+    }
+    fn send_request<'a>(x: SendWorkRequest<'static>) -> SendWorkRequest<'a> {
+        x
+    }
+    fn write_request<'a>(x: WriteWorkRequest<'static>) -> WriteWorkRequest<'a> {
+        x
+    }
+    fn read_request<'a>(x: ReadWorkRequest<'static>) -> ReadWorkRequest<'a> {
+        x
+    }
+    fn channel<'a>(x: Channel<'static>) -> Channel<'a> {
+        x
+    }
+    fn channel_builder<'a>(x: ChannelBuilder<'static>) -> ChannelBuilder<'a> {
+        x
+    }
+    fn prepared_channel<'a>(x: PreparedChannel<'static>) -> PreparedChannel<'a> {
+        x
+    }
+    fn shared_completion_queue<'a>(x: SharedCompletionQueue<'static>) -> SharedCompletionQueue<'a> {
+        x
+    }
+    fn queue_pair<'a>(x: QueuePair<'static>) -> QueuePair<'a> {
+        x
+    }
+}
+
+/// Memory of all kinds.
+mod memory {
+    use super::*;
+
+    #[test]
+    fn memory_crosses_threads() {
+        send_and_sync::<BorrowedMemoryRegion<'_, '_, u8>>();
+        send_and_sync::<ReadOnlyMemoryRegion<'_, '_, u8>>();
+        send_and_sync::<RawMemoryRegion<'_>>();
+        send_and_sync::<NullMemoryRegion<'_>>();
+        send_and_sync::<ImplicitMemoryRegion<'_>>();
+        send_and_sync::<DeviceMemory<'_>>();
+        send_and_sync::<DeviceMemoryRegion<'_>>();
+        send_and_sync::<SharedMemorySlice<'_, u8>>();
+        send_and_sync::<MemoryWindow<'_>>();
+        send_and_sync::<WindowBinding<'_>>();
+        send_and_sync::<Reregistration<'_>>();
+        send_and_sync::<RemoteMemoryRegion>();
+        send_and_sync::<RegionOptions>();
+        send_and_sync::<ReregisterError>();
+    }
+
+    fn copy<T: Copy>() {}
+
+    #[test]
+    fn what_only_names_memory_is_copied() {
+        copy::<SharedMemorySlice<'_, String>>();
+        copy::<RemoteMemoryRegion>();
+        copy::<RegionOptions>();
+        assert!(!std::mem::needs_drop::<SharedMemorySlice<'_, u8>>());
+    }
+
+    /// Each function compiles only if the type is covariant in its lifetimes.
+    #[expect(dead_code, reason = "compiling is the test")]
+    mod covariant {
+        use super::*;
+
+        fn borrowed<'a, 'b>(
+            x: BorrowedMemoryRegion<'static, 'static, u8>,
+        ) -> BorrowedMemoryRegion<'a, 'b, u8> {
+            x
+        }
+        fn read_only<'a, 'b>(
+            x: ReadOnlyMemoryRegion<'static, 'static, u8>,
+        ) -> ReadOnlyMemoryRegion<'a, 'b, u8> {
+            x
+        }
+        fn raw<'a>(x: RawMemoryRegion<'static>) -> RawMemoryRegion<'a> {
+            x
+        }
+        fn null<'a>(x: NullMemoryRegion<'static>) -> NullMemoryRegion<'a> {
+            x
+        }
+        fn implicit<'a>(x: ImplicitMemoryRegion<'static>) -> ImplicitMemoryRegion<'a> {
+            x
+        }
+        fn device_memory<'a>(x: DeviceMemory<'static>) -> DeviceMemory<'a> {
+            x
+        }
+        fn device_region<'a>(x: DeviceMemoryRegion<'static>) -> DeviceMemoryRegion<'a> {
+            x
+        }
+        fn slice<'a>(x: SharedMemorySlice<'static, u8>) -> SharedMemorySlice<'a, u8> {
+            x
+        }
+        fn window<'a>(x: MemoryWindow<'static>) -> MemoryWindow<'a> {
+            x
+        }
+        fn binding<'a>(x: WindowBinding<'static>) -> WindowBinding<'a> {
+            x
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What the build script says when something that it needs is missing: one readable line each, with
+//! the packages that have it, at once, and nothing else.
+//!
+//! The build script that built this test is run again, by hand, in a machine that lacks something: a
+//! PATH that holds all tools but one, a libclang that is not there, a source tree without sources.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// All that the build starts by name.
+const TOOLS: &[&str] =
+    &["ar", "as", "cc", "cmake", "ld", "make", "nm", "objcopy", "pkg-config", "python3"];
+
+/// A machine that lacks something.
+struct Machine {
+    folder: PathBuf,
+    script: Command,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Machine {
+    /// With all tools but `missing`, and the default features.
+    fn without(test: &str, missing: &[&str]) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("build errors {test}"));
+        let _ = fs::remove_dir_all(&folder);
+        let (bin, out) = (folder.join("bin"), folder.join("out"));
+        for new in [&bin, &out] {
+            fs::create_dir_all(new).expect("the target folder is writable");
+        }
+        for tool in TOOLS.iter().filter(|t| !missing.contains(t)) {
+            symlink(real_path_of(tool), bin.join(tool)).expect("the folder is new");
+        }
+        let target = target();
+        let mut script = Command::new(build_script());
+        script
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .env_clear()
+            .envs(env::vars_os().filter(|(name, _)| name == "LIBCLANG_PATH"))
+            .env("PATH", &bin)
+            .env("OUT_DIR", &out)
+            .env("CARGO_MANIFEST_DIR", env!("CARGO_MANIFEST_DIR"))
+            .env("CARGO_CFG_TARGET_OS", "linux")
+            .env("CARGO_FEATURE_RXE", "1")
+            .env("OPT_LEVEL", "0")
+            .env("DEBUG", "false")
+            .env("NUM_JOBS", "1")
+            .env("HOST", &target)
+            .env("TARGET", &target)
+            .envs(target_configuration(&target));
+        Self { folder, script }
+    }
+
+    fn set(mut self, name: &str, value: &str) -> Self {
+        self.script.env(name, value);
+        self
+    }
+
+    /// The errors that the build ends with, after having done nothing.
+    fn errors(mut self) -> Vec<String> {
+        let output = self.script.output().expect("the build script starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        // Cargo fails the build for the messages. To a script that fails as well it would add the
+        // whole output.
+        assert!(output.status.success(), "{text}\n{stderr}");
+        assert!(text.contains("cargo::error="), "the build went on:\n{text}\n{stderr}");
+        for noise in ["panicked", "backtrace", "stack"] {
+            assert!(!stderr.contains(noise) && !text.contains(noise), "{text}\n{stderr}");
+        }
+        let built = fs::read_dir(self.folder.join("out")).expect("a folder").count();
+        assert_eq!(built, 0, "the build had begun");
+        text.lines().filter_map(|l| l.strip_prefix("cargo::error=")).map(str::to_owned).collect()
+    }
+}
+
+fn real_path_of(tool: &str) -> PathBuf {
+    if tool == "python3" {
+        // The interpreter behind a wrapper, which would need further tools.
+        let output = Command::new(tool).args(["-c", "import sys; print(sys.executable)"]).output();
+        let path = String::from_utf8(output.expect("python3 starts").stdout).expect("a path");
+        return path.trim().into();
+    }
+    let path = env::var_os("PATH").expect("PATH is set");
+    env::split_paths(&path)
+        .map(|folder| folder.join(tool))
+        .find(|file| file.is_file())
+        .unwrap_or_else(|| panic!("this machine has no {tool} itself"))
+}
+
+/// The newest of this package beside the folder that it wrote to for this test.
+fn build_script() -> PathBuf {
+    let folder = Path::new(env!("OUT_DIR")).ancestors().nth(2).expect("cargo's build folder");
+    fs::read_dir(folder)
+        .expect("cargo's build folder is there")
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("ibverbs-bundled-"))
+        .map(|entry| entry.path().join("build-script-build"))
+        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
+        .max()
+        .unwrap_or_else(|| {
+            panic!("no build script in {}: has cargo's layout changed?", folder.display())
+        })
+        .1
+}
+
+fn target() -> String {
+    let rustc = env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
+    let output = Command::new(rustc).arg("-vV").output().expect("rustc starts");
+    let text = String::from_utf8(output.stdout).expect("rustc prints text");
+    let host = text.lines().find_map(|l| l.strip_prefix("host: ")).expect("rustc names its host");
+    host.to_owned()
+}
+
+/// What cargo tells about the target and `cc` asks for.
+fn target_configuration(target: &str) -> Vec<(String, String)> {
+    let arch = target.split('-').next().unwrap_or_default();
+    let env = target.rsplit('-').next().unwrap_or_default();
+    [("ARCH", arch), ("ENV", env), ("VENDOR", "unknown"), ("ENDIAN", "little"), ("FAMILY", "unix")]
+        .map(|(name, value)| (format!("CARGO_CFG_TARGET_{name}"), value.to_owned()))
+        .to_vec()
+}
+
+/// One line, that names the thing, the Debian and the Fedora package.
+#[track_caller]
+fn assert_names(errors: &[String], what: &str, debian: &str, fedora: &str) {
+    assert_eq!(errors.len(), 1, "{errors:#?}");
+    for part in [what, &format!("apt install {debian} "), &format!("dnf install {fedora} ")] {
+        assert!(errors[0].contains(part), "{:?} does not say {part:?}", errors[0]);
+    }
+}
+
+#[cfg(not(feature = "system"))]
+mod tools_of_the_bundled_build {
+    use super::{Machine, assert_names};
+
+    #[test]
+    fn cmake() {
+        let errors = Machine::without("cmake", &["cmake"]).errors();
+        assert_names(&errors, "`cmake` is missing", "cmake", "cmake");
+    }
+
+    #[test]
+    fn make() {
+        let errors = Machine::without("make", &["make"]).errors();
+        assert_names(&errors, "`make` is missing", "make", "make");
+    }
+
+    #[test]
+    fn python() {
+        let errors = Machine::without("python", &["python3"]).errors();
+        assert_names(&errors, "`python3` is missing", "python3", "python3");
+    }
+
+    #[test]
+    fn binutils() {
+        for tool in ["ar", "nm", "objcopy"] {
+            let errors = Machine::without(tool, &[tool]).errors();
+            assert_names(&errors, &format!("`{tool}` is missing"), "binutils", "binutils");
+        }
+    }
+
+    #[test]
+    fn several_at_once_are_all_named() {
+        let errors = Machine::without("several", &["cmake", "cc", "pkg-config"])
+            .set("LIBCLANG_PATH", "/nonexistent")
+            .errors();
+        assert_eq!(errors.len(), 4, "{errors:#?}");
+    }
+}
+
+#[test]
+fn c_compiler() {
+    let errors = Machine::without("cc", &["cc"]).errors();
+    assert_names(&errors, "a C compiler is missing", "gcc libc6-dev", "gcc glibc-devel");
+}
+
+#[test]
+fn c_library_headers() {
+    let errors = Machine::without("headers", &[]).set("CFLAGS", "-nostdinc").errors();
+    assert_names(
+        &errors,
+        "does not find the C library's headers",
+        "gcc libc6-dev",
+        "gcc glibc-devel",
+    );
+}
+
+#[test]
+fn pkg_config() {
+    let errors = Machine::without("pkg-config", &["pkg-config"]).errors();
+    assert_names(&errors, "`pkg-config` is missing", "pkg-config", "pkgconf-pkg-config");
+}
+
+#[test]
+fn libclang() {
+    let errors = Machine::without("libclang", &[]).set("LIBCLANG_PATH", "/nonexistent").errors();
+    assert_names(&errors, "libclang is missing", "libclang-dev", "clang-devel");
+}
+
+/// docs.rs has libclang and needs nothing else, so nothing else may be asked for.
+#[test]
+fn docs_rs_needs_libclang_alone() {
+    let errors = Machine::without(
+        "docs",
+        &["ar", "cc", "cmake", "make", "nm", "objcopy", "pkg-config", "python3"],
+    )
+    .set("DOCS_RS", "1")
+    .set("LIBCLANG_PATH", "/nonexistent")
+    .errors();
+    assert_names(&errors, "libclang is missing", "libclang-dev", "clang-devel");
+}
+
+#[test]
+fn sources() {
+    let machine = Machine::without("sources", &[]);
+    let empty = machine.folder.join("checkout");
+    fs::create_dir_all(empty.join("vendor/rdma-core")).expect("the folder is new");
+    let empty = empty.to_str().expect("the test's folder is UTF-8").to_owned();
+    let errors = machine.set("CARGO_MANIFEST_DIR", &empty).errors();
+    assert_eq!(errors.len(), 1, "{errors:#?}");
+    for cure in ["script/bootstrap", "git submodule update --init"] {
+        assert!(errors[0].contains(cure), "{errors:#?}");
+    }
+}
+
+#[test]
+fn another_system() {
+    let errors = Machine::without("system", &[]).set("CARGO_CFG_TARGET_OS", "macos").errors();
+    assert_eq!(errors, ["RDMA verbs exist on Linux only"]);
+}

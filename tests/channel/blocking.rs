@@ -1,0 +1,284 @@
+//! One operation after the other.
+
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    Channel, ErrorKind, MaxRnrRetries, MemoryRegion, QueuePairType, TransportError, WorkErrorClass,
+    WorkOpcode, WorkStatus,
+};
+use ibverbs_test_device::TestDevice;
+
+use crate::pair::{Pair, builder, connect, domain, outstanding, soon};
+
+#[test]
+fn messages_arrive_with_length_and_immediate() {
+    let mut pair = Pair::new();
+    let outgoing = pair.region(64, 0);
+    let mut incoming = pair.region(256, 0);
+    let (one, two) = (&mut pair.one, &mut pair.two);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let sent = one.send(&outgoing.slice(..48).unwrap()).unwrap();
+            assert_eq!(sent.opcode(), WorkOpcode::Send);
+            one.send_with_immediate(&outgoing.slice(8..16).unwrap(), 0xdead_beef).unwrap();
+            one.send_with_immediate(&(), 7).unwrap();
+            one.send_inline(b"no region needed").unwrap();
+        });
+        let mut receive = |at: usize| {
+            let mut slice = incoming.slice_mut(at..).unwrap();
+            let received = two.receive(&mut slice).unwrap();
+            assert_eq!(received.opcode(), WorkOpcode::Receive);
+            (received.byte_len(), received.immediate())
+        };
+        assert_eq!(receive(0), (48, None));
+        assert_eq!(receive(64), (8, Some(0xdead_beef)));
+        assert_eq!(receive(80), (0, Some(7)));
+        assert_eq!(receive(128), (16, None));
+    });
+    assert_eq!(incoming[..48], outgoing[..48]);
+    assert_eq!(incoming[64..72], outgoing[8..16]);
+    assert_eq!(&incoming[128..144], b"no region needed");
+    drop((outgoing, incoming));
+    pair.finish();
+}
+
+#[test]
+fn several_pieces_are_one_message() {
+    let mut pair = Pair::new();
+    let outgoing = pair.region(64, 0);
+    let mut header = MemoryRegion::<u64>::new(&pair.domain, 1).unwrap();
+    let mut body = pair.region(32, 0);
+    let (one, two) = (&mut pair.one, &mut pair.two);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let part = |range| outgoing.slice(range).unwrap();
+            one.send(&[part(40..44), part(0..8), part(20..24)]).unwrap();
+            one.send(&(part(0..1), part(2..3))).unwrap();
+        });
+        let mut both = (header.slice_mut(..).unwrap(), body.slice_mut(..).unwrap());
+        assert_eq!(two.receive(&mut both).unwrap().byte_len(), 16);
+        assert_eq!(two.receive(&mut body.slice_mut(16..18).unwrap()).unwrap().byte_len(), 2);
+    });
+    assert_eq!(header[0].to_ne_bytes(), [40, 41, 42, 43, 0, 1, 2, 3]);
+    assert_eq!(body[..8], [4, 5, 6, 7, 20, 21, 22, 23]);
+    assert_eq!(body[16..18], [0, 2]);
+    drop((outgoing, header, body));
+    pair.finish();
+}
+
+#[test]
+fn one_sided_operations_need_nobody_on_the_other_side() {
+    let mut pair = Pair::new();
+    let target = pair.shared(8);
+    let remote = target.remote();
+    let mut local = MemoryRegion::<u64>::new(&pair.domain, 4).unwrap();
+    local.copy_from_slice(&[11, 12, 13, 14]);
+    let one = &mut pair.one;
+    one.write(&local.slice(..).unwrap(), remote.sub_region(16, 32).unwrap()).unwrap();
+    one.write_inline(&99_u64.to_ne_bytes(), remote).unwrap();
+    let mut seen = [0; 8];
+    target.read(0, &mut seen).unwrap();
+    assert_eq!(seen, [99, 0, 11, 12, 13, 14, 0, 0]);
+
+    let read = one.read(&mut local.slice_mut(..2).unwrap(), remote.sub_region(24, 16).unwrap());
+    assert_eq!((read.unwrap().opcode(), local[..2].to_vec()), (WorkOpcode::Read, vec![12, 13]));
+
+    let counter = remote.sub_region(0, 8).unwrap();
+    let mut old = local.slice_mut(..1).unwrap();
+    one.fetch_add(&mut old, counter, 5).unwrap();
+    assert_eq!(old[0], 99);
+    one.compare_swap(&mut old, counter, 104, 1).unwrap();
+    assert_eq!(old[0], 104);
+    one.compare_swap(&mut old, counter, 104, 2).unwrap();
+    assert_eq!((old[0], target.read_one(0).unwrap()), (1, 1));
+
+    // A region that peers access is as good on this side.
+    let near = pair.shared(4);
+    let mut slice = near.slice(..).unwrap();
+    pair.one.read(&mut slice, remote.sub_region(16, 32).unwrap()).unwrap();
+    assert_eq!(near.to_vec(), [11, 12, 13, 14]);
+    drop((target, local, near));
+    pair.finish();
+}
+
+#[test]
+fn a_write_with_immediate_uses_up_a_receive() {
+    let mut pair = Pair::new();
+    let target = pair.shared(1);
+    let remote = target.remote();
+    let bytes = pair.region(8, 1);
+    let (one, two) = (&mut pair.one, &mut pair.two);
+    std::thread::scope(|threads| {
+        threads.spawn(|| one.write_with_immediate(&bytes.slice(..).unwrap(), remote, 42).unwrap());
+        let told = two.receive(&mut ()).unwrap();
+        assert_eq!(told.opcode(), WorkOpcode::ReceiveWriteWithImmediate);
+        assert_eq!((told.immediate(), told.byte_len()), (Some(42), 8));
+    });
+    assert_eq!(target.read_one(0).unwrap().to_ne_bytes(), bytes[..]);
+    drop((target, bytes));
+    pair.finish();
+}
+
+#[test]
+fn bad_input_is_refused_before_the_device_sees_it() {
+    let mut pair = Pair::new();
+    let target = pair.shared(2);
+    let remote = target.remote();
+    let mut region = pair.region(64, 0);
+    let one = &mut pair.one;
+    let check = |result: Result<ibverbs::WorkSuccess, TransportError>, words: &str| {
+        let TransportError::Verbs(error) = result.unwrap_err() else { panic!("not {words}") };
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let piece = region.slice(..1).unwrap();
+    check(one.send(&[piece; 4]), "the number of pieces is 4, and must be within 0..=3");
+    check(one.write(&region.slice(..17).unwrap(), remote), "the length in bytes is 17");
+    check(one.send_inline(&[0; 2000]), "the number of inline bytes is 2000");
+    check(one.read(&mut region.slice_mut(..17).unwrap(), remote), "within 0..=16");
+    let mut seven = region.slice_mut(..7).unwrap();
+    check(one.fetch_add(&mut seven, remote, 1), "of an atomic's buffer is 7");
+    let mut eight = region.slice_mut(..8).unwrap();
+    let odd = remote.sub_region(4, 8).unwrap();
+    check(one.compare_swap(&mut eight, odd, 0, 1), "not aligned");
+    let short = remote.sub_region(8, 4).unwrap();
+    check(one.fetch_add(&mut eight, short, 1), "within 0..=4");
+    assert_eq!(pair.device.calls("post_send"), 0);
+    // The channel is none the worse for it.
+    pair.one.read(&mut region.slice_mut(..16).unwrap(), remote).unwrap();
+    drop((target, region));
+    pair.finish();
+}
+
+#[test]
+fn an_unreliable_connection_writes_but_does_not_read() {
+    let mut pair = Pair::with(TestDevice::model(), |builder| {
+        builder.queue_pair_type(QueuePairType::UnreliableConnected)
+    });
+    let target = pair.shared(1);
+    let mut region = pair.region(8, 3);
+    pair.one.write(&region.slice(..).unwrap(), target.remote()).unwrap();
+    assert_eq!(target.read_one(0).unwrap().to_ne_bytes(), region[..]);
+    let posts = pair.device.calls("post_send");
+    let error = pair.one.read(&mut region.slice_mut(..).unwrap(), target.remote()).unwrap_err();
+    let TransportError::Verbs(error) = error else { panic!("{error}") };
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(pair.device.calls("post_send"), posts);
+    drop((target, region));
+    pair.finish();
+}
+
+#[test]
+fn only_connected_types_make_a_channel() {
+    let device = TestDevice::model();
+    let domain = domain(&device);
+    let datagram = builder(&domain).queue_pair_type(QueuePairType::UnreliableDatagram).build();
+    assert_eq!(datagram.unwrap_err().kind(), ErrorKind::InvalidInput);
+    for (send, receive) in [(0, 0), (u32::MAX, u32::MAX), (1 << 20, 1)] {
+        let built = Channel::builder(&domain).max_send_wr(send).max_recv_wr(receive).build();
+        assert_eq!(built.unwrap_err().kind(), ErrorKind::InvalidInput, "{send} {receive}");
+    }
+    drop(domain);
+    device.assert_clean();
+}
+
+#[test]
+fn a_failed_operation_is_told_and_the_next_is_its_consequence() {
+    let device = TestDevice::model();
+    let domain = domain(&device);
+    let impatient = |domain| builder(domain).max_rnr_retries(MaxRnrRetries::NONE);
+    let (one, two) = connect(impatient(&domain), impatient(&domain));
+    let mut pair = Pair { one, two, domain, device };
+    let region = pair.region(8, 0);
+    let slice = region.slice(..).unwrap();
+    let error = pair.one.send(&slice).unwrap_err();
+    assert_eq!(error.work_error().unwrap().status(), WorkStatus::RnrRetryExceeded);
+    assert!(!error.is_consequence());
+    let error = pair.one.send(&slice).unwrap_err();
+    assert_eq!(error.work_error().unwrap().class(), WorkErrorClass::Flushed);
+    assert!(error.is_consequence());
+    let mut pair = pair.reconnect();
+    pair.exchange();
+    drop(region);
+    pair.finish();
+}
+
+#[test]
+fn a_post_that_the_device_refuses_is_not_in_flight() {
+    let mut pair = Pair::new();
+    let mut region = pair.region(8, 0);
+    for _ in 0..10 {
+        pair.device.fail("post_send").errno(libc::EIO).times(1);
+        let error = pair.one.send(&region.slice(..).unwrap()).unwrap_err();
+        assert!(matches!(error, TransportError::Verbs(e) if e.verb() == "ibv_post_send"));
+        pair.device.fail("post_recv").errno(libc::ENOMEM).times(1);
+        let error = pair.one.receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
+        assert!(error.is_queue_full(), "{error}");
+        pair.device.fail("post_send").errno(libc::EIO).times(1);
+        let scope = pair.one.scope(|s| s.post_send(region.slice(..)?).map(drop));
+        assert!(scope.is_err());
+    }
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+    pair.exchange();
+    drop(region);
+    pair.finish();
+}
+
+#[test]
+fn a_receive_that_never_arrives_ends_at_its_deadline() {
+    let mut pair = Pair::new();
+    let mut region = pair.region(8, 0);
+    let start = Instant::now();
+    let error = pair.one.receive_deadline(&mut region.slice_mut(..).unwrap(), soon()).unwrap_err();
+    assert_eq!(error, TransportError::TimedOut);
+    assert!((20..2000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+    let error = pair.one.send(&region.slice(..).unwrap()).unwrap_err();
+    assert_eq!(error, TransportError::Stopped);
+    let mut pair = pair.reconnect();
+    pair.exchange();
+    drop(region);
+    pair.finish();
+}
+
+#[test]
+fn a_deadline_that_has_passed_takes_what_is_there() {
+    let mut pair = Pair::new();
+    let region = pair.region(8, 0);
+    let past = Instant::now() - Duration::from_millis(1);
+    let target = pair.shared(1);
+    // The device carries it out in the first poll.
+    pair.one.write_deadline(&region.slice(..).unwrap(), target.remote(), past).unwrap();
+    let error = pair.one.send_deadline(&region.slice(..).unwrap(), past).unwrap_err();
+    assert_eq!(error, TransportError::TimedOut);
+    drop((region, target));
+    pair.finish();
+}
+
+#[test]
+fn every_blocking_method_has_a_deadline() {
+    let mut pair = Pair::new();
+    let target = pair.shared(1);
+    let (remote, mut region) = (target.remote(), pair.region(8, 0));
+    let later = Instant::now() + Duration::from_secs(60);
+    let (mut bytes, one) = (region.slice_mut(..).unwrap(), &mut pair.one);
+    one.write_deadline(&bytes, remote, later).unwrap();
+    one.write_inline_deadline(&[1; 8], remote, later).unwrap();
+    one.read_deadline(&mut bytes, remote, later).unwrap();
+    one.compare_swap_deadline(&mut bytes, remote, 0, 1, later).unwrap();
+    one.fetch_add_deadline(&mut bytes, remote, 1, later).unwrap();
+    // These need the peer, which does nothing.
+    let time_out = |call: &mut dyn FnMut(&mut Channel<'_>) -> TransportError| {
+        let mut fresh = Pair::new();
+        assert_eq!(call(&mut fresh.one), TransportError::TimedOut);
+        assert_eq!(outstanding(&fresh.device, &fresh.one), (0, 0));
+        fresh.finish();
+    };
+    time_out(&mut |c| c.send_deadline(&(), soon()).unwrap_err());
+    time_out(&mut |c| c.send_with_immediate_deadline(&(), 1, soon()).unwrap_err());
+    time_out(&mut |c| c.send_inline_deadline(b"x", soon()).unwrap_err());
+    let nothing = remote.sub_region(0, 0).unwrap();
+    one.write_with_immediate_deadline(&(), nothing, 1, soon()).unwrap_err();
+    drop((region, target));
+    pair.finish();
+}

@@ -1,0 +1,12 @@
+//! Channels on a device made of functions: what arrives, what fails, and above all that no buffer
+//! comes back while the device may still use it.
+
+mod blocking;
+mod forget;
+mod pair;
+mod rules;
+mod scopes;
+mod settling;
+mod shared_queue;
+mod sleeping;
+mod unpolled;

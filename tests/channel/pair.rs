@@ -1,0 +1,153 @@
+//! Two connected channels on one device.
+
+use std::sync::{Arc, Once};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, Channel, ChannelBuilder, Context, MaxRnrRetries, MemoryRegion, ProtectionDomain,
+    SharedMemoryRegion, ffi,
+};
+use ibverbs_test_device::TestDevice;
+
+pub(crate) const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_ATOMIC);
+
+/// The channels come first, so that they are dropped first.
+pub(crate) struct Pair {
+    pub(crate) one: Channel<'static>,
+    pub(crate) two: Channel<'static>,
+    pub(crate) domain: Arc<ProtectionDomain<'static>>,
+    pub(crate) device: TestDevice,
+}
+
+/// Ends the process when a test hangs: what is broken is often that something never ends.
+fn watch() {
+    static WATCHDOG: Once = Once::new();
+    WATCHDOG.call_once(|| {
+        thread::spawn(|| {
+            thread::sleep(Duration::from_secs(600));
+            eprintln!("a test hangs");
+            std::process::abort();
+        });
+    });
+}
+
+pub(crate) fn domain(device: &TestDevice) -> Arc<ProtectionDomain<'static>> {
+    watch();
+    // SAFETY: the context is live and handed over.
+    let context = unsafe { Context::from_raw(device.open().unwrap()) }.unwrap();
+    Arc::new(ProtectionDomain::new(Arc::new(context)).unwrap())
+}
+
+pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder<'static> {
+    Channel::builder(domain)
+        .max_send_wr(4)
+        .max_recv_wr(4)
+        .max_send_sge(3)
+        .max_recv_sge(3)
+        .max_inline_data(32)
+        .access(ALL)
+        // The device counts polls, not time: a send waits for its receive for ever.
+        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+        .settle_timeout(Duration::from_millis(50))
+}
+
+pub(crate) fn connect(
+    one: ChannelBuilder<'static>,
+    two: ChannelBuilder<'static>,
+) -> (Channel<'static>, Channel<'static>) {
+    let (one, two) = (one.build().unwrap(), two.build().unwrap());
+    let (to_one, to_two) = (one.endpoint(), two.endpoint());
+    (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap())
+}
+
+impl Pair {
+    pub(crate) fn new() -> Self {
+        Self::with(TestDevice::model(), |builder| builder)
+    }
+
+    pub(crate) fn with(
+        device: TestDevice,
+        set: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
+    ) -> Self {
+        let domain = domain(&device);
+        let (one, two) = connect(set(builder(&domain)), set(builder(&domain)));
+        Self { one, two, domain, device }
+    }
+
+    /// A region of bytes that count from `first`.
+    pub(crate) fn region(&self, len: usize, first: u8) -> MemoryRegion<'static, u8> {
+        let mut region = MemoryRegion::new(&self.domain, len).unwrap();
+        for (byte, n) in region.iter_mut().zip(0_usize..) {
+            *byte = first.wrapping_add(n as u8);
+        }
+        region
+    }
+
+    pub(crate) fn shared(&self, len: usize) -> SharedMemoryRegion<'static, u64> {
+        SharedMemoryRegion::new(&self.domain, len, ALL).unwrap()
+    }
+
+    /// Takes both channels back to RESET and connects them again.
+    pub(crate) fn reconnect(self) -> Self {
+        let (one, two) = (self.one.reset().unwrap(), self.two.reset().unwrap());
+        let (to_one, to_two) = (one.endpoint(), two.endpoint());
+        let (one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
+        Self { one, two, ..self }
+    }
+
+    /// Sends one message from each side to the other.
+    pub(crate) fn exchange(&mut self) {
+        let mut regions = [self.region(8, 1), self.region(8, 100), self.region(16, 0)];
+        let [from_one, from_two, to] = &mut regions;
+        let (at_one, at_two) = to.slice_mut(..).unwrap().split_at(8).unwrap();
+        let (one, two) = (&mut self.one, &mut self.two);
+        one.scope(|one| {
+            two.scope(|two| {
+                let at_one = one.post_receive(at_one)?;
+                let at_two = two.post_receive(at_two)?;
+                one.post_send(from_one.slice(..)?)?.wait()?;
+                two.post_send(from_two.slice(..)?)?.wait()?;
+                at_one.wait()?;
+                at_two.wait()?;
+                Ok::<_, ibverbs::TransportError>(())
+            })
+        })
+        .unwrap();
+        assert_eq!(to[..8], from_two[..]);
+        assert_eq!(to[8..], from_one[..]);
+    }
+
+    /// Nothing is left of it, and the device saw nothing wrong.
+    #[track_caller]
+    pub(crate) fn finish(self) {
+        let Self { one, two, domain, device } = self;
+        drop((one, two));
+        drop(domain);
+        device.assert_clean();
+    }
+}
+
+pub(crate) fn queue(channel: &Channel<'_>) -> *mut ffi::ibv_cq {
+    // SAFETY: the queue pair is live.
+    unsafe { (*channel.as_raw()).send_cq }
+}
+
+/// What the device still owns of a channel's work: sends and receives.
+#[track_caller]
+pub(crate) fn outstanding(device: &TestDevice, channel: &Channel<'_>) -> (u32, u32) {
+    device.outstanding(channel.number())
+}
+
+pub(crate) fn soon() -> Instant {
+    Instant::now() + Duration::from_millis(20)
+}
+
+/// A memory region's content, when the borrow checker lets nobody look.
+pub(crate) fn peek(address: *const u8, len: usize) -> Vec<u8> {
+    // SAFETY: the tests that use this keep the region alive.
+    (0..len).map(|n| unsafe { address.add(n).read_volatile() }).collect()
+}

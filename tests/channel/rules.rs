@@ -1,0 +1,203 @@
+//! Which completion ends what: a poll that fails ends nothing, and neither does a completion that is
+//! somebody else's.
+
+use ibverbs::{ScopeError, TransportError, ffi};
+use ibverbs_test_device::{Progress, TestDevice};
+
+use crate::pair::{Pair, outstanding, peek, queue};
+
+fn is_poll_error(error: TransportError) -> bool {
+    matches!(error, TransportError::Verbs(error) if error.verb() == "ibv_poll_cq")
+}
+
+/// A message that comes after the poll error still lands in memory that is borrowed: the scope does
+/// not end before.
+#[test]
+fn a_poll_error_within_a_scope_releases_nothing() {
+    let device = TestDevice::model();
+    device.progress(Progress::Manual);
+    let mut pair = Pair::with(device, |builder| builder);
+    let (outgoing, mut incoming) = (pair.region(8, 1), pair.region(8, 0));
+    incoming.fill(0);
+    let device = &pair.device;
+    let (one, two) = (&mut pair.one, &mut pair.two);
+    let (number, at) = (two.number(), incoming.as_ptr());
+    let mut failed = 0;
+    two.scope(|two| {
+        let mut receive = two.post_receive(incoming.slice_mut(..)?)?;
+        device.fail("poll_cq").errno(libc::EIO).times(3);
+        assert!(is_poll_error(receive.poll().unwrap().unwrap_err()));
+        assert!(is_poll_error(receive.spin_poll().unwrap_err()));
+        failed += usize::from(is_poll_error(receive.wait().unwrap_err()));
+        assert_eq!(device.outstanding(number), (0, 1));
+        one.scope(|one| {
+            let send = one.post_send(outgoing.slice(..)?)?;
+            assert_eq!(peek(at, 8), [0; 8]);
+            // The write that the poll error must not have let go of.
+            device.run();
+            assert_eq!(peek(at, 8), outgoing[..]);
+            send.wait()
+        })
+        .unwrap();
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+    assert_eq!(failed, 1);
+    assert_eq!(outstanding(&pair.device, &pair.two), (0, 0));
+    assert_eq!(incoming[..], outgoing[..]);
+    drop((outgoing, incoming));
+    pair.finish();
+}
+
+/// The same with nothing but errors: the scope ends by force, and not with work in flight.
+#[test]
+fn a_queue_that_cannot_be_polled_is_reset() {
+    let mut pair = Pair::new();
+    let mut region = pair.region(8, 0);
+    let device = &pair.device;
+    let result = pair.one.scope(|s| {
+        std::mem::forget(s.post_receive(region.slice_mut(..)?)?);
+        device.fail("poll_cq").errno(libc::EIO).always();
+        Ok::<_, TransportError>(())
+    });
+    let Err(ScopeError::Exit(error)) = result else { panic!("{result:?}") };
+    assert!(is_poll_error(error));
+    assert_eq!(outstanding(device, &pair.one), (0, 0));
+    let state = device.last_call("modify_qp").unwrap().qp_attr.qp_state;
+    assert_eq!(state, ffi::ibv_qp_state::IBV_QPS_RESET);
+    assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+    device.clear_faults();
+    let mut pair = pair.reconnect();
+    pair.exchange();
+    drop(region);
+    pair.finish();
+}
+
+#[test]
+fn a_blocking_call_ends_with_the_poll_error_and_nothing_in_flight() {
+    for times in [1, 5, u32::MAX] {
+        let mut pair = Pair::new();
+        let mut region = pair.region(8, 0);
+        pair.device.fail("poll_cq").errno(libc::EIO).times(times);
+        let error = pair.one.receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
+        assert!(is_poll_error(error), "{error}");
+        assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+        pair.device.clear_faults();
+        let mut pair = pair.reconnect();
+        pair.exchange();
+        drop(region);
+        pair.finish();
+    }
+}
+
+/// mlx5 has -2; some return an errno value.
+#[test]
+fn any_negative_number_is_an_error() {
+    for value in [-1, -2, -libc::EIO, i32::MIN] {
+        let mut pair = Pair::new();
+        pair.device.poll_error(value);
+        pair.device.fail("poll_cq").errno(libc::EIO).times(1);
+        let error = pair.one.receive(&mut ()).unwrap_err();
+        assert!(is_poll_error(error), "{value}: {error}");
+        pair.finish();
+    }
+}
+
+/// Completions that are nobody's: of no slot, of a free slot, of another epoch or queue pair. In
+/// `epoch` only slot 0 is in flight.
+fn strangers(epoch: u64, number: u32) -> Vec<ffi::ibv_wc> {
+    let all = [
+        (0, number),
+        (7, number),
+        (u64::MAX, number),
+        (0xdead_beef_0000_0000, number),
+        (epoch + (1 << 32), number),
+        (epoch | 3, number),
+        (epoch | 8, number),
+        (epoch | 0x7fff_ffff, number),
+        (epoch | 0xffff_ffff, number),
+        (epoch, number + 1),
+        (epoch, 0xff_ffff),
+    ];
+    all.map(|(wr_id, qp_num)| ffi::ibv_wc { wr_id, qp_num, ..Default::default() }).to_vec()
+}
+
+#[test]
+fn an_unknown_completion_ends_no_operation_of_a_scope() {
+    let device = TestDevice::model();
+    device.progress(Progress::Manual);
+    let mut pair = Pair::with(device, |builder| builder);
+    let target = pair.shared(1);
+    let (device, completions, number) = (&pair.device, queue(&pair.one), pair.one.number());
+    pair.one
+        .scope(|s| {
+            let mut write = s.post_write_inline(&[1; 8], target.remote())?;
+            let epoch = device.posted(0).unwrap().wr_id;
+            assert_eq!(epoch as u32, 0, "the first slot");
+            for stranger in strangers(epoch, number) {
+                device.inject(completions, &stranger);
+                let (queue_pair, wr_id) = (stranger.qp_num, stranger.wr_id);
+                let expected = TransportError::UnknownCompletion { queue_pair, wr_id };
+                assert_eq!(write.poll().unwrap().unwrap_err(), expected);
+                assert_eq!(device.outstanding(number), (1, 0));
+                assert!(write.poll().is_none(), "it is still in flight");
+            }
+            device.run();
+            write.spin_poll()
+        })
+        .unwrap();
+    drop(target);
+    pair.finish();
+}
+
+#[test]
+fn an_unknown_completion_ends_a_blocking_call_with_nothing_in_flight() {
+    let mut pair = Pair::new();
+    let stranger = ffi::ibv_wc { wr_id: 4711, qp_num: pair.one.number(), ..Default::default() };
+    pair.device.inject(queue(&pair.one), &stranger);
+    let mut region = pair.region(8, 0);
+    let error = pair.one.receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
+    let queue_pair = pair.one.number();
+    assert_eq!(error, TransportError::UnknownCompletion { queue_pair, wr_id: 4711 });
+    assert!(error.to_string().contains("0x1267"), "{error}");
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+    let mut pair = pair.reconnect();
+    pair.exchange();
+    drop(region);
+    pair.finish();
+}
+
+/// With a device that leaves completions in the queue when a queue pair is reset.
+#[test]
+fn what_an_earlier_connection_left_is_not_heeded() {
+    let mut pair = Pair::new();
+    pair.device.keep_stale_completions(true);
+    let mut region = pair.region(8, 0);
+    for _ in 0..3 {
+        // Completions exist but do not come out in time, so the queue pair is reset.
+        let (device, completions) = (pair.device.clone(), queue(&pair.one));
+        device.hold_completions(completions, 0, true);
+        let mut receive = region.slice_mut(..).unwrap();
+        let late = pair.one.receive_deadline(&mut receive, crate::pair::soon()).unwrap_err();
+        assert_eq!(late, TransportError::TimedOut);
+        assert_eq!(device.held(completions), 1);
+        pair = pair.reconnect();
+        // Now they do: the same queue pair, and the same slot.
+        let start = std::time::Instant::now();
+        let late = pair.one.scope(|s| {
+            let mut receive = s.post_receive(region.slice_mut(..)?)?;
+            device.hold_completions(completions, 0, false);
+            device.release_all(completions);
+            for _ in 0..10 {
+                assert!(receive.poll().is_none(), "a completion of an earlier connection");
+            }
+            receive.wait_deadline(crate::pair::soon())
+        });
+        assert!(start.elapsed().as_millis() >= 20);
+        assert_eq!(late.unwrap_err(), ScopeError::Closure(TransportError::TimedOut));
+        pair = pair.reconnect();
+        pair.exchange();
+    }
+    drop(region);
+    pair.finish();
+}

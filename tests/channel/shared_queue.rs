@@ -1,0 +1,224 @@
+//! Channels that share a completion queue.
+
+use std::sync::Arc;
+
+use ibverbs::{Channel, CompletionQueue, ErrorKind, SharedCompletionQueue, TransportError, ffi};
+use ibverbs_test_device::TestDevice;
+
+use crate::pair::{Pair, builder, connect, domain, outstanding, soon};
+
+/// Two channels, connected to each other, on one queue.
+struct Sharing {
+    pair: Pair,
+    queue: Arc<SharedCompletionQueue<'static>>,
+}
+
+impl Sharing {
+    fn new() -> Self {
+        let device = TestDevice::model();
+        // SAFETY: the context is live and handed over.
+        let context = unsafe { ibverbs::Context::from_raw(device.open().unwrap()) }.unwrap();
+        let context = Arc::new(context);
+        let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
+        let queue = Arc::new(SharedCompletionQueue::new(&context, 32).unwrap());
+        let (one, two) = connect(
+            builder(&domain).shared_completion_queue(&queue),
+            builder(&domain).shared_completion_queue(&queue),
+        );
+        Self { pair: Pair { one, two, domain, device }, queue }
+    }
+
+    fn finish(self) {
+        drop(self.queue);
+        self.pair.finish();
+    }
+}
+
+#[test]
+fn completions_go_to_the_queue_pair_that_they_name() {
+    let mut sharing = Sharing::new();
+    // Both channels use the same slots, and each polls the other's completions.
+    for _ in 0..20 {
+        sharing.pair.exchange();
+    }
+    let Pair { one, two, .. } = &mut sharing.pair;
+    one.scope(|one| {
+        two.scope(|two| {
+            let receives = [(); 4].map(|()| two.post_receive(()));
+            let sends = [(); 4].map(|()| one.post_send(()));
+            // One poll by `two` takes all; the sends are in the inbox of `one`.
+            for receive in receives {
+                receive?.wait()?;
+            }
+            for send in sends {
+                assert_eq!(send?.wait()?.1.opcode(), ibverbs::WorkOpcode::Send);
+            }
+            Ok::<_, TransportError>(())
+        })
+    })
+    .unwrap();
+    sharing.finish();
+}
+
+#[test]
+fn channels_on_one_queue_work_on_different_threads() {
+    let mut sharing = Sharing::new();
+    let Pair { one, two, .. } = &mut sharing.pair;
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for n in 0..500 {
+                one.send_with_immediate(&(), n).unwrap();
+                assert_eq!(one.receive(&mut ()).unwrap().immediate(), Some(n + 1));
+            }
+        });
+        for n in 0..500 {
+            assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(n));
+            two.send_with_immediate(&(), n + 1).unwrap();
+        }
+    });
+    sharing.finish();
+}
+
+#[test]
+fn the_queue_cannot_be_overbooked() {
+    let Sharing { pair, queue } = Sharing::new();
+    let capacity = queue.capacity();
+    assert_eq!(queue.available(), capacity - 16);
+    let mut more = Vec::new();
+    let error = loop {
+        match builder(&pair.domain).shared_completion_queue(&queue).build() {
+            Ok(channel) => more.push(channel),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("the depth of the channel is 8"), "{error}");
+    assert_eq!(queue.available(), (capacity - 16) % 8);
+    more.pop();
+    assert_eq!(queue.available(), (capacity - 16) % 8 + 8);
+    // A channel that cannot be made takes up nothing.
+    pair.device.fail("create_qp").errno(libc::ENOMEM).always();
+    builder(&pair.domain).shared_completion_queue(&queue).build().unwrap_err();
+    assert_eq!(queue.available(), (capacity - 16) % 8 + 8);
+    pair.device.clear_faults();
+    drop(more);
+    let Pair { one, two, domain, device } = pair;
+    drop(one);
+    assert_eq!(two.close().unwrap(), ibverbs::ChannelClosed::Drained);
+    assert_eq!(queue.available(), capacity);
+    drop((queue, domain));
+    device.assert_clean();
+}
+
+/// A channel that is connected to itself.
+fn alone(
+    pair: &Pair,
+    number: u32,
+    queue: &Arc<SharedCompletionQueue<'static>>,
+) -> Channel<'static> {
+    pair.device.next_qp_num(number);
+    let prepared = builder(&pair.domain).shared_completion_queue(queue).build().unwrap();
+    let remote = prepared.endpoint();
+    assert_eq!(remote.num(), number);
+    prepared.handshake(remote).unwrap()
+}
+
+#[test]
+fn a_number_that_is_used_again_gets_no_old_completions() {
+    let sharing = Sharing::new();
+    let Sharing { pair, queue } = &sharing;
+    pair.device.keep_stale_completions(true);
+    for _ in 0..3 {
+        let mut first = alone(pair, 0x777, queue);
+        // SAFETY: there is no memory.
+        let work = [(); 4].map(|()| unsafe { first.receive_unpolled(&mut ()) }.unwrap());
+        pair.device.hold_completions(queue.as_raw(), 0, true);
+        pair.device.break_qp(0x777);
+        drop((work, first));
+        assert_eq!(pair.device.held(queue.as_raw()), 4);
+        // Its completions come to light when its successor is there, with the same slots in flight.
+        let mut second = alone(pair, 0x777, queue);
+        second
+            .scope(|s| {
+                let mut receives = [(); 4].map(|()| s.post_receive(()).unwrap());
+                pair.device.hold_completions(queue.as_raw(), 0, false);
+                pair.device.release_all(queue.as_raw());
+                for _ in 0..5 {
+                    for receive in &mut receives {
+                        assert!(receive.poll().is_none(), "a completion of another life");
+                    }
+                }
+                Err::<(), _>(())
+            })
+            .unwrap_err();
+    }
+    sharing.finish();
+}
+
+#[test]
+fn completions_of_nobody_are_dropped_and_strange_ones_told() {
+    let mut sharing = Sharing::new();
+    let Sharing { pair, queue } = &mut sharing;
+    let nobody = ffi::ibv_wc { qp_num: 0xff_fffe, ..Default::default() };
+    pair.device.inject(queue.as_raw(), &nobody);
+    pair.exchange();
+    let strange = ffi::ibv_wc { wr_id: 5, qp_num: pair.two.number(), ..Default::default() };
+    pair.device.inject(queue.as_raw(), &strange);
+    // It is `two`'s, and `one` is not bothered.
+    let target = pair.shared(1);
+    pair.one.write_inline(&[1; 8], target.remote()).unwrap();
+    let error = pair.two.receive_deadline(&mut (), soon()).unwrap_err();
+    assert!(matches!(error, TransportError::UnknownCompletion { wr_id: 5, .. }), "{error}");
+    assert_eq!(outstanding(&pair.device, &pair.two), (0, 0));
+    drop(target);
+    sharing.finish();
+}
+
+#[test]
+fn an_inbox_that_overflows_is_an_error_until_the_reset() {
+    let mut sharing = Sharing::new();
+    let Sharing { pair, queue } = &mut sharing;
+    let strange = ffi::ibv_wc { wr_id: 5, qp_num: pair.two.number(), ..Default::default() };
+    for _ in 0..9 {
+        pair.device.inject(queue.as_raw(), &strange);
+    }
+    let target = pair.shared(1);
+    pair.one.write_inline(&[1; 8], target.remote()).unwrap();
+    let error = pair.two.receive_deadline(&mut (), soon()).unwrap_err();
+    assert!(matches!(error, TransportError::UnknownCompletion { .. }), "{error}");
+    drop(target);
+    let Sharing { pair, queue } = sharing;
+    let mut pair = pair.reconnect();
+    pair.exchange();
+    Sharing { pair, queue }.finish();
+}
+
+#[test]
+fn a_poll_error_is_told_to_who_polls() {
+    let mut sharing = Sharing::new();
+    let pair = &mut sharing.pair;
+    pair.device.fail("poll_cq").errno(libc::EIO).times(1);
+    let error = pair.one.receive(&mut ()).unwrap_err();
+    assert!(matches!(error, TransportError::Verbs(e) if e.verb() == "ibv_poll_cq"), "{error}");
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+    sharing.finish();
+}
+
+#[test]
+fn a_queue_of_another_context_is_refused() {
+    let device = TestDevice::model();
+    let (ours, other) = (domain(&device), TestDevice::model());
+    // SAFETY: the context is live and handed over.
+    let context = unsafe { ibverbs::Context::from_raw(other.open().unwrap()) }.unwrap();
+    let queue = SharedCompletionQueue::from(CompletionQueue::new(&context, 64).unwrap());
+    let free = queue.available();
+    let error = Channel::builder(&*ours).shared_completion_queue(&queue).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert_eq!(queue.available(), free);
+    let error = Channel::builder(&*ours)
+        .shared_completion_queue(&queue)
+        .sleep_after(1)
+        .build()
+        .unwrap_err();
+    assert!(error.to_string().contains("channel of its own"), "{error}");
+}

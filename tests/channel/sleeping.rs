@@ -1,0 +1,115 @@
+//! Channels that sleep instead of polling on.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{CompletionQueue, Context, ProtectionDomain, SharedCompletionQueue, TransportError};
+use ibverbs_test_device::{Progress, TestDevice};
+
+use crate::pair::{Pair, builder, connect, outstanding, soon};
+
+fn sleeping(polls: u32) -> Pair {
+    let device = TestDevice::model();
+    // What is posted is carried out, and wakes who sleeps.
+    device.progress(Progress::OnPost);
+    Pair::with(device, |builder| builder.sleep_after(polls))
+}
+
+#[test]
+fn a_receive_sleeps_until_the_message_is_there() {
+    for polls in [0, 1, 100] {
+        let mut pair = sleeping(polls);
+        let before = pair.device.calls("poll_cq");
+        let (one, two, device) = (&mut pair.one, &mut pair.two, &pair.device);
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                thread::sleep(Duration::from_millis(100));
+                one.send_with_immediate(&(), 9).unwrap();
+            });
+            assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(9));
+        });
+        let polled = device.calls("poll_cq") - before;
+        assert!(polled < u64::from(polls) + 50, "it slept: {polled} polls");
+        assert!(device.calls("req_notify_cq") >= 1);
+        pair.exchange();
+        pair.finish();
+    }
+}
+
+#[test]
+fn a_sleeper_wakes_at_its_deadline() {
+    let mut pair = sleeping(3);
+    let start = Instant::now();
+    let error = pair.one.receive_deadline(&mut (), soon()).unwrap_err();
+    assert_eq!(error, TransportError::TimedOut);
+    assert!((20..5000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+    let mut pair = pair.reconnect();
+    let late = pair.one.scope(|s| s.post_receive(())?.wait_deadline(soon()));
+    assert_eq!(TransportError::from(late.unwrap_err()), TransportError::TimedOut);
+    pair.finish();
+}
+
+#[test]
+fn a_scope_sleeps_too() {
+    let mut pair = sleeping(5);
+    let (one, two) = (&mut pair.one, &mut pair.two);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            for n in 0..4 {
+                thread::sleep(Duration::from_millis(10));
+                one.send_with_immediate(&(), n).unwrap();
+            }
+        });
+        two.scope(|s| {
+            let receives = [(); 4].map(|()| s.post_receive(()));
+            for (receive, n) in receives.into_iter().zip(0..3) {
+                assert_eq!(receive?.wait()?.1.immediate(), Some(n));
+            }
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+    });
+    pair.finish();
+}
+
+#[test]
+fn a_device_that_cannot_be_armed_is_an_error_with_nothing_in_flight() {
+    let mut pair = sleeping(0);
+    pair.device.fail("req_notify_cq").errno(libc::EIO).always();
+    let error = pair.one.receive(&mut ()).unwrap_err();
+    assert!(
+        matches!(error, TransportError::Verbs(e) if e.verb() == "ibv_req_notify_cq"),
+        "{error}"
+    );
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+    pair.finish();
+}
+
+#[test]
+fn channels_that_share_a_queue_wake_each_other() {
+    let device = TestDevice::model();
+    device.progress(Progress::OnPost);
+    // SAFETY: the context is live and handed over.
+    let context = Arc::new(unsafe { Context::from_raw(device.open().unwrap()) }.unwrap());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let queue = CompletionQueue::builder(&context, 32).own_channel().build().unwrap();
+    let queue = Arc::new(SharedCompletionQueue::from(queue));
+    let sharing = || builder(&domain).shared_completion_queue(&queue).sleep_after(2);
+    let (mut one, mut two) = connect(sharing(), sharing());
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            for n in 0..200 {
+                one.send_with_immediate(&(), n).unwrap();
+                assert_eq!(one.receive(&mut ()).unwrap().immediate(), Some(n));
+            }
+        });
+        for n in 0..200 {
+            assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(n));
+            two.send_with_immediate(&(), n).unwrap();
+        }
+    });
+    drop((one, two, queue, domain, context));
+    device.assert_clean();
+}

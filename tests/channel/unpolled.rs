@@ -1,0 +1,206 @@
+//! Work that is polled by hand.
+
+use ibverbs::{ChannelClosed, TransportError, WorkErrorClass, WorkOpcode};
+use ibverbs_test_device::{Kind, Progress, TestDevice};
+
+use crate::pair::{Pair, outstanding, queue, soon};
+
+#[test]
+fn work_outlives_scopes_and_blocking_calls() {
+    let mut pair = Pair::new();
+    let (outgoing, mut incoming) = (pair.region(8, 3), pair.region(16, 0));
+    let target = pair.shared(1);
+    let (first, second) = incoming.slice_mut(..).unwrap().split_at(8).unwrap();
+    let (mut first, mut second) = (first, second);
+    // SAFETY: the slices are not touched before the work has ended.
+    let (mut one, mut two) = unsafe {
+        (
+            pair.two.receive_unpolled(&mut first).unwrap(),
+            pair.two.receive_unpolled(&mut second).unwrap(),
+        )
+    };
+    assert!(one.poll(&mut pair.two).is_none());
+    // A scope does not wait for what is not its own, even when it ends by force of nothing.
+    pair.two.scope(|s| s.post_write_inline(&[1; 8], target.remote())?.wait().map(drop)).unwrap();
+    pair.two.scope(|_| Err::<(), _>(())).unwrap_err();
+    pair.two.write_inline(&[2; 8], target.remote()).unwrap();
+    pair.two.manual_scope(|_| Ok::<_, ()>(())).unwrap();
+    pair.one.send(&outgoing.slice(..4).unwrap()).unwrap();
+    pair.one.send(&outgoing.slice(..).unwrap()).unwrap();
+    assert!(two.poll(&mut pair.two).is_none(), "that was the completion of the first");
+    assert!(two.poll(&mut pair.two).unwrap().is_ok());
+    let result = one.poll(&mut pair.two).unwrap().unwrap();
+    assert_eq!((result.byte_len(), result.opcode()), (4, WorkOpcode::Receive));
+    // The result is handed out once, and the slot is somebody else's by now.
+    assert_eq!(one.poll(&mut pair.two).unwrap().unwrap_err(), TransportError::UnknownWork);
+    assert_eq!(two.wait(&mut pair.two).unwrap_err(), TransportError::UnknownWork);
+    assert_eq!(incoming[8..], outgoing[..]);
+    drop((outgoing, incoming, target));
+    pair.finish();
+}
+
+#[test]
+fn a_result_is_handed_out_once_though_its_slot_is_used_again() {
+    let mut pair = Pair::new();
+    // SAFETY: there is no memory.
+    let receive = |pair: &mut Pair| unsafe { pair.two.receive_unpolled(&mut ()) }.unwrap();
+    let mut first = receive(&mut pair);
+    pair.one.send(&()).unwrap();
+    first.poll(&mut pair.two).unwrap().unwrap();
+    // Once round the ring.
+    let mut others = [(); 4].map(|()| receive(&mut pair));
+    for n in 0..4 {
+        pair.one.send_with_immediate(&(), n).unwrap();
+    }
+    for _ in 0..5 {
+        assert_eq!(first.poll(&mut pair.two).unwrap().unwrap_err(), TransportError::UnknownWork);
+        let _ = others[0].poll(&mut pair.two);
+    }
+    for (other, n) in others.into_iter().zip(0..4).skip(1) {
+        assert_eq!(other.wait(&mut pair.two).unwrap().immediate(), Some(n));
+    }
+    pair.finish();
+}
+
+#[test]
+fn every_kind_can_be_posted() {
+    let mut pair = Pair::new();
+    let target = pair.shared(2);
+    let remote = target.remote();
+    let word = remote.sub_region(0, 8).unwrap();
+    let mut region = pair.region(8, 1);
+    let mut sink = pair.region(16, 0);
+    for part in [0..8, 8..16] {
+        let mut part = sink.slice_mut(part).unwrap();
+        // SAFETY: the region outlives the channel, and is not touched.
+        let _ = unsafe { pair.two.receive_unpolled(&mut part) }.unwrap();
+    }
+    let one = &mut pair.one;
+    let mut part = region.slice_mut(..).unwrap();
+    // SAFETY: each is waited for before the region is touched.
+    unsafe {
+        one.send_unpolled(&part).unwrap().wait(one).unwrap();
+        one.send_with_immediate_unpolled(&part, 1).unwrap().wait(one).unwrap();
+        one.write_unpolled(&part, word).unwrap().wait(one).unwrap();
+        one.read_unpolled(&mut part, word).unwrap().wait_deadline(one, soon()).unwrap();
+        one.fetch_add_unpolled(&mut part, word, 1).unwrap().wait(one).unwrap();
+        one.compare_swap_unpolled(&mut part, word, 0, 1).unwrap().wait(one).unwrap();
+        let waits = one.write_with_immediate_unpolled(&part, word, 1).unwrap();
+        assert_eq!(waits.wait_deadline(one, soon()).unwrap_err(), TransportError::TimedOut);
+    }
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+    drop(pair.two);
+    drop((target, region, sink, pair.one, pair.domain));
+    pair.device.assert_clean();
+}
+
+#[test]
+fn work_is_of_one_channel() {
+    let mut pair = Pair::new();
+    let mut region = pair.region(8, 0);
+    // SAFETY: the region outlives the channel, and is not touched.
+    let mut work =
+        unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..).unwrap()) }.unwrap();
+    assert_eq!(work.poll(&mut pair.two).unwrap().unwrap_err(), TransportError::UnknownWork);
+    assert!(work.poll(&mut pair.one).is_none());
+    assert_eq!(work.wait(&mut pair.two).unwrap_err(), TransportError::UnknownWork);
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 1));
+    drop(pair.one);
+    drop((region, pair.two, pair.domain));
+    pair.device.assert_clean();
+}
+
+#[test]
+fn a_failed_poll_leaves_work_in_flight() {
+    let mut pair = Pair::new();
+    // SAFETY: there is no memory.
+    let mut work = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
+    pair.device.fail("poll_cq").errno(libc::EIO).times(1);
+    assert!(matches!(work.poll(&mut pair.one), Some(Err(TransportError::Verbs(_)))));
+    assert!(work.poll(&mut pair.one).is_none());
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 1));
+    pair.device.fail("poll_cq").errno(libc::EIO).times(1);
+    assert!(matches!(work.wait(&mut pair.one), Err(TransportError::Verbs(_))));
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+    pair.finish();
+}
+
+#[test]
+fn a_stopped_channel_has_flushed_its_work() {
+    let mut pair = Pair::new();
+    // SAFETY: there is no memory.
+    let mut work = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
+    pair.one.receive_deadline(&mut (), soon()).unwrap_err();
+    let error = work.poll(&mut pair.one).unwrap().unwrap_err();
+    assert_eq!(error.work_error().unwrap().class(), WorkErrorClass::Flushed);
+    let mut pair = pair.reconnect();
+    // SAFETY: there is no memory.
+    let mut work = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
+    let mut pair = pair.reconnect();
+    // SAFETY: there is no memory.
+    let mut new = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
+    // The slot is the same.
+    assert_eq!(work.poll(&mut pair.one).unwrap().unwrap_err(), TransportError::Stopped);
+    assert!(new.poll(&mut pair.one).is_none());
+    pair.two.send(&()).unwrap();
+    new.wait(&mut pair.one).unwrap();
+    pair.finish();
+}
+
+#[test]
+fn the_queue_is_full_for_all_alike() {
+    let device = TestDevice::model();
+    device.progress(Progress::Manual);
+    let mut pair = Pair::with(device, |builder| builder);
+    // SAFETY: there is no memory.
+    let work: Vec<_> = (0..4).map(|_| unsafe { pair.one.receive_unpolled(&mut ()) }).collect();
+    // SAFETY: there is no memory.
+    let fifth = unsafe { pair.one.receive_unpolled(&mut ()) };
+    assert_eq!(fifth.unwrap_err(), TransportError::QueueFull);
+    assert_eq!(pair.one.receive(&mut ()).unwrap_err(), TransportError::QueueFull);
+    let scoped = pair.one.scope(|s| s.post_receive(()).map(drop));
+    assert_eq!(TransportError::from(scoped.unwrap_err()), TransportError::QueueFull);
+    assert_eq!(pair.device.calls("post_recv"), 4);
+    drop(work);
+    let Pair { one, two, domain, device } = pair;
+    assert_eq!(one.close().unwrap(), ChannelClosed::Flushed(4));
+    assert_eq!(two.close().unwrap(), ChannelClosed::Drained);
+    drop(domain);
+    device.assert_clean();
+}
+
+#[test]
+fn closing_says_what_became_of_the_work() {
+    let mut pair = Pair::new();
+    // SAFETY: there is no memory.
+    let work = unsafe { (pair.two.receive_unpolled(&mut ()), pair.two.receive_unpolled(&mut ())) };
+    pair.one.send(&()).unwrap();
+    pair.one.send(&()).unwrap();
+    drop(work);
+    let Pair { one, two, domain, device } = pair;
+    // Both have arrived, whether or not anybody asked.
+    assert_eq!(two.close().unwrap(), ChannelClosed::Drained);
+    device.fail("destroy_qp").errno(libc::EBUSY).times(1);
+    let (one, error) = one.close().unwrap_err();
+    assert_eq!(error.raw_os_error(), libc::EBUSY);
+    assert_eq!(one.close().unwrap(), ChannelClosed::Drained);
+    drop(domain);
+    device.assert_clean();
+}
+
+#[test]
+fn dropping_a_channel_ends_its_work() {
+    let mut pair = Pair::new();
+    let mut region = pair.region(8, 0);
+    // SAFETY: the region outlives the channel.
+    drop(unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..).unwrap()) }.unwrap());
+    // Destroying fails, so it is flushed, and then leaked.
+    pair.device.fail("destroy_qp").errno(libc::EBUSY).times(1);
+    let (number, completions) = (pair.one.number(), queue(&pair.one));
+    drop(pair.one);
+    assert_eq!(pair.device.outstanding(number), (0, 0));
+    assert_eq!(pair.device.held(completions), 0);
+    drop(region);
+    assert_eq!(pair.device.violations().0, 0);
+    assert_eq!(pair.device.live(Kind::MemoryRegion), 0);
+}

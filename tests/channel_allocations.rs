@@ -1,0 +1,128 @@
+//! Once it is built, a channel allocates nothing: not to post, to poll, to wait, to keep completions
+//! for others, nor to fail.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use ibverbs::{
+    AccessFlags, Channel, Context, MemoryRegion, ProtectionDomain, SharedCompletionQueue,
+    SharedMemoryRegion, TransportError,
+};
+use ibverbs_test_device::TestDevice;
+
+/// Counts what the current thread allocates.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as the caller's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often `f` allocates.
+fn allocations(f: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.with(Cell::get);
+    f();
+    ALLOCATIONS.with(Cell::get) - before
+}
+
+const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_ATOMIC);
+
+struct Rig {
+    one: Channel<'static>,
+    two: Channel<'static>,
+    domain: Arc<ProtectionDomain<'static>>,
+}
+
+impl Rig {
+    fn new(device: &TestDevice, shared: bool) -> Self {
+        // SAFETY: the context is live and handed over.
+        let context = Arc::new(unsafe { Context::from_raw(device.open().unwrap()) }.unwrap());
+        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+        let queue = Arc::new(SharedCompletionQueue::new(&context, 128).unwrap());
+        let builder = || {
+            let builder = Channel::builder(&domain).access(ALL).max_inline_data(16);
+            if shared { builder.shared_completion_queue(&queue) } else { builder }
+        };
+        let (one, two) = (builder().build().unwrap(), builder().build().unwrap());
+        let (to_one, to_two) = (one.endpoint(), two.endpoint());
+        let (one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
+        Self { one, two, domain }
+    }
+}
+
+#[test]
+fn nothing_is_allocated_per_operation() {
+    assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1, "it counts");
+    for shared in [false, true] {
+        let device = TestDevice::model();
+        let Rig { mut one, mut two, domain } = Rig::new(&device, shared);
+        let mut region = MemoryRegion::<u64>::new(&domain, 64).unwrap();
+        let target = SharedMemoryRegion::<u64>::new(&domain, 64, ALL).unwrap();
+        let remote = target.remote();
+        let word = remote.sub_region(0, 8).unwrap();
+        let mut round = || {
+            let (mut one_half, mut other) = region.slice_mut(..).unwrap().split_at(32).unwrap();
+            one.write(&one_half, remote).unwrap();
+            one.write_inline(&[1; 8], word).unwrap();
+            one.read(&mut one_half, remote).unwrap();
+            let mut old = one_half.reborrow().slice(..1).unwrap();
+            one.fetch_add(&mut old, word, 1).unwrap();
+            one.compare_swap(&mut old, word, 1, 2).unwrap();
+            two.scope(|two| {
+                let parts = other.reborrow().chunks(4)?;
+                let mut receives = [const { None }; 8];
+                for (receive, part) in receives.iter_mut().zip(parts) {
+                    *receive = Some(two.post_receive(part)?);
+                }
+                one.scope(|one| {
+                    // They complete in any order, and the table keeps them.
+                    let sends = [(); 8].map(|()| one.post_send_inline(&[7; 8]).unwrap());
+                    for send in sends.into_iter().rev() {
+                        send.wait()?;
+                    }
+                    Ok::<_, TransportError>(())
+                })
+                .unwrap();
+                for receive in receives.into_iter().rev().flatten() {
+                    receive.wait()?;
+                }
+                Ok::<_, TransportError>(())
+            })
+            .unwrap();
+            // SAFETY: there is no memory.
+            let mut work = unsafe { two.receive_unpolled(&mut ()) }.unwrap();
+            assert!(work.poll(&mut two).is_none());
+            one.send(&()).unwrap();
+            work.wait(&mut two).unwrap();
+        };
+        // The test device allocates memory of its own; the other allocator is not C's.
+        assert_eq!(allocations(&mut round), 0, "shared: {shared}");
+        assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0, "shared: {shared}");
+        let failing = || {
+            let late = std::time::Instant::now();
+            assert_eq!(two.receive_deadline(&mut (), late).unwrap_err(), TransportError::TimedOut);
+            two.scope(|s| s.post_send(()).map(drop)).unwrap_err();
+        };
+        assert_eq!(allocations(failing), 0, "shared: {shared}");
+    }
+}

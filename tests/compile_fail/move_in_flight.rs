@@ -1,0 +1,14 @@
+use ibverbs::{Channel, MemoryRegion, TransportResult};
+
+pub fn case<'a>(
+    channel: &mut Channel<'_>,
+    [one, two]: &mut [MemoryRegion<'a, u8>; 2],
+) -> TransportResult<()> {
+    channel.manual_scope(|s| {
+        let receive = s.post_receive(one.slice_mut(..)?)?;
+        std::mem::swap(one, two);
+        receive.wait().map(drop)
+    })
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use ibverbs::{Channel, MemoryRegion, TransportResult};
+
+pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
+    let first = &region[0];
+    channel.receive(&mut region.slice_mut(..)?)?;
+    assert_eq!(*first, 1);
+    Ok(())
+}
+
+fn main() {}

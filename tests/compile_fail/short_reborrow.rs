@@ -1,0 +1,11 @@
+use ibverbs::{Channel, MemoryRegion, TransportResult};
+
+pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
+    channel.manual_scope(|s| {
+        let mut part = region.slice_mut(..)?;
+        s.post_receive(part.reborrow())?.wait()?;
+        Ok(())
+    })
+}
+
+fn main() {}

@@ -1,0 +1,11 @@
+use ibverbs::{Channel, MemoryRegion, TransportResult};
+
+pub fn case(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
+    channel.manual_scope(|s| {
+        let send = s.post_send(region.slice(..)?)?;
+        region[0] = 1;
+        send.wait().map(drop)
+    })
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use ibverbs::{ExtendedPoller, Result};
+
+pub fn case(poller: &mut ExtendedPoller<'_>) -> Result<()> {
+    poller.poll(|completions| {
+        let first = completions.next()?.map(|completion| completion.wr_id());
+        let second = completions.next()?;
+        println!("{first:?} {second:?}");
+        Ok(())
+    })
+}

@@ -1,0 +1,12 @@
+use ibverbs::{Channel, MemoryRegion, TransportResult};
+
+type Region<'a> = Option<MemoryRegion<'a, u8>>;
+
+pub fn case(channel: &mut Channel<'_>, region: &mut Region<'_>) -> TransportResult<()> {
+    channel.manual_scope(|s| {
+        let send = s.post_send(region.as_ref().unwrap().slice(..)?)?;
+        send.wait().map(drop)
+    })?;
+    drop(region.take());
+    Ok(())
+}

@@ -1,0 +1,451 @@
+/* Completion queues: control verbs of both kinds, polling of the model, and its controls. */
+#include <limits.h>
+#include <time.h>
+#include "internal.h"
+
+struct td_cq *td_find_cq(struct td_device *dev, const void *ibcq)
+{
+	struct td_object *obj;
+
+	list_for_each(&dev->objects, obj, entry) {
+		struct td_cq *cq = container_of(obj, struct td_cq, obj);
+
+		if (obj->kind == TD_OBJECT_CQ && obj->context && (const void *)&cq->vcq == ibcq)
+			return cq;
+	}
+	return NULL;
+}
+
+/* ---- Arrival ---- */
+
+void td_cq_event(struct td_cq *cq)
+{
+	struct ib_uverbs_comp_event_desc record = { .cq_handle = (uintptr_t)&cq->vcq };
+
+	if (cq->vcq.cq.channel)
+		td_pipe_write(cq->vcq.cq.channel->fd, &record, sizeof(record));
+}
+
+/* A full queue is lost for good, and every queue pair that completes in it with it. */
+static void overrun(struct td_device *dev, struct td_cq *cq)
+{
+	struct td_object *obj;
+
+	cq->overrun = true;
+	td_async(cq->obj.context, IBV_EVENT_CQ_ERR, (uintptr_t)&cq->vcq);
+	list_for_each(&dev->objects, obj, entry) {
+		struct td_qp *qp = container_of(obj, struct td_qp, obj);
+
+		if (obj->kind != TD_OBJECT_QP || !obj->context ||
+		    (qp->send_cq != cq && qp->recv_cq != cq) || qp->attr.qp_state == IBV_QPS_ERR ||
+		    qp->attr.qp_state == IBV_QPS_RESET)
+			continue;
+		td_qp_to_error(dev, qp);
+		td_async(obj->context, IBV_EVENT_QP_FATAL, (uintptr_t)&qp->vqp);
+	}
+}
+
+static void arrive(struct td_device *dev, struct td_cq *cq, struct td_cqe *cqe)
+{
+	bool notable = cqe->solicited || cqe->wc.status != IBV_WC_SUCCESS;
+
+	if (cq->ready_count >= cq->capacity) {
+		free(cqe);
+		if (!cq->overrun)
+			overrun(dev, cq);
+		return;
+	}
+	list_add_tail(&cq->ready, &cqe->entry);
+	cq->ready_count++;
+	if (cq->armed == 1 || (cq->armed == 2 && notable)) {
+		cq->armed = 0;
+		td_cq_event(cq);
+	}
+}
+
+void td_complete(struct td_device *dev, struct td_cq *cq, struct td_qp *qp, const struct ibv_wc *wc,
+		 uint32_t send_slots, uint32_t receive_slots, bool solicited)
+{
+	struct timespec now;
+	struct td_cqe *cqe;
+
+	if (cq->overrun || !(cqe = calloc(1, sizeof(*cqe))))
+		return;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	cqe->qp = qp;
+	cqe->wc = *wc;
+	cqe->time = now.tv_sec * 1000000000ull + now.tv_nsec;
+	cqe->send_slots = send_slots;
+	cqe->receive_slots = receive_slots;
+	cqe->solicited = solicited;
+	if (cq->hold_all || (qp && qp->hold)) {
+		list_add_tail(&cq->held, &cqe->entry);
+		cq->held_count++;
+	} else {
+		arrive(dev, cq, cqe);
+	}
+}
+
+static void purge_list(struct td_device *dev, struct list_head *list, uint32_t *count,
+		       struct td_qp *qp)
+{
+	struct td_cqe *cqe, *next;
+
+	list_for_each_safe(list, cqe, next, entry) {
+		if (cqe->qp != qp)
+			continue;
+		cqe->qp = NULL;
+		if (dev->keep_stale)
+			continue;
+		list_del(&cqe->entry);
+		free(cqe);
+		--*count;
+	}
+}
+
+void td_cq_purge(struct td_device *dev, struct td_cq *cq, struct td_qp *qp)
+{
+	if (cq->current && cq->current->qp == qp)
+		cq->current->qp = NULL;
+	purge_list(dev, &cq->ready, &cq->ready_count, qp);
+	purge_list(dev, &cq->held, &cq->held_count, qp);
+}
+
+void td_cq_clear(struct td_cq *cq)
+{
+	struct td_cqe *cqe;
+
+	while ((cqe = list_pop(&cq->ready, struct td_cqe, entry)))
+		free(cqe);
+	while ((cqe = list_pop(&cq->held, struct td_cqe, entry)))
+		free(cqe);
+	free(cq->current);
+	free(cq->ring);
+	cq->current = NULL;
+	cq->ring = NULL;
+	cq->ready_count = cq->held_count = 0;
+}
+
+/* ---- Polling ---- */
+
+static struct td_cqe *take(struct td_cq *cq)
+{
+	struct td_cqe *cqe = list_pop(&cq->ready, struct td_cqe, entry);
+
+	if (cqe) {
+		cq->ready_count--;
+		if (cqe->qp) {
+			cqe->qp->send_used -= cqe->send_slots;
+			cqe->qp->recv_used -= cqe->receive_slots;
+		}
+	}
+	return cqe;
+}
+
+static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
+{
+	struct td_device *dev = to_device(ibcq->context);
+	struct td_cq *cq = to_td_cq(ibcq);
+	int count = 0;
+
+	pthread_mutex_lock(&dev->lock);
+	dev->call_count[TD_poll_cq]++;
+	if (dev->progress != TD_MANUAL)
+		td_run(dev, 0);
+	if (cq->polling)
+		td_violate(dev, "poll_cq between start_poll and end_poll");
+	if (cq->poll_limit && max > (int)cq->poll_limit)
+		max = cq->poll_limit;
+	int error = td_fault(dev, TD_poll_cq);
+	if (error) {
+		errno = error;
+		count = dev->poll_error;
+	} else {
+		struct td_cqe *cqe;
+
+		while (count < max && (cqe = take(cq))) {
+			wc[count++] = cqe->wc;
+			free(cqe);
+		}
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return count;
+}
+
+static int advance(struct td_cq *cq)
+{
+	free(cq->current);
+	cq->current = take(cq);
+	if (!cq->current)
+		return ENOENT;
+	cq->vcq.cq_ex.status = cq->current->wc.status;
+	cq->vcq.cq_ex.wr_id = cq->current->wc.wr_id;
+	return 0;
+}
+
+static int start_poll(struct ibv_cq_ex *ibcq, struct ibv_poll_cq_attr *attr)
+{
+	struct td_device *dev = to_device(ibcq->context);
+	struct td_cq *cq = to_td_cq(ibcq);
+
+	pthread_mutex_lock(&dev->lock);
+	dev->call_count[TD_start_poll]++;
+	if (dev->progress != TD_MANUAL)
+		td_run(dev, 0);
+	if (cq->polling)
+		td_violate(dev, "start_poll before end_poll");
+	int error = attr->comp_mask ? EINVAL : td_fault(dev, TD_start_poll);
+	if (!error)
+		error = advance(cq);
+	cq->polling = !error;
+	pthread_mutex_unlock(&dev->lock);
+	return error;
+}
+
+static int next_poll(struct ibv_cq_ex *ibcq)
+{
+	struct td_device *dev = to_device(ibcq->context);
+	struct td_cq *cq = to_td_cq(ibcq);
+
+	pthread_mutex_lock(&dev->lock);
+	dev->call_count[TD_next_poll]++;
+	if (!cq->polling)
+		td_violate(dev, "next_poll without start_poll");
+	int error = td_fault(dev, TD_next_poll);
+	if (!error)
+		error = advance(cq);
+	pthread_mutex_unlock(&dev->lock);
+	return error;
+}
+
+static void end_poll(struct ibv_cq_ex *ibcq)
+{
+	struct td_device *dev = to_device(ibcq->context);
+	struct td_cq *cq = to_td_cq(ibcq);
+
+	pthread_mutex_lock(&dev->lock);
+	if (!cq->polling)
+		td_violate(dev, "end_poll without start_poll");
+	cq->polling = false;
+	free(cq->current);
+	cq->current = NULL;
+	pthread_mutex_unlock(&dev->lock);
+}
+
+#define READ(name, type, value)                                                                    \
+	static type read_##name(struct ibv_cq_ex *ibcq)                                            \
+	{                                                                                          \
+		const struct td_cqe *cqe = to_td_cq(ibcq)->current;                                \
+                                                                                                   \
+		return value;                                                                      \
+	}
+READ(opcode, enum ibv_wc_opcode, cqe->wc.opcode)
+READ(vendor_err, uint32_t, cqe->wc.vendor_err)
+READ(wc_flags, unsigned int, cqe->wc.wc_flags)
+READ(byte_len, uint32_t, cqe->wc.byte_len)
+READ(imm_data, __be32, cqe->wc.imm_data)
+READ(qp_num, uint32_t, cqe->wc.qp_num)
+READ(src_qp, uint32_t, cqe->wc.src_qp)
+READ(slid, uint32_t, cqe->wc.slid)
+READ(sl, uint8_t, cqe->wc.sl)
+READ(dlid_path_bits, uint8_t, cqe->wc.dlid_path_bits)
+READ(completion_ts, uint64_t, cqe->time)
+#undef READ
+
+/* ---- Control verbs ---- */
+
+static struct td_cq *make(struct ibv_context *context, enum td_verb verb, uint32_t cqe,
+			  uint32_t vector)
+{
+	struct td_device *dev = to_device(context);
+	struct td_cq *cq = NULL;
+	int error = td_admit(dev, verb);
+
+	if (!error && (!cqe || cqe > dev->opt.max_cqe || vector >= dev->opt.comp_vectors))
+		error = EINVAL;
+	if (!error) {
+		cq = td_new(dev, context, TD_OBJECT_CQ, td_cq, dev->opt.max_cq);
+		if (!cq)
+			error = errno;
+	}
+	if (!error) {
+		list_head_init(&cq->ready);
+		list_head_init(&cq->held);
+		cq->capacity = cqe;
+		cq->vcq.cq.cqe = cqe;
+		cq->vcq.cq.handle = dev->next_key++;
+		for (cq->mask = 1; cq->mask < cqe; cq->mask <<= 1)
+			;
+		if (dev->opt.kind == TD_LEAN) {
+			cq->ring = calloc(cq->mask, sizeof(*cq->ring));
+			if (!cq->ring) {
+				td_free(dev, &cq->obj);
+				error = ENOMEM;
+			}
+		}
+		cq->mask--;
+	}
+	td_unlock(context);
+	if (!error)
+		return cq;
+	errno = error;
+	return NULL;
+}
+
+static struct ibv_cq *create_cq(struct ibv_context *context, int cqe,
+				struct ibv_comp_channel *channel, int vector)
+{
+	struct td_call *call = td_begin(context, TD_create_cq, context);
+
+	call->cqe = cqe;
+	call->comp_vector = vector;
+	call->cq_init_attr.channel = channel;
+	struct td_cq *cq = make(context, TD_create_cq, cqe, vector);
+	return cq ? &cq->vcq.cq : NULL;
+}
+
+static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
+{
+	struct td_call *call = td_begin(context, TD_create_cq_ex, context);
+	struct td_device *dev = to_device(context);
+	uint64_t flags = attr->wc_flags;
+
+	call->cq_init_attr = *attr;
+	call->cqe = attr->cqe;
+	call->comp_vector = attr->comp_vector;
+	/* What the device cannot report: VLANs, flow tags, tag matching, wall clock. */
+	uint64_t known = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+	if (flags & ~known || attr->comp_mask & ~(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD)) {
+		td_unlock(context);
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	struct td_cq *cq = make(context, TD_create_cq_ex, attr->cqe, attr->comp_vector);
+	if (!cq)
+		return NULL;
+	struct ibv_cq_ex *ex = &cq->vcq.cq_ex;
+	if (dev->opt.kind == TD_LEAN) {
+		td_lean_cq_functions(ex);
+		return ex;
+	}
+	ex->start_poll = start_poll;
+	ex->next_poll = next_poll;
+	ex->end_poll = end_poll;
+	ex->read_opcode = read_opcode;
+	ex->read_vendor_err = read_vendor_err;
+	ex->read_wc_flags = read_wc_flags;
+	/* As providers do it: what was not asked for has no function. */
+#define OPTIONAL(name, flag)                                                                       \
+	if (flags & IBV_WC_EX_WITH_##flag)                                                         \
+	ex->read_##name = read_##name
+	OPTIONAL(byte_len, BYTE_LEN);
+	OPTIONAL(imm_data, IMM);
+	OPTIONAL(qp_num, QP_NUM);
+	OPTIONAL(src_qp, SRC_QP);
+	OPTIONAL(slid, SLID);
+	OPTIONAL(sl, SL);
+	OPTIONAL(dlid_path_bits, DLID_PATH_BITS);
+	OPTIONAL(completion_ts, COMPLETION_TIMESTAMP);
+#undef OPTIONAL
+	return ex;
+}
+
+static int destroy_cq(struct ibv_cq *ibcq)
+{
+	struct ibv_context *context = ibcq->context;
+	struct td_device *dev = to_device(context);
+	struct td_cq *cq = to_td_cq(ibcq);
+
+	td_begin(context, TD_destroy_cq, ibcq);
+	int error = td_fault(dev, TD_destroy_cq);
+	if (!error)
+		error = td_busy(dev, &cq->obj);
+	if (!error) {
+		if (cq->polling)
+			td_violate(dev, "destroy_cq before end_poll");
+		if (ibcq->channel)
+			td_pipe_remove(ibcq->channel->fd, sizeof(struct ib_uverbs_comp_event_desc),
+				       0, (uintptr_t)ibcq);
+		td_pipe_remove(context->async_fd, sizeof(struct ib_uverbs_async_event_desc),
+			       offsetof(struct ib_uverbs_async_event_desc, element),
+			       (uintptr_t)ibcq);
+	}
+	td_unlock(context);
+	if (error)
+		return error;
+	td_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->comp_events_completed, &cq->events_reported,
+		     "ibv_destroy_cq (completion events)");
+	td_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->async_events_completed, &cq->async_reported,
+		     "ibv_destroy_cq (asynchronous events)");
+	pthread_mutex_lock(&dev->lock);
+	td_cq_clear(cq);
+	td_free(dev, &cq->obj);
+	pthread_mutex_unlock(&dev->lock);
+	return 0;
+}
+
+/* Called by libibverbs for each event that the program takes. */
+static void cq_event(struct ibv_cq *ibcq)
+{
+	struct td_device *dev = to_device(ibcq->context);
+
+	pthread_mutex_lock(&dev->lock);
+	to_td_cq(ibcq)->events_reported++;
+	pthread_mutex_unlock(&dev->lock);
+}
+
+static int req_notify_cq(struct ibv_cq *ibcq, int solicited_only)
+{
+	struct td_device *dev = to_device(ibcq->context);
+	struct td_cq *cq = to_td_cq(ibcq);
+
+	td_begin(ibcq->context, TD_req_notify_cq, ibcq)->solicited_only = solicited_only;
+	int error = td_admit(dev, TD_req_notify_cq);
+	if (!error) {
+		/* A request for any completion is not narrowed by a later one. */
+		if (cq->armed != 1)
+			cq->armed = solicited_only ? 2 : 1;
+		if (dev->opt.kind == TD_MODEL && dev->progress != TD_MANUAL)
+			td_run(dev, 0);
+	}
+	td_unlock(ibcq->context);
+	return error;
+}
+
+static int modify_cq(struct ibv_cq *ibcq, struct ibv_modify_cq_attr *attr)
+{
+	td_begin(ibcq->context, TD_modify_cq, ibcq)->modify_cq_attr = *attr;
+	int error = td_admit(to_device(ibcq->context), TD_modify_cq);
+	if (!error && attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)
+		error = EOPNOTSUPP;
+	td_unlock(ibcq->context);
+	return error;
+}
+
+static int resize_cq(struct ibv_cq *ibcq, int cqe)
+{
+	struct td_device *dev = to_device(ibcq->context);
+	struct td_cq *cq = to_td_cq(ibcq);
+
+	td_begin(ibcq->context, TD_resize_cq, ibcq)->cqe = cqe;
+	int error = td_admit(dev, TD_resize_cq);
+	if (!error && dev->opt.kind == TD_LEAN)
+		error = EOPNOTSUPP;
+	if (!error && (cqe < 1 || (uint32_t)cqe > dev->opt.max_cqe || (uint32_t)cqe < cq->ready_count))
+		error = EINVAL;
+	if (!error)
+		cq->capacity = ibcq->cqe = cqe;
+	td_unlock(ibcq->context);
+	return error;
+}
+
+const struct verbs_context_ops td_cq_ops = {
+	.cq_event = cq_event,
+	.create_cq = create_cq,
+	.create_cq_ex = create_cq_ex,
+	.destroy_cq = destroy_cq,
+	.modify_cq = modify_cq,
+	.poll_cq = poll_cq,
+	.req_notify_cq = req_notify_cq,
+	.resize_cq = resize_cq,
+};

@@ -1,0 +1,453 @@
+/* The device itself: its life, its contexts, its objects, and the faults and log of its verbs. */
+#include <limits.h>
+#include <stdio.h>
+#include "internal.h"
+
+static const char *const verb_names[TD_VERB_COUNT] = {
+#define X(name) #name,
+	TD_VERBS(X)
+#undef X
+};
+
+static int find_verb(const char *name)
+{
+	for (int i = 0; i < TD_VERB_COUNT; i++)
+		if (!strcmp(verb_names[i], name))
+			return i;
+	return -1;
+}
+
+/* ---- Calls ---- */
+
+struct td_call *td_begin(struct ibv_context *context, enum td_verb verb, const void *object)
+{
+	struct td_device *dev = to_device(context);
+
+	pthread_mutex_lock(&dev->lock);
+	struct td_call *call = &dev->calls[dev->call_total++ % TD_CALLS_KEPT];
+	dev->call_count[verb]++;
+	memset(call, 0, sizeof(*call));
+	call->verb = verb_names[verb];
+	call->object = object;
+	return call;
+}
+
+int td_fault(struct td_device *dev, enum td_verb verb)
+{
+	struct td_fault *fault = &dev->faults[verb];
+
+	if (!fault->times)
+		return 0;
+	if (fault->skip) {
+		fault->skip--;
+		return 0;
+	}
+	if (fault->times != UINT_MAX)
+		fault->times--;
+	return fault->error;
+}
+
+int td_admit(struct td_device *dev, enum td_verb verb)
+{
+	return dev->fatal ? EIO : td_fault(dev, verb);
+}
+
+void td_unlock(struct ibv_context *context)
+{
+	pthread_mutex_unlock(&to_device(context)->lock);
+}
+
+void *td_done(struct ibv_context *context, void *object, int error)
+{
+	td_unlock(context);
+	if (!error)
+		return object;
+	errno = error;
+	return NULL;
+}
+
+void td_violate(struct td_device *dev, const char *text)
+{
+	dev->violations++;
+	snprintf(dev->violation, sizeof(dev->violation), "%s", text);
+}
+
+/* ---- Objects ---- */
+
+void *td_alloc(struct td_device *dev, struct ibv_context *context, enum td_object_kind kind,
+	       size_t size, size_t object_offset, unsigned int limit)
+{
+	if (limit && dev->live[kind] >= limit) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	uint8_t *base = calloc(1, size);
+	if (!base)
+		return NULL;
+	struct td_object *obj = (void *)(base + object_offset);
+	obj->kind = kind;
+	obj->context = context;
+	obj->base = base;
+	list_add_tail(&dev->objects, &obj->entry);
+	dev->live[kind]++;
+	return base;
+}
+
+int td_busy(struct td_device *dev, const struct td_object *obj)
+{
+	struct td_object *other;
+
+	list_for_each(&dev->objects, other, entry)
+		for (size_t i = 0; i < ARRAY_SIZE(other->uses); i++)
+			if (other->uses[i] == obj)
+				return EBUSY;
+	return 0;
+}
+
+void td_free(struct td_device *dev, struct td_object *obj)
+{
+	list_del(&obj->entry);
+	dev->live[obj->kind]--;
+	free(obj->base);
+}
+
+/* The device forgets what the objects of a context refer to, as the kernel does it on close. */
+static void abandon(struct td_device *dev, struct ibv_context *context)
+{
+	struct td_object *obj;
+
+	list_for_each(&dev->objects, obj, entry) {
+		if (obj->context != context)
+			continue;
+		if (obj->kind == TD_OBJECT_QP) {
+			struct td_qp *qp = container_of(obj, struct td_qp, obj);
+
+			td_qp_clear(dev, qp);
+			qp->attr.qp_state = IBV_QPS_RESET;
+		}
+		if (obj->kind == TD_OBJECT_MR)
+			container_of(obj, struct td_mr, obj)->key = 0;
+		obj->context = NULL;
+	}
+}
+
+/* ---- Contexts ---- */
+
+static void free_context(struct ibv_context *context)
+{
+	struct td_device *dev = to_device(context);
+	struct td_context *ctx = container_of(context, struct td_context, vctx.context);
+
+	td_begin(context, TD_free_context, context);
+	ctx->obj.context = NULL;
+	abandon(dev, context);
+	list_del(&ctx->obj.entry);
+	dev->live[TD_OBJECT_CONTEXT]--;
+	pthread_mutex_unlock(&dev->lock);
+	td_forget_fd(context->cmd_fd);
+	verbs_uninit_context(&ctx->vctx);
+	free(ctx);
+}
+
+static const struct verbs_context_ops context_ops = { .free_context = free_context };
+
+static struct verbs_context *alloc_context(struct ibv_device *device, int cmd_fd, void *unused)
+{
+	struct td_device *dev = container_of(verbs_get_device(device), struct td_device, vdev);
+	struct td_context *ctx;
+	int fd = td_pipe();
+
+	if (fd < 0 || td_register_fd(fd, dev))
+		return NULL;
+	ctx = verbs_init_and_alloc_context(device, fd, ctx, vctx, RDMA_DRIVER_UNKNOWN);
+	if (!ctx) {
+		td_forget_fd(fd);
+		return NULL;
+	}
+	verbs_set_ops(&ctx->vctx, &context_ops);
+	verbs_set_ops(&ctx->vctx, &td_port_ops);
+	verbs_set_ops(&ctx->vctx, &td_resource_ops);
+	verbs_set_ops(&ctx->vctx, &td_region_ops);
+	verbs_set_ops(&ctx->vctx, &td_srq_ops);
+	verbs_set_ops(&ctx->vctx, &td_cq_ops);
+	verbs_set_ops(&ctx->vctx, &td_qp_ops);
+	verbs_set_ops(&ctx->vctx, dev->opt.kind == TD_LEAN ? &td_lean_ops : &td_model_ops);
+	ctx->vctx.context.num_comp_vectors = dev->opt.comp_vectors;
+	ctx->vctx.context.async_fd = td_pipe();
+	ctx->obj.kind = TD_OBJECT_CONTEXT;
+	ctx->obj.context = &ctx->vctx.context;
+	ctx->obj.base = ctx;
+	pthread_mutex_lock(&dev->lock);
+	list_add_tail(&dev->objects, &ctx->obj.entry);
+	dev->live[TD_OBJECT_CONTEXT]++;
+	pthread_mutex_unlock(&dev->lock);
+	return &ctx->vctx;
+}
+
+struct ibv_context *td_open(struct td_device *dev)
+{
+	pthread_mutex_lock(&dev->lock);
+	dev->call_count[TD_open_device]++;
+	int error = td_admit(dev, TD_open_device);
+	/* With a sysfs directory libibverbs would look for a character device. */
+	struct verbs_sysfs_dev *sysfs = dev->vdev.sysfs;
+	dev->vdev.sysfs = NULL;
+	pthread_mutex_unlock(&dev->lock);
+
+	struct ibv_context *context = error ? NULL : ibv_open_device(&dev->vdev.device);
+	dev->vdev.sysfs = sysfs;
+	if (error)
+		errno = error;
+	return context;
+}
+
+/* ---- The device ---- */
+
+static void free_object(struct td_device *dev, struct td_object *obj)
+{
+	if (obj->kind == TD_OBJECT_CQ)
+		td_cq_clear(container_of(obj, struct td_cq, obj));
+	if (obj->kind == TD_OBJECT_SRQ) {
+		struct td_srq *srq = container_of(obj, struct td_srq, obj);
+		struct td_wqe *wqe;
+
+		while ((wqe = list_pop(&srq->queue, struct td_wqe, entry)))
+			free(wqe);
+	}
+	if (obj->kind == TD_OBJECT_DM)
+		free(container_of(obj, struct td_dm, obj)->memory);
+	td_free(dev, obj);
+}
+
+/* The last handle and the last context are gone: what was leaked goes too. */
+static void uninit_device(struct verbs_device *vdev)
+{
+	struct td_device *dev = container_of(vdev, struct td_device, vdev);
+	struct td_object *obj;
+
+	while ((obj = list_top(&dev->objects, struct td_object, entry)))
+		free_object(dev, obj);
+	pthread_mutex_destroy(&dev->lock);
+	free(dev->posted);
+	free(dev);
+}
+
+static const struct verbs_device_ops device_ops = {
+	.name = "testdev",
+	.alloc_context = alloc_context,
+	.uninit_device = uninit_device,
+};
+
+static void defaults(struct td_options *opt)
+{
+#define DEFAULT(field, value)                                                                      \
+	if (!opt->field)                                                                           \
+	opt->field = value
+	DEFAULT(link_layer, IBV_LINK_LAYER_ETHERNET);
+	DEFAULT(ports, 1);
+	DEFAULT(max_qp_wr, 16384);
+	DEFAULT(max_sge, TD_MAX_SGE);
+	DEFAULT(max_inline, 256);
+	DEFAULT(max_cqe, 65536);
+	DEFAULT(max_qp, 65536);
+	DEFAULT(max_cq, 65536);
+	DEFAULT(max_mr, 65536);
+	DEFAULT(max_pd, 65536);
+	DEFAULT(max_srq, 65536);
+	DEFAULT(max_ah, 65536);
+	DEFAULT(max_mw, 65536);
+	DEFAULT(max_rd_atomic, 16);
+	DEFAULT(comp_vectors, 4);
+	DEFAULT(first_qp_num, 0x11);
+	DEFAULT(max_mr_size, 1ull << 40);
+#undef DEFAULT
+}
+
+struct td_device *td_create(const struct td_options *options)
+{
+	static atomic_int serial;
+	struct td_device *dev = calloc(1, sizeof(*dev));
+	struct verbs_sysfs_dev *sysfs = calloc(1, sizeof(*sysfs));
+	int error;
+
+	if (!dev || !sysfs)
+		goto nomem;
+	dev->opt = *options;
+	defaults(&dev->opt);
+	if (dev->opt.max_sge > TD_MAX_SGE || dev->opt.max_inline > TD_MAX_INLINE ||
+	    dev->opt.ports > TD_MAX_PORTS || dev->opt.kind > TD_MODEL) {
+		error = EINVAL;
+		goto fail;
+	}
+	dev->posted = calloc(TD_POSTED_KEPT, sizeof(*dev->posted));
+	if (!dev->posted)
+		goto nomem;
+	pthread_mutex_init(&dev->lock, NULL);
+	list_head_init(&dev->objects);
+	dev->progress = dev->opt.progress;
+	dev->next_qp_num = dev->opt.first_qp_num;
+	dev->next_key = 1;
+	dev->poll_error = -1;
+	td_init_ports(dev);
+
+	int number = atomic_fetch_add(&serial, 1);
+	struct ibv_device *ibdev = &dev->vdev.device;
+	ibdev->node_type = IBV_NODE_CA;
+	ibdev->transport_type = IBV_TRANSPORT_IB;
+	snprintf(ibdev->name, sizeof(ibdev->name), "testdev%d", number);
+	snprintf(ibdev->dev_name, sizeof(ibdev->dev_name), "testverbs%d", number);
+	/* libibverbs reads partition keys from files and nowhere else: the build made some. */
+	static_assert(sizeof(TD_SYSFS) <= sizeof(ibdev->ibdev_path), "the build path is too long");
+	strcpy(ibdev->ibdev_path, TD_SYSFS);
+	strcpy(sysfs->ibdev_name, ibdev->name);
+	strcpy(sysfs->ibdev_path, ibdev->ibdev_path);
+	sysfs->node_guid = 0x0200000000000000ull + number + 1;
+	sysfs->flags = VSYSFS_READ_NODE_GUID | VSYSFS_READ_MODALIAS;
+	sysfs->node_type = IBV_NODE_CA;
+	sysfs->ibdev_idx = number;
+	sysfs->num_ports = dev->opt.ports;
+	dev->vdev.sysfs = sysfs;
+	dev->vdev.ops = &device_ops;
+	atomic_init(&dev->vdev.refcount, 1);
+	dev->vdev.core_support = IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS;
+	return dev;
+
+nomem:
+	error = ENOMEM;
+fail:
+	if (dev)
+		free(dev->posted);
+	free(dev);
+	free(sysfs);
+	errno = error;
+	return NULL;
+}
+
+void td_hold(struct td_device *dev)
+{
+	ibverbs_device_hold(&dev->vdev.device);
+}
+
+void td_release(struct td_device *dev)
+{
+	ibverbs_device_put(&dev->vdev.device);
+}
+
+struct ibv_device *td_ibv_device(struct td_device *dev)
+{
+	return &dev->vdev.device;
+}
+
+/* ---- Controls ---- */
+
+int td_fail(struct td_device *dev, const char *verb, int error, unsigned int skip,
+	    unsigned int times)
+{
+	int index = find_verb(verb);
+
+	if (index < 0)
+		return EINVAL;
+	pthread_mutex_lock(&dev->lock);
+	dev->faults[index] = (struct td_fault){ .error = error, .skip = skip, .times = times };
+	pthread_mutex_unlock(&dev->lock);
+	return 0;
+}
+
+void td_clear_faults(struct td_device *dev)
+{
+	pthread_mutex_lock(&dev->lock);
+	memset(dev->faults, 0, sizeof(dev->faults));
+	pthread_mutex_unlock(&dev->lock);
+}
+
+unsigned int td_live(struct td_device *dev, enum td_object_kind kind)
+{
+	pthread_mutex_lock(&dev->lock);
+	unsigned int live = kind < TD_OBJECT_KINDS ? dev->live[kind] : 0;
+	pthread_mutex_unlock(&dev->lock);
+	return live;
+}
+
+uint64_t td_calls(struct td_device *dev, const char *verb)
+{
+	int index = find_verb(verb);
+
+	pthread_mutex_lock(&dev->lock);
+	uint64_t count = index < 0 ? 0 : dev->call_count[index];
+	pthread_mutex_unlock(&dev->lock);
+	return count;
+}
+
+bool td_call_at(struct td_device *dev, const char *verb, unsigned int back, struct td_call *call)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&dev->lock);
+	for (uint64_t i = 0; i < TD_CALLS_KEPT && i < dev->call_total && !found; i++) {
+		const struct td_call *at = &dev->calls[(dev->call_total - 1 - i) % TD_CALLS_KEPT];
+
+		if (!strcmp(at->verb, verb) && back-- == 0) {
+			*call = *at;
+			found = true;
+		}
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return found;
+}
+
+bool td_posted_at(struct td_device *dev, unsigned int back, struct td_posted *posted)
+{
+	pthread_mutex_lock(&dev->lock);
+	bool found = back < TD_POSTED_KEPT && back < dev->posted_total;
+	if (found)
+		*posted = dev->posted[(dev->posted_total - 1 - back) % TD_POSTED_KEPT];
+	pthread_mutex_unlock(&dev->lock);
+	return found;
+}
+
+unsigned int td_violations(struct td_device *dev, char *text, size_t size)
+{
+	pthread_mutex_lock(&dev->lock);
+	unsigned int count = dev->violations;
+	if (size)
+		snprintf(text, size, "%s", dev->violation);
+	pthread_mutex_unlock(&dev->lock);
+	return count;
+}
+
+#define SETTER(name, type, statement)                                                              \
+	void name(struct td_device *dev, type value)                                               \
+	{                                                                                          \
+		pthread_mutex_lock(&dev->lock);                                                    \
+		statement;                                                                         \
+		pthread_mutex_unlock(&dev->lock);                                                  \
+	}
+SETTER(td_set_progress, enum td_progress, dev->progress = value)
+SETTER(td_set_stale_translation, bool, dev->stale_translation = value)
+SETTER(td_set_keep_stale, bool, dev->keep_stale = value)
+SETTER(td_set_next_qp_num, uint32_t, dev->next_qp_num = value)
+SETTER(td_set_poll_error, int, dev->poll_error = value)
+#undef SETTER
+
+unsigned int td_step(struct td_device *dev, unsigned int max)
+{
+	pthread_mutex_lock(&dev->lock);
+	unsigned int count = td_run(dev, max);
+	pthread_mutex_unlock(&dev->lock);
+	return count;
+}
+
+void td_device_fatal(struct td_device *dev)
+{
+	struct td_object *obj;
+
+	pthread_mutex_lock(&dev->lock);
+	dev->fatal = true;
+	list_for_each(&dev->objects, obj, entry) {
+		if (obj->kind == TD_OBJECT_QP && obj->context)
+			td_qp_to_error(dev, container_of(obj, struct td_qp, obj));
+		if (obj->kind == TD_OBJECT_CONTEXT)
+			td_async(obj->context, IBV_EVENT_DEVICE_FATAL, 0);
+	}
+	pthread_mutex_unlock(&dev->lock);
+}

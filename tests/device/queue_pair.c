@@ -1,0 +1,433 @@
+/* Queue pairs: control verbs of both kinds, states, flushing. */
+#include "internal.h"
+
+struct td_qp *td_find_qp(struct td_device *dev, uint32_t qp_num)
+{
+	struct td_object *obj;
+
+	list_for_each(&dev->objects, obj, entry) {
+		struct td_qp *qp = container_of(obj, struct td_qp, obj);
+
+		if (obj->kind == TD_OBJECT_QP && obj->context && qp->vqp.qp.qp_num == qp_num)
+			return qp;
+	}
+	return NULL;
+}
+
+/* ---- Errors ---- */
+
+/* The fields that the standard leaves undefined in a failed completion hold what no one expects. */
+void td_error_wc(struct ibv_wc *wc, const struct td_qp *qp, uint64_t wr_id,
+		 enum ibv_wc_status status)
+{
+	memset(wc, 0x5a, sizeof(*wc));
+	wc->wr_id = wr_id;
+	wc->status = status;
+	wc->qp_num = qp->vqp.qp.qp_num;
+	wc->vendor_err = 0x5a00 | status;
+}
+
+void td_qp_flush(struct td_device *dev, struct td_qp *qp)
+{
+	enum ibv_qp_state state = qp->attr.qp_state;
+	struct td_wqe *wqe;
+	struct ibv_wc wc;
+
+	if (qp->executing || (state != IBV_QPS_ERR && state != IBV_QPS_SQE))
+		return;
+	while ((wqe = list_pop(&qp->sends, struct td_wqe, entry))) {
+		td_error_wc(&wc, qp, wqe->wr.wr_id, IBV_WC_WR_FLUSH_ERR);
+		free(wqe);
+		td_complete(dev, qp->send_cq, qp, &wc, 1 + qp->unreported, 0, false);
+		qp->unreported = 0;
+	}
+	while (state == IBV_QPS_ERR && (wqe = list_pop(&qp->receives, struct td_wqe, entry))) {
+		td_error_wc(&wc, qp, wqe->wr.wr_id, IBV_WC_WR_FLUSH_ERR);
+		free(wqe);
+		td_complete(dev, qp->recv_cq, qp, &wc, 0, 1, false);
+	}
+}
+
+void td_qp_to_error(struct td_device *dev, struct td_qp *qp)
+{
+	if (qp->attr.qp_state == IBV_QPS_RESET || qp->attr.qp_state == IBV_QPS_ERR)
+		return;
+	qp->attr.qp_state = IBV_QPS_ERR;
+	td_qp_flush(dev, qp);
+	if (qp->srq)
+		td_async(qp->obj.context, IBV_EVENT_QP_LAST_WQE_REACHED, (uintptr_t)&qp->vqp);
+}
+
+static void drop_list(struct list_head *list)
+{
+	struct td_wqe *wqe;
+
+	while ((wqe = list_pop(list, struct td_wqe, entry)))
+		free(wqe);
+}
+
+void td_qp_clear(struct td_device *dev, struct td_qp *qp)
+{
+	drop_list(&qp->sends);
+	drop_list(&qp->receives);
+	if (qp->send_cq)
+		td_cq_purge(dev, qp->send_cq, qp);
+	if (qp->recv_cq)
+		td_cq_purge(dev, qp->recv_cq, qp);
+	qp->send_used = qp->recv_used = qp->unreported = 0;
+}
+
+/* ---- Creation ---- */
+
+static int check_init(struct td_device *dev, const struct ibv_qp_init_attr_ex *attr)
+{
+	const struct ibv_qp_cap *cap = &attr->cap;
+
+	switch (attr->qp_type) {
+	case IBV_QPT_RC:
+	case IBV_QPT_UC:
+	case IBV_QPT_UD:
+		if (!attr->send_cq || !attr->recv_cq)
+			return EINVAL;
+		break;
+	case IBV_QPT_XRC_SEND:
+		if (!attr->send_cq)
+			return EINVAL;
+		break;
+	case IBV_QPT_XRC_RECV:
+		return attr->comp_mask & IBV_QP_INIT_ATTR_XRCD && attr->xrcd ? 0 : EINVAL;
+	default:
+		return EOPNOTSUPP;
+	}
+	if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD) || !attr->pd)
+		return EINVAL;
+	if (cap->max_send_wr > dev->opt.max_qp_wr || cap->max_recv_wr > dev->opt.max_qp_wr ||
+	    cap->max_send_sge > dev->opt.max_sge || cap->max_recv_sge > dev->opt.max_sge ||
+	    cap->max_inline_data > dev->opt.max_inline)
+		return EINVAL;
+	if (attr->comp_mask & ~(uint32_t)(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD |
+					  IBV_QP_INIT_ATTR_CREATE_FLAGS |
+					  IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ||
+	    (attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && attr->create_flags))
+		return EOPNOTSUPP;
+	return 0;
+}
+
+static struct ibv_qp *make(struct ibv_context *context, enum td_verb verb,
+			   const struct ibv_qp_init_attr_ex *attr)
+{
+	struct td_device *dev = to_device(context);
+	struct td_qp *qp = NULL;
+	int error = td_admit(dev, verb);
+
+	if (!error)
+		error = check_init(dev, attr);
+	if (!error) {
+		qp = td_new(dev, context, TD_OBJECT_QP, td_qp, dev->opt.max_qp);
+		if (!qp)
+			error = errno;
+	}
+	if (!error) {
+		struct ibv_qp *base = &qp->vqp.qp;
+
+		base->context = context;
+		base->qp_context = attr->qp_context;
+		base->pd = attr->pd;
+		base->send_cq = attr->send_cq;
+		base->recv_cq = attr->recv_cq;
+		base->srq = attr->srq;
+		base->qp_type = attr->qp_type;
+		base->qp_num = dev->next_qp_num++ & 0xffffff;
+		base->handle = base->qp_num;
+		pthread_mutex_init(&base->mutex, NULL);
+		pthread_cond_init(&base->cond, NULL);
+		list_head_init(&qp->sends);
+		list_head_init(&qp->receives);
+		list_head_init(&qp->batch);
+		qp->sig_all = attr->sq_sig_all ? IBV_SEND_SIGNALED : 0;
+		qp->attr.cap = attr->cap;
+		memcpy(&qp->init_attr, attr, sizeof(qp->init_attr));
+		qp->send_cq = attr->send_cq ? to_td_cq(attr->send_cq) : NULL;
+		qp->recv_cq = attr->recv_cq ? to_td_cq(attr->recv_cq) : NULL;
+		qp->srq = attr->srq ? to_td_srq(attr->srq) : NULL;
+		if (qp->srq)
+			qp->srq->lean_user = qp;
+		qp->obj.uses[0] = attr->pd ? &to_td_pd(attr->pd)->obj : NULL;
+		qp->obj.uses[1] = qp->send_cq ? &qp->send_cq->obj : NULL;
+		qp->obj.uses[2] = qp->recv_cq ? &qp->recv_cq->obj : NULL;
+		qp->obj.uses[3] = qp->srq ? &qp->srq->obj : NULL;
+		if (attr->comp_mask & IBV_QP_INIT_ATTR_XRCD) {
+			qp->vqp.xrcd = &to_td_xrcd(attr->xrcd)->vxrcd;
+			qp->obj.uses[0] = &to_td_xrcd(attr->xrcd)->obj;
+		}
+		if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
+			qp->send_ops = attr->send_ops_flags;
+			qp->vqp.comp_mask |= VERBS_QP_EX;
+			if (dev->opt.kind == TD_LEAN)
+				td_lean_wr_functions(qp);
+			else
+				td_model_wr_functions(qp);
+		}
+	}
+	td_unlock(context);
+	if (!error)
+		return &qp->vqp.qp;
+	errno = error;
+	return NULL;
+}
+
+static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct ibv_qp_init_attr_ex ex = {};
+
+	memcpy(&ex, attr, sizeof(*attr));
+	ex.comp_mask = IBV_QP_INIT_ATTR_PD;
+	ex.pd = pd;
+	td_begin(pd->context, TD_create_qp, pd)->qp_init_attr = ex;
+	return make(pd->context, TD_create_qp, &ex);
+}
+
+static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
+{
+	td_begin(context, TD_create_qp_ex, context)->qp_init_attr = *attr;
+	return make(context, TD_create_qp_ex, attr);
+}
+
+/* ---- States ---- */
+
+static int check_av(struct td_device *dev, const struct ibv_ah_attr *av)
+{
+	if (av->port_num < 1 || av->port_num > dev->opt.ports)
+		return EINVAL;
+	if (dev->opt.link_layer == IBV_LINK_LAYER_ETHERNET && !av->is_global)
+		return EINVAL;
+	if (av->is_global && av->grh.sgid_index >= TD_GIDS)
+		return EINVAL;
+	return 0;
+}
+
+static int check_values(struct td_device *dev, const struct ibv_qp_attr *attr, int mask)
+{
+	if (mask & IBV_QP_PORT && (attr->port_num < 1 || attr->port_num > dev->opt.ports))
+		return EINVAL;
+	if (mask & IBV_QP_PKEY_INDEX && attr->pkey_index >= 1)
+		return EINVAL;
+	if (mask & IBV_QP_PATH_MTU &&
+	    (attr->path_mtu < IBV_MTU_256 || attr->path_mtu > dev->port[0].active_mtu))
+		return EINVAL;
+	if ((mask & IBV_QP_DEST_QPN && attr->dest_qp_num > 0xffffff) ||
+	    (mask & IBV_QP_SQ_PSN && attr->sq_psn > 0xffffff) ||
+	    (mask & IBV_QP_RQ_PSN && attr->rq_psn > 0xffffff))
+		return EINVAL;
+	if ((mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) ||
+	    (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7) ||
+	    (mask & IBV_QP_TIMEOUT && attr->timeout > 31) ||
+	    (mask & IBV_QP_MIN_RNR_TIMER && attr->min_rnr_timer > 31))
+		return EINVAL;
+	if ((mask & IBV_QP_MAX_QP_RD_ATOMIC && attr->max_rd_atomic > dev->opt.max_rd_atomic) ||
+	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC && attr->max_dest_rd_atomic > dev->opt.max_rd_atomic))
+		return EINVAL;
+	if (mask & IBV_QP_AV && check_av(dev, &attr->ah_attr))
+		return EINVAL;
+	if (mask & IBV_QP_ALT_PATH && check_av(dev, &attr->alt_ah_attr))
+		return EINVAL;
+	return 0;
+}
+
+static void store(struct td_qp *qp, const struct ibv_qp_attr *from, int mask)
+{
+	struct ibv_qp_attr *to = &qp->attr;
+#define STORE(flag, field)                                                                         \
+	if (mask & IBV_QP_##flag)                                                                  \
+	to->field = from->field
+	STORE(STATE, qp_state);
+	STORE(EN_SQD_ASYNC_NOTIFY, en_sqd_async_notify);
+	STORE(ACCESS_FLAGS, qp_access_flags);
+	STORE(PKEY_INDEX, pkey_index);
+	STORE(PORT, port_num);
+	STORE(QKEY, qkey);
+	STORE(AV, ah_attr);
+	STORE(PATH_MTU, path_mtu);
+	STORE(TIMEOUT, timeout);
+	STORE(RETRY_CNT, retry_cnt);
+	STORE(RNR_RETRY, rnr_retry);
+	STORE(RQ_PSN, rq_psn);
+	STORE(MAX_QP_RD_ATOMIC, max_rd_atomic);
+	STORE(MIN_RNR_TIMER, min_rnr_timer);
+	STORE(SQ_PSN, sq_psn);
+	STORE(MAX_DEST_RD_ATOMIC, max_dest_rd_atomic);
+	STORE(PATH_MIG_STATE, path_mig_state);
+	STORE(DEST_QPN, dest_qp_num);
+	STORE(RATE_LIMIT, rate_limit);
+	STORE(ALT_PATH, alt_ah_attr);
+	STORE(ALT_PATH, alt_port_num);
+	STORE(ALT_PATH, alt_pkey_index);
+	STORE(ALT_PATH, alt_timeout);
+#undef STORE
+}
+
+static int modify_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask)
+{
+	struct td_device *dev = to_device(ibqp->context);
+	struct td_qp *qp = to_td_qp(ibqp);
+	struct td_call *call = td_begin(ibqp->context, TD_modify_qp, ibqp);
+
+	call->qp_attr = *attr;
+	call->mask = mask;
+	int error = td_admit(dev, TD_modify_qp);
+	if (!error && (mask & IBV_QP_CAP || !td_qp_transition_ok(qp, attr, mask)))
+		error = EINVAL;
+	if (!error && mask & IBV_QP_CUR_STATE && attr->cur_qp_state != qp->attr.qp_state)
+		error = EINVAL;
+	if (!error)
+		error = check_values(dev, attr, mask);
+	if (!error) {
+		if (mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_ERR)
+			td_qp_to_error(dev, qp);
+		store(qp, attr, mask);
+		if (mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET) {
+			struct ibv_qp_cap cap = qp->attr.cap;
+
+			td_qp_clear(dev, qp);
+			qp->attr = (struct ibv_qp_attr){ .cap = cap };
+		}
+		if (mask & IBV_QP_SQ_PSN)
+			qp->send_psn = attr->sq_psn;
+		if (mask & IBV_QP_RQ_PSN)
+			qp->recv_psn = attr->rq_psn;
+		/* A model's requests are executed in one go: the queue is drained at once. */
+		if (mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_SQD &&
+		    qp->attr.en_sqd_async_notify)
+			td_async(ibqp->context, IBV_EVENT_SQ_DRAINED, (uintptr_t)&qp->vqp);
+	}
+	td_unlock(ibqp->context);
+	return error;
+}
+
+static int query_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask,
+		    struct ibv_qp_init_attr *init)
+{
+	struct td_qp *qp = to_td_qp(ibqp);
+
+	td_begin(ibqp->context, TD_query_qp, ibqp)->mask = mask;
+	int error = td_admit(to_device(ibqp->context), TD_query_qp);
+	if (!error) {
+		*attr = qp->attr;
+		attr->cur_qp_state = qp->attr.qp_state;
+		*init = qp->init_attr;
+		init->cap = qp->attr.cap;
+	}
+	td_unlock(ibqp->context);
+	return error;
+}
+
+static int destroy_qp(struct ibv_qp *ibqp)
+{
+	struct ibv_context *context = ibqp->context;
+	struct td_device *dev = to_device(context);
+	struct td_qp *qp = to_td_qp(ibqp);
+
+	td_begin(context, TD_destroy_qp, ibqp);
+	int error = td_fault(dev, TD_destroy_qp);
+	/* A multicast attachment holds the queue pair. */
+	if (!error && qp->mcast_count)
+		error = EBUSY;
+	if (!error) {
+		if (qp->batch_open)
+			td_violate(dev, "destroy_qp with an open batch");
+		drop_list(&qp->batch);
+		td_qp_clear(dev, qp);
+		qp->attr.qp_state = IBV_QPS_RESET;
+		if (qp->srq && qp->srq->lean_user == qp)
+			qp->srq->lean_user = NULL;
+		td_pipe_remove(context->async_fd, sizeof(struct ib_uverbs_async_event_desc),
+			       offsetof(struct ib_uverbs_async_event_desc, element),
+			       (uintptr_t)ibqp);
+	}
+	td_unlock(context);
+	if (error)
+		return error;
+	td_wait_acks(&ibqp->mutex, &ibqp->cond, &ibqp->events_completed, &qp->events_reported,
+		     "ibv_destroy_qp");
+	pthread_mutex_lock(&dev->lock);
+	td_free(dev, &qp->obj);
+	pthread_mutex_unlock(&dev->lock);
+	return 0;
+}
+
+/* ---- Multicast, ECE ---- */
+
+static int attach_mcast(struct ibv_qp *ibqp, const union ibv_gid *gid, uint16_t lid)
+{
+	struct td_device *dev = to_device(ibqp->context);
+	struct td_qp *qp = to_td_qp(ibqp);
+	struct td_call *call = td_begin(ibqp->context, TD_attach_mcast, ibqp);
+
+	call->gid = *gid;
+	call->lid = lid;
+	int error = td_admit(dev, TD_attach_mcast);
+	if (!error && (ibqp->qp_type != IBV_QPT_UD || gid->raw[0] != 0xff))
+		error = EINVAL;
+	if (!error && qp->mcast_count == ARRAY_SIZE(qp->mcast))
+		error = ENOMEM;
+	if (!error)
+		qp->mcast[qp->mcast_count++] = *gid;
+	td_unlock(ibqp->context);
+	return error;
+}
+
+static int detach_mcast(struct ibv_qp *ibqp, const union ibv_gid *gid, uint16_t lid)
+{
+	struct td_device *dev = to_device(ibqp->context);
+	struct td_qp *qp = to_td_qp(ibqp);
+	struct td_call *call = td_begin(ibqp->context, TD_detach_mcast, ibqp);
+
+	call->gid = *gid;
+	call->lid = lid;
+	int error = td_admit(dev, TD_detach_mcast);
+	if (!error) {
+		error = EINVAL;
+		for (uint32_t i = 0; error && i < qp->mcast_count; i++) {
+			if (!memcmp(&qp->mcast[i], gid, sizeof(*gid))) {
+				qp->mcast[i] = qp->mcast[--qp->mcast_count];
+				error = 0;
+			}
+		}
+	}
+	td_unlock(ibqp->context);
+	return error;
+}
+
+static int set_ece(struct ibv_qp *ibqp, struct ibv_ece *ece)
+{
+	td_begin(ibqp->context, TD_set_ece, ibqp)->ece = *ece;
+	int error = td_admit(to_device(ibqp->context), TD_set_ece);
+	if (!error && ece->comp_mask)
+		error = EINVAL;
+	if (!error)
+		to_td_qp(ibqp)->ece = *ece;
+	td_unlock(ibqp->context);
+	return error;
+}
+
+static int query_ece(struct ibv_qp *ibqp, struct ibv_ece *ece)
+{
+	td_begin(ibqp->context, TD_query_ece, ibqp);
+	int error = td_admit(to_device(ibqp->context), TD_query_ece);
+	if (!error)
+		*ece = to_td_qp(ibqp)->ece;
+	td_unlock(ibqp->context);
+	return error;
+}
+
+const struct verbs_context_ops td_qp_ops = {
+	.attach_mcast = attach_mcast,
+	.create_qp = create_qp,
+	.create_qp_ex = create_qp_ex,
+	.destroy_qp = destroy_qp,
+	.detach_mcast = detach_mcast,
+	.modify_qp = modify_qp,
+	.query_ece = query_ece,
+	.query_qp = query_qp,
+	.set_ece = set_ece,
+};

@@ -1,0 +1,175 @@
+//! Many requests: prepared once, in lists, and by the extended interface.
+
+use std::io::IoSlice;
+
+use super::*;
+
+#[test]
+fn a_request_is_prepared_once_and_posted_often() {
+    with_rxe0(|_, domain, queue| {
+        let here = domain.allocate::<u64>(1).unwrap();
+        let target = shared(domain);
+        let (mut one, _two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
+        let element = [here.gather_element(..).unwrap()];
+        let mut write = WriteWorkRequest::new(&element, target.remote()).unwrap();
+        for round in 0..4 {
+            for n in 0..16 {
+                // SAFETY: the memory is not touched before the completions.
+                unsafe { one.post(&mut write, round * 16 + n).unwrap() };
+            }
+            let done = completions(queue, 16);
+            let numbers: Vec<_> = done.iter().map(WorkCompletion::wr_id).collect();
+            assert_eq!(numbers, (round * 16..round * 16 + 16).collect::<Vec<_>>());
+            assert!(done.iter().all(WorkCompletion::is_success));
+        }
+    });
+}
+
+#[test]
+fn lists_are_posted_whole_or_up_to_where_they_fail() {
+    with_rxe0(|_, domain, queue| {
+        let mut here = domain.allocate::<u64>(8).unwrap();
+        let mut there = domain.allocate::<u64>(8).unwrap();
+        let target = shared(domain);
+        let (mut one, mut two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
+        here.copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        {
+            let mut parts: Vec<_> = there.slice_mut(..).unwrap().chunks(1).unwrap().collect();
+            let mut lists: Vec<_> =
+                parts.iter_mut().map(|part| [part.scatter_element().unwrap()]).collect();
+            let mut entries: Vec<ReceiveListEntry<'_>> = lists
+                .iter_mut()
+                .map(|list| ReceiveWorkRequest::new(list).unwrap().into())
+                .collect();
+            let mut receives = ReceiveList::new(&mut entries).unwrap();
+            receives.set_wr_ids(100);
+            // SAFETY: the regions are not touched before the completions.
+            unsafe { two.post_receive_list(&mut receives).unwrap() };
+        }
+        let elements: [_; 8] = std::array::from_fn(|n| [here.gather_element(n..n + 1).unwrap()]);
+        let mut entries: [SendListEntry<'_>; 8] =
+            elements.each_ref().map(|list| SendWorkRequest::new(list).unwrap().into());
+        let mut sends = SendList::new(&mut entries).unwrap();
+        sends.set_wr_ids(0);
+        // SAFETY: as above.
+        unsafe { one.post_list(&mut sends).unwrap() };
+        let done = completions(queue, 16);
+        (0..8).for_each(|n| assert_eq!(success(&done, 100 + n).byte_len(), 8));
+        assert_eq!(there[..], here[..]);
+
+        let many = vec![here.gather_element(..1).unwrap(); one.max_send_sge() as usize + 1];
+        let write = |list| WriteWorkRequest::new(list, target.remote()).unwrap();
+        let mut entries: [SendListEntry<'_>; 3] =
+            [write(&elements[3]).into(), write(&many).into(), write(&elements[4]).into()];
+        let mut list = SendList::new(&mut entries).unwrap();
+        list.set_wr_ids(20);
+        // SAFETY: as above.
+        let error = unsafe { one.post_list(&mut list) }.unwrap_err();
+        assert_eq!(error.posted(), 1);
+        assert!(error.to_string().contains("gather elements"), "{error}");
+        success(&completions(queue, 1), 20);
+        assert_eq!(words(&target)[0], 4);
+    });
+}
+
+#[test]
+fn a_batch_carries_every_request() {
+    with_rxe0(|_, domain, queue| {
+        let mut here = domain.allocate::<u64>(16).unwrap();
+        let mut there = domain.allocate::<u64>(64).unwrap();
+        let target = shared(domain);
+        let remote = target.remote();
+        let all = SendOperations::all() - SendOperations::TSO;
+        let new = || builder(domain, queue, QueuePairType::ReliableConnected).extended(all);
+        let (mut one, mut two) = pair(new);
+        assert_eq!(one.extended_operations(), all);
+        here[..3].copy_from_slice(&[11, 22, 33]);
+        let signaled = SendFlags::SIGNALED;
+        let (source, rest) = here.slice_mut(..).unwrap().split_at(4).unwrap();
+        let (read, atomics) = rest.split_at(4).unwrap();
+        let (swapped, added) = atomics.slice(..2).unwrap().split_at(1).unwrap();
+        let elements = [
+            source.as_slice().slice(..1).unwrap().gather_element().unwrap(),
+            source.as_slice().slice(2..3).unwrap().gather_element().unwrap(),
+        ];
+        let mut read = [read.into_scatter_element().unwrap()];
+        let mut swapped = swapped.into_scatter_element().unwrap();
+        let mut added = added.into_scatter_element().unwrap();
+        let word = remote.sub_region(120, 8).unwrap();
+        // SAFETY: the regions are not touched before the completions.
+        unsafe {
+            for n in 0..5 {
+                let from = n as usize * 8;
+                two.post_receive(&mut there, from..from + 8, 100 + n).unwrap();
+            }
+            one.batch(|b| {
+                b.send(1, signaled, &elements)?;
+                b.send_with_immediate(2, SendFlags::SOLICITED, &[elements[1]], 0xabcd)?;
+                b.send(3, signaled, Inline(&7_u64.to_ne_bytes()))?;
+                let pieces = [8_u64.to_ne_bytes(), 9_u64.to_ne_bytes()];
+                let pieces = pieces.each_ref().map(|piece| IoSlice::new(piece));
+                b.send(4, signaled, InlineList(&pieces))?;
+                b.write(5, signaled, &elements, remote)?;
+                b.write_with_immediate(6, signaled, &[], remote, 5)?;
+                b.write(7, signaled, Inline(&[1; 8]), remote.sub_region(16, 8)?)?;
+                b.read(8, signaled | SendFlags::FENCE, &mut read, remote)?;
+                b.fetch_add(9, signaled, &mut added, word, 3)?;
+                b.compare_swap(10, signaled, &mut swapped, word, (3, 50))?;
+                b.atomic_write(11, signaled, remote.sub_region(112, 8)?, 0x77)?;
+                b.flush(12, signaled, remote, FlushPlacement::GLOBAL, false)
+            })
+            .unwrap();
+        }
+        let done = completions(queue, 10 + 5);
+        let received: Vec<_> = (100..105).map(|n| success(&done, n).byte_len()).collect();
+        assert_eq!(received, [16, 8, 8, 16, 0]);
+        assert_eq!(success(&done, 101).immediate(), Some(0xabcd));
+        assert_eq!(success(&done, 104).immediate(), Some(5));
+        assert_eq!(there[..2], [11, 33]);
+        assert_eq!((there[16], &there[24..26]), (7, &[8, 9][..]));
+        for wr_id in [1, 3, 4, 5, 6, 7, 8, 9, 10] {
+            success(&done, wr_id);
+        }
+        let ones = u64::from_ne_bytes([1; 8]);
+        assert_eq!(here[4..8], [11, 33, ones, 0], "read");
+        assert_eq!((here[8], here[9]), (3, 0), "what the word was");
+        assert_eq!(words(&target)[15], 50);
+    });
+}
+
+#[test]
+fn a_failing_batch_leaves_a_working_queue_pair() {
+    with_rxe0(|_, domain, queue| {
+        let target = shared(domain);
+        let new = || {
+            builder(domain, queue, QueuePairType::ReliableConnected).extended(SendOperations::WRITE)
+        };
+        let (mut one, _two) = pair(new);
+        let signaled = SendFlags::SIGNALED;
+        let part = |n: u64| target.remote().sub_region(n * 8, 8).unwrap();
+        let word = |n: u64| n.to_ne_bytes();
+        // SAFETY: all data is inline, and no two outstanding requests have the same number.
+        unsafe {
+            let error = one.batch::<()>(|b| {
+                b.write(1, signaled, Inline(&word(1)), part(0))?;
+                b.send(2, signaled, Inline(b"not asked for"))
+            });
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
+            let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                one.batch::<()>(|b| {
+                    b.write(1, signaled, Inline(&word(1)), part(0))?;
+                    panic!("half-built")
+                })
+            }));
+            assert!(unwound.is_err());
+            let full = one.batch(|b| {
+                (0..1000).try_for_each(|n| b.write(n, signaled, Inline(&word(1)), part(0)))
+            });
+            assert_eq!(full.unwrap_err().kind(), ErrorKind::QueueFull);
+            one.batch(|b| b.write(3, signaled, Inline(&word(7)), part(1))).unwrap();
+        }
+        let done = completions(queue, 1);
+        success(&done, 3);
+        assert_eq!(words(&target)[..2], [0, 7]);
+    });
+}

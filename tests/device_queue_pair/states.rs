@@ -1,0 +1,257 @@
+//! Every state, and the way there.
+
+use super::*;
+
+/// The attributes of the way up, one by one.
+fn with(
+    transition: StateTransition,
+    one: AttributeMask,
+    peer: QueuePairEndpoint,
+) -> StateTransition {
+    let index = 1;
+    match one {
+        AttributeMask::PORT => transition.port(1),
+        AttributeMask::PKEY_INDEX => transition.pkey_index(0),
+        AttributeMask::ACCESS => transition.access(AccessFlags::REMOTE_WRITE),
+        AttributeMask::QKEY => transition.qkey(0x1234),
+        AttributeMask::PATH => transition.path(AddressVector::new(1, 0).global(peer.gid(), index)),
+        AttributeMask::PATH_MTU => transition.path_mtu(MaximumTransferUnit::Mtu512),
+        AttributeMask::REMOTE_NUMBER => transition.remote_number(peer.num()),
+        AttributeMask::RECEIVE_PSN => transition.receive_psn(PacketSequenceNumber::new(3).unwrap()),
+        AttributeMask::MAX_DEST_RD_ATOMIC => transition.max_dest_rd_atomic(2),
+        AttributeMask::MIN_RNR_TIMER => transition.min_rnr_timer(MinRnrTimer::new(5).unwrap()),
+        AttributeMask::SEND_PSN => transition.send_psn(PacketSequenceNumber::new(3).unwrap()),
+        AttributeMask::ACK_TIMEOUT => transition.ack_timeout(AckTimeout::new(15).unwrap()),
+        AttributeMask::MAX_ACK_RETRIES => {
+            transition.max_ack_retries(MaxAckRetries::new(3).unwrap())
+        }
+        AttributeMask::MAX_RNR_RETRIES => {
+            transition.max_rnr_retries(MaxRnrRetries::new(4).unwrap())
+        }
+        AttributeMask::MAX_RD_ATOMIC => transition.max_rd_atomic(2),
+        other => panic!("{other:?} is not one of them"),
+    }
+}
+
+/// What the kernel says to a change that the crate would refuse.
+fn kernel(queue_pair: &QueuePair<'_>, transition: StateTransition) -> i32 {
+    let (mut raw, mask) = transition.to_raw();
+    // SAFETY: the queue pair is live, and the mask is made of defined bits.
+    unsafe { ffi::ibv_modify_qp(queue_pair.as_raw(), &mut raw, mask.0 as i32) }
+}
+
+/// Every step up, on every transport: the crate refuses what the kernel refuses, naming it, and the
+/// kernel takes what the crate lets through.
+#[test]
+fn the_rules_are_those_of_the_kernel() {
+    use AttributeMask as A;
+    use QueuePairState as S;
+
+    let path = A::PATH | A::PATH_MTU | A::REMOTE_NUMBER | A::RECEIVE_PSN;
+    let timing = A::ACK_TIMEOUT | A::MAX_ACK_RETRIES | A::MAX_RNR_RETRIES | A::MAX_RD_ATOMIC;
+    let everything = path
+        | timing
+        | A::PORT
+        | A::PKEY_INDEX
+        | A::ACCESS
+        | A::QKEY
+        | A::MAX_DEST_RD_ATOMIC
+        | A::MIN_RNR_TIMER
+        | A::SEND_PSN;
+    let connected = A::PORT | A::PKEY_INDEX | A::ACCESS;
+    with_rxe0(|_, domain, queue| {
+        for (kind, steps) in [
+            (
+                QueuePairType::ReliableConnected,
+                [connected, path | A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER, timing | A::SEND_PSN],
+            ),
+            (QueuePairType::UnreliableConnected, [connected, path, A::SEND_PSN]),
+            (
+                QueuePairType::UnreliableDatagram,
+                [A::PORT | A::PKEY_INDEX | A::QKEY, A::empty(), A::SEND_PSN],
+            ),
+        ] {
+            let mut queue_pair = builder(domain, queue, kind).build().unwrap().into_queue_pair();
+            let peer = queue_pair.endpoint();
+            let states = [S::Init, S::ReadyToReceive, S::ReadyToSend];
+            for (to, required) in states.into_iter().zip(steps) {
+                let from = queue_pair.state().unwrap();
+                let change = |attributes: A| {
+                    attributes.iter().fold(StateTransition::to(to), |t, one| with(t, one, peer))
+                };
+                for missing in required.iter() {
+                    let transition = change(required - missing);
+                    assert_eq!(
+                        kernel(&queue_pair, transition),
+                        libc::EINVAL,
+                        "{kind:?} {missing:?}"
+                    );
+                    let error = queue_pair.modify(transition).unwrap_err();
+                    assert!(error.to_string().contains(&format!("is missing for {from} to {to}")));
+                }
+                for extra in (everything - required).iter() {
+                    let transition = change(required | extra);
+                    let refused = queue_pair.modify(transition);
+                    // It is done now, if it was allowed: try the next one from where this began.
+                    let Err(error) = refused else {
+                        assert_eq!(queue_pair.state().unwrap(), to);
+                        queue_pair = again(queue_pair, &steps, from, peer);
+                        continue;
+                    };
+                    let text = format!("is not allowed for {from} to {to}");
+                    assert!(error.to_string().contains(&text), "{error}");
+                    assert_eq!(kernel(&queue_pair, transition), libc::EINVAL, "{kind:?} {extra:?}");
+                }
+                queue_pair.modify(change(required)).unwrap();
+                assert_eq!(queue_pair.state().unwrap(), to);
+            }
+            queue_pair.close().unwrap();
+        }
+    });
+}
+
+/// Back to RESET, and up to the state `to` again.
+fn again<'a>(
+    mut queue_pair: QueuePair<'a>,
+    steps: &[AttributeMask; 3],
+    to: QueuePairState,
+    peer: QueuePairEndpoint,
+) -> QueuePair<'a> {
+    queue_pair.modify(StateTransition::to(QueuePairState::Reset)).unwrap();
+    let states =
+        [QueuePairState::Init, QueuePairState::ReadyToReceive, QueuePairState::ReadyToSend];
+    for (state, required) in states.into_iter().zip(steps) {
+        if queue_pair.state().unwrap() == to {
+            break;
+        }
+        let transition =
+            required.iter().fold(StateTransition::to(state), |t, one| with(t, one, peer));
+        queue_pair.modify(transition).unwrap();
+    }
+    queue_pair
+}
+
+#[test]
+fn a_query_tells_what_was_set() {
+    with_rxe0(|_, domain, queue| {
+        let prepared = builder(domain, queue, QueuePairType::ReliableConnected)
+            .path_mtu(MaximumTransferUnit::Mtu512)
+            .send_psn(PacketSequenceNumber::new(0x12_3456).unwrap())
+            .receive_psn(PacketSequenceNumber::new(0x12_3456).unwrap())
+            .max_rd_atomic(2)
+            .max_dest_rd_atomic(4)
+            .min_rnr_timer(MinRnrTimer::new(3).unwrap())
+            .ack_timeout(AckTimeout::new(15).unwrap())
+            .max_ack_retries(MaxAckRetries::new(2).unwrap())
+            .max_rnr_retries(MaxRnrRetries::new(5).unwrap())
+            .traffic_class(0x20)
+            .flow_label(FlowLabel::new(0x1234).unwrap())
+            .hop_limit(7)
+            .build()
+            .unwrap();
+        let endpoint = prepared.endpoint();
+        let mut queue_pair = prepared.handshake(endpoint).unwrap();
+        let found = queue_pair.query().unwrap();
+        assert_eq!(found.state(), Some(QueuePairState::ReadyToSend));
+        assert_eq!((found.port(), found.pkey_index()), (Some(1), Some(0)));
+        let everything =
+            AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        assert!(found.access().unwrap().contains(everything));
+        assert_eq!(found.path_mtu(), Some(MaximumTransferUnit::Mtu512));
+        assert_eq!(found.remote_number(), Some(endpoint.num()));
+        assert_eq!(found.send_psn(), PacketSequenceNumber::new(0x12_3456).ok());
+        assert_eq!(found.receive_psn(), PacketSequenceNumber::new(0x12_3456).ok());
+        assert_eq!((found.max_rd_atomic(), found.max_dest_rd_atomic()), (Some(2), Some(4)));
+        assert_eq!(found.min_rnr_timer(), MinRnrTimer::new(3).ok());
+        assert_eq!(found.ack_timeout(), AckTimeout::new(15).ok());
+        assert_eq!(found.max_ack_retries(), MaxAckRetries::new(2).ok());
+        assert_eq!(found.max_rnr_retries(), MaxRnrRetries::new(5).ok());
+        let path = found.path().unwrap();
+        assert_eq!((path.gid(), path.port()), (Some(endpoint.gid()), 1));
+        let grh = path.to_raw().grh;
+        // On RoCE, the kernel takes the hop limit from the route rather than from us.
+        assert_eq!((grh.traffic_class, grh.flow_label, grh.hop_limit), (0x20, 0x1234, 64));
+        assert!(found.max_send_wr() >= Some(32) && found.max_inline_data() >= Some(64));
+        // Some can be changed in passing.
+        let stay = StateTransition::stay().min_rnr_timer(MinRnrTimer::new(9).unwrap());
+        queue_pair.modify(stay).unwrap();
+        let mask = AttributeMask::MIN_RNR_TIMER | AttributeMask::STATE;
+        let found = queue_pair.query_attributes(mask).unwrap();
+        assert_eq!(found.min_rnr_timer(), MinRnrTimer::new(9).ok());
+        assert_eq!((found.state(), found.port()), (Some(QueuePairState::ReadyToSend), None));
+        assert_eq!(queue_pair.data_in_order(WorkRequestOpcode::Write), DataInOrder::empty());
+        let error = queue_pair.modify_rate_limit(RateLimit::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    });
+}
+
+#[test]
+fn an_error_flushes_and_a_reset_connects_anew() {
+    with_rxe0(|_, domain, queue| {
+        let mut there = domain.allocate::<u8>(64).unwrap();
+        let (mut one, mut two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
+        let numbers = (one.number(), two.number());
+        // SAFETY: the region is not touched before the completions.
+        unsafe {
+            two.post_receive(&mut there, .., 1).unwrap();
+            two.post_receive(&mut there, .., 2).unwrap();
+        }
+        two.to_error().unwrap();
+        for completion in completions(queue, 2) {
+            assert_eq!(completion.result().unwrap_err().status(), WorkStatus::Flushed);
+        }
+        let error = two.drain(false).unwrap_err();
+        assert!(error.to_string().contains("no way from ERR to SQD"), "{error}");
+        one.to_error().unwrap();
+        for round in 1..4 {
+            let psn = |n: u32| PacketSequenceNumber::new(round * 1000 + n).unwrap();
+            let first = one.reset().unwrap().set_send_psn(psn(1)).receive_psn(psn(2));
+            let second = two.reset().unwrap().set_send_psn(psn(2)).receive_psn(psn(1));
+            assert_eq!((first.endpoint().num(), second.endpoint().num()), numbers);
+            let (here, peer) = (first.endpoint(), second.endpoint());
+            one = first.handshake(peer).unwrap();
+            two = second.handshake(here).unwrap();
+            // SAFETY: the region is not touched before the completions.
+            unsafe {
+                two.post_receive(&mut there, .., 3).unwrap();
+                one.post_inline(&[round as u8; 5], 4).unwrap();
+            }
+            let done = completions(queue, 2);
+            success(&done, 3);
+            success(&done, 4);
+            assert_eq!(there[..5], [round as u8; 5]);
+        }
+    });
+}
+
+#[test]
+fn a_drained_queue_pair_holds_what_is_posted() {
+    with_rxe0(|context, domain, queue| {
+        let events = AsyncEvents::new(context).unwrap();
+        let mut there = domain.allocate::<u8>(64).unwrap();
+        let (mut one, mut two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
+        // SAFETY: the region is not touched before the completions.
+        unsafe {
+            two.post_receive(&mut there, ..32, 1).unwrap();
+            two.post_receive(&mut there, 32.., 3).unwrap();
+        }
+        one.drain(true).unwrap();
+        let event = events.wait_timeout(vm::PATIENCE).unwrap();
+        assert_eq!(event.kind(), AsyncEventKind::SendQueueDrained);
+        let found = one.query_attributes(AttributeMask::STATE).unwrap();
+        assert_eq!(found.state(), Some(QueuePairState::SendQueueDrained));
+        assert_eq!(found.is_draining(), Some(false));
+        // SAFETY: no other request is outstanding under 2.
+        unsafe { one.post_inline(b"later", 2).unwrap() };
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
+        one.resume().unwrap();
+        assert_eq!(one.state().unwrap(), QueuePairState::ReadyToSend);
+        // rxe goes on with the next post only.
+        // SAFETY: no other request is outstanding under 4.
+        unsafe { one.post_inline(b"at last", 4).unwrap() };
+        let done = completions(queue, 4);
+        (1..=4).for_each(|wr_id| assert!(success(&done, wr_id).byte_len() <= 7));
+        assert_eq!((&there[..5], &there[32..39]), (&b"later"[..], &b"at last"[..]));
+    });
+}

@@ -1,0 +1,219 @@
+//! Shared receive queues, domains of all kinds, multicast, ECE and the clock, on a device made of
+//! functions: what the provider is handed, and what becomes of its answers.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+use ibverbs::*;
+use ibverbs_test_device::{Kind, TestDevice};
+
+fn context(device: &TestDevice) -> Context<'static> {
+    // SAFETY: the context is live and handed over.
+    unsafe { Context::from_raw(device.open().unwrap()) }.unwrap()
+}
+
+#[test]
+fn a_shared_receive_queue_is_created_queried_and_modified() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = domain.create_srq(17, 2).unwrap();
+    let call = device.last_call("create_srq").unwrap();
+    let attributes = call.srq_init_attr.attr;
+    assert_eq!((attributes.max_wr, attributes.max_sge, attributes.srq_limit), (17, 2, 0));
+    assert!(queue.max_wr() >= 17 && queue.max_sge() >= 2);
+
+    queue.set_limit(5).unwrap();
+    assert_eq!(queue.query().unwrap().limit, 5);
+    let error = queue.set_limit(queue.max_wr() + 1).unwrap_err();
+    assert!(error.to_string().contains("the limit is"), "{error}");
+    queue.resize(40).unwrap();
+    assert!(queue.max_wr() >= 40);
+
+    for (wr, sge, what) in [(0, 1, "max_wr"), (u32::MAX, 1, "max_wr"), (1, 0, "max_sge")] {
+        let error = domain.create_srq(wr, sge).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(what), "{error}");
+    }
+    device.fail("destroy_srq").errno(libc::EBUSY).times(1);
+    let (queue, error) = queue.close().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    queue.close().unwrap();
+    drop(domain);
+    drop(context);
+    device.assert_clean();
+}
+
+#[test]
+fn a_shared_receive_queue_fills_up() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = domain.create_srq(1, 1).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let mut posted = 0;
+    let error = loop {
+        // SAFETY: the region outlives the queue and is not touched.
+        match unsafe { queue.post_receive(&mut region, 8..24, posted) } {
+            Ok(()) => posted += 1,
+            Err(error) => break error,
+        }
+        assert!(posted <= u64::from(queue.max_wr()), "more than it has room for");
+    };
+    assert_eq!((error.kind(), posted), (ErrorKind::QueueFull, u64::from(queue.max_wr())));
+    let request = device.posted(0).unwrap();
+    let address = region.as_ptr() as u64 + 8;
+    assert_eq!((request.receive, request.list), (true, vec![(address, 16, region.lkey())]));
+    queue.close().unwrap();
+}
+
+#[test]
+fn a_parent_domain_keeps_what_it_stands_for() {
+    let device = TestDevice::model();
+    let context = Arc::new(context(&device));
+    let thread = Arc::new(ThreadDomain::new(&context).unwrap());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    // SAFETY: nothing is created with the domain.
+    let parent =
+        unsafe { ProtectionDomain::parent_domain(&domain, Some((&thread).into())) }.unwrap();
+    assert_eq!(parent.base().unwrap().as_raw(), domain.as_raw());
+    let call = device.last_call("alloc_parent_domain").unwrap();
+    let attributes = call.parent_domain_attr;
+    assert_eq!((attributes.pd, attributes.td), (domain.as_raw(), thread.as_raw()));
+    drop((domain, thread, context));
+    assert_eq!((device.live(Kind::ProtectionDomain), device.live(Kind::ThreadDomain)), (2, 1));
+    parent.close().unwrap();
+    device.assert_clean();
+}
+
+#[test]
+fn a_thread_domain_of_another_context_is_refused() {
+    let device = TestDevice::model();
+    let (context, other) = (context(&device), context(&device));
+    let domain = context.alloc_pd().unwrap();
+    let thread = other.alloc_td().unwrap();
+    // SAFETY: nothing is created with the domain.
+    let error = unsafe { ProtectionDomain::parent_domain(&domain, Some((&thread).into())) };
+    assert!(error.unwrap_err().to_string().contains("another context"));
+    assert!(domain.base().is_none());
+    thread.close().unwrap();
+}
+
+#[test]
+fn an_xrc_domain_is_private_or_stands_for_a_file() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let file = File::open("/dev/null").unwrap();
+    let fd = file.as_fd();
+    for (scope, expected) in [
+        (XrcDomainScope::Private, (-1, libc::O_CREAT)),
+        (XrcDomainScope::File(fd), (fd.as_raw_fd(), libc::O_CREAT)),
+        (XrcDomainScope::NewFile(fd), (fd.as_raw_fd(), libc::O_CREAT | libc::O_EXCL)),
+        (XrcDomainScope::ExistingFile(fd), (fd.as_raw_fd(), 0)),
+    ] {
+        let domain = XrcDomain::open(&context, scope).unwrap();
+        let call = device.last_call("open_xrcd").unwrap();
+        let attributes = call.xrcd_attr;
+        assert_eq!(
+            (attributes.fd, attributes.oflags, attributes.comp_mask),
+            (expected.0, expected.1, 3)
+        );
+        domain.close().unwrap();
+    }
+    device.fail("open_xrcd").errno(libc::EOPNOTSUPP).times(1);
+    let error = XrcDomain::open(&context, XrcDomainScope::Private).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn ece_options_go_both_ways() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    let prepared =
+        domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    let mut queue_pair = prepared.into_queue_pair();
+    let offered = queue_pair.query_ece().unwrap();
+    let wanted = EnhancedConnection { vendor_id: 0x15b3, options: offered.options | 0x30 };
+    queue_pair.set_ece(wanted).unwrap();
+    assert_eq!(queue_pair.query_ece().unwrap(), wanted);
+    device.fail("query_ece").errno(libc::EOPNOTSUPP).times(1);
+    assert_eq!(queue_pair.query_ece().unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn the_raw_clock_is_passed_on() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let before = context.query_raw_clock().unwrap();
+    let after = context.query_raw_clock().unwrap();
+    assert!((after.seconds, after.nanoseconds) >= (before.seconds, before.nanoseconds));
+    device.fail("query_rt_values").errno(libc::EOPNOTSUPP).times(1);
+    assert_eq!(context.query_raw_clock().unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn multicast_wants_a_datagram_queue_pair_and_a_group() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    let group: Gid = "ff0e::1:2:3".parse().unwrap();
+    let make = |queue_pair_type| {
+        domain.create_qp(&queue, &queue, queue_pair_type).build().unwrap().into_queue_pair()
+    };
+    let mut datagram = make(QueuePairType::UnreliableDatagram);
+    datagram.attach_multicast(group, 0).unwrap();
+    let (mut datagram, error) = datagram.close().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "it is still attached");
+    assert!(datagram.attach_multicast("10::1".parse().unwrap(), 0).is_err());
+    datagram.detach_multicast(group, 0).unwrap();
+    assert!(datagram.detach_multicast(group, 0).is_err(), "it left already");
+    datagram.close().unwrap();
+    let mut connected = make(QueuePairType::ReliableConnected);
+    let error = connected.attach_multicast(group, 0).unwrap_err();
+    assert!(error.to_string().contains("only UD"), "{error}");
+}
+
+#[test]
+fn an_extended_shared_receive_queue_has_a_domain_a_queue_and_a_number() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    let xrc_domain = XrcDomain::open(&context, XrcDomainScope::Private).unwrap();
+    let receives = SharedReceiveQueue::extended(&domain, &xrc_domain, &queue, 5, 1).unwrap();
+    let attributes = device.last_call("create_srq_ex").unwrap().srq_init_attr;
+    assert_eq!(attributes.srq_type, ffi::ibv_srq_type::IBV_SRQT_XRC);
+    assert_eq!((attributes.attr.max_wr, attributes.attr.max_sge), (5, 1));
+    let handed_over = (attributes.pd, attributes.xrcd, attributes.cq);
+    assert_eq!(handed_over, (domain.as_raw(), xrc_domain.as_raw(), queue.as_raw()));
+    receives.number().unwrap();
+
+    let other = self::context(&device);
+    let other_queue = other.create_cq(4).unwrap();
+    let error = SharedReceiveQueue::extended(&domain, &xrc_domain, &other_queue, 5, 1).unwrap_err();
+    assert!(error.to_string().contains("another context"), "{error}");
+    receives.close().unwrap();
+    xrc_domain.close().unwrap();
+}
+
+#[test]
+fn a_request_with_too_many_elements_is_named() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let receives = domain.create_srq(4, 1).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let parts = region.slice_mut(..).unwrap().chunks(1).unwrap();
+    let mut elements: Vec<_> = parts.map(|part| part.into_scatter_element().unwrap()).collect();
+    let most = receives.max_sge() as usize;
+    let mut request = ReceiveWorkRequest::new(&mut elements[..most + 1]).unwrap();
+    // SAFETY: nothing is posted.
+    let error = unsafe { receives.post(&mut request, 1) }.unwrap_err();
+    assert!(error.to_string().contains("the number of scatter elements is"), "{error}");
+    drop(elements);
+    receives.close().unwrap();
+}

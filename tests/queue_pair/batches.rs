@@ -1,0 +1,265 @@
+//! The extended posting interface.
+
+use super::*;
+use ibverbs_test_device::{Posted, Progress};
+use std::io::IoSlice;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+fn everything() -> SendOperations {
+    SendOperations::all() - SendOperations::TSO
+}
+
+#[test]
+fn every_request_arrives_as_it_was_made() {
+    use ffi::ibv_wr_opcode as op;
+
+    let device = TestDevice::model();
+    device.progress(Progress::Manual);
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let region = domain.allocate::<u64>(8).unwrap();
+    let mut results = domain.allocate::<u64>(8).unwrap();
+    let shared = domain
+        .allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC)
+        .unwrap();
+    let there = remote(&shared);
+    let word = there.sub_region(16, 8).unwrap();
+    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let mut queue_pair = to_itself(builder.extended(everything()));
+    let element = region.gather_element(..1).unwrap();
+    let (lkey, address) = (region.lkey(), element.as_raw().addr);
+    let one = (address, 8, lkey);
+    let flags = SendFlags::SIGNALED | SendFlags::FENCE;
+    let mut result = results.scatter_element(..1).unwrap();
+    // SAFETY: nothing is carried out, as the device does nothing by itself; the memory lives on.
+    let count = unsafe {
+        queue_pair.batch(|b| {
+            b.send(1, SendFlags::SIGNALED, &[element])?;
+            b.send_with_immediate(2, SendFlags::SOLICITED, &[element, element], 0x0102_0304)?;
+            b.send_with_invalidate(3, SendFlags::empty(), &[element], 0x33)?;
+            b.write(4, SendFlags::SIGNALED, Inline(b"inline"), there)?;
+            b.write_with_immediate(5, flags, [element].as_slice(), there, 7)?;
+            b.read(6, SendFlags::empty(), std::slice::from_mut(&mut result), there)?;
+            b.compare_swap(7, SendFlags::empty(), &mut result, word, (8, 9))?;
+            b.fetch_add(8, SendFlags::empty(), &mut result, word, 10)?;
+            b.atomic_write(9, SendFlags::empty(), word, 0x0506)?;
+            b.local_invalidate(10, SendFlags::empty(), 0x44)?;
+            b.flush(11, SendFlags::empty(), there, FlushPlacement::GLOBAL, false)?;
+            let pieces = [IoSlice::new(b"in "), IoSlice::new(b""), IoSlice::new(b"pieces")];
+            b.send(12, SendFlags::SIGNALED, InlineList(&pieces))?;
+            Ok(12)
+        })
+    }
+    .unwrap();
+    let inline = 8;
+    for (wr_id, opcode, flags, list, data) in [
+        (1, op::IBV_WR_SEND, 2, vec![one], &b""[..]),
+        (2, op::IBV_WR_SEND_WITH_IMM, 4, vec![one, one], b""),
+        (3, op::IBV_WR_SEND_WITH_INV, 0, vec![one], b""),
+        (4, op::IBV_WR_RDMA_WRITE, 2 | inline, vec![], b"inline"),
+        (5, op::IBV_WR_RDMA_WRITE_WITH_IMM, 2 | 1, vec![one], b""),
+        (6, op::IBV_WR_RDMA_READ, 0, vec![(result.as_raw().addr, 8, results_key(&result))], b""),
+        (
+            7,
+            op::IBV_WR_ATOMIC_CMP_AND_SWP,
+            0,
+            vec![(result.as_raw().addr, 8, results_key(&result))],
+            b"",
+        ),
+        (
+            8,
+            op::IBV_WR_ATOMIC_FETCH_AND_ADD,
+            0,
+            vec![(result.as_raw().addr, 8, results_key(&result))],
+            b"",
+        ),
+        (9, op::IBV_WR_ATOMIC_WRITE, inline, vec![], &0x0506_u64.to_ne_bytes()),
+        (10, op::IBV_WR_LOCAL_INV, 0, vec![], b""),
+        (11, op::IBV_WR_FLUSH, 0, vec![], b""),
+        (12, op::IBV_WR_SEND, 2 | inline, vec![], b"in pieces"),
+    ] {
+        let posted: Posted = device.posted(count - wr_id as u32).unwrap();
+        assert_eq!((posted.wr_id, posted.send.opcode), (wr_id, opcode));
+        assert_eq!(posted.send.send_flags, flags, "{opcode:?}");
+        assert_eq!((&posted.list, &posted.inline[..]), (&list, data), "{opcode:?}");
+    }
+    let send = |wr_id| device.posted(count - wr_id).unwrap().send;
+    // SAFETY: each arm is the one that the opcode has.
+    unsafe {
+        assert_eq!(send(2).__bindgen_anon_1.imm_data.to_ne_bytes(), [1, 2, 3, 4]);
+        assert_eq!(send(3).__bindgen_anon_1.invalidate_rkey, 0x33);
+        assert_eq!(send(5).__bindgen_anon_1.imm_data, 7_u32.to_be());
+        assert_eq!(send(10).__bindgen_anon_1.invalidate_rkey, 0x44);
+        for wr_id in [4, 5, 6, 11] {
+            let rdma = send(wr_id).wr.rdma;
+            assert_eq!((rdma.remote_addr, rdma.rkey), (there.address(), there.rkey()));
+        }
+        let swap = send(7).wr.atomic;
+        assert_eq!((swap.compare_add, swap.swap, swap.remote_addr), (8, 9, word.address()));
+        let add = send(8).wr.atomic;
+        assert_eq!((add.compare_add, add.rkey), (10, word.rkey()));
+        assert_eq!(send(9).wr.rdma.remote_addr, word.address());
+    }
+    queue_pair.close().unwrap();
+}
+
+fn results_key(result: &ScatterElement<'_>) -> u32 {
+    result.as_raw().lkey
+}
+
+#[test]
+fn a_batch_that_fails_or_panics_posts_nothing() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
+    let signaled = SendFlags::SIGNALED;
+    let number = queue_pair.number();
+    let sends = || device.outstanding(number).0;
+    // SAFETY: what is posted is inline, under a number of its own.
+    unsafe {
+        let error = queue_pair.batch::<()>(|b| {
+            b.send(1, signaled, Inline(b"one"))?;
+            b.local_invalidate(2, signaled, 1)
+        });
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(sends(), 0);
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            queue_pair.batch::<()>(|b| {
+                b.send(1, signaled, Inline(b"one"))?;
+                panic!("half-built")
+            })
+        }));
+        assert!(panic.is_err());
+        assert_eq!(sends(), 0);
+        device.fail("wr_complete").errno(libc::EINVAL).times(1);
+        let error = queue_pair.batch(|b| b.send(1, signaled, Inline(b"one"))).unwrap_err();
+        assert_eq!((error.verb(), error.raw_os_error()), ("ibv_wr_complete", libc::EINVAL));
+        assert_eq!(sends(), 0);
+        let full = queue_pair.batch(|b| {
+            (0..=u64::from(u8::MAX)).try_for_each(|n| b.send(n, signaled, Inline(b"x")))
+        });
+        assert_eq!(full.unwrap_err().kind(), ErrorKind::QueueFull);
+        assert_eq!(sends(), 0);
+        // None of that has left anything behind: the queue pair works.
+        queue_pair.post_receive(&mut region, .., 8).unwrap();
+        queue_pair.batch(|b| b.send(9, signaled, Inline(b"whole"))).unwrap();
+    }
+    assert_eq!(successes(&queue).len(), 2);
+    assert_eq!(&region[..5], b"whole");
+    drop(queue_pair);
+    drop(region);
+    drop(queue);
+    drop(domain);
+    drop(context);
+    device.assert_clean();
+}
+
+#[test]
+fn a_request_that_is_refused_adds_nothing() {
+    let device = TestDevice::model();
+    device.progress(Progress::Manual);
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let region = domain.allocate::<u64>(8).unwrap();
+    let shared = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE).unwrap();
+    let there = remote(&shared);
+    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let mut queue_pair = to_itself(builder.extended(everything()));
+    let element = region.gather_element(..).unwrap();
+    let most = queue_pair.max_inline_data() as usize;
+    let long = vec![0; most + 1];
+    let pieces = [IoSlice::new(&long[1..]), IoSlice::new(&[0])];
+    let path = AddressVector::new(1, 0).global(queue_pair.endpoint().gid(), 1);
+    let path = domain.create_ah(&path).unwrap();
+    let none = SendFlags::empty();
+    let check = |result: Result<()>, kind, text: &str| {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(text), "{error}, not {text}");
+    };
+    let input = ErrorKind::InvalidInput;
+    // SAFETY: the one that is posted is inline, and the only one.
+    unsafe {
+        queue_pair.batch(|b| {
+            check(b.send(1, none, Inline(&long)), input, "the length of inline data is");
+            check(b.send(1, none, InlineList(&pieces)), input, "the length of inline data is");
+            check(b.send(1, none, &[element; 5]), input, "the number of elements is 5");
+            check(b.write(1, none, &[element; 2], there), input, "the remote region, is 128");
+            let short = there.sub_region(0, 4).unwrap();
+            check(b.atomic_write(1, none, short, 0), input, "must be within 0..=4");
+            let odd = there.sub_region(4, 8).unwrap();
+            check(b.atomic_write(1, none, odd, 0), input, "not a multiple of 8");
+            let lacking = ErrorKind::Unsupported;
+            check(b.to(&path, 1, 1), lacking, "does not send datagrams");
+            check(b.shared_receive_queue(1), lacking, "not a sending XRC one");
+            let header = [0; 20];
+            let tso = b.send_segmented(1, none, &[element], &header, 100);
+            check(tso, lacking, "was not built for this operation");
+            b.send(2, none, Inline(&long[1..]))
+        })
+    }
+    .unwrap();
+    assert_eq!(device.outstanding(queue_pair.number()).0, 1);
+    assert_eq!(device.posted(0).unwrap().inline.len(), most);
+    queue_pair.close().unwrap();
+}
+
+#[test]
+fn datagrams_need_a_destination_and_keep_it() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut region = domain.allocate::<u8>(256).unwrap();
+    let builder = builder(&domain, &queue, QueuePairType::UnreliableDatagram);
+    let prepared = builder.qkey(5).extended(SendOperations::SEND).build().unwrap();
+    let mut queue_pair = prepared.activate().unwrap();
+    let number = queue_pair.number();
+    let path = AddressVector::new(1, 0).global(queue_pair.endpoint().gid(), 1);
+    let path = domain.create_ah(&path).unwrap();
+    let flags = SendFlags::SIGNALED;
+    // SAFETY: the region is not touched before the completions.
+    unsafe {
+        queue_pair.post_receive(&mut region, ..64, 1).unwrap();
+        queue_pair.post_receive(&mut region, 64..128, 2).unwrap();
+        queue_pair
+            .batch(|b| {
+                let error = b.send(3, flags, Inline(b"nowhere")).unwrap_err();
+                assert!(error.to_string().contains("where to send to"), "{error}");
+                assert!(b.to(&path, 1 << 24, 5).is_err());
+                b.to(&path, number, 5)?;
+                b.send(3, flags, Inline(b"one"))?;
+                b.send(4, flags, Inline(b"two"))
+            })
+            .unwrap();
+    }
+    let mut done = successes(&queue);
+    done.sort_unstable();
+    assert_eq!(done, [1, 2, 3, 4]);
+    assert_eq!((&region[40..43], &region[104..107]), (&b"one"[..], &b"two"[..]));
+}
+
+#[test]
+fn the_send_half_has_batches_too() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
+    let (mut send, mut receive) = queue_pair.split();
+    // SAFETY: the region is not touched before the completions.
+    unsafe {
+        receive.post_receive(&mut region, .., 1).unwrap();
+        send.batch(|b| b.send(2, SendFlags::SIGNALED, Inline(b"half"))).unwrap();
+    }
+    assert_eq!(successes(&queue).len(), 2);
+    assert_eq!(&region[..4], b"half");
+}

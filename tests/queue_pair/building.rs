@@ -1,0 +1,181 @@
+//! What a queue pair is created with.
+
+use super::*;
+use ffi::ibv_qp_init_attr_mask as mask;
+
+#[test]
+fn plain_queue_pairs_go_the_plain_way() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let prepared = builder(&domain, &queue, QueuePairType::ReliableConnected)
+        .signal_all(true)
+        .build()
+        .unwrap();
+    let raw = device.last_call("create_qp").unwrap().qp_init_attr;
+    assert_eq!((raw.send_cq, raw.recv_cq), (queue.as_raw(), queue.as_raw()));
+    assert_eq!((raw.qp_type, raw.sq_sig_all), (ffi::ibv_qp_type::IBV_QPT_RC, 1));
+    assert_eq!((raw.cap.max_send_wr, raw.cap.max_recv_wr), (16, 16));
+    assert!(raw.srq.is_null());
+    assert_eq!(device.calls("create_qp_ex"), 0);
+    let queue_pair = prepared.into_queue_pair();
+    assert_eq!(queue_pair.extended_operations(), SendOperations::empty());
+    assert!(queue_pair.as_raw_extended().is_none());
+    assert_eq!(queue_pair.endpoint().num(), queue_pair.number());
+}
+
+#[test]
+fn options_take_the_extended_way() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    // The device has none of these, but it is asked for them.
+    let refused = |builder: QueuePairBuilder<'_>| {
+        builder.build().unwrap_err();
+        device.last_call("create_qp_ex").unwrap().qp_init_attr
+    };
+    let new = || builder(&domain, &queue, QueuePairType::UnreliableDatagram);
+    let raw = refused(new().create_flags(CreateFlags::BLOCK_SELF_MULTICAST_LOOPBACK));
+    let flags = mask::IBV_QP_INIT_ATTR_PD | mask::IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    assert_eq!((raw.create_flags, raw.comp_mask, raw.pd), (2, flags.0, domain.as_raw()));
+    let raw = refused(new().source_number(0x123));
+    assert_eq!((raw.create_flags, raw.comp_mask, raw.source_qpn), (1024, flags.0, 0x123));
+    let raw = refused(new().max_tso_header(54));
+    let header = mask::IBV_QP_INIT_ATTR_PD | mask::IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
+    assert_eq!((raw.max_tso_header, raw.comp_mask), (54, header.0));
+    let error = new().source_number(1 << 24).build().unwrap_err();
+    assert!(error.to_string().contains("source_qpn is 16777216"), "{error}");
+}
+
+#[test]
+fn the_extended_interface_is_there_or_not() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let new = || builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let wanted = SendOperations::SEND | SendOperations::WRITE;
+    let queue_pair = new().extended(wanted).build().unwrap().into_queue_pair();
+    let raw = device.last_call("create_qp_ex").unwrap().qp_init_attr;
+    assert_eq!(raw.send_ops_flags, wanted.bits());
+    assert_eq!(queue_pair.extended_operations(), wanted);
+    assert!(queue_pair.as_raw_extended().is_some());
+
+    device.fail("create_qp_ex").errno(libc::EOPNOTSUPP).always();
+    assert_eq!(new().extended(wanted).build().unwrap_err().kind(), ErrorKind::Unsupported);
+    let mut plain = to_itself(new().extended_if_available(wanted));
+    assert_eq!(plain.extended_operations(), SendOperations::empty());
+    // SAFETY: nothing is posted.
+    let error = unsafe { plain.batch(|_| Ok(())) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    device.clear_faults();
+    // It promises TSO, but has no function for it.
+    let all = SendOperations::SEND | SendOperations::TSO;
+    let error = new().extended(all).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    // Another failure is no reason to do without.
+    device.fail("create_qp_ex").errno(libc::ENOMEM).times(1);
+    let error = new().extended_if_available(wanted).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Resource);
+}
+
+#[test]
+fn a_shared_receive_queue_takes_the_place_of_the_own() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let shared = domain.create_srq(8, 1).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let mut queue_pair =
+        to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected).srq(&shared));
+    let raw = device.last_call("create_qp").unwrap().qp_init_attr;
+    assert_eq!((raw.srq, raw.cap.max_recv_wr), (shared.as_raw(), 0));
+    assert_eq!(queue_pair.shared_receive_queue().map(|q| q.as_raw()), Some(shared.as_raw()));
+    // SAFETY: the region is not touched before the completions.
+    unsafe {
+        shared.post_receive(&mut region, ..8, 1).unwrap();
+        queue_pair.post_inline(b"shared", 2).unwrap();
+    }
+    assert_eq!(successes(&queue).len(), 2);
+    assert_eq!(&region[..6], b"shared");
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue_pair.post_receive(&mut region, ..8, 3) }.unwrap_err();
+    assert!(error.to_string().contains("posted to the shared receive queue"), "{error}");
+    // A shared one of another context does not fit.
+    let other = super::context(&device);
+    let other_domain = other.alloc_pd().unwrap();
+    let stranger = other_domain.create_srq(8, 1).unwrap();
+    let error = domain
+        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        .srq(&stranger)
+        .build()
+        .unwrap_err();
+    assert!(error.to_string().contains("another context"), "{error}");
+}
+
+#[test]
+fn an_xrc_receiver_has_a_domain_and_no_queues() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let xrc = XrcDomain::open(&context, XrcDomainScope::Private).unwrap();
+    let new = |kind| builder(&domain, &queue, kind);
+    let error = new(QueuePairType::XrcReceive).build().unwrap_err();
+    assert!(error.to_string().contains("needs an XRC domain"), "{error}");
+    let error = new(QueuePairType::XrcSend).xrc_domain(&xrc).build().unwrap_err();
+    assert!(error.to_string().contains("only a receiving XRC"), "{error}");
+    let receiver = new(QueuePairType::XrcReceive).xrc_domain(&xrc).build().unwrap();
+    let raw = device.last_call("create_qp_ex").unwrap().qp_init_attr;
+    assert_eq!((raw.xrcd, raw.comp_mask), (xrc.as_raw(), mask::IBV_QP_INIT_ATTR_XRCD.0));
+    assert!(raw.pd.is_null() && raw.send_cq.is_null() && raw.recv_cq.is_null());
+    let sender = new(QueuePairType::XrcSend).build().unwrap();
+    let (there, here) = (receiver.endpoint(), sender.endpoint());
+    let receiver = receiver.handshake(here).unwrap();
+    let sender = sender.handshake(there).unwrap();
+    assert_eq!(receiver.state().unwrap(), QueuePairState::ReadyToSend);
+    assert_eq!(sender.state().unwrap(), QueuePairState::ReadyToSend);
+}
+
+#[test]
+fn what_was_created_elsewhere_is_adopted() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let other = context.create_cq(16).unwrap();
+    let mut attributes = ffi::ibv_qp_init_attr {
+        send_cq: queue.as_raw(),
+        recv_cq: queue.as_raw(),
+        qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+        cap: ffi::ibv_qp_cap { max_send_wr: 3, max_send_sge: 2, ..Default::default() },
+        ..Default::default()
+    };
+    // SAFETY: domain and queues are live.
+    let raw = unsafe { ffi::ibv_create_qp(domain.as_raw(), &mut attributes) };
+    let new = |queue, kind| domain.create_qp(queue, queue, kind);
+    for builder in [
+        new(&other, QueuePairType::ReliableConnected),
+        new(&queue, QueuePairType::UnreliableConnected),
+    ] {
+        // SAFETY: the queue pair is live, and stays ours as this fails.
+        let error = unsafe { builder.adopt(raw) }.unwrap_err();
+        assert!(error.to_string().contains("not one that the builder describes"), "{error}");
+    }
+    // SAFETY: that is null.
+    unsafe { new(&queue, QueuePairType::ReliableConnected).adopt(std::ptr::null_mut()) }
+        .unwrap_err();
+    // SAFETY: the queue pair is live and handed over.
+    let prepared = unsafe { new(&queue, QueuePairType::ReliableConnected).adopt(raw) }.unwrap();
+    let endpoint = prepared.endpoint();
+    let queue_pair = prepared.handshake(endpoint).unwrap();
+    assert_eq!((queue_pair.as_raw(), queue_pair.max_send_wr()), (raw, attributes.cap.max_send_wr));
+    drop(queue_pair);
+    drop((queue, other));
+    drop(domain);
+    drop(context);
+    device.assert_clean();
+}

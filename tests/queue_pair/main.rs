@@ -1,0 +1,71 @@
+//! Queue pairs on a device made of functions: what the provider is handed for every state change and
+//! every request, and what becomes of its answers.
+
+mod batches;
+mod building;
+mod requests;
+mod states;
+
+use ibverbs::*;
+use ibverbs_test_device::TestDevice;
+
+fn context(device: &TestDevice) -> Context<'static> {
+    // SAFETY: the context is live and handed over.
+    unsafe { Context::from_raw(device.open().unwrap()) }.unwrap()
+}
+
+/// What most tests build: room for a few requests, some of it inline, and a peer that may do
+/// everything.
+fn builder<'a>(
+    domain: &'a ProtectionDomain<'a>,
+    queue: &'a CompletionQueue<'a>,
+    kind: QueuePairType,
+) -> QueuePairBuilder<'a> {
+    let everything =
+        AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    domain
+        .create_qp(queue, queue, kind)
+        .max_send_wr(16)
+        .max_recv_wr(16)
+        .max_send_sge(4)
+        .max_recv_sge(4)
+        .max_inline_data(64)
+        .access(everything)
+}
+
+/// A queue pair that is connected to itself.
+fn to_itself<'a>(builder: QueuePairBuilder<'a>) -> QueuePair<'a> {
+    let prepared = builder.build().unwrap();
+    let endpoint = prepared.endpoint();
+    prepared.handshake(endpoint).unwrap()
+}
+
+/// Polls until nothing more comes; the numbers and what became of them.
+fn completions(queue: &CompletionQueue<'_>) -> Vec<(u64, WorkResult)> {
+    let mut found = Vec::new();
+    let mut slice = [WorkCompletion::default(); 8];
+    loop {
+        let done = queue.poll(&mut slice).unwrap();
+        if done.is_empty() {
+            return found;
+        }
+        found.extend(done.iter().map(|completion| (completion.wr_id(), completion.result())));
+    }
+}
+
+/// The numbers of the requests that were carried out.
+#[track_caller]
+fn successes(queue: &CompletionQueue<'_>) -> Vec<u64> {
+    completions(queue)
+        .into_iter()
+        .map(|(wr_id, result)| {
+            result.unwrap_or_else(|error| panic!("{wr_id}: {error}"));
+            wr_id
+        })
+        .collect()
+}
+
+/// Memory of the peer's, which is ours as well.
+fn remote(region: &SharedMemoryRegion<'_, u64>) -> RemoteMemoryRegion {
+    region.remote()
+}

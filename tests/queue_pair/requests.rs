@@ -1,0 +1,395 @@
+//! Requests, one by one and in lists.
+
+use super::*;
+use ibverbs_test_device::{Posted, Progress};
+
+fn sge(element: &GatherElement<'_>) -> (u64, u32, u32) {
+    let raw = element.as_raw();
+    (raw.addr, raw.length, raw.lkey)
+}
+
+/// Opcode and flags.
+fn kind(posted: &Posted) -> (ffi::ibv_wr_opcode, u32) {
+    (posted.send.opcode, posted.send.send_flags)
+}
+
+#[test]
+fn every_request_arrives_as_it_was_made() {
+    use ffi::ibv_wr_opcode as op;
+
+    let device = TestDevice::model();
+    device.progress(Progress::Manual);
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let region = domain.allocate::<u64>(8).unwrap();
+    let mut results = domain.allocate::<u64>(8).unwrap();
+    let shared = domain
+        .allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC)
+        .unwrap();
+    let there = remote(&shared);
+    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let elements = [region.gather_element(..2).unwrap(), region.gather_element(4..5).unwrap()];
+    let list: Vec<_> = elements.iter().map(sge).collect();
+
+    let mut send = SendWorkRequest::new(&elements).unwrap();
+    let mut immediate = SendWorkRequest::new(&elements).unwrap().immediate(0x0a0b_0c0d).solicited();
+    let mut invalidate = SendWorkRequest::new(&elements).unwrap().invalidate(0x55).fence();
+    let mut write = WriteWorkRequest::new(&elements, there).unwrap().unsignaled();
+    let mut notify = WriteWorkRequest::new(&elements, there).unwrap().immediate(7);
+    let mut local = LocalInvalidateWorkRequest::new(0x77);
+    // SAFETY: nothing is carried out, as the device does nothing by itself; the memory lives on.
+    unsafe {
+        queue_pair.post(&mut send, 1).unwrap();
+        queue_pair.post(&mut immediate, 2).unwrap();
+        queue_pair.post(&mut invalidate, 3).unwrap();
+        queue_pair.post(&mut write, 4).unwrap();
+        queue_pair.post(&mut notify, 5).unwrap();
+        queue_pair.post(&mut local, 6).unwrap();
+        queue_pair.post(&mut send, 7).unwrap();
+    }
+    let posted = |back| device.posted(back).unwrap();
+    for (back, wr_id, expected) in [
+        (6, 1, (op::IBV_WR_SEND, 2)),
+        (5, 2, (op::IBV_WR_SEND_WITH_IMM, 2 | 4)),
+        (4, 3, (op::IBV_WR_SEND_WITH_INV, 2 | 1)),
+        (3, 4, (op::IBV_WR_RDMA_WRITE, 0)),
+        (2, 5, (op::IBV_WR_RDMA_WRITE_WITH_IMM, 2)),
+        (1, 6, (op::IBV_WR_LOCAL_INV, 2)),
+        (0, 7, (op::IBV_WR_SEND, 2)),
+    ] {
+        let posted = posted(back);
+        assert_eq!((posted.wr_id, kind(&posted)), (wr_id, expected));
+        assert_eq!(posted.list, if wr_id == 6 { vec![] } else { list.clone() });
+        assert!(!posted.receive && posted.qp_num == queue_pair.number());
+    }
+    // SAFETY: each arm is the one that the opcode has.
+    unsafe {
+        let word = |back| posted(back).send.__bindgen_anon_1;
+        assert_eq!(word(5).imm_data.to_ne_bytes(), [10, 11, 12, 13], "network order");
+        assert_eq!((word(4).invalidate_rkey, word(1).invalidate_rkey), (0x55, 0x77));
+        assert_eq!(word(2).imm_data, 7_u32.to_be());
+        let rdma = posted(3).send.wr.rdma;
+        assert_eq!((rdma.remote_addr, rdma.rkey), (there.address(), there.rkey()));
+    }
+
+    let word = there.sub_region(8, 8).unwrap();
+    let (read, rest) = results.slice_mut(..).unwrap().split_at(2).unwrap();
+    let (swapped, added) = rest.split_at(1).unwrap();
+    let mut scatter = [read.into_scatter_element().unwrap()];
+    let mut swapped = swapped.into_scatter_element().unwrap();
+    let mut added = added.slice(..1).unwrap().into_scatter_element().unwrap();
+    let mut read = ReadWorkRequest::new(&mut scatter, there).unwrap();
+    let mut swap = CompareSwapWorkRequest::new(&mut swapped, word, 3, 4).unwrap();
+    let mut add = FetchAddWorkRequest::new(&mut added, word, 5).unwrap().fence();
+    // SAFETY: as above.
+    unsafe {
+        queue_pair.post(&mut read, 8).unwrap();
+        queue_pair.post(&mut swap, 9).unwrap();
+        queue_pair.post(&mut add, 10).unwrap();
+    }
+    assert_eq!(kind(&posted(2)), (op::IBV_WR_RDMA_READ, 2));
+    assert_eq!(posted(2).list[0].1, 16);
+    assert_eq!(kind(&posted(1)), (op::IBV_WR_ATOMIC_CMP_AND_SWP, 2));
+    assert_eq!(kind(&posted(0)), (op::IBV_WR_ATOMIC_FETCH_AND_ADD, 2 | 1));
+    // SAFETY: each arm is the one that the opcode has.
+    unsafe {
+        let atomic = posted(1).send.wr.atomic;
+        assert_eq!((atomic.remote_addr, atomic.rkey), (word.address(), word.rkey()));
+        assert_eq!((atomic.compare_add, atomic.swap), (3, 4));
+        assert_eq!(posted(0).send.wr.atomic.compare_add, 5);
+    }
+    queue_pair.close().unwrap();
+}
+
+#[test]
+fn the_methods_by_name_move_bytes() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut region = domain.allocate::<u64>(8).unwrap();
+    let all = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+    let shared = domain.allocate_shared::<u64>(4, all).unwrap();
+    let there = remote(&shared);
+    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    (region[0], region[1]) = (11, 22);
+    // SAFETY: the region lives on, and is not touched before the completions.
+    unsafe {
+        queue_pair.post_write(&region, ..2, there, 1).unwrap();
+        queue_pair.post_read(&mut region, 4..6, there, 2).unwrap();
+        assert_eq!(successes(&queue), [1, 2]);
+    }
+    assert_eq!(region[4..6], [11, 22]);
+    // SAFETY: as above.
+    let mut refused = |range, remote| unsafe {
+        let write = queue_pair.post_write(&region, range, remote, 3).unwrap_err();
+        assert!(write.to_string().contains("the remote region"), "{write}");
+    };
+    refused(0..5, there);
+    refused(0..2, there.sub_region(0, 8).unwrap());
+    // SAFETY: as above.
+    unsafe {
+        assert!(queue_pair.post_read(&mut region, ..5, there, 3).is_err());
+        assert!(queue_pair.post_read(&mut region, ..9, there, 3).is_err());
+        assert!(queue_pair.post_send(&region, 7..9, 3).is_err());
+        queue_pair.post_receive(&mut region, 6.., 4).unwrap();
+        queue_pair.post_send(&region, ..1, 5).unwrap();
+    }
+    assert_eq!((successes(&queue).len(), region[6]), (2, 11));
+}
+
+#[test]
+fn inline_data_is_gone_when_the_post_returns() {
+    let device = TestDevice::model();
+    device.progress(Progress::Manual);
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let most = queue_pair.max_inline_data();
+    let mut text = Vec::from(*b"hello");
+    // SAFETY: the region is not touched before the completion of 1; 2 and 3 are inline.
+    unsafe {
+        queue_pair.post_receive(&mut region, ..32, 1).unwrap();
+        queue_pair.post_inline(&text, 2).unwrap();
+    }
+    text.fill(0);
+    device.run();
+    assert_eq!(successes(&queue).len(), 2);
+    assert_eq!(&region[..5], b"hello");
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue_pair.post_inline(&vec![0; most as usize + 1], 3) }.unwrap_err();
+    assert!(error.to_string().contains("the length of inline data"), "{error}");
+    let elements = [region.gather_element(..).unwrap(); 4];
+    let request = SendWorkRequest::new(&elements).unwrap();
+    let error = request.inline(most).unwrap_err();
+    assert!(error.to_string().contains("inline data is 256"), "{error}");
+    // A request that was made for another queue pair is refused by the provider, and explained.
+    let mut request = SendWorkRequest::new(&elements).unwrap().inline(u32::MAX).unwrap();
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue_pair.post(&mut request, 3) }.unwrap_err();
+    assert!(error.to_string().contains("inline data is 256"), "{error}");
+    assert_eq!(device.outstanding(queue_pair.number()), (0, 0));
+}
+
+#[test]
+fn what_the_provider_refuses_is_explained() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let most = queue_pair.max_send_sge() as usize;
+    let elements = vec![region.gather_element(..1).unwrap(); most + 1];
+    let mut send = SendWorkRequest::new(&elements).unwrap();
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue_pair.post(&mut send, 1) }.unwrap_err();
+    let text = format!("gather elements is {}, and must be within 0..={most}", most + 1);
+    assert!(error.to_string().contains(&text), "{error}");
+    let most = queue_pair.max_recv_sge() as usize;
+    let mut parts: Vec<_> = region.slice_mut(..most + 1).unwrap().chunks(1).unwrap().collect();
+    let mut elements: Vec<_> =
+        parts.iter_mut().map(|part| part.scatter_element().unwrap()).collect();
+    let mut receive = ReceiveWorkRequest::new(&mut elements).unwrap();
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue_pair.post(&mut receive, 1) }.unwrap_err();
+    assert!(error.to_string().contains("scatter elements is"), "{error}");
+
+    device.pause(queue_pair.number(), true);
+    // SAFETY: the region is not touched.
+    let full = (0..100).find_map(|n| unsafe { queue_pair.post_send(&region, ..1, n) }.err());
+    assert_eq!(full.unwrap().kind(), ErrorKind::QueueFull);
+    device.fail("post_send").errno(libc::EIO).times(1);
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue_pair.post_send(&region, ..1, 0) }.unwrap_err();
+    assert_eq!((error.raw_os_error(), error.verb()), (libc::EIO, "ibv_post_send"));
+}
+
+#[test]
+fn a_list_is_posted_in_order_and_again() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let (there, here) = region.slice_mut(..).unwrap().split_at(32).unwrap();
+    let mut parts: Vec<_> = here.chunks(8).unwrap().collect();
+    let mut lists: Vec<_> =
+        parts.iter_mut().map(|part| [part.scatter_element().unwrap()]).collect();
+    let mut receives: Vec<ReceiveListEntry<'_>> =
+        lists.iter_mut().map(|list| ReceiveWorkRequest::new(list).unwrap().into()).collect();
+    let mut receives = ReceiveList::new(&mut receives).unwrap();
+    receives.set_wr_ids(100);
+    let short = there.slice(..3).unwrap();
+    let short = [short.gather_element().unwrap()];
+    let mut entries = [
+        SendListEntry::from(SendWorkRequest::new(&short).unwrap().unsignaled()),
+        SendWorkRequest::new(&short).unwrap().immediate(9).into(),
+        LocalInvalidateWorkRequest::new(1).unsignaled().into(),
+        SendWorkRequest::new(&[]).unwrap().into(),
+    ];
+    let mut sends = SendList::new(&mut entries).unwrap();
+    sends.truncate(2).unwrap();
+    for round in 0..2 {
+        receives.truncate(2).unwrap();
+        sends.set_wr_ids(10 * round);
+        // SAFETY: the memory lives on, and is not touched before the completions.
+        unsafe {
+            queue_pair.post_receive_list(&mut receives).unwrap();
+            queue_pair.post_list(&mut sends).unwrap();
+        }
+        let mut done = successes(&queue);
+        done.sort_unstable();
+        assert_eq!(done, [10 * round + 1, 100, 101]);
+    }
+}
+
+#[test]
+fn a_list_that_fails_says_how_far_it_came() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let all = AccessFlags::REMOTE_WRITE;
+    let shared = domain.allocate_shared::<u64>(4, all).unwrap();
+    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    {
+        let element = [region.gather_element(..8).unwrap()];
+        let many = [region.gather_element(..1).unwrap(); 5];
+        let write = || WriteWorkRequest::new(&element, remote(&shared)).unwrap();
+        let mut entries: [SendListEntry<'_>; 4] = [
+            write().into(),
+            write().into(),
+            WriteWorkRequest::new(&many, remote(&shared)).unwrap().into(),
+            write().into(),
+        ];
+        let mut list = SendList::new(&mut entries).unwrap();
+        list.set_wr_ids(1);
+        // SAFETY: the memory lives on, and is not touched before the completions.
+        let error = unsafe { queue_pair.post_list(&mut list) }.unwrap_err();
+        assert_eq!(error.posted(), 2);
+        assert!(error.to_string().contains("request 2 of the list was refused"), "{error}");
+        assert!(error.error().to_string().contains("the number of gather elements is 5"));
+        assert_eq!(successes(&queue), [1, 2]);
+        // What is left can be posted, and nothing remains of the failure.
+        list.truncate(2).unwrap();
+        device.fail("post_send").errno(libc::ENOMEM).times(1);
+        // SAFETY: as above.
+        let error = unsafe { queue_pair.post_list(&mut list) }.unwrap_err();
+        assert_eq!((error.posted(), error.error().kind()), (0, ErrorKind::QueueFull));
+        // SAFETY: as above.
+        unsafe { queue_pair.post_list(&mut list) }.unwrap();
+        assert_eq!(successes(&queue), [1, 2]);
+    }
+    let mut parts: Vec<_> = region.slice_mut(..).unwrap().chunks(16).unwrap().collect();
+    let mut lists: Vec<_> =
+        parts.iter_mut().map(|part| [part.scatter_element().unwrap()]).collect();
+    let mut entries: Vec<ReceiveListEntry<'_>> =
+        lists.iter_mut().map(|list| ReceiveWorkRequest::new(list).unwrap().into()).collect();
+    let mut list = ReceiveList::new(&mut entries).unwrap();
+    device.fail("post_recv").errno(libc::ENOMEM).skip(3).times(1);
+    // SAFETY: the memory lives on, and is not touched before the completions.
+    let error = unsafe { queue_pair.post_receive_list(&mut list) }.unwrap_err();
+    assert_eq!((error.posted(), error.error().kind()), (3, ErrorKind::QueueFull));
+    assert_eq!(device.outstanding(queue_pair.number()).1, 3);
+    queue_pair.close().unwrap();
+}
+
+#[test]
+fn two_threads_use_the_two_sides() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let (sent, received) = (context.create_cq(64).unwrap(), context.create_cq(64).unwrap());
+    let mut region = domain.allocate::<u64>(8).unwrap();
+    let prepared = QueuePair::builder(&domain, &sent, &received, QueuePairType::ReliableConnected)
+        .max_send_wr(4)
+        .max_recv_wr(4)
+        .max_inline_data(8)
+        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+        .build()
+        .unwrap();
+    let endpoint = prepared.endpoint();
+    let mut queue_pair = prepared.handshake(endpoint).unwrap();
+    let (mut send, mut receive) = queue_pair.split();
+    assert_eq!(send.queue_pair().number(), receive.queue_pair().number());
+    std::thread::scope(|scope| {
+        let sent = &sent;
+        scope.spawn(move || {
+            let mut completion = [WorkCompletion::default()];
+            for n in 0..200_u64 {
+                // SAFETY: one request is outstanding at a time.
+                unsafe { send.post_inline(&n.to_ne_bytes(), n).unwrap() };
+                while sent.poll(&mut completion).unwrap().is_empty() {}
+                assert!(completion[0].is_success() && completion[0].wr_id() == n);
+            }
+        });
+        let mut completion = [WorkCompletion::default()];
+        for n in 0..200_u64 {
+            let mut elements = [region.scatter_element(..1).unwrap()];
+            let mut request = ReceiveWorkRequest::new(&mut elements).unwrap();
+            // SAFETY: the region is not touched before the completion.
+            unsafe { receive.post(&mut request, n).unwrap() };
+            while received.poll(&mut completion).unwrap().is_empty() {}
+            assert!(completion[0].is_success() && completion[0].wr_id() == n);
+            assert_eq!(region[0], n);
+        }
+    });
+    drop(queue_pair);
+    drop(region);
+    drop((sent, received));
+    drop(domain);
+    drop(context);
+    device.assert_clean();
+}
+
+#[test]
+fn datagrams_go_where_each_says() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut region = domain.allocate::<u8>(256).unwrap();
+    let one = builder(&domain, &queue, QueuePairType::UnreliableDatagram).qkey(5).build().unwrap();
+    let mut one = one.activate().unwrap();
+    let two = builder(&domain, &queue, QueuePairType::UnreliableDatagram).qkey(6).build().unwrap();
+    let mut two = two.activate().unwrap();
+    let path = AddressVector::new(1, one.endpoint().lid()).global(one.endpoint().gid(), 1);
+    let path = domain.create_ah(&path).unwrap();
+    let text = domain.allocate::<u8>(4).unwrap();
+    let elements = [text.gather_element(..).unwrap()];
+    let request = || SendWorkRequest::new(&elements).unwrap();
+    let mut send = request().to(&path, two.number(), 6).unwrap().immediate(3);
+    // SAFETY: the memory lives on, and is not touched before the completions.
+    unsafe {
+        two.post_receive(&mut region, .., 1).unwrap();
+        one.post(&mut send, 2).unwrap();
+    }
+    let posted = device.posted(0).unwrap();
+    // SAFETY: the arm is the one of datagrams.
+    let ud = unsafe { posted.send.wr.ud };
+    assert_eq!((ud.ah, ud.remote_qpn, ud.remote_qkey), (path.as_raw(), two.number(), 6));
+    let done = completions(&queue);
+    let received = done.iter().find(|(wr_id, _)| *wr_id == 1).unwrap().1.unwrap();
+    assert_eq!((received.immediate(), received.byte_len()), (Some(3), 44));
+    assert_eq!(received.source_queue_pair(), one.number());
+    // What does not say where it goes is refused before the provider looks for that.
+    // SAFETY: nothing is posted.
+    unsafe {
+        let errors = [
+            one.post_send(&region, ..4, 3).unwrap_err(),
+            one.post_inline(b"text", 3).unwrap_err(),
+            one.post_write(&region, ..4, RemoteMemoryRegion::new(0, 8, 0).unwrap(), 3).unwrap_err(),
+            one.post_read(&mut region, ..4, RemoteMemoryRegion::new(0, 8, 0).unwrap(), 3)
+                .unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| error.to_string().contains("has no peer")), "{errors:?}");
+    }
+    let error = request().to(&path, 1 << 24, 6).unwrap_err();
+    assert!(error.to_string().contains("remote queue pair is 16777216"), "{error}");
+}

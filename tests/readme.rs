@@ -1,0 +1,67 @@
+//! README says what is so.
+
+use std::fs;
+use std::path::Path;
+
+fn read(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The content of the first block of code in this language.
+fn block<'a>(text: &'a str, language: &str) -> &'a str {
+    let start = format!("```{language}\n");
+    let (_, rest) = text.split_once(&start).expect("a block of code");
+    rest.split_once("```").expect("its end").0
+}
+
+#[test]
+fn its_program_is_the_example_and_short() {
+    let readme = read("README.md");
+    let program = block(&readme, "rust");
+    assert_eq!(program, read("examples/hello.rs"), "that is what is compiled and run");
+    assert!(program.lines().count() < 40, "{} lines", program.lines().count());
+}
+
+#[test]
+fn it_leads_with_the_two_commands() {
+    let readme = read("README.md");
+    let commands: Vec<_> =
+        readme.lines().filter_map(|line| line.strip_prefix("    script/")).collect();
+    assert_eq!(commands[..2], ["demo", "test"]);
+    let position = |text: &str| readme.find(text).expect(text);
+    assert!(position("    script/test\n") < position("```rust"));
+}
+
+#[test]
+fn it_names_every_feature_and_the_version_of_rust() {
+    let readme = read("README.md");
+    let manifest = read("Cargo.toml");
+    let section = manifest.split_once("\n[features]\n").expect("features").1;
+    let section = section.split_once("\n[").expect("what follows").0;
+    let lines = section.lines().filter(|line| !line.starts_with(['#', ' ']));
+    let features: Vec<_> =
+        lines.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name).collect();
+    assert!(features.len() > 15, "{features:?}");
+    for feature in features.into_iter().filter(|&feature| feature != "default") {
+        assert!(readme.contains(&format!("`{feature}`")), "{feature}");
+    }
+    let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "));
+    let version = version.expect("rust-version").trim_matches('"');
+    assert!(readme.contains(&format!("Rust {version} or later")), "{version}");
+}
+
+#[test]
+fn what_it_links_to_is_there() {
+    let readme = read("README.md");
+    let links: Vec<_> = readme
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(to, _)| to)
+        .collect();
+    assert!(links.len() > 4, "{links:?}");
+    for link in links.into_iter().filter(|link| !link.starts_with("https://")) {
+        assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join(link).exists(), "{link}");
+    }
+}

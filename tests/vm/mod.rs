@@ -1,0 +1,65 @@
+//! What the tests in the virtual machine of `script/vm` have in common: `rxe0` and `rxe1` are there,
+//! and the tests are root.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ibverbs::{CompletionQueue, WorkCompletion, WorkSuccess};
+
+/// Longer than anything here takes, even on a loaded machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Tests that count what the machine has run one after the other: all of a binary take this.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a command line, which must succeed; returns what it printed.
+pub fn run(command: &str) -> String {
+    let output = Command::new("bash").args(["-ec", command]).output().expect("bash");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command}: {}: {error}", output.status);
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The kernel's own protection domain, completion queue and queue pair, and nothing of ours.
+pub const BASELINE: &str = "pd 1 cq 1 qp 1 cm_id 0 mr 0 ctx 0 srq 0";
+
+/// What the kernel counts on a device, in the order of [`BASELINE`].
+pub fn resources(device: &str) -> String {
+    let all = run("rdma resource show");
+    let line = all.lines().find_map(|line| line.split_once(&format!("{device}: ")));
+    line.unwrap_or_else(|| panic!("no {device} in:\n{all}")).1.trim().to_owned()
+}
+
+/// Nothing of ours is left on a device. The kernel destroys some objects a little later.
+pub fn assert_nothing_left(device: &str) {
+    let start = Instant::now();
+    while resources(device) != BASELINE {
+        assert!(start.elapsed() < Duration::from_secs(5), "{device}: {}", resources(device));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Polls until `count` requests have completed.
+pub fn completions(queue: &CompletionQueue<'_>, count: usize) -> Vec<WorkCompletion> {
+    let mut found = Vec::new();
+    let mut slice = [WorkCompletion::default(); 4];
+    let start = Instant::now();
+    while found.len() < count {
+        found.extend_from_slice(queue.poll(&mut slice).expect("the queue works"));
+        assert!(start.elapsed() < PATIENCE, "{} of {count} completions", found.len());
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    found
+}
+
+/// The completion of the request with this number, among those of [`completions`]; it succeeded.
+pub fn success(completions: &[WorkCompletion], wr_id: u64) -> WorkSuccess {
+    let completion = completions.iter().find(|completion| completion.wr_id() == wr_id);
+    completion.expect("a completion").result().unwrap_or_else(|error| panic!("{wr_id}: {error}"))
+}
