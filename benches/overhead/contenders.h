@@ -1,0 +1,27 @@
+/* What a contender in C gets; laid out as `Handles` in src/c.rs. */
+#ifndef CONTENDERS_H
+#define CONTENDERS_H
+
+#include <infiniband/verbs.h>
+
+struct handles {
+	struct ibv_qp *qp;
+	struct ibv_qp_ex *qp_ex; /* NULL unless made for the extended interface */
+	struct ibv_cq *cq;
+	struct ibv_comp_channel *channel; /* NULL unless made for events */
+	uint64_t address; /* of registered memory, 16 times 64 bytes */
+	uint64_t remote_address; /* the same of the peer's */
+	uint32_t lkey;
+	uint32_t rkey;
+};
+
+/* Does that many operations. Returns the sum of all wr_id that completed, or -1. */
+typedef int64_t contender(struct handles *h, uint64_t operations);
+
+/* W6 is W1, in safe Rust. */
+contender c_plain_w1, c_plain_w2, c_plain_w3, c_plain_w4, c_plain_w5, c_plain_w5_ex;
+contender c_plain_w7, c_plain_w8;
+contender c_tuned_w1, c_tuned_w2, c_tuned_w3, c_tuned_w4, c_tuned_w5, c_tuned_w5_ex;
+contender c_tuned_w7, c_tuned_w8;
+
+#endif

@@ -1,0 +1,50 @@
+//! The contenders in C: `contenders.c`.
+
+use std::ptr::{NonNull, null_mut};
+
+use ibverbs::ffi;
+
+use crate::rig::Rig;
+
+/// `struct handles` of `contenders.h`.
+#[repr(C)]
+pub(crate) struct Handles {
+    qp: *mut ffi::ibv_qp,
+    qp_ex: *mut ffi::ibv_qp_ex,
+    cq: *mut ffi::ibv_cq,
+    channel: *mut ffi::ibv_comp_channel,
+    address: u64,
+    remote_address: u64,
+    lkey: u32,
+    rkey: u32,
+}
+
+impl Handles {
+    /// Those of the rig; valid while it is.
+    pub(crate) fn of(rig: &mut Rig) -> Self {
+        let remote = rig.remote();
+        Self {
+            qp: rig.queue_pair.as_raw(),
+            qp_ex: rig.queue_pair.as_raw_extended().map_or(null_mut(), NonNull::as_ptr),
+            cq: rig.queue.as_raw(),
+            channel: rig.channel.as_ref().map_or(null_mut(), |channel| channel.as_raw()),
+            address: rig.region.as_mut_ptr() as u64,
+            remote_address: remote.address(),
+            lkey: rig.region.lkey(),
+            rkey: remote.rkey(),
+        }
+    }
+}
+
+macro_rules! contenders {
+    ($($name:ident)+) => {
+        unsafe extern "C" {
+            $(pub(crate) fn $name(handles: *mut Handles, operations: u64) -> i64;)+
+        }
+    };
+}
+
+contenders!(c_plain_w1 c_plain_w2 c_plain_w3 c_plain_w4 c_plain_w5 c_plain_w5_ex);
+contenders!(c_plain_w7 c_plain_w8);
+contenders!(c_tuned_w1 c_tuned_w2 c_tuned_w3 c_tuned_w4 c_tuned_w5 c_tuned_w5_ex);
+contenders!(c_tuned_w7 c_tuned_w8);

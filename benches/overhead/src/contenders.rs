@@ -1,0 +1,109 @@
+//! The list of who runs.
+
+use crate::channel::ChannelRig;
+use crate::rig::{LENGTH, Rig};
+use crate::{c, channel, events, prepared, verbs};
+
+/// One way to do one workload.
+pub(crate) struct Contender {
+    /// `W1` to `W8`, `W5x` for the extended interface.
+    pub(crate) workload: &'static str,
+    pub(crate) layer: &'static str,
+    pub(crate) sum: Sum,
+    /// Sets up; what comes back does that many operations and sums up what completed.
+    pub(crate) make: fn() -> Body,
+}
+
+/// What a contender adds up, to show that it saw every completion.
+pub(crate) enum Sum {
+    /// The number of each operation, as many times as it has completions.
+    Numbers(u64),
+    /// The bytes of each operation.
+    Bytes,
+}
+
+pub(crate) type Body = Box<dyn FnMut(u64) -> u64>;
+
+impl Contender {
+    /// What it must come to.
+    pub(crate) fn expected(&self, operations: u64) -> u64 {
+        match self.sum {
+            Sum::Numbers(times) => times * operations * (operations - 1) / 2,
+            Sum::Bytes => operations * LENGTH as u64,
+        }
+    }
+}
+
+/// A contender that runs on a rig.
+macro_rules! ours {
+    ($workload:literal, $layer:literal, $sum:expr, $rig:expr, $function:path) => {
+        Contender {
+            workload: $workload,
+            layer: $layer,
+            sum: $sum,
+            make: || {
+                let mut rig = $rig;
+                Box::new(move |operations| $function(&mut rig, operations).expect("it works"))
+            },
+        }
+    };
+}
+
+/// A contender in C.
+macro_rules! in_c {
+    ($workload:literal, $layer:literal, $times:literal, $rig:expr, $function:ident) => {
+        Contender {
+            workload: $workload,
+            layer: $layer,
+            sum: Sum::Numbers($times),
+            make: || {
+                let mut rig = $rig;
+                let mut handles = c::Handles::of(&mut rig);
+                Box::new(move |operations| {
+                    let _keep = &rig;
+                    // SAFETY: the handles are the rig's, which lives on.
+                    unsafe { c::$function(&mut handles, operations) }.cast_unsigned()
+                })
+            },
+        }
+    };
+}
+
+/// All of them, those of a workload together, C first.
+pub(crate) fn contenders() -> Vec<Contender> {
+    use Sum::{Bytes, Numbers};
+    vec![
+        in_c!("W1", "C plain", 1, Rig::new(), c_plain_w1),
+        in_c!("W1", "C tuned", 1, Rig::new(), c_tuned_w1),
+        ours!("W1", "verbs", Numbers(1), Rig::new(), verbs::w1),
+        ours!("W1", "verbs prepared", Numbers(1), Rig::new(), prepared::w1),
+        in_c!("W2", "C plain", 2, Rig::new(), c_plain_w2),
+        in_c!("W2", "C tuned", 2, Rig::new(), c_tuned_w2),
+        ours!("W2", "verbs", Numbers(2), Rig::new(), verbs::w2),
+        ours!("W2", "verbs prepared", Numbers(2), Rig::new(), prepared::w2),
+        in_c!("W3", "C plain", 1, Rig::new(), c_plain_w3),
+        in_c!("W3", "C tuned", 1, Rig::new(), c_tuned_w3),
+        ours!("W3", "verbs", Numbers(1), Rig::new(), verbs::w3),
+        ours!("W3", "verbs prepared", Numbers(1), Rig::new(), prepared::w3),
+        in_c!("W4", "C plain", 1, Rig::new(), c_plain_w4),
+        in_c!("W4", "C tuned", 1, Rig::new(), c_tuned_w4),
+        ours!("W4", "verbs", Numbers(1), Rig::new(), verbs::w4),
+        ours!("W4", "verbs prepared", Numbers(1), Rig::new(), prepared::w4),
+        in_c!("W5", "C plain", 1, Rig::new(), c_plain_w5),
+        in_c!("W5", "C tuned", 1, Rig::new(), c_tuned_w5),
+        ours!("W5", "verbs prepared", Numbers(1), Rig::new(), prepared::w5),
+        in_c!("W5x", "C plain", 1, Rig::extended(), c_plain_w5_ex),
+        in_c!("W5x", "C tuned", 1, Rig::extended(), c_tuned_w5_ex),
+        ours!("W5x", "verbs", Numbers(1), Rig::extended(), prepared::w5_extended),
+        // The same as W1, in safe code.
+        in_c!("W6", "C plain", 1, Rig::new(), c_plain_w1),
+        in_c!("W6", "C tuned", 1, Rig::new(), c_tuned_w1),
+        ours!("W6", "channel blocking", Bytes, ChannelRig::new(), channel::w6),
+        in_c!("W7", "C plain", 1, Rig::new(), c_plain_w7),
+        in_c!("W7", "C tuned", 1, Rig::new(), c_tuned_w7),
+        ours!("W7", "channel scoped", Bytes, ChannelRig::new(), channel::w7),
+        in_c!("W8", "C plain", 1, Rig::with_events(), c_plain_w8),
+        in_c!("W8", "C tuned", 1, Rig::with_events(), c_tuned_w8),
+        ours!("W8", "verbs", Numbers(1), Rig::with_events(), events::w8),
+    ]
+}

@@ -1,0 +1,82 @@
+//! The contenders, measured from outside: each is run in sections that callgrind dumps apart.
+//!
+//! `overhead run N` runs every contender for 2 N, N, and once more 2 N operations. Each begins with a
+//! call of `overhead_section`, which is where callgrind cuts; what each section is goes to standard
+//! output. The first of the three warms up. The other two differ by N operations and nothing else.
+//!
+//! It fails where a contender allocates, or does not complete what it posts. `overhead time` takes the
+//! time instead.
+
+mod allocator;
+mod c;
+mod channel;
+mod contenders;
+mod events;
+mod prepared;
+mod rig;
+mod time;
+mod verbs;
+
+use std::process::ExitCode;
+
+use contenders::contenders;
+
+#[global_allocator]
+static ALLOCATOR: allocator::Counting = allocator::Counting;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments[..] {
+        ["run", operations] => match operations.parse() {
+            Ok(operations) if operations > 0 && operations % 16 == 0 => run(operations),
+            _ => Err(format!("{operations} is not a positive multiple of 16")),
+        },
+        ["time"] => time::time(),
+        ["compiler"] => {
+            println!("{}", env!("OVERHEAD_CC"));
+            Ok(())
+        }
+        _ => Err("usage: overhead run N | time | compiler".to_owned()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("overhead: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Where callgrind ends one section and begins the next.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn overhead_section(section: u32) -> u32 {
+    std::hint::black_box(section)
+}
+
+fn run(operations: u64) -> Result<(), String> {
+    let mut section = 0;
+    for contender in contenders() {
+        let mut body = (contender.make)();
+        for operations in [2 * operations, operations, 2 * operations] {
+            println!("{section}\t{}\t{}\t{operations}", contender.workload, contender.layer);
+            overhead_section(section);
+            let before = allocator::allocations();
+            let sum = body(std::hint::black_box(operations));
+            let allocations = allocator::allocations() - before;
+            overhead_section(section);
+            section += 1;
+            let name = format!("{} {}", contender.workload, contender.layer);
+            if sum != contender.expected(operations) {
+                return Err(format!("{name}: the completions add up to {sum}"));
+            }
+            if allocations > 0 {
+                return Err(format!(
+                    "{name}: {allocations} allocations in {operations} operations"
+                ));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! What callgrind writes: <https://valgrind.org/docs/manual/cl-format.html>.
+
+use std::collections::{HashMap, HashSet};
+
+/// The cost of one section.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cost {
+    /// All instructions.
+    pub(crate) total: u64,
+    /// Those of calls into the device, with all that it calls in turn.
+    pub(crate) device: u64,
+}
+
+/// Sums up a dump. The device's functions are those whose source is in a folder `device_folder`.
+pub(crate) fn parse(dump: &str, device_folder: &str) -> Result<Cost, String> {
+    let mut parser = Parser::default();
+    for (number, line) in dump.lines().enumerate() {
+        parser.line(line, device_folder).ok_or_else(|| format!("line {}: {line}", number + 1))?;
+    }
+    let Parser { total, calls, device, .. } = parser;
+    let into_device = calls
+        .iter()
+        .filter(|((from, to), _)| device.contains(to) && !device.contains(from))
+        .map(|(_, cost)| cost)
+        .sum();
+    Ok(Cost { total, device: into_device })
+}
+
+/// Functions by the number that the dump gives them.
+#[derive(Default)]
+struct Parser {
+    files: HashMap<u64, String>,
+    /// The file of the function to come.
+    file: u64,
+    function: u64,
+    callee: u64,
+    /// The next line of costs is what a call took, all in all.
+    in_call: bool,
+    total: u64,
+    calls: HashMap<(u64, u64), u64>,
+    device: HashSet<u64>,
+}
+
+impl Parser {
+    fn line(&mut self, line: &str, device_folder: &str) -> Option<()> {
+        if let Some((key, value)) = line.split_once('=') {
+            match key {
+                "fl" => self.file = self.name_file(value)?,
+                "fi" | "fe" | "cfi" | "cfl" => drop(self.name_file(value)?),
+                "fn" => {
+                    self.function = id(value)?;
+                    if self.files.get(&self.file)?.contains(device_folder) {
+                        self.device.insert(self.function);
+                    }
+                }
+                "cfn" => self.callee = id(value)?,
+                "calls" => self.in_call = true,
+                _ => {}
+            }
+        } else if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c)) {
+            // A line number, and instructions (none where the event did not occur).
+            let cost = match line.split_ascii_whitespace().nth(1) {
+                Some(cost) => cost.parse::<u64>().ok()?,
+                None => 0,
+            };
+            if self.in_call {
+                *self.calls.entry((self.function, self.callee)).or_default() += cost;
+                self.in_call = false;
+            } else {
+                self.total += cost;
+            }
+        }
+        Some(())
+    }
+
+    fn name_file(&mut self, value: &str) -> Option<u64> {
+        let id = id(value)?;
+        if let Some((_, name)) = value.split_once(") ") {
+            self.files.insert(id, name.to_owned());
+        }
+        Some(id)
+    }
+}
+
+/// Of `(17) name`, or of `(17)` for a name that was there before.
+fn id(value: &str) -> Option<u64> {
+    value.strip_prefix('(')?.split_once(')')?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_into_the_device_count_with_what_they_call() {
+        let dump = "\
+version: 1
+events: Ir
+fl=(1) /tests/device/lean.c
+fn=(1) post_send
+10 7
++2 3
+cfi=(3) libc.c
+cfn=(4) write
+calls=1 0
++1 50
+
+fl=(2) main.rs
+fn=(2) w1
+5 20
+cfi=(1)
+cfn=(1)
+calls=2 10
+* 60
+fi=(5) inlined.rs
+8 4
+fe=(2)
+
+fl=(3)
+fn=(4)
+1 50
+totals: 84
+";
+        assert_eq!(parse(dump, "tests/device/"), Ok(Cost { total: 84, device: 60 }));
+        assert!(parse("fn=(1) without a file\n", "device").is_err());
+        assert!(parse("fl=(1) a\nfn=(1) b\n1 many\n", "device").is_err());
+    }
+}

@@ -1,0 +1,130 @@
+//! The table that is kept in the repository.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+/// By how much a ratio may grow.
+const TOLERANCE: f64 = 0.02;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) profile: String,
+    pub(crate) workload: String,
+    pub(crate) layer: String,
+    /// Instructions per operation outside of the device.
+    pub(crate) own: f64,
+    /// Instructions per operation in it.
+    pub(crate) device: f64,
+    /// `own` over that of the reference.
+    pub(crate) ratio: f64,
+}
+
+impl Row {
+    fn key(&self) -> (&str, &str, &str) {
+        (&self.profile, &self.workload, &self.layer)
+    }
+
+    fn to_line(&self) -> String {
+        let Self { profile, workload, layer, own, ratio, device } = self;
+        format!("{profile}\t{workload}\t{layer}\t{own:.2}\t{ratio:.3}\t{device:.2}\n")
+    }
+
+    fn from_line(line: &str) -> Option<Self> {
+        let fields: Vec<_> = line.split('\t').collect();
+        let [profile, workload, layer, own, ratio, device] = fields[..] else { return None };
+        Some(Self {
+            profile: profile.to_owned(),
+            workload: workload.to_owned(),
+            layer: layer.to_owned(),
+            own: own.parse().ok()?,
+            ratio: ratio.parse().ok()?,
+            device: device.parse().ok()?,
+        })
+    }
+}
+
+const HEAD: &str = "# Instructions per operation, and their ratio to tuned C: script/bench --write
+# profile\tworkload\tlayer\town\tratio\tdevice
+";
+
+pub(crate) fn write(file: &Path, rows: &[Row]) -> Result<(), String> {
+    let text = HEAD.to_owned() + &rows.iter().map(Row::to_line).collect::<String>();
+    fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))
+}
+
+/// Fails if a ratio has grown, or the two are not about the same contenders.
+pub(crate) fn check(file: &Path, rows: &[Row]) -> Result<(), String> {
+    let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let mut expected = Vec::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let row = Row::from_line(line);
+        expected.push(row.ok_or_else(|| format!("{}: {line}", file.display()))?);
+    }
+    match differences(&expected, rows) {
+        (worse, better) if worse.is_empty() => {
+            print!("{better}");
+            println!("{} ratios, none more than 2 % above {}", rows.len(), file.display());
+            Ok(())
+        }
+        (worse, better) => Err(format!("these are not as in {}:\n{worse}{better}", file.display())),
+    }
+}
+
+/// What is worse, or missing, and what is better than expected.
+fn differences(expected: &[Row], rows: &[Row]) -> (String, String) {
+    let (mut worse, mut better) = (String::new(), String::new());
+    let line = |out: &mut String, row: &Row, what: &str| {
+        let Row { profile, workload, layer, .. } = row;
+        // Writing to a string does not fail.
+        let _ = writeln!(out, "    {profile} {workload} {layer}: {what}");
+    };
+    for row in rows {
+        let Some(before) = expected.iter().find(|before| before.key() == row.key()) else {
+            line(&mut worse, row, "was not there");
+            continue;
+        };
+        let what = format!("{:.3} times tuned C, was {:.3}", row.ratio, before.ratio);
+        if row.ratio > before.ratio * (1.0 + TOLERANCE) {
+            line(&mut worse, row, &what);
+        } else if row.ratio < before.ratio * (1.0 - TOLERANCE) {
+            line(&mut better, row, &format!("{what} (better: script/bench --write)"));
+        }
+    }
+    for before in expected {
+        if !rows.iter().any(|row| row.key() == before.key()) {
+            line(&mut worse, before, "is gone");
+        }
+    }
+    (worse, better)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(layer: &str, ratio: f64) -> Row {
+        let (profile, workload) = ("lto".to_owned(), "W1".to_owned());
+        Row { profile, workload, layer: layer.to_owned(), own: ratio * 20.0, device: 80.0, ratio }
+    }
+
+    #[test]
+    fn a_line_says_it_all() {
+        let row = row("verbs", 1.25);
+        assert_eq!(Row::from_line(row.to_line().trim_end()), Some(row));
+        assert_eq!(Row::from_line("lto\tW1"), None);
+    }
+
+    #[test]
+    fn only_what_is_worse_or_missing_counts() {
+        let before = [row("a", 1.0), row("b", 1.0), row("c", 1.0), row("d", 1.0)];
+        let now = [row("a", 1.019), row("b", 1.021), row("c", 0.5), row("e", 1.0)];
+        let (worse, better) = differences(&before, &now);
+        let names = |text: &str| -> Vec<char> {
+            text.lines().filter_map(|line| line.split(':').next()?.chars().last()).collect()
+        };
+        assert_eq!((names(&worse), names(&better)), (vec!['b', 'e', 'd'], vec!['c']));
+        let fine = differences(&before, &before);
+        assert_eq!(fine, (String::new(), String::new()));
+    }
+}

@@ -1,0 +1,101 @@
+//! Measures the contenders and compares: `script/bench` is what calls it.
+//!
+//! `report PROFILE=BINARY .. [--write FILE | --check FILE]` runs each binary under callgrind, prints a
+//! table for each, and writes it down, or compares it with what was written down.
+//!
+//! `report --draw DATA FOLDER` draws what `growth` has measured.
+
+mod callgrind;
+mod chart;
+mod expected;
+mod measure;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use expected::Row;
+use measure::Measured;
+
+/// What every ratio is relative to.
+const REFERENCE: &str = "C tuned";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("report: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), String> {
+    let mut arguments = std::env::args().skip(1).peekable();
+    if arguments.next_if(|argument| argument == "--draw").is_some() {
+        let (Some(data), Some(folder), None) =
+            (arguments.next(), arguments.next(), arguments.next())
+        else {
+            return Err("--draw DATA FOLDER".to_owned());
+        };
+        return chart::draw(data.as_ref(), folder.as_ref());
+    }
+    let (mut binaries, mut write, mut check) = (Vec::new(), None, None);
+    while let Some(argument) = arguments.next() {
+        let mut file = || arguments.next().ok_or_else(|| format!("{argument} needs a file"));
+        match (argument.as_str(), argument.split_once('=')) {
+            ("--write", _) => write = Some(PathBuf::from(file()?)),
+            ("--check", _) => check = Some(PathBuf::from(file()?)),
+            (_, Some((profile, binary))) => {
+                binaries.push((profile.to_owned(), PathBuf::from(binary)));
+            }
+            _ => return Err(format!("what is {argument}?")),
+        }
+    }
+    let mut rows = Vec::new();
+    for (profile, binary) in &binaries {
+        let folder = binary.with_extension("callgrind");
+        let measured = measure::measure(binary, &folder)?;
+        rows.extend(compare(profile, &measured)?);
+    }
+    for (profile, _) in &binaries {
+        print(profile, &rows);
+    }
+    if let Some(file) = write {
+        expected::write(&file, &rows)?;
+        println!("written to {}", file.display());
+    }
+    if let Some(file) = check {
+        expected::check(&file, &rows)?;
+    }
+    Ok(())
+}
+
+/// Relates what was measured to the reference of the same workload.
+fn compare(profile: &str, measured: &[Measured]) -> Result<Vec<Row>, String> {
+    let row = |one: &Measured| {
+        let same = |other: &&Measured| other.workload == one.workload && other.layer == REFERENCE;
+        let reference = measured.iter().find(same);
+        let reference = reference.ok_or_else(|| format!("{}: no {REFERENCE}", one.workload))?;
+        Ok(Row {
+            profile: profile.to_owned(),
+            workload: one.workload.clone(),
+            layer: one.layer.clone(),
+            own: one.own,
+            device: one.device,
+            ratio: one.own / reference.own,
+        })
+    };
+    measured.iter().map(row).collect()
+}
+
+fn print(profile: &str, rows: &[Row]) {
+    println!("\nInstructions per operation, profile {profile}");
+    println!("{:<5}{:<18}{:>8}{:>8}{:>12}", "", "", "own", "ratio", "(device)");
+    let mut workload = "";
+    for row in rows.iter().filter(|row| row.profile == profile) {
+        let first = if row.workload == workload { "" } else { row.workload.as_str() };
+        workload = &row.workload;
+        let Row { layer, own, ratio, device, .. } = row;
+        println!("{first:<5}{layer:<18}{own:>8.1}{ratio:>8.2}{device:>12.1}");
+    }
+}

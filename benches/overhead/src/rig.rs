@@ -1,0 +1,91 @@
+//! What contenders work on: a queue pair on the lean device, made through the crate, for C too.
+
+use std::sync::Arc;
+
+use ibverbs::{
+    AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairType, RemoteMemoryRegion, SendOperations, SharedMemoryRegion,
+};
+use ibverbs_test_device::TestDevice;
+
+/// The length of a message.
+pub(crate) const LENGTH: usize = 64;
+/// How many are outstanding at a time, where it is more than one.
+pub(crate) const WINDOW: usize = 16;
+/// How deep queues are.
+pub(crate) const DEPTH: u32 = 64;
+/// [`WINDOW`] as a count of operations.
+pub(crate) const WINDOW_OPERATIONS: u64 = WINDOW as u64;
+
+/// Nothing of it is dropped before what uses it: each field keeps its own parents.
+pub(crate) struct Rig {
+    pub(crate) queue_pair: QueuePair<'static>,
+    pub(crate) queue: Arc<CompletionQueue<'static>>,
+    pub(crate) region: MemoryRegion<'static, u8>,
+    /// Where the queue raises events, if it was made so.
+    pub(crate) channel: Option<Arc<CompletionChannel<'static>>>,
+    pub(crate) shared: SharedMemoryRegion<'static, u8>,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        let context = context();
+        let queue = CompletionQueue::new(&context, DEPTH).expect("a completion queue");
+        Self::build(&context, queue, None, SendOperations::empty())
+    }
+
+    /// One whose completion queue raises events.
+    pub(crate) fn with_events() -> Self {
+        let context = context();
+        let channel = Arc::new(CompletionChannel::new(&context).expect("a channel"));
+        let queue = CompletionQueue::builder(&context, DEPTH).channel(&channel).build();
+        Self::build(
+            &context,
+            queue.expect("a completion queue"),
+            Some(channel),
+            SendOperations::empty(),
+        )
+    }
+
+    /// One whose queue pair has the extended posting interface.
+    pub(crate) fn extended() -> Self {
+        let context = context();
+        let queue = CompletionQueue::new(&context, DEPTH).expect("a completion queue");
+        Self::build(&context, queue, None, SendOperations::SEND)
+    }
+
+    fn build(
+        context: &Arc<Context<'static>>,
+        queue: CompletionQueue<'static>,
+        channel: Option<Arc<CompletionChannel<'static>>>,
+        extended: SendOperations,
+    ) -> Self {
+        let domain = Arc::new(ProtectionDomain::new(context).expect("a domain"));
+        let queue = Arc::new(queue);
+        let mut builder =
+            QueuePair::builder(&domain, &queue, &queue, QueuePairType::ReliableConnected)
+                .max_send_wr(DEPTH)
+                .max_recv_wr(DEPTH);
+        if !extended.is_empty() {
+            builder = builder.extended(extended);
+        }
+        let prepared = builder.build().expect("a queue pair");
+        let itself = prepared.endpoint();
+        let queue_pair = prepared.handshake(itself).expect("a connection");
+        let region = MemoryRegion::new(&domain, WINDOW * LENGTH).expect("a region");
+        let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+        let shared = SharedMemoryRegion::new(&domain, LENGTH, access).expect("a shared region");
+        Self { queue_pair, queue, region, channel, shared }
+    }
+
+    pub(crate) fn remote(&self) -> RemoteMemoryRegion {
+        self.shared.remote()
+    }
+}
+
+/// A context of a lean device; it keeps the device.
+pub(crate) fn context() -> Arc<Context<'static>> {
+    let raw = TestDevice::lean().open().expect("a context");
+    // SAFETY: the context was just opened, and nobody else closes it. It keeps its device.
+    Arc::new(unsafe { Context::from_raw(raw) }.expect("a context"))
+}

@@ -1,0 +1,63 @@
+//! Two processes that send a message to and fro, one after the other: start `channel` on one machine
+//! and `channel HOST` on another.
+//!
+//! The client makes up a message, the server turns it round, and the client checks every byte.
+
+mod common;
+
+use common::{Options, Result, deadline, exchange, meet, pattern};
+use ibverbs::{Channel, MemoryRegion};
+
+/// Numbers in a message.
+const LENGTH: usize = 512;
+
+fn main() -> Result<()> {
+    let options = Options::read(200)?;
+    let context = options.open()?;
+    let domain = context.alloc_pd()?;
+    let mut region = domain.allocate::<u64>(LENGTH)?;
+
+    let prepared = common::patient(Channel::builder(&domain)).build()?;
+    let mut stream = options.connect()?;
+    let (remote, rounds): (_, u64) = exchange(&mut stream, (prepared.endpoint(), options.count))?;
+    let mut channel = prepared.handshake(remote)?;
+
+    match options.server {
+        None => {
+            for _ in 0..rounds {
+                serve(&mut channel, &mut region)?;
+            }
+        }
+        Some(_) => {
+            for round in 0..options.count {
+                ask(&mut channel, &mut region, round)?;
+            }
+            println!("{} messages came back as they should", options.count);
+        }
+    }
+    // Neither leaves before the other is done.
+    meet(&mut stream)?;
+    println!("closed: {:?}", channel.close().map_err(|(_, error)| error)?);
+    Ok(())
+}
+
+fn serve(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u64>) -> Result<()> {
+    let received = channel.receive_deadline(&mut region.slice_mut(..)?, deadline())?;
+    let length = received.byte_len() as usize / size_of::<u64>();
+    region[..length].reverse();
+    channel.send_deadline(&region.slice(..length)?, deadline())?;
+    Ok(())
+}
+
+fn ask(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u64>, round: u64) -> Result<()> {
+    let length = 1 + round as usize % LENGTH;
+    for (index, number) in region[..length].iter_mut().enumerate() {
+        *number = pattern(round, index);
+    }
+    channel.send_deadline(&region.slice(..length)?, deadline())?;
+    region.fill(0);
+    let received = channel.receive_deadline(&mut region.slice_mut(..)?, deadline())?;
+    let whole = received.byte_len() as usize == length * size_of::<u64>();
+    let right = (0..length).all(|index| region[length - 1 - index] == pattern(round, index));
+    if whole && right { Ok(()) } else { Err(format!("message {round} is not right").into()) }
+}

@@ -1,0 +1,103 @@
+//! What the examples of two processes have in common: options, and the exchange over TCP that comes
+//! before every RDMA connection.
+
+use std::error::Error;
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use ibverbs::{AckTimeout, ChannelBuilder, MaxRnrRetries, MinRnrTimer};
+use lexopt::prelude::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
+
+/// How long the peer may be silent.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// When that time is over.
+pub(crate) fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+pub(crate) struct Options {
+    /// The host of the server; none: this is the server.
+    pub(crate) server: Option<String>,
+    pub(crate) device: Option<String>,
+    /// What the example counts.
+    pub(crate) count: u64,
+    tcp_port: u16,
+}
+
+impl Options {
+    /// Reads the command line: `[-d DEVICE] [-p PORT] [-n COUNT] [HOST]`.
+    pub(crate) fn read(count: u64) -> Result<Self> {
+        let mut options = Self { server: None, device: None, count, tcp_port: 18515 };
+        let mut arguments = lexopt::Parser::from_env();
+        while let Some(argument) = arguments.next()? {
+            match argument {
+                Short('d') | Long("ib-dev") => options.device = Some(arguments.value()?.string()?),
+                Short('p') | Long("port") => options.tcp_port = arguments.value()?.parse()?,
+                Short('n') | Long("count") => options.count = arguments.value()?.parse()?,
+                Value(host) if options.server.is_none() => options.server = Some(host.string()?),
+                _ => return Err(argument.unexpected().into()),
+            }
+        }
+        Ok(options)
+    }
+
+    /// Opens the device that was asked for, or the first one.
+    pub(crate) fn open(&self) -> Result<ibverbs::Context<'static>> {
+        let name = match &self.device {
+            Some(name) => name.clone(),
+            None => {
+                let devices = ibverbs::devices()?;
+                let first = devices.iter().next().ok_or("this machine has no RDMA device")?;
+                first.name().to_owned()
+            }
+        };
+        Ok(ibverbs::open(&name)?)
+    }
+
+    /// Waits for the client, or calls the server.
+    pub(crate) fn connect(&self) -> Result<TcpStream> {
+        let stream = match &self.server {
+            Some(host) => TcpStream::connect((host.as_str(), self.tcp_port))?,
+            None => TcpListener::bind(("::", self.tcp_port))?.accept()?.0,
+        };
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(stream)
+    }
+}
+
+/// Settings for peers that are slow, as Soft-RoCE is on a busy machine.
+pub(crate) fn patient(builder: ChannelBuilder<'_>) -> ChannelBuilder<'_> {
+    builder
+        // A message that comes before its receive is posted is tried again soon, as often as it takes.
+        .min_rnr_timer(MinRnrTimer::SHORTEST)
+        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+        // One second for each answer.
+        .ack_timeout(AckTimeout::new(18).expect("at most 31"))
+}
+
+/// Tells the peer, and hears what it tells.
+pub(crate) fn exchange<T: Serialize, U: DeserializeOwned>(
+    stream: &mut TcpStream,
+    ours: T,
+) -> Result<U> {
+    let config = bincode::config::standard();
+    bincode::serde::encode_into_std_write(ours, stream, config)?;
+    Ok(bincode::serde::decode_from_std_read(stream, config)?)
+}
+
+/// Waits until the peer has come here too.
+pub(crate) fn meet(stream: &mut TcpStream) -> Result<()> {
+    let _: u8 = exchange(stream, 0_u8)?;
+    Ok(())
+}
+
+/// The number at `index` of message `message`: no two places have the same.
+pub(crate) fn pattern(message: u64, index: usize) -> u64 {
+    (message << 32 ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

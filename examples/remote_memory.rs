@@ -1,0 +1,93 @@
+//! One process works on the memory of another, which does nothing: start `remote_memory` on one
+//! machine and `remote_memory HOST` on another.
+//!
+//! The server lends out a region that starts with a lock and a counter, and then waits on its TCP
+//! connection alone. The client takes the lock, writes, reads back what it wrote, counts, and lets go
+//! of the lock: compare-and-swap, write, read, fetch-and-add. At last the server looks at what became
+//! of its memory.
+
+mod common;
+
+use common::{Options, Result, deadline, exchange, meet, pattern};
+use ibverbs::{AccessFlags, Channel, RemoteMemoryRegion};
+
+/// Numbers in the region: a lock, a counter, and data.
+const LENGTH: usize = 1 << 14;
+const LOCK: usize = 0;
+const COUNTER: usize = 1;
+const DATA: usize = 2;
+
+fn main() -> Result<()> {
+    let options = Options::read(10)?;
+    let context = options.open()?;
+    let domain = context.alloc_pd()?;
+    let everything =
+        AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+
+    let prepared = common::patient(Channel::builder(&domain)).access(everything).build()?;
+    let endpoint = prepared.endpoint();
+    let mut stream = options.connect()?;
+    if options.server.is_none() {
+        let region = domain.allocate_shared::<u64>(LENGTH, everything)?;
+        let (remote, rounds): (_, u64) = exchange(&mut stream, (endpoint, region.remote()))?;
+        let channel = prepared.handshake(remote)?;
+        // Both are connected; from here on this process only waits until the client is done.
+        meet(&mut stream)?;
+        meet(&mut stream)?;
+        // Nobody uses the memory any more. It is still read by copies, never by reference.
+        let memory = region.to_vec();
+        let right = memory[DATA..].iter().enumerate().all(|(i, &n)| n == pattern(rounds - 1, i));
+        if (memory[LOCK], memory[COUNTER], right) != (0, rounds, true) {
+            return Err("the client has left something else than it should".into());
+        }
+        println!("{rounds} rounds have left what they should");
+        drop(channel);
+    } else {
+        let (remote, memory) = exchange(&mut stream, (endpoint, options.count))?;
+        let mut channel = prepared.handshake(remote)?;
+        meet(&mut stream)?;
+        work(&mut channel, &domain, memory, options.count)?;
+        meet(&mut stream)?;
+    }
+    Ok(())
+}
+
+fn work(
+    channel: &mut Channel<'_>,
+    domain: &ibverbs::ProtectionDomain<'_>,
+    memory: RemoteMemoryRegion,
+    rounds: u64,
+) -> Result<()> {
+    let word = |index: usize| memory.sub_region(8 * index as u64, 8);
+    let (lock, counter) = (word(LOCK)?, word(COUNTER)?);
+    let data = memory.sub_region(8 * DATA as u64, memory.length() - 8 * DATA as u64)?;
+    let mut ours = domain.allocate::<u64>(data.length() as usize / 8)?;
+    let mut old = domain.allocate::<u64>(1)?;
+    let mut old = old.slice_mut(..)?;
+    let me = u64::from(channel.number());
+    for round in 0..rounds {
+        channel.compare_swap_deadline(&mut old, lock, 0, me, deadline())?;
+        if old[0] != 0 {
+            return Err(format!("the lock is {}'s", old[0]).into());
+        }
+        for (index, number) in ours.iter_mut().enumerate() {
+            *number = pattern(round, index);
+        }
+        channel.write_deadline(&ours.slice(..)?, data, deadline())?;
+        ours.fill(0);
+        channel.read_deadline(&mut ours.slice_mut(..)?, data, deadline())?;
+        if let Some(index) = (0..ours.len()).find(|&i| ours[i] != pattern(round, i)) {
+            return Err(format!("number {index} of round {round} is not right").into());
+        }
+        channel.fetch_add_deadline(&mut old, counter, 1, deadline())?;
+        if old[0] != round {
+            return Err(format!("the counter was {} in round {round}", old[0]).into());
+        }
+        channel.compare_swap_deadline(&mut old, lock, me, 0, deadline())?;
+        if old[0] != me {
+            return Err("somebody else has taken the lock".into());
+        }
+    }
+    println!("{rounds} rounds of write and read, {} bytes each way", data.length());
+    Ok(())
+}
