@@ -44,7 +44,7 @@ impl WorkCompletion {
     /// of them with [`WorkStatus::Flushed`].
     #[inline]
     pub fn result(&self) -> WorkResult {
-        if self.is_success() { Ok(WorkSuccess(self.0)) } else { Err(self.error()) }
+        if self.is_success() { Ok(WorkSuccess::from_raw(self.0)) } else { Err(self.error()) }
     }
 
     #[cold]
@@ -82,26 +82,37 @@ pub type WorkResult = Result<WorkSuccess, WorkError>;
 
 /// A work request that was carried out.
 #[derive(Clone, Copy)]
-pub struct WorkSuccess(ffi::ibv_wc);
+pub struct WorkSuccess {
+    raw: ffi::ibv_wc,
+    _tag: Success,
+}
+
+/// The one value of this type is a constant where a success is made. A `Result` of a success keeps its
+/// discriminant in here, so the compiler knows what it is, and removes the match on it.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Success {
+    Success = 0,
+}
 
 impl WorkSuccess {
     /// A completion that says success.
     #[inline]
     pub(crate) fn from_raw(raw: ffi::ibv_wc) -> Self {
-        Self(raw)
+        Self { raw, _tag: Success::Success }
     }
 
     /// What was carried out.
     #[inline]
     pub fn opcode(&self) -> WorkOpcode {
-        self.0.opcode.into()
+        self.raw.opcode.into()
     }
 
     /// How many bytes arrived: of a receive, a read or an atomic; for other requests the device may
     /// leave anything here. A UD receive counts the 40 bytes of the global route header.
     #[inline]
     pub fn byte_len(&self) -> u32 {
-        self.0.byte_len
+        self.raw.byte_len
     }
 
     /// The immediate that came with the message, if one did.
@@ -109,7 +120,7 @@ impl WorkSuccess {
     pub fn immediate(&self) -> Option<u32> {
         // SAFETY: both arms of the union are 32 plain bits.
         self.flag(ffi::ibv_wc_flags::IBV_WC_WITH_IMM)
-            .then(|| u32::from_be(unsafe { self.0.__bindgen_anon_1.imm_data }))
+            .then(|| u32::from_be(unsafe { self.raw.__bindgen_anon_1.imm_data }))
     }
 
     /// The rkey that the peer invalidated with the message, if it did.
@@ -121,13 +132,13 @@ impl WorkSuccess {
     pub fn invalidated_rkey(&self) -> Option<u32> {
         // SAFETY: both arms of the union are 32 plain bits.
         self.flag(ffi::ibv_wc_flags::IBV_WC_WITH_INV)
-            .then_some(unsafe { self.0.__bindgen_anon_1.invalidated_rkey })
+            .then_some(unsafe { self.raw.__bindgen_anon_1.invalidated_rkey })
     }
 
     /// The number of the peer's queue pair; of UD receives only.
     #[inline]
     pub fn source_queue_pair(&self) -> u32 {
-        self.0.src_qp
+        self.raw.src_qp
     }
 
     /// Whether the first 40 bytes of a UD receive are a global route header. Where they are not,
@@ -140,41 +151,41 @@ impl WorkSuccess {
     /// The peer's LID; of UD receives on InfiniBand only.
     #[inline]
     pub fn source_lid(&self) -> u16 {
-        self.0.slid
+        self.raw.slid
     }
 
     /// The service level of the message; of UD receives only.
     #[inline]
     pub fn service_level(&self) -> u8 {
-        self.0.sl
+        self.raw.sl
     }
 
     /// The index of the P_Key of the message; of UD receives only.
     #[inline]
     pub fn pkey_index(&self) -> u16 {
-        self.0.pkey_index
+        self.raw.pkey_index
     }
 
     /// The low bits of our LID that the message came to; of UD receives only.
     #[inline]
     pub fn destination_path_bits(&self) -> u8 {
-        self.0.dlid_path_bits
+        self.raw.dlid_path_bits
     }
 
     /// The flags as C has them: bits of `enum ibv_wc_flags`.
     #[inline]
     pub fn flags(&self) -> u32 {
-        self.0.wc_flags
+        self.raw.wc_flags
     }
 
     /// The C struct.
     pub fn as_raw(&self) -> &ffi::ibv_wc {
-        &self.0
+        &self.raw
     }
 
     #[inline]
     fn flag(&self, flag: ffi::ibv_wc_flags) -> bool {
-        self.0.wc_flags & flag.0 != 0
+        self.raw.wc_flags & flag.0 != 0
     }
 }
 
