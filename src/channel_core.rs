@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::channel_poll::poll_routed;
 use crate::completion_router::{Inbox, Router};
 use crate::in_flight::{BLOCKING, InFlight, Owner, Slot};
 use crate::operation::{Operation, Prepared};
@@ -39,8 +40,6 @@ pub(crate) fn new_epoch() -> u32 {
 pub(crate) struct Core {
     /// Live until `destroyed`: its owner holds it beside the core.
     pub(crate) queue_pair: *mut ffi::ibv_qp,
-    /// Live as long as the queue pair's parents are.
-    pub(crate) completion_queue: *mut ffi::ibv_cq,
     /// The number of the queue pair, for when it is gone.
     pub(crate) number: u32,
     /// The upper half of all current request numbers.
@@ -51,8 +50,11 @@ pub(crate) struct Core {
     pub(crate) identity: u32,
     /// The epoch in which it was connected, the last time.
     connection: Cell<u64>,
-    /// What everything is posted with.
+    /// What everything is posted with. It is accessed through pointers only, never by reference.
     prepared: UnsafeCell<Prepared>,
+    /// What finds completions, and where: the provider, in the completion queue, or the router.
+    pub(crate) poll_cq: Cell<PollCq>,
+    pub(crate) polled: Cell<*mut ffi::ibv_cq>,
     /// The number of blocking operations.
     blocking_id: Cell<u64>,
     /// Blocking operations need not look at anything before they post: the channel is open, nothing
@@ -69,7 +71,7 @@ pub(crate) struct Core {
     pub(crate) max_inline_data: u32,
     /// Whether it is a reliable connection.
     pub(crate) reliable: bool,
-    /// Who else uses the completion queue.
+    /// Who else uses the completion queue. `polled` points to it.
     pub(crate) router: Option<(Arc<Router>, Inbox)>,
     /// What to sleep on, if anything.
     pub(crate) sleep: Option<Sleep>,
@@ -78,6 +80,9 @@ pub(crate) struct Core {
     pub(crate) settle_timeout: Duration,
     pub(crate) left: Left,
 }
+
+/// As `struct ibv_context_ops` has it.
+pub(crate) type PollCq = unsafe extern "C" fn(*mut ffi::ibv_cq, c_int, *mut ffi::ibv_wc) -> c_int;
 
 /// What a scope left behind that its end must tell.
 #[derive(Debug, Default)]
@@ -113,7 +118,8 @@ pub(crate) struct CoreSettings {
 }
 
 impl Core {
-    /// The core of a queue pair that is not connected yet.
+    /// The core of a queue pair that is not connected yet. It points into itself, and so stays where
+    /// it is: in an `Arc`, since a `Box` would claim that nothing else points there.
     ///
     /// # Safety
     ///
@@ -124,19 +130,24 @@ impl Core {
         queue_pair: *mut ffi::ibv_qp,
         settings: &CoreSettings,
         router: Option<(Arc<Router>, Inbox)>,
-    ) -> Self {
+    ) -> Arc<Self> {
         let epoch = new_epoch();
-        // SAFETY: the caller vouches for the queue pair.
-        let (completion_queue, number) = unsafe { ((*queue_pair).send_cq, (*queue_pair).qp_num) };
-        Self {
+        // SAFETY: the caller vouches for the queue pair, and with it for its parents.
+        let (completion_queue, number, poll_cq, prepared) = unsafe {
+            let ffi::ibv_qp { send_cq, qp_num, .. } = *queue_pair;
+            (send_cq, qp_num, (*(*send_cq).context).ops.poll_cq, Prepared::new(queue_pair))
+        };
+        let core = Arc::new(Self {
             queue_pair,
-            completion_queue,
             number,
             epoch: Cell::new(u64::from(epoch) << 32),
             first_epoch: router.as_ref().map_or(epoch, |(router, _)| router.first_epoch()),
             identity: epoch,
             connection: Cell::new(0),
-            prepared: UnsafeCell::new(Prepared::new()),
+            prepared: UnsafeCell::new(prepared),
+            // As for `Prepared`: it is set, once.
+            poll_cq: Cell::new(poll_cq.expect("libibverbs sets it")),
+            polled: Cell::new(completion_queue),
             blocking_id: Cell::new(0),
             unhindered: Cell::new(false),
             completion: UnsafeCell::default(),
@@ -151,7 +162,17 @@ impl Core {
             destroyed: Cell::new(false),
             settle_timeout: settings.settle_timeout,
             left: Left::default(),
+        });
+        if let Some(route) = &core.router {
+            core.polled.set(std::ptr::from_ref(route).cast_mut().cast());
+            core.poll_cq.set(poll_routed);
         }
+        // SAFETY: the core stays where it is; `post_raw` gets the pointer from the same cell.
+        unsafe {
+            Prepared::settle(core.prepared.get());
+            core.table.belong(&raw const *core);
+        }
+        core
     }
 
     #[inline]
@@ -234,10 +255,9 @@ impl Core {
         wr_id: u64,
         list: &mut [ffi::ibv_sge],
     ) -> c_int {
-        // SAFETY: the caller vouches for the queue pair and the memory. This is the only reference
-        // to the requests: it ends here, nothing in between comes back to this function, and one
-        // thread at a time uses the core.
-        unsafe { operation.post(self.queue_pair, &mut *self.prepared.get(), wr_id, list) }
+        // SAFETY: the caller vouches for the queue pair and the memory. Nothing in between comes back
+        // to this function, which alone accesses the requests, and one thread at a time uses the core.
+        unsafe { operation.post(self.prepared.get(), wr_id, list) }
     }
 
     /// Posts an operation and waits until it has ended, whatever that takes.
@@ -255,6 +275,16 @@ impl Core {
     ) -> TransportResult<WorkSuccess> {
         operation.check(self, list)?;
         if !self.unhindered.get() {
+            // A copy of the only piece: were it shown to a function that is not inlined, it could not
+            // be in registers elsewhere either.
+            let mut only;
+            let list = match list {
+                [piece] => {
+                    only = [*piece];
+                    &mut only[..]
+                }
+                list => list,
+            };
             // SAFETY: the caller vouches for the memory.
             unsafe { self.run_hindered(operation, list, deadline) }?;
             return Ok(self.success());
@@ -265,7 +295,7 @@ impl Core {
         if returned != 0 {
             return Err(ffi::failed(O::VERB, returned).into());
         }
-        let found = self.poll_own();
+        let found = self.poll_raw();
         if !self.is_success(found, wr_id) {
             self.run_on(found, deadline)?;
         }

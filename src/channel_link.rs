@@ -10,7 +10,7 @@ use crate::{Error, QueuePair, QueuePairEndpoint, Result};
 
 /// Owns the queue pair and the core that uses it.
 pub(crate) struct Link<'res> {
-    pub(crate) core: Core,
+    pub(crate) core: Arc<Core>,
     endpoint: QueuePairEndpoint,
     /// Its C object is gone if `core.destroyed` says so; its parents are there in any case.
     queue_pair: ManuallyDrop<QueuePair<'res>>,

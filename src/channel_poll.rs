@@ -1,9 +1,11 @@
 //! Completions of a channel: finding them, and giving each to its operation.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::channel_core::Core;
+use crate::completion_router::{Inbox, Router};
 use crate::in_flight::{BLOCKING, Slot, State};
 use crate::patience::Patience;
 use crate::{TransportError, TransportResult, WorkCompletion, WorkError, WorkSuccess, ffi};
@@ -12,29 +14,16 @@ impl Core {
     /// Takes the next completion, if there is one, to `self.completion`. Returns what the verb did.
     #[inline(always)]
     pub(crate) fn poll_raw(&self) -> c_int {
-        if self.router.is_some() { self.poll_shared() } else { self.poll_own() }
-    }
-
-    /// As `poll_raw`, of a queue that has no router.
-    #[inline(always)]
-    pub(crate) fn poll_own(&self) -> c_int {
-        // SAFETY: the completion queue is live, as the parents of the queue pair are; there is room
-        // for one, to which there is no reference: none is ever made that outlives the function that
-        // makes it, none of which polls meanwhile, and one thread at a time uses the core.
-        unsafe { ffi::ibv_poll_cq(self.completion_queue, 1, self.completion.get()) }
-    }
-
-    #[inline(never)]
-    fn poll_shared(&self) -> c_int {
-        let Some((router, inbox)) = &self.router else { return 0 };
-        // SAFETY: see `poll_own`.
-        router.poll(*inbox, unsafe { &mut *self.completion.get() })
+        // SAFETY: what is polled is live, as the parents of the queue pair and the core are; there is
+        // room for one, to which there is no reference: none is ever made that outlives the function
+        // that makes it, none of which polls meanwhile, and one thread at a time uses the core.
+        unsafe { self.poll_cq.get()(self.polled.get(), 1, self.completion.get()) }
     }
 
     /// Whether a poll has found the completion of the request with this number, and it says success.
     #[inline(always)]
     pub(crate) fn is_success(&self, found: c_int, wr_id: u64) -> bool {
-        // SAFETY: the completion is initialised; for the rest see `poll_own`.
+        // SAFETY: the completion is initialised; for the rest see `poll_raw`.
         let completion = unsafe { &*self.completion.get() };
         found == 1
             && completion.wr_id == wr_id
@@ -45,7 +34,7 @@ impl Core {
     /// The completion that was polled last, which says success.
     #[inline(always)]
     pub(crate) fn success(&self) -> WorkSuccess {
-        // SAFETY: the completion is initialised; for the rest see `poll_own`.
+        // SAFETY: the completion is initialised; for the rest see `poll_raw`.
         WorkSuccess::from_raw(unsafe { *self.completion.get() })
     }
 
@@ -53,7 +42,7 @@ impl Core {
     #[inline]
     pub(crate) fn found(&self, found: c_int) -> TransportResult<Option<WorkCompletion>> {
         match found {
-            // SAFETY: the completion is initialised; for the rest see `poll_own`.
+            // SAFETY: the completion is initialised; for the rest see `poll_raw`.
             1 => Ok(Some(unsafe { *self.completion.get() }.into())),
             0 => Ok(None),
             found => Err(poll_failed(found)),
@@ -162,7 +151,7 @@ impl Core {
             // What has ended has ended, whatever was polled besides.
             if !slot.state().is_outstanding() {
                 let success = self.collect(slot)?;
-                // SAFETY: see `poll_own`.
+                // SAFETY: see `poll_raw`.
                 unsafe { self.completion.get().write(*success.as_raw()) };
                 return Ok(());
             }
@@ -201,6 +190,23 @@ impl Core {
             _ => Err(TransportError::UnknownWork),
         }
     }
+}
+
+/// `poll_cq` of a channel whose completion queue is shared.
+///
+/// # Safety
+///
+/// `route` points to the route of a live core, and there is room for one completion, which is
+/// initialised.
+pub(crate) unsafe extern "C" fn poll_routed(
+    route: *mut ffi::ibv_cq,
+    _one: c_int,
+    completion: *mut ffi::ibv_wc,
+) -> c_int {
+    // SAFETY: the caller vouches for both.
+    let ((router, inbox), completion) =
+        unsafe { (&*route.cast::<(Arc<Router>, Inbox)>(), &mut *completion) };
+    router.poll(*inbox, completion)
 }
 
 #[cold]

@@ -14,6 +14,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
+use crate::channel_core::Core;
 use crate::{WorkCompletion, ffi};
 
 /// The index that names a blocking operation, which needs no slot: there is at most one.
@@ -70,6 +71,8 @@ pub(crate) struct Slot {
     next: Cell<NonNull<Slot>>,
     state: Cell<State>,
     completion: Cell<WorkCompletion>,
+    /// What the table is part of: a handle has the slot alone, and finds the core here.
+    core: Cell<*const Core>,
 }
 
 // SAFETY: a slot is reached through the core that its table is part of, and through the handle of its
@@ -81,6 +84,14 @@ impl Slot {
     #[inline]
     pub(crate) fn wr_id(&self) -> u64 {
         self.wr_id.get()
+    }
+
+    /// The core that the slot's table is part of.
+    #[inline]
+    pub(crate) fn core(&self) -> &Core {
+        // SAFETY: slots that were taken are of an open table, whose core has called `belong`. It owns
+        // the slot, so it is there, and stays where it is.
+        unsafe { &*self.core.get() }
     }
 
     /// What became of the operation.
@@ -140,6 +151,7 @@ impl InFlight {
             next: Cell::new(NonNull::dangling()),
             state: Cell::new(State::Seen),
             completion: Cell::new(WorkCompletion::default()),
+            core: Cell::new(std::ptr::null()),
         };
         let slots: Box<[Slot]> = (0..sends as usize + receives as usize + 1).map(slot).collect();
         let slots = NonNull::from(Box::leak(slots));
@@ -154,6 +166,17 @@ impl InFlight {
         };
         table.close();
         table
+    }
+
+    /// Tells the slots which core they are of.
+    ///
+    /// # Safety
+    ///
+    /// The core owns this table, and does not move any more.
+    pub(crate) unsafe fn belong(&self, core: *const Core) {
+        for slot in self.all() {
+            slot.core.set(core);
+        }
     }
 
     fn all(&self) -> &[Slot] {

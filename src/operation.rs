@@ -21,30 +21,44 @@ pub(crate) trait Operation {
     ///
     /// # Safety
     ///
-    /// The queue pair is live. Until the request has ended, the memory in `list` stays as the
-    /// operation needs it.
-    unsafe fn post(
-        self,
-        queue_pair: *mut ffi::ibv_qp,
-        prepared: &mut Prepared,
-        wr_id: u64,
-        list: &mut [ffi::ibv_sge],
-    ) -> c_int;
+    /// The queue pair of `prepared` is live, and nothing else accesses `prepared` meanwhile. Until the
+    /// request has ended, the memory in `list` stays as the operation needs it.
+    unsafe fn post(self, prepared: *mut Prepared, wr_id: u64, list: &mut [ffi::ibv_sge]) -> c_int;
 
     /// The verb.
     const VERB: &'static str;
 }
 
 /// Requests that are made once, one for each kind, and of which each post changes only what differs.
-/// Their lists have one element: `next` is never set.
+/// Their lists have one request: `next` is never set.
 pub(crate) struct Prepared {
+    queue_pair: *mut ffi::ibv_qp,
+    post_send: PostSend,
+    post_recv: PostRecv,
     sends: [ffi::ibv_send_wr; KINDS],
     receive: ffi::ibv_recv_wr,
+    /// The only piece of requests that have one: they point here.
+    piece: ffi::ibv_sge,
 }
 
+type PostSend = unsafe extern "C" fn(
+    *mut ffi::ibv_qp,
+    *mut ffi::ibv_send_wr,
+    *mut *mut ffi::ibv_send_wr,
+) -> c_int;
+type PostRecv = unsafe extern "C" fn(
+    *mut ffi::ibv_qp,
+    *mut ffi::ibv_recv_wr,
+    *mut *mut ffi::ibv_recv_wr,
+) -> c_int;
+
 impl Prepared {
-    /// With one piece each.
-    pub(crate) fn new() -> Self {
+    /// With one piece each, but nowhere to find it: see [`settle`](Self::settle).
+    ///
+    /// # Safety
+    ///
+    /// The queue pair is live.
+    pub(crate) unsafe fn new(queue_pair: *mut ffi::ibv_qp) -> Self {
         let mut send = ffi::ibv_send_wr {
             num_sge: 1,
             send_flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,
@@ -54,7 +68,34 @@ impl Prepared {
             send.opcode = opcode;
             send
         });
-        Self { sends, receive: ffi::ibv_recv_wr { num_sge: 1, ..Default::default() } }
+        // SAFETY: the caller vouches for the queue pair, and with it for its context.
+        let ops = unsafe { &(*(*queue_pair).context).ops };
+        Self {
+            queue_pair,
+            // libibverbs sets every operation of a context before it hands the context out, and
+            // none afterwards.
+            post_send: ops.post_send.expect("libibverbs sets it"),
+            post_recv: ops.post_recv.expect("libibverbs sets it"),
+            sends,
+            receive: ffi::ibv_recv_wr { num_sge: 1, ..Default::default() },
+            piece: ffi::ibv_sge::default(),
+        }
+    }
+
+    /// Makes the requests point to their piece. To be called once it is where it stays.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is valid, and from here on all accesses go through copies of it.
+    pub(crate) unsafe fn settle(this: *mut Self) {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe {
+            let piece = &raw mut (*this).piece;
+            for index in 0..KINDS {
+                (*this).sends[index].sg_list = piece;
+            }
+            (*this).receive.sg_list = piece;
+        }
     }
 }
 
@@ -72,28 +113,28 @@ impl Operation for Receive {
     }
 
     #[inline(always)]
-    unsafe fn post(
-        self,
-        queue_pair: *mut ffi::ibv_qp,
-        prepared: &mut Prepared,
-        wr_id: u64,
-        list: &mut [ffi::ibv_sge],
-    ) -> c_int {
-        let request = &mut prepared.receive;
-        request.wr_id = wr_id;
-        request.sg_list = list.as_mut_ptr();
-        // What is other than prepared is put back afterwards; the compiler knows which it is.
-        if list.len() != 1 {
-            request.num_sge = list.len() as c_int;
+    unsafe fn post(self, prepared: *mut Prepared, wr_id: u64, list: &mut [ffi::ibv_sge]) -> c_int {
+        // SAFETY: the caller vouches for the pointer, and that it is the only way to what is there;
+        // for the queue pair and the memory; the request is one well-formed element of a list.
+        unsafe {
+            let request = &raw mut (*prepared).receive;
+            (*request).wr_id = wr_id;
+            // What is other than prepared is put back afterwards; the compiler knows which it is.
+            if let [piece] = list {
+                (*prepared).piece = *piece;
+            } else {
+                (*request).sg_list = list.as_mut_ptr();
+                (*request).num_sge = list.len() as c_int;
+            }
+            let mut bad = MaybeUninit::uninit();
+            let Prepared { post_recv, queue_pair, .. } = *prepared;
+            let returned = post_recv(queue_pair, request, bad.as_mut_ptr());
+            if list.len() != 1 {
+                (*request).sg_list = &raw mut (*prepared).piece;
+                (*request).num_sge = 1;
+            }
+            returned
         }
-        let mut bad = MaybeUninit::uninit();
-        // SAFETY: the caller vouches for the queue pair and the memory; the request is one
-        // well-formed element of a list.
-        let returned = unsafe { ffi::ibv_post_recv(queue_pair, request, bad.as_mut_ptr()) };
-        if list.len() != 1 {
-            request.num_sge = 1;
-        }
-        returned
     }
 }
 
@@ -150,36 +191,35 @@ impl<K: Kind> Operation for Request<K> {
     }
 
     #[inline(always)]
-    unsafe fn post(
-        self,
-        queue_pair: *mut ffi::ibv_qp,
-        prepared: &mut Prepared,
-        wr_id: u64,
-        list: &mut [ffi::ibv_sge],
-    ) -> c_int {
-        let request = &mut prepared.sends[K::INDEX];
-        request.wr_id = wr_id;
-        request.sg_list = list.as_mut_ptr();
-        // As for receives.
-        if list.len() != 1 {
-            request.num_sge = list.len() as c_int;
+    unsafe fn post(self, prepared: *mut Prepared, wr_id: u64, list: &mut [ffi::ibv_sge]) -> c_int {
+        // SAFETY: as for receives.
+        unsafe {
+            let request = &raw mut (*prepared).sends[K::INDEX];
+            (*request).wr_id = wr_id;
+            // As for receives.
+            if let [piece] = list {
+                (*prepared).piece = *piece;
+            } else {
+                (*request).sg_list = list.as_mut_ptr();
+                (*request).num_sge = list.len() as c_int;
+            }
+            let flags = (*request).send_flags;
+            if self.flags != 0 {
+                (*request).send_flags = flags | self.flags;
+            }
+            self.kind.fill(&mut *request);
+            let mut bad = MaybeUninit::uninit();
+            let Prepared { post_send, queue_pair, .. } = *prepared;
+            let returned = post_send(queue_pair, request, bad.as_mut_ptr());
+            if list.len() != 1 {
+                (*request).sg_list = &raw mut (*prepared).piece;
+                (*request).num_sge = 1;
+            }
+            if self.flags != 0 {
+                (*request).send_flags = flags;
+            }
+            returned
         }
-        let flags = request.send_flags;
-        if self.flags != 0 {
-            request.send_flags = flags | self.flags;
-        }
-        self.kind.fill(request);
-        let mut bad = MaybeUninit::uninit();
-        // SAFETY: the caller vouches for the queue pair and the memory; the request is one
-        // well-formed element of a list.
-        let returned = unsafe { ffi::ibv_post_send(queue_pair, request, bad.as_mut_ptr()) };
-        if list.len() != 1 {
-            request.num_sge = 1;
-        }
-        if self.flags != 0 {
-            request.send_flags = flags;
-        }
-        returned
     }
 }
 

@@ -220,7 +220,7 @@ impl<'scope> Scope<'scope, '_> {
         // `'scope`, wherever the value goes; and before `'scope` ends, the operation has
         // (`Core::leave_scope`).
         let slot = unsafe { self.core.post(Request::new(kind), list.as_mut(), Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(self.core, slot, buffer))
+        Ok(ScopedPendingWork::new(slot, buffer))
     }
 
     /// Posts what the device writes.
@@ -233,7 +233,7 @@ impl<'scope> Scope<'scope, '_> {
         let mut list = buffer.scatter()?;
         // SAFETY: as in `gather`.
         let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(self.core, slot, buffer))
+        Ok(ScopedPendingWork::new(slot, buffer))
     }
 
     /// Posts what is copied by the post itself.
@@ -246,7 +246,7 @@ impl<'scope> Scope<'scope, '_> {
         let mut list = [inline_element(bytes)?];
         // SAFETY: the bytes are there during the post, and not needed after it.
         let slot = unsafe { self.core.post(Request::inline(kind), &mut list, Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(self.core, slot, ()))
+        Ok(ScopedPendingWork::new(slot, ()))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::time::Instant;
 
-use crate::channel_core::{Core, OneThread};
+use crate::channel_core::OneThread;
 use crate::in_flight::{Owner, Slot, State};
 use crate::patience::Patience;
 use crate::{TransportResult, WorkSuccess};
@@ -16,7 +16,6 @@ use crate::{TransportResult, WorkSuccess};
 /// tells if it failed.
 #[must_use = "without it the buffer comes back only when the scope ends"]
 pub struct ScopedPendingWork<'scope, B> {
-    core: &'scope Core,
     slot: &'scope Slot,
     /// While the device uses the memory, the compiler shall not take this for an ordinary, perhaps
     /// exclusive, reference to it. Buffers have nothing to drop.
@@ -27,20 +26,20 @@ pub struct ScopedPendingWork<'scope, B> {
 impl<B> Drop for ScopedPendingWork<'_, B> {
     /// Leaves the operation to the scope. Nothing depends on this being called.
     fn drop(&mut self) {
-        let slot = self.slot;
+        let (slot, core) = (self.slot, self.slot.core());
         match slot.state() {
             State::InFlight(_) => {
-                self.core.left.unpolled.set(true);
+                core.left.unpolled.set(true);
                 slot.set_state(State::Abandoned);
             }
             State::Done(_) => {
-                self.core.left.unpolled.set(true);
+                core.left.unpolled.set(true);
                 if let Err(error) = slot.completion().result() {
-                    self.core.leave(error);
+                    core.leave(error);
                 }
-                self.core.table.release(slot);
+                core.table.release(slot);
             }
-            State::Seen | State::Lost(_) => self.core.table.release(slot),
+            State::Seen | State::Lost(_) => core.table.release(slot),
             State::Free | State::Abandoned => {}
         }
     }
@@ -48,8 +47,8 @@ impl<B> Drop for ScopedPendingWork<'_, B> {
 
 impl<'scope, B> ScopedPendingWork<'scope, B> {
     #[inline]
-    pub(crate) fn new(core: &'scope Core, slot: &'scope Slot, buffer: B) -> Self {
-        Self { core, slot, buffer: MaybeUninit::new(buffer), _one_thread: OneThread::default() }
+    pub(crate) fn new(slot: &'scope Slot, buffer: B) -> Self {
+        Self { slot, buffer: MaybeUninit::new(buffer), _one_thread: OneThread::default() }
     }
 
     /// Polls once, without waiting: what became of the operation, or `None` if it is still in flight.
@@ -67,7 +66,7 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     #[inline]
     pub fn poll(&mut self) -> Option<TransportResult<WorkSuccess>> {
         if self.slot.state().is_outstanding() {
-            if let Err(error) = self.core.progress() {
+            if let Err(error) = self.slot.core().progress() {
                 return Some(Err(error));
             }
             if self.slot.state().is_outstanding() {
@@ -82,7 +81,7 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
         if self.slot.state() == State::Done(Owner::Scope) {
             self.slot.set_state(State::Seen);
         }
-        self.core.result(self.slot)
+        self.slot.core().result(self.slot)
     }
 
     /// Polls until the operation has ended, however long that takes.
@@ -112,10 +111,10 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     fn spin_with(&mut self, deadline: Option<Instant>) -> TransportResult<WorkSuccess> {
         let mut patience = Patience::new(deadline);
         while self.slot.state().is_outstanding() {
-            if !self.core.progress()?
-                && let Err(error) = patience.spent(self.core)
+            if !self.slot.core().progress()?
+                && let Err(error) = patience.spent(self.slot.core())
             {
-                self.core.stop();
+                self.slot.core().stop();
                 let _ = self.seen();
                 return Err(error);
             }
@@ -150,7 +149,7 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     #[inline(always)]
     fn wait_with(self, deadline: Option<Instant>) -> TransportResult<(B, WorkSuccess)> {
         let this = ManuallyDrop::new(self);
-        let success = this.core.wait(this.slot, deadline)?;
+        let success = this.slot.core().wait(this.slot, deadline)?;
         // SAFETY: it was initialised in `new` and is read once, as `this` is consumed and not
         // dropped. The completion was seen, so the device no longer uses the memory.
         Ok((unsafe { this.buffer.assume_init_read() }, success))

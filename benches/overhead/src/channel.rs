@@ -35,6 +35,22 @@ pub(crate) fn w6(rig: &mut ChannelRig, operations: u64) -> Result<u64, Transport
     Ok(sum)
 }
 
+/// One after the other, in one scope.
+#[inline(never)]
+pub(crate) fn w6_scoped(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
+    let ChannelRig { channel, region } = rig;
+    let message = region.slice(..LENGTH)?;
+    let mut sum = 0;
+    let result = channel.scope(|scope| {
+        for _ in 0..operations {
+            sum += u64::from(scope.post_send(message)?.wait()?.1.byte_len());
+        }
+        Ok(())
+    });
+    result.map_err(ended)?;
+    Ok(sum)
+}
+
 /// All of them in one scope, a window of them in flight all the time.
 #[inline(never)]
 pub(crate) fn w7(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
@@ -56,8 +72,12 @@ pub(crate) fn w7(rig: &mut ChannelRig, operations: u64) -> Result<u64, Transport
         }
         Ok(())
     });
-    result.map_err(|error| match error {
-        ScopeError::Closure(error) | ScopeError::Exit(error) => error,
-    })?;
+    result.map_err(ended)?;
     Ok(sum)
+}
+
+fn ended(error: ScopeError<TransportError>) -> TransportError {
+    match error {
+        ScopeError::Closure(error) | ScopeError::Exit(error) => error,
+    }
 }

@@ -99,6 +99,7 @@ pub(crate) fn contenders() -> Vec<Contender> {
         in_c!("W6", "C plain", 1, Rig::new(), c_plain_w1),
         in_c!("W6", "C tuned", 1, Rig::new(), c_tuned_w1),
         ours!("W6", "channel blocking", Bytes, ChannelRig::new(), channel::w6),
+        ours!("W6", "channel scoped", Bytes, ChannelRig::new(), channel::w6_scoped),
         in_c!("W7", "C plain", 1, Rig::new(), c_plain_w7),
         in_c!("W7", "C tuned", 1, Rig::new(), c_tuned_w7),
         ours!("W7", "channel scoped", Bytes, ChannelRig::new(), channel::w7),
