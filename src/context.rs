@@ -253,11 +253,7 @@ impl<'a> Context<'a> {
     #[doc(alias = "ibv_query_pkey")]
     pub fn query_pkey(&self, port: u8, index: u16) -> Result<u16> {
         const VERB: &str = "ibv_query_pkey";
-        let length = self.query_port(port)?.pkey_table_len();
-        if index >= length {
-            let (low, high) = if length == 0 { (1, 0) } else { (0, u64::from(length) - 1) };
-            return Err(Error::out_of_range(VERB, "P_Key index", index.into(), low, high));
-        }
+        self.query_port(port)?.check_pkey_index(VERB, index)?;
         let mut pkey = 0;
         // SAFETY: the context is live and `pkey` is writable.
         let returned = unsafe { ffi::ibv_query_pkey(self.as_raw(), port, index.into(), &mut pkey) };

@@ -1,8 +1,7 @@
 //! What a port says of itself.
 
-use crate::MaximumTransferUnit;
-use crate::ffi;
 use crate::foreign_enum::foreign_enum;
+use crate::{Error, MaximumTransferUnit, Result, ffi};
 
 /// `struct ibv_port_attr`: the attributes of a port at the time of
 /// [`Context::query_port`](crate::Context::query_port).
@@ -45,6 +44,32 @@ impl PortAttributes {
     /// The length of its P_Key table.
     pub fn pkey_table_len(&self) -> u16 {
         self.0.pkey_tbl_len
+    }
+
+    /// Whether the P_Key table has an entry there. The driver would say no more than that something
+    /// is wrong, if it says anything.
+    pub(crate) fn check_pkey_index(&self, verb: &'static str, index: u16) -> Result<()> {
+        let length = self.pkey_table_len();
+        if index < length {
+            return Ok(());
+        }
+        let (low, high) = if length == 0 { (1, 0) } else { (0, u64::from(length) - 1) };
+        Err(Error::out_of_range(verb, "pkey_index", index.into(), low, high))
+    }
+
+    /// Whether a path through the port can have that MTU; likewise.
+    pub(crate) fn check_path_mtu(
+        &self,
+        verb: &'static str,
+        mtu: MaximumTransferUnit,
+    ) -> Result<()> {
+        match self.active_mtu() {
+            Some(most) if mtu.bytes() > most.bytes() => {
+                let (value, high) = (mtu.bytes().into(), most.bytes().into());
+                Err(Error::out_of_range(verb, "path_mtu", value, 256, high))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The local identifier that the subnet manager gave it; 0 on Ethernet.

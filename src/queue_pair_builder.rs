@@ -4,10 +4,10 @@ use std::fmt;
 
 use crate::queue_pair::Parents;
 use crate::{
-    AccessFlags, AckTimeout, AddressVector, CompletionQueue, Error, FlowLabel, MaxAckRetries,
-    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, Parent, PortAttributes,
-    ProtectionDomain, QueuePairType, Result, SendOperations, ServiceLevel, SharedReceiveQueue,
-    StaticRate, XrcDomain, ffi,
+    AccessFlags, AckTimeout, AddressVector, CompletionQueue, FlowLabel, MaxAckRetries,
+    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, Parent,
+    ProtectionDomain, QueuePairType, SendOperations, ServiceLevel, SharedReceiveQueue, StaticRate,
+    XrcDomain, ffi,
 };
 
 /// What a queue pair is made with and connected with: see [`QueuePair::builder`](crate::QueuePair::builder).
@@ -115,26 +115,6 @@ impl Default for ConnectionSettings {
             hop_limit: AddressVector::DEFAULT_HOP_LIMIT,
             static_rate: StaticRate::Max,
             global: false,
-        }
-    }
-}
-
-impl ConnectionSettings {
-    /// Compares what depends on the port with what the port has: the driver would say no more than
-    /// that something is wrong.
-    pub(crate) fn check(&self, port: &PortAttributes, connected: bool) -> Result<()> {
-        const VERB: &str = "ibv_modify_qp";
-        let (index, length) = (self.pkey_index, port.pkey_table_len());
-        if index >= length {
-            let (low, high) = if length == 0 { (1, 0) } else { (0, u64::from(length) - 1) };
-            return Err(Error::out_of_range(VERB, "P_Key index", index.into(), low, high));
-        }
-        match (self.mtu, port.active_mtu()) {
-            (Some(mtu), Some(most)) if connected && mtu.bytes() > most.bytes() => {
-                let (value, high) = (mtu.bytes().into(), most.bytes().into());
-                Err(Error::out_of_range(VERB, "path_mtu", value, 256, high))
-            }
-            _ => Ok(()),
         }
     }
 }

@@ -121,7 +121,7 @@ impl<'res> QueuePair<'res> {
         }
         let Ok(port) = context.query_port(number) else { return Ok(()) };
         if let Some(index) = attributes.pkey_index() {
-            within("pkey_index", index.into(), 0, u64::from(port.pkey_table_len()).max(1) - 1)?;
+            port.check_pkey_index(VERB, index)?;
         }
         if let Some(path) = path {
             let ethernet = port.link_layer() == LinkLayer::Ethernet;
@@ -135,10 +135,7 @@ impl<'res> QueuePair<'res> {
                 })?;
             }
         }
-        if let (Some(mtu), Some(active)) = (attributes.path_mtu(), port.active_mtu()) {
-            within("path_mtu in bytes", mtu.bytes().into(), 256, active.bytes().into())?;
-        }
-        Ok(())
+        attributes.path_mtu().map_or(Ok(()), |mtu| port.check_path_mtu(VERB, mtu))
     }
 
     /// `ibv_query_qp`: the state.
@@ -311,8 +308,11 @@ impl<'res> QueuePair<'res> {
             all = all.path_mtu(mtu);
         }
         let port = self.protection_domain().context().query_port(s.port)?;
-        s.check(&port, self.is_connected_type())?;
+        port.check_pkey_index(VERB, s.pkey_index)?;
         if self.is_connected_type() {
+            if let Some(mtu) = s.mtu {
+                port.check_path_mtu(VERB, mtu)?;
+            }
             let Some(remote) = remote else {
                 let reason = "a queue pair of this type has a peer: use handshake";
                 return Err(Error::invalid(VERB, reason));

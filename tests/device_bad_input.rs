@@ -134,7 +134,7 @@ fn ports_and_table_entries_that_are_not_there() {
         let built = reliable(domain, queue).gid_index(200).build();
         error(built, ErrorKind::NotFound, libc::ENODATA, &empty);
         for index in [1, u16::MAX] {
-            let value = format!("P_Key index is {index}");
+            let value = format!("pkey_index is {index}");
             invalid(context.query_pkey(1, index), &["ibv_query_pkey", &value, "0..=0"]);
             let prepared = reliable(domain, queue).pkey_index(index).build().unwrap();
             let endpoint = prepared.endpoint();

@@ -129,7 +129,7 @@ fn partition_keys_are_found() {
     assert_eq!(context.pkey_index(1, 0xffff), Ok(0));
     assert_eq!(context.pkey_index(1, 0x1234).unwrap_err().kind(), ErrorKind::NotFound);
     let error = context.query_pkey(1, 1).unwrap_err();
-    assert_eq!(error.to_string(), "ibv_query_pkey: P_Key index is 1, and must be within 0..=0");
+    assert_eq!(error.to_string(), "ibv_query_pkey: pkey_index is 1, and must be within 0..=0");
 }
 
 #[test]

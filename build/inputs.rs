@@ -1,0 +1,90 @@
+//! What the build reads, and when cargo has to run it again.
+
+use std::fs;
+use std::path::Path;
+
+use crate::common::{complain, refuse};
+use crate::installed::LIBNL_DYNAMIC;
+use crate::providers::Provider;
+
+/// What the build reads of `vendor/rdma-core`, besides the folders of the enabled providers. The
+/// libraries `libibumad` and `libibmad` are not built; a helper includes their headers.
+pub(crate) const SOURCES: &[&str] = &[
+    "CMakeLists.txt",
+    "buildlib",
+    "ccan",
+    "kernel-headers",
+    "libibmad",
+    "libibumad",
+    "libibverbs",
+    "util",
+];
+
+/// The public headers, which become `infiniband/*.h`.
+pub(crate) const HEADERS: &[&str] = &[
+    "libibverbs/verbs.h",
+    "libibverbs/verbs_api.h",
+    "libibverbs/tm_types.h",
+    "libibverbs/opcode.h",
+    "libibverbs/arch.h",
+    "kernel-headers/rdma/ib_user_ioctl_verbs.h",
+];
+
+pub(crate) fn rerun_if_changed(root: &Path, enabled: &[&Provider], bundled: bool) {
+    // Cargo sees by itself when the build script's own files change.
+    if bundled {
+        println!("cargo::rerun-if-changed=src/c");
+        let providers = enabled.iter().map(|p| format!("providers/{}", p.name));
+        for name in SOURCES.iter().map(|s| (*s).to_owned()).chain(providers) {
+            rerun_if_file_changed(root, &format!("vendor/rdma-core/{name}"));
+        }
+    } else {
+        for header in HEADERS {
+            println!("cargo::rerun-if-changed=vendor/rdma-core/{header}");
+        }
+        rerun_if_file_changed(root, "vendor/rdma-core/kernel-headers");
+    }
+    // The crates `cc` and `pkg-config` name what they read themselves.
+    for name in [
+        "DOCS_RS",
+        "CMAKE",
+        "CMAKE_TOOLCHAIN_FILE",
+        "CMAKE_PREFIX_PATH",
+        "LIBCLANG_PATH",
+        "LLVM_CONFIG_PATH",
+        "CLANG_PATH",
+        "BINDGEN_EXTRA_CLANG_ARGS",
+    ]
+    .iter()
+    .chain(LIBNL_DYNAMIC)
+    {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+}
+
+/// Each file at or under `path`, not the folder: cargo would look into what the build does not read.
+fn rerun_if_file_changed(root: &Path, path: &str) {
+    match fs::read_dir(root.join(path)) {
+        Ok(entries) => {
+            for name in entries.flatten().filter_map(|e| e.file_name().into_string().ok()) {
+                if !["man", "tests", "examples", "__pycache__"].contains(&name.as_str()) {
+                    rerun_if_file_changed(root, &format!("{path}/{name}"));
+                }
+            }
+        }
+        // A file, or nothing: then cargo runs this again until it is there.
+        Err(_) => println!("cargo::rerun-if-changed={path}"),
+    }
+}
+
+pub(crate) fn check_sources(source: &Path, enabled: &[&Provider]) {
+    let providers = enabled.iter().map(|p| format!("providers/{}/CMakeLists.txt", p.name));
+    let needed = SOURCES.iter().chain(HEADERS).map(|s| (*s).to_owned()).chain(providers);
+    if let Some(missing) = needed.into_iter().find(|name| !source.join(name).exists()) {
+        complain(&format!(
+            "the sources of rdma-core are missing (vendor/rdma-core/{missing}): run script/bootstrap, \
+             or `git submodule update --init`"
+        ));
+        refuse();
+    }
+}

@@ -1,0 +1,95 @@
+//! Libraries that the machine has: libibverbs for feature `system`, libnl for feature `neigh`.
+
+use std::path::Path;
+#[cfg(feature = "neigh")]
+use std::path::PathBuf;
+#[cfg(feature = "neigh")]
+use std::{env, fs};
+
+#[cfg(any(feature = "system", feature = "neigh"))]
+use crate::common::fail;
+#[cfg(feature = "neigh")]
+use crate::common::write;
+
+pub(crate) fn link_system() {
+    #[cfg(feature = "system")]
+    if let Err(e) = pkg_config::Config::new().atleast_version("1.14").probe("libibverbs") {
+        fail(&format!(
+            "feature `system` needs libibverbs 1.14 or later: apt install libibverbs-dev (Debian, \
+             Ubuntu), or dnf install rdma-core-devel (Fedora). {}",
+            first_line(&e)
+        ));
+    }
+}
+
+#[cfg(any(feature = "system", feature = "neigh"))]
+fn first_line(error: &pkg_config::Error) -> String {
+    error.to_string().lines().find(|l| !l.trim().is_empty()).unwrap_or_default().to_owned()
+}
+
+/// Variables of the environment that ask for the shared libnl: ours, and that of the crate
+/// `pkg-config` for all libraries.
+pub(crate) const LIBNL_DYNAMIC: &[&str] = &["IBVERBS_LIBNL_DYNAMIC", "PKG_CONFIG_ALL_DYNAMIC"];
+
+/// How to link libnl, for feature `neigh`: statically where the machine has the archives.
+pub(crate) fn link_libnl(out: &Path) -> Vec<String> {
+    #[cfg(not(feature = "neigh"))]
+    {
+        let _ = out;
+        Vec::new()
+    }
+    #[cfg(feature = "neigh")]
+    {
+        // The order in which the linker needs them.
+        let libraries = ["nl-route-3", "nl-3"];
+        let found = pkg_config::Config::new().cargo_metadata(false).probe("libnl-route-3.0");
+        let found = found.unwrap_or_else(|e| {
+            fail(&format!(
+                "feature `neigh` needs libnl: apt install libnl-route-3-dev (Debian, Ubuntu), or dnf \
+                 install libnl3-devel (Fedora). {}",
+                first_line(&e)
+            ))
+        });
+        let mut directives = Vec::new();
+        let archives: Option<Vec<_>> =
+            libraries.iter().map(|name| find_archive(name, &found.link_paths)).collect();
+        // Distributions compile the archives for programs, not for shared libraries.
+        let dynamic = LIBNL_DYNAMIC.iter().any(|name| env::var_os(name).is_some());
+        if let Some(archives) = archives.filter(|_| !dynamic) {
+            // Copies, so that no folder of the system comes into the search path.
+            for (name, archive) in libraries.iter().zip(archives) {
+                let copy = out.join("libnl").join(format!("lib{name}.a"));
+                match fs::read(&archive) {
+                    Ok(contents) => write(&copy, contents),
+                    Err(e) => fail(&format!("{}: {e}", archive.display())),
+                }
+                directives.push(format!("cargo::rustc-link-lib=static={name}"));
+            }
+            let folder = out.join("libnl");
+            directives.push(format!("cargo::rustc-link-search=native={}", folder.display()));
+        } else {
+            directives.extend(libraries.map(|name| format!("cargo::rustc-link-lib=dylib={name}")));
+            directives.extend(
+                found
+                    .link_paths
+                    .iter()
+                    .map(|p| format!("cargo::rustc-link-search=native={}", p.display())),
+            );
+        }
+        directives
+    }
+}
+
+/// Where the static library is: in one of the folders, or where the compiler looks.
+#[cfg(feature = "neigh")]
+fn find_archive(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
+    let file = format!("lib{name}.a");
+    if let Some(path) = folders.iter().map(|f| f.join(&file)).find(|p| p.exists()) {
+        return Some(path);
+    }
+    let compiler = cc::Build::new().cargo_output(false).try_get_compiler().ok()?;
+    let output = compiler.to_command().arg(format!("-print-file-name={file}")).output().ok()?;
+    // Without a folder if the compiler knows of none.
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    path.is_absolute().then_some(path)
+}

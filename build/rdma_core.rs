@@ -1,0 +1,210 @@
+//! libibverbs and its providers, by rdma-core's own CMake files.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::panic;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use crate::common::{fail, feature, message_of, program, run, utf8, write};
+use crate::inputs::SOURCES;
+use crate::installed::link_libnl;
+use crate::providers::{Provider, register_providers};
+
+/// Read by CMake right after `project()`. Leaves out the folders of rdma-core that are not built
+/// (tools, daemons, other libraries, other providers), and lets our stand-in for libnl's header take
+/// precedence over rdma-core's.
+const CMAKE_HOOK: &str = r#"
+macro(add_subdirectory folder)
+  if("${folder}" IN_LIST BUNDLED_FOLDERS)
+    _add_subdirectory(${folder})
+  endif()
+endmacro()
+if(BUNDLED_INCLUDE)
+  include_directories(BEFORE "${BUNDLED_INCLUDE}")
+endif()
+"#;
+
+/// In the place of CMake's own search for Python, which also looks for what only pyverbs needs.
+const CMAKE_PYTHON: &str = r#"
+set(Python_FOUND TRUE)
+set(Python_Interpreter_FOUND TRUE)
+"#;
+
+/// Checks of rdma-core's CMake files that have no effect on the result, hence need not be made:
+/// whether the compiler knows a warning (we show none), what is there for tools and tests, and how
+/// to version a shared library (a check that fails where the path has spaces in it).
+const CMAKE_PRESETS: &[(&str, &str)] = &[
+    ("HAVE_C_WARNINGS", "0"),
+    ("HAVE_C_WMISSING_PROTOTYPES", "0"),
+    ("HAVE_C_WMISSING_DECLARATIONS", "0"),
+    ("HAVE_C_WWRITE_STRINGS", "0"),
+    ("HAVE_C_WFORMAT_2", "0"),
+    ("HAVE_C_WCAST_FUNCTION", "0"),
+    ("HAVE_C_WFORMAT_NONLITERAL", "0"),
+    ("HAVE_C_WDATE_TIME", "0"),
+    ("HAVE_C_WNESTED_EXTERNS", "0"),
+    ("HAVE_C_WSTRICT_PROTOTYPES", "0"),
+    ("HAVE_C_WOLD_STYLE_DEFINITION", "0"),
+    ("HAVE_C_WREDUNDANT_DECLS", "0"),
+    ("HAVE_C_WORKING_SHADOW", "0"),
+    ("HAVE_C_WORKING_MISSING_FIELD_INITIALIZERS", "1"),
+    ("HAVE_C_VARIABLE_SIZE", "1"),
+    ("HAVE_NO_VAR_TRACKING_ASSIGNMENTS", "0"),
+    ("_LDSYMVER_SUCCESS", "1"),
+    ("CMAKE_DISABLE_FIND_PACKAGE_UDev", "1"),
+    ("CMAKE_DISABLE_FIND_PACKAGE_Systemd", "1"),
+    ("DRM_INCLUDE_DIRS", "/nonexistent"),
+    ("SYSTEMCTL_BIN", "/bin/systemctl"),
+];
+
+pub(crate) fn build_rdma_core(
+    root: &Path,
+    source: &Path,
+    out: &Path,
+    enabled: &[&Provider],
+    python: &str,
+) {
+    if enabled.is_empty() {
+        println!("cargo::warning=no provider is enabled: no RDMA device will ever be found");
+    }
+    let libnl = link_libnl(out);
+    let build = configure(root, source, out, enabled, python);
+    // What CMake calls `<target>/fast` builds the target alone. Without it, every provider
+    // depends on the shared libibverbs.
+    let mut targets = vec!["ibverbs-static", "ccan", "rdma_util"];
+    targets.extend(enabled.iter().map(|p| p.target));
+    compile_targets(&build, &targets);
+    finish_archives(source, out, &build, enabled, python);
+    register_providers(out, enabled);
+
+    println!("cargo::metadata=build={}", build.display());
+    println!("cargo::rustc-link-search=native={}", build.join("lib").display());
+    for provider in enabled {
+        println!("cargo::rustc-link-lib=static={}", provider.archive);
+    }
+    println!("cargo::rustc-link-lib=static=ibverbs");
+    for directive in libnl {
+        println!("{directive}");
+    }
+}
+
+fn configure(
+    root: &Path,
+    source: &Path,
+    out: &Path,
+    enabled: &[&Provider],
+    python: &str,
+) -> PathBuf {
+    let build = out.join("build");
+    // Single targets do not look at what changed in headers.
+    if build.exists()
+        && let Err(e) = fs::remove_dir_all(&build)
+    {
+        fail(&format!("{}: {e}", build.display()));
+    }
+    let modules = out.join("cmake");
+    write(&modules.join("hook.cmake"), CMAKE_HOOK);
+    write(&modules.join("FindPython.cmake"), CMAKE_PYTHON);
+    let mut folders: Vec<_> = SOURCES.iter().map(|s| (*s).to_owned()).collect();
+    folders.extend(enabled.iter().map(|p| format!("providers/{}", p.name)));
+    if enabled.is_empty() {
+        // rdma-core's CMake files fail without any provider; this one is not compiled.
+        folders.push("providers/rxe".to_owned());
+    }
+    let neigh = feature("neigh");
+    let stand_in = root.join("src/c");
+
+    let mut config = cmake::Config::new(source);
+    config
+        .out_dir(out)
+        .profile("Release")
+        .generator("Unix Makefiles")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .define("CMAKE_C_FLAGS_RELEASE", "-O2 -DNDEBUG") // as rdma-core means its Release to be
+        .define("CMAKE_INSTALL_PREFIX", "/usr")
+        .define("CMAKE_MODULE_PATH", utf8(&modules))
+        .define("CMAKE_PROJECT_rdma-core_INCLUDE", utf8(&modules.join("hook.cmake")))
+        .define("BUNDLED_FOLDERS", folders.join(";"))
+        .define("BUNDLED_INCLUDE", if neigh { "" } else { utf8(&stand_in) })
+        .define("PYTHON_EXECUTABLE", python)
+        .define("ENABLE_STATIC", "1")
+        .define("ENABLE_RESOLVE_NEIGH", if neigh { "1" } else { "0" })
+        .define("ENABLE_VALGRIND", "0")
+        .define("NO_MAN_PAGES", "1")
+        .define("NO_PYVERBS", "1")
+        .build_target("kern-abi");
+    for (name, value) in CMAKE_PRESETS {
+        config.define(name, value);
+    }
+    if let Err(panic) = panic::catch_unwind(panic::AssertUnwindSafe(|| config.build())) {
+        fail(&format!("configuring rdma-core failed, see CMake's output: {}", message_of(&*panic)));
+    }
+    build
+}
+
+/// Builds each target alone, as many at once as cargo allows; each takes further jobs from cargo's
+/// job server if it has some to spare.
+fn compile_targets(build: &Path, targets: &[&str]) {
+    let jobs = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let queue = Mutex::new(targets.iter());
+    let next = || queue.lock().ok().and_then(|mut queue| queue.next());
+    std::thread::scope(|scope| {
+        for _ in 0..targets.len().min(jobs) {
+            scope.spawn(|| {
+                while let Some(target) = next() {
+                    let mut make = Command::new(program("CMAKE", "cmake"));
+                    make.arg("--build").arg(build).args(["--target", &format!("{target}/fast")]);
+                    if let Some(flags) = env::var_os("CARGO_MAKEFLAGS") {
+                        make.env("MAKEFLAGS", flags);
+                    }
+                    run(&format!("compiling {target} of rdma-core"), &mut make);
+                }
+            });
+        }
+    });
+}
+
+/// rdma-core gives static libraries their final form (internal names made unique, the common
+/// helpers put in) with a script of its own; running it by hand limits it to what was built.
+fn finish_archives(source: &Path, out: &Path, build: &Path, enabled: &[&Provider], python: &str) {
+    let cache = build.join("CMakeCache.txt");
+    let cache =
+        fs::read_to_string(&cache).unwrap_or_else(|e| fail(&format!("{}: {e}", cache.display())));
+    let tool = |name: &str| {
+        cache
+            .lines()
+            .filter_map(|line| line.strip_prefix(name)?.split_once('=').map(|(_, value)| value))
+            .find(|value| !value.ends_with("-NOTFOUND"))
+            .unwrap_or_else(|| {
+                fail(&format!("CMake found no {name}: apt install binutils (Debian, Ubuntu), or dnf install binutils (Fedora)"))
+            })
+    };
+    let temporary = out.join("tmp");
+    write(&temporary.join(".keep"), "");
+    let mut finish = Command::new(python);
+    finish
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("TMPDIR", &temporary)
+        .arg(source.join("buildlib/sanitize_static_lib.py"))
+        .args(["--version", "55.0", "--ar", tool("CMAKE_AR")])
+        .args(["--nm", tool("CMAKE_NM"), "--objcopy", tool("CMAKE_OBJCOPY")]);
+    let mut option = |name: &str, value: &OsStr| {
+        finish.arg(name).arg(value);
+    };
+    option("--map", build.join("libibverbs/libibverbs.map").as_ref());
+    option("--map", source.join("buildlib/provider.map").as_ref());
+    option("--lib", build.join("lib/statics/libibverbs.a").as_ref());
+    for provider in enabled {
+        let archive = format!("lib/statics/lib{}.a", provider.archive);
+        option("--lib", build.join(archive).as_ref());
+        if let Some(map) = provider.map {
+            option("--map", source.join("providers").join(provider.name).join(map).as_ref());
+        }
+    }
+    option("--internal_lib", build.join("ccan/libccan.a").as_ref());
+    option("--internal_lib", build.join("util/librdma_util.a").as_ref());
+    run("finishing the static libraries", &mut finish);
+}

@@ -1,0 +1,94 @@
+//! The tools that the build needs, looked for before anything takes long.
+
+use std::env;
+use std::io::Write as _;
+use std::panic;
+use std::process::{Command, Stdio};
+
+use crate::common::{complain, message_of, program, refuse};
+
+/// Names every tool that the build needs and the machine lacks, with the packages that have it, and
+/// ends the build if there are any. Returns the Python interpreter.
+pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
+    let mut missing = Vec::new();
+    let mut lacks = |what: &str, debian: &str, fedora: &str, why: &str| {
+        missing.push(format!(
+            "{what} is missing: apt install {debian} (Debian, Ubuntu), or dnf install {fedora} \
+             (Fedora){why}"
+        ));
+    };
+    let starts = |program: &str| {
+        Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success())
+    };
+
+    if let Err(panic) = panic::catch_unwind(bindgen::clang_version) {
+        let why = message_of(&*panic);
+        lacks("libclang", "libclang-dev", "clang-devel", &format!(". {why}"));
+    }
+    let mut python = String::new();
+    if !documentation_only {
+        if let Err(why) = c_compiler() {
+            lacks("a C compiler", "gcc libc6-dev", "gcc glibc-devel", &format!(". {why}"));
+        }
+        let pkg_config = program("PKG_CONFIG", "pkg-config");
+        if !starts(&pkg_config) {
+            lacks(&format!("`{pkg_config}`"), "pkg-config", "pkgconf-pkg-config", "");
+        }
+    }
+    if bundled {
+        let cmake = program("CMAKE", "cmake");
+        if !starts(&cmake) {
+            lacks(&format!("`{cmake}`"), "cmake", "cmake", "");
+        }
+        if !starts("make") && !starts("gmake") {
+            lacks("`make`", "make", "make", "");
+        }
+        let cross = env::var("HOST") != env::var("TARGET");
+        for name in ["ar", "nm", "objcopy"] {
+            // Cross compilation takes those of the compiler, which CMake finds.
+            if !cross && !starts(name) {
+                lacks(&format!("`{name}`"), "binutils", "binutils", "");
+            }
+        }
+        // The interpreter itself, because a wrapper such as pyenv's is slow, and many are started.
+        let output = Command::new("python3")
+            .args(["-c", "import sys; assert sys.version_info >= (3, 2); print(sys.executable)"])
+            .output();
+        match output {
+            Ok(o) if o.status.success() => {
+                python = String::from_utf8_lossy(&o.stdout).trim().to_owned();
+            }
+            _ => lacks("`python3`", "python3", "python3", ""),
+        }
+    }
+    if !missing.is_empty() {
+        for message in &missing {
+            complain(message);
+        }
+        refuse();
+    }
+    python
+}
+
+/// Whether there is a C compiler, and the C library's headers; if not, why.
+fn c_compiler() -> Result<(), String> {
+    let compiler = cc::Build::new().cargo_output(false).try_get_compiler();
+    let compiler = compiler.map_err(|e| e.to_string())?;
+    let name = compiler.path().display();
+    let mut child = compiler
+        .to_command()
+        .args(["-E", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|e| format!("`{name}`: {e}"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // If the compiler does not read it, its status tells.
+        let _ = stdin.write_all(b"#include <stdlib.h>\n#include <linux/types.h>\n");
+    }
+    match child.wait() {
+        Ok(status) if status.success() => Ok(()),
+        _ => Err(format!("`{name}` does not find the C library's headers")),
+    }
+}
