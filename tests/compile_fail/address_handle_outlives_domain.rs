@@ -1,0 +1,10 @@
+use ibverbs::{AddressVector, ProtectionDomain, Result};
+
+pub fn case(domain: ProtectionDomain<'_>, path: &AddressVector) -> Result<()> {
+    let handle = domain.create_ah(path)?;
+    drop(domain);
+    drop(handle);
+    Ok(())
+}
+
+fn main() {}

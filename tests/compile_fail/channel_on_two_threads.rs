@@ -1,0 +1,10 @@
+use ibverbs::Channel;
+
+pub fn case(channel: &mut Channel<'_>) {
+    std::thread::scope(|threads| {
+        threads.spawn(|| channel.send_inline(b"one"));
+        threads.spawn(|| channel.send_inline(b"two"));
+    });
+}
+
+fn main() {}

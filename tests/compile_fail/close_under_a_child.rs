@@ -1,0 +1,10 @@
+use ibverbs::{Context, Result};
+
+pub fn case(context: Context<'_>) -> Result<()> {
+    let domain = context.alloc_pd()?;
+    context.close().map_err(|(_, error)| error)?;
+    drop(domain);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use ibverbs::{Context, Result};
+
+pub fn case(context: Context<'_>) -> Result<()> {
+    let channel = context.create_comp_channel()?;
+    drop(context);
+    drop(channel);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use ibverbs::{ExtendedPoller, Result};
+
+pub fn case(poller: &mut ExtendedPoller<'_>) -> Result<bool> {
+    poller.poll(|completions| {
+        let poll = || completions.next().map(|completion| completion.is_some());
+        std::thread::scope(|threads| threads.spawn(poll).join().unwrap())
+    })
+}
+
+fn main() {}

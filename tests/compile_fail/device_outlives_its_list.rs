@@ -1,0 +1,10 @@
+use ibverbs::{Guid, Result};
+
+pub fn case() -> Result<Guid> {
+    let list = ibverbs::devices()?;
+    let device = list.get(0).unwrap();
+    drop(list);
+    Ok(device.guid())
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use ibverbs::{Context, Result};
+
+pub fn case(context: Context<'_>) -> Result<()> {
+    let domain = context.alloc_pd()?;
+    drop(context);
+    drop(domain);
+    Ok(())
+}
+
+fn main() {}

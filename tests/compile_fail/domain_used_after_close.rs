@@ -1,0 +1,8 @@
+use ibverbs::{ProtectionDomain, Result};
+
+pub fn case(domain: ProtectionDomain<'_>) -> Result<()> {
+    domain.close().map_err(|(_, error)| error)?;
+    domain.allocate::<u8>(8).map(drop)
+}
+
+fn main() {}

@@ -1,0 +1,5 @@
+use ibverbs::MemoryRegion;
+
+pub struct Case<'pd>(pub MemoryRegion<'pd, bool>);
+
+fn main() {}

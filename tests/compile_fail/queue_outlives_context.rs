@@ -1,0 +1,10 @@
+use ibverbs::{Context, Result};
+
+pub fn case(context: Context<'_>) -> Result<()> {
+    let queue = context.create_cq(8)?;
+    drop(context);
+    drop(queue);
+    Ok(())
+}
+
+fn main() {}

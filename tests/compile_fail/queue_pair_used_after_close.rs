@@ -1,0 +1,8 @@
+use ibverbs::{QueuePair, Result};
+
+pub fn case(mut pair: QueuePair<'_>) -> Result<()> {
+    pair.close().map_err(|(_, error)| error)?;
+    unsafe { pair.post_inline(b"late", 1) }
+}
+
+fn main() {}

@@ -1,0 +1,8 @@
+use ibverbs::{MemoryRegion, Result};
+
+pub fn case(region: MemoryRegion<'_, u8>) -> Result<u8> {
+    region.close().map_err(|(_, error)| error)?;
+    Ok(region[0])
+}
+
+fn main() {}

@@ -1,0 +1,15 @@
+use ibverbs::{Channel, MemoryRegion, Reregistration, TransportResult};
+
+pub fn case<'a>(
+    channel: &mut Channel<'_>,
+    region: &mut MemoryRegion<'a, u8>,
+    to: Reregistration<'a>,
+) -> TransportResult<()> {
+    channel.manual_scope(|s| {
+        let send = s.post_send(region.slice(..)?)?;
+        region.rereg(to).unwrap();
+        send.wait().map(drop)
+    })
+}
+
+fn main() {}

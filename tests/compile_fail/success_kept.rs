@@ -1,0 +1,13 @@
+use ibverbs::{ExtendedPoller, Result};
+
+pub fn case(poller: &mut ExtendedPoller<'_>) -> Result<()> {
+    poller.poll(|completions| {
+        let completion = completions.next()?.unwrap();
+        let first = completion.result();
+        completions.next()?;
+        println!("{first:?}");
+        Ok(())
+    })
+}
+
+fn main() {}

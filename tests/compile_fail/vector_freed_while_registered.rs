@@ -1,0 +1,10 @@
+use ibverbs::{ProtectionDomain, Result};
+
+pub fn case(domain: &ProtectionDomain<'_>, mut bytes: Vec<u8>) -> Result<()> {
+    let region = domain.register(&mut bytes)?;
+    drop(bytes);
+    drop(region);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use ibverbs::{MemoryWindowType, ProtectionDomain, Result};
+
+pub fn case(domain: ProtectionDomain<'_>) -> Result<()> {
+    let window = domain.alloc_mw(MemoryWindowType::Type1)?;
+    drop(domain);
+    drop(window);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,11 @@
+use ibverbs::{Channel, MemoryRegion, TransportResult};
+
+pub fn case(channel: &mut Channel<'_>, region: MemoryRegion<'_, u8>) -> TransportResult<()> {
+    let slice = region.slice(..)?;
+    channel.manual_scope(|s| {
+        let send = s.post_send(slice)?;
+        send.wait().map(drop)
+    })?;
+    region.close().unwrap();
+    Ok(())
+}

@@ -1,0 +1,8 @@
+use ibverbs::{ExtendedPoller, Result};
+
+pub fn case(poller: &mut ExtendedPoller<'_>) -> Result<bool> {
+    std::thread::scope(|threads| {
+        let poll = || poller.poll(|completions| Ok(completions.next()?.is_some()));
+        threads.spawn(poll).join().unwrap()
+    })
+}

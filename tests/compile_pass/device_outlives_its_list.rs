@@ -1,0 +1,9 @@
+use ibverbs::{Guid, Result};
+
+pub fn case() -> Result<Guid> {
+    let list = ibverbs::devices()?;
+    let device = list.get(0).unwrap();
+    let guid = device.guid();
+    drop(list);
+    Ok(guid)
+}

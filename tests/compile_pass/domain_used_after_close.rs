@@ -1,0 +1,6 @@
+use ibverbs::{ProtectionDomain, Result};
+
+pub fn case(domain: ProtectionDomain<'_>) -> Result<()> {
+    domain.allocate::<u8>(8).map(drop)?;
+    domain.close().map_err(|(_, error)| error)
+}

@@ -1,0 +1,3 @@
+use ibverbs::MemoryRegion;
+
+pub struct Case<'pd>(pub MemoryRegion<'pd, u8>);

@@ -1,0 +1,8 @@
+use ibverbs::{QueuePair, Result};
+
+pub fn case(mut queue_pair: QueuePair<'_>) -> Result<()> {
+    let (mut send, _receive) = queue_pair.split();
+    unsafe { send.post_inline(b"late", 1) }?;
+    drop(queue_pair);
+    Ok(())
+}

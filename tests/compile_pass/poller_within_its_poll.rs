@@ -1,0 +1,7 @@
+use ibverbs::{ExtendedCompletions, ExtendedPoller, Result};
+
+pub fn case(poller: &mut ExtendedPoller<'_>) -> Result<()> {
+    poller.poll(|others| others.next().map(drop))?;
+    let body = |completions: &mut ExtendedCompletions<'_>| completions.next().map(drop);
+    poller.poll(body)
+}

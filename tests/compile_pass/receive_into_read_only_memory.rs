@@ -1,0 +1,5 @@
+use ibverbs::{BorrowedMemoryRegion, QueuePair, Result};
+
+pub fn case(pair: &mut QueuePair<'_>, region: &mut BorrowedMemoryRegion<'_, '_, u8>) -> Result<()> {
+    unsafe { pair.post_receive(region, .., 1) }
+}

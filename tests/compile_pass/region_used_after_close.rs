@@ -1,0 +1,7 @@
+use ibverbs::{MemoryRegion, Result};
+
+pub fn case(region: MemoryRegion<'_, u8>) -> Result<u8> {
+    let first = region[0];
+    region.close().map_err(|(_, error)| error)?;
+    Ok(first)
+}

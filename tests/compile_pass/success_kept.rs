@@ -1,0 +1,11 @@
+use ibverbs::{ExtendedPoller, Result};
+
+pub fn case(poller: &mut ExtendedPoller<'_>) -> Result<()> {
+    poller.poll(|completions| {
+        let completion = completions.next()?.unwrap();
+        let first = completion.result();
+        println!("{first:?}");
+        completions.next()?;
+        Ok(())
+    })
+}
