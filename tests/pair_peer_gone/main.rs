@@ -1,0 +1,79 @@
+//! The peer goes away in mid-transfer: its process is killed, or its machine loses its power. To be
+//! run by `script/test pair`.
+//!
+//! Machine 1 is the victim, machine 2 the survivor. The survivor sends messages and reads from the
+//! victim's memory, a window of them at a time, until that fails.
+
+mod survivor;
+mod victim;
+
+#[path = "../figures/mod.rs"]
+mod figures;
+#[path = "../two_machines/mod.rs"]
+mod two_machines;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use figures::figure;
+use ibverbs::{AckTimeout, MaxAckRetries};
+use two_machines::{pair, role};
+
+/// The numbers in a message, and in what is read at once: 8 KiB.
+const LENGTH: usize = 1024;
+/// Operations of the survivor in flight.
+const WINDOW: usize = 16;
+/// Room for so many messages, and as much to read from.
+const SLOTS: usize = 512;
+/// The victim dies when so many messages have arrived, or the survivor has counted so many.
+const ENOUGH: usize = 150;
+/// Receives that the victim has posted.
+const RECEIVES: usize = 64;
+/// What the survivor prints when it has reached that.
+const REACHED: &str = "in mid-transfer";
+
+/// 268 ms, seven times: long enough that a busy host alone does not exceed it.
+const ACK_TIMEOUT: AckTimeout = match AckTimeout::new(16) {
+    Ok(timeout) => timeout,
+    Err(_) => unreachable!(),
+};
+const ACK_RETRIES: MaxAckRetries = match MaxAckRetries::new(6) {
+    Ok(retries) => retries,
+    Err(_) => unreachable!(),
+};
+
+/// How long the settings let the survivor wait for an answer; devices may take up to four times
+/// that.
+fn retry_time() -> Duration {
+    ACK_TIMEOUT.duration().unwrap() * (u32::from(ACK_RETRIES.value()) + 1)
+}
+
+fn main() -> ExitCode {
+    let tests: &[(&str, fn())] = &[
+        ("process_killed_under_a_queue_pair", || process_killed("verbs")),
+        ("process_killed_under_a_channel", || process_killed("channel")),
+        ("machine_gone_under_a_queue_pair", || machine_gone("verbs")),
+        ("machine_gone_under_a_channel", || machine_gone("channel")),
+    ];
+    two_machines::main(tests, |role, arguments| match role {
+        "victim" => victim::receive(arguments == ["dies"]),
+        "witness" => victim::bear_witness(),
+        "survivor" => survivor::survive(&arguments[0], arguments.get(1).is_some()),
+        role => panic!("{role} is not a role"),
+    })
+}
+
+fn process_killed(layer: &str) {
+    // What it has received is in a file, where a witness finds it. 137: it was killed.
+    let victim = format!("{}; [ $? = 137 ] && {}", role("victim dies"), role("witness"));
+    let reports = pair(&[], &victim, &role(&format!("survivor {layer} witness")));
+    let [report] = &reports[..] else { panic!("one report, not {reports:?}") };
+    figure("peer-process-killed", report);
+}
+
+fn machine_gone(layer: &str) {
+    let options = ["--kill", "1", "--when", REACHED];
+    let reports = pair(&options, &role("victim"), &role(&format!("survivor {layer}")));
+    let [report] = &reports[..] else { panic!("one report, not {reports:?}") };
+    figure("peer-machine-gone", report);
+}
