@@ -167,6 +167,38 @@ fn an_unknown_completion_ends_a_blocking_call_with_nothing_in_flight() {
     pair.finish();
 }
 
+/// What is found by the first poll, with the very number that is waited for, is looked at no less.
+#[test]
+fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
+    let device = TestDevice::model();
+    device.progress(Progress::Manual);
+    let mut pair = Pair::with(device, |builder| builder);
+    let target = pair.shared(1);
+    let (device, completions) = (pair.device.clone(), queue(&pair.one));
+    let number = pair.one.number();
+    let other = number + 1;
+    let stranger = |wr_id| ffi::ibv_wc { wr_id, qp_num: other, ..Default::default() };
+    let mut epoch = 0;
+    let result = pair.one.scope(|s| {
+        let write = s.post_write_inline(&[1; 8], target.remote())?;
+        epoch = device.posted(0).unwrap().wr_id;
+        device.inject(completions, &stranger(epoch));
+        let error = write.wait_deadline(crate::pair::soon()).unwrap_err();
+        assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id: epoch });
+        assert_eq!(device.outstanding(number), (1, 0), "it is still in flight");
+        device.run();
+        Ok::<_, TransportError>(())
+    });
+    result.unwrap();
+    let blocking = epoch | 0xffff_ffff;
+    device.inject(completions, &stranger(blocking));
+    let error = pair.one.receive_deadline(&mut (), crate::pair::soon()).unwrap_err();
+    assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id: blocking });
+    assert_eq!(outstanding(&device, &pair.one), (0, 0));
+    drop(target);
+    pair.finish();
+}
+
 /// With a device that leaves completions in the queue when a queue pair is reset.
 #[test]
 fn what_an_earlier_connection_left_is_not_heeded() {
