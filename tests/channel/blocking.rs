@@ -23,6 +23,8 @@ fn messages_arrive_with_length_and_immediate() {
             one.send_with_immediate(&outgoing.slice(8..16).unwrap(), 0xdead_beef).unwrap();
             one.send_with_immediate(&(), 7).unwrap();
             one.send_inline(b"no region needed").unwrap();
+            // What is prepared for all sends is as it was.
+            one.send(&outgoing.slice(..48).unwrap()).unwrap();
         });
         let mut receive = |at: usize| {
             let mut slice = incoming.slice_mut(at..).unwrap();
@@ -34,6 +36,7 @@ fn messages_arrive_with_length_and_immediate() {
         assert_eq!(receive(64), (8, Some(0xdead_beef)));
         assert_eq!(receive(80), (0, Some(7)));
         assert_eq!(receive(128), (16, None));
+        assert_eq!(receive(200), (48, None));
     });
     assert_eq!(incoming[..48], outgoing[..48]);
     assert_eq!(incoming[64..72], outgoing[8..16]);

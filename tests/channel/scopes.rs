@@ -288,6 +288,21 @@ fn a_scope_tells_of_failures_that_nobody_has_seen() {
     }
 }
 
+/// The completion of one operation comes up while another one waits, and nobody asks for it.
+#[test]
+fn a_failure_that_came_up_for_another_is_told_though_its_handle_is_dropped() {
+    let mut pair = impatient();
+    let result = pair.one.scope(|s| {
+        let (failing, flushed) = (s.post_send(())?, s.post_send(())?);
+        flushed.wait().unwrap_err();
+        drop(failing);
+        Ok::<_, TransportError>(())
+    });
+    let Err(ScopeError::Exit(TransportError::Work(error))) = result else { panic!("{result:?}") };
+    assert_eq!(error.status(), WorkStatus::RnrRetryExceeded);
+    pair.finish();
+}
+
 #[test]
 fn the_closure_s_error_comes_first() {
     let mut pair = impatient();

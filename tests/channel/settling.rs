@@ -55,6 +55,23 @@ fn without_flushed_completions_the_queue_pair_is_reset() {
     pair.reconnect().finish();
 }
 
+/// A completion that is nobody's, found while the flushed ones are awaited, is none of them.
+#[test]
+fn a_stranger_does_not_count_as_flushed() {
+    let mut pair = Pair::new();
+    let completions = queue(&pair.one);
+    pair.device.hold_completions(completions, 0, true);
+    let stranger = ffi::ibv_wc { wr_id: 4711, qp_num: pair.one.number(), ..Default::default() };
+    // The first ends the call, the second is there when its receive is to be flushed.
+    pair.device.inject(completions, &stranger);
+    pair.device.inject(completions, &stranger);
+    let error = pair.one.receive(&mut ()).unwrap_err();
+    assert!(matches!(error, TransportError::UnknownCompletion { .. }), "{error}");
+    assert_eq!(states(&pair.device, 2), [ERR, RESET]);
+    pair.device.hold_completions(completions, 0, false);
+    pair.reconnect().finish();
+}
+
 #[test]
 fn a_queue_pair_that_cannot_go_to_the_error_state_is_reset() {
     let mut pair = Pair::new();
