@@ -263,6 +263,33 @@ impl<'res> PreparedChannel<'res> {
         self.link.endpoint()
     }
 
+    /// The number of the first packet that we send: for peers that are told it (and call it their
+    /// `receive_psn`).
+    pub fn send_psn(&self) -> PacketSequenceNumber {
+        self.link.settings().send_psn
+    }
+
+    /// Sets the number of the first packet that we send, as [`ChannelBuilder::send_psn`] does: when a
+    /// channel is connected anew, packets of the old connection may still be on their way.
+    pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
+        self.link.settings_mut().send_psn = psn;
+        self
+    }
+
+    /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`] does,
+    /// for it may be known only when the peer has told it.
+    pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
+        self.link.settings_mut().receive_psn = psn;
+        self
+    }
+
+    /// Sets the MTU of the path, as [`ChannelBuilder::path_mtu`] does, to what was agreed on with the
+    /// peer.
+    pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
+        self.link.settings_mut().mtu = Some(mtu);
+        self
+    }
+
     /// `ibv_modify_qp`: connects the channel to the peer's.
     ///
     /// The peer may do so earlier or later. What is sent before the peer is ready is tried again, as

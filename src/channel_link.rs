@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::channel_core::{Core, CoreSettings};
 use crate::completion_router::{Inbox, Router};
+use crate::queue_pair_builder::ConnectionSettings;
 use crate::{Error, QueuePair, QueuePairEndpoint, Result};
 
 /// Owns the queue pair and the core that uses it.
@@ -53,6 +54,14 @@ impl<'res> Link<'res> {
 
     pub(crate) fn endpoint(&self) -> QueuePairEndpoint {
         self.endpoint
+    }
+
+    pub(crate) fn settings(&self) -> &ConnectionSettings {
+        self.queue_pair.settings()
+    }
+
+    pub(crate) fn settings_mut(&mut self) -> &mut ConnectionSettings {
+        self.queue_pair.settings_mut()
     }
 
     /// RESET to RTS, with nothing in flight.

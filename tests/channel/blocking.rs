@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    Channel, ErrorKind, MaxRnrRetries, MemoryRegion, QueuePairType, TransportError, WorkErrorClass,
-    WorkOpcode, WorkStatus,
+    Channel, ErrorKind, MaxRnrRetries, MaximumTransferUnit, MemoryRegion, PacketSequenceNumber,
+    QueuePairType, TransportError, WorkErrorClass, WorkOpcode, WorkStatus, ffi,
 };
 use ibverbs_test_device::TestDevice;
 
@@ -283,5 +283,25 @@ fn every_blocking_method_has_a_deadline() {
     let nothing = remote.sub_region(0, 0).unwrap();
     one.write_with_immediate_deadline(&(), nothing, 1, soon()).unwrap_err();
     drop((region, target));
+    pair.finish();
+}
+
+/// Sequence numbers and the MTU may be agreed on after the queue pair was made, and anew each time.
+#[test]
+fn what_is_agreed_with_the_peer_is_set_before_the_handshake() {
+    let pair = Pair::new();
+    let device = pair.device.clone();
+    let [here, there] = [0x111, 0x222].map(|psn| PacketSequenceNumber::new(psn).unwrap());
+    let mtu = MaximumTransferUnit::Mtu256;
+    let (one, two) = (pair.one.reset().unwrap(), pair.two.reset().unwrap());
+    let one = one.set_send_psn(here).receive_psn(there).path_mtu(mtu);
+    let two = two.set_send_psn(there).receive_psn(one.send_psn()).path_mtu(mtu);
+    let (to_one, to_two) = (one.endpoint(), two.endpoint());
+    let one = one.handshake(to_two).unwrap();
+    let attributes = |back| device.call_before("modify_qp", back).unwrap().qp_attr;
+    assert_eq!((attributes(1).rq_psn, attributes(0).sq_psn), (0x222, 0x111));
+    assert_eq!(attributes(1).path_mtu, ffi::ibv_mtu::IBV_MTU_256);
+    let mut pair = Pair { one, two: two.handshake(to_one).unwrap(), ..pair };
+    pair.exchange();
     pair.finish();
 }
