@@ -1,0 +1,34 @@
+//! Random programs on queue pairs, in safe Rust but for the contract of posting, which they keep: they
+//! create, connect, post, poll, forget, drop, close and reset in any order.
+//!
+//! [`operations`] is what such a program consists of, [`world`] runs it, [`books`] know what may come of
+//! each posted request, and [`family`] which objects have to be there. Where it runs is a [`Bed`].
+
+pub(crate) mod books;
+pub(crate) mod family;
+pub(crate) mod operations;
+mod posting;
+pub(crate) mod world;
+
+use ibverbs::Context;
+use proptest::test_runner::TestCaseError;
+
+use family::Counts;
+
+/// The devices of two sides, of which one can be both.
+pub(crate) trait Bed {
+    /// Another context on a side's device.
+    fn open(&self, side: usize) -> Context<'static>;
+
+    /// Lets the devices do some of what is posted.
+    fn run(&self);
+
+    /// Whether what is due has to be waited for.
+    fn is_slow(&self) -> bool;
+
+    /// After each operation: `live` is what has to be there.
+    fn check(&self, live: &Counts) -> Result<(), TestCaseError>;
+
+    /// After the last: what is still live was forgotten.
+    fn check_end(&self, live: &Counts) -> Result<(), TestCaseError>;
+}
