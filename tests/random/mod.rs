@@ -1,13 +1,17 @@
-//! Random programs on queue pairs, in safe Rust but for the contract of posting, which they keep: they
-//! create, connect, post, poll, forget, drop, close and reset in any order.
+//! Random programs: they create, connect, post, poll, forget, drop, close and reset in any order, and
+//! keep the contract of what is unsafe.
 //!
+//! On queue pairs:
 //! [`operations`] is what such a program consists of, [`world`] runs it, [`books`] know what may come of
-//! each posted request, and [`family`] which objects have to be there. Where it runs is a [`Bed`].
+//! each posted request, and [`family`] which objects have to be there. On channels: [`channels`], and [`scoped`] for what is done within a
+//! scope. Where they run is a [`Bed`].
 
 pub(crate) mod books;
+pub(crate) mod channels;
 pub(crate) mod family;
 pub(crate) mod operations;
 mod posting;
+mod scoped;
 pub(crate) mod world;
 
 use ibverbs::Context;

@@ -6,4 +6,6 @@ mod chance;
 #[path = "../random/mod.rs"]
 mod random;
 
+mod channels;
+mod model;
 mod verbs;
