@@ -97,7 +97,7 @@ fn episode(forgetting: bool) -> impl Strategy<Value = Episode> {
         4 => (side(), at()).prop_map(|(side, which)| Episode::Poll { side, which }),
         2 => (side(), at()).prop_map(|(side, which)| Episode::Wait { side, which }),
         1 => (side(), at()).prop_map(|(side, which)| Episode::Abandon { side, which }),
-        3 => Just(Episode::Reset),
+        6 => Just(Episode::Reset),
         1 => [how(), how()].prop_map(|how| Episode::Replace { how }),
     ]
 }
@@ -196,6 +196,29 @@ struct Side {
     domain: Arc<ProtectionDomain<'static>>,
 }
 
+/// Posts what the other side waits for, as far as there is room.
+fn balance<'a: 'one + 'two, 'one, 'two>(
+    left: &mut Hand<'one, '_, 'a>,
+    right: &mut Hand<'two, '_, 'a>,
+    books: &mut Books,
+) -> Outcome {
+    for _ in 0..2 * SLOTS {
+        if books.sent[0].len() > books.receives[1] {
+            right.step(Step::Receive, books)?;
+        }
+        if books.sent[1].len() > books.receives[0] {
+            left.step(Step::Receive, books)?;
+        }
+        if books.receives[0] > books.sent[1].len() {
+            right.step(Step::Send, books)?;
+        }
+        if books.receives[1] > books.sent[0].len() {
+            left.step(Step::Send, books)?;
+        }
+    }
+    Ok(())
+}
+
 /// As long as a test waits for what does not come.
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_millis(3)
@@ -222,6 +245,8 @@ fn prepare(domain: &Arc<ProtectionDomain<'static>>) -> PreparedChannel<'static> 
 
 struct World<'bed, B> {
     sides: [Side; 2],
+    /// How many channels of each side were forgotten.
+    forgotten: [u32; 2],
     books: Books,
     bed: &'bed B,
 }
@@ -236,7 +261,7 @@ pub(crate) fn run(episodes: &[Episode], ends: &[How; 2], bed: &impl Bed) -> Outc
         let (channel, pending) = (None, vec![]);
         Side { channel, pending, scoped, loose, used: [false; SLOTS], domain }
     });
-    let mut world = World { sides, books: Books::default(), bed };
+    let mut world = World { sides, forgotten: [0; 2], books: Books::default(), bed };
     world.connect([0, 1].map(|side| prepare(&world.sides[side].domain)));
     for episode in episodes {
         world.play(episode)?;
@@ -334,7 +359,8 @@ impl<B: Bed> World<'_, B> {
                     }
                     match exit {
                         Exit::Success | Exit::Manual => {
-                            if matches!(exit, Exit::Manual) {
+                            outcome = balance(&mut left, &mut right, books);
+                            if matches!(exit, Exit::Manual) && outcome.is_ok() {
                                 outcome = left.finish(books).and_then(|()| right.finish(books));
                             }
                             if left.all_due(books) && right.all_due(books) {
@@ -456,6 +482,7 @@ impl<B: Bed> World<'_, B> {
                 How::Close => prop_assert!(channel.close().is_ok()),
                 How::Forget => {
                     forget(channel);
+                    self.forgotten[side] += 1;
                     // What is in flight on it stays in flight for ever.
                     let at = &mut self.sides[side];
                     let other = MemoryRegion::new(&at.domain, SLOT * SLOTS).unwrap();
@@ -470,6 +497,10 @@ impl<B: Bed> World<'_, B> {
     fn end(mut self, how: [How; 2]) -> Outcome {
         self.part(how)?;
         self.bed.run();
-        Ok(())
+        let Self { sides, forgotten, bed, .. } = self;
+        drop(sides);
+        // Each has a queue pair and a completion queue, took a region with it, and keeps what it was
+        // made from.
+        bed.check_end(&forgotten.map(|count| [count.min(1), count.min(1), count, count, count]))
     }
 }
