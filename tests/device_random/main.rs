@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use random::family::Counts;
-use random::{Bed, channels, operations, world};
+use random::{Bed, channels, episodes, operations, world};
 
 const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
 
@@ -40,6 +40,9 @@ impl Bed for Rxe {
     fn open(&self, side: usize) -> Context<'static> {
         ibverbs::open(DEVICES[side]).unwrap()
     }
+
+    /// This device does not fail.
+    fn disturb(&self, _times: u32) {}
 
     fn run(&self) {
         std::thread::sleep(Duration::from_micros(200));
@@ -94,13 +97,13 @@ proptest! {
     }
 
     #[test]
-    fn channels_in_any_order((episodes, ends) in channels::programs(false, 20)) {
+    fn channels_in_any_order((episodes, ends) in episodes::programs(false, 20)) {
         let _lock = vm::one_at_a_time();
         channels::run(&episodes, &ends, &Rxe)?;
     }
 
     #[test]
-    fn forgotten_channels_in_any_order((episodes, ends) in channels::programs(true, 20)) {
+    fn forgotten_channels_in_any_order((episodes, ends) in episodes::programs(true, 20)) {
         let _lock = vm::one_at_a_time();
         channels::run(&episodes, &ends, &Rxe)?;
     }

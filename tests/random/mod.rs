@@ -1,13 +1,15 @@
 //! Random programs: they create, connect, post, poll, forget, drop, close and reset in any order, and
 //! keep the contract of what is unsafe.
 //!
-//! On queue pairs:
-//! [`operations`] is what such a program consists of, [`world`] runs it, [`books`] know what may come of
-//! each posted request, and [`family`] which objects have to be there. On channels: [`channels`], and [`scoped`] for what is done within a
-//! scope. Where they run is a [`Bed`].
+//! On queue pairs: [`operations`] is what such a program consists of, [`world`] runs it, [`books`] know
+//! what may come of each posted request, and [`family`] which objects have to be there. On channels:
+//! [`episodes`], [`channels`], and [`scoped`] for what is done within a scope. Where they run is a
+//! [`Bed`].
 
 pub(crate) mod books;
 pub(crate) mod channels;
+mod ending;
+pub(crate) mod episodes;
 pub(crate) mod family;
 pub(crate) mod operations;
 mod posting;
@@ -23,6 +25,9 @@ use family::Counts;
 pub(crate) trait Bed {
     /// Another context on a side's device.
     fn open(&self, side: usize) -> Context<'static>;
+
+    /// Polls fail, so many times: no completion is lost by it.
+    fn disturb(&self, times: u32);
 
     /// Lets the devices do some of what is posted.
     fn run(&self);

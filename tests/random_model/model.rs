@@ -14,10 +14,12 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new() -> Self {
+    /// Whether completions are left in their queue by a reset, as some devices do, or not.
+    pub(crate) fn new(stale: bool) -> Self {
         let device = TestDevice::model();
         // What is in flight reaches memory that was freed too early, and valgrind sees it.
         device.stale_translation(true);
+        device.keep_stale_completions(stale);
         Self { device }
     }
 }
@@ -26,6 +28,10 @@ impl Bed for Model {
     fn open(&self, _side: usize) -> Context<'static> {
         // SAFETY: the context is live and handed over.
         unsafe { Context::from_raw(self.device.open().unwrap()) }.unwrap()
+    }
+
+    fn disturb(&self, times: u32) {
+        self.device.fail("poll_cq").errno(libc::EIO).times(times);
     }
 
     fn run(&self) {

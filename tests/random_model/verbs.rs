@@ -11,15 +11,15 @@ proptest! {
     #![proptest_config(chance::config(150))]
 
     #[test]
-    fn queue_pairs_in_any_order(program in programs(false, 120)) {
-        let bed = Model::new();
+    fn queue_pairs_in_any_order(program in programs(false, 120), stale: bool) {
+        let bed = Model::new(stale);
         run(&program, &bed)?;
         bed.device.assert_clean();
     }
 
     /// What is forgotten is leaked, with what it was made from, and nothing else is.
     #[test]
-    fn forgotten_queue_pairs_in_any_order(program in programs(true, 120)) {
-        run(&program, &Model::new())?;
+    fn forgotten_queue_pairs_in_any_order(program in programs(true, 120), stale: bool) {
+        run(&program, &Model::new(stale))?;
     }
 }
