@@ -58,9 +58,8 @@ impl Drop for Allocation {
         match self.source {
             // SAFETY: the memory was allocated with this layout, and nothing uses it any more.
             Source::Heap(layout) => unsafe {
-                self.data.write_bytes(0, layout.size());
-                // The memory is about to be freed: without this the compiler may leave the wipe out.
-                std::hint::black_box(self.data);
+                // Plain writes to memory that is about to be freed may be left out by the compiler.
+                libc::explicit_bzero(self.data.as_ptr().cast(), layout.size());
                 dealloc(self.data.as_ptr(), layout);
             },
             // SAFETY: the pages were mapped by us, and nothing uses them any more.

@@ -142,11 +142,11 @@ impl<'res> MemoryWindow<'res> {
     }
 }
 
+// Without the key: what is written to a log shall not open the memory to who reads it.
 impl fmt::Debug for MemoryWindow<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryWindow")
             .field("window_type", &self.window_type)
-            .field("rkey", &format_args!("{:#x}", self.rkey()))
             .finish_non_exhaustive()
     }
 }

@@ -1,0 +1,10 @@
+//! What comes from outside: addresses and remote regions in any encoding, GIDs and GUIDs as text, at
+//! random and nearly right. None makes the crate panic, none that is invalid gets in, and what a
+//! device makes of those that are valid but false ends in a typed error.
+
+#[path = "../chance/mod.rs"]
+mod chance;
+mod encodings;
+mod mutation;
+mod on_a_device;
+mod text;

@@ -1,0 +1,142 @@
+//! How the objects of a random program end.
+
+use std::mem::forget;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::Bed;
+use super::operations::{How, What};
+use super::world::{End, Outcome, State, World};
+
+/// Ends a shared object in one of the ways; to close it, it must not be shared any more.
+fn end_shared<T>(it: Arc<T>, how: How, close: impl FnOnce(T) -> bool) -> Outcome {
+    match how {
+        How::Forget => forget(it),
+        How::Close => {
+            if let Some(it) = Arc::into_inner(it) {
+                prop_assert!(close(it), "{} cannot be closed", std::any::type_name::<T>());
+            }
+        }
+        How::Drop => drop(it),
+    }
+    Ok(())
+}
+
+impl<B: Bed> World<'_, B> {
+    /// What is due comes, and then the rest of it is flushed: there is nothing that never completes.
+    pub(crate) fn settle(&mut self) -> Outcome {
+        self.drain("due, and did not come", |world, at| {
+            let (end, peer) = (&world.ends[at], &world.ends[at ^ 1]);
+            end.connected && !end.troubled && end.books.is_due(&peer.books)
+        })?;
+        (0..self.ends.len()).try_for_each(|end| self.fail(end))?;
+        self.drain("not flushed", |world, at| {
+            let End { pair, books, .. } = &world.ends[at];
+            let open = books.receives.posted.iter().chain(&books.sends.posted);
+            matches!(pair, Some(State::Connected(_))) && open.into_iter().any(|p| p.signaled)
+        })
+    }
+
+    /// Ends what `which` picks of one kind.
+    pub(crate) fn end_any(&mut self, what: What, which: &Index, how: How) -> Outcome {
+        let count = match what {
+            What::Context => self.contexts.len(),
+            What::Domain => self.domains.len(),
+            What::Queue => self.queues.len(),
+            What::Region => self.regions.len(),
+            What::QueuePair => self.ends.len(),
+        };
+        if count == 0 { Ok(()) } else { self.end_one(what, which.index(count), how) }
+    }
+
+    fn end_one(&mut self, what: What, at: usize, how: How) -> Outcome {
+        let member = match what {
+            What::Context => {
+                let gone = self.contexts.swap_remove(at);
+                end_shared(gone.it, how, |it| it.close().is_ok())?;
+                gone.member
+            }
+            What::Domain => {
+                let gone = self.domains.swap_remove(at);
+                end_shared(gone.it, how, |it| it.close().is_ok())?;
+                gone.member
+            }
+            What::Queue => {
+                let gone = self.queues.swap_remove(at);
+                end_shared(gone.it, how, |it| it.close().is_ok())?;
+                gone.member
+            }
+            What::Region => {
+                let region = &mut self.regions[at];
+                // To end one in flight is against the contract of posting; to forget it is not.
+                if region.is_busy() && how != How::Forget {
+                    return Ok(());
+                }
+                match (region.memory.take(), how) {
+                    (None, _) => return Ok(()),
+                    (Some(memory), How::Forget) => forget(memory),
+                    (Some(memory), How::Close) => prop_assert!(memory.close().is_ok()),
+                    (Some(memory), How::Drop) => drop(memory),
+                }
+                region.member
+            }
+            What::QueuePair => return self.end_pair(at, how),
+        };
+        if how != How::Forget {
+            self.family.let_go(member);
+        }
+        Ok(())
+    }
+
+    fn end_pair(&mut self, at: usize, how: How) -> Outcome {
+        let end = &mut self.ends[at];
+        let Some(pair) = end.pair.take() else { return Ok(()) };
+        if how == How::Forget {
+            // It goes on, and what was posted to it still completes.
+            forget((pair, end.target.take()));
+            return Ok(());
+        }
+        let members = end.members;
+        match (pair, how) {
+            (State::Prepared(pair), How::Close) => {
+                prop_assert!(pair.into_queue_pair().close().is_ok());
+            }
+            (State::Connected(pair), How::Close) => prop_assert!(pair.close().is_ok()),
+            (pair, _) => drop(pair),
+        }
+        self.lose(at);
+        self.ends[at].target = None;
+        members.into_iter().for_each(|member| self.family.let_go(member));
+        Ok(())
+    }
+
+    /// Ends all that is left, in any order, and looks at what is there then.
+    pub(crate) fn end(mut self, ends: &[(Index, How)]) -> Outcome {
+        let kinds = [What::QueuePair, What::Region, What::Queue, What::Domain, What::Context];
+        for (number, (which, how)) in ends.iter().enumerate() {
+            self.end_any(kinds[(which.index(usize::MAX) + number) % kinds.len()], which, *how)?;
+            self.bed.check(&self.family.live())?;
+        }
+        for at in 0..self.ends.len() {
+            self.end_pair(at, How::Drop)?;
+        }
+        for at in 0..self.regions.len() {
+            // What is busy yet is in flight on a queue pair that was forgotten.
+            let how = if self.regions[at].is_busy() { How::Forget } else { How::Drop };
+            self.end_one(What::Region, at, how)?;
+        }
+        while !self.contexts.is_empty() {
+            self.end_one(What::Context, 0, How::Close)?;
+        }
+        while !self.domains.is_empty() {
+            self.end_one(What::Domain, 0, How::Close)?;
+        }
+        while !self.queues.is_empty() {
+            self.end_one(What::Queue, 0, How::Close)?;
+        }
+        self.bed.run();
+        self.bed.check_end(&self.family.live())
+    }
+}

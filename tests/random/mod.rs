@@ -1,0 +1,43 @@
+//! Random programs: they create, connect, post, poll, forget, drop, close and reset in any order, and
+//! keep the contract of what is unsafe.
+//!
+//! On queue pairs: [`operations`] is what such a program consists of, [`world`] runs it, [`books`] know
+//! what may come of each posted request, and [`family`] which objects have to be there. On channels:
+//! [`episodes`], [`channels`], and [`scoped`] for what is done within a scope. Where they run is a
+//! [`Bed`].
+
+pub(crate) mod books;
+pub(crate) mod channels;
+mod ending;
+pub(crate) mod episodes;
+pub(crate) mod family;
+pub(crate) mod operations;
+mod posting;
+mod scoped;
+pub(crate) mod world;
+
+use ibverbs::Context;
+use proptest::test_runner::TestCaseError;
+
+use family::Counts;
+
+/// The devices of two sides, of which one can be both.
+pub(crate) trait Bed {
+    /// Another context on a side's device.
+    fn open(&self, side: usize) -> Context<'static>;
+
+    /// Polls fail, so many times: no completion is lost by it.
+    fn disturb(&self, times: u32);
+
+    /// Lets the devices do some of what is posted.
+    fn run(&self);
+
+    /// Whether what is due has to be waited for.
+    fn is_slow(&self) -> bool;
+
+    /// After each operation: `live` is what has to be there.
+    fn check(&self, live: &Counts) -> Result<(), TestCaseError>;
+
+    /// After the last: what is still live was forgotten.
+    fn check_end(&self, live: &Counts) -> Result<(), TestCaseError>;
+}

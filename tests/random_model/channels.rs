@@ -1,0 +1,25 @@
+//! Random programs on channels.
+
+use proptest::prelude::*;
+
+use crate::chance;
+use crate::model::Model;
+use crate::random::channels::run;
+use crate::random::episodes::programs;
+
+proptest! {
+    #![proptest_config(chance::config(150))]
+
+    #[test]
+    fn channels_in_any_order((episodes, ends) in programs(false, 20), stale: bool) {
+        let bed = Model::new(stale);
+        run(&episodes, &ends, &bed)?;
+        bed.device.assert_clean();
+    }
+
+    /// What is forgotten is leaked, with what it was made from, and nothing else is.
+    #[test]
+    fn forgotten_channels_in_any_order((episodes, ends) in programs(true, 20), stale: bool) {
+        run(&episodes, &ends, &Model::new(stale))?;
+    }
+}

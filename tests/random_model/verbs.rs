@@ -1,0 +1,25 @@
+//! Random programs on queue pairs.
+
+use proptest::prelude::*;
+
+use crate::chance;
+use crate::model::Model;
+use crate::random::operations::programs;
+use crate::random::world::run;
+
+proptest! {
+    #![proptest_config(chance::config(150))]
+
+    #[test]
+    fn queue_pairs_in_any_order(program in programs(false, 120), stale: bool) {
+        let bed = Model::new(stale);
+        run(&program, &bed)?;
+        bed.device.assert_clean();
+    }
+
+    /// What is forgotten is leaked, with what it was made from, and nothing else is.
+    #[test]
+    fn forgotten_queue_pairs_in_any_order(program in programs(true, 120), stale: bool) {
+        run(&program, &Model::new(stale))?;
+    }
+}
