@@ -12,6 +12,7 @@ use ibverbs::{
     QueuePairEndpoint, QueuePairType, Result, WorkStatus,
 };
 
+use vm::process::as_nobody;
 use vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time, run, success};
 
 /// The error; its text has all of these.
@@ -65,19 +66,6 @@ fn there_is_no_such_device() {
     for name in ["", "rxe", "rxe00", "rxe0\0", "../rxe0", "\u{1f9ed}", &"x".repeat(1 << 16)] {
         error(ibverbs::open(name), ErrorKind::NotFound, libc::ENODEV, &["no RDMA device"]);
     }
-}
-
-/// Runs `test` in a thread of its own that has given up root's rights (the thread, not the process:
-/// the raw system call is about the calling thread alone).
-fn as_nobody<T: Send>(test: impl FnOnce() -> T + Send) -> T {
-    let thread = || {
-        const NOBODY: libc::c_long = 65534;
-        // SAFETY: the system call changes nothing but who this thread acts for.
-        let returned = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
-        assert_eq!(returned, 0);
-        test()
-    };
-    std::thread::scope(|scope| scope.spawn(thread).join().unwrap())
 }
 
 #[test]
