@@ -55,7 +55,8 @@ fn out_of_files(verb: &'static str) -> Option<Error> {
         match std::fs::File::open("/") {
             Ok(opened) => *file = Some(opened),
             Err(error) => {
-                let errno = error.raw_os_error().filter(|e| matches!(*e, libc::EMFILE | libc::ENFILE));
+                let errno =
+                    error.raw_os_error().filter(|e| matches!(*e, libc::EMFILE | libc::ENFILE));
                 return errno.map(|errno| Error::new(verb, errno));
             }
         }
@@ -76,8 +77,11 @@ pub fn open(name: &str) -> Result<Context<'static>> {
     let list = devices()?;
     let device = list.iter().find(|device| device.name() == name).ok_or_else(|| {
         let reason = "there is no RDMA device of that name";
-        out_of_files("ibv_get_device_list")
-            .unwrap_or(Error::with_reason("ibv_open_device", libc::ENODEV, reason))
+        out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(
+            "ibv_open_device",
+            libc::ENODEV,
+            reason,
+        ))
     })?;
     // SAFETY: the list holds the device; the context takes a reference of its own to it
     // (`verbs_init_context`), so that it may outlive the list.

@@ -15,9 +15,7 @@ use ibverbs::{
 
 use figures::figure;
 use vm::process::{Limit, as_nobody, pinned_kib};
-use vm::{
-    PATIENCE, assert_nothing_left, completions, one_at_a_time, resources, run, success,
-};
+use vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time, resources, run, success};
 
 /// The error; its text has all of these.
 #[track_caller]

@@ -13,9 +13,7 @@ use ibverbs::{
     TransportError, WorkErrorClass, WorkOpcode, WorkStatus,
 };
 
-use vm::channels::{
-    ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides,
-};
+use vm::channels::{ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides};
 use vm::one_at_a_time;
 
 #[test]

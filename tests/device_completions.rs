@@ -441,8 +441,7 @@ fn a_queue_that_overruns_says_so() {
         assert_eq!(events.next_event().unwrap(), None);
         assert_eq!(events.wait_timeout(SOON).unwrap_err().kind(), ErrorKind::TimedOut);
         let sends = context.create_cq(64).unwrap();
-        let small =
-            CompletionQueue::builder(&context, 1).token(77).own_channel().build().unwrap();
+        let small = CompletionQueue::builder(&context, 1).token(77).own_channel().build().unwrap();
         let mut region = domain.allocate::<u8>(64).unwrap();
         let mut pair = loopback(&domain, &sends, &small);
         let room = u64::from(small.capacity());

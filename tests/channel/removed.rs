@@ -62,9 +62,10 @@ fn verbs_waits() -> (u32, Duration) {
             // Two that wait for the same queue, one of them with a deadline.
             let mut waits = Vec::new();
             waits.push(threads.spawn(|| channel.wait().map(drop)));
-            waits.push(threads.spawn(|| {
-                own.wait_deadline(&mut [WorkCompletion::default()], far).map(drop)
-            }));
+            waits.push(
+                threads
+                    .spawn(|| own.wait_deadline(&mut [WorkCompletion::default()], far).map(drop)),
+            );
             waits.push(threads.spawn(|| own.wait(&mut [WorkCompletion::default()]).map(drop)));
             waits.push(threads.spawn(|| {
                 let mut poller = extended.extended_poller().unwrap();
@@ -146,9 +147,13 @@ fn channel_waits() -> (u32, Duration) {
     for sleeping in [false, true] {
         for wait in WAITS {
             let device = TestDevice::model();
-            let mut pair = Pair::with(device.clone(), |builder| {
-                if sleeping { builder.sleep_after(3) } else { builder }
-            });
+            let mut pair =
+                Pair::with(
+                    device.clone(),
+                    |builder| {
+                        if sleeping { builder.sleep_after(3) } else { builder }
+                    },
+                );
             pair.exchange();
             let number = pair.one.number();
             let (result, took) = pulled_out(&device, || wait(&mut pair));
@@ -236,8 +241,7 @@ fn a_device_that_is_pulled_out_ends_every_wait() {
 /// success. Then nothing proves that the device has let go.
 #[test]
 fn when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts() {
-    const NAME: &str =
-        "removed::when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts";
+    const NAME: &str = "removed::when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts";
     if is_child(NAME) {
         let mut pair = Pair::new();
         let mut region = pair.region(8, 0);

@@ -50,7 +50,8 @@ impl Memory {
         let start = bytes.as_mut_ptr();
         // SAFETY: the bytes outlive the region, stay where they are, and are accessed by volatile
         // reads only.
-        let region = unsafe { RawMemoryRegion::new(&side.domain, start.add(REGION), REGION, access) };
+        let region =
+            unsafe { RawMemoryRegion::new(&side.domain, start.add(REGION), REGION, access) };
         Self { region: region.unwrap(), bytes }
     }
 
@@ -250,9 +251,15 @@ fn beyond_a_region_there_is_nothing() {
     let (mut one, two) = trial.channels.take().unwrap();
     let short = memory.at(0, 8);
     let error = one.write(&local.slice(..).unwrap(), short).unwrap_err();
-    assert!(matches!(error, TransportError::Verbs(e) if e.raw_os_error() == libc::EINVAL), "{error}");
+    assert!(
+        matches!(error, TransportError::Verbs(e) if e.raw_os_error() == libc::EINVAL),
+        "{error}"
+    );
     let error = one.read(&mut local.slice_mut(..).unwrap(), short).unwrap_err();
-    assert!(matches!(error, TransportError::Verbs(e) if e.raw_os_error() == libc::EINVAL), "{error}");
+    assert!(
+        matches!(error, TransportError::Verbs(e) if e.raw_os_error() == libc::EINVAL),
+        "{error}"
+    );
     trial.channels = Some((one, two));
     drop(local);
     trial.finish("out-of-bounds", "RemoteAccess at the active side", vec![memory]);

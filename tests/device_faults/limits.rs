@@ -36,7 +36,11 @@ fn all_that_opens_files() -> Result<(), Error> {
 
 /// It is the limit, and says so.
 fn assert_out_of_files(error: Error) -> &'static str {
-    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Resource, libc::EMFILE), "{error}");
+    assert_eq!(
+        (error.kind(), error.raw_os_error()),
+        (ErrorKind::Resource, libc::EMFILE),
+        "{error}"
+    );
     assert!(error.to_string().contains("RLIMIT_NOFILE"), "{error}");
     error.verb()
 }

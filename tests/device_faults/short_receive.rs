@@ -6,8 +6,8 @@ use ibverbs::{Channel, MemoryRegion, TransportError, WorkError, WorkStatus, ffi}
 
 use crate::alone;
 use crate::figures::figure;
-use crate::vm::channels::{connect, deadline, exchange, handshake, nothing_is_left, sides};
 use crate::vm::PATIENCE;
+use crate::vm::channels::{connect, deadline, exchange, handshake, nothing_is_left, sides};
 
 /// What the kernel says of a channel's queue pair.
 fn state(channel: &Channel<'_>) -> ffi::ibv_qp_state {
