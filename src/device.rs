@@ -18,6 +18,7 @@ use crate::{Context, Error, Guid, Result, ffi};
 ///  - `ENOSYS`: the kernel has no RDMA support.
 ///  - `EPERM`: the process may not look.
 ///  - `ENOMEM`: out of memory.
+///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open to look.
 ///
 /// A machine without RDMA devices gives an empty list, or `ENOSYS` where the kernel has no support
 /// for them at all.
@@ -33,8 +34,34 @@ pub fn devices() -> Result<DeviceList> {
     const VERB: &str = "ibv_get_device_list";
     let mut count = 0;
     // SAFETY: `count` is writable.
-    let devices = ffi::object(VERB, unsafe { ffi::ibv_get_device_list(&mut count) })?;
-    Ok(DeviceList { devices, count: usize::try_from(count).unwrap_or(0) })
+    let devices = ffi::object(VERB, unsafe { ffi::ibv_get_device_list(&mut count) })
+        .map_err(|error| out_of_files(VERB).unwrap_or(error))?;
+    let list = DeviceList { devices, count: usize::try_from(count).unwrap_or(0) };
+    match list.is_empty().then(|| out_of_files(VERB)).flatten() {
+        Some(error) => Err(error),
+        None => Ok(list),
+    }
+}
+
+/// Whether listing has failed for want of file descriptors. libibverbs then says `ENOSYS`, or passes
+/// over the devices that it cannot look at.
+#[cold]
+fn out_of_files(verb: &'static str) -> Option<Error> {
+    /// The most that listing has open at a time, and one more.
+    const NEEDED: usize = 4;
+    let mut files = [const { None }; NEEDED];
+    for file in &mut files {
+        // What can always be opened, if anything can.
+        match std::fs::File::open("/") {
+            Ok(opened) => *file = Some(opened),
+            Err(error) => {
+                let errno =
+                    error.raw_os_error().filter(|e| matches!(*e, libc::EMFILE | libc::ENFILE));
+                return errno.map(|errno| Error::new(verb, errno));
+            }
+        }
+    }
+    None
 }
 
 /// Opens the device that is called `name`, such as `mlx5_0` or `rxe0`.
@@ -48,11 +75,14 @@ pub fn devices() -> Result<DeviceList> {
 #[doc(alias = "ibv_open_device")]
 pub fn open(name: &str) -> Result<Context<'static>> {
     let list = devices()?;
-    let device = list.iter().find(|device| device.name() == name).ok_or(Error::with_reason(
-        "ibv_open_device",
-        libc::ENODEV,
-        "there is no RDMA device of that name",
-    ))?;
+    let device = list.iter().find(|device| device.name() == name).ok_or_else(|| {
+        let reason = "there is no RDMA device of that name";
+        out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(
+            "ibv_open_device",
+            libc::ENODEV,
+            reason,
+        ))
+    })?;
     // SAFETY: the list holds the device; the context takes a reference of its own to it
     // (`verbs_init_context`), so that it may outlive the list.
     unsafe { Context::open(device.as_raw()) }

@@ -159,6 +159,10 @@ impl Error {
                 "the kernel has no RDMA support (is the module ib_uverbs loaded?)"
             }
             (_, libc::EMFILE) => "RLIMIT_NOFILE is used up (ulimit -n)",
+            (_, libc::ENFILE) => "the machine's fs.file-max is used up",
+            (_, libc::EAGAIN) => {
+                "a limit may be used up: that of the RDMA control group (rdma.max), or the device's"
+            }
             (_, libc::ENODEV | libc::EIO) => "the device may be gone",
             _ if self.kind() == ErrorKind::QueueFull => {
                 "the queue is full: poll completions before posting more, or make it deeper"

@@ -1,7 +1,7 @@
 //! How to wait for a completion, and for how long.
 
 use std::hint;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::channel_core::Core;
 use crate::{CompletionQueue, ErrorKind, TransportError, TransportResult};
@@ -9,6 +9,13 @@ use crate::{CompletionQueue, ErrorKind, TransportError, TransportResult};
 /// How many empty polls go by between two looks at the clock: reading it costs about as much as a
 /// poll.
 const POLLS_PER_LOOK: u32 = 64;
+
+/// How many empty polls go by between two looks whether it is time to see to the device.
+const POLLS_PER_CHECK: u32 = 1 << 14;
+
+/// Whoever polls in vain sees to the device this often. A device that was pulled out completes nothing
+/// any more: without this, a wait that has no deadline would never end.
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// What a channel sleeps on when it has polled in vain for long enough.
 #[derive(Clone, Copy, Debug)]
@@ -30,11 +37,13 @@ pub(crate) struct Patience {
     /// The completion queue was armed when it had raised so many events; the poll after that found
     /// nothing, if `spent` is called again.
     armed: Option<u64>,
+    /// When the device was last seen to be there, or the wait had lasted for a while.
+    checked: Option<Instant>,
 }
 
 impl Patience {
     pub(crate) fn new(deadline: Option<Instant>) -> Self {
-        Self { deadline, empty: 0, armed: None }
+        Self { deadline, empty: 0, armed: None, checked: None }
     }
 
     /// What to do when a poll found nothing.
@@ -42,14 +51,17 @@ impl Patience {
     /// # Errors
     ///
     ///  - [`TimedOut`](TransportError::TimedOut): it is time to give up.
-    ///  - [`Verbs`](TransportError::Verbs): sleeping does not work.
+    ///  - [`Verbs`](TransportError::Verbs): sleeping does not work, or the device is gone.
     #[inline]
     pub(crate) fn spent(&mut self, core: &Core) -> TransportResult<()> {
         // The first poll that finds nothing looks too: the deadline may have passed before.
-        if self.empty.is_multiple_of(POLLS_PER_LOOK)
-            && self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
-        {
-            return Err(TransportError::TimedOut);
+        if self.empty.is_multiple_of(POLLS_PER_LOOK) {
+            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(TransportError::TimedOut);
+            }
+            if self.empty.is_multiple_of(POLLS_PER_CHECK) {
+                self.check(core)?;
+            }
         }
         self.empty = self.empty.wrapping_add(1);
         match &core.sleep {
@@ -59,6 +71,21 @@ impl Patience {
                 Ok(())
             }
         }
+    }
+
+    /// Whether the device is still there, from time to time.
+    #[cold]
+    fn check(&mut self, core: &Core) -> TransportResult<()> {
+        let now = Instant::now();
+        match self.checked {
+            Some(checked) if now.saturating_duration_since(checked) >= CHECK_PERIOD => {
+                core.check_device()?;
+                self.checked = Some(now);
+            }
+            Some(_) => {}
+            None => self.checked = Some(now),
+        }
+        Ok(())
     }
 
     /// Arms the completion queue; and the next time, as it was still empty after that, sleeps until

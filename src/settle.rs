@@ -74,6 +74,27 @@ impl Core {
         true
     }
 
+    /// Whether the kernel still has the device: asks for something that it must then answer.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    pub(crate) fn check_device(&self) -> Result<()> {
+        if self.destroyed.get() {
+            return Ok(());
+        }
+        let (mut attributes, mut initial) = Default::default();
+        let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
+        // SAFETY: the queue pair is live, since it was not destroyed yet; both structs are writable.
+        let returned =
+            unsafe { ffi::ibv_query_qp(self.queue_pair, &mut attributes, mask, &mut initial) };
+        match ffi::status("ibv_query_qp", returned) {
+            // Any other failure is not about the device.
+            Err(error) if matches!(error.raw_os_error(), libc::EIO | libc::ENODEV) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Moves the queue pair to RESET: nothing is in flight any more, and completions that come to
     /// light later are not heeded.
     pub(crate) fn reset(&self) -> Result<()> {

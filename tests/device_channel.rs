@@ -9,94 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, ChannelBuilder, ChannelClosed, Context, MaxRnrRetries,
-    MemoryRegion, MinRnrTimer, ProtectionDomain, QueuePairType, ScopeError, SharedCompletionQueue,
-    SharedMemoryRegion, TransportError, WorkErrorClass, WorkOpcode, WorkStatus,
+    ChannelClosed, QueuePairType, ScopeError, SharedCompletionQueue, SharedMemoryRegion,
+    TransportError, WorkErrorClass, WorkOpcode, WorkStatus,
 };
 
-use vm::{PATIENCE, assert_nothing_left, one_at_a_time};
-
-const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
-    .union(AccessFlags::REMOTE_READ)
-    .union(AccessFlags::REMOTE_WRITE)
-    .union(AccessFlags::REMOTE_ATOMIC);
-
-/// One of the two devices.
-struct Side {
-    context: Arc<Context<'static>>,
-    domain: Arc<ProtectionDomain<'static>>,
-}
-
-impl Side {
-    fn new(device: &str) -> Self {
-        let context = Arc::new(ibverbs::open(device).unwrap());
-        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
-        Self { context, domain }
-    }
-
-    fn builder(&self) -> ChannelBuilder<'static> {
-        Channel::builder(&self.domain)
-            .access(ALL)
-            .max_send_sge(4)
-            .max_recv_sge(4)
-            .max_inline_data(64)
-            .min_rnr_timer(MinRnrTimer::SHORTEST)
-            .max_rnr_retries(MaxRnrRetries::UNLIMITED)
-            .ack_timeout(AckTimeout::new(17).unwrap())
-    }
-
-    fn region(&self, len: usize) -> MemoryRegion<'static, u64> {
-        MemoryRegion::new(&self.domain, len).unwrap()
-    }
-}
-
-fn sides() -> (Side, Side) {
-    (Side::new("rxe0"), Side::new("rxe1"))
-}
-
-fn connect(
-    one: ChannelBuilder<'static>,
-    two: ChannelBuilder<'static>,
-) -> (Channel<'static>, Channel<'static>) {
-    handshake(one.build().unwrap(), two.build().unwrap())
-}
-
-fn handshake<'res>(
-    one: ibverbs::PreparedChannel<'res>,
-    two: ibverbs::PreparedChannel<'res>,
-) -> (Channel<'res>, Channel<'res>) {
-    let (to_one, to_two) = (one.endpoint(), two.endpoint());
-    (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap())
-}
-
-fn deadline() -> Instant {
-    Instant::now() + PATIENCE
-}
-
-/// Sends a message each way, and checks them.
-fn exchange(sides: &(Side, Side), one: &mut Channel<'_>, two: &mut Channel<'_>) {
-    let (mut near, mut far) = (sides.0.region(100), sides.1.region(100));
-    for (index, number) in near.iter_mut().enumerate() {
-        *number = index as u64;
-    }
-    thread::scope(|threads| {
-        threads.spawn(|| {
-            one.send_deadline(&near.slice(..).unwrap(), deadline()).unwrap();
-            near.fill(0);
-            one.receive_deadline(&mut near.slice_mut(..).unwrap(), deadline()).unwrap();
-        });
-        two.receive_deadline(&mut far.slice_mut(..).unwrap(), deadline()).unwrap();
-        two.send_deadline(&far.slice(..50).unwrap(), deadline()).unwrap();
-    });
-    assert!(near.iter().copied().eq((0..50).chain([0; 50])));
-    assert!(far.iter().copied().eq(0..100));
-}
-
-fn nothing_is_left(sides: (Side, Side)) {
-    drop(sides);
-    assert_nothing_left("rxe0");
-    assert_nothing_left("rxe1");
-}
+use vm::channels::{ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides};
+use vm::one_at_a_time;
 
 #[test]
 fn messages_go_both_ways() {

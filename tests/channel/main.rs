@@ -2,8 +2,11 @@
 //! comes back while the device may still use it.
 
 mod blocking;
+#[path = "../figures/mod.rs"]
+mod figures;
 mod forget;
 mod pair;
+mod removed;
 mod rules;
 mod scopes;
 mod settling;

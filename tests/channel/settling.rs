@@ -159,12 +159,12 @@ fn in_child(name: &str) -> std::process::Output {
         .unwrap()
 }
 
-fn is_child(name: &str) -> bool {
+pub(crate) fn is_child(name: &str) -> bool {
     std::env::var_os("CHANNEL_TEST_CHILD").is_some_and(|child| child == name)
 }
 
 #[track_caller]
-fn assert_aborts(name: &str) {
+pub(crate) fn assert_aborts(name: &str) {
     use std::os::unix::process::ExitStatusExt;
 
     let output = in_child(name);

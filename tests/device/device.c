@@ -451,3 +451,20 @@ void td_device_fatal(struct td_device *dev)
 	}
 	pthread_mutex_unlock(&dev->lock);
 }
+
+void td_device_removed(struct td_device *dev)
+{
+	struct td_object *obj;
+
+	pthread_mutex_lock(&dev->lock);
+	dev->fatal = dev->removed = true;
+	list_for_each(&dev->objects, obj, entry) {
+		struct td_cq *cq = container_of(obj, struct td_cq, obj);
+
+		if (obj->kind == TD_OBJECT_CONTEXT)
+			td_async(obj->context, IBV_EVENT_DEVICE_FATAL, 0);
+		if (obj->kind == TD_OBJECT_CQ && obj->context && cq->vcq.cq.channel)
+			td_pipe_end(cq->vcq.cq.channel->fd);
+	}
+	pthread_mutex_unlock(&dev->lock);
+}

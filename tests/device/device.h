@@ -129,6 +129,11 @@ void td_clear_faults(struct td_device *device);
  * destroy or poll fails with EIO.
  */
 void td_device_fatal(struct td_device *device);
+/*
+ * The device was pulled out: as td_device_fatal, but nothing flushes or completes any more, and the
+ * channels of its completion queues come to their end (reading fails), as the kernel has it.
+ */
+void td_device_removed(struct td_device *device);
 
 /* ---- Events ---- */
 

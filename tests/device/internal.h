@@ -209,7 +209,7 @@ struct td_device {
 	char violation[160];
 	enum td_progress progress;
 	uint32_t next_qp_num, next_key;
-	bool fatal, link_down, stale_translation, keep_stale;
+	bool fatal, removed, link_down, stale_translation, keep_stale;
 	int poll_error;
 	struct ibv_port_attr port[TD_MAX_PORTS];
 	struct td_gid gid[TD_MAX_PORTS][TD_GIDS];
@@ -261,6 +261,7 @@ extern const struct verbs_context_ops td_model_ops, td_lean_ops, td_port_ops;
 
 /* kernel.c */
 int td_pipe(void);
+void td_pipe_end(int fd);
 void td_pipe_write(int fd, const void *record, size_t size);
 void td_pipe_remove(int fd, size_t record_size, size_t offset, uint64_t value);
 int td_register_fd(int fd, struct td_device *dev);

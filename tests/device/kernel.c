@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -30,6 +31,27 @@ int td_pipe(void)
 	close(ends[0]);
 	close(ends[1]);
 	return fd;
+}
+
+/*
+ * Nothing comes through the descriptor any more, and never will: who sleeps on it wakes, and to read
+ * it fails. Another pipe takes its number, one without a writer; the old one gets a byte that is no
+ * record, for those that already sleep on it.
+ */
+void td_pipe_end(int fd)
+{
+	int old = fcntl(fd, F_DUPFD_CLOEXEC, 0), flags = fcntl(fd, F_GETFL), ends[2];
+
+	if (old < 0 || pipe2(ends, O_CLOEXEC)) {
+		perror("test device: a channel lives on");
+		abort();
+	}
+	fcntl(ends[0], F_SETFL, flags);
+	dup3(ends[0], fd, O_CLOEXEC);
+	close(ends[0]);
+	close(ends[1]);
+	td_pipe_write(old, "", 1);
+	close(old);
 }
 
 void td_pipe_write(int fd, const void *record, size_t size)

@@ -374,6 +374,8 @@ unsigned int td_run(struct td_device *dev, unsigned int max)
 	bool moved, first = true;
 	struct td_object *obj;
 
+	if (dev->removed)
+		return 0;
 	do {
 		moved = false;
 		list_for_each(&dev->objects, obj, entry) {

@@ -78,6 +78,16 @@ impl TestDevice {
         unsafe { raw::td_device_fatal(self.as_raw()) }
     }
 
+    /// The device is pulled out: `IBV_EVENT_DEVICE_FATAL` on every context; nothing flushes or
+    /// completes any more; every verb but polling and destroying fails with EIO; the channels of
+    /// its completion queues come to their end, so that reading them fails. It is what the kernel
+    /// does, if libibverbs was told (`RDMAV_ALLOW_DISASSOC_DESTROY=1`) that destroying is then
+    /// success; otherwise let that [fail](Self::fail) too.
+    pub fn remove(&self) {
+        // SAFETY: the handle is valid.
+        unsafe { raw::td_device_removed(self.as_raw()) }
+    }
+
     /// What a failing `poll_cq` returns: any negative number (-1; mlx5 has -2).
     pub fn poll_error(&self, value: i32) {
         // SAFETY: the handle is valid.

@@ -1,0 +1,275 @@
+//! The device is pulled out under everything. Soft-RoCE cannot be: the kernel waits for its users.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AsyncEventKind, AsyncEventSubject, CompletionChannel, CompletionFields, CompletionQueue,
+    Context, Error, ErrorKind, ProtectionDomain, TransportError, TransportResult, WorkCompletion,
+    WorkStatus,
+};
+use ibverbs_test_device::{Kind, TestDevice};
+
+use crate::figures::figure;
+use crate::pair::{Pair, outstanding};
+use crate::settling::{assert_aborts, is_child};
+
+/// The device goes this long after a wait began.
+const SOON: Duration = Duration::from_millis(30);
+
+/// A wait that has not ended by then never would: under valgrind everything takes long.
+const LATE: Duration = Duration::from_secs(60);
+
+/// Runs a wait during which the device is pulled out; returns how long it took from there, too.
+fn pulled_out<T: Send>(device: &TestDevice, wait: impl FnOnce() -> T + Send) -> (T, Duration) {
+    thread::scope(|threads| {
+        let remover = threads.spawn(|| {
+            thread::sleep(SOON);
+            let at = Instant::now();
+            device.remove();
+            at
+        });
+        let result = wait();
+        let ended = Instant::now();
+        let took = ended.saturating_duration_since(remover.join().unwrap());
+        assert!(took < LATE, "it ended after {took:?}");
+        (result, took)
+    })
+}
+
+fn assert_gone(error: Error) {
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Driver, libc::EIO), "{error}");
+    assert!(error.to_string().contains("the device may be gone"), "{error}");
+}
+
+/// All at once, each in a thread of its own: an event, a queue, a poller, a channel for queues.
+fn verbs_waits() -> (u32, Duration) {
+    let device = TestDevice::model();
+    // SAFETY: the context is live and handed over.
+    let context = Arc::new(unsafe { Context::from_raw(device.open().unwrap()) }.unwrap());
+    let channel = CompletionChannel::new(&context).unwrap();
+    let queue = CompletionQueue::builder(&context, 4).channel(&channel).build().unwrap();
+    let own = CompletionQueue::builder(&context, 4).own_channel().build().unwrap();
+    let extended = CompletionQueue::builder(&context, 4).own_channel();
+    let extended = extended.extended(CompletionFields::empty()).build().unwrap();
+    let events = context.async_events().unwrap();
+    assert!(queue.poll_or_arm(&mut [WorkCompletion::default()]).unwrap().is_empty());
+    let far = Instant::now() + 2 * LATE;
+    let ((), took) = pulled_out(&device, || {
+        thread::scope(|threads| {
+            let event = threads.spawn(|| events.wait());
+            // Two that wait for the same queue, one of them with a deadline.
+            let mut waits = Vec::new();
+            waits.push(threads.spawn(|| channel.wait().map(drop)));
+            waits.push(
+                threads
+                    .spawn(|| own.wait_deadline(&mut [WorkCompletion::default()], far).map(drop)),
+            );
+            waits.push(threads.spawn(|| own.wait(&mut [WorkCompletion::default()]).map(drop)));
+            waits.push(threads.spawn(|| {
+                let mut poller = extended.extended_poller().unwrap();
+                poller.wait(|completions| drop(completions.next())).map(drop)
+            }));
+            let event = event.join().unwrap().unwrap();
+            assert_eq!(event.kind(), AsyncEventKind::DeviceFatal);
+            assert_eq!(event.subject(), AsyncEventSubject::Device);
+            waits.into_iter().for_each(|wait| assert_gone(wait.join().unwrap().unwrap_err()));
+        });
+    });
+    // It is told once, and everything says so from now on, at once.
+    assert_eq!(events.next_event(), Ok(None));
+    assert_gone(channel.next_event().unwrap_err());
+    assert_gone(own.wait(&mut [WorkCompletion::default()]).unwrap_err());
+    assert_gone(context.query_port(1).map(drop).unwrap_err());
+    assert_gone(context.alloc_pd().map(drop).unwrap_err());
+    assert_gone(context.create_cq(4).map(drop).unwrap_err());
+    drop(events);
+    // Nothing that is closed hangs.
+    extended.close().unwrap();
+    own.close().unwrap();
+    queue.close().unwrap();
+    channel.close().unwrap();
+    drop(context);
+    device.assert_clean();
+    (5, took)
+}
+
+#[test]
+fn every_wait_of_the_verbs_layer_ends() {
+    verbs_waits();
+}
+
+/// The ways to wait on a channel, none of which has a deadline.
+const WAITS: [fn(&mut Pair) -> TransportResult<()>; 5] = [
+    // Blocking.
+    |pair| {
+        let mut region = pair.region(8, 0);
+        pair.one.receive(&mut region.slice_mut(..)?).map(drop)
+    },
+    // In a scope.
+    |pair| {
+        let mut region = pair.region(8, 0);
+        let result = pair.one.scope(|s| s.post_receive(region.slice_mut(..)?)?.wait().map(drop));
+        result.map_err(TransportError::from)
+    },
+    |pair| {
+        let mut region = pair.region(8, 0);
+        let result = pair.one.scope(|s| s.post_receive(region.slice_mut(..)?)?.spin_poll());
+        result.map(drop).map_err(TransportError::from)
+    },
+    // At the end of one.
+    |pair| {
+        let mut region = pair.region(16, 0);
+        let result = pair.one.scope(|s| {
+            for part in region.slice_mut(..)?.chunks(8)? {
+                std::mem::forget(s.post_receive(part)?);
+            }
+            Ok::<_, TransportError>(())
+        });
+        result.map_err(TransportError::from)
+    },
+    // Without one.
+    |pair| {
+        let mut region = pair.region(8, 0);
+        // SAFETY: the region lives until the channel has ended the receive.
+        let work = unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..)?) }?;
+        let result = work.wait(&mut pair.one).map(drop);
+        // Nothing is in flight when it is dropped.
+        assert_eq!(pair.one.as_raw(), std::ptr::null_mut());
+        result
+    },
+];
+
+/// Each of them, spinning or asleep; what the device held of it is given up before it returns.
+fn channel_waits() -> (u32, Duration) {
+    let (mut waits, mut slowest) = (0, Duration::ZERO);
+    for sleeping in [false, true] {
+        for wait in WAITS {
+            let device = TestDevice::model();
+            let mut pair =
+                Pair::with(
+                    device.clone(),
+                    |builder| {
+                        if sleeping { builder.sleep_after(3) } else { builder }
+                    },
+                );
+            pair.exchange();
+            let number = pair.one.number();
+            let (result, took) = pulled_out(&device, || wait(&mut pair));
+            let Err(TransportError::Verbs(error)) = result else { panic!("{result:?}") };
+            assert_gone(error);
+            let verbs = ["ibv_query_qp", "ibv_get_cq_event", "ibv_req_notify_cq"];
+            assert!(verbs.contains(&error.verb()), "{error}");
+            // There was no completion, and no way to RESET: it was destroyed, and not before.
+            assert_eq!((device.live(Kind::QueuePair), device.violations().0), (1, 0));
+            assert_ne!(pair.two.number(), number);
+            assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Closed);
+            assert_eq!(pair.one.scope(|s| s.post_send(()).map(drop)).map_err(Into::into), {
+                Err(TransportError::Closed)
+            });
+            pair.finish();
+            waits += 1;
+            slowest = slowest.max(took);
+        }
+    }
+    (waits, slowest)
+}
+
+/// That the device is gone is no completion: a buffer stays lent until the queue pair is destroyed.
+fn buffers_stay_lent() {
+    let mut pair = Pair::new();
+    let mut region = pair.region(8, 0);
+    let (device, number) = (pair.device.clone(), pair.one.number());
+    let result = pair.one.scope(|s| {
+        let mut receive = s.post_receive(region.slice_mut(..)?)?;
+        device.remove();
+        for _ in 0..1000 {
+            assert!(receive.poll().is_none(), "it was given back for nothing");
+        }
+        assert_eq!(device.outstanding(number), (0, 1));
+        // Nothing new is posted, which takes nothing.
+        let refused = s.post_receive(()).map(drop).unwrap_err();
+        assert!(matches!(refused, TransportError::Verbs(e) if e.raw_os_error() == libc::EIO));
+        assert_eq!(device.outstanding(number), (0, 1));
+        Err::<(), _>(TransportError::UnknownWork)
+    });
+    assert_eq!(result.map_err(TransportError::from), Err(TransportError::UnknownWork));
+    assert_eq!((device.live(Kind::QueuePair), device.violations().0), (1, 0));
+    drop(region);
+    pair.finish();
+}
+
+/// A device that can still say so flushes: then everything ends as with any failure.
+fn what_is_flushed_ends_at_once() {
+    let mut pair = Pair::new();
+    let mut region = pair.region(8, 0);
+    let device = pair.device.clone();
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            thread::sleep(SOON);
+            device.kill();
+        });
+        let error = pair.one.receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
+        assert_eq!(error.work_error().unwrap().status(), WorkStatus::Flushed);
+    });
+    drop(region);
+    pair.finish();
+}
+
+#[test]
+fn a_device_that_is_pulled_out_ends_every_wait() {
+    let (waits, slowest) = verbs_waits();
+    let (more, slow) = channel_waits();
+    buffers_stay_lent();
+    what_is_flushed_ends_at_once();
+    figure(
+        "device-removed",
+        &format!(
+            "DeviceFatal delivered once; {} waits without deadline (events, completion channel, \
+             queue, poller; channels blocking, scoped, unpolled; spinning and asleep) ended with EIO \
+             ('the device may be gone'), the slowest {:.1?} after it (bound {LATE:?}); no buffer came \
+             back before its queue pair was destroyed; where that fails too the process aborts (see \
+             when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts); nothing left",
+            waits + more,
+            slowest.max(slow)
+        ),
+    );
+}
+
+/// The kernel refuses to destroy what it has destroyed already, unless libibverbs was told that this is
+/// success. Then nothing proves that the device has let go.
+#[test]
+fn when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts() {
+    const NAME: &str = "removed::when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts";
+    if is_child(NAME) {
+        let mut pair = Pair::new();
+        let mut region = pair.region(8, 0);
+        pair.device.fail("destroy_qp").errno(libc::EIO).always();
+        let device = pair.device.clone();
+        let _ = pulled_out(&device, || pair.one.receive(&mut region.slice_mut(..).unwrap()));
+        eprintln!("still here");
+        return;
+    }
+    assert_aborts(NAME);
+}
+
+/// With nothing in flight there is nothing to prove: all is leaked, in silence.
+#[test]
+fn a_device_that_is_pulled_out_leaks_what_is_idle() {
+    let mut pair = Pair::new();
+    pair.exchange();
+    let Pair { one, two, domain, device } = pair;
+    assert_eq!(outstanding(&device, &one), (0, 0));
+    for verb in ["destroy_qp", "destroy_cq", "dealloc_pd", "dereg_mr"] {
+        device.fail(verb).errno(libc::EIO).always();
+    }
+    device.remove();
+    let Err((one, error)) = one.close() else { panic!("it cannot be closed") };
+    assert_gone(error);
+    drop((one, two));
+    let domain: Result<ProtectionDomain<'_>, _> = Arc::try_unwrap(domain);
+    drop(domain);
+    assert_eq!(device.live(Kind::QueuePair), 2);
+    assert_eq!(device.violations().0, 0);
+}

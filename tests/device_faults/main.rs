@@ -1,0 +1,26 @@
+//! The table of faults (docs/reliability.md), as far as one machine with Soft-RoCE can produce them:
+//! what a peer may not do, what the machine does not have, and what happens to a program beside its
+//! work. To be run by `script/test device`, in the machine that `script/vm` starts.
+
+mod access;
+mod cycles;
+#[path = "../figures/mod.rs"]
+mod figures;
+mod forks;
+mod limits;
+mod short_receive;
+mod signals;
+#[path = "../vm/mod.rs"]
+mod vm;
+
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use vm::one_at_a_time;
+use vm::process::Watchdog;
+
+/// One test at a time, which must not take longer than `seconds`: ten times what it should.
+fn alone(test: &'static str, seconds: u64) -> (Watchdog, MutexGuard<'static, ()>) {
+    let lock = one_at_a_time();
+    (Watchdog::new(test, Duration::from_secs(seconds)), lock)
+}

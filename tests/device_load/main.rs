@@ -1,0 +1,44 @@
+//! Load from many threads: what was posted is what completed or was flushed, each once, and what
+//! arrived is what was sent. To be run by `script/test device`, in the machine that `script/vm` starts;
+//! for longer than its 30 s by `script/soak`.
+
+#[path = "../figures/mod.rs"]
+mod figures;
+mod one_queue;
+mod random;
+#[path = "../vm/mod.rs"]
+mod vm;
+
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use vm::one_at_a_time;
+use vm::process::Watchdog;
+
+/// One test at a time, which must not take longer than `seconds`: many times what it should.
+fn alone(test: &'static str, seconds: u64) -> (Watchdog, MutexGuard<'static, ()>) {
+    let lock = one_at_a_time();
+    (Watchdog::new(test, Duration::from_secs(seconds)), lock)
+}
+
+/// Numbers that are the same in every run of the same seed: xorshift64*.
+#[derive(Clone, Debug)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Less than `bound`.
+    fn below(&mut self, bound: u64) -> u64 {
+        (u128::from(self.next()) * u128::from(bound) >> 64) as u64
+    }
+}
