@@ -1,28 +1,38 @@
 //! On a device: what its driver and the kernel do too.
 //!
-//! The machine is emulated, and its host does other things too: of several runs the shortest counts,
-//! which is the one that was disturbed least; and of what memory is missing afterwards the most, as
-//! some of what is freed comes back late.
+//! Of what memory is missing afterwards the most counts, as some of what is freed comes back late.
 
 use std::error::Error;
 use std::fs;
 use std::time::Instant;
 
 use ibverbs::{
-    CompletionQueue, HugePages, ProtectionDomain, QueuePair, QueuePairType, RegionOptions,
+    CompletionQueue, HugePages, PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairType,
+    RegionOptions,
 };
 
-use crate::{doublings, least, micros, point, steps};
+use crate::{connection, doublings, least, micros, point, steps};
 
 pub(crate) fn measure(name: &str) -> Result<(), Box<dyn Error>> {
     let context = ibverbs::open(name)?;
     let domain = context.alloc_pd()?;
     let queue = context.create_cq(16)?;
     queue_pairs(&domain, &queue)?;
-    connections(&domain, &queue)?;
+    connection("Soft-RoCE, emulated machine", || prepared(&domain, &queue))?;
     registration(&domain, "ordinary pages", None)?;
     registration(&domain, "transparent huge pages", Some(HugePages::Transparent))?;
     registration(&domain, "huge pages of 2 MiB", Some(HugePages::Size2MiB))
+}
+
+fn prepared<'a>(
+    domain: &'a ProtectionDomain<'a>,
+    queue: &'a CompletionQueue<'a>,
+) -> ibverbs::Result<PreparedQueuePair<'a>> {
+    domain
+        .create_qp(queue, queue, QueuePairType::ReliableConnected)
+        .max_send_wr(16)
+        .max_recv_wr(16)
+        .build()
 }
 
 /// A queue pair that is connected to itself.
@@ -30,11 +40,7 @@ fn queue_pair<'a>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,
 ) -> ibverbs::Result<QueuePair<'a>> {
-    let prepared = domain
-        .create_qp(queue, queue, QueuePairType::ReliableConnected)
-        .max_send_wr(16)
-        .max_recv_wr(16)
-        .build()?;
+    let prepared = prepared(domain, queue)?;
     let itself = prepared.endpoint();
     prepared.handshake(itself)
 }
@@ -64,21 +70,6 @@ fn queue_pairs<'a>(
             point("queue-pair-bytes", "the machine, with Soft-RoCE", count, most(used));
         }
     }
-    Ok(())
-}
-
-/// Queue pairs that are built, connected and destroyed in a second.
-fn connections<'a>(
-    domain: &'a ProtectionDomain<'a>,
-    queue: &'a CompletionQueue<'a>,
-) -> Result<(), Box<dyn Error>> {
-    const COUNT: usize = 200;
-    let start = Instant::now();
-    for _ in 0..COUNT {
-        drop(queue_pair(domain, queue)?);
-    }
-    let rate = COUNT as f64 / start.elapsed().as_secs_f64();
-    point("connections", "Soft-RoCE, emulated machine", 1, rate);
     Ok(())
 }
 

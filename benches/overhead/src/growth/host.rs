@@ -6,36 +6,45 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ibverbs::{
-    Channel, CompletionFields, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairType, SendWorkRequest, WorkCompletion,
+    Channel, CompletionFields, CompletionQueue, MemoryRegion, PreparedQueuePair, ProtectionDomain,
+    QueuePair, QueuePairType, SendWorkRequest, WorkCompletion,
 };
 
 use crate::rig::{LENGTH, context};
-use crate::{allocator, doublings, median, micros, point, steps};
+use crate::{allocator, connection, doublings, least, micros, point, steps};
 
-/// How often each is measured; what counts is the median.
+/// How often each is measured.
 const ROUNDS: usize = 31;
 
 pub(crate) fn measure() -> Result<(), Box<dyn Error>> {
     poll()?;
     outstanding()?;
-    queue_pairs()?;
-    connections()
+    queue_pairs()
 }
+
+const THE_CRATE: &str = "the crate, on a device of functions";
 
 /// How many completions lie in the queue when polling begins.
 const COMPLETIONS: usize = 4096;
 
-/// A queue pair that is connected to itself, and its queue.
+fn prepared(
+    domain: &Arc<ProtectionDomain<'static>>,
+    queue: &Arc<CompletionQueue<'static>>,
+    depth: usize,
+) -> ibverbs::Result<PreparedQueuePair<'static>> {
+    QueuePair::builder(domain, queue, queue, QueuePairType::ReliableConnected)
+        .max_send_wr(depth as u32)
+        .max_recv_wr(1)
+        .build()
+}
+
+/// A queue pair that is connected to itself.
 fn queue_pair(
     domain: &Arc<ProtectionDomain<'static>>,
     queue: &Arc<CompletionQueue<'static>>,
     depth: usize,
 ) -> ibverbs::Result<QueuePair<'static>> {
-    let prepared = QueuePair::builder(domain, queue, queue, QueuePairType::ReliableConnected)
-        .max_send_wr(depth as u32)
-        .max_recv_wr(1)
-        .build()?;
+    let prepared = prepared(domain, queue, depth)?;
     let itself = prepared.endpoint();
     prepared.handshake(itself)
 }
@@ -80,7 +89,7 @@ fn poll() -> Result<(), Box<dyn Error>> {
             took.push(start.elapsed().as_secs_f64() * 1e9 / COMPLETIONS as f64);
             black_box(sum);
         }
-        point("poll", "CompletionQueue::poll", batch, median(took));
+        point("poll", "CompletionQueue::poll", batch, least(took));
 
         let mut took = Vec::new();
         for _ in 0..ROUNDS {
@@ -103,7 +112,7 @@ fn poll() -> Result<(), Box<dyn Error>> {
             took.push(start.elapsed().as_secs_f64() * 1e9 / COMPLETIONS as f64);
             black_box(sum);
         }
-        point("poll", "ExtendedPoller::poll", batch, median(took));
+        point("poll", "ExtendedPoller::poll", batch, least(took));
     }
     Ok(())
 }
@@ -145,7 +154,7 @@ fn outstanding() -> Result<(), Box<dyn Error>> {
                 complete()?;
             }
         }
-        point("outstanding", "QueuePair::post and poll", depth, median(took));
+        point("outstanding", "QueuePair::post and poll", depth, least(took));
     }
     channel.scope(|scope| {
         let mut handles = Vec::with_capacity(MOST);
@@ -166,51 +175,35 @@ fn outstanding() -> Result<(), Box<dyn Error>> {
                     handle.wait()?;
                 }
             }
-            point("outstanding", "Scope::post_send and wait", depth, median(took));
+            point("outstanding", "Scope::post_send and wait", depth, least(took));
         }
         Ok::<_, ibverbs::TransportError>(())
     })?;
     Ok(())
 }
 
-/// Time and memory of a queue pair by how many there are.
+/// Time and memory of a queue pair by how many there are, and the steps of a connection.
 fn queue_pairs() -> Result<(), Box<dyn Error>> {
     let context = context();
     let domain = Arc::new(ProtectionDomain::new(&context)?);
     let queue = Arc::new(CompletionQueue::new(&context, 1 << 16)?);
     let mut queue_pairs = Vec::with_capacity(1000);
     for count in steps(1000) {
-        let before = allocator::bytes();
-        let start = Instant::now();
-        for _ in 0..count {
-            queue_pairs.push(queue_pair(&domain, &queue, 16)?);
+        let (mut took, mut bytes) = (Vec::new(), 0);
+        for _ in 0..ROUNDS {
+            let before = allocator::bytes();
+            let start = Instant::now();
+            for _ in 0..count {
+                queue_pairs.push(queue_pair(&domain, &queue, 16)?);
+            }
+            took.push(micros(start.elapsed()) / count as f64);
+            let heap = (allocator::bytes() - before) / count;
+            bytes = heap + size_of::<QueuePair<'static>>();
+            queue_pairs.clear();
         }
-        let took = start.elapsed();
-        let heap = (allocator::bytes() - before) / count;
-        let bytes = heap + size_of::<QueuePair<'static>>();
-        point(
-            "queue-pair-time",
-            "the crate, on a device of functions",
-            count,
-            micros(took) / count as f64,
-        );
+        point("queue-pair-time", THE_CRATE, count, least(took));
         point("queue-pair-bytes", "the crate", count, bytes as f64);
-        queue_pairs.clear();
     }
-    Ok(())
-}
-
-/// Queue pairs that are built, connected and destroyed in a second.
-fn connections() -> Result<(), Box<dyn Error>> {
-    const COUNT: usize = 1000;
-    let context = context();
-    let domain = Arc::new(ProtectionDomain::new(&context)?);
-    let queue = Arc::new(CompletionQueue::new(&context, 16)?);
-    let start = Instant::now();
-    for _ in 0..COUNT {
-        drop(queue_pair(&domain, &queue, 16)?);
-    }
-    let rate = COUNT as f64 / start.elapsed().as_secs_f64();
-    point("connections", "the crate, on a device of functions", 1, rate);
+    connection(THE_CRATE, || prepared(&domain, &queue, 16))?;
     Ok(())
 }

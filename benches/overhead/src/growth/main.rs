@@ -2,7 +2,10 @@
 //!
 //! `growth host` measures this crate alone, on a device made of functions; `growth device NAME` measures
 //! a device, with what its driver and the kernel do. Each line of output is a point of a chart:
-//! chart, series, x, y, separated by tabs. `script/bench growth` draws them.
+//! chart, series, x, y, separated by tabs. `script/bench growth` makes charts and tables of them.
+//!
+//! Machines do other things too: of several runs the shortest counts, which is the one that was
+//! disturbed least.
 
 mod allocator;
 mod device;
@@ -12,7 +15,9 @@ mod host;
 mod rig;
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use ibverbs::PreparedQueuePair;
 
 #[global_allocator]
 static ALLOCATOR: allocator::Counting = allocator::Counting;
@@ -41,17 +46,42 @@ fn point(chart: &str, series: &str, x: usize, y: f64) {
     println!("{chart}\t{series}\t{x}\t{y:.4}");
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn least(values: Vec<f64>) -> f64 {
     values.into_iter().fold(f64::INFINITY, f64::min)
 }
 
 fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
+}
+
+/// What it takes to create a queue pair, to connect it to itself, and to destroy it: three points.
+fn connection<'a>(
+    series: &str,
+    mut build: impl FnMut() -> ibverbs::Result<PreparedQueuePair<'a>>,
+) -> ibverbs::Result<()> {
+    const ROUNDS: usize = 20;
+    const AT_ONCE: usize = 50;
+    let mut rounds = [const { Vec::new() }; 3];
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        let prepared = (0..AT_ONCE).map(|_| build()).collect::<Result<Vec<_>, _>>()?;
+        let created = Instant::now();
+        let connect = |one: PreparedQueuePair<'a>| {
+            let itself = one.endpoint();
+            one.handshake(itself)
+        };
+        let connected = prepared.into_iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+        let ready = Instant::now();
+        drop(connected);
+        let steps = [created - start, ready - created, ready.elapsed()];
+        for (round, step) in rounds.iter_mut().zip(steps) {
+            round.push(micros(step) / AT_ONCE as f64);
+        }
+    }
+    for (step, round) in (1..).zip(rounds) {
+        point("connection", series, step, least(round));
+    }
+    Ok(())
 }
 
 /// 1, 3, 10, 30 .. up to and including `most`.
