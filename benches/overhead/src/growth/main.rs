@@ -14,10 +14,11 @@ mod host;
 #[allow(dead_code, reason = "shared with the contenders")]
 mod rig;
 
+use std::error::Error;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ibverbs::PreparedQueuePair;
+use ibverbs::{PreparedQueuePair, QueuePair};
 
 #[global_allocator]
 static ALLOCATOR: allocator::Counting = allocator::Counting;
@@ -54,13 +55,59 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
+fn most(values: Vec<f64>) -> f64 {
+    values.into_iter().fold(0.0, f64::max)
+}
+
+/// Time of one queue pair more by how many there are, and the memory of each. `memory` says how many
+/// bytes are in use, when there are so many; `fewest` is from where on that means something.
+fn queue_pairs<'a>(
+    [time, memory_of]: [&str; 2],
+    fewest: usize,
+    mut make: impl FnMut() -> ibverbs::Result<QueuePair<'a>>,
+    memory: impl Fn(usize) -> Result<f64, Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
+    const MOST: usize = 1000;
+    const ROUNDS: usize = 5;
+    const MORE: usize = 60;
+    let counts: Vec<_> = steps(MOST).collect();
+    // With room for all, as the heap is measured.
+    let room = |len| counts.iter().map(|_| Vec::with_capacity(len)).collect::<Vec<_>>();
+    let (mut took, mut bytes) = (room(ROUNDS * MORE), room(ROUNDS));
+    // The first one takes what is allocated once.
+    drop(make()?);
+    for _ in 0..ROUNDS {
+        let mut there = Vec::with_capacity(MOST);
+        let before = memory(0)?;
+        for (index, &count) in counts.iter().enumerate() {
+            while there.len() < count {
+                there.push(make()?);
+            }
+            bytes[index].push((memory(count)? - before) / count as f64);
+            for _ in 0..MORE {
+                let start = Instant::now();
+                let one = make()?;
+                took[index].push(micros(start.elapsed()));
+                drop(one);
+            }
+        }
+    }
+    for ((count, took), bytes) in counts.into_iter().zip(took).zip(bytes) {
+        point("queue-pair-time", time, count, least(took));
+        if count >= fewest {
+            point("queue-pair-bytes", memory_of, count, most(bytes));
+        }
+    }
+    Ok(())
+}
+
 /// What it takes to create a queue pair, to connect it to itself, and to destroy it: three points.
 fn connection<'a>(
     series: &str,
     mut build: impl FnMut() -> ibverbs::Result<PreparedQueuePair<'a>>,
 ) -> ibverbs::Result<()> {
-    const ROUNDS: usize = 20;
-    const AT_ONCE: usize = 50;
+    const ROUNDS: usize = 100;
+    const AT_ONCE: usize = 10;
     let mut rounds = [const { Vec::new() }; 3];
     for _ in 0..ROUNDS {
         let start = Instant::now();

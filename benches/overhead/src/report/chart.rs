@@ -46,7 +46,7 @@ const CHARTS: &[Chart] = &[
     },
     Chart {
         name: "queue-pair-time",
-        title: "Making and connecting a queue pair, by how many are made",
+        title: "Making and connecting one more queue pair, by how many there are",
         x: Axis { label: "queue pairs", scale: Scale::Decades },
         y: Axis { label: "us per queue pair", scale: Scale::Decades },
     },
