@@ -1,28 +1,41 @@
 //! On a device: what its driver and the kernel do too.
-//!
-//! The machine is emulated, and its host does other things too: of several runs the shortest counts,
-//! which is the one that was disturbed least; and of what memory is missing afterwards the most, as
-//! some of what is freed comes back late.
 
 use std::error::Error;
 use std::fs;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ibverbs::{
-    CompletionQueue, HugePages, ProtectionDomain, QueuePair, QueuePairType, RegionOptions,
+    CompletionQueue, HugePages, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair,
+    QueuePairType, RegionOptions,
 };
 
-use crate::{doublings, least, micros, point, steps};
+use crate::{connection, doublings, least, micros, point, queue_pairs};
 
 pub(crate) fn measure(name: &str) -> Result<(), Box<dyn Error>> {
     let context = ibverbs::open(name)?;
     let domain = context.alloc_pd()?;
     let queue = context.create_cq(16)?;
-    queue_pairs(&domain, &queue)?;
-    connections(&domain, &queue)?;
-    registration(&domain, "ordinary pages", None)?;
-    registration(&domain, "transparent huge pages", Some(HugePages::Transparent))?;
-    registration(&domain, "huge pages of 2 MiB", Some(HugePages::Size2MiB))
+    queue_pairs(
+        ["Soft-RoCE, emulated machine", "the machine, with Soft-RoCE"],
+        100, // of fewer, it is lost among what else the kernel does
+        || queue_pair(&domain, &queue),
+        |_| Ok(-(free_memory()? as f64)),
+    )?;
+    connection("Soft-RoCE, emulated machine", || prepared(&domain, &queue))?;
+    registration_memory(&domain)?;
+    registration_time(&domain)
+}
+
+fn prepared<'a>(
+    domain: &'a ProtectionDomain<'a>,
+    queue: &'a CompletionQueue<'a>,
+) -> ibverbs::Result<PreparedQueuePair<'a>> {
+    domain
+        .create_qp(queue, queue, QueuePairType::ReliableConnected)
+        .max_send_wr(16)
+        .max_recv_wr(16)
+        .build()
 }
 
 /// A queue pair that is connected to itself.
@@ -30,109 +43,94 @@ fn queue_pair<'a>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,
 ) -> ibverbs::Result<QueuePair<'a>> {
-    let prepared = domain
-        .create_qp(queue, queue, QueuePairType::ReliableConnected)
-        .max_send_wr(16)
-        .max_recv_wr(16)
-        .build()?;
+    let prepared = prepared(domain, queue)?;
     let itself = prepared.endpoint();
     prepared.handshake(itself)
 }
 
-/// Time and memory of a queue pair by how many there are.
-fn queue_pairs<'a>(
-    domain: &'a ProtectionDomain<'a>,
-    queue: &'a CompletionQueue<'a>,
-) -> Result<(), Box<dyn Error>> {
-    // The first one takes what is allocated once.
-    drop(queue_pair(domain, queue)?);
-    for count in steps(1000) {
-        let (mut took, mut used) = (Vec::new(), Vec::new());
-        for _ in 0..3 {
-            let mut queue_pairs = Vec::with_capacity(count);
-            let before = machine_memory()?;
-            let start = Instant::now();
-            for _ in 0..count {
-                queue_pairs.push(queue_pair(domain, queue)?);
-            }
-            took.push(micros(start.elapsed()) / count as f64);
-            used.push(before.saturating_sub(machine_memory()?) as f64 / count as f64);
-        }
-        point("queue-pair-time", "Soft-RoCE, emulated machine", count, least(took));
-        // Less than this is lost among what else the kernel does.
-        if count >= 100 {
-            point("queue-pair-bytes", "the machine, with Soft-RoCE", count, most(used));
-        }
-    }
-    Ok(())
-}
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const GIB: usize = 1 << 30;
 
-/// Queue pairs that are built, connected and destroyed in a second.
-fn connections<'a>(
-    domain: &'a ProtectionDomain<'a>,
-    queue: &'a CompletionQueue<'a>,
-) -> Result<(), Box<dyn Error>> {
-    const COUNT: usize = 200;
-    let start = Instant::now();
-    for _ in 0..COUNT {
-        drop(queue_pair(domain, queue)?);
-    }
-    let rate = COUNT as f64 / start.elapsed().as_secs_f64();
-    point("connections", "Soft-RoCE, emulated machine", 1, rate);
-    Ok(())
-}
+/// What memory can be made of.
+const PAGES: [(&str, Option<HugePages>); 3] = [
+    ("ordinary pages", None),
+    ("transparent huge pages", Some(HugePages::Transparent)),
+    ("huge pages of 2 MiB", Some(HugePages::Size2MiB)),
+];
 
-/// Time and memory of a registration by size.
-fn registration(
-    domain: &ProtectionDomain<'_>,
-    series: &str,
+fn allocate<'a>(
+    domain: &'a ProtectionDomain<'a>,
+    bytes: usize,
     pages: Option<HugePages>,
-) -> Result<(), Box<dyn Error>> {
-    const KIB: usize = 1 << 10;
-    const GIB: usize = 1 << 30;
-    const AT_ONCE: usize = 8;
-    let mut options = RegionOptions::new();
-    let mut smallest = 4 * KIB;
-    if let Some(pages) = pages {
-        options = options.huge_pages(pages);
-        // A smaller region takes a whole page too.
-        smallest = pages.bytes();
-    }
-    for bytes in doublings(smallest, GIB)
-        .filter(|bytes| bytes.ilog2() % 2 == smallest.ilog2() % 2 || *bytes == GIB)
-    {
-        // The memory that it is about is there, and was touched, before.
-        let owner = domain.allocate_with::<u8>(bytes, options)?;
-        let rounds = if bytes >= GIB / 16 { 3 } else { 10 };
-        let (mut took, mut used) = (Vec::new(), Vec::new());
-        for _ in 0..rounds {
-            let mut regions = Vec::with_capacity(AT_ONCE);
-            let before = machine_memory()?;
+) -> ibverbs::Result<MemoryRegion<'a, u8>> {
+    let options = RegionOptions::new();
+    domain.allocate_with(bytes, pages.map_or(options, |pages| options.huge_pages(pages)))
+}
+
+/// Memory of a registration by size. All are kept to the end: of what the kernel uses again, nothing
+/// would be seen.
+fn registration_memory(domain: &ProtectionDomain<'_>) -> Result<(), Box<dyn Error>> {
+    const AT_ONCE: usize = 16;
+    let owners = PAGES.map(|(_, pages)| allocate(domain, GIB, pages));
+    let mut regions = Vec::new();
+    for ((series, _), owner) in PAGES.iter().zip(&owners) {
+        let owner = owner.as_ref().map_err(|error| *error)?;
+        // Of smaller ones it is lost among what else the kernel does.
+        for bytes in [16 * MIB, 64 * MIB, 256 * MIB, GIB] {
+            regions.reserve(AT_ONCE);
+            let before = free_memory()?;
             for _ in 0..AT_ONCE {
-                let start = Instant::now();
-                regions.push(domain.register_read_only(&owner)?);
-                took.push(micros(start.elapsed()));
+                regions.push(domain.register_read_only(&owner[..bytes])?);
             }
-            let bytes = before.saturating_sub(machine_memory()?);
-            used.push(bytes as f64 / (AT_ONCE * KIB) as f64);
-        }
-        point("registration-time", series, bytes, least(took));
-        // Less than what this takes is lost among what else the kernel does.
-        if bytes >= 16 << 20 {
-            point("registration-memory", series, bytes, most(used));
+            let used = before.saturating_sub(free_memory()?);
+            point("registration-memory", series, bytes, used as f64 / (AT_ONCE * KIB) as f64);
         }
     }
     Ok(())
 }
 
-/// The bytes of memory that the machine has free.
-fn machine_memory() -> Result<u64, Box<dyn Error>> {
+/// Time of a registration by size.
+fn registration_time(domain: &ProtectionDomain<'_>) -> Result<(), Box<dyn Error>> {
+    for (series, pages) in PAGES {
+        // A smaller region takes a whole page too.
+        let smallest = pages.map_or(4 * KIB, HugePages::bytes);
+        for bytes in doublings(smallest, GIB)
+            .filter(|bytes| bytes.ilog2() % 2 == smallest.ilog2() % 2 || *bytes == GIB)
+        {
+            // The memory that it is about is there, and was touched, before.
+            let owner = allocate(domain, bytes, pages)?;
+            let mut took = Vec::new();
+            for _ in 0..if bytes >= 64 * MIB { 24 } else { 80 } {
+                let start = Instant::now();
+                let region = domain.register_read_only(&owner)?;
+                took.push(micros(start.elapsed()));
+                drop(region);
+            }
+            point("registration-time", series, bytes, least(took));
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of memory that the machine has free, when what was freed has come back: each processor
+/// keeps some for itself, which compaction takes from it, and the kernel takes its time over some of it.
+fn free_memory() -> Result<u64, Box<dyn Error>> {
+    fs::write("/proc/sys/vm/compact_memory", "1")?;
+    let mut most = free_memory_now()?;
+    let mut without_more = 0;
+    while without_more < 5 {
+        thread::sleep(Duration::from_millis(20));
+        let now = free_memory_now()?;
+        without_more = if now > most { 0 } else { without_more + 1 };
+        most = most.max(now);
+    }
+    Ok(most)
+}
+
+fn free_memory_now() -> Result<u64, Box<dyn Error>> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemFree:")).ok_or("no MemFree")?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
     Ok(kib * 1024)
-}
-
-fn most(values: Vec<f64>) -> f64 {
-    values.into_iter().fold(0.0, f64::max)
 }

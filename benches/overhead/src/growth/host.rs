@@ -1,41 +1,69 @@
 //! On the lean device: what this crate costs, and nothing else.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ibverbs::{
-    Channel, CompletionFields, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairType, SendWorkRequest, WorkCompletion,
+    Channel, CompletionFields, CompletionQueue, MemoryRegion, PreparedQueuePair, ProtectionDomain,
+    QueuePair, QueuePairType, SendWorkRequest, WorkCompletion,
 };
 
 use crate::rig::{LENGTH, context};
-use crate::{allocator, doublings, median, micros, point, steps};
+use crate::{allocator, connection, doublings, point, queue_pairs};
 
-/// How often each is measured; what counts is the median.
-const ROUNDS: usize = 31;
+/// How often each is measured. Those that are compared take turns, so that what else the machine does
+/// in a moment does not fall to one of them alone.
+const ROUNDS: usize = 101;
 
 pub(crate) fn measure() -> Result<(), Box<dyn Error>> {
     poll()?;
     outstanding()?;
-    queue_pairs()?;
     connections()
+}
+
+const THE_CRATE: &str = "the crate, on a device of functions";
+
+/// The shortest time of one of several things, in ns, by number.
+#[derive(Default)]
+struct Shortest(BTreeMap<usize, f64>);
+
+impl Shortest {
+    fn note(&mut self, number: usize, took: Duration, things: usize) {
+        let least = self.0.entry(number).or_insert(f64::INFINITY);
+        *least = least.min(took.as_secs_f64() * 1e9 / things as f64);
+    }
+
+    fn print(self, chart: &str, series: &str) {
+        for (number, ns) in self.0 {
+            point(chart, series, number, ns);
+        }
+    }
 }
 
 /// How many completions lie in the queue when polling begins.
 const COMPLETIONS: usize = 4096;
 
-/// A queue pair that is connected to itself, and its queue.
+fn prepared(
+    domain: &Arc<ProtectionDomain<'static>>,
+    queue: &Arc<CompletionQueue<'static>>,
+    depth: usize,
+) -> ibverbs::Result<PreparedQueuePair<'static>> {
+    QueuePair::builder(domain, queue, queue, QueuePairType::ReliableConnected)
+        .max_send_wr(depth as u32)
+        .max_recv_wr(1)
+        .build()
+}
+
+/// A queue pair that is connected to itself.
 fn queue_pair(
     domain: &Arc<ProtectionDomain<'static>>,
     queue: &Arc<CompletionQueue<'static>>,
     depth: usize,
 ) -> ibverbs::Result<QueuePair<'static>> {
-    let prepared = QueuePair::builder(domain, queue, queue, QueuePairType::ReliableConnected)
-        .max_send_wr(depth as u32)
-        .max_recv_wr(1)
-        .build()?;
+    let prepared = prepared(domain, queue, depth)?;
     let itself = prepared.endpoint();
     prepared.handshake(itself)
 }
@@ -63,48 +91,42 @@ fn poll() -> Result<(), Box<dyn Error>> {
             unsafe { queue_pair.post(&mut request, wr_id) }
         })
     };
-    for batch in doublings(1, 1024) {
-        let mut took = Vec::new();
-        for _ in 0..ROUNDS {
-            fill(&mut plain)?;
-            let (mut left, mut sum) = (COMPLETIONS, 0);
-            let start = Instant::now();
-            while left > 0 {
-                let found = queue.poll(&mut completions[..batch])?;
-                for completion in found {
+    let (mut by_plain, mut by_extended) = (Shortest::default(), Shortest::default());
+    for batch in (0..ROUNDS).flat_map(|_| doublings(1, 1024)) {
+        fill(&mut plain)?;
+        let (mut left, mut sum) = (COMPLETIONS, 0);
+        let start = Instant::now();
+        while left > 0 {
+            let found = queue.poll(&mut completions[..batch])?;
+            for completion in found {
+                completion.result()?;
+                sum += completion.wr_id();
+            }
+            left -= found.len();
+        }
+        by_plain.note(batch, start.elapsed(), COMPLETIONS);
+
+        fill(&mut extended)?;
+        let mut left = COMPLETIONS;
+        let start = Instant::now();
+        while left > 0 {
+            left -= poller.poll(|completions| {
+                let mut count = 0;
+                while count < batch
+                    && let Some(completion) = completions.next()?
+                {
                     completion.result()?;
                     sum += completion.wr_id();
+                    count += 1;
                 }
-                left -= found.len();
-            }
-            took.push(start.elapsed().as_secs_f64() * 1e9 / COMPLETIONS as f64);
-            black_box(sum);
+                Ok::<_, Box<dyn Error>>(count)
+            })?;
         }
-        point("poll", "CompletionQueue::poll", batch, median(took));
-
-        let mut took = Vec::new();
-        for _ in 0..ROUNDS {
-            fill(&mut extended)?;
-            let (mut left, mut sum) = (COMPLETIONS, 0);
-            let start = Instant::now();
-            while left > 0 {
-                left -= poller.poll(|completions| {
-                    let mut count = 0;
-                    while count < batch
-                        && let Some(completion) = completions.next()?
-                    {
-                        completion.result()?;
-                        sum += completion.wr_id();
-                        count += 1;
-                    }
-                    Ok::<_, Box<dyn Error>>(count)
-                })?;
-            }
-            took.push(start.elapsed().as_secs_f64() * 1e9 / COMPLETIONS as f64);
-            black_box(sum);
-        }
-        point("poll", "ExtendedPoller::poll", batch, median(took));
+        by_extended.note(batch, start.elapsed(), COMPLETIONS);
+        black_box(sum);
     }
+    by_plain.print("poll", "CompletionQueue::poll");
+    by_extended.print("poll", "ExtendedPoller::poll");
     Ok(())
 }
 
@@ -125,92 +147,63 @@ fn outstanding() -> Result<(), Box<dyn Error>> {
     let mut channel = prepared.handshake(itself)?;
     let message = region.slice(..)?;
 
-    for depth in doublings(1, MOST) {
-        let mut took = Vec::new();
-        for _ in 0..ROUNDS {
-            // SAFETY: the region lives on, and nobody writes it.
-            let mut post = |wr_id| unsafe { queue_pair.post(&mut request, wr_id) };
-            (0..depth as u64).try_for_each(&mut post)?;
-            let mut complete = || match queue.poll(&mut completions)? {
-                [completion] => Ok::<_, Box<dyn Error>>(completion.result()?.byte_len()),
-                _ => Err("a completion is missing".into()),
-            };
-            let start = Instant::now();
-            for wr_id in 0..OPERATIONS as u64 {
-                black_box(complete()?);
-                post(wr_id)?;
-            }
-            took.push(start.elapsed().as_secs_f64() * 1e9 / OPERATIONS as f64);
-            for _ in 0..depth {
-                complete()?;
-            }
+    let mut by_queue_pair = Shortest::default();
+    let turns = || (0..ROUNDS).flat_map(|_| doublings(1, MOST));
+    for depth in turns() {
+        // SAFETY: the region lives on, and nobody writes it.
+        let mut post = |wr_id| unsafe { queue_pair.post(&mut request, wr_id) };
+        (0..depth as u64).try_for_each(&mut post)?;
+        let mut complete = || match queue.poll(&mut completions)? {
+            [completion] => Ok::<_, Box<dyn Error>>(completion.result()?.byte_len()),
+            _ => Err("a completion is missing".into()),
+        };
+        let start = Instant::now();
+        for wr_id in 0..OPERATIONS as u64 {
+            black_box(complete()?);
+            post(wr_id)?;
         }
-        point("outstanding", "QueuePair::post and poll", depth, median(took));
+        by_queue_pair.note(depth, start.elapsed(), OPERATIONS);
+        for _ in 0..depth {
+            complete()?;
+        }
     }
+    by_queue_pair.print("outstanding", "QueuePair::post and poll");
+    let mut by_scope = Shortest::default();
     channel.scope(|scope| {
         let mut handles = Vec::with_capacity(MOST);
-        for depth in doublings(1, MOST) {
-            let mut took = Vec::new();
-            for _ in 0..ROUNDS {
-                for _ in 0..depth {
-                    handles.push(scope.post_send(message)?);
-                }
-                let start = Instant::now();
-                for operation in 0..OPERATIONS {
-                    let handle = &mut handles[operation & (depth - 1)];
-                    let oldest = std::mem::replace(handle, scope.post_send(message)?);
-                    black_box(oldest.wait()?.1.byte_len());
-                }
-                took.push(start.elapsed().as_secs_f64() * 1e9 / OPERATIONS as f64);
-                for handle in handles.drain(..) {
-                    handle.wait()?;
-                }
+        for depth in turns() {
+            for _ in 0..depth {
+                handles.push(scope.post_send(message)?);
             }
-            point("outstanding", "Scope::post_send and wait", depth, median(took));
+            let start = Instant::now();
+            for operation in 0..OPERATIONS {
+                let handle = &mut handles[operation & (depth - 1)];
+                let oldest = std::mem::replace(handle, scope.post_send(message)?);
+                black_box(oldest.wait()?.1.byte_len());
+            }
+            by_scope.note(depth, start.elapsed(), OPERATIONS);
+            for handle in handles.drain(..) {
+                handle.wait()?;
+            }
         }
         Ok::<_, ibverbs::TransportError>(())
     })?;
+    by_scope.print("outstanding", "Scope::post_send and wait");
     Ok(())
 }
 
-/// Time and memory of a queue pair by how many there are.
-fn queue_pairs() -> Result<(), Box<dyn Error>> {
+/// A queue pair by how many there are, and the steps of a connection.
+fn connections() -> Result<(), Box<dyn Error>> {
     let context = context();
     let domain = Arc::new(ProtectionDomain::new(&context)?);
     let queue = Arc::new(CompletionQueue::new(&context, 1 << 16)?);
-    let mut queue_pairs = Vec::with_capacity(1000);
-    for count in steps(1000) {
-        let before = allocator::bytes();
-        let start = Instant::now();
-        for _ in 0..count {
-            queue_pairs.push(queue_pair(&domain, &queue, 16)?);
-        }
-        let took = start.elapsed();
-        let heap = (allocator::bytes() - before) / count;
-        let bytes = heap + size_of::<QueuePair<'static>>();
-        point(
-            "queue-pair-time",
-            "the crate, on a device of functions",
-            count,
-            micros(took) / count as f64,
-        );
-        point("queue-pair-bytes", "the crate", count, bytes as f64);
-        queue_pairs.clear();
-    }
-    Ok(())
-}
-
-/// Queue pairs that are built, connected and destroyed in a second.
-fn connections() -> Result<(), Box<dyn Error>> {
-    const COUNT: usize = 1000;
-    let context = context();
-    let domain = Arc::new(ProtectionDomain::new(&context)?);
-    let queue = Arc::new(CompletionQueue::new(&context, 16)?);
-    let start = Instant::now();
-    for _ in 0..COUNT {
-        drop(queue_pair(&domain, &queue, 16)?);
-    }
-    let rate = COUNT as f64 / start.elapsed().as_secs_f64();
-    point("connections", "the crate, on a device of functions", 1, rate);
+    queue_pairs(
+        [THE_CRATE, "the crate"],
+        1,
+        || queue_pair(&domain, &queue, 16),
+        // What it has on the heap, if anything, and what it is itself.
+        |count| Ok((allocator::bytes() + count * size_of::<QueuePair<'static>>()) as f64),
+    )?;
+    connection(THE_CRATE, || prepared(&domain, &queue, 16))?;
     Ok(())
 }

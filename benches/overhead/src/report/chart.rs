@@ -1,8 +1,8 @@
-//! Draws charts as SVG, from lines of chart, series, x and y.
+//! Draws charts as SVG.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
+
+use crate::points::Point;
 
 /// What is known of a chart beforehand.
 struct Chart {
@@ -46,7 +46,7 @@ const CHARTS: &[Chart] = &[
     },
     Chart {
         name: "queue-pair-time",
-        title: "Making and connecting a queue pair, by how many are made",
+        title: "Making and connecting one more queue pair, by how many there are",
         x: Axis { label: "queue pairs", scale: Scale::Decades },
         y: Axis { label: "us per queue pair", scale: Scale::Decades },
     },
@@ -75,40 +75,25 @@ struct Series {
     points: Vec<(f64, f64)>,
 }
 
-/// Draws each chart that `data` has points of to a file of its name in `folder`.
-pub(crate) fn draw(data: &Path, folder: &Path) -> Result<(), String> {
-    let text = fs::read_to_string(data).map_err(|e| format!("{}: {e}", data.display()))?;
-    for chart in CHARTS {
-        let series = series(&text, chart.name)?;
-        if series.is_empty() {
-            return Err(format!("{}: nothing about {}", data.display(), chart.name));
-        }
-        let file = folder.join(chart.name).with_extension("svg");
-        fs::write(&file, svg(chart, &series)).map_err(|e| format!("{}: {e}", file.display()))?;
-        println!("drawn: {}", file.display());
-    }
-    Ok(())
+/// The charts, each with its name.
+pub(crate) fn draw(points: &[Point]) -> Result<Vec<(&'static str, String)>, String> {
+    let draw = |chart: &Chart| match series(points, chart.name) {
+        series if series.is_empty() => Err(format!("nothing about {}", chart.name)),
+        series => Ok((chart.name, svg(chart, &series))),
+    };
+    CHARTS.iter().map(draw).collect()
 }
 
 /// The series of one chart, in the order in which they appear.
-fn series(text: &str, chart: &str) -> Result<Vec<Series>, String> {
+fn series(points: &[Point], chart: &str) -> Vec<Series> {
     let mut all: Vec<Series> = Vec::new();
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        let fields: Vec<_> = line.split('\t').collect();
-        let [name, series, x, y] = fields[..] else {
-            return Err(format!("what does this mean: {line}"));
-        };
-        if name != chart {
-            continue;
-        }
-        let number = |text: &str| text.parse::<f64>().map_err(|e| format!("{line}: {e}"));
-        let point = (number(x)?, number(y)?);
-        match all.iter_mut().find(|one| one.name == series) {
-            Some(one) => one.points.push(point),
-            None => all.push(Series { name: series.to_owned(), points: vec![point] }),
+    for Point { series, x, y, .. } in points.iter().filter(|point| point.chart == chart) {
+        match all.iter_mut().find(|one| one.name == *series) {
+            Some(one) => one.points.push((*x, *y)),
+            None => all.push(Series { name: series.clone(), points: vec![(*x, *y)] }),
         }
     }
-    Ok(all)
+    all
 }
 
 const WIDTH: f64 = 720.0;
@@ -288,11 +273,12 @@ mod tests {
 
     #[test]
     fn points_belong_to_their_series() {
-        let text = "# comment\na\tone\t1\t2\nb\tone\t1\t9\na\ttwo\t1\t3\na\tone\t2\t4\n";
-        let series = series(text, "a").unwrap();
+        let text = "a\tone\t1\t2\nb\tone\t1\t9\na\ttwo\t1\t3\na\tone\t2\t4\n";
+        let points = crate::points::parse(text).unwrap();
+        let series = series(&points, "a");
         assert_eq!(series[0].points, [(1.0, 2.0), (2.0, 4.0)]);
         assert_eq!((series.len(), series[1].name.as_str()), (2, "two"));
-        assert!(super::series("a\tone\t1\n", "a").is_err());
+        assert!(draw(&points).is_err());
         let drawn = svg(&CHARTS[0], &series);
         assert!(drawn.contains(">two</text>") && drawn.trim_end().ends_with("</svg>"));
     }

@@ -53,14 +53,16 @@ pub(crate) fn write(file: &Path, rows: &[Row]) -> Result<(), String> {
     fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))
 }
 
+pub(crate) fn read(file: &Path) -> Result<Vec<Row>, String> {
+    let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let row = |line| Row::from_line(line).ok_or_else(|| format!("{}: {line}", file.display()));
+    lines.map(row).collect()
+}
+
 /// Fails if a ratio has grown, or the two are not about the same contenders.
 pub(crate) fn check(file: &Path, rows: &[Row]) -> Result<(), String> {
-    let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-    let mut expected = Vec::new();
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        let row = Row::from_line(line);
-        expected.push(row.ok_or_else(|| format!("{}: {line}", file.display()))?);
-    }
+    let expected = read(file)?;
     match differences(&expected, rows) {
         (worse, better) if worse.is_empty() => {
             print!("{better}");

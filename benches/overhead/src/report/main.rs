@@ -3,16 +3,21 @@
 //! `report PROFILE=BINARY .. [--write FILE | --check FILE]` runs each binary under callgrind, prints a
 //! table for each, and writes it down, or compares it with what was written down.
 //!
-//! `report --draw DATA FOLDER` draws what `growth` has measured.
+//! `report --page EXPECTED GROWTH PAGE` writes the tables of the page and the charts that it shows, from
+//! what was written down and from what `growth` has measured; `report --check-page ..` fails if they are
+//! not that.
 
 mod callgrind;
 mod chart;
+mod document;
 mod expected;
 mod measure;
+mod points;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use document::Sources;
 use expected::Row;
 use measure::Measured;
 
@@ -31,13 +36,17 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), String> {
     let mut arguments = std::env::args().skip(1).peekable();
-    if arguments.next_if(|argument| argument == "--draw").is_some() {
-        let (Some(data), Some(folder), None) =
-            (arguments.next(), arguments.next(), arguments.next())
-        else {
-            return Err("--draw DATA FOLDER".to_owned());
+    if let Some(what) = arguments.next_if(|argument| argument.ends_with("-page")) {
+        let files: Vec<_> = arguments.map(PathBuf::from).collect();
+        let Ok([expected, growth, page]) = <[_; 3]>::try_from(files) else {
+            return Err(format!("{what} EXPECTED GROWTH PAGE"));
         };
-        return chart::draw(data.as_ref(), folder.as_ref());
+        let sources = Sources { expected, growth, page };
+        return match what.as_str() {
+            "--page" => document::write(&sources),
+            "--check-page" => document::check(&sources),
+            _ => Err(format!("what is {what}?")),
+        };
     }
     let (mut binaries, mut write, mut check) = (Vec::new(), None, None);
     while let Some(argument) = arguments.next() {

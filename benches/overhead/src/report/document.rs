@@ -1,0 +1,205 @@
+//! `docs/performance.md`: its tables and charts are made of the numbers that are kept beside it, so that
+//! the page cannot say anything else than they do.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::expected::{self, Row};
+use crate::points::{self, Point};
+use crate::{REFERENCE, chart};
+
+/// Where the numbers are, and the page about them. Charts go to the folder of the measurements.
+pub(crate) struct Sources {
+    /// Instructions per operation.
+    pub(crate) expected: PathBuf,
+    /// What `growth` has measured.
+    pub(crate) growth: PathBuf,
+    pub(crate) page: PathBuf,
+}
+
+/// Writes the tables into the page, and the charts beside it.
+pub(crate) fn write(sources: &Sources) -> Result<(), String> {
+    for (file, text) in make(sources)? {
+        if fs::read_to_string(&file).ok().as_ref() != Some(&text) {
+            fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+            println!("written to {}", file.display());
+        }
+    }
+    Ok(())
+}
+
+/// Fails if the page, or a chart, is not what the numbers make it.
+pub(crate) fn check(sources: &Sources) -> Result<(), String> {
+    for (file, text) in make(sources)? {
+        if read(&file)? != text {
+            let file = file.display();
+            return Err(format!("{file} is not what the numbers say: script/bench page"));
+        }
+    }
+    println!("{} says what the numbers say", sources.page.display());
+    Ok(())
+}
+
+/// What the page and the charts are to be.
+fn make(sources: &Sources) -> Result<Vec<(PathBuf, String)>, String> {
+    let rows = expected::read(&sources.expected)?;
+    let text = read(&sources.growth)?;
+    let about = |error| format!("{}: {error}", sources.growth.display());
+    let points = points::parse(&text).map_err(about)?;
+    let mut page = read(&sources.page)?;
+    for (name, table) in [
+        ("instructions", instructions(&rows)),
+        ("machines", machines(&text)),
+        ("connections", connections(&points)),
+    ] {
+        let table = table.map_err(|error| format!("{name}: {error}"))?;
+        page = replace(&page, name, &table)
+            .map_err(|error| format!("{}: {error}", sources.page.display()))?;
+    }
+    let folder = sources.growth.parent().unwrap_or(Path::new(""));
+    let mut files = vec![(sources.page.clone(), page)];
+    for (name, svg) in chart::draw(&points).map_err(about)? {
+        files.push((folder.join(name).with_extension("svg"), svg));
+    }
+    Ok(files)
+}
+
+fn read(file: &Path) -> Result<String, String> {
+    fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))
+}
+
+/// Puts `text` between the two comments that mark its place.
+fn replace(page: &str, name: &str, text: &str) -> Result<String, String> {
+    let (begin, end) =
+        (format!("<!-- {name}: by script/bench -->\n"), format!("<!-- {name} ends -->"));
+    let missing = |mark: &str| format!("there is no line {}", mark.trim_end());
+    let (before, rest) = page.split_once(&begin).ok_or_else(|| missing(&begin))?;
+    let (_, after) = rest.split_once(&end).ok_or_else(|| missing(&end))?;
+    // Without empty lines around it, a table would be taken for part of the comments.
+    Ok(format!("{before}{begin}\n{}\n\n{end}{after}", text.trim_end()))
+}
+
+/// Workloads and layers down, profiles across.
+fn instructions(rows: &[Row]) -> Result<String, String> {
+    let mut profiles: Vec<&str> = Vec::new();
+    for row in rows {
+        if !profiles.contains(&row.profile.as_str()) {
+            profiles.push(&row.profile);
+        }
+    }
+    let first = profiles.first().ok_or("there are no numbers")?;
+    let mut table = String::from("| workload | layer |");
+    table.extend(profiles.iter().map(|profile| format!(" `{profile}` |")));
+    table += "\n|---|---|";
+    table.extend(profiles.iter().map(|_| "---:|"));
+    for row in rows.iter().filter(|row| row.profile == *first) {
+        let (workload, layer) = (&row.workload, &row.layer);
+        table += &format!("\n| {workload} | {layer} |");
+        for profile in &profiles {
+            let same = |other: &&Row| {
+                (other.profile.as_str(), &other.workload, &other.layer)
+                    == (*profile, workload, layer)
+            };
+            let cell = rows.iter().find(same);
+            let cell = cell.ok_or_else(|| format!("no {workload} {layer} in {profile}"))?;
+            let ratio =
+                if *layer == REFERENCE { "1".to_owned() } else { format!("{:.2}", cell.ratio) };
+            table += &format!(" {:.1} ({ratio}) |", cell.own);
+        }
+    }
+    Ok(table)
+}
+
+/// What was measured on what: the comments at the head of the data.
+fn machines(text: &str) -> Result<String, String> {
+    let comments = text.lines().filter_map(|line| line.strip_prefix("# ")?.split_once(": "));
+    let list: Vec<_> = comments
+        .filter(|(what, _)| ["the crate", "Soft-RoCE"].contains(what))
+        .map(|(what, machine)| format!("- **{what}**: {machine}"))
+        .collect();
+    if list.len() == 2 { Ok(list.join("\n")) } else { Err("it is not said where".to_owned()) }
+}
+
+/// What it takes to make a connection, and how many can be made in a second.
+fn connections(points: &[Point]) -> Result<String, String> {
+    let steps: Vec<_> = points.iter().filter(|point| point.chart == "connection").collect();
+    let mut table = String::from(
+        "| | create, µs | connect, µs | destroy, µs | connections per second |\n\
+         |---|---:|---:|---:|---:|",
+    );
+    // Create, connect, destroy; of each device in turn.
+    if steps.is_empty() || steps.len() % 3 != 0 {
+        return Err(format!("{} steps", steps.len()));
+    }
+    for device in steps.chunk_by(|a, b| a.series == b.series) {
+        let total: f64 = device.iter().map(|step| step.y).sum();
+        table += &format!("\n| {} |", device[0].series);
+        table.extend(device.iter().map(|step| format!(" {:.1} |", step.y)));
+        table += &format!(" {} |", thousands((1e6 / total).round() as u64));
+    }
+    Ok(table)
+}
+
+/// 12,345: digits in threes.
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<_> =
+        digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group)).collect();
+    groups.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_between_the_marks_changes() {
+        let page = "a\n<!-- x: by script/bench -->\nold\n<!-- x ends -->\nb\n";
+        let new = replace(page, "x", "new\n").unwrap();
+        assert_eq!(new, "a\n<!-- x: by script/bench -->\n\nnew\n\n<!-- x ends -->\nb\n");
+        assert_eq!(replace(&new, "x", "new").unwrap(), new);
+        assert!(replace(page, "y", "new").is_err());
+    }
+
+    #[test]
+    fn a_row_of_the_table_has_all_profiles() {
+        let line = |profile: &str, layer: &str, own: f64, ratio: f64| Row {
+            profile: profile.to_owned(),
+            workload: "W1".to_owned(),
+            layer: layer.to_owned(),
+            own,
+            device: 80.0,
+            ratio,
+        };
+        let mut rows = vec![
+            line("lto", REFERENCE, 20.0, 1.0),
+            line("lto", "ours", 21.0, 1.05),
+            line("release", REFERENCE, 20.0, 1.0),
+            line("release", "ours", 22.04, 1.102),
+        ];
+        let table = instructions(&rows).unwrap();
+        assert!(table.contains("\n| W1 | C tuned | 20.0 (1) | 20.0 (1) |\n"), "{table}");
+        assert!(table.ends_with("\n| W1 | ours | 21.0 (1.05) | 22.0 (1.10) |"), "{table}");
+        rows.pop();
+        assert!(instructions(&rows).is_err());
+    }
+
+    #[test]
+    fn connections_are_counted_by_all_of_their_steps() {
+        let data = "connection\tNIC\t1\t100\nconnection\tNIC\t2\t300.04\nconnection\tNIC\t3\t0\n";
+        let table = connections(&points::parse(data).unwrap()).unwrap();
+        assert!(table.ends_with("\n| NIC | 100.0 | 300.0 | 0.0 | 2,500 |"), "{table}");
+        assert!(connections(&[]).is_err());
+        assert_eq!([7, 1234, 1_234_567].map(thousands), ["7", "1,234", "1,234,567"]);
+    }
+
+    #[test]
+    fn both_machines_are_named() {
+        let head = "# the crate: a laptop\n# Soft-RoCE: Linux 6.12\n# chart\tseries\n";
+        assert_eq!(
+            machines(head).unwrap(),
+            "- **the crate**: a laptop\n- **Soft-RoCE**: Linux 6.12"
+        );
+        assert!(machines("# the crate: a laptop\n").is_err());
+    }
+}
