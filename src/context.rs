@@ -231,17 +231,24 @@ impl<'a> Context<'a> {
     /// The GID of [`routable_gid`](Self::routable_gid), or none on an InfiniBand port without one.
     pub(crate) fn endpoint_gid(&self, port: &PortAttributes, number: u8) -> Result<(Gid, u8)> {
         match self.routable_gid(number) {
-            // What a queue pair is told has 8 bits.
-            Ok(entry) => match u8::try_from(entry.index) {
-                Ok(index) => Ok((entry.gid, index)),
-                Err(_) => {
-                    let (what, value) = ("the index of the routable GID", entry.index.into());
-                    Err(Error::out_of_range("ibv_modify_qp", what, value, 0, u8::MAX.into()))
-                }
-            },
+            Ok(entry) => Ok((entry.gid, entry.short_index()?)),
             Err(_) if port.link_layer() == LinkLayer::InfiniBand => Ok((Gid::ZERO, 0)),
             Err(error) => Err(error),
         }
+    }
+
+    /// Where a GID of ours is in the table of a port; of several entries, the one that
+    /// [`routable_gid`](Self::routable_gid) would take.
+    pub(crate) fn index_of_gid(&self, port: u8, gid: Gid) -> Result<u8> {
+        let entries = self.gid_table()?.into_iter();
+        let entries = entries.filter(|e| e.port == port && e.gid == gid);
+        let entry = entries.min_by_key(|e| (e.preference(), e.index)).ok_or(Error::with_reason(
+            "ibv_modify_qp",
+            libc::EADDRNOTAVAIL,
+            "our GID, which the peer knows, is not in the port's table any more: was the address \
+             removed?",
+        ))?;
+        entry.short_index()
     }
 
     /// `ibv_query_pkey`: the entry at `index` of a port's P_Key table. The top bit says whether the

@@ -175,6 +175,14 @@ impl GidEntry {
             (GidType::Unknown(_), ..) => 6,
         }
     }
+
+    /// Its index as a queue pair is told it: in 8 bits.
+    pub(crate) fn short_index(&self) -> crate::Result<u8> {
+        u8::try_from(self.index).map_err(|_| {
+            let (what, value) = ("the index of the routable GID", self.index.into());
+            crate::Error::out_of_range("ibv_modify_qp", what, value, 0, u8::MAX.into())
+        })
+    }
 }
 
 /// A 64-bit EUI-64 identifier that a vendor gave to a device.

@@ -108,6 +108,7 @@ impl<'res> QueuePairBuilder<'res> {
             None => {
                 let (gid, index) = context.endpoint_gid(&port, settings.port)?;
                 settings.gid_index = Some(index);
+                settings.gid_was_found = true;
                 gid
             }
         };
@@ -358,6 +359,7 @@ impl<'res> PreparedQueuePair<'res> {
     ///
     ///  - `EINVAL`: a setting is wrong for this device (the error names which, where that can be
     ///    told), or the endpoint is one of the other link layer.
+    ///  - `EADDRNOTAVAIL`: the GID that the peer was told has left the port's table meanwhile.
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
     ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
     ///  - `ENOMEM`: the device has run out of something.

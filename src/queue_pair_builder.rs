@@ -72,6 +72,8 @@ bitflags::bitflags! {
 pub(crate) struct ConnectionSettings {
     pub(crate) port: u8,
     pub(crate) gid_index: Option<u8>,
+    /// The index is where our GID was when the queue pair was built; the user has not set it.
+    pub(crate) gid_was_found: bool,
     pub(crate) pkey_index: u16,
     pub(crate) access: AccessFlags,
     pub(crate) qkey: u32,
@@ -97,6 +99,7 @@ impl Default for ConnectionSettings {
         Self {
             port: 1,
             gid_index: None,
+            gid_was_found: false,
             pkey_index: 0,
             access: AccessFlags::LOCAL_WRITE,
             qkey: 0x1111_1111,

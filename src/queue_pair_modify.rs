@@ -318,13 +318,12 @@ impl<'res> QueuePair<'res> {
                 return Err(Error::invalid(VERB, reason));
             };
             remote.check(port.link_layer())?;
-            let path =
-                AddressVector::to_endpoint(s.port, remote, s.global, s.gid_index.unwrap_or(0))
-                    .service_level(s.service_level)
-                    .static_rate(s.static_rate)
-                    .traffic_class(s.traffic_class)
-                    .flow_label(s.flow_label)
-                    .hop_limit(s.hop_limit);
+            let path = AddressVector::to_endpoint(s.port, remote, s.global, self.gid_index()?)
+                .service_level(s.service_level)
+                .static_rate(s.static_rate)
+                .traffic_class(s.traffic_class)
+                .flow_label(s.flow_label)
+                .hop_limit(s.hop_limit);
             all = all.path(path).remote_number(remote.num());
         }
         for (from, to) in
@@ -334,6 +333,21 @@ impl<'res> QueuePair<'res> {
             self.modify(all.part(required.unwrap_or(AttributeMask::empty()), to))?;
         }
         Ok(())
+    }
+
+    /// Where the GID is that the peer knows us by. Unless the user has said so, it may have moved since
+    /// the queue pair was built: an address that is removed and comes back gets another index.
+    fn gid_index(&self) -> Result<u8> {
+        let (settings, gid) = (self.settings(), self.endpoint().gid());
+        let (port, index) = (settings.port, settings.gid_index.unwrap_or(0));
+        if !settings.gid_was_found || gid.is_zero() {
+            return Ok(index);
+        }
+        let context = self.protection_domain().context();
+        match context.query_gid(port, index.into()) {
+            Ok(entry) if entry.gid == gid => Ok(index),
+            _ => context.index_of_gid(port, gid),
+        }
     }
 
     /// Whether its type is one that has a peer.
