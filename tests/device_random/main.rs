@@ -42,7 +42,13 @@ impl Bed for Rxe {
     }
 
     /// This device does not fail.
-    fn disturb(&self, _times: u32) {}
+    fn disturb(&self, _verb: &str, _times: u32) {}
+
+    fn calm(&self) {}
+
+    fn in_flight(&self, _queue_pair: u32) -> Option<u32> {
+        None
+    }
 
     fn run(&self) {
         std::thread::sleep(Duration::from_micros(200));

@@ -152,8 +152,9 @@ fn prepare(domain: &Arc<ProtectionDomain<'static>>) -> PreparedChannel<'static> 
 
 struct World<'bed, B> {
     sides: [Side; 2],
-    /// How many channels of each side were forgotten.
-    forgotten: [u32; 2],
+    /// How many channels of each side were forgotten, and how many of those with a queue pair: it may
+    /// have had to be destroyed.
+    forgotten: [(u32, u32); 2],
     books: Books,
     bed: &'bed B,
 }
@@ -168,7 +169,7 @@ pub(crate) fn run(episodes: &[Episode], ends: &[How; 2], bed: &impl Bed) -> Outc
         let (channel, pending) = (None, vec![]);
         Side { channel, pending, scoped, loose, used: [false; SLOTS], domain }
     });
-    let mut world = World { sides, forgotten: [0; 2], books: Books::default(), bed };
+    let mut world = World { sides, forgotten: [(0, 0); 2], books: Books::default(), bed };
     world.connect([0, 1].map(|side| prepare(&world.sides[side].domain)));
     for episode in episodes {
         world.play(episode)?;
@@ -197,6 +198,8 @@ impl<B: Bed> World<'_, B> {
         match episode {
             Episode::Scope { steps, exit } => {
                 self.scope(steps, *exit)?;
+                self.bed.calm();
+                self.only_loose_work_is_in_flight()?;
                 // The device would be seen to use memory that is not its own any more.
                 self.sides.iter_mut().for_each(|side| side.scoped.fill(QUIET));
                 Ok(())
@@ -213,13 +216,15 @@ impl<B: Bed> World<'_, B> {
                 }
                 Ok(())
             }
-            Episode::Disturb { times } => {
-                self.bed.disturb(*times);
-                self.books.troubled = true;
-                Ok(())
-            }
             Episode::Reset => {
-                let again = [0, 1].map(|side| self.channel(side).reset().unwrap());
+                let again = [0, 1].map(|side| {
+                    // It may have had to be destroyed, if nothing else would end it.
+                    let channel = self.channel(side);
+                    let closed = channel.as_raw().is_null();
+                    let again = channel.reset();
+                    assert_eq!(again.is_err(), closed, "{again:?}");
+                    again.unwrap_or_else(|_| prepare(&self.sides[side].domain))
+                });
                 self.all_is_free();
                 self.connect(again);
                 Ok(())
@@ -245,9 +250,27 @@ impl<B: Bed> World<'_, B> {
         }
     }
 
+    /// What was posted in a scope has ended with it.
+    fn only_loose_work_is_in_flight(&self) -> Outcome {
+        for side in &self.sides {
+            let channel = side.channel.as_ref().expect("it is there between episodes");
+            if channel.as_raw().is_null() {
+                continue; // there is nothing left that could be in flight
+            }
+            if let Some(count) = self.bed.in_flight(channel.number()) {
+                let loose = side.used.iter().filter(|&&used| used).count();
+                prop_assert!(
+                    count as usize <= loose,
+                    "{count} in flight, and {loose} not of a scope"
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Two nested scopes, one for each channel.
     fn scope(&mut self, steps: &[(usize, Step)], exit: Exit) -> Outcome {
-        let Self { sides: [one, two], books, .. } = self;
+        let Self { sides: [one, two], books, bed, .. } = self;
         let slots = [&mut one.scoped, &mut two.scoped]
             .map(|region| region.slice_mut(..).unwrap().chunks(SLOT).unwrap());
         let [slots_of_one, slots_of_two] = slots;
@@ -260,7 +283,11 @@ impl<B: Bed> World<'_, B> {
                 let inner = two.scope_deadline(late(), |s| {
                     let mut right = Hand::new(1, s, slots_of_two);
                     for (side, step) in steps {
-                        outcome = if *side == 0 {
+                        outcome = if let Step::Disturb { poll, times } = step {
+                            bed.disturb(if *poll { "poll_cq" } else { "modify_qp" }, *times);
+                            books.troubled = true;
+                            Ok(())
+                        } else if *side == 0 {
                             left.step(*step, books)
                         } else {
                             right.step(*step, books)
@@ -393,8 +420,9 @@ impl<B: Bed> World<'_, B> {
                 How::Drop => drop(channel),
                 How::Close => prop_assert!(channel.close().is_ok()),
                 How::Forget => {
+                    self.forgotten[side].0 += 1;
+                    self.forgotten[side].1 += u32::from(!channel.as_raw().is_null());
                     forget(channel);
-                    self.forgotten[side] += 1;
                     // What is in flight on it stays in flight for ever.
                     let at = &mut self.sides[side];
                     let other = MemoryRegion::new(&at.domain, SLOT * SLOTS).unwrap();
@@ -411,8 +439,11 @@ impl<B: Bed> World<'_, B> {
         self.bed.run();
         let Self { sides, forgotten, bed, .. } = self;
         drop(sides);
-        // Each has a queue pair and a completion queue, took a region with it, and keeps what it was
-        // made from.
-        bed.check_end(&forgotten.map(|count| [count.min(1), count.min(1), count, count, count]))
+        // Each has a completion queue, took a region with it, and keeps what it was made from.
+        bed.check_end(
+            &forgotten.map(|(channels, pairs)| {
+                [channels.min(1), channels.min(1), channels, channels, pairs]
+            }),
+        )
     }
 }

@@ -34,10 +34,6 @@ pub(crate) enum Episode {
         side: usize,
         which: prop::sample::Index,
     },
-    /// Some polls fail.
-    Disturb {
-        times: u32,
-    },
     Reset,
     Replace {
         how: [How; 2],
@@ -64,6 +60,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => at().prop_map(Step::Wait),
         1 => at().prop_map(Step::Drop),
         1 => at().prop_map(Step::Forget),
+        1 => (any::<bool>(), 1..3_u32).prop_map(|(poll, times)| Step::Disturb { poll, times }),
     ]
 }
 
@@ -88,7 +85,6 @@ fn episode(forgetting: bool) -> impl Strategy<Value = Episode> {
         4 => (side(), at()).prop_map(|(side, which)| Episode::Poll { side, which }),
         2 => (side(), at()).prop_map(|(side, which)| Episode::Wait { side, which }),
         1 => (side(), at()).prop_map(|(side, which)| Episode::Abandon { side, which }),
-        1 => (1..4_u32).prop_map(|times| Episode::Disturb { times }),
         6 => Just(Episode::Reset),
         1 => [how(), how()].prop_map(|how| Episode::Replace { how }),
     ]

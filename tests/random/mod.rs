@@ -26,8 +26,14 @@ pub(crate) trait Bed {
     /// Another context on a side's device.
     fn open(&self, side: usize) -> Context<'static>;
 
-    /// Polls fail, so many times: no completion is lost by it.
-    fn disturb(&self, times: u32);
+    /// The next calls of a verb fail, so many times.
+    fn disturb(&self, verb: &str, times: u32);
+
+    /// They do not any more.
+    fn calm(&self);
+
+    /// How much the device has in flight on a queue pair, where it can say.
+    fn in_flight(&self, queue_pair: u32) -> Option<u32>;
 
     /// Lets the devices do some of what is posted.
     fn run(&self);

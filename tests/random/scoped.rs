@@ -22,6 +22,11 @@ pub(crate) enum Step {
     Wait(prop::sample::Index),
     Drop(prop::sample::Index),
     Forget(prop::sample::Index),
+    /// Polls fail, or changes of state, which is what ends things by force.
+    Disturb {
+        poll: bool,
+        times: u32,
+    },
 }
 
 type Work<'scope, 'buf> = ScopedPendingWork<'scope, MemorySliceMut<'buf, u8>>;
@@ -70,6 +75,7 @@ impl<'scope, 'env, 'buf: 'scope> Hand<'scope, 'env, 'buf> {
         match step {
             Step::Send => self.send(books),
             Step::Receive => self.receive(books),
+            Step::Disturb { .. } => unreachable!("that is up to the device"),
             _ if count == 0 => Ok(()),
             Step::Poll(at) => self.poll(at.index(count), books),
             Step::SpinPoll(at) => self.spin_poll(at.index(count), books),

@@ -30,8 +30,17 @@ impl Bed for Model {
         unsafe { Context::from_raw(self.device.open().unwrap()) }.unwrap()
     }
 
-    fn disturb(&self, times: u32) {
-        self.device.fail("poll_cq").errno(libc::EIO).times(times);
+    fn disturb(&self, verb: &str, times: u32) {
+        self.device.fail(verb).errno(libc::EIO).times(times);
+    }
+
+    fn calm(&self) {
+        self.device.clear_faults();
+    }
+
+    fn in_flight(&self, queue_pair: u32) -> Option<u32> {
+        let (sends, receives) = self.device.outstanding(queue_pair);
+        Some(sends + receives)
     }
 
     fn run(&self) {
