@@ -95,6 +95,8 @@ struct Side {
     /// Before the memory: it is dropped first.
     channel: Option<Channel<'static>>,
     pending: Vec<(PendingWork, Ask, usize)>,
+    /// Work of earlier connections and channels, of which nothing can come any more.
+    past: Vec<PendingWork>,
     /// For scopes; nothing is in flight between them.
     scoped: MemoryRegion<'static, u8>,
     /// For what is posted outside of scopes: a slot is in use until its work was seen to end.
@@ -167,12 +169,13 @@ pub(crate) fn run(episodes: &[Episode], ends: &[How; 2], bed: &impl Bed) -> Outc
         scoped.fill(QUIET);
         let loose = MemoryRegion::new(&domain, SLOT * SLOTS).unwrap();
         let (channel, pending) = (None, vec![]);
-        Side { channel, pending, scoped, loose, used: [false; SLOTS], domain }
+        Side { channel, pending, past: vec![], scoped, loose, used: [false; SLOTS], domain }
     });
     let mut world = World { sides, forgotten: [(0, 0); 2], books: Books::default(), bed };
     world.connect([0, 1].map(|side| prepare(&world.sides[side].domain)));
     for episode in episodes {
         world.play(episode)?;
+        world.the_past_is_past()?;
         for side in &world.sides {
             bed.run();
             prop_assert!(side.scoped.iter().all(|&byte| byte == QUIET), "written after the scope");
@@ -245,9 +248,25 @@ impl<B: Bed> World<'_, B> {
     /// No channel is there that could use any memory.
     fn all_is_free(&mut self) {
         for side in &mut self.sides {
-            side.pending.clear();
+            side.past.extend(side.pending.drain(..).map(|(work, ..)| work));
             side.used = [false; SLOTS];
         }
+    }
+
+    /// Old work does not take the results of new.
+    fn the_past_is_past(&mut self) -> Outcome {
+        for side in &mut self.sides {
+            let channel = side.channel.as_mut().expect("it is there between episodes");
+            for work in &mut side.past {
+                let result = work.poll(channel);
+                let gone = matches!(
+                    result,
+                    Some(Err(TransportError::Stopped | TransportError::UnknownWork))
+                );
+                prop_assert!(gone, "{result:?} of {work:?}");
+            }
+        }
+        Ok(())
     }
 
     /// What was posted in a scope has ended with it.
