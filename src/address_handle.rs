@@ -47,6 +47,29 @@ impl<'pd> AddressHandle<'pd> {
         Ok(Self { raw, domain })
     }
 
+    /// Takes over a handle that was made elsewhere, such as by a C library.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or it is of another domain.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live address handle, and nothing else destroys it.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_ah,
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_create_ah";
+        let domain = domain.into();
+        // SAFETY: the caller vouches for the pointer.
+        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
+            return Err(Error::invalid(VERB, "not an address handle of this domain"));
+        }
+        // SAFETY: the caller hands over a live handle.
+        Ok(Self { raw: unsafe { Handle::new(VERB, raw) }?, domain })
+    }
+
     /// The domain that it was created in.
     pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
         &self.domain

@@ -42,7 +42,8 @@ foreign_enum! {
         PathMigrated = IBV_EVENT_PATH_MIG,
         /// A connection could not go over to its alternative path.
         PathMigrationError = IBV_EVENT_PATH_MIG_ERR,
-        /// The device failed: everything on it is to be closed.
+        /// The device failed or was pulled out: everything on it is to be closed. See
+        /// [`AsyncEvents`](AsyncEvents#when-the-device-goes).
         DeviceFatal = IBV_EVENT_DEVICE_FATAL,
         /// The port can be used: its link came up.
         PortActive = IBV_EVENT_PORT_ACTIVE,
@@ -164,6 +165,20 @@ impl AsyncEvent {
 /// the context's: of several `AsyncEvents` of one context, or threads that read from one, each event
 /// goes to one, exactly once. It is acknowledged (`ibv_ack_async_event`) before it is handed out, so
 /// that no object's destruction ever waits for it.
+///
+/// # When the device goes
+///
+/// When a device is pulled out or its driver unloaded, the kernel raises
+/// [`DeviceFatal`](AsyncEventKind::DeviceFatal), once for each context, and no event after it. Those
+/// that sleep for completions wake with `EIO`. Whoever spins on a [`Channel`](crate::Channel), with a
+/// deadline or without, finds out within a second or so, as it asks the kernel from time to time. All
+/// verbs fail with `EIO`.
+///
+/// A buffer that was in flight is given back only when its queue pair is destroyed, which the kernel
+/// has done by then; but it answers `EIO` to whoever asks for it, which proves nothing, and a channel
+/// that has work in flight then aborts the process. A program that is to survive sets
+/// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs takes that answer for
+/// success.
 ///
 /// ```no_run
 /// use ibverbs::{AsyncEventKind, AsyncEventSubject};

@@ -129,6 +129,32 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(Self { raw: Importable::imported(raw), bytes, context })
     }
 
+    /// Takes over memory that was allocated elsewhere, such as by a C library: `bytes` bytes, which the C
+    /// object does not know.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or it is of another context.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or live device memory of that length, and nothing else frees it.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_dm,
+        bytes: usize,
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_alloc_dm";
+        let context = context.into();
+        // SAFETY: the caller vouches for the pointer.
+        if raw.is_null() || unsafe { (*raw).context } != context.as_raw() {
+            return Err(Error::invalid(VERB, "not device memory of this context"));
+        }
+        // SAFETY: the caller hands over live memory.
+        let raw = Importable::owned(unsafe { Handle::new(VERB, raw) }?);
+        Ok(Self { raw, bytes, context })
+    }
+
     /// Makes [imported](Self::import) memory this program's own: from now on dropping or closing it
     /// frees it, for all processes.
     pub fn own(&mut self) {

@@ -10,9 +10,12 @@ foreign_enum! {
         /// [`fork_init`] was not called: after a fork, the parent's writes to registered memory may
         /// go to pages that the device does not see.
         Disabled = IBV_FORK_DISABLED,
-        /// Registered memory is kept from the child, which must not touch it.
+        /// Registered memory is kept from the child: touching it kills the child, and does nothing to
+        /// the parent.
         Enabled = IBV_FORK_ENABLED,
-        /// The kernel (5.12 and later) copies pinned pages for the child: nothing is needed.
+        /// The kernel (5.12 and later) copies pinned pages for the child: nothing is needed. Parent and
+        /// device go on seeing the same memory, requests in flight included, and the child has a
+        /// copy of its own to write to.
         Unneeded = IBV_FORK_UNNEEDED,
     }
 }

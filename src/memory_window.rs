@@ -91,6 +91,34 @@ impl<'res> MemoryWindow<'res> {
         Ok(Self { raw, window_type, regions: [None, None], domain })
     }
 
+    /// Takes over a window that was made elsewhere, such as by a C library.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or it is of another domain.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live memory window, and nothing else deallocates it. If it is bound, or a
+    /// binding is outstanding, the region under it stays registered until it is bound to another
+    /// one, invalidated or deallocated.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_mw,
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_alloc_mw";
+        let domain = domain.into();
+        // SAFETY: the caller vouches for the pointer.
+        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
+            return Err(Error::invalid(VERB, "not a memory window of this domain"));
+        }
+        // SAFETY: the window is live.
+        let window_type = unsafe { (*raw).type_ }.into();
+        // SAFETY: the caller hands over a live window.
+        let raw = unsafe { Handle::new(VERB, raw) }?;
+        Ok(Self { raw, window_type, regions: [None, None], domain })
+    }
+
     /// `ibv_dealloc_mw`: deallocates the window, whether bound or not, and says so if that fails.
     /// Dropping does the same in silence.
     ///

@@ -50,6 +50,29 @@ impl<'pd> NullMemoryRegion<'pd> {
         Ok(Self { region, domain })
     }
 
+    /// Takes over a null region that was made elsewhere, such as by a C library.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or it is of another domain.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live region of `ibv_alloc_null_mr`, and nothing else deallocates it.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_mr,
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_alloc_null_mr";
+        let domain = domain.into();
+        // SAFETY: the caller vouches for the pointer.
+        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
+            return Err(Error::invalid(VERB, "not a memory region of this domain"));
+        }
+        // SAFETY: the caller hands over a live region.
+        Ok(Self { region: unsafe { Handle::new(VERB, raw) }?, domain })
+    }
+
     /// `ibv_dereg_mr`: deallocates the region, and says so if that fails. Dropping does the same in
     /// silence.
     ///

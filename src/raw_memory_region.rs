@@ -222,6 +222,42 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self { region, address: ptr::null_mut(), bytes, base, access, domain })
     }
 
+    /// Takes over a region that was registered elsewhere, such as by a C library: any `struct ibv_mr`.
+    /// `base` is the address by which requests and peers name its first byte (the `iova`; without one
+    /// it is the address of the memory), and `access` what it was registered for: the C object knows
+    /// neither.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or it is of another domain; or its end would be beyond the
+    ///    last address.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live region, of which `base` and `access` are right, and nothing else
+    /// deregisters it. For its memory the conditions of [`new`](Self::new) hold.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_mr,
+        base: u64,
+        access: AccessFlags,
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_reg_mr";
+        let domain = domain.into();
+        // SAFETY: the caller vouches for the pointer.
+        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
+            return Err(Error::invalid(VERB, "not a memory region of this domain"));
+        }
+        // SAFETY: the region is live.
+        let (address, bytes) = unsafe { ((*raw).addr.cast(), (*raw).length) };
+        if base.checked_add(bytes as u64).is_none() {
+            return Err(Error::invalid(VERB, "the region ends beyond the last address"));
+        }
+        // SAFETY: the caller hands over a live region.
+        let region = Importable::owned(unsafe { Handle::new(VERB, raw) }?);
+        Ok(Self { region, address, bytes, base, access, domain })
+    }
+
     /// Makes an [imported](Self::import) region this program's own: from now on dropping or closing
     /// it deregisters it, for all processes.
     pub fn own(&mut self) {

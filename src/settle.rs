@@ -10,6 +10,9 @@
 //! 3. destroy it;
 //! 4. abort the process: the device may go on writing to memory that the caller is about to use for
 //!    something else, and there is no other way left to prevent it.
+//!
+//! A device that is pulled out while work is in flight gets to the last step, unless libibverbs was told
+//! that destroying is then success: see [`AsyncEvents`](crate::AsyncEvents#when-the-device-goes).
 
 use std::ffi::c_int;
 use std::io::{self, Write};
@@ -37,7 +40,8 @@ impl Core {
             let _ = writeln!(
                 io::stderr(),
                 "ibverbs: queue pair {:#x} could be neither flushed, reset nor destroyed; its device \
-                 may still write to memory that is about to be used again: aborting",
+                 may still write to memory that is about to be used again: aborting (if the device \
+                 was pulled out, RDMAV_ALLOW_DISASSOC_DESTROY=1 lets the process go on)",
                 self.number
             );
             process::abort();

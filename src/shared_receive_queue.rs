@@ -150,6 +150,38 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended })
     }
 
+    /// Takes over a queue that was made elsewhere, such as by a C library.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or it is of another domain.
+    ///  - those of [`query`](Self::query).
+    ///
+    /// Nothing was taken over then.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live shared receive queue, and nothing else destroys it. If it is for
+    /// extended reliable connections, its XRC domain and its completion queue outlive it. Its
+    /// `srq_context` is the [`token`](Self::token) from now on, and nothing follows it. The memory of
+    /// receives that are outstanding on it stays as [`post`](Self::post) needs it.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_srq,
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_create_srq";
+        let domain = domain.into();
+        // SAFETY: the caller vouches for the pointer.
+        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
+            return Err(Error::invalid(VERB, "not a shared receive queue of this domain"));
+        }
+        // SAFETY: the queue is live.
+        let SharedReceiveQueueAttributes { max_wr, max_sge, .. } = unsafe { query(raw) }?;
+        // SAFETY: the caller hands over a live queue.
+        let raw = unsafe { Handle::new(VERB, raw) }?;
+        Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended: None })
+    }
+
     /// `ibv_post_srq_recv`: posts a receive under the number `wr_id`. The same request can be posted
     /// again and again.
     ///
@@ -229,12 +261,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SharedReceiveQueueAttributes> {
-        let mut raw = ffi::ibv_srq_attr::default();
-        // SAFETY: the queue is live and `raw` is writable.
-        let returned = unsafe { ffi::ibv_query_srq(self.as_raw(), &mut raw) };
-        ffi::status("ibv_query_srq", returned)?;
-        let ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: limit } = raw;
-        Ok(SharedReceiveQueueAttributes { max_wr, max_sge, limit })
+        // SAFETY: the queue is live.
+        unsafe { query(self.as_raw()) }
     }
 
     /// `ibv_modify_srq`: arms the limit event. Once fewer than `limit` requests are outstanding, the
@@ -355,6 +383,18 @@ fn within(verb: &'static str, what: &'static str, value: u32, most: u32) -> Resu
         return Err(Error::out_of_range(verb, what, value.into(), 1, most.into()));
     }
     Ok(())
+}
+
+/// # Safety
+///
+/// The queue is live.
+unsafe fn query(queue: *mut ffi::ibv_srq) -> Result<SharedReceiveQueueAttributes> {
+    let mut raw = ffi::ibv_srq_attr::default();
+    // SAFETY: the caller vouches for the queue, and `raw` is writable.
+    let returned = unsafe { ffi::ibv_query_srq(queue, &mut raw) };
+    ffi::status("ibv_query_srq", returned)?;
+    let ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: limit } = raw;
+    Ok(SharedReceiveQueueAttributes { max_wr, max_sge, limit })
 }
 
 impl fmt::Debug for SharedReceiveQueue<'_> {

@@ -41,6 +41,30 @@ impl<'ctx> ThreadDomain<'ctx> {
         Ok(Self { raw, context })
     }
 
+    /// Takes over a thread domain that was made elsewhere, such as by a C library.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or it is of another context.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live thread domain, and nothing else deallocates it. What was made with it
+    /// is used as [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain) says.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_td,
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_alloc_td";
+        let context = context.into();
+        // SAFETY: the caller vouches for the pointer.
+        if raw.is_null() || unsafe { (*raw).context } != context.as_raw() {
+            return Err(Error::invalid(VERB, "not a thread domain of this context"));
+        }
+        // SAFETY: the caller hands over a live domain.
+        Ok(Self { raw: unsafe { Handle::new(VERB, raw) }?, context })
+    }
+
     /// The context that it was allocated from.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context

@@ -69,6 +69,29 @@ impl<'ctx> XrcDomain<'ctx> {
         Ok(Self { raw, context })
     }
 
+    /// Takes over a domain that was made elsewhere, such as by a C library.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the pointer is null, or it is of another context.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a live XRC domain, and nothing else closes it.
+    pub unsafe fn from_raw(
+        raw: *mut ffi::ibv_xrcd,
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_open_xrcd";
+        let context = context.into();
+        // SAFETY: the caller vouches for the pointer.
+        if raw.is_null() || unsafe { (*raw).context } != context.as_raw() {
+            return Err(Error::invalid(VERB, "not an XRC domain of this context"));
+        }
+        // SAFETY: the caller hands over a live domain.
+        Ok(Self { raw: unsafe { Handle::new(VERB, raw) }?, context })
+    }
+
     /// The context that it was opened on.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context

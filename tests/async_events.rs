@@ -1,5 +1,7 @@
 //! Asynchronous events, on the test device.
 
+mod figures;
+
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
@@ -9,10 +11,12 @@ use std::time::{Duration, Instant};
 use ibverbs::AsyncEventKind as Kind;
 use ibverbs::AsyncEventSubject as Subject;
 use ibverbs::{
-    AsyncEvents, CompletionQueue, Context, ErrorKind, ProtectionDomain, QueuePair, QueuePairType,
-    SharedReceiveQueue, ffi,
+    AsyncEvents, CompletionQueue, Context, ErrorKind, ProtectionDomain, QueuePair, QueuePairState,
+    QueuePairType, ReceiveWorkRequest, SharedReceiveQueue, WorkCompletion, ffi,
 };
 use ibverbs_test_device::TestDevice;
+
+use figures::figure;
 
 const SOON: Duration = Duration::from_millis(20);
 const LATE: Duration = Duration::from_secs(60);
@@ -189,6 +193,55 @@ fn objects_go_at_once_whatever_became_of_their_events() {
     drop(events);
     drop((domain, context));
     device.assert_clean();
+}
+
+/// A queue with too little room for what is posted: what does not fit is lost, and that is told, of the
+/// queue and of all queue pairs that complete there.
+#[test]
+fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
+    const ROOM: u32 = 3;
+    let device = TestDevice::model();
+    let context = open(&device);
+    let domain = context.alloc_pd().unwrap();
+    let events = context.async_events().unwrap();
+    let queue = CompletionQueue::builder(&context, ROOM).token(9).build().unwrap();
+    let builder = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected);
+    let prepared = builder.max_send_wr(16).max_recv_wr(16).max_inline_data(8).build().unwrap();
+    let itself = prepared.endpoint();
+    let mut pair = prepared.handshake(itself).unwrap();
+    for wr_id in 0..8 {
+        // SAFETY: the first has no memory, the second is copied.
+        unsafe {
+            pair.post(&mut ReceiveWorkRequest::new(&mut []).unwrap(), 100 + wr_id).unwrap();
+            pair.post_inline(&[], wr_id).unwrap();
+        }
+    }
+    device.run();
+    let seen = [events.wait_timeout(LATE).unwrap(), events.wait_timeout(LATE).unwrap()];
+    let seen = seen.map(|event| (event.kind(), event.subject()));
+    let expected = [
+        (Kind::CompletionQueueError, Subject::CompletionQueue(9)),
+        (Kind::QueuePairFatal, Subject::QueuePair(pair.number())),
+    ];
+    assert_eq!(seen, expected);
+    assert_eq!(events.next_event().unwrap(), None, "it is told once");
+    let mut slots = [WorkCompletion::default(); 16];
+    assert_eq!(queue.poll(&mut slots).unwrap().len(), ROOM as usize);
+    assert!(queue.poll(&mut slots).unwrap().is_empty());
+    assert_eq!(pair.state().unwrap(), QueuePairState::Error);
+    // As the documentation of the event says: both are to go.
+    drop(events);
+    pair.close().unwrap();
+    queue.close().unwrap();
+    drop(domain);
+    drop(context);
+    device.assert_clean();
+    figure(
+        "cq-overrun",
+        "as hardware has it: CompletionQueueError with the queue's token, then QueuePairFatal with the \
+         queue pair's number, each once; what had room is found, the queue pair is in ERR, and both \
+         close",
+    );
 }
 
 #[test]

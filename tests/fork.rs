@@ -1,6 +1,9 @@
 //! Forking while memory is registered. It is a program of its own, since `fork_init` must come
 //! before anything else.
 
+mod figures;
+
+use figures::figure;
 use ibverbs::{Context, ForkStatus, fork_init, is_fork_initialized};
 use ibverbs_test_device::TestDevice;
 
@@ -29,6 +32,34 @@ fn the_parent_goes_on_after_a_fork() {
     assert_eq!(unsafe { libc::waitpid(child, &mut how, 0) }, child);
     assert!(libc::WIFEXITED(how) && libc::WEXITSTATUS(how) == 0, "{how:#x}");
     assert!(region.iter().all(|&byte| byte == 9));
+    // A child that writes to registered memory writes to its own copy, or dies of it.
+    let address = region.as_mut_ptr();
+    // SAFETY: the child writes to memory that is its own, if it has it, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe {
+            address.write_volatile(1);
+            libc::_exit(0);
+        }
+    }
+    assert!(child > 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::waitpid(child, &mut how, 0) }, child);
+    if status == ForkStatus::Enabled {
+        assert!(libc::WIFSIGNALED(how) && libc::WTERMSIG(how) == libc::SIGSEGV, "{how:#x}");
+    } else {
+        assert!(libc::WIFEXITED(how) && libc::WEXITSTATUS(how) == 0, "{how:#x}");
+    }
+    assert!(region.iter().all(|&byte| byte == 9), "the parent's memory has changed");
+    figure(
+        "fork",
+        &format!(
+            "fork status {status:?} (test device): a child that writes to registered memory {}; the \
+             parent's is as it was, and is deregistered",
+            if status == ForkStatus::Enabled { "is killed" } else { "writes to a copy" }
+        ),
+    );
     region.close().unwrap();
     drop(domain);
     drop(context);

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use ibverbs::*;
-use ibverbs_test_device::{Kind, TestDevice};
+use ibverbs_test_device::{Builder, Kind, TestDevice};
 
 fn context(device: &TestDevice) -> Context<'static> {
     // SAFETY: the context is live and handed over.
@@ -216,4 +216,109 @@ fn a_request_with_too_many_elements_is_named() {
     assert!(error.to_string().contains("the number of scatter elements is"), "{error}");
     drop(elements);
     receives.close().unwrap();
+}
+
+/// The lesser objects, as a C library would make them: refused under a wrong parent, and taken over
+/// with all that belongs to them under the right one.
+#[test]
+fn objects_of_c_are_taken_over() {
+    let device = Builder::model().limits(|limits| limits.on_demand = 1).build();
+    let (context, other) = (context(&device), context(&device));
+    let (domain, foreign) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
+    let pd = domain.as_raw();
+    let mut bytes = [0x55_u8; 64];
+
+    // SAFETY: every object is live, made in the domain or the context that it is said to be of, and
+    // handed over once: where it is refused it was not.
+    unsafe {
+        let mut wanted = ffi::ibv_srq_init_attr {
+            attr: ffi::ibv_srq_attr { max_wr: 9, max_sge: 2, srq_limit: 0 },
+            ..Default::default()
+        };
+        let raw = ffi::ibv_create_srq(pd, &mut wanted);
+        assert!(SharedReceiveQueue::from_raw(raw, &foreign).is_err());
+        assert!(SharedReceiveQueue::from_raw(std::ptr::null_mut(), &domain).is_err());
+        device.fail("query_srq").errno(libc::ENOSYS).times(1);
+        let error = SharedReceiveQueue::from_raw(raw, &domain).unwrap_err();
+        assert_eq!(error.verb(), "ibv_query_srq");
+        let queue = SharedReceiveQueue::from_raw(raw, &domain).unwrap();
+        assert_eq!((queue.as_raw(), queue.max_wr(), queue.max_sge()), (raw, 9, 2));
+        let mut region = domain.allocate::<u8>(64).unwrap();
+        queue.post_receive(&mut region, .., 1).unwrap();
+        queue.close().unwrap();
+
+        let path = AddressVector::new(1, 0).global(context.routable_gid(1).unwrap().gid, 1);
+        let raw = ffi::ibv_create_ah(pd, &mut path.to_raw());
+        assert!(AddressHandle::from_raw(raw, &foreign).is_err());
+        assert!(AddressHandle::from_raw(std::ptr::null_mut(), &domain).is_err());
+        AddressHandle::from_raw(raw, &domain).unwrap().close().unwrap();
+
+        for kind in [MemoryWindowType::Type1, MemoryWindowType::Type2] {
+            let raw = ffi::ibv_alloc_mw(pd, kind.into());
+            assert!(MemoryWindow::from_raw(raw, &foreign).is_err());
+            assert!(MemoryWindow::from_raw(std::ptr::null_mut(), &domain).is_err());
+            let window = MemoryWindow::from_raw(raw, &domain).unwrap();
+            assert_eq!((window.window_type(), window.rkey()), (kind, (*raw).rkey));
+            window.close().unwrap();
+        }
+
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
+        let address = bytes.as_mut_ptr();
+        let register = |iova| ffi::ibv_reg_mr_iova2(pd, address.cast(), 64, iova, access.bits());
+        let raw = register(address as u64);
+        let none = std::ptr::null_mut();
+        assert!(RawMemoryRegion::from_raw(raw, 0, access, &foreign).is_err());
+        assert!(RawMemoryRegion::from_raw(raw, u64::MAX - 3, access, &domain).is_err());
+        assert!(RawMemoryRegion::from_raw(none, 0, access, &domain).is_err());
+        let region = RawMemoryRegion::from_raw(raw, address as u64, access, &domain).unwrap();
+        assert_eq!((region.as_ptr(), region.len(), region.access()), (address, 64, access));
+        assert_eq!((region.lkey(), region.rkey()), ((*raw).lkey, (*raw).rkey));
+        assert_eq!(region.remote_range(8..).unwrap().address(), address as u64 + 8);
+        region.close().unwrap();
+        let shifted = address as u64 + (1 << 20);
+        let region = RawMemoryRegion::from_raw(register(shifted), shifted, access, &domain);
+        assert_eq!(region.unwrap().remote().address(), shifted);
+
+        let raw = ffi::ibv_alloc_null_mr(pd);
+        assert!(NullMemoryRegion::from_raw(raw, &foreign).is_err());
+        assert!(NullMemoryRegion::from_raw(none, &domain).is_err());
+        let region = NullMemoryRegion::from_raw(raw, &domain).unwrap();
+        assert_eq!(region.gather_element(8).unwrap().as_raw().lkey, (*raw).lkey);
+        region.close().unwrap();
+
+        let local = (AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND).bits();
+        let raw = ffi::ibv_reg_mr_iova2(pd, std::ptr::null_mut(), usize::MAX, 0, local);
+        assert!(!raw.is_null());
+        assert!(ImplicitMemoryRegion::from_raw(raw, &foreign).is_err());
+        assert!(ImplicitMemoryRegion::from_raw(none, &domain).is_err());
+        let region = ImplicitMemoryRegion::from_raw(raw, &domain).unwrap();
+        assert_eq!(region.slice(&[1_u8]).lkey(), (*raw).lkey);
+        region.close().unwrap();
+
+        let mut wanted = ffi::ibv_alloc_dm_attr { length: 64, ..Default::default() };
+        let raw = ffi::ibv_alloc_dm(context.as_raw(), &mut wanted);
+        assert!(DeviceMemory::from_raw(raw, 64, &other).is_err());
+        assert!(DeviceMemory::from_raw(std::ptr::null_mut(), 64, &context).is_err());
+        let memory = DeviceMemory::from_raw(raw, 64, &context).unwrap();
+        memory.write(0, &[7_u32; 16]).unwrap();
+        assert_eq!((memory.len(), memory.as_raw()), (64, raw));
+        memory.close().unwrap();
+
+        let raw = ffi::ibv_alloc_td(context.as_raw(), &mut Default::default());
+        assert!(ThreadDomain::from_raw(raw, &other).is_err());
+        assert!(ThreadDomain::from_raw(std::ptr::null_mut(), &context).is_err());
+        ThreadDomain::from_raw(raw, &context).unwrap().close().unwrap();
+
+        let mask = ffi::ibv_xrcd_init_attr_mask::IBV_XRCD_INIT_ATTR_FD
+            | ffi::ibv_xrcd_init_attr_mask::IBV_XRCD_INIT_ATTR_OFLAGS;
+        let (fd, oflags) = (-1, libc::O_CREAT);
+        let mut wanted = ffi::ibv_xrcd_init_attr { comp_mask: mask.0, fd, oflags };
+        let raw = ffi::ibv_open_xrcd(context.as_raw(), &mut wanted);
+        assert!(XrcDomain::from_raw(raw, &other).is_err());
+        assert!(XrcDomain::from_raw(std::ptr::null_mut(), &context).is_err());
+        XrcDomain::from_raw(raw, &context).unwrap().close().unwrap();
+    }
+    drop((domain, foreign));
+    drop((context, other));
+    device.assert_clean();
 }

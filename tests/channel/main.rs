@@ -2,6 +2,7 @@
 //! comes back while the device may still use it.
 
 mod blocking;
+mod faults;
 #[path = "../figures/mod.rs"]
 mod figures;
 mod forget;

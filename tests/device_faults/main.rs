@@ -3,7 +3,6 @@
 //! work. To be run by `script/test device`, in the machine that `script/vm` starts.
 
 mod access;
-mod cycles;
 #[path = "../figures/mod.rs"]
 mod figures;
 mod forks;

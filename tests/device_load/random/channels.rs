@@ -199,7 +199,7 @@ impl<'s> End<'s, '_> {
                 let Some(buffer) = self.words.pop() else { return Ok(false) };
                 // Every other one compares with something else, and must not swap.
                 let (remote, swap) = (self.at(SWAPPED, 1), self.random.next());
-                let wrong = pick % 2 == 0;
+                let wrong = pick.is_multiple_of(2);
                 let compare = self.swapped ^ u64::from(wrong);
                 let work = self.scope.post_compare_swap(buffer, remote, compare, swap);
                 self.fly(work, Expect::Found(self.swapped))?;
