@@ -12,6 +12,7 @@ use std::path::Path;
 macro_rules! right {
     ($($name:ident)+) => {
         #[allow(dead_code, unreachable_pub, reason = "compiling is the test")]
+        #[allow(clippy::undocumented_unsafe_blocks, reason = "nothing of it is ever run")]
         mod compile_pass {
             $(mod $name;)+
         }
