@@ -157,6 +157,14 @@ fn late(
     })
 }
 
+/// On what all these figures were taken.
+#[test]
+fn the_kernel_is_known() {
+    let kernel = vm::run("uname -r");
+    assert!(!kernel.trim().is_empty());
+    figure("kernel", kernel.trim());
+}
+
 #[test]
 fn a_channel_gives_up_after_so_many_tries() {
     let _lock = one_at_a_time();

@@ -66,7 +66,7 @@ pub fn role(arguments: &str) -> String {
 /// Runs a command in each of two machines, both of which must succeed; returns what they reported.
 pub fn pair(options: &[&str], first: &str, second: &str) -> Vec<String> {
     let mut child = Command::new("script/vm")
-        .args(["pair", "-t", "150"])
+        .args(["pair", "-t", &(200 + soak_seconds()).to_string()])
         .args(options)
         .args(["--", first, "--", second])
         .stdin(Stdio::null())
@@ -84,6 +84,12 @@ pub fn pair(options: &[&str], first: &str, second: &str) -> Vec<String> {
     let status = child.wait().unwrap();
     assert!(status.success(), "script/vm pair: {status}");
     reports
+}
+
+/// How long a test that can go on and on is to go on: `script/soak` says so.
+pub fn soak_seconds() -> u64 {
+    let seconds = std::env::var("IBVERBS_SOAK_SECONDS");
+    seconds.map_or(0, |text| text.parse().expect("IBVERBS_SOAK_SECONDS is a number"))
 }
 
 /// In a machine: tells the test.
