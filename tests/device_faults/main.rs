@@ -7,6 +7,7 @@ mod access;
 mod figures;
 mod forks;
 mod limits;
+mod overrun;
 mod short_receive;
 mod signals;
 #[path = "../vm/mod.rs"]

@@ -87,6 +87,38 @@ fn a_dying_device() {
 }
 
 #[test]
+fn a_removed_device() {
+    let device = Builder::model().progress(Progress::OnPost).build();
+    let rig = Rig::new(device, ibv_qp_type::IBV_QPT_RC, null_mut());
+    rig.connect(7);
+    unsafe {
+        let channel = ibv_create_comp_channel(rig.context);
+        let cq = ibv_create_cq(rig.context, 4, null_mut(), channel, 0);
+        let (mut about, mut token) = (null_mut(), null_mut());
+        let channel_address = channel as usize;
+        std::thread::scope(|scope| {
+            // One that sleeps in the kernel already, in a read that blocks.
+            let sleeper = scope.spawn(move || {
+                let (mut cq, mut token) = (null_mut(), null_mut());
+                ibv_get_cq_event(channel_address as *mut _, &mut cq, &mut token)
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert_eq!(rig.b.receive(1, 0, 1), 0);
+            rig.device.remove();
+            assert_eq!(sleeper.join().unwrap(), -1, "it woke, and there was no event");
+        });
+        assert_eq!(ibv_get_cq_event(channel, &mut about, &mut token), -1, "nor will there be");
+        assert_eq!(next(rig.context).event_type, ibv_event_type::IBV_EVENT_DEVICE_FATAL);
+        assert_eq!(rig.b.poll().len(), 0, "nothing is flushed");
+        assert_eq!(rig.device.outstanding(rig.b.number()), (0, 1));
+        assert_eq!(rig.b.to_state(ibv_qp_state::IBV_QPS_ERR), libc::EIO);
+        assert_eq!(ibv_destroy_cq(cq), 0);
+        assert_eq!(ibv_destroy_comp_channel(channel), 0);
+    }
+    rig.finish();
+}
+
+#[test]
 fn completion_channels() {
     let device = Builder::model().progress(Progress::OnPost).build();
     let rig = Rig::new(device, ibv_qp_type::IBV_QPT_RC, null_mut());
