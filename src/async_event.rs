@@ -181,6 +181,7 @@ impl AsyncEvent {
 /// success.
 ///
 /// ```no_run
+/// # // not on Soft-RoCE alone: waits for an event
 /// use ibverbs::{AsyncEventKind, AsyncEventSubject};
 ///
 /// # fn main() -> ibverbs::Result<()> {

@@ -60,6 +60,7 @@ use crate::{
 /// # Example
 ///
 /// ```no_run
+/// # // not on Soft-RoCE alone: needs a peer
 /// use ibverbs::Channel;
 /// # fn exchange(_: ibverbs::QueuePairEndpoint) -> ibverbs::QueuePairEndpoint { unimplemented!() }
 ///

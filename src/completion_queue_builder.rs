@@ -14,6 +14,7 @@ use crate::{
 /// What a completion queue is made with: see [`CompletionQueue::builder`].
 ///
 /// ```no_run
+/// # // not on Soft-RoCE alone: needs time stamps
 /// use ibverbs::{CompletionQueue, WorkCompletion};
 ///
 /// # fn main() -> ibverbs::Result<()> {

@@ -22,6 +22,7 @@ import!(ibv_dm, ibv_unimport_dm);
 /// [`DeviceAttributes::max_device_memory`](crate::DeviceAttributes::max_device_memory).
 ///
 /// ```no_run
+/// # // not on Soft-RoCE alone: needs device memory
 /// use ibverbs::AccessFlags;
 ///
 /// # let context = ibverbs::open("mlx5_0")?;

@@ -16,6 +16,7 @@ use crate::{
 /// Any slice can then be posted, at no cost in advance:
 ///
 /// ```no_run
+/// # // not on Soft-RoCE alone: needs on-demand paging
 /// # let context = ibverbs::open("mlx5_0")?;
 /// let domain = context.alloc_pd()?;
 /// let memory = domain.register_address_space()?;

@@ -26,6 +26,7 @@ impl ProtectionDomain<'_> {
     /// be bringing them in.
     ///
     /// ```no_run
+    /// # // not on Soft-RoCE alone: needs on-demand paging
     /// use ibverbs::{MemoryAdvice, RegionOptions};
     ///
     /// # let context = ibverbs::open("mlx5_0")?;

@@ -228,6 +228,7 @@ macro_rules! send_methods {
         /// # let context = ibverbs::open("rxe0")?;
         /// # let domain = context.alloc_pd()?;
         /// # let queue = context.create_cq(16)?;
+        /// let region = domain.allocate::<u8>(1024)?;
         /// let prepared = domain
         ///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
         ///     .max_send_wr(16)
@@ -236,9 +237,10 @@ macro_rules! send_methods {
         ///     .build()?;
         /// # let remote = prepared.endpoint();
         /// let mut queue_pair = prepared.handshake(remote)?;
-        /// let region = domain.allocate::<u8>(1024)?;
+        ///
         /// let body = region.gather_element(..)?;
-        /// // SAFETY: the region is neither written nor dropped until the completion of 2 was polled.
+        /// // SAFETY: the region is not written until the completion of 2 was polled, and dropped after
+        /// // the queue pair.
         /// unsafe {
         ///     queue_pair.batch(|batch| {
         ///         batch.send(1, SendFlags::empty(), Inline(b"header"))?;
@@ -414,16 +416,17 @@ impl<'res> QueuePair<'res> {
     /// # let context = ibverbs::open("rxe0")?;
     /// # let domain = context.alloc_pd()?;
     /// # let queue = context.create_cq(16)?;
+    /// let mut region = domain.allocate::<u8>(16)?;
     /// # let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected)
     /// #     .max_inline_data(16).build()?;
     /// # let remote = prepared.endpoint();
-    /// # let mut queue_pair = prepared.handshake(remote)?;
-    /// let mut region = domain.allocate::<u8>(16)?;
+    /// let mut queue_pair = prepared.handshake(remote)?;
     /// let (mut send, mut receive) = queue_pair.split();
     /// std::thread::scope(|scope| {
     ///     // SAFETY: no other request is outstanding under 1.
     ///     scope.spawn(move || unsafe { send.post_inline(b"hello", 1) });
-    ///     // SAFETY: the region is not touched until the completion of 2 was polled.
+    ///     // SAFETY: the region is not touched until the completion of 2 was polled, and dropped after
+    ///     // the queue pair.
     ///     unsafe { receive.post_receive(&mut region, .., 2) }
     /// })?;
     /// # Ok(())

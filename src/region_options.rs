@@ -33,6 +33,7 @@ const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
 /// be set, too, before `fork_init` is called.
 ///
 /// ```no_run
+/// # // not on Soft-RoCE alone: needs huge pages set aside
 /// use ibverbs::{AccessFlags, HugePages, RegionOptions};
 ///
 /// # let context = ibverbs::open("rxe0")?;

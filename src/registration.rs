@@ -44,6 +44,7 @@ fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> 
 /// What `rereg` changes of a region: its access, its protection domain, or both.
 ///
 /// ```no_run
+/// # // not on Soft-RoCE alone: needs ibv_rereg_mr
 /// use ibverbs::{AccessFlags, Reregistration};
 ///
 /// # let context = ibverbs::open("mlx5_0")?;

@@ -14,6 +14,25 @@ use crate::{Error, Result, ffi};
 /// It is implemented for every type that has the `zerocopy` traits, and cannot be implemented
 /// otherwise: integers, floats, arrays of them, and `Copy` structs that derive `FromBytes`,
 /// `IntoBytes` and `Immutable`. `bool`, `char`, references and anything with padding do not have them.
+///
+/// For a struct of yours, add [`zerocopy`] to your crate (`cargo add zerocopy@0.8 --features derive`):
+///
+/// ```
+/// use zerocopy::{FromBytes, Immutable, IntoBytes};
+///
+/// #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+/// #[repr(C)]
+/// struct Entry {
+///     key: u64,
+///     length: u32,
+///     checksum: u32,
+///     value: [u8; 48],
+/// }
+///
+/// fn is_element<T: ibverbs::Element>() {}
+/// is_element::<Entry>();
+/// is_element::<[Entry; 4]>();
+/// ```
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Element for T {}

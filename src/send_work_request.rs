@@ -12,14 +12,19 @@ send_queue_request! {
     /// # fn main() -> ibverbs::Result<()> {
     /// # let context = ibverbs::open("rxe0")?;
     /// # let domain = context.alloc_pd()?;
-    /// # let queue = context.create_cq(16)?;
-    /// # let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build()?;
-    /// # let remote = prepared.endpoint();
-    /// # let mut queue_pair = prepared.handshake(remote)?;
     /// let (header, body) = (domain.allocate::<u64>(2)?, domain.allocate::<u8>(1024)?);
+    /// # let queue = context.create_cq(16)?;
+    /// let prepared = domain
+    ///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+    ///     .max_send_sge(2) // a message can then have two elements
+    ///     .build()?;
+    /// # let remote = prepared.endpoint();
+    /// let mut queue_pair = prepared.handshake(remote)?;
+    ///
     /// let elements = [header.gather_element(..)?, body.gather_element(..100)?];
     /// let mut request = SendWorkRequest::new(&elements)?.immediate(3).solicited();
-    /// // SAFETY: the regions are neither written nor dropped until the completion of 7 was polled.
+    /// // SAFETY: the regions are not written until the completion of 7 was polled, and dropped after
+    /// // the queue pair.
     /// unsafe { queue_pair.post(&mut request, 7)? };
     /// # Ok(())
     /// # }

@@ -339,6 +339,7 @@ impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
     /// whose [`AtomicCapability`](crate::AtomicCapability) is `Global`.
     ///
     /// ```no_run
+    /// # // not on Soft-RoCE alone: waits for a peer
     /// # use ibverbs::AccessFlags;
     /// use std::sync::atomic::Ordering;
     ///

@@ -237,14 +237,19 @@ fn too_long(verb: &'static str, length: u64) -> Error {
 /// # fn main() -> ibverbs::Result<()> {
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
-/// # let queue = context.create_cq(16)?;
-/// # let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build()?;
-/// # let remote = prepared.endpoint();
-/// # let mut queue_pair = prepared.handshake(remote)?;
 /// let (mut header, mut body) = (domain.allocate::<u64>(2)?, domain.allocate::<u8>(1024)?);
+/// # let queue = context.create_cq(16)?;
+/// let prepared = domain
+///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+///     .max_recv_sge(2) // a message can then go to two elements
+///     .build()?;
+/// # let remote = prepared.endpoint();
+/// let mut queue_pair = prepared.handshake(remote)?;
+///
 /// let mut elements = [header.scatter_element(..)?, body.scatter_element(..)?];
 /// let mut request = ReceiveWorkRequest::new(&mut elements)?;
-/// // SAFETY: the regions are not touched until the completion of 7 was polled.
+/// // SAFETY: the regions are not touched until the completion of 7 was polled, and dropped after the
+/// // queue pair.
 /// unsafe { queue_pair.post(&mut request, 7)? };
 /// # Ok(())
 /// # }

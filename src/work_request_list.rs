@@ -95,11 +95,12 @@ impl<R> fmt::Debug for ListEntry<'_, R> {
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
 /// # let queue = context.create_cq(16)?;
+/// let region = domain.allocate::<u8>(1024)?;
 /// # let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected)
 /// #     .max_send_wr(16).build()?;
 /// # let remote = prepared.endpoint();
-/// # let mut queue_pair = prepared.handshake(remote)?;
-/// let region = domain.allocate::<u8>(1024)?;
+/// let mut queue_pair = prepared.handshake(remote)?;
+///
 /// let (head, body) = ([region.gather_element(..16)?], [region.gather_element(16..)?]);
 /// let mut entries = [
 ///     SendListEntry::from(SendWorkRequest::new(&head)?.unsignaled()),
@@ -107,7 +108,8 @@ impl<R> fmt::Debug for ListEntry<'_, R> {
 /// ];
 /// let mut list = SendList::new(&mut entries)?;
 /// list.set_wr_ids(7);
-/// // SAFETY: the region is neither written nor dropped until the completion of 8 was polled.
+/// // SAFETY: the region is not written until the completion of 8 was polled, and dropped after the
+/// // queue pair.
 /// unsafe { queue_pair.post_list(&mut list)? };
 /// # Ok(())
 /// # }
