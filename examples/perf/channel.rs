@@ -8,7 +8,7 @@ use ibverbs::{Channel, RemoteMemoryRegion, Scope, ScopedPendingWork, SharedMemor
 
 use crate::plan::{Operation, Plan};
 use crate::progress::Progress;
-use crate::report::Histogram;
+use crate::report::Samples;
 use crate::rig::{Memory, Result};
 use crate::verbs::{see, wrong_length};
 use crate::wire::PATIENCE;
@@ -52,7 +52,7 @@ impl Safe<'_> {
         iterations: u64,
         first: bool,
         mut ready: impl FnMut() -> Result<()>,
-        samples: &mut Histogram,
+        samples: &mut Samples,
         progress: &Progress,
     ) -> Result<Duration> {
         let (plan, remote, operation) = (self.plan, self.remote, self.plan.operation);
@@ -63,7 +63,7 @@ impl Safe<'_> {
         self.channel.manual_scope(|scope| {
             let mut coming = if by_memory { None } else { Some(scope.post_receive(target)?) };
             ready()?;
-            let start = Instant::now();
+            let start = samples.begin();
             let mut before = start;
             for iteration in 0..iterations {
                 let mark = (iteration % 255) as u8 + 1;
@@ -86,11 +86,10 @@ impl Safe<'_> {
                         see(theirs, mark, plan)?;
                     }
                 }
-                let now = Instant::now();
-                samples.record(now - before);
-                before = now;
+                before = samples.mark();
                 progress.at(iteration);
             }
+            samples.end();
             Ok(before - start)
         })
     }
@@ -100,11 +99,11 @@ impl Safe<'_> {
         &mut self,
         size: u32,
         iterations: u64,
-        samples: &mut Histogram,
+        samples: &mut Samples,
         progress: &Progress,
     ) -> Result<Duration> {
         let (remote, mut target) = (self.remote, self.memory.target.slice(..size as usize)?);
-        let start = Instant::now();
+        let start = samples.begin();
         let mut before = start;
         for iteration in 0..iterations {
             let deadline = before + PATIENCE;
@@ -120,11 +119,10 @@ impl Safe<'_> {
                     channel.read_deadline(&mut target, remote, deadline)?;
                 }
             }
-            let now = Instant::now();
-            samples.record(now - before);
-            before = now;
+            before = samples.mark();
             progress.at(iteration);
         }
+        samples.end();
         Ok(before - start)
     }
 

@@ -1,7 +1,7 @@
 //! What came out: figures, a table of them, and JSON.
 
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -9,19 +9,54 @@ use crate::plan::{Measure, Operation, Plan, Transport};
 use crate::rig::Result;
 
 /// Times of operations, to 0.1 %.
+///
+/// While the clock runs, moments are only noted; what lies between them is counted when there are
+/// many.
 #[derive(Debug)]
-pub(crate) struct Histogram(hdrhistogram::Histogram<u64>);
+pub(crate) struct Samples {
+    histogram: hdrhistogram::Histogram<u64>,
+    moments: Vec<Instant>,
+}
 
-impl Histogram {
+/// How many moments are noted before they are counted.
+const MOMENTS: usize = 1 << 16;
+
+impl Samples {
     pub(crate) fn new() -> Result<Self> {
         // From 1 ns to longer than we wait for anything.
-        Ok(Self(hdrhistogram::Histogram::new_with_bounds(1, 100_000_000_000, 3)?))
+        let histogram = hdrhistogram::Histogram::new_with_bounds(1, 100_000_000_000, 3)?;
+        Ok(Self { histogram, moments: Vec::with_capacity(MOMENTS) })
     }
 
-    /// It allocates nothing: what is out of bounds counts as the bound.
+    /// The first operation begins; when.
+    pub(crate) fn begin(&mut self) -> Instant {
+        let now = Instant::now();
+        self.moments.clear();
+        self.moments.push(now);
+        now
+    }
+
+    /// An operation is over, and the next one begins; when.
     #[inline]
-    pub(crate) fn record(&mut self, time: Duration) {
-        self.0.saturating_record(time.as_nanos() as u64);
+    pub(crate) fn mark(&mut self) -> Instant {
+        let now = Instant::now();
+        self.moments.push(now);
+        if self.moments.len() < MOMENTS { now } else { self.turn() }
+    }
+
+    #[cold]
+    fn turn(&mut self) -> Instant {
+        self.end();
+        // What that took is nobody's.
+        self.begin()
+    }
+
+    /// There are no more operations.
+    pub(crate) fn end(&mut self) {
+        for pair in self.moments.windows(2) {
+            self.histogram.saturating_record((pair[1] - pair[0]).as_nanos() as u64);
+        }
+        self.moments.clear();
     }
 }
 
@@ -65,8 +100,8 @@ pub(crate) struct Bandwidth {
 }
 
 impl Row {
-    pub(crate) fn of_latency(plan: &Plan, size: u32, histogram: &Histogram) -> Self {
-        let histogram = &histogram.0;
+    pub(crate) fn of_latency(plan: &Plan, size: u32, samples: &Samples) -> Self {
+        let histogram = &samples.histogram;
         // A round trip is two messages.
         let trips = match plan.operation {
             Operation::Send | Operation::Write => 2.0,

@@ -7,7 +7,7 @@ use ibverbs::SharedMemoryRegion;
 use crate::channel::Safe;
 use crate::plan::{ATOMIC_SIZE, Length, Measure, Operation, Plan};
 use crate::progress::Progress;
-use crate::report::{Histogram, Row};
+use crate::report::{Row, Samples};
 use crate::rig::{Memory, Result};
 use crate::verbs::Verbs;
 use crate::wire::{Answer, Step, Wire};
@@ -50,7 +50,7 @@ impl Both<'_> {
         iterations: u64,
         first: bool,
         mut ready: impl FnMut() -> Result<()>,
-        samples: &mut Histogram,
+        samples: &mut Samples,
         progress: &Progress,
     ) -> Result<Duration> {
         match self {
@@ -68,7 +68,7 @@ impl Both<'_> {
         &mut self,
         size: u32,
         iterations: u64,
-        samples: &mut Histogram,
+        samples: &mut Samples,
         progress: &Progress,
     ) -> Result<Duration> {
         match self {
@@ -145,7 +145,7 @@ impl Rig<'_> {
         let total = self.total(iterations);
         let arrived = match (self.plan.measure, self.plan.operation) {
             (Measure::Latency, Operation::Send | Operation::Write) => {
-                let (mut unused, progress) = (Histogram::new()?, Progress::new(false));
+                let (mut unused, progress) = (Samples::new()?, Progress::new(false));
                 let layer = &mut self.layer;
                 layer.ping_pong(size, iterations, false, ready, &mut unused, &progress)?;
                 total
@@ -169,7 +169,7 @@ impl Rig<'_> {
         &mut self,
         size: u32,
         iterations: u64,
-        samples: &mut Histogram,
+        samples: &mut Samples,
         wire: &mut Wire,
         progress: &Progress,
     ) -> Result<(Duration, u64)> {
@@ -198,12 +198,11 @@ impl Rig<'_> {
     ) -> Result<Row> {
         let plan = self.plan;
         let list = u64::from(plan.list);
-        let mut samples = Histogram::new()?;
+        let mut samples = Samples::new()?;
         let mut rate = None;
         if plan.warm_up > 0 {
             progress.stretch(part(0.0), part(0.0), plan.warm_up);
-            let (time, _) =
-                self.step(size, plan.warm_up, &mut Histogram::new()?, wire, progress)?;
+            let (time, _) = self.step(size, plan.warm_up, &mut Samples::new()?, wire, progress)?;
             rate = Some(plan.warm_up as f64 / time.as_secs_f64());
         }
         let mut sum = Sum::default();

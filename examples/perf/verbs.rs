@@ -12,7 +12,7 @@ use ibverbs::{
 
 use crate::plan::{Operation, Plan, Transport};
 use crate::progress::Progress;
-use crate::report::Histogram;
+use crate::report::Samples;
 use crate::rig::{Memory, Peer, QKEY, ROUTE, Result, Silence, wait};
 use crate::wire::PATIENCE;
 
@@ -135,7 +135,7 @@ impl Verbs<'_> {
         size: u32,
         iterations: u64,
         first: bool,
-        samples: &mut Histogram,
+        samples: &mut Samples,
         progress: &Progress,
     ) -> Result<Duration> {
         let plan = self.plan;
@@ -152,7 +152,7 @@ impl Verbs<'_> {
         let mut room = [WorkCompletion::default()];
         let length = size as usize + if plan.transport == Transport::Datagram { ROUTE } else { 0 };
 
-        let start = Instant::now();
+        let start = samples.begin();
         let mut before = start;
         for iteration in 0..iterations {
             // Two in a row differ, and the first one is not the 0 that is there.
@@ -176,11 +176,10 @@ impl Verbs<'_> {
                     unsafe { queue_pair.post(&mut receive, 0)? };
                 }
             }
-            let now = Instant::now();
-            samples.record(now - before);
-            before = now;
+            before = samples.mark();
             progress.at(iteration);
         }
+        samples.end();
         Ok(before - start)
     }
 
@@ -189,7 +188,7 @@ impl Verbs<'_> {
         &mut self,
         size: u32,
         iterations: u64,
-        samples: &mut Histogram,
+        samples: &mut Samples,
         progress: &Progress,
     ) -> Result<Duration> {
         let plan = self.plan;
@@ -197,17 +196,16 @@ impl Verbs<'_> {
         let mut entries = elements.requests(plan, size, &self.peers[0], true)?;
         let mut list = SendList::new(&mut entries)?;
         let mut room = [WorkCompletion::default()];
-        let start = Instant::now();
+        let start = samples.begin();
         let mut before = start;
         for iteration in 0..iterations {
             // SAFETY: the region outlives the queue pair, and is shared memory.
             unsafe { post(&mut self.queue_pairs[0], &mut list)? };
             one(self.send_cq, plan, &mut room)?;
-            let now = Instant::now();
-            samples.record(now - before);
-            before = now;
+            before = samples.mark();
             progress.at(iteration);
         }
+        samples.end();
         Ok(before - start)
     }
 
