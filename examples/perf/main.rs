@@ -1,0 +1,41 @@
+//! Measures latency and bandwidth between two processes, as rdma-core's perftest does: start `perf` on
+//! one machine and `perf HOST` on another; `perf --help` lists what it can measure, and says how.
+//!
+//! The client makes a [plan](plan::Plan) and the server carries out its part of it. Each size is a few
+//! [steps](wire::Step), of which the sides tell each other over TCP, so that neither measures before
+//! the other is ready; in between there is nothing but the traffic.
+
+mod channel;
+mod options;
+mod plan;
+mod plot;
+mod progress;
+mod report;
+mod rig;
+mod run;
+mod session;
+mod verbs;
+mod wire;
+
+use std::process::ExitCode;
+
+use options::{Command, USAGE};
+
+fn main() -> ExitCode {
+    let done = match options::read(lexopt::Parser::from_env()) {
+        Ok(Command::Help) => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        Ok(Command::Serve(side)) => session::serve(&side),
+        Ok(Command::Measure(side, plan)) => session::measure(&side, &plan),
+        Err(error) => Err(format!("{error}\nperf --help says what there is").into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("perf: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! What came out: figures, a table of them, and JSON.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::plan::{Measure, Operation, Plan, Transport};
+use crate::rig::Result;
+
+/// Times of operations, to 0.1 %.
+///
+/// While the clock runs, moments are only noted; what lies between them is counted when there are
+/// many.
+#[derive(Debug)]
+pub(crate) struct Samples {
+    histogram: hdrhistogram::Histogram<u64>,
+    moments: Vec<Instant>,
+}
+
+/// How many moments are noted before they are counted.
+const MOMENTS: usize = 1 << 16;
+
+impl Samples {
+    pub(crate) fn new() -> Result<Self> {
+        // From 1 ns to longer than we wait for anything.
+        let histogram = hdrhistogram::Histogram::new_with_bounds(1, 100_000_000_000, 3)?;
+        Ok(Self { histogram, moments: Vec::with_capacity(MOMENTS) })
+    }
+
+    /// The first operation begins; when.
+    pub(crate) fn begin(&mut self) -> Instant {
+        let now = Instant::now();
+        self.moments.clear();
+        self.moments.push(now);
+        now
+    }
+
+    /// An operation is over, and the next one begins; when.
+    #[inline]
+    pub(crate) fn mark(&mut self) -> Instant {
+        let now = Instant::now();
+        self.moments.push(now);
+        if self.moments.len() < MOMENTS { now } else { self.turn() }
+    }
+
+    #[cold]
+    fn turn(&mut self) -> Instant {
+        self.end();
+        // What that took is nobody's.
+        self.begin()
+    }
+
+    /// There are no more operations.
+    pub(crate) fn end(&mut self) {
+        for pair in self.moments.windows(2) {
+            self.histogram.saturating_record((pair[1] - pair[0]).as_nanos() as u64);
+        }
+        self.moments.clear();
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    /// In bytes.
+    pub(crate) size: u32,
+    /// On all queue pairs together.
+    pub(crate) iterations: u64,
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Figures {
+    Latency(Latency),
+    Bandwidth(Bandwidth),
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Latency {
+    pub(crate) min_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p90_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p99_9_us: f64,
+    pub(crate) max_us: f64,
+    pub(crate) mean_us: f64,
+    pub(crate) stdev_us: f64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Bandwidth {
+    pub(crate) mib_per_second: f64,
+    pub(crate) million_packets_per_second: f64,
+    pub(crate) seconds: f64,
+    /// Of UC and UD sends: messages that did not arrive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lost: Option<u64>,
+}
+
+impl Row {
+    pub(crate) fn of_latency(plan: &Plan, size: u32, samples: &Samples) -> Self {
+        let histogram = &samples.histogram;
+        // A round trip is two messages.
+        let trips = match plan.operation {
+            Operation::Send | Operation::Write => 2.0,
+            _ => 1.0,
+        };
+        let us = |nanoseconds: f64| nanoseconds / 1e3 / trips;
+        let at = |quantile| us(histogram.value_at_quantile(quantile) as f64);
+        let figures = Figures::Latency(Latency {
+            min_us: us(histogram.min() as f64),
+            p50_us: at(0.5),
+            p90_us: at(0.9),
+            p99_us: at(0.99),
+            p99_9_us: at(0.999),
+            max_us: us(histogram.max() as f64),
+            mean_us: us(histogram.mean()),
+            stdev_us: us(histogram.stdev()),
+        });
+        Self { size, iterations: histogram.len(), figures }
+    }
+
+    /// Of so many messages in so long a time, of which so many arrived.
+    pub(crate) fn of_bandwidth(
+        plan: &Plan,
+        size: u32,
+        messages: u64,
+        time: Duration,
+        arrived: u64,
+    ) -> Self {
+        let seconds = time.as_secs_f64();
+        let rate = messages as f64 / seconds;
+        let can_lose = plan.transport != Transport::Reliable && plan.operation == Operation::Send;
+        let figures = Figures::Bandwidth(Bandwidth {
+            mib_per_second: rate * f64::from(size) / f64::from(1 << 20),
+            million_packets_per_second: rate / 1e6,
+            seconds,
+            lost: can_lose.then(|| messages.saturating_sub(arrived)),
+        });
+        Self { size, iterations: messages, figures }
+    }
+}
+
+/// What was measured on, with and how, and what came out.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report<'a> {
+    pub(crate) device: &'a str,
+    pub(crate) port: u8,
+    /// In bytes.
+    pub(crate) mtu: u32,
+    #[serde(flatten)]
+    pub(crate) plan: &'a Plan,
+    pub(crate) results: Vec<Row>,
+}
+
+impl Report<'_> {
+    pub(crate) fn json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+
+    /// How it was measured, in one paragraph.
+    pub(crate) fn heading(&self) -> String {
+        let Self { device, port, mtu, plan: p, .. } = self;
+        let wait = if p.events { "events" } else { "polling" };
+        let mut text = format!(
+            "{} {} on {}, {} layer: device {device}, port {port}, MTU {mtu}, {wait}, inline up to {} B",
+            p.operation, p.measure, p.transport, p.layer, p.inline
+        );
+        if p.measure == Measure::Bandwidth {
+            let _ = write!(
+                text,
+                "\nqueue pairs {}, send queue {}, receive queue {}, list {}, a completion per {}, \
+                 outstanding reads {}",
+                p.queue_pairs, p.send_depth, p.receive_depth, p.list, p.moderation, p.outstanding
+            );
+        }
+        text
+    }
+
+    /// The first line of the table.
+    pub(crate) fn columns(&self) -> String {
+        match self.plan.measure {
+            Measure::Latency => format!(
+                "{:>8} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+                "bytes",
+                "iterations",
+                "min us",
+                "p50 us",
+                "p90 us",
+                "p99 us",
+                "p99.9 us",
+                "max us",
+                "mean us",
+                "stdev us"
+            ),
+            Measure::Bandwidth => {
+                let lost = if self.plan.transport == Transport::Reliable { "" } else { "lost" };
+                format!(
+                    "{:>8} {:>10} {:>10} {:>10} {lost:>10}",
+                    "bytes", "iterations", "MiB/s", "Mpps"
+                )
+                .trim_end()
+                .to_owned()
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:>8} {:>10}", self.size, self.iterations)?;
+        match &self.figures {
+            Figures::Latency(l) => {
+                let all = [
+                    l.min_us, l.p50_us, l.p90_us, l.p99_us, l.p99_9_us, l.max_us, l.mean_us,
+                    l.stdev_us,
+                ];
+                all.iter().try_for_each(|us| write!(f, " {us:>9.2}"))
+            }
+            Figures::Bandwidth(b) => {
+                let (mib, mpps) = (b.mib_per_second, b.million_packets_per_second);
+                write!(f, " {mib:>10.2} {mpps:>10.6}")?;
+                b.lost.map_or(Ok(()), |lost| write!(f, " {lost:>10}"))
+            }
+        }
+    }
+}

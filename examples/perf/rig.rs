@@ -1,0 +1,256 @@
+//! What is measured with: memory, queues, and the queue pairs of either layer.
+
+use std::error::Error;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, AddressHandle, AddressVector, Channel, CompletionQueue, Context, LinkLayer,
+    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PreparedChannel, PreparedQueuePair,
+    ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion,
+    SharedMemoryRegion, SharedMemorySlice, WorkCompletion,
+};
+
+use crate::options::Side;
+use crate::plan::{Layer, Operation, Plan, Transport};
+use crate::wire::{Address, PATIENCE};
+
+pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
+
+/// What lies before a datagram in its receive: room for a global route header.
+pub(crate) const ROUTE: usize = 40;
+/// The Q_Key of our datagrams.
+pub(crate) const QKEY: u32 = 0x1111_1111;
+
+/// The time in which a peer that finds no receive is to try again: perftest's.
+const RNR_TIMER: Duration = Duration::from_micros(640);
+
+/// Nothing has completed, or come, for so long.
+#[derive(Debug)]
+pub(crate) struct Silence(pub(crate) Transport);
+
+impl fmt::Display for Silence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nothing has completed for {PATIENCE:?}")?;
+        match self.0 {
+            Transport::Reliable => Ok(()),
+            transport => write!(f, "; on {transport}, messages may be lost"),
+        }
+    }
+}
+
+impl Error for Silence {}
+
+/// The queue for the completions of so many requests.
+pub(crate) fn queue<'a>(
+    context: &'a Context<'a>,
+    plan: &Plan,
+    depth: u32,
+) -> Result<CompletionQueue<'a>> {
+    let builder = CompletionQueue::builder(context, depth * plan.queue_pairs);
+    Ok(if plan.events { builder.own_channel() } else { builder }.build()?)
+}
+
+/// The memory of each queue pair: peers write there, so it is never seen as a slice of Rust.
+pub(crate) fn regions<'a>(
+    domain: &'a ProtectionDomain<'a>,
+    plan: &Plan,
+) -> Result<Vec<SharedMemoryRegion<'a, u8>>> {
+    let region = |_| Ok(domain.allocate_shared(plan.memory(), access(plan))?);
+    (0..plan.queue_pairs).map(region).collect()
+}
+
+/// What the peer may do to the memory: no more than the operation takes.
+fn access(plan: &Plan) -> AccessFlags {
+    AccessFlags::LOCAL_WRITE
+        | match plan.operation {
+            Operation::Send => AccessFlags::empty(),
+            Operation::Write => AccessFlags::REMOTE_WRITE,
+            Operation::Read => AccessFlags::REMOTE_READ,
+            Operation::FetchAdd | Operation::CompareSwap => AccessFlags::REMOTE_ATOMIC,
+        }
+}
+
+/// The memory of one queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory<'a> {
+    /// What is sent, written or read from here.
+    pub(crate) source: SharedMemorySlice<'a, u8>,
+    /// Where messages arrive, and the results of reads and atomics.
+    pub(crate) target: SharedMemorySlice<'a, u8>,
+}
+
+impl<'a> Memory<'a> {
+    pub(crate) fn of(region: &'a SharedMemoryRegion<'_, u8>, plan: &Plan) -> Result<Self> {
+        let (source, target) = region.as_slice().split_at(plan.half())?;
+        Ok(Self { source, target })
+    }
+}
+
+/// The other end of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Peer<'a> {
+    memory: RemoteMemoryRegion,
+    half: u64,
+    pub(crate) number: u32,
+    /// The way to it, for datagrams.
+    pub(crate) path: Option<AddressHandle<'a>>,
+}
+
+impl Peer<'_> {
+    /// What an operation on so many bytes works on there.
+    pub(crate) fn memory(&self, operation: Operation, size: u32) -> Result<RemoteMemoryRegion> {
+        let offset = if operation == Operation::Read { 0 } else { self.half };
+        Ok(self.memory.sub_region(offset, size.into())?)
+    }
+}
+
+/// Queue pairs of either layer before they are connected.
+pub(crate) enum Prepared<'a> {
+    Verbs(Vec<PreparedQueuePair<'a>>),
+    Channel(Box<PreparedChannel<'a>>),
+}
+
+/// Queue pairs of either layer.
+pub(crate) enum Ends<'a> {
+    Verbs(Vec<QueuePair<'a>>),
+    Channel(Box<Channel<'a>>),
+}
+
+impl<'a> Prepared<'a> {
+    pub(crate) fn new(
+        domain: &'a ProtectionDomain<'a>,
+        send_cq: &'a CompletionQueue<'a>,
+        receive_cq: &'a CompletionQueue<'a>,
+        plan: &Plan,
+        side: &Side,
+        mtu: MaximumTransferUnit,
+    ) -> Result<Self> {
+        let kind = match plan.transport {
+            Transport::Reliable => QueuePairType::ReliableConnected,
+            Transport::Unreliable => QueuePairType::UnreliableConnected,
+            Transport::Datagram => QueuePairType::UnreliableDatagram,
+        };
+        // Both kinds of builders have the same settings, but no trait in common.
+        macro_rules! settings {
+            ($builder:expr) => {{
+                let builder = $builder
+                    .max_send_wr(plan.send_depth)
+                    .max_recv_wr(plan.receive_depth)
+                    .max_inline_data(plan.inline)
+                    .port(side.port)
+                    .access(access(plan))
+                    .path_mtu(mtu)
+                    .max_rd_atomic(plan.outstanding)
+                    .max_dest_rd_atomic(plan.outstanding)
+                    .min_rnr_timer(MinRnrTimer::from_duration(RNR_TIMER)?)
+                    .max_rnr_retries(MaxRnrRetries::UNLIMITED);
+                match side.gid_index {
+                    Some(index) => builder.gid_index(index),
+                    None => builder,
+                }
+            }};
+        }
+        if plan.layer == Layer::Channel {
+            let mut builder = settings!(Channel::builder(domain)).queue_pair_type(kind);
+            if plan.events {
+                builder = builder.sleep_after(0);
+            }
+            return Ok(Self::Channel(Box::new(builder.build()?)));
+        }
+        let build = |_| {
+            let builder = settings!(domain.create_qp(send_cq, receive_cq, kind)).qkey(QKEY);
+            Ok(builder.build()?)
+        };
+        Ok(Self::Verbs((0..plan.queue_pairs).map(build).collect::<Result<_>>()?))
+    }
+
+    pub(crate) fn endpoints(&self) -> Vec<QueuePairEndpoint> {
+        match self {
+            Self::Verbs(queue_pairs) => queue_pairs.iter().map(|one| one.endpoint()).collect(),
+            Self::Channel(channel) => vec![channel.endpoint()],
+        }
+    }
+
+    pub(crate) fn connect(self, theirs: &Address, transport: Transport) -> Result<Ends<'a>> {
+        let connect = |(one, remote): (PreparedQueuePair<'a>, _)| {
+            Ok(match transport {
+                Transport::Datagram => one.activate()?,
+                _ => one.handshake(remote)?,
+            })
+        };
+        Ok(match self {
+            Self::Verbs(queue_pairs) => {
+                let pairs = queue_pairs.into_iter().zip(theirs.endpoints.iter().copied());
+                Ends::Verbs(pairs.map(connect).collect::<Result<_>>()?)
+            }
+            Self::Channel(channel) => {
+                let channel = channel.handshake(theirs.endpoints[0])?;
+                Ends::Channel(Box::new(channel))
+            }
+        })
+    }
+}
+
+/// The other ends, as the peer has described them.
+pub(crate) fn peers<'a>(
+    domain: &'a ProtectionDomain<'a>,
+    theirs: &Address,
+    plan: &Plan,
+    side: &Side,
+) -> Result<Vec<Peer<'a>>> {
+    let count = plan.queue_pairs as usize;
+    if theirs.endpoints.len() != count || theirs.memory.len() != count {
+        return Err("the peer has another number of queue pairs".into());
+    }
+    let context = domain.context();
+    let port = context.query_port(side.port)?;
+    let own = match side.gid_index {
+        Some(index) => index,
+        None if port.link_layer() == LinkLayer::InfiniBand => 0,
+        None => u8::try_from(context.routable_gid(side.port)?.index)?,
+    };
+    let peer = |(endpoint, memory): (&QueuePairEndpoint, &RemoteMemoryRegion)| {
+        let mut path = None;
+        if plan.transport == Transport::Datagram {
+            let mut vector = AddressVector::new(side.port, endpoint.lid());
+            if port.link_layer() != LinkLayer::InfiniBand {
+                vector = vector.global(endpoint.gid(), own);
+            }
+            path = Some(AddressHandle::new(domain, &vector)?);
+        }
+        let (memory, half) = (*memory, plan.half() as u64);
+        Ok(Peer { memory, half, number: endpoint.num(), path })
+    };
+    theirs.endpoints.iter().zip(&theirs.memory).map(peer).collect()
+}
+
+/// Polls, or sleeps, until something has completed, for `patience` at most; then it is none.
+pub(crate) fn wait<'c>(
+    queue: &CompletionQueue<'_>,
+    events: bool,
+    room: &'c mut [WorkCompletion],
+    patience: Duration,
+) -> Result<&'c [WorkCompletion]> {
+    if events {
+        return match queue.wait_timeout(room, patience) {
+            Ok(found) => Ok(found.len()),
+            Err(error) if error.kind() == ibverbs::ErrorKind::TimedOut => Ok(0),
+            Err(error) => Err(error.into()),
+        }
+        .map(|found| &room[..found]);
+    }
+    let (mut polls, mut start) = (0_u32, None);
+    loop {
+        let found = queue.poll(room)?.len();
+        if found > 0 {
+            return Ok(&room[..found]);
+        }
+        // Reading the clock takes longer than polling.
+        polls = polls.wrapping_add(1);
+        if polls.is_multiple_of(1024) && start.get_or_insert_with(Instant::now).elapsed() > patience
+        {
+            return Ok(&[]);
+        }
+    }
+}
