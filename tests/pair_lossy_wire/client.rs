@@ -63,7 +63,7 @@ pub(crate) fn transfer(fault: &str) {
     assert_nothing_left("rxe1");
 
     let seconds = took.as_secs_f64();
-    let mebibytes = rounds * (BYTES * (MESSAGES + 2 * PARTS)) as u64 >> 20;
+    let mebibytes = rounds * (BYTES * (MESSAGES + 2 * PARTS)) as u64 / (1 << 20);
     let [sent, lost, twice, disordered] =
         std::array::from_fn(|index| counts[0][index] + counts[1][index]);
     // The fault was there.
