@@ -37,8 +37,8 @@ struct Outage {
 impl Outage {
     fn of(name: &str) -> Self {
         let (down, code) = match name {
-            // 1.07 s, seven times.
-            "short" => (Duration::from_millis(500), 18),
+            // 2.1 s, seven times.
+            "short" => (Duration::from_millis(500), 19),
             // 134 ms, seven times.
             "long" => (Duration::from_secs(8), 15),
             name => panic!("{name} is no outage"),
