@@ -7,8 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    Channel, MaxAckRetries, MemoryRegion, MemorySliceMut, RemoteMemoryRegion, Scope, ScopeError,
-    ScopedPendingWork, SharedCompletionQueue, SharedMemoryRegion, TransportError, WorkOpcode,
+    Channel, MaxAckRetries, MemoryRegion, MemorySliceMut, PacketSequenceNumber, RemoteMemoryRegion,
+    Scope, ScopeError, ScopedPendingWork, SharedCompletionQueue, SharedMemoryRegion,
+    TransportError, WorkOpcode,
 };
 
 use super::{Tally, word};
@@ -427,7 +428,13 @@ pub(crate) fn connection(
         tallies.into_iter().for_each(|tally| all.add(tally));
         all.finished -= ends[0].0;
         all.broken -= ends[0].1;
-        (one, two) = handshake(one.reset().unwrap(), two.reset().unwrap());
+        // A packet of the connection before that is still on its way must not pass for one of this.
+        let mut psn = || PacketSequenceNumber::new(random.below(1 << 24) as u32).unwrap();
+        let (from_one, from_two) = (psn(), psn());
+        let (first, second) = (one.reset().unwrap(), two.reset().unwrap());
+        let first = first.set_send_psn(from_one).receive_psn(from_two);
+        let second = second.set_send_psn(from_two).receive_psn(from_one);
+        (one, two) = handshake(first, second);
     }
     all
 }
