@@ -287,7 +287,10 @@ fn a_full_queue_says_so() {
         for posted in 0.. {
             // SAFETY: nothing is sent, and the memory outlives the queue pair.
             match unsafe { queue_pair.post_receive(&mut region, .., posted) } {
-                Ok(()) => assert!(posted < queue_pair.max_recv_wr().into(), "one too many"),
+                // Linux before 6.2 has room for more than it says.
+                Ok(()) => {
+                    assert!(posted < 4 * u64::from(queue_pair.max_recv_wr()), "never full");
+                }
                 full => {
                     let words = ["ibv_post_recv", "queue is full"];
                     error(full, ErrorKind::QueueFull, libc::ENOMEM, &words);
@@ -383,12 +386,17 @@ fn the_port_is_down() {
         // SAFETY: the completion is polled below.
         unsafe { queue_pair.post_receive(&mut region, .., 1).unwrap() };
         run("ip link set dummy0 down");
-        // What was posted before and what is posted now ends as flushed, and does not hang.
+        // What was posted before and what is posted now ends as flushed, and does not hang. For a send
+        // that it cannot hand to the network, Linux 6.1 has a reason of its own.
         // SAFETY: the completion is polled below.
         unsafe { queue_pair.post_send(&region, .., 2).unwrap() };
         for completion in completions(&queue, 2) {
             let failed = completion.result().unwrap_err();
-            assert_eq!(failed.status(), WorkStatus::Flushed, "{}: {failed}", completion.wr_id());
+            let expected = match completion.wr_id() {
+                2 => &[WorkStatus::Flushed, WorkStatus::LocalQueuePairOperation][..],
+                _ => &[WorkStatus::Flushed],
+            };
+            assert!(expected.contains(&failed.status()), "{}: {failed}", completion.wr_id());
         }
     }
     assert_nothing_left("rxe9");
