@@ -1,0 +1,396 @@
+//! Memory that is not the allocator's: raw, of files, of the device, or of no place at all.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use ibverbs::*;
+use ibverbs_test_device::TestDevice;
+
+use crate::one_sided::{read, send, to_itself, write};
+use crate::{PAGE, context, paging_device, refused, shared_file};
+
+#[test]
+fn raw_memory_is_registered_where_it_is() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(8).unwrap();
+    let mut queue_pair = to_itself(&domain, &queue);
+    let mut memory = vec![0_u64; 1024];
+    let (address, bytes) = (memory.as_mut_ptr().cast::<u8>(), 8192);
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+
+    // SAFETY: the vector outlives the region, and is not touched meanwhile.
+    let region = unsafe { domain.register_raw(address, bytes, access) }.unwrap();
+    let call = device.last_call("reg_mr").unwrap();
+    assert_eq!((call.addr, call.iova, call.length), (address as u64, address as u64, 8192));
+    assert_eq!((call.access, region.access()), (access.bits(), access));
+    assert_eq!((region.as_ptr(), region.len()), (address, bytes));
+    // SAFETY: the memory is ours; the device does nothing at present.
+    unsafe { address.write_volatile(7) };
+    let from = region.gather_element(..1).unwrap();
+    let to = region.remote_range(100..101).unwrap();
+    assert_eq!(write(&mut queue_pair, &[from], to), WorkStatus::Success);
+    // SAFETY: as above.
+    assert_eq!(unsafe { address.add(100).read_volatile() }, 7);
+    assert!(region.gather_element(8192..8193).is_err() && region.remote_range(..8193).is_err());
+    region.close().unwrap();
+
+    // SAFETY: what is registered is not used.
+    let raw =
+        |address: *mut u8, bytes, access| unsafe { domain.register_raw(address, bytes, access) };
+    let null = std::ptr::null_mut();
+    refused(&device, raw(null, 1, access), libc::EINVAL, "null");
+    refused(&device, raw(address, 0, access), libc::EINVAL, "empty");
+    refused(&device, raw(address, usize::MAX, access), libc::EINVAL, "last address");
+    refused(&device, raw(address, 1, AccessFlags::REMOTE_WRITE), libc::EINVAL, "LOCAL_WRITE");
+    refused(&device, raw(address, 1, AccessFlags::REMOTE_ATOMIC), libc::EINVAL, "LOCAL_WRITE");
+    let demand = AccessFlags::ON_DEMAND;
+    refused(&device, raw(address, 1, demand), libc::EOPNOTSUPP, "no on-demand paging");
+    // Without write access it is as little as that.
+    drop(raw(address, 1, AccessFlags::REMOTE_READ).unwrap());
+    assert_eq!(device.last_call("reg_mr").unwrap().access, AccessFlags::REMOTE_READ.bits());
+    drop(memory);
+}
+
+#[test]
+fn raw_memory_can_be_seen_elsewhere() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let mut memory = vec![0_u8; 3 * PAGE];
+    let lead = memory.as_ptr().align_offset(PAGE) + 40;
+    let address = memory[lead..].as_mut_ptr();
+    let access = AccessFlags::LOCAL_WRITE;
+    // SAFETY: the vector outlives the regions, and is not touched meanwhile.
+    let at =
+        |iova, access| unsafe { RawMemoryRegion::with_iova(&domain, address, PAGE, iova, access) };
+    let region = at(0x10_0028, access).unwrap();
+    let call = device.last_call("reg_mr").unwrap();
+    assert_eq!((call.addr, call.iova, call.length), (address as u64, 0x10_0028, PAGE as u64));
+    assert_eq!(region.remote_range(8..).unwrap().address(), 0x10_0030);
+    assert!(region.gather_element(..).unwrap_err().to_string().contains("by_iova"));
+    assert!(region.scatter_element(..).is_err());
+    // SAFETY: they are not posted.
+    let element = *unsafe { region.gather_element_by_iova(8..16) }.unwrap().as_raw();
+    assert_eq!((element.addr, element.length, element.lkey), (0x10_0030, 8, region.lkey()));
+    // SAFETY: as above.
+    assert_eq!(unsafe { region.scatter_element_by_iova(9..) }.unwrap().as_raw().addr, 0x10_0031);
+    // At its own address it is like any other.
+    let same = at(address as u64, access).unwrap();
+    assert_eq!(same.gather_element(1..).unwrap().as_raw().addr, address as u64 + 1);
+
+    refused(&device, at(0x10_0000, access), libc::EINVAL, "same offset in a page");
+    refused(&device, at(u64::MAX - 4055, access), libc::EINVAL, "last iova");
+    let zero = access | AccessFlags::ZERO_BASED;
+    refused(&device, at(0x28, zero), libc::EINVAL, "begin at 0, and elsewhere");
+    refused(&device, at(0, access), libc::EINVAL, "same offset in a page");
+    // SAFETY: as above.
+    let region = unsafe { domain.register_raw(address.sub(40), PAGE, zero) }.unwrap();
+    let call = device.last_call("reg_mr").unwrap();
+    assert_eq!((call.iova, call.access, region.remote().address()), (0, access.bits(), 0));
+    assert_eq!(region.access(), access);
+}
+
+#[test]
+fn dma_bufs_are_registered_by_descriptor() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(8).unwrap();
+    let mut queue_pair = to_itself(&domain, &queue);
+    let file = shared_file(4 * PAGE as u64);
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+    let (offset, iova) = (PAGE as u64 + 16, 16);
+    let dmabuf = |offset, bytes, iova, access| {
+        domain.register_dmabuf(file.as_fd(), offset, bytes, iova, access)
+    };
+    let region = dmabuf(offset, 100, iova, access).unwrap();
+    let call = device.last_call("reg_dmabuf_mr").unwrap();
+    assert_eq!((call.addr, call.length, call.iova), (offset, 100, iova));
+    assert_eq!((call.fd, call.access), (file.as_raw_fd(), access.bits()));
+    assert!(region.as_ptr().is_null());
+
+    let mut memory = *b"over the wire";
+    let local = domain.register(&mut memory).unwrap();
+    let to = region.remote_range(5..18).unwrap();
+    assert_eq!(to.address(), iova + 5);
+    assert_eq!(
+        write(&mut queue_pair, &[local.gather_element(..).unwrap()], to),
+        WorkStatus::Success
+    );
+    let mut seen = [0; 13];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut seen, offset + 5).unwrap();
+    assert_eq!(seen, *b"over the wire");
+    assert!(region.gather_element(..).is_err());
+    let at_zero = dmabuf(0, 16, 0, access).unwrap();
+    assert!(at_zero.gather_element(..).is_err(), "address 0 is nobody's");
+
+    let calls = device.calls("reg_dmabuf_mr");
+    refused(&device, dmabuf(0, 0, 0, access), libc::EINVAL, "empty");
+    refused(&device, dmabuf(1, 10, 0, access), libc::EINVAL, "same offset in a page");
+    refused(&device, dmabuf(u64::MAX, 10, 0, access), libc::EINVAL, "last offset");
+    let last = u64::MAX - 4095;
+    refused(&device, dmabuf(0, PAGE, last, access), libc::EINVAL, "last iova");
+    for flag in [AccessFlags::MW_BIND, AccessFlags::ON_DEMAND, AccessFlags::ZERO_BASED] {
+        refused(&device, dmabuf(0, 10, 0, access | flag), libc::EINVAL, "a dma-buf can be");
+    }
+    let write = AccessFlags::REMOTE_WRITE;
+    refused(&device, dmabuf(0, 10, 0, write), libc::EINVAL, "LOCAL_WRITE");
+    assert_eq!(device.calls("reg_dmabuf_mr"), calls);
+    device.fail("reg_dmabuf_mr").errno(libc::EOPNOTSUPP).times(1);
+    assert_eq!(dmabuf(0, 10, 0, access).unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn the_null_region_reads_as_zeros_and_swallows() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(8).unwrap();
+    let mut queue_pair = to_itself(&domain, &queue);
+    let null = domain.alloc_null_mr().unwrap();
+    assert_eq!(device.calls("alloc_null_mr"), 1);
+    let (text, mut memory) = (*b"abcdef", [0xff_u8; 8]);
+    let source = domain.register_read_only(&text).unwrap();
+    let mut target = domain.register(&mut memory).unwrap();
+    // "ab", zeros, "cdef"; of which the first goes nowhere.
+    let from = [
+        source.gather_element(..2).unwrap(),
+        null.gather_element(3).unwrap(),
+        source.gather_element(2..).unwrap(),
+    ];
+    let (nowhere, to) = (null.scatter_element(1).unwrap(), target.scatter_element(..).unwrap());
+    send(&mut queue_pair, &from, &[nowhere, to]);
+    assert_eq!(target[..], *b"b\0\0\0cdef");
+    assert!(null.gather_element(MAX_SGE_LENGTH + 1).is_err());
+    assert_eq!(null.scatter_element(MAX_SGE_LENGTH).unwrap().len(), u32::MAX);
+    device.fail("dereg_mr").errno(libc::EBUSY).times(1);
+    let (null, _) = null.close().unwrap_err();
+    null.close().unwrap();
+    device.fail("alloc_null_mr").errno(libc::EOPNOTSUPP).times(1);
+    assert_eq!(domain.alloc_null_mr().unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn memory_is_paged_on_demand_where_the_device_can() {
+    let device = paging_device();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let options = RegionOptions::new().on_demand();
+    let mut region = domain.allocate_with::<u8>(100, options).unwrap();
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
+    assert_eq!(device.last_call("reg_mr").unwrap().access, access.bits());
+
+    let list = [region.gather_element(..10).unwrap(), region.gather_element(20..).unwrap()];
+    for (advice, flush, raw) in [
+        (MemoryAdvice::Prefetch, true, (0, 1)),
+        (MemoryAdvice::PrefetchWrite, false, (1, 0)),
+        (MemoryAdvice::PrefetchNoFault, false, (2, 0)),
+        (MemoryAdvice::Unknown(77), true, (77, 1)),
+    ] {
+        domain.advise_mr(advice, flush, &list).unwrap();
+        let call = device.last_call("advise_mr").unwrap();
+        assert_eq!((call.access, call.mask), raw, "{advice:?}");
+    }
+    let error = domain.advise_mr(MemoryAdvice::Prefetch, true, &[]).unwrap_err();
+    assert!(error.to_string().contains("nothing to give advice about"), "{error}");
+    let pinned = domain.allocate::<u8>(100).unwrap();
+    let list = [pinned.gather_element(..).unwrap()];
+    let error = domain.advise_mr(MemoryAdvice::Prefetch, true, &list).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    device.fail("advise_mr").errno(libc::EOPNOTSUPP).times(1);
+    let list = [region.gather_element(..).unwrap()];
+    let error = domain.advise_mr(MemoryAdvice::Prefetch, true, &list).unwrap_err();
+    assert_eq!((error.kind(), error.verb()), (ErrorKind::Unsupported, "ibv_advise_mr"));
+
+    // What is paged stays paged.
+    let change = Reregistration::new().access(AccessFlags::LOCAL_WRITE);
+    let error = region.rereg(change).unwrap_err();
+    assert_eq!(error.state(), ReregisteredState::Unchanged);
+    assert_eq!(device.calls("rereg_mr"), 0);
+}
+
+#[test]
+fn the_whole_address_space_is_one_region() {
+    let device = paging_device();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(8).unwrap();
+    let mut queue_pair = to_itself(&domain, &queue);
+    let everything = domain.register_address_space().unwrap();
+    let call = device.last_call("reg_mr").unwrap();
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
+    assert_eq!((call.addr, call.length, call.iova), (0, u64::MAX, 0));
+    assert_eq!(call.access, access.bits());
+    let (text, mut memory) = (String::from("anything"), [0_u8; 8]);
+    let from = everything.slice(text.as_bytes());
+    let mut to = everything.slice_mut(&mut memory[..]);
+    send(&mut queue_pair, &[from.gather_element().unwrap()], &[to.scatter_element().unwrap()]);
+    assert_eq!(memory, *b"anything");
+    everything.close().unwrap();
+    let plain = TestDevice::model();
+    let other = self::context(&plain);
+    let domain = other.alloc_pd().unwrap();
+    let error = domain.register_address_space().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(plain.calls("reg_mr"), 0);
+}
+
+#[test]
+fn device_memory_is_allocated_copied_and_registered() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(8).unwrap();
+    let mut queue_pair = to_itself(&domain, &queue);
+    let memory = DeviceMemory::with_alignment(&context, 4096, 64).unwrap();
+    let attributes = device.last_call("alloc_dm").unwrap().dm_attr;
+    assert_eq!((attributes.length, attributes.log_align_req, attributes.comp_mask), (4096, 6, 0));
+    assert_eq!(memory.len(), 4096);
+
+    // More than is copied at a time, and not aligned on our side.
+    let pattern: Vec<u8> = (0..4001_u32).map(|i| (i * 7 % 251) as u8).collect();
+    memory.write(4, &pattern[1..]).unwrap();
+    let mut back = vec![0_u8; 4001];
+    memory.read(4, &mut back[1..]).unwrap();
+    assert_eq!(back[1..], pattern[1..]);
+    memory.write(8, &[0x0102_0304_u32, 5]).unwrap();
+    let mut words = [0_u32; 2];
+    memory.read(8, &mut words).unwrap();
+    assert_eq!(words, [0x0102_0304, 5]);
+    for (offset, len) in [(4096, 1), (4097, 0), (0, 4097), (usize::MAX, 1), (1, usize::MAX)] {
+        let mut buffer = vec![0_u8; len.min(5000)];
+        let error = memory.read(offset, &mut buffer).err();
+        let expected = offset > 4096 || buffer.len() > 4096 - offset;
+        assert_eq!(error.is_some(), expected, "{offset} {len}");
+        assert_eq!(memory.write(offset, &buffer).is_err(), expected, "{offset} {len}");
+    }
+
+    let access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+    let region = memory.register(&domain, 1000..2000, access).unwrap();
+    let call = device.last_call("reg_dm_mr").unwrap();
+    let all = access | AccessFlags::LOCAL_WRITE | AccessFlags::ZERO_BASED;
+    assert_eq!((call.addr, call.length, call.access), (1000, 1000, all.bits()));
+    assert_eq!((region.remote().address(), region.remote().length()), (0, 1000));
+    let local = domain.register_read_only(b"to the device").unwrap();
+    let to = region.remote_range(10..23).unwrap();
+    let from = local.gather_element(..).unwrap();
+    assert_eq!(write(&mut queue_pair, &[from], to), WorkStatus::Success);
+    let mut seen = [0_u8; 13];
+    memory.read(1010, &mut seen).unwrap();
+    assert_eq!(seen, *b"to the device");
+    // SAFETY: the test device copies nothing by address.
+    let to = unsafe { region.scatter_element_by_iova(13..23) }.unwrap();
+    let from = region.remote_range(10..20).unwrap();
+    assert_eq!(to.as_raw().addr, 13);
+    assert_eq!(read(&mut queue_pair, from, &[to]), WorkStatus::Success);
+    memory.read(1010, &mut seen).unwrap();
+    assert_eq!(seen, *b"to to the dev");
+
+    let (memory_pointer, error) = (memory.as_raw(), {
+        let other = self::context(&device);
+        let domain = other.alloc_pd().unwrap();
+        memory.register(&domain, .., access).unwrap_err()
+    });
+    assert!(error.to_string().contains("different contexts"), "{error}");
+    let error = memory.register(&domain, 10..10, access).unwrap_err();
+    assert!(error.to_string().contains("empty"), "{error}");
+    assert!(memory.register(&domain, ..4097, access).is_err());
+    device.fail("dereg_mr").errno(libc::EBUSY).times(1);
+    let (region, _) = region.close().unwrap_err();
+    assert_eq!(region.device_memory().as_raw(), memory_pointer);
+    region.close().unwrap();
+    device.fail("free_dm").errno(libc::EBUSY).times(1);
+    let (memory, error) = memory.close().unwrap_err();
+    assert_eq!((error.kind(), error.verb()), (ErrorKind::Busy, "ibv_free_dm"));
+    memory.close().unwrap();
+}
+
+#[test]
+fn bad_device_memory_is_a_typed_error() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    for (bytes, alignment, errno, words) in [
+        (0, 1, libc::EINVAL, "empty"),
+        (8, 3, libc::EINVAL, "power of 2"),
+        (8, 0, libc::EINVAL, "power of 2"),
+        ((1 << 20) + 1, 1, libc::ENOMEM, "less memory"),
+    ] {
+        let error = DeviceMemory::with_alignment(&context, bytes, alignment).unwrap_err();
+        assert_eq!(error.raw_os_error(), errno, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    assert_eq!(device.calls("alloc_dm"), 0);
+    device.fail("alloc_dm").errno(libc::ENOMEM).times(1);
+    assert_eq!(context.alloc_dm(64).unwrap_err().kind(), ErrorKind::Resource);
+}
+
+#[test]
+fn domains_regions_and_device_memory_are_imported() {
+    let device = TestDevice::model();
+    let (owner, user) = (context(&device), context(&device));
+    let domain = owner.alloc_pd().unwrap();
+    let other = ProtectionDomain::import(&user, domain.handle()).unwrap();
+    assert_eq!(device.last_call("import_pd").unwrap().mask as u32, domain.handle());
+    assert_eq!(other.handle(), domain.handle());
+    let queue = user.create_cq(8).unwrap();
+    let mut queue_pair = to_itself(&other, &queue);
+    let access = AccessFlags::REMOTE_WRITE;
+    let region = domain.allocate_shared::<u8>(64, access).unwrap();
+    let number = region.handle();
+
+    // SAFETY: the region outlives the import, and is shared memory.
+    let import = |number| unsafe {
+        RawMemoryRegion::import(&other, number, region.remote().address(), region.access())
+    };
+    let imported = import(number).unwrap();
+    assert_eq!(device.last_call("import_mr").unwrap().mask as u32, number);
+    assert_eq!((imported.len(), imported.rkey()), (64, region.rkey()));
+    assert!(imported.gather_element(..).is_err(), "it is not our address");
+    let local = other.register_read_only(b"hello").unwrap();
+    let to = imported.remote_range(2..7).unwrap();
+    let from = local.gather_element(..).unwrap();
+    assert_eq!(write(&mut queue_pair, &[from], to), WorkStatus::Success);
+    assert_eq!(region.slice(2..7).unwrap().to_vec(), b"hello");
+    imported.close().unwrap();
+    drop(import(number).unwrap());
+    assert_eq!((device.calls("unimport_mr"), device.calls("dereg_mr")), (2, 0));
+    let mut owned = import(number).unwrap();
+    owned.own();
+    device.fail("dereg_mr").errno(libc::EBUSY).times(1);
+    let (owned, _) = owned.close().unwrap_err();
+    drop(owned);
+    assert_eq!((device.calls("unimport_mr"), device.calls("dereg_mr")), (2, 2));
+    assert_eq!(import(12345).unwrap_err().kind(), ErrorKind::NotFound);
+    // SAFETY: as above.
+    let result = unsafe { RawMemoryRegion::import(&other, number, u64::MAX, access) };
+    assert!(result.unwrap_err().to_string().contains("last address"));
+    assert_eq!(device.calls("unimport_mr"), 3);
+
+    let memory = owner.alloc_dm(64).unwrap();
+    memory.write(0, b"on the device").unwrap();
+    let number = memory.handle().unwrap();
+    // SAFETY: the memory is that long, and outlives the import.
+    let imported = unsafe { DeviceMemory::import(&user, number, 64) }.unwrap();
+    assert_eq!(device.last_call("import_dm").unwrap().mask as u32, number);
+    let mut seen = [0_u8; 13];
+    imported.read(0, &mut seen).unwrap();
+    assert_eq!(seen, *b"on the device");
+    drop(imported);
+    assert_eq!((device.calls("unimport_dm"), device.calls("free_dm")), (1, 0));
+    // SAFETY: there is none.
+    let error = unsafe { DeviceMemory::import(&user, 1, 64) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+
+    drop(local);
+    drop(queue_pair);
+    other.close().unwrap();
+    assert_eq!((device.calls("unimport_pd"), device.calls("dealloc_pd")), (1, 0));
+    let mut owned = ProtectionDomain::import(&user, domain.handle()).unwrap();
+    owned.own();
+    drop(owned);
+    assert_eq!((device.calls("unimport_pd"), device.calls("dealloc_pd")), (1, 1));
+    device.fail("import_pd").errno(libc::EOPNOTSUPP).times(1);
+    let error = ProtectionDomain::import(&user, domain.handle()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}

@@ -1,0 +1,44 @@
+//! Memory of all kinds, on a device made of functions: what the provider is handed, what becomes of
+//! its answers, and that the bytes get where they should.
+
+mod elsewhere;
+#[path = "../one_sided/mod.rs"]
+mod one_sided;
+mod regions;
+mod rereg;
+mod windows;
+
+use std::fs::File;
+use std::os::fd::FromRawFd;
+
+use ibverbs::*;
+use ibverbs_test_device::{Builder, TestDevice};
+
+const PAGE: usize = 4096;
+
+fn context(device: &TestDevice) -> Context<'static> {
+    // SAFETY: the context is live and handed over.
+    unsafe { Context::from_raw(device.open().unwrap()) }.unwrap()
+}
+
+fn paging_device() -> TestDevice {
+    Builder::model().limits(|limits| limits.on_demand = 1).build()
+}
+
+/// Asserts that a call fails with that errno and those words, without the verb being called.
+#[track_caller]
+fn refused<T: std::fmt::Debug>(device: &TestDevice, result: Result<T>, errno: i32, words: &str) {
+    let calls = device.calls("reg_mr");
+    let error = result.expect_err("it is refused");
+    assert_eq!(error.raw_os_error(), errno, "{error}");
+    assert!(error.to_string().contains(words), "{error}");
+    assert_eq!(device.calls("reg_mr"), calls);
+}
+
+/// Anonymous shared memory as a file, which the test device takes for a dma-buf.
+fn shared_file(bytes: u64) -> File {
+    // SAFETY: the name is a C string; the descriptor that comes back is ours.
+    let file = unsafe { File::from_raw_fd(libc::memfd_create(c"memory".as_ptr(), 0)) };
+    file.set_len(bytes).unwrap();
+    file
+}
