@@ -136,6 +136,13 @@ impl<'res> Channel<'res> {
     ///
     /// The peer has to do the same, as its packets are numbered from the start again.
     ///
+    /// That start is 0 each time, unless both sides say otherwise, and packets of the old connection
+    /// may still be on their way, above all where it ended while much was in flight: should they come
+    /// in when the new one is at the same number, they are taken for its own. Where that matters,
+    /// agree on other numbers for each connection
+    /// ([`set_send_psn`](PreparedChannel::set_send_psn),
+    /// [`receive_psn`](PreparedChannel::receive_psn)), along with the endpoints.
+    ///
     /// # Errors
     ///
     /// The queue pair cannot be reset, or its completion queue not be polled; it is then destroyed.
