@@ -16,9 +16,7 @@ mod posting;
 mod scoped;
 pub(crate) mod world;
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
-use ibverbs::{Context, PacketSequenceNumber};
+use ibverbs::Context;
 use proptest::test_runner::TestCaseError;
 
 use family::Counts;
@@ -48,14 +46,4 @@ pub(crate) trait Bed {
 
     /// After the last: what is still live was forgotten.
     fn check_end(&self, live: &Counts) -> Result<(), TestCaseError>;
-}
-
-/// The first packet numbers of both sides of a connection, other than those of the ones before: late
-/// packets of a connection must not be taken for those of the next one between the same queue pairs.
-fn numbers_of_a_connection() -> [PacketSequenceNumber; 2] {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    let number = NEXT.fetch_add(2, Ordering::Relaxed);
-    // An odd factor: no number comes again before all others did.
-    let spread = |number: u32| number.wrapping_mul(0x009e_3779) & 0x00ff_ffff;
-    [number, number + 1].map(|number| PacketSequenceNumber::new(spread(number)).unwrap())
 }
