@@ -136,12 +136,11 @@ impl<'res> Channel<'res> {
     ///
     /// The peer has to do the same, as its packets are numbered from the start again.
     ///
-    /// That start is 0 each time, unless both sides say otherwise, and packets of the old connection
-    /// may still be on their way, above all where it ended while much was in flight: should they come
-    /// in when the new one is at the same number, they are taken for its own. Where that matters,
-    /// agree on other numbers for each connection
-    /// ([`set_send_psn`](PreparedChannel::set_send_psn),
-    /// [`receive_psn`](PreparedChannel::receive_psn)), along with the endpoints.
+    /// Packets of the old connection may still be on their way, above all where it ended while much
+    /// was in flight, and the new one, between the same queue pairs, may take them for its own: the
+    /// data can then be wrong without an error. So wait between the reset and the handshake for as
+    /// long as the network can hold a packet (the InfiniBand specification calls that TimeWait; some
+    /// milliseconds on a local network), or make a new channel, which has another number.
     ///
     /// # Errors
     ///

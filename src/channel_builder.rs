@@ -269,8 +269,8 @@ impl<'res> PreparedChannel<'res> {
         self.link.settings().send_psn
     }
 
-    /// Sets the number of the first packet that we send, as [`ChannelBuilder::send_psn`] does: when a
-    /// channel is connected anew, packets of the old connection may still be on their way.
+    /// Sets the number of the first packet that we send, as [`ChannelBuilder::send_psn`] does, for the
+    /// connection that comes next.
     pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.link.settings_mut().send_psn = psn;
         self

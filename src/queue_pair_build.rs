@@ -322,8 +322,8 @@ impl<'res> PreparedQueuePair<'res> {
         self.queue_pair.settings().send_psn
     }
 
-    /// Sets the number of the first packet that we send, as [`QueuePairBuilder::send_psn`] does: when
-    /// a queue pair is connected anew, packets of the old connection may still be on their way.
+    /// Sets the number of the first packet that we send, as [`QueuePairBuilder::send_psn`] does, for
+    /// the connection that comes next.
     pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.queue_pair.settings_mut().send_psn = psn;
         self

@@ -237,7 +237,9 @@ impl<'res> QueuePair<'res> {
     /// What was outstanding is forgotten: no completion will come. Completions that are not polled yet
     /// may be lost or not, depending on the device; poll until there are none (after
     /// [`to_error`](Self::to_error), if requests are outstanding) where that matters. Packets of the
-    /// old connection may still be on their way: give the next one other packet sequence numbers.
+    /// old connection may still be on their way, and the next one between the same queue pairs may take
+    /// them for its own: wait before the handshake for as long as the network can hold a packet
+    /// (TimeWait, in the InfiniBand specification).
     ///
     /// # Errors
     ///

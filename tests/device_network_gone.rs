@@ -124,6 +124,12 @@ fn handshake<'a>(
     (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap())
 }
 
+fn reconnect<'a>(one: Channel<'a>, two: Channel<'a>) -> (Channel<'a>, Channel<'a>) {
+    let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
+    vm::time_wait();
+    handshake(one, two)
+}
+
 fn fill(numbers: &mut [u64], message: u64) {
     for (number, value) in numbers.iter_mut().zip(message * LENGTH as u64..) {
         *number = value;
@@ -252,7 +258,7 @@ fn the_link_goes_down_and_comes_up() {
                 await_state(context, PortState::Active);
             }
             cable.route();
-            let (mut one, mut two) = handshake(one.reset().unwrap(), two.reset().unwrap());
+            let (mut one, mut two) = reconnect(one, two);
             works((&mut one, &mut two), &domains);
             format!(
                 "its own link: PortError and PortActive at both ends; after {} messages the sender got \
@@ -296,7 +302,7 @@ fn the_address_is_removed() {
             }
             await_state(&contexts[0], PortState::Active);
             cable.route();
-            let (mut one, mut two) = handshake(one.reset().unwrap(), two.reset().unwrap());
+            let (mut one, mut two) = reconnect(one, two);
             works((&mut one, &mut two), &domains);
             format!(
                 "GidChange; after {} messages the sender got {} within {:.2} s, the receiver {}; {calls}; \

@@ -89,6 +89,7 @@ fn a_queue_pair_gives_up_after_so_many_tries() {
 
         // Both begin again, with a receive.
         let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
+        vm::time_wait();
         let (mut one, mut two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
         // SAFETY: the regions outlive the queue pairs, and are used by the device alone.
         unsafe {
@@ -128,6 +129,12 @@ fn handshake<'a>(
 ) -> (Channel<'a>, Channel<'a>) {
     let (to_one, to_two) = (one.endpoint(), two.endpoint());
     (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap())
+}
+
+fn reconnect<'a>(one: Channel<'a>, two: Channel<'a>) -> (Channel<'a>, Channel<'a>) {
+    let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
+    vm::time_wait();
+    handshake(one, two)
 }
 
 /// Sends a message from one to two, whose receive comes after such a time; says how long sending
@@ -181,7 +188,7 @@ fn a_channel_gives_up_after_so_many_tries() {
         assert_eq!(error.work_error().unwrap().status(), WorkStatus::RnrRetryExceeded);
         assert!(took >= configured(RETRIES), "{took:?}");
         assert!(one.send(&source.slice(..).unwrap()).unwrap_err().is_consequence());
-        let (mut one, mut two) = handshake(one.reset().unwrap(), two.reset().unwrap());
+        let (mut one, mut two) = reconnect(one, two);
         late(&domains, &mut one, &mut two, Duration::ZERO);
         took
     };
@@ -220,7 +227,7 @@ fn unlimited_tries_end_at_the_deadline() {
         assert!(took >= DEADLINE && took < PATIENCE, "{took:?}");
         let error = one.send(&source.slice(..).unwrap()).unwrap_err();
         assert_eq!(error, TransportError::Stopped);
-        let (mut one, mut two) = handshake(one.reset().unwrap(), two.reset().unwrap());
+        let (mut one, mut two) = reconnect(one, two);
         late(&domains, &mut one, &mut two, Duration::ZERO);
         (took, waited)
     };

@@ -13,7 +13,7 @@ use crate::alone;
 use crate::figures::figure;
 use crate::vm::PATIENCE;
 use crate::vm::channels::{
-    ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides,
+    ALL, Side, connect, deadline, exchange, nothing_is_left, reconnect, sides,
 };
 
 /// What is registered, with as much on either side of it that is not.
@@ -130,7 +130,7 @@ impl Trial {
         }
         let error = one.send_inline(&[1]).unwrap_err();
         assert_eq!(error.work_error().unwrap().status(), WorkStatus::Flushed, "{what}: {error}");
-        let (one, two) = handshake(one.reset().unwrap(), two.reset().unwrap());
+        let (one, two) = reconnect(one, two);
         self.channels = Some((one, two));
         self.refused += 1;
         self.slowest = self.slowest.max(took);

@@ -7,7 +7,7 @@ use ibverbs::{Channel, MemoryRegion, TransportError, WorkError, WorkStatus, ffi}
 use crate::alone;
 use crate::figures::figure;
 use crate::vm::PATIENCE;
-use crate::vm::channels::{connect, deadline, exchange, handshake, nothing_is_left, sides};
+use crate::vm::channels::{connect, deadline, exchange, nothing_is_left, reconnect, sides};
 
 /// What the kernel says of a channel's queue pair.
 fn state(channel: &Channel<'_>) -> ffi::ibv_qp_state {
@@ -57,7 +57,7 @@ fn a_message_that_does_not_fit_is_told_to_both() {
         let statuses = (received.status(), sent.status());
         assert!(statuses == length || statuses == rxe, "{what}: {statuses:?}");
         seen.push(statuses);
-        (one, two) = handshake(one.reset().unwrap(), two.reset().unwrap());
+        (one, two) = reconnect(one, two);
         exchange(&sides, &mut one, &mut two);
     }
     assert!(slowest < PATIENCE, "{slowest:?}");

@@ -47,6 +47,8 @@ pub(crate) fn reconnect<'res>(channel: Channel<'res>, peer: &mut Peer) -> Channe
     let prepared = channel.reset().unwrap();
     // Neither is ready before the other has forgotten everything.
     let remote: QueuePairEndpoint = peer.exchange(prepared.endpoint());
+    // Late packets must not be taken for those of the new connection: the wire delays them too.
+    std::thread::sleep(Duration::from_millis(100));
     let channel = prepared.handshake(remote).unwrap();
     peer.meet_again();
     channel

@@ -9,7 +9,7 @@ use ibverbs::{
     MinRnrTimer, PreparedChannel, ProtectionDomain,
 };
 
-use super::{PATIENCE, assert_nothing_left};
+use super::{PATIENCE, assert_nothing_left, time_wait};
 
 /// What both sides are allowed to do.
 pub const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
@@ -63,6 +63,13 @@ pub fn handshake<'res>(
 ) -> (Channel<'res>, Channel<'res>) {
     let (to_one, to_two) = (one.endpoint(), two.endpoint());
     (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap())
+}
+
+/// Resets both and connects them anew.
+pub fn reconnect<'res>(one: Channel<'res>, two: Channel<'res>) -> (Channel<'res>, Channel<'res>) {
+    let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
+    time_wait();
+    handshake(one, two)
 }
 
 pub fn deadline() -> Instant {

@@ -15,6 +15,12 @@ use ibverbs::{CompletionQueue, WorkCompletion, WorkSuccess};
 /// Longer than anything here takes, even on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Waits until no packet of a connection that was reset can be on its way any more: the next one
+/// between the same queue pairs could take it for its own. (The standard's TimeWait.)
+pub fn time_wait() {
+    std::thread::sleep(Duration::from_millis(50));
+}
+
 /// Tests that count what the machine has run one after the other: all of a binary take this.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());

@@ -15,7 +15,7 @@ use ibverbs::{
 use super::{Tally, word};
 use crate::Random;
 use crate::vm::PATIENCE;
-use crate::vm::channels::{ALL, Side, connect, handshake};
+use crate::vm::channels::{ALL, Side, connect, reconnect};
 
 /// Receives that are posted on each side, and requests in flight.
 const RECEIVES: usize = 8;
@@ -428,13 +428,7 @@ pub(crate) fn connection(
         tallies.into_iter().for_each(|tally| all.add(tally));
         all.finished -= ends[0].0;
         all.broken -= ends[0].1;
-        // A packet of the connection before that is still on its way must not pass for one of this.
-        let mut psn = || PacketSequenceNumber::new(random.below(1 << 24) as u32).unwrap();
-        let (from_one, from_two) = (psn(), psn());
-        let (first, second) = (one.reset().unwrap(), two.reset().unwrap());
-        let first = first.set_send_psn(from_one).receive_psn(from_two);
-        let second = second.set_send_psn(from_two).receive_psn(from_one);
-        (one, two) = handshake(first, second);
+        (one, two) = reconnect(one, two);
     }
     all
 }
