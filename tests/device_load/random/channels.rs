@@ -7,9 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    Channel, MaxAckRetries, MemoryRegion, MemorySliceMut, PacketSequenceNumber, RemoteMemoryRegion,
-    Scope, ScopeError, ScopedPendingWork, SharedCompletionQueue, SharedMemoryRegion,
-    TransportError, WorkOpcode,
+    Channel, MaxAckRetries, MemoryRegion, MemorySliceMut, RemoteMemoryRegion, Scope, ScopeError,
+    ScopedPendingWork, SharedCompletionQueue, SharedMemoryRegion, TransportError, WorkOpcode,
 };
 
 use super::{Tally, word};
