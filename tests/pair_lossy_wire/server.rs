@@ -39,6 +39,7 @@ pub(crate) fn serve() {
             }
         }
         let () = peer.exchange(counts());
+        peer.part();
     }
     assert_nothing_left("rxe1");
 }
