@@ -70,16 +70,16 @@ pub fn role(arguments: &str) -> String {
 /// that is stuck, as emulated ones are at times: then it is tried once more, and said so.
 pub fn pair(options: &[&str], first: &str, second: &str) -> Vec<String> {
     const TIMED_OUT: Option<i32> = Some(124);
-    let (mut status, mut reports) = run(options, first, second);
+    let (mut status, mut reports) = machines(options, first, second);
     if status.code() == TIMED_OUT {
         println!("the machines got stuck: once more");
-        (status, reports) = run(options, first, second);
+        (status, reports) = machines(options, first, second);
     }
     assert!(status.success(), "script/vm pair: {status}");
     reports
 }
 
-fn run(options: &[&str], first: &str, second: &str) -> (ExitStatus, Vec<String>) {
+fn machines(options: &[&str], first: &str, second: &str) -> (ExitStatus, Vec<String>) {
     let mut child = Command::new("script/vm")
         .args(["pair", "-t", &(200 + soak_seconds()).to_string()])
         .args(options)
