@@ -16,6 +16,7 @@ use ibverbs::{
     MemoryRegion, MinRnrTimer, PortState, ProtectionDomain, QueuePairType, TransportError,
 };
 
+use vm::channels::{handshake, reconnect};
 use vm::{PATIENCE, assert_nothing_left, one_at_a_time, run};
 
 /// Numbers in a message: 32 KiB.
@@ -114,20 +115,6 @@ fn builder<'a>(domain: &'a ProtectionDomain<'_>) -> ChannelBuilder<'a> {
         .min_rnr_timer(MinRnrTimer::SHORTEST)
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
         .sleep_after(100)
-}
-
-fn handshake<'a>(
-    one: ibverbs::PreparedChannel<'a>,
-    two: ibverbs::PreparedChannel<'a>,
-) -> (Channel<'a>, Channel<'a>) {
-    let (to_one, to_two) = (one.endpoint(), two.endpoint());
-    (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap())
-}
-
-fn reconnect<'a>(one: Channel<'a>, two: Channel<'a>) -> (Channel<'a>, Channel<'a>) {
-    let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
-    vm::time_wait();
-    handshake(one, two)
 }
 
 fn fill(numbers: &mut [u64], message: u64) {

@@ -14,6 +14,7 @@ use ibverbs::{
     QueuePairEndpoint, QueuePairState, QueuePairType, TransportError, WorkStatus,
 };
 
+use vm::channels::{handshake, reconnect};
 use vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time, success};
 
 /// How long the one without receives tells the other to wait: 81.92 ms.
@@ -121,20 +122,6 @@ fn builder<'a>(domain: &'a ProtectionDomain<'_>, retries: u8) -> ChannelBuilder<
         .ack_timeout(ACK_TIMEOUT)
         .max_rnr_retries(MaxRnrRetries::new(retries).unwrap())
         .sleep_after(100)
-}
-
-fn handshake<'a>(
-    one: ibverbs::PreparedChannel<'a>,
-    two: ibverbs::PreparedChannel<'a>,
-) -> (Channel<'a>, Channel<'a>) {
-    let (to_one, to_two) = (one.endpoint(), two.endpoint());
-    (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap())
-}
-
-fn reconnect<'a>(one: Channel<'a>, two: Channel<'a>) -> (Channel<'a>, Channel<'a>) {
-    let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
-    vm::time_wait();
-    handshake(one, two)
 }
 
 /// Sends a message from one to two, whose receive comes after such a time; says how long sending
