@@ -132,7 +132,7 @@ fn configure(
         .define("PYTHON_EXECUTABLE", python)
         .define("ENABLE_STATIC", "1")
         .define("ENABLE_RESOLVE_NEIGH", if neigh { "1" } else { "0" })
-        .define("ENABLE_VALGRIND", "0")
+        .define("ENABLE_VALGRIND", if feature("valgrind") { "1" } else { "0" })
         .define("NO_MAN_PAGES", "1")
         .define("NO_PYVERBS", "1")
         .build_target("kern-abi");

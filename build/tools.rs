@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::panic;
 use std::process::{Command, Stdio};
 
-use crate::common::{complain, message_of, program, refuse};
+use crate::common::{complain, feature, message_of, program, refuse};
 
 /// Names every tool that the build needs and the machine lacks, with the packages that have it, and
 /// ends the build if there are any. Returns the Python interpreter.
@@ -29,6 +29,9 @@ pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
     if !documentation_only {
         if let Err(why) = c_compiler() {
             lacks("a C compiler", "gcc libc6-dev", "gcc glibc-devel", &format!(". {why}"));
+        } else if bundled && feature("valgrind") && finds(&["valgrind/memcheck.h"]).is_err() {
+            // CMake would leave the annotations out, and say so in passing.
+            lacks("valgrind/memcheck.h", "valgrind", "valgrind-devel", ", for feature `valgrind`");
         }
         let pkg_config = program("PKG_CONFIG", "pkg-config");
         if !starts(&pkg_config) {
@@ -72,8 +75,17 @@ pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
 
 /// Whether there is a C compiler, and the C library's headers; if not, why.
 fn c_compiler() -> Result<(), String> {
+    match finds(&["stdlib.h", "linux/types.h"]) {
+        Ok(()) => Ok(()),
+        Err(Some(why)) => Err(why),
+        Err(None) => Err("The one there does not find the C library's headers".to_owned()),
+    }
+}
+
+/// Whether the C compiler finds these headers. If there is no compiler, why.
+fn finds(headers: &[&str]) -> Result<(), Option<String>> {
     let compiler = cc::Build::new().cargo_output(false).try_get_compiler();
-    let compiler = compiler.map_err(|e| e.to_string())?;
+    let compiler = compiler.map_err(|e| Some(e.to_string()))?;
     let name = compiler.path().display();
     let mut child = compiler
         .to_command()
@@ -82,13 +94,14 @@ fn c_compiler() -> Result<(), String> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(|e| format!("`{name}`: {e}"))?;
+        .map_err(|e| Some(format!("`{name}`: {e}")))?;
     if let Some(mut stdin) = child.stdin.take() {
+        let text: String = headers.iter().map(|h| format!("#include <{h}>\n")).collect();
         // If the compiler does not read it, its status tells.
-        let _ = stdin.write_all(b"#include <stdlib.h>\n#include <linux/types.h>\n");
+        let _ = stdin.write_all(text.as_bytes());
     }
     match child.wait() {
         Ok(status) if status.success() => Ok(()),
-        _ => Err(format!("`{name}` does not find the C library's headers")),
+        _ => Err(None),
     }
 }

@@ -194,6 +194,25 @@ fn c_library_headers() {
 }
 
 #[test]
+#[cfg(not(feature = "system"))]
+fn valgrind_headers() {
+    // A machine that has the C library's headers and no others.
+    let include = Path::new(env!("CARGO_TARGET_TMPDIR")).join("headers_of_the_c_library");
+    fs::create_dir_all(include.join("linux")).expect("the target folder is writable");
+    for header in ["stdlib.h", "linux/types.h"] {
+        fs::write(include.join(header), "").expect("the folder is writable");
+    }
+    let errors = Machine::without("valgrind", &["make"])
+        .set("CFLAGS", &format!("-nostdinc -I{}", include.display()))
+        .set("CARGO_FEATURE_VALGRIND", "1")
+        .errors();
+    assert_names(&errors[..1], "valgrind/memcheck.h is missing", "valgrind", "valgrind-devel");
+    // What it is for is said; and it is no reason to stop looking.
+    assert!(errors[0].contains("feature `valgrind`"), "{errors:?}");
+    assert_eq!(errors.len(), 2, "{errors:?}");
+}
+
+#[test]
 fn pkg_config() {
     let errors = Machine::without("pkg-config", &["pkg-config"]).errors();
     assert_names(&errors, "`pkg-config` is missing", "pkg-config", "pkgconf-pkg-config");

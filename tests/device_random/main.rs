@@ -1,9 +1,9 @@
 //! Random programs on Soft-RoCE, in the machine that `script/vm` starts: those of
 //! `tests/random_model`, where it is the kernel that counts the objects.
 //!
-//! They also run under valgrind there, a few cases at a time as that takes minutes. It has to be told
-//! `--undef-value-errors=no`: it does not know what the kernel writes to memory, by ioctl or into mapped
-//! queues, and takes all of that for undefined.
+//! They also run under valgrind there, a few of them as that takes long (step "device-memcheck" of
+//! `script/test`), with feature `valgrind`: without it, valgrind does not know what the kernel writes to
+//! memory, and takes all of that for undefined.
 
 #[path = "../chance/mod.rs"]
 mod chance;
