@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ibverbs::AsyncEventKind as Kind;
 use ibverbs::AsyncEventSubject as Subject;
 use ibverbs::{
-    AsyncEvents, CompletionQueue, Context, ErrorKind, ProtectionDomain, QueuePair, QueuePairState,
+    AsyncEvents, CompletionQueue, ErrorKind, ProtectionDomain, QueuePair, QueuePairState,
     QueuePairType, ReceiveWorkRequest, SharedReceiveQueue, WorkCompletion, ffi,
 };
 use ibverbs_test_device::TestDevice;
@@ -21,15 +21,10 @@ use figures::figure;
 const SOON: Duration = Duration::from_millis(20);
 const LATE: Duration = Duration::from_secs(60);
 
-fn open(device: &TestDevice) -> Context<'static> {
-    // SAFETY: the context is live, and closed by what takes it over.
-    unsafe { Context::from_raw(device.open().unwrap()) }.unwrap()
-}
-
 #[test]
 fn every_kind_names_its_subject() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = CompletionQueue::builder(&context, 16).token(0xc0ffee).build().unwrap();
     let receives = domain.create_srq(4, 1).unwrap();
@@ -104,7 +99,7 @@ fn every_kind_names_its_subject() {
 #[test]
 fn waiting_has_an_end() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let events = AsyncEvents::new(&context).unwrap();
     let start = Instant::now();
     assert_eq!(events.wait_timeout(SOON).unwrap_err().kind(), ErrorKind::TimedOut);
@@ -131,7 +126,7 @@ fn waiting_has_an_end() {
 fn each_event_goes_to_one_thread() {
     const EVENTS: u32 = 2000;
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let (seen, count) = (AtomicU32::new(0), AtomicU32::new(0));
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -160,7 +155,7 @@ fn each_event_goes_to_one_thread() {
 #[test]
 fn objects_go_at_once_whatever_became_of_their_events() {
     let device = TestDevice::model();
-    let context = Arc::new(open(&device));
+    let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = Arc::new(CompletionQueue::new(&context, 16).unwrap());
     let receives = SharedReceiveQueue::new(&domain, 4, 1).unwrap();
@@ -201,7 +196,7 @@ fn objects_go_at_once_whatever_became_of_their_events() {
 fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
     const ROOM: u32 = 3;
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let events = context.async_events().unwrap();
     let queue = CompletionQueue::builder(&context, ROOM).token(9).build().unwrap();
@@ -247,7 +242,7 @@ fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
 #[test]
 fn a_context_without_a_file_is_an_error() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     // SAFETY: the context is live; its file is put back before it is closed.
     unsafe {
         let fd = std::mem::replace(&mut (*context.as_raw()).async_fd, -1);

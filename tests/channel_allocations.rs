@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, Channel, Context, MemoryRegion, ProtectionDomain, SharedCompletionQueue,
+    AccessFlags, Channel, MemoryRegion, ProtectionDomain, SharedCompletionQueue,
     SharedMemoryRegion, TransportError,
 };
 use ibverbs_test_device::TestDevice;
@@ -55,8 +55,7 @@ struct Rig {
 
 impl Rig {
     fn new(device: &TestDevice, shared: bool) -> Self {
-        // SAFETY: the context is live and handed over.
-        let context = Arc::new(unsafe { Context::from_raw(device.open().unwrap()) }.unwrap());
+        let context = Arc::new(device.context());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let queue = Arc::new(SharedCompletionQueue::new(&context, 128).unwrap());
         let builder = || {

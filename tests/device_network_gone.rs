@@ -2,11 +2,9 @@
 //! Soft-RoCE, with cables and devices of the tests' own. To be run by `script/test device`, in the
 //! machine that `script/vm` starts.
 
-#[path = "figures/mod.rs"]
 mod figures;
 mod vm;
 
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,7 +15,7 @@ use ibverbs::{
 };
 
 use vm::channels::{handshake, reconnect};
-use vm::{PATIENCE, assert_nothing_left, one_at_a_time, run};
+use vm::{PATIENCE, alone, assert_nothing_left, run};
 
 /// Numbers in a message: 32 KiB.
 const LENGTH: usize = 4096;
@@ -93,23 +91,6 @@ fn ip(commands: &str) {
     run(&format!("ip -batch - <<'END'\n{commands}END"));
 }
 
-/// Runs a test on a thread of its own, and ends the process if that hangs: a test that waits for ever
-/// would not tell.
-fn within(limit: Duration, test: impl FnOnce() + Send + 'static) {
-    let (told, hear) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        test();
-        told.send(()).unwrap();
-    });
-    if let Err(mpsc::RecvTimeoutError::Timeout) = hear.recv_timeout(limit) {
-        eprintln!("it hangs, after {limit:?}");
-        std::process::abort();
-    }
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
 fn builder<'a>(domain: &'a ProtectionDomain<'_>) -> ChannelBuilder<'a> {
     Channel::builder(domain)
         .min_rnr_timer(MinRnrTimer::SHORTEST)
@@ -165,28 +146,34 @@ fn receive(channel: &mut Channel<'_>, sink: &mut MemoryRegion<'_, u64>) -> End {
     unreachable!()
 }
 
-/// Transfers, and takes something away meanwhile; returns how it ended for the sender and for the
-/// receiver, and when it was gone.
+/// Transfers, and takes something away meanwhile; says how that ended for either side.
 fn transfer(
     channels: (&mut Channel<'_>, &mut Channel<'_>),
     domains: &[ProtectionDomain<'_>; 2],
     take_away: impl FnOnce(),
-) -> (End, End, Instant) {
+) -> String {
     let mut source = domains[0].allocate::<u64>(LENGTH).unwrap();
     let mut sink = domains[1].allocate::<u64>(LENGTH).unwrap();
-    let ended = thread::scope(|threads| {
+    let (sender, receiver, gone) = thread::scope(|threads| {
         let sender = threads.spawn(|| send(channels.0, &mut source));
         let receiver = threads.spawn(|| receive(channels.1, &mut sink));
         thread::sleep(A_WHILE);
         take_away();
-        let at = Instant::now();
-        (sender.join().unwrap(), receiver.join().unwrap(), at)
+        let gone = Instant::now();
+        (sender.join().unwrap(), receiver.join().unwrap(), gone)
     });
     // What was acknowledged was received, and checked there.
-    assert!(ended.0.messages > 0 && ended.1.messages >= ended.0.messages, "{ended:?}");
+    assert!(sender.messages > 0, "{sender:?}");
+    assert!(receiver.messages >= sender.messages, "{receiver:?} {sender:?}");
     // The device told the sender; it did not run into its own deadline.
-    assert!(ended.0.error.work_error().is_some(), "{ended:?}");
-    ended
+    assert!(sender.error.work_error().is_some(), "{sender:?}");
+    format!(
+        "after {} messages the sender got {} within {:.2} s, the receiver {}",
+        sender.messages,
+        sender.name(),
+        sender.at.saturating_duration_since(gone).as_secs_f64(),
+        receiver.name(),
+    )
 }
 
 /// A message there.
@@ -223,132 +210,103 @@ fn await_state(context: &Context<'_>, state: PortState) {
 
 #[test]
 fn the_link_goes_down_and_comes_up() {
-    let _lock = one_at_a_time();
-    within(4 * PATIENCE, || {
-        let cable = Cable::new(0);
-        let outcome = {
-            let contexts = ["a", "b"].map(|end| cable.open(end));
-            let domains = [contexts[0].alloc_pd().unwrap(), contexts[1].alloc_pd().unwrap()];
-            let events = [contexts[0].async_events().unwrap(), contexts[1].async_events().unwrap()];
-            let (mut one, mut two) = handshake(
-                builder(&domains[0]).build().unwrap(),
-                builder(&domains[1]).build().unwrap(),
-            );
-            let (sender, receiver, at) =
-                transfer((&mut one, &mut two), &domains, || drop(run("ip link set w0a down")));
-            for events in &events {
-                await_event(events, Kind::PortError);
-            }
-            run("ip link set w0a up");
-            for (events, context) in events.iter().zip(&contexts) {
-                await_event(events, Kind::PortActive);
-                await_state(context, PortState::Active);
-            }
-            cable.route();
-            let (mut one, mut two) = reconnect(one, two);
-            works((&mut one, &mut two), &domains);
-            format!(
-                "its own link: PortError and PortActive at both ends; after {} messages the sender got \
-                 {} within {:.2} s, the receiver {}; works again after reset and handshake",
-                sender.messages,
-                sender.name(),
-                sender.at.saturating_duration_since(at).as_secs_f64(),
-                receiver.name(),
-            )
-        };
-        assert_nothing_left(&cable.device("a"));
-        assert_nothing_left(&cable.device("b"));
-        figure("link-down", &format!("{outcome}; resources at baseline"));
-    });
+    let _alone = alone("the link going down", 120);
+    let cable = Cable::new(0);
+    let outcome = {
+        let contexts = ["a", "b"].map(|end| cable.open(end));
+        let domains = [contexts[0].alloc_pd().unwrap(), contexts[1].alloc_pd().unwrap()];
+        let events = [contexts[0].async_events().unwrap(), contexts[1].async_events().unwrap()];
+        let (mut one, mut two) =
+            handshake(builder(&domains[0]).build().unwrap(), builder(&domains[1]).build().unwrap());
+        let ended = transfer((&mut one, &mut two), &domains, || drop(run("ip link set w0a down")));
+        for events in &events {
+            await_event(events, Kind::PortError);
+        }
+        run("ip link set w0a up");
+        for (events, context) in events.iter().zip(&contexts) {
+            await_event(events, Kind::PortActive);
+            await_state(context, PortState::Active);
+        }
+        cable.route();
+        let (mut one, mut two) = reconnect(one, two);
+        works((&mut one, &mut two), &domains);
+        format!(
+            "its own link: PortError and PortActive at both ends; {ended}; works again after reset and \
+             handshake"
+        )
+    };
+    assert_nothing_left(&cable.device("a"));
+    assert_nothing_left(&cable.device("b"));
+    figure("link-down", &format!("{outcome}; resources at baseline"));
 }
 
 #[test]
 fn the_address_is_removed() {
-    let _lock = one_at_a_time();
-    within(4 * PATIENCE, || {
-        let cable = Cable::new(1);
-        let outcome = {
-            let contexts = ["a", "b"].map(|end| cable.open(end));
-            let domains = [contexts[0].alloc_pd().unwrap(), contexts[1].alloc_pd().unwrap()];
-            let events = contexts[0].async_events().unwrap();
-            let (mut one, mut two) = handshake(
-                builder(&domains[0]).build().unwrap(),
-                builder(&domains[1]).build().unwrap(),
-            );
-            let (sender, receiver, at) = transfer((&mut one, &mut two), &domains, || {
-                drop(run("ip addr del 10.90.1.1/24 dev w1a"));
-            });
+    let _alone = alone("the address being removed", 120);
+    let cable = Cable::new(1);
+    let outcome = {
+        let contexts = ["a", "b"].map(|end| cable.open(end));
+        let domains = [contexts[0].alloc_pd().unwrap(), contexts[1].alloc_pd().unwrap()];
+        let events = contexts[0].async_events().unwrap();
+        let (mut one, mut two) =
+            handshake(builder(&domains[0]).build().unwrap(), builder(&domains[1]).build().unwrap());
+        let ended = transfer((&mut one, &mut two), &domains, || {
+            drop(run("ip addr del 10.90.1.1/24 dev w1a"));
+        });
+        await_event(&events, Kind::GidChange);
+        let calls = call_everything(&contexts[0], &domains[0]);
+        let before = contexts[0].gid_table().unwrap().len();
+        // It comes back, and where it was is something else by now.
+        run("ip addr add 10.90.1.3/24 dev w1a; ip addr add 10.90.1.1/24 dev w1a");
+        await_event(&events, Kind::GidChange);
+        while contexts[0].gid_table().unwrap().len() < before + 2 {
             await_event(&events, Kind::GidChange);
-            let calls = call_everything(&contexts[0], &domains[0]);
-            let before = contexts[0].gid_table().unwrap().len();
-            // It comes back, and where it was is something else by now.
-            run("ip addr add 10.90.1.3/24 dev w1a; ip addr add 10.90.1.1/24 dev w1a");
-            await_event(&events, Kind::GidChange);
-            while contexts[0].gid_table().unwrap().len() < before + 2 {
-                await_event(&events, Kind::GidChange);
-            }
-            await_state(&contexts[0], PortState::Active);
-            cable.route();
-            let (mut one, mut two) = reconnect(one, two);
-            works((&mut one, &mut two), &domains);
-            format!(
-                "GidChange; after {} messages the sender got {} within {:.2} s, the receiver {}; {calls}; \
-                 works again once the address is back, after reset and handshake",
-                sender.messages,
-                sender.name(),
-                sender.at.saturating_duration_since(at).as_secs_f64(),
-                receiver.name(),
-            )
-        };
-        assert_nothing_left(&cable.device("a"));
-        assert_nothing_left(&cable.device("b"));
-        figure("address-removed", &format!("{outcome}; resources at baseline"));
-    });
+        }
+        await_state(&contexts[0], PortState::Active);
+        cable.route();
+        let (mut one, mut two) = reconnect(one, two);
+        works((&mut one, &mut two), &domains);
+        format!(
+            "GidChange; {ended}; {calls}; works again once the address is back, after reset and \
+             handshake"
+        )
+    };
+    assert_nothing_left(&cable.device("a"));
+    assert_nothing_left(&cable.device("b"));
+    figure("address-removed", &format!("{outcome}; resources at baseline"));
 }
 
 #[test]
 fn the_network_device_is_deleted() {
-    let _lock = one_at_a_time();
-    within(4 * PATIENCE, || {
-        let cable = Cable::new(2);
-        let (outcome, dropped) = {
-            let contexts = ["a", "b"].map(|end| cable.open(end));
-            let domains = [contexts[0].alloc_pd().unwrap(), contexts[1].alloc_pd().unwrap()];
-            let events = contexts[0].async_events().unwrap();
-            let (mut one, mut two) = handshake(
-                builder(&domains[0]).build().unwrap(),
-                builder(&domains[1]).build().unwrap(),
-            );
-            let (sender, receiver, at) = transfer((&mut one, &mut two), &domains, || {
-                // The command may wait until the program lets go.
-                run("ip link delete w2a </dev/null >/dev/null 2>&1 &");
-            });
-            await_event(&events, Kind::GidChange);
-            let calls = call_everything(&contexts[0], &domains[0]);
-            let outcome = format!(
-                "GidChange; after {} messages the sender got {} within {:.2} s, the receiver {}; {calls}",
-                sender.messages,
-                sender.name(),
-                sender.at.saturating_duration_since(at).as_secs_f64(),
-                receiver.name(),
-            );
-            let start = Instant::now();
-            drop((one, two));
-            (outcome, start.elapsed())
-        };
-        // Nothing of ours keeps the devices there.
+    let _alone = alone("the network device being deleted", 120);
+    let cable = Cable::new(2);
+    let (outcome, dropped) = {
+        let contexts = ["a", "b"].map(|end| cable.open(end));
+        let domains = [contexts[0].alloc_pd().unwrap(), contexts[1].alloc_pd().unwrap()];
+        let events = contexts[0].async_events().unwrap();
+        let (mut one, mut two) =
+            handshake(builder(&domains[0]).build().unwrap(), builder(&domains[1]).build().unwrap());
+        let ended = transfer((&mut one, &mut two), &domains, || {
+            // The command may wait until the program lets go.
+            run("ip link delete w2a </dev/null >/dev/null 2>&1 &");
+        });
+        await_event(&events, Kind::GidChange);
+        let calls = call_everything(&contexts[0], &domains[0]);
+        let outcome = format!("GidChange; {ended}; {calls}");
         let start = Instant::now();
-        while ibverbs::devices().unwrap().iter().any(|device| device.name().starts_with("r2")) {
-            assert!(start.elapsed() < PATIENCE, "the devices do not go");
-            thread::sleep(Duration::from_millis(20));
-        }
-        figure(
-            "netdev-deleted",
-            &format!(
-                "{outcome}; channels dropped in {dropped:.0?}, then the RDMA devices go as well"
-            ),
-        );
-    });
+        drop((one, two));
+        (outcome, start.elapsed())
+    };
+    // Nothing of ours keeps the devices there.
+    let start = Instant::now();
+    while ibverbs::devices().unwrap().iter().any(|device| device.name().starts_with("r2")) {
+        assert!(start.elapsed() < PATIENCE, "the devices do not go");
+        thread::sleep(Duration::from_millis(20));
+    }
+    figure(
+        "netdev-deleted",
+        &format!("{outcome}; channels dropped in {dropped:.0?}, then the RDMA devices go as well"),
+    );
 }
 
 /// Calls what can be called on a device that has lost its network; says which calls fail, how.

@@ -1,7 +1,6 @@
 //! A peer that has no receive posted, on Soft-RoCE. To be run by `script/test device`, in the machine
 //! that `script/vm` starts.
 
-#[path = "figures/mod.rs"]
 mod figures;
 mod vm;
 

@@ -12,11 +12,6 @@ use ibverbs::{
 };
 use ibverbs_test_device::{Kind, TestDevice};
 
-fn open(device: &TestDevice) -> Context<'static> {
-    // SAFETY: the context is live, and closed by what takes it over.
-    unsafe { Context::from_raw(device.open().unwrap()) }.unwrap()
-}
-
 fn inject(device: &TestDevice, queue: &CompletionQueue<'_>, ids: impl IntoIterator<Item = u64>) {
     for wr_id in ids {
         device.inject(queue.as_raw(), &ffi::ibv_wc { wr_id, ..Default::default() });
@@ -39,7 +34,7 @@ fn larger(context: &Context<'_>) -> *mut ffi::verbs_context {
 #[test]
 fn fields_are_read_lazily_and_only_if_asked_for() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let fields = CompletionFields::STANDARD | CompletionFields::TIMESTAMP;
     let all = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
     let none =
@@ -94,7 +89,7 @@ fn fields_are_read_lazily_and_only_if_asked_for() {
 #[test]
 fn failures_and_unknown_values_are_typed() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let fields = CompletionFields::STANDARD;
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
     let odd = [
@@ -126,7 +121,7 @@ fn failures_and_unknown_values_are_typed() {
 #[test]
 fn what_the_device_does_not_report_is_refused() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let build = |fields| CompletionQueue::builder(&context, 16).extended(fields).build();
     let unknown = CompletionFields::from_bits_retain(1 << 40);
     for fields in [CompletionFields::WALLCLOCK, CompletionFields::VLAN, unknown] {
@@ -164,7 +159,7 @@ fn a_field_without_a_function_is_refused() {
     }
 
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     // SAFETY: the context is live.
     unsafe {
         let larger = larger(&context);
@@ -188,7 +183,7 @@ fn a_field_without_a_function_is_refused() {
 #[test]
 fn a_poll_ends_however_the_closure_does() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let fields = CompletionFields::empty();
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
     let mut poller = queue.extended_poller().unwrap();
@@ -225,7 +220,7 @@ fn a_poll_ends_however_the_closure_does() {
 #[test]
 fn a_poll_that_fails_is_over() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let fields = CompletionFields::empty();
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
     let mut poller = queue.extended_poller().unwrap();
@@ -254,7 +249,7 @@ fn a_poll_that_fails_is_over() {
 #[test]
 fn a_forgotten_poller_hangs_nobody() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let fields = CompletionFields::empty();
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
     let first = queue.extended_poller().unwrap();
@@ -278,7 +273,7 @@ fn a_forgotten_poller_hangs_nobody() {
 #[test]
 fn it_waits_and_arms_as_the_queue_does() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let fields = CompletionFields::empty();
     let plain = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
     let error = plain.extended_poller().unwrap().wait(rest).unwrap_err();
@@ -314,7 +309,7 @@ fn it_waits_and_arms_as_the_queue_does() {
 #[test]
 fn what_is_lent_can_be_printed() {
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     let fields = CompletionFields::STANDARD;
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
     inject(&device, &queue, [1]);
@@ -354,7 +349,7 @@ fn on_soft_roce_each_completion_is_a_poll_of_its_own() {
     }
 
     let device = TestDevice::model();
-    let context = open(&device);
+    let context = device.context();
     // SAFETY: the context is live.
     unsafe {
         let larger = larger(&context);

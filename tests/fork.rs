@@ -4,7 +4,7 @@
 mod figures;
 
 use figures::figure;
-use ibverbs::{Context, ForkStatus, fork_init, is_fork_initialized};
+use ibverbs::{ForkStatus, fork_init, is_fork_initialized};
 use ibverbs_test_device::TestDevice;
 
 #[test]
@@ -14,8 +14,7 @@ fn the_parent_goes_on_after_a_fork() {
     assert!(matches!(status, ForkStatus::Enabled | ForkStatus::Unneeded), "{status:?}");
 
     let device = TestDevice::model();
-    // SAFETY: the context is live and handed over.
-    let context = unsafe { Context::from_raw(device.open().unwrap()) }.unwrap();
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut region = domain.allocate::<u8>(4096).unwrap();
     region.fill(7);

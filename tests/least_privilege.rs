@@ -58,11 +58,6 @@ fn left(address: *const u8, free: impl FnOnce()) -> Option<usize> {
     FOUND.load(Ordering::Relaxed).checked_sub(1)
 }
 
-fn context(device: &TestDevice) -> Context<'static> {
-    // SAFETY: the context is live and handed over.
-    unsafe { Context::from_raw(device.open().unwrap()) }.unwrap()
-}
-
 #[test]
 fn the_heap_is_dirty_and_its_blocks_are_watched() {
     let _one = ONE.lock().unwrap();
@@ -82,7 +77,7 @@ const SIZES: [usize; 6] = [1, 63, 4096, 100_000, (1 << 20) - 1, (1 << 20) + 1];
 fn fresh_memory_is_zero_and_freed_memory_was_wiped() {
     let _one = ONE.lock().unwrap();
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     for size in SIZES {
         let is_heap = size < 1 << 20;
@@ -124,7 +119,7 @@ fn fresh_memory_is_zero_and_freed_memory_was_wiped() {
 #[test]
 fn nothing_else_is_within_a_region() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     for size in SIZES {
         let region = domain.allocate_shared::<u8>(size, AccessFlags::REMOTE_READ).unwrap();
@@ -144,7 +139,7 @@ const PEERS: AccessFlags = AccessFlags::REMOTE_READ
 #[test]
 fn access_is_local_unless_asked_for() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let granted = || AccessFlags::from_bits_retain(device.last_call("reg_mr").unwrap().access);
     assert_eq!(AccessFlags::default(), AccessFlags::LOCAL_WRITE);
@@ -178,7 +173,7 @@ fn access_is_local_unless_asked_for() {
 #[test]
 fn queue_pairs_allow_nothing_but_sends_unless_asked() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let kind = QueuePairType::ReliableConnected;
@@ -207,7 +202,7 @@ fn queue_pairs_allow_nothing_but_sends_unless_asked() {
 #[test]
 fn rkeys_are_in_remote_regions_only() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut memory = [0_u8; 64];
     let region = domain.allocate_shared::<u8>(64, AccessFlags::REMOTE_READ).unwrap();

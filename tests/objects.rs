@@ -8,15 +8,10 @@ use std::sync::Arc;
 use ibverbs::*;
 use ibverbs_test_device::{Builder, Kind, TestDevice};
 
-fn context(device: &TestDevice) -> Context<'static> {
-    // SAFETY: the context is live and handed over.
-    unsafe { Context::from_raw(device.open().unwrap()) }.unwrap()
-}
-
 #[test]
 fn a_shared_receive_queue_is_created_queried_and_modified() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = domain.create_srq(17, 2).unwrap();
     let call = device.last_call("create_srq").unwrap();
@@ -48,7 +43,7 @@ fn a_shared_receive_queue_is_created_queried_and_modified() {
 #[test]
 fn a_shared_receive_queue_fills_up() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = domain.create_srq(1, 1).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -71,7 +66,7 @@ fn a_shared_receive_queue_fills_up() {
 #[test]
 fn a_parent_domain_keeps_what_it_stands_for() {
     let device = TestDevice::model();
-    let context = Arc::new(context(&device));
+    let context = Arc::new(device.context());
     let thread = Arc::new(ThreadDomain::new(&context).unwrap());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     // SAFETY: nothing is created with the domain.
@@ -90,7 +85,7 @@ fn a_parent_domain_keeps_what_it_stands_for() {
 #[test]
 fn a_thread_domain_of_another_context_is_refused() {
     let device = TestDevice::model();
-    let (context, other) = (context(&device), context(&device));
+    let (context, other) = (device.context(), device.context());
     let domain = context.alloc_pd().unwrap();
     let thread = other.alloc_td().unwrap();
     // SAFETY: nothing is created with the domain.
@@ -103,7 +98,7 @@ fn a_thread_domain_of_another_context_is_refused() {
 #[test]
 fn an_xrc_domain_is_private_or_stands_for_a_file() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let file = File::open("/dev/null").unwrap();
     let fd = file.as_fd();
     for (scope, expected) in [
@@ -129,7 +124,7 @@ fn an_xrc_domain_is_private_or_stands_for_a_file() {
 #[test]
 fn ece_options_go_both_ways() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
     let prepared =
@@ -146,7 +141,7 @@ fn ece_options_go_both_ways() {
 #[test]
 fn the_raw_clock_is_passed_on() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let before = context.query_raw_clock().unwrap();
     let after = context.query_raw_clock().unwrap();
     assert!((after.seconds, after.nanoseconds) >= (before.seconds, before.nanoseconds));
@@ -157,7 +152,7 @@ fn the_raw_clock_is_passed_on() {
 #[test]
 fn multicast_wants_a_datagram_queue_pair_and_a_group() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
     let group: Gid = "ff0e::1:2:3".parse().unwrap();
@@ -180,7 +175,7 @@ fn multicast_wants_a_datagram_queue_pair_and_a_group() {
 #[test]
 fn an_extended_shared_receive_queue_has_a_domain_a_queue_and_a_number() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
     let xrc_domain = XrcDomain::open(&context, XrcDomainScope::Private).unwrap();
@@ -192,7 +187,7 @@ fn an_extended_shared_receive_queue_has_a_domain_a_queue_and_a_number() {
     assert_eq!(handed_over, (domain.as_raw(), xrc_domain.as_raw(), queue.as_raw()));
     receives.number().unwrap();
 
-    let other = self::context(&device);
+    let other = device.context();
     let other_queue = other.create_cq(4).unwrap();
     let error = SharedReceiveQueue::extended(&domain, &xrc_domain, &other_queue, 5, 1).unwrap_err();
     assert!(error.to_string().contains("another context"), "{error}");
@@ -203,7 +198,7 @@ fn an_extended_shared_receive_queue_has_a_domain_a_queue_and_a_number() {
 #[test]
 fn a_request_with_too_many_elements_is_named() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let receives = domain.create_srq(4, 1).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -223,7 +218,7 @@ fn a_request_with_too_many_elements_is_named() {
 #[test]
 fn objects_of_c_are_taken_over() {
     let device = Builder::model().limits(|limits| limits.on_demand = 1).build();
-    let (context, other) = (context(&device), context(&device));
+    let (context, other) = (device.context(), device.context());
     let (domain, foreign) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
     let pd = domain.as_raw();
     let mut bytes = [0x55_u8; 64];

@@ -3,7 +3,6 @@
 //!
 //! Machine 2 sends to machine 1, which takes its own link down.
 
-#[path = "figures/mod.rs"]
 mod figures;
 mod two_machines;
 

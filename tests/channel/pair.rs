@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, ChannelBuilder, Context, MaxRnrRetries, MemoryRegion, ProtectionDomain,
+    AccessFlags, Channel, ChannelBuilder, MaxRnrRetries, MemoryRegion, ProtectionDomain,
     SharedMemoryRegion, ffi,
 };
 use ibverbs_test_device::TestDevice;
@@ -37,8 +37,7 @@ fn watch() {
 
 pub(crate) fn domain(device: &TestDevice) -> Arc<ProtectionDomain<'static>> {
     watch();
-    // SAFETY: the context is live and handed over.
-    let context = unsafe { Context::from_raw(device.open().unwrap()) }.unwrap();
+    let context = device.context();
     Arc::new(ProtectionDomain::new(Arc::new(context)).unwrap())
 }
 

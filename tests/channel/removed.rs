@@ -5,9 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, CompletionChannel, CompletionFields, CompletionQueue,
-    Context, Error, ErrorKind, ProtectionDomain, TransportError, TransportResult, WorkCompletion,
-    WorkStatus,
+    AsyncEventKind, AsyncEventSubject, CompletionChannel, CompletionFields, CompletionQueue, Error,
+    ErrorKind, ProtectionDomain, TransportError, TransportResult, WorkCompletion, WorkStatus,
 };
 use ibverbs_test_device::{Kind, TestDevice};
 
@@ -46,8 +45,7 @@ fn assert_gone(error: Error) {
 /// All at once, each in a thread of its own: an event, a queue, a poller, a channel for queues.
 fn verbs_waits() -> (u32, Duration) {
     let device = TestDevice::model();
-    // SAFETY: the context is live and handed over.
-    let context = Arc::new(unsafe { Context::from_raw(device.open().unwrap()) }.unwrap());
+    let context = Arc::new(device.context());
     let channel = CompletionChannel::new(&context).unwrap();
     let queue = CompletionQueue::builder(&context, 4).channel(&channel).build().unwrap();
     let own = CompletionQueue::builder(&context, 4).own_channel().build().unwrap();

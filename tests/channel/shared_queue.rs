@@ -16,8 +16,7 @@ struct Sharing {
 impl Sharing {
     fn new() -> Self {
         let device = TestDevice::model();
-        // SAFETY: the context is live and handed over.
-        let context = unsafe { ibverbs::Context::from_raw(device.open().unwrap()) }.unwrap();
+        let context = device.context();
         let context = Arc::new(context);
         let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
         let queue = Arc::new(SharedCompletionQueue::new(&context, 32).unwrap());
@@ -208,8 +207,7 @@ fn a_poll_error_is_told_to_who_polls() {
 fn a_queue_of_another_context_is_refused() {
     let device = TestDevice::model();
     let (ours, other) = (domain(&device), TestDevice::model());
-    // SAFETY: the context is live and handed over.
-    let context = unsafe { ibverbs::Context::from_raw(other.open().unwrap()) }.unwrap();
+    let context = other.context();
     let queue = SharedCompletionQueue::from(CompletionQueue::new(&context, 64).unwrap());
     let free = queue.available();
     let error = Channel::builder(&*ours).shared_completion_queue(&queue).build().unwrap_err();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{CompletionQueue, Context, ProtectionDomain, SharedCompletionQueue, TransportError};
+use ibverbs::{CompletionQueue, ProtectionDomain, SharedCompletionQueue, TransportError};
 use ibverbs_test_device::{Progress, TestDevice};
 
 use crate::pair::{Pair, builder, connect, outstanding, soon};
@@ -91,8 +91,7 @@ fn a_device_that_cannot_be_armed_is_an_error_with_nothing_in_flight() {
 fn channels_that_share_a_queue_wake_each_other() {
     let device = TestDevice::model();
     device.progress(Progress::OnPost);
-    // SAFETY: the context is live and handed over.
-    let context = Arc::new(unsafe { Context::from_raw(device.open().unwrap()) }.unwrap());
+    let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = CompletionQueue::builder(&context, 32).own_channel().build().unwrap();
     let queue = Arc::new(SharedCompletionQueue::from(queue));

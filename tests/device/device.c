@@ -333,11 +333,6 @@ void td_release(struct td_device *dev)
 	ibverbs_device_put(&dev->vdev.device);
 }
 
-struct ibv_device *td_ibv_device(struct td_device *dev)
-{
-	return &dev->vdev.device;
-}
-
 /* ---- Controls ---- */
 
 int td_fail(struct td_device *dev, const char *verb, int error, unsigned int skip,

@@ -64,7 +64,6 @@ void td_hold(struct td_device *device);
 void td_release(struct td_device *device);
 /* A new context, to be closed with ibv_close_device. */
 struct ibv_context *td_open(struct td_device *device);
-struct ibv_device *td_ibv_device(struct td_device *device);
 
 /* ---- Progress (model) ---- */
 

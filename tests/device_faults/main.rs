@@ -13,14 +13,4 @@ mod signals;
 #[path = "../vm/mod.rs"]
 mod vm;
 
-use std::sync::MutexGuard;
-use std::time::Duration;
-
-use vm::one_at_a_time;
-use vm::process::Watchdog;
-
-/// One test at a time, which must not take longer than `seconds`: ten times what it should.
-fn alone(test: &'static str, seconds: u64) -> (Watchdog, MutexGuard<'static, ()>) {
-    let lock = one_at_a_time();
-    (Watchdog::new(test, Duration::from_secs(seconds)), lock)
-}
+use vm::alone;

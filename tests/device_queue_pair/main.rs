@@ -8,22 +8,7 @@ mod states;
 mod vm;
 
 use ibverbs::*;
-use vm::{assert_nothing_left, completions, one_at_a_time, success};
-
-/// Runs a test with a context, a domain and a queue on rxe0, and sees that it left nothing.
-fn with_rxe0(test: impl FnOnce(&Context<'_>, &ProtectionDomain<'_>, &CompletionQueue<'_>)) {
-    let _lock = one_at_a_time();
-    let context = ibverbs::open("rxe0").unwrap();
-    {
-        let domain = context.alloc_pd().unwrap();
-        let queue = context.create_cq(256).unwrap();
-        test(&context, &domain, &queue);
-        queue.close().unwrap();
-        domain.close().unwrap();
-    }
-    context.close().unwrap();
-    assert_nothing_left("rxe0");
-}
+use vm::{completions, success, with_rxe0};
 
 fn builder<'a>(
     domain: &'a ProtectionDomain<'a>,

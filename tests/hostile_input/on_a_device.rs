@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, CompletionQueue, Context, Error, ErrorKind, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion,
-    SharedMemoryRegion, TransportError, TransportResult, WorkStatus,
+    AccessFlags, Channel, CompletionQueue, Error, ErrorKind, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion, SharedMemoryRegion,
+    TransportError, TransportResult, WorkStatus,
 };
 use ibverbs_test_device::{Builder, LinkLayer, TestDevice};
 use proptest::prelude::*;
@@ -16,8 +16,7 @@ use crate::chance;
 use crate::encodings::endpoint;
 
 fn open(device: &TestDevice) -> Arc<ProtectionDomain<'static>> {
-    // SAFETY: the context is live and handed over.
-    let context = unsafe { Context::from_raw(device.open().unwrap()) }.unwrap();
+    let context = device.context();
     Arc::new(ProtectionDomain::new(Arc::new(context)).unwrap())
 }
 

@@ -6,12 +6,12 @@ use ibverbs::*;
 use ibverbs_test_device::TestDevice;
 
 use crate::one_sided::{read, send, to_itself, write};
-use crate::{PAGE, context, paging_device, refused, shared_file};
+use crate::{PAGE, paging_device, refused, shared_file};
 
 #[test]
 fn raw_memory_is_registered_where_it_is() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
@@ -55,7 +55,7 @@ fn raw_memory_is_registered_where_it_is() {
 #[test]
 fn raw_memory_can_be_seen_elsewhere() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut memory = vec![0_u8; 3 * PAGE];
     let lead = memory.as_ptr().align_offset(PAGE) + 40;
@@ -94,7 +94,7 @@ fn raw_memory_can_be_seen_elsewhere() {
 #[test]
 fn dma_bufs_are_registered_by_descriptor() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
@@ -144,7 +144,7 @@ fn dma_bufs_are_registered_by_descriptor() {
 #[test]
 fn the_null_region_reads_as_zeros_and_swallows() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
@@ -174,7 +174,7 @@ fn the_null_region_reads_as_zeros_and_swallows() {
 #[test]
 fn memory_is_paged_on_demand_where_the_device_can() {
     let device = paging_device();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let options = RegionOptions::new().on_demand();
     let mut region = domain.allocate_with::<u8>(100, options).unwrap();
@@ -213,7 +213,7 @@ fn memory_is_paged_on_demand_where_the_device_can() {
 #[test]
 fn the_whole_address_space_is_one_region() {
     let device = paging_device();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
@@ -229,7 +229,7 @@ fn the_whole_address_space_is_one_region() {
     assert_eq!(memory, *b"anything");
     everything.close().unwrap();
     let plain = TestDevice::model();
-    let other = self::context(&plain);
+    let other = plain.context();
     let domain = other.alloc_pd().unwrap();
     let error = domain.register_address_space().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -239,7 +239,7 @@ fn the_whole_address_space_is_one_region() {
 #[test]
 fn device_memory_is_allocated_copied_and_registered() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
@@ -288,7 +288,7 @@ fn device_memory_is_allocated_copied_and_registered() {
     assert_eq!(seen, *b"to to the dev");
 
     let (memory_pointer, error) = (memory.as_raw(), {
-        let other = self::context(&device);
+        let other = device.context();
         let domain = other.alloc_pd().unwrap();
         memory.register(&domain, .., access).unwrap_err()
     });
@@ -309,7 +309,7 @@ fn device_memory_is_allocated_copied_and_registered() {
 #[test]
 fn bad_device_memory_is_a_typed_error() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     for (bytes, alignment, errno, words) in [
         (0, 1, libc::EINVAL, "empty"),
         (8, 3, libc::EINVAL, "power of 2"),
@@ -328,7 +328,7 @@ fn bad_device_memory_is_a_typed_error() {
 #[test]
 fn domains_regions_and_device_memory_are_imported() {
     let device = TestDevice::model();
-    let (owner, user) = (context(&device), context(&device));
+    let (owner, user) = (device.context(), device.context());
     let domain = owner.alloc_pd().unwrap();
     let other = ProtectionDomain::import(&user, domain.handle()).unwrap();
     assert_eq!(device.last_call("import_pd").unwrap().mask as u32, domain.handle());

@@ -16,11 +16,6 @@ use ibverbs_test_device::{Builder, TestDevice};
 
 const PAGE: usize = 4096;
 
-fn context(device: &TestDevice) -> Context<'static> {
-    // SAFETY: the context is live and handed over.
-    unsafe { Context::from_raw(device.open().unwrap()) }.unwrap()
-}
-
 fn paging_device() -> TestDevice {
     Builder::model().limits(|limits| limits.on_demand = 1).build()
 }

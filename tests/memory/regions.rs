@@ -6,12 +6,12 @@ use ibverbs::*;
 use ibverbs_test_device::{Builder, Kind, TestDevice};
 
 use crate::one_sided::{fetch_add, send, to_itself, write};
-use crate::{PAGE, context, refused};
+use crate::{PAGE, refused};
 
 #[test]
 fn options_arrive_at_the_provider() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
 
@@ -44,7 +44,7 @@ fn options_arrive_at_the_provider() {
 #[test]
 fn zero_based_regions_are_so_by_their_iova() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
@@ -80,7 +80,7 @@ fn zero_based_regions_are_so_by_their_iova() {
 #[test]
 fn bad_options_do_not_reach_the_provider() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let shared = |len, options: RegionOptions| domain.allocate_shared::<u64>(len, options);
     let new = RegionOptions::new;
@@ -112,7 +112,7 @@ fn bad_options_do_not_reach_the_provider() {
 #[test]
 fn a_region_longer_than_the_device_allows_says_so() {
     let device = Builder::model().limits(|limits| limits.max_mr_size = 1 << 20).build();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let error = domain.allocate::<u8>((1 << 20) + 1).unwrap_err();
     assert!(error.to_string().contains("is 1048577, and must be within 1..=1048576"), "{error}");
@@ -126,7 +126,7 @@ fn a_region_longer_than_the_device_allows_says_so() {
 #[test]
 fn regions_of_more_than_4_gib_are_legal() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
@@ -148,7 +148,7 @@ fn regions_of_more_than_4_gib_are_legal() {
 #[test]
 fn what_cannot_be_deregistered_is_leaked() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let region = domain.allocate_shared::<u64>(4, AccessFlags::REMOTE_WRITE).unwrap();
     let address = region.as_slice().as_ptr();
@@ -169,7 +169,7 @@ fn what_cannot_be_deregistered_is_leaked() {
 #[test]
 fn shared_memory_is_copied_while_the_device_writes_it() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
@@ -214,7 +214,7 @@ fn shared_memory_is_copied_while_the_device_writes_it() {
 #[test]
 fn a_slice_is_registered_for_as_long_as_it_is_borrowed() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
@@ -266,7 +266,7 @@ fn a_slice_is_registered_for_as_long_as_it_is_borrowed() {
 #[test]
 fn a_forgotten_borrow_costs_a_region_and_nothing_else() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut memory = vec![1_u32; 8];
     let region = domain.register(&mut memory).unwrap();

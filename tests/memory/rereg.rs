@@ -6,12 +6,12 @@ use std::sync::Arc;
 use ibverbs::*;
 use ibverbs_test_device::{Kind, TestDevice};
 
-use crate::{PAGE, context, shared_file};
+use crate::{PAGE, shared_file};
 
 #[test]
 fn rereg_changes_access_and_domain() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let (first, second) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
     let mut region = first.allocate_shared::<u8>(64, AccessFlags::REMOTE_WRITE).unwrap();
     region.write(0, b"stays").unwrap();
@@ -35,7 +35,7 @@ fn rereg_changes_access_and_domain() {
     assert_eq!(region.read_one(0), Ok(b's'));
 
     let calls = device.calls("rereg_mr");
-    let foreign = self::context(&device);
+    let foreign = device.context();
     let foreign = Arc::new(ProtectionDomain::new(Arc::new(foreign)).unwrap());
     for (change, words) in [
         (Reregistration::new(), "nothing is to be changed"),
@@ -58,7 +58,7 @@ fn rereg_changes_access_and_domain() {
 #[test]
 fn a_failed_rereg_says_what_became_of_the_region() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let (first, second) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
     let mut region = first.allocate_shared::<u8>(64, AccessFlags::REMOTE_WRITE).unwrap();
     let change = || Reregistration::new().protection_domain(&second);
@@ -87,7 +87,7 @@ fn a_failed_rereg_says_what_became_of_the_region() {
 #[test]
 fn rereg_moves_a_raw_region_to_other_memory() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let (mut old, mut new) = (vec![1_u8; 100], vec![2_u8; 50]);
     let (from, to) = (old.as_mut_ptr(), new.as_mut_ptr());

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use ibverbs::*;
 use ibverbs_test_device::{Kind, TestDevice};
 
-use crate::context;
 use crate::one_sided::{pair, status, to_itself, write};
 
 #[test]
 fn a_window_of_type_1_opens_what_it_is_bound_to() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let region = domain.allocate_shared::<u8>(64, RegionOptions::new().memory_windows()).unwrap();
@@ -63,7 +62,7 @@ fn a_window_of_type_1_opens_what_it_is_bound_to() {
 #[test]
 fn a_window_of_type_2_is_bound_and_invalidated() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let region = domain.allocate_shared::<u8>(64, RegionOptions::new().memory_windows()).unwrap();
@@ -129,7 +128,7 @@ fn a_window_of_type_2_is_bound_and_invalidated() {
 #[test]
 fn windows_are_bound_by_halves_and_in_batches() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let options = RegionOptions::new().memory_windows();
@@ -184,7 +183,7 @@ fn windows_are_bound_by_halves_and_in_batches() {
 #[test]
 fn a_window_is_closed_beyond_its_bounds_and_access() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let source = domain.register_read_only(b"123456789").unwrap();
@@ -212,7 +211,7 @@ fn a_window_is_closed_beyond_its_bounds_and_access() {
 #[test]
 fn a_window_keeps_what_it_is_bound_to() {
     let device = TestDevice::model();
-    let context = Arc::new(context(&device));
+    let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = Arc::new(CompletionQueue::new(&context, 8).unwrap());
     let mut window: MemoryWindow<'static> =
@@ -253,7 +252,7 @@ fn a_window_keeps_what_it_is_bound_to() {
 #[test]
 fn bad_bindings_are_typed_errors() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let plain = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE).unwrap();

@@ -15,7 +15,7 @@ fn every_request_arrives_as_it_was_made() {
 
     let device = TestDevice::model();
     device.progress(Progress::Manual);
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let region = domain.allocate::<u64>(8).unwrap();
@@ -111,7 +111,7 @@ fn results_key(result: &ScatterElement<'_>) -> u32 {
 #[test]
 fn a_batch_that_fails_or_panics_posts_nothing() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -163,7 +163,7 @@ fn a_batch_that_fails_or_panics_posts_nothing() {
 fn a_request_that_is_refused_adds_nothing() {
     let device = TestDevice::model();
     device.progress(Progress::Manual);
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let region = domain.allocate::<u64>(8).unwrap();
@@ -213,7 +213,7 @@ fn a_request_that_is_refused_adds_nothing() {
 #[test]
 fn datagrams_need_a_destination_and_keep_it() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(256).unwrap();
@@ -248,7 +248,7 @@ fn datagrams_need_a_destination_and_keep_it() {
 #[test]
 fn the_send_half_has_batches_too() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();

@@ -6,7 +6,7 @@ use ffi::ibv_qp_init_attr_mask as mask;
 #[test]
 fn plain_queue_pairs_go_the_plain_way() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let prepared = builder(&domain, &queue, QueuePairType::ReliableConnected)
@@ -28,7 +28,7 @@ fn plain_queue_pairs_go_the_plain_way() {
 #[test]
 fn options_take_the_extended_way() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     // The device has none of these, but it is asked for them.
@@ -52,7 +52,7 @@ fn options_take_the_extended_way() {
 #[test]
 fn the_extended_interface_is_there_or_not() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let new = || builder(&domain, &queue, QueuePairType::ReliableConnected);
@@ -84,7 +84,7 @@ fn the_extended_interface_is_there_or_not() {
 #[test]
 fn a_shared_receive_queue_takes_the_place_of_the_own() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let shared = domain.create_srq(8, 1).unwrap();
@@ -105,7 +105,7 @@ fn a_shared_receive_queue_takes_the_place_of_the_own() {
     let error = unsafe { queue_pair.post_receive(&mut region, ..8, 3) }.unwrap_err();
     assert!(error.to_string().contains("posted to the shared receive queue"), "{error}");
     // A shared one of another context does not fit.
-    let other = super::context(&device);
+    let other = device.context();
     let other_domain = other.alloc_pd().unwrap();
     let stranger = other_domain.create_srq(8, 1).unwrap();
     let error = domain
@@ -119,7 +119,7 @@ fn a_shared_receive_queue_takes_the_place_of_the_own() {
 #[test]
 fn an_xrc_receiver_has_a_domain_and_no_queues() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let xrc = XrcDomain::open(&context, XrcDomainScope::Private).unwrap();
@@ -143,7 +143,7 @@ fn an_xrc_receiver_has_a_domain_and_no_queues() {
 #[test]
 fn what_was_created_elsewhere_is_adopted() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let other = context.create_cq(16).unwrap();

@@ -9,11 +9,6 @@ mod states;
 use ibverbs::*;
 use ibverbs_test_device::TestDevice;
 
-fn context(device: &TestDevice) -> Context<'static> {
-    // SAFETY: the context is live and handed over.
-    unsafe { Context::from_raw(device.open().unwrap()) }.unwrap()
-}
-
 /// What most tests build: room for a few requests, some of it inline, and a peer that may do
 /// everything.
 fn builder<'a>(

@@ -19,7 +19,7 @@ fn every_request_arrives_as_it_was_made() {
 
     let device = TestDevice::model();
     device.progress(Progress::Manual);
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let region = domain.allocate::<u64>(8).unwrap();
@@ -105,7 +105,7 @@ fn every_request_arrives_as_it_was_made() {
 #[test]
 fn the_methods_by_name_move_bytes() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u64>(8).unwrap();
@@ -143,7 +143,7 @@ fn the_methods_by_name_move_bytes() {
 fn inline_data_is_gone_when_the_post_returns() {
     let device = TestDevice::model();
     device.progress(Progress::Manual);
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -177,7 +177,7 @@ fn inline_data_is_gone_when_the_post_returns() {
 #[test]
 fn what_the_provider_refuses_is_explained() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -211,7 +211,7 @@ fn what_the_provider_refuses_is_explained() {
 #[test]
 fn a_list_is_posted_in_order_and_again() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -251,7 +251,7 @@ fn a_list_is_posted_in_order_and_again() {
 #[test]
 fn a_list_that_fails_says_how_far_it_came() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -303,7 +303,7 @@ fn a_list_that_fails_says_how_far_it_came() {
 #[test]
 fn two_threads_use_the_two_sides() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let (sent, received) = (context.create_cq(64).unwrap(), context.create_cq(64).unwrap());
     let mut region = domain.allocate::<u64>(8).unwrap();
@@ -351,7 +351,7 @@ fn two_threads_use_the_two_sides() {
 #[test]
 fn datagrams_go_where_each_says() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(256).unwrap();

@@ -27,7 +27,7 @@ fn connecting_hands_over_exactly_what_is_needed() {
         (QueuePairType::UnreliableDatagram, [first | A::QKEY, A::STATE, A::STATE | A::SEND_PSN]),
     ] {
         let device = TestDevice::model();
-        let context = context(&device);
+        let context = device.context();
         let domain = context.alloc_pd().unwrap();
         let queue = context.create_cq(16).unwrap();
         let prepared = builder(&domain, &queue, kind)
@@ -59,7 +59,7 @@ fn connecting_hands_over_exactly_what_is_needed() {
 #[test]
 fn a_datagram_queue_pair_needs_no_peer_and_a_connected_one_does() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let datagram = builder(&domain, &queue, QueuePairType::UnreliableDatagram).build().unwrap();
@@ -73,7 +73,7 @@ fn a_datagram_queue_pair_needs_no_peer_and_a_connected_one_does() {
 #[test]
 fn what_is_wrong_is_named_before_the_kernel_is_called() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let prepared = builder(&domain, &queue, QueuePairType::ReliableConnected).build().unwrap();
@@ -97,7 +97,7 @@ fn what_is_wrong_is_named_before_the_kernel_is_called() {
 #[test]
 fn a_state_that_changed_by_itself_is_noticed() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
@@ -115,7 +115,7 @@ fn a_state_that_changed_by_itself_is_noticed() {
 #[test]
 fn a_refusal_of_the_kernel_is_explained() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let most = context.query_device().unwrap().max_qp_rd_atom();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -157,7 +157,7 @@ fn a_refusal_of_the_kernel_is_explained() {
 #[test]
 fn a_query_tells_what_was_set() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let queue_pair = to_itself(
@@ -199,7 +199,7 @@ fn a_query_tells_what_was_set() {
 #[test]
 fn an_error_flushes_and_a_reset_connects_anew() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -233,7 +233,7 @@ fn an_error_flushes_and_a_reset_connects_anew() {
 #[test]
 fn a_drained_queue_pair_resumes() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
@@ -251,7 +251,7 @@ fn a_drained_queue_pair_resumes() {
 #[test]
 fn what_a_device_does_not_have_is_a_typed_error() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));

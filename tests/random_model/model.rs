@@ -26,8 +26,7 @@ impl Model {
 
 impl Bed for Model {
     fn open(&self, _side: usize) -> Context<'static> {
-        // SAFETY: the context is live and handed over.
-        unsafe { Context::from_raw(self.device.open().unwrap()) }.unwrap()
+        self.device.context()
     }
 
     fn disturb(&self, verb: &str, times: u32) {

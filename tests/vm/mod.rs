@@ -10,7 +10,9 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ibverbs::{CompletionQueue, WorkCompletion, WorkSuccess};
+use ibverbs::{CompletionQueue, Context, ProtectionDomain, WorkCompletion, WorkSuccess};
+
+use process::Watchdog;
 
 /// Longer than anything here takes, even on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,6 +27,12 @@ pub fn time_wait() {
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`one_at_a_time`], for a test that must not take longer than `seconds`: many times what it should.
+pub fn alone(test: &'static str, seconds: u64) -> (Watchdog, MutexGuard<'static, ()>) {
+    let lock = one_at_a_time();
+    (Watchdog::new(test, Duration::from_secs(seconds)), lock)
 }
 
 /// Runs a command line, which must succeed; returns what it printed.
@@ -52,6 +60,21 @@ pub fn assert_nothing_left(device: &str) {
         assert!(start.elapsed() < Duration::from_secs(5), "{device}: {}", resources(device));
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Runs a test with a context, a domain and a queue on rxe0, and sees that it left nothing.
+pub fn with_rxe0(test: impl FnOnce(&Context<'_>, &ProtectionDomain<'_>, &CompletionQueue<'_>)) {
+    let _lock = one_at_a_time();
+    let context = ibverbs::open("rxe0").unwrap();
+    {
+        let domain = context.alloc_pd().unwrap();
+        let queue = context.create_cq(256).unwrap();
+        test(&context, &domain, &queue);
+        queue.close().unwrap();
+        domain.close().unwrap();
+    }
+    context.close().unwrap();
+    assert_nothing_left("rxe0");
 }
 
 /// Polls until `count` requests have completed.

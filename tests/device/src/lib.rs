@@ -20,7 +20,7 @@
 //!
 //! let device = TestDevice::model();
 //! let context = device.open().unwrap();
-//! // `unsafe { Context::from_raw(context) }` takes it from here; this is what it comes down to.
+//! // By hand, as a program in C; `device.context()` is the same for tests of the crate.
 //! unsafe {
 //!     let pd = ffi::ibv_alloc_pd(context);
 //!     assert_eq!(device.live(ibverbs_test_device::Kind::ProtectionDomain), 1);
@@ -92,7 +92,7 @@ pub use controls::Fault;
 pub use options::{Builder, LinkLayer, Progress};
 pub use records::{Kind, Posted};
 
-use ibverbs::ffi;
+use ibverbs::{Context, ffi};
 use std::ffi::CString;
 use std::io;
 use std::ptr::NonNull;
@@ -112,11 +112,6 @@ use std::ptr::NonNull;
 pub mod raw {
     include!(concat!(env!("OUT_DIR"), "/device.rs"));
 }
-
-/// The directory of the compiled device, `libibverbs_test_device.a`, for contenders in C.
-pub const LIBRARY_DIR: &str = env!("OUT_DIR");
-/// The directory of `device.h`.
-pub const HEADER_DIR: &str = env!("CARGO_MANIFEST_DIR");
 
 /// A handle to a device; cloning it makes another handle to the same device.
 #[derive(Debug)]
@@ -177,10 +172,15 @@ impl TestDevice {
         Ok(context)
     }
 
-    /// The device as libibverbs sees it; valid while this handle or a context is alive.
-    pub fn as_ibv_device(&self) -> *mut ffi::ibv_device {
-        // SAFETY: the handle is valid.
-        unsafe { raw::td_ibv_device(self.raw.as_ptr()) }
+    /// Opens a context, as an object of the crate.
+    ///
+    /// # Panics
+    ///
+    /// If [`open`](Self::open) fails.
+    pub fn context(&self) -> Context<'static> {
+        let context = self.open().expect("the device opens");
+        // SAFETY: the context is live, and handed over.
+        unsafe { Context::from_raw(context) }.expect("it is not null")
     }
 
     /// The handle for the functions in [`raw`].

@@ -1,0 +1,116 @@
+//! Asynchronous events: of ports, of queue pairs, and of what goes meanwhile.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::AsyncEventKind as Kind;
+use ibverbs::AsyncEventSubject as Subject;
+use ibverbs::{AsyncEvent, AsyncEvents, QueuePairType};
+
+use super::vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time, run};
+use super::{SOON, exchange, loopback};
+
+/// The next event of this kind; others may come before it.
+fn await_event(events: &AsyncEvents<'_>, kind: Kind) -> AsyncEvent {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let event = events.wait_deadline(deadline).unwrap_or_else(|e| panic!("{kind:?}: {e}"));
+        if event.kind() == kind {
+            return event;
+        }
+    }
+}
+
+#[test]
+fn ports_come_and_go() {
+    let _lock = one_at_a_time();
+    {
+        let context = ibverbs::open("rxe0").unwrap();
+        let events = context.async_events().unwrap();
+        run("ip link set veth0 down");
+        assert_eq!(await_event(&events, Kind::PortError).subject(), Subject::Port(1));
+        run("ip link set veth0 up");
+        assert_eq!(await_event(&events, Kind::PortActive).subject(), Subject::Port(1));
+        // .. and some that nobody reads, before the context is closed.
+        run("ip link set veth0 down; ip link set veth0 up");
+    }
+    assert_nothing_left("rxe0");
+    // The address table of the port is there again for other tests.
+    let context = ibverbs::open("rxe0").unwrap();
+    let start = Instant::now();
+    while context.routable_gid(1).is_err() || context.query_gid(1, 1).is_err() {
+        assert!(start.elapsed() < PATIENCE);
+        thread::sleep(SOON);
+    }
+}
+
+#[test]
+fn queue_pairs_and_shared_receive_queues_raise_events() {
+    let _lock = one_at_a_time();
+    {
+        let context = ibverbs::open("rxe0").unwrap();
+        let domain = context.alloc_pd().unwrap();
+        let events = context.async_events().unwrap();
+        let queue = context.create_cq(64).unwrap();
+        let receives = domain.create_srq(16, 1).unwrap();
+        receives.set_token(5);
+        let mut region = domain.allocate::<u8>(64).unwrap();
+        let builder = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected);
+        let prepared = builder.max_send_wr(16).max_inline_data(16).srq(&receives).build().unwrap();
+        let itself = prepared.endpoint();
+        let mut pair = prepared.handshake(itself).unwrap();
+        for wr_id in 0..3 {
+            // SAFETY: the region outlives the queue pair, and is not looked at.
+            unsafe { receives.post_receive(&mut region, .., wr_id).unwrap() };
+        }
+        receives.set_limit(3).unwrap();
+        // SAFETY: no memory is involved.
+        unsafe { pair.post_inline(&[1; 3], 9).unwrap() };
+        completions(&queue, 2);
+        let event = await_event(&events, Kind::SharedReceiveQueueLimit);
+        assert_eq!(event.subject(), Subject::SharedReceiveQueue(5));
+
+        pair.drain(true).unwrap();
+        let event = await_event(&events, Kind::SendQueueDrained);
+        assert_eq!(event.subject(), Subject::QueuePair(pair.number()));
+        pair.to_error().unwrap();
+        let event = await_event(&events, Kind::LastRequestReached);
+        assert_eq!(event.subject(), Subject::QueuePair(pair.number()));
+    }
+    assert_nothing_left("rxe0");
+}
+
+#[test]
+fn objects_go_while_their_events_are_read() {
+    let _lock = one_at_a_time();
+    {
+        let context = ibverbs::open("rxe0").unwrap();
+        let domain = context.alloc_pd().unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let events = context.async_events().unwrap();
+                let mut count = 0;
+                while !over.load(Ordering::Acquire) {
+                    count += u32::from(events.wait_timeout(SOON / 10).is_ok());
+                }
+                count
+            });
+            for round in 0..100 {
+                let sends = context.create_cq(64).unwrap();
+                let small = context.create_cq(1).unwrap();
+                let mut region = domain.allocate::<u8>(64).unwrap();
+                let mut pair = loopback(&domain, &sends, &small);
+                for wr_id in 0..u64::from(small.capacity()) + 3 {
+                    exchange(&mut pair, &mut region, wr_id);
+                }
+                // At any time relative to the event.
+                thread::sleep(Duration::from_micros(round * 20));
+            }
+            over.store(true, Ordering::Release);
+            assert!(reader.join().unwrap() > 0, "or this tests nothing");
+        });
+    }
+    assert_nothing_left("rxe0");
+}
