@@ -10,7 +10,8 @@ object!(ibv_ah, ibv_destroy_ah);
 /// `struct ibv_ah`: the path to a peer, made ready for datagrams.
 ///
 /// A UD queue pair sends to any peer that it has an address handle for, together with the number and
-/// the Q_Key of the peer's queue pair: see [`SendWorkRequest::to`](crate::SendWorkRequest::to).
+/// the Q_Key of the peer's queue pair: see [`SendWorkRequest::to`](crate::SendWorkRequest::to), and
+/// [Datagrams](crate#datagrams) for an example.
 #[doc(alias = "ibv_ah")]
 pub struct AddressHandle<'pd> {
     raw: Handle<ffi::ibv_ah>,

@@ -8,7 +8,23 @@ use crate::{
 /// `struct ibv_ah_attr`: the path that packets take to a peer, for a connection or for an
 /// [`AddressHandle`](crate::AddressHandle).
 ///
-/// [`new`](Self::new) names the peer's port; everything else has a default that works.
+/// [`new`](Self::new) names the peer's port; everything else has a default that works, but on RoCE
+/// [`global`](Self::global) is needed too. Of a peer that has sent its
+/// [`QueuePairEndpoint`]:
+///
+/// ```no_run
+/// use ibverbs::AddressVector;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let context = ibverbs::open("rxe0")?;
+/// # let domain = context.alloc_pd()?;
+/// # let peer = domain.create_channel().build()?.endpoint();
+/// let own = context.routable_gid(1)?; // of our port 1
+/// let path = AddressVector::new(1, peer.lid()).global(peer.gid(), own.index.try_into()?);
+/// let handle = domain.create_ah(&path)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_ah_attr")]
 #[doc(alias = "ibv_global_route")]

@@ -349,6 +349,17 @@ impl<'res> PreparedQueuePair<'res> {
         self.queue_pair
     }
 
+    /// `ibv_destroy_qp`: destroys the queue pair, and says so if that fails. Dropping does the same
+    /// in silence.
+    ///
+    /// # Errors
+    ///
+    /// The queue pair comes back with the provider's errno value.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        self.queue_pair.close().map_err(|(queue_pair, error)| (Self { queue_pair }, error))
+    }
+
     /// `ibv_modify_qp`: connects the queue pair to the peer's: RESET, INIT, RTR, RTS.
     ///
     /// The peer may do so earlier or later. What is sent before the peer is ready is tried again, as

@@ -9,7 +9,10 @@ use crate::{Error, Gid, LinkLayer, Result};
 ///
 /// It carries what InfiniBand (LID) and RoCE (GID) need, so one exchange serves both. With feature
 /// `serde` it serialises as a struct of `num`, `lid` and `gid` (16 bytes in network order); that
-/// form is stable. A number of more than 24 bits is refused on the way in.
+/// form is stable. A number of more than 24 bits is refused on the way in. Without that feature, send
+/// what [`num`](Self::num), [`lid`](Self::lid) and [`gid`](Self::gid) say, and use
+/// [`new`](Self::new) on the other side. [The guide](crate#connecting-two-processes) exchanges them
+/// over TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "Wire", into = "Wire"))]

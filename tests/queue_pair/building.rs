@@ -179,3 +179,17 @@ fn what_was_created_elsewhere_is_adopted() {
     drop(context);
     device.assert_clean();
 }
+
+#[test]
+fn one_that_was_never_connected_says_why_it_cannot_be_destroyed() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let prepared = builder(&domain, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    device.fail("destroy_qp").errno(libc::EBUSY).times(1);
+    let (prepared, error) = prepared.close().unwrap_err();
+    assert_eq!((error.verb(), error.raw_os_error()), ("ibv_destroy_qp", libc::EBUSY));
+    prepared.close().unwrap();
+    assert_eq!(device.calls("destroy_qp"), 2);
+}
