@@ -228,6 +228,15 @@ impl Plan {
         (self.max_size() as usize + crate::rig::ROUTE).next_multiple_of(64)
     }
 
+    /// How long a size takes beside the others, about: a message of 4 KiB takes twice as long as an empty
+    /// one, more or less.
+    pub(crate) fn weight(&self, size: u32) -> f64 {
+        match self.length {
+            Length::Time(_) => 1.0,
+            Length::Iterations(_) => 4096.0 + f64::from(size),
+        }
+    }
+
     /// Whether it makes sense and goes by its transport. A server checks what a client sends.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         if !self.operation.goes_by(self.transport) {
