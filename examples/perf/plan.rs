@@ -218,6 +218,11 @@ impl Plan {
         matches!(self.operation, Operation::Send | Operation::Write) && size <= self.inline
     }
 
+    /// Whether messages that get lost are noticed: receives tell what arrived.
+    pub(crate) fn can_lose(&self) -> bool {
+        self.transport != Transport::Reliable && self.operation == Operation::Send
+    }
+
     /// Bytes of memory of one queue pair: one half to send from, the other to receive into, which
     /// has room for what comes before a datagram.
     pub(crate) fn memory(&self) -> usize {
