@@ -45,16 +45,17 @@ const RATIO: &str = "ratio";
 fn main() -> Result<(), Box<dyn Error>> {
     let home = std::env::var_os("CRITERION_HOME");
     let home = PathBuf::from(home.ok_or("CRITERION_HOME is not set; script/bench sets it")?);
-    // What is there after this was measured now.
-    if home.exists() {
-        std::fs::remove_dir_all(&home)?;
-    }
     let contenders = contenders();
     let mut times = criterion(WallTime);
     let mut ratios = criterion(Ratio);
     for group in contenders.chunk_by(|a, b| a.workload == b.workload) {
         let reference = group.iter().find(|contender| contender.layer == REFERENCE);
         let reference = reference.ok_or_else(|| format!("no {REFERENCE}"))?;
+        // What is there in the end was measured now.
+        let folder = home.join(reference.workload);
+        if folder.exists() {
+            std::fs::remove_dir_all(folder)?;
+        }
         for contender in group {
             let mut pair = Pair::new(contender, reference);
             measure(&mut times, TIME, &mut pair, |ours, _, _| ours);
@@ -200,7 +201,7 @@ fn show(contenders: &[Contender], home: &Path) -> Result<(), Box<dyn Error>> {
         }
         if shown.is_empty() {
             println!("Medians of {PAIRS} pairs, the device included");
-            println!("{:<23}{:>9}{:>8}   {}", "", "ns", "ratio", "to tuned C (95 %)");
+            println!("{:<23}{:>9}{:>8}   to tuned C (95 %)", "", "ns", "ratio");
         }
         let first = if shown == *workload { "" } else { workload };
         shown = workload;
