@@ -59,7 +59,7 @@ Each iteration counts; percentiles are exact to 0.1 %. One operation is outstand
 Bandwidth, from posting the first request to the last completion, as the client sees it:
   MiB/s         2^20 bytes per second, of messages alone.
   Mpps          millions of messages per second.
-  lost          of UC and UD: messages that did not arrive.
+  lost          of sends on UC and UD: messages that did not arrive.
 As many requests are outstanding as the send queue takes. All definitions are those of perftest
 (ib_send_lat, ib_write_bw ..).";
 

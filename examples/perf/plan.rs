@@ -218,6 +218,11 @@ impl Plan {
         matches!(self.operation, Operation::Send | Operation::Write) && size <= self.inline
     }
 
+    /// Whether messages that get lost are noticed: receives tell what arrived.
+    pub(crate) fn can_lose(&self) -> bool {
+        self.transport != Transport::Reliable && self.operation == Operation::Send
+    }
+
     /// Bytes of memory of one queue pair: one half to send from, the other to receive into, which
     /// has room for what comes before a datagram.
     pub(crate) fn memory(&self) -> usize {
@@ -226,6 +231,15 @@ impl Plan {
 
     pub(crate) fn half(&self) -> usize {
         (self.max_size() as usize + crate::rig::ROUTE).next_multiple_of(64)
+    }
+
+    /// How long a size takes beside the others, about: a message of 4 KiB takes twice as long as an empty
+    /// one, more or less.
+    pub(crate) fn weight(&self, size: u32) -> f64 {
+        match self.length {
+            Length::Time(_) => 1.0,
+            Length::Iterations(_) => 4096.0 + f64::from(size),
+        }
     }
 
     /// Whether it makes sense and goes by its transport. A server checks what a client sends.

@@ -2,13 +2,14 @@
 //!
 //! The loop that is measured stores where it is; a thread that is asleep most of the time shows it.
 
+use std::fmt::{Display, Write};
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 /// A run that takes no longer than this has no bar.
 const SHORT: Duration = Duration::from_secs(2);
@@ -38,18 +39,29 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Progress {
     state: Arc<State>,
+    bar: ProgressBar,
     shown: Option<JoinHandle<()>>,
 }
 
 impl Progress {
-    /// Shown if `wanted`, and if there is a terminal to see it on.
-    pub(crate) fn new(wanted: bool) -> Self {
-        let state = Arc::new(State::default());
-        let shown = (wanted && std::io::stderr().is_terminal()).then(|| {
-            let state = Arc::clone(&state);
-            std::thread::spawn(move || show(&state))
-        });
-        Self { state, shown }
+    /// Shown if there is a terminal to see it on.
+    pub(crate) fn new() -> Self {
+        let mut progress = Self::hidden();
+        if std::io::stderr().is_terminal() {
+            let (state, bar) = (Arc::clone(&progress.state), progress.bar.clone());
+            progress.shown = Some(std::thread::spawn(move || show(&state, &bar)));
+        }
+        progress
+    }
+
+    pub(crate) fn hidden() -> Self {
+        let bar = ProgressBar::with_draw_target(Some(WHOLE), ProgressDrawTarget::hidden());
+        Self { state: Arc::default(), bar, shown: None }
+    }
+
+    /// Prints a line where the bar is, which moves down.
+    pub(crate) fn println(&self, line: &dyn Display) {
+        self.bar.suspend(|| println!("{line}"));
     }
 
     /// A stretch of so many iterations begins, which goes from one fraction of the whole to another.
@@ -80,21 +92,28 @@ impl Drop for Progress {
     }
 }
 
-fn show(state: &State) {
-    let over = || state.over.load(Ordering::Relaxed);
-    let start = std::time::Instant::now();
-    while start.elapsed() < SHORT {
-        if over() {
-            return;
+fn show(state: &State, bar: &ProgressBar) {
+    let left = |state: &ProgressState, text: &mut dyn Write| {
+        // While it warms up, nobody knows.
+        if state.pos() > 0 {
+            let _ = write!(text, ", {:#} left", HumanDuration(state.eta()));
         }
-        std::thread::park_timeout(SHORT);
+    };
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} %{left}") {
+        bar.set_style(style.with_key("left", left));
     }
-    let bar = ProgressBar::new(WHOLE);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} %, {eta} left") {
-        bar.set_style(style);
-    }
-    while !over() {
-        bar.set_position(state.position());
+    let (start, mut position) = (Instant::now(), 0);
+    // It is not seen at first, but learns how fast it goes.
+    while !state.over.load(Ordering::Relaxed) {
+        if bar.is_hidden() && start.elapsed() >= SHORT {
+            bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        // What a stretch had less of than was expected does not turn it back.
+        position = state.position().max(position);
+        if position == 0 {
+            bar.reset_eta();
+        }
+        bar.set_position(position);
         std::thread::park_timeout(REFRESH);
     }
     bar.finish_and_clear();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::plan::{Measure, Operation, Plan, Transport};
+use crate::plan::{Measure, Operation, Plan};
 use crate::rig::Result;
 
 /// Times of operations, to 0.1 %.
@@ -132,12 +132,11 @@ impl Row {
     ) -> Self {
         let seconds = time.as_secs_f64();
         let rate = messages as f64 / seconds;
-        let can_lose = plan.transport != Transport::Reliable && plan.operation == Operation::Send;
         let figures = Figures::Bandwidth(Bandwidth {
             mib_per_second: rate * f64::from(size) / f64::from(1 << 20),
             million_packets_per_second: rate / 1e6,
             seconds,
-            lost: can_lose.then(|| messages.saturating_sub(arrived)),
+            lost: plan.can_lose().then(|| messages.saturating_sub(arrived)),
         });
         Self { size, iterations: messages, figures }
     }
@@ -165,16 +164,24 @@ impl Report<'_> {
         let Self { device, port, mtu, plan: p, .. } = self;
         let wait = if p.events { "events" } else { "polling" };
         let mut text = format!(
-            "{} {} on {}, {} layer: device {device}, port {port}, MTU {mtu}, {wait}, inline up to {} B",
-            p.operation, p.measure, p.transport, p.layer, p.inline
+            "{} {} on {}, {} layer: device {device}, port {port}, MTU {mtu}, {wait}",
+            p.operation, p.measure, p.transport, p.layer
         );
+        if p.inline > 0 {
+            let _ = write!(text, ", inline up to {} B", p.inline);
+        }
         if p.measure == Measure::Bandwidth {
             let _ = write!(
                 text,
-                "\nqueue pairs {}, send queue {}, receive queue {}, list {}, a completion per {}, \
-                 outstanding reads {}",
-                p.queue_pairs, p.send_depth, p.receive_depth, p.list, p.moderation, p.outstanding
+                "\nqueue pairs {}, send queue {}, list {}, a completion per {}",
+                p.queue_pairs, p.send_depth, p.list, p.moderation
             );
+            // What else there is depends on the operation.
+            let _ = match p.operation {
+                Operation::Send => write!(text, ", receive queue {}", p.receive_depth),
+                Operation::Write => Ok(()),
+                _ => write!(text, ", outstanding {}", p.outstanding),
+            };
         }
         text
     }
@@ -196,7 +203,7 @@ impl Report<'_> {
                 "stdev us"
             ),
             Measure::Bandwidth => {
-                let lost = if self.plan.transport == Transport::Reliable { "" } else { "lost" };
+                let lost = if self.plan.can_lose() { "lost" } else { "" };
                 format!(
                     "{:>8} {:>10} {:>10} {:>10} {lost:>10}",
                     "bytes", "iterations", "MiB/s", "Mpps"
@@ -221,7 +228,7 @@ impl std::fmt::Display for Row {
             }
             Figures::Bandwidth(b) => {
                 let (mib, mpps) = (b.mib_per_second, b.million_packets_per_second);
-                write!(f, " {mib:>10.2} {mpps:>10.6}")?;
+                write!(f, " {mib:>10.3} {mpps:>10.6}")?;
                 b.lost.map_or(Ok(()), |lost| write!(f, " {lost:>10}"))
             }
         }

@@ -145,7 +145,7 @@ impl Rig<'_> {
         let total = self.total(iterations);
         let arrived = match (self.plan.measure, self.plan.operation) {
             (Measure::Latency, Operation::Send | Operation::Write) => {
-                let (mut unused, progress) = (Samples::new()?, Progress::new(false));
+                let (mut unused, progress) = (Samples::new()?, Progress::hidden());
                 let layer = &mut self.layer;
                 layer.ping_pong(size, iterations, false, ready, &mut unused, &progress)?;
                 total
@@ -201,14 +201,14 @@ impl Rig<'_> {
         let mut samples = Samples::new()?;
         let mut rate = None;
         if plan.warm_up > 0 {
-            progress.stretch(part(0.0), part(0.0), plan.warm_up);
+            progress.stretch(part(0.0), part(0.0), 1);
             let (time, _) = self.step(size, plan.warm_up, &mut Samples::new()?, wire, progress)?;
             rate = Some(plan.warm_up as f64 / time.as_secs_f64());
         }
         let mut sum = Sum::default();
         match plan.length {
             Length::Iterations(iterations) => {
-                progress.stretch(part(0.0), part(1.0), iterations);
+                progress.stretch(part(0.0), part(1.0), self.total(iterations));
                 sum.add(
                     self.total(iterations),
                     self.step(size, iterations, &mut samples, wire, progress)?,
@@ -224,7 +224,7 @@ impl Rig<'_> {
                     let wanted = rate.map_or(16.0, |rate| rate * left.as_secs_f64()) as u64;
                     let iterations = wanted.next_multiple_of(list).max(list);
                     let (from, to) = (fraction(sum.time), fraction(sum.time + left));
-                    progress.stretch(part(from), part(to), iterations);
+                    progress.stretch(part(from), part(to), self.total(iterations));
                     sum.add(
                         self.total(iterations),
                         self.step(size, iterations, &mut samples, wire, progress)?,

@@ -107,9 +107,11 @@ pub(crate) fn measure(side: &Side, plan: &Plan) -> Result<()> {
         if !side.json {
             println!("{}\n{}", report.heading(), report.columns());
         }
-        let progress = Progress::new(true);
-        for (index, &size) in plan.sizes.iter().enumerate() {
-            let part = |of_size: f64| (index as f64 + of_size) / plan.sizes.len() as f64;
+        let progress = Progress::new();
+        let whole: f64 = plan.sizes.iter().map(|&size| plan.weight(size)).sum();
+        let mut before = 0.0;
+        for &size in &plan.sizes {
+            let part = |of_size: f64| (before + of_size * plan.weight(size)) / whole;
             let measured = rig.measure(size, wire, &progress, &part);
             // The other side may know better what went wrong.
             let row = measured.map_err(|error| match wire.last_words() {
@@ -117,9 +119,10 @@ pub(crate) fn measure(side: &Side, plan: &Plan) -> Result<()> {
                 None => error,
             })?;
             if !side.json {
-                println!("{row}");
+                progress.println(&row);
             }
             report.results.push(row);
+            before += plan.weight(size);
         }
         Ok(wire.send(&Step::Finish)?)
     })?;

@@ -4,8 +4,7 @@
 //! call of `overhead_section`, which is where callgrind cuts; what each section is goes to standard
 //! output. The first of the three warms up. The other two differ by N operations and nothing else.
 //!
-//! It fails where a contender allocates, or does not complete what it posts. `overhead time` takes the
-//! time instead.
+//! It fails where a contender allocates, or does not complete what it posts.
 
 mod allocator;
 mod c;
@@ -14,7 +13,6 @@ mod contenders;
 mod events;
 mod prepared;
 mod rig;
-mod time;
 mod verbs;
 
 use std::process::ExitCode;
@@ -32,12 +30,11 @@ fn main() -> ExitCode {
             Ok(operations) if operations > 0 && operations % 16 == 0 => run(operations),
             _ => Err(format!("{operations} is not a positive multiple of 16")),
         },
-        ["time"] => time::time(),
         ["compiler"] => {
             println!("{}", env!("OVERHEAD_CC"));
             Ok(())
         }
-        _ => Err("usage: overhead run N | time | compiler".to_owned()),
+        _ => Err("usage: overhead run N | compiler".to_owned()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,67 +1,227 @@
-//! Nanoseconds per operation, for people.
+//! Nanoseconds per operation, for people: by criterion, in pairs.
 //!
 //! On a machine that does other things too, two programs that are timed one after the other differ by
-//! more than what is to be seen here. So the contenders of a workload take turns, a millisecond each,
-//! in rounds; a ratio is taken within a round, and what is printed is the median over the rounds. (The
-//! usual benchmark harnesses time one contender after the other.)
+//! more than what is to be seen here. So each sample is a pair: a turn of a contender and a turn of tuned
+//! C, one right after the other. Criterion chooses how long turns are, takes the samples, and estimates
+//! medians and how sure they are, of two things:
+//!
+//! - the time of an operation;
+//! - the ratio of the two turns of a pair. What slows the machine down for a while slows both, and cancels.
+//!
+//! Tuned C is paired with tuned C as well: what lies between that ratio and 1 is noise.
+//!
+//! `script/bench time` runs this.
 
+mod c;
+mod channel;
+mod contenders;
+mod events;
+mod prepared;
+mod rig;
+mod verbs;
+
+use std::error::Error;
+use std::fs::File;
 use std::hint::black_box;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::contenders::{Body, Contender, contenders};
+use criterion::measurement::{Measurement, ValueFormatter, WallTime};
+use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 
-const ROUNDS: usize = 101;
-/// How long a turn takes, about.
-const TURN: Duration = Duration::from_millis(1);
+use contenders::{Body, Contender, contenders};
+use rig::WINDOW_OPERATIONS;
+
 /// What ratios are relative to.
 const REFERENCE: &str = "C tuned";
+/// How many pairs there are of each contender.
+const PAIRS: usize = 200;
+/// How long they take together, so that a turn takes 2 or 3 ms.
+const WHOLE: Duration = Duration::from_secs(1);
+/// What the estimates of a contender are called in criterion's folder.
+const TIME: &str = "time";
+const RATIO: &str = "ratio";
 
-pub(crate) fn time() -> Result<(), String> {
-    println!("Nanoseconds per operation, the device included: medians of {ROUNDS} rounds");
-    println!("{:<5}{:<18}{:>8}{:>8}", "", "", "ns", "ratio");
+fn main() -> Result<(), Box<dyn Error>> {
+    let home = std::env::var_os("CRITERION_HOME");
+    let home = PathBuf::from(home.ok_or("CRITERION_HOME is not set; script/bench sets it")?);
     let contenders = contenders();
+    let mut times = criterion(WallTime);
+    let mut ratios = criterion(Ratio);
     for group in contenders.chunk_by(|a, b| a.workload == b.workload) {
-        let reference = group.iter().position(|contender| contender.layer == REFERENCE);
+        let reference = group.iter().find(|contender| contender.layer == REFERENCE);
         let reference = reference.ok_or_else(|| format!("no {REFERENCE}"))?;
-        let mut bodies: Vec<_> = group.iter().map(|contender| (contender.make)()).collect();
-        let operations: Vec<_> = bodies.iter_mut().map(calibrate).collect();
-        let mut rounds = vec![Vec::with_capacity(ROUNDS); group.len()];
-        for round in 0..ROUNDS {
-            for turn in 0..group.len() {
-                // Another one begins each time.
-                let index = (round + turn) % group.len();
-                let operations = operations[index];
-                let took = run(&mut bodies[index], operations);
-                rounds[index].push(took.as_nanos() as f64 / operations as f64);
-            }
+        // What is there in the end was measured now.
+        let folder = home.join(reference.workload);
+        if folder.exists() {
+            std::fs::remove_dir_all(folder)?;
         }
-        for (index, Contender { workload, layer, .. }) in group.iter().enumerate() {
-            let pairs = rounds[index].iter().zip(&rounds[reference]);
-            let ratio = median(pairs.map(|(ours, theirs)| ours / theirs).collect());
-            let workload = if index == 0 { workload } else { "" };
-            let ns = median(rounds[index].clone());
-            println!("{workload:<5}{layer:<18}{ns:>8.1}{ratio:>8.2}");
+        for contender in group {
+            let mut pair = Pair::new(contender, reference);
+            measure(&mut times, TIME, &mut pair, |ours, _, _| ours);
+            measure(&mut ratios, RATIO, &mut pair, |ours, theirs, iterations| {
+                iterations * ours.as_secs_f64() / theirs.as_secs_f64()
+            });
         }
+    }
+    show(&contenders, &home)
+}
+
+fn criterion<M: Measurement>(measurement: M) -> Criterion<M> {
+    Criterion::default()
+        .with_measurement(measurement)
+        .sample_size(PAIRS)
+        .warm_up_time(WHOLE / 10)
+        .measurement_time(WHOLE)
+        .nresamples(10_000)
+        .without_plots()
+        .configure_from_args()
+}
+
+/// Has criterion measure what `value` makes of the times of two turns of so many iterations.
+fn measure<M: Measurement>(
+    criterion: &mut Criterion<M>,
+    name: &str,
+    pair: &mut Pair<'_>,
+    value: impl Fn(Duration, Duration, f64) -> M::Value,
+) {
+    let Contender { workload, layer, .. } = *pair.ours.contender;
+    let mut group = criterion.benchmark_group(workload);
+    // All pairs are alike, for there is no median of turns of different lengths.
+    group.sampling_mode(SamplingMode::Flat);
+    group.bench_function(BenchmarkId::new(layer, name), |bencher| {
+        bencher.iter_custom(|iterations| {
+            let (ours, theirs) = pair.run(iterations);
+            value(ours, theirs, iterations as f64)
+        });
+    });
+}
+
+struct Side<'a> {
+    contender: &'a Contender,
+    body: Body,
+}
+
+impl<'a> Side<'a> {
+    fn new(contender: &'a Contender) -> Self {
+        Self { contender, body: (contender.make)() }
+    }
+
+    /// How long so many operations take. More of them may be carried out: they come in windows.
+    fn run(&mut self, iterations: u64) -> Duration {
+        let operations = iterations.next_multiple_of(WINDOW_OPERATIONS);
+        let start = Instant::now();
+        let sum = (self.body)(black_box(operations));
+        let took = start.elapsed();
+        assert_eq!(sum, self.contender.expected(operations), "completions are missing");
+        took.mul_f64(iterations as f64 / operations as f64)
+    }
+}
+
+struct Pair<'a> {
+    ours: Side<'a>,
+    theirs: Side<'a>,
+    /// Whose turn is first: each one's, by turns.
+    is_ours_first: bool,
+}
+
+impl<'a> Pair<'a> {
+    fn new(contender: &'a Contender, reference: &'a Contender) -> Self {
+        Self { ours: Side::new(contender), theirs: Side::new(reference), is_ours_first: true }
+    }
+
+    fn run(&mut self, iterations: u64) -> (Duration, Duration) {
+        self.is_ours_first = !self.is_ours_first;
+        if self.is_ours_first {
+            let ours = self.ours.run(iterations);
+            (ours, self.theirs.run(iterations))
+        } else {
+            let theirs = self.theirs.run(iterations);
+            (self.ours.run(iterations), theirs)
+        }
+    }
+}
+
+/// How long a contender takes in a pair beside tuned C: each iteration counts for as much as that.
+struct Ratio;
+
+impl Measurement for Ratio {
+    type Intermediate = ();
+    type Value = f64;
+
+    fn start(&self) {}
+
+    fn end(&self, (): ()) -> f64 {
+        unreachable!("there is no ratio of one turn: all is measured by iter_custom")
+    }
+
+    fn add(&self, a: &f64, b: &f64) -> f64 {
+        a + b
+    }
+
+    fn zero(&self) -> f64 {
+        0.0
+    }
+
+    fn to_f64(&self, value: &f64) -> f64 {
+        *value
+    }
+
+    fn formatter(&self) -> &dyn ValueFormatter {
+        self
+    }
+}
+
+impl ValueFormatter for Ratio {
+    fn scale_values(&self, _typical: f64, _values: &mut [f64]) -> &'static str {
+        "x C"
+    }
+
+    fn scale_throughputs(
+        &self,
+        _typical: f64,
+        _throughput: &Throughput,
+        _values: &mut [f64],
+    ) -> &'static str {
+        "x C"
+    }
+
+    fn scale_for_machines(&self, _values: &mut [f64]) -> &'static str {
+        "x C"
+    }
+}
+
+/// One table of what criterion has found: medians, and within what bounds the ratio's is, at 95 %.
+fn show(contenders: &[Contender], home: &Path) -> Result<(), Box<dyn Error>> {
+    let mut shown = "";
+    for Contender { workload, layer, .. } in contenders {
+        let folder = home.join(workload).join(layer);
+        if !folder.exists() {
+            continue; // it was filtered out
+        }
+        if shown.is_empty() {
+            println!("Medians of {PAIRS} pairs, the device included");
+            println!("{:<23}{:>9}{:>8}   to tuned C (95 %)", "", "ns", "ratio");
+        }
+        let first = if shown == *workload { "" } else { workload };
+        shown = workload;
+        let [ns, ..] = median(&folder.join(TIME))?;
+        let [ratio, low, high] = median(&folder.join(RATIO))?;
+        println!("{first:<5}{layer:<18}{ns:>9.1}{ratio:>8.3}   {low:.3} to {high:.3}");
     }
     Ok(())
 }
 
-/// How many operations take a turn's time.
-fn calibrate(body: &mut Body) -> u64 {
-    let mut operations = 1024;
-    while run(body, operations) < TURN {
-        operations *= 2;
-    }
-    operations
-}
-
-fn run(body: &mut Body, operations: u64) -> Duration {
-    let start = Instant::now();
-    black_box(body(black_box(operations)));
-    start.elapsed()
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+/// The median of what is in a folder of criterion's, and its bounds.
+fn median(folder: &Path) -> Result<[f64; 3], Box<dyn Error>> {
+    let estimates: serde_json::Value =
+        serde_json::from_reader(File::open(folder.join("new/estimates.json"))?)?;
+    let median = &estimates["median"];
+    let bounds = &median["confidence_interval"];
+    let number = |value: &serde_json::Value| value.as_f64().ok_or("criterion has no median");
+    Ok([
+        number(&median["point_estimate"])?,
+        number(&bounds["lower_bound"])?,
+        number(&bounds["upper_bound"])?,
+    ])
 }
