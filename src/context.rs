@@ -3,11 +3,11 @@
 use std::ffi::{CStr, OsStr};
 use std::fmt;
 use std::fs::File;
-use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::handle::{Handle, object};
+use crate::parent::Borrow;
 use crate::{
     CompletionQueue, DeviceAttributes, Error, Gid, GidEntry, LinkLayer, PortAttributes,
     ProtectionDomain, Result, ffi,
@@ -24,7 +24,7 @@ object!(ibv_context, ibv_close_device);
 /// query asks the kernel.
 pub struct Context<'a> {
     raw: Handle<ffi::ibv_context>,
-    from: PhantomData<&'a ()>,
+    from: Borrow<'a>,
 }
 
 // SAFETY: libibverbs allows every verb on a context from any thread; what it changes in the context
@@ -47,7 +47,7 @@ impl<'a> Context<'a> {
             let file = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
             explain(error, file)
         })?;
-        Ok(Self { raw, from: PhantomData })
+        Ok(Self { raw, from: Borrow::new() })
     }
 
     /// Takes over a context that was opened elsewhere, such as by a C library.
@@ -66,7 +66,7 @@ impl<'a> Context<'a> {
         }
         // SAFETY: the caller hands over a live context.
         let raw = unsafe { Handle::new("ibv_open_device", raw) }?;
-        Ok(Self { raw, from: PhantomData })
+        Ok(Self { raw, from: Borrow::new() })
     }
 
     /// The C object. It is valid while the context is.
