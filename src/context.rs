@@ -58,8 +58,10 @@ impl<'a> Context<'a> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live context that stays valid for `'a`. Nothing else closes it: dropping
-    /// the `Context` does (use [`std::mem::ManuallyDrop`] for one that is only lent).
+    /// `raw` is null or a live context that stays valid for `'a`, with the kernel behind it: its
+    /// `cmd_fd` is an open file, which that of a VFIO device (`mlx5dv_get_vfio_device_list`) is not.
+    /// Nothing else closes it: dropping the `Context` does (use [`std::mem::ManuallyDrop`] for one that
+    /// is only lent).
     pub unsafe fn from_raw(raw: *mut ffi::ibv_context) -> Result<Self> {
         if raw.is_null() {
             return Err(Error::invalid("ibv_open_device", "the context is null"));
