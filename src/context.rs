@@ -10,7 +10,7 @@ use crate::handle::{Handle, object};
 use crate::parent::Borrow;
 use crate::{
     CompletionQueue, DeviceAttributes, Error, Gid, GidEntry, LinkLayer, PortAttributes,
-    ProtectionDomain, Result, ffi,
+    ProtectionDomain, Result, ffi, fork,
 };
 
 object!(ibv_context, ibv_close_device);
@@ -41,6 +41,7 @@ impl<'a> Context<'a> {
     /// `device` is live during the call.
     pub(crate) unsafe fn open(device: *mut ffi::ibv_device) -> Result<Self> {
         const VERB: &str = "ibv_open_device";
+        *fork::exclusive() = true;
         // SAFETY: the caller vouches for the device; a context that comes back is ours alone.
         let raw = unsafe { Handle::new(VERB, ffi::ibv_open_device(device)) }.map_err(|error| {
             // SAFETY: as above; the name is a null-terminated array in the device.
@@ -66,6 +67,7 @@ impl<'a> Context<'a> {
         if raw.is_null() {
             return Err(Error::invalid("ibv_open_device", "the context is null"));
         }
+        *fork::exclusive() = true;
         // SAFETY: the caller hands over a live context.
         let raw = unsafe { Handle::new("ibv_open_device", raw) }?;
         Ok(Self { raw, from: Borrow::new() })

@@ -218,6 +218,21 @@ fn a_request_with_too_many_elements_is_named() {
     receives.close().unwrap();
 }
 
+/// libibverbs builds what it needs for forks without a lock: nobody may register memory meanwhile.
+#[test]
+fn forks_are_announced_before_a_device_is_opened() {
+    let device = TestDevice::model();
+    let _context = context(&device);
+    match is_fork_initialized() {
+        ForkStatus::Disabled => {
+            let error = fork_init().unwrap_err();
+            assert_eq!(error.raw_os_error(), libc::EINVAL);
+            assert!(error.to_string().contains("opened already"), "{error}");
+        }
+        _ => fork_init().expect("there is nothing to do"),
+    }
+}
+
 /// The lesser objects, as a C library would make them: refused under a wrong parent, and taken over
 /// with all that belongs to them under the right one.
 #[test]
