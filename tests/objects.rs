@@ -218,6 +218,25 @@ fn a_request_with_too_many_elements_is_named() {
     receives.close().unwrap();
 }
 
+#[test]
+fn an_address_handle_names_a_port_of_the_device() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let path = |port| AddressVector::new(port, 0).global(context.routable_gid(1).unwrap().gid, 1);
+    for port in [0, 99] {
+        // What an earlier call has left, where a provider says nothing of why.
+        device.fail("create_ah").errno(libc::EAGAIN).times(1);
+        let error = domain.create_ah(&path(port)).unwrap_err();
+        assert_eq!(error.raw_os_error(), libc::EINVAL);
+        assert!(error.to_string().contains(&format!("port number is {port}")), "{error}");
+    }
+    device.fail("create_ah").errno(libc::ENOMEM).times(1);
+    let error = domain.create_ah(&path(1)).unwrap_err();
+    assert_eq!((error.verb(), error.raw_os_error()), ("ibv_create_ah", libc::ENOMEM));
+    domain.create_ah(&path(1)).unwrap().close().unwrap();
+}
+
 /// libibverbs builds what it needs for forks without a lock: nobody may register memory meanwhile.
 #[test]
 fn forks_are_announced_before_a_device_is_opened() {
