@@ -124,6 +124,16 @@ fn an_xrc_domain_is_private_or_stands_for_a_file() {
     device.fail("open_xrcd").errno(libc::EOPNOTSUPP).times(1);
     let error = XrcDomain::open(&context, XrcDomainScope::Private).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
+    // What the kernel answers if there is one, or none.
+    for (scope, errno, text) in [
+        (XrcDomainScope::NewFile(fd), libc::EINVAL, "an XRC domain already"),
+        (XrcDomainScope::ExistingFile(fd), libc::EAGAIN, "no XRC domain"),
+    ] {
+        device.fail("open_xrcd").errno(errno).times(1);
+        let error = XrcDomain::open(&context, scope).unwrap_err();
+        assert_eq!(error.raw_os_error(), errno);
+        assert!(error.to_string().ends_with(text), "{error}");
+    }
 }
 
 #[test]
