@@ -1,9 +1,9 @@
 use ibverbs::{Context, Result, ffi};
 
-pub struct Owner(*mut ffi::ibv_context);
+pub struct Owner(Box<*mut ffi::ibv_context>);
 
 pub fn open(owner: &Owner) -> Result<Context<'_>> {
-    unsafe { Context::from_raw(owner.0) }
+    unsafe { Context::from_raw(*owner.0) }
 }
 
 pub fn case(owner: Owner) -> Result<()> {
