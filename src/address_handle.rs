@@ -41,10 +41,13 @@ impl<'pd> AddressHandle<'pd> {
     ) -> Result<Self> {
         let domain = domain.into();
         let mut attributes = path.to_raw();
+        // mlx5 fails without an errno value in some cases.
+        ffi::set_errno(0);
         // SAFETY: the domain is live; a handle that comes back is ours alone.
         let raw = unsafe {
             Handle::new("ibv_create_ah", ffi::ibv_create_ah(domain.as_raw(), &mut attributes))
-        }?;
+        };
+        let raw = raw.map_err(|error| wrong_port(&domain, path.port()).unwrap_or(error))?;
         Ok(Self { raw, domain })
     }
 
@@ -93,6 +96,15 @@ impl<'pd> AddressHandle<'pd> {
         let Self { raw, domain } = self;
         raw.close().map_err(|(raw, error)| (Self { raw, domain }, error))
     }
+}
+
+/// The error for a port that the device does not have.
+#[cold]
+fn wrong_port(domain: &ProtectionDomain<'_>, port: u8) -> Option<Error> {
+    let ports = domain.context().query_device().ok()?.phys_port_cnt();
+    let (value, high) = (port.into(), ports.into());
+    (port == 0 || port > ports)
+        .then(|| Error::out_of_range("ibv_create_ah", "port number", value, 1, high))
 }
 
 impl ProtectionDomain<'_> {

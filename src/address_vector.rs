@@ -204,8 +204,8 @@ impl AddressVector {
             dlid: self.lid,
             sl: self.service_level.value(),
             src_path_bits: self.source_path_bits,
-            // The field is 8 bits wide and so are all rates.
-            static_rate: ffi::ibv_rate::from(self.static_rate).0 as u8,
+            // The field is 8 bits wide and so are all rates. What is not comes out as none.
+            static_rate: u8::try_from(ffi::ibv_rate::from(self.static_rate).0).unwrap_or(u8::MAX),
             port_num: self.port,
             ..Default::default()
         };
@@ -265,6 +265,12 @@ mod tests {
         assert_eq!((raw.grh.sgid_index, raw.grh.hop_limit), (3, 9));
         assert_eq!((raw.grh.traffic_class, raw.grh.flow_label), (106, 0xabcde));
         assert_eq!(AddressVector::from(raw), path);
+    }
+
+    #[test]
+    fn a_rate_that_does_not_fit_is_none() {
+        let rate = |n| AddressVector::new(1, 4).static_rate(StaticRate::Unknown(n)).to_raw();
+        assert_eq!((rate(200).static_rate, rate(256 + 2).static_rate), (200, u8::MAX));
     }
 
     #[test]

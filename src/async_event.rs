@@ -178,7 +178,10 @@ impl AsyncEvent {
 /// has done by then; but it answers `EIO` to whoever asks for it, which proves nothing, and a channel
 /// that has work in flight then aborts the process. A program that is to survive sets
 /// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs takes that answer for
-/// success.
+/// success. It then does not wait for those that are just reading an event of the object either, and
+/// frees it under them. So such a program, once verbs have failed with `EIO`, destroys queues and queue
+/// pairs only when no other thread takes events of the context or of a
+/// [`CompletionChannel`](crate::CompletionChannel) that several queues share.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: waits for an event

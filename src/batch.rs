@@ -143,12 +143,13 @@ impl Batch<'_> {
         self.max_inline_data
     }
 
-    /// Stores what the next request begins with.
+    /// Stores what the next request begins with. Of the caller's flags, only those that have a name
+    /// count: a provider that found elements said to be inline would send what lies behind them.
     #[inline]
-    pub(crate) fn begin(&mut self, wr_id: u64, flags: u32) {
+    pub(crate) fn begin(&mut self, wr_id: u64, flags: SendFlags, of_the_data: u32) {
         // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
         unsafe { (*self.raw).wr_id = wr_id };
-        self.set_flags(flags);
+        self.set_flags(flags.intersection(SendFlags::all()).bits() | of_the_data);
     }
 
     /// Stores the flags, if they have changed: where all requests have the same, as they mostly do,
@@ -174,7 +175,7 @@ impl Batch<'_> {
     ) -> Result<()> {
         self.need(operation.bits() | data.function() | function::READY)?;
         data.check(self)?;
-        self.begin(wr_id, flags.bits() | flags_of(&data));
+        self.begin(wr_id, flags, flags_of(&data));
         call(self.raw);
         self.set_peer();
         // SAFETY: a request was just added, and the function is there.

@@ -213,7 +213,7 @@ impl Batch<'_> {
     ) -> Result<()> {
         check_atomic(&remote, 8)?;
         self.need(Op::ATOMIC_WRITE.bits() | function::READY)?;
-        self.begin(wr_id, flags.bits());
+        self.begin(wr_id, flags, 0);
         let value = (&raw const value).cast();
         call!(wr_atomic_write, remote.rkey(), remote.address(), value)(self.as_raw());
         self.set_peer();
@@ -240,7 +240,7 @@ impl Batch<'_> {
             return Err(Error::invalid("ibv_wr_flush", "the remote region is too long"));
         };
         self.need(Op::FLUSH.bits() | function::READY)?;
-        self.begin(wr_id, flags.bits());
+        self.begin(wr_id, flags, 0);
         let (rkey, address) = (remote.rkey(), remote.address());
         let level = u8::from(whole_region);
         call!(wr_flush, rkey, address, length, placement.bits(), level)(self.as_raw());
@@ -257,7 +257,7 @@ impl Batch<'_> {
     #[inline]
     pub fn local_invalidate(&mut self, wr_id: u64, flags: SendFlags, rkey: u32) -> Result<()> {
         self.need(Op::LOCAL_INVALIDATE.bits())?;
-        self.begin(wr_id, flags.bits());
+        self.begin(wr_id, flags, 0);
         call!(wr_local_inv, rkey)(self.as_raw());
         Ok(())
     }
@@ -282,7 +282,7 @@ impl Batch<'_> {
         info: &ffi::ibv_mw_bind_info,
     ) -> Result<()> {
         self.need(Op::BIND_MEMORY_WINDOW.bits())?;
-        self.begin(wr_id, flags.bits());
+        self.begin(wr_id, flags, 0);
         call!(wr_bind_mw, window, rkey, info)(self.as_raw());
         Ok(())
     }

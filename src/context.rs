@@ -3,14 +3,14 @@
 use std::ffi::{CStr, OsStr};
 use std::fmt;
 use std::fs::File;
-use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::handle::{Handle, object};
+use crate::parent::Borrow;
 use crate::{
     CompletionQueue, DeviceAttributes, Error, Gid, GidEntry, LinkLayer, PortAttributes,
-    ProtectionDomain, Result, ffi,
+    ProtectionDomain, Result, ffi, fork,
 };
 
 object!(ibv_context, ibv_close_device);
@@ -24,7 +24,7 @@ object!(ibv_context, ibv_close_device);
 /// query asks the kernel.
 pub struct Context<'a> {
     raw: Handle<ffi::ibv_context>,
-    from: PhantomData<&'a ()>,
+    from: Borrow<'a>,
 }
 
 // SAFETY: libibverbs allows every verb on a context from any thread; what it changes in the context
@@ -41,13 +41,14 @@ impl<'a> Context<'a> {
     /// `device` is live during the call.
     pub(crate) unsafe fn open(device: *mut ffi::ibv_device) -> Result<Self> {
         const VERB: &str = "ibv_open_device";
+        *fork::exclusive() = true;
         // SAFETY: the caller vouches for the device; a context that comes back is ours alone.
         let raw = unsafe { Handle::new(VERB, ffi::ibv_open_device(device)) }.map_err(|error| {
             // SAFETY: as above; the name is a null-terminated array in the device.
             let file = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
             explain(error, file)
         })?;
-        Ok(Self { raw, from: PhantomData })
+        Ok(Self { raw, from: Borrow::new() })
     }
 
     /// Takes over a context that was opened elsewhere, such as by a C library.
@@ -58,15 +59,18 @@ impl<'a> Context<'a> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live context that stays valid for `'a`. Nothing else closes it: dropping
-    /// the `Context` does (use [`std::mem::ManuallyDrop`] for one that is only lent).
+    /// `raw` is null or a live context that stays valid for `'a`, with the kernel behind it: its
+    /// `cmd_fd` is an open file, which that of a VFIO device (`mlx5dv_get_vfio_device_list`) is not.
+    /// Nothing else closes it: dropping the `Context` does (use [`std::mem::ManuallyDrop`] for one that
+    /// is only lent).
     pub unsafe fn from_raw(raw: *mut ffi::ibv_context) -> Result<Self> {
         if raw.is_null() {
             return Err(Error::invalid("ibv_open_device", "the context is null"));
         }
+        *fork::exclusive() = true;
         // SAFETY: the caller hands over a live context.
         let raw = unsafe { Handle::new("ibv_open_device", raw) }?;
-        Ok(Self { raw, from: PhantomData })
+        Ok(Self { raw, from: Borrow::new() })
     }
 
     /// The C object. It is valid while the context is.

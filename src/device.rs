@@ -9,7 +9,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use crate::foreign_enum::foreign_enum;
-use crate::{Context, Error, Guid, Result, ffi};
+use crate::{Context, Error, Guid, Result, ffi, fork};
 
 /// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
 ///
@@ -33,9 +33,11 @@ use crate::{Context, Error, Guid, Result, ffi};
 pub fn devices() -> Result<DeviceList> {
     const VERB: &str = "ibv_get_device_list";
     let mut count = 0;
+    let alone = fork::exclusive();
     // SAFETY: `count` is writable.
     let devices = ffi::object(VERB, unsafe { ffi::ibv_get_device_list(&mut count) })
         .map_err(|error| out_of_files(VERB).unwrap_or(error))?;
+    drop(alone);
     let list = DeviceList { devices, count: usize::try_from(count).unwrap_or(0) };
     match list.is_empty().then(|| out_of_files(VERB)).flatten() {
         Some(error) => Err(error),

@@ -36,7 +36,8 @@ impl QueuePair<'_> {
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not have this.
+    ///  - `EOPNOTSUPP`: the device does not have this; or the vendor is 0, as it is where the peer has
+    ///    nothing to offer.
     ///  - `EINVAL`: the options are another vendor's, or unknown.
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: EnhancedConnection) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::os::unix::fs::FileTypeExt;
 
-use crate::{Context, Error, Result, ffi};
+use crate::{Context, Error, Result, ffi, fork};
 
 impl Context<'_> {
     /// `ibv_import_device`: the device that another process has opened, by its
@@ -32,9 +32,13 @@ impl Context<'_> {
         if !file.metadata().map_err(errno)?.file_type().is_char_device() {
             return Err(Error::invalid(VERB, "the file is not that of a device"));
         }
+        // It lists the devices, and opens one.
+        let mut opened = fork::exclusive();
+        *opened = true;
         // SAFETY: the descriptor is open, and given away: the context closes it. Where this fails it
         // may be closed or not, and C does not say: to close it once more could close another's.
         let raw = unsafe { ffi::ibv_import_device(file.into_raw_fd()) };
+        drop(opened);
         if raw.is_null() {
             return Err(Error::new(VERB, ffi::errno()));
         }

@@ -82,13 +82,14 @@ impl<'res> MemoryWindow<'res> {
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
         window_type: MemoryWindowType,
     ) -> Result<Self> {
-        let domain = domain.into();
+        let (domain, window_type) = (domain.into(), ffi::ibv_mw_type::from(window_type));
         // SAFETY: the domain is live; a window that comes back is ours alone.
         let raw = unsafe {
-            let raw = ffi::ibv_alloc_mw(domain.as_raw(), window_type.into());
+            let raw = ffi::ibv_alloc_mw(domain.as_raw(), window_type);
             Handle::new("ibv_alloc_mw", raw)
         }?;
-        Ok(Self { raw, window_type, regions: [None, None], domain })
+        // What has a name is known by it, as requests for the window depend on the type.
+        Ok(Self { raw, window_type: window_type.into(), regions: [None, None], domain })
     }
 
     /// Takes over a window that was made elsewhere, such as by a C library.

@@ -1,6 +1,7 @@
 //! How a resource holds the one that it was made from.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -35,6 +36,30 @@ pub struct Parent<'a, P>(Inner<'a, P>);
 enum Inner<'a, P> {
     Borrowed(&'a P),
     Shared(Arc<P>),
+}
+
+impl<P> Drop for Parent<'_, P> {
+    /// Does nothing, and yet is needed: a resource is destroyed when it is dropped, which takes its
+    /// parent. References and `Arc`s alone would let the compiler drop the parent first, as they look
+    /// at nothing when they are dropped, and what destroys the resource knows of no lifetime. With
+    /// this, whatever holds a `Parent` uses it to the end.
+    #[inline]
+    fn drop(&mut self) {}
+}
+
+/// Something that is borrowed until this is dropped, by who has no [`Parent`].
+pub(crate) struct Borrow<'a>(PhantomData<&'a ()>);
+
+impl Drop for Borrow<'_> {
+    /// As for [`Parent`].
+    #[inline]
+    fn drop(&mut self) {}
+}
+
+impl Borrow<'_> {
+    pub(crate) const fn new() -> Self {
+        Self(PhantomData)
+    }
 }
 
 impl<P> Deref for Parent<'_, P> {

@@ -44,18 +44,22 @@ impl<'res> QueuePairBuilder<'res> {
     }
 
     /// Takes over a queue pair that was created elsewhere, such as by a provider's own verb; `self`
-    /// says what it was made from and how to connect it.
+    /// says what it was made from and how to connect it, and whether it has the extended posting
+    /// interface ([`extended`](Self::extended)).
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the pointer is null, or the queue pair is of another type or belongs to another
     ///    domain or other completion queues than the builder says.
+    ///  - `EOPNOTSUPP`: it does not have all of the extended operations that the builder asks for.
     ///  - Those of [`build`](Self::build) that are about the port.
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses. If this fails,
-    /// it is still the caller's.
+    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses. If the builder
+    /// asks for extended operations, available or not, the queue pair was created for some
+    /// (`IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`): `ibv_qp_to_qp_ex` looks at what the queue pairs of many
+    /// providers do not have. If this fails, it is still the caller's.
     pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res>> {
         let (endpoint, settings) = self.prepare()?;
         let parents = &self.parents;
@@ -81,15 +85,16 @@ impl<'res> QueuePairBuilder<'res> {
         let returned = unsafe { ffi::ibv_query_qp(raw, &mut attributes, mask, &mut created) };
         ffi::status("ibv_query_qp", returned)?;
         self.capacities = attributes.cap;
-        // SAFETY: the queue pair is live.
-        let wanted = match NonNull::new(unsafe { ffi::ibv_qp_to_qp_ex(raw) }) {
-            // SAFETY: as above.
-            Some(extended) => unsafe { SendOperations::of(extended) },
+        let operations = match self.extended.filter(|(wanted, _)| !wanted.is_empty()) {
             None => SendOperations::empty(),
+            // SAFETY: the queue pair is live, and the caller vouches for what it was created for.
+            Some((wanted, _)) if unsafe { extended_operations(raw) }.contains(wanted) => wanted,
+            Some((_, true)) => SendOperations::empty(),
+            Some((_, false)) => return Err(lacking()),
         };
         // SAFETY: the caller hands over a live queue pair.
         let raw = unsafe { Handle::new(VERB, raw) }?;
-        Ok(self.finish(raw, wanted, endpoint, settings))
+        Ok(self.finish(raw, operations, endpoint, settings))
     }
 
     /// Checks everything, and looks up what the settings leave open.
@@ -184,17 +189,9 @@ impl<'res> QueuePairBuilder<'res> {
 
     fn create_extended(&mut self, wanted: SendOperations) -> Result<Handle<ffi::ibv_qp>> {
         let raw = self.create(Some(wanted))?;
-        // SAFETY: the queue pair is live.
-        let there = match NonNull::new(unsafe { ffi::ibv_qp_to_qp_ex(raw.as_ptr()) }) {
-            // SAFETY: as above.
-            Some(extended) => unsafe { SendOperations::of(extended) },
-            None => SendOperations::empty(),
-        };
-        if there.contains(wanted) {
-            return Ok(raw);
-        }
-        let reason = "the provider does not have all of the extended operations";
-        Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason))
+        // SAFETY: the queue pair is live, and was created for extended operations.
+        let there = unsafe { extended_operations(raw.as_ptr()) };
+        if there.contains(wanted) { Ok(raw) } else { Err(lacking()) }
     }
 
     /// Calls the verb; the capacities are then those that the device gives.
@@ -292,6 +289,26 @@ impl<'res> QueuePairBuilder<'res> {
         };
         PreparedQueuePair::new(QueuePair::new(raw, extended, properties, self.parents))
     }
+}
+
+/// The extended operations that a queue pair has.
+///
+/// # Safety
+///
+/// The queue pair is live, and was created for extended operations: others need not be as long as
+/// what `ibv_qp_to_qp_ex` takes them for.
+unsafe fn extended_operations(raw: *mut ffi::ibv_qp) -> SendOperations {
+    // SAFETY: the caller vouches for the queue pair.
+    match NonNull::new(unsafe { ffi::ibv_qp_to_qp_ex(raw) }) {
+        // SAFETY: as above.
+        Some(extended) => unsafe { SendOperations::of(extended) },
+        None => SendOperations::empty(),
+    }
+}
+
+fn lacking() -> Error {
+    let reason = "the provider does not have all of the extended operations";
+    Error::with_reason(VERB, libc::EOPNOTSUPP, reason)
 }
 
 /// Whether a queue pair without extensions is worth a try.

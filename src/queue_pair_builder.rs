@@ -221,7 +221,8 @@ impl<'res> QueuePairBuilder<'res> {
                 srq: None,
                 xrc_domain: None,
             },
-            kind: queue_pair_type,
+            // What has a name is known by it: all that depends on the type compares it.
+            kind: ffi::ibv_qp_type::from(queue_pair_type).into(),
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 1,
                 max_recv_wr: 1,

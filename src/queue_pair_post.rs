@@ -258,6 +258,9 @@ macro_rules! send_methods {
         ///  - `ENOMEM`: the send queue has no room for all of them
         ///    ([`QueueFull`](crate::ErrorKind::QueueFull)).
         ///  - `EINVAL`: the device refuses one of them.
+        ///  - `EACCES`, `EIO` (Soft-RoCE): the process has changed its credentials since it opened the
+        ///    device, or the device is gone. The requests are queued by then, and may be carried out all
+        ///    the same.
         ///  - What `build` returns.
         ///
         /// # Safety

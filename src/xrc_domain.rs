@@ -42,8 +42,8 @@ impl<'ctx> XrcDomain<'ctx> {
     /// # Errors
     ///
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have them.
-    ///  - `EEXIST`: the file stands for one already, and a new one was asked for.
-    ///  - `EINVAL`: the file stands for none, and an existing one was asked for.
+    ///  - `EINVAL`: the file stands for one already, and a new one was asked for.
+    ///  - `EAGAIN`: the file stands for none, and an existing one was asked for.
     ///  - `ENOMEM`: the device has none left.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open(
@@ -52,6 +52,7 @@ impl<'ctx> XrcDomain<'ctx> {
     ) -> Result<Self> {
         use ffi::ibv_xrcd_init_attr_mask as mask;
 
+        const VERB: &str = "ibv_open_xrcd";
         let context = context.into();
         let (fd, oflags) = match scope {
             XrcDomainScope::Private => (-1, libc::O_CREAT),
@@ -62,10 +63,17 @@ impl<'ctx> XrcDomain<'ctx> {
         let comp_mask = mask::IBV_XRCD_INIT_ATTR_FD | mask::IBV_XRCD_INIT_ATTR_OFLAGS;
         let mut attributes = ffi::ibv_xrcd_init_attr { comp_mask: comp_mask.0, fd, oflags };
         // SAFETY: the context is live, and so is the file; a domain that comes back is ours alone.
-        let raw = unsafe {
-            let raw = ffi::ibv_open_xrcd(context.as_raw(), &mut attributes);
-            Handle::new("ibv_open_xrcd", raw)
-        }?;
+        let raw =
+            unsafe { Handle::new(VERB, ffi::ibv_open_xrcd(context.as_raw(), &mut attributes)) };
+        let raw = raw.map_err(|error| match (scope, error.raw_os_error()) {
+            (XrcDomainScope::NewFile(_), errno @ libc::EINVAL) => {
+                Error::with_reason(VERB, errno, "the file stands for an XRC domain already")
+            }
+            (XrcDomainScope::ExistingFile(_), errno @ libc::EAGAIN) => {
+                Error::with_reason(VERB, errno, "the file stands for no XRC domain")
+            }
+            _ => error,
+        })?;
         Ok(Self { raw, context })
     }
 

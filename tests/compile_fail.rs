@@ -24,6 +24,7 @@ macro_rules! right {
 right! {
     address_handle_outlives_domain
     arc_child_that_borrows
+    arc_dropped_after_what_it_borrows
     arc_grandchild_that_borrows
     arc_of_a_channel_in_a_thread
     arc_of_what_borrows
@@ -47,9 +48,11 @@ right! {
     completion_kept
     completions_kept_across_a_poll
     completions_on_another_thread
+    context_dropped_after_its_owner
     context_outlives_its_list
     device_outlives_its_list
     device_region_outlives_device_memory
+    domain_dropped_after_context
     domain_dropped_under_a_channel
     domain_outlives_context
     domain_used_after_close
@@ -75,6 +78,7 @@ right! {
     post_twice
     queue_dropped_under_its_poller
     queue_outlives_context
+    queue_pair_dropped_after_queue
     queue_pair_outlives_queue
     queue_pair_outlives_shared_receive_queue
     queue_pair_used_after_close
@@ -87,6 +91,7 @@ right! {
     receive_into_what_is_read_only
     reference_to_shared_memory
     region_as_buffer
+    region_dropped_after_domain
     region_outlives_domain
     region_used_after_close
     register_twice

@@ -119,6 +119,16 @@ fn an_xrc_domain_is_private_or_stands_for_a_file() {
     device.fail("open_xrcd").errno(libc::EOPNOTSUPP).times(1);
     let error = XrcDomain::open(&context, XrcDomainScope::Private).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
+    // What the kernel answers if there is one, or none.
+    for (scope, errno, text) in [
+        (XrcDomainScope::NewFile(fd), libc::EINVAL, "an XRC domain already"),
+        (XrcDomainScope::ExistingFile(fd), libc::EAGAIN, "no XRC domain"),
+    ] {
+        device.fail("open_xrcd").errno(errno).times(1);
+        let error = XrcDomain::open(&context, scope).unwrap_err();
+        assert_eq!(error.raw_os_error(), errno);
+        assert!(error.to_string().ends_with(text), "{error}");
+    }
 }
 
 #[test]
@@ -211,6 +221,40 @@ fn a_request_with_too_many_elements_is_named() {
     assert!(error.to_string().contains("the number of scatter elements is"), "{error}");
     drop(elements);
     receives.close().unwrap();
+}
+
+#[test]
+fn an_address_handle_names_a_port_of_the_device() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let path = |port| AddressVector::new(port, 0).global(context.routable_gid(1).unwrap().gid, 1);
+    for port in [0, 99] {
+        // What an earlier call has left, where a provider says nothing of why.
+        device.fail("create_ah").errno(libc::EAGAIN).times(1);
+        let error = domain.create_ah(&path(port)).unwrap_err();
+        assert_eq!(error.raw_os_error(), libc::EINVAL);
+        assert!(error.to_string().contains(&format!("port number is {port}")), "{error}");
+    }
+    device.fail("create_ah").errno(libc::ENOMEM).times(1);
+    let error = domain.create_ah(&path(1)).unwrap_err();
+    assert_eq!((error.verb(), error.raw_os_error()), ("ibv_create_ah", libc::ENOMEM));
+    domain.create_ah(&path(1)).unwrap().close().unwrap();
+}
+
+/// libibverbs builds what it needs for forks without a lock: nobody may register memory meanwhile.
+#[test]
+fn forks_are_announced_before_a_device_is_opened() {
+    let device = TestDevice::model();
+    let _context = context(&device);
+    match is_fork_initialized() {
+        ForkStatus::Disabled => {
+            let error = fork_init().unwrap_err();
+            assert_eq!(error.raw_os_error(), libc::EINVAL);
+            assert!(error.to_string().contains("opened already"), "{error}");
+        }
+        _ => fork_init().expect("there is nothing to do"),
+    }
 }
 
 /// The lesser objects, as a C library would make them: refused under a wrong parent, and taken over

@@ -104,6 +104,34 @@ fn every_request_arrives_as_it_was_made() {
     queue_pair.close().unwrap();
 }
 
+#[test]
+fn flags_without_a_name_are_left_out() {
+    let device = TestDevice::model();
+    device.progress(Progress::Manual);
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(8).unwrap();
+    let region = domain.allocate::<u64>(1).unwrap();
+    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
+    let raw = queue_pair.as_raw_extended().unwrap().as_ptr();
+    let element = region.gather_element(..).unwrap();
+    let inline = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+    let flags = SendFlags::from_bits_retain(SendFlags::FENCE.bits() | inline);
+    // SAFETY: nothing is carried out, as the device does nothing by itself; the memory lives on.
+    unsafe {
+        queue_pair.batch(|b| {
+            b.send(1, flags, &[element])?;
+            assert_eq!((*raw).wr_flags, SendFlags::FENCE.bits(), "elements are never inline");
+            b.send(2, flags, Inline(b"inline"))?;
+            assert_eq!((*raw).wr_flags, SendFlags::FENCE.bits() | inline);
+            Ok(())
+        })
+    }
+    .unwrap();
+    queue_pair.close().unwrap();
+}
+
 fn results_key(result: &ScatterElement<'_>) -> u32 {
     result.as_raw().lkey
 }

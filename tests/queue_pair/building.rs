@@ -193,3 +193,69 @@ fn one_that_was_never_connected_says_why_it_cannot_be_destroyed() {
     prepared.close().unwrap();
     assert_eq!(device.calls("destroy_qp"), 2);
 }
+
+/// What `ibv_qp_to_qp_ex` looks at, queue pairs of most providers do not have.
+#[test]
+fn an_adopted_queue_pair_is_extended_if_the_builder_says_so() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let operations = SendOperations::SEND | SendOperations::WRITE;
+    let created = || {
+        let mut attributes = ffi::ibv_qp_init_attr_ex {
+            send_cq: queue.as_raw(),
+            recv_cq: queue.as_raw(),
+            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+            cap: ffi::ibv_qp_cap { max_send_wr: 3, max_send_sge: 2, ..Default::default() },
+            comp_mask: (mask::IBV_QP_INIT_ATTR_PD | mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0,
+            pd: domain.as_raw(),
+            send_ops_flags: operations.bits(),
+            ..Default::default()
+        };
+        // SAFETY: context, domain and queues are live.
+        unsafe { ffi::ibv_create_qp_ex(context.as_raw(), &mut attributes) }
+    };
+    let new = || domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected);
+    let all = SendOperations::all();
+    for (builder, has) in [
+        (new(), SendOperations::empty()),
+        (new().extended(SendOperations::SEND), SendOperations::SEND),
+        (new().extended_if_available(operations), operations),
+        (new().extended_if_available(all), SendOperations::empty()),
+    ] {
+        // SAFETY: the queue pair is live and handed over.
+        let queue_pair = unsafe { builder.adopt(created()) }.unwrap().into_queue_pair();
+        assert_eq!(queue_pair.extended_operations(), has);
+        assert_eq!(queue_pair.as_raw_extended().is_some(), !has.is_empty());
+    }
+    let raw = created();
+    // SAFETY: the queue pair is live, and stays ours as this fails.
+    let error = unsafe { new().extended(all).adopt(raw) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    // SAFETY: the queue pair is live and handed over.
+    drop(unsafe { new().adopt(raw) }.unwrap());
+    drop(queue);
+    drop(domain);
+    drop(context);
+    device.assert_clean();
+}
+
+#[test]
+fn a_type_that_has_a_name_is_known_by_it() {
+    let device = TestDevice::model();
+    let context = context(&device);
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let number = ffi::ibv_qp_type::from(QueuePairType::UnreliableDatagram).0;
+    let prepared = builder(&domain, &queue, QueuePairType::Unknown(number)).build().unwrap();
+    let mut queue_pair = prepared.activate().unwrap();
+    assert_eq!(queue_pair.queue_pair_type(), QueuePairType::UnreliableDatagram);
+    // A provider would follow the address handle that the request does not have.
+    let number = ffi::ibv_mw_type::from(MemoryWindowType::Type2).0;
+    let mut window = domain.alloc_mw(MemoryWindowType::Unknown(number)).unwrap();
+    assert_eq!(window.window_type(), MemoryWindowType::Type2);
+    // SAFETY: nothing is outstanding.
+    let error = unsafe { queue_pair.post_invalidate_mw(&mut window, 1) }.unwrap_err();
+    assert!(error.to_string().contains("a UD queue pair has no windows"), "{error}");
+}

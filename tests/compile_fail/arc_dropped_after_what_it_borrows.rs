@@ -1,0 +1,12 @@
+use std::sync::Arc;
+
+use ibverbs::{DeviceList, ProtectionDomain, Result};
+
+pub fn case(list: DeviceList) -> Result<()> {
+    let context = Arc::new(list.get(0).unwrap().open()?);
+    let _domain = ProtectionDomain::new(context)?;
+    drop(list);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use ibverbs::*;
+
+pub fn case(domain: &ProtectionDomain<'_>) -> Result<()> {
+    let (_pair, queue);
+    queue = domain.context().create_cq(1)?;
+    _pair = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build()?;
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,11 @@
+use std::sync::Arc;
+
+use ibverbs::{DeviceList, ProtectionDomain, Result};
+
+pub fn case(list: DeviceList) -> Result<()> {
+    let context = Arc::new(list.get(0).unwrap().open()?);
+    let domain = ProtectionDomain::new(context)?;
+    drop(domain);
+    drop(list);
+    Ok(())
+}

@@ -1,0 +1,8 @@
+use ibverbs::*;
+
+pub fn case(domain: &ProtectionDomain<'_>) -> Result<()> {
+    let (queue, _pair);
+    queue = domain.context().create_cq(1)?;
+    _pair = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build()?;
+    Ok(())
+}
