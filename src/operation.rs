@@ -152,10 +152,13 @@ impl Operation for Receive {
             (*request).wr_id = wr_id;
             // What is other than prepared is put back afterwards; the compiler knows which it is.
             if let [piece] = list {
+                if piece.length == 0 {
+                    return Self::post_empty(prepared);
+                }
                 (*prepared).piece = *piece;
             } else {
                 (*request).sg_list = list.as_mut_ptr();
-                (*request).num_sge = list.len() as c_int;
+                (*request).num_sge = without_empty(list) as c_int;
             }
             let Prepared { post_recv, queue_pair, .. } = *prepared;
             let returned = post_recv(queue_pair, request, &raw mut (*prepared).bad_receive);
@@ -163,6 +166,27 @@ impl Operation for Receive {
                 (*request).sg_list = &raw mut (*prepared).piece;
                 (*request).num_sge = 1;
             }
+            returned
+        }
+    }
+}
+
+impl Receive {
+    /// Posts the request without its piece, which is empty: see [`without_empty`].
+    ///
+    /// # Safety
+    ///
+    /// As for `post`.
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_empty(prepared: *mut Prepared) -> c_int {
+        // SAFETY: as in `post`.
+        unsafe {
+            let request = &raw mut (*prepared).receive;
+            (*request).num_sge = 0;
+            let Prepared { post_recv, queue_pair, .. } = *prepared;
+            let returned = post_recv(queue_pair, request, &raw mut (*prepared).bad_receive);
+            (*request).num_sge = 1;
             returned
         }
     }
@@ -231,9 +255,13 @@ impl<K: Kind> Operation for Request<K> {
             // As for receives.
             if let [piece] = list {
                 (*prepared).piece = *piece;
+                if Self::WRITES && piece.length == 0 {
+                    (*request).num_sge = 0;
+                }
             } else {
+                let count = if Self::WRITES { without_empty(list) } else { list.len() };
                 (*request).sg_list = list.as_mut_ptr();
-                (*request).num_sge = list.len() as c_int;
+                (*request).num_sge = count as c_int;
             }
             let flags = (*request).send_flags;
             if self.flags != 0 {
@@ -244,6 +272,8 @@ impl<K: Kind> Operation for Request<K> {
             let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
             if list.len() != 1 {
                 (*request).sg_list = &raw mut (*prepared).piece;
+            }
+            if list.len() != 1 || Self::WRITES {
                 (*request).num_sge = 1;
             }
             if self.flags != 0 {
@@ -258,6 +288,22 @@ impl<K: Kind> Operation for Request<K> {
 #[inline]
 pub(crate) fn inline_element(bytes: &[u8]) -> Result<ffi::ibv_sge> {
     sge(bytes.as_ptr() as u64, bytes.len(), 0)
+}
+
+/// Moves the pieces that are not empty to the front, and says how many they are.
+///
+/// What the device writes must have no empty ones: to mlx4 and mthca 0 bytes are 2 GiB, and they
+/// would write what comes from the peer to where the piece begins, as far as the region goes.
+#[inline]
+fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
+    let mut count = 0;
+    for index in 0..list.len() {
+        if list[index].length != 0 {
+            list[count] = list[index];
+            count += 1;
+        }
+    }
+    count
 }
 
 #[inline]

@@ -116,3 +116,33 @@ fn a_request_that_is_refused_leaves_the_channel_as_it_is() {
     pair.exchange();
     pair.finish();
 }
+
+/// To some devices a length of 0 is 2 GiB.
+#[test]
+fn the_device_is_given_nothing_empty_to_write() {
+    let mut pair = Pair::new();
+    let (mut local, target) = (pair.region(12, 0), pair.shared(1));
+    let remote = target.remote();
+    let lengths = |pair: &Pair| {
+        let posted = pair.device.posted(0).unwrap();
+        posted.list.iter().map(|&(_, length, _)| length).collect::<Vec<_>>()
+    };
+    let nothing = &mut local.slice_mut(5..5).unwrap();
+    pair.one.receive_deadline(nothing, soon()).unwrap_err();
+    assert_eq!(lengths(&pair), []);
+    let mut pair = pair.reconnect();
+    pair.one.read(&mut local.slice_mut(12..).unwrap(), remote).unwrap();
+    assert_eq!(lengths(&pair), []);
+    pair.one.read(&mut local.slice_mut(..8).unwrap(), remote).unwrap();
+    assert_eq!(lengths(&pair), [8]);
+    let (empty, rest) = local.slice_mut(..).unwrap().split_at(0).unwrap();
+    let (head, tail) = rest.split_at(8).unwrap();
+    let (none, tail) = tail.split_at(0).unwrap();
+    pair.one.read(&mut (none, empty, head), remote).unwrap();
+    assert_eq!(lengths(&pair), [8]);
+    let (left, right) = tail.split_at(4).unwrap();
+    pair.one.receive_deadline(&mut [left, right], soon()).unwrap_err();
+    assert_eq!(lengths(&pair), [4]);
+    drop((local, target));
+    pair.reconnect().finish();
+}
