@@ -54,8 +54,9 @@ impl<'res> QueuePairBuilder<'res> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses. If this fails,
-    /// it is still the caller's.
+    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses, and whatever it
+    /// was made from that the builder does not name outlives it. If this fails, it is still the
+    /// caller's.
     pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res>> {
         let (endpoint, settings) = self.prepare()?;
         let parents = &self.parents;
