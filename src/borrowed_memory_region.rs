@@ -174,7 +174,11 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     ///  - `EINVAL`: the range is out of bounds.
     #[inline]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, T>> {
-        MemorySlice::new(self, self.lkey()).slice(range)
+        let range = resolve(range, self.len)?;
+        // SAFETY: as in `deref`, but of these elements alone: others may be with the device.
+        let data =
+            unsafe { std::slice::from_raw_parts(self.data.add(range.start).as_ptr(), range.len()) };
+        Ok(MemorySlice::new(data, self.lkey()))
     }
 
     /// The elements in `range`, exclusively, with what a work request needs to name them.
@@ -184,8 +188,12 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     ///  - `EINVAL`: the range is out of bounds.
     #[inline]
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<MemorySliceMut<'_, T>> {
-        let lkey = self.lkey();
-        MemorySliceMut::new(self, lkey).slice(range)
+        let range = resolve(range, self.len)?;
+        // SAFETY: as in `slice`, and the borrow is exclusive.
+        let data = unsafe {
+            std::slice::from_raw_parts_mut(self.data.add(range.start).as_ptr(), range.len())
+        };
+        Ok(MemorySliceMut::new(data, self.lkey()))
     }
 
     /// The elements in `range`, for a work request that reads them.

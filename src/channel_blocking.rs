@@ -17,7 +17,8 @@ use crate::{Channel, RemoteMemoryRegion, TransportResult, WorkSuccess};
 ///  - [`Work`](crate::TransportError::Work): it was posted and failed.
 ///  - [`QueueFull`](crate::TransportError::QueueFull): unpolled work takes up the queue.
 ///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong; or the device has refused the
-///    request; or completions could not be polled, and the channel was stopped.
+///    request; or completions could not be polled, or the provider cannot tell whether the device has
+///    the request, and the channel was stopped.
 ///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): the completion queue holds what
 ///    does not belong there, and the channel was stopped.
 ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): an
@@ -111,6 +112,10 @@ impl Channel<'_> {
 
     /// `ibv_post_recv`: receives one message, whose length is [`WorkSuccess::byte_len`]. A longer
     /// message than the buffer is an error on both sides.
+    ///
+    /// Where the peer may write ([`access`](crate::ChannelBuilder::access)), a write with an immediate
+    /// ends a receive too: the [opcode](WorkSuccess::opcode) says so. The buffer is then as it was, and
+    /// the length is that of the write, which can be more than the buffer has.
     ///
     /// If the peer sends before the receive is posted, its device tries again, as the peer's
     /// [`max_rnr_retries`](crate::ChannelBuilder::max_rnr_retries) say. To be sure, post receives

@@ -157,7 +157,8 @@ impl<'res> ChannelBuilder<'res> {
     ///
     /// The completion queue gets a [`CompletionChannel`](crate::CompletionChannel) of its own for
     /// this; a shared one must be made of a queue that
-    /// [has one](crate::CompletionQueueBuilder::own_channel).
+    /// [has one](crate::CompletionQueueBuilder::own_channel), and that wakes for all completions: what
+    /// a channel sends is not [solicited](crate::CompletionQueueBuilder::solicited_only).
     pub fn sleep_after(mut self, polls: u32) -> Self {
         self.sleep_after = Some(polls);
         self
@@ -172,7 +173,8 @@ impl<'res> ChannelBuilder<'res> {
     /// Those of [`CompletionQueue::new`] and [`QueuePairBuilder::build`], and
     ///
     ///  - `EINVAL`: the type of the queue pair is neither RC nor UC, or the shared completion queue
-    ///    has not enough room left, or has no channel to sleep on.
+    ///    has not enough room left, or has no channel to sleep on, or wakes for solicited completions
+    ///    only.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel<'res>> {
         const VERB: &str = "ibv_create_qp";
@@ -194,6 +196,11 @@ impl<'res> ChannelBuilder<'res> {
             Some(shared) => {
                 if self.sleep_after.is_some() {
                     shared.queue().own_channel()?;
+                    if shared.queue().is_solicited_only() {
+                        let reason = "a channel cannot sleep on a completion queue that wakes for \
+                             solicited completions only";
+                        return Err(Error::invalid(VERB, reason));
+                    }
                 }
                 let router = shared.router().clone();
                 let inbox = router.reserve(depth)?;

@@ -240,7 +240,7 @@ impl Core {
         // memory.
         let returned = unsafe { self.post_raw(operation, slot.wr_id(), list) };
         if returned != 0 {
-            return Err(self.not_posted(slot, O::VERB, returned));
+            return Err(self.not_posted::<O>(slot, returned));
         }
         Ok(slot)
     }
@@ -293,7 +293,9 @@ impl Core {
         // SAFETY: the table is open, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, wr_id, list) };
         if returned != 0 {
-            return Err(ffi::failed(O::VERB, returned).into());
+            let error = ffi::failed(O::VERB, returned);
+            self.take_back::<O>(None);
+            return Err(error.into());
         }
         let found = self.poll_raw();
         if !self.is_success(found, wr_id) {
@@ -321,7 +323,9 @@ impl Core {
         // SAFETY: there is a free slot, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, self.blocking_id.get(), list) };
         if returned != 0 {
-            return Err(ffi::failed(O::VERB, returned).into());
+            let error = ffi::failed(O::VERB, returned);
+            self.take_back::<O>(None);
+            return Err(error.into());
         }
         self.run_on(self.poll_raw(), deadline)
     }
@@ -348,9 +352,29 @@ impl Core {
     }
 
     #[cold]
-    fn not_posted(&self, slot: &Slot, verb: &'static str, returned: c_int) -> TransportError {
-        self.release(slot);
-        ffi::failed(verb, returned).into()
+    fn not_posted<O: Operation>(&self, slot: &Slot, returned: c_int) -> TransportError {
+        let error = ffi::failed(O::VERB, returned).into();
+        self.take_back::<O>(Some(slot));
+        error
+    }
+
+    /// Sees to it that the device does not have what could not be posted: a blocking operation, or
+    /// that in a slot, which is free then.
+    #[cold]
+    #[inline(never)]
+    fn take_back<O: Operation>(&self, slot: Option<&Slot>) {
+        // SAFETY: as in `post_raw`.
+        if unsafe { Prepared::may_be_posted(self.prepared.get(), O::QUEUE) } {
+            self.blocking.set(slot.is_none());
+            // What the device at most reads can be given back in any case.
+            if !self.try_stop() && O::WRITES {
+                self.stop();
+            }
+            self.blocking.set(false);
+        }
+        if let Some(slot) = slot {
+            self.release(slot);
+        }
     }
 
     /// Gives a slot back; not on the data path of scopes, where nothing else depends on it.

@@ -261,6 +261,11 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
     }
 
+    /// Whether arming it is for solicited completions only.
+    pub(crate) fn is_solicited_only(&self) -> bool {
+        self.solicited_only
+    }
+
     /// `ibv_poll_cq`, then `ibv_req_notify_cq`: takes the oldest completions; if there are none,
     /// arms the queue and looks again. If it comes back empty then, the queue is armed and empty: the
     /// next completion raises an event on the channel of the queue.

@@ -133,8 +133,8 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     ///
     /// No two calls that concern the queue ever overlap: neither on two threads, nor one within the
     /// closure of [`ExtendedPoller::poll`](crate::ExtendedPoller::poll). Such calls are all methods
-    /// of the queue and of its poller, and destroying, or moving to another state, a queue pair or
-    /// shared receive queue whose completions go there.
+    /// of the queue and of its poller, and of the channels that share it, and destroying, or moving to
+    /// another state, a queue pair or shared receive queue whose completions go there.
     #[doc(alias = "IBV_CREATE_CQ_ATTR_SINGLE_THREADED")]
     pub unsafe fn single_threaded(mut self) -> Self {
         self.flags |= ffi::ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED;

@@ -76,7 +76,8 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
 
 impl<'ctx> From<CompletionQueue<'ctx>> for SharedCompletionQueue<'ctx> {
     /// Takes a completion queue that was made with other settings, such as a
-    /// [channel to sleep on](crate::CompletionQueueBuilder::own_channel).
+    /// [channel to sleep on](crate::CompletionQueueBuilder::own_channel). Completions that are in it
+    /// are dropped.
     fn from(queue: CompletionQueue<'ctx>) -> Self {
         let routes =
             Routes { numbers: Vec::new(), inboxes: Vec::new(), reserved: 0, batch: Box::default() };
@@ -86,6 +87,8 @@ impl<'ctx> From<CompletionQueue<'ctx>> for SharedCompletionQueue<'ctx> {
             first_epoch: new_epoch(),
             routes: Mutex::new(routes),
         });
+        // What queue pairs that are gone have left could be taken for a channel's with such a number.
+        router.drain(&mut router.lock());
         Self { queue: Arc::new(queue), router }
     }
 }
@@ -208,10 +211,19 @@ impl Router {
     }
 
     /// From now on, completions of the queue pair of this number go to the inbox.
+    ///
+    /// The number may still stand for another inbox: that of a queue pair which was destroyed, and
+    /// whose channel was not dropped since.
     pub(crate) fn register(&self, inbox: Inbox, number: u32) {
         let mut routes = self.lock();
         let at = routes.numbers.partition_point(|entry| entry.0 < number);
-        routes.numbers.insert(at, (number, inbox.0));
+        if routes.numbers.get(at).is_some_and(|entry| entry.0 == number) {
+            // What the old one left is not for the new one, whose inbox it could fill.
+            self.drain(&mut routes);
+            routes.numbers[at].1 = inbox.0;
+        } else {
+            routes.numbers.insert(at, (number, inbox.0));
+        }
     }
 
     /// Gives the inbox up, of a queue pair that no longer exists, or never did.
@@ -220,19 +232,16 @@ impl Router {
         routes.numbers.retain(|entry| entry.1 != inbox.0);
         if let Some(ring) = routes.inboxes[inbox.0].take() {
             // What the queue pair left takes up room in the completion queue until it is polled.
-            // Others may add to the queue meanwhile.
-            for _ in 0..=self.capacity as usize / BATCH {
-                if self.fetch(&mut routes) <= 0 {
-                    break;
-                }
-            }
+            self.drain(&mut routes);
             routes.reserved -= ring.entries.len() as u32;
         }
     }
 
-    /// Empties the inbox of a queue pair that was reset.
+    /// Empties the inbox of a queue pair that was reset, and the completion queue of what it left.
     pub(crate) fn clear(&self, inbox: Inbox) {
-        if let Some(ring) = &mut self.lock().inboxes[inbox.0] {
+        let mut routes = self.lock();
+        self.drain(&mut routes);
+        if let Some(ring) = &mut routes.inboxes[inbox.0] {
             (ring.len, ring.overflown) = (0, false);
         }
     }
@@ -249,12 +258,25 @@ impl Router {
         found
     }
 
+    /// Takes all that the completion queue holds into the inboxes, unless it cannot be polled.
+    fn drain(&self, routes: &mut Routes) {
+        // Others may add to the queue meanwhile.
+        for _ in 0..=self.capacity {
+            if self.fetch(routes) <= 0 {
+                break;
+            }
+        }
+    }
+
     /// As `ibv_poll_cq` with room for one, for one channel. Its caller keeps the completion queue
     /// alive.
+    ///
+    /// It finds nothing only when the completion queue was empty: who has armed it may then sleep.
     pub(crate) fn poll(&self, inbox: Inbox, completion: &mut ffi::ibv_wc) -> c_int {
         let mut routes = self.lock();
-        let mut found = 0;
-        for attempt in 0..2 {
+        // Each round takes at least one, and there are no more than that, as long as the lock keeps
+        // channels from getting room for others. A device that makes them up does not keep us here.
+        for _ in 0..=self.capacity {
             let Some(ring) = &mut routes.inboxes[inbox.0] else { return -libc::EINVAL };
             if let Some(next) = ring.pop() {
                 *completion = next;
@@ -263,15 +285,12 @@ impl Router {
             if ring.overflown {
                 return -libc::EOVERFLOW;
             }
-            if attempt == 0 {
-                found = self.fetch(&mut routes);
-                if found <= 0 {
-                    return found;
-                }
+            let found = self.fetch(&mut routes);
+            if found <= 0 {
+                return found;
             }
         }
-        // There were some, but none for this channel.
-        found.min(0)
+        0
     }
 }
 

@@ -2,7 +2,7 @@
 //! for each, in which nothing is left to decide.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
+use std::ptr;
 
 use crate::channel_core::Core;
 use crate::in_flight::Queue;
@@ -13,6 +13,9 @@ use crate::{Error, RemoteMemoryRegion, Result, TransportResult, ffi};
 pub(crate) trait Operation {
     /// The queue that it is posted to.
     const QUEUE: Queue;
+
+    /// Whether the device writes the memory.
+    const WRITES: bool;
 
     /// Looks at what can be known to be wrong before the device sees it.
     fn check(&self, core: &Core, list: &[ffi::ibv_sge]) -> TransportResult<()>;
@@ -39,6 +42,9 @@ pub(crate) struct Prepared {
     receive: ffi::ibv_recv_wr,
     /// The only piece of requests that have one: they point here.
     piece: ffi::ibv_sge,
+    /// The request that the latest post which failed did not take, if it said so.
+    bad_send: *mut ffi::ibv_send_wr,
+    bad_receive: *mut ffi::ibv_recv_wr,
 }
 
 type PostSend = unsafe extern "C" fn(
@@ -79,6 +85,30 @@ impl Prepared {
             sends,
             receive: ffi::ibv_recv_wr { num_sge: 1, ..Default::default() },
             piece: ffi::ibv_sge::default(),
+            bad_send: ptr::null_mut(),
+            bad_receive: ptr::null_mut(),
+        }
+    }
+
+    /// Whether the request of a post that has failed just now may be with the device all the same.
+    ///
+    /// A provider names the request that it did not take. rxe and siw name none if all are in the
+    /// queue that the kernel reads, and it was just the system call to tell the kernel that failed (as
+    /// it does once the process has changed its credentials): it may find them nevertheless.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is valid, and nothing else accesses what is there meanwhile.
+    #[cold]
+    pub(crate) unsafe fn may_be_posted(this: *mut Self, queue: Queue) -> bool {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe {
+            let named = match queue {
+                Queue::Send => !(*this).bad_send.is_null(),
+                Queue::Receive => !(*this).bad_receive.is_null(),
+            };
+            ((*this).bad_send, (*this).bad_receive) = (ptr::null_mut(), ptr::null_mut());
+            !named
         }
     }
 
@@ -105,6 +135,7 @@ pub(crate) struct Receive;
 
 impl Operation for Receive {
     const QUEUE: Queue = Queue::Receive;
+    const WRITES: bool = true;
     const VERB: &'static str = "ibv_post_recv";
 
     #[inline]
@@ -121,18 +152,41 @@ impl Operation for Receive {
             (*request).wr_id = wr_id;
             // What is other than prepared is put back afterwards; the compiler knows which it is.
             if let [piece] = list {
+                if piece.length == 0 {
+                    return Self::post_empty(prepared);
+                }
                 (*prepared).piece = *piece;
             } else {
                 (*request).sg_list = list.as_mut_ptr();
-                (*request).num_sge = list.len() as c_int;
+                (*request).num_sge = without_empty(list) as c_int;
             }
-            let mut bad = MaybeUninit::uninit();
             let Prepared { post_recv, queue_pair, .. } = *prepared;
-            let returned = post_recv(queue_pair, request, bad.as_mut_ptr());
+            let returned = post_recv(queue_pair, request, &raw mut (*prepared).bad_receive);
             if list.len() != 1 {
                 (*request).sg_list = &raw mut (*prepared).piece;
                 (*request).num_sge = 1;
             }
+            returned
+        }
+    }
+}
+
+impl Receive {
+    /// Posts the request without its piece, which is empty: see [`without_empty`].
+    ///
+    /// # Safety
+    ///
+    /// As for `post`.
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_empty(prepared: *mut Prepared) -> c_int {
+        // SAFETY: as in `post`.
+        unsafe {
+            let request = &raw mut (*prepared).receive;
+            (*request).num_sge = 0;
+            let Prepared { post_recv, queue_pair, .. } = *prepared;
+            let returned = post_recv(queue_pair, request, &raw mut (*prepared).bad_receive);
+            (*request).num_sge = 1;
             returned
         }
     }
@@ -175,6 +229,8 @@ pub(crate) trait Kind: Copy {
 
 impl<K: Kind> Operation for Request<K> {
     const QUEUE: Queue = Queue::Send;
+    // Reads and atomics bring something back.
+    const WRITES: bool = K::RELIABLE;
     const VERB: &'static str = "ibv_post_send";
 
     #[inline]
@@ -199,20 +255,25 @@ impl<K: Kind> Operation for Request<K> {
             // As for receives.
             if let [piece] = list {
                 (*prepared).piece = *piece;
+                if Self::WRITES && piece.length == 0 {
+                    (*request).num_sge = 0;
+                }
             } else {
+                let count = if Self::WRITES { without_empty(list) } else { list.len() };
                 (*request).sg_list = list.as_mut_ptr();
-                (*request).num_sge = list.len() as c_int;
+                (*request).num_sge = count as c_int;
             }
             let flags = (*request).send_flags;
             if self.flags != 0 {
                 (*request).send_flags = flags | self.flags;
             }
             self.kind.fill(&mut *request);
-            let mut bad = MaybeUninit::uninit();
             let Prepared { post_send, queue_pair, .. } = *prepared;
-            let returned = post_send(queue_pair, request, bad.as_mut_ptr());
+            let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
             if list.len() != 1 {
                 (*request).sg_list = &raw mut (*prepared).piece;
+            }
+            if list.len() != 1 || Self::WRITES {
                 (*request).num_sge = 1;
             }
             if self.flags != 0 {
@@ -227,6 +288,22 @@ impl<K: Kind> Operation for Request<K> {
 #[inline]
 pub(crate) fn inline_element(bytes: &[u8]) -> Result<ffi::ibv_sge> {
     sge(bytes.as_ptr() as u64, bytes.len(), 0)
+}
+
+/// Moves the pieces that are not empty to the front, and says how many they are.
+///
+/// What the device writes must have no empty ones: to mlx4 and mthca 0 bytes are 2 GiB, and they
+/// would write what comes from the peer to where the piece begins, as far as the region goes.
+#[inline]
+fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
+    let mut count = 0;
+    for index in 0..list.len() {
+        if list[index].length != 0 {
+            list[count] = list[index];
+            count += 1;
+        }
+    }
+    count
 }
 
 #[inline]

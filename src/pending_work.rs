@@ -155,7 +155,8 @@ impl PendingWork {
 /// When posting fails, nothing was posted:
 ///
 ///  - [`QueueFull`](TransportError::QueueFull): as much is in flight as the channel was built for.
-///  - [`Verbs`](TransportError::Verbs): an argument is wrong, or the device has refused it.
+///  - [`Verbs`](TransportError::Verbs): an argument is wrong, or the device has refused it; or the
+///    provider cannot tell whether the device has it, and the channel was stopped.
 ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): an earlier failure has
 ///    stopped the channel.
 impl Channel<'_> {

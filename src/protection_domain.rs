@@ -93,7 +93,9 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live protection domain, and nothing else deallocates it.
+    /// `raw` is null or a live protection domain, and nothing else deallocates it. If it is a parent
+    /// domain, the domain that it stands for outlives it, and with a thread domain the condition of
+    /// [`parent_domain`](Self::parent_domain) holds.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_pd,
         context: impl Into<Parent<'ctx, Context<'ctx>>>,

@@ -56,8 +56,9 @@ impl<'res> QueuePairBuilder<'res> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses. If the builder
-    /// asks for extended operations, available or not, the queue pair was created for some
+    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses, and whatever it
+    /// was made from that the builder does not name outlives it. If the builder asks for extended
+    /// operations, available or not, the queue pair was created for some
     /// (`IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`): `ibv_qp_to_qp_ex` looks at what the queue pairs of many
     /// providers do not have. If this fails, it is still the caller's.
     pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res>> {

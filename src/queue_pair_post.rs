@@ -218,7 +218,8 @@ macro_rules! send_methods {
         /// `ibv_wr_start`, `ibv_wr_complete`: posts all requests that `build` adds to a [`Batch`], or
         /// none of them, by the extended posting interface.
         ///
-        /// Nothing is posted if `build` fails or panics, or if the device refuses one of the requests.
+        /// Nothing is posted if `build` fails or panics, or if the device refuses one of the requests
+        /// (on Soft-RoCE, with `EACCES` or `EIO`, all may be: see [`post`](Self::post)).
         /// While `build` runs, the queue pair's send queue is locked.
         ///
         /// ```no_run
@@ -384,15 +385,23 @@ impl<'res> QueuePair<'res> {
     ///    for, or the queue pair is not in a state to take it, or does not have the operation.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
+    ///  - `EACCES` (Soft-RoCE and Soft-iWARP): the process has changed its credentials since it opened
+    ///    the device.
+    ///
+    /// With an error the request was not posted, but for one case: Soft-RoCE and Soft-iWARP queue a
+    /// request of the send queue before they tell the kernel by a system call. If that fails (`EACCES`,
+    /// `EIO`), the request may be carried out all the same.
     ///
     /// # Safety
     ///
     /// Until the completion of `wr_id` (of an unsignaled request: of one posted later to the same
-    /// queue) was polled, or the queue pair was destroyed,
+    /// queue) was polled, or the queue pair was destroyed or moved to RESET, and unless the request was
+    /// not posted (see above),
     ///
     ///  - no region that the request names is dropped,
     ///  - memory that the device reads is not written, unless it is inline,
-    ///  - memory that the device writes is neither read nor written,
+    ///  - memory that the device writes is neither read nor written, and on mlx4 and mthca none of its
+    ///    elements is empty (they take 0 bytes for 2 GiB),
     ///  - the address handle, if it names one, is not dropped.
     ///
     /// On a queue pair that sends datagrams, the request is a send that says where it goes

@@ -151,6 +151,9 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 ///
 /// It borrows the memory exclusively for `'buf`. It is laid out as the C struct, so a slice of them
 /// is the scatter/gather list of a work request as it stands.
+///
+/// Leave empty ones out of requests: some devices (mlx4, mthca) take a length of 0 for 2 GiB, and write
+/// beyond the element as far as the region goes. A [`Channel`](crate::Channel) does so by itself.
 #[doc(alias = "ibv_sge")]
 #[repr(transparent)]
 pub struct ScatterElement<'buf>(ffi::ibv_sge, PhantomData<&'buf mut [u8]>);

@@ -32,7 +32,9 @@ use crate::{Channel, RemoteMemoryRegion, ScopeError, ScopedPendingWork, Transpor
 ///    waited for, as the channel was built for. The buffer stays borrowed: ask
 ///    [`can_post_send`](Self::can_post_send) or [`can_post_receive`](Self::can_post_receive) before,
 ///    where that matters.
-///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong, or the device has refused it.
+///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong, or the device has refused it; or
+///    the provider cannot tell whether the device has it (Soft-RoCE and Soft-iWARP, if the kernel could
+///    not be told), and the channel was stopped.
 ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): an
 ///    earlier failure has stopped the channel.
 pub struct Scope<'scope, 'env: 'scope> {

@@ -30,12 +30,7 @@ impl Core {
     /// reset. When it returns, the device uses no buffer of this channel any more.
     #[cold]
     pub(crate) fn stop(&self) {
-        if self.destroyed.get() {
-            return;
-        }
-        self.close();
-        let stopped = self.flush() || self.reset().is_ok() || self.destroy().is_ok();
-        if !stopped {
+        if !self.try_stop() {
             // Not `eprintln`, which panics where there is no stderr.
             let _ = writeln!(
                 io::stderr(),
@@ -48,6 +43,15 @@ impl Core {
         }
     }
 
+    /// As `stop`, unless nothing helps: then some of it may be in flight, and this returns false.
+    pub(crate) fn try_stop(&self) -> bool {
+        if self.destroyed.get() {
+            return true;
+        }
+        self.close();
+        self.flush() || self.reset().is_ok() || self.destroy().is_ok()
+    }
+
     /// Moves the queue pair to ERR and polls until nothing is in flight; says whether that went well.
     fn flush(&self) -> bool {
         if self.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err() {
@@ -55,25 +59,26 @@ impl Core {
         }
         let give_up = Instant::now().checked_add(self.settle_timeout);
         let mut outstanding = self.table.outstanding() + u32::from(self.is_blocking());
-        let (mut failures, mut empty) = (0, 0_u32);
+        let (mut failures, mut vain) = (0, 0_u32);
         while outstanding > 0 {
             match self.poll() {
                 Ok(Some(completion)) => {
                     failures = 0;
-                    // What is unknown or left from earlier ends nothing.
-                    outstanding -= u32::from(self.dispatch(&completion) == Ok(true));
-                }
-                Ok(None) => {
-                    if empty.is_multiple_of(64) && give_up.is_some_and(|at| Instant::now() >= at) {
-                        return false;
+                    if self.dispatch(&completion) == Ok(true) {
+                        outstanding -= 1;
+                        continue;
                     }
-                    empty = empty.wrapping_add(1);
-                    // The kernel or a progress thread of the provider may have to do the flushing.
-                    thread::yield_now();
+                    // What is unknown or left from earlier ends nothing.
                 }
+                // The kernel or a progress thread of the provider may have to do the flushing.
+                Ok(None) => thread::yield_now(),
                 Err(_) if failures == POLL_FAILURES => return false,
                 Err(_) => failures += 1,
             }
+            if vain.is_multiple_of(64) && give_up.is_some_and(|at| Instant::now() >= at) {
+                return false;
+            }
+            vain = vain.wrapping_add(1);
         }
         true
     }

@@ -110,6 +110,11 @@ impl WorkSuccess {
 
     /// How many bytes arrived: of a receive, a read or an atomic; for other requests the device may
     /// leave anything here. A UD receive counts the 40 bytes of the global route header.
+    ///
+    /// Of a receive that an RDMA write with an immediate has ended
+    /// ([`ReceiveWriteWithImmediate`](WorkOpcode::ReceiveWriteWithImmediate)) it is the length of the write,
+    /// which did not go to the receive's memory, and may be more than that has: where peers may write,
+    /// look at the opcode before taking this for a length of the buffer.
     #[inline]
     pub fn byte_len(&self) -> u32 {
         self.raw.byte_len

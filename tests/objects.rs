@@ -226,7 +226,7 @@ fn a_request_with_too_many_elements_is_named() {
 #[test]
 fn an_address_handle_names_a_port_of_the_device() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let path = |port| AddressVector::new(port, 0).global(context.routable_gid(1).unwrap().gid, 1);
     for port in [0, 99] {
@@ -246,7 +246,7 @@ fn an_address_handle_names_a_port_of_the_device() {
 #[test]
 fn forks_are_announced_before_a_device_is_opened() {
     let device = TestDevice::model();
-    let _context = context(&device);
+    let _context = device.context();
     match is_fork_initialized() {
         ForkStatus::Disabled => {
             let error = fork_init().unwrap_err();

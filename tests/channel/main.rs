@@ -7,6 +7,7 @@ mod faults;
 mod figures;
 mod forget;
 mod pair;
+mod posting;
 mod removed;
 mod rules;
 mod scopes;

@@ -1,12 +1,14 @@
 //! What happens when the device does not let go.
 
 use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ibverbs::{ScopeError, TransportError, ffi};
 use ibverbs_test_device::{Kind, TestDevice};
 
-use crate::pair::{Pair, outstanding, queue, soon};
+use crate::pair::{Pair, builder, connect, domain, outstanding, queue, soon};
 
 /// Leaves a receive in flight in a scope that ends by force.
 fn force(pair: &mut Pair) -> Result<(), ScopeError<&'static str>> {
@@ -69,6 +71,39 @@ fn a_stranger_does_not_count_as_flushed() {
     assert!(matches!(error, TransportError::UnknownCompletion { .. }), "{error}");
     assert_eq!(states(&pair.device, 2), [ERR, RESET]);
     pair.device.hold_completions(completions, 0, false);
+    pair.reconnect().finish();
+}
+
+/// A provider that never comes to an end with completions that are nobody's.
+#[test]
+fn a_flood_of_strangers_does_not_keep_a_channel_for_ever() {
+    type Poll = unsafe extern "C" fn(*mut ffi::ibv_cq, i32, *mut ffi::ibv_wc) -> i32;
+    static REAL: OnceLock<Poll> = OnceLock::new();
+    static FLOOD: AtomicU32 = AtomicU32::new(0);
+    unsafe extern "C" fn poll(queue: *mut ffi::ibv_cq, max: i32, found: *mut ffi::ibv_wc) -> i32 {
+        let number = FLOOD.load(Ordering::Relaxed);
+        // SAFETY: it is called as the real one is, with room for one at least.
+        unsafe {
+            if number == 0 {
+                return REAL.get().unwrap()(queue, max, found);
+            }
+            *found = ffi::ibv_wc { wr_id: 4711, qp_num: number, ..Default::default() };
+        }
+        1
+    }
+    let device = TestDevice::model();
+    let domain = domain(&device);
+    // SAFETY: the context is live, and nobody else uses it yet.
+    let real = unsafe { (*domain.context().as_raw()).ops.poll_cq.replace(poll) };
+    REAL.set(real.unwrap()).unwrap();
+    let (one, two) = connect(builder(&domain), builder(&domain));
+    let mut pair = Pair { one, two, domain, device };
+    FLOOD.store(pair.one.number(), Ordering::Relaxed);
+    let start = Instant::now();
+    force(&mut pair).unwrap_err();
+    FLOOD.store(0, Ordering::Relaxed);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(states(&pair.device, 2), [ERR, RESET]);
     pair.reconnect().finish();
 }
 

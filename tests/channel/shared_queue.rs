@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ibverbs::{Channel, CompletionQueue, ErrorKind, SharedCompletionQueue, TransportError, ffi};
-use ibverbs_test_device::TestDevice;
+use ibverbs_test_device::{Progress, TestDevice};
 
 use crate::pair::{Pair, builder, connect, domain, outstanding, soon};
 
@@ -19,7 +19,7 @@ impl Sharing {
         let context = device.context();
         let context = Arc::new(context);
         let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
-        let queue = Arc::new(SharedCompletionQueue::new(&context, 32).unwrap());
+        let queue = Arc::new(SharedCompletionQueue::new(&context, 64).unwrap());
         let (one, two) = connect(
             builder(&domain).shared_completion_queue(&queue),
             builder(&domain).shared_completion_queue(&queue),
@@ -152,6 +152,93 @@ fn a_number_that_is_used_again_gets_no_old_completions() {
             .unwrap_err();
     }
     sharing.finish();
+}
+
+/// What is in a queue before it is shared is of queue pairs that are gone, or nobody's.
+#[test]
+fn a_queue_is_empty_when_it_is_first_shared() {
+    let device = TestDevice::model();
+    let context = device.context();
+    let context = Arc::new(context);
+    let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
+    let queue = CompletionQueue::new(&context, 64).unwrap();
+    device.next_qp_num(0x777);
+    for wr_id in 0..40 {
+        let left = ffi::ibv_wc { wr_id, qp_num: 0x777, ..Default::default() };
+        device.inject(queue.as_raw(), &left);
+    }
+    let queue = Arc::new(SharedCompletionQueue::from(queue));
+    let sharing = || builder(&domain).shared_completion_queue(&queue);
+    let (one, two) = connect(sharing(), sharing());
+    assert_eq!(one.number(), 0x777);
+    let mut pair = Pair { one, two, domain, device };
+    pair.exchange();
+    drop((queue, context));
+    pair.finish();
+}
+
+/// A channel whose queue pair had to be destroyed is still there, when the device gives the number out
+/// again.
+#[test]
+fn the_number_of_a_channel_that_was_stopped_by_force_can_be_used_again() {
+    let sharing = Sharing::new();
+    let Sharing { pair, queue } = &sharing;
+    let mut closed = Vec::new();
+    for _ in 0..6 {
+        let mut channel = alone(pair, 0x777, queue);
+        channel
+            .scope_deadline(soon(), |s| {
+                let receive = s.post_receive(())?;
+                s.post_send(())?.wait_deadline(soon())?;
+                receive.wait_deadline(soon()).map(drop)
+            })
+            .unwrap();
+        pair.device.fail("modify_qp").errno(libc::EIO).always();
+        let late = channel.receive_deadline(&mut (), soon()).unwrap_err();
+        assert_eq!(late, TransportError::TimedOut);
+        pair.device.clear_faults();
+        assert_eq!(channel.send(&()).unwrap_err(), TransportError::Closed);
+        closed.push(channel);
+    }
+    drop(closed);
+    sharing.finish();
+}
+
+/// What a channel left in the queue is behind what others have there.
+#[test]
+fn a_reset_leaves_nothing_in_the_queue_whatever_others_have_there() {
+    let device = TestDevice::model();
+    device.progress(Progress::OnPost);
+    let context = device.context();
+    let context = Arc::new(context);
+    let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
+    let queue = Arc::new(SharedCompletionQueue::new(&context, 64).unwrap());
+    let sharing = || builder(&domain).shared_completion_queue(&queue);
+    let (one, two) = connect(sharing().max_send_wr(32), sharing());
+    let mut pair = Pair { one, two, domain: domain.clone(), device };
+    pair.device.keep_stale_completions(true);
+    let target = pair.shared(1);
+    let remote = target.remote();
+    // SAFETY: there is no memory.
+    let write = |channel: &mut Channel<'_>| unsafe { channel.write_unpolled(&(), remote) }.unwrap();
+    // It is connected to itself, and its inbox has room for 4.
+    let prepared = sharing().max_recv_wr(0).build().unwrap();
+    let itself = prepared.endpoint();
+    let mut small = prepared.handshake(itself).unwrap();
+    let others: Vec<_> = (0..32).map(|_| write(&mut pair.one)).collect();
+    let left: Vec<_> = (0..4).map(|_| write(&mut small)).collect();
+    let mut small = small.reset().unwrap().handshake(itself).unwrap();
+    small
+        .scope(|s| {
+            let writes = [(); 4].map(|()| s.post_write((), remote).unwrap());
+            // This takes all that is there, into the small inbox too.
+            let one = &mut pair.one;
+            others.into_iter().try_for_each(|work| work.wait(one).map(drop))?;
+            writes.into_iter().try_for_each(|work| work.wait().map(drop))
+        })
+        .unwrap();
+    drop((left, small, target, queue, domain, context));
+    pair.finish();
 }
 
 #[test]

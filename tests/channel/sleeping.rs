@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{CompletionQueue, ProtectionDomain, SharedCompletionQueue, TransportError};
+use ibverbs::{
+    CompletionQueue, ErrorKind, ProtectionDomain, SharedCompletionQueue, SharedMemoryRegion,
+    TransportError,
+};
 use ibverbs_test_device::{Progress, TestDevice};
 
-use crate::pair::{Pair, builder, connect, outstanding, soon};
+use crate::pair::{ALL, Pair, builder, connect, outstanding, soon};
 
 fn sleeping(polls: u32) -> Pair {
     let device = TestDevice::model();
@@ -111,4 +114,47 @@ fn channels_that_share_a_queue_wake_each_other() {
     });
     drop((one, two, queue, domain, context));
     device.assert_clean();
+}
+
+/// Completions that are in the queue when it is armed raise no event.
+#[test]
+fn nobody_sleeps_while_its_completion_is_behind_many_others() {
+    let device = TestDevice::model();
+    device.progress(Progress::OnPost);
+    let context = Arc::new(device.context());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let queue = CompletionQueue::builder(&context, 128).own_channel().build().unwrap();
+    let queue = Arc::new(SharedCompletionQueue::from(queue));
+    let sharing = || builder(&domain).shared_completion_queue(&queue).sleep_after(0);
+    let (mut one, mut two) = connect(sharing().max_send_wr(64), sharing());
+    let target = SharedMemoryRegion::<u64>::new(&domain, 1, ALL).unwrap();
+    one.scope(|one| {
+        for _ in 0..64 {
+            std::mem::forget(one.post_write((), target.remote())?);
+        }
+        let start = Instant::now();
+        two.write_deadline(&(), target.remote(), start + Duration::from_secs(2))?;
+        assert!(start.elapsed() < Duration::from_secs(1), "it slept: {:?}", start.elapsed());
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+    drop((one, two, target, queue, domain, context));
+    device.assert_clean();
+}
+
+#[test]
+fn a_queue_that_wakes_for_solicited_completions_only_is_nothing_to_sleep_on() {
+    let device = TestDevice::model();
+    let context = Arc::new(device.context());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let queue = CompletionQueue::builder(&context, 64).own_channel().solicited_only();
+    let queue = SharedCompletionQueue::from(queue.build().unwrap());
+    let queue = Arc::new(queue);
+    let sharing = || builder(&domain).shared_completion_queue(&queue);
+    let error = sharing().sleep_after(1).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("solicited"), "{error}");
+    assert_eq!(queue.available(), queue.capacity());
+    // Who polls does not mind.
+    sharing().build().unwrap().close().unwrap();
 }

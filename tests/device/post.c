@@ -155,6 +155,9 @@ static int post_send(struct ibv_qp *ibqp, struct ibv_send_wr *wr, struct ibv_sen
 			break;
 		}
 	}
+	/* As with rxe and siw: all requests are where the device looks, and it was not told. */
+	if (!error && (error = td_fault(dev, TD_ring_doorbell)))
+		*bad = NULL;
 	td_after_post(dev, qp);
 	pthread_mutex_unlock(&dev->lock);
 	return error;

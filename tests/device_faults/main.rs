@@ -3,6 +3,7 @@
 //! work. To be run by `script/test device`, in the machine that `script/vm` starts.
 
 mod access;
+mod credentials;
 #[path = "../figures/mod.rs"]
 mod figures;
 mod forks;

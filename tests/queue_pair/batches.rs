@@ -108,7 +108,7 @@ fn every_request_arrives_as_it_was_made() {
 fn flags_without_a_name_are_left_out() {
     let device = TestDevice::model();
     device.progress(Progress::Manual);
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let region = domain.allocate::<u64>(1).unwrap();

@@ -183,7 +183,7 @@ fn what_was_created_elsewhere_is_adopted() {
 #[test]
 fn one_that_was_never_connected_says_why_it_cannot_be_destroyed() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let prepared = builder(&domain, &queue, QueuePairType::ReliableConnected).build().unwrap();
@@ -198,7 +198,7 @@ fn one_that_was_never_connected_says_why_it_cannot_be_destroyed() {
 #[test]
 fn an_adopted_queue_pair_is_extended_if_the_builder_says_so() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let operations = SendOperations::SEND | SendOperations::WRITE;
@@ -244,7 +244,7 @@ fn an_adopted_queue_pair_is_extended_if_the_builder_says_so() {
 #[test]
 fn a_type_that_has_a_name_is_known_by_it() {
     let device = TestDevice::model();
-    let context = context(&device);
+    let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let number = ffi::ibv_qp_type::from(QueuePairType::UnreliableDatagram).0;

@@ -285,6 +285,12 @@ fn a_list_that_fails_says_how_far_it_came() {
         // SAFETY: as above.
         unsafe { queue_pair.post_list(&mut list) }.unwrap();
         assert_eq!(successes(&queue), [1, 2]);
+        // All are queued, though the device could not be told.
+        device.fail("ring_doorbell").errno(libc::EACCES).times(1);
+        // SAFETY: as above.
+        let error = unsafe { queue_pair.post_list(&mut list) }.unwrap_err();
+        assert_eq!((error.posted(), error.error().kind()), (2, ErrorKind::Permission));
+        assert_eq!(successes(&queue), [1, 2]);
     }
     let mut parts: Vec<_> = region.slice_mut(..).unwrap().chunks(16).unwrap().collect();
     let mut lists: Vec<_> =

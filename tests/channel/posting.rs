@@ -1,0 +1,148 @@
+//! What is posted: how it looks to the device, and what becomes of it when posting fails.
+
+use ibverbs::{Channel, PendingWork, ScopeError, TransportError, WorkSuccess};
+use ibverbs_test_device::Progress;
+
+use crate::pair::{Pair, outstanding, soon};
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, TransportError>) {
+    match result {
+        Err(TransportError::Verbs(error)) => {
+            assert_eq!((error.verb(), error.raw_os_error()), ("ibv_post_send", libc::EACCES));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Soft-RoCE and Soft-iWARP queue a request, and then tell the kernel. If they cannot, the request
+/// is where the kernel finds it.
+fn fail_once(pair: &Pair) {
+    pair.device.fail("ring_doorbell").errno(libc::EACCES).times(1);
+}
+
+#[track_caller]
+fn is_stopped(pair: &mut Pair) {
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0), "the device still has it");
+    assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+}
+
+#[test]
+fn no_blocking_request_is_left_with_the_device_though_posting_failed() {
+    let mut pair = Pair::new();
+    let (target, mut local) = (pair.shared(1), pair.region(8, 1));
+    let remote = target.remote();
+    type Post<'p> = &'p dyn Fn(&mut Channel<'_>) -> Result<WorkSuccess, TransportError>;
+    let inline: Post<'_> = &|one| one.write_inline(&[1; 8], remote);
+    let send: Post<'_> = &|one| one.send_deadline(&(), soon());
+    let write: Post<'_> = &|one| one.write(&(), remote);
+    for post in [inline, send, write] {
+        fail_once(&pair);
+        refused(post(&mut pair.one));
+        is_stopped(&mut pair);
+        pair = pair.reconnect();
+    }
+    fail_once(&pair);
+    refused(pair.one.read(&mut local.slice_mut(..).unwrap(), remote));
+    is_stopped(&mut pair);
+    pair = pair.reconnect();
+    pair.exchange();
+    drop((target, local));
+    pair.finish();
+}
+
+#[test]
+fn no_request_of_a_scope_is_left_with_the_device_though_posting_failed() {
+    let mut pair = Pair::new();
+    let (target, mut local) = (pair.shared(1), pair.region(16, 1));
+    let remote = target.remote();
+    let (first, second) = local.slice_mut(..).unwrap().split_at(8).unwrap();
+    let (one, device) = (&mut pair.one, &pair.device);
+    let number = one.number();
+    device.progress(Progress::Manual);
+    let result = one.scope(|s| {
+        let before = s.post_read(first, remote)?;
+        device.fail("ring_doorbell").errno(libc::EACCES).times(1);
+        refused(s.post_read(second, remote));
+        // The one before has ended too, and its handle says how.
+        assert_eq!(device.outstanding(number), (0, 0), "the device still has it");
+        before.wait().map(drop)
+    });
+    assert!(matches!(result, Err(ScopeError::Closure(TransportError::Work(_)))), "{result:?}");
+    is_stopped(&mut pair);
+    let mut pair = pair.reconnect();
+    pair.device.progress(Progress::OnPoll);
+    pair.exchange();
+    drop((target, local));
+    pair.finish();
+}
+
+#[test]
+fn no_unpolled_request_is_left_with_the_device_though_posting_failed() {
+    let mut pair = Pair::new();
+    let post = |one: &mut Channel<'_>| -> Result<PendingWork, TransportError> {
+        // SAFETY: there is no memory.
+        unsafe { one.send_unpolled(&()) }
+    };
+    let before = post(&mut pair.one).unwrap();
+    fail_once(&pair);
+    refused(post(&mut pair.one));
+    let ended = before.wait(&mut pair.one).unwrap_err();
+    assert!(matches!(ended, TransportError::Work(_)), "{ended}");
+    is_stopped(&mut pair);
+    pair.reconnect().finish();
+}
+
+/// What the device only reads may be given back even then: the program goes on.
+#[test]
+fn a_send_that_cannot_be_taken_back_closes_the_channel_only() {
+    let mut pair = Pair::new();
+    fail_once(&pair);
+    for verb in ["modify_qp", "destroy_qp"] {
+        pair.device.fail(verb).errno(libc::EIO).always();
+    }
+    refused(pair.one.send(&()));
+    assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+    pair.device.clear_faults();
+    pair.reconnect().finish();
+}
+
+#[test]
+fn a_request_that_is_refused_leaves_the_channel_as_it_is() {
+    let mut pair = Pair::new();
+    pair.device.fail("post_send").errno(libc::EACCES).times(2);
+    refused(pair.one.send(&()));
+    refused(pair.one.scope(|s| s.post_send(()).map(drop)).map_err(TransportError::from));
+    pair.exchange();
+    pair.finish();
+}
+
+/// To some devices a length of 0 is 2 GiB.
+#[test]
+fn the_device_is_given_nothing_empty_to_write() {
+    let mut pair = Pair::new();
+    let (mut local, target) = (pair.region(12, 0), pair.shared(1));
+    let remote = target.remote();
+    let lengths = |pair: &Pair| {
+        let posted = pair.device.posted(0).unwrap();
+        posted.list.iter().map(|&(_, length, _)| length).collect::<Vec<_>>()
+    };
+    let nothing = &mut local.slice_mut(5..5).unwrap();
+    pair.one.receive_deadline(nothing, soon()).unwrap_err();
+    assert_eq!(lengths(&pair), []);
+    let mut pair = pair.reconnect();
+    pair.one.read(&mut local.slice_mut(12..).unwrap(), remote).unwrap();
+    assert_eq!(lengths(&pair), []);
+    pair.one.read(&mut local.slice_mut(..8).unwrap(), remote).unwrap();
+    assert_eq!(lengths(&pair), [8]);
+    let (empty, rest) = local.slice_mut(..).unwrap().split_at(0).unwrap();
+    let (head, tail) = rest.split_at(8).unwrap();
+    let (none, tail) = tail.split_at(0).unwrap();
+    pair.one.read(&mut (none, empty, head), remote).unwrap();
+    assert_eq!(lengths(&pair), [8]);
+    let (left, right) = tail.split_at(4).unwrap();
+    pair.one.receive_deadline(&mut [left, right], soon()).unwrap_err();
+    assert_eq!(lengths(&pair), [4]);
+    drop((local, target));
+    pair.reconnect().finish();
+}

@@ -1,0 +1,40 @@
+//! A program that gives up its privileges: the kernel then takes no more notice of its sends, though it
+//! has them in its queue.
+
+use std::thread;
+
+use ibverbs::{ErrorKind, SharedMemoryRegion, TransportError};
+
+use crate::alone;
+use crate::vm::channels::{ALL, connect, deadline, exchange, nothing_is_left, sides};
+
+#[test]
+fn what_the_kernel_was_not_told_of_is_taken_back() {
+    let _alone = alone("credentials", 240);
+    let sides = sides();
+    let target = SharedMemoryRegion::<u64>::new(&sides.1.domain, 8, ALL).unwrap();
+    target.fill(7);
+    let mut local = sides.0.region(8);
+    let (mut one, mut two) = connect(sides.0.builder(), sides.1.builder());
+    exchange(&sides, &mut one, &mut two);
+    thread::scope(|threads| {
+        let (one, local) = (&mut one, &mut local);
+        let remote = target.remote();
+        let unprivileged = threads.spawn(move || {
+            // SAFETY: no memory is involved. The bare system call is about this thread alone.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
+            assert_eq!(changed, 0);
+            let read = one.read_deadline(&mut local.slice_mut(..).unwrap(), remote, deadline());
+            let error = read.unwrap_err();
+            let TransportError::Verbs(error) = error else { panic!("{error}") };
+            assert_eq!(error.kind(), ErrorKind::Permission, "{error}");
+        });
+        unprivileged.join().unwrap();
+    });
+    // Of this the kernel is told, and it would find the other there.
+    let next = one.write_inline(&[1; 8], target.remote_range(..1).unwrap());
+    assert_eq!(local[..], [0; 8], "the memory was given back, and written");
+    assert_eq!(next.unwrap_err(), TransportError::Stopped);
+    drop((one, two, target, local));
+    nothing_is_left(sides);
+}
