@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::mem::offset_of;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use ibverbs::ffi::*;
 
@@ -114,36 +114,45 @@ fn assert_agrees(name: &str, rust: Values) {
     assert_eq!(c.len(), rust.len(), "an expression is listed twice");
 }
 
-/// Read from the assembly, so that nothing has to run: this works for other machines too.
-fn values_in_c(name: &str, values: &Values) -> BTreeMap<String, i128> {
-    let mut text = String::from("#include <stddef.h>\n#include <infiniband/verbs.h>\n");
-    text += "void values(void)\n{\n";
-    for (expression, _) in values {
-        let line =
-            format!("__asm__(\"\\n= %c0 {expression}\\n\" :: \"i\"((long long)({expression})));");
-        writeln!(text, "\t{line}").expect("memory");
-    }
-    text += "}\n";
+/// What the values follow in the object file.
+const MARK: &str = "the values that verbs.h has in C:";
 
-    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.c"));
+/// Read from an object file, so that nothing has to run: this works for other machines too.
+fn values_in_c(name: &str, values: &Values) -> BTreeMap<String, i128> {
+    // Byte by byte, in an order of our own.
+    let mut text = String::from(
+        "#include <stddef.h>\n#include <infiniband/verbs.h>\n\
+         #define BYTE(x, n) (unsigned char)((unsigned long long)(x) >> 8 * n)\n\
+         #define BYTES(x) BYTE(x, 0), BYTE(x, 1), BYTE(x, 2), BYTE(x, 3), \\\n\
+         \tBYTE(x, 4), BYTE(x, 5), BYTE(x, 6), BYTE(x, 7)\n\
+         const unsigned char values[] = {\n",
+    );
+    for byte in MARK.bytes() {
+        write!(text, "{byte}, ").expect("memory");
+    }
+    for (expression, _) in values {
+        writeln!(text, "\n\tBYTES((long long)({expression})),").expect("memory");
+    }
+    text += "};\n";
+
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (source, object) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.o")));
     fs::write(&source, text).expect("the target folder is writable");
     let mut compiler = compiler();
-    let output = compiler
-        .args(["-std=gnu11", "-S", "-o", "-", "-I"])
+    let status = compiler
+        .args(["-std=gnu11", "-c", "-I"])
         .arg(Path::new(env!("OUT_DIR")).join("include"))
         .arg("-I")
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("vendor/rdma-core/kernel-headers"))
-        .arg(source.as_path())
-        .stderr(Stdio::inherit())
-        .output()
+        .args([source.as_path(), Path::new("-o"), object.as_path()])
+        .status()
         .unwrap_or_else(|e| panic!("{compiler:?}: {e}"));
-    assert!(output.status.success(), "{compiler:?} does not compile {}", source.display());
-    let text = String::from_utf8(output.stdout).expect("assembly is text");
-    text.lines()
-        .filter_map(|line| line.strip_prefix("= "))
-        .map(|line| line.split_once(' ').expect("a number and an expression"))
-        .map(|(number, expression)| (expression.to_owned(), number.parse().expect("a number")))
-        .collect()
+    assert!(status.success(), "{compiler:?} does not compile {}", source.display());
+    let object = fs::read(&object).expect("the compiler has written it");
+    let mark = object.windows(MARK.len()).position(|bytes| bytes == MARK.as_bytes());
+    let bytes = &object[mark.expect("the values are in the object file") + MARK.len()..];
+    let numbers = bytes.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()));
+    values.iter().zip(numbers).map(|((c, _), number)| (c.clone(), number.into())).collect()
 }
 
 /// The one that has compiled rdma-core.
