@@ -20,7 +20,7 @@ mod tools;
 use std::env;
 use std::panic;
 
-use bindings::{bindings, inline_functions, stage_headers};
+use bindings::{bindings, inline_functions, stage_headers, system_headers};
 use common::{complain, fail, feature, message_of, refuse, variable};
 use inputs::{check_sources, rerun_if_changed};
 use installed::link_system;
@@ -56,12 +56,16 @@ fn build() {
     let include = stage_headers(&source, &out);
     println!("cargo::metadata=include={}", include.display());
     println!("cargo::metadata=kernel_headers={}", source.join("kernel-headers").display());
+    let system = system_headers();
+    if let Ok(folders) = env::join_paths(&system) {
+        println!("cargo::metadata=system_headers={}", folders.display());
+    }
     if documentation_only {
-        return bindings(&source, &include, &out);
+        return bindings(&source, &include, &out, &system);
     }
     std::thread::scope(|scope| {
         let rest = scope.spawn(|| {
-            bindings(&source, &include, &out);
+            bindings(&source, &include, &out, &system);
             inline_functions(&source, &include, &out);
         });
         if bundled {

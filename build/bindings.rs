@@ -1,7 +1,8 @@
 //! The bindings, and the header's inline functions.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::{env, fs};
 
 use crate::common::{compile, fail, utf8, write};
 use crate::inputs::HEADERS;
@@ -19,8 +20,36 @@ pub(crate) fn stage_headers(source: &Path, out: &Path) -> PathBuf {
     include
 }
 
-pub(crate) fn bindings(source: &Path, include: &Path, out: &Path) {
+/// Where the C compiler finds the C library's headers, when cross compiling; else nothing. libclang
+/// knows the places of some distributions only, and takes the machine's own headers elsewhere, whose
+/// types may differ in size.
+pub(crate) fn system_headers() -> Vec<PathBuf> {
+    if env::var("HOST") == env::var("TARGET") {
+        return Vec::new();
+    }
+    let Ok(compiler) = cc::Build::new().cargo_output(false).try_get_compiler() else {
+        return Vec::new();
+    };
+    let command = || compiler.to_command();
+    let searched = command().args(["-E", "-v", "-x", "c", "-"]).stdin(Stdio::null()).output();
+    let Ok(searched) = searched else { return Vec::new() };
+    // The compiler's own ones (`stddef.h`) are for itself; libclang has those.
+    let own = command().arg("-print-file-name=include").output().ok();
+    let own = own.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
+    let own = fs::canonicalize(own.trim()).ok().and_then(|own| Some(own.parent()?.to_owned()));
+    String::from_utf8_lossy(&searched.stderr)
+        .lines()
+        .skip_while(|line| !line.starts_with("#include <"))
+        .skip(1)
+        .take_while(|line| line.starts_with(' '))
+        .filter_map(|line| fs::canonicalize(line.trim()).ok())
+        .filter(|folder| own.as_ref().is_none_or(|own| !folder.starts_with(own)))
+        .collect()
+}
+
+pub(crate) fn bindings(source: &Path, include: &Path, out: &Path, system: &[PathBuf]) {
     let generated = bindgen::Builder::default()
+        .clang_args(system.iter().flat_map(|folder| ["-isystem", utf8(folder)]))
         .header(utf8(&include.join("infiniband/verbs.h")))
         .clang_arg(format!("-I{}", utf8(include)))
         .clang_arg(format!("-I{}", utf8(&source.join("kernel-headers"))))

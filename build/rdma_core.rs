@@ -116,12 +116,16 @@ fn configure(
     }
     let neigh = feature("neigh");
     let stand_in = root.join("src/c");
+    // Not used, and asked for all the same: nobody needs to hear that there is none.
+    let mut no_cxx = cc::Build::new();
+    no_cxx.cargo_warnings(false);
 
     let mut config = cmake::Config::new(source);
     config
         .out_dir(out)
         .profile("Release")
         .generator("Unix Makefiles")
+        .init_cxx_cfg(no_cxx)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .define("CMAKE_C_FLAGS_RELEASE", "-O2 -DNDEBUG") // as rdma-core means its Release to be
         .define("CMAKE_INSTALL_PREFIX", "/usr")

@@ -25,7 +25,10 @@ impl Context<'_> {
         if raw.comp_mask & wanted == 0 {
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, "the device has no raw clock"));
         }
-        Ok(RawClock { seconds: raw.raw_clock.tv_sec, nanoseconds: raw.raw_clock.tv_nsec })
+        // Longer than in C on 32-bit machines.
+        #[allow(clippy::useless_conversion)]
+        let (seconds, nanoseconds) = (raw.raw_clock.tv_sec.into(), raw.raw_clock.tv_nsec.into());
+        Ok(RawClock { seconds, nanoseconds })
     }
 }
 

@@ -100,8 +100,14 @@ limits! {
 impl DeviceAttributes {
     /// The version of its firmware, as the vendor writes it.
     pub fn firmware_version(&self) -> String {
-        let bytes: Vec<u8> =
-            self.0.orig_attr.fw_ver.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+        let bytes: Vec<u8> = self
+            .0
+            .orig_attr
+            .fw_ver
+            .iter()
+            .map(|&c| c.to_ne_bytes()[0])
+            .take_while(|&c| c != 0)
+            .collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
