@@ -1,9 +1,9 @@
 //! The memory that an operation of a channel works on.
 
-#[cfg(doc)]
-use crate::SharedMemorySlice;
 use crate::scatter_gather::private;
 use crate::{Element, MemorySlice, MemorySliceMut, Result, ffi};
+#[cfg(doc)]
+use crate::{MemorySlicePart, SharedMemorySlice};
 
 /// Registered memory that the device reads for a send or a write: one piece, or several that go out
 /// as one message.
@@ -12,6 +12,7 @@ use crate::{Element, MemorySlice, MemorySliceMut, Result, ffi};
 /// |---|---|
 /// | [`MemorySlice`] | a part of a region, borrowed |
 /// | [`MemorySliceMut`] | a part of a region, borrowed exclusively |
+/// | [`MemorySlicePart`] | a part of that, which keeps the rest with it |
 /// | [`SharedMemorySlice`] | a part of a region that peers access too |
 /// | `[B; N]`, `(A, B)` … | several of them, in this order |
 /// | `()` | nothing: a message without content |
@@ -45,7 +46,7 @@ pub unsafe trait GatherBuffer: private::Sealed {
 /// Registered memory that the device writes for a receive, a read or an atomic: one piece, or
 /// several that are filled one after the other.
 ///
-/// [`MemorySliceMut`], [`SharedMemorySlice`], and arrays and tuples of them.
+/// [`MemorySliceMut`], [`MemorySlicePart`], [`SharedMemorySlice`], and arrays and tuples of them.
 ///
 /// The trait is sealed: only types of this crate have it.
 ///

@@ -14,6 +14,9 @@ use crate::{
     ModerationCapabilities, Parent, Result, WorkCompletion, event_file, ffi,
 };
 
+/// The PCI vendor whose completion queues are not to be resized.
+const BROADCOM: u32 = 0x14e4;
+
 object!(ibv_cq, ibv_destroy_cq);
 
 /// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
@@ -322,13 +325,19 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// # Errors
     ///
     ///  - `EINVAL`: `entries` is 0, more than the device allows, or less than there are completions.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot. Nor is it tried on Broadcom's: if their kernel driver
+    ///    refuses, their provider (`bnxt_re` of v55.0) frees the queue that it goes on to use.
     ///  - `EBUSY`: another resize is going on.
     ///  - `ENOMEM`: no memory.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, entries: u32) -> Result<()> {
         const VERB: &str = "ibv_resize_cq";
-        let entries = capacity(VERB, entries, self.context.query_device()?.max_cqe())?;
+        let device = self.context.query_device()?;
+        let entries = capacity(VERB, entries, device.max_cqe())?;
+        if device.vendor_id() == BROADCOM {
+            let reason = "the provider bnxt_re frees the queue if its driver refuses";
+            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
+        }
         // SAFETY: the queue is live.
         ffi::status(VERB, unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) })
     }

@@ -14,7 +14,8 @@ impl Context<'_> {
     /// [`ProtectionDomain::import`](crate::ProtectionDomain::import),
     /// [`RawMemoryRegion::import`](crate::RawMemoryRegion::import),
     /// [`DeviceMemory::import`](crate::DeviceMemory::import). The descriptor is duplicated; the caller
-    /// keeps its own.
+    /// keeps its own. If this fails, the duplicate may stay open: libibverbs closes it or not, and does
+    /// not say which.
     ///
     /// # Errors
     ///

@@ -68,13 +68,7 @@ impl RemoteMemoryRegion {
     pub const fn new(address: u64, length: u64, rkey: u32) -> Result<Self> {
         let room = u64::MAX - address;
         if length > room {
-            return Err(Error::out_of_range(
-                "ibv_post_send",
-                "the region's length",
-                length,
-                0,
-                room,
-            ));
+            return Err(Error::out_of_range("ibv_send_wr", "the region's length", length, 0, room));
         }
         Ok(Self { address, length, rkey })
     }
@@ -105,17 +99,22 @@ impl RemoteMemoryRegion {
     #[inline]
     pub const fn sub_region(&self, offset: u64, length: u64) -> Result<Self> {
         if offset > self.length {
-            return Err(Self::outside("the offset into the region", offset, self.length));
+            return Err(Self::outside(
+                "the start of the part of the remote region",
+                offset,
+                self.length,
+            ));
         }
         if length > self.length - offset {
-            return Err(Self::outside("the length in the region", length, self.length - offset));
+            let most = self.length - offset;
+            return Err(Self::outside("the length of the part of the remote region", length, most));
         }
         Ok(Self { address: self.address + offset, length, rkey: self.rkey })
     }
 
     #[cold]
     const fn outside(what: &'static str, value: u64, most: u64) -> Error {
-        Error::out_of_range("ibv_post_send", what, value, 0, most)
+        Error::out_of_range("ibv_send_wr", what, value, 0, most)
     }
 }
 

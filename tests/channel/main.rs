@@ -7,6 +7,7 @@ mod faults;
 mod figures;
 mod forget;
 mod pair;
+mod parts;
 mod posting;
 mod removed;
 mod rules;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ibverbs::{CompletionChannel, CompletionFields, CompletionQueue, ErrorKind};
-use ibverbs_test_device::TestDevice;
+use ibverbs_test_device::{Builder, TestDevice};
 
 #[test]
 fn the_device_sees_what_was_asked_for() {
@@ -72,4 +72,16 @@ fn moderation_is_checked_and_rounded_up() {
         }
     }
     assert_eq!(device.calls("modify_cq"), most, "found before the verb");
+}
+
+/// Their provider frees the queue that it goes on to use, if the kernel refuses.
+#[test]
+fn queues_of_broadcom_devices_are_not_resized() {
+    let device = Builder::model().limits(|options| options.vendor_id = 0x14e4).build();
+    let context = device.context();
+    let queue = context.create_cq(16).unwrap();
+    let error = queue.resize(32).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("bnxt_re"), "{error}");
+    assert_eq!(device.calls("resize_cq"), 0);
 }

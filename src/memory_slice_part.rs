@@ -1,0 +1,142 @@
+//! A message that is shorter than its buffer.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range, RangeBounds};
+
+use crate::scatter_gather::{private, resolve, sge};
+use crate::{Element, GatherBuffer, MemorySliceMut, Result, ScatterBuffer, ffi};
+
+/// A part of a [`MemorySliceMut`] that is posted alone, and keeps the rest with it.
+///
+/// A buffer that is [used again](crate::ScopedPendingWork::wait) for messages of different lengths comes
+/// back whole: a plain [`slice`](MemorySliceMut::slice) would come back as short as it was posted.
+///
+/// ```
+/// use ibverbs::{MemorySliceMut, Scope, TransportError};
+///
+/// /// Sends a text, which has to fit, from a buffer, which can then be used for the next one.
+/// fn send<'buf>(
+///     scope: &Scope<'buf, '_>,
+///     mut buffer: MemorySliceMut<'buf, u8>,
+///     text: &str,
+/// ) -> Result<MemorySliceMut<'buf, u8>, TransportError> {
+///     buffer[..text.len()].copy_from_slice(text.as_bytes());
+///     let (sent, _) = scope.post_send(buffer.part(..text.len())?)?.wait()?;
+///     Ok(sent.into_whole())
+/// }
+/// ```
+///
+/// It derefs to the part's elements.
+pub struct MemorySlicePart<'buf, T> {
+    whole: MemorySliceMut<'buf, T>,
+    /// Within the whole.
+    range: Range<usize>,
+}
+
+impl<'buf, T: Element> MemorySliceMut<'buf, T> {
+    /// The elements in `range`, to be posted alone; the rest comes back with them. [`slice`](Self::slice)
+    /// gives the rest up.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    #[inline]
+    pub fn part(self, range: impl RangeBounds<usize>) -> Result<MemorySlicePart<'buf, T>> {
+        let range = resolve(range, self.len())?;
+        Ok(MemorySlicePart { whole: self, range })
+    }
+}
+
+impl<'buf, T> MemorySlicePart<'buf, T> {
+    /// All of the slice that this is a part of.
+    #[inline]
+    pub fn into_whole(self) -> MemorySliceMut<'buf, T> {
+        self.whole
+    }
+
+    /// Which elements of the whole they are.
+    #[inline]
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl<T: Element> MemorySlicePart<'_, T> {
+    #[inline]
+    fn list(&self) -> Result<[ffi::ibv_sge; 1]> {
+        let data: &[T] = self;
+        Ok([sge(data.as_ptr() as u64, size_of_val(data), self.whole.lkey())?])
+    }
+}
+
+impl<T> private::Sealed for MemorySlicePart<'_, T> {}
+
+// SAFETY: the elements are those of the slice in it, which borrows their region, exclusively, for its
+// lifetime; dropping it does nothing.
+unsafe impl<T: Element> GatherBuffer for MemorySlicePart<'_, T> {
+    type List = [ffi::ibv_sge; 1];
+
+    #[inline]
+    fn gather(&self) -> Result<Self::List> {
+        self.list()
+    }
+}
+
+// SAFETY: as above; any bytes are a valid `Element`.
+unsafe impl<T: Element> ScatterBuffer for MemorySlicePart<'_, T> {
+    #[inline]
+    fn scatter(&mut self) -> Result<Self::List> {
+        // The address is that of an exclusive reference, for the device writes by it.
+        let bytes = size_of_val::<[T]>(self);
+        let address = self.as_mut_ptr() as u64;
+        Ok([sge(address, bytes, self.whole.lkey())?])
+    }
+}
+
+impl<T> Deref for MemorySlicePart<'_, T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        &self.whole[self.range()]
+    }
+}
+
+impl<T> DerefMut for MemorySlicePart<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        let range = self.range();
+        &mut self.whole[range]
+    }
+}
+
+impl<T> fmt::Debug for MemorySlicePart<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemorySlicePart")
+            .field("range", &self.range)
+            .field("of", &self.whole.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_names_its_elements_alone_and_keeps_the_rest() {
+        let mut data = [0_u16, 1, 2, 3, 4, 5];
+        let address = data.as_ptr() as u64;
+        let mut part = MemorySliceMut::new(&mut data, 7).part(2..5).unwrap();
+        let found = |list: [ffi::ibv_sge; 1]| list.map(|e| (e.addr, e.length, e.lkey));
+        assert_eq!(found(part.gather().unwrap()), [(address + 4, 6, 7)]);
+        assert_eq!(found(part.scatter().unwrap()), [(address + 4, 6, 7)]);
+        assert_eq!((part.range(), &part[..]), (2..5, &[2, 3, 4][..]));
+        part.fill(9);
+        let whole = part.into_whole();
+        assert_eq!((&whole[..], whole.lkey()), (&[0, 1, 9, 9, 9, 5][..], 7));
+        let part = whole.part(6..).unwrap();
+        assert_eq!((part.len(), part.gather().unwrap()[0].length), (0, 0));
+        assert!(part.into_whole().part(..7).is_err());
+    }
+}
