@@ -4,7 +4,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
-use std::sync::atomic;
 
 use crate::scatter_gather::{private, resolve, sge, sge_at};
 use crate::shared_copy::{load, store};
@@ -12,38 +11,6 @@ use crate::{
     Element, Error, GatherBuffer, GatherElement, LocalMemory, RemoteMemoryRegion, Result,
     ScatterBuffer, ScatterElement, ffi,
 };
-
-/// An integer that has an atomic form, by which
-/// [`SharedMemorySlice::atomic`](SharedMemorySlice::atomic) accesses it in place.
-///
-/// The trait is sealed.
-pub trait AtomicElement: Element + private::Sealed {
-    /// The atomic form, from [`std::sync::atomic`].
-    type Atomic: Send + Sync + 'static;
-}
-
-macro_rules! atomic_elements {
-    ($($has:meta: $($integer:ty => $atomic:ident),+;)+) => {
-        $($(
-            #[cfg($has)]
-            impl private::Sealed for $integer {}
-
-            #[cfg($has)]
-            impl AtomicElement for $integer {
-                type Atomic = atomic::$atomic;
-            }
-        )+)+
-    };
-}
-
-atomic_elements! {
-    target_has_atomic = "8": u8 => AtomicU8, i8 => AtomicI8;
-    target_has_atomic = "16": u16 => AtomicU16, i16 => AtomicI16;
-    target_has_atomic = "32": u32 => AtomicU32, i32 => AtomicI32;
-    // Elsewhere copies are by halves of it, and accesses of different size must not race.
-    target_pointer_width = "64": u64 => AtomicU64, i64 => AtomicI64;
-    target_has_atomic = "ptr": usize => AtomicUsize, isize => AtomicIsize;
-}
 
 /// A part of a [`SharedMemoryRegion`](crate::SharedMemoryRegion), borrowed.
 ///
@@ -331,47 +298,6 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     }
 }
 
-impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
-    /// The element at `index`, for atomic operations of the CPU: loads, stores, and those that
-    /// read and write at once, with the [`Ordering`](std::sync::atomic::Ordering) of one's choice.
-    ///
-    /// They are atomic towards the program's threads. Towards RDMA atomics they are only on a device
-    /// whose [`AtomicCapability`](crate::AtomicCapability) is `Global`.
-    ///
-    /// ```no_run
-    /// # // not on Soft-RoCE alone: waits for a peer
-    /// # use ibverbs::AccessFlags;
-    /// use std::sync::atomic::Ordering;
-    ///
-    /// # let context = ibverbs::open("rxe0")?;
-    /// # let domain = context.alloc_pd()?;
-    /// let region = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE)?;
-    /// // The peer writes a message, and then this flag.
-    /// while region.atomic(7)?.load(Ordering::Acquire) == 0 {
-    ///     std::hint::spin_loop();
-    /// }
-    /// # Ok::<(), ibverbs::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: it is not there.
-    #[inline]
-    pub fn atomic(&self, index: usize) -> Result<&'buf T::Atomic> {
-        let range = resolve(index..index.saturating_add(1), self.len)?;
-        // SAFETY: the element is within the slice, which `new` vouches for: nothing but atomic
-        // accesses of this size, and the atomic form has the size of the integer.
-        Ok(unsafe { &*self.data.as_ptr().add(range.start).cast::<T::Atomic>() })
-    }
-
-    /// All elements, for atomic operations of the CPU. See [`atomic`](Self::atomic).
-    #[inline]
-    pub fn atomics(&self) -> &'buf [T::Atomic] {
-        // SAFETY: as in `atomic`.
-        unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast::<T::Atomic>(), self.len) }
-    }
-}
-
 impl<T: Element> private::Sealed for SharedMemorySlice<'_, T> {}
 
 impl<T: Element> LocalMemory for SharedMemorySlice<'_, T> {
@@ -412,7 +338,6 @@ impl<T> fmt::Debug for SharedMemorySlice<'_, T> {
 #[cfg(test)]
 mod tests {
     use std::cell::UnsafeCell;
-    use std::sync::atomic::Ordering;
 
     use super::*;
 
@@ -503,19 +428,5 @@ mod tests {
         let bytes = slice(&memory).to_vec();
         assert_eq!((bytes[0], bytes[199]), (0, 0));
         assert!(bytes[1..199].iter().all(|&b| b == 9));
-    }
-
-    #[test]
-    fn integers_are_atomic_in_place() {
-        let memory = cells::<u64>(4);
-        let all = slice(&memory);
-        assert_eq!(all.atomic(3).unwrap().fetch_add(5, Ordering::AcqRel), 0);
-        assert_eq!(all.read_one(3), Ok(5));
-        assert!(all.atomic(4).is_err() && all.atomic(usize::MAX).is_err());
-        all.atomics()[1].store(6, Ordering::Release);
-        assert_eq!(all.to_vec(), [0, 6, 0, 5]);
-        let memory = cells::<i32>(2);
-        slice(&memory).slice(1..).unwrap().atomic(0).unwrap().store(-1, Ordering::Relaxed);
-        assert_eq!(slice(&memory).to_vec(), [0, -1]);
     }
 }
