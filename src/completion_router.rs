@@ -65,6 +65,30 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
         self.queue.as_raw()
     }
 
+    /// `ibv_destroy_cq`: destroys the completion queue, and says so if that fails. Dropping does the same
+    /// in silence.
+    ///
+    /// # Errors
+    ///
+    /// It comes back with the reason:
+    ///
+    ///  - `EBUSY`: a channel that uses it still exists (because it was leaked, or could not be
+    ///    destroyed).
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { queue, router } = self;
+        match Arc::try_unwrap(queue) {
+            Ok(queue) => queue
+                .close()
+                .map_err(|(queue, error)| (Self { queue: Arc::new(queue), router }, error)),
+            Err(queue) => {
+                let reason = "a channel that uses the completion queue still exists";
+                let error = Error::with_reason("ibv_destroy_cq", libc::EBUSY, reason);
+                Err((Self { queue, router }, error))
+            }
+        }
+    }
+
     pub(crate) fn queue(&self) -> &Arc<CompletionQueue<'ctx>> {
         &self.queue
     }

@@ -307,3 +307,38 @@ fn a_queue_of_another_context_is_refused() {
         .unwrap_err();
     assert!(error.to_string().contains("channel of its own"), "{error}");
 }
+
+#[test]
+fn a_queue_that_is_in_use_or_cannot_be_destroyed_says_so() {
+    let device = TestDevice::model();
+    let context = Arc::new(device.context());
+    let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
+    // Borrowed, as what is held by an `Arc` cannot be closed while anyone holds it.
+    fn two_on<'a>(
+        domain: &Arc<ibverbs::ProtectionDomain<'static>>,
+        queue: &'a SharedCompletionQueue<'a>,
+    ) -> [Channel<'a>; 2] {
+        let new = || Channel::builder(domain).shared_completion_queue(queue).build().unwrap();
+        let (one, two) = (new(), new());
+        let (to_one, to_two) = (one.endpoint(), two.endpoint());
+        [one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap()]
+    }
+    let queue = SharedCompletionQueue::new(&context, 64).unwrap();
+    let [one, two] = two_on(&domain, &queue);
+    drop(two);
+    std::mem::forget(one);
+    let taken = 64 - queue.available();
+    let (queue, error) = queue.close().unwrap_err();
+    assert_eq!((error.raw_os_error(), device.calls("destroy_cq")), (libc::EBUSY, 0));
+    assert_eq!((queue.capacity(), 64 - queue.available()), (64, taken));
+
+    let other = SharedCompletionQueue::new(&context, 64).unwrap();
+    device.fail("destroy_cq").errno(libc::EIO).times(1);
+    let (other, error) = other.close().unwrap_err();
+    assert_eq!((error.verb(), error.raw_os_error()), ("ibv_destroy_cq", libc::EIO));
+    // It works as before.
+    let [one, two] = two_on(&domain, &other);
+    drop([one, two]);
+    other.close().unwrap();
+    assert_eq!(device.calls("destroy_cq"), 2);
+}
