@@ -8,9 +8,9 @@ use crate::{
 /// `struct ibv_ah_attr`: the path that packets take to a peer, for a connection or for an
 /// [`AddressHandle`](crate::AddressHandle).
 ///
-/// [`new`](Self::new) names the peer's port; everything else has a default that works, but on RoCE
-/// [`global`](Self::global) is needed too. Of a peer that has sent its
-/// [`QueuePairEndpoint`]:
+/// [`to_peer`](Self::to_peer) is the path to a peer that has sent its [`QueuePairEndpoint`], and
+/// [`reply_to`](Self::reply_to) the one back to who sent a datagram. [`new`](Self::new) names the peer's
+/// port; everything else has a default that works, but on RoCE [`global`](Self::global) is needed too.
 ///
 /// ```no_run
 /// use ibverbs::AddressVector;
@@ -19,8 +19,7 @@ use crate::{
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
 /// # let peer = domain.create_channel().build()?.endpoint();
-/// let own = context.routable_gid(1)?; // of our port 1
-/// let path = AddressVector::new(1, peer.lid()).global(peer.gid(), own.index.try_into()?);
+/// let path = AddressVector::to_peer(&context, 1, &peer)?; // through our port 1
 /// let handle = domain.create_ah(&path)?;
 /// # Ok(())
 /// # }
@@ -63,6 +62,22 @@ impl AddressVector {
             static_rate: StaticRate::Max,
             route: None,
         }
+    }
+
+    /// The path to where a peer's queue pair is, through our port `port`: with a global route header
+    /// where the port needs one, as all do on RoCE, from the GID that
+    /// [`routable_gid`](Context::routable_gid) picks.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no such port, or the endpoint is of the other kind of network.
+    ///  - `ENODATA`: a port on RoCE has no GID.
+    pub fn to_peer(context: &Context<'_>, port: u8, peer: &QueuePairEndpoint) -> Result<Self> {
+        let attributes = context.query_port(port)?;
+        peer.check("ibv_create_ah", attributes.link_layer())?;
+        let global = attributes.grh_required();
+        let index = if global { context.endpoint_gid(&attributes, port)?.1 } else { 0 };
+        Ok(Self::to_endpoint(port, peer, global, index))
     }
 
     /// The path to a peer's queue pair: with a global route header if `global` is set (as it must be

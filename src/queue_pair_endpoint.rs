@@ -78,15 +78,15 @@ impl QueuePairEndpoint {
         self.gid
     }
 
-    /// Whether a port with this link layer can reach it.
-    pub(crate) fn check(&self, link_layer: LinkLayer) -> Result<()> {
+    /// Whether a port with this link layer can reach it; if not, that is an error of `verb`.
+    pub(crate) fn check(&self, verb: &'static str, link_layer: LinkLayer) -> Result<()> {
         match link_layer {
             LinkLayer::Ethernet if self.gid.is_zero() => Err(Error::invalid(
-                "ibv_modify_qp",
+                verb,
                 "the remote endpoint has no GID, which RoCE needs: is it an InfiniBand port?",
             )),
             LinkLayer::InfiniBand if self.lid == 0 => Err(Error::invalid(
-                "ibv_modify_qp",
+                verb,
                 "the remote endpoint has no LID, which InfiniBand needs: is it a RoCE port?",
             )),
             _ => Ok(()),
@@ -121,10 +121,21 @@ mod tests {
     fn the_link_layers_do_not_mix() {
         let roce = QueuePairEndpoint::new(7, 0, "::ffff:10.0.0.1".parse().unwrap()).unwrap();
         let infiniband = QueuePairEndpoint::new(7, 3, Gid::ZERO).unwrap();
-        assert!(roce.check(LinkLayer::Ethernet).is_ok());
-        assert!(infiniband.check(LinkLayer::InfiniBand).is_ok());
-        assert!(roce.check(LinkLayer::InfiniBand).unwrap_err().to_string().contains("no LID"));
-        assert!(infiniband.check(LinkLayer::Ethernet).unwrap_err().to_string().contains("no GID"));
+        assert!(roce.check("ibv_modify_qp", LinkLayer::Ethernet).is_ok());
+        assert!(infiniband.check("ibv_modify_qp", LinkLayer::InfiniBand).is_ok());
+        assert!(
+            roce.check("ibv_modify_qp", LinkLayer::InfiniBand)
+                .unwrap_err()
+                .to_string()
+                .contains("no LID")
+        );
+        assert!(
+            infiniband
+                .check("ibv_modify_qp", LinkLayer::Ethernet)
+                .unwrap_err()
+                .to_string()
+                .contains("no GID")
+        );
     }
 
     #[cfg(feature = "serde")]

@@ -319,7 +319,7 @@ impl<'res> QueuePair<'res> {
                 let reason = "a queue pair of this type has a peer: use handshake";
                 return Err(Error::invalid(VERB, reason));
             };
-            remote.check(port.link_layer())?;
+            remote.check("ibv_modify_qp", port.link_layer())?;
             let path = AddressVector::to_endpoint(s.port, remote, s.global, self.gid_index()?)
                 .service_level(s.service_level)
                 .static_rate(s.static_rate)

@@ -69,8 +69,10 @@ fn a_datagram_is_answered_by_what_its_completion_says() {
             // SAFETY: as above.
             unsafe { two.queue_pair.post_receive(&mut two.region, 256.., 8) }.unwrap();
             one.region[..5].copy_from_slice(b"hello");
-            let path = one.path(two.own.gid);
-            one.send(&path, two.queue_pair.number(), 5);
+            let peer = two.queue_pair.endpoint();
+            let path = AddressVector::to_peer(one.context, 1, &peer).unwrap();
+            assert_eq!(path, one.path(two.own.gid));
+            one.send(&path, peer.num(), 5);
 
             let received = success(&completions(two.queue, 1), 8);
             assert_eq!(received.byte_len() as usize, ROUTE + 5);

@@ -242,6 +242,40 @@ fn an_address_handle_names_a_port_of_the_device() {
     domain.create_ah(&path(1)).unwrap().close().unwrap();
 }
 
+#[test]
+fn the_path_to_a_peer_has_what_the_network_needs() {
+    let endpoint = |lid, gid: &str| QueuePairEndpoint::new(7, lid, gid.parse().unwrap()).unwrap();
+    let roce = endpoint(0, "::ffff:10.0.0.9");
+    let infiniband = endpoint(9, "fe80::9");
+
+    let device = TestDevice::model();
+    let context = device.context();
+    let own = context.routable_gid(1).unwrap();
+    let path = AddressVector::to_peer(&context, 1, &roce).unwrap();
+    let index = u8::try_from(own.index).unwrap();
+    assert_eq!((path.port(), path.lid(), path.gid()), (1, 0, Some(roce.gid())));
+    assert_eq!(path.source_gid_index(), Some(index));
+    context.alloc_pd().unwrap().create_ah(&path).unwrap().close().unwrap();
+    let error = AddressVector::to_peer(&context, 1, &endpoint(9, "::")).unwrap_err();
+    assert_eq!(error.verb(), "ibv_create_ah");
+    assert!(error.to_string().contains("no GID"), "{error}");
+    let error = AddressVector::to_peer(&context, 2, &roce).unwrap_err();
+    assert_eq!(error.raw_os_error(), libc::EINVAL);
+
+    let device = Builder::model().link_layer(ibverbs_test_device::LinkLayer::InfiniBand).build();
+    let context = device.context();
+    let path = AddressVector::to_peer(&context, 1, &infiniband).unwrap();
+    assert_eq!((path.lid(), path.gid()), (9, None));
+    let error = AddressVector::to_peer(&context, 1, &roce).unwrap_err();
+    assert!(error.to_string().contains("no LID"), "{error}");
+    device.change_port(1, |port| port.flags |= 1); // IBV_QPF_GRH_REQUIRED
+    let path = AddressVector::to_peer(&context, 1, &infiniband).unwrap();
+    assert_eq!(
+        (path.lid(), path.gid(), path.source_gid_index()),
+        (9, Some(infiniband.gid()), Some(0))
+    );
+}
+
 /// libibverbs builds what it needs for forks without a lock: nobody may register memory meanwhile.
 #[test]
 fn forks_are_announced_before_a_device_is_opened() {
