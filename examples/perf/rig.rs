@@ -5,10 +5,10 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AddressHandle, AddressVector, Channel, CompletionQueue, Context, LinkLayer,
-    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PreparedChannel, PreparedQueuePair,
-    ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion,
-    SharedMemoryRegion, SharedMemorySlice, WorkCompletion,
+    AccessFlags, AddressHandle, AddressVector, Channel, CompletionQueue, Context, MaxRnrRetries,
+    MaximumTransferUnit, MinRnrTimer, PreparedChannel, PreparedQueuePair, ProtectionDomain,
+    QueuePair, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion, SharedMemoryRegion,
+    SharedMemorySlice, WorkCompletion,
 };
 
 use crate::options::Side;
@@ -203,19 +203,12 @@ pub(crate) fn peers<'a>(
     if theirs.endpoints.len() != count || theirs.memory.len() != count {
         return Err("the peer has another number of queue pairs".into());
     }
-    let context = domain.context();
-    let port = context.query_port(side.port)?;
-    let own = match side.gid_index {
-        Some(index) => index,
-        None if port.link_layer() == LinkLayer::InfiniBand => 0,
-        None => u8::try_from(context.routable_gid(side.port)?.index)?,
-    };
     let peer = |(endpoint, memory): (&QueuePairEndpoint, &RemoteMemoryRegion)| {
         let mut path = None;
         if plan.transport == Transport::Datagram {
-            let mut vector = AddressVector::new(side.port, endpoint.lid());
-            if port.link_layer() != LinkLayer::InfiniBand {
-                vector = vector.global(endpoint.gid(), own);
+            let mut vector = AddressVector::to_peer(domain.context(), side.port, endpoint)?;
+            if let (Some(index), Some(gid)) = (side.gid_index, vector.gid()) {
+                vector = vector.global(gid, index);
             }
             path = Some(AddressHandle::new(domain, &vector)?);
         }
