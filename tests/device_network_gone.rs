@@ -210,7 +210,7 @@ fn await_state(context: &Context<'_>, state: PortState) {
 
 #[test]
 fn the_link_goes_down_and_comes_up() {
-    let _alone = alone("the link going down", 120);
+    let _alone = alone("the link going down", 250);
     let cable = Cable::new(0);
     let outcome = {
         let contexts = ["a", "b"].map(|end| cable.open(end));
@@ -242,7 +242,7 @@ fn the_link_goes_down_and_comes_up() {
 
 #[test]
 fn the_address_is_removed() {
-    let _alone = alone("the address being removed", 120);
+    let _alone = alone("the address being removed", 250);
     let cable = Cable::new(1);
     let outcome = {
         let contexts = ["a", "b"].map(|end| cable.open(end));
@@ -278,7 +278,7 @@ fn the_address_is_removed() {
 
 #[test]
 fn the_network_device_is_deleted() {
-    let _alone = alone("the network device being deleted", 120);
+    let _alone = alone("the network device being deleted", 250);
     let cable = Cable::new(2);
     let (outcome, dropped) = {
         let contexts = ["a", "b"].map(|end| cable.open(end));

@@ -180,7 +180,7 @@ fn ask(
 /// A key that was never given out, one of another domain, and one whose region is gone.
 #[test]
 fn a_wrong_rkey_opens_nothing() {
-    let _alone = alone("wrong rkey", 120);
+    let _alone = alone("wrong rkey", 250);
     let mut trial = Trial::new(ALL);
     let memory = Memory::new(&trial.sides.1, ALL);
     let right = memory.at(0, 8);
@@ -212,7 +212,7 @@ fn a_wrong_rkey_opens_nothing() {
 /// Before the region, behind it, over its edges, and all around it.
 #[test]
 fn beyond_a_region_there_is_nothing() {
-    let _alone = alone("out of bounds", 120);
+    let _alone = alone("out of bounds", 250);
     let mut trial = Trial::new(ALL);
     let memory = Memory::new(&trial.sides.1, ALL);
     let region = REGION as i64;
@@ -268,7 +268,7 @@ fn beyond_a_region_there_is_nothing() {
 /// What the region's owner has not allowed.
 #[test]
 fn a_region_allows_what_it_was_registered_for() {
-    let _alone = alone("read-only region", 120);
+    let _alone = alone("read-only region", 250);
     let mut trial = Trial::new(ALL);
     let mut memories = Vec::new();
     let (read, write) = (AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE);
@@ -305,7 +305,7 @@ fn a_region_allows_what_it_was_registered_for() {
 /// such a request at all.
 #[test]
 fn a_queue_pair_allows_what_it_was_connected_for() {
-    let _alone = alone("access of the queue pair", 120);
+    let _alone = alone("access of the queue pair", 250);
     let mut trial = Trial::new(AccessFlags::empty());
     let memory = Memory::new(&trial.sides.1, ALL);
     for request in EVERY {

@@ -49,7 +49,7 @@ fn assert_out_of_files(error: Error) -> &'static str {
 #[test]
 fn out_of_file_descriptors() {
     const CHILD: &str = "IBVERBS_TEST_FEW_FILES";
-    let _alone = alone("file descriptors", 60);
+    let _alone = alone("file descriptors", 250);
     if let Ok(room) = env::var(CHILD) {
         // In a process that has not listed the devices before.
         let limit = highest_file() + room.parse::<u64>().unwrap();
@@ -138,7 +138,7 @@ impl Drop for ControlGroup {
 #[test]
 fn out_of_queue_pairs() {
     const OBJECTS: usize = 24;
-    let _alone = alone("queue pairs", 60);
+    let _alone = alone("queue pairs", 250);
     let _group = ControlGroup::new(&format!("rxe0 hca_handle=2 hca_object={OBJECTS}"));
     let (mut most, mut refused) = (0, 0);
     for round in 0..3 {
@@ -212,7 +212,7 @@ fn out_of_queue_pairs() {
 
 #[test]
 fn a_domain_outlives_what_could_not_be_made() {
-    let _alone = alone("failed builds", 60);
+    let _alone = alone("failed builds", 250);
     let context = ibverbs::open("rxe0").unwrap();
     let domain = ProtectionDomain::new(&context).unwrap();
     let most = context.query_device().unwrap().max_qp_wr();

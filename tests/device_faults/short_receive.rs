@@ -21,7 +21,7 @@ fn state(channel: &Channel<'_>) -> ffi::ibv_qp_state {
 
 #[test]
 fn a_message_that_does_not_fit_is_told_to_both() {
-    let _alone = alone("short receive", 120);
+    let _alone = alone("short receive", 250);
     let sides = sides();
     let (mut one, mut two) = connect(sides.0.builder(), sides.1.builder());
     let mut seen = Vec::new();
