@@ -61,14 +61,6 @@ impl<'buf, T> MemorySlicePart<'buf, T> {
     }
 }
 
-impl<T: Element> MemorySlicePart<'_, T> {
-    #[inline]
-    fn list(&self) -> Result<[ffi::ibv_sge; 1]> {
-        let data: &[T] = self;
-        Ok([sge(data.as_ptr() as u64, size_of_val(data), self.whole.lkey())?])
-    }
-}
-
 impl<T> private::Sealed for MemorySlicePart<'_, T> {}
 
 // SAFETY: the elements are those of the slice in it, which borrows their region, exclusively, for its
@@ -78,7 +70,8 @@ unsafe impl<T: Element> GatherBuffer for MemorySlicePart<'_, T> {
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
-        self.list()
+        let data: &[T] = self;
+        Ok([sge(data.as_ptr() as u64, size_of_val(data), self.whole.lkey())?])
     }
 }
 
