@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::queue_pair_state::TransitionError;
+use crate::queue_pair::TransitionError;
 
 /// A verb that failed, or that was not called because its input was wrong.
 ///

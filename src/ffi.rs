@@ -15,7 +15,7 @@
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
-use crate::Error;
+use crate::error::Error;
 
 #[allow(
     dead_code,

@@ -4,7 +4,8 @@ use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use crate::{Error, ffi};
+use crate::error::Error;
+use crate::ffi;
 
 /// A C object that a verb destroys.
 pub(crate) trait Object {

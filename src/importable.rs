@@ -2,8 +2,8 @@
 
 use std::mem::ManuallyDrop;
 
+use crate::error::{Error, Result};
 use crate::handle::{Handle, Object};
-use crate::{Error, Result};
 
 /// A C object that can be imported.
 pub(crate) trait Import: Object {

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::error::{Error, Result};
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::{Error, Result};
 
 /// Defines a number that is only valid up to a limit.
 macro_rules! bounded {

@@ -2,12 +2,15 @@
 
 use std::time::Instant;
 
-use crate::buffer::{GatherBuffer, ScatterBuffer};
-use crate::operation::{
+use super::Channel;
+use super::error::TransportResult;
+use super::operation::{
     CompareSwap, FetchAdd, Kind, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
     WriteWithImmediate, inline_element,
 };
-use crate::{Channel, RemoteMemoryRegion, TransportResult, WorkSuccess};
+use crate::completion::WorkSuccess;
+use crate::memory::RemoteMemoryRegion;
+use crate::memory::{GatherBuffer, ScatterBuffer};
 
 /// # Blocking operations
 ///

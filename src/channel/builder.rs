@@ -4,15 +4,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::channel_core::CoreSettings;
-use crate::channel_link::Link;
-use crate::patience::Sleep;
-use crate::queue_pair_builder::ConnectionSettings;
-use crate::{
-    AccessFlags, AckTimeout, Channel, CompletionQueue, Error, FlowLabel, MaxAckRetries,
-    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, Parent,
-    ProtectionDomain, QueuePairBuilder, QueuePairEndpoint, QueuePairType, Result, ServiceLevel,
-    SharedCompletionQueue, StaticRate, ffi,
+use super::Channel;
+use super::core::CoreSettings;
+use super::link::Link;
+use super::shared_completion_queue::SharedCompletionQueue;
+use super::wait::Sleep;
+use crate::completion::CompletionQueue;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::AccessFlags;
+use crate::parent::Parent;
+use crate::queue_pair::ConnectionSettings;
+use crate::queue_pair::{QueuePairBuilder, QueuePairEndpoint};
+use crate::settings::{
+    AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
 };
 
 /// What a channel is made with and connected with: see [`Channel::builder`].

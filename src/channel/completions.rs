@@ -4,11 +4,13 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::channel_core::Core;
-use crate::completion_router::{Inbox, Router};
-use crate::in_flight::{BLOCKING, Slot, State};
-use crate::patience::Patience;
-use crate::{TransportError, TransportResult, WorkCompletion, WorkError, WorkSuccess, ffi};
+use super::core::Core;
+use super::error::{TransportError, TransportResult};
+use super::in_flight::{BLOCKING, Slot, State};
+use super::shared_completion_queue::{Inbox, Router};
+use super::wait::Patience;
+use crate::completion::{WorkCompletion, WorkError, WorkSuccess};
+use crate::ffi;
 
 impl Core {
     /// Takes the next completion, if there is one, to `self.completion`. Returns what the verb did.

@@ -21,12 +21,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::channel_poll::poll_routed;
-use crate::completion_router::{Inbox, Router};
-use crate::in_flight::{BLOCKING, InFlight, Owner, Slot};
-use crate::operation::{Operation, Prepared};
-use crate::patience::{Patience, Sleep};
-use crate::{TransportError, TransportResult, WorkError, WorkSuccess, ffi};
+use super::completions::poll_routed;
+use super::error::{TransportError, TransportResult};
+use super::in_flight::{BLOCKING, InFlight, Owner, Slot};
+use super::operation::{Operation, Prepared};
+use super::shared_completion_queue::{Inbox, Router};
+use super::wait::{Patience, Sleep};
+use crate::completion::{WorkError, WorkSuccess};
+use crate::ffi;
 
 /// The next epoch. It begins at 1, so that a small number is never taken for a request of ours.
 static EPOCH: AtomicU32 = AtomicU32::new(1);

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::{Error, ErrorKind, WorkError, WorkErrorClass};
+use crate::completion::{WorkError, WorkErrorClass};
+use crate::error::{Error, ErrorKind};
 
 /// An operation on a [`Channel`](crate::Channel) that was not carried out, or of which that is not
 /// known.
@@ -203,7 +204,7 @@ mod tests {
     #[test]
     fn a_result_is_small() {
         assert!(size_of::<TransportResult<()>>() <= 72);
-        assert!(size_of::<TransportResult<crate::WorkSuccess>>() <= 72);
+        assert!(size_of::<TransportResult<crate::completion::WorkSuccess>>() <= 72);
     }
 
     #[test]

@@ -14,8 +14,9 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use crate::channel_core::Core;
-use crate::{WorkCompletion, ffi};
+use super::core::Core;
+use crate::completion::WorkCompletion;
+use crate::ffi;
 
 /// The index that names a blocking operation, which needs no slot: there is at most one.
 pub(crate) const BLOCKING: u32 = u32::MAX;

@@ -4,10 +4,11 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use crate::channel_core::{Core, CoreSettings};
-use crate::completion_router::{Inbox, Router};
-use crate::queue_pair_builder::ConnectionSettings;
-use crate::{Error, QueuePair, QueuePairEndpoint, Result};
+use super::core::{Core, CoreSettings};
+use super::shared_completion_queue::{Inbox, Router};
+use crate::error::{Error, Result};
+use crate::queue_pair::ConnectionSettings;
+use crate::queue_pair::{QueuePair, QueuePairEndpoint};
 
 /// Owns the queue pair and the core that uses it.
 pub(crate) struct Link<'res> {

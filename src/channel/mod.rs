@@ -1,13 +1,37 @@
 //! Channels: RDMA in safe Rust.
 
+mod blocking;
+mod builder;
+mod completions;
+mod core;
+mod error;
+mod in_flight;
+mod link;
+mod operation;
+mod pending_work;
+mod scope;
+mod scoped_work;
+mod shared_completion_queue;
+mod stop;
+mod wait;
+
+pub use builder::{ChannelBuilder, PreparedChannel};
+pub use error::{ScopeError, TransportError, TransportResult};
+pub use pending_work::PendingWork;
+pub use scope::Scope;
+pub use scoped_work::ScopedPendingWork;
+pub use shared_completion_queue::SharedCompletionQueue;
+
 use std::fmt;
 
-use crate::channel_core::Core;
-use crate::channel_link::Link;
-use crate::{
-    ChannelBuilder, Error, Parent, PreparedChannel, ProtectionDomain, QueuePairEndpoint, Result,
-    ffi,
-};
+use self::core::Core;
+use self::link::Link;
+
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::parent::Parent;
+use crate::queue_pair::QueuePairEndpoint;
 
 /// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by
 /// reads, writes and atomics on the peer's memory.

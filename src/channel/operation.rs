@@ -4,10 +4,13 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use crate::channel_core::Core;
-use crate::in_flight::Queue;
-use crate::scatter_gather::sge;
-use crate::{Error, RemoteMemoryRegion, Result, TransportResult, ffi};
+use super::core::Core;
+use super::error::TransportResult;
+use super::in_flight::Queue;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::RemoteMemoryRegion;
+use crate::memory::sge;
 
 /// One kind of operation.
 pub(crate) trait Operation {

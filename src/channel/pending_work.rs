@@ -2,15 +2,18 @@
 
 use std::time::Instant;
 
-use crate::buffer::{GatherBuffer, ScatterBuffer};
-use crate::channel_core::Core;
-use crate::in_flight::{Owner, State};
-use crate::operation::{
+use super::Channel;
+use super::core::Core;
+use super::error::{TransportError, TransportResult};
+use super::in_flight::{Owner, State};
+use super::operation::{
     CompareSwap, FetchAdd, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
     WriteWithImmediate,
 };
-use crate::patience::Patience;
-use crate::{Channel, RemoteMemoryRegion, TransportError, TransportResult, WorkSuccess};
+use super::wait::Patience;
+use crate::completion::WorkSuccess;
+use crate::memory::RemoteMemoryRegion;
+use crate::memory::{GatherBuffer, ScatterBuffer};
 
 /// An operation that was posted by one of the `unsafe` methods of [`Channel`], such as
 /// [`send_unpolled`](Channel::send_unpolled).

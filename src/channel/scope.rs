@@ -5,15 +5,18 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
-use crate::buffer::{GatherBuffer, ScatterBuffer};
-use crate::channel_core::{Core, OneThread};
-use crate::in_flight::{Owner, Queue, State};
-use crate::operation::{
+use super::Channel;
+use super::core::{Core, OneThread};
+use super::error::{ScopeError, TransportResult};
+use super::in_flight::{Owner, Queue, State};
+use super::operation::{
     CompareSwap, FetchAdd, Kind, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
     WriteWithImmediate, inline_element,
 };
-use crate::patience::Patience;
-use crate::{Channel, RemoteMemoryRegion, ScopeError, ScopedPendingWork, TransportResult};
+use super::scoped_work::ScopedPendingWork;
+use super::wait::Patience;
+use crate::memory::RemoteMemoryRegion;
+use crate::memory::{GatherBuffer, ScatterBuffer};
 
 /// Where operations are posted that end with the scope at the latest: see [`Channel::scope`].
 ///

@@ -4,10 +4,11 @@ use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::time::Instant;
 
-use crate::channel_core::OneThread;
-use crate::in_flight::{Owner, Slot, State};
-use crate::patience::Patience;
-use crate::{TransportResult, WorkSuccess};
+use super::core::OneThread;
+use super::error::TransportResult;
+use super::in_flight::{Owner, Slot, State};
+use super::wait::Patience;
+use crate::completion::WorkSuccess;
 
 /// An operation that was posted in a [`Scope`](crate::Scope), and its buffer.
 ///

@@ -4,8 +4,12 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::channel_core::new_epoch;
-use crate::{CompletionQueue, Context, Error, Parent, Result, ffi};
+use super::core::new_epoch;
+use crate::completion::CompletionQueue;
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::parent::Parent;
 
 /// How many completions are taken from the device at a time.
 const BATCH: usize = 16;

@@ -19,8 +19,9 @@ use std::io::{self, Write};
 use std::time::Instant;
 use std::{process, thread};
 
-use crate::channel_core::Core;
-use crate::{Error, Result, ffi};
+use super::core::Core;
+use crate::error::{Error, Result};
+use crate::ffi;
 
 /// After so many failures in a row to poll, completions are given up.
 const POLL_FAILURES: u32 = 16;
@@ -155,7 +156,7 @@ impl Core {
             match self.poll() {
                 Ok(None) => return Ok(()),
                 Ok(Some(_)) => failures = 0,
-                Err(crate::TransportError::Verbs(error)) if failures == POLL_FAILURES => {
+                Err(crate::channel::TransportError::Verbs(error)) if failures == POLL_FAILURES => {
                     return Err(error);
                 }
                 Err(_) => failures += 1,

@@ -3,8 +3,10 @@
 use std::hint;
 use std::time::{Duration, Instant};
 
-use crate::channel_core::Core;
-use crate::{CompletionQueue, ErrorKind, TransportError, TransportResult};
+use super::core::Core;
+use super::error::{TransportError, TransportResult};
+use crate::completion::CompletionQueue;
+use crate::error::ErrorKind;
 
 /// How many empty polls go by between two looks at the clock: reading it costs about as much as a
 /// poll.

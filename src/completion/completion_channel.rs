@@ -23,12 +23,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
+use super::waiters::Waiters;
+use crate::device::{Context, event_file};
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
-use crate::waiters::Waiters;
-use crate::{Context, Error, Parent, Result, event_file, ffi};
+use crate::parent::Parent;
 
 #[cfg(doc)]
-use crate::{CompletionQueue, CompletionQueueBuilder};
+use super::queue::CompletionQueue;
+#[cfg(doc)]
+use super::queue_builder::CompletionQueueBuilder;
 
 object!(ibv_comp_channel, ibv_destroy_comp_channel);
 

@@ -4,10 +4,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use crate::{CompletionFields, WorkError, WorkOpcode, WorkStatus, ffi};
+use super::extended_poller::CompletionFields;
+use super::work_completion::{WorkError, WorkOpcode, WorkStatus};
+use crate::ffi;
 
 #[cfg(doc)]
-use crate::CompletionQueueBuilder;
+use super::queue_builder::CompletionQueueBuilder;
 
 /// The current completion of an extended queue.
 ///

@@ -31,14 +31,16 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::extended_completion::ExtendedCompletion;
+use super::queue::CompletionQueue;
+use crate::device::{Context, DeviceAttributes, event_file};
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::Handle;
-use crate::{
-    CompletionQueue, Context, DeviceAttributes, Error, ExtendedCompletion, Parent, Result,
-    event_file, ffi,
-};
+use crate::parent::Parent;
 
 #[cfg(doc)]
-use crate::CompletionQueueBuilder;
+use super::queue_builder::CompletionQueueBuilder;
 
 bitflags::bitflags! {
     /// `enum ibv_create_cq_wc_flags`: what an [extended](CompletionQueueBuilder::extended) queue

@@ -5,14 +5,18 @@ use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::completion_channel::WaitChannel;
-use crate::completion_queue_builder::capacity;
-use crate::extended_poller::Extended;
+use super::completion_channel::CompletionChannel;
+use super::completion_channel::WaitChannel;
+use super::extended_poller::Extended;
+use super::extended_poller::ExtendedPoller;
+use super::queue_builder::CompletionQueueBuilder;
+use super::queue_builder::capacity;
+use super::work_completion::WorkCompletion;
+use crate::device::{Context, ModerationCapabilities, event_file};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
-use crate::{
-    CompletionChannel, CompletionQueueBuilder, Context, Error, ErrorKind, ExtendedPoller,
-    ModerationCapabilities, Parent, Result, WorkCompletion, event_file, ffi,
-};
+use crate::parent::Parent;
 
 /// The PCI vendor whose completion queues are not to be resized.
 const BROADCOM: u32 = 0x14e4;

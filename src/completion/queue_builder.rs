@@ -3,13 +3,17 @@
 use std::ffi::c_int;
 use std::fmt;
 
-use crate::completion_channel::WaitChannel;
-use crate::completion_queue::Notifier;
-use crate::extended_poller::Extended;
+use super::completion_channel::CompletionChannel;
+use super::completion_channel::WaitChannel;
+use super::extended_poller::CompletionFields;
+use super::extended_poller::Extended;
+use super::queue::CompletionQueue;
+use super::queue::Notifier;
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::Handle;
-use crate::{
-    CompletionChannel, CompletionFields, CompletionQueue, Context, Error, Parent, Result, ffi,
-};
+use crate::parent::Parent;
 
 /// What a completion queue is made with: see [`CompletionQueue::builder`].
 ///

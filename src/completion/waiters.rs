@@ -19,7 +19,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::{Result, event_file};
+use crate::device::event_file;
+use crate::error::Result;
 
 /// The threads that wait for one queue.
 pub(crate) struct Waiters {
@@ -119,7 +120,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Error, ErrorKind};
+    use crate::error::{Error, ErrorKind};
 
     const SOON: Duration = Duration::from_millis(50);
     const LATE: Duration = Duration::from_secs(60);

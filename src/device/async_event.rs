@@ -13,11 +13,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
+use super::context::Context;
+use super::event_file;
+use crate::error::Result;
+use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::{Context, Parent, Result, SharedReceiveQueue, event_file, ffi};
+use crate::parent::Parent;
+use crate::queue_pair::SharedReceiveQueue;
 
 #[cfg(doc)]
-use crate::{CompletionQueue, CompletionQueueBuilder, QueuePair};
+use crate::completion::{CompletionQueue, CompletionQueueBuilder};
+#[cfg(doc)]
+use crate::queue_pair::QueuePair;
 
 const GET: &str = "ibv_get_async_event";
 

@@ -3,13 +3,15 @@
 use std::ffi::c_int;
 use std::fmt;
 
-use crate::foreign_enum::foreign_enum;
-use crate::{
-    DeviceCapabilities, Guid, ModerationCapabilities, OnDemandPaging, OnDemandPagingCapabilities,
+use super::capabilities::{
+    DeviceCapabilities, ModerationCapabilities, OnDemandPaging, OnDemandPagingCapabilities,
     OnDemandPagingOperations, PacketPacingCapabilities, PciAtomicCapabilities, QueuePairTypes,
     RawPacketCapabilities, ReceiveScalingCapabilities, SegmentationCapabilities,
-    TagMatchingCapabilities, TagMatchingFlags, ffi,
+    TagMatchingCapabilities, TagMatchingFlags,
 };
+use super::gid::Guid;
+use crate::ffi;
+use crate::foreign_enum::foreign_enum;
 
 /// `struct ibv_device_attr_ex`: the limits and capabilities of a device.
 ///

@@ -1,6 +1,7 @@
 //! What a device can do beyond the limits that every device has.
 
-use crate::{QueuePairType, ffi};
+use crate::ffi;
+use crate::settings::QueuePairType;
 
 bitflags::bitflags! {
     /// `ibv_device_cap_flags`: what a device can do. The lower 32 bits are the classic flags, the

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{Context, Error, Result, ffi};
+use super::context::Context;
+use crate::error::{Error, Result};
+use crate::ffi;
 
 impl Context<'_> {
     /// `ibv_query_rt_values_ex`: the device's raw clock now, as completion timestamps count it:

@@ -6,12 +6,16 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use super::attributes::DeviceAttributes;
+use super::fork;
+use super::gid::{Gid, GidEntry};
+use super::port::{LinkLayer, PortAttributes};
+use crate::completion::CompletionQueue;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
 use crate::parent::Borrow;
-use crate::{
-    CompletionQueue, DeviceAttributes, Error, Gid, GidEntry, LinkLayer, PortAttributes,
-    ProtectionDomain, Result, ffi, fork,
-};
 
 object!(ibv_context, ibv_close_device);
 

@@ -3,7 +3,8 @@
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-use crate::{Error, Result, ffi};
+use crate::error::{Error, Result};
+use crate::ffi;
 
 /// Makes reads from `fd` return at once when there is nothing to read.
 pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
@@ -93,7 +94,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::ErrorKind;
+    use crate::error::ErrorKind;
 
     const SOON: Duration = Duration::from_millis(20);
 

@@ -2,8 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::{Error, Result, ffi};
 
 foreign_enum! {
     /// `enum ibv_fork_status`: whether a program that uses RDMA may fork.

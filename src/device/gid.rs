@@ -177,10 +177,10 @@ impl GidEntry {
     }
 
     /// Its index as a queue pair is told it: in 8 bits.
-    pub(crate) fn short_index(&self) -> crate::Result<u8> {
+    pub(crate) fn short_index(&self) -> crate::error::Result<u8> {
         u8::try_from(self.index).map_err(|_| {
             let (what, value) = ("the index of the routable GID", self.index.into());
-            crate::Error::out_of_range("ibv_modify_qp", what, value, 0, u8::MAX.into())
+            crate::error::Error::out_of_range("ibv_modify_qp", what, value, 0, u8::MAX.into())
         })
     }
 }

@@ -3,7 +3,10 @@
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::os::unix::fs::FileTypeExt;
 
-use crate::{Context, Error, Result, ffi, fork};
+use super::context::Context;
+use super::fork;
+use crate::error::{Error, Result};
+use crate::ffi;
 
 impl Context<'_> {
     /// `ibv_import_device`: the device that another process has opened, by its

@@ -1,5 +1,30 @@
 //! Finding RDMA devices.
 
+mod async_event;
+mod attributes;
+mod capabilities;
+mod clock;
+mod context;
+pub(crate) mod event_file;
+pub(crate) mod fork;
+mod gid;
+mod import;
+mod port;
+
+pub use async_event::{AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents};
+pub use attributes::{AtomicCapability, DeviceAttributes};
+pub use capabilities::{
+    DeviceCapabilities, ModerationCapabilities, OnDemandPaging, OnDemandPagingCapabilities,
+    OnDemandPagingOperations, PacketPacingCapabilities, PciAtomicCapabilities, QueuePairTypes,
+    RawPacketCapabilities, ReceiveScalingCapabilities, SegmentationCapabilities,
+    TagMatchingCapabilities, TagMatchingFlags,
+};
+pub use clock::RawClock;
+pub use context::Context;
+pub use fork::{ForkStatus, fork_init, is_fork_initialized};
+pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
+pub use port::{LinkLayer, LinkSpeed, PhysicalState, PortAttributes, PortState};
+
 use std::ffi::{CStr, OsStr};
 use std::fmt;
 use std::iter::FusedIterator;
@@ -8,8 +33,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
 
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::{Context, Error, Guid, Result, ffi, fork};
 
 /// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
 ///

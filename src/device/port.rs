@@ -1,7 +1,9 @@
 //! What a port says of itself.
 
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::{Error, MaximumTransferUnit, Result, ffi};
+use crate::settings::MaximumTransferUnit;
 
 /// `struct ibv_port_attr`: the attributes of a port at the time of
 /// [`Context::query_port`](crate::Context::query_port).

@@ -2,12 +2,17 @@
 
 use std::fmt;
 
+use super::thread_domain::ThreadDomain;
+use crate::completion::CompletionQueue;
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
 use crate::importable::{Importable, import};
-use crate::{
-    CompletionQueue, Context, Element, Error, MemoryRegion, Parent, QueuePairBuilder,
-    QueuePairType, RegionOptions, Result, SharedMemoryRegion, ThreadDomain, ffi,
-};
+use crate::memory::{Element, MemoryRegion, RegionOptions, SharedMemoryRegion};
+use crate::parent::Parent;
+use crate::queue_pair::QueuePairBuilder;
+use crate::settings::QueuePairType;
 
 object!(ibv_pd, ibv_dealloc_pd);
 import!(ibv_pd, ibv_unimport_pd);

@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
-use crate::{Context, Error, Parent, Result, ffi};
+use crate::parent::Parent;
 
 object!(ibv_td, ibv_dealloc_td);
 

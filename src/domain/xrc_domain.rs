@@ -3,8 +3,11 @@
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
-use crate::{Context, Error, Parent, Result, ffi};
+use crate::parent::Parent;
 
 object!(ibv_xrcd, ibv_close_xrcd);
 

@@ -1,7 +1,10 @@
 //! Advice about memory that is paged on demand.
 
+use super::scatter_gather::GatherElement;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::{Error, GatherElement, ProtectionDomain, Result, ffi};
 
 foreign_enum! {
     /// `enum ibv_advise_mr_advice`: what is going to happen to memory that is paged on demand.

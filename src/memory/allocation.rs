@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The huge pages that a region's buffer consists of.
 ///

@@ -2,8 +2,10 @@
 
 use std::sync::atomic;
 
-use crate::scatter_gather::{private, resolve};
-use crate::{Element, Result, SharedMemorySlice};
+use super::scatter_gather::Element;
+use super::scatter_gather::{private, resolve};
+use super::shared_slice::SharedMemorySlice;
+use crate::error::Result;
 
 /// An integer that has an atomic form, by which
 /// [`SharedMemorySlice::atomic`](SharedMemorySlice::atomic) accesses it in place.

@@ -17,14 +17,18 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 
-use crate::handle::Handle;
-use crate::region_options::{check_access, check_local};
-use crate::registration::register;
-use crate::scatter_gather::{private, resolve, sge};
-use crate::{
-    AccessFlags, Element, Error, GatherElement, LocalMemory, MemorySlice, MemorySliceMut, Parent,
-    ProtectionDomain, Result, ScatterElement, ffi,
+use super::access::AccessFlags;
+use super::options::{check_access, check_local};
+use super::registration::register;
+use super::scatter_gather::{
+    Element, GatherElement, LocalMemory, MemorySlice, MemorySliceMut, ScatterElement,
 };
+use super::scatter_gather::{private, resolve, sge};
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::handle::Handle;
+use crate::parent::Parent;
 
 /// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, that only this
 /// program and its own device access.

@@ -1,9 +1,13 @@
 //! The memory that an operation of a channel works on.
 
-use crate::scatter_gather::private;
-use crate::{Element, MemorySlice, MemorySliceMut, Result, ffi};
+use super::scatter_gather::private;
+use super::scatter_gather::{Element, MemorySlice, MemorySliceMut};
 #[cfg(doc)]
-use crate::{MemorySlicePart, SharedMemorySlice};
+use super::shared_slice::SharedMemorySlice;
+#[cfg(doc)]
+use super::slice_part::MemorySlicePart;
+use crate::error::Result;
+use crate::ffi;
 
 /// Registered memory that the device reads for a send or a write: one piece, or several that go out
 /// as one message.
@@ -185,7 +189,7 @@ tuple!(4: A 0, B 1, C 2, D 3);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SharedMemorySlice;
+    use crate::memory::SharedMemorySlice;
 
     #[test]
     fn several_pieces_are_one_list() {

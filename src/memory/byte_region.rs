@@ -27,8 +27,8 @@ macro_rules! byte_region {
             pub unsafe fn gather_element_by_iova(
                 &self,
                 range: impl std::ops::RangeBounds<usize>,
-            ) -> $crate::Result<$crate::GatherElement<'_>> {
-                self.sge_by_iova(range).map($crate::GatherElement::new)
+            ) -> $crate::error::Result<$crate::memory::GatherElement<'_>> {
+                self.sge_by_iova(range).map($crate::memory::GatherElement::new)
             }
 
             /// The bytes in `range`, for a work request that writes them, wherever requests see the
@@ -49,18 +49,18 @@ macro_rules! byte_region {
             pub unsafe fn scatter_element_by_iova(
                 &self,
                 range: impl std::ops::RangeBounds<usize>,
-            ) -> $crate::Result<$crate::ScatterElement<'_>> {
-                self.sge_by_iova(range).map($crate::ScatterElement::new)
+            ) -> $crate::error::Result<$crate::memory::ScatterElement<'_>> {
+                self.sge_by_iova(range).map($crate::memory::ScatterElement::new)
             }
 
             #[inline]
             fn sge_by_iova(
                 &self,
                 range: impl std::ops::RangeBounds<usize>,
-            ) -> $crate::Result<$crate::ffi::ibv_sge> {
-                let range = $crate::scatter_gather::resolve(range, self.bytes)?;
+            ) -> $crate::error::Result<$crate::ffi::ibv_sge> {
+                let range = $crate::memory::resolve(range, self.bytes)?;
                 let address = self.base + range.start as u64;
-                $crate::scatter_gather::sge(address, range.len(), self.lkey())
+                $crate::memory::sge(address, range.len(), self.lkey())
             }
 
             /// The key by which this program's work requests name the region.
@@ -78,8 +78,8 @@ macro_rules! byte_region {
             }
 
             /// What a peer must know to access the region: send it over.
-            pub fn remote(&self) -> $crate::RemoteMemoryRegion {
-                $crate::RemoteMemoryRegion {
+            pub fn remote(&self) -> $crate::memory::RemoteMemoryRegion {
+                $crate::memory::RemoteMemoryRegion {
                     address: self.base,
                     length: self.bytes as u64,
                     rkey: self.rkey(),
@@ -95,18 +95,18 @@ macro_rules! byte_region {
             pub fn remote_range(
                 &self,
                 range: impl std::ops::RangeBounds<usize>,
-            ) -> $crate::Result<$crate::RemoteMemoryRegion> {
-                let range = $crate::scatter_gather::resolve(range, self.bytes)?;
+            ) -> $crate::error::Result<$crate::memory::RemoteMemoryRegion> {
+                let range = $crate::memory::resolve(range, self.bytes)?;
                 self.remote().sub_region(range.start as u64, range.len() as u64)
             }
 
             /// What it is registered for.
-            pub fn access(&self) -> $crate::AccessFlags {
+            pub fn access(&self) -> $crate::memory::AccessFlags {
                 self.access
             }
 
             /// The domain that it is registered in.
-            pub fn protection_domain(&self) -> &$crate::ProtectionDomain<'pd> {
+            pub fn protection_domain(&self) -> &$crate::domain::ProtectionDomain<'pd> {
                 &self.domain
             }
 

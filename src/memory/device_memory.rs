@@ -5,12 +5,18 @@ use std::ops::RangeBounds;
 
 use zerocopy::IntoBytes;
 
-use crate::byte_region::byte_region;
+use super::access::AccessFlags;
+use super::byte_region::byte_region;
+use super::options::check_access;
+use super::scatter_gather::Element;
+use super::scatter_gather::resolve;
+use crate::device::Context;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
 use crate::importable::{Importable, import};
-use crate::region_options::check_access;
-use crate::scatter_gather::resolve;
-use crate::{AccessFlags, Context, Element, Error, Parent, ProtectionDomain, Result, ffi};
+use crate::parent::Parent;
 
 object!(ibv_dm, ibv_free_dm);
 import!(ibv_dm, ibv_unimport_dm);

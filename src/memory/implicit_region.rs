@@ -3,12 +3,15 @@
 use std::fmt;
 use std::ptr;
 
+use super::access::AccessFlags;
+use super::registration::register;
+use super::scatter_gather::{Element, MemorySlice, MemorySliceMut};
+use crate::device::OnDemandPaging;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::Handle;
-use crate::registration::register;
-use crate::{
-    AccessFlags, Element, Error, MemorySlice, MemorySliceMut, OnDemandPaging, Parent,
-    ProtectionDomain, Result, ffi,
-};
+use crate::parent::Parent;
 
 /// `struct ibv_mr`: all memory that the program has now and will have, registered at once for local
 /// access; the device brings pages in as it needs them (implicit on-demand paging).

@@ -2,9 +2,13 @@
 
 use std::fmt;
 
+use super::scatter_gather::sge;
+use super::scatter_gather::{GatherElement, ScatterElement};
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::Handle;
-use crate::scatter_gather::sge;
-use crate::{Error, GatherElement, Parent, ProtectionDomain, Result, ScatterElement, ffi};
+use crate::parent::Parent;
 
 /// `struct ibv_mr`: a region without memory, of any length. What requests of this program write to it
 /// is discarded, and it reads as zeros; the device does neither over the bus.

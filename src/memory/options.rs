@@ -2,8 +2,11 @@
 
 use std::alloc::Layout;
 
-use crate::allocation::{Allocation, HugePages, page_size};
-use crate::{AccessFlags, Error, OnDemandPaging, ProtectionDomain, Result};
+use super::access::AccessFlags;
+use super::allocation::{Allocation, HugePages, page_size};
+use crate::device::OnDemandPaging;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
 
 /// What peers can do with a region that has one of these: none is for memory that the program has
 /// references to.

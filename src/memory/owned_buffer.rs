@@ -4,10 +4,16 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use crate::allocation::Allocation;
+use super::access::AccessFlags;
+use super::allocation::Allocation;
+use super::options::RegionOptions;
+use super::registration::{self, ReregisterError, Reregistration};
+use super::scatter_gather::Element;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::Handle;
-use crate::registration::{self, ReregisterError, Reregistration};
-use crate::{AccessFlags, Element, Error, Parent, ProtectionDomain, RegionOptions, Result, ffi};
+use crate::parent::Parent;
 
 /// Zeroed, registered memory for `len` elements, owned.
 ///

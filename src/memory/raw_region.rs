@@ -4,17 +4,20 @@ use std::ops::RangeBounds;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use crate::allocation::page_size;
-use crate::byte_region::byte_region;
+use super::access::AccessFlags;
+use super::allocation::page_size;
+use super::byte_region::byte_region;
+use super::options::{check_access, check_iova};
+use super::registration::{ReregisterError, ReregisteredState, Reregistration};
+use super::registration::{register, reregister};
+use super::scatter_gather::{GatherElement, LocalMemory, ScatterElement};
+use super::scatter_gather::{private, resolve, sge_at};
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::Handle;
 use crate::importable::{Importable, import};
-use crate::region_options::{check_access, check_iova};
-use crate::registration::{register, reregister};
-use crate::scatter_gather::{private, resolve, sge_at};
-use crate::{
-    AccessFlags, Error, GatherElement, LocalMemory, Parent, ProtectionDomain, ReregisterError,
-    ReregisteredState, Reregistration, Result, ScatterElement, ffi,
-};
+use crate::parent::Parent;
 
 import!(ibv_mr, ibv_unimport_mr);
 

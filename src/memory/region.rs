@@ -3,13 +3,19 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
 
-use crate::region_options::check_local;
-use crate::registered_buffer::RegisteredBuffer;
-use crate::scatter_gather::{private, resolve, sge};
-use crate::{
-    AccessFlags, Element, Error, GatherElement, LocalMemory, MemorySlice, MemorySliceMut, Parent,
-    ProtectionDomain, RegionOptions, ReregisterError, Reregistration, Result, ScatterElement, ffi,
+use super::access::AccessFlags;
+use super::options::RegionOptions;
+use super::options::check_local;
+use super::owned_buffer::RegisteredBuffer;
+use super::registration::{ReregisterError, Reregistration};
+use super::scatter_gather::{
+    Element, GatherElement, LocalMemory, MemorySlice, MemorySliceMut, ScatterElement,
 };
+use super::scatter_gather::{private, resolve, sge};
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::parent::Parent;
 
 /// `struct ibv_mr`: registered memory for `len` elements that it owns and that only this program
 /// and its own device access.

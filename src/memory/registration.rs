@@ -3,9 +3,13 @@
 use std::fmt;
 use std::io;
 
+use super::access::AccessFlags;
+use super::options::check_access;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
-use crate::region_options::check_access;
-use crate::{AccessFlags, Error, Parent, ProtectionDomain, Result, ffi};
+use crate::parent::Parent;
 
 object!(ibv_mr, ibv_dereg_mr);
 

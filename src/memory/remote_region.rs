@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and
 /// the rkey. It is plain data and says nothing of whether the peer still has that memory.

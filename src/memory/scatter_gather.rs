@@ -6,7 +6,8 @@ use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::{Error, Result, ffi};
+use crate::error::{Error, Result};
+use crate::ffi;
 
 /// What registered memory may hold: a type without padding for which any bytes are a valid value,
 /// since a device writes what a peer sent.

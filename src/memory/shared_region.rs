@@ -3,13 +3,19 @@
 use std::fmt;
 use std::ops::RangeBounds;
 
-use crate::registered_buffer::RegisteredBuffer;
-use crate::scatter_gather::private;
-use crate::{
-    AccessFlags, AtomicElement, Element, Error, GatherElement, LocalMemory, Parent,
-    ProtectionDomain, RegionOptions, RemoteMemoryRegion, ReregisterError, Reregistration, Result,
-    ScatterElement, SharedMemorySlice, ffi,
-};
+use super::access::AccessFlags;
+use super::atomic_element::AtomicElement;
+use super::options::RegionOptions;
+use super::owned_buffer::RegisteredBuffer;
+use super::registration::{ReregisterError, Reregistration};
+use super::remote_region::RemoteMemoryRegion;
+use super::scatter_gather::private;
+use super::scatter_gather::{Element, GatherElement, LocalMemory, ScatterElement};
+use super::shared_slice::SharedMemorySlice;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::parent::Parent;
 
 /// `struct ibv_mr`: registered memory for `len` elements that it owns and that peers read or write
 /// by themselves, as far as its [`AccessFlags`] let them.

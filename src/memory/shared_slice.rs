@@ -5,12 +5,13 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
 
-use crate::scatter_gather::{private, resolve, sge, sge_at};
-use crate::shared_copy::{load, store};
-use crate::{
-    Element, Error, GatherBuffer, GatherElement, LocalMemory, RemoteMemoryRegion, Result,
-    ScatterBuffer, ScatterElement, ffi,
-};
+use super::buffer::{GatherBuffer, ScatterBuffer};
+use super::remote_region::RemoteMemoryRegion;
+use super::scatter_gather::{Element, GatherElement, LocalMemory, ScatterElement};
+use super::scatter_gather::{private, resolve, sge, sge_at};
+use super::shared_copy::{load, store};
+use crate::error::{Error, Result};
+use crate::ffi;
 
 /// A part of a [`SharedMemoryRegion`](crate::SharedMemoryRegion), borrowed.
 ///

@@ -3,8 +3,11 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 
-use crate::scatter_gather::{private, resolve, sge};
-use crate::{Element, GatherBuffer, MemorySliceMut, Result, ScatterBuffer, ffi};
+use super::buffer::{GatherBuffer, ScatterBuffer};
+use super::scatter_gather::{Element, MemorySliceMut};
+use super::scatter_gather::{private, resolve, sge};
+use crate::error::Result;
+use crate::ffi;
 
 /// A part of a [`MemorySliceMut`] that is posted alone, and keeps the rest with it.
 ///

@@ -12,9 +12,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 use crate::handle::{Handle, object};
-use crate::{Error, Parent, ProtectionDomain, Result, ffi};
+use crate::parent::Parent;
 
 object!(ibv_mw, ibv_dealloc_mw);
 

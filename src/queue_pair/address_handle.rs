@@ -2,8 +2,12 @@
 
 use std::fmt;
 
+use super::address_vector::AddressVector;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
-use crate::{AddressVector, Error, Parent, ProtectionDomain, Result, ffi};
+use crate::parent::Parent;
 
 object!(ibv_ah, ibv_destroy_ah);
 

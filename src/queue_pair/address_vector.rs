@@ -1,9 +1,11 @@
 //! How packets reach a peer.
 
-use crate::{
-    Context, Error, FlowLabel, Gid, QueuePairEndpoint, Result, ServiceLevel, StaticRate,
-    WorkSuccess, ffi,
-};
+use super::endpoint::QueuePairEndpoint;
+use crate::completion::WorkSuccess;
+use crate::device::{Context, Gid};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::settings::{FlowLabel, ServiceLevel, StaticRate};
 
 /// `struct ibv_ah_attr`: the path that packets take to a peer, for a connection or for an
 /// [`AddressHandle`](crate::AddressHandle).

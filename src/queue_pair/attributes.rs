@@ -2,9 +2,13 @@
 
 use std::fmt;
 
-use crate::{
-    AccessFlags, AckTimeout, AddressVector, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit,
-    MigrationState, MinRnrTimer, PacketSequenceNumber, QueuePairState, ffi,
+use super::address_vector::AddressVector;
+use super::state::{MigrationState, QueuePairState};
+use crate::ffi;
+use crate::memory::AccessFlags;
+use crate::settings::{
+    AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber,
 };
 
 /// Defines the flags together with the names that C has for the attributes.

@@ -2,12 +2,18 @@
 
 use std::fmt;
 
-use crate::queue_pair::Parents;
-use crate::{
-    AccessFlags, AckTimeout, AddressVector, CompletionQueue, FlowLabel, MaxAckRetries,
-    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, Parent,
-    ProtectionDomain, QueuePairType, SendOperations, ServiceLevel, SharedReceiveQueue, StaticRate,
-    XrcDomain, ffi,
+use super::Parents;
+use super::address_vector::AddressVector;
+use super::shared_receive_queue::SharedReceiveQueue;
+use crate::completion::CompletionQueue;
+use crate::domain::{ProtectionDomain, XrcDomain};
+use crate::ffi;
+use crate::memory::AccessFlags;
+use crate::parent::Parent;
+use crate::queue_pair::work_request::SendOperations;
+use crate::settings::{
+    AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
 };
 
 /// What a queue pair is made with and connected with: see [`QueuePair::builder`](crate::QueuePair::builder).

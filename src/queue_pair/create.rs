@@ -2,14 +2,18 @@
 
 use std::ptr::{self, NonNull};
 
-use crate::extended_operations::function;
+use super::Properties;
+use super::QueuePair;
+use super::builder::ConnectionSettings;
+use super::builder::QueuePairBuilder;
+use super::endpoint::QueuePairEndpoint;
+use crate::device::{Context, DeviceAttributes, Gid, PortState};
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::Handle;
-use crate::queue_pair::Properties;
-use crate::queue_pair_builder::ConnectionSettings;
-use crate::{
-    Context, DeviceAttributes, Error, Gid, MaximumTransferUnit, PacketSequenceNumber, PortState,
-    QueuePair, QueuePairBuilder, QueuePairEndpoint, QueuePairType, Result, SendOperations, ffi,
-};
+use crate::queue_pair::work_request::SendOperations;
+use crate::queue_pair::work_request::function;
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
 
 const VERB: &str = "ibv_create_qp";
 
@@ -314,7 +318,7 @@ fn lacking() -> Error {
 
 /// Whether a queue pair without extensions is worth a try.
 fn is_unsupported(error: Error) -> bool {
-    error.kind() == crate::ErrorKind::Unsupported
+    error.kind() == crate::error::ErrorKind::Unsupported
 }
 
 /// A queue pair that is not connected: in the RESET state, with the address that a peer needs.

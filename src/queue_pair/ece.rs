@@ -1,6 +1,8 @@
 //! Enhanced connection establishment (ECE).
 
-use crate::{QueuePair, Result, ffi};
+use super::QueuePair;
+use crate::error::Result;
+use crate::ffi;
 
 /// `struct ibv_ece`: options that two devices of one vendor agree on while they connect.
 ///

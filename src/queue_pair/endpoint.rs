@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::{Error, Gid, LinkLayer, Result};
+use crate::device::{Gid, LinkLayer};
+use crate::error::{Error, Result};
 
 /// The address of a queue pair: what both sides exchange, over TCP or otherwise, before they
 /// connect.

@@ -5,18 +5,19 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
 
-use crate::queue_pair_post::{
-    INLINE, SIGNALED, not_extended, rdma, receive_methods, request, send_methods,
+use super::QueuePair;
+use super::post::{INLINE, SIGNALED, not_extended, rdma, receive_methods, request, send_methods};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::sge;
+use crate::memory::{LocalMemory, RemoteMemoryRegion};
+use crate::queue_pair::work_request::check_remote;
+use crate::queue_pair::work_request::private::Post;
+use crate::queue_pair::work_request::{
+    Batch, ListError, ReceiveList, ReceiveWorkRequest, SendList, SendQueueRequest,
 };
-use crate::rdma_work_request::check_remote;
-use crate::scatter_gather::sge;
-use crate::work_request::private::Post;
-use crate::work_request::{
+use crate::queue_pair::work_request::{
     explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
-};
-use crate::{
-    Batch, Error, ListError, LocalMemory, QueuePair, ReceiveList, ReceiveWorkRequest,
-    RemoteMemoryRegion, Result, SendList, SendQueueRequest, ffi,
 };
 
 /// The send side of a queue pair: see [`QueuePair::split`].

@@ -1,14 +1,47 @@
 //! Queue pairs: where work is posted.
 
+mod address_handle;
+mod address_vector;
+mod attributes;
+mod builder;
+mod create;
+mod ece;
+mod endpoint;
+mod halves;
+mod modify;
+mod multicast;
+mod post;
+mod shared_receive_queue;
+mod state;
+mod transition;
+pub(crate) mod work_request;
+
+pub use address_handle::AddressHandle;
+pub use address_vector::AddressVector;
+pub use attributes::{AttributeMask, QueuePairAttributes};
+pub(crate) use builder::ConnectionSettings;
+pub use builder::{CreateFlags, QueuePairBuilder};
+pub use create::PreparedQueuePair;
+pub use ece::EnhancedConnection;
+pub use endpoint::QueuePairEndpoint;
+pub use halves::{ReceiveHalf, SendHalf};
+pub use modify::{DataInOrder, RateLimit};
+pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
+pub(crate) use state::TransitionError;
+pub use state::{MigrationState, QueuePairState};
+pub use transition::StateTransition;
+
 use std::fmt;
 use std::ptr::NonNull;
 
+use crate::completion::CompletionQueue;
+use crate::domain::{ProtectionDomain, XrcDomain};
+use crate::error::Error;
+use crate::ffi;
 use crate::handle::{Handle, object};
-use crate::queue_pair_builder::ConnectionSettings;
-use crate::{
-    CompletionQueue, Error, Parent, ProtectionDomain, QueuePairBuilder, QueuePairEndpoint,
-    QueuePairType, SendOperations, SharedReceiveQueue, XrcDomain, ffi,
-};
+use crate::parent::Parent;
+use crate::queue_pair::work_request::SendOperations;
+use crate::settings::QueuePairType;
 
 object!(ibv_qp, ibv_destroy_qp);
 

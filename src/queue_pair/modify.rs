@@ -1,12 +1,18 @@
 //! Changing and querying queue pairs.
 
-use crate::queue_pair_build::PreparedQueuePair;
-use crate::queue_pair_state::rule;
-use crate::{
-    AddressVector, AttributeMask, Error, LinkLayer, QueuePair, QueuePairAttributes,
-    QueuePairEndpoint, QueuePairState, QueuePairType, Result, StateTransition, WorkRequestOpcode,
-    ffi,
-};
+use super::QueuePair;
+use super::address_vector::AddressVector;
+use super::attributes::{AttributeMask, QueuePairAttributes};
+use super::create::PreparedQueuePair;
+use super::endpoint::QueuePairEndpoint;
+use super::state::QueuePairState;
+use super::state::rule;
+use super::transition::StateTransition;
+use crate::device::LinkLayer;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::queue_pair::work_request::WorkRequestOpcode;
+use crate::settings::QueuePairType;
 
 const VERB: &str = "ibv_modify_qp";
 

@@ -1,6 +1,10 @@
 //! Multicast groups.
 
-use crate::{Error, Gid, QueuePair, QueuePairType, Result, ffi};
+use super::QueuePair;
+use crate::device::Gid;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::settings::QueuePairType;
 
 impl QueuePair<'_> {
     /// `ibv_attach_mcast`: lets a UD queue pair receive what is sent to the multicast group `gid`.

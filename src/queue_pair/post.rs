@@ -4,14 +4,16 @@ use std::mem::MaybeUninit;
 use std::ops::RangeBounds;
 use std::ptr;
 
-use crate::rdma_work_request::check_remote;
-use crate::scatter_gather::sge;
-use crate::work_request::{
+use super::QueuePair;
+use super::halves::{ReceiveHalf, SendHalf};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::sge;
+use crate::memory::{LocalMemory, RemoteMemoryRegion};
+use crate::queue_pair::work_request::check_remote;
+use crate::queue_pair::work_request::{Batch, ListError, ReceiveList, SendList, WorkRequest};
+use crate::queue_pair::work_request::{
     explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
-};
-use crate::{
-    Batch, Error, ListError, LocalMemory, QueuePair, ReceiveHalf, ReceiveList, RemoteMemoryRegion,
-    Result, SendHalf, SendList, WorkRequest, ffi,
 };
 
 pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;

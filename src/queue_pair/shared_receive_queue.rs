@@ -6,11 +6,14 @@ use std::ops::RangeBounds;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::completion::CompletionQueue;
+use crate::domain::{ProtectionDomain, XrcDomain};
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::handle::{Handle, object};
-use crate::{
-    CompletionQueue, Error, LocalMemory, Parent, ProtectionDomain, ReceiveWorkRequest, Result,
-    XrcDomain, ffi,
-};
+use crate::memory::LocalMemory;
+use crate::parent::Parent;
+use crate::queue_pair::work_request::ReceiveWorkRequest;
 
 object!(ibv_srq, ibv_destroy_srq);
 

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use super::attributes::AttributeMask;
+use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::{AttributeMask, QueuePairType, ffi};
+use crate::settings::QueuePairType;
 
 foreign_enum! {
     /// `enum ibv_qp_state`: the state of a queue pair.

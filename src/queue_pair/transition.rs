@@ -2,11 +2,16 @@
 
 use std::fmt;
 
-use crate::queue_pair_state::TransitionError;
-use crate::{
-    AccessFlags, AckTimeout, AddressVector, AttributeMask, Error, MaxAckRetries, MaxRnrRetries,
-    MaximumTransferUnit, MigrationState, MinRnrTimer, PacketSequenceNumber, QueuePairAttributes,
-    QueuePairState, QueuePairType, Result, ffi,
+use super::address_vector::AddressVector;
+use super::attributes::{AttributeMask, QueuePairAttributes};
+use super::state::TransitionError;
+use super::state::{MigrationState, QueuePairState};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::AccessFlags;
+use crate::settings::{
+    AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber, QueuePairType,
 };
 
 /// A change of a queue pair's state, of its attributes, or of both, for
@@ -178,7 +183,8 @@ impl fmt::Debug for StateTransition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Gid, ServiceLevel};
+    use crate::device::Gid;
+    use crate::settings::ServiceLevel;
 
     #[test]
     fn each_attribute_is_where_c_has_it() {

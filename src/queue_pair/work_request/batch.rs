@@ -15,10 +15,13 @@ use std::marker::PhantomData;
 use std::mem;
 use std::ptr::NonNull;
 
-use crate::batch_data::private::Data;
-use crate::extended_operations::function;
-use crate::send_work_request::check_number;
-use crate::{AddressHandle, QueuePair, Result, SendFlags, SendOperations, ffi};
+use super::batch_data::private::Data;
+use super::extended_operations::function;
+use super::extended_operations::{SendFlags, SendOperations};
+use super::send::check_number;
+use crate::error::Result;
+use crate::ffi;
+use crate::queue_pair::{AddressHandle, QueuePair};
 
 /// Requests that are about to be posted together: see [`QueuePair::batch`].
 ///

@@ -3,9 +3,12 @@
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 
-use crate::extended_operations::function;
-use crate::work_request::too_long_inline;
-use crate::{Batch, Error, GatherElement, Result, ffi};
+use super::batch::Batch;
+use super::extended_operations::function;
+use super::too_long_inline;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::GatherElement;
 
 /// What a request sends: elements of registered memory (a slice or an array of [`GatherElement`]), or
 /// bytes from anywhere ([`Inline`], [`InlineList`]).
@@ -23,7 +26,9 @@ pub struct Inline<'a>(pub &'a [u8]);
 pub struct InlineList<'a, 'b>(pub &'a [IoSlice<'b>]);
 
 pub(crate) mod private {
-    use crate::{Batch, Result, ffi};
+    use crate::error::Result;
+    use crate::ffi;
+    use crate::queue_pair::work_request::Batch;
 
     /// What adding data takes; out of reach for users.
     pub trait Data {

@@ -1,13 +1,15 @@
 //! The requests of a batch.
 
-use crate::batch_data::list;
-use crate::batch_data::private::Data;
-use crate::extended_operations::function;
-use crate::rdma_work_request::{check_atomic, check_remote};
-use crate::{
-    Batch, BatchData, Error, FlushPlacement, RemoteMemoryRegion, Result, ScatterElement, SendFlags,
-    SendOperations as Op, ffi,
-};
+use super::batch::Batch;
+use super::batch_data::BatchData;
+use super::batch_data::list;
+use super::batch_data::private::Data;
+use super::extended_operations::function;
+use super::extended_operations::{FlushPlacement, SendFlags, SendOperations as Op};
+use super::rdma::{check_atomic, check_remote};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{RemoteMemoryRegion, ScatterElement};
 
 /// Calls a function of the queue pair.
 macro_rules! call {

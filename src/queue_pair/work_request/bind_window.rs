@@ -5,12 +5,18 @@ use std::marker::PhantomData;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
-use crate::scatter_gather::{private, resolve};
-use crate::work_request::post_send;
-use crate::{
-    AccessFlags, Batch, Element, Error, MemoryWindow, MemoryWindowType, QueuePair, QueuePairType,
-    RawMemoryRegion, RemoteMemoryRegion, Result, SendFlags, SendHalf, SharedMemoryRegion, ffi,
+use super::batch::Batch;
+use super::extended_operations::SendFlags;
+use super::post_send;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{
+    AccessFlags, Element, MemoryWindow, MemoryWindowType, RawMemoryRegion, RemoteMemoryRegion,
+    SharedMemoryRegion,
 };
+use crate::memory::{private, resolve};
+use crate::queue_pair::{QueuePair, SendHalf};
+use crate::settings::QueuePairType;
 
 /// Registered memory that a window can be bound to, if it was registered with
 /// [`AccessFlags::MW_BIND`].

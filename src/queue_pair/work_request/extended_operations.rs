@@ -2,7 +2,8 @@
 
 use std::ptr::NonNull;
 
-use crate::{QueuePairType, ffi};
+use crate::ffi;
+use crate::settings::QueuePairType;
 
 /// Defines the operations together with the functions that they need.
 macro_rules! operations {
@@ -102,7 +103,7 @@ bitflags::bitflags! {
 /// The functions of a queue pair as bits: those of [`SendOperations`], and those below.
 pub(crate) mod function {
     use super::*;
-    use crate::Error;
+    use crate::error::Error;
 
     /// Not a function: the peer is known, as the queue pair has one or the batch was told.
     pub(crate) const READY: u64 = 1 << 63;

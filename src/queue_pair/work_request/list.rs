@@ -5,7 +5,9 @@ use std::marker::PhantomData;
 use std::mem;
 use std::ptr;
 
-use crate::{Error, ReceiveWorkRequest, Result, ffi};
+use super::ReceiveWorkRequest;
+use crate::error::{Error, Result};
+use crate::ffi;
 
 /// A request that C links to the next one.
 pub(crate) trait Link {
@@ -324,7 +326,7 @@ impl From<ListError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LocalInvalidateWorkRequest, SendWorkRequest};
+    use crate::queue_pair::work_request::{LocalInvalidateWorkRequest, SendWorkRequest};
 
     fn chain(list: &mut SendList<'_>) -> Vec<(u64, u32)> {
         let mut found = Vec::new();

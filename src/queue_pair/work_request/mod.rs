@@ -1,11 +1,35 @@
 //! Work requests: what is posted to a queue pair, prepared once and posted as often as is wanted.
 
+mod batch;
+mod batch_data;
+mod batch_requests;
+mod bind_window;
+mod extended_operations;
+mod list;
+mod rdma;
+mod send;
+
+pub use batch::Batch;
+pub use batch_data::{BatchData, Inline, InlineList};
+pub use bind_window::{WindowBinding, WindowMemory};
+pub(crate) use extended_operations::function;
+pub use extended_operations::{FlushPlacement, SendFlags, SendOperations};
+pub use list::{
+    ListEntry, ListError, ReceiveList, ReceiveListEntry, SendList, SendListEntry, WorkRequestList,
+};
+pub(crate) use rdma::check_remote;
+pub use rdma::{CompareSwapWorkRequest, FetchAddWorkRequest, ReadWorkRequest, WriteWorkRequest};
+pub use send::{LocalInvalidateWorkRequest, SendWorkRequest};
+
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
+use crate::error::{Error, Result};
+use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::{Error, GatherElement, QueuePair, Result, ScatterElement, ffi};
+use crate::memory::{GatherElement, ScatterElement};
+use crate::queue_pair::QueuePair;
 
 /// The longest message that a request can carry: 2 GiB. Ports may take less:
 /// [`PortAttributes::max_message_size`](crate::PortAttributes::max_message_size).
@@ -62,7 +86,9 @@ pub trait SendQueueRequest: WorkRequest {
 pub(crate) mod private {
     use std::ffi::c_int;
 
-    use crate::{Error, QueuePair, ffi};
+    use crate::error::Error;
+    use crate::ffi;
+    use crate::queue_pair::QueuePair;
 
     /// What posting takes; out of reach for users.
     pub trait Post {
@@ -353,7 +379,7 @@ macro_rules! send_queue_request {
             }
         }
 
-        impl $crate::work_request::private::Post for $name<'_> {
+        impl $crate::queue_pair::work_request::private::Post for $name<'_> {
             #[inline]
             unsafe fn post(
                 &mut self,
@@ -362,27 +388,27 @@ macro_rules! send_queue_request {
             ) -> std::ffi::c_int {
                 self.raw.wr_id = wr_id;
                 // SAFETY: the caller vouches for the queue pair and the memory.
-                unsafe { $crate::work_request::post_send(queue_pair, &mut self.raw) }
+                unsafe { $crate::queue_pair::work_request::post_send(queue_pair, &mut self.raw) }
             }
 
             fn explain(
                 &self,
-                queue_pair: &$crate::QueuePair<'_>,
+                queue_pair: &$crate::queue_pair::QueuePair<'_>,
                 returned: std::ffi::c_int,
-            ) -> $crate::Error {
-                $crate::work_request::explain_send(queue_pair, &self.raw, returned)
+            ) -> $crate::error::Error {
+                $crate::queue_pair::work_request::explain_send(queue_pair, &self.raw, returned)
             }
         }
 
-        impl $crate::WorkRequest for $name<'_> {}
+        impl $crate::queue_pair::work_request::WorkRequest for $name<'_> {}
 
-        impl $crate::SendQueueRequest for $name<'_> {
+        impl $crate::queue_pair::work_request::SendQueueRequest for $name<'_> {
             fn as_raw(&self) -> &$crate::ffi::ibv_send_wr {
                 &self.raw
             }
         }
 
-        impl<'wr> From<$name<'wr>> for $crate::SendListEntry<'wr> {
+        impl<'wr> From<$name<'wr>> for $crate::queue_pair::work_request::SendListEntry<'wr> {
             #[inline]
             fn from(request: $name<'wr>) -> Self {
                 Self::new(request.raw)
@@ -391,7 +417,7 @@ macro_rules! send_queue_request {
 
         impl std::fmt::Debug for $name<'_> {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                $crate::work_request::debug_send(stringify!($name), &self.raw, f)
+                $crate::queue_pair::work_request::debug_send(stringify!($name), &self.raw, f)
             }
         }
     };
@@ -411,8 +437,8 @@ macro_rules! data_request {
             ///
             ///  - `EINVAL`: there is more data than that.
             #[inline]
-            pub fn inline(mut self, max_inline_data: u32) -> $crate::Result<Self> {
-                $crate::work_request::check_inline(&self.raw, max_inline_data)?;
+            pub fn inline(mut self, max_inline_data: u32) -> $crate::error::Result<Self> {
+                $crate::queue_pair::work_request::check_inline(&self.raw, max_inline_data)?;
                 self.raw.send_flags |= $crate::ffi::ibv_send_flags::IBV_SEND_INLINE.0;
                 Ok(self)
             }
@@ -453,7 +479,10 @@ pub(crate) fn debug_send(
 ) -> std::fmt::Result {
     f.debug_struct(name)
         .field("opcode", &WorkRequestOpcode::from(raw.opcode))
-        .field("flags", &crate::SendFlags::from_bits_retain(raw.send_flags))
+        .field(
+            "flags",
+            &crate::queue_pair::work_request::SendFlags::from_bits_retain(raw.send_flags),
+        )
         .field("elements", &raw.num_sge)
         .finish_non_exhaustive()
 }

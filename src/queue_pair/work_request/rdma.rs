@@ -1,7 +1,9 @@
 //! Requests that access memory of the peer.
 
-use crate::work_request::{List, data_request, send_queue_request};
-use crate::{Error, GatherElement, RemoteMemoryRegion, Result, ScatterElement, ffi};
+use super::{List, data_request, send_queue_request};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{GatherElement, RemoteMemoryRegion, ScatterElement};
 
 const VERB: &str = "ibv_post_send";
 
@@ -197,7 +199,7 @@ impl<'wr> FetchAddWorkRequest<'wr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SendQueueRequest;
+    use crate::queue_pair::work_request::SendQueueRequest;
 
     fn gather(length: u32) -> GatherElement<'static> {
         // SAFETY: the element is never posted.

@@ -1,7 +1,10 @@
 //! Requests that send, and those that only concern this side.
 
-use crate::work_request::{List, data_request, send_queue_request};
-use crate::{AddressHandle, Error, GatherElement, Result, ffi};
+use super::{List, data_request, send_queue_request};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::GatherElement;
+use crate::queue_pair::AddressHandle;
 
 send_queue_request! {
     /// `struct ibv_send_wr`: sends one message to a receive of the peer.
@@ -141,7 +144,7 @@ impl LocalInvalidateWorkRequest<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SendQueueRequest;
+    use crate::queue_pair::work_request::SendQueueRequest;
 
     fn element(length: u32) -> GatherElement<'static> {
         // SAFETY: the element is never posted.
