@@ -1,5 +1,6 @@
-//! Asynchronous events, on the test device.
+//! Asynchronous events, on the function device.
 
+#[path = "support/figures.rs"]
 mod figures;
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,7 +15,7 @@ use ibverbs::{
     AsyncEvents, CompletionQueue, ErrorKind, ProtectionDomain, QueuePair, QueuePairState,
     QueuePairType, ReceiveWorkRequest, SharedReceiveQueue, WorkCompletion, ffi,
 };
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 use figures::figure;
 
@@ -23,7 +24,7 @@ const LATE: Duration = Duration::from_secs(60);
 
 #[test]
 fn every_kind_names_its_subject() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = CompletionQueue::builder(&context, 16).token(0xc0ffee).build().unwrap();
@@ -98,7 +99,7 @@ fn every_kind_names_its_subject() {
 
 #[test]
 fn waiting_has_an_end() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let events = AsyncEvents::new(&context).unwrap();
     let start = Instant::now();
@@ -125,7 +126,7 @@ fn waiting_has_an_end() {
 #[test]
 fn each_event_goes_to_one_thread() {
     const EVENTS: u32 = 2000;
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let (seen, count) = (AtomicU32::new(0), AtomicU32::new(0));
     thread::scope(|scope| {
@@ -154,7 +155,7 @@ fn each_event_goes_to_one_thread() {
 
 #[test]
 fn objects_go_at_once_whatever_became_of_their_events() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = Arc::new(CompletionQueue::new(&context, 16).unwrap());
@@ -195,7 +196,7 @@ fn objects_go_at_once_whatever_became_of_their_events() {
 #[test]
 fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
     const ROOM: u32 = 3;
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let events = context.async_events().unwrap();
@@ -241,7 +242,7 @@ fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
 
 #[test]
 fn a_context_without_a_file_is_an_error() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     // SAFETY: the context is live; its file is put back before it is closed.
     unsafe {

@@ -9,7 +9,7 @@ use ibverbs::{
     AccessFlags, Channel, MemoryRegion, ProtectionDomain, SharedCompletionQueue,
     SharedMemoryRegion, TransportError,
 };
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 /// Counts what the current thread allocates.
 struct Counting;
@@ -54,7 +54,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(device: &TestDevice, shared: bool) -> Self {
+    fn new(device: &FunctionDevice, shared: bool) -> Self {
         let context = Arc::new(device.context());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let queue = Arc::new(SharedCompletionQueue::new(&context, 128).unwrap());
@@ -73,7 +73,7 @@ impl Rig {
 fn nothing_is_allocated_per_operation() {
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1, "it counts");
     for shared in [false, true] {
-        let device = TestDevice::model();
+        let device = FunctionDevice::model();
         let Rig { mut one, mut two, domain } = Rig::new(&device, shared);
         let mut region = MemoryRegion::<u64>::new(&domain, 64).unwrap();
         let target = SharedMemoryRegion::<u64>::new(&domain, 64, ALL).unwrap();
@@ -114,7 +114,7 @@ fn nothing_is_allocated_per_operation() {
             one.send(&()).unwrap();
             work.wait(&mut two).unwrap();
         };
-        // The test device allocates memory of its own; the other allocator is not C's.
+        // The function device allocates memory of its own; the other allocator is not C's.
         assert_eq!(allocations(&mut round), 0, "shared: {shared}");
         assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0, "shared: {shared}");
         let failing = || {

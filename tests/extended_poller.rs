@@ -1,4 +1,4 @@
-//! Extended polling, on the test device.
+//! Extended polling, on the function device.
 
 use std::mem::{ManuallyDrop, offset_of};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,9 +10,13 @@ use ibverbs::{
     CompletionChannel, CompletionFields, CompletionQueue, Context, ErrorKind, ExtendedCompletion,
     ExtendedCompletions, ExtendedPoller, WorkOpcode, WorkStatus, ffi,
 };
-use ibverbs_test_device::{Kind, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Kind};
 
-fn inject(device: &TestDevice, queue: &CompletionQueue<'_>, ids: impl IntoIterator<Item = u64>) {
+fn inject(
+    device: &FunctionDevice,
+    queue: &CompletionQueue<'_>,
+    ids: impl IntoIterator<Item = u64>,
+) {
     for wr_id in ids {
         device.inject(queue.as_raw(), &ffi::ibv_wc { wr_id, ..Default::default() });
     }
@@ -33,7 +37,7 @@ fn larger(context: &Context<'_>) -> *mut ffi::verbs_context {
 
 #[test]
 fn fields_are_read_lazily_and_only_if_asked_for() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let fields = CompletionFields::STANDARD | CompletionFields::TIMESTAMP;
     let all = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
@@ -88,7 +92,7 @@ fn fields_are_read_lazily_and_only_if_asked_for() {
 
 #[test]
 fn failures_and_unknown_values_are_typed() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let fields = CompletionFields::STANDARD;
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
@@ -120,7 +124,7 @@ fn failures_and_unknown_values_are_typed() {
 
 #[test]
 fn what_the_device_does_not_report_is_refused() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let build = |fields| CompletionQueue::builder(&context, 16).extended(fields).build();
     let unknown = CompletionFields::from_bits_retain(1 << 40);
@@ -158,7 +162,7 @@ fn a_field_without_a_function_is_refused() {
         }
     }
 
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     // SAFETY: the context is live.
     unsafe {
@@ -182,7 +186,7 @@ fn a_field_without_a_function_is_refused() {
 
 #[test]
 fn a_poll_ends_however_the_closure_does() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let fields = CompletionFields::empty();
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
@@ -219,7 +223,7 @@ fn a_poll_ends_however_the_closure_does() {
 
 #[test]
 fn a_poll_that_fails_is_over() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let fields = CompletionFields::empty();
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
@@ -248,7 +252,7 @@ fn a_poll_that_fails_is_over() {
 
 #[test]
 fn a_forgotten_poller_hangs_nobody() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let fields = CompletionFields::empty();
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
@@ -272,7 +276,7 @@ fn a_forgotten_poller_hangs_nobody() {
 
 #[test]
 fn it_waits_and_arms_as_the_queue_does() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let fields = CompletionFields::empty();
     let plain = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
@@ -308,7 +312,7 @@ fn it_waits_and_arms_as_the_queue_does() {
 
 #[test]
 fn what_is_lent_can_be_printed() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let fields = CompletionFields::STANDARD;
     let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
@@ -348,7 +352,7 @@ fn on_soft_roce_each_completion_is_a_poll_of_its_own() {
         }
     }
 
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     // SAFETY: the context is live.
     unsafe {

@@ -1,11 +1,12 @@
 //! Forking while memory is registered. It is a program of its own, since `fork_init` must come
 //! before anything else.
 
+#[path = "support/figures.rs"]
 mod figures;
 
 use figures::figure;
 use ibverbs::{ForkStatus, fork_init, is_fork_initialized};
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 #[test]
 fn the_parent_goes_on_after_a_fork() {
@@ -13,7 +14,7 @@ fn the_parent_goes_on_after_a_fork() {
     let status = is_fork_initialized();
     assert!(matches!(status, ForkStatus::Enabled | ForkStatus::Unneeded), "{status:?}");
 
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut region = domain.allocate::<u8>(4096).unwrap();
@@ -54,7 +55,7 @@ fn the_parent_goes_on_after_a_fork() {
     figure(
         "fork",
         &format!(
-            "fork status {status:?} (test device): a child that writes to registered memory {}; the \
+            "fork status {status:?} (function device): a child that writes to registered memory {}; the \
              parent's is as it was, and is deregistered",
             if status == ForkStatus::Enabled { "is killed" } else { "writes to a copy" }
         ),

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ibverbs::*;
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 /// Hands out memory that is full of what others left in it, and looks at what comes back.
 struct Dirty;
@@ -76,7 +76,7 @@ const SIZES: [usize; 6] = [1, 63, 4096, 100_000, (1 << 20) - 1, (1 << 20) + 1];
 #[test]
 fn fresh_memory_is_zero_and_freed_memory_was_wiped() {
     let _one = ONE.lock().unwrap();
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     for size in SIZES {
@@ -118,7 +118,7 @@ fn fresh_memory_is_zero_and_freed_memory_was_wiped() {
 /// A peer's device can reach nothing of the program but what is in the region.
 #[test]
 fn nothing_else_is_within_a_region() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     for size in SIZES {
@@ -138,7 +138,7 @@ const PEERS: AccessFlags = AccessFlags::REMOTE_READ
 
 #[test]
 fn access_is_local_unless_asked_for() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let granted = || AccessFlags::from_bits_retain(device.last_call("reg_mr").unwrap().access);
@@ -172,7 +172,7 @@ fn access_is_local_unless_asked_for() {
 
 #[test]
 fn queue_pairs_allow_nothing_but_sends_unless_asked() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -201,7 +201,7 @@ fn queue_pairs_allow_nothing_but_sends_unless_asked() {
 /// connect, does not.
 #[test]
 fn rkeys_are_in_remote_regions_only() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut memory = [0_u8; 64];

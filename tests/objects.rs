@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use ibverbs::*;
-use ibverbs_test_device::{Builder, Kind, TestDevice};
+use ibverbs_function_device::{Builder, FunctionDevice, Kind};
 
 #[test]
 fn a_shared_receive_queue_is_created_queried_and_modified() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = domain.create_srq(17, 2).unwrap();
@@ -42,7 +42,7 @@ fn a_shared_receive_queue_is_created_queried_and_modified() {
 
 #[test]
 fn a_shared_receive_queue_fills_up() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = domain.create_srq(1, 1).unwrap();
@@ -65,7 +65,7 @@ fn a_shared_receive_queue_fills_up() {
 
 #[test]
 fn a_parent_domain_keeps_what_it_stands_for() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = Arc::new(device.context());
     let thread = Arc::new(ThreadDomain::new(&context).unwrap());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
@@ -84,7 +84,7 @@ fn a_parent_domain_keeps_what_it_stands_for() {
 
 #[test]
 fn a_thread_domain_of_another_context_is_refused() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let (context, other) = (device.context(), device.context());
     let domain = context.alloc_pd().unwrap();
     let thread = other.alloc_td().unwrap();
@@ -97,7 +97,7 @@ fn a_thread_domain_of_another_context_is_refused() {
 
 #[test]
 fn an_xrc_domain_is_private_or_stands_for_a_file() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let file = File::open("/dev/null").unwrap();
     let fd = file.as_fd();
@@ -133,7 +133,7 @@ fn an_xrc_domain_is_private_or_stands_for_a_file() {
 
 #[test]
 fn ece_options_go_both_ways() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
@@ -150,7 +150,7 @@ fn ece_options_go_both_ways() {
 
 #[test]
 fn the_raw_clock_is_passed_on() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let before = context.query_raw_clock().unwrap();
     let after = context.query_raw_clock().unwrap();
@@ -161,7 +161,7 @@ fn the_raw_clock_is_passed_on() {
 
 #[test]
 fn multicast_wants_a_datagram_queue_pair_and_a_group() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
@@ -184,7 +184,7 @@ fn multicast_wants_a_datagram_queue_pair_and_a_group() {
 
 #[test]
 fn an_extended_shared_receive_queue_has_a_domain_a_queue_and_a_number() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
@@ -207,7 +207,7 @@ fn an_extended_shared_receive_queue_has_a_domain_a_queue_and_a_number() {
 
 #[test]
 fn a_request_with_too_many_elements_is_named() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let receives = domain.create_srq(4, 1).unwrap();
@@ -225,7 +225,7 @@ fn a_request_with_too_many_elements_is_named() {
 
 #[test]
 fn an_address_handle_names_a_port_of_the_device() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let path = |port| AddressVector::new(port, 0).global(context.routable_gid(1).unwrap().gid, 1);
@@ -248,7 +248,7 @@ fn the_path_to_a_peer_has_what_the_network_needs() {
     let roce = endpoint(0, "::ffff:10.0.0.9");
     let infiniband = endpoint(9, "fe80::9");
 
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let own = context.routable_gid(1).unwrap();
     let path = AddressVector::to_peer(&context, 1, &roce).unwrap();
@@ -262,7 +262,8 @@ fn the_path_to_a_peer_has_what_the_network_needs() {
     let error = AddressVector::to_peer(&context, 2, &roce).unwrap_err();
     assert_eq!(error.raw_os_error(), libc::EINVAL);
 
-    let device = Builder::model().link_layer(ibverbs_test_device::LinkLayer::InfiniBand).build();
+    let device =
+        Builder::model().link_layer(ibverbs_function_device::LinkLayer::InfiniBand).build();
     let context = device.context();
     let path = AddressVector::to_peer(&context, 1, &infiniband).unwrap();
     assert_eq!((path.lid(), path.gid()), (9, None));
@@ -279,7 +280,7 @@ fn the_path_to_a_peer_has_what_the_network_needs() {
 /// libibverbs builds what it needs for forks without a lock: nobody may register memory meanwhile.
 #[test]
 fn forks_are_announced_before_a_device_is_opened() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let _context = device.context();
     match is_fork_initialized() {
         ForkStatus::Disabled => {

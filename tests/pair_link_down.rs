@@ -3,7 +3,9 @@
 //!
 //! Machine 2 sends to machine 1, which takes its own link down.
 
+#[path = "support/figures.rs"]
 mod figures;
+#[path = "support/two_machines.rs"]
 mod two_machines;
 
 use std::process::ExitCode;

@@ -6,7 +6,7 @@ use ibverbs::{
     Channel, ErrorKind, MaxRnrRetries, MaximumTransferUnit, MemoryRegion, PacketSequenceNumber,
     QueuePairType, TransportError, WorkErrorClass, WorkOpcode, WorkStatus, ffi,
 };
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 use crate::pair::{Pair, builder, connect, domain, outstanding, soon};
 
@@ -155,7 +155,7 @@ fn bad_input_is_refused_before_the_device_sees_it() {
 
 #[test]
 fn an_unreliable_connection_writes_but_does_not_read() {
-    let mut pair = Pair::with(TestDevice::model(), |builder| {
+    let mut pair = Pair::with(FunctionDevice::model(), |builder| {
         builder.queue_pair_type(QueuePairType::UnreliableConnected)
     });
     let target = pair.shared(1);
@@ -173,7 +173,7 @@ fn an_unreliable_connection_writes_but_does_not_read() {
 
 #[test]
 fn only_connected_types_make_a_channel() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let domain = domain(&device);
     let datagram = builder(&domain).queue_pair_type(QueuePairType::UnreliableDatagram).build();
     assert_eq!(datagram.unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -187,7 +187,7 @@ fn only_connected_types_make_a_channel() {
 
 #[test]
 fn a_failed_operation_is_told_and_the_next_is_its_consequence() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let domain = domain(&device);
     let impatient = |domain| builder(domain).max_rnr_retries(MaxRnrRetries::NONE);
     let (one, two) = connect(impatient(&domain), impatient(&domain));

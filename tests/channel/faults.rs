@@ -5,7 +5,7 @@ use ibverbs::{
     AccessFlags, Channel, ErrorKind, MemoryRegion, RemoteMemoryRegion, SharedMemoryRegion,
     TransportError, WorkErrorClass, WorkStatus,
 };
-use ibverbs_test_device::{Builder, Kind};
+use ibverbs_function_device::{Builder, Kind};
 
 use crate::figures::figure;
 use crate::pair::{Pair, builder, domain};

@@ -4,13 +4,13 @@
 use std::mem::forget;
 
 use ibverbs::{Channel, MemoryRegion, SharedMemoryRegion, TransportError};
-use ibverbs_test_device::{Progress, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{ALL, Pair, builder, connect, domain};
 
 /// A device that goes on writing where it was told to, whether or not the region is still there.
-fn relentless() -> TestDevice {
-    let device = TestDevice::model();
+fn relentless() -> FunctionDevice {
+    let device = FunctionDevice::model();
     device.stale_translation(true);
     device
 }
@@ -98,13 +98,13 @@ fn prepared_and_reset_channels_may_be_forgotten() {
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
 }
 
-/// Late writes, as the test device makes them, would be seen: the region is freed while the device
+/// Late writes, as the function device makes them, would be seen: the region is freed while the device
 /// still has it, which only `unsafe` can do.
 #[test]
 fn the_device_would_tell() {
     let device = relentless();
     device.stale_translation(false);
-    let (domain, other) = (domain(&device), TestDevice::model());
+    let (domain, other) = (domain(&device), FunctionDevice::model());
     drop(other);
     let (mut one, mut two): (Channel<'_>, _) = connect(builder(&domain), builder(&domain));
     let mut region = MemoryRegion::<u8>::new(&domain, 64).unwrap();

@@ -3,7 +3,7 @@
 
 mod blocking;
 mod faults;
-#[path = "../figures/mod.rs"]
+#[path = "../support/figures.rs"]
 mod figures;
 mod forget;
 mod pair;

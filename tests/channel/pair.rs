@@ -8,7 +8,7 @@ use ibverbs::{
     AccessFlags, Channel, ChannelBuilder, MaxRnrRetries, MemoryRegion, ProtectionDomain,
     SharedMemoryRegion, ffi,
 };
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 pub(crate) const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_READ)
@@ -20,7 +20,7 @@ pub(crate) struct Pair {
     pub(crate) one: Channel<'static>,
     pub(crate) two: Channel<'static>,
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
-    pub(crate) device: TestDevice,
+    pub(crate) device: FunctionDevice,
 }
 
 /// Ends the process when a test hangs: what is broken is often that something never ends.
@@ -35,7 +35,7 @@ fn watch() {
     });
 }
 
-pub(crate) fn domain(device: &TestDevice) -> Arc<ProtectionDomain<'static>> {
+pub(crate) fn domain(device: &FunctionDevice) -> Arc<ProtectionDomain<'static>> {
     watch();
     let context = device.context();
     Arc::new(ProtectionDomain::new(Arc::new(context)).unwrap())
@@ -65,11 +65,11 @@ pub(crate) fn connect(
 
 impl Pair {
     pub(crate) fn new() -> Self {
-        Self::with(TestDevice::model(), |builder| builder)
+        Self::with(FunctionDevice::model(), |builder| builder)
     }
 
     pub(crate) fn with(
-        device: TestDevice,
+        device: FunctionDevice,
         set: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
     ) -> Self {
         let domain = domain(&device);
@@ -137,7 +137,7 @@ pub(crate) fn queue(channel: &Channel<'_>) -> *mut ffi::ibv_cq {
 
 /// What the device still owns of a channel's work: sends and receives.
 #[track_caller]
-pub(crate) fn outstanding(device: &TestDevice, channel: &Channel<'_>) -> (u32, u32) {
+pub(crate) fn outstanding(device: &FunctionDevice, channel: &Channel<'_>) -> (u32, u32) {
     device.outstanding(channel.number())
 }
 

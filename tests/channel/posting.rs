@@ -1,7 +1,7 @@
 //! What is posted: how it looks to the device, and what becomes of it when posting fails.
 
 use ibverbs::{Channel, PendingWork, ScopeError, TransportError, WorkSuccess};
-use ibverbs_test_device::Progress;
+use ibverbs_function_device::Progress;
 
 use crate::pair::{Pair, outstanding, soon};
 

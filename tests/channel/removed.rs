@@ -8,7 +8,7 @@ use ibverbs::{
     AsyncEventKind, AsyncEventSubject, CompletionChannel, CompletionFields, CompletionQueue, Error,
     ErrorKind, ProtectionDomain, TransportError, TransportResult, WorkCompletion, WorkStatus,
 };
-use ibverbs_test_device::{Kind, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::figures::figure;
 use crate::pair::{Pair, outstanding};
@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_millis(30);
 const LATE: Duration = Duration::from_secs(60);
 
 /// Runs a wait during which the device is pulled out; returns how long it took from there, too.
-fn pulled_out<T: Send>(device: &TestDevice, wait: impl FnOnce() -> T + Send) -> (T, Duration) {
+fn pulled_out<T: Send>(device: &FunctionDevice, wait: impl FnOnce() -> T + Send) -> (T, Duration) {
     thread::scope(|threads| {
         let remover = threads.spawn(|| {
             thread::sleep(SOON);
@@ -44,7 +44,7 @@ fn assert_gone(error: Error) {
 
 /// All at once, each in a thread of its own: an event, a queue, a poller, a channel for queues.
 fn verbs_waits() -> (u32, Duration) {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = Arc::new(device.context());
     let channel = CompletionChannel::new(&context).unwrap();
     let queue = CompletionQueue::builder(&context, 4).channel(&channel).build().unwrap();
@@ -144,7 +144,7 @@ fn channel_waits() -> (u32, Duration) {
     let (mut waits, mut slowest) = (0, Duration::ZERO);
     for sleeping in [false, true] {
         for wait in WAITS {
-            let device = TestDevice::model();
+            let device = FunctionDevice::model();
             let mut pair =
                 Pair::with(
                     device.clone(),

@@ -2,7 +2,7 @@
 //! somebody else's.
 
 use ibverbs::{ScopeError, TransportError, ffi};
-use ibverbs_test_device::{Progress, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{Pair, outstanding, peek, queue};
 
@@ -14,7 +14,7 @@ fn is_poll_error(error: TransportError) -> bool {
 /// not end before.
 #[test]
 fn a_poll_error_within_a_scope_releases_nothing() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let mut pair = Pair::with(device, |builder| builder);
     let (outgoing, mut incoming) = (pair.region(8, 1), pair.region(8, 0));
@@ -124,7 +124,7 @@ fn strangers(epoch: u64, number: u32) -> Vec<ffi::ibv_wc> {
 
 #[test]
 fn an_unknown_completion_ends_no_operation_of_a_scope() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let mut pair = Pair::with(device, |builder| builder);
     let target = pair.shared(1);
@@ -170,7 +170,7 @@ fn an_unknown_completion_ends_a_blocking_call_with_nothing_in_flight() {
 /// What is found by the first poll, with the very number that is waited for, is looked at no less.
 #[test]
 fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let mut pair = Pair::with(device, |builder| builder);
     let target = pair.shared(1);

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use ibverbs::{MaxRnrRetries, ScopeError, TransportError, TransportResult, WorkStatus};
-use ibverbs_test_device::{Progress, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{Pair, outstanding, queue, soon};
 
@@ -132,7 +132,7 @@ fn completions_out_of_order_find_their_owners() {
 #[test]
 fn sends_and_receives_interleave() {
     for seed in 0..20 {
-        let device = TestDevice::model();
+        let device = FunctionDevice::model();
         device.progress(Progress::Manual);
         let mut pair = Pair::with(device, |builder| builder);
         let mut regions = [pair.region(32, 0), pair.region(32, 50), pair.region(64, 0)];
@@ -174,7 +174,7 @@ fn sends_and_receives_interleave() {
 
 #[test]
 fn what_a_handle_says_it_says_again() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let mut pair = Pair::with(device, |builder| builder);
     let target = pair.shared(1);
@@ -197,7 +197,7 @@ fn what_a_handle_says_it_says_again() {
 
 #[test]
 fn the_queues_are_full_before_the_device_is_asked() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let mut pair = Pair::with(device, |builder| builder);
     let target = pair.shared(1);
@@ -261,7 +261,7 @@ fn a_scope_waits_for_what_was_dropped() {
 }
 
 fn impatient() -> Pair {
-    Pair::with(TestDevice::model(), |builder| builder.max_rnr_retries(MaxRnrRetries::NONE))
+    Pair::with(FunctionDevice::model(), |builder| builder.max_rnr_retries(MaxRnrRetries::NONE))
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ibverbs::{ScopeError, TransportError, ffi};
-use ibverbs_test_device::{Kind, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::pair::{Pair, builder, connect, domain, outstanding, queue, soon};
 
@@ -22,7 +22,7 @@ fn force(pair: &mut Pair) -> Result<(), ScopeError<&'static str>> {
     result
 }
 
-fn states(device: &TestDevice, count: u32) -> Vec<ffi::ibv_qp_state> {
+fn states(device: &FunctionDevice, count: u32) -> Vec<ffi::ibv_qp_state> {
     (0..count)
         .rev()
         .map(|back| device.call_before("modify_qp", back).unwrap().qp_attr.qp_state)
@@ -91,7 +91,7 @@ fn a_flood_of_strangers_does_not_keep_a_channel_for_ever() {
         }
         1
     }
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let domain = domain(&device);
     // SAFETY: the context is live, and nobody else uses it yet.
     let real = unsafe { (*domain.context().as_raw()).ops.poll_cq.replace(poll) };
@@ -209,7 +209,7 @@ pub(crate) fn assert_aborts(name: &str) {
     assert!(!error.contains("still here"), "{error}");
 }
 
-fn break_everything(device: &TestDevice) {
+fn break_everything(device: &FunctionDevice) {
     device.fail("modify_qp").errno(libc::EIO).always();
     device.fail("destroy_qp").errno(libc::EIO).always();
 }

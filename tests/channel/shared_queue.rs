@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ibverbs::{Channel, CompletionQueue, ErrorKind, SharedCompletionQueue, TransportError, ffi};
-use ibverbs_test_device::{Progress, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{Pair, builder, connect, domain, outstanding, soon};
 
@@ -15,7 +15,7 @@ struct Sharing {
 
 impl Sharing {
     fn new() -> Self {
-        let device = TestDevice::model();
+        let device = FunctionDevice::model();
         let context = device.context();
         let context = Arc::new(context);
         let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
@@ -157,7 +157,7 @@ fn a_number_that_is_used_again_gets_no_old_completions() {
 /// What is in a queue before it is shared is of queue pairs that are gone, or nobody's.
 #[test]
 fn a_queue_is_empty_when_it_is_first_shared() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let context = Arc::new(context);
     let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
@@ -207,7 +207,7 @@ fn the_number_of_a_channel_that_was_stopped_by_force_can_be_used_again() {
 /// What a channel left in the queue is behind what others have there.
 #[test]
 fn a_reset_leaves_nothing_in_the_queue_whatever_others_have_there() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::OnPost);
     let context = device.context();
     let context = Arc::new(context);
@@ -292,8 +292,8 @@ fn a_poll_error_is_told_to_who_polls() {
 
 #[test]
 fn a_queue_of_another_context_is_refused() {
-    let device = TestDevice::model();
-    let (ours, other) = (domain(&device), TestDevice::model());
+    let device = FunctionDevice::model();
+    let (ours, other) = (domain(&device), FunctionDevice::model());
     let context = other.context();
     let queue = SharedCompletionQueue::from(CompletionQueue::new(&context, 64).unwrap());
     let free = queue.available();
@@ -310,7 +310,7 @@ fn a_queue_of_another_context_is_refused() {
 
 #[test]
 fn a_queue_that_is_in_use_or_cannot_be_destroyed_says_so() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = Arc::new(device.context());
     let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
     // Borrowed, as what is held by an `Arc` cannot be closed while anyone holds it.

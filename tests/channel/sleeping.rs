@@ -8,12 +8,12 @@ use ibverbs::{
     CompletionQueue, ErrorKind, ProtectionDomain, SharedCompletionQueue, SharedMemoryRegion,
     TransportError,
 };
-use ibverbs_test_device::{Progress, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{ALL, Pair, builder, connect, outstanding, soon};
 
 fn sleeping(polls: u32) -> Pair {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     // What is posted is carried out, and wakes who sleeps.
     device.progress(Progress::OnPost);
     Pair::with(device, |builder| builder.sleep_after(polls))
@@ -92,7 +92,7 @@ fn a_device_that_cannot_be_armed_is_an_error_with_nothing_in_flight() {
 
 #[test]
 fn channels_that_share_a_queue_wake_each_other() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::OnPost);
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
@@ -119,7 +119,7 @@ fn channels_that_share_a_queue_wake_each_other() {
 /// Completions that are in the queue when it is armed raise no event.
 #[test]
 fn nobody_sleeps_while_its_completion_is_behind_many_others() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::OnPost);
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
@@ -144,7 +144,7 @@ fn nobody_sleeps_while_its_completion_is_behind_many_others() {
 
 #[test]
 fn a_queue_that_wakes_for_solicited_completions_only_is_nothing_to_sleep_on() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = CompletionQueue::builder(&context, 64).own_channel().solicited_only();

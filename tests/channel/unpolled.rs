@@ -1,7 +1,7 @@
 //! Work that is polled by hand.
 
 use ibverbs::{ChannelClosed, TransportError, WorkErrorClass, WorkOpcode};
-use ibverbs_test_device::{Kind, Progress, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Kind, Progress};
 
 use crate::pair::{Pair, outstanding, queue, soon};
 
@@ -149,7 +149,7 @@ fn a_stopped_channel_has_flushed_its_work() {
 
 #[test]
 fn the_queue_is_full_for_all_alike() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let mut pair = Pair::with(device, |builder| builder);
     // SAFETY: there is no memory.

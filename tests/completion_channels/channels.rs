@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{CompletionChannel, CompletionQueue, ErrorKind, WorkCompletion, ffi};
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 use super::{LATE, SOON, completion, ids};
 
@@ -21,7 +21,7 @@ fn unhung<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
 
 #[test]
 fn many_queues_share_a_channel() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let channel = CompletionChannel::new(&context).unwrap();
     let make = |token| {
@@ -56,7 +56,7 @@ fn many_queues_share_a_channel() {
 #[test]
 fn each_event_goes_to_one_thread() {
     const EVENTS: u64 = 2000;
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let channel = CompletionChannel::new(&context).unwrap();
     let queue = CompletionQueue::builder(&context, 16).channel(&channel).build().unwrap();
@@ -81,7 +81,7 @@ fn each_event_goes_to_one_thread() {
 
 #[test]
 fn a_queue_goes_at_once_whatever_became_of_its_events() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = Arc::new(device.context());
     let channel = Arc::new(CompletionChannel::new(&context).unwrap());
     let make = |token| {
@@ -121,7 +121,7 @@ fn a_queue_goes_at_once_whatever_became_of_its_events() {
 
 #[test]
 fn a_channel_outlives_its_queues() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let channel = CompletionChannel::new(&context).unwrap();
     let queue = CompletionQueue::builder(&context, 16).channel(&channel).build().unwrap();
@@ -148,7 +148,7 @@ fn a_channel_outlives_its_queues() {
 
 #[test]
 fn a_channel_of_c_is_taken_over() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let mut there = 7_u64;
     // SAFETY: as C does it; what is made is destroyed once.

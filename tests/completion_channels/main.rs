@@ -1,4 +1,4 @@
-//! Events of completion queues, and waiting for them, on the test device.
+//! Events of completion queues, and waiting for them, on the function device.
 
 mod channels;
 mod settings;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use ibverbs::{CompletionChannel, CompletionFields, CompletionQueue, ErrorKind};
-use ibverbs_test_device::{Builder, TestDevice};
+use ibverbs_function_device::{Builder, FunctionDevice};
 
 #[test]
 fn the_device_sees_what_was_asked_for() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let channel = CompletionChannel::new(&context).unwrap();
     let queue = CompletionQueue::builder(&context, 7)
@@ -49,7 +49,7 @@ fn the_device_sees_what_was_asked_for() {
 
 #[test]
 fn moderation_is_checked_and_rounded_up() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let queue = context.create_cq(1).unwrap();
     let limits = context.query_device().unwrap().moderation();

@@ -7,13 +7,13 @@ use ibverbs::{
     CompletionChannel, CompletionQueue, ErrorKind, QueuePairType, WorkCompletion, WorkOpcode,
     WorkStatus, ffi,
 };
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 use super::{LATE, SOON, completion, ids};
 
 #[test]
 fn waiting_takes_what_is_there_or_sleeps_until_it_comes() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let queue = CompletionQueue::builder(&context, 16).own_channel().build().unwrap();
     let mut room = [WorkCompletion::default(); 2];
@@ -44,7 +44,7 @@ fn waiting_takes_what_is_there_or_sleeps_until_it_comes() {
 
 #[test]
 fn a_queue_is_armed_once_per_event() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let queue = CompletionQueue::builder(&context, 16).own_channel().build().unwrap();
     let mut room = [WorkCompletion::default(); 4];
@@ -67,7 +67,7 @@ fn a_queue_is_armed_once_per_event() {
 
 #[test]
 fn what_cannot_be_waited_for_is_refused() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let (context, other) = (device.context(), device.context());
     let mut room = [WorkCompletion::default(); 1];
     let plain = context.create_cq(1).unwrap();
@@ -95,7 +95,7 @@ fn what_cannot_be_waited_for_is_refused() {
 
 #[test]
 fn failures_end_a_wait() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let queue = CompletionQueue::builder(&context, 16).own_channel().build().unwrap();
     let mut room = [WorkCompletion::default(); 1];
@@ -119,7 +119,7 @@ fn failures_end_a_wait() {
 
 #[test]
 fn a_solicited_wait_sleeps_through_the_rest() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let sends = context.create_cq(16).unwrap();
@@ -181,7 +181,7 @@ fn a_solicited_wait_sleeps_through_the_rest() {
 
 #[test]
 fn odd_completions_are_kept_as_they_are() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let queue = context.create_cq(16).unwrap();
     let odd = ffi::ibv_wc {

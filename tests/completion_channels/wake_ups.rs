@@ -6,14 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{CompletionFields, CompletionQueue, ErrorKind, WorkCompletion};
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 use super::{LATE, SOON, completion};
 
 /// One completion at a time, each of which somebody has to find before the next one comes: a lost
 /// wake-up is a wait that ends by its deadline.
 fn ping_pong(waiters: usize, rounds: u64, extended: bool) {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let builder = CompletionQueue::builder(&context, 16).own_channel();
     let builder = if extended { builder.extended(CompletionFields::STANDARD) } else { builder };
@@ -88,7 +88,7 @@ fn no_wake_up_is_lost_by_an_extended_poller() {
 
 /// Each waiter takes one completion and leaves; none may be left asleep beside one that is there.
 fn one_each(waiters: u64, rounds: u64) {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let queue = CompletionQueue::builder(&context, 16).own_channel().build().unwrap();
     let (start, end) = (Barrier::new(waiters as usize + 1), Barrier::new(waiters as usize + 1));
@@ -134,7 +134,7 @@ fn no_waiter_is_left_asleep() {
 
 #[test]
 fn waiters_with_different_deadlines_do_not_hold_each_other_up() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let queue = CompletionQueue::builder(&context, 16).own_channel().build().unwrap();
     let wait = |timeout| {

@@ -11,8 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Number, Value, json};
 
-use crate::chance;
 use crate::mutation::{mutated, mutations};
+use crate::property_tests;
 
 /// What holds for every value of a type, wherever it comes from.
 pub(crate) trait Checked: Copy + PartialEq + Debug + Serialize + DeserializeOwned {
@@ -167,7 +167,7 @@ fn region_from(value: &Value) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(chance::config(2000))]
+    #![proptest_config(property_tests::config(2000))]
 
     #[test]
     fn random_bytes_make_valid_values_or_none(bytes in vec(any::<u8>(), 0..40)) {

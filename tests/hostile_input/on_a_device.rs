@@ -8,19 +8,19 @@ use ibverbs::{
     QueuePair, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion, SharedMemoryRegion,
     TransportError, TransportResult, WorkStatus,
 };
-use ibverbs_test_device::{Builder, LinkLayer, TestDevice};
+use ibverbs_function_device::{Builder, FunctionDevice, LinkLayer};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use crate::chance;
 use crate::encodings::endpoint;
+use crate::property_tests;
 
-fn open(device: &TestDevice) -> Arc<ProtectionDomain<'static>> {
+fn open(device: &FunctionDevice) -> Arc<ProtectionDomain<'static>> {
     let context = device.context();
     Arc::new(ProtectionDomain::new(Arc::new(context)).unwrap())
 }
 
-fn device(infiniband: bool) -> TestDevice {
+fn device(infiniband: bool) -> FunctionDevice {
     let layer = if infiniband { LinkLayer::InfiniBand } else { LinkLayer::Ethernet };
     Builder::model().link_layer(layer).build()
 }
@@ -55,7 +55,7 @@ fn is_typed_end(result: TransportResult<ibverbs::WorkSuccess>) -> Result<(), Tes
 }
 
 proptest! {
-    #![proptest_config(chance::config(300))]
+    #![proptest_config(property_tests::config(300))]
 
     #[test]
     fn a_channel_meets_any_endpoint(remote in any_endpoint(), infiniband: bool) {

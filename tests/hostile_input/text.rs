@@ -3,8 +3,8 @@
 use ibverbs::{Gid, Guid};
 use proptest::prelude::*;
 
-use crate::chance;
 use crate::mutation::{mutated, mutations};
+use crate::property_tests;
 
 /// What such texts are made of, and a little more.
 fn alphabet() -> impl Strategy<Value = u8> + Clone {
@@ -43,7 +43,7 @@ fn check(text: &str) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(chance::config(4000))]
+    #![proptest_config(property_tests::config(4000))]
 
     #[test]
     fn a_gid_reads_what_it_writes(bytes: [u8; 16], zeros: u16) {

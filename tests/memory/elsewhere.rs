@@ -3,14 +3,14 @@
 use std::os::fd::{AsFd, AsRawFd};
 
 use ibverbs::*;
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 use crate::one_sided::{read, send, to_itself, write};
 use crate::{PAGE, paging_device, refused, shared_file};
 
 #[test]
 fn raw_memory_is_registered_where_it_is() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -54,7 +54,7 @@ fn raw_memory_is_registered_where_it_is() {
 
 #[test]
 fn raw_memory_can_be_seen_elsewhere() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut memory = vec![0_u8; 3 * PAGE];
@@ -93,7 +93,7 @@ fn raw_memory_can_be_seen_elsewhere() {
 
 #[test]
 fn dma_bufs_are_registered_by_descriptor() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -143,7 +143,7 @@ fn dma_bufs_are_registered_by_descriptor() {
 
 #[test]
 fn the_null_region_reads_as_zeros_and_swallows() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -228,7 +228,7 @@ fn the_whole_address_space_is_one_region() {
     send(&mut queue_pair, &[from.gather_element().unwrap()], &[to.scatter_element().unwrap()]);
     assert_eq!(memory, *b"anything");
     everything.close().unwrap();
-    let plain = TestDevice::model();
+    let plain = FunctionDevice::model();
     let other = plain.context();
     let domain = other.alloc_pd().unwrap();
     let error = domain.register_address_space().unwrap_err();
@@ -238,7 +238,7 @@ fn the_whole_address_space_is_one_region() {
 
 #[test]
 fn device_memory_is_allocated_copied_and_registered() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -279,7 +279,7 @@ fn device_memory_is_allocated_copied_and_registered() {
     let mut seen = [0_u8; 13];
     memory.read(1010, &mut seen).unwrap();
     assert_eq!(seen, *b"to the device");
-    // SAFETY: the test device copies nothing by address.
+    // SAFETY: the function device copies nothing by address.
     let to = unsafe { region.scatter_element_by_iova(13..23) }.unwrap();
     let from = region.remote_range(10..20).unwrap();
     assert_eq!(to.as_raw().addr, 13);
@@ -308,7 +308,7 @@ fn device_memory_is_allocated_copied_and_registered() {
 
 #[test]
 fn bad_device_memory_is_a_typed_error() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     for (bytes, alignment, errno, words) in [
         (0, 1, libc::EINVAL, "empty"),
@@ -327,7 +327,7 @@ fn bad_device_memory_is_a_typed_error() {
 
 #[test]
 fn domains_regions_and_device_memory_are_imported() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let (owner, user) = (device.context(), device.context());
     let domain = owner.alloc_pd().unwrap();
     let other = ProtectionDomain::import(&user, domain.handle()).unwrap();

@@ -2,7 +2,7 @@
 //! its answers, and that the bytes get where they should.
 
 mod elsewhere;
-#[path = "../one_sided/mod.rs"]
+#[path = "../support/one_sided.rs"]
 mod one_sided;
 mod regions;
 mod rereg;
@@ -12,17 +12,22 @@ use std::fs::File;
 use std::os::fd::FromRawFd;
 
 use ibverbs::*;
-use ibverbs_test_device::{Builder, TestDevice};
+use ibverbs_function_device::{Builder, FunctionDevice};
 
 const PAGE: usize = 4096;
 
-fn paging_device() -> TestDevice {
+fn paging_device() -> FunctionDevice {
     Builder::model().limits(|limits| limits.on_demand = 1).build()
 }
 
 /// Asserts that a call fails with that errno and those words, without the verb being called.
 #[track_caller]
-fn refused<T: std::fmt::Debug>(device: &TestDevice, result: Result<T>, errno: i32, words: &str) {
+fn refused<T: std::fmt::Debug>(
+    device: &FunctionDevice,
+    result: Result<T>,
+    errno: i32,
+    words: &str,
+) {
     let calls = device.calls("reg_mr");
     let error = result.expect_err("it is refused");
     assert_eq!(error.raw_os_error(), errno, "{error}");
@@ -30,7 +35,7 @@ fn refused<T: std::fmt::Debug>(device: &TestDevice, result: Result<T>, errno: i3
     assert_eq!(device.calls("reg_mr"), calls);
 }
 
-/// Anonymous shared memory as a file, which the test device takes for a dma-buf.
+/// Anonymous shared memory as a file, which the function device takes for a dma-buf.
 fn shared_file(bytes: u64) -> File {
     // SAFETY: the name is a C string; the descriptor that comes back is ours.
     let file = unsafe { File::from_raw_fd(libc::memfd_create(c"memory".as_ptr(), 0)) };

@@ -3,14 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use ibverbs::*;
-use ibverbs_test_device::{Builder, Kind, TestDevice};
+use ibverbs_function_device::{Builder, FunctionDevice, Kind};
 
 use crate::one_sided::{fetch_add, send, to_itself, write};
 use crate::{PAGE, refused};
 
 #[test]
 fn options_arrive_at_the_provider() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
@@ -43,7 +43,7 @@ fn options_arrive_at_the_provider() {
 
 #[test]
 fn zero_based_regions_are_so_by_their_iova() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -79,7 +79,7 @@ fn zero_based_regions_are_so_by_their_iova() {
 
 #[test]
 fn bad_options_do_not_reach_the_provider() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let shared = |len, options: RegionOptions| domain.allocate_shared::<u64>(len, options);
@@ -125,7 +125,7 @@ fn a_region_longer_than_the_device_allows_says_so() {
 
 #[test]
 fn regions_of_more_than_4_gib_are_legal() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -147,7 +147,7 @@ fn regions_of_more_than_4_gib_are_legal() {
 
 #[test]
 fn what_cannot_be_deregistered_is_leaked() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let region = domain.allocate_shared::<u64>(4, AccessFlags::REMOTE_WRITE).unwrap();
@@ -168,7 +168,7 @@ fn what_cannot_be_deregistered_is_leaked() {
 
 #[test]
 fn shared_memory_is_copied_while_the_device_writes_it() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -213,7 +213,7 @@ fn shared_memory_is_copied_while_the_device_writes_it() {
 
 #[test]
 fn a_slice_is_registered_for_as_long_as_it_is_borrowed() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -265,7 +265,7 @@ fn a_slice_is_registered_for_as_long_as_it_is_borrowed() {
 
 #[test]
 fn a_forgotten_borrow_costs_a_region_and_nothing_else() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut memory = vec![1_u32; 8];

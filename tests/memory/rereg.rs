@@ -4,13 +4,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ibverbs::*;
-use ibverbs_test_device::{Kind, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::{PAGE, shared_file};
 
 #[test]
 fn rereg_changes_access_and_domain() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let (first, second) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
     let mut region = first.allocate_shared::<u8>(64, AccessFlags::REMOTE_WRITE).unwrap();
@@ -57,7 +57,7 @@ fn rereg_changes_access_and_domain() {
 
 #[test]
 fn a_failed_rereg_says_what_became_of_the_region() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let (first, second) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
     let mut region = first.allocate_shared::<u8>(64, AccessFlags::REMOTE_WRITE).unwrap();
@@ -86,7 +86,7 @@ fn a_failed_rereg_says_what_became_of_the_region() {
 
 #[test]
 fn rereg_moves_a_raw_region_to_other_memory() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let (mut old, mut new) = (vec![1_u8; 100], vec![2_u8; 50]);

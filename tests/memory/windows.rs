@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use ibverbs::*;
-use ibverbs_test_device::{Kind, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::one_sided::{pair, status, to_itself, write};
 
 #[test]
 fn a_window_of_type_1_opens_what_it_is_bound_to() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -61,7 +61,7 @@ fn a_window_of_type_1_opens_what_it_is_bound_to() {
 
 #[test]
 fn a_window_of_type_2_is_bound_and_invalidated() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -127,7 +127,7 @@ fn a_window_of_type_2_is_bound_and_invalidated() {
 
 #[test]
 fn windows_are_bound_by_halves_and_in_batches() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -182,7 +182,7 @@ fn windows_are_bound_by_halves_and_in_batches() {
 
 #[test]
 fn a_window_is_closed_beyond_its_bounds_and_access() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
@@ -210,7 +210,7 @@ fn a_window_is_closed_beyond_its_bounds_and_access() {
 
 #[test]
 fn a_window_keeps_what_it_is_bound_to() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = Arc::new(CompletionQueue::new(&context, 8).unwrap());
@@ -251,7 +251,7 @@ fn a_window_keeps_what_it_is_bound_to() {
 
 #[test]
 fn bad_bindings_are_typed_errors() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();

@@ -10,9 +10,9 @@ mod client;
 mod server;
 mod wire;
 
-#[path = "../figures/mod.rs"]
+#[path = "../support/figures.rs"]
 mod figures;
-#[path = "../two_machines/mod.rs"]
+#[path = "../support/two_machines.rs"]
 mod two_machines;
 
 use std::process::ExitCode;

@@ -7,9 +7,9 @@
 mod survivor;
 mod victim;
 
-#[path = "../figures/mod.rs"]
+#[path = "../support/figures.rs"]
 mod figures;
-#[path = "../two_machines/mod.rs"]
+#[path = "../support/two_machines.rs"]
 mod two_machines;
 
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! The extended posting interface.
 
 use super::*;
-use ibverbs_test_device::{Posted, Progress};
+use ibverbs_function_device::{Posted, Progress};
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,7 +13,7 @@ fn everything() -> SendOperations {
 fn every_request_arrives_as_it_was_made() {
     use ffi::ibv_wr_opcode as op;
 
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
@@ -106,7 +106,7 @@ fn every_request_arrives_as_it_was_made() {
 
 #[test]
 fn flags_without_a_name_are_left_out() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
@@ -138,7 +138,7 @@ fn results_key(result: &ScatterElement<'_>) -> u32 {
 
 #[test]
 fn a_batch_that_fails_or_panics_posts_nothing() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
@@ -189,7 +189,7 @@ fn a_batch_that_fails_or_panics_posts_nothing() {
 
 #[test]
 fn a_request_that_is_refused_adds_nothing() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
@@ -240,7 +240,7 @@ fn a_request_that_is_refused_adds_nothing() {
 
 #[test]
 fn datagrams_need_a_destination_and_keep_it() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
@@ -275,7 +275,7 @@ fn datagrams_need_a_destination_and_keep_it() {
 
 #[test]
 fn the_send_half_has_batches_too() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();

@@ -5,7 +5,7 @@ use ffi::ibv_qp_init_attr_mask as mask;
 
 #[test]
 fn plain_queue_pairs_go_the_plain_way() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -27,7 +27,7 @@ fn plain_queue_pairs_go_the_plain_way() {
 
 #[test]
 fn options_take_the_extended_way() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -51,7 +51,7 @@ fn options_take_the_extended_way() {
 
 #[test]
 fn the_extended_interface_is_there_or_not() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -83,7 +83,7 @@ fn the_extended_interface_is_there_or_not() {
 
 #[test]
 fn a_shared_receive_queue_takes_the_place_of_the_own() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -118,7 +118,7 @@ fn a_shared_receive_queue_takes_the_place_of_the_own() {
 
 #[test]
 fn an_xrc_receiver_has_a_domain_and_no_queues() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -142,7 +142,7 @@ fn an_xrc_receiver_has_a_domain_and_no_queues() {
 
 #[test]
 fn what_was_created_elsewhere_is_adopted() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -182,7 +182,7 @@ fn what_was_created_elsewhere_is_adopted() {
 
 #[test]
 fn one_that_was_never_connected_says_why_it_cannot_be_destroyed() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -197,7 +197,7 @@ fn one_that_was_never_connected_says_why_it_cannot_be_destroyed() {
 /// What `ibv_qp_to_qp_ex` looks at, queue pairs of most providers do not have.
 #[test]
 fn an_adopted_queue_pair_is_extended_if_the_builder_says_so() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -243,7 +243,7 @@ fn an_adopted_queue_pair_is_extended_if_the_builder_says_so() {
 
 #[test]
 fn a_type_that_has_a_name_is_known_by_it() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();

@@ -7,7 +7,7 @@ mod requests;
 mod states;
 
 use ibverbs::*;
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 /// What most tests build: room for a few requests, some of it inline, and a peer that may do
 /// everything.

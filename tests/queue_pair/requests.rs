@@ -1,7 +1,7 @@
 //! Requests, one by one and in lists.
 
 use super::*;
-use ibverbs_test_device::{Posted, Progress};
+use ibverbs_function_device::{Posted, Progress};
 
 fn sge(element: &GatherElement<'_>) -> (u64, u32, u32) {
     let raw = element.as_raw();
@@ -17,7 +17,7 @@ fn kind(posted: &Posted) -> (ffi::ibv_wr_opcode, u32) {
 fn every_request_arrives_as_it_was_made() {
     use ffi::ibv_wr_opcode as op;
 
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
@@ -104,7 +104,7 @@ fn every_request_arrives_as_it_was_made() {
 
 #[test]
 fn the_methods_by_name_move_bytes() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
@@ -141,7 +141,7 @@ fn the_methods_by_name_move_bytes() {
 
 #[test]
 fn inline_data_is_gone_when_the_post_returns() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     device.progress(Progress::Manual);
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
@@ -176,7 +176,7 @@ fn inline_data_is_gone_when_the_post_returns() {
 
 #[test]
 fn what_the_provider_refuses_is_explained() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
@@ -210,7 +210,7 @@ fn what_the_provider_refuses_is_explained() {
 
 #[test]
 fn a_list_is_posted_in_order_and_again() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
@@ -250,7 +250,7 @@ fn a_list_is_posted_in_order_and_again() {
 
 #[test]
 fn a_list_that_fails_says_how_far_it_came() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
@@ -308,7 +308,7 @@ fn a_list_that_fails_says_how_far_it_came() {
 
 #[test]
 fn two_threads_use_the_two_sides() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let (sent, received) = (context.create_cq(64).unwrap(), context.create_cq(64).unwrap());
@@ -356,7 +356,7 @@ fn two_threads_use_the_two_sides() {
 
 #[test]
 fn datagrams_go_where_each_says() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();

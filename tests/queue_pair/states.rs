@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn mask_of(device: &TestDevice, back: u32) -> AttributeMask {
+fn mask_of(device: &FunctionDevice, back: u32) -> AttributeMask {
     let call = device.call_before("modify_qp", back).unwrap();
     AttributeMask::from_bits(call.mask as u32).unwrap()
 }
@@ -26,7 +26,7 @@ fn connecting_hands_over_exactly_what_is_needed() {
         (QueuePairType::UnreliableConnected, [first | A::ACCESS, path, A::STATE | A::SEND_PSN]),
         (QueuePairType::UnreliableDatagram, [first | A::QKEY, A::STATE, A::STATE | A::SEND_PSN]),
     ] {
-        let device = TestDevice::model();
+        let device = FunctionDevice::model();
         let context = device.context();
         let domain = context.alloc_pd().unwrap();
         let queue = context.create_cq(16).unwrap();
@@ -58,7 +58,7 @@ fn connecting_hands_over_exactly_what_is_needed() {
 
 #[test]
 fn a_datagram_queue_pair_needs_no_peer_and_a_connected_one_does() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -72,7 +72,7 @@ fn a_datagram_queue_pair_needs_no_peer_and_a_connected_one_does() {
 
 #[test]
 fn what_is_wrong_is_named_before_the_kernel_is_called() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -96,7 +96,7 @@ fn what_is_wrong_is_named_before_the_kernel_is_called() {
 
 #[test]
 fn a_state_that_changed_by_itself_is_noticed() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -114,7 +114,7 @@ fn a_state_that_changed_by_itself_is_noticed() {
 
 #[test]
 fn a_refusal_of_the_kernel_is_explained() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let most = context.query_device().unwrap().max_qp_rd_atom();
     let domain = context.alloc_pd().unwrap();
@@ -156,7 +156,7 @@ fn a_refusal_of_the_kernel_is_explained() {
 
 #[test]
 fn a_query_tells_what_was_set() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -198,7 +198,7 @@ fn a_query_tells_what_was_set() {
 
 #[test]
 fn an_error_flushes_and_a_reset_connects_anew() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -232,7 +232,7 @@ fn an_error_flushes_and_a_reset_connects_anew() {
 
 #[test]
 fn a_drained_queue_pair_resumes() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
@@ -250,7 +250,7 @@ fn a_drained_queue_pair_resumes() {
 
 #[test]
 fn what_a_device_does_not_have_is_a_typed_error() {
-    let device = TestDevice::model();
+    let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();

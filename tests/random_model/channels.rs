@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 
-use crate::chance;
 use crate::model::Model;
+use crate::property_tests;
 use crate::random::channels::run;
 use crate::random::episodes::programs;
 
 proptest! {
-    #![proptest_config(chance::config(150))]
+    #![proptest_config(property_tests::config(150))]
 
     #[test]
     fn channels_in_any_order((episodes, ends) in programs(false, 20), stale: bool) {

@@ -1,7 +1,7 @@
 //! The model device as the place for random programs.
 
 use ibverbs::Context;
-use ibverbs_test_device::{Kind, TestDevice};
+use ibverbs_function_device::{FunctionDevice, Kind};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
@@ -10,13 +10,13 @@ use crate::random::family::Counts;
 
 /// Both sides on one device.
 pub(crate) struct Model {
-    pub(crate) device: TestDevice,
+    pub(crate) device: FunctionDevice,
 }
 
 impl Model {
     /// Whether completions are left in their queue by a reset, as some devices do, or not.
     pub(crate) fn new(stale: bool) -> Self {
-        let device = TestDevice::model();
+        let device = FunctionDevice::model();
         // What is in flight reaches memory that was freed too early, and valgrind sees it.
         device.stale_translation(true);
         device.keep_stale_completions(stale);

@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 
-use crate::chance;
 use crate::model::Model;
+use crate::property_tests;
 use crate::random::operations::programs;
 use crate::random::world::run;
 
 proptest! {
-    #![proptest_config(chance::config(150))]
+    #![proptest_config(property_tests::config(150))]
 
     #[test]
     fn queue_pairs_in_any_order(program in programs(false, 120), stale: bool) {

@@ -6,7 +6,7 @@ use ibverbs::{
     AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain,
     QueuePair, QueuePairType, RemoteMemoryRegion, SendOperations, SharedMemoryRegion,
 };
-use ibverbs_test_device::TestDevice;
+use ibverbs_function_device::FunctionDevice;
 
 /// The length of a message.
 pub(crate) const LENGTH: usize = 64;
@@ -85,5 +85,5 @@ impl Rig {
 
 /// A context of a lean device; it keeps the device.
 pub(crate) fn context() -> Arc<Context<'static>> {
-    Arc::new(TestDevice::lean().context())
+    Arc::new(FunctionDevice::lean().context())
 }

@@ -96,7 +96,7 @@ mod tests {
         let dump = "\
 version: 1
 events: Ir
-fl=(1) /tests/device/lean.c
+fl=(1) /tests/function_device/lean.c
 fn=(1) post_send
 10 7
 +2 3
@@ -121,7 +121,7 @@ fn=(4)
 1 50
 totals: 84
 ";
-        assert_eq!(parse(dump, "tests/device/"), Ok(Cost { total: 84, device: 60 }));
+        assert_eq!(parse(dump, "tests/function_device/"), Ok(Cost { total: 84, device: 60 }));
         assert!(parse("fn=(1) without a file\n", "device").is_err());
         assert!(parse("fl=(1) a\nfn=(1) b\n1 many\n", "device").is_err());
     }

@@ -10,7 +10,7 @@ use crate::callgrind::{self, Cost};
 /// How many operations the two runs of a contender differ by.
 const OPERATIONS: u64 = 2048;
 /// Where the sources of the device are.
-const DEVICE: &str = "tests/device/";
+const DEVICE: &str = "tests/function_device/";
 
 /// What one operation of a contender takes.
 #[derive(Clone, Debug)]

@@ -1,0 +1,109 @@
+//! Compiles the device against the headers that the bundled rdma-core was built with.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::exit;
+
+const SOURCES: &[&str] = &[
+    "batch.c",
+    "completion_controls.c",
+    "completion_queue.c",
+    "datagram.c",
+    "device.c",
+    "kernel.c",
+    "lean.c",
+    "memory.c",
+    "memory_region.c",
+    "port.c",
+    "post.c",
+    "queue_pair.c",
+    "resources.c",
+    "shared_receive_queue.c",
+    "transfer.c",
+    "transitions.c",
+];
+
+/// Functions for providers. rdma-core renames them in its static libraries.
+const PRIVATE: &[&str] = &[
+    "_verbs_init_and_alloc_context",
+    "ibverbs_device_hold",
+    "ibverbs_device_put",
+    "verbs_set_ops",
+    "verbs_uninit_context",
+];
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=device.h");
+    println!("cargo::rerun-if-changed=internal.h");
+    println!("cargo::rerun-if-env-changed=DOCS_RS");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    if env::var_os("DOCS_RS").is_some() {
+        // rdma-core was not built: enough to check Rust code, nothing can be linked.
+        let include = env::var_os("DEP_IBVERBS_INCLUDE").expect("its build script sets it");
+        return bindings(&PathBuf::from(include), &out);
+    }
+    let Some(build) = env::var_os("DEP_IBVERBS_BUILD") else {
+        println!(
+            "cargo::error=the function device needs the bundled rdma-core: build without `system`"
+        );
+        exit(1);
+    };
+    let include = PathBuf::from(build).join("include");
+
+    let mut c = cc::Build::new();
+    for source in SOURCES {
+        println!("cargo::rerun-if-changed={source}");
+        c.file(source);
+    }
+    for name in PRIVATE {
+        c.define(name, format!("rdmacore55_0_{name}").as_str());
+    }
+    // What the kernel would have in /sys for each port that a device can have.
+    let sysfs = out.join("sysfs");
+    for port in 1..=4 {
+        let keys = sysfs.join(format!("ports/{port}/pkeys"));
+        fs::create_dir_all(&keys).expect("OUT_DIR is writable");
+        fs::write(keys.join("0"), "0xffff\n").expect("OUT_DIR is writable");
+    }
+    let sysfs = sysfs.to_str().expect("the build path is UTF-8");
+    c.define("TD_SYSFS", format!("{sysfs:?}").as_str());
+    // Always optimised: benchmarks count the instructions of the device apart, in any profile.
+    c.include(&include)
+        .include(".")
+        .opt_level(2)
+        .std("gnu11")
+        .define("_GNU_SOURCE", None)
+        .flag("-Wno-unused-parameter")
+        .flag_if_supported("-fno-strict-aliasing")
+        .warnings(true)
+        .compile("ibverbs_function_device");
+    bindings(&include, &out);
+}
+
+fn bindings(include: &Path, out: &Path) {
+    let mut clang = vec![format!("-I{}", include.display())];
+    if let Some(kernel) = env::var_os("DEP_IBVERBS_KERNEL_HEADERS") {
+        clang.push(format!("-I{}", PathBuf::from(kernel).display()));
+    }
+    // When cross compiling, where the C library's headers are.
+    let system = env::var_os("DEP_IBVERBS_SYSTEM_HEADERS").unwrap_or_default();
+    for folder in env::split_paths(&system).filter(|folder| folder.is_absolute()) {
+        clang.extend(["-isystem".to_owned(), folder.display().to_string()]);
+    }
+    bindgen::Builder::default()
+        .header("device.h")
+        .clang_args(clang)
+        .allowlist_item("(td|TD)_.*")
+        .blocklist_type("ibv_.*")
+        .raw_line("use ibverbs::ffi::*;")
+        .default_enum_style(bindgen::EnumVariation::Consts)
+        .prepend_enum_name(false)
+        .derive_default(true)
+        .generate_comments(false)
+        .generate()
+        .expect("device.h is plain C")
+        .write_to_file(out.join("device.rs"))
+        .expect("OUT_DIR is writable");
+}

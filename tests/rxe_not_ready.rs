@@ -1,0 +1,233 @@
+//! A peer that has no receive posted, on Soft-RoCE. To be run by `script/test rxe`, in the machine
+//! that `script/vm` starts.
+
+#[path = "support/figures.rs"]
+mod figures;
+#[path = "support/vm/mod.rs"]
+mod vm;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use figures::figure;
+use ibverbs::{
+    AckTimeout, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer, ProtectionDomain,
+    QueuePairEndpoint, QueuePairState, QueuePairType, TransportError, WorkStatus,
+};
+
+use vm::channels::{handshake, reconnect};
+use vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time, success};
+
+/// How long the one without receives tells the other to wait: 81.92 ms.
+const TIMER: MinRnrTimer = match MinRnrTimer::new(26) {
+    Ok(timer) => timer,
+    Err(_) => unreachable!(),
+};
+const RETRIES: u8 = 4;
+/// 537 ms: on Soft-RoCE the time that the other is not ready counts as time without an answer too.
+const ACK_TIMEOUT: AckTimeout = match AckTimeout::new(17) {
+    Ok(timeout) => timeout,
+    Err(_) => unreachable!(),
+};
+
+fn open() -> [Context<'static>; 2] {
+    ["rxe0", "rxe1"].map(|device| ibverbs::open(device).unwrap())
+}
+
+fn nothing_is_left() {
+    assert_nothing_left("rxe0");
+    assert_nothing_left("rxe1");
+}
+
+/// How long the settings let a sender wait.
+fn configured(retries: u8) -> Duration {
+    TIMER.duration() * retries.into()
+}
+
+#[test]
+fn a_queue_pair_gives_up_after_so_many_tries() {
+    const SENDS: u64 = 8;
+    let _lock = one_at_a_time();
+    for retries in [RETRIES, 0] {
+        let contexts = open();
+        let domains = [contexts[0].alloc_pd().unwrap(), contexts[1].alloc_pd().unwrap()];
+        let queues = [0, 1].map(|side| contexts[side].create_cq(32).unwrap());
+        let prepare = |side: usize| {
+            domains[side]
+                .create_qp(&queues[side], &queues[side], QueuePairType::ReliableConnected)
+                .max_send_wr(SENDS as u32)
+                .max_recv_wr(1)
+                .min_rnr_timer(TIMER)
+                .ack_timeout(ACK_TIMEOUT)
+                .max_rnr_retries(MaxRnrRetries::new(retries).unwrap())
+                .build()
+                .unwrap()
+        };
+        let (one, two) = (prepare(0), prepare(1));
+        let (to_one, to_two): (QueuePairEndpoint, _) = (one.endpoint(), two.endpoint());
+        let (mut one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
+        let mut source = domains[0].allocate::<u8>(5000).unwrap();
+        let mut sink = domains[1].allocate::<u8>(5000).unwrap();
+        source.fill(7);
+
+        let start = Instant::now();
+        for wr_id in 0..SENDS {
+            // SAFETY: the region outlives the queue pair, and is not written.
+            unsafe { one.post_send(&source, .., wr_id).unwrap() };
+        }
+        let ended = completions(&queues[0], SENDS as usize);
+        let took = start.elapsed();
+        let (first, flushed) = ended.split_first().unwrap();
+        assert_eq!(first.wr_id(), 0);
+        let error = first.result().unwrap_err();
+        assert_eq!(error.status(), WorkStatus::RnrRetryExceeded);
+        assert!(took >= configured(retries), "{took:?}");
+        for (wr_id, completion) in (1..).zip(flushed) {
+            assert_eq!(completion.wr_id(), wr_id);
+            assert_eq!(completion.result().unwrap_err().status(), WorkStatus::Flushed);
+        }
+        assert_eq!(one.state().unwrap(), QueuePairState::Error);
+        assert!(sink.iter().all(|&byte| byte == 0));
+
+        // Both begin again, with a receive.
+        let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
+        vm::time_wait();
+        let (mut one, mut two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
+        // SAFETY: the regions outlive the queue pairs, and are used by the device alone.
+        unsafe {
+            two.post_receive(&mut sink, .., 100).unwrap();
+            one.post_send(&source, .., 101).unwrap();
+        }
+        success(&completions(&queues[0], 1), 101);
+        success(&completions(&queues[1], 1), 100);
+        assert!(sink.iter().all(|&byte| byte == 7));
+        drop((one, two));
+        drop((source, sink));
+        let outcome = format!(
+            "verbs, {retries} retries: RnrRetryExceeded after {} ms (configured {} ms), the {} sends \
+             after it flushed, nothing received; works again after reset and handshake",
+            took.as_millis(),
+            configured(retries).as_millis(),
+            flushed.len(),
+        );
+        drop((queues, domains));
+        drop(contexts);
+        nothing_is_left();
+        figure("rnr-finite", &format!("{outcome}; resources at baseline"));
+    }
+}
+
+fn builder<'a>(domain: &'a ProtectionDomain<'_>, retries: u8) -> ChannelBuilder<'a> {
+    Channel::builder(domain)
+        .min_rnr_timer(TIMER)
+        .ack_timeout(ACK_TIMEOUT)
+        .max_rnr_retries(MaxRnrRetries::new(retries).unwrap())
+        .sleep_after(100)
+}
+
+/// Sends a message from one to two, whose receive comes after such a time; says how long sending
+/// took.
+fn late(
+    domains: &[ProtectionDomain<'_>; 2],
+    one: &mut Channel<'_>,
+    two: &mut Channel<'_>,
+    late: Duration,
+) -> Duration {
+    let mut source = domains[0].allocate::<u64>(1000).unwrap();
+    let mut sink = domains[1].allocate::<u64>(1000).unwrap();
+    for (index, number) in source.iter_mut().enumerate() {
+        *number = 3 + index as u64;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    thread::scope(|threads| {
+        let sending = threads.spawn(|| {
+            let start = Instant::now();
+            one.send_deadline(&source.slice(..).unwrap(), deadline).unwrap();
+            start.elapsed()
+        });
+        thread::sleep(late);
+        two.receive_deadline(&mut sink.slice_mut(..).unwrap(), deadline).unwrap();
+        assert!(sink.iter().copied().eq(3..1003));
+        sending.join().unwrap()
+    })
+}
+
+/// On what all these figures were taken.
+#[test]
+fn the_kernel_is_known() {
+    let kernel = vm::run("uname -r");
+    assert!(!kernel.trim().is_empty());
+    figure("kernel", kernel.trim());
+}
+
+#[test]
+fn a_channel_gives_up_after_so_many_tries() {
+    let _lock = one_at_a_time();
+    let took = {
+        let contexts = open();
+        let domains = [contexts[0].alloc_pd().unwrap(), contexts[1].alloc_pd().unwrap()];
+        let prepare = |side: usize| builder(&domains[side], RETRIES).build().unwrap();
+        let (mut one, two) = handshake(prepare(0), prepare(1));
+        let source = domains[0].allocate::<u64>(10).unwrap();
+        let start = Instant::now();
+        let deadline = start + PATIENCE;
+        let error = one.send_deadline(&source.slice(..).unwrap(), deadline).unwrap_err();
+        let took = start.elapsed();
+        assert_eq!(error.work_error().unwrap().status(), WorkStatus::RnrRetryExceeded);
+        assert!(took >= configured(RETRIES), "{took:?}");
+        assert!(one.send(&source.slice(..).unwrap()).unwrap_err().is_consequence());
+        let (mut one, mut two) = reconnect(one, two);
+        late(&domains, &mut one, &mut two, Duration::ZERO);
+        took
+    };
+    nothing_is_left();
+    figure(
+        "rnr-finite",
+        &format!(
+            "channel, {RETRIES} retries: RnrRetryExceeded after {} ms (configured {} ms); works again \
+             after reset and handshake; resources at baseline",
+            took.as_millis(),
+            configured(RETRIES).as_millis(),
+        ),
+    );
+}
+
+#[test]
+fn unlimited_tries_end_at_the_deadline() {
+    const DEADLINE: Duration = Duration::from_millis(600);
+    let _lock = one_at_a_time();
+    let (took, waited) = {
+        let contexts = open();
+        let domains = [contexts[0].alloc_pd().unwrap(), contexts[1].alloc_pd().unwrap()];
+        let unlimited = MaxRnrRetries::UNLIMITED.value();
+        let prepare = |side: usize| builder(&domains[side], unlimited).build().unwrap();
+        let (mut one, mut two) = handshake(prepare(0), prepare(1));
+        // More than any finite number of tries takes.
+        let long = configured(unlimited + 2);
+        let waited = late(&domains, &mut one, &mut two, long);
+        assert!(waited >= long);
+
+        let source = domains[0].allocate::<u64>(10).unwrap();
+        let start = Instant::now();
+        let error = one.send_deadline(&source.slice(..).unwrap(), start + DEADLINE).unwrap_err();
+        let took = start.elapsed();
+        assert_eq!(error, TransportError::TimedOut);
+        assert!(took >= DEADLINE && took < PATIENCE, "{took:?}");
+        let error = one.send(&source.slice(..).unwrap()).unwrap_err();
+        assert_eq!(error, TransportError::Stopped);
+        let (mut one, mut two) = reconnect(one, two);
+        late(&domains, &mut one, &mut two, Duration::ZERO);
+        (took, waited)
+    };
+    nothing_is_left();
+    figure(
+        "rnr-infinite",
+        &format!(
+            "a receive that came {} ms late: the message arrived; none: TimedOut after {} ms (deadline \
+             {} ms); works again after reset and handshake; resources at baseline",
+            waited.as_millis(),
+            took.as_millis(),
+            DEADLINE.as_millis(),
+        ),
+    );
+}

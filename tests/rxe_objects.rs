@@ -1,0 +1,157 @@
+//! Shared receive queues, address handles and what Soft-RoCE lacks, in the machine of `script/vm`.
+
+#[path = "support/vm/mod.rs"]
+mod vm;
+
+use std::time::Duration;
+
+use ibverbs::{
+    AsyncEventKind, AsyncEventSubject, ErrorKind, Gid, QueuePairType, ReceiveWorkRequest,
+    WorkStatus, XrcDomain, XrcDomainScope,
+};
+use vm::{assert_nothing_left, completions, one_at_a_time, success};
+
+const RC: QueuePairType = QueuePairType::ReliableConnected;
+
+#[test]
+fn two_queue_pairs_share_their_receives_and_the_limit_is_told() {
+    let _lock = one_at_a_time();
+    {
+        let context = ibverbs::open("rxe0").unwrap();
+        let domain = context.alloc_pd().unwrap();
+        let events = context.async_events().unwrap();
+        let sent = context.create_cq(16).unwrap();
+        let received = context.create_cq(16).unwrap();
+        let receives = domain.create_srq(8, 2).unwrap();
+        receives.set_token(17);
+        let [mut one, mut two] = [(), ()].map(|()| {
+            let builder = domain.create_qp(&sent, &received, RC).srq(&receives).max_send_wr(4);
+            let prepared = builder.build().unwrap();
+            let own = prepared.endpoint();
+            prepared.handshake(own).unwrap()
+        });
+        let mut region = domain.allocate::<u8>(4 * 64).unwrap();
+        let mut message = domain.allocate::<u8>(32).unwrap();
+        message.fill(0xa5);
+        for slot in 0..3_usize {
+            // SAFETY: the region is not touched until all completions were polled.
+            unsafe { receives.post_receive(&mut region, slot * 64..slot * 64 + 64, slot as u64) }
+                .unwrap();
+        }
+        {
+            // Two pieces, in the order given.
+            let (head, tail) = region.slice_mut(192..256).unwrap().split_at(10).unwrap();
+            let mut elements =
+                [head.into_scatter_element().unwrap(), tail.into_scatter_element().unwrap()];
+            let mut request = ReceiveWorkRequest::new(&mut elements).unwrap();
+            // SAFETY: as above.
+            unsafe { receives.post(&mut request, 3) }.unwrap();
+        }
+        receives.set_limit(3).unwrap();
+
+        let mut from = Vec::new();
+        for turn in [0, 1, 1, 0] {
+            let queue_pair = if turn == 0 { &mut one } else { &mut two };
+            let number = queue_pair.number();
+            // SAFETY: the message is not touched until its completion was polled, right below.
+            unsafe { queue_pair.post_send(&message, .., 100) }.unwrap();
+            success(&completions(&sent, 1), 100);
+            let completion = completions(&received, 1)[0];
+            assert_eq!(completion.queue_pair_number(), number, "it says whose it is");
+            assert_eq!(completion.result().unwrap().byte_len(), 32);
+            from.push(completion.wr_id());
+        }
+        assert_eq!(from, [0, 1, 2, 3], "first come, first served");
+        for slot in 0..4 {
+            assert!(region[slot * 64..slot * 64 + 32].iter().all(|&byte| byte == 0xa5), "{slot}");
+            assert!(region[slot * 64 + 32..slot * 64 + 64].iter().all(|&byte| byte == 0), "{slot}");
+        }
+        // Both queue pairs may have told before that they can receive.
+        let limit = loop {
+            let event = events.wait_timeout(Duration::from_secs(10)).unwrap();
+            if event.kind() == AsyncEventKind::SharedReceiveQueueLimit {
+                break event;
+            }
+        };
+        assert_eq!(limit.subject(), AsyncEventSubject::SharedReceiveQueue(17));
+        assert_eq!(receives.query().unwrap().limit, 0, "the limit is told once");
+
+        receives.resize(64).unwrap();
+        assert!(receives.query().unwrap().max_wr >= 64);
+        one.close().unwrap();
+        two.close().unwrap();
+        receives.close().unwrap();
+    }
+    assert_nothing_left("rxe0");
+}
+
+#[test]
+fn a_message_that_finds_no_shared_receive_is_told_so() {
+    let _lock = one_at_a_time();
+    let context = ibverbs::open("rxe0").unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    let receives = domain.create_srq(4, 1).unwrap();
+    let prepared = domain
+        .create_qp(&queue, &queue, RC)
+        .srq(&receives)
+        .max_rnr_retries(ibverbs::MaxRnrRetries::NONE)
+        .build()
+        .unwrap();
+    let own = prepared.endpoint();
+    let mut queue_pair = prepared.handshake(own).unwrap();
+    let message = domain.allocate::<u8>(8).unwrap();
+    // SAFETY: the message is not touched until its completion was polled.
+    unsafe { queue_pair.post_send(&message, .., 1) }.unwrap();
+    let error = completions(&queue, 1)[0].result().unwrap_err();
+    assert_eq!(error.status(), WorkStatus::RnrRetryExceeded);
+    assert!(error.to_string().contains("receives"), "{error}");
+}
+
+#[test]
+fn what_the_device_lacks_is_unsupported() {
+    let _lock = one_at_a_time();
+    let context = ibverbs::open("rxe0").unwrap();
+    assert_eq!(context.alloc_td().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(context.query_raw_clock().unwrap_err().kind(), ErrorKind::Unsupported);
+    let error = XrcDomain::open(&context, XrcDomainScope::Private).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    let queue_pair = domain.create_qp(&queue, &queue, RC).build().unwrap().into_queue_pair();
+    assert_eq!(queue_pair.query_ece().unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn partition_keys_are_found() {
+    let _lock = one_at_a_time();
+    let context = ibverbs::open("rxe0").unwrap();
+    assert_eq!(context.query_pkey(1, 0), Ok(0xffff));
+    assert_eq!(context.pkey_index(1, 0xffff), Ok(0));
+    assert_eq!(context.pkey_index(1, 0x1234).unwrap_err().kind(), ErrorKind::NotFound);
+    let error = context.query_pkey(1, 1).unwrap_err();
+    assert_eq!(error.to_string(), "ibv_query_pkey: pkey_index is 1, and must be within 0..=0");
+}
+
+#[test]
+fn a_group_is_joined_and_left() {
+    let _lock = one_at_a_time();
+    {
+        let context = ibverbs::open("rxe0").unwrap();
+        let domain = context.alloc_pd().unwrap();
+        let queue = context.create_cq(4).unwrap();
+        let datagrams = domain.create_qp(&queue, &queue, QueuePairType::UnreliableDatagram);
+        let mut queue_pair = datagrams.build().unwrap().activate().unwrap();
+        for group in ["::ffff:239.1.2.3", "ff0e::17"] {
+            let group: Gid = group.parse().unwrap();
+            queue_pair.attach_multicast(group, 0).unwrap();
+            queue_pair.detach_multicast(group, 0).unwrap();
+            assert_eq!(
+                queue_pair.detach_multicast(group, 0).unwrap_err().kind(),
+                ErrorKind::InvalidInput,
+                "it left already"
+            );
+        }
+    }
+    assert_nothing_left("rxe0");
+}

@@ -1,0 +1,47 @@
+//! Queue pairs on Soft-RoCE: every operation it has, on every transport, in every way to post it, and
+//! every state it can be in. To be run by `script/test rxe`, in the machine of `script/vm`.
+
+mod batches;
+mod operations;
+mod states;
+#[path = "../support/vm/mod.rs"]
+mod vm;
+
+use ibverbs::*;
+use vm::{completions, success, with_rxe0};
+
+fn builder<'a>(
+    domain: &'a ProtectionDomain<'a>,
+    queue: &'a CompletionQueue<'a>,
+    kind: QueuePairType,
+) -> QueuePairBuilder<'a> {
+    let everything =
+        AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    domain
+        .create_qp(queue, queue, kind)
+        .max_send_wr(32)
+        .max_recv_wr(32)
+        .max_send_sge(4)
+        .max_recv_sge(4)
+        .max_inline_data(64)
+        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+        .access(everything)
+}
+
+/// Two queue pairs that are connected to each other.
+fn pair<'a>(new: impl Fn() -> QueuePairBuilder<'a>) -> (QueuePair<'a>, QueuePair<'a>) {
+    let (one, two) = (new().build().unwrap(), new().build().unwrap());
+    let (here, there) = (one.endpoint(), two.endpoint());
+    (one.handshake(there).unwrap(), two.handshake(here).unwrap())
+}
+
+fn shared<'a>(domain: &'a ProtectionDomain<'a>) -> SharedMemoryRegion<'a, u64> {
+    let all = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    domain.allocate_shared(16, all).unwrap()
+}
+
+fn words(region: &SharedMemoryRegion<'_, u64>) -> [u64; 16] {
+    let mut words = [0; 16];
+    region.read(0, &mut words).unwrap();
+    words
+}
