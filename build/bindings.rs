@@ -4,18 +4,19 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::{env, fs};
 
-use crate::common::{compile, fail, utf8, write};
-use crate::inputs::HEADERS;
+use crate::common::{compile, fail, feature, utf8, write};
+use crate::inputs::headers;
 
 /// The public headers under the names that programs include them by.
 pub(crate) fn stage_headers(source: &Path, out: &Path) -> PathBuf {
     let include = out.join("include");
-    for header in HEADERS {
+    for header in headers() {
         let from = source.join(header);
         let contents =
             fs::read(&from).unwrap_or_else(|e| fail(&format!("{}: {e}", from.display())));
         let name = from.file_name().unwrap_or_default();
-        write(&include.join("infiniband").join(name), contents);
+        let folder = if header.starts_with("librdmacm/") { "rdma" } else { "infiniband" };
+        write(&include.join(folder).join(name), contents);
     }
     include
 }
@@ -48,9 +49,17 @@ pub(crate) fn system_headers() -> Vec<PathBuf> {
 }
 
 pub(crate) fn bindings(source: &Path, include: &Path, out: &Path, system: &[PathBuf]) {
-    let generated = bindgen::Builder::default()
+    let mut builder = bindgen::Builder::default()
         .clang_args(system.iter().flat_map(|folder| ["-isystem", utf8(folder)]))
-        .header(utf8(&include.join("infiniband/verbs.h")))
+        .header(utf8(&include.join("infiniband/verbs.h")));
+    if feature("rdmacm") {
+        builder = builder
+            .header(utf8(&include.join("rdma/rdma_cma.h")))
+            .allowlist_function("rdma_.*")
+            .allowlist_type("rdma_.*")
+            .allowlist_var("(RDMA|RAI)_.*");
+    }
+    let generated = builder
         .clang_arg(format!("-I{}", utf8(include)))
         .clang_arg(format!("-I{}", utf8(&source.join("kernel-headers"))))
         .allowlist_function("_*ibv_.*")

@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::{complain, refuse};
+use crate::common::{complain, feature, refuse};
 use crate::installed::LIBNL_DYNAMIC;
 use crate::providers::Provider;
 
 /// What the build reads of `vendor/rdma-core`, besides the folders of the enabled providers. The
 /// libraries `libibumad` and `libibmad` are not built; a helper includes their headers.
-pub(crate) const SOURCES: &[&str] = &[
+const SOURCES: &[&str] = &[
     "CMakeLists.txt",
     "buildlib",
     "ccan",
@@ -20,8 +20,19 @@ pub(crate) const SOURCES: &[&str] = &[
     "util",
 ];
 
-/// The public headers, which become `infiniband/*.h`.
-pub(crate) const HEADERS: &[&str] = &[
+/// What it reads of `vendor/rdma-core` with the features that are on.
+pub(crate) fn sources() -> impl Iterator<Item = &'static str> {
+    SOURCES.iter().copied().chain(feature("rdmacm").then_some("librdmacm"))
+}
+
+/// The public headers that are there with the features that are on.
+pub(crate) fn headers() -> impl Iterator<Item = &'static str> {
+    let connection_manager: &[&str] = if feature("rdmacm") { RDMACM_HEADERS } else { &[] };
+    HEADERS.iter().chain(connection_manager).copied()
+}
+
+/// The public headers of libibverbs, which become `infiniband/*.h`.
+const HEADERS: &[&str] = &[
     "libibverbs/verbs.h",
     "libibverbs/verbs_api.h",
     "libibverbs/tm_types.h",
@@ -30,16 +41,19 @@ pub(crate) const HEADERS: &[&str] = &[
     "kernel-headers/rdma/ib_user_ioctl_verbs.h",
 ];
 
+/// Those of librdmacm. A file of that library becomes `rdma/*.h`.
+const RDMACM_HEADERS: &[&str] = &["librdmacm/rdma_cma.h", "libibverbs/sa.h"];
+
 pub(crate) fn rerun_if_changed(root: &Path, enabled: &[&Provider], bundled: bool) {
     // Cargo sees by itself when the build script's own files change.
     if bundled {
         println!("cargo::rerun-if-changed=src/c");
         let providers = enabled.iter().map(|p| format!("providers/{}", p.name));
-        for name in SOURCES.iter().map(|s| (*s).to_owned()).chain(providers) {
+        for name in sources().map(str::to_owned).chain(providers) {
             rerun_if_file_changed(root, &format!("vendor/rdma-core/{name}"));
         }
     } else {
-        for header in HEADERS {
+        for header in headers() {
             println!("cargo::rerun-if-changed=vendor/rdma-core/{header}");
         }
         rerun_if_file_changed(root, "vendor/rdma-core/kernel-headers");
@@ -79,7 +93,7 @@ fn rerun_if_file_changed(root: &Path, path: &str) {
 
 pub(crate) fn check_sources(source: &Path, enabled: &[&Provider]) {
     let providers = enabled.iter().map(|p| format!("providers/{}/CMakeLists.txt", p.name));
-    let needed = SOURCES.iter().chain(HEADERS).map(|s| (*s).to_owned()).chain(providers);
+    let needed = sources().chain(headers()).map(str::to_owned).chain(providers);
     if let Some(missing) = needed.into_iter().find(|name| !source.join(name).exists()) {
         complain(&format!(
             "the sources of rdma-core are missing (vendor/rdma-core/{missing}): run script/bootstrap, \

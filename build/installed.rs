@@ -1,4 +1,5 @@
-//! Libraries that the machine has: libibverbs for feature `system`, libnl for feature `neigh`.
+//! Libraries that the machine has: libibverbs and librdmacm for feature `system`, libnl for feature
+//! `neigh`.
 
 use std::path::Path;
 #[cfg(feature = "neigh")]
@@ -17,6 +18,14 @@ pub(crate) fn link_system() {
         fail(&format!(
             "feature `system` needs libibverbs 1.14 or later: apt install libibverbs-dev (Debian, \
              Ubuntu), or dnf install rdma-core-devel (Fedora). {}",
+            first_line(&e)
+        ));
+    }
+    #[cfg(all(feature = "system", feature = "rdmacm"))]
+    if let Err(e) = pkg_config::Config::new().atleast_version("1.3").probe("librdmacm") {
+        fail(&format!(
+            "features `system` and `rdmacm` need librdmacm 1.3 or later: apt install \
+             librdmacm-dev (Debian, Ubuntu), or dnf install rdma-core-devel (Fedora). {}",
             first_line(&e)
         ));
     }

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Mutex;
 
 use crate::common::{fail, feature, message_of, program, run, utf8, write};
-use crate::inputs::SOURCES;
+use crate::inputs::sources;
 use crate::installed::link_libnl;
 use crate::providers::{Provider, register_providers};
 
@@ -75,6 +75,9 @@ pub(crate) fn build_rdma_core(
     // What CMake calls `<target>/fast` builds the target alone. Without it, every provider
     // depends on the shared libibverbs.
     let mut targets = vec!["ibverbs-static", "ccan", "rdma_util"];
+    if feature("rdmacm") {
+        targets.push("rdmacm-static");
+    }
     targets.extend(enabled.iter().map(|p| p.target));
     compile_targets(&build, &targets);
     finish_archives(source, out, &build, enabled, python);
@@ -84,6 +87,9 @@ pub(crate) fn build_rdma_core(
     println!("cargo::rustc-link-search=native={}", build.join("lib").display());
     for provider in enabled {
         println!("cargo::rustc-link-lib=static={}", provider.archive);
+    }
+    if feature("rdmacm") {
+        println!("cargo::rustc-link-lib=static=rdmacm"); // before what it uses
     }
     println!("cargo::rustc-link-lib=static=ibverbs");
     for directive in libnl {
@@ -108,7 +114,7 @@ fn configure(
     let modules = out.join("cmake");
     write(&modules.join("hook.cmake"), CMAKE_HOOK);
     write(&modules.join("FindPython.cmake"), CMAKE_PYTHON);
-    let mut folders: Vec<_> = SOURCES.iter().map(|s| (*s).to_owned()).collect();
+    let mut folders: Vec<_> = sources().map(str::to_owned).collect();
     folders.extend(enabled.iter().map(|p| format!("providers/{}", p.name)));
     if enabled.is_empty() {
         // rdma-core's CMake files fail without any provider; this one is not compiled.
@@ -201,6 +207,10 @@ fn finish_archives(source: &Path, out: &Path, build: &Path, enabled: &[&Provider
     option("--map", build.join("libibverbs/libibverbs.map").as_ref());
     option("--map", source.join("buildlib/provider.map").as_ref());
     option("--lib", build.join("lib/statics/libibverbs.a").as_ref());
+    if feature("rdmacm") {
+        option("--map", source.join("librdmacm/librdmacm.map").as_ref());
+        option("--lib", build.join("lib/statics/librdmacm.a").as_ref());
+    }
     for provider in enabled {
         let archive = format!("lib/statics/lib{}.a", provider.archive);
         option("--lib", build.join(archive).as_ref());

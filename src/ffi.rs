@@ -1,4 +1,5 @@
-//! The raw bindings to `infiniband/verbs.h` of rdma-core v55.0, and all that knows C's conventions.
+//! The raw bindings to `infiniband/verbs.h` of rdma-core v55.0 (and, with feature `rdmacm`, to
+//! `rdma/rdma_cma.h`), and all that knows C's conventions.
 //!
 //! Every function of the header is here under its C name. What the header defines as `static
 //! inline` is compiled into this crate, except for the data path ([`ibv_post_send`],
