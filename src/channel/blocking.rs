@@ -1,4 +1,4 @@
-//! One operation after the other: each method posts one and waits until it has ended.
+//! Blocking operations: each method posts one operation and waits until it has ended.
 
 use std::time::Instant;
 
@@ -14,8 +14,8 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 
 /// # Blocking operations
 ///
-/// Each posts one operation and waits until it has ended, whatever the outcome: the buffer is borrowed
-/// for the call, and no longer. Errors are
+/// Each posts one operation and waits until it has ended, successfully or not. The buffer is borrowed for
+/// the duration of the call only. Errors are
 ///
 ///  - [`Work`](crate::TransportError::Work): it was posted and failed.
 ///  - [`QueueFull`](crate::TransportError::QueueFull): unpolled work takes up the queue.
@@ -55,7 +55,7 @@ impl Channel<'_> {
         self.gather(buffer, Send {}, Some(deadline))
     }
 
-    /// `ibv_post_send`: sends one message with 32 bits besides, which the receiver finds in its
+    /// `ibv_post_send`: sends one message with 32 further bits, which the receiver finds in its
     /// completion ([`WorkSuccess::immediate`]). The buffer may be `()`.
     ///
     /// # Errors
@@ -344,7 +344,7 @@ impl Channel<'_> {
         self.scatter(buffer, Request::new(FetchAdd { remote, add }), Some(deadline))
     }
 
-    /// Runs what the device reads.
+    /// Runs an operation whose buffer the device reads.
     #[inline(always)]
     fn gather(
         &mut self,
@@ -353,12 +353,12 @@ impl Channel<'_> {
         deadline: Option<Instant>,
     ) -> TransportResult<WorkSuccess> {
         let mut list = buffer.gather()?;
-        // SAFETY: the buffer is borrowed for the duration of the call, and by its type its memory
-        // stays as it must meanwhile.
+        // SAFETY: the buffer is borrowed for the duration of the call, and its type keeps its memory valid
+        // and exclusive while it is borrowed.
         unsafe { self.core().run(Request::new(kind), list.as_mut(), deadline) }
     }
 
-    /// Runs what the device writes.
+    /// Runs an operation whose buffer the device writes.
     #[inline(always)]
     fn scatter(
         &mut self,
@@ -371,7 +371,7 @@ impl Channel<'_> {
         unsafe { self.core().run(operation, list.as_mut(), deadline) }
     }
 
-    /// Runs what is copied by the post itself.
+    /// Runs an operation whose data the post itself copies.
     #[inline(always)]
     fn inline(
         &mut self,

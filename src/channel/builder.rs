@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Channel;
 use super::core::CoreSettings;
 use super::link::Link;
+use super::operation::Limits;
 use super::shared_completion_queue::SharedCompletionQueue;
 use super::wait::Sleep;
 use crate::completion::CompletionQueue;
@@ -22,7 +23,7 @@ use crate::settings::{
     PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
 };
 
-/// What a channel is made with and connected with: see [`Channel::builder`].
+/// The settings of a channel and its connection: see [`Channel::builder`].
 ///
 /// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE. Those of the queue pair
 /// are the ones of [`QueuePairBuilder`], where each is described.
@@ -94,7 +95,7 @@ settings! {
 }
 
 impl<'res> ChannelBuilder<'res> {
-    /// Begins a channel whose memory is of this domain.
+    /// Starts to build a channel for memory of this domain.
     pub fn new(domain: impl Into<Parent<'res, ProtectionDomain<'res>>>) -> Self {
         Self {
             domain: domain.into(),
@@ -121,14 +122,14 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// How many sends, writes, reads and atomics can be in flight (16 unless set). The next one is
-    /// refused with [`QueueFull`](crate::TransportError::QueueFull).
+    /// The most sends, writes, reads and atomics that can be in flight (16 unless set). One more fails
+    /// with [`QueueFull`](crate::TransportError::QueueFull).
     pub fn max_send_wr(mut self, value: u32) -> Self {
         self.capacities.max_send_wr = value;
         self
     }
 
-    /// How many receives can be in flight (16 unless set). The next one is refused with
+    /// The most receives that can be in flight (16 unless set). One more fails with
     /// [`QueueFull`](crate::TransportError::QueueFull).
     pub fn max_recv_wr(mut self, value: u32) -> Self {
         self.capacities.max_recv_wr = value;
@@ -151,21 +152,21 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// How long to poll for the completions of what was flushed, before the queue pair is reset by
-    /// force (5 s unless set). It matters after time-outs, failures and panics only, and then only if
-    /// the device does not answer.
+    /// How long to poll for the completions of flushed operations before the queue pair is reset (5 s
+    /// unless set). It matters only after time-outs, failures and panics, and then only if the device
+    /// does not answer.
     pub fn settle_timeout(mut self, value: Duration) -> Self {
         self.settle_timeout = value;
         self
     }
 
-    /// Whoever waits sleeps after so many polls that found nothing, until the device wakes it
-    /// (without this, it polls on, which is faster by far and keeps a CPU busy).
+    /// Makes waits sleep after this number of polls that found nothing, until the device wakes them. (By
+    /// default they poll until the operation has ended, which is much faster and keeps a CPU busy.)
     ///
-    /// The completion queue gets a [`CompletionChannel`](crate::CompletionChannel) of its own for
-    /// this; a shared one must be made of a queue that
-    /// [has one](crate::CompletionQueueBuilder::own_channel), and that wakes for all completions: what
-    /// a channel sends is not [solicited](crate::CompletionQueueBuilder::solicited_only).
+    /// The completion queue then gets a [`CompletionChannel`](crate::CompletionChannel) of its own. A
+    /// shared completion queue must be made of a queue that
+    /// [has one](crate::CompletionQueueBuilder::own_channel) and wakes for all completions, because the
+    /// sends of a channel are not [solicited](crate::CompletionQueueBuilder::solicited_only).
     pub fn sleep_after(mut self, polls: u32) -> Self {
         self.sleep_after = Some(polls);
         self
@@ -230,16 +231,20 @@ impl<'res> ChannelBuilder<'res> {
         if let Some((router, inbox)) = &router {
             router.register(*inbox, queue_pair.number());
         }
-        // What the device grants beyond what was asked for is not used: the completion queue and
-        // the table are not made for it.
-        capacities.max_inline_data = queue_pair.max_inline_data();
+        // The depths and lists are limited to what was asked for, even if the device grants more: the
+        // completion queue and the table have no room for more.
+        let limits = Limits {
+            max_send_sge: capacities.max_send_sge,
+            max_recv_sge: capacities.max_recv_sge,
+            max_inline_data: queue_pair.max_inline_data(),
+            reliable,
+        };
         let settings = CoreSettings {
             max_send_wr,
             max_recv_wr,
-            capacities,
-            reliable,
+            limits,
             settle_timeout: self.settle_timeout,
-            // The queue pair holds the queue, whose address stays the same.
+            // The queue pair holds the queue in an `Arc`, so its address stays the same.
             sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
         };
         Ok(PreparedChannel { link: Link::new(queue_pair, endpoint, &settings, router) })
@@ -266,8 +271,8 @@ pub struct PreparedChannel<'res> {
 }
 
 impl<'res> PreparedChannel<'res> {
-    /// One that was connected before.
-    pub(crate) fn again(link: Link<'res>) -> Self {
+    /// A channel that was connected before, and was reset.
+    pub(super) fn from_reset(link: Link<'res>) -> Self {
         Self { link }
     }
 

@@ -1,30 +1,29 @@
-//! Completions of a channel: finding them, and giving each to its operation.
+//! Polling for completions, and matching each with its operation.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{BLOCKING, Slot, State};
-use super::shared_completion_queue::{Inbox, Router};
-use super::wait::Patience;
+use super::wait::Wait;
 use crate::completion::{WorkCompletion, WorkError, WorkSuccess};
 use crate::ffi;
 
 impl Core {
-    /// Takes the next completion, if there is one, to `self.completion`. Returns what the verb did.
+    /// Polls the next completion, if there is one, into `self.completion`. Returns what the verb
+    /// returned.
     #[inline(always)]
-    pub(crate) fn poll_raw(&self) -> c_int {
-        // SAFETY: what is polled is live, as the parents of the queue pair and the core are; there is
-        // room for one, to which there is no reference: none is ever made that outlives the function
-        // that makes it, none of which polls meanwhile, and one thread at a time uses the core.
+    pub(super) fn poll_raw(&self) -> c_int {
+        // SAFETY: what is polled is live: it is a parent of the queue pair, or part of the core. There is
+        // room for one completion, and no reference to it: a function of the core that makes one drops
+        // it before it polls or returns, and one thread at a time uses the core.
         unsafe { self.poll_cq.get()(self.polled.get(), 1, self.completion.get()) }
     }
 
-    /// Whether a poll has found the completion of the request with this number, and it says success.
+    /// Whether a poll found the completion of the request with this number, with status success.
     #[inline(always)]
-    pub(crate) fn is_success(&self, found: c_int, wr_id: u64) -> bool {
+    pub(super) fn is_success(&self, found: c_int, wr_id: u64) -> bool {
         // SAFETY: the completion is initialised; for the rest see `poll_raw`.
         let completion = unsafe { &*self.completion.get() };
         found == 1
@@ -33,16 +32,19 @@ impl Core {
             && completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS
     }
 
-    /// The completion that was polled last, which says success.
+    /// The completion that was polled last. Its status is success.
     #[inline(always)]
-    pub(crate) fn success(&self) -> WorkSuccess {
+    pub(super) fn success(&self) -> WorkSuccess {
         // SAFETY: the completion is initialised; for the rest see `poll_raw`.
         WorkSuccess::from_raw(unsafe { *self.completion.get() })
     }
 
-    /// What a poll has found. An error is not the completion of anything.
+    /// The completion that a poll found, if any. A poll that failed completes nothing.
     #[inline]
-    pub(crate) fn found(&self, found: c_int) -> TransportResult<Option<WorkCompletion>> {
+    pub(super) fn completion_of_poll(
+        &self,
+        found: c_int,
+    ) -> TransportResult<Option<WorkCompletion>> {
         match found {
             // SAFETY: the completion is initialised; for the rest see `poll_raw`.
             1 => Ok(Some(unsafe { *self.completion.get() }.into())),
@@ -51,25 +53,25 @@ impl Core {
         }
     }
 
-    /// Takes the next completion, if there is one.
+    /// Polls the next completion, if there is one.
     #[inline]
-    pub(crate) fn poll(&self) -> TransportResult<Option<WorkCompletion>> {
-        self.found(self.poll_raw())
+    pub(super) fn poll(&self) -> TransportResult<Option<WorkCompletion>> {
+        self.completion_of_poll(self.poll_raw())
     }
 
     /// Whether `completion` is that of the request with this number.
     #[inline]
-    pub(crate) fn is(&self, completion: &WorkCompletion, wr_id: u64) -> bool {
+    pub(super) fn is_completion_of(&self, completion: &WorkCompletion, wr_id: u64) -> bool {
         completion.wr_id() == wr_id && completion.queue_pair_number() == self.number
     }
 
-    /// Gives a completion to the operation that it is of. Returns whether there was one: a completion
-    /// that an earlier epoch left is dropped.
+    /// Ends the operation that a completion belongs to. Returns false for a completion of an earlier
+    /// epoch, which is dropped.
     ///
     /// # Errors
     ///
-    /// No operation of this channel is waiting for it.
-    pub(crate) fn dispatch(&self, completion: &WorkCompletion) -> TransportResult<bool> {
+    /// The completion belongs to no operation in flight.
+    pub(super) fn dispatch(&self, completion: &WorkCompletion) -> TransportResult<bool> {
         let wr_id = completion.wr_id();
         let (epoch, index) = ((wr_id >> 32) as u32, wr_id as u32);
         let current = (self.epoch.get() >> 32) as u32;
@@ -89,7 +91,7 @@ impl Core {
             Some((slot, State::InFlight(owner))) => slot.complete(owner, *completion.as_raw()),
             Some((slot, State::Abandoned)) => {
                 if let Err(error) = completion.result() {
-                    self.leave(error);
+                    self.record_unreported(error);
                 }
                 self.release(slot);
             }
@@ -99,60 +101,66 @@ impl Core {
         Ok(true)
     }
 
-    /// Remembers that an operation failed of which nobody asked the result.
+    /// Keeps the first failure of an operation whose handle was dropped, for the end of the scope.
     #[cold]
-    pub(crate) fn leave(&self, error: WorkError) {
-        if self.left.error.get().is_none() {
-            self.left.error.set(Some(error));
+    pub(super) fn record_unreported(&self, error: WorkError) {
+        if self.unreported.error.get().is_none() {
+            self.unreported.error.set(Some(error));
         }
     }
 
-    /// Polls once, and gives what it finds to whom it belongs.
+    /// To be called after each poll of a wait that found nothing: see [`Wait::on_empty_poll`].
     #[inline]
-    pub(crate) fn progress(&self) -> TransportResult<bool> {
+    pub(super) fn on_empty_poll(&self, wait: &mut Wait) -> TransportResult<()> {
+        wait.on_empty_poll(self.sleep.as_ref(), || self.check_device())
+    }
+
+    /// Polls once and dispatches the completion that it finds. Returns whether it found one.
+    #[inline]
+    pub(super) fn progress(&self) -> TransportResult<bool> {
         match self.poll()? {
             Some(completion) => self.dispatch(&completion).map(|_| true),
             None => Ok(false),
         }
     }
 
-    /// Waits until the operation in this slot has ended and takes its result; the slot is then free,
-    /// or, on an error that is not its result, abandoned to whoever polls next.
+    /// Waits until the operation in this slot has ended, takes its result and frees the slot. If polling
+    /// fails, the slot is left abandoned.
     #[inline(always)]
-    pub(crate) fn wait(
+    pub(super) fn wait(
         &self,
         slot: &Slot,
         deadline: Option<Instant>,
     ) -> TransportResult<WorkSuccess> {
-        // Completions mostly come in the order in which they are waited for.
+        // Operations mostly complete in the order in which they are waited for.
         let found = self.poll_raw();
         if self.is_success(found, slot.wr_id()) {
             self.table.release(slot);
         } else {
-            self.wait_on(slot, found, deadline)?;
+            self.wait_slow_path(slot, found, deadline)?;
         }
         Ok(self.success())
     }
 
-    /// The rest of `wait`, when the first poll did not find the completion, or a failure. On success
-    /// the completion is put where the one that was polled last would be.
+    /// The rest of `wait`, if the first poll did not find a success of the operation. On success the
+    /// completion is copied to where the one that was polled last is.
     #[inline(never)]
-    fn wait_on(
+    fn wait_slow_path(
         &self,
         slot: &Slot,
         mut found: c_int,
         deadline: Option<Instant>,
     ) -> TransportResult<()> {
-        let mut patience = Patience::new(deadline);
+        let mut wait = Wait::new(deadline);
         loop {
-            let polled = match self.found(found) {
+            let polled = match self.completion_of_poll(found) {
                 Ok(Some(completion)) => self.dispatch(&completion).map(|_| true),
                 Ok(None) => Ok(false),
                 Err(error) => Err(error),
             };
-            // What has ended has ended, whatever was polled besides.
+            // If the operation has ended, a failure to poll does not matter.
             if !slot.state().is_outstanding() {
-                let success = self.collect(slot)?;
+                let success = self.take_result(slot)?;
                 // SAFETY: see `poll_raw`.
                 unsafe { self.completion.get().write(*success.as_raw()) };
                 return Ok(());
@@ -160,8 +168,8 @@ impl Core {
             match polled {
                 Ok(true) => {}
                 Ok(false) => {
-                    if let Err(error) = patience.spent(self) {
-                        // Of what is flushed now there is nothing to tell but that it took too long.
+                    if let Err(error) = self.on_empty_poll(&mut wait) {
+                        // The result is the time-out, whatever the flushed completion says.
                         self.stop();
                         self.release(slot);
                         return Err(error);
@@ -177,43 +185,26 @@ impl Core {
     }
 
     /// Takes the result of an operation that has ended, and frees its slot.
-    pub(crate) fn collect(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
+    pub(super) fn take_result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
         let result = self.result(slot);
         self.release(slot);
         result
     }
 
     /// The result of an operation that has ended.
-    pub(crate) fn result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
+    pub(super) fn result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
         match slot.state() {
             State::Done(_) | State::Seen => Ok(slot.completion().result()?),
-            State::Lost(_) if self.destroyed.get() => Err(TransportError::Closed),
-            State::Lost(_) => Err(TransportError::Stopped),
+            State::Discarded(_) if self.destroyed.get() => Err(TransportError::Closed),
+            State::Discarded(_) => Err(TransportError::Stopped),
             _ => Err(TransportError::UnknownWork),
         }
     }
 }
 
-/// `poll_cq` of a channel whose completion queue is shared.
-///
-/// # Safety
-///
-/// `route` points to the route of a live core, and there is room for one completion, which is
-/// initialised.
-pub(crate) unsafe extern "C" fn poll_routed(
-    route: *mut ffi::ibv_cq,
-    _one: c_int,
-    completion: *mut ffi::ibv_wc,
-) -> c_int {
-    // SAFETY: the caller vouches for both.
-    let ((router, inbox), completion) =
-        unsafe { (&*route.cast::<(Arc<Router>, Inbox)>(), &mut *completion) };
-    router.poll(*inbox, completion)
-}
-
 #[cold]
 fn poll_failed(found: c_int) -> TransportError {
-    // A provider that claims more than it had room for is not believed.
+    // More completions than there was room for: the provider is broken.
     let found = if found > 0 { -libc::EIO } else { found };
     ffi::failed("ibv_poll_cq", found).into()
 }

@@ -5,11 +5,10 @@ use std::fmt;
 use crate::completion::{WorkError, WorkErrorClass};
 use crate::error::{Error, ErrorKind};
 
-/// An operation on a [`Channel`](crate::Channel) that was not carried out, or of which that is not
-/// known.
+/// Why an operation on a [`Channel`](crate::Channel) failed, or may have failed.
 ///
-/// It is small, `Copy` and never allocates. Whatever it says, the buffer of an operation that ended
-/// with it is the program's again by the time that the borrow checker lets it be used.
+/// It is small, `Copy` and never allocates. Whatever the error, the device no longer uses the buffer of
+/// the operation when the borrow checker lets the program use it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum TransportError {
@@ -146,7 +145,8 @@ impl From<TransportError> for std::io::Error {
 /// Why a [`scope`](crate::Channel::scope) failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScopeError<E> {
-    /// The closure returned this error. What was still in flight was flushed, unheard.
+    /// The closure returned this error. Operations that were in flight were flushed, and their results
+    /// are not reported.
     Closure(E),
     /// The closure succeeded, but an operation that it left unpolled failed, or could not be polled
     /// to completion when the scope ended.

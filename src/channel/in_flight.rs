@@ -1,118 +1,107 @@
 //! The table of outstanding operations.
 //!
-//! It is sized when a channel is built: a slot for each work request that fits into the send queue,
-//! and one for each that fits into the receive queue. A slot is taken when a request is posted and
-//! given back when its owner has the result, so whoever gets a slot also has room in the queue pair
-//! and in the completion queue.
+//! The table has a fixed size: one slot for each work request that fits into the send queue, and one
+//! for each that fits into the receive queue. A slot is taken before a request is posted and released
+//! after its owner has taken the result. So a free slot means that the queue pair and the completion
+//! queue have room for one more request.
 //!
-//! The slots of a queue are a ring, from which the next one is taken: operations mostly end in the
-//! order in which they were posted, and then the next slot is free if any is. Only where it is not,
-//! the others are looked at.
+//! The slots of each queue form a ring, and the next slot of the ring is tried first. Operations
+//! mostly end in the order in which they were posted, so if any slot is free, the next one usually is.
+//! If it is not, the others are searched.
 //!
-//! Everything is a [`Cell`]: the table is used by one thread at a time.
+//! Everything is a [`Cell`]: one thread at a time uses the table.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use super::core::Core;
 use crate::completion::WorkCompletion;
 use crate::ffi;
 
-/// The index that names a blocking operation, which needs no slot: there is at most one.
-pub(crate) const BLOCKING: u32 = u32::MAX;
+/// The index of a blocking operation. It has no slot, as there is at most one at a time.
+pub(super) const BLOCKING: u32 = u32::MAX;
 
 /// One of the two queues of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Queue {
+pub(super) enum Queue {
     Send,
     Receive,
 }
 
-/// Who gets the result.
+/// Who will ask for the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Owner {
+pub(super) enum Owner {
     /// A handle within a scope, or the scope itself.
     Scope,
-    /// A `PendingWork`, which may outlive any scope.
+    /// A `PendingWork`, which may outlive the scope that it was posted in.
     Token,
 }
 
-/// What became of a slot's operation.
+/// The state of a slot and its operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
-    /// In the list of free slots.
+pub(super) enum State {
+    /// There is no operation.
     Free,
-    /// The device has the request, and the owner will ask for its result.
+    /// The device has the request; the owner will ask for its result.
     InFlight(Owner),
-    /// The device has the request, and nobody will ask.
+    /// The device has the request; the handle was dropped, and nobody will ask for the result.
     Abandoned,
-    /// The completion is here.
+    /// The operation has completed, and the slot holds the completion.
     Done(Owner),
-    /// The completion is here, and its owner has seen it.
+    /// As `Done`, and the owner has seen the result.
     Seen,
-    /// The queue pair was reset or destroyed before a completion was seen: none will come, and the
-    /// device no longer touches the buffer.
-    Lost(Owner),
+    /// The queue pair was reset or destroyed before the completion was polled. No completion will
+    /// come, and the device no longer uses the buffer.
+    Discarded(Owner),
 }
 
 impl State {
     /// Whether the device may still use the buffer.
     #[inline]
-    pub(crate) fn is_outstanding(self) -> bool {
+    pub(super) fn is_outstanding(self) -> bool {
         matches!(self, Self::InFlight(_) | Self::Abandoned)
     }
 }
 
-/// The place of one operation.
+/// Room for one operation.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(super) struct Slot {
     /// The number under which it is posted.
     wr_id: Cell<u64>,
     /// The next one of the ring.
     next: Cell<NonNull<Slot>>,
     state: Cell<State>,
     completion: Cell<WorkCompletion>,
-    /// What the table is part of: a handle has the slot alone, and finds the core here.
-    core: Cell<*const Core>,
 }
 
 // SAFETY: a slot is reached through the core that its table is part of, and through the handle of its
-// operation, which stays on one thread: see there.
+// operation. Both are used by one thread at a time: see `Core` and `OneThread`.
 unsafe impl Sync for Slot {}
 
 impl Slot {
     /// The number under which its operation is posted.
     #[inline]
-    pub(crate) fn wr_id(&self) -> u64 {
+    pub(super) fn wr_id(&self) -> u64 {
         self.wr_id.get()
     }
 
-    /// The core that the slot's table is part of.
+    /// The state of the operation.
     #[inline]
-    pub(crate) fn core(&self) -> &Core {
-        // SAFETY: slots that were taken are of an open table, whose core has called `belong`. It owns
-        // the slot, so it is there, and stays where it is.
-        unsafe { &*self.core.get() }
-    }
-
-    /// What became of the operation.
-    #[inline]
-    pub(crate) fn state(&self) -> State {
+    pub(super) fn state(&self) -> State {
         self.state.get()
     }
 
     #[inline]
-    pub(crate) fn set_state(&self, state: State) {
+    pub(super) fn set_state(&self, state: State) {
         self.state.set(state);
     }
 
     /// The completion, if it is done.
-    pub(crate) fn completion(&self) -> WorkCompletion {
+    pub(super) fn completion(&self) -> WorkCompletion {
         self.completion.get()
     }
 
-    /// Keeps a completion for the owner.
-    pub(crate) fn complete(&self, owner: Owner, raw: ffi::ibv_wc) {
+    /// Stores the completion, for the owner to ask for.
+    pub(super) fn complete(&self, owner: Owner, raw: ffi::ibv_wc) {
         self.completion.set(raw.into());
         self.state.set(State::Done(owner));
     }
@@ -120,17 +109,17 @@ impl Slot {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct InFlight {
-    /// Owned. First the slots for sends, then those for receives, then one that is never free: the
-    /// next one of a queue that has none, or is closed.
+pub(super) struct InFlight {
+    /// Owned. First the slots for sends, then those for receives, then a sentinel that is never free.
+    /// The sentinel is the next slot of a queue that has no slots, and of a closed table.
     slots: NonNull<[Slot]>,
-    /// How many slots are for sends.
+    /// Number of slots for sends.
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
     next_receive: Cell<NonNull<Slot>>,
-    /// How many slots are not free.
+    /// Number of slots that are not free.
     in_use: Cell<u32>,
-    /// Whether slots may be taken: not before the channel is connected, nor once it was stopped.
+    /// Whether slots may be taken: from when the channel is connected until it is stopped.
     open: Cell<bool>,
 }
 
@@ -146,13 +135,12 @@ unsafe impl Send for InFlight {}
 
 impl InFlight {
     /// A closed table. Both depths together are less than `u32::MAX`.
-    pub(crate) fn new(sends: u32, receives: u32) -> Self {
+    pub(super) fn new(sends: u32, receives: u32) -> Self {
         let slot = |_| Slot {
             wr_id: Cell::new(0),
             next: Cell::new(NonNull::dangling()),
             state: Cell::new(State::Seen),
             completion: Cell::new(WorkCompletion::default()),
-            core: Cell::new(std::ptr::null()),
         };
         let slots: Box<[Slot]> = (0..sends as usize + receives as usize + 1).map(slot).collect();
         let slots = NonNull::from(Box::leak(slots));
@@ -169,24 +157,13 @@ impl InFlight {
         table
     }
 
-    /// Tells the slots which core they are of.
-    ///
-    /// # Safety
-    ///
-    /// The core owns this table, and does not move any more.
-    pub(crate) unsafe fn belong(&self, core: *const Core) {
-        for slot in self.all() {
-            slot.core.set(core);
-        }
-    }
-
     fn all(&self) -> &[Slot] {
         // SAFETY: the slots live as long as the table, and are only reached by shared references.
         unsafe { self.slots.as_ref() }
     }
 
     /// All slots of both queues.
-    pub(crate) fn slots(&self) -> &[Slot] {
+    pub(super) fn slots(&self) -> &[Slot] {
         let all = self.all();
         &all[..all.len() - 1]
     }
@@ -202,7 +179,7 @@ impl InFlight {
 
     /// The slot with this index, which is the lower half of a request's number.
     #[inline]
-    pub(crate) fn slot(&self, index: u32) -> Option<&Slot> {
+    pub(super) fn slot(&self, index: u32) -> Option<&Slot> {
         self.slots().get(index as usize)
     }
 
@@ -214,7 +191,7 @@ impl InFlight {
     }
 
     /// Frees every slot and lets slots be taken. Requests are numbered from `first` on.
-    pub(crate) fn open(&self, first: u64) {
+    pub(super) fn open(&self, first: u64) {
         let (sends, depth) = (self.sends as usize, self.slots().len());
         for (index, slot) in self.slots().iter().enumerate() {
             slot.wr_id.set(first + index as u64);
@@ -227,33 +204,33 @@ impl InFlight {
             slot.next.set(self.pointer(next));
         }
         self.next_send.set(self.pointer(if sends > 0 { 0 } else { depth }));
-        // Without receives that is the one that is never free.
+        // If there are no slots for receives, this is the sentinel.
         self.next_receive.set(self.pointer(sends));
         self.in_use.set(0);
         self.open.set(true);
     }
 
     /// Lets no more slots be taken, until it is opened again.
-    pub(crate) fn close(&self) {
-        let never = self.pointer(self.slots.len() - 1);
-        self.next_send.set(never);
-        self.next_receive.set(never);
+    pub(super) fn close(&self) {
+        let sentinel = self.pointer(self.slots.len() - 1);
+        self.next_send.set(sentinel);
+        self.next_receive.set(sentinel);
         self.open.set(false);
     }
 
     /// Whether slots may be taken at all.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.open.get()
     }
 
-    /// How many slots are not free.
+    /// The number of slots that are not free.
     #[inline]
-    pub(crate) fn in_use(&self) -> u32 {
+    pub(super) fn in_use(&self) -> u32 {
         self.in_use.get()
     }
 
     /// Whether there is room for one more request.
-    pub(crate) fn has_room(&self, queue: Queue) -> bool {
+    pub(super) fn has_room(&self, queue: Queue) -> bool {
         // SAFETY: as in `take`.
         let next = unsafe { self.next(queue).get().as_ref() };
         next.state() == State::Free || self.search(queue).is_some()
@@ -269,8 +246,8 @@ impl InFlight {
 
     /// Takes a slot for a request that is about to be posted, if there is one.
     #[inline]
-    pub(crate) fn take(&self, queue: Queue, owner: Owner) -> Option<&Slot> {
-        // SAFETY: it points to a slot of this table, as all that is ever put there.
+    pub(super) fn take(&self, queue: Queue, owner: Owner) -> Option<&Slot> {
+        // SAFETY: it points to a slot of this table, as every value that is stored there does.
         let mut slot = unsafe { self.next(queue).get().as_ref() };
         if slot.state() != State::Free {
             slot = self.search(queue)?;
@@ -281,7 +258,7 @@ impl InFlight {
         Some(slot)
     }
 
-    /// A free slot, if there is one though the next one is not.
+    /// A free slot, if there is one, where the next one of the ring is in use.
     #[inline(never)]
     fn search(&self, queue: Queue) -> Option<&Slot> {
         if !self.open.get() {
@@ -290,23 +267,24 @@ impl InFlight {
         self.of(queue).iter().find(|slot| slot.state() == State::Free)
     }
 
-    /// Gives a slot back whose result is with its owner, or whose request was not posted.
+    /// Frees a slot whose result was taken, or whose request was not posted.
     #[inline]
-    pub(crate) fn release(&self, slot: &Slot) {
+    pub(super) fn release(&self, slot: &Slot) {
         slot.set_state(State::Free);
         self.in_use.set(self.in_use.get().wrapping_sub(1));
     }
 
-    /// How many requests the device has.
-    pub(crate) fn outstanding(&self) -> u32 {
+    /// The number of requests that the device has.
+    pub(super) fn outstanding(&self) -> u32 {
         self.slots().iter().map(|slot| u32::from(slot.state().is_outstanding())).sum()
     }
 
-    /// Gives up the completions of all requests that the device had.
-    pub(crate) fn lose(&self) {
+    /// Ends all requests that the device had, without completions. To be called after the queue pair was
+    /// reset or destroyed.
+    pub(super) fn discard_outstanding(&self) {
         for slot in self.slots() {
             match slot.state() {
-                State::InFlight(owner) => slot.set_state(State::Lost(owner)),
+                State::InFlight(owner) => slot.set_state(State::Discarded(owner)),
                 State::Abandoned => self.release(slot),
                 _ => {}
             }
@@ -346,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_goes_round_and_finds_what_is_free_elsewhere() {
+    fn a_ring_wraps_around_and_finds_free_slots_out_of_order() {
         let table = opened(4, 4);
         for round in 0..20 {
             assert_eq!(take(&table, Queue::Receive), Some(4 + round % 4));
@@ -390,15 +368,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_no_longer_outstanding() {
+    fn discarded_requests_are_no_longer_outstanding() {
         let table = opened(3, 0);
         for _ in 0..3 {
             table.take(Queue::Send, Owner::Token).unwrap();
         }
         table.slot(0).unwrap().set_state(State::Abandoned);
         table.slot(1).unwrap().complete(Owner::Token, ffi::ibv_wc::default());
-        table.lose();
-        let states = [State::Free, State::Done(Owner::Token), State::Lost(Owner::Token)];
+        table.discard_outstanding();
+        let states = [State::Free, State::Done(Owner::Token), State::Discarded(Owner::Token)];
         assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);
         assert_eq!((table.in_use(), table.outstanding()), (2, 0));
     }

@@ -1,4 +1,4 @@
-//! The queue pair of a channel and what it is used with, together in all states.
+//! The owner of a channel's queue pair, connected or not.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -11,10 +11,10 @@ use crate::queue_pair::ConnectionSettings;
 use crate::queue_pair::{QueuePair, QueuePairEndpoint};
 
 /// Owns the queue pair and the core that uses it.
-pub(crate) struct Link<'res> {
-    pub(crate) core: Arc<Core>,
+pub(super) struct Link<'res> {
+    pub(super) core: Arc<Core>,
     endpoint: QueuePairEndpoint,
-    /// Its C object is gone if `core.destroyed` says so; its parents are there in any case.
+    /// Its C object is destroyed if `core.destroyed` says so. It keeps its parents alive in any case.
     queue_pair: ManuallyDrop<QueuePair<'res>>,
 }
 
@@ -24,7 +24,7 @@ impl Drop for Link<'_> {
             && self.core.destroy().is_err()
             && self.core.table.outstanding() > 0
         {
-            // Unpolled work is outstanding, whose buffers may be gone next.
+            // Unpolled operations are in flight, whose buffers may be freed next.
             self.core.stop();
         }
         if self.core.destroyed.get()
@@ -32,48 +32,47 @@ impl Drop for Link<'_> {
         {
             router.release(*inbox);
         }
-        // SAFETY: it is taken once, here. The C object is gone or leaked; the completion queue, which
-        // the router has used just now, goes with the parents.
+        // SAFETY: it is taken once, here. The C object was destroyed or is leaked. The completion queue,
+        // which the router has just used, is dropped with the parents.
         unsafe { ManuallyDrop::take(&mut self.queue_pair) }.disown();
     }
 }
 
 impl<'res> Link<'res> {
-    /// The link of a queue pair in the RESET state, whose completion queues are one, for this link
-    /// alone or behind the router.
-    pub(crate) fn new(
+    /// The link of a queue pair in the RESET state. Its send and receive completion queue are the same,
+    /// which only this link uses, or only the router.
+    pub(super) fn new(
         queue_pair: QueuePair<'res>,
         endpoint: QueuePairEndpoint,
         settings: &CoreSettings,
         router: Option<(Arc<Router>, Inbox)>,
     ) -> Self {
-        // SAFETY: the queue pair is live, and the link destroys it through the core alone; nobody
-        // else has it.
+        // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
         let core = unsafe { Core::new(queue_pair.as_raw(), settings, router) };
         Self { core, endpoint, queue_pair: ManuallyDrop::new(queue_pair) }
     }
 
-    pub(crate) fn endpoint(&self) -> QueuePairEndpoint {
+    pub(super) fn endpoint(&self) -> QueuePairEndpoint {
         self.endpoint
     }
 
-    pub(crate) fn settings(&self) -> &ConnectionSettings {
+    pub(super) fn settings(&self) -> &ConnectionSettings {
         self.queue_pair.settings()
     }
 
-    pub(crate) fn settings_mut(&mut self) -> &mut ConnectionSettings {
+    pub(super) fn settings_mut(&mut self) -> &mut ConnectionSettings {
         self.queue_pair.settings_mut()
     }
 
     /// RESET to RTS, with nothing in flight.
-    pub(crate) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
+    pub(super) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
         self.queue_pair.connect(Some(remote))?;
         self.core.open();
         Ok(())
     }
 
     /// To RESET, with nothing in flight and nothing in the completion queue.
-    pub(crate) fn reset(&mut self) -> Result<()> {
+    pub(super) fn reset(&mut self) -> Result<()> {
         if self.core.destroyed.get() {
             return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
         }
@@ -83,7 +82,7 @@ impl<'res> Link<'res> {
     }
 
     /// Destroys the queue pair, or gives the link back with the reason why that failed.
-    pub(crate) fn close(self) -> Result<(), (Self, Error)> {
+    pub(super) fn close(self) -> Result<(), (Self, Error)> {
         if !self.core.destroyed.get()
             && let Err(error) = self.core.destroy()
         {

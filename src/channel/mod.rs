@@ -4,6 +4,7 @@ mod blocking;
 mod builder;
 mod completions;
 mod core;
+mod epoch;
 mod error;
 mod in_flight;
 mod link;
@@ -57,9 +58,9 @@ use crate::queue_pair::QueuePairEndpoint;
 /// where it is and nobody else may write (or even read) it meanwhile. A channel gets that from the
 /// borrow checker: an operation takes a **slice of a region** ([`MemorySlice`], [`MemorySliceMut`],
 /// [`SharedMemorySlice`], or arrays and tuples of them), and the region stays borrowed until the
-/// operation has ended. It has ended when its completion was seen, or when the queue pair was reset
-/// or destroyed. An error of `ibv_poll_cq` ends nothing. No guard has to be dropped for that to
-/// hold: what is forgotten with [`mem::forget`](std::mem::forget) is settled like everything else.
+/// operation has ended. It has ended when its completion was polled, or when the queue pair was reset
+/// or destroyed. An error of `ibv_poll_cq` ends nothing. This does not depend on a guard's `Drop`: an
+/// operation whose handle was forgotten with [`mem::forget`](std::mem::forget) is ended like all others.
 ///
 /// # Three ways to post
 ///
@@ -69,7 +70,7 @@ use crate::queue_pair::QueuePairEndpoint;
 /// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: windows, pipelines |
 /// | [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
 ///
-/// None of them allocates. As much can be in flight as the channel was built for
+/// None of them allocates. The channel is built for a number of operations in flight
 /// ([`max_send_wr`](ChannelBuilder::max_send_wr), [`max_recv_wr`](ChannelBuilder::max_recv_wr)).
 ///
 /// # Waiting
@@ -114,27 +115,27 @@ pub struct Channel<'res> {
 /// How a channel was closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChannelClosed {
-    /// All that was posted had been carried out, or had failed, by itself.
+    /// All operations had completed, successfully or not, before the channel was closed.
     Drained,
-    /// This many operations were still in flight. They were given up; whether the peer saw anything
-    /// of them is not known.
+    /// This many operations were still in flight and were ended by force. The peer may or may not have
+    /// seen them.
     Flushed(u32),
 }
 
 impl<'res> Channel<'res> {
-    /// Begins a channel: see [`ChannelBuilder::new`].
+    /// Starts to build a channel: see [`ChannelBuilder::new`].
     pub fn builder(
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
     ) -> ChannelBuilder<'res> {
         ChannelBuilder::new(domain)
     }
 
-    pub(crate) fn connected(link: Link<'res>) -> Self {
+    fn connected(link: Link<'res>) -> Self {
         Self { link }
     }
 
     #[inline]
-    pub(crate) fn core(&self) -> &Core {
+    fn core(&self) -> &Core {
         &self.link.core
     }
 
@@ -149,8 +150,8 @@ impl<'res> Channel<'res> {
     }
 
     /// The queue pair's C object, or null if it had to be destroyed. It is valid while the channel
-    /// is, unless a later call returns [`Closed`](crate::TransportError::Closed). To post to it, or
-    /// to poll its completion queue, by other means breaks the channel's books.
+    /// exists, unless a later call returns [`Closed`](crate::TransportError::Closed). Do not post to it
+    /// and do not poll its completion queue: the channel then counts wrongly what is in flight.
     pub fn as_raw(&self) -> *mut ffi::ibv_qp {
         if self.core().destroyed.get() { std::ptr::null_mut() } else { self.core().queue_pair() }
     }
@@ -173,7 +174,7 @@ impl<'res> Channel<'res> {
     pub fn reset(self) -> Result<PreparedChannel<'res>> {
         let mut link = self.link;
         link.reset()?;
-        Ok(PreparedChannel::again(link))
+        Ok(PreparedChannel::from_reset(link))
     }
 
     /// `ibv_destroy_qp`: ends everything, and says how. Dropping does the same in silence, except

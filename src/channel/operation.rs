@@ -1,10 +1,9 @@
-//! What can be posted on a channel, each kind as a type: the compiler makes a function of its own
-//! for each, in which nothing is left to decide.
+//! The operations that a channel can post. Each kind is a type, so that the compiler makes a separate
+//! function for each, without branches on the kind.
 
 use std::ffi::c_int;
 use std::ptr;
 
-use super::core::Core;
 use super::error::TransportResult;
 use super::in_flight::Queue;
 use crate::error::{Error, Result};
@@ -13,39 +12,50 @@ use crate::memory::RemoteMemoryRegion;
 use crate::memory::sge;
 
 /// One kind of operation.
-pub(crate) trait Operation {
+pub(super) trait Operation {
     /// The queue that it is posted to.
     const QUEUE: Queue;
 
     /// Whether the device writes the memory.
     const WRITES: bool;
 
-    /// Looks at what can be known to be wrong before the device sees it.
-    fn check(&self, core: &Core, list: &[ffi::ibv_sge]) -> TransportResult<()>;
+    /// Finds errors before the device sees the request.
+    fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()>;
 
     /// Posts the request under this number; returns what the verb did.
     ///
     /// # Safety
     ///
     /// The queue pair of `prepared` is live, and nothing else accesses `prepared` meanwhile. Until the
-    /// request has ended, the memory in `list` stays as the operation needs it.
+    /// request has ended, the memory in `list` is valid, nobody writes it, and if the operation writes
+    /// it, nobody reads it either.
     unsafe fn post(self, prepared: *mut Prepared, wr_id: u64, list: &mut [ffi::ibv_sge]) -> c_int;
 
-    /// The verb.
+    /// The verb that posts it.
     const VERB: &'static str;
 }
 
-/// Requests that are made once, one for each kind, and of which each post changes only what differs.
-/// Their lists have one request: `next` is never set.
-pub(crate) struct Prepared {
+/// What every operation is checked against.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) max_send_sge: u32,
+    pub(super) max_recv_sge: u32,
+    pub(super) max_inline_data: u32,
+    /// Whether the transport is a reliable connection.
+    pub(super) reliable: bool,
+}
+
+/// One request of each kind, made once. A post changes only the fields that differ from one operation
+/// to the next. Each is a list of one request: `next` is never set.
+pub(super) struct Prepared {
     queue_pair: *mut ffi::ibv_qp,
     post_send: PostSend,
     post_recv: PostRecv,
     sends: [ffi::ibv_send_wr; KINDS],
     receive: ffi::ibv_recv_wr,
-    /// The only piece of requests that have one: they point here.
+    /// The requests point here. A post with a single piece copies it here.
     piece: ffi::ibv_sge,
-    /// The request that the latest post which failed did not take, if it said so.
+    /// Set by the provider if a post failed: the request that it did not take.
     bad_send: *mut ffi::ibv_send_wr,
     bad_receive: *mut ffi::ibv_recv_wr,
 }
@@ -62,12 +72,13 @@ type PostRecv = unsafe extern "C" fn(
 ) -> c_int;
 
 impl Prepared {
-    /// With one piece each, but nowhere to find it: see [`settle`](Self::settle).
+    /// Requests whose pointer to the piece is not set: see
+    /// [`set_piece_pointers`](Self::set_piece_pointers).
     ///
     /// # Safety
     ///
     /// The queue pair is live.
-    pub(crate) unsafe fn new(queue_pair: *mut ffi::ibv_qp) -> Self {
+    pub(super) unsafe fn new(queue_pair: *mut ffi::ibv_qp) -> Self {
         let mut send = ffi::ibv_send_wr {
             num_sge: 1,
             send_flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,
@@ -93,17 +104,18 @@ impl Prepared {
         }
     }
 
-    /// Whether the request of a post that has failed just now may be with the device all the same.
+    /// Whether the device may have the request of a post that has just failed.
     ///
-    /// A provider names the request that it did not take. rxe and siw name none if all are in the
-    /// queue that the kernel reads, and it was just the system call to tell the kernel that failed (as
-    /// it does once the process has changed its credentials): it may find them nevertheless.
+    /// A provider names the request that it did not take. rxe and siw name none if the request is
+    /// already in the queue that the kernel reads and only the system call that notifies the kernel
+    /// failed, as it does after the process has changed its credentials. The kernel may then find the
+    /// request all the same.
     ///
     /// # Safety
     ///
     /// The pointer is valid, and nothing else accesses what is there meanwhile.
     #[cold]
-    pub(crate) unsafe fn may_be_posted(this: *mut Self, queue: Queue) -> bool {
+    pub(super) unsafe fn may_be_posted(this: *mut Self, queue: Queue) -> bool {
         // SAFETY: the caller vouches for the pointer.
         unsafe {
             let named = match queue {
@@ -115,12 +127,12 @@ impl Prepared {
         }
     }
 
-    /// Makes the requests point to their piece. To be called once it is where it stays.
+    /// Makes the requests point to their piece. To be called when `this` no longer moves.
     ///
     /// # Safety
     ///
     /// The pointer is valid, and from here on all accesses go through copies of it.
-    pub(crate) unsafe fn settle(this: *mut Self) {
+    pub(super) unsafe fn set_piece_pointers(this: *mut Self) {
         // SAFETY: the caller vouches for the pointer.
         unsafe {
             let piece = &raw mut (*this).piece;
@@ -134,7 +146,7 @@ impl Prepared {
 
 /// A receive.
 #[derive(Clone, Copy)]
-pub(crate) struct Receive;
+pub(super) struct Receive;
 
 impl Operation for Receive {
     const QUEUE: Queue = Queue::Receive;
@@ -142,8 +154,8 @@ impl Operation for Receive {
     const VERB: &'static str = "ibv_post_recv";
 
     #[inline]
-    fn check(&self, core: &Core, list: &[ffi::ibv_sge]) -> TransportResult<()> {
-        elements(Self::VERB, list, core.max_recv_sge)
+    fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
+        elements(Self::VERB, list, limits.max_recv_sge)
     }
 
     #[inline(always)]
@@ -153,7 +165,7 @@ impl Operation for Receive {
         unsafe {
             let request = &raw mut (*prepared).receive;
             (*request).wr_id = wr_id;
-            // What is other than prepared is put back afterwards; the compiler knows which it is.
+            // Fields that a post changes are restored after it; the compiler knows which ones.
             if let [piece] = list {
                 if piece.length == 0 {
                     return Self::post_empty(prepared);
@@ -197,54 +209,54 @@ impl Receive {
 
 /// A request on the send queue.
 #[derive(Clone, Copy)]
-pub(crate) struct Request<K> {
-    pub(crate) kind: K,
+pub(super) struct Request<K> {
+    pub(super) kind: K,
     /// Further bits of `ibv_send_flags`.
-    pub(crate) flags: u32,
+    pub(super) flags: u32,
 }
 
 impl<K> Request<K> {
     #[inline]
-    pub(crate) fn new(kind: K) -> Self {
+    pub(super) fn new(kind: K) -> Self {
         Self { kind, flags: 0 }
     }
 
-    /// The data is copied when the request is posted.
+    /// A request whose data the post itself copies.
     #[inline]
-    pub(crate) fn inline(kind: K) -> Self {
+    pub(super) fn inline(kind: K) -> Self {
         Self { kind, flags: ffi::ibv_send_flags::IBV_SEND_INLINE.0 }
     }
 }
 
-/// What kind of request it is.
-pub(crate) trait Kind: Copy {
-    /// Where its prepared request is.
+/// The kind of a request on the send queue.
+pub(super) trait Kind: Copy {
+    /// The index of its prepared request.
     const INDEX: usize;
-    /// Whether only a reliable connection has it.
+    /// Whether it needs a reliable connection.
     const RELIABLE: bool;
 
-    /// Whether the peer's memory is large enough for `bytes` bytes.
+    /// Checks that the peer's memory has room for `bytes` bytes.
     fn fits(&self, bytes: u64) -> Result<()>;
 
-    /// Writes what this kind has beyond the common part.
+    /// Writes the fields that this kind has beyond the common ones.
     fn fill(&self, request: &mut ffi::ibv_send_wr);
 }
 
 impl<K: Kind> Operation for Request<K> {
     const QUEUE: Queue = Queue::Send;
-    // Reads and atomics bring something back.
+    // Reads and atomics write their result.
     const WRITES: bool = K::RELIABLE;
     const VERB: &'static str = "ibv_post_send";
 
     #[inline]
-    fn check(&self, core: &Core, list: &[ffi::ibv_sge]) -> TransportResult<()> {
-        if K::RELIABLE && !core.reliable {
+    fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
+        if K::RELIABLE && !limits.reliable {
             return Err(unreliable().into());
         }
-        elements(Self::VERB, list, core.max_send_sge)?;
+        elements(Self::VERB, list, limits.max_send_sge)?;
         self.kind.fits(list.iter().map(|element| u64::from(element.length)).sum())?;
         if self.flags & ffi::ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
-            inline_length(list, core.max_inline_data)?;
+            inline_length(list, limits.max_inline_data)?;
         }
         Ok(())
     }
@@ -287,16 +299,16 @@ impl<K: Kind> Operation for Request<K> {
     }
 }
 
-/// Bytes that need not be registered, as a request names them.
+/// The list element of bytes that need not be registered.
 #[inline]
-pub(crate) fn inline_element(bytes: &[u8]) -> Result<ffi::ibv_sge> {
+pub(super) fn inline_element(bytes: &[u8]) -> Result<ffi::ibv_sge> {
     sge(bytes.as_ptr() as u64, bytes.len(), 0)
 }
 
-/// Moves the pieces that are not empty to the front, and says how many they are.
+/// Moves the pieces that are not empty to the front, and returns their number.
 ///
-/// What the device writes must have no empty ones: to mlx4 and mthca 0 bytes are 2 GiB, and they
-/// would write what comes from the peer to where the piece begins, as far as the region goes.
+/// A list that the device writes must not have empty pieces: mlx4 and mthca take a length of 0 for
+/// 2 GiB, and would write the peer's data from the beginning of the piece to the end of its region.
 #[inline]
 fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
     let mut count = 0;
@@ -311,7 +323,7 @@ fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
 
 #[inline]
 fn elements(verb: &'static str, list: &[ffi::ibv_sge], most: u32) -> TransportResult<()> {
-    // Every channel has room for one; with a list of known length the compiler decides.
+    // Every channel has room for one piece; for a list of known length the compiler decides this.
     if list.len() > 1 && list.len() > most as usize {
         return Err(too_many(verb, list.len(), most).into());
     }
@@ -341,7 +353,7 @@ fn inline_length(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
     Ok(())
 }
 
-/// Whether a message of `bytes` bytes fits into the peer's region.
+/// Checks that a message of `bytes` bytes fits into the peer's region.
 #[inline]
 fn fits(remote: &RemoteMemoryRegion, bytes: u64) -> Result<()> {
     if bytes > remote.length() { Err(too_short(remote, bytes)) } else { Ok(()) }
@@ -365,25 +377,25 @@ fn immediate(request: &mut ffi::ibv_send_wr, value: u32) {
     request.__bindgen_anon_1.imm_data = value.to_be();
 }
 
-/// Defines kinds of requests: their opcode, whether they need a reliable connection, what they
-/// carry, and what of it goes where.
+/// Defines kinds of requests: the opcode, whether it needs a reliable connection, the fields, the check
+/// of the peer's memory, and how the fields are written to the request.
 macro_rules! kinds {
     ($($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* } = $opcode:ident,
        reliable $reliable:literal, $fits:expr, $fill:expr;)+) => {
-        /// The kinds in their order.
+        /// The kinds, in order.
         #[derive(Clone, Copy)]
         enum Index { $($name),+ }
 
-        /// What each kind is.
+        /// The opcode of each kind.
         const OPCODES: [ffi::ibv_wr_opcode; KINDS] = [$(ffi::ibv_wr_opcode::$opcode),+];
 
-        /// How many there are.
+        /// The number of kinds.
         const KINDS: usize = [$(Index::$name),+].len();
 
         $(
         $(#[$meta])*
         #[derive(Clone, Copy)]
-        pub(crate) struct $name { $(pub(crate) $field: $type),* }
+        pub(super) struct $name { $(pub(crate) $field: $type),* }
 
         impl Kind for $name {
             const INDEX: usize = Index::$name as usize;
@@ -429,7 +441,7 @@ kinds! {
         |this, request| atomic(request, &this.remote, this.add, 0);
 }
 
-/// An atomic works on 8 aligned bytes of the peer, and brings back 8.
+/// An atomic works on 8 aligned bytes of the peer's memory, and returns 8 bytes.
 fn atomic_fits(remote: &RemoteMemoryRegion, bytes: u64) -> Result<()> {
     if bytes != 8 {
         let what = "the length in bytes of an atomic's buffer";

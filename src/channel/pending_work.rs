@@ -1,4 +1,4 @@
-//! Work that is posted and not tied to anything.
+//! Unpolled operations: posted by `unsafe` methods, without a scope.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::operation::{
     CompareSwap, FetchAdd, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
     WriteWithImmediate,
 };
-use super::wait::Patience;
+use super::wait::Wait;
 use crate::completion::WorkSuccess;
 use crate::memory::RemoteMemoryRegion;
 use crate::memory::{GatherBuffer, ScatterBuffer};
@@ -18,8 +18,8 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 /// An operation that was posted by one of the `unsafe` methods of [`Channel`], such as
 /// [`send_unpolled`](Channel::send_unpolled).
 ///
-/// It is a mere number: it borrows neither the channel nor the buffer, so it can be kept beside them
-/// in a struct, in a queue, for any time. Ask the channel for its result with
+/// It is a number: it borrows neither the channel nor the buffer, so a struct can hold all three, for
+/// any time. Ask the channel for its result with
 /// [`poll`](Self::poll) or [`wait`](Self::wait).
 ///
 /// Dropping it leaves the operation in flight, and its place in the queue taken until the channel
@@ -28,9 +28,9 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 #[must_use = "the buffer is in use until the work was polled"]
 pub struct PendingWork {
     wr_id: u64,
-    /// Of the channel that it was posted on.
+    /// Names the channel that it was posted on.
     identity: u32,
-    /// The result was handed out, and the slot may have another owner.
+    /// Whether the result was returned; the slot may then have another owner.
     taken: bool,
 }
 
@@ -39,7 +39,7 @@ impl PendingWork {
         Self { wr_id, identity: core.identity, taken: false }
     }
 
-    /// Whether the result is still to be had in the table.
+    /// Checks that the table of this channel holds the operation.
     fn check(&self, core: &Core) -> TransportResult<()> {
         if self.taken || self.identity != core.identity {
             return Err(TransportError::UnknownWork);
@@ -49,18 +49,18 @@ impl PendingWork {
 
     /// Polls once, without waiting: the result, or `None` if the operation is still in flight.
     ///
-    /// Once it has returned the operation's own end (success, [`Work`](TransportError::Work),
-    /// [`Stopped`](TransportError::Stopped) or [`Closed`](TransportError::Closed)), the device is
-    /// done with the buffer, and another poll gives [`UnknownWork`](TransportError::UnknownWork).
+    /// Once it has returned the operation's own result (success, [`Work`](TransportError::Work),
+    /// [`Stopped`](TransportError::Stopped) or [`Closed`](TransportError::Closed)), the device no longer
+    /// uses the buffer, and another poll returns [`UnknownWork`](TransportError::UnknownWork).
     ///
     /// # Errors
     ///
-    /// What became of the operation; or
+    /// The operation's own failure; or
     ///
     ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion):
     ///    polling failed. The operation is **still in flight**.
     ///  - [`UnknownWork`](TransportError::UnknownWork): it is of another channel, or its result was
-    ///    already handed out.
+    ///    already returned.
     pub fn poll(&mut self, channel: &mut Channel<'_>) -> Option<TransportResult<WorkSuccess>> {
         let core = channel.core();
         if let Err(error) = self.check(core) {
@@ -77,7 +77,7 @@ impl PendingWork {
 
     /// The result, if the operation has ended.
     fn ended(&mut self, core: &Core) -> Option<TransportResult<WorkSuccess>> {
-        // The table was cleared for another connection.
+        // The table is that of a later connection.
         if !core.is_of_connection(self.wr_id) {
             self.taken = true;
             return Some(Err(TransportError::Stopped));
@@ -85,9 +85,9 @@ impl PendingWork {
         let slot = core.table.slot(self.wr_id as u32)?;
         match slot.state() {
             State::InFlight(Owner::Token) => None,
-            State::Done(Owner::Token) | State::Lost(Owner::Token) => {
+            State::Done(Owner::Token) | State::Discarded(Owner::Token) => {
                 self.taken = true;
-                Some(core.collect(slot))
+                Some(core.take_result(slot))
             }
             _ => Some(Err(TransportError::UnknownWork)),
         }
@@ -97,9 +97,8 @@ impl PendingWork {
     ///
     /// # Errors
     ///
-    /// As [`poll`](Self::poll). If polling fails, the channel is stopped first, so the operation has
-    /// ended in any case, except with [`UnknownWork`](TransportError::UnknownWork) for another
-    /// channel's work.
+    /// As [`poll`](Self::poll). If polling fails, the channel is stopped, so the operation has ended in
+    /// any case, except with [`UnknownWork`](TransportError::UnknownWork) for another channel's work.
     pub fn wait(self, channel: &mut Channel<'_>) -> TransportResult<WorkSuccess> {
         self.wait_with(channel, None)
     }
@@ -125,7 +124,7 @@ impl PendingWork {
         channel: &mut Channel<'_>,
         deadline: Option<Instant>,
     ) -> TransportResult<WorkSuccess> {
-        let (core, mut patience) = (channel.core(), Patience::new(deadline));
+        let (core, mut wait) = (channel.core(), Wait::new(deadline));
         self.check(core)?;
         loop {
             if let Some(result) = self.ended(core) {
@@ -133,7 +132,7 @@ impl PendingWork {
             }
             let progress = match core.progress() {
                 Ok(true) => Ok(()),
-                Ok(false) => patience.spent(core),
+                Ok(false) => core.on_empty_poll(&mut wait),
                 Err(error) => Err(error),
             };
             if let Err(error) = progress {
@@ -147,12 +146,12 @@ impl PendingWork {
 
 /// # Unpolled operations
 ///
-/// These are the primitives under the safe methods: each posts one operation, and what becomes of it
-/// is up to the caller.
+/// These are the primitives under the safe methods: each posts one operation, and the caller keeps the
+/// buffer valid until it has ended.
 ///
-/// Their contract: the borrow of the buffer does not outlast the call, but the operation does. Until
-/// it has ended, the memory stays registered, and is not written by the program, or, where the
-/// operation writes it, not accessed at all. It has ended when [`PendingWork::poll`] or
+/// The borrow of the buffer ends with the call, but the operation does not. Until the operation has
+/// ended, the memory must stay registered, the program must not write it, and if the operation writes
+/// it, the program must not read it either. The operation has ended when [`PendingWork::poll`] or
 /// [`PendingWork::wait`] said so, or when the channel was dropped, closed or [reset](Self::reset).
 ///
 /// When posting fails, nothing was posted:

@@ -1,4 +1,4 @@
-//! Scopes: many operations in flight, all of them settled when the scope ends.
+//! Scopes: many operations in flight, all of which have ended when the scope ends.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,27 +14,27 @@ use super::operation::{
     WriteWithImmediate, inline_element,
 };
 use super::scoped_work::ScopedPendingWork;
-use super::wait::Patience;
+use super::wait::Wait;
 use crate::memory::RemoteMemoryRegion;
 use crate::memory::{GatherBuffer, ScatterBuffer};
 
-/// Where operations are posted that end with the scope at the latest: see [`Channel::scope`].
+/// Posts operations that end with the scope at the latest: see [`Channel::scope`].
 ///
 /// `'scope` is the time during which the scope's operations may be in flight: from when the closure
-/// is called until `scope` returns. `'env` is the time of what lies outside of the closure and may be
-/// used in it, and so contains `'scope`. A buffer is moved into an operation, borrowed for `'scope`
-/// at least: what is local to the closure ends too early, and the compiler says so.
+/// is called until `scope` returns. `'env` is the lifetime of what the closure borrows from outside; it
+/// contains `'scope`. A buffer that is moved into an operation must be borrowed for `'scope` or longer,
+/// so the compiler rejects a buffer that is local to the closure.
 ///
-/// A scope and its handles stay on the thread that they are made on.
+/// A scope and its handles stay on the thread that made them.
 ///
 /// # Errors
 ///
 /// When posting fails, nothing was posted:
 ///
-///  - [`QueueFull`](crate::TransportError::QueueFull): as much is in flight, or has ended and was not
-///    waited for, as the channel was built for. The buffer stays borrowed: ask
-///    [`can_post_send`](Self::can_post_send) or [`can_post_receive`](Self::can_post_receive) before,
-///    where that matters.
+///  - [`QueueFull`](crate::TransportError::QueueFull): as many operations as the channel was built for
+///    are in flight, or have ended and were not waited for. The buffer stays borrowed until the scope
+///    has ended; to avoid that, ask [`can_post_send`](Self::can_post_send) or
+///    [`can_post_receive`](Self::can_post_receive) first.
 ///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong, or the device has refused it; or
 ///    the provider cannot tell whether the device has it (Soft-RoCE and Soft-iWARP, if the kernel could
 ///    not be told), and the channel was stopped.
@@ -42,7 +42,8 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 ///    earlier failure has stopped the channel.
 pub struct Scope<'scope, 'env: 'scope> {
     core: &'scope Core,
-    /// Neither lifetime may be made shorter, or a buffer that ends within the closure would do.
+    /// Makes both lifetimes invariant: if either could be shortened, a buffer that is local to the
+    /// closure would be accepted.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
     _one_thread: OneThread,
@@ -213,7 +214,7 @@ impl<'scope> Scope<'scope, '_> {
         self.scatter(buffer, Request::new(FetchAdd { remote, add }))
     }
 
-    /// Posts what the device reads.
+    /// Posts an operation whose buffer the device reads.
     #[inline(always)]
     fn gather<B: GatherBuffer + 'scope>(
         &self,
@@ -221,14 +222,14 @@ impl<'scope> Scope<'scope, '_> {
         kind: impl Kind,
     ) -> TransportResult<ScopedPendingWork<'scope, B>> {
         let mut list = buffer.gather()?;
-        // SAFETY: the buffer's memory stays as it must for its type's lifetime, which contains
-        // `'scope`, wherever the value goes; and before `'scope` ends, the operation has
-        // (`Core::leave_scope`).
+        // SAFETY: the buffer's type keeps its memory valid and exclusive for its lifetime, which contains
+        // `'scope`, even if the value is moved or forgotten. `Core::end_scope` ends the operation before
+        // `'scope` ends.
         let slot = unsafe { self.core.post(Request::new(kind), list.as_mut(), Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(slot, buffer))
+        Ok(ScopedPendingWork::new(self.core, slot, buffer))
     }
 
-    /// Posts what the device writes.
+    /// Posts an operation whose buffer the device writes.
     #[inline(always)]
     fn scatter<B: ScatterBuffer + 'scope>(
         &self,
@@ -238,10 +239,10 @@ impl<'scope> Scope<'scope, '_> {
         let mut list = buffer.scatter()?;
         // SAFETY: as in `gather`.
         let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(slot, buffer))
+        Ok(ScopedPendingWork::new(self.core, slot, buffer))
     }
 
-    /// Posts what is copied by the post itself.
+    /// Posts an operation whose data the post itself copies.
     #[inline(always)]
     fn inline(
         &self,
@@ -249,9 +250,9 @@ impl<'scope> Scope<'scope, '_> {
         kind: impl Kind,
     ) -> TransportResult<ScopedPendingWork<'scope, ()>> {
         let mut list = [inline_element(bytes)?];
-        // SAFETY: the bytes are there during the post, and not needed after it.
+        // SAFETY: the device does not use the bytes after the post, during which they are borrowed.
         let slot = unsafe { self.core.post(Request::inline(kind), &mut list, Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(slot, ()))
+        Ok(ScopedPendingWork::new(self.core, slot, ()))
     }
 }
 
@@ -264,13 +265,13 @@ impl fmt::Debug for Scope<'_, '_> {
 impl Channel<'_> {
     /// Calls `f` with a scope on which operations can be posted that are in flight together.
     ///
-    /// When `f` returns `Ok`, whatever it has not waited for is polled to completion, however long
-    /// that takes. When it returns an error or panics while operations are in flight, there is
-    /// nothing to wait for: the channel is stopped, and must be [reset](Channel::reset). Either way
-    /// nothing of the scope is in flight when this returns, and all buffers are free again.
+    /// When `f` returns `Ok`, the operations that it has not waited for are polled to completion, without
+    /// a time limit. When it returns an error or panics while operations are in flight, the channel is
+    /// stopped, and must be [reset](Channel::reset). Either way no operation of the scope is in flight
+    /// when this returns, and all buffers are free again.
     ///
-    /// A handle gives its buffer back when it is [waited for](ScopedPendingWork::wait), so one scope
-    /// can go on forever:
+    /// A handle gives its buffer back when it is [waited for](ScopedPendingWork::wait), so a scope can
+    /// run for any time with a fixed number of buffers:
     ///
     /// ```no_run
     /// # use ibverbs::{Channel, MemoryRegion, TransportError};
@@ -306,8 +307,8 @@ impl Channel<'_> {
         self.scope_with(f, None)
     }
 
-    /// As [`scope`](Self::scope), but what is left when `f` returns is waited for until `deadline`
-    /// only.
+    /// As [`scope`](Self::scope), but operations that are in flight when `f` returns are waited for until
+    /// `deadline` only.
     ///
     /// # Errors
     ///
@@ -338,12 +339,12 @@ impl Channel<'_> {
     {
         let core = self.core();
         let scope = Scope::new(core);
-        core.enter_scope();
-        // As in `std::thread::scope`: whatever `f` does, this frame goes on, and settles.
+        core.begin_scope();
+        // As in `std::thread::scope`: even if `f` panics, the operations are ended below.
         let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
-        let patience = matches!(result, Ok(Ok(_))).then(|| Patience::new(deadline));
-        let left = core.leave_scope(patience);
-        match (result, left) {
+        let wait = matches!(result, Ok(Ok(_))).then(|| Wait::new(deadline));
+        let ended = core.end_scope(wait);
+        match (result, ended) {
             (Err(panic), _) => resume_unwind(panic),
             (Ok(Err(error)), _) => Err(ScopeError::Closure(error)),
             (Ok(Ok(_)), Err(error)) => Err(ScopeError::Exit(error)),
@@ -351,8 +352,8 @@ impl Channel<'_> {
         }
     }
 
-    /// As [`scope`](Self::scope), for closures that wait for everything that they post: the result
-    /// is theirs alone.
+    /// As [`scope`](Self::scope), for closures that wait for everything that they post. The result is
+    /// that of the closure.
     ///
     /// # Errors
     ///
@@ -361,18 +362,18 @@ impl Channel<'_> {
     /// # Panics
     ///
     /// If `f` does, or if it returns `Ok` and there is an operation whose result it has not seen. The
-    /// panic comes after everything was settled.
+    /// panic comes after all operations have ended.
     pub fn manual_scope<'env, T, E, F>(&mut self, f: F) -> Result<T, E>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     {
         let core = self.core();
         let scope = Scope::new(core);
-        core.enter_scope();
+        core.begin_scope();
         let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
         let unpolled = core.has_unpolled();
-        // What was not polled is a mistake; there is no use in waiting for it.
-        let _ = core.leave_scope(None);
+        // An operation that was not polled is a mistake of the caller: it is not waited for.
+        let _ = core.end_scope(None);
         match result {
             Err(panic) => resume_unwind(panic),
             Ok(Ok(_)) if unpolled => {
@@ -384,79 +385,79 @@ impl Channel<'_> {
 }
 
 impl Core {
-    fn enter_scope(&self) {
-        self.left.unpolled.set(false);
-        self.left.error.set(None);
+    fn begin_scope(&self) {
+        self.unreported.unpolled.set(false);
+        self.unreported.error.set(None);
     }
 
-    /// Whether there is an operation of the scope of which the result was not seen.
+    /// Whether there is an operation of the scope whose result was not seen.
     fn has_unpolled(&self) -> bool {
-        use State::{Abandoned, Done, InFlight, Lost};
+        use State::{Abandoned, Discarded, Done, InFlight};
 
         let unseen = |state| {
             matches!(
                 state,
-                InFlight(Owner::Scope) | Done(Owner::Scope) | Lost(Owner::Scope) | Abandoned
+                InFlight(Owner::Scope) | Done(Owner::Scope) | Discarded(Owner::Scope) | Abandoned
             )
         };
-        self.left.unpolled.get()
+        self.unreported.unpolled.get()
             || self.table.in_use() > 0 && self.table.slots().iter().any(|slot| unseen(slot.state()))
     }
 
-    /// Ends everything that was posted in the scope: by waiting, with `patience`, or else by force.
-    /// Returns the first failure that nobody has seen.
+    /// Ends all operations of the scope: by waiting if `wait` is given, else by stopping the channel.
+    /// Returns the first failure that no handle has reported.
     ///
-    /// When it returns, nothing of the scope is in flight, and all its slots are free. It neither
-    /// panics nor unwinds.
-    fn leave_scope(&self, patience: Option<Patience>) -> TransportResult<()> {
+    /// When it returns, no operation of the scope is in flight, and all its slots are free. It does not
+    /// panic.
+    fn end_scope(&self, wait: Option<Wait>) -> TransportResult<()> {
         let mut result = Ok(());
         if self.table.in_use() > 0 {
-            result = match patience {
-                Some(patience) => self.finish(patience),
-                None => self.end_now(),
+            result = match wait {
+                Some(wait) => self.wait_for_scope(wait),
+                None => self.dispatch_arrived(),
             };
             if self.is_scope_outstanding() {
                 self.stop();
             }
-            let left = self.sweep();
-            result = result.and(left);
+            let unseen = self.release_scope_slots();
+            result = result.and(unseen);
         }
-        self.look();
-        match self.left.error.get() {
+        self.update_fast_path();
+        match self.unreported.error.get() {
             Some(error) => result.and(Err(error.into())),
             None => result,
         }
     }
 
-    /// Waits for everything that was posted in the scope.
-    fn finish(&self, mut patience: Patience) -> TransportResult<()> {
+    /// Waits until all operations of the scope have ended.
+    fn wait_for_scope(&self, mut wait: Wait) -> TransportResult<()> {
         for slot in self.table.slots() {
-            while is_of_scope(slot.state()) {
+            while is_outstanding_in_scope(slot.state()) {
                 if !self.progress()? {
-                    patience.spent(self)?;
+                    self.on_empty_poll(&mut wait)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Takes what has arrived, without waiting.
-    fn end_now(&self) -> TransportResult<()> {
+    /// Dispatches the completions that are already there, without waiting.
+    fn dispatch_arrived(&self) -> TransportResult<()> {
         while self.is_scope_outstanding() && self.progress()? {}
         Ok(())
     }
 
     fn is_scope_outstanding(&self) -> bool {
-        self.table.slots().iter().any(|slot| is_of_scope(slot.state()))
+        self.table.slots().iter().any(|slot| is_outstanding_in_scope(slot.state()))
     }
 
-    /// Frees the slots of the scope; returns the first failure that nobody has seen.
-    fn sweep(&self) -> TransportResult<()> {
+    /// Frees the slots of the scope. Returns the first failure that no handle has reported.
+    fn release_scope_slots(&self) -> TransportResult<()> {
         let mut result = Ok(());
         for slot in self.table.slots() {
             match slot.state() {
-                State::Done(Owner::Scope) | State::Lost(Owner::Scope) => {
-                    result = result.and(self.collect(slot).map(drop));
+                State::Done(Owner::Scope) | State::Discarded(Owner::Scope) => {
+                    result = result.and(self.take_result(slot).map(drop));
                 }
                 State::Seen => self.table.release(slot),
                 _ => {}
@@ -466,7 +467,7 @@ impl Core {
     }
 }
 
-/// Whether the device has a request that was posted in a scope.
-fn is_of_scope(state: State) -> bool {
+/// Whether the state is that of a request of the scope that the device has.
+fn is_outstanding_in_scope(state: State) -> bool {
     matches!(state, State::InFlight(Owner::Scope) | State::Abandoned)
 }

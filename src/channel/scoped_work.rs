@@ -4,43 +4,45 @@ use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::time::Instant;
 
-use super::core::OneThread;
+use super::core::{Core, OneThread};
 use super::error::TransportResult;
 use super::in_flight::{Owner, Slot, State};
-use super::wait::Patience;
+use super::wait::Wait;
 use crate::completion::WorkSuccess;
 
 /// An operation that was posted in a [`Scope`](crate::Scope), and its buffer.
 ///
 /// [`wait`](Self::wait) gives the buffer back. If the handle is dropped or forgotten, the operation
-/// goes on, and the buffer stays borrowed until the scope has ended; the scope then waits for it, and
-/// tells if it failed.
+/// goes on, and the buffer stays borrowed until the scope has ended. The scope then waits for the
+/// operation, and reports it if it failed.
 #[must_use = "without it the buffer comes back only when the scope ends"]
 pub struct ScopedPendingWork<'scope, B> {
+    core: &'scope Core,
+    /// A slot of the core's table, taken for this operation.
     slot: &'scope Slot,
-    /// While the device uses the memory, the compiler shall not take this for an ordinary, perhaps
-    /// exclusive, reference to it. Buffers have nothing to drop.
+    /// `MaybeUninit`, because the buffer may be an exclusive reference: the compiler must not assume
+    /// that nobody else accesses the memory while the device does. Buffers have no drop code.
     buffer: MaybeUninit<B>,
     _one_thread: OneThread,
 }
 
 impl<B> Drop for ScopedPendingWork<'_, B> {
-    /// Leaves the operation to the scope. Nothing depends on this being called.
+    /// Leaves the operation to the scope. Soundness does not depend on this call.
     fn drop(&mut self) {
-        let (slot, core) = (self.slot, self.slot.core());
+        let (slot, core) = (self.slot, self.core);
         match slot.state() {
             State::InFlight(_) => {
-                core.left.unpolled.set(true);
+                core.unreported.unpolled.set(true);
                 slot.set_state(State::Abandoned);
             }
             State::Done(_) => {
-                core.left.unpolled.set(true);
+                core.unreported.unpolled.set(true);
                 if let Err(error) = slot.completion().result() {
-                    core.leave(error);
+                    core.record_unreported(error);
                 }
                 core.table.release(slot);
             }
-            State::Seen | State::Lost(_) => core.table.release(slot),
+            State::Seen | State::Discarded(_) => core.table.release(slot),
             State::Free | State::Abandoned => {}
         }
     }
@@ -48,13 +50,13 @@ impl<B> Drop for ScopedPendingWork<'_, B> {
 
 impl<'scope, B> ScopedPendingWork<'scope, B> {
     #[inline]
-    pub(crate) fn new(slot: &'scope Slot, buffer: B) -> Self {
-        Self { slot, buffer: MaybeUninit::new(buffer), _one_thread: OneThread::default() }
+    pub(super) fn new(core: &'scope Core, slot: &'scope Slot, buffer: B) -> Self {
+        Self { core, slot, buffer: MaybeUninit::new(buffer), _one_thread: OneThread::default() }
     }
 
-    /// Polls once, without waiting: what became of the operation, or `None` if it is still in flight.
-    /// Asked again after it has ended, it says the same again; [`wait`](Self::wait) then gives the
-    /// buffer back at once.
+    /// Polls once, without waiting: the result of the operation, or `None` if it is still in flight.
+    /// After the operation has ended, each call returns the same result, and [`wait`](Self::wait) gives
+    /// the buffer back at once.
     ///
     /// # Errors
     ///
@@ -63,11 +65,11 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     ///    [`UnknownCompletion`](crate::TransportError::UnknownCompletion): polling failed. The
     ///    operation is still in flight, and can be polled again.
     ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): it
-    ///    was ended by force, and what became of it is not known.
+    ///    was ended by force, and may or may not have been carried out.
     #[inline]
     pub fn poll(&mut self) -> Option<TransportResult<WorkSuccess>> {
         if self.slot.state().is_outstanding() {
-            if let Err(error) = self.slot.core().progress() {
+            if let Err(error) = self.core.progress() {
                 return Some(Err(error));
             }
             if self.slot.state().is_outstanding() {
@@ -82,7 +84,7 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
         if self.slot.state() == State::Done(Owner::Scope) {
             self.slot.set_state(State::Seen);
         }
-        self.slot.core().result(self.slot)
+        self.core.result(self.slot)
     }
 
     /// Polls until the operation has ended, however long that takes.
@@ -110,12 +112,12 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
 
     #[inline]
     fn spin_with(&mut self, deadline: Option<Instant>) -> TransportResult<WorkSuccess> {
-        let mut patience = Patience::new(deadline);
+        let mut wait = Wait::new(deadline);
         while self.slot.state().is_outstanding() {
-            if !self.slot.core().progress()?
-                && let Err(error) = patience.spent(self.slot.core())
+            if !self.core.progress()?
+                && let Err(error) = self.core.on_empty_poll(&mut wait)
             {
-                self.slot.core().stop();
+                self.core.stop();
                 let _ = self.seen();
                 return Err(error);
             }
@@ -127,8 +129,8 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     ///
     /// # Errors
     ///
-    /// Those of [`poll`](Self::poll). The buffer then stays borrowed until the scope has ended. As the
-    /// channel is of no use any more after most of them, that is not far.
+    /// Those of [`poll`](Self::poll). The buffer then stays borrowed until the scope has ended. After
+    /// most errors the channel cannot be used any more: end the scope.
     #[inline]
     pub fn wait(self) -> TransportResult<(B, WorkSuccess)> {
         self.wait_with(None)
@@ -150,9 +152,8 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     #[inline(always)]
     fn wait_with(self, deadline: Option<Instant>) -> TransportResult<(B, WorkSuccess)> {
         let this = ManuallyDrop::new(self);
-        let success = this.slot.core().wait(this.slot, deadline)?;
-        // SAFETY: it was initialised in `new` and is read once, as `this` is consumed and not
-        // dropped. The completion was seen, so the device no longer uses the memory.
+        let success = this.core.wait(this.slot, deadline)?;
+        // SAFETY: `new` initialised it, and it is read once: `this` is consumed and not dropped. The completion was seen, so the device no longer uses the memory.
         Ok((unsafe { this.buffer.assume_init_read() }, success))
     }
 }

@@ -4,26 +4,27 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::core::new_epoch;
+use super::epoch::new_epoch;
 use crate::completion::CompletionQueue;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::parent::Parent;
 
-/// How many completions are taken from the device at a time.
+/// The most completions that are polled at a time.
 const BATCH: usize = 16;
 
 /// A completion queue that serves several [`Channel`](crate::Channel)s, which may be on different
 /// threads.
 ///
-/// Whichever channel polls takes what there is, and puts what belongs to others, by the number of
-/// the queue pair, into their inboxes; each has room for all that its channel can have in flight, so
-/// nothing is lost and nothing is allocated. A lock guards it: a channel with a completion queue of
-/// its own is faster.
+/// A channel that polls takes all completions that there are, and puts those of other channels into
+/// their inboxes. Each inbox has room for everything that its channel can have in flight, so no
+/// completion is lost and nothing is allocated. A lock guards the inboxes, so a channel with a
+/// completion queue of its own is faster.
 ///
-/// It has room for a fixed number of completions, of which each channel takes as many as it has
-/// requests in flight at most, from when it is built until it is dropped.
+/// The queue has room for a fixed number of completions. Each channel reserves its depth
+/// ([`max_send_wr`](crate::ChannelBuilder::max_send_wr) plus
+/// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)) from when it is built until it is dropped.
 ///
 /// ```no_run
 /// use ibverbs::{Channel, SharedCompletionQueue};
@@ -53,24 +54,24 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
         Ok(CompletionQueue::new(context, entries)?.into())
     }
 
-    /// How many completions it has room for.
+    /// The number of completions that it has room for.
     pub fn capacity(&self) -> u32 {
         self.router.capacity
     }
 
-    /// How much of that is not taken by channels.
+    /// The part of the capacity that no channel has reserved.
     pub fn available(&self) -> u32 {
         self.router.capacity - self.router.lock().reserved
     }
 
-    /// The C object. It is valid while this or a channel that uses it is. Completions that are taken
-    /// from it by other means than a channel are lost to their channels.
+    /// The C object. It is valid while this queue or a channel that uses it exists. A completion that
+    /// the caller polls from it is lost to its channel.
     pub fn as_raw(&self) -> *mut ffi::ibv_cq {
         self.queue.as_raw()
     }
 
-    /// `ibv_destroy_cq`: destroys the completion queue, and says so if that fails. Dropping does the same
-    /// in silence.
+    /// `ibv_destroy_cq`: destroys the completion queue, and reports a failure. Dropping it ignores a
+    /// failure.
     ///
     /// # Errors
     ///
@@ -93,19 +94,19 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
         }
     }
 
-    pub(crate) fn queue(&self) -> &Arc<CompletionQueue<'ctx>> {
+    pub(super) fn queue(&self) -> &Arc<CompletionQueue<'ctx>> {
         &self.queue
     }
 
-    pub(crate) fn router(&self) -> &Arc<Router> {
+    pub(super) fn router(&self) -> &Arc<Router> {
         &self.router
     }
 }
 
 impl<'ctx> From<CompletionQueue<'ctx>> for SharedCompletionQueue<'ctx> {
-    /// Takes a completion queue that was made with other settings, such as a
-    /// [channel to sleep on](crate::CompletionQueueBuilder::own_channel). Completions that are in it
-    /// are dropped.
+    /// Shares a completion queue that was made with other settings, such as a
+    /// [channel to sleep on](crate::CompletionQueueBuilder::own_channel). Completions that are in
+    /// it are dropped.
     fn from(queue: CompletionQueue<'ctx>) -> Self {
         let routes =
             Routes { numbers: Vec::new(), inboxes: Vec::new(), reserved: 0, batch: Box::default() };
@@ -115,7 +116,7 @@ impl<'ctx> From<CompletionQueue<'ctx>> for SharedCompletionQueue<'ctx> {
             first_epoch: new_epoch(),
             routes: Mutex::new(routes),
         });
-        // What queue pairs that are gone have left could be taken for a channel's with such a number.
+        // Completions of queue pairs that were destroyed: a channel may get the number of one of them.
         router.drain(&mut router.lock());
         Self { queue: Arc::new(queue), router }
     }
@@ -130,13 +131,13 @@ impl fmt::Debug for SharedCompletionQueue<'_> {
     }
 }
 
-/// Names an inbox.
+/// The index of an inbox.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Inbox(usize);
+pub(super) struct Inbox(usize);
 
-/// Knows which completion is for which channel.
-pub(crate) struct Router {
-    /// Live while there is a user: each holds the `CompletionQueue`.
+/// Gives each completion to the channel that it is for.
+pub(super) struct Router {
+    /// Live while the router is used: each user holds the `CompletionQueue`.
     queue: *mut ffi::ibv_cq,
     capacity: u32,
     /// Older than any channel that uses the queue.
@@ -146,15 +147,15 @@ pub(crate) struct Router {
 
 // SAFETY: the completion queue may be used from any thread, and the rest is `Send`.
 unsafe impl Send for Router {}
-// SAFETY: as above; what changes is behind the lock.
+// SAFETY: as above; everything that changes is behind the lock.
 unsafe impl Sync for Router {}
 
 struct Routes {
-    /// Numbers of queue pairs and where their inboxes are, in order.
+    /// Numbers of queue pairs with the indices of their inboxes, in the order of the numbers.
     numbers: Vec<(u32, usize)>,
-    /// `None` where a channel is gone.
+    /// `None`: free for a new channel.
     inboxes: Vec<Option<Ring>>,
-    /// How much of the completion queue channels have taken.
+    /// The part of the capacity that channels have reserved.
     reserved: u32,
     batch: Box<[ffi::ibv_wc; BATCH]>,
 }
@@ -164,7 +165,7 @@ struct Ring {
     entries: Box<[ffi::ibv_wc]>,
     first: usize,
     len: usize,
-    /// There was no room for a completion: the device has made more than there were requests.
+    /// A completion found no room: the device has made more completions than there were requests.
     overflown: bool,
 }
 
@@ -196,8 +197,8 @@ impl Ring {
 }
 
 impl Routes {
-    /// Puts a completion into the inbox that it is for. Where there is none, a queue pair that was
-    /// destroyed has left it.
+    /// Puts a completion into the inbox that it is for. A completion without an inbox is of a queue pair
+    /// that was destroyed, and is dropped.
     fn deliver(&mut self, completion: ffi::ibv_wc) {
         if let Ok(at) = self.numbers.binary_search_by_key(&completion.qp_num, |entry| entry.0)
             && let Some(inbox) = &mut self.inboxes[self.numbers[at].1]
@@ -209,20 +210,20 @@ impl Routes {
 
 impl Router {
     fn lock(&self) -> MutexGuard<'_, Routes> {
-        // Nothing panics while it holds the lock; and if it did, the routes would still be whole.
+        // Nothing panics while it holds the lock; even if something did, the routes would be consistent.
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn first_epoch(&self) -> u32 {
+    pub(super) fn first_epoch(&self) -> u32 {
         self.first_epoch
     }
 
-    /// Makes an inbox with room for `room` completions, for a queue pair that is yet to be made.
+    /// Makes an inbox for `room` completions, for a queue pair that does not exist yet.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the completion queue has less room left than that.
-    pub(crate) fn reserve(&self, room: u32) -> Result<Inbox> {
+    ///  - `EINVAL`: less than `room` of the capacity is left.
+    pub(super) fn reserve(&self, room: u32) -> Result<Inbox> {
         let mut routes = self.lock();
         let left = self.capacity - routes.reserved;
         if room > left {
@@ -240,13 +241,13 @@ impl Router {
 
     /// From now on, completions of the queue pair of this number go to the inbox.
     ///
-    /// The number may still stand for another inbox: that of a queue pair which was destroyed, and
-    /// whose channel was not dropped since.
-    pub(crate) fn register(&self, inbox: Inbox, number: u32) {
+    /// The number may still belong to another inbox, if its queue pair was destroyed and its channel was
+    /// not dropped yet.
+    pub(super) fn register(&self, inbox: Inbox, number: u32) {
         let mut routes = self.lock();
         let at = routes.numbers.partition_point(|entry| entry.0 < number);
         if routes.numbers.get(at).is_some_and(|entry| entry.0 == number) {
-            // What the old one left is not for the new one, whose inbox it could fill.
+            // Completions of the old queue pair must not fill the new one's inbox.
             self.drain(&mut routes);
             routes.numbers[at].1 = inbox.0;
         } else {
@@ -254,19 +255,19 @@ impl Router {
         }
     }
 
-    /// Gives the inbox up, of a queue pair that no longer exists, or never did.
-    pub(crate) fn release(&self, inbox: Inbox) {
+    /// Frees the inbox of a queue pair that was destroyed, or never existed.
+    pub(super) fn release(&self, inbox: Inbox) {
         let mut routes = self.lock();
         routes.numbers.retain(|entry| entry.1 != inbox.0);
         if let Some(ring) = routes.inboxes[inbox.0].take() {
-            // What the queue pair left takes up room in the completion queue until it is polled.
+            // Completions of the queue pair take up room in the completion queue until they are polled.
             self.drain(&mut routes);
             routes.reserved -= ring.entries.len() as u32;
         }
     }
 
-    /// Empties the inbox of a queue pair that was reset, and the completion queue of what it left.
-    pub(crate) fn clear(&self, inbox: Inbox) {
+    /// Drops all completions of a queue pair that was reset.
+    pub(super) fn clear(&self, inbox: Inbox) {
         let mut routes = self.lock();
         self.drain(&mut routes);
         if let Some(ring) = &mut routes.inboxes[inbox.0] {
@@ -274,9 +275,9 @@ impl Router {
         }
     }
 
-    /// Takes completions from the device into the inboxes; returns what the verb did.
+    /// Polls completions into the inboxes. Returns what the verb returned.
     fn fetch(&self, routes: &mut Routes) -> c_int {
-        // SAFETY: whoever calls uses the completion queue, so it is live; there is room.
+        // SAFETY: the caller uses the completion queue, so it is live; there is room for a batch.
         let found =
             unsafe { ffi::ibv_poll_cq(self.queue, BATCH as c_int, routes.batch.as_mut_ptr()) };
         for index in 0..usize::try_from(found).unwrap_or(0).min(BATCH) {
@@ -286,9 +287,9 @@ impl Router {
         found
     }
 
-    /// Takes all that the completion queue holds into the inboxes, unless it cannot be polled.
+    /// Polls until the completion queue is empty, or polling fails.
     fn drain(&self, routes: &mut Routes) {
-        // Others may add to the queue meanwhile.
+        // Bounded, because the device may add completions meanwhile.
         for _ in 0..=self.capacity {
             if self.fetch(routes) <= 0 {
                 break;
@@ -296,14 +297,14 @@ impl Router {
         }
     }
 
-    /// As `ibv_poll_cq` with room for one, for one channel. Its caller keeps the completion queue
-    /// alive.
+    /// As `ibv_poll_cq` with room for one, for one channel. The caller keeps the completion queue alive.
     ///
-    /// It finds nothing only when the completion queue was empty: who has armed it may then sleep.
-    pub(crate) fn poll(&self, inbox: Inbox, completion: &mut ffi::ibv_wc) -> c_int {
+    /// It finds nothing only if the completion queue was empty, so a caller that has armed the queue
+    /// may then sleep.
+    pub(super) fn poll(&self, inbox: Inbox, completion: &mut ffi::ibv_wc) -> c_int {
         let mut routes = self.lock();
-        // Each round takes at least one, and there are no more than that, as long as the lock keeps
-        // channels from getting room for others. A device that makes them up does not keep us here.
+        // Each round polls at least one completion, and there are at most `capacity` of them while the
+        // lock is held. The bound matters only for a device that invents completions.
         for _ in 0..=self.capacity {
             let Some(ring) = &mut routes.inboxes[inbox.0] else { return -libc::EINVAL };
             if let Some(next) = ring.pop() {
@@ -322,6 +323,23 @@ impl Router {
     }
 }
 
+/// A `poll_cq` for channels that share a completion queue.
+///
+/// # Safety
+///
+/// `route` points to the router and the inbox of a live channel. `completion` points to an initialised
+/// completion.
+pub(super) unsafe extern "C" fn poll_routed(
+    route: *mut ffi::ibv_cq,
+    _one: c_int,
+    completion: *mut ffi::ibv_wc,
+) -> c_int {
+    // SAFETY: the caller vouches for both.
+    let ((router, inbox), completion) =
+        unsafe { (&*route.cast::<(Arc<Router>, Inbox)>(), &mut *completion) };
+    router.poll(*inbox, completion)
+}
+
 impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Router").field("capacity", &self.capacity).finish_non_exhaustive()
@@ -337,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_keeps_the_order_and_knows_when_it_overflows() {
+    fn a_ring_keeps_the_order_and_detects_overflow() {
         let mut ring = Ring::new(3);
         for round in 0..5 {
             for n in 0..3 {

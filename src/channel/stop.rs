@@ -1,4 +1,4 @@
-//! Getting buffers back from the device, whatever it takes.
+//! Ending all operations, so that the device no longer uses their buffers.
 //!
 //! A buffer is the program's again when its completion was seen, or when the queue pair was moved to
 //! RESET or destroyed, successfully. Nothing else counts: an error of `ibv_poll_cq` least of all.
@@ -23,14 +23,14 @@ use super::core::Core;
 use crate::error::{Error, Result};
 use crate::ffi;
 
-/// After so many failures in a row to poll, completions are given up.
+/// Failed polls in a row after which `flush` and `discard` give up.
 const POLL_FAILURES: u32 = 16;
 
 impl Core {
     /// Ends everything that is in flight, and lets nothing more be posted until the channel is
     /// reset. When it returns, the device uses no buffer of this channel any more.
     #[cold]
-    pub(crate) fn stop(&self) {
+    pub(super) fn stop(&self) {
         if !self.try_stop() {
             // Not `eprintln`, which panics where there is no stderr.
             let _ = writeln!(
@@ -44,8 +44,8 @@ impl Core {
         }
     }
 
-    /// As `stop`, unless nothing helps: then some of it may be in flight, and this returns false.
-    pub(crate) fn try_stop(&self) -> bool {
+    /// As `stop`, but returns false if every step fails. Operations may then still be in flight.
+    pub(super) fn try_stop(&self) -> bool {
         if self.destroyed.get() {
             return true;
         }
@@ -53,7 +53,7 @@ impl Core {
         self.flush() || self.reset().is_ok() || self.destroy().is_ok()
     }
 
-    /// Moves the queue pair to ERR and polls until nothing is in flight; says whether that went well.
+    /// Moves the queue pair to ERR and polls until nothing is in flight; returns whether all operations have ended.
     fn flush(&self) -> bool {
         if self.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err() {
             return false;
@@ -69,7 +69,7 @@ impl Core {
                         outstanding -= 1;
                         continue;
                     }
-                    // What is unknown or left from earlier ends nothing.
+                    // A completion that is unknown or of an earlier epoch ends nothing.
                 }
                 // The kernel or a progress thread of the provider may have to do the flushing.
                 Ok(None) => thread::yield_now(),
@@ -89,7 +89,7 @@ impl Core {
     /// # Errors
     ///
     ///  - `EIO`, `ENODEV`: the device is gone.
-    pub(crate) fn check_device(&self) -> Result<()> {
+    pub(super) fn check_device(&self) -> Result<()> {
         if self.destroyed.get() {
             return Ok(());
         }
@@ -105,31 +105,31 @@ impl Core {
         }
     }
 
-    /// Moves the queue pair to RESET: nothing is in flight any more, and completions that come to
-    /// light later are not heeded.
-    pub(crate) fn reset(&self) -> Result<()> {
+    /// Moves the queue pair to RESET. Nothing is in flight any more, and completions of earlier requests
+    /// that are polled later are dropped.
+    pub(super) fn reset(&self) -> Result<()> {
         self.modify(ffi::ibv_qp_state::IBV_QPS_RESET)?;
-        self.forget();
+        self.mark_all_ended();
         Ok(())
     }
 
     /// Destroys the queue pair, after which nothing is in flight any more.
-    pub(crate) fn destroy(&self) -> Result<()> {
+    pub(super) fn destroy(&self) -> Result<()> {
         // SAFETY: the queue pair is live, since it was not destroyed yet; from here on `destroyed`
         // keeps everyone off it.
         let returned = unsafe { ffi::ibv_destroy_qp(self.queue_pair) };
         ffi::status("ibv_destroy_qp", returned)?;
         self.close();
         self.destroyed.set(true);
-        self.forget();
+        self.mark_all_ended();
         Ok(())
     }
 
-    /// The device has let go of everything.
-    fn forget(&self) {
-        self.renew();
-        self.table.lose();
-        self.lose_blocking();
+    /// Ends all operations without completions: the queue pair was reset or destroyed.
+    fn mark_all_ended(&self) {
+        self.start_epoch();
+        self.table.discard_outstanding();
+        self.clear_blocking();
     }
 
     fn modify(&self, state: ffi::ibv_qp_state) -> Result<()> {
@@ -140,13 +140,13 @@ impl Core {
         ffi::status("ibv_modify_qp", returned)
     }
 
-    /// Takes what is left in the completion queue of a queue pair that was reset, so that there is
-    /// room for what comes.
+    /// Empties the completion queue of a queue pair that was reset, so that there is room for new
+    /// completions.
     ///
     /// # Errors
     ///
     /// The completion queue cannot be polled, or does not become empty.
-    pub(crate) fn discard(&self) -> Result<()> {
+    pub(super) fn discard(&self) -> Result<()> {
         if let Some((router, inbox)) = &self.router {
             router.clear(*inbox);
         }

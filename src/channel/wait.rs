@@ -1,73 +1,76 @@
-//! How to wait for a completion, and for how long.
+//! What a wait does each time that a poll found nothing.
 
 use std::hint;
 use std::time::{Duration, Instant};
 
-use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use crate::completion::CompletionQueue;
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 
-/// How many empty polls go by between two looks at the clock: reading it costs about as much as a
-/// poll.
-const POLLS_PER_LOOK: u32 = 64;
+/// Empty polls between two readings of the clock, which cost about as much as a poll each.
+const POLLS_PER_CLOCK_READING: u32 = 64;
 
-/// How many empty polls go by between two looks whether it is time to see to the device.
-const POLLS_PER_CHECK: u32 = 1 << 14;
+/// Empty polls between two checks whether [`DEVICE_CHECK_PERIOD`] has passed.
+const POLLS_PER_DEVICE_CHECK: u32 = 1 << 14;
 
-/// Whoever polls in vain sees to the device this often. A device that was pulled out completes nothing
-/// any more: without this, a wait that has no deadline would never end.
-const CHECK_PERIOD: Duration = Duration::from_secs(1);
+/// Time between two device-liveness checks of one wait. A device that was pulled out completes nothing
+/// any more: without the checks, a wait without a deadline would never end.
+const DEVICE_CHECK_PERIOD: Duration = Duration::from_secs(1);
 
-/// What a channel sleeps on when it has polled in vain for long enough.
+/// How a channel sleeps when polling finds nothing for a while.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sleep {
-    /// How many polls that is.
-    pub(crate) after: u32,
-    /// A queue with a channel of its own. Valid as long as the core's completion queue is, which it
-    /// is the owner of.
-    pub(crate) queue: *const CompletionQueue<'static>,
+pub(super) struct Sleep {
+    /// Empty polls before it sleeps.
+    pub(super) after: u32,
+    /// The channel's completion queue, which has a completion channel of its own. Valid for as long as
+    /// the core that this is part of: the parents of the core's queue pair hold the queue.
+    pub(super) queue: *const CompletionQueue<'static>,
 }
 
-/// Waiting for one thing.
+/// The state of one wait.
 #[derive(Debug)]
-pub(crate) struct Patience {
-    /// None: for ever.
+pub(super) struct Wait {
+    /// `None`: without end.
     deadline: Option<Instant>,
-    /// How many polls in a row found nothing.
-    empty: u32,
-    /// The completion queue was armed when it had raised so many events; the poll after that found
-    /// nothing, if `spent` is called again.
+    /// Empty polls in a row.
+    empty_polls: u32,
+    /// The completion queue was armed after the latest poll but one; the value is the queue's count of
+    /// events at that time.
     armed: Option<u64>,
-    /// When the device was last seen to be there, or the wait had lasted for a while.
-    checked: Option<Instant>,
+    /// When the device was last checked, or when the first check was due.
+    device_checked: Option<Instant>,
 }
 
-impl Patience {
-    pub(crate) fn new(deadline: Option<Instant>) -> Self {
-        Self { deadline, empty: 0, armed: None, checked: None }
+impl Wait {
+    pub(super) fn new(deadline: Option<Instant>) -> Self {
+        Self { deadline, empty_polls: 0, armed: None, device_checked: None }
     }
 
-    /// What to do when a poll found nothing.
+    /// To be called after each poll that found nothing. It spins or sleeps, and from time to time reads
+    /// the clock and checks the device.
     ///
     /// # Errors
     ///
-    ///  - [`TimedOut`](TransportError::TimedOut): it is time to give up.
-    ///  - [`Verbs`](TransportError::Verbs): sleeping does not work, or the device is gone.
+    ///  - [`TimedOut`](TransportError::TimedOut): the deadline has passed.
+    ///  - [`Verbs`](TransportError::Verbs): sleeping failed, or `check_device` did.
     #[inline]
-    pub(crate) fn spent(&mut self, core: &Core) -> TransportResult<()> {
-        // The first poll that finds nothing looks too: the deadline may have passed before.
-        if self.empty.is_multiple_of(POLLS_PER_LOOK) {
+    pub(super) fn on_empty_poll(
+        &mut self,
+        sleep: Option<&Sleep>,
+        check_device: impl FnOnce() -> Result<()>,
+    ) -> TransportResult<()> {
+        // The first empty poll reads the clock too: the deadline may have passed before the wait.
+        if self.empty_polls.is_multiple_of(POLLS_PER_CLOCK_READING) {
             if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(TransportError::TimedOut);
             }
-            if self.empty.is_multiple_of(POLLS_PER_CHECK) {
-                self.check(core)?;
+            if self.empty_polls.is_multiple_of(POLLS_PER_DEVICE_CHECK) {
+                self.check_device_if_due(check_device)?;
             }
         }
-        self.empty = self.empty.wrapping_add(1);
-        match &core.sleep {
-            Some(sleep) if self.empty > sleep.after => self.sleep(sleep),
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        match sleep {
+            Some(sleep) if self.empty_polls > sleep.after => self.arm_or_sleep(sleep),
             _ => {
                 hint::spin_loop();
                 Ok(())
@@ -75,32 +78,34 @@ impl Patience {
         }
     }
 
-    /// Whether the device is still there, from time to time.
     #[cold]
-    fn check(&mut self, core: &Core) -> TransportResult<()> {
+    fn check_device_if_due(
+        &mut self,
+        check_device: impl FnOnce() -> Result<()>,
+    ) -> TransportResult<()> {
         let now = Instant::now();
-        match self.checked {
-            Some(checked) if now.saturating_duration_since(checked) >= CHECK_PERIOD => {
-                core.check_device()?;
-                self.checked = Some(now);
+        match self.device_checked {
+            Some(checked) if now.saturating_duration_since(checked) >= DEVICE_CHECK_PERIOD => {
+                check_device()?;
+                self.device_checked = Some(now);
             }
             Some(_) => {}
-            None => self.checked = Some(now),
+            None => self.device_checked = Some(now),
         }
         Ok(())
     }
 
-    /// Arms the completion queue; and the next time, as it was still empty after that, sleeps until
-    /// its event.
+    /// Arms the completion queue. The next call, which comes if the poll after arming found nothing
+    /// either, sleeps until the queue's event.
     #[cold]
-    fn sleep(&mut self, sleep: &Sleep) -> TransportResult<()> {
-        // SAFETY: the core lends its `Sleep` out, so it is alive, and the queue with it.
+    fn arm_or_sleep(&mut self, sleep: &Sleep) -> TransportResult<()> {
+        // SAFETY: the core that lends its `Sleep` is alive, and the queue lives as long as the core.
         let queue = unsafe { &*sleep.queue };
         match self.armed.take() {
             None => self.armed = Some(queue.arm_own()?),
-            Some(seen) => match queue.sleep(seen, self.deadline) {
-                // Another poll, and another look at the clock.
-                Err(error) if error.kind() == ErrorKind::TimedOut => self.empty = 0,
+            Some(events) => match queue.sleep(events, self.deadline) {
+                // Poll once more, then read the clock.
+                Err(error) if error.kind() == ErrorKind::TimedOut => self.empty_polls = 0,
                 woken => woken?,
             },
         }
