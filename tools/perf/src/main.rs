@@ -1,5 +1,6 @@
-//! Measures latency and bandwidth between two processes, as rdma-core's perftest does: start `perf` on
-//! one machine and `perf HOST` on another; `perf --help` lists what it can measure, and says how.
+//! Measures latency and bandwidth between two processes, as rdma-core's perftest does. Start
+//! `ibverbs-perf` on one machine and `ibverbs-perf HOST` on another; `ibverbs-perf --help` lists what it
+//! can measure, and how.
 //!
 //! The client makes a [plan](plan::Plan) and the server carries out its part of it. Each size is a few
 //! [steps](wire::Step), of which the sides tell each other over TCP, so that neither measures before
@@ -29,12 +30,12 @@ fn main() -> ExitCode {
         }
         Ok(Command::Serve(side)) => session::serve(&side),
         Ok(Command::Measure(side, plan)) => session::measure(&side, &plan),
-        Err(error) => Err(format!("{error}\nperf --help says what there is").into()),
+        Err(error) => Err(format!("{error}\nibverbs-perf --help says what there is").into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("perf: {error}");
+            eprintln!("ibverbs-perf: {error}");
             ExitCode::FAILURE
         }
     }

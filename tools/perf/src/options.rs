@@ -11,8 +11,8 @@ pub(crate) const USAGE: &str = "\
 Measures latency and bandwidth between two processes.
 
 Usage:
-  perf [OPTIONS]          be the server: wait for a client, and do as it says
-  perf [OPTIONS] HOST     be the client: measure with the server at HOST, and say what came out
+  ibverbs-perf [OPTIONS]        be the server: wait for a client, and do as it says
+  ibverbs-perf [OPTIONS] HOST   be the client: measure with the server at HOST, and say what came out
 
 Options of both:
   -d, --ib-dev=DEV        the RDMA device [the first]

@@ -82,7 +82,7 @@ impl fmt::Display for WireError {
             Self::Io(error) => write!(f, "the connection to the peer: {error}"),
             Self::Stranger(bytes) => write!(
                 f,
-                "the peer is not a perf of this version: it begins with \"{}\"",
+                "the peer is not an ibverbs-perf of this version: it begins with \"{}\"",
                 bytes.escape_ascii()
             ),
             Self::TooLong(length) => {
