@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::queue_pair::TransitionError;
+use crate::queue_pair::{EndpointGid, TransitionError};
 
 /// A verb that failed, or that was not called because its input was wrong.
 ///
@@ -27,6 +27,7 @@ enum Detail {
     Reason(&'static str),
     Range { what: &'static str, value: u64, low: u32, high: u64 },
     Transition(TransitionError),
+    Gids { ours: EndpointGid, theirs: EndpointGid },
 }
 
 /// What sort of failure an [`Error`] is.
@@ -92,6 +93,17 @@ impl Error {
         high: u64,
     ) -> Self {
         Self { verb, errno: libc::EINVAL, detail: Detail::Range { what, value, low, high } }
+    }
+
+    /// `EADDRNOTAVAIL` because no packet goes between a GID of ours and one of the peer's, of which
+    /// these are the best.
+    pub(crate) const fn gids_do_not_fit(
+        verb: &'static str,
+        ours: EndpointGid,
+        theirs: EndpointGid,
+    ) -> Self {
+        let detail = Detail::Gids { ours, theirs };
+        Self { verb, errno: libc::EADDRNOTAVAIL, detail }
     }
 
     /// `EINVAL` because a queue pair cannot be changed like that.
@@ -184,6 +196,14 @@ impl fmt::Display for Error {
                 return write!(f, "{what} is {value}, and must be within {low}..={high}");
             }
             Detail::Transition(reason) => return reason.fmt(f),
+            Detail::Gids { ours, theirs } => {
+                return write!(
+                    f,
+                    "no packet goes between our {} {} and the peer's {} {}: both sides need an address \
+                     of the same family, and the same version of RoCE",
+                    ours.class, ours.gid, theirs.class, theirs.gid
+                );
+            }
             Detail::None => {}
         }
         write!(f, "{}", io::Error::from_raw_os_error(self.errno))?;

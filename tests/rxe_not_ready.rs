@@ -92,6 +92,7 @@ fn a_queue_pair_gives_up_after_so_many_tries() {
         // Both begin again, with a receive.
         let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
         vm::time_wait();
+        let (to_one, to_two) = (one.endpoint(), two.endpoint());
         let (mut one, mut two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
         // SAFETY: the regions outlive the queue pairs, and are used by the device alone.
         unsafe {

@@ -78,8 +78,8 @@ settings! {
     pkey_index: u16 => connection.pkey_index;
     access: AccessFlags => connection.access;
     path_mtu: MaximumTransferUnit => connection.mtu = Some;
-    send_psn: PacketSequenceNumber => connection.send_psn;
-    receive_psn: PacketSequenceNumber => connection.receive_psn;
+    send_psn: PacketSequenceNumber => connection.send_psn = Some;
+    receive_psn: PacketSequenceNumber => connection.receive_psn = Some;
     max_rd_atomic: u8 => connection.max_rd_atomic = Some;
     max_dest_rd_atomic: u8 => connection.max_dest_rd_atomic = Some;
     min_rnr_timer: MinRnrTimer => connection.min_rnr_timer;
@@ -226,7 +226,6 @@ impl<'res> ChannelBuilder<'res> {
             }
             (Err(error), None) => return Err(error),
         };
-        let endpoint = prepared.endpoint();
         let queue_pair = prepared.into_queue_pair();
         if let Some((router, inbox)) = &router {
             router.register(*inbox, queue_pair.number());
@@ -247,7 +246,7 @@ impl<'res> ChannelBuilder<'res> {
             // The queue pair holds the queue in an `Arc`, so its address stays the same.
             sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
         };
-        Ok(PreparedChannel { link: Link::new(queue_pair, endpoint, &settings, router) })
+        Ok(PreparedChannel { link: Link::new(queue_pair, &settings, router) })
     }
 }
 
@@ -276,36 +275,36 @@ impl<'res> PreparedChannel<'res> {
         Self { link }
     }
 
-    /// The address of the channel, to be told to the peer. It stays the same when a channel is
-    /// [reset](Channel::reset).
+    /// The address of the channel, to be told to the peer. After a [reset](Channel::reset) it is
+    /// another one: ask again.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.link.endpoint()
     }
 
-    /// The number of the first packet that we send: for peers that are told it (and call it their
-    /// `receive_psn`).
+    /// The number of the first packet that we send. The [endpoint](Self::endpoint) says it too; a peer
+    /// that is told it in another way calls it its `receive_psn`.
     pub fn send_psn(&self) -> PacketSequenceNumber {
-        self.link.settings().send_psn
+        self.link.queue_pair().send_psn()
     }
 
     /// Sets the number of the first packet that we send, as [`ChannelBuilder::send_psn`] does, for the
     /// connection that comes next.
     pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.link.settings_mut().send_psn = psn;
+        self.link.queue_pair_mut().set_send_psn(psn);
         self
     }
 
     /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`] does,
-    /// for it may be known only when the peer has told it.
+    /// for a peer that has told it otherwise than in its endpoint.
     pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.link.settings_mut().receive_psn = psn;
+        self.link.queue_pair_mut().set_receive_psn(psn);
         self
     }
 
-    /// Sets the MTU of the path, as [`ChannelBuilder::path_mtu`] does, to what was agreed on with the
-    /// peer.
+    /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`] does. The endpoint says it
+    /// too.
     pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
-        self.link.settings_mut().mtu = Some(mtu);
+        self.link.queue_pair_mut().set_path_mtu(mtu);
         self
     }
 

@@ -7,13 +7,11 @@ use std::sync::Arc;
 use super::core::{Core, CoreSettings};
 use super::shared_completion_queue::{Inbox, Router};
 use crate::error::{Error, Result};
-use crate::queue_pair::ConnectionSettings;
 use crate::queue_pair::{QueuePair, QueuePairEndpoint};
 
 /// Owns the queue pair and the core that uses it.
 pub(super) struct Link<'res> {
     pub(super) core: Arc<Core>,
-    endpoint: QueuePairEndpoint,
     /// Its C object is destroyed if `core.destroyed` says so. It keeps its parents alive in any case.
     queue_pair: ManuallyDrop<QueuePair<'res>>,
 }
@@ -43,25 +41,26 @@ impl<'res> Link<'res> {
     /// which only this link uses, or only the router.
     pub(super) fn new(
         queue_pair: QueuePair<'res>,
-        endpoint: QueuePairEndpoint,
         settings: &CoreSettings,
         router: Option<(Arc<Router>, Inbox)>,
     ) -> Self {
         // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
         let core = unsafe { Core::new(queue_pair.as_raw(), settings, router) };
-        Self { core, endpoint, queue_pair: ManuallyDrop::new(queue_pair) }
+        Self { core, queue_pair: ManuallyDrop::new(queue_pair) }
     }
 
     pub(super) fn endpoint(&self) -> QueuePairEndpoint {
-        self.endpoint
+        self.queue_pair.endpoint()
     }
 
-    pub(super) fn settings(&self) -> &ConnectionSettings {
-        self.queue_pair.settings()
+    /// Not to be posted to, nor changed in its state: that is for the core.
+    pub(super) fn queue_pair(&self) -> &QueuePair<'res> {
+        &self.queue_pair
     }
 
-    pub(super) fn settings_mut(&mut self) -> &mut ConnectionSettings {
-        self.queue_pair.settings_mut()
+    /// As above, to change what the next connection is made with.
+    pub(super) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res> {
+        &mut self.queue_pair
     }
 
     /// RESET to RTS, with nothing in flight.
@@ -78,6 +77,7 @@ impl<'res> Link<'res> {
         }
         self.core.close();
         self.core.reset()?;
+        self.queue_pair.renew_psns();
         self.core.discard()
     }
 
@@ -95,7 +95,7 @@ impl<'res> Link<'res> {
 impl fmt::Debug for Link<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link")
-            .field("endpoint", &self.endpoint)
+            .field("endpoint", &self.endpoint())
             .field("core", &self.core)
             .finish_non_exhaustive()
     }

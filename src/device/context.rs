@@ -16,8 +16,15 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, object};
 use crate::parent::Borrow;
+use crate::queue_pair::{EndpointGid, EndpointGids, GidClass};
 
 object!(ibv_context, ibv_close_device);
+
+const NO_GID: Error = Error::with_reason(
+    "ibv_query_gid_table",
+    libc::ENODATA,
+    "the port has no GID: is its network interface up, with an address?",
+);
 
 /// `struct ibv_context`: an open device, from which everything else is made.
 ///
@@ -229,27 +236,26 @@ impl<'a> Context<'a> {
         }
         let table = self.gid_table()?;
         let entries = table.into_iter().filter(|e| e.port == port && !e.gid.is_zero());
-        entries.min_by_key(|e| (e.preference(), e.index)).ok_or(Error::with_reason(
-            "ibv_query_gid_table",
-            libc::ENODATA,
-            "the port has no GID: is its network interface up, with an address?",
-        ))
+        entries.min_by_key(|e| (e.preference(), e.index)).ok_or(NO_GID)
     }
 
-    /// The GID of [`routable_gid`](Self::routable_gid), or none on an InfiniBand port without one.
-    pub(crate) fn endpoint_gid(&self, port: &PortAttributes, number: u8) -> Result<(Gid, u8)> {
-        match self.routable_gid(number) {
-            Ok(entry) => Ok((entry.gid, entry.short_index()?)),
-            Err(_) if port.link_layer() == LinkLayer::InfiniBand => Ok((Gid::ZERO, 0)),
-            Err(error) => Err(error),
+    /// The GIDs by which a peer can reach a port: the best of each class, that of
+    /// [`routable_gid`](Self::routable_gid) first. An InfiniBand port need not have one.
+    pub(crate) fn endpoint_gids(&self, port: &PortAttributes, number: u8) -> Result<EndpointGids> {
+        if port.link_layer() == LinkLayer::InfiniBand {
+            let gid = self.query_gid(number, 0).map_or(Gid::ZERO, |entry| entry.gid);
+            return Ok(EndpointGids::one(gid, GidClass::InfiniBand));
         }
+        let gids =
+            EndpointGids::of_table(self.gid_table()?.into_iter().filter(|e| e.port == number));
+        if gids.is_empty() { Err(NO_GID) } else { Ok(gids) }
     }
 
-    /// Where a GID of ours is in the table of a port; of several entries, the one that
-    /// [`routable_gid`](Self::routable_gid) would take.
-    pub(crate) fn index_of_gid(&self, port: u8, gid: Gid) -> Result<u8> {
+    /// Where a GID of ours is in the table of a port. It may have moved: an address that is removed and
+    /// comes back gets another index.
+    pub(crate) fn index_of_gid(&self, port: u8, gid: &EndpointGid) -> Result<u8> {
         let entries = self.gid_table()?.into_iter();
-        let entries = entries.filter(|e| e.port == port && e.gid == gid);
+        let entries = entries.filter(|e| e.port == port && EndpointGid::from(e) == *gid);
         let entry = entries.min_by_key(|e| (e.preference(), e.index)).ok_or(Error::with_reason(
             "ibv_modify_qp",
             libc::EADDRNOTAVAIL,

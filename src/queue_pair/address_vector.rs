@@ -1,8 +1,9 @@
 //! How packets reach a peer.
 
 use super::endpoint::QueuePairEndpoint;
+use super::endpoint_gids::EndpointGids;
 use crate::completion::WorkSuccess;
-use crate::device::{Context, Gid};
+use crate::device::{Context, Gid, LinkLayer, PortAttributes};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::settings::{FlowLabel, ServiceLevel, StaticRate};
@@ -67,31 +68,44 @@ impl AddressVector {
     }
 
     /// The path to where a peer's queue pair is, through our port `port`: with a global route header
-    /// where the port needs one, as all do on RoCE, from the GID that
-    /// [`routable_gid`](Context::routable_gid) picks.
+    /// where the port needs one, as all do on RoCE, between the best two of our GIDs and the peer's that
+    /// fit together.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: there is no such port, or the endpoint is of the other kind of network.
     ///  - `ENODATA`: a port on RoCE has no GID.
+    ///  - `EADDRNOTAVAIL`: no GID of ours fits one of the peer's. The error names both.
     pub fn to_peer(context: &Context<'_>, port: u8, peer: &QueuePairEndpoint) -> Result<Self> {
         let attributes = context.query_port(port)?;
-        peer.check("ibv_create_ah", attributes.link_layer())?;
-        let global = attributes.grh_required();
-        let index = if global { context.endpoint_gid(&attributes, port)?.1 } else { 0 };
-        Ok(Self::to_endpoint(port, peer, global, index))
+        let gids = context.endpoint_gids(&attributes, port)?;
+        Self::to_endpoint("ibv_create_ah", context, &attributes, (port, None), &gids, peer, false)
     }
 
-    /// The path to a peer's queue pair: with a global route header if `global` is set (as it must be
-    /// on RoCE), from our GID at `source_gid_index`.
+    /// The path to a peer's queue pair, through a port and from a GID of ours (that of the index, if
+    /// one is given); if it is none, that is an error of `verb`. It has a global route header if the
+    /// port needs one or `global` is set.
     pub(crate) fn to_endpoint(
-        port: u8,
-        remote: &QueuePairEndpoint,
+        verb: &'static str,
+        context: &Context<'_>,
+        attributes: &PortAttributes,
+        (port, gid_index): (u8, Option<u8>),
+        ours: &EndpointGids,
+        peer: &QueuePairEndpoint,
         global: bool,
-        source_gid_index: u8,
-    ) -> Self {
-        let path = Self::new(port, remote.lid);
-        if global { path.global(remote.gid, source_gid_index) } else { path }
+    ) -> Result<Self> {
+        peer.check(verb, attributes.link_layer())?;
+        let path = Self::new(port, peer.lid);
+        if !global && !attributes.grh_required() {
+            return Ok(path);
+        }
+        let (ours, theirs) = QueuePairEndpoint::choose_gids(verb, ours, peer)?;
+        let index = match gid_index {
+            Some(index) => index,
+            None if attributes.link_layer() == LinkLayer::InfiniBand => 0,
+            None => context.index_of_gid(port, &ours)?,
+        };
+        Ok(path.global(theirs.gid, index))
     }
 
     /// `ibv_init_ah_from_wc`: the path back to who sent a datagram, through our port `port`, on which

@@ -78,14 +78,14 @@ bitflags::bitflags! {
 pub(crate) struct ConnectionSettings {
     pub(crate) port: u8,
     pub(crate) gid_index: Option<u8>,
-    /// The index is where our GID was when the queue pair was built; the user has not set it.
-    pub(crate) gid_was_found: bool,
     pub(crate) pkey_index: u16,
     pub(crate) access: AccessFlags,
     pub(crate) qkey: u32,
     pub(crate) mtu: Option<MaximumTransferUnit>,
-    pub(crate) send_psn: PacketSequenceNumber,
-    pub(crate) receive_psn: PacketSequenceNumber,
+    /// Of the first connection.
+    pub(crate) send_psn: Option<PacketSequenceNumber>,
+    /// Where the endpoint of the peer does not count.
+    pub(crate) receive_psn: Option<PacketSequenceNumber>,
     pub(crate) max_rd_atomic: Option<u8>,
     pub(crate) max_dest_rd_atomic: Option<u8>,
     pub(crate) min_rnr_timer: MinRnrTimer,
@@ -105,13 +105,12 @@ impl Default for ConnectionSettings {
         Self {
             port: 1,
             gid_index: None,
-            gid_was_found: false,
             pkey_index: 0,
             access: AccessFlags::LOCAL_WRITE,
             qkey: 0x1111_1111,
             mtu: None,
-            send_psn: PacketSequenceNumber::default(),
-            receive_psn: PacketSequenceNumber::default(),
+            send_psn: None,
+            receive_psn: None,
             max_rd_atomic: None,
             max_dest_rd_atomic: None,
             min_rnr_timer: MinRnrTimer::default(),
@@ -165,8 +164,8 @@ settings! {
     max_tso_header: u16 => max_tso_header;
     /// The port (1 unless set). Ports count from 1.
     port: u8 => settings.port;
-    /// The index of our own GID (that of [`Context::routable_gid`](crate::Context::routable_gid)
-    /// unless set).
+    /// The index of our own GID. Unless set, the handshake chooses: the first class of address that
+    /// both sides have, in the order of [`Context::routable_gid`](crate::Context::routable_gid).
     gid_index: u8 => settings.gid_index = Some;
     /// The index of the partition key (0 unless set).
     pkey_index: u16 => settings.pkey_index;
@@ -175,14 +174,18 @@ settings! {
     access: AccessFlags => settings.access;
     /// The Q_Key of a UD queue pair: datagrams must carry it (0x11111111 unless set).
     qkey: u32 => settings.qkey;
-    /// The MTU of the path (the active MTU of our port unless set). Both sides must use the same.
+    /// The largest MTU of the path (the active MTU of our port unless set). The handshake takes the
+    /// smaller one of both sides.
     path_mtu: MaximumTransferUnit => settings.mtu = Some;
-    /// The number of the first packet that we send (0 unless set): the peer's `receive_psn`.
-    send_psn: PacketSequenceNumber => settings.send_psn;
-    /// The number of the first packet that we receive (0 unless set): the peer's `send_psn`.
-    receive_psn: PacketSequenceNumber => settings.receive_psn;
+    /// The number of the first packet that we send (random unless set): the peer's `receive_psn`. The
+    /// endpoint tells it to the peer. It counts for the first connection only: after a reset the number
+    /// is random again, so that nothing of the old connection fits into the new one.
+    send_psn: PacketSequenceNumber => settings.send_psn = Some;
+    /// The number of the first packet that we receive, the peer's `send_psn` (what the peer's endpoint
+    /// says unless set). It counts for the first connection only.
+    receive_psn: PacketSequenceNumber => settings.receive_psn = Some;
     /// How many reads and atomics we may have outstanding (as many as the device can, but not more
-    /// than 16, unless set). At most the peer's `max_dest_rd_atomic`.
+    /// than 16, unless set). If the peer answers fewer at a time, the handshake takes that number.
     max_rd_atomic: u8 => settings.max_rd_atomic = Some;
     /// How many reads and atomics of the peer we answer at a time (as many as the device can, but
     /// not more than 16, unless set).

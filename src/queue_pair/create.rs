@@ -7,7 +7,9 @@ use super::QueuePair;
 use super::builder::ConnectionSettings;
 use super::builder::QueuePairBuilder;
 use super::endpoint::QueuePairEndpoint;
-use crate::device::{Context, DeviceAttributes, Gid, PortState};
+use super::endpoint_gids::EndpointGids;
+use super::sequence::random_psn;
+use crate::device::{Context, DeviceAttributes, PortState};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
@@ -103,7 +105,7 @@ impl<'res> QueuePairBuilder<'res> {
     }
 
     /// Checks everything, and looks up what the settings leave open.
-    fn prepare(&mut self) -> Result<((u16, Gid), ConnectionSettings)> {
+    fn prepare(&mut self) -> Result<((u16, EndpointGids), ConnectionSettings)> {
         let context = self.parents.domain.context();
         self.check_parents(context)?;
         let device = context.query_device()?;
@@ -113,21 +115,19 @@ impl<'res> QueuePairBuilder<'res> {
         if !matches!(port.state(), PortState::Active | PortState::ActiveDefer | PortState::Armed) {
             return Err(Error::with_reason(VERB, libc::ENETDOWN, "the port is not active"));
         }
-        let gid = match settings.gid_index {
-            Some(index) => context.query_gid(settings.port, index.into())?.gid,
-            None => {
-                let (gid, index) = context.endpoint_gid(&port, settings.port)?;
-                settings.gid_index = Some(index);
-                settings.gid_was_found = true;
-                gid
+        let gids = match settings.gid_index {
+            Some(index) => {
+                let entry = context.query_gid(settings.port, index.into())?;
+                EndpointGids::one(entry.gid, entry.gid_type.into())
             }
+            None => context.endpoint_gids(&port, settings.port)?,
         };
         settings.mtu = settings.mtu.or(port.active_mtu());
         settings.global |= port.grh_required();
         let most = |limit: u32| u8::try_from(limit.min(16)).unwrap_or(16);
         settings.max_rd_atomic.get_or_insert(most(device.max_qp_init_rd_atom()));
         settings.max_dest_rd_atomic.get_or_insert(most(device.max_qp_rd_atom()));
-        Ok(((port.lid(), gid), settings))
+        Ok(((port.lid(), gids), settings))
     }
 
     /// Whether what it is made from works together.
@@ -262,7 +262,7 @@ impl<'res> QueuePairBuilder<'res> {
         self,
         raw: Handle<ffi::ibv_qp>,
         operations: SendOperations,
-        (lid, gid): (u16, Gid),
+        (lid, gids): (u16, EndpointGids),
         settings: ConnectionSettings,
     ) -> PreparedQueuePair<'res> {
         let extended = if operations.is_empty() {
@@ -288,7 +288,14 @@ impl<'res> QueuePairBuilder<'res> {
             ),
             capacities: self.capacities,
             settings,
-            endpoint: QueuePairEndpoint { num, lid, gid },
+            endpoint: QueuePairEndpoint {
+                num,
+                lid,
+                send_psn: settings.send_psn.or_else(|| Some(random_psn(num, &gids))),
+                path_mtu: settings.mtu,
+                max_dest_rd_atomic: settings.max_dest_rd_atomic,
+                gids,
+            },
             operations,
             functions,
         };
@@ -338,30 +345,30 @@ impl<'res> PreparedQueuePair<'res> {
         self.queue_pair.endpoint()
     }
 
-    /// The number of the first packet that we send: for peers that are told it (and call it their
-    /// `receive_psn`).
+    /// The number of the first packet that we send. The [endpoint](Self::endpoint) says it too; a peer
+    /// that is told it in another way calls it its `receive_psn`.
     pub fn send_psn(&self) -> PacketSequenceNumber {
-        self.queue_pair.settings().send_psn
+        self.queue_pair.send_psn()
     }
 
     /// Sets the number of the first packet that we send, as [`QueuePairBuilder::send_psn`] does, for
     /// the connection that comes next.
     pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.queue_pair.settings_mut().send_psn = psn;
+        self.queue_pair.set_send_psn(psn);
         self
     }
 
-    /// Sets the number of the first packet that we receive, as
-    /// [`QueuePairBuilder::receive_psn`] does, for it may be known only when the peer has told it.
+    /// Sets the number of the first packet that we receive, as [`QueuePairBuilder::receive_psn`] does,
+    /// for a peer that has told it otherwise than in its endpoint.
     pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.queue_pair.settings_mut().receive_psn = psn;
+        self.queue_pair.set_receive_psn(psn);
         self
     }
 
-    /// Sets the MTU of the path, as [`QueuePairBuilder::path_mtu`] does, to what was agreed on with
-    /// the peer.
+    /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`] does. The endpoint says it
+    /// too.
     pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
-        self.queue_pair.settings_mut().mtu = Some(mtu);
+        self.queue_pair.set_path_mtu(mtu);
         self
     }
 
@@ -384,6 +391,10 @@ impl<'res> PreparedQueuePair<'res> {
 
     /// `ibv_modify_qp`: connects the queue pair to the peer's: RESET, INIT, RTR, RTS.
     ///
+    /// Both sides agree by what their endpoints say: on the smaller path MTU, on no more reads and
+    /// atomics than the other side answers, on the numbers of the first packets, and on the best two of
+    /// their GIDs that fit together.
+    ///
     /// The peer may do so earlier or later. What is sent before the peer is ready is tried again, as
     /// often as the settings say. For a queue pair that has no peer, such as a UD one, this is
     /// [`activate`](Self::activate).
@@ -392,7 +403,8 @@ impl<'res> PreparedQueuePair<'res> {
     ///
     ///  - `EINVAL`: a setting is wrong for this device (the error names which, where that can be
     ///    told), or the endpoint is one of the other link layer.
-    ///  - `EADDRNOTAVAIL`: the GID that the peer was told has left the port's table meanwhile.
+    ///  - `EADDRNOTAVAIL`: no GID of ours fits one of the peer's (the error names both), or ours has
+    ///    left the port's table meanwhile.
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
     ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
     ///  - `ENOMEM`: the device has run out of something.

@@ -2,56 +2,39 @@
 
 use std::fmt;
 
+use super::endpoint_gids::{EndpointGid, EndpointGids, GidClass};
 use crate::device::{Gid, LinkLayer};
 use crate::error::{Error, Result};
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
-/// The address of a queue pair: what both sides exchange, over TCP or otherwise, before they
-/// connect.
+/// The address of a queue pair and what its peer has to agree with: what both sides exchange, over
+/// TCP or otherwise, before they connect.
 ///
-/// It carries what InfiniBand (LID) and RoCE (GID) need, so one exchange serves both. With feature
-/// `serde` it serialises as a struct of `num`, `lid` and `gid` (16 bytes in network order); that
-/// form is stable. A number of more than 24 bits is refused on the way in. Without that feature, send
-/// what [`num`](Self::num), [`lid`](Self::lid) and [`gid`](Self::gid) say, and use
-/// [`new`](Self::new) on the other side. [The guide](crate#connecting-two-processes) exchanges them
-/// over TCP.
+/// It carries what InfiniBand (LID) and RoCE (GIDs) need, so one exchange serves both; the number of
+/// the first packet; and the limits of which the handshake takes the smaller one of both sides: the
+/// path MTU, and how many reads and atomics the queue pair answers at a time. A port that has several
+/// addresses has several GIDs here, and the handshake chooses the best two that fit together.
+///
+/// With feature `serde` it can be serialised. The form has a version, and a peer with another version
+/// gets an error that says so. Programs that exchange addresses in a form of their own use
+/// [`new`](Self::new) and the `with_` methods; they must exchange the packet numbers too.
+/// [The guide](crate#connecting-two-processes) shows the ways to connect.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(try_from = "Wire", into = "Wire"))]
 pub struct QueuePairEndpoint {
     pub(crate) num: u32,
     pub(crate) lid: u16,
-    pub(crate) gid: Gid,
-}
-
-/// What is on the wire.
-#[cfg(feature = "serde")]
-#[derive(serde::Serialize, serde::Deserialize)]
-#[serde(rename = "QueuePairEndpoint")]
-struct Wire {
-    num: u32,
-    lid: u16,
-    gid: Gid,
-}
-
-#[cfg(feature = "serde")]
-impl TryFrom<Wire> for QueuePairEndpoint {
-    type Error = Error;
-
-    fn try_from(wire: Wire) -> Result<Self> {
-        Self::new(wire.num, wire.lid, wire.gid)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl From<QueuePairEndpoint> for Wire {
-    fn from(endpoint: QueuePairEndpoint) -> Self {
-        Self { num: endpoint.num, lid: endpoint.lid, gid: endpoint.gid }
-    }
+    pub(crate) send_psn: Option<PacketSequenceNumber>,
+    pub(crate) path_mtu: Option<MaximumTransferUnit>,
+    pub(crate) max_dest_rd_atomic: Option<u8>,
+    pub(crate) gids: EndpointGids,
 }
 
 impl QueuePairEndpoint {
     /// The endpoint of a peer that says so in a form of its own. `lid` is 0 on RoCE; `gid` may be
     /// zero on InfiniBand.
+    ///
+    /// Its first packet has number 0, unless [`with_send_psn`](Self::with_send_psn) says otherwise. Its
+    /// limits are taken to be no smaller than ours.
     ///
     /// # Errors
     ///
@@ -61,7 +44,35 @@ impl QueuePairEndpoint {
             let (what, value) = ("the queue pair number", num as u64);
             return Err(Error::out_of_range("ibv_modify_qp", what, value, 0, 0xff_ffff));
         }
-        Ok(Self { num, lid, gid })
+        Ok(Self {
+            num,
+            lid,
+            send_psn: None,
+            path_mtu: None,
+            max_dest_rd_atomic: None,
+            gids: EndpointGids::one(gid, GidClass::Unspecified),
+        })
+    }
+
+    /// The same endpoint, whose first packet has this number.
+    #[must_use]
+    pub const fn with_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
+        self.send_psn = Some(psn);
+        self
+    }
+
+    /// The same endpoint with this path MTU.
+    #[must_use]
+    pub const fn with_path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
+        self.path_mtu = Some(mtu);
+        self
+    }
+
+    /// The same endpoint, which answers this many reads and atomics at a time.
+    #[must_use]
+    pub const fn with_max_dest_rd_atomic(mut self, reads: u8) -> Self {
+        self.max_dest_rd_atomic = Some(reads);
+        self
     }
 
     /// The number of the queue pair.
@@ -74,15 +85,37 @@ impl QueuePairEndpoint {
         self.lid
     }
 
-    /// The GID of its port.
+    /// The GID of its port: the best, if it has several.
     pub const fn gid(&self) -> Gid {
-        self.gid
+        self.gids.first().gid
+    }
+
+    /// All GIDs by which it can be reached, the best first: one for each kind of address and version of
+    /// RoCE that its port has, or the one that was chosen by
+    /// [`gid_index`](crate::QueuePairBuilder::gid_index).
+    pub fn gids(&self) -> impl ExactSizeIterator<Item = Gid> + '_ {
+        self.gids.as_slice().iter().map(|gid| gid.gid)
+    }
+
+    /// The number of the first packet that it sends, if it says so.
+    pub const fn send_psn(&self) -> Option<PacketSequenceNumber> {
+        self.send_psn
+    }
+
+    /// The largest MTU that it can use, if it says so.
+    pub const fn path_mtu(&self) -> Option<MaximumTransferUnit> {
+        self.path_mtu
+    }
+
+    /// How many reads and atomics of its peer it answers at a time, if it says so.
+    pub const fn max_dest_rd_atomic(&self) -> Option<u8> {
+        self.max_dest_rd_atomic
     }
 
     /// Whether a port with this link layer can reach it; if not, that is an error of `verb`.
     pub(crate) fn check(&self, verb: &'static str, link_layer: LinkLayer) -> Result<()> {
         match link_layer {
-            LinkLayer::Ethernet if self.gid.is_zero() => Err(Error::invalid(
+            LinkLayer::Ethernet if self.gids.is_empty() => Err(Error::invalid(
                 verb,
                 "the remote endpoint has no GID, which RoCE needs: is it an InfiniBand port?",
             )),
@@ -93,11 +126,38 @@ impl QueuePairEndpoint {
             _ => Ok(()),
         }
     }
+
+    /// Which of our GIDs and which of the peer's a path between them uses; if none fit, that is an
+    /// error of `verb`.
+    pub(crate) fn choose_gids(
+        verb: &'static str,
+        ours: &EndpointGids,
+        theirs: &Self,
+    ) -> Result<(EndpointGid, EndpointGid)> {
+        ours.choose(&theirs.gids).ok_or(Error::gids_do_not_fit(
+            verb,
+            ours.first(),
+            theirs.gids.first(),
+        ))
+    }
 }
 
 impl fmt::Display for QueuePairEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QPN {:#08x}, LID {:#06x}, GID {}", self.num, self.lid, self.gid)
+        write!(f, "QPN {:#08x}, LID {:#06x}, GID {}", self.num, self.lid, self.gid())?;
+        for gid in self.gids().skip(1) {
+            write!(f, " or {gid}")?;
+        }
+        if let Some(psn) = self.send_psn {
+            write!(f, ", PSN {:#08x}", psn.value())?;
+        }
+        if let Some(mtu) = self.path_mtu {
+            write!(f, ", MTU {}", mtu.bytes())?;
+        }
+        match self.max_dest_rd_atomic {
+            Some(reads) => write!(f, ", answers {reads} reads"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -122,41 +182,34 @@ mod tests {
     fn the_link_layers_do_not_mix() {
         let roce = QueuePairEndpoint::new(7, 0, "::ffff:10.0.0.1".parse().unwrap()).unwrap();
         let infiniband = QueuePairEndpoint::new(7, 3, Gid::ZERO).unwrap();
-        assert!(roce.check("ibv_modify_qp", LinkLayer::Ethernet).is_ok());
-        assert!(infiniband.check("ibv_modify_qp", LinkLayer::InfiniBand).is_ok());
-        assert!(
-            roce.check("ibv_modify_qp", LinkLayer::InfiniBand)
-                .unwrap_err()
-                .to_string()
-                .contains("no LID")
-        );
-        assert!(
-            infiniband
-                .check("ibv_modify_qp", LinkLayer::Ethernet)
-                .unwrap_err()
-                .to_string()
-                .contains("no GID")
-        );
+        let check = |endpoint: QueuePairEndpoint, layer| {
+            endpoint.check("ibv_modify_qp", layer).map_err(|error| error.to_string())
+        };
+        assert!(check(roce, LinkLayer::Ethernet).is_ok());
+        assert!(check(infiniband, LinkLayer::InfiniBand).is_ok());
+        assert!(check(roce, LinkLayer::InfiniBand).unwrap_err().contains("no LID"));
+        assert!(check(infiniband, LinkLayer::Ethernet).unwrap_err().contains("no GID"));
     }
 
-    #[cfg(feature = "serde")]
     #[test]
-    fn it_crosses_the_wire_and_is_checked() {
-        let config = bincode::config::standard().with_fixed_int_encoding();
-        let gid = "fe80::9:8".parse().unwrap();
-        let endpoint = QueuePairEndpoint::new(0x1234, 5, gid).unwrap();
-        let bytes = bincode::serde::encode_to_vec(endpoint, config).unwrap();
-        let mut expected = vec![0x34, 0x12, 0, 0, 5, 0];
-        expected.extend(gid.to_bytes());
-        assert_eq!(bytes, expected, "the form is stable");
-        let read = |bytes: &[u8]| {
-            bincode::serde::decode_from_slice::<QueuePairEndpoint, _>(bytes, config).map(|(e, _)| e)
-        };
-        assert_eq!(read(&bytes).unwrap(), endpoint);
-        for len in 0..bytes.len() {
-            assert!(read(&bytes[..len]).is_err(), "{len} bytes");
-        }
-        expected[3] = 1;
-        assert!(read(&expected).unwrap_err().to_string().contains("queue pair number"));
+    fn gids_that_do_not_fit_are_both_named() {
+        let ours = EndpointGids::one("::ffff:10.0.0.1".parse().unwrap(), GidClass::RoceV2);
+        let theirs = QueuePairEndpoint::new(7, 0, "fe80::9".parse().unwrap()).unwrap();
+        let error = QueuePairEndpoint::choose_gids("ibv_modify_qp", &ours, &theirs).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("our RoCE v2 GID ::ffff:10.0.0.1"), "{text}");
+        assert!(text.contains("the peer's GID fe80::9"), "{text}");
+    }
+
+    #[test]
+    fn it_says_what_it_knows() {
+        let endpoint = QueuePairEndpoint::new(7, 3, Gid::ZERO).unwrap();
+        assert_eq!(endpoint.to_string(), "QPN 0x000007, LID 0x0003, GID ::");
+        let endpoint = endpoint
+            .with_send_psn(PacketSequenceNumber::new(0xabc).unwrap())
+            .with_path_mtu(MaximumTransferUnit::Mtu1024)
+            .with_max_dest_rd_atomic(16);
+        let text = endpoint.to_string();
+        assert!(text.ends_with("GID ::, PSN 0x000abc, MTU 1024, answers 16 reads"), "{text}");
     }
 }

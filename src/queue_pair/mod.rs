@@ -7,10 +7,14 @@ mod builder;
 mod create;
 mod ece;
 mod endpoint;
+mod endpoint_gids;
+#[cfg(feature = "serde")]
+mod endpoint_wire;
 mod halves;
 mod modify;
 mod multicast;
 mod post;
+mod sequence;
 mod shared_receive_queue;
 mod state;
 mod transition;
@@ -24,6 +28,7 @@ pub use builder::{CreateFlags, QueuePairBuilder};
 pub use create::PreparedQueuePair;
 pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
+pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass};
 pub use halves::{ReceiveHalf, SendHalf};
 pub use modify::{DataInOrder, RateLimit};
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
@@ -34,6 +39,8 @@ pub use transition::StateTransition;
 use std::fmt;
 use std::ptr::NonNull;
 
+use sequence::random_psn;
+
 use crate::completion::CompletionQueue;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::Error;
@@ -41,7 +48,7 @@ use crate::ffi;
 use crate::handle::{Handle, object};
 use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
-use crate::settings::QueuePairType;
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
 
 object!(ibv_qp, ibv_destroy_qp);
 
@@ -123,7 +130,7 @@ impl<'res> QueuePair<'res> {
         unsafe { (*self.as_raw()).qp_num }
     }
 
-    /// Its address, as it was when the queue pair was built: what a peer must know.
+    /// Its address, as it was when the queue pair was built or reset: what a peer must know.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.properties.endpoint
     }
@@ -213,8 +220,32 @@ impl<'res> QueuePair<'res> {
         &self.properties.settings
     }
 
-    pub(crate) fn settings_mut(&mut self) -> &mut ConnectionSettings {
-        &mut self.properties.settings
+    /// The number of the first packet that we send, for the connection that comes next.
+    pub(crate) fn send_psn(&self) -> PacketSequenceNumber {
+        self.properties.endpoint.send_psn.unwrap_or_default()
+    }
+
+    /// See [`PreparedQueuePair::set_send_psn`].
+    pub(crate) fn set_send_psn(&mut self, psn: PacketSequenceNumber) {
+        self.properties.endpoint.send_psn = Some(psn);
+    }
+
+    /// See [`PreparedQueuePair::receive_psn`].
+    pub(crate) fn set_receive_psn(&mut self, psn: PacketSequenceNumber) {
+        self.properties.settings.receive_psn = Some(psn);
+    }
+
+    /// See [`PreparedQueuePair::path_mtu`].
+    pub(crate) fn set_path_mtu(&mut self, mtu: MaximumTransferUnit) {
+        self.properties.settings.mtu = Some(mtu);
+        self.properties.endpoint.path_mtu = Some(mtu);
+    }
+
+    /// The next connection has packet numbers of its own: the queue pair was reset.
+    pub(crate) fn renew_psns(&mut self) {
+        let Properties { settings, endpoint, .. } = &mut self.properties;
+        endpoint.send_psn = Some(random_psn(endpoint.num, &endpoint.gids));
+        settings.receive_psn = None;
     }
 
     /// Lets go of the C object, which is gone already or shall be leaked, and drops the parents.

@@ -255,7 +255,10 @@ impl<'res> QueuePair<'res> {
     #[doc(alias = "ibv_modify_qp")]
     pub fn reset(mut self) -> Result<PreparedQueuePair<'res>, (Self, Error)> {
         match self.modify(StateTransition::to(QueuePairState::Reset)) {
-            Ok(()) => Ok(PreparedQueuePair::new(self)),
+            Ok(()) => {
+                self.renew_psns();
+                Ok(PreparedQueuePair::new(self))
+            }
             Err(error) => Err((self, error)),
         }
     }
@@ -304,17 +307,12 @@ impl<'res> QueuePair<'res> {
             .pkey_index(s.pkey_index)
             .access(s.access)
             .qkey(s.qkey)
-            .receive_psn(s.receive_psn)
-            .send_psn(s.send_psn)
-            .max_rd_atomic(s.max_rd_atomic.unwrap_or(1))
+            .send_psn(self.send_psn())
             .max_dest_rd_atomic(s.max_dest_rd_atomic.unwrap_or(1))
             .min_rnr_timer(s.min_rnr_timer)
             .ack_timeout(s.ack_timeout)
             .max_ack_retries(s.max_ack_retries)
             .max_rnr_retries(s.max_rnr_retries);
-        if let Some(mtu) = s.mtu {
-            all = all.path_mtu(mtu);
-        }
         let port = self.protection_domain().context().query_port(s.port)?;
         port.check_pkey_index(VERB, s.pkey_index)?;
         if self.is_connected_type() {
@@ -325,14 +323,25 @@ impl<'res> QueuePair<'res> {
                 let reason = "a queue pair of this type has a peer: use handshake";
                 return Err(Error::invalid(VERB, reason));
             };
-            remote.check("ibv_modify_qp", port.link_layer())?;
-            let path = AddressVector::to_endpoint(s.port, remote, s.global, self.gid_index()?)
-                .service_level(s.service_level)
-                .static_rate(s.static_rate)
-                .traffic_class(s.traffic_class)
-                .flow_label(s.flow_label)
-                .hop_limit(s.hop_limit);
-            all = all.path(path).remote_number(remote.num());
+            let context = self.protection_domain().context();
+            let own = (s.port, s.gid_index);
+            let ours = &self.properties.endpoint.gids;
+            let path =
+                AddressVector::to_endpoint(VERB, context, &port, own, ours, remote, s.global)?
+                    .service_level(s.service_level)
+                    .static_rate(s.static_rate)
+                    .traffic_class(s.traffic_class)
+                    .flow_label(s.flow_label)
+                    .hop_limit(s.hop_limit);
+            let reads = s.max_rd_atomic.unwrap_or(1);
+            all = all
+                .path(path)
+                .remote_number(remote.num())
+                .receive_psn(s.receive_psn.or(remote.send_psn()).unwrap_or_default())
+                .max_rd_atomic(reads.min(remote.max_dest_rd_atomic().unwrap_or(reads)));
+            if let Some(mtu) = s.mtu.into_iter().chain(remote.path_mtu()).min() {
+                all = all.path_mtu(mtu);
+            }
         }
         for (from, to) in
             [(S::Reset, S::Init), (S::Init, S::ReadyToReceive), (S::ReadyToReceive, S::ReadyToSend)]
@@ -341,21 +350,6 @@ impl<'res> QueuePair<'res> {
             self.modify(all.part(required.unwrap_or(AttributeMask::empty()), to))?;
         }
         Ok(())
-    }
-
-    /// Where the GID is that the peer knows us by. Unless the user has said so, it may have moved since
-    /// the queue pair was built: an address that is removed and comes back gets another index.
-    fn gid_index(&self) -> Result<u8> {
-        let (settings, gid) = (self.settings(), self.endpoint().gid());
-        let (port, index) = (settings.port, settings.gid_index.unwrap_or(0));
-        if !settings.gid_was_found || gid.is_zero() {
-            return Ok(index);
-        }
-        let context = self.protection_domain().context();
-        match context.query_gid(port, index.into()) {
-            Ok(entry) if entry.gid == gid => Ok(index),
-            _ => context.index_of_gid(port, gid),
-        }
     }
 
     /// Whether its type is one that has a peer.

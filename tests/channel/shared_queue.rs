@@ -227,7 +227,9 @@ fn a_reset_leaves_nothing_in_the_queue_whatever_others_have_there() {
     let mut small = prepared.handshake(itself).unwrap();
     let others: Vec<_> = (0..32).map(|_| write(&mut pair.one)).collect();
     let left: Vec<_> = (0..4).map(|_| write(&mut small)).collect();
-    let mut small = small.reset().unwrap().handshake(itself).unwrap();
+    let prepared = small.reset().unwrap();
+    let itself = prepared.endpoint();
+    let mut small = prepared.handshake(itself).unwrap();
     small
         .scope(|s| {
             let writes = [(); 4].map(|()| s.post_write((), remote).unwrap());

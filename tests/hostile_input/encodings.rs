@@ -22,7 +22,9 @@ pub(crate) trait Checked: Copy + PartialEq + Debug + Serialize + DeserializeOwne
 impl Checked for QueuePairEndpoint {
     fn is_valid(&self) -> bool {
         self.num() < 1 << 24
-            && Self::new(self.num(), self.lid(), self.gid()) == Ok(*self)
+            && self.gids().len() <= 6
+            && self.gids().all(|gid| !gid.is_zero())
+            && self.gids().next().unwrap_or_default() == self.gid()
             && !self.to_string().is_empty()
     }
 }
@@ -48,10 +50,30 @@ impl Checked for Guid {
     }
 }
 
+/// Any that can be there: with GIDs of any class, and with or without what is optional.
 pub(crate) fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
-    (0..1_u32 << 24, any::<u16>(), any::<[u8; 16]>())
-        .prop_map(|(num, lid, gid)| QueuePairEndpoint::new(num, lid, Gid::from_bytes(gid)).unwrap())
+    let gids = vec((0..4_u8, 1..=u128::MAX), 0..=6);
+    let limits = (
+        prop::option::of(0..1_u32 << 24),
+        prop::option::of(prop::sample::select(vec![256, 512, 1024, 2048, 4096])),
+        prop::option::of(any::<u8>()),
+    );
+    (0..1_u32 << 24, any::<u16>(), limits, gids).prop_map(|(num, lid, (psn, mtu, reads), gids)| {
+        let gids: Vec<_> = gids
+            .iter()
+            .map(|(class, gid)| json!({ "class": class, "gid": gid.to_be_bytes() }))
+            .collect();
+        let value = json!({
+            "version": 1, "num": num, "lid": lid, "send_psn": psn, "path_mtu": mtu,
+            "max_dest_rd_atomic": reads, "gids": gids,
+        });
+        serde_json::from_value(value).unwrap()
+    })
 }
+
+/// Names of the fields of an endpoint.
+const FIELDS: [&str; 7] =
+    ["version", "num", "lid", "send_psn", "path_mtu", "max_dest_rd_atomic", "gids"];
 
 fn region() -> impl Strategy<Value = RemoteMemoryRegion> {
     (any::<u64>(), any::<u64>(), any::<u32>()).prop_map(|(address, length, rkey)| {
@@ -143,15 +165,32 @@ fn object(fields: &'static [&'static str]) -> impl Strategy<Value = Value> {
 
 /// Numbers in their ranges are read as they are, and what is out of range is refused.
 fn endpoint_from(value: &Value) -> Result<(), TestCaseError> {
-    let wanted = || {
-        let num = value["num"].as_u64().filter(|&num| num < 1 << 24)?;
-        let lid = u16::try_from(value["lid"].as_u64()?).ok()?;
-        let bytes: Option<Vec<u8>> =
-            value["gid"].as_array()?.iter().map(|byte| u8::try_from(byte.as_u64()?).ok()).collect();
-        let gid = Gid::from_bytes(bytes?.try_into().ok()?);
-        QueuePairEndpoint::new(num as u32, lid, gid).ok()
+    let optional = |field: &str, is_right: &dyn Fn(u64) -> bool| match &value[field] {
+        Value::Null => true,
+        number => number.as_u64().is_some_and(is_right),
     };
-    prop_assert_eq!(serde_json::from_value::<QueuePairEndpoint>(value.clone()).ok(), wanted());
+    let gid = |gid: &Value| {
+        let bytes: Option<Vec<u8>> =
+            gid["gid"].as_array()?.iter().map(|byte| u8::try_from(byte.as_u64()?).ok()).collect();
+        let class = gid["class"].as_u64().filter(|&class| class < 4);
+        class.and(bytes).filter(|bytes| bytes.len() == 16 && bytes.iter().any(|&byte| byte != 0))
+    };
+    let is_right = value["version"].as_u64() == Some(1)
+        && value["num"].as_u64().is_some_and(|num| num < 1 << 24)
+        && value["lid"].as_u64().is_some_and(|lid| lid < 1 << 16)
+        && optional("send_psn", &|psn| psn < 1 << 24)
+        && optional("path_mtu", &|mtu| [256, 512, 1024, 2048, 4096].contains(&mtu))
+        && optional("max_dest_rd_atomic", &|reads| reads < 256)
+        && value["gids"]
+            .as_array()
+            .is_some_and(|gids| gids.len() <= 6 && gids.iter().all(|one| gid(one).is_some()));
+    let found = serde_json::from_value::<QueuePairEndpoint>(value.clone());
+    prop_assert_eq!(found.is_ok(), is_right, "{}: {:?}", value, found);
+    if let Ok(found) = found {
+        prop_assert!(found.is_valid());
+        prop_assert_eq!(Some(found.num().into()), value["num"].as_u64());
+        prop_assert_eq!(found.send_psn().map(|psn| psn.value().into()), value["send_psn"].as_u64());
+    }
     Ok(())
 }
 
@@ -179,15 +218,22 @@ proptest! {
         let _ = serde_json::from_slice::<RemoteMemoryRegion>(&bytes);
     }
 
-    /// As random bytes mostly are not: of the right length.
+    /// As random bytes mostly are not: of the right version and length.
     #[test]
-    fn any_number_of_24_bits_and_no_other(num: u32, shift in 0..32_u32, lid: u16, gid: [u8; 16]) {
+    fn any_number_of_24_bits_and_no_other(num: u32, shift in 0..32_u32, lid: u16) {
         let num = num >> shift;
-        let bytes = [&num.to_le_bytes()[..], &lid.to_le_bytes(), &gid].concat();
+        let bytes = [&b"\x01EPQ"[..], &num.to_le_bytes(), &lid.to_le_bytes(), &[0; 11]].concat();
         let endpoint = read::<QueuePairEndpoint>(&bytes, config::legacy())?;
-        let right = QueuePairEndpoint::new(num, lid, Gid::from_bytes(gid)).ok();
-        prop_assert_eq!(endpoint, right);
+        prop_assert_eq!(endpoint, QueuePairEndpoint::new(num, lid, Gid::ZERO).ok());
         prop_assert_eq!(endpoint.is_some(), num < 1 << 24);
+    }
+
+    /// What peers sent before the form had a version, and whatever else begins with a number of a queue
+    /// pair.
+    #[test]
+    fn nothing_without_a_version_is_an_endpoint(num in 0..1_u32 << 24, rest in vec(any::<u8>(), 0..150)) {
+        let bytes = [&num.to_le_bytes()[..], &rest].concat();
+        prop_assert_eq!(read::<QueuePairEndpoint>(&bytes, config::legacy())?, None);
     }
 
     #[test]
@@ -228,23 +274,23 @@ proptest! {
 
     #[test]
     fn json_is_taken_at_its_word_or_refused(
-        endpoint in object(&["num", "lid", "gid"]),
+        endpoint in object(&FIELDS),
         region in object(&["address", "length", "rkey"]),
     ) {
         endpoint_from(&endpoint)?;
         region_from(&region)?;
     }
 
-    /// The same, nearly right: one field of three is anything.
+    /// The same, nearly right: one field is anything.
     #[test]
     fn one_wrong_field_is_enough(
-        endpoint in endpoint(), region in region(), which in 0..3_usize, wrong in anything(),
+        endpoint in endpoint(), region in region(), which in 0..21_usize, wrong in anything(),
     ) {
         let mut value = serde_json::to_value(endpoint).unwrap();
-        value[["num", "lid", "gid"][which]] = wrong.clone();
+        value[FIELDS[which % 7]] = wrong.clone();
         endpoint_from(&value)?;
         let mut value = serde_json::to_value(region).unwrap();
-        value[["address", "length", "rkey"][which]] = wrong;
+        value[["address", "length", "rkey"][which % 3]] = wrong;
         region_from(&value)?;
     }
 }

@@ -27,7 +27,8 @@ fn device(infiniband: bool) -> FunctionDevice {
 
 /// Refused, for a reason that the caller can act on.
 fn is_refusal(error: &Error) -> bool {
-    error.kind() == ErrorKind::InvalidInput && !error.to_string().is_empty()
+    matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unreachable)
+        && !error.to_string().is_empty()
 }
 
 /// Endpoints as a peer might send them: some could be of a queue pair of this very device, and the

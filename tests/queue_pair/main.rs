@@ -1,6 +1,7 @@
 //! Queue pairs on a device made of functions: what the provider is handed for every state change and
 //! every request, and what becomes of its answers.
 
+mod agreement;
 mod batches;
 mod building;
 mod requests;

@@ -1,0 +1,303 @@
+//! The GIDs by which a queue pair can be reached, and the choice of the two that a connection uses.
+//!
+//! A RoCE port has a GID for each address of its network interface, and of each one for RoCE v1 and one
+//! for RoCE v2. Packets go only between two GIDs of the same version and the same IP family. So an
+//! endpoint carries the best GID of each class, and both sides take the first class that both have.
+//! As both look at the same two lists in the same order, they choose the same pair.
+
+use std::fmt;
+
+use crate::device::{Gid, GidEntry, GidType};
+
+/// What a GID stands for, as far as an endpoint says.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) enum GidClass {
+    /// A peer has told the GID alone.
+    #[default]
+    Unspecified,
+    InfiniBand,
+    RoceV1,
+    RoceV2,
+}
+
+impl GidClass {
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Unspecified, Self::InfiniBand, Self::RoceV1, Self::RoceV2];
+
+    /// Its number in every serialised form.
+    pub(crate) const fn code(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
+    /// Whether packets can go between GIDs of the two.
+    fn fits(self, other: Self) -> bool {
+        self == other || self == Self::Unspecified || other == Self::Unspecified
+    }
+}
+
+impl From<GidType> for GidClass {
+    fn from(gid_type: GidType) -> Self {
+        match gid_type {
+            GidType::InfiniBand => Self::InfiniBand,
+            GidType::RoceV1 => Self::RoceV1,
+            GidType::RoceV2 => Self::RoceV2,
+            GidType::Unknown(_) => Self::Unspecified,
+        }
+    }
+}
+
+impl fmt::Display for GidClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unspecified => "GID",
+            Self::InfiniBand => "InfiniBand GID",
+            Self::RoceV1 => "RoCE v1 GID",
+            Self::RoceV2 => "RoCE v2 GID",
+        })
+    }
+}
+
+/// Which addresses reach each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Family {
+    Ipv4,
+    Ipv6,
+    LinkLocal,
+}
+
+/// A GID and what it stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct EndpointGid {
+    pub(crate) gid: Gid,
+    pub(crate) class: GidClass,
+}
+
+impl From<&GidEntry> for EndpointGid {
+    fn from(entry: &GidEntry) -> Self {
+        Self { gid: entry.gid, class: entry.gid_type.into() }
+    }
+}
+
+impl EndpointGid {
+    fn family(&self) -> Family {
+        if self.gid.to_ipv4().is_some() {
+            Family::Ipv4
+        } else if self.gid.is_link_local() {
+            Family::LinkLocal
+        } else {
+            Family::Ipv6
+        }
+    }
+
+    /// Whether packets can go between the two, and how directly: 0 is best.
+    fn distance(&self, other: &Self) -> Option<u8> {
+        if !self.class.fits(other.class) {
+            return None;
+        }
+        match (self.family(), other.family()) {
+            // An InfiniBand GID is a prefix and a GUID, whatever it looks like.
+            _ if self.class == GidClass::InfiniBand || other.class == GidClass::InfiniBand => {
+                Some(0)
+            }
+            (one, two) if one == two => Some(0),
+            // On one link, the kernel finds its way between the two.
+            (Family::Ipv6, Family::LinkLocal) | (Family::LinkLocal, Family::Ipv6) => Some(1),
+            _ => None,
+        }
+    }
+}
+
+/// How many GIDs an endpoint has at most: two versions of RoCE, three kinds of addresses.
+pub(crate) const MAX_GIDS: usize = 6;
+
+/// The GIDs of an endpoint, the best first.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct EndpointGids {
+    /// Those beyond `len` are zero.
+    list: [EndpointGid; MAX_GIDS],
+    len: u8,
+}
+
+impl EndpointGids {
+    /// One GID, or none if that is zero.
+    pub(crate) const fn one(gid: Gid, class: GidClass) -> Self {
+        const NONE: EndpointGid = EndpointGid { gid: Gid::ZERO, class: GidClass::Unspecified };
+        let mut list = [NONE; MAX_GIDS];
+        if gid.is_zero() {
+            return Self { list, len: 0 };
+        }
+        list[0] = EndpointGid { gid, class };
+        Self { list, len: 1 }
+    }
+
+    /// Adds one at the end, unless it is zero; says whether there was room.
+    pub(crate) fn push(&mut self, gid: EndpointGid) -> bool {
+        if gid.gid.is_zero() {
+            return true;
+        }
+        match self.list.get_mut(usize::from(self.len)) {
+            None => false,
+            Some(place) => {
+                *place = gid;
+                self.len += 1;
+                true
+            }
+        }
+    }
+
+    /// The best of each class and family among the entries of a port, the best class first. Entries of
+    /// types that this crate does not know count only where there are no others.
+    pub(crate) fn of_table(entries: impl IntoIterator<Item = GidEntry>) -> Self {
+        let mut entries: Vec<_> = entries.into_iter().filter(|e| !e.gid.is_zero()).collect();
+        entries.sort_by_key(|entry| (entry.preference(), entry.index));
+        let mut found = Self::default();
+        for gid in entries.iter().map(EndpointGid::from) {
+            let same =
+                |known: &EndpointGid| (known.class, known.family()) == (gid.class, gid.family());
+            let unknown = gid.class == GidClass::Unspecified && found.len > 0;
+            if !unknown && !found.as_slice().iter().any(same) {
+                // What does not fit in is the least preferred.
+                found.push(gid);
+            }
+        }
+        found
+    }
+
+    pub(crate) fn as_slice(&self) -> &[EndpointGid] {
+        &self.list[..usize::from(self.len)]
+    }
+
+    pub(crate) const fn first(&self) -> EndpointGid {
+        self.list[0]
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Ours and theirs for a connection, if any two fit. The other side chooses the same two.
+    pub(crate) fn choose(&self, theirs: &Self) -> Option<(EndpointGid, EndpointGid)> {
+        let pairs = self.as_slice().iter().flat_map(|ours| {
+            theirs
+                .as_slice()
+                .iter()
+                .filter_map(move |theirs| Some((ours.distance(theirs)?, *ours, *theirs)))
+        });
+        // Of equals, the first: the best of ours that they have.
+        let (_, ours, theirs) = pairs.min_by_key(|pair| pair.0)?;
+        Some((ours, theirs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gids(list: &[(&str, GidClass)]) -> EndpointGids {
+        let mut gids = EndpointGids::default();
+        for (gid, class) in list {
+            assert!(gids.push(EndpointGid { gid: gid.parse().unwrap(), class: *class }));
+        }
+        gids
+    }
+
+    const V1: GidClass = GidClass::RoceV1;
+    const V2: GidClass = GidClass::RoceV2;
+    const IPV4: [&str; 2] = ["::ffff:10.0.0.1", "::ffff:10.0.0.2"];
+    const IPV6: [&str; 2] = ["2001:db8::1", "2001:db8::2"];
+    const LOCAL: [&str; 2] = ["fe80::1", "fe80::2"];
+
+    #[test]
+    fn a_table_gives_the_best_of_each_class() {
+        let entry = |index, gid: &str, gid_type| GidEntry {
+            gid: gid.parse().unwrap(),
+            index,
+            port: 1,
+            gid_type,
+            interface_index: None,
+        };
+        let table = [
+            entry(0, LOCAL[0], GidType::RoceV1),
+            entry(1, LOCAL[0], GidType::RoceV2),
+            entry(2, IPV4[0], GidType::RoceV1),
+            entry(3, IPV4[0], GidType::RoceV2),
+            entry(4, IPV4[1], GidType::RoceV2),
+            entry(5, IPV6[0], GidType::RoceV2),
+            entry(6, "::", GidType::RoceV2),
+            entry(7, IPV6[1], GidType::Unknown(9)),
+        ];
+        let found = EndpointGids::of_table(table);
+        assert_eq!(
+            found,
+            gids(&[(IPV4[0], V2), (IPV6[0], V2), (LOCAL[0], V2), (IPV4[0], V1), (LOCAL[0], V1)])
+        );
+        let unknown = EndpointGids::of_table([entry(0, IPV6[0], GidType::Unknown(9))]);
+        assert_eq!(unknown, EndpointGids::one(IPV6[0].parse().unwrap(), GidClass::Unspecified));
+        assert!(EndpointGids::of_table([]).is_empty());
+    }
+
+    #[test]
+    fn both_sides_choose_the_same_two() {
+        // Every pair of subsets of what two hosts may have.
+        let all = |i: usize| {
+            [
+                (IPV4[i], V2),
+                (IPV6[i], V2),
+                (LOCAL[i], V2),
+                (IPV4[i], V1),
+                (IPV6[i], V1),
+                (LOCAL[i], V1),
+            ]
+        };
+        let subset = |i, bits: u32| {
+            let list: Vec<_> =
+                all(i).into_iter().enumerate().filter(|(n, _)| bits >> n & 1 == 1).collect();
+            gids(&list.into_iter().map(|(_, gid)| gid).collect::<Vec<_>>())
+        };
+        let mut chosen = 0;
+        for (here, there) in (0..64).flat_map(|here| (0..64).map(move |there| (here, there))) {
+            let (here, there) = (subset(0, here), subset(1, there));
+            let found = here.choose(&there);
+            assert_eq!(found, there.choose(&here).map(|(one, two)| (two, one)));
+            if let Some((one, two)) = found {
+                chosen += 1;
+                assert_eq!(one.class, two.class);
+                assert_eq!(one.family() == Family::Ipv4, two.family() == Family::Ipv4);
+            }
+        }
+        assert!(chosen > 2000, "{chosen}");
+    }
+
+    #[test]
+    fn the_best_class_that_both_have_is_chosen() {
+        let both = gids(&[(IPV4[0], V2), (LOCAL[0], V2)]);
+        let choose = |theirs: &[(&str, GidClass)]| {
+            both.choose(&gids(theirs)).map(|(one, two)| (one.gid.to_string(), two.gid.to_string()))
+        };
+        let pair = |one: &str, two: &str| Some((one.to_owned(), two.to_owned()));
+        assert_eq!(choose(&[(IPV4[1], V2), (LOCAL[1], V2)]), pair(IPV4[0], IPV4[1]));
+        assert_eq!(choose(&[(LOCAL[1], V2)]), pair(LOCAL[0], LOCAL[1]));
+        assert_eq!(choose(&[(IPV6[1], V2)]), pair(LOCAL[0], IPV6[1]));
+        assert_eq!(choose(&[(IPV4[1], V1)]), None);
+        // One that was told without its version fits whatever has its family.
+        assert_eq!(choose(&[(LOCAL[1], GidClass::Unspecified)]), pair(LOCAL[0], LOCAL[1]));
+        assert_eq!(choose(&[]), None);
+    }
+
+    #[test]
+    fn there_is_room_for_six() {
+        let mut list = EndpointGids::default();
+        let gid = EndpointGid { gid: IPV6[0].parse().unwrap(), class: V2 };
+        assert!((0..MAX_GIDS).all(|_| list.push(gid)));
+        assert!(!list.push(gid));
+        assert!(list.push(EndpointGid::default()), "none takes no room");
+        for class in GidClass::ALL {
+            assert_eq!(GidClass::from_code(class.code()), Some(class));
+        }
+        assert_eq!(GidClass::from_code(4), None);
+    }
+}

@@ -1,0 +1,261 @@
+//! The serialised form of an endpoint (feature `serde`).
+//!
+//! A struct whose first field is the version. In binary formats, which have no field names, the version
+//! is a number with [`MAGIC`] in its upper 24 bits: what is not an endpoint is then refused at its first
+//! four bytes, by this crate, and by readers that expect a queue pair number there.
+
+use std::fmt;
+
+use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
+use serde::ser::{SerializeSeq, Serializer};
+use serde::{Deserialize, Serialize};
+
+use super::endpoint::QueuePairEndpoint;
+use super::endpoint_gids::{EndpointGid, EndpointGids, GidClass, MAX_GIDS};
+use crate::device::Gid;
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
+
+/// The version of the form. It changes with every change of the form.
+const VERSION: u32 = 1;
+
+/// "QPE": no queue pair number is as large as a number that begins with it.
+const MAGIC: u32 = 0x5150_4500;
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "QueuePairEndpoint")]
+struct Wire {
+    version: Version,
+    num: u32,
+    lid: u16,
+    send_psn: Option<u32>,
+    path_mtu: Option<u32>,
+    max_dest_rd_atomic: Option<u8>,
+    gids: EndpointGids,
+}
+
+/// Is only read if it is [`VERSION`].
+struct Version;
+
+impl Serialize for Version {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let magic = if serializer.is_human_readable() { 0 } else { MAGIC };
+        serializer.serialize_u32(magic | VERSION)
+    }
+}
+
+impl<'de> Deserialize<'de> for Version {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let magic = if deserializer.is_human_readable() { 0 } else { MAGIC };
+        let found = u32::deserialize(deserializer)?;
+        if found == magic | VERSION {
+            return Ok(Self);
+        }
+        if magic != 0 && found & !0xff != magic {
+            return Err(D::Error::custom(format_args!(
+                "this is not a queue pair endpoint with a version, as this crate has it: does the \
+                 peer use another version of the crate, or another format? (It begins with \
+                 {found:#010x}.)"
+            )));
+        }
+        Err(D::Error::custom(format_args!(
+            "the queue pair endpoint has version {}, but this crate reads version {VERSION}: both \
+             sides must use versions of the crate that agree",
+            found & !magic
+        )))
+    }
+}
+
+/// One GID of the list.
+#[derive(Serialize, Deserialize)]
+struct WireGid {
+    class: u8,
+    gid: Gid,
+}
+
+impl Serialize for EndpointGids {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let gids = self.as_slice();
+        let mut seq = serializer.serialize_seq(Some(gids.len()))?;
+        for gid in gids {
+            seq.serialize_element(&WireGid { class: gid.class.code(), gid: gid.gid })?;
+        }
+        seq.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for EndpointGids {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+
+        impl<'de> Visitor<'de> for List {
+            type Value = EndpointGids;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a list of at most {MAX_GIDS} GIDs")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<EndpointGids, A::Error> {
+                let mut gids = EndpointGids::default();
+                while let Some(WireGid { class, gid }) = seq.next_element()? {
+                    let class = GidClass::from_code(class).ok_or_else(|| {
+                        A::Error::custom(format_args!("a GID has the unknown class {class}"))
+                    })?;
+                    if gid.is_zero() {
+                        return Err(A::Error::custom("a GID of the endpoint is zero"));
+                    }
+                    if !gids.push(EndpointGid { gid, class }) {
+                        return Err(A::Error::invalid_length(MAX_GIDS + 1, &self));
+                    }
+                }
+                Ok(gids)
+            }
+        }
+
+        deserializer.deserialize_seq(List)
+    }
+}
+
+impl Serialize for QueuePairEndpoint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let wire = Wire {
+            version: Version,
+            num: self.num,
+            lid: self.lid,
+            send_psn: self.send_psn.map(PacketSequenceNumber::value),
+            path_mtu: self.path_mtu.map(MaximumTransferUnit::bytes),
+            max_dest_rd_atomic: self.max_dest_rd_atomic,
+            gids: self.gids,
+        };
+        wire.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for QueuePairEndpoint {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wire = Wire::deserialize(deserializer)?;
+        let mut endpoint = Self::new(wire.num, wire.lid, Gid::ZERO).map_err(D::Error::custom)?;
+        let psn = wire.send_psn.map(PacketSequenceNumber::new).transpose();
+        endpoint.send_psn = psn.map_err(D::Error::custom)?;
+        let mtu = wire.path_mtu.map(MaximumTransferUnit::from_bytes).transpose();
+        endpoint.path_mtu = mtu.map_err(D::Error::custom)?;
+        endpoint.max_dest_rd_atomic = wire.max_dest_rd_atomic;
+        endpoint.gids = wire.gids;
+        Ok(endpoint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint() -> QueuePairEndpoint {
+        let mut endpoint = QueuePairEndpoint::new(0x1234, 5, Gid::ZERO)
+            .unwrap()
+            .with_send_psn(PacketSequenceNumber::new(0xabcdef).unwrap())
+            .with_path_mtu(MaximumTransferUnit::Mtu1024)
+            .with_max_dest_rd_atomic(16);
+        for (gid, class) in [("::ffff:10.0.0.1", GidClass::RoceV2), ("fe80::9:8", GidClass::RoceV1)]
+        {
+            endpoint.gids.push(EndpointGid { gid: gid.parse().unwrap(), class });
+        }
+        endpoint
+    }
+
+    /// What a peer without a version in its form would have sent.
+    #[derive(Serialize, Deserialize)]
+    struct Unversioned {
+        num: u32,
+        lid: u16,
+        gid: Gid,
+    }
+
+    fn binary() -> impl bincode::config::Config {
+        bincode::config::standard().with_fixed_int_encoding()
+    }
+
+    fn read(bytes: &[u8]) -> Result<QueuePairEndpoint, String> {
+        let found = bincode::serde::decode_from_slice::<QueuePairEndpoint, _>(bytes, binary());
+        found.map(|(endpoint, _)| endpoint).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_binary_form_is_stable() {
+        let bytes = bincode::serde::encode_to_vec(endpoint(), binary()).unwrap();
+        let mut expected = vec![1, 0x45, 0x50, 0x51, 0x34, 0x12, 0, 0, 5, 0];
+        expected.extend([1, 0xef, 0xcd, 0xab, 0, 1, 0, 4, 0, 0, 1, 16]);
+        expected.extend([2, 0, 0, 0, 0, 0, 0, 0]);
+        for (class, gid) in [(3, endpoint().gids().next()), (2, endpoint().gids().nth(1))] {
+            expected.push(class);
+            expected.extend(gid.unwrap().to_bytes());
+        }
+        assert_eq!(bytes, expected);
+        assert_eq!(read(&bytes), Ok(endpoint()));
+        for len in 0..bytes.len() {
+            assert!(read(&bytes[..len]).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn the_text_form_is_stable() {
+        let text = serde_json::to_string(&endpoint()).unwrap();
+        assert!(
+            text.starts_with(
+                r#"{"version":1,"num":4660,"lid":5,"send_psn":11259375,"path_mtu":1024,"max_dest_rd_atomic":16,"gids":[{"class":3,"gid":["#
+            ),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<QueuePairEndpoint>(&text).unwrap(), endpoint());
+    }
+
+    #[test]
+    fn other_versions_are_refused_by_name() {
+        let mut bytes = bincode::serde::encode_to_vec(endpoint(), binary()).unwrap();
+        bytes[0] = 2;
+        let error = read(&bytes).unwrap_err();
+        assert!(error.contains("has version 2, but this crate reads version 1"), "{error}");
+        let text = serde_json::to_string(&endpoint()).unwrap();
+        let text = text.replace(r#""version":1"#, r#""version":2,"news":true"#);
+        let error = serde_json::from_str::<QueuePairEndpoint>(&text).unwrap_err().to_string();
+        assert!(error.contains("has version 2, but this crate reads version 1"), "{error}");
+    }
+
+    #[test]
+    fn forms_with_and_without_a_version_refuse_each_other() {
+        let old = Unversioned { num: 0x1234, lid: 0, gid: "::ffff:10.0.0.1".parse().unwrap() };
+        let bytes = bincode::serde::encode_to_vec(&old, binary()).unwrap();
+        let error = read(&bytes).unwrap_err();
+        assert!(error.contains("not a queue pair endpoint with a version"), "{error}");
+        let text = serde_json::to_string(&old).unwrap();
+        let error = serde_json::from_str::<QueuePairEndpoint>(&text).unwrap_err().to_string();
+        assert!(error.contains("missing field `version`"), "{error}");
+
+        // The other way round: its number is more than any queue pair's.
+        let bytes = bincode::serde::encode_to_vec(endpoint(), binary()).unwrap();
+        let (old, _): (Unversioned, _) =
+            bincode::serde::decode_from_slice(&bytes, binary()).unwrap();
+        assert!(QueuePairEndpoint::new(old.num, old.lid, old.gid).is_err());
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_refused() {
+        let value = serde_json::to_value(endpoint()).unwrap();
+        let gid = value["gids"][0].clone();
+        let many: Vec<_> = (0..7).map(|_| gid.clone()).collect();
+        let zero = serde_json::json!([{ "class": 3, "gid": Gid::ZERO }]);
+        let foreign = serde_json::json!([{ "class": 4, "gid": gid["gid"] }]);
+        for (field, wrong, says) in [
+            ("num", (1 << 24).into(), "queue pair number"),
+            ("send_psn", (1 << 24).into(), "psn"),
+            ("path_mtu", 1500.into(), "path_mtu"),
+            ("max_dest_rd_atomic", 256.into(), "256"),
+            ("gids", many.into(), "at most 6 GIDs"),
+            ("gids", zero, "zero"),
+            ("gids", foreign, "class 4"),
+        ] {
+            let mut value = value.clone();
+            value[field] = wrong;
+            let error = serde_json::from_value::<QueuePairEndpoint>(value).unwrap_err().to_string();
+            assert!(error.contains(says), "{field}: {error}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! First packet sequence numbers that cannot be foreseen.
+
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use super::endpoint_gids::EndpointGids;
+use crate::settings::PacketSequenceNumber;
+
+/// A random number for the queue pair `num`, another one each time.
+///
+/// The keys of [`RandomState`] are random numbers of the kernel (`getrandom`). Two virtual machines that
+/// were started from one saved state have the same ones, as a process has after a fork. So the hash also
+/// takes in what tells machines apart, the GIDs and the time, and what tells processes and calls apart.
+pub(crate) fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+
+    let mut hasher = RandomState::new().build_hasher();
+    gids.hash(&mut hasher);
+    hasher.write_u32(num);
+    hasher.write_u32(process::id());
+    hasher.write_u64(CALLS.fetch_add(1, Ordering::Relaxed));
+    SystemTime::now().hash(&mut hasher);
+    let number = hasher.finish() as u32 & PacketSequenceNumber::MAX.value();
+    PacketSequenceNumber::new(number).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All 24 bits vary, and each call gives another number (of 2000 random ones, about 0.1 pairs are
+    /// equal).
+    #[test]
+    fn every_bit_varies() {
+        let gids = EndpointGids::default();
+        let numbers: Vec<u32> = (0..2000).map(|_| random_psn(1, &gids).value()).collect();
+        for bit in 0..24 {
+            let set = numbers.iter().filter(|&&number| number >> bit & 1 == 1).count();
+            assert!((700..1300).contains(&set), "bit {bit} was set {set} times");
+        }
+        let mut different = numbers.clone();
+        different.sort_unstable();
+        different.dedup();
+        assert!(different.len() > 1990, "{}", different.len());
+    }
+}
