@@ -37,7 +37,7 @@ fn main() -> Result<()> {
     }
     // Neither leaves before the other is done.
     meet(&mut stream)?;
-    println!("closed: {:?}", channel.close().map_err(|(_, error)| error)?);
+    println!("closed: {:?}", channel.close()?);
     Ok(())
 }
 

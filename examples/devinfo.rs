@@ -131,7 +131,7 @@ fn show_device(device: Device<'_>, options: &Options) -> Result<(), Box<dyn Erro
             println!();
         }
     }
-    context.close().map_err(|(_, error)| error.into())
+    Ok(context.close()?)
 }
 
 fn show_limits(a: &DeviceAttributes) {

@@ -109,7 +109,8 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         SIZES.len() * operations.len(),
         spent.as_secs_f64()
     );
-    channel.close().map_err(|(_, error)| error.into()).map(drop)
+    channel.close()?;
+    Ok(())
 }
 
 /// The device and the port that were asked for, or the first that is active.

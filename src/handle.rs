@@ -1,10 +1,11 @@
 //! Ownership of one C object.
 
 use std::ffi::c_int;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::ffi;
 
 /// A C object that a verb destroys.
@@ -16,22 +17,27 @@ pub(crate) trait Object {
     ///
     /// # Safety
     ///
-    /// The object is live, and is not used again if this succeeds.
+    /// The object is live, and is not used again, whatever this returns.
     unsafe fn destroy(object: *mut Self) -> c_int;
 }
 
 /// Owns a C object: the only one that destroys it.
 ///
-/// In a resource the handle is the first field and the parents come after it, so that it is
-/// destroyed before they are. A destroy that fails when the handle is dropped leaks the object:
-/// `Drop` neither panics nor reports, [`close`](Self::close) does.
+/// The destroy verb is called once, whatever it returns. When it fails, nobody knows what is left of the
+/// object: siw has unmapped its queues by then, ocrdma has freed it. So the object is leaked, and with
+/// it everything that it was made from, which the device may still need: see [`Leak`].
 #[derive(Debug)]
-pub(crate) struct Handle<T: Object>(NonNull<T>);
+pub(crate) struct Handle<T: Object> {
+    object: NonNull<T>,
+    /// The destroy verb was called, or somebody else has called it.
+    gone: bool,
+    /// Something that was made from the object could not be destroyed.
+    leaked: AtomicBool,
+}
 
 impl<T: Object> Drop for Handle<T> {
     fn drop(&mut self) {
-        // SAFETY: the handle owns a live object, and nothing uses the handle after this.
-        let _ = unsafe { T::destroy(self.as_ptr()) };
+        let _ = self.destroy();
     }
 }
 
@@ -41,25 +47,111 @@ impl<T: Object> Handle<T> {
     /// # Safety
     ///
     /// If it is not null, `pointer` is a live object that nothing else destroys.
-    pub(crate) unsafe fn new(verb: &'static str, pointer: *mut T) -> Result<Self, Error> {
-        ffi::object(verb, pointer).map(Self)
+    pub(crate) unsafe fn new(verb: &'static str, pointer: *mut T) -> Result<Self> {
+        let object = ffi::object(verb, pointer)?;
+        Ok(Self { object, gone: false, leaked: AtomicBool::new(false) })
     }
 
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut T {
-        self.0.as_ptr()
+        self.object.as_ptr()
     }
 
-    /// Destroys the object, or gives the handle back with the reason why that failed.
-    pub(crate) fn close(self) -> Result<(), (Self, Error)> {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: the handle owns a live object; on success it is forgotten.
-        match ffi::status(T::DESTROY, unsafe { T::destroy(this.as_ptr()) }) {
-            Ok(()) => Ok(()),
-            Err(error) => Err((ManuallyDrop::into_inner(this), error)),
+    /// Destroys the object. Only the first call does anything; whatever it returns, the caller uses the
+    /// object no more, and on an error leaks what the object was made from.
+    pub(crate) fn destroy(&mut self) -> Result<()> {
+        // SAFETY: the handle owns the object, which is live: the verb is called once.
+        self.end(|object| ffi::status(T::DESTROY, unsafe { T::destroy(object) }))
+    }
+
+    /// As [`destroy`](Self::destroy), by something other than the destroy verb.
+    pub(crate) fn end(&mut self, end: impl FnOnce(*mut T) -> Result<()>) -> Result<()> {
+        if std::mem::replace(&mut self.gone, true) {
+            return Ok(());
         }
+        if *self.leaked.get_mut() {
+            let reason = "something that was made from it could not be destroyed: both are leaked";
+            return Err(Error::with_reason(T::DESTROY, libc::EBUSY, reason));
+        }
+        end(self.as_ptr())
+    }
+
+    /// Whether the destroy verb was called, or given up.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Lets go of the object, which somebody else has destroyed, or tried to.
+    pub(crate) fn disown(&mut self) {
+        self.gone = true;
+    }
+
+    /// From now on the object is never destroyed.
+    pub(crate) fn leak(&self) {
+        self.leaked.store(true, Ordering::Relaxed);
     }
 }
+
+/// Something that an object may be made from.
+///
+/// When the destroy verb of an object fails, its parents are leaked, whether they are borrowed or
+/// shared: the kernel may keep the object alive, and the device may use what belongs to the parents,
+/// such as doorbell records that are freed when the context is closed. The kernel refuses to destroy
+/// most parents, but not to close a context, and some providers take a parent apart before they ask.
+pub trait Leak {
+    /// Sees to it that neither this nor anything that it was made from is ever destroyed.
+    fn leak(&self);
+}
+
+impl<P: Leak + ?Sized> Leak for Arc<P> {
+    fn leak(&self) {
+        (**self).leak();
+    }
+}
+
+impl<P: Leak, const N: usize> Leak for [P; N] {
+    fn leak(&self) {
+        self.iter().for_each(P::leak);
+    }
+}
+
+impl<P: Leak> Leak for Option<P> {
+    fn leak(&self) {
+        self.iter().for_each(P::leak);
+    }
+}
+
+/// Defines how a resource ends, which has its C object in the field `$raw` and what that was made from
+/// in the fields `$parent`: a private method `destroy`, which `Drop` calls in silence and `close` calls
+/// to say how it went.
+macro_rules! resource {
+    ($resource:ident<$($lifetime:lifetime),+ $(, $element:ident: $bound:ident)?>: $raw:ident $(, $parent:ident)*) => {
+        impl<$($lifetime,)+ $($element: $bound)?> Drop for $resource<$($lifetime,)+ $($element)?> {
+            fn drop(&mut self) {
+                let _ = self.destroy();
+            }
+        }
+
+        impl<$($lifetime,)+ $($element: $bound)?> $resource<$($lifetime,)+ $($element)?> {
+            fn destroy(&mut self) -> $crate::error::Result<()> {
+                self.$raw.destroy().inspect_err(|_| {
+                    $($crate::handle::Leak::leak(&self.$parent);)*
+                })
+            }
+        }
+
+        impl<$($lifetime,)+ $($element: $bound)?> $crate::handle::Leak
+            for $resource<$($lifetime,)+ $($element)?>
+        {
+            fn leak(&self) {
+                self.$raw.leak();
+                $($crate::handle::Leak::leak(&self.$parent);)*
+            }
+        }
+    };
+}
+
+pub(crate) use resource;
 
 /// Implements [`Object`] for a C struct whose destroying verb takes just a pointer to it.
 macro_rules! object {

@@ -1,8 +1,6 @@
 //! Ownership of a C object that may belong to another process.
 
-use std::mem::ManuallyDrop;
-
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::handle::{Handle, Object};
 
 /// A C object that can be imported.
@@ -32,27 +30,25 @@ pub(crate) use import;
 /// A [`Handle`] that, when the object was imported, unimports it rather than destroys it.
 #[derive(Debug)]
 pub(crate) struct Importable<T: Import> {
-    handle: ManuallyDrop<Handle<T>>,
+    handle: Handle<T>,
     imported: bool,
 }
 
 impl<T: Import> Drop for Importable<T> {
     fn drop(&mut self) {
-        // SAFETY: the handle is taken once: here, or in `close`, which forgets `self`.
-        let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
-        Self::end(handle, self.imported);
+        let _ = self.destroy();
     }
 }
 
 impl<T: Import> Importable<T> {
     /// An object that was made here.
     pub(crate) fn owned(handle: Handle<T>) -> Self {
-        Self { handle: ManuallyDrop::new(handle), imported: false }
+        Self { handle, imported: false }
     }
 
     /// An object that was imported.
     pub(crate) fn imported(handle: Handle<T>) -> Self {
-        Self { handle: ManuallyDrop::new(handle), imported: true }
+        Self { handle, imported: true }
     }
 
     /// From now on the object counts as made here.
@@ -60,25 +56,21 @@ impl<T: Import> Importable<T> {
         self.imported = false;
     }
 
-    fn end(handle: Handle<T>, imported: bool) {
-        if imported {
-            let handle = ManuallyDrop::new(handle);
-            // SAFETY: the handle owns a live object, which was imported, and is forgotten.
-            unsafe { T::unimport(handle.as_ptr()) };
+    /// Destroys or unimports the object: as [`Handle::destroy`].
+    pub(crate) fn destroy(&mut self) -> Result<()> {
+        if !self.imported {
+            return self.handle.destroy();
         }
+        self.handle.end(|object| {
+            // SAFETY: the handle owns a live object, which was imported; this is called once.
+            unsafe { T::unimport(object) };
+            Ok(())
+        })
     }
 
-    /// Destroys or unimports the object, or gives it back with the reason why that failed.
-    pub(crate) fn close(self) -> Result<(), (Self, Error)> {
-        let imported = self.imported;
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: the handle is put back if it is not gone; `this` is not dropped meanwhile.
-        let handle = unsafe { ManuallyDrop::take(&mut this.handle) };
-        if imported {
-            Self::end(handle, true);
-            return Ok(());
-        }
-        handle.close().map_err(|(handle, error)| (Self::owned(handle), error))
+    /// See [`Handle::leak`].
+    pub(crate) fn leak(&self) {
+        self.handle.leak();
     }
 
     #[inline]

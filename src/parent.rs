@@ -1,9 +1,10 @@
 //! How a resource holds the one that it was made from.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
+
+use crate::handle::Leak;
 
 /// The parent of a resource: borrowed, or shared through an [`Arc`].
 ///
@@ -47,21 +48,6 @@ impl<P> Drop for Parent<'_, P> {
     fn drop(&mut self) {}
 }
 
-/// Something that is borrowed until this is dropped, by who has no [`Parent`].
-pub(crate) struct Borrow<'a>(PhantomData<&'a ()>);
-
-impl Drop for Borrow<'_> {
-    /// As for [`Parent`].
-    #[inline]
-    fn drop(&mut self) {}
-}
-
-impl Borrow<'_> {
-    pub(crate) const fn new() -> Self {
-        Self(PhantomData)
-    }
-}
-
 impl<P> Deref for Parent<'_, P> {
     type Target = P;
 
@@ -79,6 +65,12 @@ impl<P> Clone for Parent<'_, P> {
             Inner::Borrowed(parent) => Inner::Borrowed(parent),
             Inner::Shared(parent) => Inner::Shared(Arc::clone(parent)),
         })
+    }
+}
+
+impl<P: Leak> Leak for Parent<'_, P> {
+    fn leak(&self) {
+        (**self).leak();
     }
 }
 

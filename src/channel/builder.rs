@@ -328,10 +328,11 @@ impl<'res> PreparedChannel<'res> {
     ///
     /// # Errors
     ///
-    /// The channel comes back with the provider's errno value.
+    /// The provider's errno value. The channel is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        self.link.close().map_err(|(link, error)| (Self { link }, error))
+    pub fn close(self) -> Result<()> {
+        self.link.close()
     }
 }
 

@@ -64,7 +64,8 @@ pub(super) struct Core {
     pub(super) router: Option<(Arc<Router>, Inbox)>,
     /// What to sleep on. `None`: waits spin.
     pub(super) sleep: Option<Sleep>,
-    /// Whether the queue pair was destroyed.
+    /// Whether the destroy verb was called, by `stop` or by the link: nothing uses the queue pair any
+    /// more.
     pub(super) destroyed: Cell<bool>,
     pub(super) settle_timeout: Duration,
     pub(super) unreported: Unreported,

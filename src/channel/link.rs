@@ -12,27 +12,25 @@ use crate::queue_pair::{QueuePair, QueuePairEndpoint};
 /// Owns the queue pair and the core that uses it.
 pub(super) struct Link<'res> {
     pub(super) core: Arc<Core>,
-    /// Its C object is destroyed if `core.destroyed` says so. It keeps its parents alive in any case.
+    /// The destroy verb was called on its C object if `core.destroyed` says so. It keeps its parents alive
+    /// in any case.
     queue_pair: ManuallyDrop<QueuePair<'res>>,
+    /// The destroy verb failed.
+    leaked: bool,
 }
 
 impl Drop for Link<'_> {
     fn drop(&mut self) {
-        if !self.core.destroyed.get()
-            && self.core.destroy().is_err()
-            && self.core.table.outstanding() > 0
-        {
-            // Unpolled operations are in flight, whose buffers may be freed next.
-            self.core.stop();
-        }
-        if self.core.destroyed.get()
+        let _ = self.destroy();
+        // Completions of a leaked queue pair go to its inbox.
+        if !self.leaked
             && let Some((router, inbox)) = &self.core.router
         {
             router.release(*inbox);
         }
         // SAFETY: it is taken once, here. The C object was destroyed or is leaked. The completion queue,
         // which the router has just used, is dropped with the parents.
-        unsafe { ManuallyDrop::take(&mut self.queue_pair) }.disown();
+        unsafe { ManuallyDrop::take(&mut self.queue_pair) }.disown(!self.leaked);
     }
 }
 
@@ -46,7 +44,7 @@ impl<'res> Link<'res> {
     ) -> Self {
         // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
         let core = unsafe { Core::new(queue_pair.as_raw(), settings, router) };
-        Self { core, queue_pair: ManuallyDrop::new(queue_pair) }
+        Self { core, queue_pair: ManuallyDrop::new(queue_pair), leaked: false }
     }
 
     pub(super) fn endpoint(&self) -> QueuePairEndpoint {
@@ -81,14 +79,24 @@ impl<'res> Link<'res> {
         self.core.discard()
     }
 
-    /// Destroys the queue pair, or gives the link back with the reason why that failed.
-    pub(super) fn close(self) -> Result<(), (Self, Error)> {
+    /// Destroys the queue pair, and says so if that fails.
+    pub(super) fn close(mut self) -> Result<()> {
+        self.destroy()
+    }
+
+    /// The destroy verb is called once, whatever it returns. So it must not be what ends operations that
+    /// are in flight: unpolled ones may be, whose buffers may be freed next.
+    fn destroy(&mut self) -> Result<()> {
         if !self.core.destroyed.get()
-            && let Err(error) = self.core.destroy()
+            && self.core.table.outstanding() > 0
+            && self.core.reset().is_err()
         {
-            return Err((self, error));
+            self.core.stop();
         }
-        Ok(())
+        if self.core.destroyed.get() {
+            return Ok(());
+        }
+        self.core.destroy().inspect_err(|_| self.leaked = true)
     }
 }
 

@@ -29,7 +29,7 @@ use self::core::Core;
 use self::link::Link;
 
 use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ffi;
 use crate::parent::Parent;
 use crate::queue_pair::QueuePairEndpoint;
@@ -185,9 +185,11 @@ impl<'res> Channel<'res> {
     ///
     /// # Errors
     ///
-    /// The channel comes back with the provider's errno value. Nothing is in flight any more.
+    /// The provider's errno value. The channel is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from. Nothing is in
+    /// flight any more.
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn close(self) -> Result<ChannelClosed, (Self, Error)> {
+    pub fn close(self) -> Result<ChannelClosed> {
         let core = self.core();
         // A failure to poll shows in what is left.
         while core.table.outstanding() > 0 && core.progress() == Ok(true) {}
@@ -195,11 +197,8 @@ impl<'res> Channel<'res> {
         if left > 0 {
             core.stop();
         }
-        match self.link.close() {
-            Ok(()) if left == 0 => Ok(ChannelClosed::Drained),
-            Ok(()) => Ok(ChannelClosed::Flushed(left)),
-            Err((link, error)) => Err((Self { link }, error)),
-        }
+        self.link.close()?;
+        Ok(if left == 0 { ChannelClosed::Drained } else { ChannelClosed::Flushed(left) })
     }
 }
 

@@ -75,21 +75,15 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
     ///
     /// # Errors
     ///
-    /// It comes back with the reason:
-    ///
-    ///  - `EBUSY`: a channel that uses it still exists (because it was leaked, or could not be
-    ///    destroyed).
+    ///  - `EBUSY`: a channel that uses it still exists. The queue is destroyed with the last of them.
+    ///  - Those of [`CompletionQueue::close`].
     #[doc(alias = "ibv_destroy_cq")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { queue, router } = self;
-        match Arc::try_unwrap(queue) {
-            Ok(queue) => queue
-                .close()
-                .map_err(|(queue, error)| (Self { queue: Arc::new(queue), router }, error)),
-            Err(queue) => {
+    pub fn close(self) -> Result<()> {
+        match Arc::try_unwrap(self.queue) {
+            Ok(queue) => queue.close(),
+            Err(_) => {
                 let reason = "a channel that uses the completion queue still exists";
-                let error = Error::with_reason("ibv_destroy_cq", libc::EBUSY, reason);
-                Err((Self { queue, router }, error))
+                Err(Error::with_reason("ibv_destroy_cq", libc::EBUSY, reason))
             }
         }
     }

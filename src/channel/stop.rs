@@ -31,7 +31,7 @@ impl Core {
     /// reset. When it returns, the device uses no buffer of this channel any more.
     #[cold]
     pub(super) fn stop(&self) {
-        if !self.try_stop() {
+        if !self.try_stop() && (self.destroyed.get() || self.destroy().is_err()) {
             // Not `eprintln`, which panics where there is no stderr.
             let _ = writeln!(
                 io::stderr(),
@@ -44,13 +44,14 @@ impl Core {
         }
     }
 
-    /// As `stop`, but returns false if every step fails. Operations may then still be in flight.
+    /// As `stop`, by the first two steps. Returns false if both fail. Operations may then still be in
+    /// flight.
     pub(super) fn try_stop(&self) -> bool {
         if self.destroyed.get() {
             return true;
         }
         self.close();
-        self.flush() || self.reset().is_ok() || self.destroy().is_ok()
+        self.flush() || self.reset().is_ok()
     }
 
     /// Moves the queue pair to ERR and polls until nothing is in flight; returns whether all operations have ended.
@@ -113,14 +114,17 @@ impl Core {
         Ok(())
     }
 
-    /// Destroys the queue pair, after which nothing is in flight any more.
+    /// Destroys the queue pair, after which nothing is in flight any more. If that fails, what was in
+    /// flight stays so, and there is no second try: what is left of the queue pair is unknown.
+    ///
+    /// The caller has looked at `destroyed`: this was not called before.
     pub(super) fn destroy(&self) -> Result<()> {
-        // SAFETY: the queue pair is live, since it was not destroyed yet; from here on `destroyed`
-        // keeps everyone off it.
-        let returned = unsafe { ffi::ibv_destroy_qp(self.queue_pair) };
-        ffi::status("ibv_destroy_qp", returned)?;
         self.close();
         self.destroyed.set(true);
+        // SAFETY: the queue pair is live, since the verb is called once; `destroyed` keeps everyone off
+        // it from here on.
+        let returned = unsafe { ffi::ibv_destroy_qp(self.queue_pair) };
+        ffi::status("ibv_destroy_qp", returned)?;
         self.mark_all_ended();
         Ok(())
     }

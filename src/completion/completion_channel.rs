@@ -27,7 +27,7 @@ use super::waiters::Waiters;
 use crate::device::{Context, event_file};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, object, resource};
 use crate::parent::Parent;
 
 #[cfg(doc)]
@@ -95,6 +95,8 @@ pub struct CompletionChannel<'ctx> {
     raw: Handle<ffi::ibv_comp_channel>,
     context: Parent<'ctx, Context<'ctx>>,
 }
+
+resource!(CompletionChannel<'ctx>: raw, context);
 
 // SAFETY: libibverbs allows every verb on a channel from any thread: what it counts in it it guards
 // with the context's lock, and reading the file is one system call.
@@ -248,14 +250,13 @@ impl<'ctx> CompletionChannel<'ctx> {
     ///
     /// # Errors
     ///
-    /// The channel comes back with the reason:
+    /// The channel is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: a queue that uses it still exists (because it was leaked, or could not be
     ///    destroyed).
     #[doc(alias = "ibv_destroy_comp_channel")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, context } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, context }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 }
 

@@ -15,7 +15,7 @@ use super::work_completion::WorkCompletion;
 use crate::device::{Context, ModerationCapabilities, event_file};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 
 /// The PCI vendor whose completion queues are not to be resized.
@@ -46,6 +46,8 @@ pub struct CompletionQueue<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
+resource!(CompletionQueue<'ctx>: raw, notifier, context);
+
 /// Where a queue raises its events.
 pub(crate) enum Notifier<'ctx> {
     None,
@@ -59,6 +61,14 @@ impl<'ctx> Notifier<'ctx> {
             Self::None => None,
             Self::Own(own) => Some(own.channel()),
             Self::Shared(channel) => Some(channel),
+        }
+    }
+}
+
+impl Leak for Notifier<'_> {
+    fn leak(&self) {
+        if let Some(channel) = self.channel() {
+            channel.leak();
         }
     }
 }
@@ -435,19 +445,13 @@ impl<'ctx> CompletionQueue<'ctx> {
     ///
     /// # Errors
     ///
-    /// The queue comes back with the reason:
+    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
     ///    destroyed).
     #[doc(alias = "ibv_destroy_cq")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, notifier, solicited_only, extended, context } = self;
-        match raw.close() {
-            Ok(()) => Ok(()),
-            Err((raw, error)) => {
-                Err((Self { raw, notifier, solicited_only, extended, context }, error))
-            }
-        }
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, OsStr};
 use std::fmt;
 use std::fs::File;
+use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -14,8 +15,7 @@ use crate::completion::CompletionQueue;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, object};
-use crate::parent::Borrow;
+use crate::handle::{Handle, object, resource};
 use crate::queue_pair::{EndpointGid, EndpointGids, GidClass};
 
 object!(ibv_context, ibv_close_device);
@@ -35,8 +35,10 @@ const NO_GID: Error = Error::with_reason(
 /// query asks the kernel.
 pub struct Context<'a> {
     raw: Handle<ffi::ibv_context>,
-    from: Borrow<'a>,
+    from: PhantomData<&'a ()>,
 }
+
+resource!(Context<'a>: raw);
 
 // SAFETY: libibverbs allows every verb on a context from any thread; what it changes in the context
 // itself it guards with a lock.
@@ -59,7 +61,7 @@ impl<'a> Context<'a> {
             let file = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
             explain(error, file)
         })?;
-        Ok(Self { raw, from: Borrow::new() })
+        Ok(Self { raw, from: PhantomData })
     }
 
     /// Takes over a context that was opened elsewhere, such as by a C library.
@@ -81,7 +83,7 @@ impl<'a> Context<'a> {
         *fork::exclusive() = true;
         // SAFETY: the caller hands over a live context.
         let raw = unsafe { Handle::new("ibv_open_device", raw) }?;
-        Ok(Self { raw, from: Borrow::new() })
+        Ok(Self { raw, from: PhantomData })
     }
 
     /// The C object. It is valid while the context is.
@@ -95,11 +97,11 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     ///
-    /// The context comes back with the provider's errno value.
+    /// The provider's errno value. The context is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_close_device")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, from } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, from }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// The kernel's name of the device, such as `mlx5_0`.

@@ -7,7 +7,7 @@ use crate::completion::CompletionQueue;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, Leak, object, resource};
 use crate::importable::{Importable, import};
 use crate::memory::{Element, MemoryRegion, RegionOptions, SharedMemoryRegion};
 use crate::parent::Parent;
@@ -26,10 +26,19 @@ pub struct ProtectionDomain<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
 }
 
+resource!(ProtectionDomain<'ctx>: raw, base, context);
+
 /// The domains that a parent domain stands for, which must outlive it.
 struct Base<'ctx> {
     domain: Parent<'ctx, ProtectionDomain<'ctx>>,
-    _thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
+    thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
+}
+
+impl Leak for Base<'_> {
+    fn leak(&self) {
+        self.domain.leak();
+        self.thread.leak();
+    }
 }
 
 // SAFETY: libibverbs allows every verb on a protection domain from any thread.
@@ -86,7 +95,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
             let raw = ffi::ibv_alloc_parent_domain(context.as_raw(), &mut attributes);
             Handle::new(VERB, raw)
         }?;
-        let base = Some(Base { domain, _thread: thread });
+        let base = Some(Base { domain, thread });
         Ok(Self { raw: Importable::owned(raw), base, context })
     }
 
@@ -178,14 +187,13 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///
     /// # Errors
     ///
-    /// The domain comes back with the reason:
+    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: something that was made from it still exists (because it was leaked, or could not
     ///    be destroyed).
     #[doc(alias = "ibv_dealloc_pd")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, base, context } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, base, context }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses. See

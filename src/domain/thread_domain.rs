@@ -5,7 +5,7 @@ use std::fmt;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, object, resource};
 use crate::parent::Parent;
 
 object!(ibv_td, ibv_dealloc_td);
@@ -19,6 +19,8 @@ pub struct ThreadDomain<'ctx> {
     raw: Handle<ffi::ibv_td>,
     context: Parent<'ctx, Context<'ctx>>,
 }
+
+resource!(ThreadDomain<'ctx>: raw, context);
 
 // SAFETY: the object itself may be made, used to create others, and freed on any thread.
 unsafe impl Send for ThreadDomain<'_> {}
@@ -83,13 +85,12 @@ impl<'ctx> ThreadDomain<'ctx> {
     ///
     /// # Errors
     ///
-    /// The domain comes back with the reason:
+    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: something that was made with it still exists.
     #[doc(alias = "ibv_dealloc_td")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, context } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, context }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, object, resource};
 use crate::parent::Parent;
 
 object!(ibv_xrcd, ibv_close_xrcd);
@@ -18,6 +18,8 @@ pub struct XrcDomain<'ctx> {
     raw: Handle<ffi::ibv_xrcd>,
     context: Parent<'ctx, Context<'ctx>>,
 }
+
+resource!(XrcDomain<'ctx>: raw, context);
 
 // SAFETY: libibverbs allows every verb on an XRC domain from any thread.
 unsafe impl Send for XrcDomain<'_> {}
@@ -118,13 +120,12 @@ impl<'ctx> XrcDomain<'ctx> {
     ///
     /// # Errors
     ///
-    /// The domain comes back with the reason:
+    /// The domain is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: something that was made with it still exists.
     #[doc(alias = "ibv_close_xrcd")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, context } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, context }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 }
 

@@ -27,7 +27,7 @@ use super::scatter_gather::{private, resolve, sge};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::Handle;
+use crate::handle::{Handle, resource};
 use crate::parent::Parent;
 
 /// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, that only this
@@ -69,6 +69,8 @@ pub struct BorrowedMemoryRegion<'pd, 'buf, T: Element> {
     memory: PhantomData<&'buf mut [T]>,
 }
 
+resource!(BorrowedMemoryRegion<'pd, 'buf, T: Element>: region, domain);
+
 /// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, that requests
 /// of this program only read.
 ///
@@ -79,6 +81,8 @@ pub struct ReadOnlyMemoryRegion<'pd, 'buf, T: Element> {
     data: &'buf [T],
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
+
+resource!(ReadOnlyMemoryRegion<'pd, 'buf, T: Element>: region, domain);
 
 // SAFETY: the region stands for a `&mut [T]`, whose elements are `Send`; libibverbs deregisters from
 // any thread.
@@ -162,13 +166,11 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     ///
     /// # Errors
     ///
-    /// The region comes back with the provider's errno value.
+    /// The provider's errno value. The region is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { region, data, len, domain, memory } = self;
-        region
-            .close()
-            .map_err(|(region, error)| (Self { region, data, len, domain, memory }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// The elements in `range`, with what a work request needs to name them.
@@ -305,11 +307,11 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
     ///
     /// # Errors
     ///
-    /// The region comes back with the provider's errno value.
+    /// The provider's errno value. The region is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { region, data, domain } = self;
-        region.close().map_err(|(region, error)| (Self { region, data, domain }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// The elements in `range`, with what a work request needs to name them.

@@ -14,7 +14,7 @@ use crate::device::Context;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, object, resource};
 use crate::importable::{Importable, import};
 use crate::parent::Parent;
 
@@ -45,6 +45,8 @@ pub struct DeviceMemory<'ctx> {
     bytes: usize,
     context: Parent<'ctx, Context<'ctx>>,
 }
+
+resource!(DeviceMemory<'ctx>: raw, context);
 
 // SAFETY: libibverbs allows every verb on device memory from any thread. Providers copy from and to
 // it by atomic accesses.
@@ -172,13 +174,12 @@ impl<'ctx> DeviceMemory<'ctx> {
     ///
     /// # Errors
     ///
-    /// The memory comes back with the reason:
+    /// The memory is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: a region of it still exists (because it was leaked, or could not be deregistered).
     #[doc(alias = "ibv_free_dm")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, bytes, context } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, bytes, context }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// Its length in bytes.
@@ -321,6 +322,8 @@ pub struct DeviceMemoryRegion<'pd> {
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
 
+resource!(DeviceMemoryRegion<'pd>: region, memory, domain);
+
 // SAFETY: libibverbs allows every verb on a region from any thread.
 unsafe impl Send for DeviceMemoryRegion<'_> {}
 // SAFETY: as above.
@@ -373,13 +376,11 @@ impl<'pd> DeviceMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    /// The region comes back with the provider's errno value.
+    /// The provider's errno value. The region is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { region, bytes, base, access, memory, domain } = self;
-        region.close().map_err(|(region, error)| {
-            (Self { region, bytes, base, access, memory, domain }, error)
-        })
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// The memory that is registered.

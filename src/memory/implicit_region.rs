@@ -10,7 +10,7 @@ use crate::device::OnDemandPaging;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::Handle;
+use crate::handle::{Handle, resource};
 use crate::parent::Parent;
 
 /// `struct ibv_mr`: all memory that the program has now and will have, registered at once for local
@@ -35,6 +35,8 @@ pub struct ImplicitMemoryRegion<'pd> {
     region: Handle<ffi::ibv_mr>,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
+
+resource!(ImplicitMemoryRegion<'pd>: region, domain);
 
 // SAFETY: libibverbs allows every verb on a region from any thread.
 unsafe impl Send for ImplicitMemoryRegion<'_> {}
@@ -93,11 +95,11 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    /// The region comes back with the provider's errno value.
+    /// The provider's errno value. The region is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { region, domain } = self;
-        region.close().map_err(|(region, error)| (Self { region, domain }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// A slice, with what a work request needs to name it.

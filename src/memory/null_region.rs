@@ -7,7 +7,7 @@ use super::scatter_gather::{GatherElement, ScatterElement};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::Handle;
+use crate::handle::{Handle, resource};
 use crate::parent::Parent;
 
 /// `struct ibv_mr`: a region without memory, of any length. What requests of this program write to it
@@ -30,6 +30,8 @@ pub struct NullMemoryRegion<'pd> {
     region: Handle<ffi::ibv_mr>,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
+
+resource!(NullMemoryRegion<'pd>: region, domain);
 
 /// What is sent inline: more than any device takes, and a longer request is refused before it is read.
 static ZEROS: [u8; 4096] = [0; 4096];
@@ -83,11 +85,11 @@ impl<'pd> NullMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    /// The region comes back with the provider's errno value.
+    /// The provider's errno value. The region is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { region, domain } = self;
-        region.close().map_err(|(region, error)| (Self { region, domain }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// Zeros, so many bytes, for a work request that reads them.

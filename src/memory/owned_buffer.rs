@@ -10,9 +10,9 @@ use super::options::RegionOptions;
 use super::registration::{self, ReregisterError, Reregistration};
 use super::scatter_gather::Element;
 use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ffi;
-use crate::handle::Handle;
+use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
 
 /// Zeroed, registered memory for `len` elements, owned.
@@ -21,7 +21,7 @@ use crate::parent::Parent;
 /// the device might still use it.
 #[derive(Debug)]
 pub(crate) struct RegisteredBuffer<'pd, T> {
-    region: ManuallyDrop<Handle<ffi::ibv_mr>>,
+    region: Handle<ffi::ibv_mr>,
     memory: ManuallyDrop<Allocation>,
     len: usize,
     base: u64,
@@ -32,14 +32,28 @@ pub(crate) struct RegisteredBuffer<'pd, T> {
 
 impl<T> Drop for RegisteredBuffer<'_, T> {
     fn drop(&mut self) {
-        // SAFETY: the handle is taken once, here; `close` forgets the whole buffer.
-        let region = unsafe { ManuallyDrop::take(&mut self.region) };
-        match region.close() {
-            // SAFETY: the device has let go of the memory, and nobody can borrow it any more. It is
-            // dropped once, as above.
-            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.memory) },
-            Err((region, _)) => std::mem::forget(region),
+        let _ = self.destroy();
+    }
+}
+
+impl<T> Leak for RegisteredBuffer<'_, T> {
+    fn leak(&self) {
+        self.region.leak();
+        self.domain.leak();
+    }
+}
+
+impl<T> RegisteredBuffer<'_, T> {
+    /// Deregisters the memory and frees it. If that fails, both are leaked, and the domain with them.
+    fn destroy(&mut self) -> Result<()> {
+        if self.region.is_gone() {
+            return Ok(());
         }
+        self.region.destroy().inspect_err(|_| self.domain.leak())?;
+        // SAFETY: the device has let go of the memory, and nobody can borrow it any more. This is
+        // reached once: from now on the region is gone.
+        unsafe { ManuallyDrop::drop(&mut self.memory) };
+        Ok(())
     }
 }
 
@@ -66,7 +80,7 @@ impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
         let region =
             unsafe { registration::register(VERB, &domain, address, bytes, base, access) }?;
         Ok(Self {
-            region: ManuallyDrop::new(region),
+            region,
             memory: ManuallyDrop::new(memory),
             len,
             base,
@@ -76,26 +90,9 @@ impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
         })
     }
 
-    /// Deregisters and frees, or gives the buffer back with the reason why that failed.
-    pub(crate) fn close(self) -> Result<(), (Self, Error)> {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: the handle is put back if it is not gone; `this` is not dropped meanwhile.
-        let region = unsafe { ManuallyDrop::take(&mut this.region) };
-        match region.close() {
-            Ok(()) => {
-                // SAFETY: the device has let go of the memory. Memory and parent are dropped once,
-                // as `this` itself never is.
-                unsafe {
-                    ManuallyDrop::drop(&mut this.memory);
-                    std::ptr::drop_in_place(&mut this.domain);
-                }
-                Ok(())
-            }
-            Err((region, error)) => {
-                this.region = ManuallyDrop::new(region);
-                Err((ManuallyDrop::into_inner(this), error))
-            }
-        }
+    /// Deregisters the memory and frees it, or says why it could not.
+    pub(crate) fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// Changes access or domain. The caller sees to it that the access is right for its kind.

@@ -15,7 +15,7 @@ use super::scatter_gather::{private, resolve, sge_at};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::Handle;
+use crate::handle::{Handle, resource};
 use crate::importable::{Importable, import};
 use crate::parent::Parent;
 
@@ -35,6 +35,8 @@ pub struct RawMemoryRegion<'pd> {
     access: AccessFlags,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
+
+resource!(RawMemoryRegion<'pd>: region, domain);
 
 // SAFETY: libibverbs allows every verb on a region from any thread; the address is never followed.
 unsafe impl Send for RawMemoryRegion<'_> {}
@@ -372,15 +374,12 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    /// The region comes back with the reason:
+    /// The region is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`, `EINVAL`: a memory window is bound to it.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { region, address, bytes, base, access, domain } = self;
-        region.close().map_err(|(region, error)| {
-            (Self { region, address, bytes, base, access, domain }, error)
-        })
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 }
 

@@ -13,7 +13,7 @@ use super::scatter_gather::{
 };
 use super::scatter_gather::{private, resolve, sge};
 use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ffi;
 use crate::parent::Parent;
 
@@ -74,16 +74,17 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     }
 
     /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and says so if that fails.
-    /// Dropping does the same in silence, and leaks the buffer if the device might still use it.
+    /// Dropping does the same in silence.
     ///
     /// # Errors
     ///
-    /// The region comes back with the reason:
+    /// The region is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its buffer and all that
+    /// it was made from.
     ///
     ///  - `EBUSY`: a memory window is bound to it.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        self.buffer.close().map_err(|(buffer, error)| (Self { buffer }, error))
+    pub fn close(self) -> Result<()> {
+        self.buffer.close()
     }
 
     /// `ibv_rereg_mr`: changes the region's protection domain, or its access as far as it is local

@@ -13,8 +13,9 @@ use super::scatter_gather::private;
 use super::scatter_gather::{Element, GatherElement, LocalMemory, ScatterElement};
 use super::shared_slice::SharedMemorySlice;
 use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ffi;
+use crate::handle::Leak;
 use crate::parent::Parent;
 
 /// `struct ibv_mr`: registered memory for `len` elements that it owns and that peers read or write
@@ -38,6 +39,12 @@ use crate::parent::Parent;
 #[doc(alias = "ibv_mr")]
 pub struct SharedMemoryRegion<'pd, T: Element> {
     buffer: RegisteredBuffer<'pd, T>,
+}
+
+impl<T: Element> Leak for SharedMemoryRegion<'_, T> {
+    fn leak(&self) {
+        self.buffer.leak();
+    }
 }
 
 impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
@@ -67,16 +74,17 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     }
 
     /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and says so if that fails.
-    /// Dropping does the same in silence, and leaks the buffer if the device might still use it.
+    /// Dropping does the same in silence.
     ///
     /// # Errors
     ///
-    /// The region comes back with the reason:
+    /// The region is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its buffer and all that
+    /// it was made from.
     ///
     ///  - `EBUSY`, `EINVAL`: a memory window is bound to it.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        self.buffer.close().map_err(|(buffer, error)| (Self { buffer }, error))
+    pub fn close(self) -> Result<()> {
+        self.buffer.close()
     }
 
     /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both; its contents stay.

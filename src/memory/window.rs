@@ -16,7 +16,7 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 
 object!(ibv_mw, ibv_dealloc_mw);
@@ -64,9 +64,11 @@ pub struct MemoryWindow<'res> {
     window_type: MemoryWindowType,
     // The one that the latest binding is to, and the one before: until the latest is carried out, the
     // window is bound to that.
-    regions: [Option<Arc<dyn Send + Sync + 'res>>; 2],
+    regions: [Option<Arc<dyn Leak + Send + Sync + 'res>>; 2],
     domain: Parent<'res, ProtectionDomain<'res>>,
 }
+
+resource!(MemoryWindow<'res>: raw, regions, domain);
 
 // SAFETY: libibverbs allows every verb on a window from any thread.
 unsafe impl Send for MemoryWindow<'_> {}
@@ -128,11 +130,11 @@ impl<'res> MemoryWindow<'res> {
     ///
     /// # Errors
     ///
-    /// The window comes back with the provider's errno value.
+    /// The provider's errno value. The window is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_dealloc_mw")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, window_type, regions, domain } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, window_type, regions, domain }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 
     /// Its type.
@@ -156,7 +158,7 @@ impl<'res> MemoryWindow<'res> {
     }
 
     /// Holds the region that a binding to it was posted for, and lets go of the one before the last.
-    pub(crate) fn hold(&mut self, region: Option<Arc<dyn Send + Sync + 'res>>) {
+    pub(crate) fn hold(&mut self, region: Option<Arc<dyn Leak + Send + Sync + 'res>>) {
         let [latest, before] = &mut self.regions;
         *before = latest.take();
         *latest = region;

@@ -6,7 +6,7 @@ use super::address_vector::AddressVector;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, object, resource};
 use crate::parent::Parent;
 
 object!(ibv_ah, ibv_destroy_ah);
@@ -21,6 +21,8 @@ pub struct AddressHandle<'pd> {
     raw: Handle<ffi::ibv_ah>,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
+
+resource!(AddressHandle<'pd>: raw, domain);
 
 // SAFETY: libibverbs allows every verb on an address handle from any thread.
 unsafe impl Send for AddressHandle<'_> {}
@@ -94,11 +96,11 @@ impl<'pd> AddressHandle<'pd> {
     ///
     /// # Errors
     ///
-    /// The handle comes back with the provider's errno value.
+    /// The provider's errno value. The handle is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_destroy_ah")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, domain } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, domain }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 }
 

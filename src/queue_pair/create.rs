@@ -383,10 +383,11 @@ impl<'res> PreparedQueuePair<'res> {
     ///
     /// # Errors
     ///
-    /// The queue pair comes back with the provider's errno value.
+    /// The provider's errno value. The queue pair is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        self.queue_pair.close().map_err(|(queue_pair, error)| (Self { queue_pair }, error))
+    pub fn close(self) -> Result<()> {
+        self.queue_pair.close()
     }
 
     /// `ibv_modify_qp`: connects the queue pair to the peer's: RESET, INIT, RTR, RTS.

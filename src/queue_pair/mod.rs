@@ -42,10 +42,11 @@ use std::ptr::NonNull;
 use sequence::random_psn;
 
 use crate::completion::CompletionQueue;
+use crate::device::Gid;
 use crate::domain::{ProtectionDomain, XrcDomain};
-use crate::error::Error;
+use crate::error::Result;
 use crate::ffi;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, Leak, object};
 use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
@@ -71,6 +72,8 @@ pub struct QueuePair<'res> {
     extended: Option<NonNull<ffi::ibv_qp_ex>>,
     properties: Properties,
     parents: Parents<'res>,
+    /// The multicast groups that it is attached to, with their LIDs.
+    groups: Vec<(Gid, u16)>,
 }
 
 /// What does not change once the queue pair is there, but for the settings.
@@ -98,6 +101,22 @@ pub(crate) struct Parents<'res> {
     pub(crate) xrc_domain: Option<Parent<'res, XrcDomain<'res>>>,
 }
 
+impl Leak for Parents<'_> {
+    fn leak(&self) {
+        self.domain.leak();
+        self.send_cq.leak();
+        self.receive_cq.leak();
+        self.srq.leak();
+        self.xrc_domain.leak();
+    }
+}
+
+impl Drop for QueuePair<'_> {
+    fn drop(&mut self) {
+        let _ = self.destroy();
+    }
+}
+
 // SAFETY: libibverbs allows every verb on a queue pair from any thread.
 unsafe impl Send for QueuePair<'_> {}
 // SAFETY: as above; what changes the queue pair or posts to it takes `&mut self` besides.
@@ -110,7 +129,7 @@ impl<'res> QueuePair<'res> {
         properties: Properties,
         parents: Parents<'res>,
     ) -> Self {
-        Self { raw, extended, properties, parents }
+        Self { raw, extended, properties, parents, groups: Vec::new() }
     }
 
     /// Begins a queue pair: see [`QueuePairBuilder::new`].
@@ -248,9 +267,13 @@ impl<'res> QueuePair<'res> {
         settings.receive_psn = None;
     }
 
-    /// Lets go of the C object, which is gone already or shall be leaked, and drops the parents.
-    pub(crate) fn disown(self) {
-        std::mem::forget(self.raw);
+    /// Lets go of the C object, on which the destroy verb was called already, and leaks the parents if
+    /// that failed.
+    pub(crate) fn disown(mut self, destroyed: bool) {
+        self.raw.disown();
+        if !destroyed {
+            self.parents.leak();
+        }
     }
 
     /// `ibv_destroy_qp`: destroys the queue pair, and says so if that fails. Dropping does the same
@@ -258,13 +281,19 @@ impl<'res> QueuePair<'res> {
     ///
     /// # Errors
     ///
-    /// The queue pair comes back with the reason:
+    /// The queue pair is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
-    ///  - `EBUSY`: it is still attached to a multicast group.
+    ///  - `EBUSY`: it is still attached to a multicast group (by other means than this crate's).
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, extended, properties, parents } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, extended, properties, parents }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
+    }
+
+    fn destroy(&mut self) -> Result<()> {
+        if !self.raw.is_gone() {
+            self.leave_groups();
+        }
+        self.raw.destroy().inspect_err(|_| self.parents.leak())
     }
 }
 

@@ -11,7 +11,7 @@ impl QueuePair<'_> {
     ///
     /// On InfiniBand, `lid` is the group's LID, and the port must have joined the group through the
     /// subnet manager; on RoCE it is 0, and the group is the one of the IP address that `gid` is.
-    /// A queue pair must be detached before it can be destroyed.
+    /// A queue pair that is destroyed leaves its groups first.
     ///
     /// # Errors
     ///
@@ -21,9 +21,14 @@ impl QueuePair<'_> {
     pub fn attach_multicast(&mut self, gid: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "ibv_attach_mcast";
         self.check_multicast(VERB, gid)?;
+        if self.groups.try_reserve(1).is_err() {
+            return Err(Error::new(VERB, libc::ENOMEM));
+        }
         // SAFETY: the queue pair is live, and the GID is read during the call only.
         let returned = unsafe { ffi::ibv_attach_mcast(self.as_raw(), &gid.into(), lid) };
-        ffi::status(VERB, returned)
+        ffi::status(VERB, returned)?;
+        self.groups.push((gid, lid));
+        Ok(())
     }
 
     /// `ibv_detach_mcast`: leaves the multicast group again.
@@ -37,7 +42,19 @@ impl QueuePair<'_> {
         self.check_multicast(VERB, gid)?;
         // SAFETY: as in `attach_multicast`.
         let returned = unsafe { ffi::ibv_detach_mcast(self.as_raw(), &gid.into(), lid) };
-        ffi::status(VERB, returned)
+        ffi::status(VERB, returned)?;
+        if let Some(at) = self.groups.iter().position(|&group| group == (gid, lid)) {
+            self.groups.swap_remove(at);
+        }
+        Ok(())
+    }
+
+    /// Leaves all groups: the kernel refuses to destroy a queue pair that is in one.
+    pub(crate) fn leave_groups(&mut self) {
+        for (gid, lid) in std::mem::take(&mut self.groups) {
+            // SAFETY: as in `attach_multicast`. If it fails, so does the destroying, which tells.
+            let _ = unsafe { ffi::ibv_detach_mcast(self.as_raw(), &gid.into(), lid) };
+        }
     }
 
     fn check_multicast(&self, verb: &'static str, gid: Gid) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::completion::CompletionQueue;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, object};
+use crate::handle::{Handle, Leak, object, resource};
 use crate::memory::LocalMemory;
 use crate::parent::Parent;
 use crate::queue_pair::work_request::ReceiveWorkRequest;
@@ -51,9 +51,18 @@ pub struct SharedReceiveQueue<'pd> {
     extended: Option<Extended<'pd>>,
 }
 
+resource!(SharedReceiveQueue<'pd>: raw, extended, domain);
+
 struct Extended<'pd> {
-    _domain: Parent<'pd, XrcDomain<'pd>>,
-    _queue: Parent<'pd, CompletionQueue<'pd>>,
+    domain: Parent<'pd, XrcDomain<'pd>>,
+    queue: Parent<'pd, CompletionQueue<'pd>>,
+}
+
+impl Leak for Extended<'_> {
+    fn leak(&self) {
+        self.domain.leak();
+        self.queue.leak();
+    }
 }
 
 // SAFETY: libibverbs allows every verb on a shared receive queue from any thread; providers lock it
@@ -149,7 +158,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         // alone.
         let raw = unsafe { Handle::new(VERB, ffi::ibv_create_srq_ex(context, &mut attributes)) }?;
         let ffi::ibv_srq_attr { max_wr, max_sge, .. } = attributes.attr;
-        let extended = Some(Extended { _domain: xrc_domain, _queue: queue });
+        let extended = Some(Extended { domain: xrc_domain, queue });
         Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended })
     }
 
@@ -354,14 +363,13 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// # Errors
     ///
-    /// The queue comes back with the reason:
+    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
     ///  - `EBUSY`: a queue pair that uses it still exists (because it was leaked, or could not be
     ///    destroyed).
     #[doc(alias = "ibv_destroy_srq")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { raw, max_wr, max_sge, domain, extended } = self;
-        raw.close().map_err(|(raw, error)| (Self { raw, max_wr, max_sge, domain, extended }, error))
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
     }
 }
 

@@ -2,7 +2,7 @@ use ibverbs::{Context, Result};
 
 pub fn case(context: Context<'_>) -> Result<()> {
     let domain = context.alloc_pd()?;
-    context.close().map_err(|(_, error)| error)?;
+    context.close()?;
     drop(domain);
     Ok(())
 }

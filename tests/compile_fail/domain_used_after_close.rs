@@ -1,7 +1,7 @@
 use ibverbs::{ProtectionDomain, Result};
 
 pub fn case(domain: ProtectionDomain<'_>) -> Result<()> {
-    domain.close().map_err(|(_, error)| error)?;
+    domain.close()?;
     domain.allocate::<u8>(8).map(drop)
 }
 

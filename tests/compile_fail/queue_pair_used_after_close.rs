@@ -1,7 +1,7 @@
 use ibverbs::{QueuePair, Result};
 
 pub fn case(mut pair: QueuePair<'_>) -> Result<()> {
-    pair.close().map_err(|(_, error)| error)?;
+    pair.close()?;
     unsafe { pair.post_inline(b"late", 1) }
 }
 

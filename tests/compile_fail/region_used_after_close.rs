@@ -1,7 +1,7 @@
 use ibverbs::{MemoryRegion, Result};
 
 pub fn case(region: MemoryRegion<'_, u8>) -> Result<u8> {
-    region.close().map_err(|(_, error)| error)?;
+    region.close()?;
     Ok(region[0])
 }
 

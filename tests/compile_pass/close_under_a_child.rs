@@ -3,6 +3,6 @@ use ibverbs::{Context, Result};
 pub fn case(context: Context<'_>) -> Result<()> {
     let domain = context.alloc_pd()?;
     drop(domain);
-    context.close().map_err(|(_, error)| error)?;
+    context.close()?;
     Ok(())
 }

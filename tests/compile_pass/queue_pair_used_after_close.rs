@@ -2,5 +2,5 @@ use ibverbs::{QueuePair, Result};
 
 pub fn case(mut pair: QueuePair<'_>) -> Result<()> {
     unsafe { pair.post_inline(b"late", 1) }?;
-    pair.close().map_err(|(_, error)| error)
+    pair.close()
 }

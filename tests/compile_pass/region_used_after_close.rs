@@ -2,6 +2,6 @@ use ibverbs::{MemoryRegion, Result};
 
 pub fn case(region: MemoryRegion<'_, u8>) -> Result<u8> {
     let first = region[0];
-    region.close().map_err(|(_, error)| error)?;
+    region.close()?;
     Ok(first)
 }

@@ -150,6 +150,7 @@ static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
 
 	pthread_mutex_lock(&dev->lock);
 	dev->call_count[TD_poll_cq]++;
+	td_use(dev, &cq->obj);
 	if (dev->progress != TD_MANUAL)
 		td_run(dev, 0);
 	if (cq->polling)
@@ -190,6 +191,7 @@ static int start_poll(struct ibv_cq_ex *ibcq, struct ibv_poll_cq_attr *attr)
 
 	pthread_mutex_lock(&dev->lock);
 	dev->call_count[TD_start_poll]++;
+	td_use(dev, &cq->obj);
 	if (dev->progress != TD_MANUAL)
 		td_run(dev, 0);
 	if (cq->polling)
@@ -357,9 +359,7 @@ static int destroy_cq(struct ibv_cq *ibcq)
 	struct td_cq *cq = to_td_cq(ibcq);
 
 	td_begin(context, TD_destroy_cq, ibcq);
-	int error = td_fault(dev, TD_destroy_cq);
-	if (!error)
-		error = td_busy(dev, &cq->obj);
+	int error = td_destroy(dev, TD_destroy_cq, &cq->obj);
 	if (!error) {
 		if (cq->polling)
 			td_violate(dev, "destroy_cq before end_poll");
@@ -400,6 +400,7 @@ static int req_notify_cq(struct ibv_cq *ibcq, int solicited_only)
 	struct td_cq *cq = to_td_cq(ibcq);
 
 	td_begin(ibcq->context, TD_req_notify_cq, ibcq)->solicited_only = solicited_only;
+	td_use(to_device(ibcq->context), &to_td_cq(ibcq)->obj);
 	int error = td_admit(dev, TD_req_notify_cq);
 	if (!error) {
 		/* A request for any completion is not narrowed by a later one. */
@@ -415,6 +416,7 @@ static int req_notify_cq(struct ibv_cq *ibcq, int solicited_only)
 static int modify_cq(struct ibv_cq *ibcq, struct ibv_modify_cq_attr *attr)
 {
 	td_begin(ibcq->context, TD_modify_cq, ibcq)->modify_cq_attr = *attr;
+	td_use(to_device(ibcq->context), &to_td_cq(ibcq)->obj);
 	int error = td_admit(to_device(ibcq->context), TD_modify_cq);
 	if (!error && attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)
 		error = EOPNOTSUPP;
@@ -428,6 +430,7 @@ static int resize_cq(struct ibv_cq *ibcq, int cqe)
 	struct td_cq *cq = to_td_cq(ibcq);
 
 	td_begin(ibcq->context, TD_resize_cq, ibcq)->cqe = cqe;
+	td_use(to_device(ibcq->context), &to_td_cq(ibcq)->obj);
 	int error = td_admit(dev, TD_resize_cq);
 	if (!error && dev->opt.kind == TD_LEAN)
 		error = EOPNOTSUPP;

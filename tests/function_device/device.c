@@ -104,6 +104,31 @@ int td_busy(struct td_device *dev, const struct td_object *obj)
 	return 0;
 }
 
+int td_destroy(struct td_device *dev, enum td_verb verb, struct td_object *obj)
+{
+	struct td_object *other;
+	bool orphans = false;
+	int error = td_fault(dev, verb);
+
+	if (obj->failed)
+		td_violate(dev, "an object destroyed again after its destroy verb had failed");
+	list_for_each(&dev->objects, other, entry)
+		for (size_t i = 0; i < ARRAY_SIZE(other->uses); i++)
+			orphans |= other->uses[i] == obj && other->failed;
+	if (orphans)
+		td_violate(dev, "an object destroyed that one is made from whose own destroy verb "
+				"had failed");
+	if (error)
+		obj->failed = true;
+	return error ? error : td_busy(dev, obj);
+}
+
+void td_use(struct td_device *dev, const struct td_object *obj)
+{
+	if (obj->failed)
+		td_violate(dev, "an object used after its destroy verb had failed");
+}
+
 void td_free(struct td_device *dev, struct td_object *obj)
 {
 	list_del(&obj->entry);
@@ -119,6 +144,8 @@ static void abandon(struct td_device *dev, struct ibv_context *context)
 	list_for_each(&dev->objects, obj, entry) {
 		if (obj->context != context)
 			continue;
+		if (obj->failed)
+			td_violate(dev, "a context closed with an object whose destroy verb had failed");
 		if (obj->kind == TD_OBJECT_QP) {
 			struct td_qp *qp = container_of(obj, struct td_qp, obj);
 

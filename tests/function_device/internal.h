@@ -46,6 +46,7 @@ struct td_object {
 	struct ibv_context *context;
 	void *base;
 	struct td_object *uses[4]; /* destroying one of these meanwhile is EBUSY */
+	bool failed; /* its destroy verb was made to: who uses it after that is at fault */
 };
 
 struct td_context {
@@ -253,6 +254,11 @@ void *td_alloc(struct td_device *dev, struct ibv_context *context, enum td_objec
 				 offsetof(struct type, obj), limit))
 /* EBUSY while another object uses it. */
 int td_busy(struct td_device *dev, const struct td_object *obj);
+/* Begins a verb that destroys: 0, or the errno that it fails with. After a failure that a test has put
+ * in nobody may use the object, nor destroy what it was made from. */
+int td_destroy(struct td_device *dev, enum td_verb verb, struct td_object *obj);
+/* What every verb on an object begins with that does not destroy it. */
+void td_use(struct td_device *dev, const struct td_object *obj);
 void td_free(struct td_device *dev, struct td_object *obj);
 /* Ends a verb that returns a pointer: unlocks; sets errno and returns NULL on an error. */
 void *td_done(struct ibv_context *context, void *object, int error);

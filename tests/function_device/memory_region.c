@@ -234,9 +234,7 @@ static int dereg_mr(struct verbs_mr *vmr)
 	struct td_mr *mr = to_td_mr(vmr);
 
 	td_begin(context, TD_dereg_mr, vmr);
-	int error = td_fault(dev, TD_dereg_mr);
-	if (!error)
-		error = td_busy(dev, &mr->obj);
+	int error = td_destroy(dev, TD_dereg_mr, &mr->obj);
 	if (!error) {
 		check_outstanding(dev, mr->key,
 				  "a region deregistered under an outstanding work request");

@@ -113,6 +113,7 @@ int td_enqueue_send(struct td_device *dev, struct td_qp *qp, struct td_wqe *wqe)
 {
 	int error = dev->fatal ? EIO : td_fault(dev, TD_post_send);
 
+	td_use(dev, &qp->obj);
 	if (!error)
 		error = check_send(qp, wqe);
 	if (error) {
@@ -212,6 +213,7 @@ static int post_recv(struct ibv_qp *ibqp, struct ibv_recv_wr *wr, struct ibv_rec
 
 	pthread_mutex_lock(&dev->lock);
 	dev->call_count[TD_post_recv]++;
+	td_use(dev, &qp->obj);
 	for (; wr; wr = wr->next) {
 		struct td_wqe *wqe = NULL;
 
@@ -244,6 +246,7 @@ static int post_srq_recv(struct ibv_srq *ibsrq, struct ibv_recv_wr *wr, struct i
 
 	pthread_mutex_lock(&dev->lock);
 	dev->call_count[TD_post_srq_recv]++;
+	td_use(dev, &srq->obj);
 	for (; wr; wr = wr->next) {
 		struct td_wqe *wqe = NULL;
 

@@ -271,6 +271,7 @@ static int modify_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask)
 	struct td_device *dev = to_device(ibqp->context);
 	struct td_qp *qp = to_td_qp(ibqp);
 	struct td_call *call = td_begin(ibqp->context, TD_modify_qp, ibqp);
+	td_use(to_device(ibqp->context), &to_td_qp(ibqp)->obj);
 
 	call->qp_attr = *attr;
 	call->mask = mask;
@@ -310,6 +311,7 @@ static int query_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask,
 	struct td_qp *qp = to_td_qp(ibqp);
 
 	td_begin(ibqp->context, TD_query_qp, ibqp)->mask = mask;
+	td_use(to_device(ibqp->context), &to_td_qp(ibqp)->obj);
 	int error = td_admit(to_device(ibqp->context), TD_query_qp);
 	if (!error) {
 		*attr = qp->attr;
@@ -328,7 +330,7 @@ static int destroy_qp(struct ibv_qp *ibqp)
 	struct td_qp *qp = to_td_qp(ibqp);
 
 	td_begin(context, TD_destroy_qp, ibqp);
-	int error = td_fault(dev, TD_destroy_qp);
+	int error = td_destroy(dev, TD_destroy_qp, &qp->obj);
 	/* A multicast attachment holds the queue pair. */
 	if (!error && qp->mcast_count)
 		error = EBUSY;
@@ -362,6 +364,7 @@ static int attach_mcast(struct ibv_qp *ibqp, const union ibv_gid *gid, uint16_t 
 	struct td_device *dev = to_device(ibqp->context);
 	struct td_qp *qp = to_td_qp(ibqp);
 	struct td_call *call = td_begin(ibqp->context, TD_attach_mcast, ibqp);
+	td_use(to_device(ibqp->context), &to_td_qp(ibqp)->obj);
 
 	call->gid = *gid;
 	call->lid = lid;
@@ -381,6 +384,7 @@ static int detach_mcast(struct ibv_qp *ibqp, const union ibv_gid *gid, uint16_t 
 	struct td_device *dev = to_device(ibqp->context);
 	struct td_qp *qp = to_td_qp(ibqp);
 	struct td_call *call = td_begin(ibqp->context, TD_detach_mcast, ibqp);
+	td_use(to_device(ibqp->context), &to_td_qp(ibqp)->obj);
 
 	call->gid = *gid;
 	call->lid = lid;

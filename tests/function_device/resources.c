@@ -5,10 +5,8 @@
 static int destroy(struct ibv_context *context, enum td_verb verb, struct td_object *obj)
 {
 	struct td_device *dev = to_device(context);
-	int error = td_fault(dev, verb);
+	int error = td_destroy(dev, verb, obj);
 
-	if (!error)
-		error = td_busy(dev, obj);
 	if (!error)
 		td_free(dev, obj);
 	td_unlock(context);

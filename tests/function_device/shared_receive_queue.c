@@ -85,6 +85,7 @@ static int modify_srq(struct ibv_srq *ibsrq, struct ibv_srq_attr *attr, int mask
 	struct td_device *dev = to_device(ibsrq->context);
 	struct td_srq *srq = to_td_srq(ibsrq);
 	struct td_call *call = td_begin(ibsrq->context, TD_modify_srq, ibsrq);
+	td_use(to_device(ibsrq->context), &to_td_srq(ibsrq)->obj);
 
 	call->srq_attr = *attr;
 	call->mask = mask;
@@ -110,6 +111,7 @@ static int modify_srq(struct ibv_srq *ibsrq, struct ibv_srq_attr *attr, int mask
 static int query_srq(struct ibv_srq *ibsrq, struct ibv_srq_attr *attr)
 {
 	td_begin(ibsrq->context, TD_query_srq, ibsrq);
+	td_use(to_device(ibsrq->context), &to_td_srq(ibsrq)->obj);
 	int error = td_admit(to_device(ibsrq->context), TD_query_srq);
 	if (!error)
 		*attr = to_td_srq(ibsrq)->attr;
@@ -138,9 +140,7 @@ static int destroy_srq(struct ibv_srq *ibsrq)
 	struct td_wqe *wqe;
 
 	td_begin(context, TD_destroy_srq, ibsrq);
-	int error = td_fault(dev, TD_destroy_srq);
-	if (!error)
-		error = td_busy(dev, &srq->obj);
+	int error = td_destroy(dev, TD_destroy_srq, &srq->obj);
 	if (!error)
 		td_pipe_remove(context->async_fd, sizeof(struct ib_uverbs_async_event_desc),
 			       offsetof(struct ib_uverbs_async_event_desc, element),

@@ -25,15 +25,36 @@ fn polls_fail_as_often_as_told() {
 }
 
 #[test]
+fn nothing_may_be_used_once_its_destroy_verb_has_failed() {
+    let mut rig = Rig::rc();
+    let violations = |rig: &Rig, count| {
+        assert_eq!(rig.device.violations().0, count, "{}", rig.device.violations().1);
+    };
+    unsafe {
+        rig.device.fail("destroy_qp").errno(libc::EBUSY).times(1);
+        assert_eq!(ibv_destroy_qp(rig.a.qp), libc::EBUSY);
+        rig.device.fail("dereg_mr").errno(libc::EIO).times(1);
+        assert_eq!(ibv_dereg_mr(rig.a.mr), libc::EIO);
+        violations(&rig, 0);
+        rig.a.to_state(ibv_qp_state::IBV_QPS_ERR);
+        violations(&rig, 1);
+        // What the queue pair was made from.
+        assert_eq!(ibv_destroy_cq(rig.a.cq), libc::EBUSY);
+        violations(&rig, 2);
+        assert!(rig.device.violations().1.contains("made from"));
+        rig.drop_sides();
+        violations(&rig, 4);
+        assert_eq!(ibv_dealloc_pd(rig.pd), 0);
+        assert_eq!(ibv_close_device(rig.context), 0);
+    }
+}
+
+#[test]
 fn verbs_fail_by_name() {
     let rig = Rig::rc();
     unsafe {
         rig.device.fail("modify_qp").errno(libc::EIO).times(1);
         assert_eq!(rig.a.to_state(ibv_qp_state::IBV_QPS_ERR), libc::EIO);
-        rig.device.fail("destroy_qp").errno(libc::EBUSY).times(1);
-        assert_eq!(ibv_destroy_qp(rig.a.qp), libc::EBUSY);
-        rig.device.fail("dereg_mr").errno(libc::EIO).times(1);
-        assert_eq!(ibv_dereg_mr(rig.a.mr), libc::EIO);
         rig.device.fail("create_cq").errno(libc::ENOMEM).always();
         assert!(ibv_create_cq(rig.context, 1, null_mut(), null_mut(), 0).is_null());
         assert_eq!(errno(), libc::ENOMEM);

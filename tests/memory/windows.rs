@@ -121,8 +121,8 @@ fn a_window_of_type_2_is_bound_and_invalidated() {
     assert_eq!(window.rkey(), key + 0x100);
     window.set_rkey(key);
     device.fail("dealloc_mw").errno(libc::EBUSY).times(1);
-    let (window, _) = window.close().unwrap_err();
-    window.close().unwrap();
+    assert_eq!(window.close().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(device.calls("dealloc_mw"), 1);
 }
 
 #[test]
@@ -243,10 +243,22 @@ fn a_window_keeps_what_it_is_bound_to() {
     unsafe { queue_pair.post_bind_mw(&mut window, binding, 2) }.unwrap();
     assert_eq!(status(&queue, 2), WorkStatus::Success);
     std::mem::forget(window);
-    let (region, error) = std::mem::ManuallyDrop::into_inner(region).close().unwrap_err();
+    let error = std::mem::ManuallyDrop::into_inner(region).close().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
-    drop(region);
     assert_eq!(device.live(Kind::MemoryRegion), 1);
+
+    // A region that a window holds is leaked with it.
+    let region = Arc::new(SharedMemoryRegion::<u8>::new(&domain, 8, options).unwrap());
+    let mut window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();
+    let binding = WindowBinding::shared(region, .., AccessFlags::REMOTE_READ).unwrap();
+    // SAFETY: as above.
+    unsafe { queue_pair.post_bind_mw(&mut window, binding, 3) }.unwrap();
+    assert_eq!(status(&queue, 3), WorkStatus::Success);
+    let before = device.calls("dereg_mr");
+    device.fail("dealloc_mw").errno(libc::EIO).times(1);
+    drop(window);
+    assert_eq!((device.live(Kind::MemoryRegion), device.calls("dereg_mr")), (2, before));
+    assert_eq!(device.violations().0, 0, "{}", device.violations().1);
 }
 
 #[test]

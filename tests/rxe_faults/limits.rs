@@ -31,7 +31,7 @@ fn all_that_opens_files() -> Result<(), Error> {
     let domain = context.alloc_pd()?;
     drop(domain.create_qp(&queue, &other, QueuePairType::ReliableConnected).build()?);
     drop(domain.create_channel().sleep_after(1).build()?);
-    domain.allocate::<u8>(4096)?.close().map_err(|(_, error)| error)
+    domain.allocate::<u8>(4096)?.close()
 }
 
 /// It is the limit, and says so.

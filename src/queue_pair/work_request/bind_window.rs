@@ -10,6 +10,7 @@ use super::extended_operations::SendFlags;
 use super::post_send;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::handle::Leak;
 use crate::memory::{
     AccessFlags, Element, MemoryWindow, MemoryWindowType, RawMemoryRegion, RemoteMemoryRegion,
     SharedMemoryRegion,
@@ -22,7 +23,7 @@ use crate::settings::QueuePairType;
 /// [`AccessFlags::MW_BIND`].
 ///
 /// The trait is sealed: [`SharedMemoryRegion`] and [`RawMemoryRegion`] have it.
-pub trait WindowMemory: private::Sealed + Send + Sync {
+pub trait WindowMemory: private::Sealed + Leak + Send + Sync {
     /// The region, what it is registered for, and what is in `range`: address and length in bytes.
     #[doc(hidden)]
     fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart>;
@@ -65,7 +66,7 @@ impl WindowMemory for RawMemoryRegion<'_> {
 pub struct WindowBinding<'res> {
     info: ffi::ibv_mw_bind_info,
     flags: u32,
-    shared: Option<Arc<dyn Send + Sync + 'res>>,
+    shared: Option<Arc<dyn Leak + Send + Sync + 'res>>,
     borrowed: PhantomData<&'res ()>,
 }
 
