@@ -11,6 +11,7 @@
 
 mod channel;
 mod completion;
+mod connect;
 mod device;
 mod domain;
 mod error;
@@ -31,6 +32,14 @@ pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,
     ExtendedCompletion, ExtendedCompletions, ExtendedPoller, ExtendedSuccess, TagMatch,
     WorkCompletion, WorkError, WorkErrorClass, WorkOpcode, WorkResult, WorkStatus, WorkSuccess,
+};
+#[cfg(feature = "rdmacm")]
+pub use connect::rdmacm::{
+    Connectable, Connecting, Connection, ConnectionControl, ConnectionError, ConnectionEvent,
+    ConnectionEventKind, ConnectionRequest, DatagramListener, DatagramPeer, DatagramRequest,
+    DatagramRoute, Listener, ListenerBuilder, MulticastMembership, PendingAccept,
+    PendingConnection, PrivateData, RejectReason, Rejection, Route, RouteBuilder, RouteResolution,
+    Step,
 };
 pub use device::{
     AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents, AtomicCapability, Context, Device,

@@ -17,6 +17,8 @@ use crate::ffi;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
 use crate::queue_pair::ConnectionSettings;
+#[cfg(feature = "rdmacm")]
+use crate::queue_pair::QueuePair;
 use crate::queue_pair::{QueuePairBuilder, QueuePairEndpoint};
 use crate::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
@@ -321,6 +323,25 @@ impl<'res> PreparedChannel<'res> {
     pub fn handshake(mut self, remote: QueuePairEndpoint) -> Result<Channel<'res>> {
         self.link.connect(&remote)?;
         Ok(Channel::connected(self.link))
+    }
+
+    /// Not to be posted to, nor changed in its state.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
+        self.link.queue_pair()
+    }
+
+    /// To change the state on the way to RTS. An error if the queue pair had to be destroyed.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
+        self.link.live_queue_pair()
+    }
+
+    /// The channel of a queue pair that was taken out of RESET by other means.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn into_opened(self) -> Channel<'res> {
+        self.link.core.open();
+        Channel::connected(self.link)
     }
 
     /// `ibv_destroy_qp`: destroys the queue pair, and says so if that fails. Dropping does the same

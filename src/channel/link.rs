@@ -61,6 +61,15 @@ impl<'res> Link<'res> {
         &mut self.queue_pair
     }
 
+    /// The queue pair, unless its C object is gone.
+    #[cfg(feature = "rdmacm")]
+    pub(super) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
+        if self.core.destroyed.get() {
+            return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
+        }
+        Ok(&mut self.queue_pair)
+    }
+
     /// RESET to RTS, with nothing in flight.
     pub(super) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
         self.queue_pair.connect(Some(remote))?;

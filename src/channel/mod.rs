@@ -32,6 +32,8 @@ use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;
 use crate::parent::Parent;
+#[cfg(feature = "rdmacm")]
+use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
 
 /// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by
@@ -132,6 +134,24 @@ impl<'res> Channel<'res> {
 
     fn connected(link: Link<'res>) -> Self {
         Self { link }
+    }
+
+    /// Not to be posted to, nor changed in its state.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
+        self.link.queue_pair()
+    }
+
+    /// Ends all that is in flight, if that is possible.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn try_end(&self) -> bool {
+        self.core().try_stop()
+    }
+
+    /// To change the state on the way to RTS. An error if the queue pair had to be destroyed.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
+        self.link.live_queue_pair()
     }
 
     #[inline]

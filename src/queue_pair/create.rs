@@ -372,6 +372,16 @@ impl<'res> PreparedQueuePair<'res> {
         self
     }
 
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
+        &self.queue_pair
+    }
+
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res> {
+        &mut self.queue_pair
+    }
+
     /// The queue pair as it is, in the RESET state, to be driven by hand with
     /// [`QueuePair::modify`].
     pub fn into_queue_pair(self) -> QueuePair<'res> {

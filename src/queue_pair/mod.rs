@@ -239,6 +239,13 @@ impl<'res> QueuePair<'res> {
         &self.properties.settings
     }
 
+    /// The Q_Key and the partition of a UD queue pair, for when it leaves RESET.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn set_partition(&mut self, qkey: u32, pkey_index: u16) {
+        self.properties.settings.qkey = qkey;
+        self.properties.settings.pkey_index = pkey_index;
+    }
+
     /// The number of the first packet that we send, for the connection that comes next.
     pub(crate) fn send_psn(&self) -> PacketSequenceNumber {
         self.properties.endpoint.send_psn.unwrap_or_default()

@@ -1,0 +1,4 @@
+//! How two sides find each other and connect.
+
+#[cfg(feature = "rdmacm")]
+pub(crate) mod rdmacm;

@@ -1,0 +1,202 @@
+//! What can be connected: queue pairs and channels alike.
+
+use std::os::raw::c_int;
+
+use super::error::ConnectionError;
+use super::id::Id;
+use crate::channel::{Channel, PreparedChannel};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::queue_pair::{PreparedQueuePair, QueuePair, QueuePairState};
+use crate::settings::QueuePairType;
+
+/// What the connection manager can connect: a [`PreparedQueuePair`], which becomes a [`QueuePair`], and
+/// a [`PreparedChannel`], which becomes a [`Channel`]. Both must be of type RC.
+pub trait Connectable: sealed::Prepared {}
+
+impl Connectable for PreparedQueuePair<'_> {}
+impl Connectable for PreparedChannel<'_> {}
+
+/// What [`Connectable`] becomes.
+pub(super) type Connected<P> = <P as sealed::Prepared>::Connected;
+
+pub(crate) mod sealed {
+    use crate::error::Result;
+    use crate::ffi;
+
+    /// What connecting must know of a queue pair.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Settings {
+        pub(in crate::connect::rdmacm) number: u32,
+        pub(in crate::connect::rdmacm) port: u8,
+        pub(in crate::connect::rdmacm) access: u32,
+        pub(in crate::connect::rdmacm) shared_receives: bool,
+        pub(in crate::connect::rdmacm) max_rd_atomic: u8,
+        pub(in crate::connect::rdmacm) max_dest_rd_atomic: u8,
+        pub(in crate::connect::rdmacm) min_rnr_timer: u8,
+        pub(in crate::connect::rdmacm) ack_timeout: u8,
+        pub(in crate::connect::rdmacm) max_ack_retries: u8,
+        pub(in crate::connect::rdmacm) max_rnr_retries: u8,
+    }
+
+    /// A queue pair in RESET.
+    pub trait Prepared: Object + Sized {
+        /// What it becomes.
+        type Connected: Connected;
+
+        /// What it is once it has left RESET.
+        fn into_connected(self) -> Self::Connected;
+    }
+
+    /// A queue pair on its way to RTS, or there.
+    pub trait Connected: Object {
+        /// Ends all that is in flight, as far as that is possible.
+        fn end(&mut self);
+    }
+
+    /// What holds a queue pair.
+    pub trait Object {
+        /// What connecting must know of it.
+        fn settings(&self) -> Settings;
+
+        /// The context that it is on, and whether it is of type RC.
+        fn place(&self) -> (*mut ffi::ibv_context, bool);
+
+        /// Changes its state.
+        fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()>;
+    }
+}
+
+use sealed::{Object, Settings};
+
+/// The attributes that libibverbs knows.
+const KNOWN: u32 = crate::queue_pair::AttributeMask::all().bits();
+
+impl Object for QueuePair<'_> {
+    fn settings(&self) -> Settings {
+        let s = QueuePair::settings(self);
+        Settings {
+            number: self.number(),
+            port: s.port,
+            access: s.access.bits(),
+            shared_receives: self.shared_receive_queue().is_some(),
+            max_rd_atomic: s.max_rd_atomic.unwrap_or(1),
+            max_dest_rd_atomic: s.max_dest_rd_atomic.unwrap_or(1),
+            min_rnr_timer: s.min_rnr_timer.value(),
+            ack_timeout: s.ack_timeout.value(),
+            max_ack_retries: s.max_ack_retries.value(),
+            max_rnr_retries: s.max_rnr_retries.value(),
+        }
+    }
+
+    fn place(&self) -> (*mut ffi::ibv_context, bool) {
+        let context = self.protection_domain().context().as_raw();
+        (context, self.queue_pair_type() == QueuePairType::ReliableConnected)
+    }
+
+    fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
+        // SAFETY: the queue pair is live; the bits are defined ones, which fit.
+        let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), attributes, mask as c_int) };
+        ffi::status("ibv_modify_qp", returned)
+    }
+}
+
+impl sealed::Connected for QueuePair<'_> {
+    fn end(&mut self) {
+        let _ = self.to_error();
+    }
+}
+
+impl Object for PreparedQueuePair<'_> {
+    fn settings(&self) -> Settings {
+        Object::settings(self.queue_pair())
+    }
+
+    fn place(&self) -> (*mut ffi::ibv_context, bool) {
+        self.queue_pair().place()
+    }
+
+    fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
+        Object::modify(self.queue_pair_mut(), attributes, mask)
+    }
+}
+
+impl<'res> sealed::Prepared for PreparedQueuePair<'res> {
+    type Connected = QueuePair<'res>;
+
+    fn into_connected(self) -> QueuePair<'res> {
+        self.into_queue_pair()
+    }
+}
+
+impl Object for PreparedChannel<'_> {
+    fn settings(&self) -> Settings {
+        Object::settings(self.queue_pair())
+    }
+
+    fn place(&self) -> (*mut ffi::ibv_context, bool) {
+        self.queue_pair().place()
+    }
+
+    fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
+        Object::modify(self.live_queue_pair()?, attributes, mask)
+    }
+}
+
+impl<'res> sealed::Prepared for PreparedChannel<'res> {
+    type Connected = Channel<'res>;
+
+    fn into_connected(self) -> Channel<'res> {
+        self.into_opened()
+    }
+}
+
+impl Object for Channel<'_> {
+    fn settings(&self) -> Settings {
+        Object::settings(self.queue_pair())
+    }
+
+    fn place(&self) -> (*mut ffi::ibv_context, bool) {
+        self.queue_pair().place()
+    }
+
+    fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
+        Object::modify(self.live_queue_pair()?, attributes, mask)
+    }
+}
+
+impl sealed::Connected for Channel<'_> {
+    fn end(&mut self) {
+        // If nothing helps, what is in flight stays so, until the channel is dropped.
+        let _ = self.try_end();
+    }
+}
+
+/// Whether the connection of `id` can be that of `object`.
+pub(super) fn check(id: &Id, object: &impl Object) -> Result<(), ConnectionError> {
+    let (context, reliable) = object.place();
+    if !reliable {
+        let reason = "the connection manager connects queue pairs of type RC";
+        return Err(Error::invalid("rdma_connect", reason).into());
+    }
+    id.check(context, object.settings().port)
+}
+
+/// Takes the queue pair to `state` as the connection manager says.
+///
+/// The path, the numbers of queue pair and packets, the MTU and the reads outstanding are what both sides
+/// have agreed on through the connection manager. What the peer may do, and how long and how often we
+/// try, is what the queue pair was built with.
+pub(super) fn advance(id: &mut Id, object: &mut impl Object, state: QueuePairState) -> Result<()> {
+    let settings = object.settings();
+    let (mut raw, mask) = id.queue_pair_attributes(state)?;
+    raw.qp_access_flags = settings.access;
+    raw.min_rnr_timer = settings.min_rnr_timer;
+    raw.timeout = settings.ack_timeout;
+    raw.retry_cnt = settings.max_ack_retries;
+    raw.rnr_retry = settings.max_rnr_retries;
+    raw.max_rd_atomic = raw.max_rd_atomic.min(settings.max_rd_atomic);
+    raw.max_dest_rd_atomic = raw.max_dest_rd_atomic.min(settings.max_dest_rd_atomic);
+    // Some kernels set bits beyond those that libibverbs knows.
+    object.modify(&mut raw, mask & KNOWN)
+}

@@ -1,0 +1,309 @@
+//! A connection that is being made.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use super::WAIT;
+use super::connectable::{Connected, advance, check, sealed};
+use super::connection::{Connection, ConnectionControl};
+use super::error::ConnectionError;
+use super::event::{ConnectionEventKind, Copied};
+use super::id::Id;
+use super::private_data::{Message, PrivateData};
+use super::{Connectable, Step};
+use crate::device::event_file;
+use crate::ffi;
+use crate::queue_pair::QueuePairState;
+
+/// The peer's side of the agreement on reads and atomics.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PeerLimits {
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+}
+
+/// A queue pair or channel that is about to be connected: receives can be posted to it, and nothing was
+/// sent yet.
+///
+/// That is what [`queue_pair`](Self::queue_pair) is for. On iWARP a message that finds no receive ends the
+/// connection, so the side that is sent to first must post its receives here.
+#[must_use]
+pub struct PendingConnection<Q> {
+    object: Q,
+    id: Id,
+    iwarp: bool,
+    /// Of the side that accepts.
+    limits: Option<PeerLimits>,
+}
+
+impl<Q: sealed::Connected> PendingConnection<Q> {
+    /// Takes the queue pair to INIT. If that does not work, nothing has changed.
+    pub(super) fn new<P: Connectable + sealed::Prepared<Connected = Q>>(
+        mut id: Id,
+        mut prepared: P,
+        limits: Option<PeerLimits>,
+    ) -> Result<Self, (Id, P, ConnectionError)> {
+        if let Err(error) = check(&id, &prepared) {
+            return Err((id, prepared, error));
+        }
+        if let Err(error) = advance(&mut id, &mut prepared, QueuePairState::Init) {
+            return Err((id, prepared, error.into()));
+        }
+        let iwarp = id.is_iwarp();
+        Ok(Self { object: prepared.into_connected(), id, iwarp, limits })
+    }
+
+    /// What is being connected, to post receives.
+    pub fn queue_pair(&mut self) -> &mut Q {
+        &mut self.object
+    }
+
+    /// `rdma_connect` or `rdma_accept`: tells the peer, with up to 56 bytes of the program's own on the
+    /// side that connects, and 196 on the side that accepts (252 on iWARP).
+    ///
+    /// # Errors
+    ///
+    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long (`EINVAL`), the queue pair had
+    ///    to be destroyed, or the peer has given up in the meantime. The connection is then gone.
+    #[doc(alias = "rdma_connect")]
+    #[doc(alias = "rdma_accept")]
+    pub fn start(mut self, private_data: &[u8]) -> Result<Connecting<Q>, ConnectionError> {
+        let (message, verb) = match self.limits {
+            None => (Message::Request, "rdma_connect"),
+            Some(_) => (Message::Reply, "rdma_accept"),
+        };
+        let len = message.check(verb, private_data, self.iwarp)?;
+        let settings = self.object.settings();
+        let ours = PeerLimits {
+            responder_resources: settings.max_dest_rd_atomic,
+            initiator_depth: settings.max_rd_atomic,
+        };
+        // What the peer has asked for is the most that it can use.
+        let limits = self.limits.map_or(ours, |theirs| PeerLimits {
+            responder_resources: ours.responder_resources.min(theirs.responder_resources),
+            initiator_depth: ours.initiator_depth.min(theirs.initiator_depth),
+        });
+        let mut parameters = ffi::rdma_conn_param {
+            private_data: private_data.as_ptr().cast(),
+            private_data_len: len,
+            responder_resources: limits.responder_resources,
+            initiator_depth: limits.initiator_depth,
+            flow_control: 1,
+            retry_count: settings.max_ack_retries,
+            rnr_retry_count: settings.max_rnr_retries,
+            srq: settings.shared_receives.into(),
+            qp_num: settings.number,
+        };
+        if self.limits.is_none() {
+            self.id.connect(&mut parameters)?;
+        } else {
+            if !self.iwarp {
+                // The peer may send as soon as it has heard of us.
+                make_ready(&mut self.id, &mut self.object)?;
+            }
+            self.id.accept(&mut parameters)?;
+        }
+        let active = self.limits.is_none();
+        Ok(Connecting { object: self.object, id: self.id, iwarp: self.iwarp, active })
+    }
+}
+
+/// The answer to a peer, apart from the queue pair or channel that is ready for it: see
+/// [`ConnectionRequest::prepare_parts`](crate::ConnectionRequest::prepare_parts). Dropping it says no.
+#[must_use = "dropping it rejects the peer"]
+pub struct PendingAccept {
+    pending: PendingConnection<Number>,
+}
+
+impl PendingAccept {
+    /// As [`PendingConnection::new`], for the side that accepts.
+    #[expect(clippy::type_complexity, reason = "what is given back is simply all there was")]
+    pub(super) fn new<P: Connectable>(
+        id: Id,
+        prepared: P,
+        limits: PeerLimits,
+    ) -> Result<(Connected<P>, Self), (Id, Option<P>, ConnectionError)> {
+        let pending = PendingConnection::new(id, prepared, Some(limits))
+            .map_err(|(id, prepared, error)| (id, Some(prepared), error))?;
+        let PendingConnection { mut object, mut id, iwarp, limits } = pending;
+        if !iwarp && let Err(error) = make_ready(&mut id, &mut object) {
+            return Err((id, None, error.into()));
+        }
+        let number = Number(sealed::Object::settings(&object));
+        Ok((object, Self { pending: PendingConnection { object: number, id, iwarp, limits } }))
+    }
+
+    /// `rdma_accept`: accepts, with up to 196 bytes of the program's own for the peer (252 on iWARP), and
+    /// waits until the connection is established, `timeout` at most.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ConnectionRequest::accept`](crate::ConnectionRequest::accept). The peer is then
+    /// rejected; what was posted ends when the queue pair is stopped or dropped.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(
+        self,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<ConnectionControl, ConnectionError> {
+        let deadline = event_file::deadline(timeout);
+        let connection = self.pending.start(private_data)?.finish_before(deadline)?;
+        Ok(connection.into_parts().1)
+    }
+}
+
+impl fmt::Debug for PendingAccept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingAccept").field("pending", &self.pending).finish()
+    }
+}
+
+/// Stands for a queue pair that is ready, and needs no further change.
+#[derive(Debug)]
+struct Number(sealed::Settings);
+
+impl sealed::Object for Number {
+    fn settings(&self) -> sealed::Settings {
+        self.0
+    }
+
+    fn place(&self) -> (*mut ffi::ibv_context, bool) {
+        (std::ptr::null_mut(), true)
+    }
+
+    fn modify(&mut self, _: &mut ffi::ibv_qp_attr, _: u32) -> crate::error::Result<()> {
+        Ok(())
+    }
+}
+
+impl sealed::Connected for Number {
+    fn end(&mut self) {}
+}
+
+/// From INIT to RTS.
+fn make_ready(id: &mut Id, object: &mut impl sealed::Object) -> crate::error::Result<()> {
+    advance(id, object, QueuePairState::ReadyToReceive)?;
+    advance(id, object, QueuePairState::ReadyToSend)
+}
+
+impl<Q: fmt::Debug> fmt::Debug for PendingConnection<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingConnection").field("object", &self.object).finish_non_exhaustive()
+    }
+}
+
+/// A connection that the peer was told of, in steps for event loops. Dropping it gives up, and tells the
+/// peer where that is possible.
+#[must_use]
+pub struct Connecting<Q> {
+    object: Q,
+    id: Id,
+    iwarp: bool,
+    active: bool,
+}
+
+impl<Q: sealed::Connected> Connecting<Q> {
+    /// What is being connected, to post receives.
+    pub fn queue_pair(&mut self) -> &mut Q {
+        &mut self.object
+    }
+
+    /// Goes on as far as is possible without waiting: to be called when the file is readable.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Route::connect`](crate::Route::connect) but `TimedOut`.
+    pub fn step(mut self) -> Result<Step<Connection<Q>, Self>, ConnectionError> {
+        while let Some(event) = self.id.next()? {
+            if self.is_done_by(&event)? {
+                return Ok(Step::Done(self.established(&event)));
+            }
+        }
+        Ok(Step::Pending(self))
+    }
+
+    /// Waits until the connection is established, `timeout` at most.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Route::connect`](crate::Route::connect).
+    pub fn finish(self, timeout: Duration) -> Result<Connection<Q>, ConnectionError> {
+        self.finish_before(event_file::deadline(timeout))
+    }
+
+    pub(super) fn finish_before(
+        mut self,
+        deadline: Option<Instant>,
+    ) -> Result<Connection<Q>, ConnectionError> {
+        loop {
+            let event = self.id.next_before(deadline)?;
+            if self.is_done_by(&event)? {
+                return Ok(self.established(&event));
+            }
+        }
+    }
+
+    /// Whether the event ends the wait.
+    fn is_done_by(&mut self, event: &Copied) -> Result<bool, ConnectionError> {
+        use ConnectionEventKind as Kind;
+
+        match event.kind() {
+            Kind::Established => Ok(true),
+            Kind::ConnectResponse if self.active => {
+                if !self.iwarp {
+                    make_ready(&mut self.id, &mut self.object)?;
+                }
+                self.id.establish()?;
+                Ok(true)
+            }
+            Kind::AddressChanged | Kind::TimeWaitExit | Kind::Unknown(_) => Ok(false),
+            Kind::DeviceRemoved => {
+                self.object.end();
+                Err(event.error())
+            }
+            _ => Err(event.error()),
+        }
+    }
+
+    fn established(self, event: &Copied) -> Connection<Q> {
+        let private_data = if self.active { event.public.private_data } else { PrivateData::EMPTY };
+        Connection::new(self.object, self.id, self.iwarp, private_data)
+    }
+}
+
+impl<Q> AsFd for Connecting<Q> {
+    /// Readable when [`step`](Self::step) has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.id.as_fd()
+    }
+}
+
+impl<Q: fmt::Debug> fmt::Debug for Connecting<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connecting")
+            .field("object", &self.object)
+            .field("active", &self.active)
+            .finish_non_exhaustive()
+    }
+}
+
+/// All of it, within one time.
+pub(super) fn connect<P: Connectable>(
+    id: Id,
+    prepared: P,
+    limits: Option<PeerLimits>,
+    private_data: &[u8],
+    timeout: Duration,
+) -> Result<Connection<Connected<P>>, ConnectionError> {
+    let deadline = event_file::deadline(timeout);
+    let pending = PendingConnection::new(id, prepared, limits).map_err(|(.., error)| error)?;
+    pending.start(private_data)?.finish_before(deadline)
+}
+
+/// How long it is until `deadline`, for the kernel's own clocks.
+pub(super) fn left(deadline: Option<Instant>) -> Result<Duration, ConnectionError> {
+    let Some(deadline) = deadline else { return Ok(Duration::MAX) };
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(event_file::timed_out(WAIT).into()) } else { Ok(left) }
+}

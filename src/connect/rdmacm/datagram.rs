@@ -1,0 +1,334 @@
+//! Peers for datagrams: finding the queue pair behind an IP address (SIDR).
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use super::error::ConnectionError;
+use super::event::{ConnectionEventKind, Copied};
+use super::id::Id;
+use super::listener::Requests;
+use super::private_data::{Message, PrivateData};
+use crate::device::Context;
+use crate::device::event_file;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::queue_pair::{AddressVector, PreparedQueuePair, QueuePair, QueuePairState};
+use crate::settings::QueuePairType;
+
+/// Takes a UD queue pair to RTS, with the Q_Key and the partition that the connection manager has for it.
+pub(super) fn activate<'res>(
+    id: &mut Id,
+    mut prepared: PreparedQueuePair<'res>,
+) -> Result<QueuePair<'res>, ConnectionError> {
+    check(id, prepared.queue_pair())?;
+    let (attributes, _) = id.queue_pair_attributes(QueuePairState::Init)?;
+    prepared.queue_pair_mut().set_partition(attributes.qkey, attributes.pkey_index);
+    Ok(prepared.activate()?)
+}
+
+fn check(id: &Id, queue_pair: &QueuePair<'_>) -> Result<(), ConnectionError> {
+    if queue_pair.queue_pair_type() != QueuePairType::UnreliableDatagram {
+        let reason = "datagrams need a queue pair of type UD";
+        return Err(Error::invalid("rdma_connect", reason).into());
+    }
+    let context = queue_pair.protection_domain().context();
+    id.check(context.as_raw(), queue_pair.settings().port)
+}
+
+/// The way to a peer that takes datagrams: see [`RouteBuilder::resolve_datagram`](crate::RouteBuilder::resolve_datagram).
+#[must_use]
+pub struct DatagramRoute {
+    id: Id,
+}
+
+impl DatagramRoute {
+    pub(super) fn new(id: Id) -> Self {
+        Self { id }
+    }
+
+    /// As [`Route::open_device`](crate::Route::open_device).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::open`](crate::Device::open).
+    pub fn open_device(&self) -> Result<Context<'static>> {
+        self.id.open_device()
+    }
+
+    /// The name of the device that leads to the peer.
+    pub fn device_name(&self) -> Option<String> {
+        self.id.device_name()
+    }
+
+    /// The port of the device that leads to the peer.
+    pub fn port(&self) -> u8 {
+        self.id.port()
+    }
+
+    /// `rdma_init_qp_attr`, `ibv_modify_qp`: makes a UD queue pair ready, with the Q_Key that the
+    /// connection manager has for it. The same queue pair may then send to many peers.
+    ///
+    /// # Errors
+    ///
+    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
+    ///    queue pair is not where the route begins.
+    ///  - [`Verbs`](ConnectionError::Verbs): it is not of type UD (`EINVAL`), or
+    ///    [`PreparedQueuePair::activate`] failed.
+    #[doc(alias = "rdma_init_qp_attr")]
+    pub fn activate<'res>(
+        &mut self,
+        prepared: PreparedQueuePair<'res>,
+    ) -> Result<QueuePair<'res>, ConnectionError> {
+        activate(&mut self.id, prepared)
+    }
+
+    /// `rdma_connect`: asks the peer where to send datagrams, with up to 180 bytes of the program's own,
+    /// and waits for the answer, `timeout` at most. `queue_pair` is what will send.
+    ///
+    /// # Errors
+    ///
+    ///  - [`Unreachable`](ConnectionError::Unreachable): the peer does not want to (a status above 0), or
+    ///    does not answer.
+    ///  - [`TimedOut`](ConnectionError::TimedOut): the time is over.
+    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
+    ///    queue pair is not where the route begins.
+    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long or the queue pair is not of
+    ///    type UD (`EINVAL`), or something failed.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(
+        mut self,
+        queue_pair: &QueuePair<'_>,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<DatagramPeer, ConnectionError> {
+        let deadline = event_file::deadline(timeout);
+        check(&self.id, queue_pair)?;
+        let len = Message::DatagramRequest.check("rdma_connect", private_data, false)?;
+        self.id.connect(&mut parameters(private_data, len, queue_pair.number()))?;
+        loop {
+            let event = self.id.next_before(deadline)?;
+            match event.kind() {
+                ConnectionEventKind::Established => return Ok(DatagramPeer::new(&event)),
+                ConnectionEventKind::AddressChanged | ConnectionEventKind::Unknown(_) => {}
+                _ => return Err(event.error()),
+            }
+        }
+    }
+}
+
+fn parameters(private_data: &[u8], len: u8, queue_pair: u32) -> ffi::rdma_conn_param {
+    ffi::rdma_conn_param {
+        private_data: private_data.as_ptr().cast(),
+        private_data_len: len,
+        qp_num: queue_pair,
+        ..Default::default()
+    }
+}
+
+impl fmt::Debug for DatagramRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DatagramRoute")
+            .field("peer_addr", &self.id.peer_addr())
+            .field("device", &self.device_name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a peer takes datagrams, or a multicast group: what a [`SendWorkRequest`](crate::SendWorkRequest)
+/// is [addressed](crate::SendWorkRequest::to) with.
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "rdma_ud_param")]
+pub struct DatagramPeer {
+    path: AddressVector,
+    number: u32,
+    qkey: u32,
+    private_data: PrivateData,
+}
+
+impl DatagramPeer {
+    pub(super) fn new(event: &Copied) -> Self {
+        Self {
+            path: event.path.into(),
+            number: event.queue_pair,
+            qkey: event.qkey,
+            private_data: event.public.private_data,
+        }
+    }
+
+    /// The path to it, for an [`AddressHandle`](crate::AddressHandle).
+    pub fn path(&self) -> &AddressVector {
+        &self.path
+    }
+
+    /// The number of the peer's queue pair.
+    pub fn queue_pair_number(&self) -> u32 {
+        self.number
+    }
+
+    /// The Q_Key that datagrams to it must carry.
+    pub fn qkey(&self) -> u32 {
+        self.qkey
+    }
+
+    /// The bytes that the peer has answered with.
+    pub fn private_data(&self) -> &PrivateData {
+        &self.private_data
+    }
+}
+
+/// Waits for peers that ask where to send datagrams: see
+/// [`ListenerBuilder::bind_datagram`](crate::ListenerBuilder::bind_datagram).
+pub struct DatagramListener {
+    requests: Requests,
+}
+
+impl DatagramListener {
+    pub(super) fn new(requests: Requests) -> Self {
+        Self { requests }
+    }
+
+    /// The address that it listens at, with the port that the kernel has chosen.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.requests.id.local_addr()
+    }
+
+    /// Waits for a peer, `timeout` at most.
+    ///
+    /// # Errors
+    ///
+    ///  - `ETIMEDOUT`: no peer came.
+    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: there is no file for the request left. It stays where it is.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Result<DatagramRequest> {
+        self.requests.next_before(event_file::deadline(timeout)).map(DatagramRequest::new)
+    }
+
+    /// As [`next_timeout`](Self::next_timeout), but does not wait: for event loops, when the file is
+    /// readable.
+    ///
+    /// # Errors
+    ///
+    /// Those of `next_timeout` but `ETIMEDOUT`.
+    pub fn try_next(&mut self) -> Result<Option<DatagramRequest>> {
+        Ok(self.requests.try_next()?.map(DatagramRequest::new))
+    }
+}
+
+impl AsFd for DatagramListener {
+    /// Readable when [`try_next`](Self::try_next) has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.requests.id.as_fd()
+    }
+}
+
+impl fmt::Debug for DatagramListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DatagramListener").field("local_addr", &self.local_addr()).finish()
+    }
+}
+
+/// A peer that asks where to send datagrams. Dropping it says no.
+#[must_use = "dropping it rejects the peer"]
+pub struct DatagramRequest {
+    id: Id,
+    private_data: PrivateData,
+    answered: bool,
+}
+
+impl Drop for DatagramRequest {
+    fn drop(&mut self) {
+        if !self.answered {
+            // One that fails is destroyed next all the same.
+            let _ = self.id.reject(&[]);
+        }
+    }
+}
+
+impl DatagramRequest {
+    fn new((id, event): (Id, Copied)) -> Self {
+        Self { id, private_data: event.public.private_data, answered: false }
+    }
+
+    /// The bytes that the peer has sent with its request.
+    pub fn private_data(&self) -> &PrivateData {
+        &self.private_data
+    }
+
+    /// The address of the peer.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.peer_addr()
+    }
+
+    /// Opens the device that the request came by.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::open`](crate::Device::open).
+    pub fn open_device(&self) -> Result<Context<'static>> {
+        self.id.open_device()
+    }
+
+    /// The port of the device that the request came by.
+    pub fn port(&self) -> u8 {
+        self.id.port()
+    }
+
+    /// As [`DatagramRoute::activate`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DatagramRoute::activate`].
+    #[doc(alias = "rdma_init_qp_attr")]
+    pub fn activate<'res>(
+        &mut self,
+        prepared: PreparedQueuePair<'res>,
+    ) -> Result<QueuePair<'res>, ConnectionError> {
+        activate(&mut self.id, prepared)
+    }
+
+    /// `rdma_accept`: tells the peer to send to this queue pair, with up to 136 bytes of the program's
+    /// own. Who the peer is, its first datagram tells
+    /// ([`AddressVector::reply_to`]).
+    ///
+    /// # Errors
+    ///
+    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
+    ///    queue pair is not where the request came by.
+    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long or the queue pair is not of
+    ///    type UD (`EINVAL`), or something failed.
+    ///
+    /// The peer is then rejected.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(
+        mut self,
+        queue_pair: &QueuePair<'_>,
+        private_data: &[u8],
+    ) -> Result<(), ConnectionError> {
+        check(&self.id, queue_pair)?;
+        let len = Message::DatagramReply.check("rdma_accept", private_data, false)?;
+        self.id.accept(&mut parameters(private_data, len, queue_pair.number()))?;
+        self.answered = true;
+        Ok(())
+    }
+
+    /// `rdma_reject`: says no, with up to 136 bytes of the program's own.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the private data are too long; the peer is then rejected without them.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
+        Message::DatagramReply.check("rdma_reject", private_data, false)?;
+        self.answered = true;
+        self.id.reject(private_data)
+    }
+}
+
+impl fmt::Debug for DatagramRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DatagramRequest")
+            .field("peer_addr", &self.peer_addr())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,242 @@
+//! Why a connection did not come about.
+
+use std::fmt;
+use std::io;
+
+use super::event::ConnectionEventKind;
+use super::private_data::PrivateData;
+use crate::error::{Error, ErrorKind};
+
+/// Why a connection did not come about.
+///
+/// Whatever was half made is gone when this is returned: nothing is left in the kernel, and the peer
+/// was told where that is possible.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// A function of librdmacm or a verb failed, or its arguments were wrong.
+    Verbs(Error),
+    /// The time that the caller gave is over.
+    TimedOut,
+    /// There is no RDMA device through which the address is reached, or its hardware address is not to
+    /// be found. The errno value says more, such as `ENODEV` or `ETIMEDOUT`.
+    NoAddress(i32),
+    /// There is no path to the address on the device's network. The errno value says more.
+    NoRoute(i32),
+    /// The peer's machine does not answer. The errno value is `ETIMEDOUT` if that took too long, or the
+    /// status of a peer that does not take datagrams.
+    Unreachable(i32),
+    /// The peer has said no.
+    Rejected(Rejection),
+    /// The connection could not be established although the peer had answered. The errno value says
+    /// more.
+    Failed(i32),
+    /// The peer has gone away before the connection was established.
+    Disconnected,
+    /// The queue pair is on another device than the address or the request. Nothing was changed.
+    WrongDevice,
+    /// The queue pair is on another port than the address or the request.
+    /// Nothing was changed.
+    WrongPort {
+        /// The port that the queue pair was built for.
+        queue_pair: u8,
+        /// The port through which the peer is reached.
+        route: u8,
+    },
+    /// The device is going away.
+    DeviceRemoved,
+    /// The kernel has told of something that does not belong here.
+    Unexpected(ConnectionEventKind),
+}
+
+/// What a peer has said no with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rejection {
+    pub(super) status: i32,
+    pub(super) private_data: PrivateData,
+}
+
+impl Rejection {
+    /// Why, as far as that can be told.
+    ///
+    /// iWARP does not tell apart that nobody listens and that the program has refused.
+    pub fn reason(&self) -> RejectReason {
+        match self.status {
+            8 => RejectReason::NobodyListens,
+            10 => RejectReason::StaleConnection,
+            28 => RejectReason::Refused,
+            status if status == -libc::ECONNREFUSED => RejectReason::Refused,
+            _ => RejectReason::Other,
+        }
+    }
+
+    /// The number that came: the reason of the InfiniBand specification, or on iWARP a negative errno
+    /// value.
+    pub fn status(&self) -> i32 {
+        self.status
+    }
+
+    /// The program's own bytes that came with it.
+    pub fn private_data(&self) -> &PrivateData {
+        &self.private_data
+    }
+}
+
+/// Why a peer has said no.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// The program there has refused, or its backlog was full.
+    Refused,
+    /// No program listens at that address.
+    NobodyListens,
+    /// The number of the queue pair belonged to an earlier connection a moment ago: try again later, or
+    /// with another queue pair.
+    StaleConnection,
+    /// Another reason: see [`Rejection::status`].
+    Other,
+}
+
+impl ConnectionError {
+    /// What sort of failure this is.
+    pub fn kind(&self) -> ErrorKind {
+        let of = |errno: i32| Error::new("rdma_connect", errno.saturating_abs()).kind();
+        match *self {
+            Self::Verbs(error) => error.kind(),
+            Self::TimedOut => ErrorKind::TimedOut,
+            Self::NoAddress(errno) | Self::NoRoute(errno) if errno != 0 => of(errno),
+            Self::Failed(errno) if errno != 0 => of(errno),
+            Self::NoAddress(_) | Self::NoRoute(_) | Self::Unreachable(_) => ErrorKind::Unreachable,
+            Self::Rejected(_) | Self::Disconnected => ErrorKind::Unreachable,
+            Self::WrongDevice | Self::WrongPort { .. } => ErrorKind::InvalidInput,
+            Self::Failed(_) | Self::DeviceRemoved | Self::Unexpected(_) => ErrorKind::Driver,
+        }
+    }
+}
+
+impl fmt::Display for ConnectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let system = |errno: &i32| io::Error::from_raw_os_error(errno.saturating_abs());
+        match self {
+            Self::Verbs(error) => error.fmt(f),
+            Self::TimedOut => f.write_str("the time to connect is over"),
+            Self::NoAddress(errno) => {
+                write!(f, "no RDMA device reaches the address: {}", system(errno))
+            }
+            Self::NoRoute(errno) => write!(f, "there is no path to the address: {}", system(errno)),
+            Self::Unreachable(errno) if *errno > 0 => {
+                write!(f, "the peer does not take datagrams: status {errno}")
+            }
+            Self::Unreachable(errno) => write!(f, "the peer does not answer: {}", system(errno)),
+            Self::Rejected(rejection) => {
+                f.write_str("the peer has rejected the connection: ")?;
+                match rejection.reason() {
+                    RejectReason::Refused => f.write_str("its program refuses, or is too busy"),
+                    RejectReason::NobodyListens => f.write_str("no program listens there"),
+                    RejectReason::StaleConnection => {
+                        f.write_str("the queue pair's number was that of another connection")
+                    }
+                    RejectReason::Other => write!(f, "reason {}", rejection.status),
+                }
+            }
+            Self::Failed(errno) => {
+                write!(f, "the connection could not be established: {}", system(errno))
+            }
+            Self::Disconnected => f.write_str("the peer has gone away before it was connected"),
+            Self::WrongDevice => f.write_str(
+                "the queue pair is on another device than the one that reaches the peer",
+            ),
+            Self::WrongPort { queue_pair, route } => write!(
+                f,
+                "the queue pair is on port {queue_pair}, and the peer is reached through port {route}"
+            ),
+            Self::DeviceRemoved => f.write_str("the device is going away"),
+            Self::Unexpected(kind) => write!(f, "the connection manager tells of {kind:?}"),
+        }
+    }
+}
+
+impl std::error::Error for ConnectionError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Verbs(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for ConnectionError {
+    /// A wait whose time is over becomes [`TimedOut`](Self::TimedOut).
+    fn from(error: Error) -> Self {
+        if error.verb() == super::WAIT && error.raw_os_error() == libc::ETIMEDOUT {
+            return Self::TimedOut;
+        }
+        Self::Verbs(error)
+    }
+}
+
+impl From<ConnectionError> for io::Error {
+    fn from(error: ConnectionError) -> Self {
+        let kind = match error {
+            ConnectionError::Verbs(error) => return error.into(),
+            ConnectionError::Rejected(_) => io::ErrorKind::ConnectionRefused,
+            ConnectionError::TimedOut => io::ErrorKind::TimedOut,
+            ConnectionError::Disconnected => io::ErrorKind::ConnectionReset,
+            ConnectionError::NoAddress(_)
+            | ConnectionError::NoRoute(_)
+            | ConnectionError::Unreachable(_) => io::ErrorKind::HostUnreachable,
+            ConnectionError::WrongDevice | ConnectionError::WrongPort { .. } => {
+                io::ErrorKind::InvalidInput
+            }
+            _ => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rejected(status: i32) -> ConnectionError {
+        ConnectionError::Rejected(Rejection { status, private_data: PrivateData::EMPTY })
+    }
+
+    #[test]
+    fn each_error_says_what_it_is() {
+        for (error, part, kind) in [
+            (ConnectionError::TimedOut, "time", ErrorKind::TimedOut),
+            (ConnectionError::NoAddress(-libc::ENODEV), "No such device", ErrorKind::NotFound),
+            (ConnectionError::NoRoute(-libc::ENETUNREACH), "no path", ErrorKind::Unreachable),
+            (
+                ConnectionError::Unreachable(-libc::ETIMEDOUT),
+                "does not answer",
+                ErrorKind::Unreachable,
+            ),
+            (ConnectionError::Unreachable(1), "status 1", ErrorKind::Unreachable),
+            (ConnectionError::Failed(i32::MIN), "established", ErrorKind::Driver),
+            (rejected(28), "refuses", ErrorKind::Unreachable),
+            (rejected(8), "listens", ErrorKind::Unreachable),
+            (rejected(10), "another connection", ErrorKind::Unreachable),
+            (rejected(-libc::ECONNREFUSED), "refuses", ErrorKind::Unreachable),
+            (rejected(77), "reason 77", ErrorKind::Unreachable),
+            (
+                ConnectionError::WrongPort { queue_pair: 2, route: 1 },
+                "port 2",
+                ErrorKind::InvalidInput,
+            ),
+        ] {
+            assert!(error.to_string().contains(part), "{error}");
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+        assert_eq!(io::Error::from(rejected(28)).kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn only_the_end_of_a_wait_is_a_timeout() {
+        let wait = Error::new(super::super::WAIT, libc::ETIMEDOUT);
+        assert_eq!(ConnectionError::from(wait), ConnectionError::TimedOut);
+        let verb = Error::new("ibv_modify_qp", libc::ETIMEDOUT);
+        assert_eq!(ConnectionError::from(verb), ConnectionError::Verbs(verb));
+    }
+}

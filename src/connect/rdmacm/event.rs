@@ -1,0 +1,227 @@
+//! Events of the connection manager, copied and acknowledged as soon as they are read.
+
+use std::ptr::NonNull;
+use std::slice;
+
+use super::error::{ConnectionError, Rejection};
+use super::private_data::PrivateData;
+use crate::ffi;
+use crate::foreign_enum::foreign_enum;
+
+foreign_enum! {
+    /// `enum rdma_cm_event_type`: what the connection manager tells of.
+    #[doc(alias = "rdma_cm_event_type")]
+    #[doc(alias = "rdma_event_str")]
+    pub enum ConnectionEventKind: rdma_cm_event_type(u32) {
+        /// The device and the hardware address for an IP address were found.
+        AddressResolved = RDMA_CM_EVENT_ADDR_RESOLVED,
+        /// They were not.
+        AddressError = RDMA_CM_EVENT_ADDR_ERROR,
+        /// The path was found.
+        RouteResolved = RDMA_CM_EVENT_ROUTE_RESOLVED,
+        /// It was not.
+        RouteError = RDMA_CM_EVENT_ROUTE_ERROR,
+        /// A peer wants to connect.
+        ConnectRequest = RDMA_CM_EVENT_CONNECT_REQUEST,
+        /// The peer has accepted, and waits for us.
+        ConnectResponse = RDMA_CM_EVENT_CONNECT_RESPONSE,
+        /// The connection could not be established.
+        ConnectError = RDMA_CM_EVENT_CONNECT_ERROR,
+        /// The peer does not answer.
+        Unreachable = RDMA_CM_EVENT_UNREACHABLE,
+        /// The peer has said no.
+        Rejected = RDMA_CM_EVENT_REJECTED,
+        /// The connection is established.
+        Established = RDMA_CM_EVENT_ESTABLISHED,
+        /// The connection was ended, by the peer or by us.
+        Disconnected = RDMA_CM_EVENT_DISCONNECTED,
+        /// The device is going away.
+        DeviceRemoved = RDMA_CM_EVENT_DEVICE_REMOVAL,
+        /// A multicast group was joined.
+        MulticastJoined = RDMA_CM_EVENT_MULTICAST_JOIN,
+        /// A multicast group was not joined, or is lost.
+        MulticastError = RDMA_CM_EVENT_MULTICAST_ERROR,
+        /// The network device of our address has changed, as when a bonded one fails over.
+        AddressChanged = RDMA_CM_EVENT_ADDR_CHANGE,
+        /// No packet of the connection can be on its way any more: the queue pair's number is free.
+        TimeWaitExit = RDMA_CM_EVENT_TIMEWAIT_EXIT,
+    }
+}
+
+/// `struct rdma_cm_event`: what the connection manager has told of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "rdma_cm_event")]
+pub struct ConnectionEvent {
+    pub(super) kind: ConnectionEventKind,
+    pub(super) status: i32,
+    pub(super) private_data: PrivateData,
+}
+
+impl ConnectionEvent {
+    /// What it tells of.
+    pub fn kind(&self) -> ConnectionEventKind {
+        self.kind
+    }
+
+    /// The number that came with it: 0, a negative errno value, or a reason of the specification.
+    pub fn status(&self) -> i32 {
+        self.status
+    }
+
+    /// The peer's own bytes that came with it, such as with the end of the connection.
+    pub fn private_data(&self) -> &PrivateData {
+        &self.private_data
+    }
+}
+
+/// All that is in an event.
+#[derive(Clone, Copy)]
+pub(super) struct Copied {
+    pub(super) public: ConnectionEvent,
+    /// The identifier of a request that has arrived: whoever reads this owns it.
+    pub(super) request: Option<NonNull<ffi::rdma_cm_id>>,
+    /// Of connections.
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    /// Of datagrams.
+    pub(super) path: ffi::ibv_ah_attr,
+    pub(super) qkey: u32,
+    /// Of both.
+    pub(super) queue_pair: u32,
+}
+
+impl Copied {
+    /// A copy of an event.
+    ///
+    /// # Safety
+    ///
+    /// The event was read and not acknowledged yet.
+    pub(super) unsafe fn of(event: *const ffi::rdma_cm_event) -> Self {
+        use ConnectionEventKind as Kind;
+
+        // SAFETY: the event is live, as is the identifier that it is about, for the caller has it.
+        let (event, port_space) = unsafe { (&*event, (*(*event).id).ps) };
+        let kind = Kind::from(event.event);
+        let multicast = matches!(kind, Kind::MulticastJoined | Kind::MulticastError);
+        // What librdmacm makes of rejections and disconnections has always the form of a connection.
+        let of_connection = matches!(kind, Kind::Rejected | Kind::Disconnected);
+        let datagram = !of_connection
+            && matches!(
+                port_space,
+                ffi::rdma_port_space::RDMA_PS_UDP | ffi::rdma_port_space::RDMA_PS_IPOIB
+            );
+        let mut copied = Self {
+            public: ConnectionEvent {
+                kind,
+                status: event.status,
+                private_data: PrivateData::EMPTY,
+            },
+            request: (kind == Kind::ConnectRequest).then(|| NonNull::new(event.id)).flatten(),
+            responder_resources: 0,
+            initiator_depth: 0,
+            path: ffi::ibv_ah_attr::default(),
+            qkey: 0,
+            queue_pair: 0,
+        };
+        let (data, len) = if datagram || multicast {
+            // SAFETY: the union is zeroed and then filled in by librdmacm, and all is integers.
+            let ud = unsafe { event.param.ud };
+            (copied.path, copied.qkey, copied.queue_pair) = (ud.ah_attr, ud.qkey, ud.qp_num);
+            (ud.private_data, ud.private_data_len)
+        } else {
+            // SAFETY: as above.
+            let conn = unsafe { event.param.conn };
+            copied.responder_resources = conn.responder_resources;
+            copied.initiator_depth = conn.initiator_depth;
+            copied.queue_pair = conn.qp_num;
+            (conn.private_data, conn.private_data_len)
+        };
+        // Multicast events have a pointer of ours there.
+        if !multicast && !data.is_null() {
+            // SAFETY: librdmacm says that so many bytes are there, in the event itself.
+            let bytes = unsafe { slice::from_raw_parts(data.cast::<u8>(), len.into()) };
+            copied.public.private_data = PrivateData::new(bytes);
+        }
+        copied
+    }
+
+    pub(super) fn kind(&self) -> ConnectionEventKind {
+        self.public.kind
+    }
+
+    /// The error that it means to whoever waits for a connection.
+    pub(super) fn error(&self) -> ConnectionError {
+        use ConnectionEventKind as Kind;
+
+        let ConnectionEvent { kind, status, private_data } = self.public;
+        match kind {
+            Kind::AddressError => ConnectionError::NoAddress(status),
+            Kind::RouteError => ConnectionError::NoRoute(status),
+            Kind::Unreachable => ConnectionError::Unreachable(status),
+            Kind::Rejected => ConnectionError::Rejected(Rejection { status, private_data }),
+            Kind::ConnectError | Kind::MulticastError => ConnectionError::Failed(status),
+            Kind::Disconnected => ConnectionError::Disconnected,
+            Kind::DeviceRemoved => ConnectionError::DeviceRemoved,
+            other => ConnectionError::Unexpected(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_kinds_are_kept() {
+        let raw = ffi::rdma_cm_event_type(99);
+        assert_eq!(ConnectionEventKind::from(raw), ConnectionEventKind::Unknown(99));
+        assert_eq!(ffi::rdma_cm_event_type::from(ConnectionEventKind::Unknown(99)), raw);
+    }
+
+    /// An event of each kind and port space, as librdmacm hands them out, or as a kernel of another
+    /// version might.
+    #[test]
+    fn what_is_read_of_an_event_is_what_its_kind_has() {
+        let mut id = ffi::rdma_cm_id::default();
+        let bytes = *b"private";
+        for kind in (0..=15).chain([16, u32::MAX]) {
+            for space in [0x106, 0x111, 0x2, 0x13f, 9] {
+                id.ps = ffi::rdma_port_space(space);
+                let mut event = ffi::rdma_cm_event {
+                    id: &raw mut id,
+                    event: ffi::rdma_cm_event_type(kind),
+                    status: -7,
+                    ..Default::default()
+                };
+                let datagram = [0x111, 0x2].contains(&space) && ![8, 10].contains(&kind);
+                let multicast = [12, 13].contains(&kind);
+                if datagram || multicast {
+                    event.param.ud = ffi::rdma_ud_param {
+                        private_data: bytes.as_ptr().cast(),
+                        private_data_len: 7,
+                        qp_num: 5,
+                        qkey: 6,
+                        ..Default::default()
+                    };
+                } else {
+                    event.param.conn = ffi::rdma_conn_param {
+                        private_data: bytes.as_ptr().cast(),
+                        private_data_len: 7,
+                        responder_resources: 3,
+                        initiator_depth: 4,
+                        qp_num: 5,
+                        ..Default::default()
+                    };
+                }
+                // SAFETY: the event is ours, and is what librdmacm would make of it.
+                let copied = unsafe { Copied::of(&event) };
+                assert_eq!((copied.queue_pair, copied.public.status()), (5, -7));
+                assert_eq!(copied.request.is_some(), kind == 4);
+                let data = copied.public.private_data();
+                assert_eq!(&data[..], if multicast { &b""[..] } else { &bytes[..] });
+                let rest = (copied.responder_resources, copied.initiator_depth, copied.qkey);
+                assert_eq!(rest, if datagram || multicast { (0, 0, 6) } else { (3, 4, 0) });
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! The identifiers of the connection manager: what a socket is to TCP.
+
+use std::mem;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::time::{Duration, Instant};
+
+use super::address::{RawAddress, socket_addr};
+use super::error::ConnectionError;
+use super::event::Copied;
+use super::event_channel::EventChannel;
+use crate::device::{Context, Device, TransportType, devices};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::queue_pair::{EnhancedConnection, QueuePairState};
+
+/// `struct rdma_cm_id`, and the channel for its events.
+///
+/// Two rules make it safe. Events are read through `&mut self` alone, and are acknowledged when the call
+/// that reads them returns, so destroying never waits for one. And librdmacm has a device context and a
+/// domain of its own (`id->verbs`, `id->pd`), which are never handed out: the program's objects are on
+/// the program's context, and the identifier knows but the number of the queue pair (`id->qp` is null).
+#[derive(Debug)]
+pub(super) struct Id {
+    /// Null once it was destroyed, or could not be destroyed.
+    raw: *mut ffi::rdma_cm_id,
+    channel: EventChannel,
+}
+
+// SAFETY: librdmacm allows its functions from any thread; what changes the identifier takes `&mut self`.
+unsafe impl Send for Id {}
+// SAFETY: as above; `&self` reads fields that only `&mut self` lets librdmacm write.
+unsafe impl Sync for Id {}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // The channel goes after this, for it is a field.
+        let _ = self.destroy();
+    }
+}
+
+impl Id {
+    /// `rdma_create_id`: a new identifier with a channel of its own.
+    pub(super) fn new(port_space: ffi::rdma_port_space) -> Result<Self> {
+        let channel = EventChannel::new()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel is live and outlives the identifier, and the pointer is ours.
+        let returned =
+            unsafe { ffi::rdma_create_id(channel.as_ptr(), &mut raw, ptr::null_mut(), port_space) };
+        ffi::status("rdma_create_id", returned)?;
+        Ok(Self { raw, channel })
+    }
+
+    /// `rdma_migrate_id`: takes over a request that has arrived on another channel, and moves it to
+    /// `channel`. If that fails the request is destroyed, and the peer told.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is live and nobody else's, all of its events are acknowledged, and the channel that it is
+    /// on is live during the call.
+    pub(super) unsafe fn migrate(
+        raw: NonNull<ffi::rdma_cm_id>,
+        channel: EventChannel,
+    ) -> Result<Self> {
+        // Owned before anything can fail.
+        let id = Self { raw: raw.as_ptr(), channel };
+        // SAFETY: both are live. No event of it is unacknowledged, so this does not wait.
+        let returned = unsafe { ffi::rdma_migrate_id(id.raw, id.channel.as_ptr()) };
+        ffi::status("rdma_migrate_id", returned)?;
+        Ok(id)
+    }
+
+    /// `rdma_destroy_id`: destroys it. One whose destruction fails is leaked.
+    pub(super) fn destroy(&mut self) -> Result<()> {
+        let raw = mem::replace(&mut self.raw, ptr::null_mut());
+        if raw.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the identifier is live and is not used again. All of its events that were read are
+        // acknowledged, and nobody reads meanwhile, so this does not wait for one.
+        ffi::status("rdma_destroy_id", unsafe { ffi::rdma_destroy_id(raw) })
+    }
+
+    /// The identifier, unless it is gone.
+    fn live(&self, verb: &'static str) -> Result<*mut ffi::rdma_cm_id> {
+        if self.raw.is_null() {
+            let reason = "the device was removed, and the connection with it";
+            return Err(Error::with_reason(verb, libc::ENODEV, reason));
+        }
+        Ok(self.raw)
+    }
+
+    /// The C object, or null once it is gone.
+    pub(super) fn as_ptr(&self) -> *mut ffi::rdma_cm_id {
+        self.raw
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<Copied>> {
+        self.live("rdma_get_cm_event")?;
+        self.channel.next()
+    }
+
+    pub(super) fn next_before(&mut self, deadline: Option<Instant>) -> Result<Copied> {
+        self.live("rdma_get_cm_event")?;
+        self.channel.next_before(deadline)
+    }
+
+    pub(super) fn bind(&mut self, address: SocketAddr) -> Result<()> {
+        const VERB: &str = "rdma_bind_addr";
+        let (raw, mut address) = (self.live(VERB)?, RawAddress::from(address));
+        // SAFETY: the identifier is live, and the address is one.
+        ffi::status(VERB, unsafe { ffi::rdma_bind_addr(raw, address.as_mut_ptr()) })
+    }
+
+    pub(super) fn listen(&mut self, backlog: u32) -> Result<()> {
+        const VERB: &str = "rdma_listen";
+        let raw = self.live(VERB)?;
+        let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+        // SAFETY: the identifier is live.
+        ffi::status(VERB, unsafe { ffi::rdma_listen(raw, backlog) })
+    }
+
+    pub(super) fn resolve_address(
+        &mut self,
+        source: Option<SocketAddr>,
+        destination: SocketAddr,
+        timeout: Duration,
+    ) -> Result<()> {
+        const VERB: &str = "rdma_resolve_addr";
+        let raw = self.live(VERB)?;
+        let mut source = source.map(RawAddress::from);
+        let mut destination = RawAddress::from(destination);
+        let source = source.as_mut().map_or(ptr::null_mut(), RawAddress::as_mut_ptr);
+        let destination = destination.as_mut_ptr();
+        // SAFETY: the identifier is live, and the addresses are some, or null where that is allowed.
+        let returned =
+            unsafe { ffi::rdma_resolve_addr(raw, source, destination, milliseconds(timeout)) };
+        ffi::status(VERB, returned)
+    }
+
+    /// Only after the address was resolved.
+    pub(super) fn resolve_route(&mut self, timeout: Duration) -> Result<()> {
+        const VERB: &str = "rdma_resolve_route";
+        let raw = self.live(VERB)?;
+        self.device()?;
+        // SAFETY: the identifier is live, and has a device, which librdmacm looks at.
+        ffi::status(VERB, unsafe { ffi::rdma_resolve_route(raw, milliseconds(timeout)) })
+    }
+
+    pub(super) fn connect(&mut self, parameters: &mut ffi::rdma_conn_param) -> Result<()> {
+        const VERB: &str = "rdma_connect";
+        let raw = self.live(VERB)?;
+        self.device()?;
+        // SAFETY: the identifier is live and has a device, which librdmacm looks at; the parameters and
+        // the private data that they point to are read during the call only.
+        ffi::status(VERB, unsafe { ffi::rdma_connect(raw, parameters) })
+    }
+
+    pub(super) fn accept(&mut self, parameters: &mut ffi::rdma_conn_param) -> Result<()> {
+        const VERB: &str = "rdma_accept";
+        let raw = self.live(VERB)?;
+        self.device()?;
+        // SAFETY: as in `connect`.
+        ffi::status(VERB, unsafe { ffi::rdma_accept(raw, parameters) })
+    }
+
+    /// `data` was checked: it has at most 255 bytes.
+    pub(super) fn reject(&mut self, data: &[u8]) -> Result<()> {
+        const VERB: &str = "rdma_reject";
+        let raw = self.live(VERB)?;
+        let len = u8::try_from(data.len()).unwrap_or(u8::MAX);
+        // SAFETY: the identifier is live, and the data are as long as is said, or longer.
+        ffi::status(VERB, unsafe { ffi::rdma_reject(raw, data.as_ptr().cast(), len) })
+    }
+
+    pub(super) fn establish(&mut self) -> Result<()> {
+        const VERB: &str = "rdma_establish";
+        let raw = self.live(VERB)?;
+        // SAFETY: the identifier is live.
+        ffi::status(VERB, unsafe { ffi::rdma_establish(raw) })
+    }
+
+    pub(super) fn disconnect(&mut self) -> Result<()> {
+        const VERB: &str = "rdma_disconnect";
+        let raw = self.live(VERB)?;
+        // SAFETY: the identifier is live. It has no queue pair, so nothing but the peer is told.
+        ffi::status(VERB, unsafe { ffi::rdma_disconnect(raw) })
+    }
+
+    pub(super) fn notify_established(&mut self) -> Result<()> {
+        const VERB: &str = "rdma_notify";
+        let raw = self.live(VERB)?;
+        let event = ffi::ibv_event_type::IBV_EVENT_COMM_EST;
+        // SAFETY: the identifier is live.
+        ffi::status(VERB, unsafe { ffi::rdma_notify(raw, event) })
+    }
+
+    pub(super) fn set_option<T: Copy>(&mut self, option: u32, value: T) -> Result<()> {
+        const VERB: &str = "rdma_set_option";
+        let raw = self.live(VERB)?;
+        let mut value = value;
+        let (level, option) = (ffi::RDMA_OPTION_ID.0 as i32, option as i32);
+        // SAFETY: the identifier is live, and the value is read during the call only.
+        let returned = unsafe {
+            ffi::rdma_set_option(raw, level, option, (&raw mut value).cast(), size_of::<T>())
+        };
+        ffi::status(VERB, returned)
+    }
+
+    /// `rdma_init_qp_attr`: what a queue pair needs to get to `state`, and which attributes that are.
+    pub(super) fn queue_pair_attributes(
+        &mut self,
+        state: QueuePairState,
+    ) -> Result<(ffi::ibv_qp_attr, u32)> {
+        const VERB: &str = "rdma_init_qp_attr";
+        let raw = self.live(VERB)?;
+        let mut attributes = ffi::ibv_qp_attr { qp_state: state.into(), ..Default::default() };
+        let mut mask = 0;
+        // SAFETY: the identifier is live, and both are ours.
+        let returned = unsafe { ffi::rdma_init_qp_attr(raw, &mut attributes, &mut mask) };
+        ffi::status(VERB, returned)?;
+        Ok((attributes, mask as u32))
+    }
+
+    pub(super) fn set_local_ece(&mut self, ece: EnhancedConnection) -> Result<()> {
+        const VERB: &str = "rdma_set_local_ece";
+        let raw = self.live(VERB)?;
+        let EnhancedConnection { vendor_id, options } = ece;
+        let mut ece = ffi::ibv_ece { vendor_id, options, comp_mask: 0 };
+        // SAFETY: the identifier is live, and the options are ours.
+        ffi::status(VERB, unsafe { ffi::rdma_set_local_ece(raw, &mut ece) })
+    }
+
+    pub(super) fn remote_ece(&self) -> Result<EnhancedConnection> {
+        const VERB: &str = "rdma_get_remote_ece";
+        let raw = self.live(VERB)?;
+        let mut ece = ffi::ibv_ece::default();
+        // SAFETY: as above.
+        ffi::status(VERB, unsafe { ffi::rdma_get_remote_ece(raw, &mut ece) })?;
+        Ok(EnhancedConnection { vendor_id: ece.vendor_id, options: ece.options })
+    }
+
+    /// `rdma_join_multicast_ex`: asks for the group at `address`.
+    pub(super) fn join_multicast(&mut self, address: SocketAddr, send_only: bool) -> Result<()> {
+        use ffi::rdma_cm_join_mc_attr_mask as mask;
+        use ffi::rdma_cm_mc_join_flags as flags;
+
+        const VERB: &str = "rdma_join_multicast_ex";
+        let (raw, mut address) = (self.live(VERB)?, RawAddress::from(address));
+        let join = if send_only {
+            flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
+        } else {
+            flags::RDMA_MC_JOIN_FLAG_FULLMEMBER
+        };
+        let mut attributes = ffi::rdma_cm_join_mc_attr_ex {
+            comp_mask: mask::RDMA_CM_JOIN_MC_ATTR_ADDRESS.0
+                | mask::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS.0,
+            join_flags: join.0,
+            addr: address.as_mut_ptr(),
+        };
+        // SAFETY: the identifier is live, and the address is one. The queue pair is not told.
+        let returned =
+            unsafe { ffi::rdma_join_multicast_ex(raw, &mut attributes, ptr::null_mut()) };
+        ffi::status(VERB, returned)
+    }
+
+    /// `rdma_leave_multicast`. Whether or not it succeeds, nothing of the group may be used again but
+    /// to destroy the identifier.
+    pub(super) fn leave_multicast(&mut self, address: SocketAddr) -> Result<()> {
+        const VERB: &str = "rdma_leave_multicast";
+        let (raw, mut address) = (self.live(VERB)?, RawAddress::from(address));
+        // SAFETY: the identifier is live, and all events of the group that were read are acknowledged,
+        // so this does not wait for one.
+        ffi::status(VERB, unsafe { ffi::rdma_leave_multicast(raw, address.as_mut_ptr()) })
+    }
+
+    /// Our own address: of an identifier that was bound or resolved.
+    pub(super) fn local_addr(&self) -> Option<SocketAddr> {
+        if self.raw.is_null() {
+            return None;
+        }
+        // SAFETY: the identifier is live, and the address is as large as a `sockaddr_storage`.
+        unsafe { socket_addr((&raw const (*self.raw).route.addr.__bindgen_anon_1).cast()) }
+    }
+
+    pub(super) fn peer_addr(&self) -> Option<SocketAddr> {
+        if self.raw.is_null() {
+            return None;
+        }
+        // SAFETY: as above.
+        unsafe { socket_addr((&raw const (*self.raw).route.addr.__bindgen_anon_2).cast()) }
+    }
+
+    /// The device that the identifier is on.
+    fn device(&self) -> Result<*mut ffi::ibv_device> {
+        const VERB: &str = "rdma_resolve_addr";
+        let raw = self.live(VERB)?;
+        // SAFETY: the identifier is live; its context, if it has one, lives as long.
+        unsafe {
+            if (*raw).verbs.is_null() {
+                let reason = "the address belongs to no device";
+                return Err(Error::with_reason(VERB, libc::ENODEV, reason));
+            }
+            Ok((*(*raw).verbs).device)
+        }
+    }
+
+    /// The device's name, if there is one.
+    pub(super) fn device_name(&self) -> Option<String> {
+        let device = self.device().ok()?;
+        // SAFETY: the device is live while the identifier is; its name is an array in it.
+        let name = unsafe { std::ffi::CStr::from_ptr((&raw const (*device).name).cast()) };
+        Some(name.to_string_lossy().into_owned())
+    }
+
+    pub(super) fn port(&self) -> u8 {
+        // SAFETY: the identifier is live if it is not null.
+        if self.raw.is_null() { 0 } else { unsafe { (*self.raw).port_num } }
+    }
+
+    pub(super) fn is_iwarp(&self) -> bool {
+        self.device().is_ok_and(|device| {
+            // SAFETY: the device is live while the identifier is.
+            TransportType::from(unsafe { (*device).transport_type }) == TransportType::Iwarp
+        })
+    }
+
+    /// Opens the device.
+    pub(super) fn open_device(&self) -> Result<Context<'static>> {
+        let wanted = self.device()?;
+        let list = devices()?;
+        let found = list.iter().find(|device| same(device.as_raw(), wanted));
+        match found.as_ref().map(Device::as_raw) {
+            // SAFETY: the list is live during the call; the context holds a reference to its device.
+            Some(device) => unsafe { Context::open(device) },
+            None => Err(Error::new("ibv_open_device", libc::ENODEV)),
+        }
+    }
+
+    /// Whether something on `port` of `context`, which is live, is where this identifier is.
+    pub(super) fn check(
+        &self,
+        context: *mut ffi::ibv_context,
+        port: u8,
+    ) -> Result<(), ConnectionError> {
+        let device = self.device()?;
+        // SAFETY: the callers pass a live context, which holds its device.
+        if !same(unsafe { (*context).device }, device) {
+            return Err(ConnectionError::WrongDevice);
+        }
+        if port != self.port() {
+            return Err(ConnectionError::WrongPort { queue_pair: port, route: self.port() });
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Id {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel, which is borrowed, owns the file.
+        unsafe { BorrowedFd::borrow_raw(self.channel.fd()) }
+    }
+}
+
+/// Whether two devices are one: the kernel's number says so, or where it gives none, the name. (One that
+/// went away and came back is another `struct ibv_device`, and has another number.)
+fn same(one: *mut ffi::ibv_device, other: *mut ffi::ibv_device) -> bool {
+    if one == other {
+        return true;
+    }
+    // SAFETY: both devices are live, since a context or a list holds them.
+    unsafe {
+        let (a, b) = (ffi::ibv_get_device_index(one), ffi::ibv_get_device_index(other));
+        if a >= 0 && b >= 0 { a == b } else { (*one).name == (*other).name }
+    }
+}
+
+/// A time as C has it. It never is 0, which some kernels take for none.
+fn milliseconds(timeout: Duration) -> i32 {
+    i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_cut_to_what_c_can_say() {
+        assert_eq!(milliseconds(Duration::ZERO), 1);
+        assert_eq!(milliseconds(Duration::from_millis(1500)), 1500);
+        assert_eq!(milliseconds(Duration::MAX), i32::MAX);
+    }
+}

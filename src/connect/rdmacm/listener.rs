@@ -1,0 +1,247 @@
+//! Waiting for peers that want to connect.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use super::connecting::PeerLimits;
+use super::datagram::DatagramListener;
+use super::event::{ConnectionEventKind, Copied};
+use super::event_channel::EventChannel;
+use super::id::Id;
+use super::request::ConnectionRequest;
+use crate::device::event_file;
+use crate::error::Result;
+use crate::ffi;
+
+/// How to listen: see [`Listener::builder`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ListenerBuilder {
+    address: SocketAddr,
+    backlog: u32,
+    reuse_address: bool,
+    only_ipv6: bool,
+}
+
+impl ListenerBuilder {
+    /// How many requests may wait to be taken (128 unless set): further ones are rejected. 0 stands for
+    /// as many as the kernel allows (`net.rdma_ucm.max_backlog`), which is also the most.
+    pub fn backlog(mut self, value: u32) -> Self {
+        self.backlog = value;
+        self
+    }
+
+    /// `RDMA_OPTION_ID_REUSEADDR`: whether the address may be in use already (not unless set).
+    #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
+    pub fn reuse_address(mut self, value: bool) -> Self {
+        self.reuse_address = value;
+        self
+    }
+
+    /// `RDMA_OPTION_ID_AFONLY`: whether the IPv6 address `::` stands for IPv6 alone (not unless set).
+    #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
+    pub fn only_ipv6(mut self, value: bool) -> Self {
+        self.only_ipv6 = value;
+        self
+    }
+
+    /// `rdma_bind_addr`, `rdma_listen`: listens for connections.
+    ///
+    /// # Errors
+    ///
+    ///  - `EADDRINUSE`: something listens there already.
+    ///  - `EADDRNOTAVAIL`, `ENODEV`: the address is not ours, or not that of an RDMA device.
+    ///  - `EACCES`: the port is a privileged one.
+    ///  - `ENOENT`, `EACCES` and others of `rdma_create_event_channel`: `/dev/infiniband/rdma_cm` is
+    ///    missing, wrong, or may not be opened.
+    #[doc(alias = "rdma_bind_addr")]
+    #[doc(alias = "rdma_listen")]
+    pub fn bind(self) -> Result<Listener> {
+        Ok(Listener { requests: self.bind_in(ffi::rdma_port_space::RDMA_PS_TCP)? })
+    }
+
+    /// As [`bind`](Self::bind), for peers that want to send datagrams.
+    ///
+    /// # Errors
+    ///
+    /// Those of `bind`.
+    pub fn bind_datagram(self) -> Result<DatagramListener> {
+        Ok(DatagramListener::new(self.bind_in(ffi::rdma_port_space::RDMA_PS_UDP)?))
+    }
+
+    fn bind_in(self, port_space: ffi::rdma_port_space) -> Result<Requests> {
+        let mut id = Id::new(port_space)?;
+        if self.reuse_address {
+            id.set_option(ffi::RDMA_OPTION_ID_REUSEADDR.0, 1_i32)?;
+        }
+        if self.only_ipv6 {
+            id.set_option(ffi::RDMA_OPTION_ID_AFONLY.0, 1_i32)?;
+        }
+        id.bind(self.address)?;
+        id.listen(self.backlog)?;
+        Ok(Requests { id, spare: None })
+    }
+}
+
+/// Waits for peers that want to connect to an address.
+///
+/// ```no_run
+/// # // needs a peer
+/// use std::time::Duration;
+/// use ibverbs::{Channel, Listener};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut listener = Listener::bind("10.77.0.1:7471".parse()?)?;
+/// let request = listener.next()?;
+/// let context = request.open_device()?;
+/// let domain = context.alloc_pd()?;
+/// let prepared = Channel::builder(&domain).port(request.port()).build()?;
+/// let mut channel = request.accept(prepared, b"", Duration::from_secs(5))?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Listener {
+    requests: Requests,
+}
+
+impl Listener {
+    /// Begins to listen: see [`ListenerBuilder`].
+    pub fn builder(address: SocketAddr) -> ListenerBuilder {
+        ListenerBuilder { address, backlog: 128, reuse_address: false, only_ipv6: false }
+    }
+
+    /// As [`ListenerBuilder::bind`], without options. Port 0 leaves the port to the kernel; `0.0.0.0` and
+    /// `::` stand for the addresses of all devices.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ListenerBuilder::bind`].
+    pub fn bind(address: SocketAddr) -> Result<Self> {
+        Self::builder(address).bind()
+    }
+
+    /// The address that it listens at, with the port that the kernel has chosen.
+    #[doc(alias = "rdma_get_local_addr")]
+    #[doc(alias = "rdma_get_src_port")]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.requests.id.local_addr()
+    }
+
+    /// Waits for a peer that wants to connect.
+    ///
+    /// # Errors
+    ///
+    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: there is no file for the request left. It stays where it is.
+    ///  - `ENODEV`: the device that the address belongs to was removed.
+    #[doc(alias = "rdma_get_request")]
+    #[doc(alias = "rdma_migrate_id")]
+    #[expect(clippy::should_implement_trait, reason = "it never ends, and may fail and go on")]
+    pub fn next(&mut self) -> Result<ConnectionRequest> {
+        self.requests.next_before(None).map(request)
+    }
+
+    /// As [`next`](Self::next), but waits `timeout` at most.
+    ///
+    /// # Errors
+    ///
+    /// Those of `next`, and
+    ///
+    ///  - `ETIMEDOUT`: no peer came.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Result<ConnectionRequest> {
+        self.requests.next_before(event_file::deadline(timeout)).map(request)
+    }
+
+    /// As [`next`](Self::next), but does not wait: for event loops, when the file is readable.
+    ///
+    /// # Errors
+    ///
+    /// Those of `next`.
+    pub fn try_next(&mut self) -> Result<Option<ConnectionRequest>> {
+        Ok(self.requests.try_next()?.map(request))
+    }
+}
+
+fn request((id, event): (Id, Copied)) -> ConnectionRequest {
+    let Copied { responder_resources, initiator_depth, .. } = event;
+    let limits = PeerLimits { responder_resources, initiator_depth };
+    ConnectionRequest::new(id, limits, event.public.private_data)
+}
+
+impl AsFd for Listener {
+    /// Readable when [`try_next`](Self::try_next) has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.requests.id.as_fd()
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("local_addr", &self.local_addr()).finish_non_exhaustive()
+    }
+}
+
+/// The requests that arrive at an address, each moved to a channel of its own.
+pub(super) struct Requests {
+    pub(super) id: Id,
+    /// The channel of the next request: opened before the request is read, so that none is lost where
+    /// the process has no file left.
+    spare: Option<EventChannel>,
+}
+
+impl Requests {
+    pub(super) fn next_before(&mut self, deadline: Option<Instant>) -> Result<(Id, Copied)> {
+        loop {
+            let spare = self.take_spare()?;
+            match self.id.next_before(deadline) {
+                Ok(event) => {
+                    if let Some(request) = self.take(event, spare)? {
+                        return Ok(request);
+                    }
+                }
+                Err(error) => {
+                    self.spare = Some(spare);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    pub(super) fn try_next(&mut self) -> Result<Option<(Id, Copied)>> {
+        loop {
+            let spare = self.take_spare()?;
+            match self.id.next() {
+                Ok(Some(event)) => {
+                    if let Some(request) = self.take(event, spare)? {
+                        return Ok(Some(request));
+                    }
+                }
+                nothing => {
+                    self.spare = Some(spare);
+                    return nothing.map(|_| None);
+                }
+            }
+        }
+    }
+
+    fn take_spare(&mut self) -> Result<EventChannel> {
+        self.spare.take().map_or_else(EventChannel::new, Ok)
+    }
+
+    /// The request of an event, if it is one, moved to `spare`.
+    fn take(&mut self, event: Copied, spare: EventChannel) -> Result<Option<(Id, Copied)>> {
+        if let Some(raw) = event.request {
+            // SAFETY: the identifier came with the event, which nobody else has seen and which is
+            // acknowledged; it is on our channel.
+            let id = unsafe { Id::migrate(raw, spare) }?;
+            return Ok(Some((id, event)));
+        }
+        self.spare = Some(spare);
+        if event.kind() == ConnectionEventKind::DeviceRemoved {
+            // The kernel waits for this. From here on every call says so.
+            let _ = self.id.destroy();
+        }
+        Ok(None)
+    }
+}

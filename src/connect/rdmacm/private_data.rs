@@ -1,0 +1,139 @@
+//! The program's own bytes in the messages of the connection manager.
+
+use std::fmt;
+use std::ops::Deref;
+
+use crate::error::{Error, Result};
+
+/// The program's own bytes that came with a connection request, an answer or a rejection.
+///
+/// On InfiniBand and RoCE the messages have a fixed size: what was sent arrives **padded with
+/// zeros** to that size (56 bytes with a request). So the bytes must tell by themselves where they
+/// end. On iWARP as many arrive as were sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PrivateData {
+    len: u8,
+    bytes: [u8; 255],
+}
+
+impl PrivateData {
+    /// No bytes.
+    pub(super) const EMPTY: Self = Self { len: 0, bytes: [0; 255] };
+
+    /// A copy of the first 255 bytes, more than which no message has.
+    pub(super) fn new(bytes: &[u8]) -> Self {
+        let len = u8::try_from(bytes.len()).unwrap_or(u8::MAX);
+        let mut data = Self { len, ..Self::EMPTY };
+        let len = usize::from(len);
+        data.bytes[..len].copy_from_slice(&bytes[..len]);
+        data
+    }
+
+    /// The bytes without the zeros at their end.
+    pub fn trim_end(&self) -> &[u8] {
+        let end = self.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+        &self[..end]
+    }
+}
+
+impl Deref for PrivateData {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl AsRef<[u8]> for PrivateData {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for PrivateData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The zeros at the end say nothing.
+        write!(f, "b\"{}\" ({} bytes)", self.trim_end().escape_ascii(), self.len)
+    }
+}
+
+/// The messages that carry private data, with the number of bytes that each has room for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Message {
+    Request,
+    Reply,
+    Reject,
+    DatagramRequest,
+    DatagramReply,
+}
+
+impl Message {
+    /// How many bytes there is room for. A request loses 36 bytes to the IP addresses. On iWARP the
+    /// limit is the kernel's interface, less what some devices put in front.
+    pub(super) fn limit(self, iwarp: bool) -> u8 {
+        match self {
+            _ if iwarp => 252,
+            Self::Request => 92 - 36,
+            Self::Reply => 196,
+            Self::Reject => 148,
+            Self::DatagramRequest => 216 - 36,
+            Self::DatagramReply => 136,
+        }
+    }
+
+    /// The length as C has it, if `data` fits.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it does not.
+    pub(super) fn check(self, verb: &'static str, data: &[u8], iwarp: bool) -> Result<u8> {
+        let limit = self.limit(iwarp);
+        match u8::try_from(data.len()) {
+            Ok(len) if len <= limit => Ok(len),
+            _ => {
+                let what = "the length of the private data";
+                Err(Error::out_of_range(verb, what, data.len() as u64, 0, limit.into()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_padding_can_be_cut_off() {
+        let mut padded = [0; 56];
+        padded[..4].copy_from_slice(b"a\0b!");
+        let data = PrivateData::new(&padded);
+        assert_eq!((data.len(), data.trim_end()), (56, &b"a\0b!"[..]));
+        assert_eq!(PrivateData::EMPTY.trim_end(), b"");
+        assert_eq!(PrivateData::new(&[0; 9]).trim_end(), b"");
+        assert_eq!(PrivateData::new(&[7; 300]).len(), 255);
+    }
+
+    #[test]
+    fn each_message_has_its_limit() {
+        for (message, limit) in [
+            (Message::Request, 56),
+            (Message::Reply, 196),
+            (Message::Reject, 148),
+            (Message::DatagramRequest, 180),
+            (Message::DatagramReply, 136),
+        ] {
+            assert_eq!(message.check("rdma_connect", &vec![1; limit], false), Ok(limit as u8));
+            let error = message.check("rdma_connect", &vec![1; limit + 1], false).unwrap_err();
+            let text = error.to_string();
+            assert!(
+                text.contains(&format!("is {}", limit + 1)) && text.contains("private"),
+                "{text}"
+            );
+            assert_eq!(message.check("rdma_connect", &[0; 252], true), Ok(252));
+            for len in [253, 256, 256 + 40, 1 << 20] {
+                assert!(message.check("rdma_connect", &vec![0; len], true).is_err(), "{len}");
+                assert!(message.check("rdma_connect", &vec![0; len], false).is_err(), "{len}");
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Peers that want to connect.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::Connectable;
+use super::connectable::Connected;
+use super::connecting::{PeerLimits, PendingAccept, PendingConnection, connect};
+use super::connection::Connection;
+use super::error::ConnectionError;
+use super::id::Id;
+use super::private_data::{Message, PrivateData};
+use crate::device::Context;
+use crate::error::Result;
+use crate::queue_pair::EnhancedConnection;
+
+/// A peer that wants to connect, and waits for an answer. Dropping it says no.
+#[must_use = "dropping it rejects the peer"]
+pub struct ConnectionRequest {
+    /// Taken when it was answered.
+    id: Option<Id>,
+    limits: PeerLimits,
+    private_data: PrivateData,
+}
+
+impl Drop for ConnectionRequest {
+    fn drop(&mut self) {
+        if let Some(id) = &mut self.id {
+            // One that fails, as when the peer is gone, is destroyed next all the same.
+            let _ = id.reject(&[]);
+        }
+    }
+}
+
+impl ConnectionRequest {
+    pub(super) fn new(id: Id, limits: PeerLimits, private_data: PrivateData) -> Self {
+        Self { id: Some(id), limits, private_data }
+    }
+
+    /// The bytes that the peer has sent with its request.
+    pub fn private_data(&self) -> &PrivateData {
+        &self.private_data
+    }
+
+    /// The address of the peer.
+    #[doc(alias = "rdma_get_peer_addr")]
+    #[doc(alias = "rdma_get_dst_port")]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.as_ref()?.peer_addr()
+    }
+
+    /// The address that it has reached us by.
+    #[doc(alias = "rdma_get_local_addr")]
+    #[doc(alias = "rdma_get_src_port")]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.as_ref()?.local_addr()
+    }
+
+    /// Opens the device that the request came by. A context of that device that is open already serves
+    /// as well.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::open`](crate::Device::open).
+    pub fn open_device(&self) -> Result<Context<'static>> {
+        match &self.id {
+            Some(id) => id.open_device(),
+            None => Err(answered()),
+        }
+    }
+
+    /// The name of the device that the request came by.
+    pub fn device_name(&self) -> Option<String> {
+        self.id.as_ref()?.device_name()
+    }
+
+    /// The port of the device that the request came by: what a queue pair must be
+    /// [built with](crate::QueuePairBuilder::port).
+    pub fn port(&self) -> u8 {
+        self.id.as_ref().map_or(0, Id::port)
+    }
+
+    /// Whether the device speaks iWARP, where what is read from the peer must go into memory that peers
+    /// may write.
+    pub fn is_iwarp(&self) -> bool {
+        self.id.as_ref().is_some_and(Id::is_iwarp)
+    }
+
+    /// `rdma_get_remote_ece`: the enhanced connection options that the peer offers.
+    ///
+    /// # Errors
+    ///
+    /// None that is known.
+    #[doc(alias = "rdma_get_remote_ece")]
+    pub fn remote_ece(&self) -> Result<EnhancedConnection> {
+        self.id.as_ref().ok_or_else(answered)?.remote_ece()
+    }
+
+    /// `rdma_set_local_ece`: answers the peer with these enhanced connection options.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no vendor in them.
+    #[doc(alias = "rdma_set_local_ece")]
+    pub fn set_local_ece(&mut self, ece: EnhancedConnection) -> Result<()> {
+        self.id.as_mut().ok_or_else(answered)?.set_local_ece(ece)
+    }
+
+    /// `rdma_accept`: accepts, with up to 196 bytes of the program's own for the peer (252 on iWARP), and
+    /// waits until the connection is established, `timeout` at most.
+    ///
+    /// # Errors
+    ///
+    ///  - [`Disconnected`](ConnectionError::Disconnected), [`Unreachable`](ConnectionError::Unreachable),
+    ///    [`Rejected`](ConnectionError::Rejected): the peer has given up in the meantime.
+    ///  - [`TimedOut`](ConnectionError::TimedOut): the time is over.
+    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
+    ///    queue pair is not where the request came by.
+    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long, the queue pair is not of type
+    ///    RC, or something failed.
+    ///
+    /// The queue pair is then destroyed and the peer rejected. [`prepare`](Self::prepare) gives them back.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept<P: Connectable>(
+        mut self,
+        prepared: P,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<Connection<Connected<P>>, ConnectionError> {
+        let id = self.id.take().ok_or_else(answered)?;
+        connect(id, prepared, Some(self.limits), private_data, timeout)
+    }
+
+    /// Takes the queue pair to INIT, where it takes receives, and answers nothing yet: the first step of
+    /// [`accept`](Self::accept).
+    ///
+    /// # Errors
+    ///
+    /// Both come back with the reason, and nothing has changed:
+    ///
+    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
+    ///    queue pair is not where the request came by.
+    ///  - [`Verbs`](ConnectionError::Verbs): it is not of type RC (`EINVAL`), or the device failed.
+    pub fn prepare<P: Connectable>(
+        mut self,
+        prepared: P,
+    ) -> Result<PendingConnection<Connected<P>>, (Self, P, ConnectionError)> {
+        let Some(id) = self.id.take() else { return Err((self, prepared, answered().into())) };
+        let limits = self.limits;
+        PendingConnection::new(id, prepared, Some(limits)).map_err(|(id, prepared, error)| {
+            self.id = Some(id);
+            (self, prepared, error)
+        })
+    }
+
+    /// As [`prepare`](Self::prepare), but gives the queue pair or channel apart from the answer, so that
+    /// receives can be posted **before** the peer is accepted. That matters on iWARP, where a message that
+    /// finds no receive ends the connection.
+    ///
+    /// ```no_run
+    /// # // needs a peer
+    /// # use std::time::Duration;
+    /// # use ibverbs::{Channel, Listener};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut listener = Listener::bind("10.77.0.1:7471".parse()?)?;
+    /// # let request = listener.next()?;
+    /// # let context = request.open_device()?;
+    /// # let domain = context.alloc_pd()?;
+    /// let mut region = domain.allocate::<u8>(64)?;
+    /// let prepared = Channel::builder(&domain).port(request.port()).build()?;
+    /// let (mut channel, accept) = request.prepare_parts(prepared).map_err(|(.., error)| error)?;
+    /// let room = region.slice_mut(..)?;
+    /// let mut control = None;
+    /// channel.scope(|scope| {
+    ///     let receive = scope.post_receive(room)?;
+    ///     control = accept.accept(b"", Duration::from_secs(5)).ok();
+    ///     if control.is_some() {
+    ///         receive.wait()?;
+    ///     }
+    ///     Ok::<_, ibverbs::TransportError>(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`prepare`](Self::prepare). The request comes back with the reason, and so does the queue
+    /// pair unless it has left RESET.
+    #[expect(clippy::type_complexity, reason = "what is given back is simply all there was")]
+    pub fn prepare_parts<P: Connectable>(
+        mut self,
+        prepared: P,
+    ) -> Result<(Connected<P>, PendingAccept), (Self, Option<P>, ConnectionError)> {
+        let Some(id) = self.id.take() else {
+            return Err((self, Some(prepared), answered().into()));
+        };
+        PendingAccept::new(id, prepared, self.limits).map_err(|(id, prepared, error)| {
+            self.id = Some(id);
+            (self, prepared, error)
+        })
+    }
+
+    /// `rdma_reject`: says no, with up to 148 bytes of the program's own for the peer (252 on iWARP).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the private data are too long; the peer is then rejected without them. Or the peer
+    ///    is gone.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
+        Message::Reject.check("rdma_reject", private_data, self.is_iwarp())?;
+        match self.id.take() {
+            Some(mut id) => id.reject(private_data),
+            None => Err(answered()),
+        }
+    }
+}
+
+/// What cannot happen: whoever answers has the request no more.
+#[cold]
+fn answered() -> crate::error::Error {
+    crate::error::Error::invalid("rdma_accept", "the request was answered already")
+}
+
+impl fmt::Debug for ConnectionRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionRequest")
+            .field("peer_addr", &self.peer_addr())
+            .field("device", &self.device_name())
+            .field("port", &self.port())
+            .finish_non_exhaustive()
+    }
+}

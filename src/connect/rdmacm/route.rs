@@ -1,0 +1,343 @@
+//! The way to a peer, found by its IP address.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use super::connectable::Connected;
+use super::connecting::{self, PendingConnection, connect};
+use super::connection::Connection;
+use super::datagram::DatagramRoute;
+use super::error::ConnectionError;
+use super::event::{ConnectionEventKind, Copied};
+use super::id::Id;
+use super::{Connectable, Step};
+use crate::device::Context;
+use crate::device::event_file;
+use crate::error::Result;
+use crate::ffi;
+use crate::queue_pair::EnhancedConnection;
+use crate::settings::AckTimeout;
+
+/// How to find the way to a peer: see [`Route::to`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct RouteBuilder {
+    destination: SocketAddr,
+    source: Option<SocketAddr>,
+    type_of_service: Option<u8>,
+    ack_timeout: Option<AckTimeout>,
+    reuse_address: bool,
+}
+
+impl RouteBuilder {
+    /// Our own address, which chooses the device where several reach the peer (the kernel chooses unless
+    /// set). Port 0 leaves the port to the kernel.
+    pub fn source(mut self, address: SocketAddr) -> Self {
+        self.source = Some(address);
+        self
+    }
+
+    /// `RDMA_OPTION_ID_TOS`: the type of service (RFC 2474: the DSCP in the upper six bits), which
+    /// becomes the traffic class on RoCE (the kernel's default unless set).
+    #[doc(alias = "RDMA_OPTION_ID_TOS")]
+    pub fn type_of_service(mut self, value: u8) -> Self {
+        self.type_of_service = Some(value);
+        self
+    }
+
+    /// `RDMA_OPTION_ID_ACK_TIMEOUT`: the time that the **peer** is told to wait for our
+    /// acknowledgements (what the kernel makes of the path unless set). Our own is that of the queue
+    /// pair: [`QueuePairBuilder::ack_timeout`](crate::QueuePairBuilder::ack_timeout).
+    #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
+    pub fn ack_timeout(mut self, value: AckTimeout) -> Self {
+        self.ack_timeout = Some(value);
+        self
+    }
+
+    /// `RDMA_OPTION_ID_REUSEADDR`: whether the source address may be in use already (not unless set).
+    #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
+    pub fn reuse_address(mut self, value: bool) -> Self {
+        self.reuse_address = value;
+        self
+    }
+
+    /// `rdma_resolve_addr`, `rdma_resolve_route`: finds the device, the port and the path that lead to
+    /// the address, within `timeout`.
+    ///
+    /// # Errors
+    ///
+    ///  - [`NoAddress`](ConnectionError::NoAddress), [`NoRoute`](ConnectionError::NoRoute): no device
+    ///    leads there.
+    ///  - [`TimedOut`](ConnectionError::TimedOut): the time is over.
+    ///  - [`Verbs`](ConnectionError::Verbs): `ENOENT`, `EACCES` and others: `/dev/infiniband/rdma_cm` is
+    ///    missing, wrong, or may not be opened. `EADDRINUSE`, `EADDRNOTAVAIL`: the source address.
+    ///    `EINVAL`: the addresses are of two families, or an option has a value that the kernel does not
+    ///    take. `ENODEV`: no RDMA device is there.
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_resolve_route")]
+    pub fn resolve(self, timeout: Duration) -> Result<Route, ConnectionError> {
+        self.begin(timeout)?.finish()
+    }
+
+    /// As [`resolve`](Self::resolve), in steps for event loops. The kernel gives up after `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `resolve` that are found at once.
+    pub fn begin(self, timeout: Duration) -> Result<RouteResolution, ConnectionError> {
+        self.begin_in(ffi::rdma_port_space::RDMA_PS_TCP, timeout)
+    }
+
+    /// As [`resolve`](Self::resolve), for datagrams to the queue pair of a
+    /// [`DatagramListener`](crate::DatagramListener) there.
+    ///
+    /// # Errors
+    ///
+    /// Those of `resolve`.
+    pub fn resolve_datagram(self, timeout: Duration) -> Result<DatagramRoute, ConnectionError> {
+        let resolution = self.begin_in(ffi::rdma_port_space::RDMA_PS_UDP, timeout)?;
+        Ok(DatagramRoute::new(resolution.finish()?.id))
+    }
+
+    pub(super) fn new(destination: SocketAddr) -> Self {
+        Self {
+            destination,
+            source: None,
+            type_of_service: None,
+            ack_timeout: None,
+            reuse_address: false,
+        }
+    }
+
+    fn begin_in(
+        self,
+        port_space: ffi::rdma_port_space,
+        timeout: Duration,
+    ) -> Result<RouteResolution, ConnectionError> {
+        let deadline = event_file::deadline(timeout);
+        let mut id = Id::new(port_space)?;
+        if self.reuse_address {
+            id.set_option(ffi::RDMA_OPTION_ID_REUSEADDR.0, 1_i32)?;
+        }
+        if let Some(type_of_service) = self.type_of_service {
+            id.set_option(ffi::RDMA_OPTION_ID_TOS.0, type_of_service)?;
+        }
+        if let Some(ack_timeout) = self.ack_timeout {
+            id.set_option(ffi::RDMA_OPTION_ID_ACK_TIMEOUT.0, ack_timeout.value())?;
+        }
+        id.resolve_address(self.source, self.destination, connecting::left(deadline)?)?;
+        Ok(RouteResolution { id, deadline })
+    }
+}
+
+/// The search for the way to a peer, in steps for event loops: see [`RouteBuilder::begin`]. Dropping it
+/// gives up.
+#[must_use]
+pub struct RouteResolution {
+    id: Id,
+    deadline: Option<Instant>,
+}
+
+impl RouteResolution {
+    /// Goes on as far as is possible without waiting: to be called when the file is readable, or the time
+    /// is over.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RouteBuilder::resolve`].
+    pub fn step(mut self) -> Result<Step<Route, Self>, ConnectionError> {
+        while let Some(event) = self.id.next()? {
+            if self.is_done_by(&event)? {
+                return Ok(Step::Done(Route { id: self.id }));
+            }
+        }
+        connecting::left(self.deadline)?;
+        Ok(Step::Pending(self))
+    }
+
+    /// Waits until the way is found, or the time is over that the search has begun with.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RouteBuilder::resolve`].
+    pub fn finish(mut self) -> Result<Route, ConnectionError> {
+        loop {
+            let event = self.id.next_before(self.deadline)?;
+            if self.is_done_by(&event)? {
+                return Ok(Route { id: self.id });
+            }
+        }
+    }
+
+    fn is_done_by(&mut self, event: &Copied) -> Result<bool, ConnectionError> {
+        match event.kind() {
+            ConnectionEventKind::AddressResolved => {
+                self.id.resolve_route(connecting::left(self.deadline)?)?;
+                Ok(false)
+            }
+            ConnectionEventKind::RouteResolved => Ok(true),
+            _ => Err(event.error()),
+        }
+    }
+}
+
+impl AsFd for RouteResolution {
+    /// Readable when [`step`](Self::step) has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.id.as_fd()
+    }
+}
+
+impl fmt::Debug for RouteResolution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RouteResolution").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+/// The way to a peer: the device, the port and the path that lead to its IP address.
+///
+/// ```no_run
+/// # // needs a peer
+/// use std::time::Duration;
+/// use ibverbs::{Channel, Route};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let time = Duration::from_secs(5);
+/// let route = Route::to("10.77.0.2:7471".parse()?).resolve(time)?;
+/// let context = route.open_device()?;
+/// let domain = context.alloc_pd()?;
+/// let prepared = Channel::builder(&domain).port(route.port()).build()?;
+/// let mut channel = route.connect(prepared, b"hello", time)?;
+/// channel.send_inline(b"over RDMA")?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub struct Route {
+    id: Id,
+}
+
+impl Route {
+    /// Begins to look for the way to `destination`: see [`RouteBuilder`].
+    pub fn to(destination: SocketAddr) -> RouteBuilder {
+        RouteBuilder::new(destination)
+    }
+
+    /// As [`RouteBuilder::resolve`], without options.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RouteBuilder::resolve`].
+    pub fn resolve(destination: SocketAddr, timeout: Duration) -> Result<Self, ConnectionError> {
+        Self::to(destination).resolve(timeout)
+    }
+
+    /// Opens the device that leads to the peer. A context of that device that is open already serves as
+    /// well.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::open`](crate::Device::open).
+    pub fn open_device(&self) -> Result<Context<'static>> {
+        self.id.open_device()
+    }
+
+    /// The name of the device that leads to the peer.
+    pub fn device_name(&self) -> Option<String> {
+        self.id.device_name()
+    }
+
+    /// The port of the device that leads to the peer: what a queue pair must be
+    /// [built with](crate::QueuePairBuilder::port).
+    pub fn port(&self) -> u8 {
+        self.id.port()
+    }
+
+    /// Whether the device speaks iWARP, where what is read from the peer must go into memory that peers
+    /// may write.
+    pub fn is_iwarp(&self) -> bool {
+        self.id.is_iwarp()
+    }
+
+    /// The address of the peer.
+    #[doc(alias = "rdma_get_peer_addr")]
+    #[doc(alias = "rdma_get_dst_port")]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.peer_addr()
+    }
+
+    /// Our own address.
+    #[doc(alias = "rdma_get_local_addr")]
+    #[doc(alias = "rdma_get_src_port")]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local_addr()
+    }
+
+    /// `rdma_set_local_ece`: offers the peer these enhanced connection options.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no vendor in them.
+    #[doc(alias = "rdma_set_local_ece")]
+    pub fn set_local_ece(&mut self, ece: EnhancedConnection) -> Result<()> {
+        self.id.set_local_ece(ece)
+    }
+
+    /// `rdma_connect`: connects, with up to 56 bytes of the program's own for the peer (252 on iWARP),
+    /// within `timeout`.
+    ///
+    /// The path, the MTU and how many reads may be outstanding are agreed on with the peer. What the peer
+    /// may do and the times and numbers of retries are those that the queue pair was built with.
+    ///
+    /// # Errors
+    ///
+    ///  - [`Rejected`](ConnectionError::Rejected): the peer does not want to, or nobody listens.
+    ///  - [`Unreachable`](ConnectionError::Unreachable), [`TimedOut`](ConnectionError::TimedOut): the peer
+    ///    does not answer.
+    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
+    ///    queue pair is not where the route begins.
+    ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long, the queue pair is not of type
+    ///    RC, or something failed.
+    ///  - Others: see [`ConnectionError`].
+    ///
+    /// The queue pair is then destroyed. [`prepare`](Self::prepare) gives it back.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect<P: Connectable>(
+        self,
+        prepared: P,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<Connection<Connected<P>>, ConnectionError> {
+        connect(self.id, prepared, None, private_data, timeout)
+    }
+
+    /// Takes the queue pair to INIT, where it takes receives, and sends nothing yet: the first step of
+    /// [`connect`](Self::connect).
+    ///
+    /// # Errors
+    ///
+    /// Both come back with the reason, and nothing has changed:
+    ///
+    ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
+    ///    queue pair is not where the route begins.
+    ///  - [`Verbs`](ConnectionError::Verbs): it is not of type RC (`EINVAL`), or the device failed.
+    pub fn prepare<P: Connectable>(
+        self,
+        prepared: P,
+    ) -> Result<PendingConnection<Connected<P>>, (Self, P, ConnectionError)> {
+        PendingConnection::new(self.id, prepared, None)
+            .map_err(|(id, prepared, error)| (Self { id }, prepared, error))
+    }
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Route")
+            .field("peer_addr", &self.peer_addr())
+            .field("device", &self.device_name())
+            .field("port", &self.port())
+            .finish()
+    }
+}
