@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Channel;
 use super::core::CoreSettings;
+use super::in_flight::InFlight;
 use super::link::Link;
 use super::operation::Limits;
 use super::shared_completion_queue::SharedCompletionQueue;
@@ -217,11 +218,12 @@ impl<'res> ChannelBuilder<'res> {
                 (shared.queue().clone(), Some((router, inbox)))
             }
         };
-        let prepared = QueuePairBuilder::new(self.domain, &queue, &queue, self.queue_pair_type)
-            .with(capacities, self.connection)
-            .build();
-        let prepared = match (prepared, &router) {
-            (Ok(prepared), _) => prepared,
+        let builder = QueuePairBuilder::new(self.domain, &queue, &queue, self.queue_pair_type);
+        // The queue has room for both depths, so they are numbers that a device has.
+        let made = InFlight::new(max_send_wr, max_recv_wr)
+            .and_then(|table| Ok((builder.with(capacities, self.connection).build()?, table)));
+        let (prepared, table) = match (made, &router) {
+            (Ok(made), _) => made,
             (Err(error), Some((router, inbox))) => {
                 router.release(*inbox);
                 return Err(error);
@@ -241,14 +243,12 @@ impl<'res> ChannelBuilder<'res> {
             reliable,
         };
         let settings = CoreSettings {
-            max_send_wr,
-            max_recv_wr,
             limits,
             settle_timeout: self.settle_timeout,
             // The queue pair holds the queue in an `Arc`, so its address stays the same.
             sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
         };
-        Ok(PreparedChannel { link: Link::new(queue_pair, &settings, router) })
+        Ok(PreparedChannel { link: Link::new(queue_pair, &settings, table, router) })
     }
 }
 

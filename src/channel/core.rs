@@ -99,8 +99,6 @@ pub(super) struct OneThread(PhantomData<*const ()>);
 /// The settings of a core.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CoreSettings {
-    pub(super) max_send_wr: u32,
-    pub(super) max_recv_wr: u32,
     pub(super) limits: Limits,
     pub(super) settle_timeout: Duration,
     pub(super) sleep: Option<Sleep>,
@@ -118,6 +116,7 @@ impl Core {
     pub(super) unsafe fn new(
         queue_pair: *mut ffi::ibv_qp,
         settings: &CoreSettings,
+        table: InFlight,
         router: Option<(Arc<Router>, Inbox)>,
     ) -> Arc<Self> {
         let epoch = new_epoch();
@@ -140,7 +139,7 @@ impl Core {
             blocking_id: Cell::new(0),
             fast_path: Cell::new(false),
             completion: UnsafeCell::default(),
-            table: InFlight::new(settings.max_send_wr, settings.max_recv_wr),
+            table,
             blocking: Cell::new(false),
             limits: settings.limits,
             router,

@@ -15,6 +15,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use crate::completion::WorkCompletion;
+use crate::error::{Error, Result};
 use crate::ffi;
 
 /// The index of a blocking operation. It has no slot, as there is at most one at a time.
@@ -107,6 +108,13 @@ impl Slot {
     }
 }
 
+/// The error for what a channel cannot be made without.
+#[cold]
+pub(super) fn no_memory() -> Error {
+    let reason = "no memory for what the channel keeps of its operations in flight";
+    Error::with_reason("ibv_create_qp", libc::ENOMEM, reason)
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct InFlight {
@@ -135,15 +143,22 @@ unsafe impl Send for InFlight {}
 
 impl InFlight {
     /// A closed table. Both depths together are less than `u32::MAX`.
-    pub(super) fn new(sends: u32, receives: u32) -> Self {
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    pub(super) fn new(sends: u32, receives: u32) -> Result<Self> {
         let slot = |_| Slot {
             wr_id: Cell::new(0),
             next: Cell::new(NonNull::dangling()),
             state: Cell::new(State::Seen),
             completion: Cell::new(WorkCompletion::default()),
         };
-        let slots: Box<[Slot]> = (0..sends as usize + receives as usize + 1).map(slot).collect();
-        let slots = NonNull::from(Box::leak(slots));
+        let depth = sends as usize + receives as usize;
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(depth + 1).map_err(|_| no_memory())?;
+        slots.extend((0..=depth).map(slot));
+        let slots = NonNull::from(Box::leak(slots.into_boxed_slice()));
         let dangling = NonNull::dangling();
         let table = Self {
             slots,
@@ -154,7 +169,7 @@ impl InFlight {
             open: Cell::new(false),
         };
         table.close();
-        table
+        Ok(table)
     }
 
     fn all(&self) -> &[Slot] {
@@ -297,7 +312,7 @@ mod tests {
     use super::*;
 
     fn opened(sends: u32, receives: u32) -> InFlight {
-        let table = InFlight::new(sends, receives);
+        let table = InFlight::new(sends, receives).unwrap();
         table.open(1 << 32);
         table
     }
@@ -354,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_closed_table_gives_nothing_out_but_takes_back() {
-        let table = InFlight::new(1, 1);
+        let table = InFlight::new(1, 1).unwrap();
         assert_eq!(take(&table, Queue::Send), None);
         table.open(1 << 32);
         take(&table, Queue::Send).unwrap();

@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::core::{Core, CoreSettings};
+use super::in_flight::InFlight;
 use super::shared_completion_queue::{Inbox, Router};
 use crate::error::{Error, Result};
 use crate::queue_pair::{QueuePair, QueuePairEndpoint};
@@ -40,10 +41,11 @@ impl<'res> Link<'res> {
     pub(super) fn new(
         queue_pair: QueuePair<'res>,
         settings: &CoreSettings,
+        table: InFlight,
         router: Option<(Arc<Router>, Inbox)>,
     ) -> Self {
         // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
-        let core = unsafe { Core::new(queue_pair.as_raw(), settings, router) };
+        let core = unsafe { Core::new(queue_pair.as_raw(), settings, table, router) };
         Self { core, queue_pair: ManuallyDrop::new(queue_pair), leaked: false }
     }
 

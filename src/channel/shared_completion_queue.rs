@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::epoch::new_epoch;
+use super::in_flight::no_memory;
 use crate::completion::CompletionQueue;
 use crate::device::Context;
 use crate::error::{Error, Result};
@@ -164,9 +165,11 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(room: u32) -> Self {
-        let entries = (0..room).map(|_| ffi::ibv_wc::default()).collect();
-        Self { entries, first: 0, len: 0, overflown: false }
+    fn new(room: u32) -> Result<Self> {
+        let mut entries = Vec::new();
+        entries.try_reserve_exact(room as usize).map_err(|_| no_memory())?;
+        entries.resize(room as usize, ffi::ibv_wc::default());
+        Ok(Self { entries: entries.into(), first: 0, len: 0, overflown: false })
     }
 
     fn push(&mut self, completion: ffi::ibv_wc) {
@@ -217,6 +220,7 @@ impl Router {
     /// # Errors
     ///
     ///  - `EINVAL`: less than `room` of the capacity is left.
+    ///  - `ENOMEM`: out of memory.
     pub(super) fn reserve(&self, room: u32) -> Result<Inbox> {
         let mut routes = self.lock();
         let left = self.capacity - routes.reserved;
@@ -224,12 +228,18 @@ impl Router {
             let what = "the depth of the channel";
             return Err(Error::out_of_range("ibv_create_cq", what, room.into(), 0, left.into()));
         }
+        let ring = Ring::new(room)?;
+        // So that neither this nor `register` need allocate anything more.
+        let channels = routes.inboxes.len() + 1;
+        let (inboxes, numbers) = (routes.inboxes.len(), routes.numbers.len());
+        routes.inboxes.try_reserve(channels - inboxes).map_err(|_| no_memory())?;
+        routes.numbers.try_reserve(channels - numbers).map_err(|_| no_memory())?;
         routes.reserved += room;
         let index = routes.inboxes.iter().position(Option::is_none).unwrap_or_else(|| {
             routes.inboxes.push(None);
             routes.inboxes.len() - 1
         });
-        routes.inboxes[index] = Some(Ring::new(room));
+        routes.inboxes[index] = Some(ring);
         Ok(Inbox(index))
     }
 
@@ -350,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_ring_keeps_the_order_and_detects_overflow() {
-        let mut ring = Ring::new(3);
+        let mut ring = Ring::new(3).unwrap();
         for round in 0..5 {
             for n in 0..3 {
                 ring.push(completion(round * 3 + n));
@@ -370,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_ring_without_room_is_empty() {
-        let mut ring = Ring::new(0);
+        let mut ring = Ring::new(0).unwrap();
         assert!(ring.pop().is_none());
         ring.push(completion(1));
         assert!(ring.overflown && ring.pop().is_none());

@@ -200,11 +200,14 @@ impl<'a> Context<'a> {
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
+        const VERB: &str = "ibv_query_gid_table";
         let mut room = 0;
         for port in 1..=self.query_device()?.phys_port_cnt() {
             room += self.query_port(port)?.gid_table_len() as usize;
         }
-        let mut table = vec![ffi::ibv_gid_entry::default(); room];
+        let mut table = Vec::new();
+        table.try_reserve_exact(room).map_err(|_| Error::new(VERB, libc::ENOMEM))?;
+        table.resize(room, ffi::ibv_gid_entry::default());
         // SAFETY: the context is live, and the table has room for as many entries as it says.
         let returned = unsafe {
             ffi::_ibv_query_gid_table(
@@ -215,7 +218,7 @@ impl<'a> Context<'a> {
                 size_of::<ffi::ibv_gid_entry>(),
             )
         };
-        let filled = ffi::count("ibv_query_gid_table", returned)?;
+        let filled = ffi::count(VERB, returned)?;
         table.truncate(filled);
         Ok(table.into_iter().map(GidEntry::from).collect())
     }

@@ -1,6 +1,6 @@
 //! Zeroed memory for regions: from the heap, or whole pages from the kernel.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::{self, NonNull};
 
 use crate::error::{Error, Result};
@@ -94,7 +94,7 @@ impl Allocation {
         // SAFETY: the layout has a size.
         match NonNull::new(unsafe { alloc_zeroed(layout) }) {
             Some(data) => Ok(Self { data, source: Source::Heap(layout) }),
-            None => handle_alloc_error(layout),
+            None => Err(Error::with_reason(verb, libc::ENOMEM, NO_MEMORY)),
         }
     }
 
@@ -154,6 +154,8 @@ impl Allocation {
     }
 }
 
+const NO_MEMORY: &str = "no memory for the region's buffer, of its size and alignment";
+
 /// Why the kernel gave no memory.
 #[cold]
 fn no_pages(verb: &'static str, huge_pages: Option<HugePages>) -> Error {
@@ -168,7 +170,7 @@ fn no_pages(verb: &'static str, huge_pages: Option<HugePages>) -> Error {
                  (see /sys/kernel/mm/hugepages)";
             Error::with_reason(verb, libc::ENOMEM, reason)
         }
-        errno => Error::with_reason(verb, errno, "no memory for the region's buffer"),
+        errno => Error::with_reason(verb, errno, NO_MEMORY),
     }
 }
 

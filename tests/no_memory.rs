@@ -1,0 +1,98 @@
+//! A caller's number never aborts the process: what the heap cannot give is a typed error.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use ibverbs::*;
+use ibverbs_function_device::FunctionDevice;
+
+/// Refuses what is as large as the current thread says, or larger.
+struct Limited;
+
+thread_local! {
+    static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+// SAFETY: what is not refused is left to the system's allocator.
+unsafe impl GlobalAlloc for Limited {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= LIMIT.get() {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: as the caller's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Limited = Limited;
+
+/// Runs `f` on a heap that gives less than `limit` bytes at a time.
+fn with_less_than<R>(limit: usize, f: impl FnOnce() -> R) -> R {
+    LIMIT.set(limit);
+    let result = f();
+    LIMIT.set(usize::MAX);
+    result
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T>) {
+    let Err(error) = result else { panic!("there is no memory for it") };
+    assert_eq!((error.raw_os_error(), error.kind()), (libc::ENOMEM, ErrorKind::Resource));
+    assert!(error.to_string().contains("no memory for"), "{error}");
+}
+
+#[test]
+fn a_region_without_memory_is_a_typed_error() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    // Below 1 MiB it comes from the heap.
+    let size = (1 << 20) - 64;
+    with_less_than(size, || {
+        refused(domain.allocate::<u8>(size));
+        refused(domain.allocate_shared::<u64>(size / 8, AccessFlags::REMOTE_READ));
+    });
+    assert_eq!(device.calls("reg_mr"), 0);
+    domain.allocate::<u8>(size).unwrap().close().unwrap();
+    // No address has so many zeros.
+    for alignment in [1 << 48, 1 << 56, 1 << 62] {
+        for size in [8, 1 << 20] {
+            refused(domain.allocate_with::<u8>(size, RegionOptions::new().alignment(alignment)));
+            let options = RegionOptions::new().alignment(alignment).page_aligned();
+            refused(domain.allocate_with::<u8>(size, options));
+        }
+    }
+    assert!(domain.allocate_with::<u8>(8, RegionOptions::new().alignment(1 << 63)).is_err());
+    drop(domain);
+    drop(context);
+    device.assert_clean();
+}
+
+#[test]
+fn a_channel_without_memory_is_a_typed_error() {
+    let device = FunctionDevice::model();
+    let context = Arc::new(device.context());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let most = context.query_device().unwrap().max_qp_wr().min(1000);
+    let queue = Arc::new(SharedCompletionQueue::new(&context, 2 * most).unwrap());
+    for shared in [false, true] {
+        let build = || {
+            let builder = Channel::builder(&domain).max_send_wr(most).max_recv_wr(most);
+            let builder = if shared { builder.shared_completion_queue(&queue) } else { builder };
+            builder.build()
+        };
+        let available = queue.available();
+        with_less_than(most as usize * 48, || refused(build()));
+        assert_eq!((queue.available(), device.calls("create_qp")), (available, u64::from(shared)));
+        drop(build().unwrap());
+    }
+    drop((queue, domain, context));
+    device.assert_clean();
+}
