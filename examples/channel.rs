@@ -3,6 +3,8 @@
 //!
 //! The client makes up a message, the server turns it round, and the client checks every byte.
 
+#[path = "common/broken_pipe.rs"]
+mod broken_pipe;
 mod common;
 
 use common::{Options, Result, deadline, exchange, meet, pattern};
@@ -12,6 +14,7 @@ use ibverbs::{Channel, MemoryRegion};
 const LENGTH: usize = 512;
 
 fn main() -> Result<()> {
+    broken_pipe::end_quietly();
     let options = Options::read(200)?;
     let context = options.open()?;
     let domain = context.alloc_pd()?;

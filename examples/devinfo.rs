@@ -1,5 +1,8 @@
 //! Shows RDMA devices, as rdma-core's `ibv_devinfo` does: the same options, the same layout.
 
+#[path = "common/broken_pipe.rs"]
+mod broken_pipe;
+
 use std::error::Error;
 use std::fmt::Display;
 use std::fs;
@@ -31,6 +34,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
+    broken_pipe::end_quietly();
     let options = match parse() {
         Ok(Some(options)) => options,
         Ok(None) => {

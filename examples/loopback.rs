@@ -1,6 +1,9 @@
 //! Moves bytes through an RDMA device, over a channel that is connected to itself, and checks every
 //! one: messages that are sent and received, and memory that is written and read from afar.
 
+#[path = "common/broken_pipe.rs"]
+mod broken_pipe;
+
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -37,6 +40,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
+    broken_pipe::end_quietly();
     match parse() {
         Ok(None) => println!("{USAGE}"),
         Ok(Some(options)) => {

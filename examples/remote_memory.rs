@@ -6,6 +6,8 @@
 //! of the lock: compare-and-swap, write, read, fetch-and-add. At last the server looks at what became
 //! of its memory.
 
+#[path = "common/broken_pipe.rs"]
+mod broken_pipe;
 mod common;
 
 use common::{Options, Result, deadline, exchange, meet, pattern};
@@ -18,6 +20,7 @@ const COUNTER: usize = 1;
 const DATA: usize = 2;
 
 fn main() -> Result<()> {
+    broken_pipe::end_quietly();
     let options = Options::read(10)?;
     let context = options.open()?;
     let domain = context.alloc_pd()?;

@@ -4,6 +4,8 @@
 //! Each side has one scope, in which the same buffers go round and round. Every number that arrives
 //! is checked.
 
+#[path = "common/broken_pipe.rs"]
+mod broken_pipe;
 mod common;
 
 use std::collections::VecDeque;
@@ -18,6 +20,7 @@ const LENGTH: usize = 8192;
 const WINDOW: usize = 16;
 
 fn main() -> Result<()> {
+    broken_pipe::end_quietly();
     let options = Options::read(64)?;
     let context = options.open()?;
     let domain = context.alloc_pd()?;

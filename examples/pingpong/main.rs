@@ -6,6 +6,8 @@
 //! looks at one byte per page of the last message.)
 
 mod address;
+#[path = "../common/broken_pipe.rs"]
+mod broken_pipe;
 mod game;
 mod messages;
 mod options;
@@ -32,6 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const RECEIVE_MEMORY: usize = 64 << 20;
 
 fn main() -> ExitCode {
+    broken_pipe::end_quietly();
     match parse() {
         Ok(None) => println!("{USAGE}"),
         Ok(Some(options)) => {

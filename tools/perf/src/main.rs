@@ -6,6 +6,8 @@
 //! [steps](wire::Step), of which the sides tell each other over TCP, so that neither measures before
 //! the other is ready; in between there is nothing but the traffic.
 
+#[path = "../../../examples/common/broken_pipe.rs"]
+mod broken_pipe;
 mod channel;
 mod options;
 mod plan;
@@ -23,6 +25,7 @@ use std::process::ExitCode;
 use options::{Command, USAGE};
 
 fn main() -> ExitCode {
+    broken_pipe::end_quietly();
     let done = match options::read(lexopt::Parser::from_env()) {
         Ok(Command::Help) => {
             println!("{USAGE}");
