@@ -41,6 +41,10 @@ pub use connect::rdmacm::{
     PendingConnection, PrivateData, RejectReason, Rejection, Route, RouteBuilder, RouteResolution,
     Step,
 };
+pub use connect::tcp::{
+    DeadlineStream, ExchangeError, MAX_PRIVATE_DATA, StreamWithDeadline, peer_has_closed,
+    wait_until_peer_closes,
+};
 pub use device::{
     AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents, AtomicCapability, Context, Device,
     DeviceAttributes, DeviceCapabilities, DeviceList, DeviceListIter, ForkStatus, Gid, GidEntry,

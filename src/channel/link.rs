@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::core::{Core, CoreSettings};
@@ -18,6 +19,9 @@ pub(super) struct Link<'res> {
     queue_pair: ManuallyDrop<QueuePair<'res>>,
     /// The destroy verb failed.
     leaked: bool,
+    /// Over which the two sides have connected, if they did so over TCP. It is closed after the queue
+    /// pair is destroyed.
+    pub(super) stream: Option<TcpStream>,
 }
 
 impl Drop for Link<'_> {
@@ -46,7 +50,7 @@ impl<'res> Link<'res> {
     ) -> Self {
         // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
         let core = unsafe { Core::new(queue_pair.as_raw(), settings, table, router) };
-        Self { core, queue_pair: ManuallyDrop::new(queue_pair), leaked: false }
+        Self { core, queue_pair: ManuallyDrop::new(queue_pair), leaked: false, stream: None }
     }
 
     pub(super) fn endpoint(&self) -> QueuePairEndpoint {

@@ -24,6 +24,7 @@ pub use scoped_work::ScopedPendingWork;
 pub use shared_completion_queue::SharedCompletionQueue;
 
 use std::fmt;
+use std::net::TcpStream;
 
 use self::core::Core;
 use self::link::Link;
@@ -157,6 +158,15 @@ impl<'res> Channel<'res> {
     #[inline]
     fn core(&self) -> &Core {
         &self.link.core
+    }
+
+    /// The TCP stream over which it was connected: a matter of the room `connect`.
+    pub(crate) fn kept_stream(&self) -> Option<&TcpStream> {
+        self.link.stream.as_ref()
+    }
+
+    pub(crate) fn kept_stream_mut(&mut self) -> &mut Option<TcpStream> {
+        &mut self.link.stream
     }
 
     /// The number of the queue pair.

@@ -2,3 +2,4 @@
 
 #[cfg(feature = "rdmacm")]
 pub(crate) mod rdmacm;
+pub(crate) mod tcp;

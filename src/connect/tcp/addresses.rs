@@ -1,0 +1,399 @@
+//! Connecting by address: TCP itself, and its stream as a sign of life.
+
+use std::ffi::c_int;
+use std::io;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::error::ExchangeError;
+use super::exchange::{Prepared, Role, exchange};
+use super::stream::DeadlineStream;
+use crate::channel::{Channel, PreparedChannel};
+use crate::queue_pair::{PreparedQueuePair, QueuePair};
+
+/// A host that is silent for longer than this is asked whether it is there, ..
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+/// .. so often ..
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// .. and is taken for dead when so many questions have no answer.
+const KEEPALIVE_PROBES: c_int = 4;
+
+/// Connecting over TCP or another stream.
+impl<'res> PreparedChannel<'res> {
+    /// Connects to the peer that [accepts](Self::accept) at `address`: over TCP, both sides tell each
+    /// other their endpoints and up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of the
+    /// program's own, and shake hands. When it returns, both are ready. What the peer's program told
+    /// comes back beside the channel.
+    ///
+    /// The TCP stream stays open as long as the channel does: see [`Channel::peer_is_gone`].
+    ///
+    /// ```no_run
+    /// use std::time::{Duration, Instant};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = ibverbs::open("rxe0")?;
+    /// # let domain = context.alloc_pd()?;
+    /// let deadline = Instant::now() + Duration::from_secs(10);
+    /// let prepared = domain.create_channel().build()?;
+    /// let (mut channel, told) = prepared.connect("server:18515", b"my name", deadline)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Everything ends at the deadline but two things, over which a program has no power: looking up a
+    /// host's name, and the kernel's own look-up of the peer's MAC address during the handshake. Pass a
+    /// [`SocketAddr`](std::net::SocketAddr) where the first matters.
+    ///
+    /// What goes over TCP is neither encrypted nor authenticated, and RDMA is not either: see
+    /// [`connect_over`](Self::connect_over) for streams that are.
+    ///
+    /// # Errors
+    ///
+    /// [`ExchangeError`] says what can go wrong. The queue pair is then destroyed, and the peer is told,
+    /// or sees the end of the stream.
+    pub fn connect(
+        self,
+        address: impl ToSocketAddrs,
+        private_data: &[u8],
+        deadline: Instant,
+    ) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
+        let stream = dial(address, deadline)?;
+        keep(over(self, Role::Connects, stream, private_data, deadline)?)
+    }
+
+    /// Waits for a peer that [connects](Self::connect) to the listener, and connects to it.
+    ///
+    /// Other threads that wait for clients of the same listener use this method too: it makes the listener
+    /// non-blocking for the moment of accepting.
+    ///
+    /// A client that does not get through ends this with an error. A server that is open to clients of
+    /// all kinds accepts the stream itself, on a thread that may wait, and then calls
+    /// [`accept_over`](Self::accept_over).
+    ///
+    /// ```no_run
+    /// use std::net::TcpListener;
+    /// use std::time::{Duration, Instant};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = ibverbs::open("rxe0")?;
+    /// # let domain = context.alloc_pd()?;
+    /// let listener = TcpListener::bind("[::]:18515")?;
+    /// let deadline = Instant::now() + Duration::from_secs(60);
+    /// let prepared = domain.create_channel().build()?;
+    /// let (mut channel, told) = prepared.accept(&listener, b"welcome", deadline)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub fn accept(
+        self,
+        listener: &TcpListener,
+        private_data: &[u8],
+        deadline: Instant,
+    ) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
+        let stream = next_client(listener, deadline)?;
+        keep(over(self, Role::Accepts, stream, private_data, deadline)?)
+    }
+
+    /// As [`connect`](Self::connect), over a stream that is connected already: a Unix socket, TLS, or a
+    /// [`TcpStream`] of the program's own. The stream stays the caller's, and waits without a limit
+    /// again afterwards.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect). Of the stream, nothing can then be said but that it may be closed.
+    pub fn connect_over(
+        self,
+        stream: &mut (impl DeadlineStream + ?Sized),
+        private_data: &[u8],
+        deadline: Instant,
+    ) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
+        exchange(self, Role::Connects, stream, private_data, deadline)
+    }
+
+    /// As [`accept`](Self::accept), over a stream that is connected already: see
+    /// [`connect_over`](Self::connect_over).
+    ///
+    /// # Errors
+    ///
+    /// As [`connect_over`](Self::connect_over).
+    pub fn accept_over(
+        self,
+        stream: &mut (impl DeadlineStream + ?Sized),
+        private_data: &[u8],
+        deadline: Instant,
+    ) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
+        exchange(self, Role::Accepts, stream, private_data, deadline)
+    }
+}
+
+/// Connecting over TCP or another stream.
+impl<'res> PreparedQueuePair<'res> {
+    /// As [`PreparedChannel::connect`]; the TCP stream comes back beside the queue pair, for the
+    /// program to keep: see [`peer_has_closed`].
+    ///
+    /// # Errors
+    ///
+    /// As [`PreparedChannel::connect`].
+    pub fn connect(
+        self,
+        address: impl ToSocketAddrs,
+        private_data: &[u8],
+        deadline: Instant,
+    ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), ExchangeError> {
+        let stream = dial(address, deadline)?;
+        over(self, Role::Connects, stream, private_data, deadline)
+    }
+
+    /// As [`PreparedChannel::accept`]; the TCP stream comes back beside the queue pair, for the program
+    /// to keep: see [`peer_has_closed`].
+    ///
+    /// # Errors
+    ///
+    /// As [`PreparedChannel::connect`].
+    pub fn accept(
+        self,
+        listener: &TcpListener,
+        private_data: &[u8],
+        deadline: Instant,
+    ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), ExchangeError> {
+        let stream = next_client(listener, deadline)?;
+        over(self, Role::Accepts, stream, private_data, deadline)
+    }
+
+    /// As [`PreparedChannel::connect_over`].
+    ///
+    /// # Errors
+    ///
+    /// As [`PreparedChannel::connect_over`].
+    pub fn connect_over(
+        self,
+        stream: &mut (impl DeadlineStream + ?Sized),
+        private_data: &[u8],
+        deadline: Instant,
+    ) -> Result<(QueuePair<'res>, Vec<u8>), ExchangeError> {
+        exchange(self, Role::Connects, stream, private_data, deadline)
+    }
+
+    /// As [`PreparedChannel::accept_over`].
+    ///
+    /// # Errors
+    ///
+    /// As [`PreparedChannel::connect_over`].
+    pub fn accept_over(
+        self,
+        stream: &mut (impl DeadlineStream + ?Sized),
+        private_data: &[u8],
+        deadline: Instant,
+    ) -> Result<(QueuePair<'res>, Vec<u8>), ExchangeError> {
+        exchange(self, Role::Accepts, stream, private_data, deadline)
+    }
+}
+
+/// The stream over which it was connected, as a sign of the peer's life.
+impl Channel<'_> {
+    /// The TCP stream over which the channel was connected, if that was by
+    /// [`connect`](PreparedChannel::connect) or [`accept`](PreparedChannel::accept): a program can
+    /// go on to use it as it likes, as nothing else reads or writes there. A [reset](Channel::reset) and
+    /// the next [`handshake`](PreparedChannel::handshake) keep it.
+    pub fn stream(&self) -> Option<&TcpStream> {
+        self.kept_stream()
+    }
+
+    /// Takes the TCP stream out of the channel, for the program to keep or to close.
+    pub fn take_stream(&mut self) -> Option<TcpStream> {
+        self.kept_stream_mut().take()
+    }
+
+    /// Whether the peer has closed its end of the [stream](Self::stream), because it dropped its
+    /// channel, ended, or died; or whether its host has not answered for about 30 seconds. It is not
+    /// noticed any sooner when a host loses its power.
+    ///
+    /// This does not wait, and asks the kernel each time.
+    ///
+    /// # Errors
+    ///
+    ///  - `NotConnected`: the channel has no stream.
+    ///  - `OutOfMemory`: the kernel has no memory left for the question.
+    pub fn peer_is_gone(&self) -> io::Result<bool> {
+        peer_has_closed(self.required_stream()?)
+    }
+
+    /// Waits until the peer has closed its end of the [stream](Self::stream), as
+    /// [`peer_is_gone`](Self::peer_is_gone) would find it; false if the deadline passes before. This is
+    /// for a side that only lends its memory, and has to keep it as long as the peer may use it.
+    ///
+    /// # Errors
+    ///
+    /// As [`peer_is_gone`](Self::peer_is_gone).
+    pub fn wait_until_peer_is_gone(&self, deadline: Instant) -> io::Result<bool> {
+        wait_until_peer_closes(self.required_stream()?, deadline)
+    }
+
+    fn required_stream(&self) -> io::Result<&TcpStream> {
+        let reason = "the channel was not connected over a TCP stream, or the stream was taken";
+        self.stream().ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, reason))
+    }
+}
+
+/// Whether the peer has closed its end of a stream socket, whatever it has sent before and is still to
+/// be read. This does not wait, and reads nothing.
+///
+/// For TLS, ask the socket below.
+///
+/// # Errors
+///
+///  - `OutOfMemory`: the kernel has no memory left for the question.
+pub fn peer_has_closed(stream: impl AsFd) -> io::Result<bool> {
+    poll(stream.as_fd(), libc::POLLRDHUP, Instant::now())
+}
+
+/// Waits until [`peer_has_closed`]; false if the deadline passes before.
+///
+/// # Errors
+///
+/// As [`peer_has_closed`].
+pub fn wait_until_peer_closes(stream: impl AsFd, deadline: Instant) -> io::Result<bool> {
+    poll(stream.as_fd(), libc::POLLRDHUP, deadline)
+}
+
+/// Waits for events on a file (or its failure, which always counts) until the deadline; says whether
+/// there were any.
+fn poll(file: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up, so that the last round does not spin. What is too long is waited for in parts.
+        let millis = left.as_nanos().div_ceil(1_000_000);
+        let millis = c_int::try_from(millis).unwrap_or(c_int::MAX);
+        let mut entry = libc::pollfd { fd: file.as_raw_fd(), events, revents: 0 };
+        // SAFETY: there is one entry, which is writable, and its file is open.
+        match unsafe { libc::poll(&mut entry, 1, millis) } {
+            0 if millis == c_int::MAX => {}
+            0 => return Ok(false),
+            -1 => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+            _ => return Ok(true),
+        }
+    }
+}
+
+/// Keeps the stream in the channel.
+fn keep<'res>(
+    (mut channel, private_data, stream): (Channel<'res>, Vec<u8>, TcpStream),
+) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
+    *channel.kept_stream_mut() = Some(stream);
+    Ok((channel, private_data))
+}
+
+/// Connects over a TCP stream that is to be kept.
+fn over<P: Prepared>(
+    prepared: P,
+    role: Role,
+    mut stream: TcpStream,
+    private_data: &[u8],
+    deadline: Instant,
+) -> Result<(P::Connected, Vec<u8>, TcpStream), ExchangeError> {
+    stream.set_nodelay(true).map_err(ExchangeError::Io)?;
+    watch_host(&stream).map_err(ExchangeError::Io)?;
+    let (connected, told) = exchange(prepared, role, &mut stream, private_data, deadline)?;
+    Ok((connected, told, stream))
+}
+
+/// Lets the kernel notice when the peer's host is gone, though nothing is sent.
+fn watch_host(stream: &TcpStream) -> io::Result<()> {
+    let seconds = |time: Duration| c_int::try_from(time.as_secs()).unwrap_or(c_int::MAX);
+    for (level, option, value) in [
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds(KEEPALIVE_IDLE)),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds(KEEPALIVE_INTERVAL)),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, KEEPALIVE_PROBES),
+    ] {
+        let length = size_of::<c_int>() as libc::socklen_t;
+        let value: *const c_int = &value;
+        // SAFETY: the socket is open, and the value is an int, as all of these options have it.
+        let returned =
+            unsafe { libc::setsockopt(stream.as_raw_fd(), level, option, value.cast(), length) };
+        if returned != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Calls the addresses that the name stands for, one after the other, until one answers. Each gets its
+/// share of the time that is left.
+fn dial(address: impl ToSocketAddrs, deadline: Instant) -> Result<TcpStream, ExchangeError> {
+    let addresses: Vec<_> = address.to_socket_addrs().map_err(ExchangeError::Io)?.collect();
+    let mut last = None;
+    for (tried, address) in addresses.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ExchangeError::TimedOut);
+        }
+        let share = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(match last {
+        Some(error) if error.kind() == io::ErrorKind::TimedOut => ExchangeError::TimedOut,
+        Some(error) => ExchangeError::Io(error),
+        None => ExchangeError::Io(io::Error::new(
+            io::ErrorKind::NotFound,
+            "the name of the host stands for no address",
+        )),
+    })
+}
+
+/// Waits for the next client of the listener.
+fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, ExchangeError> {
+    use io::ErrorKind as Kind;
+
+    loop {
+        if !poll(listener.as_fd(), libc::POLLIN, deadline).map_err(ExchangeError::Io)? {
+            return Err(ExchangeError::TimedOut);
+        }
+        match accept_now(listener) {
+            Ok(stream) => return Ok(stream),
+            // It was there, and has gone again, or another thread was faster.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    Kind::WouldBlock | Kind::Interrupted | Kind::ConnectionAborted
+                ) => {}
+            Err(error) => return Err(ExchangeError::Io(error)),
+        }
+    }
+}
+
+/// Accepts a client that is there. As another thread may have been faster, the listener must not block
+/// meanwhile. Whether it does is a property of the socket: those who change it here take turns.
+fn accept_now(listener: &TcpListener) -> io::Result<TcpStream> {
+    static TURN: Mutex<()> = Mutex::new(());
+
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the listener is open; this asks for its flags.
+    let flags = unsafe { libc::fcntl(listener.as_raw_fd(), libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let blocks = flags & libc::O_NONBLOCK == 0;
+    if blocks {
+        listener.set_nonblocking(true)?;
+    }
+    let accepted = listener.accept();
+    if blocks {
+        listener.set_nonblocking(false)?;
+    }
+    Ok(accepted?.0)
+}

@@ -1,0 +1,205 @@
+//! Streams that wait no longer than until a deadline.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::error::ExchangeError;
+
+/// A stream over which two sides can connect: one whose waits can be given a deadline.
+///
+/// [`TcpStream`] and [`UnixStream`] are such streams. For others, such as TLS over TCP, see
+/// [`StreamWithDeadline`].
+pub trait DeadlineStream: Read + Write {
+    /// From now on, `read`, `write` and `flush` wait no longer than until `deadline`; then they fail
+    /// with [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock). `None`
+    /// lets them wait for ever again.
+    ///
+    /// It is called before each of them, so a limit on the time of a single call is enough. A stream
+    /// that does not keep this makes `connect` and `accept` wait longer than they should; nothing else
+    /// depends on it.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if the deadline has passed, or whatever the stream says.
+    fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()>;
+}
+
+/// The time until the deadline, as the timeout of one call.
+fn timeout(deadline: Option<Instant>) -> io::Result<Option<Duration>> {
+    let Some(deadline) = deadline else { return Ok(None) };
+    match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+        // The kernel counts microseconds, and takes 0 as for ever.
+        left => Ok(Some(left.max(Duration::from_millis(1)))),
+    }
+}
+
+impl DeadlineStream for TcpStream {
+    fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let timeout = timeout(deadline)?;
+        self.set_read_timeout(timeout)?;
+        self.set_write_timeout(timeout)
+    }
+}
+
+impl DeadlineStream for UnixStream {
+    fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let timeout = timeout(deadline)?;
+        self.set_read_timeout(timeout)?;
+        self.set_write_timeout(timeout)
+    }
+}
+
+impl<S: DeadlineStream + ?Sized> DeadlineStream for &mut S {
+    fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        (**self).set_deadline(deadline)
+    }
+}
+
+impl<S: DeadlineStream + ?Sized> DeadlineStream for Box<S> {
+    fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        (**self).set_deadline(deadline)
+    }
+}
+
+/// Any stream, with a function that sets the deadline of its waits: for streams of other crates, such
+/// as TLS. The function is [`DeadlineStream::set_deadline`]; usually it passes the deadline on to the
+/// socket below.
+///
+/// ```
+/// use std::io::{BufReader, Read, Write};
+/// use std::net::TcpStream;
+/// use ibverbs::{DeadlineStream, StreamWithDeadline};
+///
+/// /// For want of a real one.
+/// struct Tls(TcpStream);
+/// # impl Read for Tls {
+/// #     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> { self.0.read(bytes) }
+/// # }
+/// # impl Write for Tls {
+/// #     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> { self.0.write(bytes) }
+/// #     fn flush(&mut self) -> std::io::Result<()> { Ok(()) }
+/// # }
+///
+/// fn with_deadline(tls: Tls) -> impl DeadlineStream {
+///     StreamWithDeadline::new(tls, |tls, deadline| tls.0.set_deadline(deadline))
+/// }
+/// ```
+pub struct StreamWithDeadline<S, F> {
+    stream: S,
+    set_deadline: F,
+}
+
+impl<S, F> StreamWithDeadline<S, F>
+where
+    S: Read + Write,
+    F: FnMut(&mut S, Option<Instant>) -> io::Result<()>,
+{
+    /// Puts the two together.
+    pub fn new(stream: S, set_deadline: F) -> Self {
+        Self { stream, set_deadline }
+    }
+
+    /// The stream alone.
+    pub fn into_inner(self) -> S {
+        self.stream
+    }
+}
+
+impl<S: Read, F> Read for StreamWithDeadline<S, F> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(bytes)
+    }
+}
+
+impl<S: Write, F> Write for StreamWithDeadline<S, F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+impl<S, F> DeadlineStream for StreamWithDeadline<S, F>
+where
+    S: Read + Write,
+    F: FnMut(&mut S, Option<Instant>) -> io::Result<()>,
+{
+    fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        (self.set_deadline)(&mut self.stream, deadline)
+    }
+}
+
+impl<S: fmt::Debug, F> fmt::Debug for StreamWithDeadline<S, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamWithDeadline").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+/// Reads and writes whole messages until a deadline.
+pub(super) struct Timed<'s, S: DeadlineStream> {
+    stream: &'s mut S,
+    deadline: Instant,
+}
+
+impl<'s, S: DeadlineStream> Timed<'s, S> {
+    pub(super) fn new(stream: &'s mut S, deadline: Instant) -> Self {
+        Self { stream, deadline }
+    }
+
+    /// Fills `bytes`.
+    pub(super) fn read(&mut self, mut bytes: &mut [u8]) -> Result<(), ExchangeError> {
+        while !bytes.is_empty() {
+            let read = self.once(|stream| stream.read(bytes))?;
+            // A stream that is wrong about the number must not lead us out of bounds.
+            bytes = bytes.get_mut(read..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Sends all of `bytes` on its way.
+    pub(super) fn write(&mut self, mut bytes: &[u8]) -> Result<(), ExchangeError> {
+        while !bytes.is_empty() {
+            let written = self.once(|stream| stream.write(bytes))?;
+            bytes = bytes.get(written..).unwrap_or_default();
+        }
+        self.once(|stream| stream.flush().map(|()| 1)).map(drop)
+    }
+
+    /// Calls the stream until it does something or the deadline passes. 0 is the end of the stream.
+    fn once(
+        &mut self,
+        mut call: impl FnMut(&mut S) -> io::Result<usize>,
+    ) -> Result<usize, ExchangeError> {
+        loop {
+            self.stream.set_deadline(Some(self.deadline)).map_err(ExchangeError::from_stream)?;
+            match call(self.stream) {
+                Ok(0) => return Err(ExchangeError::Closed),
+                Ok(done) => return Ok(done),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let error = ExchangeError::from_stream(error);
+                    let left = self.deadline.saturating_duration_since(Instant::now());
+                    if !matches!(error, ExchangeError::TimedOut) || left.is_zero() {
+                        return Err(error);
+                    }
+                    // The stream does not block, or its clock is coarser than ours.
+                    thread::sleep(left.min(Duration::from_millis(1)));
+                }
+            }
+        }
+    }
+}
+
+impl<S: DeadlineStream> Drop for Timed<'_, S> {
+    /// The caller gets the stream back as one that waits. If that fails, its next call will say so.
+    fn drop(&mut self) {
+        let _ = self.stream.set_deadline(None);
+    }
+}

@@ -1,0 +1,105 @@
+//! Connecting over TCP and other streams, on a device made of functions: both sides are ready, or both
+//! know why not; and peers that do what they should not.
+
+mod hostile;
+mod streams;
+mod tcp;
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    Channel, ChannelBuilder, ExchangeError, MaxRnrRetries, MemoryRegion, PreparedChannel,
+    ProtectionDomain,
+};
+use ibverbs_function_device::{FunctionDevice, Kind};
+
+/// A device with a domain. The tests take turns: they count what the process has open.
+struct Rig {
+    domain: Arc<ProtectionDomain<'static>>,
+    device: FunctionDevice,
+    files: usize,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = FunctionDevice::model();
+        let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).unwrap());
+        let rig = Self { domain, device, files: 0, _turn: turn };
+        // What is opened once, such as by the first channel, counts as there from the start.
+        drop(rig.prepared());
+        Self { files: open_files(), ..rig }
+    }
+
+    fn builder(&self) -> ChannelBuilder<'static> {
+        Channel::builder(&self.domain)
+            .max_inline_data(64)
+            // The device counts polls, not time: a send waits for its receive for ever.
+            .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+            .settle_timeout(Duration::from_millis(50))
+    }
+
+    fn prepared(&self) -> PreparedChannel<'static> {
+        self.builder().build().unwrap()
+    }
+
+    /// Nothing is left of any connection: neither queue pairs nor files.
+    #[track_caller]
+    fn assert_nothing_left(&self) {
+        let live = [Kind::QueuePair, Kind::CompletionQueue].map(|kind| self.device.live(kind));
+        assert_eq!(live, [0, 0], "queue pairs and completion queues");
+        assert_eq!(open_files(), self.files, "open files");
+    }
+
+    /// One message each way.
+    fn talk(&self, one: &mut Channel<'_>, two: &mut Channel<'_>) {
+        self.tell(one, two);
+        self.tell(two, one);
+    }
+
+    fn tell(&self, from: &mut Channel<'_>, to: &mut Channel<'_>) {
+        let mut inbox = MemoryRegion::<u8>::new(&self.domain, 16).unwrap();
+        thread::scope(|threads| {
+            threads.spawn(|| from.send_inline_deadline(b"hello", soon()).unwrap());
+            let done = to.receive_deadline(&mut inbox.slice_mut(..).unwrap(), soon()).unwrap();
+            assert_eq!(done.byte_len(), 5);
+        });
+        assert_eq!(&inbox[..5], b"hello");
+    }
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Longer than anything takes that goes well.
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// Short, for what cannot go well.
+fn at_once() -> Instant {
+    Instant::now() + Duration::from_millis(100)
+}
+
+fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").unwrap()
+}
+
+/// Two ends of a TCP connection.
+fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = listener();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (one, listener.accept().unwrap().0)
+}
+
+/// The error of what should have failed.
+#[track_caller]
+fn error<T>(result: Result<T, ExchangeError>) -> ExchangeError {
+    result.err().expect("it fails")
+}

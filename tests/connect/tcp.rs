@@ -1,0 +1,241 @@
+//! By address.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+
+use ibverbs::{
+    CompletionQueue, ErrorKind, MAX_PRIVATE_DATA, QueuePair, QueuePairState, QueuePairType,
+    peer_has_closed, wait_until_peer_closes,
+};
+
+use super::*;
+
+/// Connects two channels by address; the private data are checked.
+fn connected(rig: &Rig) -> (Channel<'static>, Channel<'static>) {
+    let listener = listener();
+    let address = listener.local_addr().unwrap();
+    let (one, two) = (rig.prepared(), rig.prepared());
+    thread::scope(|threads| {
+        let client = threads.spawn(move || one.connect(address, b"from the client", soon()));
+        let (two, told) = two.accept(&listener, b"from the server", soon()).unwrap();
+        assert_eq!(told, b"from the client");
+        let (one, told) = client.join().unwrap().unwrap();
+        assert_eq!(told, b"from the server");
+        (one, two)
+    })
+}
+
+#[test]
+fn two_channels_connect_in_one_call_each() {
+    let rig = Rig::new();
+    let (mut one, mut two) = connected(&rig);
+    rig.talk(&mut one, &mut two);
+    assert!(!one.peer_is_gone().unwrap() && !two.peer_is_gone().unwrap());
+    drop((one, two));
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn two_queue_pairs_too() {
+    let rig = Rig::new();
+    let queue = Arc::new(CompletionQueue::new(rig.domain.context(), 16).unwrap());
+    let build = || {
+        let kind = QueuePairType::ReliableConnected;
+        QueuePair::builder(&rig.domain, &queue, &queue, kind).build().unwrap()
+    };
+    let listener = listener();
+    let address = listener.local_addr().unwrap();
+    let (one, two) = (build(), build());
+    thread::scope(|threads| {
+        let client = threads.spawn(move || one.connect(address, &[], soon()));
+        let (two, told, to_one) = two.accept(&listener, &[7; 3], soon()).unwrap();
+        assert!(told.is_empty());
+        let (one, told, to_two) = client.join().unwrap().unwrap();
+        assert_eq!(told, [7; 3]);
+        for queue_pair in [&one, &two] {
+            assert_eq!(queue_pair.state().unwrap(), QueuePairState::ReadyToSend);
+        }
+        assert!(!peer_has_closed(&to_one).unwrap());
+        drop(to_two);
+        assert!(wait_until_peer_closes(&to_one, soon()).unwrap());
+    });
+    drop((queue, listener));
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn private_data_have_a_limit_that_is_met_exactly() {
+    let rig = Rig::new();
+    let listener = listener();
+    let address = listener.local_addr().unwrap();
+    let most: Vec<u8> = (0..MAX_PRIVATE_DATA).map(|index| index as u8).collect();
+    let (one, two) = (rig.prepared(), rig.prepared());
+    thread::scope(|threads| {
+        let client = threads.spawn(|| one.connect(address, &most, soon()));
+        let (_two, told) = two.accept(&listener, &most, soon()).unwrap();
+        assert!(told == most && client.join().unwrap().unwrap().1 == most);
+    });
+    let too_much = [&most[..], &[0]].concat();
+    let mut stream = tcp_pair();
+    let result = error(rig.prepared().connect_over(&mut stream.0, &too_much, soon()));
+    assert!(matches!(result, ExchangeError::PrivateDataTooLong(8193)), "{result}");
+    // Nothing was sent.
+    stream.1.set_nonblocking(true).unwrap();
+    assert_eq!(stream.1.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    drop((stream, listener));
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn the_stream_is_a_sign_of_life() {
+    let rig = Rig::new();
+    let (mut one, two) = connected(&rig);
+    // What the peer has sent and nobody has read does not hide that it is gone.
+    two.stream().unwrap().write_all(b"unread").unwrap();
+    assert!(!one.wait_until_peer_is_gone(at_once()).unwrap());
+    drop(two);
+    assert!(one.wait_until_peer_is_gone(soon()).unwrap() && one.peer_is_gone().unwrap());
+    let mut stream = one.take_stream().unwrap();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "unread");
+    let reason = one.peer_is_gone().unwrap_err();
+    assert_eq!(reason.kind(), std::io::ErrorKind::NotConnected);
+    assert!(one.stream().is_none() && one.take_stream().is_none());
+    drop((one, stream));
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn a_reset_keeps_the_stream_and_connects_again_over_it() {
+    let rig = Rig::new();
+    let (mut one, mut two) = connected(&rig);
+    for _ in 0..3 {
+        let mut streams = [&mut one, &mut two].map(|channel| channel.take_stream().unwrap());
+        let (again, other) = (one.reset().unwrap(), two.reset().unwrap());
+        let [here, there] = &mut streams;
+        (one, two) = thread::scope(|threads| {
+            let client = threads.spawn(move || again.connect_over(here, b"", soon()).unwrap().0);
+            let two = other.accept_over(there, b"", soon()).unwrap().0;
+            (client.join().unwrap(), two)
+        });
+        rig.talk(&mut one, &mut two);
+        // By hand it stays where it is.
+        drop(streams);
+        (one, two) = {
+            drop((one, two));
+            connected(&rig)
+        };
+        let (again, other) = (one.reset().unwrap(), two.reset().unwrap());
+        let (to_one, to_two) = (again.endpoint(), other.endpoint());
+        (one, two) = (again.handshake(to_two).unwrap(), other.handshake(to_one).unwrap());
+        assert!(!one.peer_is_gone().unwrap() && !two.peer_is_gone().unwrap());
+    }
+    drop((one, two));
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn nobody_there_is_an_error_in_time() {
+    let rig = Rig::new();
+    // A port that nobody listens on.
+    let free: SocketAddr = listener().local_addr().unwrap();
+    let reason = error(rig.prepared().connect(free, b"", soon()));
+    assert!(
+        matches!(&reason, ExchangeError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused),
+        "{reason}"
+    );
+    let none: &[SocketAddr] = &[];
+    assert!(matches!(error(rig.prepared().connect(none, b"", soon())), ExchangeError::Io(_)));
+
+    let listener = listener();
+    let start = Instant::now();
+    let reason = error(rig.prepared().accept(&listener, b"", at_once()));
+    assert!(matches!(reason, ExchangeError::TimedOut), "{reason}");
+    assert!(start.elapsed() >= Duration::from_millis(100));
+    // Nobody accepts: the kernel answers, but nobody speaks.
+    let address = listener.local_addr().unwrap();
+    let reason = error(rig.prepared().connect(address, b"", at_once()));
+    assert!(matches!(reason, ExchangeError::TimedOut), "{reason}");
+    let past = Instant::now() - Duration::from_secs(1);
+    let reason = error(rig.prepared().connect(address, b"", past));
+    assert!(matches!(reason, ExchangeError::TimedOut), "{reason}");
+    drop(listener);
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn the_second_address_is_tried_where_the_first_does_not_answer() {
+    let rig = Rig::new();
+    let free = super::listener().local_addr().unwrap();
+    let listener = super::listener();
+    let addresses = [free, listener.local_addr().unwrap()];
+    let (one, two) = (rig.prepared(), rig.prepared());
+    thread::scope(|threads| {
+        let client = threads.spawn(move || one.connect(&addresses[..], b"", soon()).map(drop));
+        drop(two.accept(&listener, b"", soon()).unwrap());
+        client.join().unwrap().unwrap();
+    });
+    drop(listener);
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn a_listener_waits_as_before_afterwards() {
+    let rig = Rig::new();
+    let listener = listener();
+    let address = listener.local_addr().unwrap();
+    for nonblocking in [false, true] {
+        listener.set_nonblocking(nonblocking).unwrap();
+        let (one, two) = (rig.prepared(), rig.prepared());
+        thread::scope(|threads| {
+            let client = threads.spawn(move || one.connect(address, b"", soon()).map(drop));
+            drop(two.accept(&listener, b"", soon()).unwrap());
+            client.join().unwrap().unwrap();
+        });
+        // SAFETY: the listener is open; this asks for its flags.
+        let flags =
+            unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&listener), libc::F_GETFL) };
+        assert_eq!(flags & libc::O_NONBLOCK != 0, nonblocking);
+    }
+    drop(listener);
+    rig.assert_nothing_left();
+}
+
+/// Both sides learn of it, wherever the handshake of either fails.
+#[test]
+fn a_handshake_that_fails_is_told_to_both() {
+    let rig = Rig::new();
+    for step in 0..6 {
+        let listener = listener();
+        let address = listener.local_addr().unwrap();
+        let (one, two) = (rig.prepared(), rig.prepared());
+        rig.device.fail("modify_qp").errno(libc::ENOMEM).skip(step).times(1);
+        let (client, server) = thread::scope(|threads| {
+            let client = threads.spawn(move || one.connect(address, b"", soon()).map(drop));
+            let server = two.accept(&listener, b"", soon()).map(drop);
+            (client.join().unwrap(), server)
+        });
+        rig.device.clear_faults();
+        let sides = [error(client), error(server)];
+        let verbs = sides.iter().filter(|side| {
+            matches!(side, ExchangeError::Verbs(error) if error.kind() == ErrorKind::Resource)
+        });
+        assert_eq!(verbs.count(), 1, "step {step}: {sides:?}");
+        let peers =
+            sides.iter().filter(|side| matches!(side, ExchangeError::Peer { errno: libc::ENOMEM }));
+        assert_eq!(peers.count(), 1, "step {step}: {sides:?}");
+        drop(listener);
+        rig.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_hundred_connections_leave_nothing() {
+    let rig = Rig::new();
+    for _ in 0..100 {
+        let (mut one, mut two) = connected(&rig);
+        rig.talk(&mut one, &mut two);
+    }
+    rig.assert_nothing_left();
+}
