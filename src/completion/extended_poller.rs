@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use super::extended_completion::ExtendedCompletion;
 use super::queue::CompletionQueue;
-use crate::device::{Context, DeviceAttributes, event_file};
+use crate::device::{Context, DeviceAttributes, event_file, quirks};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
@@ -103,9 +103,6 @@ pub(crate) struct Extended {
     polled: AtomicBool,
 }
 
-/// The vendor and the model that the kernel's Soft-RoCE claims to be.
-const RXE: (u32, u32) = (0xff_ffff, 0);
-
 impl Extended {
     /// `ibv_create_cq_ex`.
     pub(crate) fn create(
@@ -134,7 +131,7 @@ impl Extended {
         if !unsafe { has_functions(raw.as_ptr().cast(), fields) } {
             return Err(unsupported);
         }
-        let one_by_one = (device.vendor_id(), device.vendor_part_id()) == RXE;
+        let one_by_one = quirks::is_rxe(device);
         Ok((raw, Self { fields, one_by_one, polled: AtomicBool::new(false) }))
     }
 }

@@ -12,16 +12,15 @@ use super::extended_poller::ExtendedPoller;
 use super::queue_builder::CompletionQueueBuilder;
 use super::queue_builder::capacity;
 use super::work_completion::WorkCompletion;
-use crate::device::{Context, ModerationCapabilities, event_file};
+use crate::device::{Context, ModerationCapabilities, event_file, quirks};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 
-/// The PCI vendor whose completion queues are not to be resized.
-const BROADCOM: u32 = 0x14e4;
-
 object!(ibv_cq, ibv_destroy_cq);
+
+const RESIZE: &str = "ibv_resize_cq";
 
 /// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
 ///
@@ -339,21 +338,39 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// # Errors
     ///
     ///  - `EINVAL`: `entries` is 0, more than the device allows, or less than there are completions.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot. Nor is it tried on Broadcom's: if their kernel driver
-    ///    refuses, their provider (`bnxt_re` of v55.0) frees the queue that it goes on to use.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot; or its provider may leave the queue without memory if
+    ///    this fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next poll crashes: for
+    ///    those there is [`resize_unchecked`](Self::resize_unchecked).
     ///  - `EBUSY`: another resize is going on.
     ///  - `ENOMEM`: no memory.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, entries: u32) -> Result<()> {
-        const VERB: &str = "ibv_resize_cq";
-        let device = self.context.query_device()?;
-        let entries = capacity(VERB, entries, device.max_cqe())?;
-        if device.vendor_id() == BROADCOM {
-            let reason = "the provider bnxt_re frees the queue if its driver refuses";
-            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
-        }
+        quirks::check_resize(RESIZE, &self.context.query_device()?)?;
+        // SAFETY: the provider leaves the queue as it was if this fails.
+        unsafe { self.resize_unchecked(entries) }
+    }
+
+    /// [`resize`](Self::resize), on any device, Soft-RoCE among them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`resize`](Self::resize).
+    ///
+    /// # Safety
+    ///
+    /// If the provider is `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, and this fails with something
+    /// other than `EINVAL`: no thread uses the queue while this runs, nor after it; and with `bnxt_re` it
+    /// is forgotten ([`std::mem::forget`]), not dropped. `EINVAL` leaves a queue of `rxe` as it was.
+    #[doc(alias = "ibv_resize_cq")]
+    pub unsafe fn resize_unchecked(&self, entries: u32) -> Result<()> {
+        let entries = capacity(RESIZE, entries, self.context.query_device()?.max_cqe())?;
         // SAFETY: the queue is live.
-        ffi::status(VERB, unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) })
+        let returned = unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) };
+        ffi::status(RESIZE, returned).map_err(|error| match error.raw_os_error() {
+            // It is a number that the device has.
+            libc::EINVAL => Error::invalid(RESIZE, "the queue holds more completions than that"),
+            _ => error,
+        })
     }
 
     /// `ibv_modify_cq`: raises the event of an armed queue only after `count` completions, or once

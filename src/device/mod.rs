@@ -10,6 +10,7 @@ pub(crate) mod fork;
 mod gid;
 mod import;
 mod port;
+pub(crate) mod quirks;
 
 pub use async_event::{AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents};
 pub use attributes::{AtomicCapability, DeviceAttributes};

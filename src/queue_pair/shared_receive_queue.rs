@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::completion::CompletionQueue;
+use crate::device::quirks;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -300,14 +301,41 @@ impl<'pd> SharedReceiveQueue<'pd> {
     /// # Errors
     ///
     ///  - `EINVAL`: that is 0, more than the device allows, or less than is outstanding.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or its provider may leave the queue without
+    ///    memory if this fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next post crashes:
+    ///    for those there is [`resize_unchecked`](Self::resize_unchecked).
     ///  - `ENOMEM`: no memory.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&self, max_wr: u32) -> Result<()> {
+        quirks::check_resize("ibv_modify_srq", &self.domain.context().query_device()?)?;
+        // SAFETY: the provider leaves the queue as it was if this fails.
+        unsafe { self.resize_unchecked(max_wr) }
+    }
+
+    /// [`resize`](Self::resize), on any device, Soft-RoCE among them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`resize`](Self::resize).
+    ///
+    /// # Safety
+    ///
+    /// If the provider is `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, and this fails with something
+    /// other than `EINVAL`: no thread uses the queue while this runs, nor after it. `EINVAL` leaves a
+    /// queue of `rxe` as it was.
+    #[doc(alias = "ibv_modify_srq")]
+    pub unsafe fn resize_unchecked(&self, max_wr: u32) -> Result<()> {
+        const VERB: &str = "ibv_modify_srq";
         let most = self.domain.context().query_device()?.max_srq_wr();
-        within("ibv_modify_srq", "max_wr", max_wr, most)?;
+        within(VERB, "max_wr", max_wr, most)?;
         let attributes = ffi::ibv_srq_attr { max_wr, ..Default::default() };
-        self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR)?;
+        self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR).map_err(|error| {
+            match error.raw_os_error() {
+                // It is a number that the device has.
+                libc::EINVAL => Error::invalid(VERB, "the queue holds more receives than that"),
+                _ => error,
+            }
+        })?;
         self.max_wr.store(self.query()?.max_wr, Ordering::Relaxed);
         Ok(())
     }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ibverbs::{CompletionChannel, CompletionFields, CompletionQueue, ErrorKind};
+use ibverbs::{
+    CompletionChannel, CompletionFields, CompletionQueue, ErrorKind, WorkCompletion, ffi,
+};
 use ibverbs_function_device::{Builder, FunctionDevice};
 
 #[test]
@@ -74,14 +76,41 @@ fn moderation_is_checked_and_rounded_up() {
     assert_eq!(device.calls("modify_cq"), most, "found before the verb");
 }
 
-/// Their provider frees the queue that it goes on to use, if the kernel refuses.
+/// Their providers leave the queue without memory if it fails: the next poll, or post, would crash.
 #[test]
-fn queues_of_broadcom_devices_are_not_resized() {
-    let device = Builder::model().limits(|options| options.vendor_id = 0x14e4).build();
+fn queues_are_not_resized_where_a_failure_leaves_nothing() {
+    for (vendor_id, vendor_part_id, provider) in
+        [(0x14e4, 7, "bnxt_re"), (0xff_ffff, 0, "rxe"), (0x1175, 9, "hfi1verbs")]
+    {
+        let device = Builder::model()
+            .limits(|options| {
+                (options.vendor_id, options.vendor_part_id) = (vendor_id, vendor_part_id);
+            })
+            .build();
+        let context = device.context();
+        let domain = context.alloc_pd().unwrap();
+        let (queue, receives) = (context.create_cq(16).unwrap(), domain.create_srq(16, 1).unwrap());
+        for error in [queue.resize(32).unwrap_err(), receives.resize(32).unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains(provider), "{error}");
+        }
+        assert_eq!((device.calls("resize_cq"), device.calls("modify_srq")), (0, 0));
+        // SAFETY: this provider leaves the queue as it was, whatever it says it is.
+        unsafe { (queue.resize_unchecked(32).unwrap(), receives.resize_unchecked(32).unwrap()) };
+        assert_eq!((device.calls("resize_cq"), device.calls("modify_srq")), (1, 1));
+    }
+}
+
+#[test]
+fn a_queue_is_not_made_smaller_than_what_it_holds() {
+    let device = FunctionDevice::model();
     let context = device.context();
     let queue = context.create_cq(16).unwrap();
-    let error = queue.resize(32).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("bnxt_re"), "{error}");
-    assert_eq!(device.calls("resize_cq"), 0);
+    for _ in 0..5 {
+        device.inject(queue.as_raw(), &ffi::ibv_wc::default());
+    }
+    let error = queue.resize(4).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("holds more completions"), "{error}");
+    assert_eq!(queue.poll(&mut [WorkCompletion::default(); 8]).unwrap().len(), 5);
 }

@@ -276,6 +276,8 @@ static void defaults(struct td_options *opt)
 	DEFAULT(max_sge, TD_MAX_SGE);
 	DEFAULT(max_inline, 256);
 	DEFAULT(max_cqe, 65536);
+	if (!opt->vendor_id)
+		opt->vendor_part_id = 55;
 	DEFAULT(vendor_id, 0xffffff);
 	DEFAULT(max_qp, 65536);
 	DEFAULT(max_cq, 65536);

@@ -54,7 +54,8 @@ struct td_options {
 	uint32_t first_qp_num;	/* [0x11] */
 	uint64_t max_mr_size;	/* [2^40] */
 	uint32_t on_demand;	/* 1: on-demand paging, implicit too [no] */
-	uint32_t vendor_id;	/* [0xffffff] */
+	uint32_t vendor_id;	/* [0xffffff, and then the model is 55] */
+	uint32_t vendor_part_id;
 };
 
 enum { TD_MAX_SGE = 16, TD_MAX_INLINE = 1024, TD_GIDS = 8, TD_MAX_PORTS = 4 };

@@ -1,0 +1,35 @@
+//! What is known of single providers, by what their devices say of themselves.
+
+use super::attributes::DeviceAttributes;
+use crate::error::{Error, Result};
+
+/// The vendor and the model of the kernel's Soft-RoCE.
+const RXE: (u32, u32) = (0xff_ffff, 0);
+
+/// The vendor of devices of the providers `hfi1verbs` and `ipathverbs`: an OUI of QLogic.
+const QLOGIC: u32 = 0x1175;
+
+/// The vendor of devices of the provider `bnxt_re`.
+const BROADCOM: u32 = 0x14e4;
+
+/// Whether it is the kernel's Soft-RoCE.
+pub(crate) fn is_rxe(device: &DeviceAttributes) -> bool {
+    (device.vendor_id(), device.vendor_part_id()) == RXE
+}
+
+/// Refuses to resize a queue whose provider may leave it without memory if that fails. Other threads
+/// may poll it or post to it at that very moment, so nothing can be done about it afterwards.
+pub(crate) fn check_resize(verb: &'static str, device: &DeviceAttributes) -> Result<()> {
+    let reason = match device.vendor_id() {
+        BROADCOM => "the provider bnxt_re frees the queue if its driver refuses",
+        QLOGIC => {
+            "the providers hfi1verbs and ipathverbs unmap the queue before they map a new one"
+        }
+        _ if is_rxe(device) => {
+            "the provider rxe unmaps the queue before it maps a new one, which may fail: see \
+             resize_unchecked"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::with_reason(verb, libc::EOPNOTSUPP, reason))
+}
