@@ -367,9 +367,9 @@ fn a_serialised_endpoint_that_was_spoilt() {
 #[test]
 fn the_port_is_down() {
     let _lock = one_at_a_time();
-    run("ip link add dummy0 type dummy
-        ip addr add 10.79.0.1/24 dev dummy0
-        rdma link add rxe9 type rxe netdev dummy0");
+    run("ip link add nic9 type dummy
+        ip addr add 10.79.0.1/24 dev nic9
+        rdma link add rxe9 type rxe netdev nic9");
     {
         let context = ibverbs::open("rxe9").unwrap();
         let domain = context.alloc_pd().unwrap();
@@ -379,7 +379,7 @@ fn the_port_is_down() {
         let built = reliable(&domain, &queue).build();
         error(built, ErrorKind::Unreachable, libc::ENETDOWN, &words);
 
-        run("ip link set dummy0 up");
+        run("ip link set nic9 up");
         assert_eq!(context.query_port(1).unwrap().state(), PortState::Active);
         let mut region: MemoryRegion<'_, u8> = domain.allocate(64).unwrap();
         let prepared = prepared(&domain, &queue);
@@ -387,7 +387,7 @@ fn the_port_is_down() {
         let mut queue_pair = prepared.handshake(endpoint).unwrap();
         // SAFETY: the completion is polled below.
         unsafe { queue_pair.post_receive(&mut region, .., 1).unwrap() };
-        run("ip link set dummy0 down");
+        run("ip link set nic9 down");
         // What was posted before and what is posted now ends as flushed, and does not hang. For a send
         // that it cannot hand to the network, Linux 6.1 has a reason of its own.
         // SAFETY: the completion is polled below.
@@ -402,5 +402,5 @@ fn the_port_is_down() {
         }
     }
     assert_nothing_left("rxe9");
-    run("rdma link delete rxe9; ip link delete dummy0");
+    run("rdma link delete rxe9; ip link delete nic9");
 }

@@ -8,7 +8,7 @@ use ibverbs::AsyncEventKind as Kind;
 use ibverbs::AsyncEventSubject as Subject;
 use ibverbs::{AsyncEvent, AsyncEvents, QueuePairType};
 
-use super::vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time, run};
+use super::vm::{PATIENCE, assert_nothing_left, completions, kernel_release, one_at_a_time, run};
 use super::{SOON, exchange, loopback};
 
 /// The next event of this kind; others may come before it.
@@ -75,8 +75,14 @@ fn queue_pairs_and_shared_receive_queues_raise_events() {
         let event = await_event(&events, Kind::SendQueueDrained);
         assert_eq!(event.subject(), Subject::QueuePair(pair.number()));
         pair.to_error().unwrap();
-        let event = await_event(&events, Kind::LastRequestReached);
-        assert_eq!(event.subject(), Subject::QueuePair(pair.number()));
+        // Linux 6.1 does not raise it.
+        if kernel_release() >= (6, 12) {
+            let event = await_event(&events, Kind::LastRequestReached);
+            assert_eq!(event.subject(), Subject::QueuePair(pair.number()));
+        } else {
+            let event = events.wait_timeout(SOON).ok();
+            println!("on Linux {:?} there was {event:?}", kernel_release());
+        }
     }
     assert_nothing_left("rxe0");
 }

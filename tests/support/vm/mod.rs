@@ -43,6 +43,13 @@ pub fn run(command: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
+/// The version of the machine's kernel, such as (6, 12): what Soft-RoCE does differs between some.
+pub fn kernel_release() -> (u32, u32) {
+    let release = run("uname -r");
+    let mut numbers = release.split('.').map(|number| number.parse().expect("a number"));
+    (numbers.next().expect("a version"), numbers.next().expect("a version"))
+}
+
 /// The kernel's own protection domain, completion queue and queue pair, and nothing of ours.
 pub const BASELINE: &str = "pd 1 cq 1 qp 1 cm_id 0 mr 0 ctx 0 srq 0";
 
