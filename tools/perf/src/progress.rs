@@ -93,28 +93,129 @@ impl Drop for Progress {
 }
 
 fn show(state: &State, bar: &ProgressBar) {
-    let left = |state: &ProgressState, text: &mut dyn Write| {
-        // While it warms up, nobody knows.
-        if state.pos() > 0 {
-            let _ = write!(text, ", {:#} left", HumanDuration(state.eta()));
-        }
-    };
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} %{left}") {
-        bar.set_style(style.with_key("left", left));
-    }
-    let (start, mut position) = (Instant::now(), 0);
-    // It is not seen at first, but learns how fast it goes.
+    let mut display = View::new(bar, ProgressDrawTarget::stderr);
+    let start = Instant::now();
     while !state.over.load(Ordering::Relaxed) {
-        if bar.is_hidden() && start.elapsed() >= SHORT {
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        // What a stretch had less of than was expected does not turn it back.
-        position = state.position().max(position);
-        if position == 0 {
-            bar.reset_eta();
-        }
-        bar.set_position(position);
+        display.refresh(state, start.elapsed());
         std::thread::park_timeout(REFRESH);
     }
     bar.finish_and_clear();
+}
+
+/// What the thread shows, without its clock: the time is an argument.
+struct View<'a, Target> {
+    bar: &'a ProgressBar,
+    target: Target,
+    position: u64,
+}
+
+impl<'a, Target: Fn() -> ProgressDrawTarget> View<'a, Target> {
+    fn new(bar: &'a ProgressBar, target: Target) -> Self {
+        let left = |state: &ProgressState, text: &mut dyn Write| {
+            // While it warms up, nobody knows.
+            if state.pos() > 0 {
+                let _ = write!(text, ", {:#} left", HumanDuration(state.eta()));
+            }
+        };
+        if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} %{left}") {
+            bar.set_style(style.with_key("left", left));
+        }
+        Self { bar, target, position: 0 }
+    }
+
+    /// The run has taken this long. The bar is not seen at first, but learns how fast it goes.
+    fn refresh(&mut self, state: &State, elapsed: Duration) {
+        if self.bar.is_hidden() && elapsed >= SHORT {
+            self.bar.set_draw_target((self.target)());
+        }
+        // What a stretch had less of than was expected does not turn it back.
+        self.position = state.position().max(self.position);
+        if self.position == 0 {
+            self.bar.reset_eta();
+        }
+        self.bar.set_position(self.position);
+        // Whatever indicatif itself thinks of how often to draw.
+        self.bar.tick();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Mutex;
+
+    use indicatif::TermLike;
+
+    use super::*;
+
+    /// A terminal that keeps the lines that were written, and says when it was cleared.
+    #[derive(Clone, Debug, Default)]
+    struct Lines(Arc<Mutex<Vec<String>>>);
+
+    impl Lines {
+        fn add(&self, line: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push(line.to_owned());
+            Ok(())
+        }
+
+        fn take(&self) -> String {
+            std::mem::take(&mut *self.0.lock().unwrap()).join("|")
+        }
+    }
+
+    impl TermLike for Lines {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, line: &str) -> io::Result<()> {
+            self.add(line)
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.add(text)
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.add("(cleared)")
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_bar_is_seen_in_long_runs_only_and_leaves_nothing_behind() {
+        let (progress, lines) = (Progress::hidden(), Lines::default());
+        let terminal = || ProgressDrawTarget::term_like(Box::new(lines.clone()));
+        let mut display = View::new(&progress.bar, terminal);
+        progress.stretch(0.0, 0.5, 100);
+        for (iteration, elapsed) in [(1, 0), (20, 1_000), (40, 1_999)] {
+            progress.at(iteration);
+            display.refresh(&progress.state, Duration::from_millis(elapsed));
+            assert_eq!(lines.take(), "", "after {elapsed} ms");
+        }
+        progress.at(50);
+        display.refresh(&progress.state, SHORT);
+        let shown = lines.take();
+        assert!(shown.contains(" 25 %") && shown.contains(" left"), "{shown}");
+        // It does not go back when a stretch ends early.
+        progress.at(80);
+        display.refresh(&progress.state, 2 * SHORT);
+        progress.stretch(0.3, 1.0, 100);
+        display.refresh(&progress.state, 2 * SHORT);
+        assert!(!lines.take().contains(" 30 %"));
+        progress.bar.finish_and_clear();
+        let end = lines.take();
+        assert!(end.contains("(cleared)") && !end.contains('%'), "{end}");
+    }
 }
