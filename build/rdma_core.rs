@@ -132,6 +132,7 @@ fn configure(
         .profile("Release")
         .generator("Unix Makefiles")
         .init_cxx_cfg(no_cxx)
+        .cflag("-Dioctl=ibverbs_bundled_ioctl") // src/provider.rs
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .define("CMAKE_C_FLAGS_RELEASE", "-O2 -DNDEBUG") // as rdma-core means its Release to be
         .define("CMAKE_INSTALL_PREFIX", "/usr")

@@ -136,6 +136,52 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
 }
 
+/// `ibv_query_pkey`: an entry of a port's P_Key table, in network byte order. Returns 0 or an error, as
+/// libibverbs' function does, which reads sysfs; a device without sysfs is asked itself.
+///
+/// # Safety
+///
+/// As in C: `context` is live and `pkey` is writable.
+pub unsafe fn ibv_query_pkey(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    pkey: *mut __be16,
+) -> c_int {
+    // SAFETY: the caller vouches for the context.
+    let asked = crate::provider::hooks()
+        .and_then(|hooks| unsafe { (hooks.query_pkey)(context, port_num, index) });
+    match asked {
+        // SAFETY: the caller vouches for both.
+        None => unsafe { bindings::ibv_query_pkey(context, port_num, index, pkey) },
+        Some(Ok(found)) => {
+            // SAFETY: the caller vouches for it.
+            unsafe { pkey.write(found.to_be()) };
+            0
+        }
+        Some(Err(errno)) => errno,
+    }
+}
+
+/// `ibv_get_pkey_index`: where in a port's P_Key table a P_Key (in network byte order) is, or -1.
+///
+/// # Safety
+///
+/// As in C: `context` is live.
+pub unsafe fn ibv_get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: __be16) -> c_int {
+    let mut found = 0;
+    for index in 0.. {
+        // SAFETY: the caller vouches for the context; `found` is writable.
+        if unsafe { ibv_query_pkey(context, port_num, index, &mut found) } != 0 {
+            break;
+        }
+        if found == pkey {
+            return index;
+        }
+    }
+    -1
+}
+
 /// The calling thread's `errno`.
 pub(crate) fn errno() -> c_int {
     // SAFETY: the location is valid for the calling thread.

@@ -21,6 +21,8 @@ mod handle;
 mod importable;
 mod memory;
 mod parent;
+#[doc(hidden)]
+pub mod provider;
 mod queue_pair;
 mod settings;
 

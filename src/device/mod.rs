@@ -37,6 +37,7 @@ use std::ptr::NonNull;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
+use crate::provider;
 
 /// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
 ///
@@ -59,16 +60,47 @@ use crate::foreign_enum::foreign_enum;
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<DeviceList> {
     const VERB: &str = "ibv_get_device_list";
+    let registered = Registered::list();
     let mut count = 0;
     let alone = fork::exclusive();
     // SAFETY: `count` is writable.
-    let devices = ffi::object(VERB, unsafe { ffi::ibv_get_device_list(&mut count) })
-        .map_err(|error| out_of_files(VERB).unwrap_or(error))?;
+    let listed = ffi::object(VERB, unsafe { ffi::ibv_get_device_list(&mut count) })
+        .map_err(|error| out_of_files(VERB).unwrap_or(error));
     drop(alone);
-    let list = DeviceList { devices, count: usize::try_from(count).unwrap_or(0) };
+    let listed = match listed {
+        // A machine without RDMA support in its kernel still has the devices that are not the kernel's.
+        Err(error) if error.raw_os_error() == libc::ENOSYS && !registered.0.is_empty() => None,
+        listed => Some(listed?),
+    };
+    let mut list = DeviceList { listed, devices: Vec::new(), registered };
+    if let Some(listed) = listed {
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: `ibv_get_device_list` gave this many pointers, which live as long as the list.
+        list.devices.extend(unsafe { std::slice::from_raw_parts(listed.as_ptr(), count) });
+    }
+    list.devices.extend(list.registered.0.iter().map(|device| device.as_ptr()));
     match list.is_empty().then(|| out_of_files(VERB)).flatten() {
         Some(error) => Err(error),
         None => Ok(list),
+    }
+}
+
+/// Devices that a provider in this process has registered, with a reference to each.
+struct Registered(Vec<NonNull<ffi::ibv_device>>);
+
+impl Registered {
+    fn list() -> Self {
+        Self(provider::hooks().map_or_else(Vec::new, |hooks| (hooks.list)()))
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let Some(hooks) = provider::hooks() else { return };
+        for &device in &self.0 {
+            // SAFETY: `list` took this reference, which is given back once.
+            unsafe { (hooks.put)(device) };
+        }
     }
 }
 
@@ -120,14 +152,19 @@ pub fn open(name: &str) -> Result<Context<'static>> {
 /// The RDMA devices that were there when it was made: see [`devices`].
 #[doc(alias = "ibv_free_device_list")]
 pub struct DeviceList {
-    devices: NonNull<*mut ffi::ibv_device>,
-    count: usize,
+    /// libibverbs' own list.
+    listed: Option<NonNull<*mut ffi::ibv_device>>,
+    /// Those of both.
+    devices: Vec<*mut ffi::ibv_device>,
+    registered: Registered,
 }
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: the list came from `ibv_get_device_list` and is freed once.
-        unsafe { ffi::ibv_free_device_list(self.devices.as_ptr()) }
+        if let Some(listed) = self.listed {
+            // SAFETY: the list came from `ibv_get_device_list` and is freed once.
+            unsafe { ffi::ibv_free_device_list(listed.as_ptr()) }
+        }
     }
 }
 
@@ -138,29 +175,24 @@ unsafe impl Send for DeviceList {}
 unsafe impl Sync for DeviceList {}
 
 impl DeviceList {
-    fn as_slice(&self) -> &[*mut ffi::ibv_device] {
-        // SAFETY: `ibv_get_device_list` gave this many pointers, which live as long as the list.
-        unsafe { std::slice::from_raw_parts(self.devices.as_ptr(), self.count) }
-    }
-
     /// How many devices there are.
     pub fn len(&self) -> usize {
-        self.count
+        self.devices.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.devices.is_empty()
     }
 
     /// The device at `index`.
     pub fn get(&self, index: usize) -> Option<Device<'_>> {
-        self.as_slice().get(index).and_then(|&device| Device::new(device))
+        self.devices.get(index).and_then(|&device| Device::new(device))
     }
 
     /// The devices, one after the other.
     pub fn iter(&self) -> DeviceListIter<'_> {
-        DeviceListIter { devices: self.as_slice().iter() }
+        DeviceListIter { devices: self.devices.iter() }
     }
 }
 

@@ -17,7 +17,7 @@ mod region;
 mod registration;
 mod remote_region;
 mod scatter_gather;
-mod shared_copy;
+pub(crate) mod shared_copy;
 mod shared_region;
 mod shared_slice;
 mod slice_part;

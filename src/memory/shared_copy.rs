@@ -26,7 +26,7 @@ const BULK: usize = 2 * WORD;
 /// `from` is valid for reads of `count` elements, aligned, and accessed only by atomic operations of
 /// this size and from outside of the program. `to` is valid for writes of `count` elements, and nobody
 /// else accesses it.
-pub(crate) unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
+pub unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
     let bytes = count * size_of::<T>();
     let (from, to) = (from.cast::<u8>(), to.cast::<u8>());
     // SAFETY: the three parts make up the whole, which the caller vouches for; `from` is aligned to
@@ -47,7 +47,7 @@ pub(crate) unsafe fn load<T>(from: *const T, to: *mut T, count: usize) {
 /// `to` is valid for writes of `count` elements, aligned, and accessed only by atomic operations of
 /// this size and from outside of the program. `from` is valid for reads of `count` elements, and
 /// nobody writes it.
-pub(crate) unsafe fn store<T>(from: *const T, to: *mut T, count: usize) {
+pub unsafe fn store<T>(from: *const T, to: *mut T, count: usize) {
     let bytes = count * size_of::<T>();
     let (from, to) = (from.cast::<u8>(), to.cast::<u8>());
     // SAFETY: as in `load`, with the roles exchanged.

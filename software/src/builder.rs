@@ -1,0 +1,167 @@
+//! What a device is made with.
+
+use std::io;
+use std::net::IpAddr;
+
+use ibverbs::MaximumTransferUnit;
+
+use crate::device::Device;
+use crate::ffi::ibv_mtu;
+
+/// What a device has and what it allows.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) name: Option<String>,
+    /// The addresses of each port, one GID each.
+    pub(crate) ports: Vec<Vec<IpAddr>>,
+    pub(crate) mtu: ibv_mtu,
+    pub(crate) max_mr_size: u64,
+    pub(crate) max_qp: u32,
+    pub(crate) max_qp_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) max_cq: u32,
+    pub(crate) max_cqe: u32,
+    pub(crate) max_mr: u32,
+    pub(crate) max_mw: u32,
+    pub(crate) max_pd: u32,
+    pub(crate) max_srq: u32,
+    pub(crate) max_srq_wr: u32,
+    pub(crate) max_ah: u32,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) completion_vectors: u32,
+}
+
+/// Makes a [`Device`].
+///
+/// ```
+/// let device = ibverbs_software::Device::builder().address("127.0.77.1".parse()?).max_sge(4).build()?;
+/// assert_eq!(device.address().to_string(), "127.0.77.1");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Builder {
+    settings: Settings,
+    mtu: Option<MaximumTransferUnit>,
+}
+
+macro_rules! limits {
+    ($($(#[$doc:meta])* $name:ident: $type:ty => $field:ident;)*) => {
+        impl Builder {
+            $($(#[$doc])*
+            pub fn $name(mut self, most: $type) -> Self {
+                self.settings.$field = most;
+                self
+            })*
+        }
+    };
+}
+
+limits! {
+    /// The longest memory region, in bytes; 2^40 if not set.
+    max_mr_size: u64 => max_mr_size;
+    /// The most queue pairs at a time; 65,000 if not set, which is the most there can be.
+    max_qp: u32 => max_qp;
+    /// The most work requests in a queue of a queue pair; 16,384 if not set.
+    max_qp_wr: u32 => max_qp_wr;
+    /// The most elements in the list of a work request; 16 if not set.
+    max_sge: u32 => max_sge;
+    /// The most inline data, in bytes; 256 if not set.
+    max_inline_data: u32 => max_inline;
+    /// The most completion queues at a time; 65,536 if not set.
+    max_cq: u32 => max_cq;
+    /// The most completions in a completion queue; 65,536 if not set.
+    max_cqe: u32 => max_cqe;
+    /// The most memory regions at a time; 65,536 if not set.
+    max_mr: u32 => max_mr;
+    /// The most memory windows at a time; 65,536 if not set.
+    max_mw: u32 => max_mw;
+    /// The most protection domains at a time; 65,536 if not set.
+    max_pd: u32 => max_pd;
+    /// The most shared receive queues at a time; 65,536 if not set.
+    max_srq: u32 => max_srq;
+    /// The most receives in a shared receive queue; 16,384 if not set.
+    max_srq_wr: u32 => max_srq_wr;
+    /// The most address handles at a time; 65,536 if not set.
+    max_ah: u32 => max_ah;
+    /// The most READ and atomic requests on the way, in each direction of a queue pair; 16 if not set.
+    max_rd_atomic: u8 => max_rd_atomic;
+    /// How many completion vectors there are; they make no difference. 1 if not set.
+    completion_vectors: u32 => completion_vectors;
+}
+
+impl Builder {
+    pub(crate) fn new() -> Self {
+        Self {
+            settings: Settings {
+                name: None,
+                ports: Vec::new(),
+                mtu: ibv_mtu::IBV_MTU_1024,
+                max_mr_size: 1 << 40,
+                max_qp: 65_000,
+                max_qp_wr: 16_384,
+                max_sge: 16,
+                max_inline: 256,
+                max_cq: 65_536,
+                max_cqe: 65_536,
+                max_mr: 65_536,
+                max_mw: 65_536,
+                max_pd: 65_536,
+                max_srq: 65_536,
+                max_srq_wr: 16_384,
+                max_ah: 65_536,
+                max_rd_atomic: 16,
+                completion_vectors: 1,
+            },
+            mtu: None,
+        }
+    }
+
+    /// The device's name, of at most 63 bytes; `soft0`, `soft1` .. if not set.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.settings.name = Some(name.into());
+        self
+    }
+
+    /// The largest packet of the ports. If it is not set: 4096 bytes on addresses of this machine alone
+    /// (127.0.0.0/8 and `::1`), else 1024, which fits into Ethernet's usual 1500.
+    pub fn mtu(mut self, mtu: MaximumTransferUnit) -> Self {
+        self.mtu = Some(mtu);
+        self
+    }
+
+    /// Adds a port with these addresses, each of which becomes a GID of it, in this order. Without any, the
+    /// device has one port with a free address of 127.0.0.0/8.
+    pub fn port(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        self.settings.ports.push(addresses.into_iter().collect());
+        self
+    }
+
+    /// Adds an address to the first port.
+    pub fn address(mut self, address: IpAddr) -> Self {
+        match self.settings.ports.first_mut() {
+            Some(first) => first.push(address),
+            None => self.settings.ports.push(vec![address]),
+        }
+        self
+    }
+
+    /// Makes the device.
+    ///
+    /// # Errors
+    ///
+    /// - [`AddrInUse`](std::io::ErrorKind::AddrInUse): another device, or the kernel's Soft-RoCE, has
+    ///   UDP port 4791 of an address.
+    /// - [`AddrNotAvailable`](std::io::ErrorKind::AddrNotAvailable): an address is not one of this machine.
+    /// - [`InvalidInput`](std::io::ErrorKind::InvalidInput): a port has no address, or there are more than
+    ///   255 ports or addresses of one; the name is empty, too long or has a zero byte.
+    /// - Others: the system is out of files, threads or memory.
+    pub fn build(mut self) -> io::Result<Device> {
+        let all = self.settings.ports.iter().flatten();
+        let local = all.into_iter().all(IpAddr::is_loopback);
+        let usual = if local { MaximumTransferUnit::Mtu4096 } else { MaximumTransferUnit::Mtu1024 };
+        self.settings.mtu = self.mtu.unwrap_or(usual).as_raw();
+        Device::make(self.settings)
+    }
+}

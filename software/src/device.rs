@@ -1,0 +1,323 @@
+//! A device: the C object that libibverbs knows, the engine behind it, and the thread that runs it.
+
+use std::ffi::c_char;
+use std::io;
+use std::mem::zeroed;
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use ibverbs::Context;
+
+use crate::builder::{Builder, Settings};
+use crate::ffi::{
+    device_hold, device_put, ibv_device, ibv_node_type, ibv_open_device, ibv_transport_type,
+    verbs_device,
+};
+use crate::link::clock::RealClock;
+use crate::link::udp::{Receiver, Sockets, UdpLink, Waker};
+use crate::provider;
+use crate::register;
+use crate::transport::Engine;
+use crate::transport::core::Counters;
+use crate::transport::timers::Time;
+
+/// The engine of a device, and what wakes its thread.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    engine: Mutex<Engine>,
+    waker: Arc<Waker>,
+    /// Until when the thread sleeps, if nobody wakes it; 0 while it is awake. Changed with the lock held.
+    sleeps_until: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// The engine, locked. Unlocking sends what is to be sent, and wakes the thread if there is something for
+/// it to do before it wakes by itself.
+pub(crate) struct Locked<'a> {
+    engine: MutexGuard<'a, Engine>,
+    shared: &'a Shared,
+}
+
+impl Shared {
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked { engine, shared: self }
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.engine.settle();
+        let sleeps_until = &self.shared.sleeps_until;
+        if self.engine.due().is_some_and(|due| due < sleeps_until.load(Ordering::Relaxed)) {
+            sleeps_until.store(0, Ordering::Relaxed);
+            self.shared.waker.wake();
+        }
+    }
+}
+
+/// Receives packets and keeps the timers, so that a peer's requests are served while the program does
+/// something else.
+fn run(shared: &Shared, sockets: &Sockets) {
+    let mut receiver = Receiver::new();
+    let mut sleeps_until: Time = 0;
+    while !shared.stop.load(Ordering::Acquire) {
+        let now_open = sockets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let timeout = {
+            let mut engine = shared.lock();
+            engine.advance();
+            engine.settle();
+            let now = engine.core.now();
+            let due = engine.due().unwrap_or(Time::MAX);
+            // Where it was going to wake up anyway, it does: then the next request need not wake it.
+            sleeps_until = if sleeps_until > now { due.min(sleeps_until) } else { due };
+            shared.sleeps_until.store(sleeps_until, Ordering::Relaxed);
+            (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
+        };
+        let files = now_open.iter().map(|socket| std::os::fd::AsRawFd::as_raw_fd(&socket.socket));
+        let wait_for = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut files: Vec<_> =
+            [shared.waker.fd()].into_iter().chain(files).map(wait_for).collect();
+        let timeout = timeout.map(|ns| libc::timespec {
+            tv_sec: (ns / 1_000_000_000) as _,
+            tv_nsec: (ns % 1_000_000_000) as _,
+        });
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: the files and the time live through the call.
+        unsafe { libc::ppoll(files.as_mut_ptr(), files.len() as _, timeout, std::ptr::null()) };
+        shared.sleeps_until.store(0, Ordering::Relaxed);
+        if files[0].revents != 0 {
+            shared.waker.clear();
+        }
+        for (socket, file) in now_open.iter().zip(&files[1..]) {
+            if file.revents != 0 {
+                let mut engine = None;
+                receiver.receive(&socket.socket, |from, packet| {
+                    let engine = engine.get_or_insert_with(|| shared.lock());
+                    engine.receive((from.ip(), from.port()), socket.address, packet);
+                });
+            }
+        }
+    }
+}
+
+/// What libibverbs sees: `struct verbs_device`, and ours behind it.
+#[repr(C)]
+pub(crate) struct RawDevice {
+    verbs: verbs_device,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    addresses: Vec<IpAddr>,
+}
+
+impl RawDevice {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The last reference is gone.
+    ///
+    /// # Safety
+    ///
+    /// `device` came from `Device::make`, and nobody uses it any more.
+    pub(crate) unsafe fn free(device: *mut verbs_device) {
+        // SAFETY: the caller vouches for it; the C object is the first member.
+        let mut device = unsafe { Box::from_raw(device.cast::<Self>()) };
+        device.shared.stop.store(true, Ordering::Release);
+        device.shared.waker.wake();
+        if let Some(thread) = device.thread.take() {
+            // It panics as little as anything here; the address is free when it has ended.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// An RDMA device made of software, in this process.
+///
+/// It lives as long as this handle, the contexts that were opened from it, and the device lists that it is
+/// in. Its thread sleeps when there is nothing to do.
+#[derive(Debug)]
+pub struct Device(NonNull<ibv_device>);
+
+// SAFETY: the C object does not change; its reference count is atomic, and the engine has a lock.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// The number in the next device's name.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+fn invalid(reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, reason)
+}
+
+/// Sockets at a free address of 127.0.0.0/8.
+fn free_address() -> io::Result<(IpAddr, UdpLink)> {
+    /// Another process may be at the same.
+    const TRIES: u32 = 10_000;
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(0x9e37_79b9);
+    for _ in 0..TRIES {
+        let nth = start.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) & 0xff_ffff;
+        // 127.0 is where people put things by hand.
+        let [_, b, c, d] = nth.to_be_bytes();
+        if b == 0 || d == 0 || d == 255 {
+            continue;
+        }
+        let address = IpAddr::V4(Ipv4Addr::new(127, b, c, d));
+        match UdpLink::new(&[address]) {
+            Ok(link) => return Ok((address, link)),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
+}
+
+impl Device {
+    /// Makes a device with one port, at a free address of 127.0.0.0/8.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Builder::build`].
+    pub fn new() -> io::Result<Self> {
+        Self::builder().build()
+    }
+
+    /// Makes a device that is not as usual.
+    pub fn builder() -> Builder {
+        Builder::new()
+    }
+
+    pub(crate) fn make(mut settings: Settings) -> io::Result<Self> {
+        let lengths = settings.ports.iter().map(Vec::len);
+        if settings.ports.len() > 255 || lengths.clone().any(|n| n == 0 || n > 255) {
+            return Err(invalid("a device has 1 to 255 ports, each with 1 to 255 addresses"));
+        }
+        let link = if settings.ports.is_empty() {
+            let (address, link) = free_address()?;
+            settings.ports.push(vec![address]);
+            link
+        } else {
+            UdpLink::new(&settings.ports.concat())?
+        };
+        register::install_hooks();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = settings.name.take().unwrap_or_else(|| format!("soft{number}"));
+        // SAFETY: all zeros is a valid value of this C structure, null pointers included.
+        let mut verbs: verbs_device = unsafe { zeroed() };
+        if name.is_empty() || name.len() >= verbs.device.name.len() || name.contains('\0') {
+            return Err(invalid("the name of a device has 1 to 63 bytes, none of them zero"));
+        }
+        for (to, from) in verbs.device.name.iter_mut().zip(name.bytes()) {
+            *to = from as c_char;
+        }
+        verbs.device.node_type = ibv_node_type::IBV_NODE_CA;
+        verbs.device.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
+        verbs.ops = provider::device_operations();
+        let addresses = settings.ports.concat();
+        let (sockets, waker) = (link.sockets(), link.waker());
+        let engine = Engine::new(settings, Arc::new(RealClock::new()), Box::new(link));
+        let shared = Arc::new(Shared {
+            engine: Mutex::new(engine),
+            waker,
+            sleeps_until: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let running = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || without_signals(|| run(&running, &sockets)))?;
+        let device = Box::new(RawDevice { verbs, shared, thread: Some(thread), addresses });
+        let device = NonNull::from(Box::leak(device)).cast();
+        // SAFETY: the device is live; it begins with no reference, and this is the handle's.
+        unsafe { device_hold(device.as_ptr()) };
+        Ok(Self(device))
+    }
+
+    fn raw(&self) -> &RawDevice {
+        // SAFETY: the handle holds a reference to a device that `make` made.
+        unsafe { self.0.cast::<RawDevice>().as_ref() }
+    }
+
+    /// Opens the device. It needs not be registered for that.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the system is out of files or memory.
+    pub fn open(&self) -> ibverbs::Result<Context<'static>> {
+        // SAFETY: the handle holds the device through the call, and the context takes a reference of its
+        // own. A context that comes back is ours alone.
+        unsafe {
+            let context = ibv_open_device(self.0.as_ptr());
+            Context::from_raw(context)
+        }
+    }
+
+    /// Has [`ibverbs::devices`] list the device, and [`ibverbs::open`] find it by its name, for as long as
+    /// this handle lives. Returns the handle.
+    ///
+    /// A device that is there already under the same name comes first.
+    pub fn register(&self) -> &Self {
+        register::add(self.0);
+        self
+    }
+
+    /// Its name, such as `soft0`.
+    pub fn name(&self) -> String {
+        let name = &self.raw().verbs.device.name;
+        name.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect()
+    }
+
+    /// Its first address, which GID 0 of port 1 stands for.
+    pub fn address(&self) -> IpAddr {
+        self.raw().addresses[0]
+    }
+
+    /// What it has seen so far.
+    pub fn counters(&self) -> Counters {
+        self.raw().shared.lock().core.counters
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        register::remove(self.0);
+        // SAFETY: the reference that `make` took is given back once.
+        unsafe { device_put(self.0.as_ptr()) };
+    }
+}
+
+/// Signals are for the program's own threads.
+fn without_signals(work: impl FnOnce()) {
+    // SAFETY: the set is a live variable; all but faults are blocked, which are this thread's own.
+    unsafe {
+        let mut signals = zeroed();
+        libc::sigfillset(&mut signals);
+        for fault in
+            [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP]
+        {
+            libc::sigdelset(&mut signals, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut());
+    }
+    work();
+}

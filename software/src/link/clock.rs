@@ -1,0 +1,37 @@
+//! Real time.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::Clock;
+use crate::transport::timers::Time;
+
+/// A thread of a busy machine may be kept waiting for some milliseconds.
+const MIN_TIMEOUT: Time = 20_000_000;
+
+#[derive(Debug)]
+pub(crate) struct RealClock(Instant);
+
+impl RealClock {
+    pub(crate) fn new() -> Self {
+        Self(Instant::now())
+    }
+}
+
+fn nanoseconds(duration: Duration) -> Time {
+    Time::try_from(duration.as_nanos()).unwrap_or(Time::MAX)
+}
+
+impl Clock for RealClock {
+    /// Not from 0: some take a time stamp of 0 for none.
+    fn now(&self) -> Time {
+        nanoseconds(self.0.elapsed()) + 1
+    }
+
+    fn wall_clock(&self) -> Time {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, nanoseconds)
+    }
+
+    fn min_timeout(&self) -> Time {
+        MIN_TIMEOUT
+    }
+}

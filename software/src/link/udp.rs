@@ -1,0 +1,328 @@
+//! An ordinary UDP socket at each of the device's addresses, port 4791. Root is not needed for it, nor
+//! any capability.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Link;
+use crate::wire::{PORT, Packet};
+
+/// The longest packet: 4096 bytes, the longest headers, padding and CRC.
+pub(crate) const LONGEST: usize = 4096 + 128;
+
+/// How many packets one system call moves.
+pub(crate) const BATCH: usize = 32;
+
+/// Not in the C library's headers everywhere: datagrams without a checksum are taken on IPv6 too.
+const UDP_NO_CHECK6_RX: c_int = 102;
+
+/// A socket, and the address that its packets are sent to.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(crate) address: IpAddr,
+    pub(crate) socket: UdpSocket,
+}
+
+/// The sockets that packets come from; the link adds those of multicast groups.
+pub(crate) type Sockets = Arc<Mutex<Vec<Arc<Socket>>>>;
+
+#[derive(Debug)]
+pub(crate) struct UdpLink {
+    /// One for each address of the device.
+    own: Vec<Arc<Socket>>,
+    all: Sockets,
+    /// Wakes the thread that receives.
+    wake: Arc<super::udp::Waker>,
+}
+
+/// Wakes a thread that sleeps on it and on sockets.
+#[derive(Debug)]
+pub(crate) struct Waker(std::os::fd::OwnedFd);
+
+impl Waker {
+    pub(crate) fn new() -> io::Result<Self> {
+        use std::os::fd::FromRawFd;
+        // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
+        unsafe {
+            match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(Self(std::os::fd::OwnedFd::from_raw_fd(fd))),
+            }
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        let one = 1_u64;
+        // SAFETY: eight bytes are written from a live variable.
+        unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
+    }
+
+    pub(crate) fn clear(&self) {
+        let mut count = 0_u64;
+        // SAFETY: eight bytes are read into a live variable.
+        unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) };
+    }
+
+    pub(crate) fn fd(&self) -> c_int {
+        self.0.as_raw_fd()
+    }
+}
+
+fn option(socket: &UdpSocket, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    let size = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the value is a live integer of that size.
+    let returned = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size)
+    };
+    if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A socket as RoCE needs it.
+fn open(address: IpAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(SocketAddr::new(address, PORT))?;
+    // Never fragmented, and with identification 0: the invariant CRC covers both.
+    let (level, discover, how) = if address.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
+    };
+    option(&socket, level, discover, how)?;
+    if address.is_ipv6() {
+        // RoCE devices send UDP without a checksum.
+        option(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+    }
+    // As much as an ordinary user may have.
+    let _ = option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 8 << 20);
+    let _ = option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, 4 << 20);
+    Ok(socket)
+}
+
+impl UdpLink {
+    pub(crate) fn new(addresses: &[IpAddr]) -> io::Result<Self> {
+        let mut own = Vec::new();
+        for &address in addresses {
+            let at = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
+            let socket = open(address).map_err(at)?;
+            own.push(Arc::new(Socket { address, socket }));
+        }
+        let all = Arc::new(Mutex::new(own.clone()));
+        Ok(Self { own, all, wake: Arc::new(Waker::new()?) })
+    }
+
+    pub(crate) fn sockets(&self) -> Sockets {
+        self.all.clone()
+    }
+
+    pub(crate) fn waker(&self) -> Arc<Waker> {
+        self.wake.clone()
+    }
+}
+
+/// A socket address as C has it.
+fn write_address(address: SocketAddr, to: &mut libc::sockaddr_storage) -> libc::socklen_t {
+    let to: *mut libc::sockaddr_storage = to;
+    match address {
+        SocketAddr::V4(v4) => {
+            let to = to.cast::<libc::sockaddr_in>();
+            // SAFETY: the storage has room for, and the alignment of, every kind of address.
+            unsafe {
+                (*to).sin_family = libc::AF_INET as _;
+                (*to).sin_port = v4.port().to_be();
+                (*to).sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+            }
+            size_of::<libc::sockaddr_in>() as _
+        }
+        SocketAddr::V6(v6) => {
+            let to = to.cast::<libc::sockaddr_in6>();
+            // SAFETY: as above.
+            unsafe {
+                (*to).sin6_family = libc::AF_INET6 as _;
+                (*to).sin6_port = v6.port().to_be();
+                (*to).sin6_addr.s6_addr = v6.ip().octets();
+            }
+            size_of::<libc::sockaddr_in6>() as _
+        }
+    }
+}
+
+fn read_address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    let raw: *const libc::sockaddr_storage = from;
+    match c_int::from(from.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says what it is.
+            let v4 = unsafe { &*raw.cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+            Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { &*raw.cast::<libc::sockaddr_in6>() };
+            let ip = IpAddr::from(v6.sin6_addr.s6_addr);
+            Some(SocketAddr::new(ip, u16::from_be(v6.sin6_port)))
+        }
+        _ => None,
+    }
+}
+
+impl Link for UdpLink {
+    fn send(&mut self, packets: &mut [Packet]) {
+        let mut left = packets;
+        while !left.is_empty() {
+            let from = left[0].addresses.map(|addresses| addresses.0);
+            // Those in a row that leave by one socket.
+            let run = left.iter().take(BATCH);
+            let run = run.take_while(|p| p.addresses.map(|a| a.0) == from).count();
+            let (now, later) = left.split_at_mut(run);
+            if let Some(socket) = self.own.iter().find(|socket| Some(socket.address) == from) {
+                send_batch(&socket.socket, now);
+            }
+            left = later;
+        }
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let IpAddr::V4(group_v4) = group else {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        };
+        let own = self.own.iter().find_map(|socket| match socket.address {
+            IpAddr::V4(v4) => Some((socket, v4)),
+            IpAddr::V6(_) => None,
+        });
+        let Some((own, interface)) = own else {
+            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
+        };
+        let socket = open_group(group_v4, interface)?;
+        set_interface(&own.socket, interface)?;
+        let socket = Arc::new(Socket { address: group, socket });
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
+        self.wake.wake();
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|socket| socket.address != group);
+        drop(all);
+        self.wake.wake();
+    }
+}
+
+/// Multicast leaves by the device's own address.
+fn set_interface(socket: &UdpSocket, interface: Ipv4Addr) -> io::Result<()> {
+    let interface = c_int::from_ne_bytes(interface.octets());
+    option(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, interface)
+}
+
+/// A socket for the packets to a group; other devices of the machine have one at the same address.
+fn open_group(group: Ipv4Addr, interface: Ipv4Addr) -> io::Result<UdpSocket> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
+    let socket = unsafe {
+        match libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) {
+            -1 => return Err(io::Error::last_os_error()),
+            fd => UdpSocket::from_raw_fd(fd),
+        }
+    };
+    option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    // SAFETY: all zeros is a valid address structure; the calls get its true size.
+    unsafe {
+        let mut address: libc::sockaddr_storage = zeroed();
+        let size = write_address(SocketAddr::new(group.into(), PORT), &mut address);
+        if libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    socket.join_multicast_v4(&group, &interface)?;
+    Ok(socket)
+}
+
+/// Sends without waiting. What the kernel does not take is lost, and sent again when it is missed.
+fn send_batch(socket: &UdpSocket, packets: &mut [Packet]) {
+    // SAFETY: all zeros is a valid value of these C structures.
+    let (mut headers, mut parts, mut names): (
+        [libc::mmsghdr; BATCH],
+        [libc::iovec; BATCH],
+        [libc::sockaddr_storage; BATCH],
+    ) = unsafe { (zeroed(), zeroed(), zeroed()) };
+    let count = packets.len().min(BATCH);
+    for (i, packet) in packets[..count].iter_mut().enumerate() {
+        let Some((_, to)) = packet.addresses else { continue };
+        let size = write_address(SocketAddr::new(to, PORT), &mut names[i]);
+        parts[i] = libc::iovec {
+            iov_base: packet.bytes.as_mut_ptr().cast::<c_void>(),
+            iov_len: packet.bytes.len(),
+        };
+        let header = &mut headers[i].msg_hdr;
+        header.msg_name = (&raw mut names[i]).cast();
+        header.msg_namelen = size;
+        header.msg_iov = &raw mut parts[i];
+        header.msg_iovlen = 1;
+    }
+    let mut done = 0;
+    while done < count {
+        // SAFETY: the headers from `done` on are filled in; names, parts and packets live.
+        let sent = unsafe {
+            let first = headers.as_mut_ptr().add(done);
+            libc::sendmmsg(socket.as_raw_fd(), first, (count - done) as _, libc::MSG_DONTWAIT as _)
+        };
+        // One that cannot be sent is passed over.
+        done += usize::try_from(sent).unwrap_or(1).max(1);
+    }
+}
+
+/// Room for a batch of packets.
+pub(crate) struct Receiver {
+    buffers: Vec<u8>,
+}
+
+impl Receiver {
+    pub(crate) fn new() -> Self {
+        Self { buffers: vec![0; BATCH * LONGEST] }
+    }
+
+    /// Takes what is there without waiting, and hands out each packet with its sender; returns how many.
+    pub(crate) fn receive(
+        &mut self,
+        socket: &UdpSocket,
+        mut each: impl FnMut(SocketAddr, &[u8]),
+    ) -> usize {
+        // SAFETY: all zeros is a valid value of these C structures.
+        let (mut headers, mut parts, mut names): (
+            [libc::mmsghdr; BATCH],
+            [libc::iovec; BATCH],
+            [libc::sockaddr_storage; BATCH],
+        ) = unsafe { (zeroed(), zeroed(), zeroed()) };
+        for (i, buffer) in self.buffers.chunks_exact_mut(LONGEST).enumerate() {
+            parts[i] =
+                libc::iovec { iov_base: buffer.as_mut_ptr().cast::<c_void>(), iov_len: LONGEST };
+            let header = &mut headers[i].msg_hdr;
+            header.msg_name = (&raw mut names[i]).cast();
+            header.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
+            header.msg_iov = &raw mut parts[i];
+            header.msg_iovlen = 1;
+        }
+        // SAFETY: the headers are filled in; names, parts and buffers live.
+        let received = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                BATCH as _,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        };
+        let received = usize::try_from(received).unwrap_or(0);
+        for (i, buffer) in self.buffers.chunks_exact(LONGEST).take(received).enumerate() {
+            let cut = headers[i].msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            let length = headers[i].msg_len as usize;
+            if let (false, Some(from)) = (cut, read_address(&names[i])) {
+                each(from, &buffer[..length.min(LONGEST)]);
+            }
+        }
+        received
+    }
+}

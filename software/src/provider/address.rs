@@ -1,0 +1,82 @@
+//! Address handles and multicast groups.
+
+use std::ffi::c_int;
+
+use super::{object, shared, status, zeroed};
+use crate::ffi::*;
+use crate::transport::modify;
+use crate::transport::work::Path;
+
+/// `struct ibv_ah`, and what it stands for.
+#[repr(C)]
+struct SoftAh {
+    ah: ibv_ah,
+    path: Option<Path>,
+}
+
+/// Where a datagram with this address handle goes.
+///
+/// # Safety
+///
+/// `ah` is null or a live address handle of this provider.
+pub(super) unsafe fn path(ah: *mut ibv_ah) -> Option<Path> {
+    // SAFETY: the caller vouches for it.
+    unsafe { ah.cast::<SoftAh>().as_ref() }.and_then(|ah| ah.path)
+}
+
+pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: as the module says.
+    let path = unsafe {
+        let mut engine = shared((*pd).context).lock();
+        engine.core.path(&*attr).and_then(|path| {
+            if engine.core.address_handles >= engine.core.settings.max_ah {
+                return Err(libc::ENOMEM);
+            }
+            if !engine.core.use_pd((*pd).handle) {
+                return Err(libc::EINVAL);
+            }
+            engine.core.address_handles += 1;
+            Ok(path)
+        })
+    };
+    object(path.map(|path| {
+        let ah = SoftAh { ah: *zeroed::<ibv_ah>(), path: Some(path) };
+        Box::into_raw(Box::new(ah)).cast()
+    }))
+}
+
+pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    // SAFETY: as the module says; it is ours, and freed once.
+    unsafe {
+        let mut engine = shared((*ah).context).lock();
+        engine.core.address_handles -= 1;
+        engine.core.leave_pd((*(*ah).pd).handle);
+        drop(engine);
+        drop(Box::from_raw(ah.cast::<SoftAh>()));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn attach_mcast(
+    qp: *mut ibv_qp,
+    gid: *const ibv_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let group = modify::address(&*gid);
+        status(shared((*qp).context).lock().attach((*qp).handle, group))
+    }
+}
+
+pub(super) unsafe extern "C" fn detach_mcast(
+    qp: *mut ibv_qp,
+    gid: *const ibv_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let group = modify::address(&*gid);
+        status(shared((*qp).context).lock().detach((*qp).handle, group))
+    }
+}

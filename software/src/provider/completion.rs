@@ -1,0 +1,133 @@
+//! Completion queues.
+
+use std::ffi::c_int;
+
+use super::extended_completion::SoftCq;
+use super::{context, object, shared, status, wait_acknowledged, zeroed};
+use crate::ffi::*;
+use crate::transport::queues::CompletionQueue;
+use crate::transport::work::Completion;
+
+pub(super) unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: as the module says.
+    unsafe { create(context, u32::try_from(cqe).unwrap_or(0), channel, vector) }.cast()
+}
+
+/// # Safety
+///
+/// As the module says.
+pub(super) unsafe fn create(
+    context: *mut ibv_context,
+    cqe: u32,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut SoftCq {
+    // SAFETY: as the module says.
+    let made = unsafe {
+        if !(0..(*context).num_comp_vectors).contains(&vector) {
+            Err(libc::EINVAL)
+        } else {
+            let cq = Box::into_raw(zeroed::<SoftCq>());
+            let channel = channel.as_ref().map(|channel| channel.fd);
+            let queue = CompletionQueue::new(cq as u64, context::number(context), cqe, channel);
+            let number = shared(context).lock().create_cq(queue);
+            match number {
+                Ok(number) => {
+                    let plain = cq.cast::<ibv_cq>();
+                    (*plain).handle = number;
+                    (*plain).cqe = cqe as c_int;
+                    Ok(cq)
+                }
+                Err(errno) => {
+                    drop(Box::from_raw(cq));
+                    Err(errno)
+                }
+            }
+        }
+    };
+    object(made)
+}
+
+pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: as the module says; it is ours, and freed once.
+    unsafe {
+        let read = match shared((*cq).context).lock().destroy_cq((*cq).handle) {
+            Ok(read) => read,
+            Err(errno) => return status(Err(errno)),
+        };
+        wait_acknowledged(&raw mut (*cq).mutex, &raw mut (*cq).cond, || {
+            (&raw const (*cq).comp_events_completed).read_volatile() == read.completion
+                && (&raw const (*cq).async_events_completed).read_volatile() == read.asynchronous
+        });
+        drop(Box::from_raw(cq.cast::<SoftCq>()));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let capacity = u32::try_from(cqe).unwrap_or(0);
+        let result = shared((*cq).context).lock().resize_cq((*cq).handle, capacity);
+        if result.is_ok() {
+            (*cq).cqe = cqe;
+        }
+        status(result)
+    }
+}
+
+pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        if (*attr).attr_mask & !ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0 != 0 {
+            return status(Err(libc::EOPNOTSUPP));
+        }
+        let moderate = &(*attr).moderate;
+        let mut engine = shared((*cq).context).lock();
+        if let Some(queue) = engine.core.cqs.get_mut((*cq).handle) {
+            // The period is in microseconds.
+            queue.moderation = (moderate.cq_count.into(), u64::from(moderate.cq_period) * 1_000);
+        }
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: as the module says.
+    unsafe { status(shared((*cq).context).lock().arm((*cq).handle, solicited_only != 0)) }
+}
+
+pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, to: *mut ibv_wc) -> c_int {
+    // SAFETY: as the module says; there is room for `most` completions.
+    unsafe {
+        let mut engine = shared((*cq).context).lock();
+        let mut count = 0;
+        while count < most {
+            let Some(completion) = engine.poll((*cq).handle) else { break };
+            to.add(count as usize).write(translate(&completion));
+            count += 1;
+        }
+        count
+    }
+}
+
+fn translate(completion: &Completion) -> ibv_wc {
+    let mut wc = ibv_wc {
+        wr_id: completion.id,
+        status: completion.status,
+        opcode: completion.opcode,
+        vendor_err: 0,
+        byte_len: completion.length,
+        qp_num: completion.qpn,
+        src_qp: completion.source,
+        wc_flags: completion.flags,
+        ..Default::default()
+    };
+    wc.__bindgen_anon_1.imm_data = completion.immediate;
+    wc
+}

@@ -1,0 +1,188 @@
+//! Opening and closing the device, and the table of its functions.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::mem::{offset_of, size_of};
+use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{address, completion, extended_completion, memory, pd, post, query, queue_pair};
+use super::{set_errno, shared, shared_receive};
+use crate::device::RawDevice;
+use crate::ffi::{
+    ibv_context, ibv_device, init_and_alloc_context, verbs_context, verbs_context_ops,
+    verbs_device, verbs_device_ops, verbs_set_ops, verbs_uninit_context,
+};
+use crate::transport::events;
+
+/// `struct verbs_context`, and the engine's number for it.
+#[repr(C)]
+struct SoftContext {
+    number: u32,
+    verbs: verbs_context,
+}
+
+/// Which contexts the files belong to that libibverbs asks the kernel about.
+static FILES: Mutex<BTreeMap<c_int, OpenContext>> = Mutex::new(BTreeMap::new());
+
+#[derive(Clone, Copy)]
+pub(super) struct OpenContext(pub(super) *mut ibv_context);
+
+// SAFETY: contexts may be used from any thread.
+unsafe impl Send for OpenContext {}
+
+pub(super) fn files() -> MutexGuard<'static, BTreeMap<c_int, OpenContext>> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Operations(verbs_device_ops);
+
+// SAFETY: nobody changes it; its pointers are to constants, or null.
+unsafe impl Sync for Operations {}
+
+pub(crate) fn device_operations() -> *const verbs_device_ops {
+    static OPERATIONS: Operations = Operations(verbs_device_ops {
+        name: c"software".as_ptr(),
+        match_min_abi_version: 0,
+        match_max_abi_version: 0,
+        match_table: null_mut(),
+        static_providers: null_mut(),
+        match_device: None,
+        alloc_context: Some(alloc_context),
+        import_context: None,
+        alloc_device: None,
+        uninit_device: Some(uninit_device),
+    });
+    &OPERATIONS.0
+}
+
+unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
+    // SAFETY: libibverbs calls it when the last reference is gone.
+    unsafe { RawDevice::free(device) };
+}
+
+fn soft(context: *mut ibv_context) -> *mut SoftContext {
+    let offset = offset_of!(SoftContext, verbs) + offset_of!(verbs_context, context);
+    context.wrapping_byte_sub(offset).cast()
+}
+
+/// The engine's number for a context.
+///
+/// # Safety
+///
+/// `context` is a live context of this provider.
+pub(super) unsafe fn number(context: *mut ibv_context) -> u32 {
+    // SAFETY: the caller vouches for it.
+    unsafe { (*soft(context)).number }
+}
+
+unsafe extern "C" fn alloc_context(
+    device: *mut ibv_device,
+    _cmd_fd: c_int,
+    _private: *mut c_void,
+) -> *mut verbs_context {
+    // SAFETY: the device is one of ours. The functions of libibverbs get what they ask for: the file is open
+    // and becomes the context's; the offset is that of the C structure in ours.
+    unsafe {
+        // A file of its own, by which requests to the kernel are recognised.
+        let fd = libc::eventfd(0, libc::EFD_CLOEXEC);
+        if fd < 0 {
+            return null_mut();
+        }
+        let events = match events::create() {
+            Ok(events) => events,
+            Err(e) => {
+                libc::close(fd);
+                set_errno(e.raw_os_error().unwrap_or(libc::EIO));
+                return null_mut();
+            }
+        };
+        // While it is being made, it may be asked about already: whether requests work at all.
+        files().insert(fd, OpenContext(null_mut()));
+        let offset = offset_of!(SoftContext, verbs) as *mut verbs_context;
+        let context = init_and_alloc_context(device, fd, size_of::<SoftContext>(), offset, 0);
+        let context = context.cast::<SoftContext>();
+        if context.is_null() {
+            files().remove(&fd);
+            libc::close(events);
+            return null_mut();
+        }
+        let verbs = &raw mut (*context).verbs;
+        let plain = &raw mut (*verbs).context;
+        verbs_set_ops(verbs, &OPERATIONS);
+        (*plain).async_fd = events;
+        let mut engine = shared(plain).lock();
+        (*plain).num_comp_vectors = engine.core.settings.completion_vectors as c_int;
+        engine.core.next_context += 1;
+        (*context).number = engine.core.next_context;
+        engine.core.contexts.insert((*context).number, events);
+        drop(engine);
+        files().insert(fd, OpenContext(plain));
+        verbs
+    }
+}
+
+unsafe extern "C" fn free_context(context: *mut ibv_context) {
+    // SAFETY: libibverbs closes a live context, once. What it does closes both files.
+    unsafe {
+        files().remove(&(*context).cmd_fd);
+        let mut engine = shared(context).lock();
+        engine.core.contexts.remove(&number(context));
+        engine.core.forget_file((*context).async_fd);
+        drop(engine);
+        let soft = soft(context);
+        verbs_uninit_context(&raw mut (*soft).verbs);
+        libc::free(soft.cast());
+    }
+}
+
+/// Every other function is libibverbs' own, which says that the device has no such thing.
+static OPERATIONS: verbs_context_ops = verbs_context_ops {
+    free_context: Some(free_context),
+    query_device_ex: Some(query::query_device_ex),
+    query_port: Some(query::query_port),
+    query_rt_values: Some(query::query_rt_values),
+    alloc_pd: Some(pd::alloc_pd),
+    dealloc_pd: Some(pd::dealloc_pd),
+    alloc_td: Some(pd::alloc_td),
+    dealloc_td: Some(pd::dealloc_td),
+    alloc_parent_domain: Some(pd::alloc_parent_domain),
+    reg_mr: Some(memory::reg_mr),
+    rereg_mr: Some(memory::rereg_mr),
+    dereg_mr: Some(memory::dereg_mr),
+    alloc_null_mr: Some(memory::alloc_null_mr),
+    alloc_mw: Some(memory::alloc_mw),
+    dealloc_mw: Some(memory::dealloc_mw),
+    bind_mw: Some(post::bind_mw),
+    create_cq: Some(completion::create_cq),
+    create_cq_ex: Some(extended_completion::create_cq_ex),
+    modify_cq: Some(completion::modify_cq),
+    resize_cq: Some(completion::resize_cq),
+    destroy_cq: Some(completion::destroy_cq),
+    poll_cq: Some(completion::poll_cq),
+    req_notify_cq: Some(completion::req_notify_cq),
+    create_srq: Some(shared_receive::create_srq),
+    create_srq_ex: Some(shared_receive::create_srq_ex),
+    modify_srq: Some(shared_receive::modify_srq),
+    query_srq: Some(shared_receive::query_srq),
+    destroy_srq: Some(shared_receive::destroy_srq),
+    post_srq_recv: Some(shared_receive::post_srq_recv),
+    create_qp: Some(queue_pair::create_qp),
+    create_qp_ex: Some(queue_pair::create_qp_ex),
+    modify_qp: Some(queue_pair::modify_qp),
+    query_qp: Some(queue_pair::query_qp),
+    destroy_qp: Some(queue_pair::destroy_qp),
+    post_send: Some(post::post_send),
+    post_recv: Some(post::post_recv),
+    create_ah: Some(address::create_ah),
+    destroy_ah: Some(address::destroy_ah),
+    attach_mcast: Some(address::attach_mcast),
+    detach_mcast: Some(address::detach_mcast),
+    ..NO_OPERATIONS
+};
+
+/// All of them absent.
+const NO_OPERATIONS: verbs_context_ops = {
+    // SAFETY: absent functions are null pointers, which all zeros are.
+    unsafe { std::mem::zeroed() }
+};

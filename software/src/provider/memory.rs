@@ -1,0 +1,181 @@
+//! Memory regions and windows.
+
+use std::ffi::{c_int, c_void};
+
+use super::{object, shared, status, zeroed};
+use crate::ffi::*;
+use crate::transport::memory::Backing;
+
+/// Not in the C library's headers everywhere.
+const MADV_POPULATE_READ: c_int = 22;
+const MADV_POPULATE_WRITE: c_int = 23;
+
+/// Whether the memory is there and may be accessed so, as hardware finds out when it pins the pages. Where
+/// the kernel is older than Linux 5.14, which cannot tell, it is believed.
+fn check_mapped(address: u64, length: u64, write: bool) -> Result<(), c_int> {
+    const PAGE: u64 = 4096;
+    if length == 0 {
+        return Ok(());
+    }
+    let start = address & !(PAGE - 1);
+    let end = address.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE));
+    let size = end.and_then(|end| usize::try_from(end - start).ok()).ok_or(libc::EINVAL)?;
+    let advice = if write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
+    // SAFETY: it changes nothing that can be seen but the memory in use; the kernel checks the range.
+    if unsafe { libc::madvise(start as *mut c_void, size, advice) } == 0 {
+        return Ok(());
+    }
+    // SAFETY: the location is valid for the calling thread.
+    match unsafe { *libc::__errno_location() } {
+        libc::ENOMEM | libc::EFAULT | libc::EHWPOISON => Err(libc::EFAULT),
+        _ => Ok(()),
+    }
+}
+
+fn writes(access: c_int) -> bool {
+    access as u32 & ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 != 0
+}
+
+/// What a region may be allowed. Hints are taken and make no difference.
+fn check_flags(access: c_int) -> Result<(), c_int> {
+    type A = ibv_access_flags;
+    let known = A::IBV_ACCESS_LOCAL_WRITE
+        | A::IBV_ACCESS_REMOTE_WRITE
+        | A::IBV_ACCESS_REMOTE_READ
+        | A::IBV_ACCESS_REMOTE_ATOMIC
+        | A::IBV_ACCESS_MW_BIND
+        | A::IBV_ACCESS_ZERO_BASED
+        | A::IBV_ACCESS_HUGETLB;
+    let hints = (IB_UVERBS_ACCESS_OPTIONAL_LAST << 1) - IB_UVERBS_ACCESS_OPTIONAL_FIRST;
+    let access = access as u32;
+    if access & !(known.0 | hints) == 0 { Ok(()) } else { Err(libc::EINVAL) }
+}
+
+/// # Safety
+///
+/// `pd` is live.
+unsafe fn register(
+    pd: *mut ibv_pd,
+    backing: Backing,
+    length: u64,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller vouches for it.
+    let number = unsafe {
+        let shared = shared((*pd).context);
+        shared.lock().register((*pd).handle, backing, length, iova, access as u32)
+    };
+    object(number.map(|key| {
+        let mut mr = zeroed::<verbs_mr>();
+        mr.ibv_mr.handle = key;
+        mr.ibv_mr.lkey = key;
+        mr.ibv_mr.rkey = key;
+        mr.access = access;
+        Box::into_raw(mr).cast()
+    }))
+}
+
+pub(super) unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    let (address, size) = (address as u64, length as u64);
+    let checked = check_flags(access).and_then(|()| check_mapped(address, size, writes(access)));
+    match checked {
+        // SAFETY: as the module says.
+        Ok(()) => unsafe { register(pd, Backing::Memory(address), size, iova, access) },
+        Err(errno) => object(Err(errno)),
+    }
+}
+
+pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 as c_int;
+    // Any address will do but those that end beyond the last.
+    // SAFETY: as the module says.
+    let mr = unsafe { register(pd, Backing::Null, 1 << 40, 0, access) };
+    if !mr.is_null() {
+        // SAFETY: it was just made.
+        unsafe {
+            (*mr).pd = pd;
+            (*mr).context = (*pd).context;
+        }
+    }
+    mr
+}
+
+pub(super) unsafe extern "C" fn rereg_mr(
+    mr: *mut verbs_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let has = |flag: ibv_rereg_mr_flags| flags as u32 & flag.0 != 0;
+    // SAFETY: as the module says; what a flag names is given.
+    unsafe {
+        let new_pd = has(ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_PD).then(|| (*pd).handle);
+        let new_access = has(ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_ACCESS).then_some(access);
+        let range = has(ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_TRANSLATION)
+            .then_some((address as u64, length as u64));
+        let write = writes(new_access.unwrap_or((*mr).access));
+        let checked = check_flags(new_access.unwrap_or(0)).and_then(|()| match range {
+            Some((start, size)) => check_mapped(start, size, write),
+            None => Ok(()),
+        });
+        let result = checked.and_then(|()| {
+            let key = (*mr).ibv_mr.handle;
+            let mut engine = shared((*mr).ibv_mr.context).lock();
+            engine.reregister(key, new_pd, range, new_access.map(|access| access as u32))
+        });
+        if let (Ok(()), Some(access)) = (result, new_access) {
+            (*mr).access = access;
+        }
+        status(result)
+    }
+}
+
+pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
+    // SAFETY: as the module says; it is ours, and freed once.
+    unsafe {
+        let result = shared((*mr).ibv_mr.context).lock().deregister((*mr).ibv_mr.handle);
+        if result.is_ok() {
+            drop(Box::from_raw(mr));
+        }
+        status(result)
+    }
+}
+
+pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    let type_2 = match kind {
+        ibv_mw_type::IBV_MW_TYPE_1 => false,
+        ibv_mw_type::IBV_MW_TYPE_2 => true,
+        _ => return object(Err(libc::EINVAL)),
+    };
+    // SAFETY: as the module says.
+    let (context, number) = unsafe {
+        let context = (*pd).context;
+        (context, shared(context).lock().alloc_window((*pd).handle, type_2))
+    };
+    object(number.map(|number| {
+        let mut mw = zeroed::<ibv_mw>();
+        (mw.context, mw.pd, mw.type_) = (context, pd, kind);
+        (mw.handle, mw.rkey) = (number, number);
+        Box::into_raw(mw)
+    }))
+}
+
+pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: as the module says; it is ours, and freed once.
+    unsafe {
+        let result = shared((*mw).context).lock().dealloc_window((*mw).handle);
+        if result.is_ok() {
+            drop(Box::from_raw(mw));
+        }
+        status(result)
+    }
+}

@@ -1,0 +1,81 @@
+//! Protection domains, thread domains and parent domains.
+
+use std::ffi::c_int;
+
+use super::{object, shared, status, zeroed};
+use crate::ffi::*;
+
+/// `struct ibv_pd`, of which `handle` is the engine's number.
+#[repr(C)]
+struct SoftPd {
+    pd: ibv_pd,
+    /// It only stands for another one.
+    is_parent: bool,
+}
+
+pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: as the module says.
+    let number = unsafe { shared(context) }.lock().alloc_pd();
+    object(number.map(|number| {
+        let mut pd = zeroed::<SoftPd>();
+        pd.pd.handle = number;
+        Box::into_raw(pd).cast()
+    }))
+}
+
+pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: as the module says; it is ours, and freed once.
+    unsafe {
+        let mut engine = shared((*pd).context).lock();
+        let result = if (*pd.cast::<SoftPd>()).is_parent {
+            engine.core.leave_pd((*pd).handle);
+            Ok(())
+        } else {
+            engine.dealloc_pd((*pd).handle)
+        };
+        drop(engine);
+        if result.is_ok() {
+            drop(Box::from_raw(pd.cast::<SoftPd>()));
+        }
+        status(result)
+    }
+}
+
+pub(super) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: as the module says.
+    let made = unsafe {
+        let (parent, mask) = ((*attr).pd, (*attr).comp_mask);
+        // Allocators of the caller's own are for memory that this device does not have.
+        if parent.is_null() || mask != 0 {
+            Err(libc::EINVAL)
+        } else if shared(context).lock().core.use_pd((*parent).handle) {
+            let mut pd = zeroed::<SoftPd>();
+            pd.pd.handle = (*parent).handle;
+            pd.pd.context = context;
+            pd.is_parent = true;
+            Ok(Box::into_raw(pd).cast())
+        } else {
+            Err(libc::EINVAL)
+        }
+    };
+    object(made)
+}
+
+/// Everything is thread-safe here: a thread domain changes nothing.
+pub(super) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    _attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    let mut td = zeroed::<ibv_td>();
+    td.context = context;
+    Box::into_raw(td)
+}
+
+pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    // SAFETY: `alloc_td` made it, and it is freed once.
+    drop(unsafe { Box::from_raw(td) });
+    0
+}

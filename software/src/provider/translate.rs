@@ -1,0 +1,212 @@
+//! Work requests of C as the engine has them.
+
+use std::ffi::c_int;
+
+use super::address;
+use crate::ffi::*;
+use crate::transport::memory::Sge;
+use crate::transport::queue_pair::{QueuePair, Transport};
+use crate::transport::responder::MAX_MESSAGE;
+use crate::transport::work::{Bind, Data, Destination, Extra, Operation, Receive, SendRequest};
+
+/// What is checked of a request when it is posted.
+#[derive(Clone, Copy)]
+pub(super) struct Rules {
+    pub(super) transport: Transport,
+    pub(super) mtu: usize,
+    pub(super) max_sge: usize,
+    pub(super) max_inline: usize,
+    /// The queue pair may have no READ or atomic request on the way.
+    pub(super) no_fetches: bool,
+}
+
+impl Rules {
+    pub(super) fn of(qp: &QueuePair) -> Self {
+        Self {
+            transport: qp.transport,
+            mtu: qp.mtu,
+            max_sge: qp.cap.max_send_sge as usize,
+            max_inline: qp.cap.max_inline_data as usize,
+            no_fetches: qp.attr.max_rd_atomic == 0,
+        }
+    }
+
+    /// Whether the queue pair takes such a request; its length is summed up here.
+    pub(super) fn check(&self, request: &mut SendRequest) -> Result<(), c_int> {
+        let operation = &request.operation;
+        let allowed = match (self.transport, operation) {
+            (Transport::Rc, _) => !(operation.is_fetching() && self.no_fetches),
+            (Transport::Uc, _) => !operation.is_fetching(),
+            (Transport::Ud, Operation::Send) => true,
+            (Transport::Ud, _) => false,
+        };
+        let invalidates = matches!(request.extra, Extra::Invalidate(_));
+        if !allowed || (invalidates && self.transport != Transport::Rc) {
+            return Err(libc::EINVAL);
+        }
+        let length = match &request.data {
+            Data::List(list) if list.len() > self.max_sge => return Err(libc::EINVAL),
+            Data::List(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
+            Data::Inline(bytes) if bytes.len() > self.max_inline => return Err(libc::EINVAL),
+            Data::Inline(_) if operation.is_fetching() => return Err(libc::EINVAL),
+            Data::Inline(bytes) => bytes.len() as u64,
+        };
+        let most = match self.transport {
+            Transport::Ud => self.mtu as u64,
+            _ => MAX_MESSAGE.into(),
+        };
+        let eight = match operation {
+            Operation::FetchAdd { address, .. } | Operation::CompareSwap { address, .. } => {
+                length == 8 && address % 8 == 0
+            }
+            _ => true,
+        };
+        let addressed = request.destination.is_some() == (self.transport == Transport::Ud);
+        if length > most || !eight || !addressed {
+            return Err(libc::EINVAL);
+        }
+        request.length = length as u32;
+        Ok(())
+    }
+}
+
+/// # Safety
+///
+/// The list has that many elements.
+pub(super) unsafe fn list(list: *const ibv_sge, count: usize) -> Vec<Sge> {
+    // SAFETY: the caller vouches for it; an empty list may be null.
+    let list = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(list, count) } };
+    // Elements of length 0 name nothing, and need no key.
+    let element = |sge: &ibv_sge| Sge { address: sge.addr, length: sge.length, lkey: sge.lkey };
+    list.iter().map(element).collect()
+}
+
+/// Copies inline data out of the caller's memory, which is his again when the post returns.
+///
+/// # Safety
+///
+/// Each part is readable memory of that length.
+pub(super) unsafe fn gather_inline(
+    parts: impl Iterator<Item = (*const u8, usize)>,
+    most: usize,
+) -> Result<Vec<u8>, c_int> {
+    let mut bytes = Vec::new();
+    for (address, length) in parts {
+        if length > most - bytes.len() {
+            return Err(libc::EINVAL);
+        }
+        if length > 0 {
+            // SAFETY: the caller vouches for it.
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address, length) });
+        }
+    }
+    Ok(bytes)
+}
+
+/// # Safety
+///
+/// The request is readable, with its list; its address handle is live if it needs one.
+pub(super) unsafe fn send_request(wr: &ibv_send_wr, rules: &Rules) -> Result<SendRequest, c_int> {
+    type W = ibv_wr_opcode;
+    let flags = wr.send_flags;
+    let has = |flag: ibv_send_flags| flags & flag.0 != 0;
+    // SAFETY: the caller vouches for the request; which member of a union counts follows from its opcode,
+    // and all of them are plain integers and pointers.
+    let mut request = unsafe {
+        let immediate = Extra::Immediate(wr.__bindgen_anon_1.imm_data);
+        let invalidate = wr.__bindgen_anon_1.invalidate_rkey;
+        let (rdma, atomic) = (wr.wr.rdma, wr.wr.atomic);
+        let (address, rkey) = (rdma.remote_addr, rdma.rkey);
+        let (operation, extra) = match wr.opcode {
+            W::IBV_WR_SEND => (Operation::Send, Extra::None),
+            W::IBV_WR_SEND_WITH_IMM => (Operation::Send, immediate),
+            W::IBV_WR_SEND_WITH_INV => (Operation::Send, Extra::Invalidate(invalidate)),
+            W::IBV_WR_RDMA_WRITE => (Operation::Write { address, rkey }, Extra::None),
+            W::IBV_WR_RDMA_WRITE_WITH_IMM => (Operation::Write { address, rkey }, immediate),
+            W::IBV_WR_RDMA_READ => (Operation::Read { address, rkey }, Extra::None),
+            W::IBV_WR_ATOMIC_CMP_AND_SWP => {
+                let (address, rkey) = (atomic.remote_addr, atomic.rkey);
+                let (compare, swap) = (atomic.compare_add, atomic.swap);
+                (Operation::CompareSwap { address, rkey, compare, swap }, Extra::None)
+            }
+            W::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                let (address, rkey) = (atomic.remote_addr, atomic.rkey);
+                (Operation::FetchAdd { address, rkey, add: atomic.compare_add }, Extra::None)
+            }
+            W::IBV_WR_LOCAL_INV => (Operation::Invalidate { rkey: invalidate }, Extra::None),
+            W::IBV_WR_BIND_MW => {
+                let bind = &wr.__bindgen_anon_2.bind_mw;
+                (Operation::Bind(bind_request(bind.mw, bind.rkey, &bind.bind_info)?), Extra::None)
+            }
+            _ => return Err(libc::EINVAL),
+        };
+        let count = usize::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;
+        let data = if operation.is_local() {
+            Data::List(Vec::new())
+        } else if count > rules.max_sge {
+            return Err(libc::EINVAL);
+        } else if has(ibv_send_flags::IBV_SEND_INLINE) {
+            let parts = list(wr.sg_list, count);
+            let parts = parts.iter().map(|sge| (sge.address as *const u8, sge.length as usize));
+            Data::Inline(gather_inline(parts, rules.max_inline)?)
+        } else {
+            Data::List(list(wr.sg_list, count))
+        };
+        let destination = if rules.transport == Transport::Ud {
+            let ud = &wr.wr.ud;
+            let path = address::path(ud.ah).ok_or(libc::EINVAL)?;
+            Some(Destination { path, qpn: ud.remote_qpn & 0xff_ffff, qkey: ud.remote_qkey })
+        } else {
+            None
+        };
+        SendRequest {
+            id: wr.wr_id,
+            operation,
+            extra,
+            data,
+            length: 0,
+            signaled: has(ibv_send_flags::IBV_SEND_SIGNALED),
+            solicited: has(ibv_send_flags::IBV_SEND_SOLICITED),
+            fence: has(ibv_send_flags::IBV_SEND_FENCE),
+            destination,
+        }
+    };
+    rules.check(&mut request)?;
+    Ok(request)
+}
+
+/// # Safety
+///
+/// The window is live, and its region too if there is one.
+pub(super) unsafe fn bind_request(
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: &ibv_mw_bind_info,
+) -> Result<Bind, c_int> {
+    // SAFETY: the caller vouches for both.
+    unsafe {
+        if mw.is_null() || (info.mr.is_null() && info.length > 0) {
+            return Err(libc::EINVAL);
+        }
+        Ok(Bind {
+            window: (*mw).handle,
+            rkey,
+            region: info.mr.as_ref().map_or(0, |mr| mr.lkey),
+            address: info.addr,
+            length: info.length,
+            access: info.mw_access_flags,
+        })
+    }
+}
+
+/// # Safety
+///
+/// The request is readable, with its list.
+pub(super) unsafe fn receive(wr: &ibv_recv_wr, most: u32) -> Result<Receive, c_int> {
+    let count = usize::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;
+    if count > most as usize {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller vouches for it.
+    Ok(Receive { id: wr.wr_id, list: unsafe { list(wr.sg_list, count) } })
+}

@@ -1,0 +1,58 @@
+//! The devices that `ibverbs::devices()` lists.
+
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ibverbs::provider::{Hooks, install};
+
+use crate::ffi::{device_hold, device_put, ibv_device};
+use crate::provider;
+
+struct Registered(NonNull<ibv_device>);
+
+// SAFETY: what is done with it here, counting references, may be done from any thread.
+unsafe impl Send for Registered {}
+
+/// Each is removed by its handle, which holds a reference until then.
+static DEVICES: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
+
+static HOOKS: Hooks =
+    Hooks { list, put, ioctl: provider::ioctl::answer, query_pkey: provider::query::query_pkey };
+
+/// Makes libibverbs ask us about our devices. It must be so before one is opened.
+pub(crate) fn install_hooks() {
+    install(&HOOKS);
+}
+
+fn devices() -> MutexGuard<'static, Vec<Registered>> {
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn add(device: NonNull<ibv_device>) {
+    let mut devices = devices();
+    if devices.iter().all(|registered| registered.0 != device) {
+        devices.push(Registered(device));
+    }
+}
+
+pub(crate) fn remove(device: NonNull<ibv_device>) {
+    devices().retain(|registered| registered.0 != device);
+}
+
+fn list() -> Vec<NonNull<ibv_device>> {
+    let devices = devices();
+    let hold = |registered: &Registered| {
+        // SAFETY: the handle, which waits for the lock before it lets go, holds the device.
+        unsafe { device_hold(registered.0.as_ptr()) };
+        registered.0
+    };
+    devices.iter().map(hold).collect()
+}
+
+/// # Safety
+///
+/// The reference is the caller's, who gives it back.
+unsafe fn put(device: NonNull<ibv_device>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { device_put(device.as_ptr()) };
+}

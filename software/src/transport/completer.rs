@@ -1,0 +1,239 @@
+//! The sending side of reliable connections: what the peer's answers mean.
+
+use super::core::Core;
+use super::queue_pair::QueuePair;
+use super::timers::Time;
+use super::work::{Data, Operation};
+use crate::ffi::ibv_wc_status as Status;
+use crate::wire::header::{Aeth, Bth, Nak, Reader, Syndrome};
+use crate::wire::opcode;
+use crate::wire::sequence::{add, before, distance};
+
+/// The times of the codes 0 to 31 of "receiver not ready", in units of 10 us.
+const NOT_READY: [u64; 32] = [
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+];
+
+pub(crate) fn not_ready_time(code: u8) -> Time {
+    NOT_READY[usize::from(code & 0x1f)] * 10_000
+}
+
+impl QueuePair {
+    /// A packet of the peer's answers.
+    pub(crate) fn response(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
+        // An answer to something that was not asked, or was answered already.
+        if !self.is_up()
+            || distance(bth.psn, self.sq.unacknowledged) < 0
+            || distance(bth.psn, self.sq.high) >= 0
+        {
+            return;
+        }
+        let mut reader = Reader(body);
+        match bth.opcode & !opcode::TRANSPORT {
+            opcode::ACK => {
+                let Some(aeth) = reader.aeth() else { return };
+                self.acknowledgement(core, bth.psn, aeth);
+            }
+            opcode::ATOMIC_ACK => {
+                let (Some(_), Some(value)) = (reader.aeth(), reader.u64()) else { return };
+                self.fetched_value(core, bth.psn, value);
+            }
+            opcode::READ_MIDDLE => self.read_data(core, bth.psn, reader.rest()),
+            opcode::READ_FIRST | opcode::READ_LAST | opcode::READ_ONLY => {
+                if reader.aeth().is_some() {
+                    self.read_data(core, bth.psn, reader.rest());
+                }
+            }
+            _ => return,
+        }
+        if self.is_up() {
+            self.complete_local(core);
+            self.send_requests(core);
+        }
+    }
+
+    fn acknowledgement(&mut self, core: &mut Core, psn: u32, aeth: Aeth) {
+        match aeth.meaning() {
+            Syndrome::Ack => {
+                if self.acknowledge(core, psn) {
+                    return;
+                }
+                self.ask_again(core);
+            }
+            Syndrome::NotReady(code) => {
+                if !self.acknowledge_before(core, psn) {
+                    return self.ask_again(core);
+                }
+                // 7 is for ever.
+                if self.attr.rnr_retry != 7 {
+                    if self.sq.not_ready_retries >= self.attr.rnr_retry {
+                        return self.fail_front(core, Status::IBV_WC_RNR_RETRY_EXC_ERR);
+                    }
+                    self.sq.not_ready_retries += 1;
+                }
+                self.sq.deadline = None;
+                self.sq.not_ready_until = Some(core.now() + not_ready_time(code));
+                self.schedule(core);
+            }
+            Syndrome::Nak(nak) => {
+                if !self.acknowledge_before(core, psn) {
+                    return self.ask_again(core);
+                }
+                match nak {
+                    Nak::Sequence => {
+                        self.shrink_window();
+                        self.retry(core, psn);
+                    }
+                    Nak::InvalidRequest => {
+                        self.fail_front(core, Status::IBV_WC_REM_INV_REQ_ERR);
+                    }
+                    Nak::RemoteAccess => self.fail_front(core, Status::IBV_WC_REM_ACCESS_ERR),
+                    Nak::RemoteOperation => self.fail_front(core, Status::IBV_WC_REM_OP_ERR),
+                }
+            }
+            Syndrome::Reserved => {}
+        }
+    }
+
+    /// Everything before `psn` has arrived; false: answers with data are missing before it.
+    fn acknowledge_before(&mut self, core: &mut Core, psn: u32) -> bool {
+        psn == self.sq.unacknowledged || self.acknowledge(core, before(psn))
+    }
+
+    /// Everything up to `psn` has arrived. False: an answer with data that should have come before it was
+    /// lost.
+    fn acknowledge(&mut self, core: &mut Core, psn: u32) -> bool {
+        let mut progress = false;
+        let complete = loop {
+            self.complete_local(core);
+            if !self.is_up() || distance(psn, self.sq.unacknowledged) < 0 {
+                break true;
+            }
+            let Some(front) = self.sq.posted.front() else { break true };
+            if front.request.operation.is_fetching() && !front.done {
+                break false;
+            }
+            let end = add(front.first, front.packets);
+            progress = true;
+            if distance(psn, end) < -1 {
+                self.sq.unacknowledged = add(psn, 1);
+                break true;
+            }
+            self.sq.unacknowledged = end;
+            // Of a request that is being sent again, the rest need not be.
+            if self.sq.cursor == 0 {
+                self.sq.cursor = 1;
+                self.sq.offset = 0;
+            }
+            self.complete_front(core, Status::IBV_WC_SUCCESS);
+        };
+        if progress {
+            self.progress(core);
+        }
+        complete
+    }
+
+    /// The peer answers: its retries begin again.
+    fn progress(&mut self, core: &mut Core) {
+        self.sq.retries = 0;
+        self.sq.not_ready_retries = 0;
+        self.sq.not_ready_until = None;
+        self.sq.asked_again = false;
+        self.grow_window();
+        let unacknowledged = self.sq.unacknowledged;
+        self.sq.fetching.retain(|&end| distance(end, unacknowledged) >= 0);
+        // What is acknowledged meanwhile is not sent again.
+        if let Some(posted) = self.sq.posted.get(self.sq.cursor) {
+            let ahead = distance(unacknowledged, add(posted.first, self.sq.offset));
+            if ahead > 0
+                && posted.packets > 0
+                && self.sq.offset as i32 + ahead < posted.packets as i32
+            {
+                self.sq.offset += ahead as u32;
+            }
+        }
+        self.restart_timer(core);
+    }
+
+    /// Answers were lost on their way: they are asked for again, once until something comes.
+    fn ask_again(&mut self, core: &mut Core) {
+        if self.is_up() && !self.sq.asked_again {
+            self.shrink_window();
+            let psn = self.sq.unacknowledged;
+            self.retry(core, psn);
+            self.sq.asked_again = true;
+        }
+    }
+
+    /// A part of what is read.
+    fn read_data(&mut self, core: &mut Core, psn: u32, payload: &[u8]) {
+        if !self.acknowledge_before(core, psn) || psn != self.sq.unacknowledged {
+            return self.ask_again(core);
+        }
+        if !self.is_up() {
+            return;
+        }
+        let (pd, mtu) = (self.pd, self.mtu);
+        let Some(front) = self.sq.posted.front_mut() else { return };
+        let (Operation::Read { .. }, Data::List(list)) =
+            (front.request.operation, &front.request.data)
+        else {
+            return;
+        };
+        let from = front.received as usize * mtu;
+        if payload.len() != mtu.min(front.request.length as usize - from) {
+            return self.fail_front(core, Status::IBV_WC_BAD_RESP_ERR);
+        }
+        if core.keys.scatter(pd, list, from as u64, payload).is_err() {
+            return self.fail_front(core, Status::IBV_WC_LOC_PROT_ERR);
+        }
+        front.received += 1;
+        front.done = front.received == front.packets;
+        if front.done {
+            self.acknowledge(core, psn);
+        } else {
+            self.sq.unacknowledged = add(psn, 1);
+            self.progress(core);
+        }
+    }
+
+    /// What was at the address of an atomic operation.
+    fn fetched_value(&mut self, core: &mut Core, psn: u32, value: u64) {
+        if !self.acknowledge_before(core, psn) || psn != self.sq.unacknowledged {
+            return self.ask_again(core);
+        }
+        if !self.is_up() {
+            return;
+        }
+        let pd = self.pd;
+        let Some(front) = self.sq.posted.front_mut() else { return };
+        let Data::List(list) = &front.request.data else { return };
+        let atomic = matches!(
+            front.request.operation,
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
+        );
+        if !atomic || front.first != psn {
+            return;
+        }
+        // Atomic values are in the byte order of the machine.
+        if core.keys.scatter(pd, list, 0, &value.to_ne_bytes()).is_err() {
+            return self.fail_front(core, Status::IBV_WC_LOC_PROT_ERR);
+        }
+        front.done = true;
+        self.acknowledge(core, psn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn not_ready_times_are_those_of_the_specification() {
+        assert_eq!(not_ready_time(0), 655_360_000);
+        assert_eq!(not_ready_time(1), 10_000);
+        assert_eq!(not_ready_time(12), 640_000);
+        assert_eq!(not_ready_time(31), 491_520_000);
+    }
+}

@@ -1,0 +1,294 @@
+//! What all queue pairs of a device share.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_int;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::events::{self, Record};
+use super::memory::Keys;
+use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
+use super::table::{Table, Tag};
+use super::timers::{Time, Timer, Timers};
+use super::work::{Completion, Path};
+use crate::builder::Settings;
+use crate::ffi::ibv_event_type;
+use crate::link::{Clock, Link};
+use crate::wire::header::Bth;
+use crate::wire::{PORT, Packet, icrc};
+
+/// How long a full file of events is left alone.
+const FULL_FILE: Time = 1_000_000;
+
+/// What a device has seen since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Packets that were sent, with those that were sent again.
+    pub packets_sent: u64,
+    /// Packets that came, whatever they were.
+    pub packets_received: u64,
+    /// Packets that were no RoCE v2, or whose invariant CRC was wrong.
+    pub packets_malformed: u64,
+    /// Packets that no queue pair was there for, or that came from somebody who is not its peer.
+    pub packets_unexpected: u64,
+    /// Times that a queue pair went back to send again: a timer ran out, or its peer missed something.
+    pub retransmissions: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) active: bool,
+    /// One GID each.
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) settings: Settings,
+    pub(crate) ports: Vec<Port>,
+    pub(crate) keys: Keys,
+    pub(crate) cqs: Table<CompletionQueue>,
+    pub(crate) srqs: Table<SharedReceiveQueue>,
+    /// How many objects use each protection domain.
+    pub(crate) pds: Table<u32>,
+    /// The files of asynchronous events of the open contexts.
+    pub(crate) contexts: BTreeMap<u32, c_int>,
+    pub(crate) next_context: u32,
+    pub(crate) address_handles: u32,
+    /// How many memory windows there are.
+    pub(crate) windows: u32,
+    /// The queue pairs in each multicast group.
+    pub(crate) groups: BTreeMap<IpAddr, Vec<u32>>,
+    pub(crate) timers: Timers,
+    /// Queue pairs that have more to send than one turn allows.
+    pub(crate) runnable: VecDeque<u32>,
+    /// Completion queues that were overrun just now.
+    pub(crate) overrun: Vec<u32>,
+    pub(crate) counters: Counters,
+    /// Events that found their file full.
+    late: VecDeque<(c_int, Record)>,
+    late_scheduled: Option<Time>,
+    clock: Arc<dyn Clock>,
+    link: Box<dyn Link>,
+    outbox: Vec<Packet>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Core {
+    pub(crate) fn new(settings: Settings, clock: Arc<dyn Clock>, link: Box<dyn Link>) -> Self {
+        let port = |addresses: &Vec<IpAddr>| Port { active: true, addresses: addresses.clone() };
+        Self {
+            ports: settings.ports.iter().map(port).collect(),
+            keys: Keys(Table::new(Tag::Low, 1, settings.max_mr.saturating_add(settings.max_mw))),
+            cqs: Table::new(Tag::Low, 1, settings.max_cq),
+            srqs: Table::new(Tag::Low, 1, settings.max_srq),
+            pds: Table::new(Tag::Low, 1, settings.max_pd),
+            contexts: BTreeMap::new(),
+            next_context: 0,
+            address_handles: 0,
+            windows: 0,
+            groups: BTreeMap::new(),
+            timers: Timers::default(),
+            runnable: VecDeque::new(),
+            overrun: Vec::new(),
+            counters: Counters::default(),
+            late: VecDeque::new(),
+            late_scheduled: None,
+            clock,
+            link,
+            outbox: Vec::new(),
+            spare: Vec::new(),
+            settings,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    pub(crate) fn min_timeout(&self) -> Time {
+        self.clock.min_timeout()
+    }
+
+    // ---- Packets ----
+
+    /// Queues a packet: `bth`, then what `fill` appends, of which `bth.pad` follows from its length.
+    pub(crate) fn transmit(
+        &mut self,
+        path: Path,
+        mut bth: Bth,
+        fill: impl FnOnce(&Keys, &mut Vec<u8>) -> Result<(), super::memory::Denied>,
+    ) -> Result<(), super::memory::Denied> {
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        bytes.extend_from_slice(&bth.bytes());
+        if let Err(denied) = fill(&self.keys, &mut bytes) {
+            self.spare.push(bytes);
+            return Err(denied);
+        }
+        bth.pad = (bytes.len().wrapping_neg() & 3) as u8;
+        bytes.resize(bytes.len() + usize::from(bth.pad), 0);
+        bytes[..Bth::SIZE].copy_from_slice(&bth.bytes());
+        let icrc = icrc::compute((path.from, PORT), (path.to, PORT), &bytes);
+        bytes.extend_from_slice(&icrc.to_le_bytes());
+        self.counters.packets_sent += 1;
+        self.outbox.push(Packet { addresses: Some((path.from, path.to)), bytes });
+        // Bounds what lies here when somebody posts a long list.
+        if self.outbox.len() >= 64 {
+            self.flush();
+        }
+        Ok(())
+    }
+
+    /// Hands the queued packets to the link.
+    pub(crate) fn flush(&mut self) {
+        if self.outbox.is_empty() {
+            return;
+        }
+        self.link.send(&mut self.outbox);
+        for packet in self.outbox.drain(..) {
+            if self.spare.len() < 256 {
+                self.spare.push(packet.bytes);
+            }
+        }
+    }
+
+    pub(crate) fn link(&mut self) -> &mut dyn Link {
+        &mut *self.link
+    }
+
+    // ---- Completions ----
+
+    pub(crate) fn complete(&mut self, number: u32, mut completion: Completion) {
+        let now = self.clock.now();
+        completion.time = now;
+        completion.wall_clock = self.clock.wall_clock();
+        let Some(cq) = self.cqs.get_mut(number) else { return };
+        if cq.ready.len() >= cq.capacity as usize {
+            if !std::mem::replace(&mut cq.overrun, true) {
+                cq.async_events += 1;
+                let (context, handle) = (cq.context, cq.handle);
+                self.overrun.push(number);
+                self.raise(context, ibv_event_type::IBV_EVENT_CQ_ERR, handle);
+            }
+            return;
+        }
+        cq.ready.push_back(completion);
+        if !cq.wants(&completion) {
+            return;
+        }
+        cq.held_back += 1;
+        let (count, period) = cq.moderation;
+        if cq.held_back >= count.max(1) || period == 0 {
+            self.completion_event(number);
+        } else if cq.due.is_none() {
+            let due = now.saturating_add(period);
+            cq.due = Some(due);
+            let mut scheduled = cq.scheduled;
+            self.timers.set(Timer::CompletionQueue(number), due, &mut scheduled);
+            if let Some(cq) = self.cqs.get_mut(number) {
+                cq.scheduled = scheduled;
+            }
+        }
+    }
+
+    /// Raises the event that a completion queue was armed for.
+    fn completion_event(&mut self, number: u32) {
+        let Some(cq) = self.cqs.get_mut(number) else { return };
+        cq.armed = Armed::No;
+        cq.held_back = 0;
+        cq.due = None;
+        if let Some(fd) = cq.channel {
+            cq.events += 1;
+            let record = Record::completion(cq.handle);
+            self.notify(fd, record);
+        }
+    }
+
+    /// The timer of a completion queue: a moderated event is due.
+    pub(crate) fn completion_timer(&mut self, number: u32, now: Time) {
+        let Some(cq) = self.cqs.get_mut(number) else { return };
+        cq.scheduled = None;
+        match cq.due {
+            Some(due) if due <= now => self.completion_event(number),
+            Some(due) => {
+                let mut scheduled = None;
+                self.timers.set(Timer::CompletionQueue(number), due, &mut scheduled);
+                if let Some(cq) = self.cqs.get_mut(number) {
+                    cq.scheduled = scheduled;
+                }
+            }
+            None => {}
+        }
+    }
+
+    // ---- Events ----
+
+    /// Raises an asynchronous event in a context. The caller counts it for the object.
+    pub(crate) fn raise(&mut self, context: u32, kind: ibv_event_type, element: u64) {
+        if let Some(&fd) = self.contexts.get(&context) {
+            self.notify(fd, Record::asynchronous(element, kind.0));
+        }
+    }
+
+    /// Puts a record into a file; later, if that is full: events are never lost, nor out of order.
+    fn notify(&mut self, fd: c_int, record: Record) {
+        let waiting = self.late.iter().any(|late| late.0 == fd);
+        if waiting || !events::put(fd, &record) {
+            self.late.push_back((fd, record));
+            let at = self.now() + FULL_FILE;
+            self.timers.set(Timer::Events, at, &mut self.late_scheduled);
+        }
+    }
+
+    pub(crate) fn events_timer(&mut self) {
+        self.late_scheduled = None;
+        let late = std::mem::take(&mut self.late);
+        let mut full = Vec::new();
+        for (fd, record) in late {
+            if full.contains(&fd) || !events::put(fd, &record) {
+                full.push(fd);
+                self.late.push_back((fd, record));
+            }
+        }
+        if !self.late.is_empty() {
+            let at = self.now() + FULL_FILE;
+            self.timers.set(Timer::Events, at, &mut self.late_scheduled);
+        }
+    }
+
+    /// Takes back the unread events about an object that is going away; returns how many.
+    pub(crate) fn take_back(
+        &mut self,
+        fd: Option<c_int>,
+        element: u64,
+        kinds: &[ibv_event_type],
+    ) -> u32 {
+        let Some(fd) = fd else { return 0 };
+        let gone = |record: &Record| {
+            record.element() == element
+                && (kinds.is_empty() || kinds.iter().any(|kind| record.is(*kind)))
+        };
+        let before = self.late.len();
+        self.late.retain(|late| late.0 != fd || !gone(&late.1));
+        (before - self.late.len()) as u32 + events::take_back(fd, gone)
+    }
+
+    /// Forgets a file that is being closed.
+    pub(crate) fn forget_file(&mut self, fd: c_int) {
+        self.late.retain(|late| late.0 != fd);
+    }
+
+    // ---- Protection domains ----
+
+    pub(crate) fn use_pd(&mut self, pd: u32) -> bool {
+        self.pds.get_mut(pd).map(|users| *users += 1).is_some()
+    }
+
+    pub(crate) fn leave_pd(&mut self, pd: u32) {
+        if let Some(users) = self.pds.get_mut(pd) {
+            *users -= 1;
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The files that events are read from: a completion channel's, and a context's for asynchronous events.
+//!
+//! Each is a datagram socket that is connected to itself, so that one descriptor is both ends: records
+//! stay whole, nothing is left over when its owner closes it, and writing and taking back never wait,
+//! whatever mode the owner has put the file into.
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::size_of;
+
+use crate::ffi::ibv_event_type;
+
+/// Makes such a file. Its owner closes it.
+pub(crate) fn create() -> io::Result<c_int> {
+    // SAFETY: the calls get live, initialised arguments of the sizes that they are told; the descriptor is
+    // ours until it is returned.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let close = |error| {
+            libc::close(fd);
+            error
+        };
+        let mut name: libc::sockaddr_un = std::mem::zeroed();
+        name.sun_family = libc::AF_UNIX as _;
+        let mut size = size_of::<libc::sa_family_t>() as libc::socklen_t;
+        // Without a path, the kernel chooses a name.
+        if libc::bind(fd, (&raw const name).cast(), size) != 0 {
+            return Err(close(io::Error::last_os_error()));
+        }
+        size = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        if libc::getsockname(fd, (&raw mut name).cast(), &mut size) != 0
+            || libc::connect(fd, (&raw const name).cast(), size) != 0
+        {
+            return Err(close(io::Error::last_os_error()));
+        }
+        // As much as an ordinary user may have; a full file is no loss, see `Core::notify`.
+        let wanted: c_int = 1 << 20;
+        let size = size_of::<c_int>() as libc::socklen_t;
+        for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
+            libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const wanted).cast(), size);
+        }
+        Ok(fd)
+    }
+}
+
+/// The longest record: `struct ib_uverbs_async_event_desc`.
+const LONGEST: usize = 16;
+
+/// A record that goes into such a file: the object that it is about first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    bytes: [u8; LONGEST],
+    length: usize,
+}
+
+impl Record {
+    /// `struct ib_uverbs_comp_event_desc`.
+    pub(crate) fn completion(handle: u64) -> Self {
+        let mut bytes = [0; LONGEST];
+        bytes[..8].copy_from_slice(&handle.to_ne_bytes());
+        Self { bytes, length: 8 }
+    }
+
+    /// `struct ib_uverbs_async_event_desc`.
+    pub(crate) fn asynchronous(element: u64, kind: u32) -> Self {
+        let mut bytes = [0; LONGEST];
+        bytes[..8].copy_from_slice(&element.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&kind.to_ne_bytes());
+        Self { bytes, length: 16 }
+    }
+
+    /// Whether it is an asynchronous event of that kind.
+    pub(crate) fn is(&self, kind: ibv_event_type) -> bool {
+        self.length == LONGEST && self.bytes[8..12] == kind.0.to_ne_bytes()
+    }
+
+    pub(crate) fn element(&self) -> u64 {
+        let mut element = [0; 8];
+        element.copy_from_slice(&self.bytes[..8]);
+        u64::from_ne_bytes(element)
+    }
+}
+
+/// Puts a record in, if there is room.
+pub(crate) fn put(fd: c_int, record: &Record) -> bool {
+    // SAFETY: the record is that long.
+    let sent = unsafe {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        libc::send(fd, record.bytes.as_ptr().cast(), record.length, flags)
+    };
+    // A file that is gone has no reader who could miss the event.
+    sent >= 0
+        || !matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS))
+}
+
+/// Takes back the unread records that are about `element`, whose object is going away; returns how many.
+pub(crate) fn take_back(fd: c_int, mut gone: impl FnMut(&Record) -> bool) -> u32 {
+    let (mut kept, mut taken) = (Vec::new(), 0);
+    loop {
+        let mut record = Record { bytes: [0; LONGEST], length: 0 };
+        // SAFETY: the buffer has room for as much.
+        let received = unsafe {
+            libc::recv(fd, record.bytes.as_mut_ptr().cast(), LONGEST, libc::MSG_DONTWAIT)
+        };
+        let Ok(length @ 1..) = usize::try_from(received) else { break };
+        record.length = length;
+        if gone(&record) {
+            taken += 1;
+        } else {
+            kept.push(record);
+        }
+    }
+    for record in kept {
+        put(fd, &record);
+    }
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+    #[test]
+    fn records_are_read_in_order_and_taken_back() {
+        // SAFETY: the descriptor is ours.
+        let file = unsafe { OwnedFd::from_raw_fd(create().unwrap()) };
+        let fd = file.as_raw_fd();
+        for element in [1, 2, 1, 3] {
+            assert!(put(fd, &Record::completion(element)));
+        }
+        assert_eq!(take_back(fd, |record| record.element() == 1), 2);
+        let mut seen = Vec::new();
+        take_back(fd, |record| {
+            seen.push(record.element());
+            true
+        });
+        assert_eq!(seen, [2, 3]);
+    }
+
+    #[test]
+    fn a_full_file_refuses_and_does_not_wait() {
+        // SAFETY: the descriptor is ours.
+        let file = unsafe { OwnedFd::from_raw_fd(create().unwrap()) };
+        let fd = file.as_raw_fd();
+        let mut room = 0;
+        while put(fd, &Record::asynchronous(room, 3)) {
+            room += 1;
+        }
+        assert!(room > 100, "{room}");
+        assert_eq!(u64::from(take_back(fd, |_| true)), room);
+        assert!(put(fd, &Record::completion(1)));
+    }
+}

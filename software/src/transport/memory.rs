@@ -1,0 +1,342 @@
+//! Registered memory: keys, bounds and rights, and the copies to and from it.
+//!
+//! Each access, of each packet, starts from the key: so nothing is touched any more once a region is
+//! deregistered, and a right that was taken away is gone at once.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ibverbs::provider::{load, store};
+
+use super::table::Table;
+use crate::ffi::ibv_access_flags as Access;
+
+/// `struct ibv_sge`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sge {
+    pub(crate) address: u64,
+    pub(crate) length: u32,
+    pub(crate) lkey: u32,
+}
+
+/// What is behind a region's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backing {
+    /// Memory of the process, from this address on.
+    Memory(u64),
+    /// Nothing: zeros are read, what is written is dropped.
+    Null,
+}
+
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) pd: u32,
+    pub(crate) backing: Backing,
+    /// The address that requests name its first byte by.
+    pub(crate) iova: u64,
+    pub(crate) length: u64,
+    pub(crate) access: u32,
+    /// How many memory windows are bound to it.
+    pub(crate) windows: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bound {
+    /// The region's key.
+    pub(crate) region: u32,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) access: u32,
+    /// The queue pair that it is bound through; a window of type 2 works with that one alone.
+    pub(crate) qpn: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Window {
+    pub(crate) pd: u32,
+    pub(crate) type_2: bool,
+    /// The key that it has now.
+    pub(crate) rkey: u32,
+    pub(crate) bound: Option<Bound>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Key {
+    Region(Region),
+    Window(Window),
+}
+
+/// A piece of memory that an access may touch now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    backing: Backing,
+}
+
+/// An access that is not allowed: a key that does not exist, bounds, rights, the protection domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Denied;
+
+impl Region {
+    fn target(&self, address: u64, length: u64) -> Result<Target, Denied> {
+        let offset = address.checked_sub(self.iova).ok_or(Denied)?;
+        if offset > self.length || length > self.length - offset {
+            return Err(Denied);
+        }
+        let backing = match self.backing {
+            Backing::Memory(start) => Backing::Memory(start + offset),
+            Backing::Null => Backing::Null,
+        };
+        Ok(Target { backing })
+    }
+}
+
+/// The keys of a device.
+#[derive(Debug)]
+pub(crate) struct Keys(pub(crate) Table<Key>);
+
+impl Keys {
+    pub(crate) fn region(&self, key: u32) -> Option<&Region> {
+        match self.0.get(key)? {
+            Key::Region(region) => Some(region),
+            Key::Window(_) => None,
+        }
+    }
+
+    pub(crate) fn region_mut(&mut self, key: u32) -> Option<&mut Region> {
+        match self.0.get_mut(key)? {
+            Key::Region(region) => Some(region),
+            Key::Window(_) => None,
+        }
+    }
+
+    /// A window by its key of now, of which a window of type 2 chooses the lowest eight bits itself.
+    pub(crate) fn window(&self, rkey: u32) -> Option<&Window> {
+        match self.0.get_untagged(rkey)? {
+            Key::Window(window) if window.rkey == rkey => Some(window),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn window_mut(&mut self, rkey: u32) -> Option<&mut Window> {
+        match self.0.get_untagged_mut(rkey)? {
+            Key::Window(window) if window.rkey == rkey => Some(window),
+            _ => None,
+        }
+    }
+
+    /// What a work request of this program may touch.
+    fn local(
+        &self,
+        pd: u32,
+        sge: Sge,
+        offset: u64,
+        length: u64,
+        write: bool,
+    ) -> Result<Target, Denied> {
+        let region = self.region(sge.lkey).ok_or(Denied)?;
+        if region.pd != pd || (write && region.access & Access::IBV_ACCESS_LOCAL_WRITE.0 == 0) {
+            return Err(Denied);
+        }
+        region.target(sge.address.checked_add(offset).ok_or(Denied)?, length)
+    }
+
+    /// What a peer may touch, that is connected to this queue pair, with the rights in `access`.
+    pub(crate) fn remote(
+        &self,
+        (pd, qpn): (u32, u32),
+        rkey: u32,
+        address: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Target, Denied> {
+        if let Some(window) = self.window(rkey) {
+            let bound = window.bound.ok_or(Denied)?;
+            let qp_may = if window.type_2 { bound.qpn == qpn } else { window.pd == pd };
+            let end = address.checked_add(length).ok_or(Denied)?;
+            if !qp_may
+                || window.pd != pd
+                || bound.access & access.0 == 0
+                || address < bound.address
+                || end > bound.address + bound.length
+            {
+                return Err(Denied);
+            }
+            return self.region(bound.region).ok_or(Denied)?.target(address, length);
+        }
+        let region = self.region(rkey).ok_or(Denied)?;
+        if region.pd != pd || region.access & access.0 == 0 {
+            return Err(Denied);
+        }
+        region.target(address, length)
+    }
+
+    /// Calls `each` with the parts of a list that hold `length` bytes from `offset` on. All of them are
+    /// checked before the first call.
+    fn walk(
+        &self,
+        (pd, write): (u32, bool),
+        list: &[Sge],
+        offset: u64,
+        length: usize,
+        mut each: impl FnMut(Target, usize),
+    ) -> Result<(), Denied> {
+        for check in [true, false] {
+            let (mut offset, mut left) = (offset, length as u64);
+            for sge in list {
+                let size = u64::from(sge.length);
+                if offset >= size {
+                    offset -= size;
+                    continue;
+                }
+                let part = left.min(size - offset);
+                if part == 0 {
+                    break;
+                }
+                let target = self.local(pd, *sge, offset, part, write)?;
+                if !check {
+                    each(target, part as usize);
+                }
+                offset = 0;
+                left -= part;
+            }
+            if left > 0 {
+                return Err(Denied);
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends `length` bytes of a list, from `offset` on.
+    pub(crate) fn gather(
+        &self,
+        pd: u32,
+        list: &[Sge],
+        offset: u64,
+        length: usize,
+        to: &mut Vec<u8>,
+    ) -> Result<(), Denied> {
+        self.walk((pd, false), list, offset, length, |target, part| target.read(part, to))
+    }
+
+    /// Writes `bytes` to a list, from `offset` on.
+    pub(crate) fn scatter(
+        &self,
+        pd: u32,
+        list: &[Sge],
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), Denied> {
+        let mut from = bytes;
+        self.walk((pd, true), list, offset, bytes.len(), |target, part| {
+            let (now, later) = from.split_at(part);
+            target.write(now);
+            from = later;
+        })
+    }
+
+    /// Whether a list may be written, or read, in whole.
+    pub(crate) fn check(&self, pd: u32, list: &[Sge], write: bool) -> Result<(), Denied> {
+        let length = list.iter().map(|sge| sge.length as usize).sum();
+        self.walk((pd, write), list, 0, length, |_, _| {})
+    }
+}
+
+impl Target {
+    /// Appends what is there.
+    pub(crate) fn read(self, length: usize, to: &mut Vec<u8>) {
+        let Backing::Memory(address) = self.backing else {
+            to.resize(to.len() + length, 0);
+            return;
+        };
+        to.reserve(length);
+        // SAFETY: the range is in a registered region, whose owner keeps it mapped until it is
+        // deregistered, as `ibv_reg_mr` demands; the engine's lock is held since it was looked up, and
+        // deregistration takes that lock. The memory is accessed by these racy copies only. The vector has
+        // room.
+        unsafe {
+            let end = to.as_mut_ptr().add(to.len());
+            load(address as *const u8, end, length);
+            to.set_len(to.len() + length);
+        }
+    }
+
+    pub(crate) fn write(self, bytes: &[u8]) {
+        if let Backing::Memory(address) = self.backing {
+            // SAFETY: as in `read`; that the region may be written was checked.
+            unsafe { store(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+        }
+    }
+
+    /// Carries out an atomic operation; returns what was there. The address is a multiple of 8.
+    pub(crate) fn atomic(self, operation: Atomic) -> Result<u64, Denied> {
+        let Backing::Memory(address) = self.backing else { return Ok(0) };
+        if address % 8 != 0 {
+            return Err(Denied);
+        }
+        // SAFETY: as in `read`; the address is aligned, and the program accesses such memory by atomic
+        // operations, or not at all while a peer may.
+        let target = unsafe { AtomicU64::from_ptr(address as *mut u64) };
+        Ok(match operation {
+            Atomic::FetchAdd(add) => target.fetch_add(add, Ordering::SeqCst),
+            Atomic::CompareSwap { compare, swap } => target
+                .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
+                .unwrap_or_else(|found| found),
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Atomic {
+    FetchAdd(u64),
+    CompareSwap { compare: u64, swap: u64 },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Tag;
+    use super::*;
+
+    fn keys(memory: &mut [u64], access: Access) -> (Keys, u32) {
+        let mut keys = Keys(Table::new(Tag::Low, 1, 100));
+        let region = Region {
+            pd: 1,
+            backing: Backing::Memory(memory.as_mut_ptr() as u64),
+            iova: 0x1000,
+            length: memory.len() as u64 * 8,
+            access: access.0,
+            windows: 0,
+        };
+        let key = keys.0.insert(|_| Key::Region(region)).unwrap();
+        (keys, key)
+    }
+
+    #[test]
+    fn bounds_are_exact() {
+        let mut memory = [0_u64; 4];
+        let write = Access::IBV_ACCESS_REMOTE_WRITE;
+        let (keys, key) = keys(&mut memory, write);
+        let allowed = |address, length| keys.remote((1, 5), key, address, length, write).is_ok();
+        assert!(allowed(0x1000, 32) && allowed(0x101f, 1) && allowed(0x1020, 0));
+        assert!(!allowed(0x1000, 33) && !allowed(0x0fff, 1) && !allowed(0x1020, 1));
+        assert!(!allowed(u64::MAX, 2) && !allowed(0x1001, u64::MAX));
+        assert!(keys.remote((2, 5), key, 0x1000, 1, write).is_err(), "another domain");
+        assert!(keys.remote((1, 5), key ^ 1, 0x1000, 1, write).is_err(), "another tag");
+        let read = Access::IBV_ACCESS_REMOTE_READ;
+        assert!(keys.remote((1, 5), key, 0x1000, 1, read).is_err(), "no right");
+    }
+
+    #[test]
+    fn lists_are_checked_before_anything_is_written() {
+        let mut memory = [0_u64; 4];
+        let (keys, lkey) = keys(&mut memory, Access::IBV_ACCESS_LOCAL_WRITE);
+        let sge = |address, length| Sge { address, length, lkey };
+        let list = [sge(0x1004, 4), sge(0x1010, 3), sge(0x1000, 2)];
+        assert_eq!(keys.scatter(1, &list, 3, b"abcdef"), Ok(()));
+        assert_eq!(keys.scatter(1, &list, 3, b"abcdefg"), Err(Denied));
+        let bad = [sge(0x1004, 4), sge(0x101f, 2)];
+        assert_eq!(keys.scatter(1, &bad, 0, b"123456"), Err(Denied));
+        let mut back = Vec::new();
+        assert_eq!(keys.gather(1, &list, 2, 7, &mut back), Ok(()));
+        assert_eq!(back, b"\0abcdef");
+        assert_eq!(keys.gather(2, &list, 2, 7, &mut back), Err(Denied));
+    }
+}

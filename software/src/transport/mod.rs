@@ -1,0 +1,171 @@
+//! The device itself: a state machine that packets, verbs and the passing of time move on.
+//!
+//! It does no input and output of its own: packets leave by a [`Link`], time comes from a [`Clock`]. On a
+//! socket a thread feeds it; on virtual time whoever waits for it does.
+
+pub(crate) mod completer;
+pub(crate) mod core;
+pub(crate) mod events;
+pub(crate) mod memory;
+pub(crate) mod modify;
+pub(crate) mod objects;
+pub(crate) mod queue_pair;
+pub(crate) mod queues;
+pub(crate) mod requester;
+pub(crate) mod responder;
+pub(crate) mod state;
+pub(crate) mod table;
+pub(crate) mod timers;
+pub(crate) mod unreliable;
+pub(crate) mod windows;
+pub(crate) mod work;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use self::core::Core;
+use self::queue_pair::{QueuePair, Transport};
+use self::table::{Table, Tag};
+use self::timers::{Time, Timer};
+use crate::builder::Settings;
+use crate::ffi::ibv_event_type;
+use crate::link::{Clock, Link};
+use crate::wire::header::Bth;
+use crate::wire::{PKEY, PORT, icrc, opcode};
+
+/// The number that stands for all members of a multicast group.
+const MULTICAST: u32 = 0xff_ffff;
+
+/// The first number of a queue pair; 0 and 1 are those of the subnet's management.
+const FIRST_QUEUE_PAIR: u32 = 0x11;
+
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) qps: Table<QueuePair>,
+    pub(crate) core: Core,
+}
+
+impl Engine {
+    pub(crate) fn new(settings: Settings, clock: Arc<dyn Clock>, link: Box<dyn Link>) -> Self {
+        Self {
+            qps: Table::new(Tag::High, FIRST_QUEUE_PAIR, settings.max_qp),
+            core: Core::new(settings, clock, link),
+        }
+    }
+
+    /// A packet has come, from its base transport header to the invariant CRC.
+    pub(crate) fn receive(&mut self, from: (IpAddr, u16), to: IpAddr, packet: &[u8]) {
+        self.core.counters.packets_received += 1;
+        let Some((bth, body)) = check(from, to, packet) else {
+            self.core.counters.packets_malformed += 1;
+            return;
+        };
+        if bth.qpn == MULTICAST {
+            return self.multicast((from.0, to), &bth, body);
+        }
+        let Some(qp) = self.qps.get_mut(bth.qpn).filter(|qp| qp.receives()) else {
+            self.core.counters.packets_unexpected += 1;
+            return;
+        };
+        if to.is_multicast() || !deliver(qp, &mut self.core, (from.0, to), &bth, body) {
+            self.core.counters.packets_unexpected += 1;
+        }
+    }
+
+    fn multicast(&mut self, addresses: (IpAddr, IpAddr), bth: &Bth, body: &[u8]) {
+        let members = self.core.groups.get(&addresses.1).cloned().unwrap_or_default();
+        for number in members {
+            if let Some(qp) = self.qps.get_mut(number).filter(|qp| qp.receives()) {
+                deliver(qp, &mut self.core, addresses, bth, body);
+            }
+        }
+    }
+
+    /// When [`advance`](Self::advance) is to be called; `Some(0)`: at once.
+    pub(crate) fn due(&self) -> Option<Time> {
+        if self.core.runnable.is_empty() { self.core.timers.next() } else { Some(0) }
+    }
+
+    /// Does what is due, and gives each queue pair that has more to send a turn.
+    pub(crate) fn advance(&mut self) {
+        let now = self.core.now();
+        while let Some(timer) = self.core.timers.pop(now) {
+            match timer {
+                Timer::QueuePair(number) => {
+                    if let Some(qp) = self.qps.get_mut(number) {
+                        qp.timer(&mut self.core, now);
+                    }
+                }
+                Timer::CompletionQueue(number) => self.core.completion_timer(number, now),
+                Timer::Events => self.core.events_timer(),
+            }
+        }
+        for _ in 0..self.core.runnable.len() {
+            let Some(number) = self.core.runnable.pop_front() else { break };
+            if let Some(qp) = self.qps.get_mut(number) {
+                qp.is_runnable = false;
+                qp.send_answers(&mut self.core);
+                qp.send_requests(&mut self.core);
+            }
+        }
+    }
+
+    /// Ends what was called from outside: overruns have their consequences, and packets leave.
+    pub(crate) fn settle(&mut self) {
+        while let Some(cq) = self.core.overrun.pop() {
+            let users: Vec<u32> = self
+                .qps
+                .iter()
+                .filter(|(_, qp)| qp.send_cq == cq || qp.receive_cq == cq)
+                .map(|(number, _)| number)
+                .collect();
+            for number in users {
+                if let Some(qp) = self.qps.get_mut(number) {
+                    qp.enter_error(&mut self.core);
+                    qp.raise(&mut self.core, ibv_event_type::IBV_EVENT_QP_FATAL);
+                }
+            }
+        }
+        self.core.flush();
+    }
+}
+
+/// What every packet must be, whoever it is for.
+fn check(from: (IpAddr, u16), to: IpAddr, packet: &[u8]) -> Option<(Bth, &[u8])> {
+    let (inside, sent) = packet.split_last_chunk::<{ icrc::SIZE }>()?;
+    let bth = Bth::parse(inside)?;
+    let body = inside.get(Bth::SIZE..)?;
+    let body = body.get(..body.len().checked_sub(bth.pad.into())?)?;
+    // The highest bit tells full members from limited ones; both may talk to a full one.
+    let one_partition = bth.pkey & 0x7fff == PKEY & 0x7fff;
+    let same_family = from.0.is_ipv4() == to.is_ipv4();
+    let whole = inside.len() % 4 == 0 && one_partition && same_family;
+    (whole && icrc::matches(from, (to, PORT), inside, u32::from_le_bytes(*sent)))
+        .then_some((bth, body))
+}
+
+/// Hands a packet to a queue pair; false if it is not for it.
+fn deliver(
+    qp: &mut QueuePair,
+    core: &mut Core,
+    (from, to): (IpAddr, IpAddr),
+    bth: &Bth,
+    body: &[u8],
+) -> bool {
+    if bth.opcode & opcode::TRANSPORT != qp.transport.bits() {
+        return false;
+    }
+    if qp.transport == Transport::Ud {
+        qp.datagram(core, (from, to), bth, body);
+        return true;
+    }
+    if qp.path.is_none_or(|path| path.to != from || path.from != to) {
+        return false;
+    }
+    match (qp.transport, bth.opcode & !opcode::TRANSPORT) {
+        (Transport::Rc, opcode::READ_FIRST..=opcode::ATOMIC_ACK) => qp.response(core, bth, body),
+        (Transport::Rc, _) => qp.request(core, bth, body),
+        _ => qp.unreliable(core, bth, body),
+    }
+    true
+}

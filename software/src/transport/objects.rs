@@ -1,0 +1,461 @@
+//! Making and removing objects, posting and polling: what verbs ask for. Errors are errno values.
+
+use std::ffi::c_int;
+use std::net::IpAddr;
+
+use super::Engine;
+use super::memory::{Backing, Key, Region, Window};
+use super::queue_pair::{QueuePair, Transport};
+use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
+use super::requester::SendQueue;
+use super::responder::Responder;
+use super::timers::Timer;
+use super::work::{Completion, Receive, Release, SendRequest};
+use crate::ffi::{
+    ibv_access_flags as Access, ibv_event_type as Event, ibv_qp_attr, ibv_qp_cap,
+    ibv_qp_state as State, ibv_wc_status as Status,
+};
+
+/// How many of an object's events its owner has read, or will: the destroy verb waits until he has
+/// acknowledged them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EventsRead {
+    pub(crate) completion: u32,
+    pub(crate) asynchronous: u32,
+}
+
+pub(crate) struct NewQueuePair {
+    pub(crate) handle: u64,
+    pub(crate) context: u32,
+    pub(crate) pd: u32,
+    pub(crate) transport: Transport,
+    pub(crate) send_cq: u32,
+    pub(crate) receive_cq: u32,
+    pub(crate) srq: Option<u32>,
+    pub(crate) all_signaled: bool,
+    pub(crate) cap: ibv_qp_cap,
+}
+
+const QUEUE_PAIR_EVENTS: &[Event] = &[
+    Event::IBV_EVENT_QP_FATAL,
+    Event::IBV_EVENT_QP_REQ_ERR,
+    Event::IBV_EVENT_QP_ACCESS_ERR,
+    Event::IBV_EVENT_COMM_EST,
+    Event::IBV_EVENT_SQ_DRAINED,
+    Event::IBV_EVENT_PATH_MIG,
+    Event::IBV_EVENT_PATH_MIG_ERR,
+    Event::IBV_EVENT_QP_LAST_WQE_REACHED,
+];
+
+impl Engine {
+    // ---- Protection domains and memory ----
+
+    pub(crate) fn alloc_pd(&mut self) -> Result<u32, c_int> {
+        self.core.pds.insert(|_| 0).ok_or(libc::ENOMEM)
+    }
+
+    pub(crate) fn dealloc_pd(&mut self, pd: u32) -> Result<(), c_int> {
+        match self.core.pds.get(pd) {
+            None => Err(libc::EINVAL),
+            Some(0) => self.core.pds.remove(pd).map(|_| ()).ok_or(libc::EINVAL),
+            Some(_) => Err(libc::EBUSY),
+        }
+    }
+
+    pub(crate) fn register(
+        &mut self,
+        pd: u32,
+        backing: Backing,
+        length: u64,
+        iova: u64,
+        access: u32,
+    ) -> Result<u32, c_int> {
+        check_access(access)?;
+        check_range(backing, length, iova)?;
+        if length > self.core.settings.max_mr_size {
+            return Err(libc::EINVAL);
+        }
+        if !self.core.use_pd(pd) {
+            return Err(libc::EINVAL);
+        }
+        let region = Region { pd, backing, iova, length, access, windows: 0 };
+        let key = self.core.keys.0.insert(|_| Key::Region(region));
+        if key.is_none() {
+            self.core.leave_pd(pd);
+        }
+        key.ok_or(libc::ENOMEM)
+    }
+
+    pub(crate) fn deregister(&mut self, key: u32) -> Result<(), c_int> {
+        let region = self.core.keys.region(key).ok_or(libc::EINVAL)?;
+        if region.windows > 0 {
+            return Err(libc::EBUSY);
+        }
+        let pd = region.pd;
+        self.core.keys.0.remove(key);
+        self.core.leave_pd(pd);
+        Ok(())
+    }
+
+    /// Changes a region in its place, as far as each argument is given. Its key stays.
+    pub(crate) fn reregister(
+        &mut self,
+        key: u32,
+        pd: Option<u32>,
+        range: Option<(u64, u64)>,
+        access: Option<u32>,
+    ) -> Result<(), c_int> {
+        let old = self.core.keys.region(key).ok_or(libc::EINVAL)?;
+        if old.windows > 0 {
+            return Err(libc::EBUSY);
+        }
+        check_access(access.unwrap_or(old.access))?;
+        if let Some((start, length)) = range {
+            check_range(Backing::Memory(start), length, start)?;
+        }
+        let old_pd = old.pd;
+        if let Some(pd) = pd {
+            if !self.core.use_pd(pd) {
+                return Err(libc::EINVAL);
+            }
+            self.core.leave_pd(old_pd);
+        }
+        let region = self.core.keys.region_mut(key).ok_or(libc::EINVAL)?;
+        region.pd = pd.unwrap_or(old_pd);
+        region.access = access.unwrap_or(region.access);
+        if let Some((start, length)) = range {
+            (region.backing, region.iova, region.length) = (Backing::Memory(start), start, length);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn alloc_window(&mut self, pd: u32, type_2: bool) -> Result<u32, c_int> {
+        if !self.core.use_pd(pd) {
+            return Err(libc::EINVAL);
+        }
+        let window = |rkey| Key::Window(Window { pd, type_2, rkey, bound: None });
+        let number = self.core.keys.0.insert(window);
+        match number {
+            Some(_) => self.core.windows += 1,
+            None => self.core.leave_pd(pd),
+        }
+        number.ok_or(libc::ENOMEM)
+    }
+
+    pub(crate) fn dealloc_window(&mut self, number: u32) -> Result<(), c_int> {
+        self.core.remove_window(number).ok_or(libc::EINVAL)?;
+        self.core.windows -= 1;
+        Ok(())
+    }
+
+    // ---- Completion queues ----
+
+    pub(crate) fn create_cq(&mut self, cq: CompletionQueue) -> Result<u32, c_int> {
+        if cq.capacity == 0 || cq.capacity > self.core.settings.max_cqe {
+            return Err(libc::EINVAL);
+        }
+        self.core.cqs.insert(|_| cq).ok_or(libc::ENOMEM)
+    }
+
+    pub(crate) fn destroy_cq(&mut self, number: u32) -> Result<EventsRead, c_int> {
+        let cq = self.core.cqs.get(number).ok_or(libc::EINVAL)?;
+        if cq.users > 0 {
+            return Err(libc::EBUSY);
+        }
+        let Some(mut cq) = self.core.cqs.remove(number) else { return Err(libc::EINVAL) };
+        self.core.timers.forget(Timer::CompletionQueue(number), &mut cq.scheduled);
+        let channel = self.core.take_back(cq.channel, cq.handle, &[]);
+        let file = self.core.contexts.get(&cq.context).copied();
+        let errors = self.core.take_back(file, cq.handle, &[Event::IBV_EVENT_CQ_ERR]);
+        Ok(EventsRead {
+            completion: cq.events.wrapping_sub(channel),
+            asynchronous: cq.async_events.wrapping_sub(errors),
+        })
+    }
+
+    pub(crate) fn resize_cq(&mut self, number: u32, capacity: u32) -> Result<(), c_int> {
+        let most = self.core.settings.max_cqe;
+        let cq = self.core.cqs.get_mut(number).ok_or(libc::EINVAL)?;
+        if capacity == 0 || capacity > most || (capacity as usize) < cq.ready.len() {
+            return Err(libc::EINVAL);
+        }
+        cq.capacity = capacity;
+        Ok(())
+    }
+
+    /// Asks for an event with the next completion. Solicited only does not take back any.
+    pub(crate) fn arm(&mut self, number: u32, solicited_only: bool) -> Result<(), c_int> {
+        let cq = self.core.cqs.get_mut(number).ok_or(libc::EINVAL)?;
+        if !solicited_only {
+            cq.armed = Armed::Any;
+        } else if cq.armed == Armed::No {
+            cq.armed = Armed::Solicited;
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest completion out.
+    pub(crate) fn poll(&mut self, number: u32) -> Option<Completion> {
+        let completion = self.core.cqs.get_mut(number)?.ready.pop_front()?;
+        if completion.release != Release::None
+            && let Some(qp) = self.qps.get_mut(completion.qpn)
+        {
+            qp.release(completion.release);
+        }
+        Some(completion)
+    }
+
+    // ---- Shared receive queues ----
+
+    pub(crate) fn create_srq(&mut self, srq: SharedReceiveQueue) -> Result<u32, c_int> {
+        let settings = &self.core.settings;
+        let fits = srq.max_wr > 0
+            && srq.max_wr <= settings.max_srq_wr
+            && srq.max_sge <= settings.max_sge
+            && srq.limit <= srq.max_wr;
+        let pd = srq.pd;
+        if !fits || !self.core.use_pd(pd) {
+            return Err(libc::EINVAL);
+        }
+        let number = self.core.srqs.insert(|_| srq);
+        if number.is_none() {
+            self.core.leave_pd(pd);
+        }
+        number.ok_or(libc::ENOMEM)
+    }
+
+    pub(crate) fn modify_srq(
+        &mut self,
+        number: u32,
+        max_wr: Option<u32>,
+        limit: Option<u32>,
+    ) -> Result<(), c_int> {
+        let most = self.core.settings.max_srq_wr;
+        let srq = self.core.srqs.get_mut(number).ok_or(libc::EINVAL)?;
+        let size = max_wr.unwrap_or(srq.max_wr);
+        if size == 0 || size > most || (size as usize) < srq.receives.len() {
+            return Err(libc::EINVAL);
+        }
+        if limit.unwrap_or(srq.limit) > size {
+            return Err(libc::EINVAL);
+        }
+        srq.max_wr = size;
+        srq.limit = limit.unwrap_or(srq.limit);
+        Ok(())
+    }
+
+    pub(crate) fn destroy_srq(&mut self, number: u32) -> Result<EventsRead, c_int> {
+        if self.core.srqs.get(number).ok_or(libc::EINVAL)?.users > 0 {
+            return Err(libc::EBUSY);
+        }
+        let srq = self.core.srqs.remove(number).ok_or(libc::EINVAL)?;
+        self.core.leave_pd(srq.pd);
+        let file = self.core.contexts.get(&srq.context).copied();
+        let kinds = [Event::IBV_EVENT_SRQ_ERR, Event::IBV_EVENT_SRQ_LIMIT_REACHED];
+        let unread = self.core.take_back(file, srq.handle, &kinds);
+        Ok(EventsRead { completion: 0, asynchronous: srq.async_events.wrapping_sub(unread) })
+    }
+
+    pub(crate) fn post_srq(&mut self, number: u32, receive: Receive) -> Result<(), c_int> {
+        let srq = self.core.srqs.get_mut(number).ok_or(libc::EINVAL)?;
+        if receive.list.len() > srq.max_sge as usize {
+            return Err(libc::EINVAL);
+        }
+        if srq.receives.len() >= srq.max_wr as usize {
+            return Err(libc::ENOMEM);
+        }
+        srq.receives.push_back(receive);
+        Ok(())
+    }
+
+    // ---- Queue pairs ----
+
+    pub(crate) fn create_qp(&mut self, new: NewQueuePair) -> Result<u32, c_int> {
+        let settings = &self.core.settings;
+        let cap = &new.cap;
+        let receives = new.srq.is_none();
+        if cap.max_send_wr > settings.max_qp_wr
+            || (receives && cap.max_recv_wr > settings.max_qp_wr)
+            || cap.max_send_sge > settings.max_sge
+            || (receives && cap.max_recv_sge > settings.max_sge)
+            || cap.max_inline_data > settings.max_inline
+        {
+            return Err(libc::EINVAL);
+        }
+        let known = self.core.cqs.get(new.send_cq).is_some()
+            && self.core.cqs.get(new.receive_cq).is_some()
+            && new.srq.is_none_or(|srq| self.core.srqs.get(srq).is_some());
+        if !known || !self.core.use_pd(new.pd) {
+            return Err(libc::EINVAL);
+        }
+        let mtu = 128 << self.core.settings.mtu.0;
+        let (pd, users) = (new.pd, (new.send_cq, new.receive_cq, new.srq));
+        let number = self.qps.insert(|number| QueuePair {
+            number,
+            handle: new.handle,
+            context: new.context,
+            pd: new.pd,
+            transport: new.transport,
+            send_cq: new.send_cq,
+            receive_cq: new.receive_cq,
+            srq: new.srq,
+            all_signaled: new.all_signaled,
+            cap: new.cap,
+            attr: ibv_qp_attr::default(),
+            state: State::IBV_QPS_RESET,
+            path: None,
+            mtu,
+            sq: SendQueue::default(),
+            rq: Default::default(),
+            rq_used: 0,
+            responder: Responder::default(),
+            draining: false,
+            drained_event: false,
+            async_events: 0,
+            scheduled: None,
+            is_runnable: false,
+        });
+        match number {
+            Some(_) => self.count_users(users, 1),
+            None => self.core.leave_pd(pd),
+        }
+        number.ok_or(libc::ENOMEM)
+    }
+
+    fn count_users(&mut self, (send, receive, srq): (u32, u32, Option<u32>), by: i32) {
+        for cq in [send, receive] {
+            if let Some(cq) = self.core.cqs.get_mut(cq) {
+                cq.users = cq.users.saturating_add_signed(by);
+            }
+        }
+        if let Some(srq) = srq.and_then(|srq| self.core.srqs.get_mut(srq)) {
+            srq.users = srq.users.saturating_add_signed(by);
+        }
+    }
+
+    /// Completions of a queue pair that is reset or destroyed are not polled any more.
+    pub(crate) fn forget_completions(&mut self, number: u32, cqs: [u32; 2]) {
+        for cq in cqs {
+            if let Some(cq) = self.core.cqs.get_mut(cq) {
+                cq.ready.retain(|completion| completion.qpn != number);
+            }
+        }
+    }
+
+    pub(crate) fn destroy_qp(&mut self, number: u32) -> Result<EventsRead, c_int> {
+        let mut qp = self.qps.remove(number).ok_or(libc::EINVAL)?;
+        self.core.timers.forget(Timer::QueuePair(number), &mut qp.scheduled);
+        self.forget_completions(number, [qp.send_cq, qp.receive_cq]);
+        self.count_users((qp.send_cq, qp.receive_cq, qp.srq), -1);
+        self.core.leave_pd(qp.pd);
+        if self.core.windows > 0 {
+            self.core.unbind_all_of(number);
+        }
+        let groups: Vec<IpAddr> = self.core.groups.keys().copied().collect();
+        for group in groups {
+            let _ = self.detach(number, group);
+        }
+        let file = self.core.contexts.get(&qp.context).copied();
+        let unread = self.core.take_back(file, qp.handle, QUEUE_PAIR_EVENTS);
+        Ok(EventsRead { completion: 0, asynchronous: qp.async_events.wrapping_sub(unread) })
+    }
+
+    /// Adds a queue pair to a multicast group.
+    pub(crate) fn attach(&mut self, number: u32, group: IpAddr) -> Result<(), c_int> {
+        let qp = self.qps.get(number).ok_or(libc::EINVAL)?;
+        if qp.transport != Transport::Ud || !group.is_multicast() {
+            return Err(libc::EINVAL);
+        }
+        let members = self.core.groups.entry(group).or_default();
+        if !members.contains(&number) {
+            members.push(number);
+        }
+        if members.len() == 1 {
+            self.core.link().join(group).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn detach(&mut self, number: u32, group: IpAddr) -> Result<(), c_int> {
+        let members = self.core.groups.get_mut(&group).ok_or(libc::EINVAL)?;
+        let at = members.iter().position(|&member| member == number).ok_or(libc::EINVAL)?;
+        members.swap_remove(at);
+        if members.is_empty() {
+            self.core.groups.remove(&group);
+            self.core.link().leave(group);
+        }
+        Ok(())
+    }
+
+    // ---- Posting ----
+
+    /// Whether a queue pair takes as many more sends.
+    pub(crate) fn check_sends(&self, number: u32, count: usize) -> Result<&QueuePair, c_int> {
+        let qp = self.qps.get(number).ok_or(libc::EINVAL)?;
+        if matches!(qp.state, State::IBV_QPS_RESET | State::IBV_QPS_INIT | State::IBV_QPS_RTR) {
+            return Err(libc::EINVAL);
+        }
+        if qp.sq.used as usize + count > qp.cap.max_send_wr as usize {
+            return Err(libc::ENOMEM);
+        }
+        Ok(qp)
+    }
+
+    /// Takes a request that was checked. It is sent by [`kick`](Self::kick).
+    pub(crate) fn post_send(&mut self, number: u32, request: SendRequest) -> Result<(), c_int> {
+        self.check_sends(number, 1)?;
+        if let Some(qp) = self.qps.get_mut(number) {
+            qp.push_send(request);
+        }
+        Ok(())
+    }
+
+    /// Sends what was posted, or flushes it.
+    pub(crate) fn kick(&mut self, number: u32) {
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        match qp.state {
+            State::IBV_QPS_ERR | State::IBV_QPS_SQE => qp.flush_sends(&mut self.core),
+            _ => qp.send_requests(&mut self.core),
+        }
+    }
+
+    pub(crate) fn post_receive(&mut self, number: u32, receive: Receive) -> Result<(), c_int> {
+        let qp = self.qps.get_mut(number).ok_or(libc::EINVAL)?;
+        if qp.state == State::IBV_QPS_RESET
+            || qp.srq.is_some()
+            || receive.list.len() > qp.cap.max_recv_sge as usize
+        {
+            return Err(libc::EINVAL);
+        }
+        if qp.rq_used >= qp.cap.max_recv_wr {
+            return Err(libc::ENOMEM);
+        }
+        qp.rq_used += 1;
+        if qp.state == State::IBV_QPS_ERR {
+            qp.complete_receive(&mut self.core, receive.id, Status::IBV_WC_WR_FLUSH_ERR);
+        } else {
+            qp.rq.push_back(receive);
+        }
+        Ok(())
+    }
+}
+
+/// Rights to change memory from outside need the right to change it from within.
+fn check_access(access: u32) -> Result<(), c_int> {
+    let has = |right: Access| access & right.0 != 0;
+    let changes = has(Access::IBV_ACCESS_REMOTE_WRITE) || has(Access::IBV_ACCESS_REMOTE_ATOMIC);
+    if changes && !has(Access::IBV_ACCESS_LOCAL_WRITE) {
+        return Err(libc::EINVAL);
+    }
+    Ok(())
+}
+
+/// No range goes around the end of the address space.
+fn check_range(backing: Backing, length: u64, iova: u64) -> Result<(), c_int> {
+    let start = match backing {
+        Backing::Memory(start) => start,
+        Backing::Null => 0,
+    };
+    let ends = (start.checked_add(length), iova.checked_add(length));
+    if ends.0.is_none() || ends.1.is_none() { Err(libc::EINVAL) } else { Ok(()) }
+}

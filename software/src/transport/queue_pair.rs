@@ -1,0 +1,215 @@
+//! A queue pair, and what errors and resets do to it.
+
+use std::collections::VecDeque;
+
+use super::core::Core;
+use super::requester::SendQueue;
+use super::responder::Responder;
+use super::timers::{Time, Timer};
+use super::work::{Completion, Path, Receive, Release};
+use crate::ffi::{
+    ibv_event_type, ibv_qp_attr, ibv_qp_cap, ibv_qp_state as State, ibv_wc_opcode, ibv_wc_status,
+};
+use crate::wire::opcode;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Rc,
+    Uc,
+    Ud,
+}
+
+impl Transport {
+    /// The bits of it in an opcode.
+    pub(crate) fn bits(self) -> u8 {
+        match self {
+            Self::Rc => opcode::RC,
+            Self::Uc => opcode::UC,
+            Self::Ud => opcode::UD,
+        }
+    }
+}
+
+pub(crate) struct QueuePair {
+    pub(crate) number: u32,
+    /// The address of the C object, which events name it by.
+    pub(crate) handle: u64,
+    pub(crate) context: u32,
+    pub(crate) pd: u32,
+    pub(crate) transport: Transport,
+    pub(crate) send_cq: u32,
+    pub(crate) receive_cq: u32,
+    pub(crate) srq: Option<u32>,
+    /// All sends are signaled.
+    pub(crate) all_signaled: bool,
+    pub(crate) cap: ibv_qp_cap,
+    pub(crate) attr: ibv_qp_attr,
+    pub(crate) state: State,
+    /// How to reach the peer; none before RTR, and for datagrams.
+    pub(crate) path: Option<Path>,
+    pub(crate) mtu: usize,
+    pub(crate) sq: SendQueue,
+    pub(crate) rq: VecDeque<Receive>,
+    /// Places of the receive queue that are taken until their completion is polled.
+    pub(crate) rq_used: u32,
+    pub(crate) responder: Responder,
+    /// Draining was asked for, and an event when it is done.
+    pub(crate) draining: bool,
+    pub(crate) drained_event: bool,
+    /// How many asynchronous events were raised, less those that were taken back.
+    pub(crate) async_events: u32,
+    pub(crate) scheduled: Option<Time>,
+    pub(crate) is_runnable: bool,
+}
+
+impl std::fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { number, transport, state, .. } = self;
+        write!(f, "QueuePair({number:#x}, {transport:?}, {state:?})")
+    }
+}
+
+impl QueuePair {
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.state, State::IBV_QPS_RTS | State::IBV_QPS_SQD)
+    }
+
+    /// Whether packets from the peer are looked at.
+    pub(crate) fn receives(&self) -> bool {
+        matches!(
+            self.state,
+            State::IBV_QPS_RTR | State::IBV_QPS_RTS | State::IBV_QPS_SQD | State::IBV_QPS_SQE
+        )
+    }
+
+    pub(crate) fn raise(&mut self, core: &mut Core, kind: ibv_event_type) {
+        self.async_events += 1;
+        core.raise(self.context, kind, self.handle);
+    }
+
+    /// Asks for another turn: there is more to send than one turn allows.
+    pub(crate) fn run_later(&mut self, core: &mut Core) {
+        if !std::mem::replace(&mut self.is_runnable, true) {
+            core.runnable.push_back(self.number);
+        }
+    }
+
+    /// Has the timer called at the earliest time that something is due.
+    pub(crate) fn schedule(&mut self, core: &mut Core) {
+        let due = [self.sq.deadline, self.sq.not_ready_until].into_iter().flatten().min();
+        if let Some(due) = due {
+            core.timers.set(Timer::QueuePair(self.number), due, &mut self.scheduled);
+        }
+    }
+
+    /// Moves it to ERR as an error does: everything that is outstanding is flushed.
+    pub(crate) fn enter_error(&mut self, core: &mut Core) {
+        if self.state == State::IBV_QPS_ERR {
+            return;
+        }
+        self.state = State::IBV_QPS_ERR;
+        self.sq.stop();
+        self.responder.stop();
+        self.flush_sends(core);
+        self.flush_receives(core);
+        if self.srq.is_some() {
+            self.raise(core, ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED);
+        }
+    }
+
+    /// Moves it to SQE: the send queue stops, receiving goes on.
+    pub(crate) fn enter_send_error(&mut self, core: &mut Core) {
+        self.state = State::IBV_QPS_SQE;
+        self.sq.stop();
+        self.flush_sends(core);
+    }
+
+    /// Completes all sends with a flush error.
+    pub(crate) fn flush_sends(&mut self, core: &mut Core) {
+        while !self.sq.posted.is_empty() {
+            self.complete_front(core, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+        }
+        (self.sq.cursor, self.sq.offset) = (0, 0);
+        (self.sq.unacknowledged, self.sq.high) = (self.sq.next, self.sq.next);
+    }
+
+    pub(crate) fn flush_receives(&mut self, core: &mut Core) {
+        let begun = self.responder.receive.take();
+        for receive in begun.into_iter().chain(std::mem::take(&mut self.rq)) {
+            self.complete_receive(core, receive.id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+        }
+    }
+
+    /// Completes the oldest send. With success it has no completion if it asked for none.
+    pub(crate) fn complete_front(&mut self, core: &mut Core, status: ibv_wc_status) {
+        let Some(done) = self.sq.posted.pop_front() else { return };
+        self.sq.cursor = self.sq.cursor.saturating_sub(1);
+        self.sq.unsignaled += 1;
+        let request = done.request;
+        if status == ibv_wc_status::IBV_WC_SUCCESS && !request.signaled && !self.all_signaled {
+            return;
+        }
+        let opcode = request.operation.completion();
+        let mut completion = Completion::new(request.id, self.number, status, opcode);
+        completion.release = Release::Send(std::mem::take(&mut self.sq.unsignaled));
+        if request.operation.is_fetching() {
+            completion.length = request.length;
+        }
+        core.complete(self.send_cq, completion);
+    }
+
+    /// Completes a receive with an error.
+    pub(crate) fn complete_receive(&mut self, core: &mut Core, id: u64, status: ibv_wc_status) {
+        let opcode = ibv_wc_opcode::IBV_WC_RECV;
+        let mut completion = Completion::new(id, self.number, status, opcode);
+        completion.release = self.receive_release();
+        core.complete(self.receive_cq, completion);
+    }
+
+    /// The place that a completed receive gives free; a shared queue has it back already.
+    pub(crate) fn receive_release(&self) -> Release {
+        if self.srq.is_some() { Release::None } else { Release::Receive }
+    }
+
+    /// Takes the next receive, from the queue pair's own queue or the shared one.
+    pub(crate) fn take_receive(&mut self, core: &mut Core) -> Option<Receive> {
+        let Some(number) = self.srq else { return self.rq.pop_front() };
+        let srq = core.srqs.get_mut(number)?;
+        let receive = srq.receives.pop_front()?;
+        if srq.limit != 0 && srq.receives.len() < srq.limit as usize {
+            srq.limit = 0;
+            srq.async_events += 1;
+            let (context, handle) = (srq.context, srq.handle);
+            core.raise(context, ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED, handle);
+        }
+        Some(receive)
+    }
+
+    /// Fails the oldest send, and with it the queue pair.
+    pub(crate) fn fail_front(&mut self, core: &mut Core, status: ibv_wc_status) {
+        self.complete_front(core, status);
+        match self.transport {
+            Transport::Rc => self.enter_error(core),
+            Transport::Uc | Transport::Ud => self.enter_send_error(core),
+        }
+    }
+
+    /// A request of the peer was wrong: it was told, and nothing more is taken from it.
+    pub(crate) fn fail_responder(&mut self, core: &mut Core, event: ibv_event_type) {
+        self.raise(core, event);
+        self.enter_error(core);
+    }
+
+    /// Back to as it was made.
+    pub(crate) fn reset(&mut self, core: &mut Core) {
+        core.timers.forget(Timer::QueuePair(self.number), &mut self.scheduled);
+        self.state = State::IBV_QPS_RESET;
+        self.sq = SendQueue::default();
+        self.rq.clear();
+        self.rq_used = 0;
+        self.responder = Responder::default();
+        self.path = None;
+        self.draining = false;
+        self.attr = ibv_qp_attr::default();
+    }
+}

@@ -1,0 +1,453 @@
+//! The sending side: cuts requests into packets, keeps within the window, and sends again what was lost.
+
+use std::collections::VecDeque;
+
+use super::core::Core;
+use super::memory::Denied;
+use super::queue_pair::{QueuePair, Transport};
+use super::timers::Time;
+use super::work::{Bind, Data, Extra, Operation, Posted, Release, SendRequest};
+use crate::ffi::{ibv_event_type, ibv_qp_state as State, ibv_wc_status as Status};
+use crate::wire::header::{AtomicEth, Bth, Deth, Reth};
+use crate::wire::opcode::{self, Part};
+use crate::wire::sequence::{add, distance};
+
+/// How many packets a queue pair sends in one turn; then others have theirs.
+pub(crate) const TURN: u32 = 32;
+
+/// What is on the way at most, in bytes: about what a socket of an ordinary user takes in.
+const WINDOW_BYTES: usize = 128 << 10;
+
+/// How many packets one READ request asks for; a longer READ is several requests on the wire.
+const READ_PACKETS: u32 = 16;
+
+/// An acknowledgement is asked for at least this often.
+const ACK_EVERY: u32 = 8;
+
+#[derive(Debug, Default)]
+pub(crate) struct SendQueue {
+    /// From the oldest that is not complete to the newest.
+    pub(crate) posted: VecDeque<Posted>,
+    /// Places that are taken until a completion of theirs, or of a later one, is polled.
+    pub(crate) used: u32,
+    /// Completed ones that had no completion, since the last that had one.
+    pub(crate) unsignaled: u32,
+    /// What is sent next: an index in `posted`, and a packet of that request.
+    pub(crate) cursor: usize,
+    pub(crate) offset: u32,
+    /// The sequence numbers of the next request, of the oldest packet that is not acknowledged, and of the
+    /// first that was never sent.
+    pub(crate) next: u32,
+    pub(crate) unacknowledged: u32,
+    pub(crate) high: u32,
+    /// The last sequence number of each READ and atomic request that waits for its answer.
+    pub(crate) fetching: VecDeque<u32>,
+    pub(crate) retries: u8,
+    pub(crate) not_ready_retries: u8,
+    /// When the answer is given up and everything sent again.
+    pub(crate) deadline: Option<Time>,
+    /// The peer had no receive; nothing is sent until then.
+    pub(crate) not_ready_until: Option<Time>,
+    /// How many packets may be on the way, where losses have made it less than the most.
+    pub(crate) window: u32,
+    /// A gap in the answers was seen, and they were asked for again: not twice for the same.
+    pub(crate) asked_again: bool,
+}
+
+impl SendQueue {
+    pub(crate) fn start(&mut self, psn: u32) {
+        (self.next, self.unacknowledged, self.high) = (psn, psn, psn);
+    }
+
+    /// Nothing is sent any more, and nothing waited for.
+    pub(crate) fn stop(&mut self) {
+        self.deadline = None;
+        self.not_ready_until = None;
+        self.fetching.clear();
+    }
+
+    fn is_fetch_before(&self, index: usize) -> bool {
+        self.posted.iter().take(index).any(|posted| posted.request.operation.is_fetching())
+    }
+}
+
+fn packets(length: u32, mtu: usize) -> u32 {
+    (length as usize).div_ceil(mtu).max(1) as u32
+}
+
+/// The most packets of this size on the way.
+pub(crate) fn full_window(mtu: usize) -> u32 {
+    (WINDOW_BYTES / mtu).clamp(32, 128) as u32
+}
+
+/// What comes of looking at the request that the cursor is at.
+enum Step {
+    /// It was sent, or a packet of it.
+    Sent,
+    /// It waits, for an answer or for its turn.
+    Waits,
+    Failed(Status),
+}
+
+impl QueuePair {
+    /// Takes a request into the send queue, which has room. Nothing is sent yet.
+    pub(crate) fn push_send(&mut self, request: SendRequest) {
+        let packets = match request.operation {
+            Operation::Bind(_) | Operation::Invalidate { .. } => 0,
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => 1,
+            _ => packets(request.length, self.mtu),
+        };
+        let first = self.sq.next;
+        self.sq.next = add(first, packets);
+        self.sq.used += 1;
+        self.sq.posted.push_back(Posted {
+            request,
+            first,
+            packets,
+            received: 0,
+            done: false,
+            failed: None,
+        });
+    }
+
+    /// Sends what may be sent.
+    pub(crate) fn send_requests(&mut self, core: &mut Core) {
+        if self.sq.window == 0 {
+            self.sq.window = full_window(self.mtu);
+        }
+        let mut turn = TURN;
+        while self.is_up()
+            && self.sq.not_ready_until.is_none()
+            && self.sq.cursor < self.sq.posted.len()
+        {
+            if turn == 0 {
+                self.run_later(core);
+                break;
+            }
+            turn -= 1;
+            match self.step(core) {
+                Step::Sent => {}
+                Step::Waits => break,
+                Step::Failed(status) => {
+                    self.sq.posted[self.sq.cursor].failed = Some(status);
+                    break;
+                }
+            }
+            self.complete_local(core);
+        }
+        self.complete_local(core);
+        self.start_timer(core);
+        self.check_drained(core);
+    }
+
+    /// Whether anything waits for an answer.
+    fn is_waiting(&self) -> bool {
+        distance(self.sq.high, self.sq.unacknowledged) > 0 && !self.sq.posted.is_empty()
+    }
+
+    fn start_timer(&mut self, core: &mut Core) {
+        if self.transport != Transport::Rc || !self.is_up() {
+            return;
+        }
+        if !self.is_waiting() {
+            self.sq.deadline = None;
+        } else if self.sq.deadline.is_none() && self.sq.not_ready_until.is_none() {
+            self.restart_timer(core);
+        }
+        self.schedule(core);
+    }
+
+    /// 4.096 us * 2^timeout; 0 is for ever.
+    pub(crate) fn restart_timer(&mut self, core: &mut Core) {
+        let exponent = self.attr.timeout & 0x1f;
+        self.sq.deadline = (exponent != 0 && self.is_waiting())
+            .then(|| core.now() + (4096_u64 << exponent).max(core.min_timeout()));
+        self.schedule(core);
+    }
+
+    fn step(&mut self, core: &mut Core) -> Step {
+        let (index, offset) = (self.sq.cursor, self.sq.offset);
+        let posted = &self.sq.posted[index];
+        if posted.failed.is_some() {
+            return Step::Waits;
+        }
+        let begins = offset == 0;
+        if begins && self.state == State::IBV_QPS_SQD {
+            // What was under way is sent again where needed; nothing new begins.
+            let again = distance(posted.first, self.sq.high) < 0;
+            if !again {
+                return Step::Waits;
+            }
+        }
+        if begins && posted.request.fence && self.sq.is_fetch_before(index) {
+            return Step::Waits;
+        }
+        match posted.request.operation {
+            Operation::Bind(bind) => self.local(core, |core, qp| core.bind(qp, bind)),
+            Operation::Invalidate { rkey } => {
+                self.local(core, |core, qp| core.invalidate(qp, rkey))
+            }
+            Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => {
+                self.send_fetch(core)
+            }
+            Operation::Send | Operation::Write { .. } => self.send_data(core),
+        }
+    }
+
+    fn local(
+        &mut self,
+        core: &mut Core,
+        act: impl FnOnce(&mut Core, &QueuePair) -> Result<(), Denied>,
+    ) -> Step {
+        if !self.sq.posted[self.sq.cursor].done {
+            if act(core, self).is_err() {
+                return Step::Failed(Status::IBV_WC_MW_BIND_ERR);
+            }
+            self.sq.posted[self.sq.cursor].done = true;
+        }
+        self.sq.cursor += 1;
+        self.sq.offset = 0;
+        Step::Sent
+    }
+
+    /// Completes what needs no answer and is first in the queue, and fails what has failed.
+    pub(crate) fn complete_local(&mut self, core: &mut Core) {
+        while let Some(front) = self.sq.posted.front() {
+            if let Some(status) = front.failed {
+                return self.fail_front(core, status);
+            }
+            if !(front.request.operation.is_local() && front.done) {
+                return;
+            }
+            self.complete_front(core, Status::IBV_WC_SUCCESS);
+        }
+    }
+
+    /// Whether as many packets more, from `psn` on, are within the window.
+    fn has_room(&self, psn: u32, packets: u32) -> bool {
+        self.transport != Transport::Rc
+            || distance(add(psn, packets), self.sq.unacknowledged) <= self.sq.window as i32
+    }
+
+    fn mark_sent(&mut self, psn: u32, packets: u32) {
+        let end = add(psn, packets);
+        if distance(end, self.sq.high) > 0 {
+            self.sq.high = end;
+        }
+    }
+
+    /// One packet of a SEND or WRITE.
+    fn send_data(&mut self, core: &mut Core) -> Step {
+        let (index, offset) = (self.sq.cursor, self.sq.offset);
+        let posted = &self.sq.posted[index];
+        let request = &posted.request;
+        let psn = add(posted.first, offset);
+        if !self.has_room(psn, 1) {
+            return Step::Waits;
+        }
+        let path = match (self.path, request.destination) {
+            (Some(path), _) => path,
+            (None, Some(destination)) => destination.path,
+            (None, None) => return Step::Failed(Status::IBV_WC_LOC_QP_OP_ERR),
+        };
+        let (first, last) = (offset == 0, offset + 1 == posted.packets);
+        let part = Part {
+            write: matches!(request.operation, Operation::Write { .. }),
+            first,
+            last,
+            immediate: last && matches!(request.extra, Extra::Immediate(_)),
+            invalidate: last && matches!(request.extra, Extra::Invalidate(_)),
+        };
+        let qpn = request.destination.map_or(self.attr.dest_qp_num, |to| to.qpn);
+        let mut bth = Bth::new(self.transport.bits() | part.operation(), qpn, psn);
+        bth.solicited = last && request.solicited;
+        bth.acknowledge = self.transport == Transport::Rc
+            && (last || psn.is_multiple_of(ACK_EVERY) || !self.has_room(psn, 2));
+        let (pd, number, qkey) = (self.pd, self.number, self.attr.qkey);
+        let from = offset as usize * self.mtu;
+        let length = self.mtu.min(request.length as usize - from);
+        let sent = core.transmit(path, bth, |keys, packet| {
+            if let Some(to) = &request.destination {
+                // A Q_Key with the highest bit set stands for that of the sending queue pair.
+                let qkey = if to.qkey & 1 << 31 != 0 { qkey } else { to.qkey };
+                Deth { qkey, source: number }.write(packet);
+            }
+            if let (true, Operation::Write { address, rkey }) = (first, request.operation) {
+                Reth { address, rkey, length: request.length }.write(packet);
+            }
+            match request.extra {
+                Extra::Immediate(data) if last => packet.extend_from_slice(&data.to_ne_bytes()),
+                Extra::Invalidate(rkey) if last => packet.extend_from_slice(&rkey.to_be_bytes()),
+                _ => {}
+            }
+            match &request.data {
+                Data::Inline(bytes) => {
+                    packet.extend_from_slice(&bytes[from..from + length]);
+                    Ok(())
+                }
+                Data::List(list) => keys.gather(pd, list, from as u64, length, packet),
+            }
+        });
+        if sent.is_err() {
+            return Step::Failed(Status::IBV_WC_LOC_PROT_ERR);
+        }
+        self.mark_sent(psn, 1);
+        self.sq.offset += 1;
+        if last {
+            self.sq.cursor += 1;
+            self.sq.offset = 0;
+            if self.transport != Transport::Rc {
+                // Nobody answers. Those before it are complete for the same reason.
+                self.sq.unacknowledged = self.sq.high;
+                self.complete_front(core, Status::IBV_WC_SUCCESS);
+            }
+        }
+        Step::Sent
+    }
+
+    /// A READ request, for a part of what is read, or an atomic one.
+    fn send_fetch(&mut self, core: &mut Core) -> Step {
+        let (index, offset) = (self.sq.cursor, self.sq.offset);
+        let posted = &self.sq.posted[index];
+        let request = &posted.request;
+        let psn = add(posted.first, offset);
+        let count = (posted.packets - offset).min(READ_PACKETS).min(self.sq.window);
+        if self.sq.fetching.len() >= usize::from(self.attr.max_rd_atomic)
+            || !self.has_room(psn, count)
+        {
+            return Step::Waits;
+        }
+        let (Some(path), Data::List(list)) = (self.path, &request.data) else {
+            return Step::Failed(Status::IBV_WC_LOC_QP_OP_ERR);
+        };
+        if offset == 0 && core.keys.check(self.pd, list, true).is_err() {
+            return Step::Failed(Status::IBV_WC_LOC_PROT_ERR);
+        }
+        let operation = match request.operation {
+            Operation::FetchAdd { .. } => opcode::FETCH_ADD,
+            Operation::CompareSwap { .. } => opcode::COMPARE_SWAP,
+            _ => opcode::READ_REQUEST,
+        };
+        let mut bth = Bth::new(opcode::RC | operation, self.attr.dest_qp_num, psn);
+        bth.acknowledge = true;
+        let skip = offset * self.mtu as u32;
+        let length = (request.length - skip.min(request.length)).min(count * self.mtu as u32);
+        let sent = core.transmit(path, bth, |_, packet| {
+            match request.operation {
+                Operation::FetchAdd { address, rkey, add } => {
+                    AtomicEth { address, rkey, swap_add: add, compare: 0 }.write(packet);
+                }
+                Operation::CompareSwap { address, rkey, compare, swap } => {
+                    AtomicEth { address, rkey, swap_add: swap, compare }.write(packet);
+                }
+                Operation::Read { address, rkey } => {
+                    let address = address.wrapping_add(skip.into());
+                    Reth { address, rkey, length }.write(packet);
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+        if sent.is_err() {
+            return Step::Failed(Status::IBV_WC_LOC_PROT_ERR);
+        }
+        let whole = offset + count == posted.packets;
+        self.mark_sent(psn, count);
+        self.sq.fetching.push_back(add(psn, count - 1));
+        self.sq.offset += count;
+        if whole {
+            self.sq.cursor += 1;
+            self.sq.offset = 0;
+        }
+        Step::Sent
+    }
+
+    /// Goes back to send again from `psn` on, which is among what was sent and not acknowledged.
+    pub(crate) fn go_back(&mut self, core: &mut Core, psn: u32) {
+        core.counters.retransmissions += 1;
+        self.sq.fetching.retain(|&end| distance(end, psn) < 0);
+        for (index, posted) in self.sq.posted.iter().enumerate() {
+            let into = distance(psn, posted.first);
+            if posted.packets > 0 && into < posted.packets as i32 {
+                self.sq.cursor = index;
+                self.sq.offset = into.max(0) as u32;
+                break;
+            }
+        }
+        self.sq.deadline = None;
+        self.send_requests(core);
+    }
+
+    /// Losses make the window smaller; what arrives makes it grow again.
+    pub(crate) fn shrink_window(&mut self) {
+        self.sq.window = (self.sq.window / 2).max(4);
+    }
+
+    pub(crate) fn grow_window(&mut self) {
+        self.sq.window = (self.sq.window + 1).min(full_window(self.mtu));
+    }
+
+    /// The timer: an answer is overdue, or the peer may be ready now.
+    pub(crate) fn timer(&mut self, core: &mut Core, now: Time) {
+        self.scheduled = None;
+        if self.sq.not_ready_until.is_some_and(|at| at <= now) {
+            self.sq.not_ready_until = None;
+            let psn = self.sq.unacknowledged;
+            return self.go_back(core, psn);
+        }
+        if self.sq.deadline.is_some_and(|at| at <= now) {
+            self.sq.deadline = None;
+            if self.is_waiting() {
+                self.shrink_window();
+                let psn = self.sq.unacknowledged;
+                return self.retry(core, psn);
+            }
+        }
+        self.schedule(core);
+    }
+
+    /// Sends again, if there is a retry left.
+    pub(crate) fn retry(&mut self, core: &mut Core, psn: u32) {
+        if self.sq.retries >= self.attr.retry_cnt {
+            return self.fail_front(core, Status::IBV_WC_RETRY_EXC_ERR);
+        }
+        self.sq.retries += 1;
+        self.sq.asked_again = false;
+        self.go_back(core, psn);
+    }
+
+    /// In SQD: whether all that was under way is done.
+    pub(crate) fn check_drained(&mut self, core: &mut Core) {
+        if self.state == State::IBV_QPS_SQD
+            && self.draining
+            && self.sq.offset == 0
+            && !self.is_waiting()
+        {
+            self.draining = false;
+            if std::mem::take(&mut self.drained_event) {
+                self.raise(core, ibv_event_type::IBV_EVENT_SQ_DRAINED);
+            }
+        }
+    }
+
+    /// Gives back the places that a polled completion covers.
+    pub(crate) fn release(&mut self, release: Release) {
+        match release {
+            Release::None => {}
+            Release::Send(places) => self.sq.used = self.sq.used.saturating_sub(places),
+            Release::Receive => self.rq_used = self.rq_used.saturating_sub(1),
+        }
+    }
+}
+
+impl Core {
+    /// Carries out the binding of a window.
+    fn bind(&mut self, qp: &QueuePair, bind: Bind) -> Result<(), Denied> {
+        self.bind_window(qp.pd, qp.number, bind)
+    }
+
+    /// Invalidates a window by its key: a local operation.
+    fn invalidate(&mut self, qp: &QueuePair, rkey: u32) -> Result<(), Denied> {
+        self.invalidate_window((qp.pd, qp.number), rkey)
+    }
+}

@@ -1,0 +1,521 @@
+//! The receiving side of reliable connections: carries out the peer's requests and answers them.
+//!
+//! Every field of a packet is the peer's, or somebody's who says that he is. What is not as the
+//! specification wants it is refused before anything is touched; and an answer is never longer than
+//! what the request asked for and may have.
+
+use std::collections::VecDeque;
+
+use super::core::Core;
+use super::memory::Atomic;
+use super::queue_pair::QueuePair;
+use super::requester::TURN;
+use super::work::{Completion, Extra, Receive};
+use crate::ffi::{
+    ibv_access_flags as Access, ibv_event_type as Event, ibv_wc_opcode, ibv_wc_status as Status,
+};
+use crate::wire::header::{Aeth, Bth, Nak, Reader, Reth, Syndrome};
+use crate::wire::opcode::{self, Part};
+use crate::wire::sequence::{add, before, distance};
+
+/// The longest message.
+pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+
+/// How many results of atomic operations are kept at least, for requests that come twice.
+const KEPT_RESULTS: usize = 16;
+
+/// A message of which not all packets have come.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    write: bool,
+    address: u64,
+    rkey: u32,
+    /// Of a WRITE.
+    length: u32,
+    offset: u64,
+}
+
+/// What is to be sent to the peer, in the order of its requests.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Acknowledge {
+        psn: u32,
+        syndrome: Syndrome,
+    },
+    Value {
+        psn: u32,
+        value: u64,
+    },
+    /// The rest of what a READ asks for; `begins` with its first packet.
+    Read {
+        psn: u32,
+        address: u64,
+        rkey: u32,
+        left: u32,
+        begins: bool,
+    },
+}
+
+impl Answer {
+    fn psn(&self) -> u32 {
+        match *self {
+            Self::Acknowledge { psn, .. } | Self::Value { psn, .. } | Self::Read { psn, .. } => psn,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Responder {
+    /// The sequence number of the next packet.
+    pub(crate) expected: u32,
+    /// How many messages are complete.
+    pub(crate) msn: u32,
+    /// The peer knows that a packet is missing, or that it came too early.
+    refused: bool,
+    message: Option<Message>,
+    /// The receive that the message goes to.
+    pub(crate) receive: Option<Receive>,
+    answers: VecDeque<Answer>,
+    /// Results of atomic operations by sequence number.
+    results: VecDeque<(u32, u64)>,
+}
+
+impl Responder {
+    pub(crate) fn stop(&mut self) {
+        self.message = None;
+        self.answers.clear();
+    }
+
+    /// Gives up the message of which a packet is missing. Its receive serves the next one.
+    pub(crate) fn abandon(&mut self) {
+        self.message = None;
+    }
+
+    pub(crate) fn is_within_message(&self) -> bool {
+        self.message.is_some()
+    }
+}
+
+/// Why a packet is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// There is no receive for it.
+    NotReady,
+    /// It is not what may come now.
+    Invalid,
+    /// The key, its bounds or rights.
+    Access,
+    /// The message is longer than its receive.
+    TooLong,
+    /// The memory of the receive may not be written.
+    Protection,
+}
+
+impl QueuePair {
+    /// A request packet of a reliable connection.
+    pub(crate) fn request(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
+        let ahead = distance(bth.psn, self.responder.expected);
+        if ahead > 0 {
+            if !self.responder.refused {
+                self.responder.refused = true;
+                let psn = self.responder.expected;
+                self.answer(
+                    core,
+                    Answer::Acknowledge { psn, syndrome: Syndrome::Nak(Nak::Sequence) },
+                );
+            }
+            return;
+        }
+        if ahead < 0 {
+            return self.duplicate(core, bth, body);
+        }
+        self.responder.refused = false;
+        let operation = bth.opcode & !opcode::TRANSPORT;
+        let done = match (operation, Part::of(operation)) {
+            (_, Some(part)) => self.accept(core, bth, part, body).map(|()| 1),
+            (opcode::READ_REQUEST, _) => self.read(core, bth.psn, body),
+            (opcode::COMPARE_SWAP | opcode::FETCH_ADD, _) => {
+                self.atomic(core, bth.psn, operation, body)
+            }
+            _ => Err(Refusal::Invalid),
+        };
+        match done {
+            Ok(packets) => {
+                let responder = &mut self.responder;
+                responder.expected = add(responder.expected, packets);
+                if bth.acknowledge && Part::of(operation).is_some() {
+                    let psn = bth.psn;
+                    self.answer(core, Answer::Acknowledge { psn, syndrome: Syndrome::Ack });
+                } else {
+                    self.send_answers(core);
+                }
+            }
+            Err(refusal) => self.refuse(core, bth.psn, refusal),
+        }
+    }
+
+    fn refuse(&mut self, core: &mut Core, psn: u32, refusal: Refusal) {
+        let (nak, status, event) = match refusal {
+            Refusal::NotReady => {
+                // What comes behind it need not be refused once more.
+                self.responder.refused = true;
+                let syndrome = Syndrome::NotReady(self.attr.min_rnr_timer);
+                return self.answer(core, Answer::Acknowledge { psn, syndrome });
+            }
+            Refusal::Invalid => (
+                Nak::InvalidRequest,
+                Status::IBV_WC_WR_FLUSH_ERR,
+                Some(Event::IBV_EVENT_QP_REQ_ERR),
+            ),
+            Refusal::Access => (
+                Nak::RemoteAccess,
+                Status::IBV_WC_WR_FLUSH_ERR,
+                Some(Event::IBV_EVENT_QP_ACCESS_ERR),
+            ),
+            Refusal::TooLong => (Nak::InvalidRequest, Status::IBV_WC_LOC_LEN_ERR, None),
+            Refusal::Protection => (Nak::RemoteOperation, Status::IBV_WC_LOC_PROT_ERR, None),
+        };
+        // The answers before it go first; then nothing more does.
+        self.answer(core, Answer::Acknowledge { psn, syndrome: Syndrome::Nak(nak) });
+        if let Some(receive) = self.responder.receive.take() {
+            self.complete_receive(core, receive.id, status);
+        }
+        match event {
+            Some(event) => self.fail_responder(core, event),
+            None => self.enter_error(core),
+        }
+    }
+
+    /// A request that was carried out already: its answer was lost, or is late.
+    fn duplicate(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
+        match bth.opcode & !opcode::TRANSPORT {
+            opcode::READ_REQUEST => {
+                // The specification has it read again, whatever is there now.
+                let Some(reth) = Reader(body).reth() else { return };
+                let end = add(bth.psn, self.packets_of(reth.length));
+                if reth.length > MAX_MESSAGE
+                    || distance(end, self.responder.expected) > 0
+                    || self.may_read(core, reth).is_err()
+                {
+                    return;
+                }
+                let psn = bth.psn;
+                self.responder.answers.retain(|answer| distance(answer.psn(), psn) < 0);
+                if self.responder.answers.len() <= self.most_fetches() {
+                    self.answer(core, Answer::read(psn, reth));
+                }
+            }
+            opcode::COMPARE_SWAP | opcode::FETCH_ADD => {
+                let kept = self.responder.results.iter().find(|kept| kept.0 == bth.psn);
+                if let Some(&(psn, value)) = kept {
+                    self.answer(core, Answer::Value { psn, value });
+                }
+            }
+            _ => {
+                let psn = before(self.responder.expected);
+                self.answer(core, Answer::Acknowledge { psn, syndrome: Syndrome::Ack });
+            }
+        }
+    }
+
+    fn packets_of(&self, length: u32) -> u32 {
+        (length as usize).div_ceil(self.mtu).max(1) as u32
+    }
+
+    fn most_fetches(&self) -> usize {
+        usize::from(self.attr.max_dest_rd_atomic)
+    }
+
+    fn may_read(&self, core: &Core, reth: Reth) -> Result<(), Refusal> {
+        if self.attr.qp_access_flags & Access::IBV_ACCESS_REMOTE_READ.0 == 0 {
+            return Err(Refusal::Invalid);
+        }
+        if reth.length == 0 {
+            return Ok(());
+        }
+        let who = (self.pd, self.number);
+        let access = Access::IBV_ACCESS_REMOTE_READ;
+        core.keys
+            .remote(who, reth.rkey, reth.address, reth.length.into(), access)
+            .map(|_| ())
+            .map_err(|_| Refusal::Access)
+    }
+
+    /// Whether one more READ or atomic request may wait for its answer.
+    fn check_fetches(&self) -> Result<(), Refusal> {
+        let waiting = self.responder.answers.iter();
+        let waiting = waiting.filter(|a| !matches!(a, Answer::Acknowledge { .. })).count();
+        if self.responder.message.is_some() || waiting >= self.most_fetches() {
+            return Err(Refusal::Invalid);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, core: &mut Core, psn: u32, body: &[u8]) -> Result<u32, Refusal> {
+        self.check_fetches()?;
+        let reth = Reader(body).reth().ok_or(Refusal::Invalid)?;
+        if reth.length > MAX_MESSAGE {
+            return Err(Refusal::Invalid);
+        }
+        self.may_read(core, reth)?;
+        self.responder.msn = add(self.responder.msn, 1);
+        self.responder.answers.push_back(Answer::read(psn, reth));
+        Ok(self.packets_of(reth.length))
+    }
+
+    fn atomic(
+        &mut self,
+        core: &mut Core,
+        psn: u32,
+        operation: u8,
+        body: &[u8],
+    ) -> Result<u32, Refusal> {
+        self.check_fetches()?;
+        let header = Reader(body).atomic().ok_or(Refusal::Invalid)?;
+        let access = Access::IBV_ACCESS_REMOTE_ATOMIC;
+        if self.attr.qp_access_flags & access.0 == 0 || header.address % 8 != 0 {
+            return Err(Refusal::Invalid);
+        }
+        let who = (self.pd, self.number);
+        let target = core
+            .keys
+            .remote(who, header.rkey, header.address, 8, access)
+            .map_err(|_| Refusal::Access)?;
+        let operation = if operation == opcode::FETCH_ADD {
+            Atomic::FetchAdd(header.swap_add)
+        } else {
+            Atomic::CompareSwap { compare: header.compare, swap: header.swap_add }
+        };
+        let value = target.atomic(operation).map_err(|_| Refusal::Access)?;
+        let most = self.most_fetches().max(KEPT_RESULTS);
+        let responder = &mut self.responder;
+        responder.msn = add(responder.msn, 1);
+        responder.results.push_back((psn, value));
+        if responder.results.len() > most {
+            responder.results.pop_front();
+        }
+        responder.answers.push_back(Answer::Value { psn, value });
+        Ok(1)
+    }
+
+    /// A packet of a SEND or WRITE, the next one in order.
+    pub(crate) fn accept(
+        &mut self,
+        core: &mut Core,
+        bth: &Bth,
+        part: Part,
+        body: &[u8],
+    ) -> Result<(), Refusal> {
+        let mut reader = Reader(body);
+        let mut message = match (self.responder.message, part.first) {
+            (None, true) => self.begin(core, part, &mut reader)?,
+            (Some(message), false) if message.write == part.write => message,
+            _ => return Err(Refusal::Invalid),
+        };
+        let extra = match (part.immediate, part.invalidate) {
+            (true, _) => Extra::Immediate(reader.immediate().ok_or(Refusal::Invalid)?),
+            (_, true) => Extra::Invalidate(reader.u32().ok_or(Refusal::Invalid)?),
+            _ => Extra::None,
+        };
+        let payload = reader.rest();
+        let fits = match (part.first, part.last) {
+            (_, false) => payload.len() == self.mtu,
+            (true, true) => payload.len() <= self.mtu,
+            (false, true) => (1..=self.mtu).contains(&payload.len()),
+        };
+        let end = message.offset + payload.len() as u64;
+        if !fits || end > MAX_MESSAGE.into() {
+            return Err(Refusal::Invalid);
+        }
+        let who = (self.pd, self.number);
+        if message.write {
+            let length = u64::from(message.length);
+            if end > length || (part.last && end != length) {
+                return Err(Refusal::Invalid);
+            }
+            if part.immediate && self.responder.receive.is_none() {
+                self.responder.receive = Some(self.take_receive(core).ok_or(Refusal::NotReady)?);
+            }
+            if !payload.is_empty() {
+                let address = message.address.wrapping_add(message.offset);
+                let access = Access::IBV_ACCESS_REMOTE_WRITE;
+                core.keys
+                    .remote(who, message.rkey, address, payload.len() as u64, access)
+                    .map_err(|_| Refusal::Access)?
+                    .write(payload);
+            }
+        } else {
+            let receive = self.responder.receive.as_ref().ok_or(Refusal::Invalid)?;
+            if end > receive.length() {
+                return Err(Refusal::TooLong);
+            }
+            core.keys
+                .scatter(self.pd, &receive.list, message.offset, payload)
+                .map_err(|_| Refusal::Protection)?;
+        }
+        message.offset = end;
+        self.responder.message = (!part.last).then_some(message);
+        if part.last {
+            self.finish(core, bth, part, extra, end as u32)?;
+        }
+        Ok(())
+    }
+
+    /// The first packet of a message.
+    fn begin(
+        &mut self,
+        core: &mut Core,
+        part: Part,
+        reader: &mut Reader<'_>,
+    ) -> Result<Message, Refusal> {
+        let (mut address, mut rkey, mut length) = (0, 0, 0);
+        if part.write {
+            let reth = reader.reth().ok_or(Refusal::Invalid)?;
+            let access = Access::IBV_ACCESS_REMOTE_WRITE;
+            if reth.length > MAX_MESSAGE || self.attr.qp_access_flags & access.0 == 0 {
+                return Err(Refusal::Invalid);
+            }
+            if reth.length > 0 {
+                let who = (self.pd, self.number);
+                core.keys
+                    .remote(who, reth.rkey, reth.address, reth.length.into(), access)
+                    .map_err(|_| Refusal::Access)?;
+            }
+            (address, rkey, length) = (reth.address, reth.rkey, reth.length);
+        } else if self.responder.receive.is_none() {
+            self.responder.receive = Some(self.take_receive(core).ok_or(Refusal::NotReady)?);
+        }
+        Ok(Message { write: part.write, address, rkey, length, offset: 0 })
+    }
+
+    /// The last packet of a message has arrived.
+    fn finish(
+        &mut self,
+        core: &mut Core,
+        bth: &Bth,
+        part: Part,
+        extra: Extra,
+        length: u32,
+    ) -> Result<(), Refusal> {
+        if let Extra::Invalidate(rkey) = extra {
+            let who = (self.pd, self.number);
+            core.invalidate_window(who, rkey).map_err(|_| Refusal::Access)?;
+        }
+        self.responder.msn = add(self.responder.msn, 1);
+        if part.write && !part.immediate {
+            return Ok(());
+        }
+        let Some(receive) = self.responder.receive.take() else { return Ok(()) };
+        let opcode = if part.write {
+            ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM
+        } else {
+            ibv_wc_opcode::IBV_WC_RECV
+        };
+        let mut completion =
+            Completion::new(receive.id, self.number, Status::IBV_WC_SUCCESS, opcode);
+        completion.length = length;
+        completion.source = self.attr.dest_qp_num;
+        completion.solicited = bth.solicited;
+        completion.release = self.receive_release();
+        completion.extra(extra);
+        core.complete(self.receive_cq, completion);
+        Ok(())
+    }
+
+    // ---- Answers ----
+
+    fn answer(&mut self, core: &mut Core, answer: Answer) {
+        let both_acknowledge = |last: &Answer| {
+            let is_ack = |answer: &Answer| {
+                matches!(answer, Answer::Acknowledge { syndrome: Syndrome::Ack, .. })
+            };
+            is_ack(last) && is_ack(&answer)
+        };
+        match self.responder.answers.back_mut() {
+            // The later one says it all.
+            Some(last) if both_acknowledge(last) => *last = answer,
+            _ => self.responder.answers.push_back(answer),
+        }
+        self.send_answers(core);
+    }
+
+    /// Sends answers, as many packets as one turn allows.
+    pub(crate) fn send_answers(&mut self, core: &mut Core) {
+        let mut turn = TURN;
+        while let Some(&answer) = self.responder.answers.front() {
+            if turn == 0 {
+                return self.run_later(core);
+            }
+            turn -= 1;
+            let rest = self.send_answer(core, answer);
+            // A failure has dropped them all.
+            match (rest, self.responder.answers.front_mut()) {
+                (Some(rest), Some(front)) => *front = rest,
+                (None, Some(_)) => {
+                    self.responder.answers.pop_front();
+                }
+                (_, None) => return,
+            }
+        }
+    }
+
+    /// Sends one packet; returns what is left of the answer.
+    fn send_answer(&mut self, core: &mut Core, answer: Answer) -> Option<Answer> {
+        let path = self.path?;
+        let (qpn, msn) = (self.attr.dest_qp_num, self.responder.msn);
+        let operation = match answer {
+            Answer::Acknowledge { .. } => opcode::ACK,
+            Answer::Value { .. } => opcode::ATOMIC_ACK,
+            Answer::Read { left, begins, .. } => match (begins, left as usize <= self.mtu) {
+                (true, true) => opcode::READ_ONLY,
+                (true, false) => opcode::READ_FIRST,
+                (false, true) => opcode::READ_LAST,
+                (false, false) => opcode::READ_MIDDLE,
+            },
+        };
+        let syndrome = match answer {
+            Answer::Acknowledge { syndrome, .. } => syndrome,
+            _ => Syndrome::Ack,
+        };
+        let aeth = Aeth { syndrome: syndrome.code(), msn };
+        let bth = Bth::new(opcode::RC | operation, qpn, answer.psn());
+        let (who, mtu) = ((self.pd, self.number), self.mtu);
+        let sent = core.transmit(path, bth, |keys, packet| {
+            if operation != opcode::READ_MIDDLE {
+                packet.extend_from_slice(&aeth.bytes());
+            }
+            match answer {
+                Answer::Value { value, .. } => packet.extend_from_slice(&value.to_be_bytes()),
+                Answer::Read { address, rkey, left, .. } if left > 0 => {
+                    let part = mtu.min(left as usize);
+                    let access = Access::IBV_ACCESS_REMOTE_READ;
+                    keys.remote(who, rkey, address, part as u64, access)?.read(part, packet);
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+        if sent.is_err() {
+            // The right to read was taken away meanwhile.
+            let syndrome = Syndrome::Nak(Nak::RemoteAccess);
+            self.responder.answers.clear();
+            self.send_answer(core, Answer::Acknowledge { psn: answer.psn(), syndrome });
+            self.fail_responder(core, Event::IBV_EVENT_QP_ACCESS_ERR);
+            return None;
+        }
+        match answer {
+            Answer::Read { psn, address, rkey, left, .. } if left as usize > mtu => {
+                let (psn, address) = (add(psn, 1), address.wrapping_add(mtu as u64));
+                Some(Answer::Read { psn, address, rkey, left: left - mtu as u32, begins: false })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Answer {
+    fn read(psn: u32, reth: Reth) -> Self {
+        let Reth { address, rkey, length } = reth;
+        Self::Read { psn, address, rkey, left: length, begins: true }
+    }
+}

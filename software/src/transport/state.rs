@@ -1,0 +1,125 @@
+//! The table of the specification: which transitions a queue pair may make, and which attributes each of
+//! them needs and allows.
+
+use super::queue_pair::Transport;
+use crate::ffi::{ibv_qp_attr_mask as Mask, ibv_qp_state as State};
+
+const AV: u32 = Mask::IBV_QP_AV.0;
+const PATH_MTU: u32 = Mask::IBV_QP_PATH_MTU.0;
+const DEST_QPN: u32 = Mask::IBV_QP_DEST_QPN.0;
+const RQ_PSN: u32 = Mask::IBV_QP_RQ_PSN.0;
+const SQ_PSN: u32 = Mask::IBV_QP_SQ_PSN.0;
+const READS_IN: u32 = Mask::IBV_QP_MAX_DEST_RD_ATOMIC.0;
+const READS_OUT: u32 = Mask::IBV_QP_MAX_QP_RD_ATOMIC.0;
+const MIN_RNR: u32 = Mask::IBV_QP_MIN_RNR_TIMER.0;
+const TIMEOUT: u32 = Mask::IBV_QP_TIMEOUT.0;
+const RETRY: u32 = Mask::IBV_QP_RETRY_CNT.0;
+const RNR_RETRY: u32 = Mask::IBV_QP_RNR_RETRY.0;
+const PKEY: u32 = Mask::IBV_QP_PKEY_INDEX.0;
+const PORT: u32 = Mask::IBV_QP_PORT.0;
+const ACCESS: u32 = Mask::IBV_QP_ACCESS_FLAGS.0;
+const QKEY: u32 = Mask::IBV_QP_QKEY.0;
+const CURRENT: u32 = Mask::IBV_QP_CUR_STATE.0;
+const NOTIFY: u32 = Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY.0;
+
+/// What a transition needs and what it allows beyond; `None`: there is no such transition.
+///
+/// Alternate paths, which RoCE does not have, are in none of them.
+fn row(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
+    use Transport::{Rc, Uc, Ud};
+    type S = State;
+    Some(match (from, to, transport) {
+        (_, S::IBV_QPS_RESET | S::IBV_QPS_ERR, _) => (0, 0),
+        (S::IBV_QPS_RESET, S::IBV_QPS_INIT, Rc | Uc) => (PKEY | PORT | ACCESS, 0),
+        (S::IBV_QPS_RESET, S::IBV_QPS_INIT, Ud) => (PKEY | PORT | QKEY, 0),
+        (S::IBV_QPS_INIT, S::IBV_QPS_INIT, Rc | Uc) => (0, PKEY | PORT | ACCESS),
+        (S::IBV_QPS_INIT, S::IBV_QPS_INIT, Ud) => (0, PKEY | PORT | QKEY),
+        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Rc) => {
+            (AV | PATH_MTU | DEST_QPN | RQ_PSN | READS_IN | MIN_RNR, ACCESS | PKEY)
+        }
+        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Uc) => (AV | PATH_MTU | DEST_QPN | RQ_PSN, ACCESS | PKEY),
+        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Ud) => (0, PKEY | QKEY),
+        (S::IBV_QPS_RTR, S::IBV_QPS_RTS, Rc) => {
+            (TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | READS_OUT, CURRENT | ACCESS | MIN_RNR)
+        }
+        (S::IBV_QPS_RTR, S::IBV_QPS_RTS, Uc) => (SQ_PSN, CURRENT | ACCESS),
+        (S::IBV_QPS_RTR, S::IBV_QPS_RTS, Ud) => (SQ_PSN, CURRENT | QKEY),
+        (S::IBV_QPS_RTS | S::IBV_QPS_SQD, S::IBV_QPS_RTS, Rc) => (0, CURRENT | ACCESS | MIN_RNR),
+        (S::IBV_QPS_RTS | S::IBV_QPS_SQD | S::IBV_QPS_SQE, S::IBV_QPS_RTS, Uc) => {
+            (0, CURRENT | ACCESS)
+        }
+        (S::IBV_QPS_RTS | S::IBV_QPS_SQD | S::IBV_QPS_SQE, S::IBV_QPS_RTS, Ud) => {
+            (0, CURRENT | QKEY)
+        }
+        (S::IBV_QPS_RTS, S::IBV_QPS_SQD, _) => (0, CURRENT | NOTIFY),
+        (S::IBV_QPS_SQD, S::IBV_QPS_SQD, Rc) => (
+            0,
+            PORT | AV
+                | TIMEOUT
+                | RETRY
+                | RNR_RETRY
+                | READS_OUT
+                | READS_IN
+                | ACCESS
+                | PKEY
+                | MIN_RNR,
+        ),
+        (S::IBV_QPS_SQD, S::IBV_QPS_SQD, Uc) => (0, AV | ACCESS | PKEY),
+        (S::IBV_QPS_SQD, S::IBV_QPS_SQD, Ud) => (0, PKEY | QKEY),
+        _ => return None,
+    })
+}
+
+/// Whether the transition exists and the attributes in `mask` are those that it takes.
+pub(crate) fn allows(transport: Transport, from: State, to: State, mask: u32) -> bool {
+    let mask = mask & !Mask::IBV_QP_STATE.0;
+    row(transport, from, to).is_some_and(|(needed, allowed)| {
+        // Where there is nothing to be had, a queue pair takes its current state all the same.
+        mask & needed == needed && mask & !(needed | allowed | CURRENT) == 0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_up_needs_everything_and_takes_nothing_else() {
+        let steps = [
+            (State::IBV_QPS_RESET, State::IBV_QPS_INIT),
+            (State::IBV_QPS_INIT, State::IBV_QPS_RTR),
+            (State::IBV_QPS_RTR, State::IBV_QPS_RTS),
+        ];
+        for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+            for (from, to) in steps {
+                let (needed, allowed) = row(transport, from, to).unwrap();
+                assert!(allows(transport, from, to, needed | Mask::IBV_QP_STATE.0));
+                assert!(allows(transport, from, to, needed | allowed));
+                for bit in 0..32 {
+                    let bit = 1 << bit;
+                    if needed & bit != 0 {
+                        assert!(!allows(transport, from, to, needed & !bit), "{from:?} {bit:#x}");
+                    }
+                }
+                assert!(!allows(transport, from, to, needed | Mask::IBV_QP_ALT_PATH.0));
+            }
+        }
+    }
+
+    #[test]
+    fn no_state_is_skipped_and_reset_and_error_are_always_there() {
+        let all = (0..=6).map(State).collect::<Vec<_>>();
+        for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+            for &from in &all {
+                assert!(allows(transport, from, State::IBV_QPS_RESET, 0));
+                assert!(allows(transport, from, State::IBV_QPS_ERR, 0));
+            }
+            assert!(row(transport, State::IBV_QPS_RESET, State::IBV_QPS_RTR).is_none());
+            assert!(row(transport, State::IBV_QPS_INIT, State::IBV_QPS_RTS).is_none());
+            assert!(row(transport, State::IBV_QPS_RTR, State::IBV_QPS_SQD).is_none());
+            assert!(row(transport, State::IBV_QPS_ERR, State::IBV_QPS_RTS).is_none());
+        }
+        assert!(row(Transport::Rc, State::IBV_QPS_SQE, State::IBV_QPS_RTS).is_none());
+        assert!(row(Transport::Ud, State::IBV_QPS_SQE, State::IBV_QPS_RTS).is_some());
+    }
+}

@@ -1,0 +1,187 @@
+//! Work requests, as they lie in the queues, and completions.
+
+use std::net::IpAddr;
+
+use super::memory::Sge;
+use crate::ffi::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+
+/// Where packets go, and from which of the device's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Path {
+    pub(crate) from: IpAddr,
+    pub(crate) to: IpAddr,
+}
+
+/// What a datagram is addressed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Destination {
+    pub(crate) path: Path,
+    pub(crate) qpn: u32,
+    pub(crate) qkey: u32,
+}
+
+/// `struct ibv_mw_bind_info`, and the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bind {
+    /// The window's number in the table of keys.
+    pub(crate) window: u32,
+    /// The key that it gets.
+    pub(crate) rkey: u32,
+    pub(crate) region: u32,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) access: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Send,
+    Write { address: u64, rkey: u32 },
+    Read { address: u64, rkey: u32 },
+    FetchAdd { address: u64, rkey: u32, add: u64 },
+    CompareSwap { address: u64, rkey: u32, compare: u64, swap: u64 },
+    Bind(Bind),
+    Invalidate { rkey: u32 },
+}
+
+impl Operation {
+    /// Whether the peer answers with data.
+    pub(crate) fn is_fetching(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CompareSwap { .. })
+    }
+
+    /// Whether nothing of it goes to the wire.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self, Self::Bind(_) | Self::Invalidate { .. })
+    }
+
+    pub(crate) fn completion(&self) -> ibv_wc_opcode {
+        match self {
+            Self::Send => ibv_wc_opcode::IBV_WC_SEND,
+            Self::Write { .. } => ibv_wc_opcode::IBV_WC_RDMA_WRITE,
+            Self::Read { .. } => ibv_wc_opcode::IBV_WC_RDMA_READ,
+            Self::FetchAdd { .. } => ibv_wc_opcode::IBV_WC_FETCH_ADD,
+            Self::CompareSwap { .. } => ibv_wc_opcode::IBV_WC_COMP_SWAP,
+            Self::Bind(_) => ibv_wc_opcode::IBV_WC_BIND_MW,
+            Self::Invalidate { .. } => ibv_wc_opcode::IBV_WC_LOCAL_INV,
+        }
+    }
+}
+
+/// What a SEND or a WRITE carries beside its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extra {
+    None,
+    /// In network byte order.
+    Immediate(u32),
+    /// The key that the receiver shall invalidate.
+    Invalidate(u32),
+}
+
+/// The data of a request.
+#[derive(Clone, Debug)]
+pub(crate) enum Data {
+    List(Vec<Sge>),
+    Inline(Vec<u8>),
+}
+
+/// A request of a send queue.
+#[derive(Clone, Debug)]
+pub(crate) struct SendRequest {
+    pub(crate) id: u64,
+    pub(crate) operation: Operation,
+    pub(crate) extra: Extra,
+    pub(crate) data: Data,
+    pub(crate) length: u32,
+    pub(crate) signaled: bool,
+    pub(crate) solicited: bool,
+    pub(crate) fence: bool,
+    pub(crate) destination: Option<Destination>,
+}
+
+/// A request that was posted, and how far it has come.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    pub(crate) request: SendRequest,
+    /// Its first packet's number, and how many it has.
+    pub(crate) first: u32,
+    pub(crate) packets: u32,
+    /// How much of a READ's answer came, in packets.
+    pub(crate) received: u32,
+    /// A local operation that was carried out, or a fetched value that came.
+    pub(crate) done: bool,
+    /// It failed before it was sent; it is reported when those before it are through.
+    pub(crate) failed: Option<ibv_wc_status>,
+}
+
+/// A request of a receive queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Receive {
+    pub(crate) id: u64,
+    pub(crate) list: Vec<Sge>,
+}
+
+impl Receive {
+    pub(crate) fn length(&self) -> u64 {
+        self.list.iter().map(|sge| u64::from(sge.length)).sum()
+    }
+}
+
+/// How many places of which queue are free again when a completion was polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    None,
+    Send(u32),
+    Receive,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completion {
+    pub(crate) id: u64,
+    pub(crate) status: ibv_wc_status,
+    pub(crate) opcode: ibv_wc_opcode,
+    pub(crate) length: u32,
+    /// Immediate data in network byte order, or the key that was invalidated.
+    pub(crate) immediate: u32,
+    pub(crate) flags: u32,
+    pub(crate) qpn: u32,
+    pub(crate) source: u32,
+    pub(crate) solicited: bool,
+    pub(crate) release: Release,
+    /// Both in nanoseconds: of the device's clock, and since 1970.
+    pub(crate) time: u64,
+    pub(crate) wall_clock: u64,
+}
+
+impl Completion {
+    pub(crate) fn new(id: u64, qpn: u32, status: ibv_wc_status, opcode: ibv_wc_opcode) -> Self {
+        Self {
+            id,
+            status,
+            opcode,
+            length: 0,
+            immediate: 0,
+            flags: 0,
+            qpn,
+            source: 0,
+            solicited: false,
+            release: Release::None,
+            time: 0,
+            wall_clock: 0,
+        }
+    }
+
+    pub(crate) fn extra(&mut self, extra: Extra) {
+        match extra {
+            Extra::None => {}
+            Extra::Immediate(data) => {
+                self.immediate = data;
+                self.flags |= ibv_wc_flags::IBV_WC_WITH_IMM.0;
+            }
+            Extra::Invalidate(rkey) => {
+                self.immediate = rkey;
+                self.flags |= ibv_wc_flags::IBV_WC_WITH_INV.0;
+            }
+        }
+    }
+}

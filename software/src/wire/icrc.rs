@@ -1,0 +1,178 @@
+//! The invariant CRC: over everything that routers leave as it is.
+//!
+//! Of the IPv4 header the identification and the fragment field are covered. A socket that is not
+//! connected and never fragments sends identification 0 with "do not fragment"; that is what is
+//! computed here. Other senders, the kernel's rxe among them, count the identification up, and a
+//! socket does not tell it to its receiver. CRCs are linear: [`matches()`] then works out whether any of
+//! the 65,536 identifications explains the packet, which leaves a check of 16 bits instead of 32.
+
+use std::net::IpAddr;
+
+use crc32fast::Hasher;
+
+use super::header::Bth;
+
+/// The size of the CRC at the end of each packet.
+pub(crate) const SIZE: usize = 4;
+
+/// The CRC of a packet from its BTH to its payload's padding. Both addresses are of one family.
+pub(crate) fn compute(from: (IpAddr, u16), to: (IpAddr, u16), packet: &[u8]) -> u32 {
+    let mut hasher = Hasher::new();
+    let udp = (8 + packet.len() + SIZE) as u16;
+    // Eight bytes of ones stand for the local routing header.
+    let mut header = [0xff; 8 + 40 + 8];
+    let used = match (from.0, to.0) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => {
+            let ip = &mut header[8..28];
+            ip[0] = 0x45;
+            ip[2..4].copy_from_slice(&(20 + udp).to_be_bytes());
+            ip[4..8].copy_from_slice(&[0, 0, 0x40, 0]);
+            ip[9] = 17;
+            ip[12..16].copy_from_slice(&a.octets());
+            ip[16..20].copy_from_slice(&b.octets());
+            28
+        }
+        (a, b) => {
+            let ip = &mut header[8..48];
+            ip[0] = 0x6f;
+            ip[4..6].copy_from_slice(&udp.to_be_bytes());
+            ip[6] = 17;
+            ip[8..24].copy_from_slice(&v6(a));
+            ip[24..40].copy_from_slice(&v6(b));
+            48
+        }
+    };
+    header[used..used + 2].copy_from_slice(&from.1.to_be_bytes());
+    header[used + 2..used + 4].copy_from_slice(&to.1.to_be_bytes());
+    header[used + 4..used + 6].copy_from_slice(&udp.to_be_bytes());
+    hasher.update(&header[..used + 8]);
+    let (bth, rest) = packet.split_at(Bth::SIZE.min(packet.len()));
+    if let Ok(mut bth) = <[u8; Bth::SIZE]>::try_from(bth) {
+        bth[4] = 0xff;
+        hasher.update(&bth);
+    }
+    hasher.update(rest);
+    hasher.finalize()
+}
+
+fn v6(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// Whether `sent` is the CRC of the packet.
+pub(crate) fn matches(from: (IpAddr, u16), to: (IpAddr, u16), packet: &[u8], sent: u32) -> bool {
+    let difference = compute(from, to, packet) ^ sent;
+    if difference == 0 || from.0.is_ipv6() {
+        return difference == 0;
+    }
+    // Behind the identification: 2 + 8 + 2 + 2 bytes of IP, UDP, and the packet.
+    const BEHIND_IDENTIFICATION: usize = 20 - 6 + 8;
+    // Back to before the two bytes: the register then holds what was mixed into it, at its low end.
+    undo(difference, BEHIND_IDENTIFICATION + packet.len() + 2) >> 16 == 0
+}
+
+const POLYNOMIAL: u32 = 0xedb8_8320;
+
+/// Runs the CRC's register back over `bytes` zero bytes: a multiplication by x^(-8 * bytes).
+fn undo(register: u32, bytes: usize) -> u32 {
+    let mut register = register;
+    for (bit, power) in POWERS.iter().enumerate() {
+        if bytes >> bit & 1 != 0 {
+            register = multiply(register, *power);
+        }
+    }
+    register
+}
+
+/// x^(-8 * 2^i), bits reversed as CRC-32 has them.
+const POWERS: [u32; 17] = {
+    let mut powers = [0; 17];
+    let mut power: u32 = 1 << 31;
+    let mut bit = 0;
+    while bit < 8 {
+        power = if power >> 31 != 0 { (power ^ POLYNOMIAL) << 1 | 1 } else { power << 1 };
+        bit += 1;
+    }
+    let mut i = 0;
+    while i < powers.len() {
+        powers[i] = power;
+        power = multiply(power, power);
+        i += 1;
+    }
+    powers
+};
+
+/// The product of two polynomials modulo the CRC's, bits reversed.
+const fn multiply(a: u32, b: u32) -> u32 {
+    let (mut product, mut b, mut bit) = (0, b, 1 << 31);
+    while bit != 0 {
+        if a & bit != 0 {
+            product ^= b;
+        }
+        b = if b & 1 != 0 { b >> 1 ^ POLYNOMIAL } else { b >> 1 };
+        bit >>= 1;
+    }
+    product
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the specification has it: the whole pseudo header, with an identification.
+    fn slowly(from: [u8; 4], to: [u8; 4], packet: &[u8], identification: u16) -> u32 {
+        let udp = (8 + packet.len() + 4) as u16;
+        let mut all = vec![0xff; 8];
+        all.extend([0x45, 0xff]);
+        all.extend((20 + udp).to_be_bytes());
+        all.extend(identification.to_be_bytes());
+        all.extend([0x40, 0, 0xff, 17, 0xff, 0xff]);
+        all.extend(from);
+        all.extend(to);
+        all.extend([4791_u16, 4791, udp].iter().flat_map(|n| n.to_be_bytes()));
+        all.extend([0xff, 0xff]);
+        let bth = all.len();
+        all.extend(packet);
+        all[bth + 4] = 0xff;
+        let mut register = u32::MAX;
+        for byte in all {
+            register ^= u32::from(byte);
+            for _ in 0..8 {
+                register =
+                    if register & 1 != 0 { register >> 1 ^ POLYNOMIAL } else { register >> 1 };
+            }
+        }
+        !register
+    }
+
+    #[test]
+    fn any_identification_is_worked_out_and_nothing_else() {
+        let (a, b) = ([127, 0, 0, 2], [127, 0, 0, 3]);
+        let (from, to) = ((IpAddr::from(a), 4791), (IpAddr::from(b), 4791));
+        for length in [12, 16, 28, 100, 1052, 4124] {
+            let packet: Vec<u8> = (0..length).map(|i| (i * 7 + 3) as u8).collect();
+            assert_eq!(compute(from, to, &packet), slowly(a, b, &packet, 0));
+            for identification in [0, 1, 0x8000, 0x1234, 0xffff] {
+                let sent = slowly(a, b, &packet, identification);
+                assert!(matches(from, to, &packet, sent), "{length} {identification:#x}");
+                let wrong = (0..32).filter(|bit| matches(from, to, &packet, sent ^ 1 << bit));
+                assert!(wrong.count() <= 1, "{length} {identification:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn ipv6_is_checked_in_full() {
+        let from = ("fd00::1".parse().unwrap(), 4791);
+        let to = ("fd00::2".parse().unwrap(), 4791);
+        let packet = [7; 40];
+        let sent = compute(from, to, &packet);
+        assert!(matches(from, to, &packet, sent));
+        for bit in 0..32 {
+            assert!(!matches(from, to, &packet, sent ^ 1 << bit));
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! RoCE v2 as it is on the wire: the headers of the InfiniBand specification within UDP port 4791, and
+//! the invariant CRC.
+
+pub(crate) mod header;
+pub(crate) mod icrc;
+pub(crate) mod opcode;
+pub(crate) mod sequence;
+
+/// The UDP port of RoCE v2.
+pub(crate) const PORT: u16 = 4791;
+
+/// The default partition, which every port is a full member of; the only one here.
+pub(crate) const PKEY: u16 = 0xffff;
+
+/// A packet from its base transport header to the invariant CRC, with its addresses.
+#[derive(Debug, Default)]
+pub(crate) struct Packet {
+    pub(crate) addresses: Option<(std::net::IpAddr, std::net::IpAddr)>,
+    pub(crate) bytes: Vec<u8>,
+}

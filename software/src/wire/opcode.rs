@@ -1,0 +1,103 @@
+//! The opcodes of the base transport header: three bits of transport, five of operation.
+
+pub(crate) const RC: u8 = 0x00;
+pub(crate) const UC: u8 = 0x20;
+pub(crate) const UD: u8 = 0x60;
+
+/// The bits of the transport.
+pub(crate) const TRANSPORT: u8 = 0xe0;
+
+pub(crate) const SEND_FIRST: u8 = 0;
+pub(crate) const SEND_MIDDLE: u8 = 1;
+pub(crate) const SEND_LAST: u8 = 2;
+pub(crate) const SEND_LAST_IMM: u8 = 3;
+pub(crate) const SEND_ONLY: u8 = 4;
+pub(crate) const SEND_ONLY_IMM: u8 = 5;
+pub(crate) const WRITE_FIRST: u8 = 6;
+pub(crate) const WRITE_MIDDLE: u8 = 7;
+pub(crate) const WRITE_LAST: u8 = 8;
+pub(crate) const WRITE_LAST_IMM: u8 = 9;
+pub(crate) const WRITE_ONLY: u8 = 10;
+pub(crate) const WRITE_ONLY_IMM: u8 = 11;
+pub(crate) const READ_REQUEST: u8 = 12;
+pub(crate) const READ_FIRST: u8 = 13;
+pub(crate) const READ_MIDDLE: u8 = 14;
+pub(crate) const READ_LAST: u8 = 15;
+pub(crate) const READ_ONLY: u8 = 16;
+pub(crate) const ACK: u8 = 17;
+pub(crate) const ATOMIC_ACK: u8 = 18;
+pub(crate) const COMPARE_SWAP: u8 = 19;
+pub(crate) const FETCH_ADD: u8 = 20;
+pub(crate) const SEND_LAST_INVALIDATE: u8 = 22;
+pub(crate) const SEND_ONLY_INVALIDATE: u8 = 23;
+
+/// What a packet of a SEND or a WRITE is in its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) write: bool,
+    pub(crate) first: bool,
+    pub(crate) last: bool,
+    pub(crate) immediate: bool,
+    pub(crate) invalidate: bool,
+}
+
+impl Part {
+    /// `None`: the operation is neither SEND nor WRITE.
+    pub(crate) fn of(operation: u8) -> Option<Self> {
+        let (write, first, last, immediate, invalidate) = match operation {
+            SEND_FIRST => (false, true, false, false, false),
+            SEND_MIDDLE => (false, false, false, false, false),
+            SEND_LAST => (false, false, true, false, false),
+            SEND_LAST_IMM => (false, false, true, true, false),
+            SEND_ONLY => (false, true, true, false, false),
+            SEND_ONLY_IMM => (false, true, true, true, false),
+            WRITE_FIRST => (true, true, false, false, false),
+            WRITE_MIDDLE => (true, false, false, false, false),
+            WRITE_LAST => (true, false, true, false, false),
+            WRITE_LAST_IMM => (true, false, true, true, false),
+            WRITE_ONLY => (true, true, true, false, false),
+            WRITE_ONLY_IMM => (true, true, true, true, false),
+            SEND_LAST_INVALIDATE => (false, false, true, false, true),
+            SEND_ONLY_INVALIDATE => (false, true, true, false, true),
+            _ => return None,
+        };
+        Some(Self { write, first, last, immediate, invalidate })
+    }
+
+    pub(crate) fn operation(self) -> u8 {
+        let Self { write, first, last, immediate, invalidate } = self;
+        match (write, first, last) {
+            (false, true, false) => SEND_FIRST,
+            (false, false, false) => SEND_MIDDLE,
+            (false, false, true) if invalidate => SEND_LAST_INVALIDATE,
+            (false, false, true) if immediate => SEND_LAST_IMM,
+            (false, false, true) => SEND_LAST,
+            (false, true, true) if invalidate => SEND_ONLY_INVALIDATE,
+            (false, true, true) if immediate => SEND_ONLY_IMM,
+            (false, true, true) => SEND_ONLY,
+            (true, true, false) => WRITE_FIRST,
+            (true, false, false) => WRITE_MIDDLE,
+            (true, false, true) if immediate => WRITE_LAST_IMM,
+            (true, false, true) => WRITE_LAST,
+            (true, true, true) if immediate => WRITE_ONLY_IMM,
+            (true, true, true) => WRITE_ONLY,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_and_operations_agree() {
+        let mut parts = 0;
+        for operation in 0..=0x1f {
+            if let Some(part) = Part::of(operation) {
+                assert_eq!(part.operation(), operation);
+                parts += 1;
+            }
+        }
+        assert_eq!(parts, 14);
+    }
+}

@@ -1,0 +1,187 @@
+//! Reliable connections between two devices of this process, over UDP on loopback.
+
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, Channel, CompletionQueue, Context, ProtectionDomain, QueuePair, QueuePairType,
+    RemoteMemoryRegion, WorkCompletion,
+};
+use ibverbs_software::Device;
+
+/// A long time, for hosts that do something else.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// Two channels that are connected to each other, each on a device of its own.
+fn channels<'a>(
+    one: &'a ProtectionDomain<'a>,
+    other: &'a ProtectionDomain<'a>,
+) -> [Channel<'a>; 2] {
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    let prepare = |domain: &'a ProtectionDomain<'a>| domain.create_channel().access(access).build();
+    let (one, other) = (prepare(one).unwrap(), prepare(other).unwrap());
+    let endpoints = (one.endpoint(), other.endpoint());
+    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
+}
+
+fn contexts() -> [Context<'static>; 2] {
+    [(); 2].map(|()| Device::new().unwrap().open().unwrap())
+}
+
+#[test]
+fn hello_goes_from_a_channel_to_itself() {
+    let device = Device::builder().name("hello").build().unwrap();
+    device.register();
+    let devices = ibverbs::devices().unwrap();
+    let listed = devices.iter().find(|device| device.name() == "hello").unwrap();
+    let context = listed.open().unwrap();
+    assert_eq!(context.query_pkey(1, 0).unwrap(), 0xffff);
+    let domain = context.alloc_pd().unwrap();
+    let prepared = domain.create_channel().build().unwrap();
+    let remote = prepared.endpoint();
+    let mut channel = prepared.handshake(remote).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    region[..12].copy_from_slice(b"hello, RDMA!");
+    let (greeting, room) = region.slice_mut(..).unwrap().split_at(12).unwrap();
+    channel
+        .scope(|scope| {
+            let receive = scope.post_receive(room)?;
+            scope.post_send(greeting)?.wait()?;
+            let (message, completion) = receive.wait()?;
+            assert_eq!(&message[..completion.byte_len() as usize], b"hello, RDMA!");
+            Ok::<(), ibverbs::TransportError>(())
+        })
+        .unwrap();
+    drop(channel);
+    drop(device);
+    assert!(ibverbs::open("hello").is_err(), "it is not registered any more");
+}
+
+#[test]
+fn messages_of_all_lengths_arrive_whole() {
+    let contexts = contexts();
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let [mut one, mut other] = channels(&domains[0], &domains[1]);
+    for length in [0, 1, 3, 4095, 4096, 4097, 8192, 100_000, 1 << 20] {
+        let mut from = domains[0].allocate::<u8>(length.max(1)).unwrap();
+        let mut to = domains[1].allocate::<u8>(length + 16).unwrap();
+        for (i, byte) in from.iter_mut().enumerate() {
+            *byte = (i * 31 + i / 4096 + length) as u8;
+        }
+        std::thread::scope(|scope| {
+            let (to, other) = (&mut to, &mut other);
+            let receiver = scope.spawn(move || {
+                let done = other.receive_deadline(&mut to.slice_mut(..).unwrap(), deadline());
+                done.unwrap().byte_len() as usize
+            });
+            one.send_deadline(&from.slice(..length).unwrap(), deadline()).unwrap();
+            assert_eq!(receiver.join().unwrap(), length);
+        });
+        assert!(to[..length] == from[..length], "{length}");
+        assert_eq!(to[length..], [0; 16]);
+    }
+}
+
+#[test]
+fn memory_is_written_read_and_changed_from_afar() {
+    let contexts = contexts();
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let [mut one, _other] = channels(&domains[0], &domains[1]);
+    const LENGTH: usize = 100_000;
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    let shared = domains[1].allocate_shared::<u64>(LENGTH, access).unwrap();
+    let mut region = domains[0].allocate::<u64>(LENGTH).unwrap();
+    for (i, number) in region.iter_mut().enumerate() {
+        *number = (i as u64) << 20 | 7;
+    }
+    let remote: RemoteMemoryRegion = shared.remote();
+    one.write_deadline(&region.slice(..).unwrap(), remote, deadline()).unwrap();
+    assert_eq!(shared.to_vec(), region[..]);
+    region.fill(0);
+    one.read_deadline(&mut region.slice_mut(..).unwrap(), remote, deadline()).unwrap();
+    assert_eq!(shared.to_vec(), region[..]);
+
+    let mut result = domains[0].allocate::<u64>(1).unwrap();
+    let third = shared.remote_range(3..4).unwrap();
+    one.fetch_add_deadline(&mut result.slice_mut(..).unwrap(), third, 5, deadline()).unwrap();
+    assert_eq!((result[0], shared.read_one(3).unwrap()), (3 << 20 | 7, (3 << 20 | 7) + 5));
+    let expected = shared.read_one(3).unwrap();
+    let mut slice = result.slice_mut(..).unwrap();
+    one.compare_swap_deadline(&mut slice, third, expected, 99, deadline()).unwrap();
+    assert_eq!(shared.read_one(3).unwrap(), 99);
+    one.compare_swap_deadline(&mut slice, third, expected, 100, deadline()).unwrap();
+    assert_eq!((result[0], shared.read_one(3).unwrap()), (99, 99));
+}
+
+/// Waits for that many completions.
+fn completions(queue: &CompletionQueue<'_>, count: usize) -> Vec<WorkCompletion> {
+    let (start, mut all) = (Instant::now(), Vec::new());
+    let mut slots = [WorkCompletion::default(); 16];
+    while all.len() < count {
+        assert!(start.elapsed() < PATIENCE, "{all:?}");
+        all.extend_from_slice(queue.poll(&mut slots).unwrap());
+        std::thread::yield_now();
+    }
+    all
+}
+
+#[test]
+fn queue_pairs_of_two_devices_talk_in_lists() {
+    let contexts = contexts();
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let queues = contexts.each_ref().map(|context| context.create_cq(64).unwrap());
+    let prepare = |i: usize| {
+        let (domain, queue) = (&domains[i], &queues[i]);
+        let kind = QueuePairType::ReliableConnected;
+        domain.create_qp(queue, queue, kind).max_send_wr(32).max_recv_wr(32).build().unwrap()
+    };
+    let (one, other) = (prepare(0), prepare(1));
+    let endpoints = (one.endpoint(), other.endpoint());
+    let mut one: QueuePair<'_> = one.handshake(endpoints.1).unwrap();
+    let mut other: QueuePair<'_> = other.handshake(endpoints.0).unwrap();
+    let mut from = domains[0].allocate::<u32>(32).unwrap();
+    let mut to = domains[1].allocate::<u32>(32).unwrap();
+    for (i, number) in from.iter_mut().enumerate() {
+        *number = i as u32 + 1000;
+    }
+    // SAFETY: the regions live until all completions have come.
+    unsafe {
+        for i in 0..32 {
+            other.post_receive(&mut to, i..=i, i as u64).unwrap();
+        }
+        for i in 0..32 {
+            one.post_send(&from, i..=i, i as u64).unwrap();
+        }
+    }
+    let received = completions(&queues[1], 32);
+    let sent = completions(&queues[0], 32);
+    for (i, (sent, received)) in sent.iter().zip(&received).enumerate() {
+        assert_eq!((sent.wr_id(), received.wr_id()), (i as u64, i as u64));
+        assert!(sent.is_success() && received.is_success(), "{sent:?} {received:?}");
+    }
+    assert!(to[..] == from[..]);
+}
+
+#[test]
+fn a_peer_that_is_not_there_is_given_up() {
+    let contexts = contexts();
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let prepare = |i: usize| {
+        let builder = domains[i].create_channel();
+        let timeout = ibverbs::AckTimeout::new(1).unwrap();
+        builder.ack_timeout(timeout).max_ack_retries(ibverbs::MaxAckRetries::new(2).unwrap())
+    };
+    let (one, other) = (prepare(0).build().unwrap(), prepare(1).build().unwrap());
+    let endpoints = (one.endpoint(), other.endpoint());
+    let mut one = one.handshake(endpoints.1).unwrap();
+    drop(other);
+    let region = domains[0].allocate::<u8>(8).unwrap();
+    let error = one.send_deadline(&region.slice(..).unwrap(), deadline()).unwrap_err();
+    assert!(
+        format!("{error:?}").contains("RetryExceeded") || format!("{error}").contains("retr"),
+        "{error:?}"
+    );
+}

@@ -1,0 +1,70 @@
+//! What a provider needs that is not a kernel driver's: a device made of software in this process.
+//!
+//! Not part of the stable interface: it is for the crate `ibverbs-software` of the same version.
+//!
+//! libibverbs finds devices in sysfs only, asks the kernel itself for a few things (completion channels,
+//! GIDs), and reads P_Keys from sysfs. Such a provider answers all three here. Without one, each of
+//! them costs one load; nothing of it is on the data path.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use crate::ffi;
+pub use crate::memory::shared_copy::{load, store};
+
+/// The functions of such a provider. There is one provider in a process, with any number of devices.
+#[derive(Debug)]
+pub struct Hooks {
+    /// Gives the devices that [`devices`](crate::devices) lists, each with a reference of its own.
+    pub list: fn() -> Vec<NonNull<ffi::ibv_device>>,
+    /// Gives back a reference that `list` took.
+    pub put: unsafe fn(NonNull<ffi::ibv_device>),
+    /// Answers a request of libibverbs to the kernel: the result, with `errno` set if it is -1. `None`:
+    /// the file is not one of this provider, and the kernel is asked.
+    pub ioctl: unsafe fn(c_int, u64, *mut c_void) -> Option<c_int>,
+    /// The P_Key at an index of a port, in host byte order, or an errno value. `None`: the context is not
+    /// one of this provider.
+    pub query_pkey: unsafe fn(*mut ffi::ibv_context, u8, c_int) -> Option<Result<u16, c_int>>,
+}
+
+static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();
+
+/// Installs the hooks, once in a process; returns whether they are the ones that count.
+pub fn install(hooks: &'static Hooks) -> bool {
+    std::ptr::eq(*HOOKS.get_or_init(|| hooks), hooks)
+}
+
+#[inline]
+pub(crate) fn hooks() -> Option<&'static Hooks> {
+    HOOKS.get().copied()
+}
+
+/// What a C library calls the type of a request.
+#[cfg(not(target_env = "musl"))]
+type Request = std::ffi::c_ulong;
+#[cfg(target_env = "musl")]
+type Request = c_int;
+
+/// rdma-core is compiled with `-Dioctl=ibverbs_bundled_ioctl`: each request of libibverbs to the kernel
+/// comes here.
+///
+/// # Safety
+///
+/// As for `ioctl`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibverbs_bundled_ioctl(
+    fd: c_int,
+    request: Request,
+    argument: *mut c_void,
+) -> c_int {
+    if let Some(hooks) = hooks() {
+        // SAFETY: the caller vouches for the request.
+        #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast)]
+        if let Some(answer) = unsafe { (hooks.ioctl)(fd, request as u64, argument) } {
+            return answer;
+        }
+    }
+    // SAFETY: as above.
+    unsafe { libc::ioctl(fd, request, argument) }
+}
