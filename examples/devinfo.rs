@@ -1,4 +1,5 @@
-//! Shows RDMA devices, as rdma-core's `ibv_devinfo` does: the same options, the same layout.
+//! Shows RDMA devices, as rdma-core's `ibv_devinfo` does: the same options, the same layout. It also
+//! shows what the devices count.
 
 #[path = "common/broken_pipe.rs"]
 mod broken_pipe;
@@ -7,9 +8,11 @@ use std::error::Error;
 use std::fmt::Display;
 use std::fs;
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
 
 use ibverbs::{
-    AtomicCapability, Context, Device, DeviceAttributes, Gid, GidType, LinkLayer,
+    AtomicCapability, Context, Counters, Device, DeviceAttributes, Gid, GidType, LinkLayer,
     MaximumTransferUnit, OnDemandPagingOperations, PortAttributes, PortState, QueuePairType,
     QueuePairTypes, RawPacketCapabilities, TransportType,
 };
@@ -22,6 +25,8 @@ Options:
   -d, --ib-dev=<dev>     use IB device <dev> (default all devices)
   -i, --ib-port=<port>   use port <port> of IB device (default all ports)
   -l, --list             print only the IB devices names
+  -c, --counters         print the counters of the devices and their ports
+  -w, --watch=<seconds>  print by how much the counters move within this time
   -v, --verbose          print all the attributes of the IB device(s)
   -h, --help             print this";
 
@@ -30,6 +35,8 @@ struct Options {
     device: Option<String>,
     port: Option<u8>,
     list: bool,
+    counters: bool,
+    watch: Option<Duration>,
     verbose: bool,
 }
 
@@ -62,6 +69,13 @@ fn parse() -> Result<Option<Options>, lexopt::Error> {
         match argument {
             Short('d') | Long("ib-dev") => options.device = Some(arguments.value()?.string()?),
             Short('i') | Long("ib-port") => options.port = Some(arguments.value()?.parse()?),
+            Short('c') | Long("counters") => options.counters = true,
+            Short('w') | Long("watch") => {
+                options.watch = Some(arguments.value()?.parse_with(|text| {
+                    let seconds = text.parse().map_err(|_| "it is not a number")?;
+                    Duration::try_from_secs_f64(seconds).map_err(|_| "it is not a time")
+                })?);
+            }
             Short('l') | Long("list") => options.list = true,
             Short('v') | Long("verbose") => options.verbose = true,
             Short('h') | Long("help") => return Ok(None),
@@ -84,7 +98,11 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut shown = 0;
     for device in &devices {
         if options.device.as_deref().is_none_or(|name| name == device.name()) {
-            show_device(device, options).map_err(|error| format!("{}: {error}", device.name()))?;
+            let show = match options.counters || options.watch.is_some() {
+                true => show_counters,
+                false => show_device,
+            };
+            show(device, options).map_err(|error| format!("{}: {error}", device.name()))?;
             shown += 1;
         }
     }
@@ -136,6 +154,37 @@ fn show_device(device: Device<'_>, options: &Options) -> Result<(), Box<dyn Erro
         }
     }
     Ok(context.close()?)
+}
+
+/// What a device counts, or by how much that moves.
+fn show_counters(device: Device<'_>, options: &Options) -> Result<(), Box<dyn Error>> {
+    let context = device.open()?;
+    if let Some(port) = options.port {
+        context.query_port(port)?; // an error that says which ports there are
+    }
+    let ports = 1..=context.query_device()?.phys_port_cnt();
+    let ports: Vec<u8> =
+        ports.filter(|number| options.port.is_none_or(|port| port == *number)).collect();
+    let read = || -> ibverbs::Result<Vec<Counters>> {
+        let of_ports = ports.iter().map(|port| context.port_counters(*port));
+        std::iter::once(context.counters()).chain(of_ports).collect()
+    };
+    let mut tables = read()?;
+    if let Some(time) = options.watch {
+        thread::sleep(time);
+        tables = read()?.iter().zip(&tables).map(|(now, before)| now.since(before)).collect();
+    }
+    println!("hca_id:\t{}", device.name());
+    for (index, table) in tables.iter().enumerate() {
+        if index > 0 {
+            println!("\t\tport:\t{}", ports[index - 1]);
+        }
+        for (name, value) in table.iter() {
+            println!("\t\t\t{name:<32}{value:>20}");
+        }
+    }
+    println!();
+    context.close().map_err(Into::into)
 }
 
 fn show_limits(a: &DeviceAttributes) {

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -19,6 +19,9 @@ pub(crate) trait Object {
     ///
     /// The object is live, and is not used again, whatever this returns.
     unsafe fn destroy(object: *mut Self) -> c_int;
+
+    /// How many objects of this type the process holds.
+    fn live() -> &'static AtomicUsize;
 }
 
 /// Owns a C object: the only one that destroys it.
@@ -49,6 +52,7 @@ impl<T: Object> Handle<T> {
     /// If it is not null, `pointer` is a live object that nothing else destroys.
     pub(crate) unsafe fn new(verb: &'static str, pointer: *mut T) -> Result<Self> {
         let object = ffi::object(verb, pointer)?;
+        T::live().fetch_add(1, Ordering::Relaxed);
         Ok(Self { object, gone: false, leaked: AtomicBool::new(false) })
     }
 
@@ -73,7 +77,9 @@ impl<T: Object> Handle<T> {
             let reason = "something that was made from it could not be destroyed: both are leaked";
             return Err(Error::with_reason(T::DESTROY, libc::EBUSY, reason));
         }
-        end(self.as_ptr())
+        end(self.as_ptr())?;
+        T::live().fetch_sub(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Whether the destroy verb was called, or given up.
@@ -81,9 +87,11 @@ impl<T: Object> Handle<T> {
         self.gone
     }
 
-    /// Lets go of the object, which somebody else has destroyed, or tried to.
-    pub(crate) fn disown(&mut self) {
-        self.gone = true;
+    /// Lets go of the object, which somebody else has `destroyed`, or tried to.
+    pub(crate) fn disown(&mut self, destroyed: bool) {
+        if !std::mem::replace(&mut self.gone, true) && destroyed {
+            T::live().fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// From now on the object is never destroyed.
@@ -162,6 +170,12 @@ macro_rules! object {
             unsafe fn destroy(object: *mut Self) -> std::ffi::c_int {
                 // SAFETY: the caller vouches for the object.
                 unsafe { $crate::ffi::$destroy(object) }
+            }
+
+            fn live() -> &'static std::sync::atomic::AtomicUsize {
+                static LIVE: std::sync::atomic::AtomicUsize =
+                    std::sync::atomic::AtomicUsize::new(0);
+                &LIVE
             }
         }
     };

@@ -48,14 +48,14 @@ pub use connect::tcp::{
     wait_until_peer_closes,
 };
 pub use device::{
-    AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents, AtomicCapability, Context, Device,
-    DeviceAttributes, DeviceCapabilities, DeviceList, DeviceListIter, ForkStatus, Gid, GidEntry,
-    GidType, Guid, LinkLayer, LinkSpeed, ModerationCapabilities, NodeType, OnDemandPaging,
-    OnDemandPagingCapabilities, OnDemandPagingOperations, PacketPacingCapabilities, ParseGuidError,
-    PciAtomicCapabilities, PhysicalState, PortAttributes, PortState, QueuePairTypes, RawClock,
-    RawPacketCapabilities, ReceiveScalingCapabilities, SegmentationCapabilities,
-    TagMatchingCapabilities, TagMatchingFlags, TransportType, devices, fork_init,
-    is_fork_initialized, open,
+    AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents, AtomicCapability, Context, Counter,
+    Counters, Device, DeviceAttributes, DeviceCapabilities, DeviceList, DeviceListIter, ForkStatus,
+    Gid, GidEntry, GidType, Guid, LinkLayer, LinkSpeed, ModerationCapabilities, NodeType,
+    OnDemandPaging, OnDemandPagingCapabilities, OnDemandPagingOperations, PacketPacingCapabilities,
+    ParseGuidError, PciAtomicCapabilities, PhysicalState, PortAttributes, PortState,
+    ProcessResources, QueuePairTypes, RawClock, RawPacketCapabilities, ReceiveScalingCapabilities,
+    SegmentationCapabilities, TagMatchingCapabilities, TagMatchingFlags, TransportType, devices,
+    fork_init, is_fork_initialized, open, process_resources,
 };
 pub use domain::{ProtectionDomain, ThreadDomain, XrcDomain, XrcDomainScope};
 pub use error::{Error, ErrorKind, Result};

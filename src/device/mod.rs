@@ -5,6 +5,7 @@ mod attributes;
 mod capabilities;
 mod clock;
 mod context;
+mod counters;
 pub(crate) mod event_file;
 pub(crate) mod fork;
 mod gid;
@@ -22,6 +23,7 @@ pub use capabilities::{
 };
 pub use clock::RawClock;
 pub use context::Context;
+pub use counters::{Counter, Counters, ProcessResources, process_resources};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
 pub use port::{LinkLayer, LinkSpeed, PhysicalState, PortAttributes, PortState};

@@ -277,7 +277,7 @@ impl<'res> QueuePair<'res> {
     /// Lets go of the C object, on which the destroy verb was called already, and leaks the parents if
     /// that failed.
     pub(crate) fn disown(mut self, destroyed: bool) {
-        self.raw.disown();
+        self.raw.disown(destroyed);
         if !destroyed {
             self.parents.leak();
         }

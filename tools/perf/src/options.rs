@@ -60,6 +60,10 @@ Bandwidth, from posting the first request to the last completion, as the client 
   MiB/s         2^20 bytes per second, of messages alone.
   Mpps          millions of messages per second.
   lost          of sends on UC and UD: messages that did not arrive.
+
+In the end: the queue pairs, regions and pinned bytes of the client, and what its port counted in the
+meantime, such as retransmissions; of all programs that use the port. JSON has all counters.
+
 As many requests are outstanding as the send queue takes. All definitions are those of perftest
 (ib_send_lat, ib_write_bw ..).";
 

@@ -1,8 +1,10 @@
 //! What came out: figures, a table of them, and JSON.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use ibverbs::{Counter, Counters, ProcessResources};
 use serde::Serialize;
 
 use crate::plan::{Measure, Operation, Plan};
@@ -152,6 +154,48 @@ pub(crate) struct Report<'a> {
     #[serde(flatten)]
     pub(crate) plan: &'a Plan,
     pub(crate) results: Vec<Row>,
+    pub(crate) counted: Option<Counted>,
+}
+
+/// What the client held while it measured, and what its port counted: all traffic of the port, that of
+/// other programs included.
+#[derive(Debug, Serialize)]
+pub(crate) struct Counted {
+    queue_pairs: usize,
+    memory_regions: usize,
+    pinned_bytes: u64,
+    /// What has moved, by the driver's names.
+    counters: BTreeMap<String, u64>,
+    #[serde(skip)]
+    known: Vec<(Counter, u64)>,
+}
+
+impl Counted {
+    pub(crate) fn new(held: &ProcessResources, moved: &Counters) -> Self {
+        let known = Counter::ALL.iter().filter_map(|&counter| Some((counter, moved.get(counter)?)));
+        Self {
+            queue_pairs: held.queue_pairs,
+            memory_regions: held.memory_regions,
+            pinned_bytes: held.pinned_bytes,
+            counters: moved.iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            known: known.collect(),
+        }
+    }
+}
+
+impl std::fmt::Display for Counted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { queue_pairs, memory_regions, pinned_bytes, known, .. } = self;
+        write!(
+            f,
+            "held: {queue_pairs} queue pairs, {memory_regions} memory regions, {pinned_bytes} bytes pinned\n\
+             counted on the port:"
+        )?;
+        for (index, (counter, value)) in known.iter().enumerate() {
+            write!(f, "{} {value} {counter}", if index == 0 { "" } else { "," })?;
+        }
+        if known.is_empty() { write!(f, " nothing") } else { Ok(()) }
+    }
 }
 
 impl Report<'_> {

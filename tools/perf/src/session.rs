@@ -1,12 +1,12 @@
 //! A session of a server and a client, from the first word to the last.
 
-use ibverbs::{Context, MaximumTransferUnit};
+use ibverbs::{Context, MaximumTransferUnit, process_resources};
 
 use crate::channel::Safe;
 use crate::options::Side;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::report::Report;
+use crate::report::{Counted, Report};
 use crate::rig::{Ends, Memory, Prepared, Result, peers, queue, regions};
 use crate::run::{Both, Rig};
 use crate::verbs::Verbs;
@@ -100,13 +100,21 @@ pub(crate) fn measure(side: &Side, plan: &Plan) -> Result<()> {
     wire.send(&Hello { plan: plan.clone(), mtu: ours })?;
     let agreed: u32 = wire.answer()?;
     let mtu = MaximumTransferUnit::from_bytes(agreed)?;
-    let mut report =
-        Report { device: context.name(), port: side.port, mtu: agreed, plan, results: Vec::new() };
+    let mut report = Report {
+        device: context.name(),
+        port: side.port,
+        mtu: agreed,
+        plan,
+        results: Vec::new(),
+        counted: None,
+    };
     with_rig(side, &context, plan, mtu, &mut wire, |rig, wire| {
         wire.answer::<()>()?;
         if !side.json {
             println!("{}\n{}", report.heading(), report.columns());
         }
+        let held = process_resources()?;
+        let counters = context.port_counters(side.port)?;
         let progress = Progress::new();
         let whole: f64 = plan.sizes.iter().map(|&size| plan.weight(size)).sum();
         let mut before = 0.0;
@@ -124,8 +132,15 @@ pub(crate) fn measure(side: &Side, plan: &Plan) -> Result<()> {
             report.results.push(row);
             before += plan.weight(size);
         }
+        let counters = context.port_counters(side.port)?.since(&counters);
+        report.counted = Some(Counted::new(&held, &counters));
         Ok(wire.send(&Step::Finish)?)
     })?;
+    if let Some(counted) = &report.counted
+        && !side.json
+    {
+        println!("{counted}");
+    }
     if side.json {
         println!("{}", report.json()?);
     }

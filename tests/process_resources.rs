@@ -1,0 +1,61 @@
+//! What a process holds, on the function device. It is a program of its own, since other tests would
+//! hold something too.
+
+use ibverbs::{ProcessResources, QueuePairType, SharedReceiveQueue, process_resources};
+use ibverbs_function_device::FunctionDevice;
+
+fn held() -> [usize; 6] {
+    let ProcessResources {
+        contexts,
+        protection_domains,
+        completion_queues,
+        queue_pairs,
+        shared_receive_queues,
+        memory_regions,
+        ..
+    } = process_resources().unwrap();
+    [
+        contexts,
+        protection_domains,
+        completion_queues,
+        queue_pairs,
+        shared_receive_queues,
+        memory_regions,
+    ]
+}
+
+#[test]
+fn objects_count_until_they_are_destroyed() {
+    assert_eq!(held(), [0; 6]);
+    let device = FunctionDevice::model();
+    {
+        let context = device.context();
+        let domain = context.alloc_pd().unwrap();
+        let queue = context.create_cq(8).unwrap();
+        let region = domain.allocate::<u8>(100).unwrap();
+        let receives = SharedReceiveQueue::new(&domain, 8, 1).unwrap();
+        let create =
+            || domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
+        let queue_pairs = [create(), create()];
+        assert_eq!(held(), [1, 1, 1, 2, 1, 1]);
+        region.close().unwrap();
+        receives.close().unwrap();
+        drop(queue_pairs);
+        assert_eq!(held(), [1, 1, 1, 0, 0, 0]);
+        device.fail("create_qp_ex").errno(libc::ENOMEM).times(1);
+        device.fail("create_qp").errno(libc::ENOMEM).times(1);
+        let refused = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build();
+        assert!(refused.is_err());
+        assert_eq!(held(), [1, 1, 1, 0, 0, 0], "what was never made does not count");
+    }
+    assert_eq!(held(), [0; 6]);
+
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(8).unwrap();
+    std::mem::forget(domain.allocate::<u8>(100).unwrap());
+    assert_eq!(held(), [1, 1, 1, 0, 0, 1], "what was forgotten is still held");
+    device.fail("destroy_cq").errno(libc::EIO).times(1);
+    assert!(queue.close().is_err());
+    assert_eq!(held(), [1, 1, 1, 0, 0, 1], "what could not be destroyed is leaked, and held");
+}
