@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::trace;
 
 /// A C object that a verb destroys.
 pub(crate) trait Object {
@@ -51,7 +52,7 @@ impl<T: Object> Handle<T> {
     ///
     /// If it is not null, `pointer` is a live object that nothing else destroys.
     pub(crate) unsafe fn new(verb: &'static str, pointer: *mut T) -> Result<Self> {
-        let object = ffi::object(verb, pointer)?;
+        let object = ffi::object(verb, pointer).inspect_err(trace::verb_failed)?;
         T::live().fetch_add(1, Ordering::Relaxed);
         Ok(Self { object, gone: false, leaked: AtomicBool::new(false) })
     }
@@ -77,7 +78,7 @@ impl<T: Object> Handle<T> {
             let reason = "something that was made from it could not be destroyed: both are leaked";
             return Err(Error::with_reason(T::DESTROY, libc::EBUSY, reason));
         }
-        end(self.as_ptr())?;
+        end(self.as_ptr()).inspect_err(trace::object_leaked)?;
         T::live().fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }

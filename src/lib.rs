@@ -25,6 +25,7 @@ mod parent;
 pub mod provider;
 mod queue_pair;
 mod settings;
+mod trace;
 
 pub use channel::{
     Channel, ChannelBuilder, ChannelClosed, PendingWork, PreparedChannel, Scope, ScopeError,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::completion::{WorkError, WorkErrorClass};
 use crate::error::{Error, ErrorKind};
+use crate::trace;
 
 /// Why an operation on a [`Channel`](crate::Channel) failed, or may have failed.
 ///
@@ -120,6 +121,7 @@ impl From<Error> for TransportError {
 
 impl From<WorkError> for TransportError {
     fn from(error: WorkError) -> Self {
+        trace::work_failed(&error);
         Self::Work(error)
     }
 }

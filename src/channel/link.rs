@@ -10,6 +10,7 @@ use super::in_flight::InFlight;
 use super::shared_completion_queue::{Inbox, Router};
 use crate::error::{Error, Result};
 use crate::queue_pair::{QueuePair, QueuePairEndpoint};
+use crate::trace;
 
 /// Owns the queue pair and the core that uses it.
 pub(super) struct Link<'res> {
@@ -80,6 +81,7 @@ impl<'res> Link<'res> {
     pub(super) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
         self.queue_pair.connect(Some(remote))?;
         self.core.open();
+        trace::channel_connected(self.core.number, remote.num());
         Ok(())
     }
 
@@ -91,7 +93,9 @@ impl<'res> Link<'res> {
         self.core.close();
         self.core.reset()?;
         self.queue_pair.renew_psns();
-        self.core.discard()
+        self.core.discard()?;
+        trace::channel_reset(self.core.number);
+        Ok(())
     }
 
     /// Destroys the queue pair, and says so if that fails.

@@ -22,6 +22,7 @@ use std::{process, thread};
 use super::core::Core;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::trace;
 
 /// Failed polls in a row after which `flush` and `discard` give up.
 const POLL_FAILURES: u32 = 16;
@@ -51,7 +52,10 @@ impl Core {
             return true;
         }
         self.close();
-        self.flush() || self.reset().is_ok()
+        let outstanding = self.table.outstanding() + u32::from(self.is_blocking());
+        let complete = self.flush() || self.reset().is_ok();
+        trace::channel_stopped(self.number, outstanding, complete);
+        complete
     }
 
     /// Moves the queue pair to ERR and polls until nothing is in flight; returns whether all operations have ended.
@@ -124,7 +128,7 @@ impl Core {
         // SAFETY: the queue pair is live, since the verb is called once; `destroyed` keeps everyone off
         // it from here on.
         let returned = unsafe { ffi::ibv_destroy_qp(self.queue_pair) };
-        ffi::status("ibv_destroy_qp", returned)?;
+        ffi::status("ibv_destroy_qp", returned).inspect_err(trace::object_leaked)?;
         self.mark_all_ended();
         Ok(())
     }
@@ -141,7 +145,7 @@ impl Core {
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
         // SAFETY: the queue pair is live, since it was not destroyed yet.
         let returned = unsafe { ffi::ibv_modify_qp(self.queue_pair, &mut attributes, mask) };
-        ffi::status("ibv_modify_qp", returned)
+        ffi::status("ibv_modify_qp", returned).inspect_err(trace::verb_failed)
     }
 
     /// Empties the completion queue of a queue pair that was reset, so that there is room for new

@@ -20,6 +20,7 @@ use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 use crate::parent::Parent;
 use crate::queue_pair::SharedReceiveQueue;
+use crate::trace;
 
 #[cfg(doc)]
 use crate::completion::{CompletionQueue, CompletionQueueBuilder};
@@ -247,6 +248,7 @@ impl<'ctx> AsyncEvents<'ctx> {
         unsafe {
             let event = AsyncEvent::read(&raw);
             ffi::ibv_ack_async_event(&mut raw);
+            trace::async_event(&event);
             Ok(Some(event))
         }
     }

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::queue_pair::work_request::WorkRequestOpcode;
 use crate::settings::QueuePairType;
+use crate::trace;
 
 const VERB: &str = "ibv_modify_qp";
 
@@ -60,8 +61,8 @@ impl<'res> QueuePair<'res> {
     ///  - `EOPNOTSUPP`: the device does not have an attribute.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, transition: StateTransition) -> Result<()> {
-        let kind = self.queue_pair_type();
-        if transition.check(kind, self.last_state()).is_err() {
+        let (kind, before) = (self.queue_pair_type(), self.last_state());
+        if transition.check(kind, before).is_err() {
             // Its state may have changed by itself since libibverbs last saw it.
             transition.check(kind, self.state()?)?;
         }
@@ -69,8 +70,11 @@ impl<'res> QueuePair<'res> {
         // SAFETY: the queue pair is live; the mask is made of the defined bits, which fit.
         let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
         match ffi::status(VERB, returned) {
-            Ok(()) => Ok(()),
-            Err(error) => Err(self.explain(error, &transition)),
+            Ok(()) => {
+                trace::state_changed(self.number(), before, self.last_state());
+                Ok(())
+            }
+            Err(error) => Err(self.explain(error, &transition)).inspect_err(trace::verb_failed),
         }
     }
 

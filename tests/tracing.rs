@@ -1,0 +1,120 @@
+//! The events of feature `tracing`, on the function device.
+
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, Mutex};
+
+use ibverbs::{Channel, TransportError};
+use ibverbs_function_device::FunctionDevice;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Keeps the events as text; panics at each, if asked to.
+#[derive(Clone, Default)]
+struct Events {
+    lines: Arc<Mutex<Vec<(Level, String)>>>,
+    panics: bool,
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+impl Subscriber for Events {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "ibverbs"
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.lines.lock().unwrap().push((*event.metadata().level(), line.0));
+        assert!(!self.panics, "the subscriber is broken");
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl Events {
+    /// What came since the last time.
+    fn take(&self) -> Vec<(Level, String)> {
+        std::mem::take(&mut self.lines.lock().unwrap())
+    }
+}
+
+/// A channel whose peer is itself: a message that fails, and what comes of it.
+fn life_of_a_channel(events: &Events) -> [Vec<(Level, String)>; 4] {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let mut sent = domain.allocate::<u8>(8).unwrap();
+    let mut received = domain.allocate::<u8>(8).unwrap();
+    let prepared = Channel::builder(&domain).build().unwrap();
+    let endpoint = prepared.endpoint();
+    let mut channel = prepared.handshake(endpoint).unwrap();
+    let connected = events.take();
+
+    channel
+        .scope(|scope| -> Result<(), TransportError> {
+            let receive = scope.post_receive(received.slice_mut(..).unwrap())?;
+            scope.post_send(sent.slice(..).unwrap())?.wait()?;
+            receive.wait()?;
+            Ok(())
+        })
+        .unwrap();
+    let moved = events.take();
+
+    device.fail("poll_cq").errno(libc::EIO).times(1);
+    sent.fill(1);
+    assert!(channel.send(&sent.slice(..).unwrap()).is_err());
+    let failed = events.take();
+
+    let prepared = channel.reset().unwrap();
+    device.fail("destroy_qp").errno(libc::EIO).times(1);
+    assert!(prepared.close().is_err());
+    [connected, moved, failed, events.take()]
+}
+
+#[test]
+fn state_changes_stops_reconnects_and_errors_are_told() {
+    let events = Events::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let [connected, moved, failed, ended] = life_of_a_channel(&events);
+        let has = |lines: &[(Level, String)], level: Level, words: &[&str]| {
+            let found = lines
+                .iter()
+                .any(|(one, line)| *one == level && words.iter().all(|word| line.contains(word)));
+            assert!(found, "no {level} event with {words:?} in {lines:#?}");
+        };
+        has(&connected, Level::DEBUG, &["state changed", "from=Reset", "to=Init"]);
+        has(&connected, Level::DEBUG, &["to=ReadyToSend"]);
+        has(&connected, Level::INFO, &["channel connected", "remote="]);
+        assert!(moved.is_empty(), "there is nothing to tell of the data path: {moved:#?}");
+        has(&failed, Level::WARN, &["channel stopped", "outstanding=1"]);
+        has(&ended, Level::INFO, &["channel reset"]);
+        has(&ended, Level::ERROR, &["ibv_destroy_qp", "leaked"]);
+    });
+}
+
+#[test]
+fn a_subscriber_that_panics_does_no_harm() {
+    let events = Events { panics: true, ..Events::default() };
+    tracing::subscriber::with_default(events.clone(), || {
+        let told = life_of_a_channel(&events);
+        assert!(!told[0].is_empty() && !told[2].is_empty() && !told[3].is_empty(), "{told:#?}");
+    });
+}
