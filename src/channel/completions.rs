@@ -1,62 +1,78 @@
 //! Polling for completions, and matching each with its operation.
 
 use std::ffi::c_int;
+use std::ptr::NonNull;
 use std::time::Instant;
 
+use super::batch::BATCH;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::in_flight::{BLOCKING, Slot, State};
+use super::in_flight::{BLOCKING, Owner, Slot, State};
 use super::wait::Wait;
 use crate::completion::{WorkCompletion, WorkError, WorkSuccess};
 use crate::ffi;
 
 impl Core {
-    /// Polls the next completion, if there is one, into `self.completion`. Returns what the verb
-    /// returned.
+    /// Polls at most `most` completions into the batch, which must be empty. Returns what the verb
+    /// returned. The batch is still empty after that: see [`fill`](Self::fill).
     #[inline(always)]
-    pub(super) fn poll_raw(&self) -> c_int {
+    pub(super) fn poll_raw(&self, most: usize) -> c_int {
+        debug_assert!(self.batch.is_empty() && most <= BATCH);
         // SAFETY: what is polled is live: it is a parent of the queue pair, or part of the core. There is
-        // room for one completion, and no reference to it: a function of the core that makes one drops
-        // it before it polls or returns, and one thread at a time uses the core.
-        unsafe { self.poll_cq.get()(self.polled.get(), 1, self.completion.get()) }
+        // room for `most` completions, and no reference to them: a function of the core that makes one
+        // drops it before it polls or returns, and one thread at a time uses the core.
+        unsafe { self.poll_cq.get()(self.polled.get(), most as c_int, self.batch.entries()) }
     }
 
-    /// Whether a poll found the completion of the request with this number, with status success.
+    /// Whether a poll found exactly one completion: that of the request with this number, with status
+    /// success.
     #[inline(always)]
-    pub(super) fn is_success(&self, found: c_int, wr_id: u64) -> bool {
-        // SAFETY: the completion is initialised; for the rest see `poll_raw`.
-        let completion = unsafe { &*self.completion.get() };
-        found == 1
-            && completion.wr_id == wr_id
+    pub(super) fn found_success(&self, found: c_int, wr_id: u64) -> bool {
+        found == 1 && self.is_success(self.batch.entries(), wr_id)
+    }
+
+    /// Whether an entry of the batch is the completion of the request with this number, with status
+    /// success.
+    #[inline(always)]
+    fn is_success(&self, completion: *const ffi::ibv_wc, wr_id: u64) -> bool {
+        // SAFETY: it points to an entry, which is initialised; for the rest see `poll_raw`.
+        let completion = unsafe { &*completion };
+        completion.wr_id == wr_id
             && completion.qp_num == self.number
             && completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS
     }
 
-    /// The completion that was polled last. Its status is success.
+    /// The first entry of the batch, whose status is success.
     #[inline(always)]
-    pub(super) fn success(&self) -> WorkSuccess {
-        // SAFETY: the completion is initialised; for the rest see `poll_raw`.
-        WorkSuccess::from_raw(unsafe { *self.completion.get() })
+    pub(super) fn first_success(&self) -> WorkSuccess {
+        // SAFETY: the entry is initialised; for the rest see `poll_raw`.
+        WorkSuccess::from_raw(unsafe { *self.batch.entries() })
     }
 
-    /// The completion that a poll found, if any. A poll that failed completes nothing.
+    /// Puts the completions that a poll found into the batch. Returns whether there are any. A poll that
+    /// failed completes nothing.
     #[inline]
-    pub(super) fn completion_of_poll(
-        &self,
-        found: c_int,
-    ) -> TransportResult<Option<WorkCompletion>> {
-        match found {
-            // SAFETY: the completion is initialised; for the rest see `poll_raw`.
-            1 => Ok(Some(unsafe { *self.completion.get() }.into())),
-            0 => Ok(None),
-            found => Err(poll_failed(found)),
+    pub(super) fn fill(&self, found: c_int) -> TransportResult<bool> {
+        match usize::try_from(found) {
+            Ok(found) if found <= BATCH => {
+                self.batch.set_len(found);
+                Ok(found > 0)
+            }
+            _ => Err(poll_failed(found)),
         }
     }
 
-    /// Polls the next completion, if there is one.
+    /// Takes the next completion, if there is one.
     #[inline]
     pub(super) fn poll(&self) -> TransportResult<Option<WorkCompletion>> {
-        self.completion_of_poll(self.poll_raw())
+        if self.batch.is_empty() && !self.fill(self.poll_raw(BATCH))? {
+            return Ok(None);
+        }
+        // SAFETY: the entry is initialised; for the rest see `poll_raw`.
+        let completion = unsafe { *self.batch.head() };
+        // SAFETY: the batch is not empty.
+        unsafe { self.batch.advance() };
+        Ok(Some(completion.into()))
     }
 
     /// Whether `completion` is that of the request with this number.
@@ -65,12 +81,31 @@ impl Core {
         completion.wr_id() == wr_id && completion.queue_pair_number() == self.number
     }
 
+    /// Takes the first completion of the batch and dispatches it.
+    ///
+    /// # Safety
+    ///
+    /// The batch is not empty.
+    #[inline]
+    unsafe fn dispatch_head(&self) -> TransportResult<()> {
+        // SAFETY: the entry is initialised; for the rest see `poll_raw`.
+        let completion = unsafe { &*self.batch.head() };
+        // SAFETY: the caller has found the batch not to be empty.
+        unsafe { self.batch.advance() };
+        if let Some((slot, owner)) = self.slot_in_flight(completion) {
+            slot.complete(owner, completion);
+            return Ok(());
+        }
+        self.dispatch(&(*completion).into()).map(drop)
+    }
+
     /// Ends the operation that a completion belongs to. Returns false for a completion of an earlier
     /// epoch, which is dropped.
     ///
     /// # Errors
     ///
     /// The completion belongs to no operation in flight.
+    #[inline(never)]
     pub(super) fn dispatch(&self, completion: &WorkCompletion) -> TransportResult<bool> {
         let wr_id = completion.wr_id();
         let (epoch, index) = ((wr_id >> 32) as u32, wr_id as u32);
@@ -86,9 +121,9 @@ impl Core {
             let oldest = current.wrapping_sub(self.first_epoch);
             return if age <= oldest { Ok(false) } else { Err(unknown) };
         }
-        let slot = self.table.slot(index);
+        let slot = self.table.slot(index as usize);
         match slot.map(|slot| (slot, slot.state())) {
-            Some((slot, State::InFlight(owner))) => slot.complete(owner, *completion.as_raw()),
+            Some((slot, State::InFlight(owner))) => slot.complete(owner, completion.as_raw()),
             Some((slot, State::Abandoned)) => {
                 if let Err(error) = completion.result() {
                     self.record_unreported(error);
@@ -115,13 +150,14 @@ impl Core {
         wait.on_empty_poll(self.sleep.as_ref(), || self.check_device())
     }
 
-    /// Polls once and dispatches the completion that it finds. Returns whether it found one.
+    /// Dispatches the next completion, if there is one. Returns whether there was one.
     #[inline]
     pub(super) fn progress(&self) -> TransportResult<bool> {
-        match self.poll()? {
-            Some(completion) => self.dispatch(&completion).map(|_| true),
-            None => Ok(false),
+        if self.batch.is_empty() && !self.fill(self.poll_raw(BATCH))? {
+            return Ok(false);
         }
+        // SAFETY: the batch is not empty.
+        unsafe { self.dispatch_head() }.map(|()| true)
     }
 
     /// Waits until the operation in this slot has ended, takes its result and frees the slot. If polling
@@ -132,56 +168,172 @@ impl Core {
         slot: &Slot,
         deadline: Option<Instant>,
     ) -> TransportResult<WorkSuccess> {
-        // Operations mostly complete in the order in which they are waited for.
-        let found = self.poll_raw();
-        if self.is_success(found, slot.wr_id()) {
-            self.table.release(slot);
+        let wr_id = slot.wr_id();
+        let completion = if !self.batch.is_empty() {
+            let head = self.batch.head();
+            if self.is_success(head, wr_id) {
+                // SAFETY: the batch is not empty.
+                unsafe { self.batch.advance() };
+                head
+            } else {
+                self.wait_slow_path(slot, 0, deadline)?
+            }
         } else {
-            self.wait_slow_path(slot, found, deadline)?;
-        }
-        Ok(self.success())
+            match slot.state() {
+                State::InFlight(_) => {
+                    let found = self.poll_raw(BATCH);
+                    if self.found_success(found, wr_id) {
+                        self.batch.entries()
+                    } else {
+                        match self.take_from_poll(found, wr_id) {
+                            Some(completion) => completion.as_ptr(),
+                            None => self.wait_slow_path(slot, found, deadline)?,
+                        }
+                    }
+                }
+                State::Done(_) => self.success_of(slot)?,
+                _ => self.wait_slow_path(slot, 0, deadline)?,
+            }
+        };
+        self.table.release(slot);
+        // SAFETY: it points to an entry of the batch or into the slot, and is initialised; for the rest
+        // see `poll_raw`.
+        Ok(WorkSuccess::from_raw(unsafe { *completion }))
     }
 
-    /// The rest of `wait`, if the first poll did not find a success of the operation. On success the
-    /// completion is copied to where the one that was polled last is.
+    /// The common case of a poll that found several completions: puts them into the batch, dispatches
+    /// those that come before the one with this number, and takes that one. It returns `None` where
+    /// anything else is to be done: the poll failed, the batch does not hold the number, or it holds a
+    /// completion before it that is a failure or unknown.
+    ///
+    /// It calls nothing, so that the compiler need not save any registers.
+    #[inline(never)]
+    fn take_from_poll(&self, found: c_int, wr_id: u64) -> Option<NonNull<ffi::ibv_wc>> {
+        if found <= 0 || found > BATCH as c_int {
+            return None;
+        }
+        self.batch.set_len(found as usize);
+        while !self.batch.is_empty() {
+            let head = self.batch.head();
+            // SAFETY: the entry is initialised; for the rest see `poll_raw`.
+            let completion = unsafe { &*head };
+            let taken = completion.wr_id == wr_id;
+            if taken {
+                if completion.status != ffi::ibv_wc_status::IBV_WC_SUCCESS
+                    || completion.qp_num != self.number
+                {
+                    return None;
+                }
+            } else {
+                let slot = self.slot_in_flight(completion)?;
+                slot.0.complete(slot.1, completion);
+            }
+            // SAFETY: the batch is not empty.
+            unsafe { self.batch.advance() };
+            if taken {
+                return NonNull::new(head.cast_mut());
+            }
+        }
+        None
+    }
+
+    /// The slot that a completion is for, and its owner, if the operation is in flight.
+    #[inline(always)]
+    fn slot_in_flight(&self, completion: &ffi::ibv_wc) -> Option<(&Slot, Owner)> {
+        if completion.qp_num != self.number {
+            return None;
+        }
+        // Too large if the epoch is another one.
+        let index = completion.wr_id.wrapping_sub(self.epoch.get());
+        let slot = self.table.slot(usize::try_from(index).ok()?)?;
+        match slot.state() {
+            State::InFlight(owner) => Some((slot, owner)),
+            _ => None,
+        }
+    }
+
+    /// The rest of `wait`, after a poll that returned `found`, or 0 if there was none. If `found` is
+    /// positive, the batch has the completions already. Returns a pointer
+    /// to the operation's completion, which is a success: into the batch or the slot. The slot is not
+    /// free yet.
     #[inline(never)]
     fn wait_slow_path(
         &self,
         slot: &Slot,
-        mut found: c_int,
+        found: c_int,
         deadline: Option<Instant>,
-    ) -> TransportResult<()> {
+    ) -> TransportResult<*const ffi::ibv_wc> {
+        if found < 0 || found > BATCH as c_int {
+            return Err(self.abandon(slot, poll_failed(found)));
+        }
+        loop {
+            while !self.batch.is_empty() {
+                let head = self.batch.head();
+                if self.is_success(head, slot.wr_id()) {
+                    // SAFETY: the batch is not empty.
+                    unsafe { self.batch.advance() };
+                    return Ok(head);
+                }
+                if !slot.state().is_outstanding() {
+                    return self.success_of(slot);
+                }
+                // SAFETY: the batch is not empty.
+                if let Err(error) = unsafe { self.dispatch_head() } {
+                    return Err(self.abandon(slot, error));
+                }
+            }
+            // An operation that has ended has its result, even if polling would fail.
+            if !slot.state().is_outstanding() {
+                return self.success_of(slot);
+            }
+            match self.fill(self.poll_raw(BATCH)) {
+                Ok(true) => {}
+                Ok(false) => self.wait_for_batch(slot, deadline)?,
+                Err(error) => return Err(self.abandon(slot, error)),
+            }
+        }
+    }
+
+    /// Polls until the batch is not empty.
+    ///
+    /// # Errors
+    ///
+    /// If the deadline has passed, the channel is stopped and the slot is freed. If polling fails, the
+    /// slot is left abandoned.
+    #[cold]
+    fn wait_for_batch(&self, slot: &Slot, deadline: Option<Instant>) -> TransportResult<()> {
         let mut wait = Wait::new(deadline);
         loop {
-            let polled = match self.completion_of_poll(found) {
-                Ok(Some(completion)) => self.dispatch(&completion).map(|_| true),
-                Ok(None) => Ok(false),
-                Err(error) => Err(error),
-            };
-            // If the operation has ended, a failure to poll does not matter.
-            if !slot.state().is_outstanding() {
-                let success = self.take_result(slot)?;
-                // SAFETY: see `poll_raw`.
-                unsafe { self.completion.get().write(*success.as_raw()) };
-                return Ok(());
+            if let Err(error) = self.on_empty_poll(&mut wait) {
+                // The result is the time-out, whatever the flushed completion says.
+                self.stop();
+                self.release(slot);
+                return Err(error);
             }
-            match polled {
-                Ok(true) => {}
-                Ok(false) => {
-                    if let Err(error) = self.on_empty_poll(&mut wait) {
-                        // The result is the time-out, whatever the flushed completion says.
-                        self.stop();
-                        self.release(slot);
-                        return Err(error);
-                    }
-                }
-                Err(error) => {
-                    slot.set_state(State::Abandoned);
-                    return Err(error);
-                }
+            match self.fill(self.poll_raw(BATCH)) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(self.abandon(slot, error)),
             }
-            found = self.poll_raw();
         }
+    }
+
+    /// Leaves an operation in flight that cannot be waited for.
+    #[cold]
+    fn abandon(&self, slot: &Slot, error: TransportError) -> TransportError {
+        slot.set_state(State::Abandoned);
+        error
+    }
+
+    /// A pointer to the completion of an operation that has ended, if it is a success. If not, the slot
+    /// is freed.
+    #[inline]
+    fn success_of(&self, slot: &Slot) -> TransportResult<*const ffi::ibv_wc> {
+        if matches!(slot.state(), State::Done(_) | State::Seen) && slot.has_success() {
+            return Ok(slot.completion_ptr());
+        }
+        let error = self.take_result(slot).err();
+        Err(error.unwrap_or(TransportError::UnknownWork))
     }
 
     /// Takes the result of an operation that has ended, and frees its slot.

@@ -19,11 +19,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::batch::{Batch, PollCq};
 use super::epoch::new_epoch;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{BLOCKING, InFlight, Owner, Slot};
 use super::operation::{Limits, Operation, Prepared};
-use super::shared_completion_queue::{Inbox, Router, poll_routed};
+use super::router::{Inbox, Router, poll_routed};
 use super::wait::{Sleep, Wait};
 use crate::completion::{WorkError, WorkSuccess};
 use crate::ffi;
@@ -51,11 +52,9 @@ pub(super) struct Core {
     /// The request number of blocking operations.
     blocking_id: Cell<u64>,
     /// Whether blocking operations can skip all checks before they post: the channel is open, nothing
-    /// else is in flight, and the completion queue is not shared.
+    /// else is in flight, and the batch is empty.
     fast_path: Cell<bool>,
-    /// Completions are polled to here, one at a time. It is initialised once, because a provider need
-    /// not write the fields that a completion leaves undefined.
-    pub(super) completion: UnsafeCell<ffi::ibv_wc>,
+    pub(super) batch: Batch,
     pub(super) table: InFlight,
     /// Whether a blocking operation is in flight while `stop` polls.
     pub(super) blocking: Cell<bool>,
@@ -70,9 +69,6 @@ pub(super) struct Core {
     pub(super) settle_timeout: Duration,
     pub(super) unreported: Unreported,
 }
-
-/// As `struct ibv_context_ops` has it.
-pub(super) type PollCq = unsafe extern "C" fn(*mut ffi::ibv_cq, c_int, *mut ffi::ibv_wc) -> c_int;
 
 /// What the end of a scope has to report: results that no handle has seen.
 #[derive(Debug, Default)]
@@ -138,7 +134,7 @@ impl Core {
             polled: Cell::new(completion_queue),
             blocking_id: Cell::new(0),
             fast_path: Cell::new(false),
-            completion: UnsafeCell::default(),
+            batch: Batch::new(),
             table,
             blocking: Cell::new(false),
             limits: settings.limits,
@@ -184,8 +180,8 @@ impl Core {
 
     /// Computes `fast_path`. To be called after every change of what it depends on.
     pub(super) fn update_fast_path(&self) {
-        let clear = self.table.is_open() && self.table.in_use() == 0;
-        self.fast_path.set(clear && self.router.is_none());
+        let idle = self.table.is_open() && self.table.in_use() == 0;
+        self.fast_path.set(idle && self.batch.is_empty());
     }
 
     /// The reason why a queue has no free slot.
@@ -269,7 +265,7 @@ impl Core {
             };
             // SAFETY: the caller vouches for the memory.
             unsafe { self.run_slow_path(operation, list, deadline) }?;
-            return Ok(self.success());
+            return Ok(self.first_success());
         }
         let wr_id = self.blocking_id.get();
         // SAFETY: the table is open, so the queue pair is live; the caller vouches for the memory.
@@ -279,14 +275,15 @@ impl Core {
             self.ensure_not_posted::<O>(None);
             return Err(error.into());
         }
-        let found = self.poll_raw();
-        if !self.is_success(found, wr_id) {
-            self.wait_for_blocking(found, deadline)?;
+        // One at a time: nothing else is in flight.
+        let found = self.poll_raw(1);
+        if !self.found_success(found, wr_id) {
+            self.wait_for_blocking(Some(found), deadline)?;
         }
-        Ok(self.success())
+        Ok(self.first_success())
     }
 
-    /// As `run`, with all checks. On success the completion is the one that was polled last.
+    /// As `run`, with all checks. On success the completion is the first entry of the batch.
     ///
     /// # Safety
     ///
@@ -308,21 +305,28 @@ impl Core {
             self.ensure_not_posted::<O>(None);
             return Err(error.into());
         }
-        self.wait_for_blocking(self.poll_raw(), deadline)
+        self.wait_for_blocking(None, deadline)
     }
 
-    /// The rest of `run`, if the first poll did not find a success of the operation. On success the
-    /// completion is the one that was polled last.
+    /// The rest of `run`, after a first poll that did not find a success of the operation, or none. On
+    /// success the completion is the first entry of the batch.
     #[inline(never)]
     fn wait_for_blocking(
         &self,
-        mut found: c_int,
+        first_poll: Option<c_int>,
         deadline: Option<Instant>,
     ) -> TransportResult<()> {
+        if let Some(found) = first_poll
+            && let Err(error) = self.fill(found)
+        {
+            return Err(self.abandon_blocking(error));
+        }
         let (wr_id, mut wait) = (self.blocking_id.get(), Wait::new(deadline));
         loop {
-            let progress = match self.completion_of_poll(found) {
+            let progress = match self.poll() {
                 Ok(Some(completion)) if self.is_completion_of(&completion, wr_id) => {
+                    self.batch.set_first(completion.as_raw());
+                    self.update_fast_path();
                     return Ok(completion.result().map(drop)?);
                 }
                 Ok(Some(completion)) => self.dispatch(&completion).map(drop),
@@ -332,7 +336,6 @@ impl Core {
             if let Err(error) = progress {
                 return Err(self.abandon_blocking(error));
             }
-            found = self.poll_raw();
         }
     }
 

@@ -101,9 +101,25 @@ impl Slot {
         self.completion.get()
     }
 
+    /// Whether the completion, which is there, is a success.
+    #[inline]
+    pub(super) fn has_success(&self) -> bool {
+        // SAFETY: it is initialised, and nobody writes to it while this reference exists: it is a cell
+        // that one thread at a time uses.
+        unsafe { &*self.completion.as_ptr() }.is_success()
+    }
+
+    /// A pointer to the completion, which is initialised from the beginning.
+    #[inline]
+    pub(super) fn completion_ptr(&self) -> *const ffi::ibv_wc {
+        // `WorkCompletion` is a transparent wrapper.
+        self.completion.as_ptr().cast()
+    }
+
     /// Stores the completion, for the owner to ask for.
-    pub(super) fn complete(&self, owner: Owner, raw: ffi::ibv_wc) {
-        self.completion.set(raw.into());
+    #[inline]
+    pub(super) fn complete(&self, owner: Owner, completion: &ffi::ibv_wc) {
+        self.completion.set((*completion).into());
         self.state.set(State::Done(owner));
     }
 }
@@ -120,7 +136,9 @@ pub(super) fn no_memory() -> Error {
 pub(super) struct InFlight {
     /// Owned. First the slots for sends, then those for receives, then a sentinel that is never free.
     /// The sentinel is the next slot of a queue that has no slots, and of a closed table.
-    slots: NonNull<[Slot]>,
+    slots: NonNull<Slot>,
+    /// Number of slots of both queues, without the sentinel.
+    depth: usize,
     /// Number of slots for sends.
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
@@ -134,7 +152,9 @@ pub(super) struct InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         // SAFETY: it came from a box, in `new`, and no reference into it outlives the table.
-        drop(unsafe { Box::from_raw(self.slots.as_ptr()) });
+        drop(unsafe {
+            Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.depth + 1))
+        });
     }
 }
 
@@ -158,10 +178,11 @@ impl InFlight {
         let mut slots = Vec::new();
         slots.try_reserve_exact(depth + 1).map_err(|_| no_memory())?;
         slots.extend((0..=depth).map(slot));
-        let slots = NonNull::from(Box::leak(slots.into_boxed_slice()));
+        let slots = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
         let dangling = NonNull::dangling();
         let table = Self {
             slots,
+            depth,
             sends,
             next_send: Cell::new(dangling),
             next_receive: Cell::new(dangling),
@@ -172,15 +193,11 @@ impl InFlight {
         Ok(table)
     }
 
-    fn all(&self) -> &[Slot] {
-        // SAFETY: the slots live as long as the table, and are only reached by shared references.
-        unsafe { self.slots.as_ref() }
-    }
-
-    /// All slots of both queues.
+    /// The slots of both queues.
+    #[inline]
     pub(super) fn slots(&self) -> &[Slot] {
-        let all = self.all();
-        &all[..all.len() - 1]
+        // SAFETY: the slots live as long as the table, and are only reached by shared references.
+        unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth) }
     }
 
     /// The slots of one queue.
@@ -194,20 +211,20 @@ impl InFlight {
 
     /// The slot with this index, which is the lower half of a request's number.
     #[inline]
-    pub(super) fn slot(&self, index: u32) -> Option<&Slot> {
-        self.slots().get(index as usize)
+    pub(super) fn slot(&self, index: usize) -> Option<&Slot> {
+        self.slots().get(index)
     }
 
-    /// A pointer to an element of [`all`](Self::all), for as long as the table lives.
+    /// A pointer to a slot or to the sentinel, for as long as the table lives.
     fn pointer(&self, index: usize) -> NonNull<Slot> {
-        debug_assert!(index < self.slots.len());
-        // SAFETY: the index is that of a slot.
-        unsafe { self.slots.cast::<Slot>().add(index) }
+        assert!(index <= self.depth);
+        // SAFETY: the index is that of a slot, or of the sentinel.
+        unsafe { self.slots.add(index) }
     }
 
     /// Frees every slot and lets slots be taken. Requests are numbered from `first` on.
     pub(super) fn open(&self, first: u64) {
-        let (sends, depth) = (self.sends as usize, self.slots().len());
+        let (sends, depth) = (self.sends as usize, self.depth);
         for (index, slot) in self.slots().iter().enumerate() {
             slot.wr_id.set(first + index as u64);
             slot.state.set(State::Free);
@@ -227,7 +244,7 @@ impl InFlight {
 
     /// Lets no more slots be taken, until it is opened again.
     pub(super) fn close(&self) {
-        let sentinel = self.pointer(self.slots.len() - 1);
+        let sentinel = self.pointer(self.depth);
         self.next_send.set(sentinel);
         self.next_receive.set(sentinel);
         self.open.set(false);
@@ -321,7 +338,7 @@ mod tests {
         table.take(queue, Owner::Scope).map(|slot| slot.wr_id() - (1 << 32))
     }
 
-    fn release(table: &InFlight, index: u32) {
+    fn release(table: &InFlight, index: usize) {
         table.release(table.slot(index).unwrap());
     }
 
@@ -343,7 +360,7 @@ mod tests {
         let table = opened(4, 4);
         for round in 0..20 {
             assert_eq!(take(&table, Queue::Receive), Some(4 + round % 4));
-            release(&table, 4 + round as u32 % 4);
+            release(&table, 4 + round as usize % 4);
         }
         for _ in 0..4 {
             take(&table, Queue::Send);
@@ -352,7 +369,7 @@ mod tests {
         for free in [2, 1, 3, 0, 2] {
             release(&table, free);
             assert!(table.has_room(Queue::Send));
-            assert_eq!(take(&table, Queue::Send), Some(free.into()));
+            assert_eq!(take(&table, Queue::Send), Some(free as u64));
             assert_eq!(take(&table, Queue::Send), None);
         }
     }
@@ -389,7 +406,7 @@ mod tests {
             table.take(Queue::Send, Owner::Token).unwrap();
         }
         table.slot(0).unwrap().set_state(State::Abandoned);
-        table.slot(1).unwrap().complete(Owner::Token, ffi::ibv_wc::default());
+        table.slot(1).unwrap().complete(Owner::Token, &ffi::ibv_wc::default());
         table.discard_outstanding();
         let states = [State::Free, State::Done(Owner::Token), State::Discarded(Owner::Token)];
         assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);
@@ -400,6 +417,6 @@ mod tests {
     fn an_index_that_does_not_exist_has_no_slot() {
         let table = opened(1, 1);
         assert!(table.slot(1).is_some());
-        assert!(table.slot(2).is_none() && table.slot(BLOCKING).is_none());
+        assert!(table.slot(2).is_none() && table.slot(BLOCKING as usize).is_none());
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::core::{Core, CoreSettings};
 use super::in_flight::InFlight;
-use super::shared_completion_queue::{Inbox, Router};
+use super::router::{Inbox, Router};
 use crate::error::{Error, Result};
 use crate::queue_pair::{QueuePair, QueuePairEndpoint};
 use crate::trace;

@@ -1,5 +1,6 @@
 //! Channels: RDMA in safe Rust.
 
+mod batch;
 mod blocking;
 mod builder;
 mod completions;
@@ -10,6 +11,7 @@ mod in_flight;
 mod link;
 mod operation;
 mod pending_work;
+mod router;
 mod scope;
 mod scoped_work;
 mod shared_completion_queue;

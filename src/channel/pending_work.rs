@@ -82,7 +82,7 @@ impl PendingWork {
             self.taken = true;
             return Some(Err(TransportError::Stopped));
         }
-        let slot = core.table.slot(self.wr_id as u32)?;
+        let slot = core.table.slot(self.wr_id as u32 as usize)?;
         match slot.state() {
             State::InFlight(Owner::Token) => None,
             State::Done(Owner::Token) | State::Discarded(Owner::Token) => {

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ibverbs::{Channel, MemoryRegion, ProtectionDomain, ScopeError, TransportError};
+use ibverbs::{
+    Channel, MemoryRegion, ProtectionDomain, ScopeError, SharedCompletionQueue, TransportError,
+};
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
 
@@ -15,12 +17,128 @@ impl ChannelRig {
     pub(crate) fn new() -> Self {
         let context = context();
         let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
-        let prepared = Channel::builder(&domain).max_send_wr(DEPTH).build().expect("a channel");
+        let prepared = Channel::builder(&domain).max_send_wr(DEPTH).max_recv_wr(DEPTH).build();
+        let prepared = prepared.expect("a channel");
         let itself = prepared.endpoint();
         let channel = prepared.handshake(itself).expect("a connection");
         let region = MemoryRegion::new(&domain, WINDOW * LENGTH).expect("a region");
         Self { channel, region }
     }
+}
+
+/// The number of channels of a [`SharedRig`].
+const CHANNELS: usize = 64;
+
+/// Channels that share a completion queue.
+pub(crate) struct SharedRig {
+    channels: Vec<ChannelRig>,
+}
+
+impl SharedRig {
+    pub(crate) fn new() -> Self {
+        let context = context();
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let depth = 2 * DEPTH * CHANNELS as u32;
+        let queue = SharedCompletionQueue::new(&context, depth).expect("a completion queue");
+        let queue = Arc::new(queue);
+        let channels = (0..CHANNELS).map(|_| {
+            let builder = Channel::builder(&domain).shared_completion_queue(&queue);
+            let prepared = builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).build();
+            let prepared = prepared.expect("a channel");
+            let itself = prepared.endpoint();
+            let channel = prepared.handshake(itself).expect("a connection");
+            let region = MemoryRegion::new(&domain, WINDOW * LENGTH).expect("a region");
+            ChannelRig { channel, region }
+        });
+        Self { channels: channels.collect() }
+    }
+
+    /// The channel in the middle of all those that share the queue.
+    fn middle(&mut self) -> &mut ChannelRig {
+        &mut self.channels[CHANNELS / 2]
+    }
+}
+
+/// One after the other, on each channel in turn.
+#[inline(never)]
+pub(crate) fn shared_blocking(rig: &mut SharedRig, operations: u64) -> Result<u64, TransportError> {
+    let (mut sum, mut done) = (0, 0);
+    while done < operations {
+        for ChannelRig { channel, region } in &mut rig.channels {
+            if done == operations {
+                break;
+            }
+            sum += u64::from(channel.send(&region.slice(..LENGTH)?)?.byte_len());
+            done += 1;
+        }
+    }
+    Ok(sum)
+}
+
+/// As [`w6_scoped`], on one of the channels.
+#[inline(never)]
+pub(crate) fn shared_scoped(rig: &mut SharedRig, operations: u64) -> Result<u64, TransportError> {
+    w6_scoped(rig.middle(), operations)
+}
+
+/// As [`ping_pong`], on one of the channels.
+#[inline(never)]
+pub(crate) fn shared_ping_pong(
+    rig: &mut SharedRig,
+    operations: u64,
+) -> Result<u64, TransportError> {
+    ping_pong(rig.middle(), operations)
+}
+
+/// As [`window`], on one of the channels.
+#[inline(never)]
+pub(crate) fn shared_window(rig: &mut SharedRig, operations: u64) -> Result<u64, TransportError> {
+    window(rig.middle(), operations)
+}
+
+/// A receive, a send that is waited for, and the receive, whose completion comes first. All are in one
+/// scope.
+#[inline(never)]
+pub(crate) fn ping_pong(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
+    let ChannelRig { channel, region } = rig;
+    let (message, rest) = region.slice_mut(..)?.split_at(LENGTH)?;
+    let (message, received) = (message.as_slice(), rest.split_at(LENGTH)?.0);
+    let mut sum = 0;
+    let result = channel.scope(|scope| {
+        let mut buffer = received;
+        for _ in 0..operations {
+            let receive = scope.post_receive(buffer)?;
+            scope.post_send(message)?.wait()?;
+            let success;
+            (buffer, success) = receive.wait()?;
+            sum += u64::from(success.byte_len());
+        }
+        Ok(())
+    });
+    result.map_err(ended)?;
+    Ok(sum)
+}
+
+/// Sixteen sends, then the waits for them. All are in one scope.
+#[inline(never)]
+pub(crate) fn window(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
+    let ChannelRig { channel, region } = rig;
+    let message = region.slice(..LENGTH)?;
+    let mut sum = 0;
+    let result = channel.scope(|scope| {
+        let mut window = [const { None }; WINDOW];
+        for _ in 0..operations / WINDOW_OPERATIONS {
+            for pending in &mut window {
+                *pending = Some(scope.post_send(message)?);
+            }
+            for pending in window.iter_mut().filter_map(Option::take) {
+                sum += u64::from(pending.wait()?.1.byte_len());
+            }
+        }
+        Ok(())
+    });
+    result.map_err(ended)?;
+    Ok(sum)
 }
 
 /// One after the other.

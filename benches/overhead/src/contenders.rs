@@ -1,12 +1,12 @@
 //! The list of who runs.
 
-use crate::channel::ChannelRig;
+use crate::channel::{ChannelRig, SharedRig};
 use crate::rig::{LENGTH, Rig};
 use crate::{c, channel, events, prepared, verbs};
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W8`, `W5x` for the extended interface.
+    /// `W1` to `W11`, `W5x` for the extended interface.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -106,5 +106,15 @@ pub(crate) fn contenders() -> Vec<Contender> {
         in_c!("W8", "C plain", 1, Rig::with_events(), c_plain_w8),
         in_c!("W8", "C tuned", 1, Rig::with_events(), c_tuned_w8),
         ours!("W8", "verbs", Numbers(1), Rig::with_events(), events::w8),
+        // W2 and W3 in safe code; then W1, W2 and W3 through a completion queue of many channels.
+        in_c!("W9", "C tuned", 2, Rig::new(), c_tuned_w2),
+        ours!("W9", "channel scoped", Bytes, ChannelRig::new(), channel::ping_pong),
+        ours!("W9", "channel shared queue", Bytes, SharedRig::new(), channel::shared_ping_pong),
+        in_c!("W10", "C tuned", 1, Rig::new(), c_tuned_w3),
+        ours!("W10", "channel scoped", Bytes, ChannelRig::new(), channel::window),
+        ours!("W10", "channel shared queue", Bytes, SharedRig::new(), channel::shared_window),
+        in_c!("W11", "C tuned", 1, Rig::new(), c_tuned_w1),
+        ours!("W11", "channel blocking", Bytes, SharedRig::new(), channel::shared_blocking),
+        ours!("W11", "channel scoped", Bytes, SharedRig::new(), channel::shared_scoped),
     ]
 }

@@ -1,0 +1,95 @@
+//! The completions that a channel polled last.
+//!
+//! Completions are polled in batches. A completion stays in the batch until the wait for its operation
+//! takes it, or until it is dispatched: copied to the slot of its operation. Operations mostly complete
+//! in the order in which they are waited for, so most completions are taken from the batch directly.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use crate::ffi;
+
+/// The most completions that are polled at a time.
+pub(super) const BATCH: usize = 16;
+
+/// `poll_cq` in `struct ibv_context_ops`.
+pub(super) type PollCq = unsafe extern "C" fn(*mut ffi::ibv_cq, c_int, *mut ffi::ibv_wc) -> c_int;
+
+/// See the [module](self).
+///
+/// The entries are initialised once, because a provider need not write the fields that a completion
+/// leaves undefined. They are only accessed through pointers and short-lived references, none of which
+/// is held while a poll writes to them.
+pub(super) struct Batch {
+    /// Owned: `BATCH` completions.
+    entries: NonNull<ffi::ibv_wc>,
+    /// The first completion that was not taken yet. It points to an entry, or is `end`.
+    next: Cell<NonNull<ffi::ibv_wc>>,
+    /// The end of the completions that were polled. It points to an entry or to the end of the entries.
+    end: Cell<NonNull<ffi::ibv_wc>>,
+}
+
+impl Batch {
+    pub(super) fn new() -> Self {
+        let entries = Box::new([ffi::ibv_wc::default(); BATCH]);
+        let entries = NonNull::from(Box::leak(entries)).cast();
+        Self { entries, next: Cell::new(entries), end: Cell::new(entries) }
+    }
+
+    /// A pointer to the first of the `BATCH` entries.
+    #[inline]
+    pub(super) fn entries(&self) -> *mut ffi::ibv_wc {
+        self.entries.as_ptr()
+    }
+
+    /// Whether all completions were taken.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.next.get() == self.end.get()
+    }
+
+    /// A pointer to the first completion that was not taken yet, if the batch is not empty. In any case
+    /// it points into the entries or to their end.
+    #[inline]
+    pub(super) fn head(&self) -> *const ffi::ibv_wc {
+        self.next.get().as_ptr()
+    }
+
+    /// Marks the first completion as taken.
+    ///
+    /// # Safety
+    ///
+    /// The batch is not empty.
+    #[inline]
+    pub(super) unsafe fn advance(&self) {
+        debug_assert!(!self.is_empty());
+        // SAFETY: `next` points to an entry, as the batch is not empty.
+        self.next.set(unsafe { self.next.get().add(1) });
+    }
+
+    /// Sets the number of completions that a poll wrote. Those that were not taken are dropped.
+    #[inline]
+    pub(super) fn set_len(&self, len: usize) {
+        assert!(len <= BATCH);
+        self.next.set(self.entries);
+        // SAFETY: `len` is at most the number of entries.
+        self.end.set(unsafe { self.entries.add(len) });
+    }
+
+    /// Overwrites the first entry. If it was not taken yet, it is lost.
+    pub(super) fn set_first(&self, completion: &ffi::ibv_wc) {
+        // SAFETY: it points to an entry, and no reference to one is held.
+        unsafe { self.entries().write(*completion) };
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box of this type, in `new`, and nobody uses the entries any more.
+        drop(unsafe { Box::from_raw(self.entries.as_ptr().cast::<[ffi::ibv_wc; BATCH]>()) });
+    }
+}
+
+// SAFETY: the entries are owned, and nothing in them is tied to a thread.
+unsafe impl Send for Batch {}
