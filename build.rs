@@ -21,7 +21,7 @@ use std::env;
 use std::panic;
 
 use bindings::{bindings, inline_functions, stage_headers, system_headers};
-use common::{complain, fail, feature, message_of, refuse, variable};
+use common::{exit_after_errors, exit_with_error, feature, message_of, report_error, variable};
 use inputs::{check_sources, rerun_if_changed};
 use installed::link_system;
 use providers::PROVIDERS;
@@ -32,7 +32,7 @@ fn main() {
     // A panic in a build dependency becomes one line, like every other failure.
     panic::set_hook(Box::new(|_| {}));
     if let Err(panic) = panic::catch_unwind(build) {
-        fail(&format!("the build script failed: {}", message_of(&*panic)));
+        exit_with_error(&format!("the build script failed: {}", message_of(&*panic)));
     }
 }
 
@@ -46,8 +46,8 @@ fn build() {
     let bundled = !documentation_only && !feature("system");
 
     if env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("linux") {
-        complain("RDMA verbs exist on Linux only");
-        refuse();
+        report_error("RDMA verbs exist on Linux only");
+        exit_after_errors();
     }
     rerun_if_changed(&root, &enabled, bundled);
     check_sources(&source, &enabled);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::{env, fs};
 
-use crate::common::{compile, fail, feature, utf8, write};
+use crate::common::{compile, exit_with_error, feature, utf8, write};
 use crate::inputs::headers;
 
 /// The public headers under the names that programs include them by.
@@ -12,8 +12,8 @@ pub(crate) fn stage_headers(source: &Path, out: &Path) -> PathBuf {
     let include = out.join("include");
     for header in headers() {
         let from = source.join(header);
-        let contents =
-            fs::read(&from).unwrap_or_else(|e| fail(&format!("{}: {e}", from.display())));
+        let contents = fs::read(&from)
+            .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", from.display())));
         let name = from.file_name().unwrap_or_default();
         let folder = if header.starts_with("librdmacm/") { "rdma" } else { "infiniband" };
         write(&include.join(folder).join(name), contents);
@@ -81,10 +81,10 @@ pub(crate) fn bindings(source: &Path, include: &Path, out: &Path, system: &[Path
         .generate();
     let written = match generated {
         Ok(bindings) => bindings.write_to_file(out.join("bindings.rs")),
-        Err(e) => fail(&format!("bindgen cannot read verbs.h: {e}")),
+        Err(e) => exit_with_error(&format!("bindgen cannot read verbs.h: {e}")),
     };
     if let Err(e) = written {
-        fail(&format!("{}: {e}", out.join("bindings.rs").display()));
+        exit_with_error(&format!("{}: {e}", out.join("bindings.rs").display()));
     }
 }
 

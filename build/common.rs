@@ -1,4 +1,4 @@
-//! What every step of the build uses: messages, the environment, files, commands.
+//! Helpers of all build steps: error messages, environment variables, files, commands.
 
 use std::any::Any;
 use std::env;
@@ -6,18 +6,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
-/// Ends the build with one readable message, below which cargo shows the output so far.
-pub(crate) fn fail(message: &str) -> ! {
-    complain(message);
+/// Reports an error and ends the build. Cargo shows the output of the script so far below it.
+pub(crate) fn exit_with_error(message: &str) -> ! {
+    report_error(message);
     exit(1)
 }
 
-/// Ends the build after complaints that say it all: to a script that succeeds, cargo adds nothing.
-pub(crate) fn refuse() -> ! {
+/// Ends the build after [`report_error`], with exit status 0: cargo still fails the build, and shows
+/// the reported errors alone, without the output of the script.
+pub(crate) fn exit_after_errors() -> ! {
     exit(0)
 }
 
-pub(crate) fn complain(message: &str) {
+/// Reports an error, which fails the build once the script ends.
+pub(crate) fn report_error(message: &str) {
     println!("cargo::error={}", message.trim().replace('\n', " "));
 }
 
@@ -33,7 +35,7 @@ pub(crate) fn message_of(panic: &(dyn Any + Send)) -> String {
 pub(crate) fn variable(name: &str) -> PathBuf {
     match env::var_os(name) {
         Some(value) => value.into(),
-        None => fail(&format!("{name} is not set: run this through cargo")),
+        None => exit_with_error(&format!("{name} is not set: run this through cargo")),
     }
 }
 
@@ -41,7 +43,7 @@ pub(crate) fn feature(name: &str) -> bool {
     env::var_os(format!("CARGO_FEATURE_{}", name.to_uppercase())).is_some()
 }
 
-/// A program that a variable of the environment may name.
+/// The program that an environment variable names, or else `default`.
 pub(crate) fn program(variable: &str, default: &str) -> String {
     env::var(variable).ok().filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned())
 }
@@ -49,25 +51,30 @@ pub(crate) fn program(variable: &str, default: &str) -> String {
 pub(crate) fn write(path: &Path, contents: impl AsRef<[u8]>) {
     let parent = path.parent().unwrap_or(path);
     if let Err(e) = fs::create_dir_all(parent).and_then(|()| fs::write(path, contents)) {
-        fail(&format!("{}: {e}", path.display()));
+        exit_with_error(&format!("{}: {e}", path.display()));
     }
 }
 
-/// What bindgen, and make in its rules, can take.
+/// The path as text, which is all that bindgen and make rules take.
 pub(crate) fn utf8(path: &Path) -> &str {
-    path.to_str().unwrap_or_else(|| fail(&format!("{}: the path is not UTF-8", path.display())))
+    path.to_str()
+        .unwrap_or_else(|| exit_with_error(&format!("{}: the path is not UTF-8", path.display())))
 }
 
 pub(crate) fn run(what: &str, command: &mut Command) {
     match command.status() {
         Ok(status) if status.success() => {}
-        Ok(status) => fail(&format!("{what} failed ({status}), see the output: {command:?}")),
-        Err(e) => fail(&format!("{what}: cannot start {:?}: {e}", command.get_program())),
+        Ok(status) => {
+            exit_with_error(&format!("{what} failed ({status}), see the output: {command:?}"))
+        }
+        Err(e) => {
+            exit_with_error(&format!("{what}: cannot start {:?}: {e}", command.get_program()))
+        }
     }
 }
 
 pub(crate) fn compile(build: &mut cc::Build, archive: &str) {
     if let Err(e) = build.warnings(false).try_compile(archive) {
-        fail(&format!("compiling {archive}: {e}"));
+        exit_with_error(&format!("compiling {archive}: {e}"));
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::{complain, feature, refuse};
+use crate::common::{exit_after_errors, feature, report_error};
 use crate::installed::LIBNL_DYNAMIC;
 use crate::providers::Provider;
 
@@ -95,10 +95,10 @@ pub(crate) fn check_sources(source: &Path, enabled: &[&Provider]) {
     let providers = enabled.iter().map(|p| format!("providers/{}/CMakeLists.txt", p.name));
     let needed = sources().chain(headers()).map(str::to_owned).chain(providers);
     if let Some(missing) = needed.into_iter().find(|name| !source.join(name).exists()) {
-        complain(&format!(
+        report_error(&format!(
             "the sources of rdma-core are missing (vendor/rdma-core/{missing}): run script/bootstrap, \
              or `git submodule update --init`"
         ));
-        refuse();
+        exit_after_errors();
     }
 }

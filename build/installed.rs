@@ -15,7 +15,7 @@ use crate::common::write;
 pub(crate) fn link_system() {
     #[cfg(feature = "system")]
     if let Err(e) = pkg_config::Config::new().atleast_version("1.14").probe("libibverbs") {
-        fail(&format!(
+        exit_with_error(&format!(
             "feature `system` needs libibverbs 1.14 or later: apt install libibverbs-dev (Debian, \
              Ubuntu), or dnf install rdma-core-devel (Fedora). {}",
             first_line(&e)
@@ -23,7 +23,7 @@ pub(crate) fn link_system() {
     }
     #[cfg(all(feature = "system", feature = "rdmacm"))]
     if let Err(e) = pkg_config::Config::new().atleast_version("1.3").probe("librdmacm") {
-        fail(&format!(
+        exit_with_error(&format!(
             "features `system` and `rdmacm` need librdmacm 1.3 or later: apt install \
              librdmacm-dev (Debian, Ubuntu), or dnf install rdma-core-devel (Fedora). {}",
             first_line(&e)
@@ -53,7 +53,7 @@ pub(crate) fn link_libnl(out: &Path) -> Vec<String> {
         let libraries = ["nl-route-3", "nl-3"];
         let found = pkg_config::Config::new().cargo_metadata(false).probe("libnl-route-3.0");
         let found = found.unwrap_or_else(|e| {
-            fail(&format!(
+            exit_with_error(&format!(
                 "feature `neigh` needs libnl: apt install libnl-route-3-dev (Debian, Ubuntu), or dnf \
                  install libnl3-devel (Fedora). {}",
                 first_line(&e)
@@ -70,7 +70,7 @@ pub(crate) fn link_libnl(out: &Path) -> Vec<String> {
                 let copy = out.join("libnl").join(format!("lib{name}.a"));
                 match fs::read(&archive) {
                     Ok(contents) => write(&copy, contents),
-                    Err(e) => fail(&format!("{}: {e}", archive.display())),
+                    Err(e) => exit_with_error(&format!("{}: {e}", archive.display())),
                 }
                 directives.push(format!("cargo::rustc-link-lib=static={name}"));
             }

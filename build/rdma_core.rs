@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use crate::common::{fail, feature, message_of, program, run, utf8, write};
+use crate::common::{exit_with_error, feature, message_of, program, run, utf8, write};
 use crate::inputs::sources;
 use crate::installed::link_libnl;
 use crate::providers::{Provider, register_providers};
@@ -109,7 +109,7 @@ fn configure(
     if build.exists()
         && let Err(e) = fs::remove_dir_all(&build)
     {
-        fail(&format!("{}: {e}", build.display()));
+        exit_with_error(&format!("{}: {e}", build.display()));
     }
     let modules = out.join("cmake");
     write(&modules.join("hook.cmake"), CMAKE_HOOK);
@@ -151,7 +151,10 @@ fn configure(
         config.define(name, value);
     }
     if let Err(panic) = panic::catch_unwind(panic::AssertUnwindSafe(|| config.build())) {
-        fail(&format!("configuring rdma-core failed, see CMake's output: {}", message_of(&*panic)));
+        exit_with_error(&format!(
+            "configuring rdma-core failed, see CMake's output: {}",
+            message_of(&*panic)
+        ));
     }
     build
 }
@@ -182,15 +185,15 @@ fn compile_targets(build: &Path, targets: &[&str]) {
 /// helpers put in) with a script of its own; running it by hand limits it to what was built.
 fn finish_archives(source: &Path, out: &Path, build: &Path, enabled: &[&Provider], python: &str) {
     let cache = build.join("CMakeCache.txt");
-    let cache =
-        fs::read_to_string(&cache).unwrap_or_else(|e| fail(&format!("{}: {e}", cache.display())));
+    let cache = fs::read_to_string(&cache)
+        .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", cache.display())));
     let tool = |name: &str| {
         cache
             .lines()
             .filter_map(|line| line.strip_prefix(name)?.split_once('=').map(|(_, value)| value))
             .find(|value| !value.ends_with("-NOTFOUND"))
             .unwrap_or_else(|| {
-                fail(&format!("CMake found no {name}: apt install binutils (Debian, Ubuntu), or dnf install binutils (Fedora)"))
+                exit_with_error(&format!("CMake found no {name}: apt install binutils (Debian, Ubuntu), or dnf install binutils (Fedora)"))
             })
     };
     let temporary = out.join("tmp");

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::panic;
 use std::process::{Command, Stdio};
 
-use crate::common::{complain, feature, message_of, program, refuse};
+use crate::common::{exit_after_errors, feature, message_of, program, report_error};
 
 /// Names every tool that the build needs and the machine lacks, with the packages that have it, and
 /// ends the build if there are any. Returns the Python interpreter.
@@ -66,9 +66,9 @@ pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
     }
     if !missing.is_empty() {
         for message in &missing {
-            complain(message);
+            report_error(message);
         }
-        refuse();
+        exit_after_errors();
     }
     python
 }

@@ -18,7 +18,7 @@ mod error;
 pub mod ffi;
 mod foreign_enum;
 mod handle;
-mod importable;
+mod importable_handle;
 mod memory;
 mod parent;
 #[doc(hidden)]

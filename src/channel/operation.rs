@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
 use crate::memory::sge;
+use crate::queue_pair::work_request::remote::{atomic, check_atomic, check_remote, rdma};
 
 /// One kind of operation.
 pub(super) trait Operation {
@@ -353,25 +354,6 @@ fn inline_length(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a message of `bytes` bytes fits into the peer's region.
-#[inline]
-fn fits(remote: &RemoteMemoryRegion, bytes: u64) -> Result<()> {
-    if bytes > remote.length() { Err(too_short(remote, bytes)) } else { Ok(()) }
-}
-
-#[cold]
-fn too_short(remote: &RemoteMemoryRegion, bytes: u64) -> Error {
-    Error::out_of_range("ibv_post_send", "the length in bytes", bytes, 0, remote.length())
-}
-
-#[inline]
-fn rdma(request: &mut ffi::ibv_send_wr, remote: &RemoteMemoryRegion) {
-    request.wr.rdma = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
-        remote_addr: remote.address(),
-        rkey: remote.rkey(),
-    };
-}
-
 #[inline]
 fn immediate(request: &mut ffi::ibv_send_wr, value: u32) {
     request.__bindgen_anon_1.imm_data = value.to_be();
@@ -421,51 +403,22 @@ kinds! {
     SendWithImmediate { immediate: u32 } = IBV_WR_SEND_WITH_IMM, reliable false,
         |_, _| Ok(()), |this, request| immediate(request, this.immediate);
     Write { remote: RemoteMemoryRegion } = IBV_WR_RDMA_WRITE, reliable false,
-        |this, bytes| fits(&this.remote, bytes), |this, request| rdma(request, &this.remote);
+        |this, bytes| check_remote(&this.remote, bytes), |this, request| request.wr.rdma = rdma(&this.remote);
     WriteWithImmediate { remote: RemoteMemoryRegion, immediate: u32 } = IBV_WR_RDMA_WRITE_WITH_IMM,
         reliable false,
-        |this, bytes| fits(&this.remote, bytes),
+        |this, bytes| check_remote(&this.remote, bytes),
         |this, request| {
-            rdma(request, &this.remote);
+            request.wr.rdma = rdma(&this.remote);
             immediate(request, this.immediate);
         };
     Read { remote: RemoteMemoryRegion } = IBV_WR_RDMA_READ, reliable true,
-        |this, bytes| fits(&this.remote, bytes), |this, request| rdma(request, &this.remote);
+        |this, bytes| check_remote(&this.remote, bytes), |this, request| request.wr.rdma = rdma(&this.remote);
     CompareSwap { remote: RemoteMemoryRegion, compare: u64, swap: u64 } = IBV_WR_ATOMIC_CMP_AND_SWP,
         reliable true,
-        |this, bytes| atomic_fits(&this.remote, bytes),
-        |this, request| atomic(request, &this.remote, this.compare, this.swap);
+        |this, bytes| check_atomic(&this.remote, bytes),
+        |this, request| request.wr.atomic = atomic(&this.remote, this.compare, this.swap);
     FetchAdd { remote: RemoteMemoryRegion, add: u64 } = IBV_WR_ATOMIC_FETCH_AND_ADD,
         reliable true,
-        |this, bytes| atomic_fits(&this.remote, bytes),
-        |this, request| atomic(request, &this.remote, this.add, 0);
-}
-
-/// An atomic works on 8 aligned bytes of the peer's memory, and returns 8 bytes.
-fn atomic_fits(remote: &RemoteMemoryRegion, bytes: u64) -> Result<()> {
-    if bytes != 8 {
-        let what = "the length in bytes of an atomic's buffer";
-        return Err(Error::out_of_range("ibv_post_send", what, bytes, 8, 8));
-    }
-    if !remote.address().is_multiple_of(8) {
-        return Err(Error::invalid(
-            "ibv_post_send",
-            "the peer's memory is not aligned to the 8 bytes of an atomic",
-        ));
-    }
-    fits(remote, bytes)
-}
-
-fn atomic(
-    request: &mut ffi::ibv_send_wr,
-    remote: &RemoteMemoryRegion,
-    compare_add: u64,
-    swap: u64,
-) {
-    request.wr.atomic = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
-        remote_addr: remote.address(),
-        compare_add,
-        swap,
-        rkey: remote.rkey(),
-    };
+        |this, bytes| check_atomic(&this.remote, bytes),
+        |this, request| request.wr.atomic = atomic(&this.remote, this.add, 0);
 }

@@ -1,4 +1,4 @@
-//! How completion queues wake those who wait for them.
+//! How a completion queue wakes the threads that wait for it.
 //!
 //! # Acknowledging
 //!
@@ -306,21 +306,21 @@ pub(crate) struct WaitChannel<'ctx> {
 
 impl<'ctx> WaitChannel<'ctx> {
     /// `channel` has no other queue.
-    pub(crate) fn new(channel: CompletionChannel<'ctx>) -> Self {
+    pub(super) fn new(channel: CompletionChannel<'ctx>) -> Self {
         Self { channel, waiters: Waiters::new(GET) }
     }
 
     /// See [`Waiters::arm`].
-    pub(crate) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
+    pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
         self.waiters.arm(arm)
     }
 
     /// See [`Waiters::wait`].
-    pub(crate) fn wait(&self, seen: u64, deadline: Option<Instant>) -> Result<()> {
+    pub(super) fn wait(&self, seen: u64, deadline: Option<Instant>) -> Result<()> {
         self.waiters.wait(seen, deadline, || self.channel.wait_until(deadline).map(|_| ()))
     }
 
-    pub(crate) fn channel(&self) -> &CompletionChannel<'ctx> {
+    pub(super) fn channel(&self) -> &CompletionChannel<'ctx> {
         &self.channel
     }
 }

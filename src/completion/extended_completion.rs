@@ -28,7 +28,7 @@ impl ExtendedCompletion<'_> {
     /// As long as the value is used, the queue is live, its poll is open at a completion, and the
     /// provider has the functions for `fields`.
     #[inline]
-    pub(crate) unsafe fn new(raw: NonNull<ffi::ibv_cq_ex>, fields: CompletionFields) -> Self {
+    pub(super) unsafe fn new(raw: NonNull<ffi::ibv_cq_ex>, fields: CompletionFields) -> Self {
         Self { raw, fields, lent: PhantomData }
     }
 }

@@ -95,7 +95,7 @@ const fn field(field: ffi::ibv_create_cq_wc_flags) -> u64 {
 }
 
 /// What makes a completion queue an extended one.
-pub(crate) struct Extended {
+pub(super) struct Extended {
     fields: CompletionFields,
     /// Whether each completion is to be a poll of its own.
     one_by_one: bool,
@@ -105,7 +105,7 @@ pub(crate) struct Extended {
 
 impl Extended {
     /// `ibv_create_cq_ex`.
-    pub(crate) fn create(
+    pub(super) fn create(
         context: &Context<'_>,
         attributes: &mut ffi::ibv_cq_init_attr_ex,
         device: &DeviceAttributes,

@@ -48,14 +48,14 @@ pub struct CompletionQueue<'ctx> {
 resource!(CompletionQueue<'ctx>: raw, notifier, context);
 
 /// Where a queue raises its events.
-pub(crate) enum Notifier<'ctx> {
+pub(super) enum Notifier<'ctx> {
     None,
     Own(WaitChannel<'ctx>),
     Shared(Parent<'ctx, CompletionChannel<'ctx>>),
 }
 
 impl<'ctx> Notifier<'ctx> {
-    pub(crate) fn channel(&self) -> Option<&CompletionChannel<'ctx>> {
+    pub(super) fn channel(&self) -> Option<&CompletionChannel<'ctx>> {
         match self {
             Self::None => None,
             Self::Own(own) => Some(own.channel()),
@@ -101,7 +101,7 @@ impl<'ctx> CompletionQueue<'ctx> {
         CompletionQueueBuilder::new(context, entries)
     }
 
-    pub(crate) fn with(
+    pub(super) fn with(
         raw: Handle<ffi::ibv_cq>,
         notifier: Notifier<'ctx>,
         solicited_only: bool,
@@ -231,7 +231,7 @@ impl<'ctx> CompletionQueue<'ctx> {
     }
 
     /// What `poll` finds, sleeping until there may be more as long as it finds nothing.
-    pub(crate) fn sleep_until<R>(
+    pub(super) fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
         mut poll: impl FnMut() -> Result<Option<R>>,
@@ -442,7 +442,7 @@ impl<'ctx> CompletionQueue<'ctx> {
         ExtendedPoller::new(self)
     }
 
-    pub(crate) fn extended(&self) -> Option<&Extended> {
+    pub(super) fn extended(&self) -> Option<&Extended> {
         self.extended.as_ref()
     }
 
@@ -469,6 +469,19 @@ impl<'ctx> CompletionQueue<'ctx> {
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(mut self) -> Result<()> {
         self.destroy()
+    }
+}
+
+impl Context<'_> {
+    /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions
+    /// that borrows this context. See [`CompletionQueue::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::new`].
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_cq(&self, entries: u32) -> Result<CompletionQueue<'_>> {
+        CompletionQueue::new(self, entries)
     }
 }
 

@@ -183,14 +183,19 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
             }
         };
         let channel = notifier.channel().map_or(std::ptr::null_mut(), CompletionChannel::as_raw);
-        let token = std::ptr::without_provenance_mut(self.token);
+        let cq_context = std::ptr::without_provenance_mut(self.token);
         let (raw, extended) = match fields {
             None => {
                 // SAFETY: the context and the channel are live; a queue that comes back is ours
                 // alone.
                 let raw = unsafe {
-                    let raw =
-                        ffi::ibv_create_cq(self.context.as_raw(), entries, token, channel, vector);
+                    let raw = ffi::ibv_create_cq(
+                        self.context.as_raw(),
+                        entries,
+                        cq_context,
+                        channel,
+                        vector,
+                    );
                     Handle::new(verb, raw)
                 }?;
                 (raw, None)
@@ -198,7 +203,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
             Some(fields) => {
                 let mut attributes = ffi::ibv_cq_init_attr_ex {
                     cqe: entries.unsigned_abs(),
-                    cq_context: token,
+                    cq_context,
                     channel,
                     comp_vector: vector.unsigned_abs(),
                     wc_flags: fields.bits(),
@@ -232,7 +237,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
 }
 
 /// A number of completions, checked.
-pub(crate) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_int> {
+pub(super) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_int> {
     match c_int::try_from(entries) {
         Ok(valid) if valid > 0 && entries <= most => Ok(valid),
         _ => {

@@ -23,7 +23,7 @@ use crate::device::event_file;
 use crate::error::Result;
 
 /// The threads that wait for one queue.
-pub(crate) struct Waiters {
+pub(super) struct Waiters {
     verb: &'static str,
     state: Mutex<State>,
     changed: Condvar,
@@ -41,7 +41,7 @@ struct State {
 
 impl Waiters {
     /// `verb` is what is at fault when a deadline is over.
-    pub(crate) fn new(verb: &'static str) -> Self {
+    pub(super) fn new(verb: &'static str) -> Self {
         Self { verb, state: Mutex::default(), changed: Condvar::new() }
     }
 
@@ -54,7 +54,7 @@ impl Waiters {
     /// far, for [`wait`](Self::wait); the caller polls in between.
     ///
     /// The lock is held meanwhile: who finds the queue armed can rely on it.
-    pub(crate) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
+    pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
         let mut state = self.state();
         if !state.armed {
             arm()?;
@@ -65,7 +65,7 @@ impl Waiters {
 
     /// Sleeps until another event than the first `seen` ones was read, by whichever thread. `read`
     /// reads one, sleeping until there is one or `deadline` is over.
-    pub(crate) fn wait(
+    pub(super) fn wait(
         &self,
         seen: u64,
         deadline: Option<Instant>,

@@ -1,4 +1,4 @@
-//! What became of a work request.
+//! Completions: how a work request ended.
 
 use std::fmt;
 use std::ptr;
@@ -330,7 +330,7 @@ pub enum WorkErrorClass {
 }
 
 impl WorkError {
-    pub(crate) fn new(status: WorkStatus, vendor_error: u32) -> Self {
+    pub(super) fn new(status: WorkStatus, vendor_error: u32) -> Self {
         Self { status, vendor_error }
     }
 

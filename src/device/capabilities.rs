@@ -135,7 +135,7 @@ bitflags::bitflags! {
 pub struct QueuePairTypes(u32);
 
 impl QueuePairTypes {
-    pub(crate) const fn from_bits(bits: u32) -> Self {
+    pub(super) const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 

@@ -11,8 +11,6 @@ use super::attributes::DeviceAttributes;
 use super::fork;
 use super::gid::{Gid, GidEntry};
 use super::port::{LinkLayer, PortAttributes};
-use crate::completion::CompletionQueue;
-use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, object, resource};
@@ -52,7 +50,7 @@ impl<'a> Context<'a> {
     /// # Safety
     ///
     /// `device` is live during the call.
-    pub(crate) unsafe fn open(device: *mut ffi::ibv_device) -> Result<Self> {
+    pub(super) unsafe fn open(device: *mut ffi::ibv_device) -> Result<Self> {
         const VERB: &str = "ibv_open_device";
         *fork::exclusive() = true;
         // SAFETY: the caller vouches for the device; a context that comes back is ours alone.
@@ -310,28 +308,6 @@ impl<'a> Context<'a> {
     pub fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is live.
         u32::try_from(unsafe { (*self.as_raw()).num_comp_vectors }).unwrap_or(0)
-    }
-
-    /// `ibv_alloc_pd`: allocates a protection domain that borrows this context. See
-    /// [`ProtectionDomain::new`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`ProtectionDomain::new`].
-    #[doc(alias = "ibv_alloc_pd")]
-    pub fn alloc_pd(&self) -> Result<ProtectionDomain<'_>> {
-        ProtectionDomain::new(self)
-    }
-
-    /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions
-    /// that borrows this context. See [`CompletionQueue::new`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`CompletionQueue::new`].
-    #[doc(alias = "ibv_create_cq")]
-    pub fn create_cq(&self, entries: u32) -> Result<CompletionQueue<'_>> {
-        CompletionQueue::new(self, entries)
     }
 }
 

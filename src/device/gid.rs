@@ -177,7 +177,7 @@ impl GidEntry {
     }
 
     /// Its index as a queue pair is told it: in 8 bits.
-    pub(crate) fn short_index(&self) -> crate::error::Result<u8> {
+    pub(super) fn short_index(&self) -> crate::error::Result<u8> {
         u8::try_from(self.index).map_err(|_| {
             let (what, value) = ("the index of the routable GID", self.index.into());
             crate::error::Error::out_of_range("ibv_modify_qp", what, value, 0, u8::MAX.into())
@@ -206,7 +206,7 @@ impl Guid {
     }
 
     /// The GUID as C has it: a big-endian number in memory.
-    pub(crate) const fn from_be(raw: u64) -> Self {
+    pub(super) const fn from_be(raw: u64) -> Self {
         Self(raw.to_ne_bytes())
     }
 

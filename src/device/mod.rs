@@ -1,4 +1,8 @@
-//! Finding RDMA devices.
+//! Devices: the list of them, an open device ([`Context`]), and what it says about itself.
+//!
+//! `attributes` and `capabilities` hold the limits of a device, `port` and `gid` what can change while
+//! a program runs, `async_event` and `event_file` how a device reports events. `fork` and
+//! `process_sharing` are about more than one process.
 
 mod async_event;
 mod attributes;
@@ -7,10 +11,10 @@ mod clock;
 mod context;
 mod counters;
 pub(crate) mod event_file;
-pub(crate) mod fork;
+mod fork;
 mod gid;
-mod import;
 mod port;
+mod process_sharing;
 pub(crate) mod quirks;
 
 pub use async_event::{AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents};

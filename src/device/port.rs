@@ -211,7 +211,7 @@ macro_rules! number_enum {
         }
 
         impl $name {
-            pub(crate) fn from_raw(raw: $repr) -> Self {
+            fn from_raw(raw: $repr) -> Self {
                 match raw {
                     $($n => Self::$variant,)+
                     other => Self::Unknown(other),

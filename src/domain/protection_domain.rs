@@ -3,24 +3,20 @@
 use std::fmt;
 
 use super::thread_domain::ThreadDomain;
-use crate::completion::CompletionQueue;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
-use crate::importable::{Importable, import};
-use crate::memory::{Element, MemoryRegion, RegionOptions, SharedMemoryRegion};
+use crate::importable_handle::{ImportableHandle, importable_object};
 use crate::parent::Parent;
-use crate::queue_pair::QueuePairBuilder;
-use crate::settings::QueuePairType;
 
 object!(ibv_pd, ibv_dealloc_pd);
-import!(ibv_pd, ibv_unimport_pd);
+importable_object!(ibv_pd, ibv_unimport_pd);
 
 /// `struct ibv_pd`: a protection domain. Memory, queue pairs and address handles of one domain work
 /// together; those of different domains do not.
 pub struct ProtectionDomain<'ctx> {
-    raw: Importable<ffi::ibv_pd>,
+    raw: ImportableHandle<ffi::ibv_pd>,
     /// What a parent domain was made from.
     base: Option<Base<'ctx>>,
     context: Parent<'ctx, Context<'ctx>>,
@@ -57,7 +53,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
         let context = context.into();
         // SAFETY: the context is live; a domain that comes back is ours alone.
         let raw = unsafe { Handle::new("ibv_alloc_pd", ffi::ibv_alloc_pd(context.as_raw())) }?;
-        Ok(Self { raw: Importable::owned(raw), base: None, context })
+        Ok(Self { raw: ImportableHandle::owned(raw), base: None, context })
     }
 
     /// `ibv_alloc_parent_domain`: makes a domain that stands for `base`: objects of either work
@@ -96,7 +92,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
             Handle::new(VERB, raw)
         }?;
         let base = Some(Base { domain, thread });
-        Ok(Self { raw: Importable::owned(raw), base, context })
+        Ok(Self { raw: ImportableHandle::owned(raw), base, context })
     }
 
     /// Takes over a protection domain that was allocated elsewhere.
@@ -121,7 +117,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
         }
         // SAFETY: the caller hands over a live domain.
         let raw = unsafe { Handle::new("ibv_alloc_pd", raw) }?;
-        Ok(Self { raw: Importable::owned(raw), base: None, context })
+        Ok(Self { raw: ImportableHandle::owned(raw), base: None, context })
     }
 
     /// The domain that this one stands for, if it is a parent domain.
@@ -150,7 +146,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
         // SAFETY: the context is live; what comes back is an import of ours.
         let raw =
             unsafe { Handle::new("ibv_import_pd", ffi::ibv_import_pd(context.as_raw(), handle)) }?;
-        Ok(Self { raw: Importable::imported(raw), base: None, context })
+        Ok(Self { raw: ImportableHandle::imported(raw), base: None, context })
     }
 
     /// Makes an [imported](Self::import) domain this program's own: from now on dropping or closing it
@@ -195,59 +191,18 @@ impl<'ctx> ProtectionDomain<'ctx> {
     pub fn close(mut self) -> Result<()> {
         self.destroy()
     }
+}
 
-    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses. See
-    /// [`MemoryRegion::new`].
+impl Context<'_> {
+    /// `ibv_alloc_pd`: allocates a protection domain that borrows this context. See
+    /// [`ProtectionDomain::new`].
     ///
     /// # Errors
     ///
-    /// Those of [`MemoryRegion::new`].
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn allocate<T: Element>(&self, len: usize) -> Result<MemoryRegion<'_, T>> {
-        MemoryRegion::new(self, len)
-    }
-
-    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses, as `options`
-    /// say. See [`MemoryRegion::with_options`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MemoryRegion::with_options`].
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn allocate_with<T: Element>(
-        &self,
-        len: usize,
-        options: RegionOptions,
-    ) -> Result<MemoryRegion<'_, T>> {
-        MemoryRegion::with_options(self, len, options)
-    }
-
-    /// `ibv_reg_mr`: allocates `len` zeroed elements that peers access too, as far as `options` let
-    /// them: [`AccessFlags`](crate::AccessFlags) or [`RegionOptions`]. See
-    /// [`SharedMemoryRegion::new`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`SharedMemoryRegion::new`].
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn allocate_shared<T: Element>(
-        &self,
-        len: usize,
-        options: impl Into<RegionOptions>,
-    ) -> Result<SharedMemoryRegion<'_, T>> {
-        SharedMemoryRegion::new(self, len, options)
-    }
-
-    /// `ibv_create_qp`: begins a queue pair whose parents are borrowed. See
-    /// [`QueuePairBuilder::new`].
-    #[doc(alias = "ibv_create_qp")]
-    pub fn create_qp<'res>(
-        &'res self,
-        send_cq: &'res CompletionQueue<'res>,
-        receive_cq: &'res CompletionQueue<'res>,
-        queue_pair_type: QueuePairType,
-    ) -> QueuePairBuilder<'res> {
-        QueuePairBuilder::new(self, send_cq, receive_cq, queue_pair_type)
+    /// Those of [`ProtectionDomain::new`].
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain<'_>> {
+        ProtectionDomain::new(self)
     }
 }
 

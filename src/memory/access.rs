@@ -1,4 +1,4 @@
-//! What may be done to a region, a memory window, or through a queue pair.
+//! What may be done to a region, through a memory window, or through a queue pair.
 
 use crate::ffi;
 

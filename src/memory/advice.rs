@@ -61,8 +61,8 @@ impl ProtectionDomain<'_> {
             return Err(Error::invalid(VERB, "there are too many elements"));
         };
         let flags = if flush { FLUSH } else { 0 };
-        // The list is only read; the elements are laid out as in C.
-        let list = elements.as_ptr().cast_mut().cast();
+        // The list is only read.
+        let list = GatherElement::raw_list(elements).as_ptr().cast_mut();
         // SAFETY: the domain is live, the list has as many elements as is said. Pages are brought in
         // and stay what they are.
         let returned =

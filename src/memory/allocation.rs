@@ -3,44 +3,12 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::{self, NonNull};
 
+use super::huge_pages::HugePages;
 use crate::error::{Error, Result};
-
-/// The huge pages that a region's buffer consists of.
-///
-/// A device translates addresses page by page and remembers few of the translations; with huge pages
-/// a large region needs few.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum HugePages {
-    /// `MADV_HUGEPAGE`: transparent huge pages. The buffer begins on a multiple of 2 MiB, and the
-    /// kernel backs it with huge pages as far as it has any at hand. Nothing has to be set aside.
-    Transparent,
-    /// `MAP_HUGETLB`: pages of 2 MiB, from those that the administrator has set aside (in
-    /// `/proc/sys/vm/nr_hugepages`).
-    Size2MiB,
-    /// `MAP_HUGETLB`: pages of 1 GiB, from those that were set aside when the machine started (by
-    /// `hugepagesz=1G hugepages=N`).
-    Size1GiB,
-}
-
-impl HugePages {
-    /// The size of a page in bytes, as a power of 2.
-    const fn shift(self) -> u32 {
-        match self {
-            Self::Transparent | Self::Size2MiB => 21,
-            Self::Size1GiB => 30,
-        }
-    }
-
-    /// The size of a page in bytes.
-    pub const fn bytes(self) -> usize {
-        1 << self.shift()
-    }
-}
 
 /// Zeroed memory that is owned.
 #[derive(Debug)]
-pub(crate) struct Allocation {
+pub(super) struct Allocation {
     data: NonNull<u8>,
     source: Source,
 }
@@ -82,7 +50,7 @@ const PAGES_FROM: usize = 1 << 20;
 impl Allocation {
     /// `layout.size()` zeroed bytes, which is not 0, aligned as `layout` says; if `whole_pages`, no
     /// other allocation is on their pages.
-    pub(crate) fn zeroed(
+    pub(super) fn zeroed(
         verb: &'static str,
         layout: Layout,
         whole_pages: bool,
@@ -149,7 +117,7 @@ impl Allocation {
         Ok(pages)
     }
 
-    pub(crate) fn data(&self) -> NonNull<u8> {
+    pub(super) fn data(&self) -> NonNull<u8> {
         self.data
     }
 }
@@ -175,7 +143,7 @@ fn no_pages(verb: &'static str, huge_pages: Option<HugePages>) -> Error {
 }
 
 /// The size of a page in bytes.
-pub(crate) fn page_size() -> usize {
+pub(super) fn page_size() -> usize {
     // SAFETY: it only asks.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }

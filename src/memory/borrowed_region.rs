@@ -18,12 +18,12 @@ use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 
 use super::access::AccessFlags;
+use super::accessors::region_accessors;
 use super::options::{check_access, check_local};
 use super::registration::register;
-use super::scatter_gather::{
-    Element, GatherElement, LocalMemory, MemorySlice, MemorySliceMut, ScatterElement,
-};
+use super::scatter_gather::{Element, GatherElement, LocalMemory, ScatterElement};
 use super::scatter_gather::{private, resolve, sge};
+use super::slice::{MemorySlice, MemorySliceMut};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -125,6 +125,13 @@ unsafe fn register_slice<T: Element>(
     unsafe { register(VERB, domain, address, bytes, address as u64, access) }
 }
 
+region_accessors!(
+    ['pd, 'buf, T: Element] BorrowedMemoryRegion<'pd, 'buf, T>, |this| this.region.as_ptr(), &this.domain
+);
+region_accessors!(
+    ['pd, 'buf, T: Element] ReadOnlyMemoryRegion<'pd, 'buf, T>, |this| this.region.as_ptr(), &this.domain
+);
+
 impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     /// `ibv_reg_mr`: registers a slice for local access. See
     /// [`with_access`](Self::with_access).
@@ -224,23 +231,6 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     ) -> Result<ScatterElement<'_>> {
         self.sge(range).map(ScatterElement::new)
     }
-
-    /// The key by which this program's work requests name the region.
-    #[inline]
-    pub fn lkey(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { (*self.region.as_ptr()).lkey }
-    }
-
-    /// The domain that it is registered in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
-        &self.domain
-    }
-
-    /// The C object. It is valid while the region is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
-        self.region.as_ptr()
-    }
 }
 
 impl<T: Element> Deref for BorrowedMemoryRegion<'_, '_, T> {
@@ -332,23 +322,6 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
     #[inline]
     pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
         self.slice(range)?.gather_element()
-    }
-
-    /// The key by which this program's work requests name the region.
-    #[inline]
-    pub fn lkey(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { (*self.region.as_ptr()).lkey }
-    }
-
-    /// The domain that it is registered in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
-        &self.domain
-    }
-
-    /// The C object. It is valid while the region is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
-        self.region.as_ptr()
     }
 }
 

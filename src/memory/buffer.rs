@@ -1,9 +1,10 @@
 //! The memory that an operation of a channel works on.
 
+use super::scatter_gather::Element;
 use super::scatter_gather::private;
-use super::scatter_gather::{Element, MemorySlice, MemorySliceMut};
 #[cfg(doc)]
 use super::shared_slice::SharedMemorySlice;
+use super::slice::{MemorySlice, MemorySliceMut};
 #[cfg(doc)]
 use super::slice_part::MemorySlicePart;
 use crate::error::Result;

@@ -4,6 +4,11 @@
 /// see it begin), `bytes`, `access` and `domain` the methods by which requests name it.
 macro_rules! byte_region {
     ($region:ident) => {
+        $crate::memory::accessors::region_accessors!(
+            ['pd] $region<'pd>, |this| this.region.as_ptr(), &this.domain
+        );
+        $crate::memory::accessors::shared_region_accessors!(['pd] $region<'pd>);
+
         impl<'pd> $region<'pd> {
             /// Its length in bytes.
             #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
@@ -63,20 +68,6 @@ macro_rules! byte_region {
                 $crate::memory::sge(address, range.len(), self.lkey())
             }
 
-            /// The key by which this program's work requests name the region.
-            #[inline]
-            pub fn lkey(&self) -> u32 {
-                // SAFETY: the region is live.
-                unsafe { (*self.as_raw()).lkey }
-            }
-
-            /// The key by which peers name the region.
-            #[inline]
-            pub fn rkey(&self) -> u32 {
-                // SAFETY: the region is live.
-                unsafe { (*self.as_raw()).rkey }
-            }
-
             /// What a peer must know to access the region: send it over.
             pub fn remote(&self) -> $crate::memory::RemoteMemoryRegion {
                 $crate::memory::RemoteMemoryRegion {
@@ -104,27 +95,9 @@ macro_rules! byte_region {
             pub fn access(&self) -> $crate::memory::AccessFlags {
                 self.access
             }
-
-            /// The domain that it is registered in.
-            pub fn protection_domain(&self) -> &$crate::domain::ProtectionDomain<'pd> {
-                &self.domain
-            }
-
-            /// The kernel's number of the region, by which a process that shares the device's file
-            /// descriptor [imports](crate::RawMemoryRegion::import) it.
-            pub fn handle(&self) -> u32 {
-                // SAFETY: the region is live.
-                unsafe { (*self.as_raw()).handle }
-            }
-
-            /// The C object. It is valid while the region is.
-            #[inline]
-            pub fn as_raw(&self) -> *mut $crate::ffi::ibv_mr {
-                self.region.as_ptr()
-            }
         }
 
-        // Without the keys: what is written to a log shall not open the memory to who reads it.
+        // Without the keys: a log must not give its readers access to the memory.
         impl std::fmt::Debug for $region<'_> {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($region))
@@ -137,4 +110,4 @@ macro_rules! byte_region {
     };
 }
 
-pub(crate) use byte_region;
+pub(super) use byte_region;

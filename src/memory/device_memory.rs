@@ -15,11 +15,11 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, object, resource};
-use crate::importable::{Importable, import};
+use crate::importable_handle::{ImportableHandle, importable_object};
 use crate::parent::Parent;
 
 object!(ibv_dm, ibv_free_dm);
-import!(ibv_dm, ibv_unimport_dm);
+importable_object!(ibv_dm, ibv_unimport_dm);
 
 /// `struct ibv_dm`: a piece of the device's own memory.
 ///
@@ -41,7 +41,7 @@ import!(ibv_dm, ibv_unimport_dm);
 /// ```
 #[doc(alias = "ibv_dm")]
 pub struct DeviceMemory<'ctx> {
-    raw: Importable<ffi::ibv_dm>,
+    raw: ImportableHandle<ffi::ibv_dm>,
     bytes: usize,
     context: Parent<'ctx, Context<'ctx>>,
 }
@@ -106,7 +106,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         // SAFETY: the context is live; memory that comes back is ours alone.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_alloc_dm(context.as_raw(), &mut attributes)) }?;
-        Ok(Self { raw: Importable::owned(raw), bytes, context })
+        Ok(Self { raw: ImportableHandle::owned(raw), bytes, context })
     }
 
     /// `ibv_import_dm`: device memory that another process has allocated through the same file
@@ -135,7 +135,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         // SAFETY: the context is live; what comes back is an import of ours.
         let raw =
             unsafe { Handle::new("ibv_import_dm", ffi::ibv_import_dm(context.as_raw(), handle)) }?;
-        Ok(Self { raw: Importable::imported(raw), bytes, context })
+        Ok(Self { raw: ImportableHandle::imported(raw), bytes, context })
     }
 
     /// Takes over memory that was allocated elsewhere, such as by a C library: `bytes` bytes, which the C
@@ -160,7 +160,7 @@ impl<'ctx> DeviceMemory<'ctx> {
             return Err(Error::invalid(VERB, "not device memory of this context"));
         }
         // SAFETY: the caller hands over live memory.
-        let raw = Importable::owned(unsafe { Handle::new(VERB, raw) }?);
+        let raw = ImportableHandle::owned(unsafe { Handle::new(VERB, raw) }?);
         Ok(Self { raw, bytes, context })
     }
 

@@ -4,8 +4,10 @@ use std::fmt;
 use std::ptr;
 
 use super::access::AccessFlags;
+use super::accessors::region_accessors;
 use super::registration::register;
-use super::scatter_gather::{Element, MemorySlice, MemorySliceMut};
+use super::scatter_gather::Element;
+use super::slice::{MemorySlice, MemorySliceMut};
 use crate::device::OnDemandPaging;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -42,6 +44,8 @@ resource!(ImplicitMemoryRegion<'pd>: region, domain);
 unsafe impl Send for ImplicitMemoryRegion<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for ImplicitMemoryRegion<'_> {}
+
+region_accessors!(['pd] ImplicitMemoryRegion<'pd>, |this| this.region.as_ptr(), &this.domain);
 
 impl<'pd> ImplicitMemoryRegion<'pd> {
     /// `ibv_reg_mr`: registers the whole address space, for local access.
@@ -115,23 +119,6 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
         memory: &'buf mut [T],
     ) -> MemorySliceMut<'buf, T> {
         MemorySliceMut::new(memory, self.lkey())
-    }
-
-    /// The key by which this program's work requests name the region.
-    #[inline]
-    pub fn lkey(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { (*self.region.as_ptr()).lkey }
-    }
-
-    /// The domain that it is registered in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
-        &self.domain
-    }
-
-    /// The C object. It is valid while the region is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
-        self.region.as_ptr()
     }
 }
 

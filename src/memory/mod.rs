@@ -1,6 +1,40 @@
-//! memory
+//! Registered memory: the regions, the parts of them that requests name, and the rules for both.
+//!
+//! # Which region is for what
+//!
+//! | region | memory | who accesses it |
+//! |---|---|---|
+//! | [`MemoryRegion`] | allocated here, owned | this program and its own device |
+//! | [`SharedMemoryRegion`] | allocated here, owned | peers too: RDMA reads, writes and atomics |
+//! | [`BorrowedMemoryRegion`] | a `&mut [T]` of the caller | this program and its own device |
+//! | [`ReadOnlyMemoryRegion`] | a `&[T]` of the caller | its own device, to read it only |
+//! | [`RawMemoryRegion`] | owned by something else: mapped files, GPUs, dma-bufs, other processes | whatever its access flags say; making one is `unsafe` |
+//! | [`DeviceMemoryRegion`] | on the device itself ([`DeviceMemory`]) | peers and the device, without the bus |
+//! | [`ImplicitMemoryRegion`] | the whole address space, paged on demand | this program and its own device |
+//! | [`NullMemoryRegion`] | none: writes are discarded, reads return zeros | this program's requests |
+//!
+//! A [`MemoryWindow`] opens a part of a shared or raw region to a peer, and closes it again, without a
+//! system call. A [`RemoteMemoryRegion`] is what a peer sends of its own region: plain numbers.
+//!
+//! # The rule that separates them
+//!
+//! Memory that a peer can write at any time is never seen through a Rust reference. A region for local
+//! access therefore derefs to `[T]`, and a region for peers does not: [`SharedMemorySlice`] copies
+//! (`shared_copy`), or accesses integers in place by atomic operations (`atomic_element`). Elements are
+//! of a type for which any bytes are a valid value ([`Element`]), because devices and peers write bytes.
+//!
+//! # From a region to a request
+//!
+//! | layer | what names the memory | who keeps it alive |
+//! |---|---|---|
+//! | posting, `unsafe` | [`GatherElement`], [`ScatterElement`]: one C `ibv_sge` each | the caller, until the completion was polled |
+//! | channels, safe | [`GatherBuffer`], [`ScatterBuffer`]: slices, and arrays and tuples of them | the borrow of the region |
+//!
+//! Files: `options`, `allocation` and `huge_pages` obtain memory, `registration` registers it,
+//! `owned_buffer` ties the two together; `accessors` and `byte_region` hold what several regions share.
 
 mod access;
+mod accessors;
 mod advice;
 mod allocation;
 mod atomic_element;
@@ -8,6 +42,7 @@ mod borrowed_region;
 mod buffer;
 mod byte_region;
 mod device_memory;
+mod huge_pages;
 mod implicit_region;
 mod null_region;
 mod options;
@@ -20,16 +55,17 @@ mod scatter_gather;
 pub(crate) mod shared_copy;
 mod shared_region;
 mod shared_slice;
+mod slice;
 mod slice_part;
 mod window;
 
 pub use access::AccessFlags;
 pub use advice::MemoryAdvice;
-pub use allocation::HugePages;
 pub use atomic_element::AtomicElement;
 pub use borrowed_region::{BorrowedMemoryRegion, ReadOnlyMemoryRegion};
 pub use buffer::{GatherBuffer, ScatterBuffer};
 pub use device_memory::{DeviceMemory, DeviceMemoryRegion};
+pub use huge_pages::HugePages;
 pub use implicit_region::ImplicitMemoryRegion;
 pub use null_region::NullMemoryRegion;
 pub use options::RegionOptions;
@@ -37,12 +73,10 @@ pub use raw_region::RawMemoryRegion;
 pub use region::MemoryRegion;
 pub use registration::{ReregisterError, ReregisteredState, Reregistration};
 pub use remote_region::RemoteMemoryRegion;
-pub use scatter_gather::{
-    Element, GatherElement, LocalMemory, MAX_SGE_LENGTH, MemorySlice, MemorySliceMut,
-    ScatterElement,
-};
+pub use scatter_gather::{Element, GatherElement, LocalMemory, MAX_SGE_LENGTH, ScatterElement};
 pub(crate) use scatter_gather::{private, resolve, sge};
 pub use shared_region::SharedMemoryRegion;
 pub use shared_slice::SharedMemorySlice;
+pub use slice::{MemorySlice, MemorySliceMut};
 pub use slice_part::MemorySlicePart;
 pub use window::{MemoryWindow, MemoryWindowType};

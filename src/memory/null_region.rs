@@ -1,7 +1,8 @@
-//! The region that swallows what is written and reads as zeros.
+//! The region without memory: writes to it are discarded, and it reads as zeros.
 
 use std::fmt;
 
+use super::accessors::region_accessors;
 use super::scatter_gather::sge;
 use super::scatter_gather::{GatherElement, ScatterElement};
 use crate::domain::ProtectionDomain;
@@ -40,6 +41,8 @@ static ZEROS: [u8; 4096] = [0; 4096];
 unsafe impl Send for NullMemoryRegion<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for NullMemoryRegion<'_> {}
+
+region_accessors!(['pd] NullMemoryRegion<'pd>, |this| this.region.as_ptr(), &this.domain);
 
 impl<'pd> NullMemoryRegion<'pd> {
     /// `ibv_alloc_null_mr`: allocates a null region.
@@ -112,23 +115,6 @@ impl<'pd> NullMemoryRegion<'pd> {
     pub fn scatter_element(&self, bytes: usize) -> Result<ScatterElement<'_>> {
         // A provider that copies short messages to their place knows the key, and leaves this out.
         sge(0, bytes, self.lkey()).map(ScatterElement::new)
-    }
-
-    /// The key by which this program's work requests name the region.
-    #[inline]
-    pub fn lkey(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { (*self.region.as_ptr()).lkey }
-    }
-
-    /// The domain that it is allocated in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
-        &self.domain
-    }
-
-    /// The C object. It is valid while the region is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
-        self.region.as_ptr()
     }
 }
 

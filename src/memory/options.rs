@@ -3,7 +3,8 @@
 use std::alloc::Layout;
 
 use super::access::AccessFlags;
-use super::allocation::{Allocation, HugePages, page_size};
+use super::allocation::{Allocation, page_size};
+use super::huge_pages::HugePages;
 use crate::device::OnDemandPaging;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -148,7 +149,7 @@ impl RegionOptions {
     }
 
     /// The options of a region that only this program accesses, checked.
-    pub(crate) fn local(self, verb: &'static str) -> Result<Self> {
+    pub(super) fn local(self, verb: &'static str) -> Result<Self> {
         check_local(verb, self.access)?;
         if self.iova.is_some() || self.access.contains(AccessFlags::ZERO_BASED) {
             let reason = "a region for local access is addressed by its own address";
@@ -159,7 +160,7 @@ impl RegionOptions {
 
     /// Allocates `len` elements of `T`. Returns the memory, its length, where requests see it
     /// begin, and the access to register it with.
-    pub(crate) fn allocate<T>(
+    pub(super) fn allocate<T>(
         self,
         verb: &'static str,
         domain: &ProtectionDomain<'_>,
@@ -204,7 +205,7 @@ impl RegionOptions {
 }
 
 /// Whether peers have no part in that access, so that the memory can be seen through references.
-pub(crate) fn check_local(verb: &'static str, access: AccessFlags) -> Result<()> {
+pub(super) fn check_local(verb: &'static str, access: AccessFlags) -> Result<()> {
     if access.intersects(REMOTE) {
         let reason = "this region is for local access only: peers need a SharedMemoryRegion";
         return Err(Error::invalid(verb, reason));
@@ -213,7 +214,7 @@ pub(crate) fn check_local(verb: &'static str, access: AccessFlags) -> Result<()>
 }
 
 /// Whether the access makes sense, and the device has what it asks for.
-pub(crate) fn check_access(
+pub(super) fn check_access(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
     access: AccessFlags,
@@ -234,7 +235,7 @@ pub(crate) fn check_access(
 }
 
 /// Whether memory whose address has this remainder, modulo the page size, can be seen at `iova`.
-pub(crate) fn check_iova(
+pub(super) fn check_iova(
     verb: &'static str,
     iova: u64,
     offset_in_page: usize,

@@ -20,7 +20,7 @@ use crate::parent::Parent;
 /// The memory is freed only after the region was deregistered; if that fails, it is leaked, since
 /// the device might still use it.
 #[derive(Debug)]
-pub(crate) struct RegisteredBuffer<'pd, T> {
+pub(super) struct RegisteredBuffer<'pd, T> {
     region: Handle<ffi::ibv_mr>,
     memory: ManuallyDrop<Allocation>,
     len: usize,
@@ -66,7 +66,7 @@ unsafe impl<T: Sync> Sync for RegisteredBuffer<'_, T> {}
 
 impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
     /// Allocates `len` zeroed elements and registers them.
-    pub(crate) fn new(
+    pub(super) fn new(
         domain: Parent<'pd, ProtectionDomain<'pd>>,
         len: usize,
         options: RegionOptions,
@@ -91,12 +91,12 @@ impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
     }
 
     /// Deregisters the memory and frees it, or says why it could not.
-    pub(crate) fn close(mut self) -> Result<()> {
+    pub(super) fn close(mut self) -> Result<()> {
         self.destroy()
     }
 
     /// Changes access or domain. The caller sees to it that the access is right for its kind.
-    pub(crate) fn rereg(&mut self, change: Reregistration<'pd>) -> Result<(), ReregisterError> {
+    pub(super) fn rereg(&mut self, change: Reregistration<'pd>) -> Result<(), ReregisterError> {
         // SAFETY: the memory stays ours, and is freed only after the region was deregistered.
         // Access is checked by the two kinds of region, as in `new`.
         unsafe {
@@ -105,36 +105,25 @@ impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
         }
     }
 
-    pub(crate) fn as_raw(&self) -> *mut ffi::ibv_mr {
+    pub(super) fn as_raw(&self) -> *mut ffi::ibv_mr {
         self.region.as_ptr()
-    }
-
-    #[inline]
-    pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { (*self.region.as_ptr()).lkey }
-    }
-
-    pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { (*self.region.as_ptr()).rkey }
     }
 
     /// Its memory, which is aligned for `T`.
     #[inline]
-    pub(crate) fn data(&self) -> NonNull<T> {
+    pub(super) fn data(&self) -> NonNull<T> {
         self.memory.data().cast()
     }
 
     /// How many elements it has.
     #[inline]
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.len
     }
 
     /// Where requests see it begin.
     #[inline]
-    pub(crate) fn base(&self) -> u64 {
+    pub(super) fn base(&self) -> u64 {
         self.base
     }
 
@@ -142,7 +131,7 @@ impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
         self.access
     }
 
-    pub(crate) fn domain(&self) -> &ProtectionDomain<'pd> {
+    pub(super) fn domain(&self) -> &ProtectionDomain<'pd> {
         &self.domain
     }
 }

@@ -16,10 +16,10 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, resource};
-use crate::importable::{Importable, import};
+use crate::importable_handle::{ImportableHandle, importable_object};
 use crate::parent::Parent;
 
-import!(ibv_mr, ibv_unimport_mr);
+importable_object!(ibv_mr, ibv_unimport_mr);
 
 /// `struct ibv_mr`: registered memory that something else owns, by its bytes.
 ///
@@ -28,7 +28,7 @@ import!(ibv_mr, ibv_unimport_mr);
 /// [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion), without `unsafe`.
 #[doc(alias = "ibv_mr")]
 pub struct RawMemoryRegion<'pd> {
-    region: Importable<ffi::ibv_mr>,
+    region: ImportableHandle<ffi::ibv_mr>,
     address: *mut u8,
     bytes: usize,
     base: u64,
@@ -128,7 +128,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         let access = access.difference(AccessFlags::ZERO_BASED);
         // SAFETY: the caller vouches for the memory.
         let region = unsafe { register(verb, &domain, address, bytes, iova, access) }?;
-        let region = Importable::owned(region);
+        let region = ImportableHandle::owned(region);
         Ok(Self { region, address, bytes, base: iova, access, domain })
     }
 
@@ -184,7 +184,7 @@ impl<'pd> RawMemoryRegion<'pd> {
             let raw = ffi::ibv_reg_dmabuf_mr(domain.as_raw(), offset, bytes, iova, fd, access);
             Handle::new(VERB, raw)
         }?;
-        let (region, address) = (Importable::owned(region), ptr::null_mut());
+        let (region, address) = (ImportableHandle::owned(region), ptr::null_mut());
         Ok(Self { region, address, bytes, base: iova, access, domain })
     }
 
@@ -218,7 +218,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         let domain = domain.into();
         // SAFETY: the domain is live; what comes back is an import of ours.
         let region = unsafe { Handle::new(VERB, ffi::ibv_import_mr(domain.as_raw(), handle)) }?;
-        let region = Importable::imported(region);
+        let region = ImportableHandle::imported(region);
         // SAFETY: the region is live; the import has set its length.
         let bytes = unsafe { (*region.as_ptr()).length };
         if base.checked_add(bytes as u64).is_none() {
@@ -259,7 +259,7 @@ impl<'pd> RawMemoryRegion<'pd> {
             return Err(Error::invalid(VERB, "the region ends beyond the last address"));
         }
         // SAFETY: the caller hands over a live region.
-        let region = Importable::owned(unsafe { Handle::new(VERB, raw) }?);
+        let region = ImportableHandle::owned(unsafe { Handle::new(VERB, raw) }?);
         Ok(Self { region, address, bytes, base, access, domain })
     }
 

@@ -4,14 +4,14 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
 
 use super::access::AccessFlags;
+use super::accessors::region_accessors;
 use super::options::RegionOptions;
 use super::options::check_local;
 use super::owned_buffer::RegisteredBuffer;
 use super::registration::{ReregisterError, Reregistration};
-use super::scatter_gather::{
-    Element, GatherElement, LocalMemory, MemorySlice, MemorySliceMut, ScatterElement,
-};
+use super::scatter_gather::{Element, GatherElement, LocalMemory, ScatterElement};
 use super::scatter_gather::{private, resolve, sge};
+use super::slice::{MemorySlice, MemorySliceMut};
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;
@@ -36,6 +36,8 @@ use crate::parent::Parent;
 pub struct MemoryRegion<'pd, T: Element> {
     buffer: RegisteredBuffer<'pd, T>,
 }
+
+region_accessors!(['pd, T: Element] MemoryRegion<'pd, T>, |this| this.buffer.as_raw(), this.buffer.domain());
 
 impl<'pd, T: Element> MemoryRegion<'pd, T> {
     /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them for local access.
@@ -165,25 +167,9 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
         self.sge(range).map(ScatterElement::new)
     }
 
-    /// The key by which this program's work requests name the region.
-    #[inline]
-    pub fn lkey(&self) -> u32 {
-        self.buffer.lkey()
-    }
-
     /// What it is registered for.
     pub fn access(&self) -> AccessFlags {
         self.buffer.access()
-    }
-
-    /// The domain that it is registered in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
-        self.buffer.domain()
-    }
-
-    /// The C object. It is valid while the region is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
-        self.buffer.as_raw()
     }
 }
 
@@ -204,6 +190,34 @@ impl<T: Element> DerefMut for MemoryRegion<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as in `deref`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.buffer.data().as_ptr(), self.buffer.len()) }
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses. See
+    /// [`MemoryRegion::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemoryRegion::new`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate<T: Element>(&self, len: usize) -> Result<MemoryRegion<'_, T>> {
+        MemoryRegion::new(self, len)
+    }
+
+    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses, as `options`
+    /// say. See [`MemoryRegion::with_options`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemoryRegion::with_options`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate_with<T: Element>(
+        &self,
+        len: usize,
+        options: RegionOptions,
+    ) -> Result<MemoryRegion<'_, T>> {
+        MemoryRegion::with_options(self, len, options)
     }
 }
 

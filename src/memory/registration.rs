@@ -18,7 +18,7 @@ object!(ibv_mr, ibv_dereg_mr);
 /// # Safety
 ///
 /// What the device may do to the memory under `access` is sound until the region is deregistered.
-pub(crate) unsafe fn register(
+pub(super) unsafe fn register(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
     address: *mut u8,
@@ -62,7 +62,7 @@ fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> 
 #[must_use]
 #[doc(alias = "ibv_rereg_mr_flags")]
 pub struct Reregistration<'pd> {
-    pub(crate) domain: Option<Parent<'pd, ProtectionDomain<'pd>>>,
+    domain: Option<Parent<'pd, ProtectionDomain<'pd>>>,
     pub(crate) access: Option<AccessFlags>,
 }
 
@@ -113,7 +113,7 @@ pub struct ReregisterError {
 
 impl ReregisterError {
     /// Found before the verb was called.
-    pub(crate) fn unchanged(error: Error) -> Self {
+    pub(super) fn unchanged(error: Error) -> Self {
         Self { error, state: ReregisteredState::Unchanged }
     }
 
@@ -190,7 +190,7 @@ const VERB: &str = "ibv_rereg_mr";
 /// What the device may do to the present memory, or to that of `translation` if it is given, under
 /// the new access (if there is one, else the present one, `access`) is sound until the region is
 /// deregistered or changed again; and if this fails, for the present memory and access as well.
-pub(crate) unsafe fn reregister<'pd>(
+pub(super) unsafe fn reregister<'pd>(
     region: &Handle<ffi::ibv_mr>,
     domain: &mut Parent<'pd, ProtectionDomain<'pd>>,
     access: &mut AccessFlags,

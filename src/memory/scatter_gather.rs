@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -102,7 +102,7 @@ pub(crate) fn sge(address: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge>
 /// and (mlx5, hns) to deliver short messages and results, which arrive within the completion. So an
 /// element whose address is not this program's own is not for everyone to use.
 #[inline]
-pub(crate) fn sge_at(address: u64, iova: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge> {
+pub(super) fn sge_at(address: u64, iova: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge> {
     if address != iova {
         return Err(Error::invalid("ibv_sge", by_iova()));
     }
@@ -160,8 +160,15 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 pub struct ScatterElement<'buf>(ffi::ibv_sge, PhantomData<&'buf mut [u8]>);
 
 impl<'buf> GatherElement<'buf> {
+    /// The elements as the list that C takes.
     #[inline]
-    pub(crate) fn new(raw: ffi::ibv_sge) -> Self {
+    pub(crate) fn raw_list(elements: &[Self]) -> &[ffi::ibv_sge] {
+        // SAFETY: an element is a transparent wrapper of the C struct.
+        unsafe { &*(elements as *const [Self] as *const [ffi::ibv_sge]) }
+    }
+
+    #[inline]
+    pub(super) fn new(raw: ffi::ibv_sge) -> Self {
         Self(raw, PhantomData)
     }
 
@@ -189,8 +196,15 @@ impl<'buf> GatherElement<'buf> {
 }
 
 impl<'buf> ScatterElement<'buf> {
+    /// The elements as the list that C takes.
     #[inline]
-    pub(crate) fn new(raw: ffi::ibv_sge) -> Self {
+    pub(crate) fn raw_list(elements: &[Self]) -> &[ffi::ibv_sge] {
+        // SAFETY: an element is a transparent wrapper of the C struct.
+        unsafe { &*(elements as *const [Self] as *const [ffi::ibv_sge]) }
+    }
+
+    #[inline]
+    pub(super) fn new(raw: ffi::ibv_sge) -> Self {
         Self(raw, PhantomData)
     }
 
@@ -238,197 +252,6 @@ impl fmt::Debug for ScatterElement<'_> {
     }
 }
 
-/// A part of a region, borrowed: what `&[T]` is to a vector, together with the region's key.
-///
-/// It derefs to `[T]`.
-#[derive(Clone, Copy)]
-pub struct MemorySlice<'buf, T> {
-    data: &'buf [T],
-    lkey: u32,
-}
-
-/// A part of a region, borrowed exclusively: what `&mut [T]` is to a vector, together with the
-/// region's key.
-///
-/// It derefs to `[T]`. Parts can be split further and used independently, each by the work request
-/// that holds it.
-pub struct MemorySliceMut<'buf, T> {
-    data: &'buf mut [T],
-    lkey: u32,
-}
-
-impl<'buf, T: Element> MemorySlice<'buf, T> {
-    #[inline]
-    pub(crate) fn new(data: &'buf [T], lkey: u32) -> Self {
-        Self { data, lkey }
-    }
-
-    /// The elements in `range`.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds.
-    #[inline]
-    pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let range = resolve(range, self.data.len())?;
-        Ok(Self { data: &self.data[range], ..self })
-    }
-
-    /// The first `mid` elements, and the rest.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: there are fewer than that.
-    #[inline]
-    pub fn split_at(self, mid: usize) -> Result<(Self, Self)> {
-        Ok((self.slice(..mid)?, self.slice(mid..)?))
-    }
-
-    /// The local key of the region.
-    pub fn lkey(&self) -> u32 {
-        self.lkey
-    }
-
-    /// All of it, for a work request.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
-    #[inline]
-    pub fn gather_element(&self) -> Result<GatherElement<'buf>> {
-        sge(self.data.as_ptr() as u64, size_of_val(self.data), self.lkey).map(GatherElement::new)
-    }
-}
-
-impl<'buf, T: Element> MemorySliceMut<'buf, T> {
-    #[inline]
-    pub(crate) fn new(data: &'buf mut [T], lkey: u32) -> Self {
-        Self { data, lkey }
-    }
-
-    /// The same part, borrowed for a shorter time.
-    #[inline]
-    pub fn reborrow(&mut self) -> MemorySliceMut<'_, T> {
-        MemorySliceMut { data: self.data, lkey: self.lkey }
-    }
-
-    /// The same part, to read only.
-    #[inline]
-    pub fn as_slice(&self) -> MemorySlice<'_, T> {
-        MemorySlice { data: self.data, lkey: self.lkey }
-    }
-
-    /// The elements in `range`.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds.
-    #[inline]
-    pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let range = resolve(range, self.data.len())?;
-        Ok(Self { data: &mut self.data[range], lkey: self.lkey })
-    }
-
-    /// The first `mid` elements, and the rest.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: there are fewer than that.
-    #[inline]
-    pub fn split_at(self, mid: usize) -> Result<(Self, Self)> {
-        let mid = resolve(..mid, self.data.len())?.end;
-        let (head, tail) = self.data.split_at_mut(mid);
-        Ok((Self { data: head, lkey: self.lkey }, Self { data: tail, lkey: self.lkey }))
-    }
-
-    /// Parts of `len` elements each, which do not overlap; the last one may be shorter.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: `len` is 0.
-    pub fn chunks(self, len: usize) -> Result<impl ExactSizeIterator<Item = Self> + use<'buf, T>> {
-        if len == 0 {
-            return Err(Error::invalid("ibv_sge", "the length of a chunk is 0"));
-        }
-        let lkey = self.lkey;
-        Ok(self.data.chunks_mut(len).map(move |data| Self { data, lkey }))
-    }
-
-    /// The local key of the region.
-    pub fn lkey(&self) -> u32 {
-        self.lkey
-    }
-
-    /// All of it, for a work request that reads it.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
-    #[inline]
-    pub fn gather_element(&self) -> Result<GatherElement<'_>> {
-        sge(self.data.as_ptr() as u64, size_of_val(self.data), self.lkey).map(GatherElement::new)
-    }
-
-    /// All of it, for a work request that writes it.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
-    #[inline]
-    pub fn scatter_element(&mut self) -> Result<ScatterElement<'_>> {
-        let bytes = size_of_val(self.data);
-        sge(self.data.as_mut_ptr() as u64, bytes, self.lkey).map(ScatterElement::new)
-    }
-
-    /// All of it, for a work request that writes it for as long as the region is borrowed.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
-    #[inline]
-    pub fn into_scatter_element(self) -> Result<ScatterElement<'buf>> {
-        let bytes = size_of_val(self.data);
-        sge(self.data.as_mut_ptr() as u64, bytes, self.lkey).map(ScatterElement::new)
-    }
-}
-
-impl<T> Deref for MemorySlice<'_, T> {
-    type Target = [T];
-
-    #[inline]
-    fn deref(&self) -> &[T] {
-        self.data
-    }
-}
-
-impl<T> Deref for MemorySliceMut<'_, T> {
-    type Target = [T];
-
-    #[inline]
-    fn deref(&self) -> &[T] {
-        self.data
-    }
-}
-
-impl<T> DerefMut for MemorySliceMut<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [T] {
-        self.data
-    }
-}
-
-impl<T> fmt::Debug for MemorySlice<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySlice").field("len", &self.data.len()).finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Debug for MemorySliceMut<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySliceMut").field("len", &self.data.len()).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -457,20 +280,5 @@ mod tests {
         assert_eq!(sge(0, MAX_SGE_LENGTH, 7).unwrap().length, u32::MAX);
         let error = sge(0, MAX_SGE_LENGTH + 1, 7).unwrap_err();
         assert!(error.to_string().contains("4294967296"), "{error}");
-    }
-
-    #[test]
-    fn slices_split_without_overlap() {
-        let mut data = [0_u16; 10];
-        let whole = MemorySliceMut::new(&mut data, 7);
-        let (mut head, mut tail) = whole.split_at(4).unwrap();
-        head.fill(1);
-        tail.fill(2);
-        let element = tail.scatter_element().unwrap();
-        assert_eq!((element.len(), element.as_raw().lkey), (12, 7));
-        assert!(head.split_at(5).is_err());
-        let lengths: Vec<_> = tail.chunks(4).unwrap().map(|c| c.len()).collect();
-        assert_eq!((lengths, data), (vec![4, 2], [1, 1, 1, 1, 2, 2, 2, 2, 2, 2]));
-        assert!(MemorySliceMut::new(&mut data, 7).chunks(0).is_err());
     }
 }

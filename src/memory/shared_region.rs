@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::RangeBounds;
 
 use super::access::AccessFlags;
+use super::accessors::{region_accessors, shared_region_accessors};
 use super::atomic_element::AtomicElement;
 use super::options::RegionOptions;
 use super::owned_buffer::RegisteredBuffer;
@@ -46,6 +47,9 @@ impl<T: Element> Leak for SharedMemoryRegion<'_, T> {
         self.buffer.leak();
     }
 }
+
+region_accessors!(['pd, T: Element] SharedMemoryRegion<'pd, T>, |this| this.buffer.as_raw(), this.buffer.domain());
+shared_region_accessors!(['pd, T: Element] SharedMemoryRegion<'pd, T>);
 
 impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say: that may be
@@ -116,7 +120,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     #[inline]
     pub fn as_slice(&self) -> SharedMemorySlice<'_, T> {
         let buffer = &self.buffer;
-        let (lkey, rkey) = (buffer.lkey(), buffer.rkey());
+        let (lkey, rkey) = (self.lkey(), self.rkey());
         // SAFETY: the buffer holds that many elements, initialised (zeroed, and any bytes are valid
         // for an `Element`), at least aligned to 64 bytes, for as long as the region is borrowed.
         // Nothing but the slice accesses them.
@@ -210,18 +214,6 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         self.sge(range).map(ScatterElement::new)
     }
 
-    /// The key by which this program's work requests name the region.
-    #[inline]
-    pub fn lkey(&self) -> u32 {
-        self.buffer.lkey()
-    }
-
-    /// The key by which peers name the region. Who knows it, and has a connection into this
-    /// protection domain, can do what the region's access flags allow.
-    pub fn rkey(&self) -> u32 {
-        self.buffer.rkey()
-    }
-
     /// What a peer must know to access the region: send it over.
     pub fn remote(&self) -> RemoteMemoryRegion {
         self.as_slice().remote()
@@ -243,23 +235,6 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     pub fn access(&self) -> AccessFlags {
         self.buffer.access()
     }
-
-    /// The domain that it is registered in.
-    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
-        self.buffer.domain()
-    }
-
-    /// The kernel's number of the region, by which a process that shares the device's file descriptor
-    /// [imports](crate::RawMemoryRegion::import) it.
-    pub fn handle(&self) -> u32 {
-        // SAFETY: the region is live.
-        unsafe { (*self.buffer.as_raw()).handle }
-    }
-
-    /// The C object. It is valid while the region is.
-    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
-        self.buffer.as_raw()
-    }
 }
 
 impl<T: AtomicElement> SharedMemoryRegion<'_, T> {
@@ -277,6 +252,24 @@ impl<T: AtomicElement> SharedMemoryRegion<'_, T> {
     #[inline]
     pub fn atomics(&self) -> &[T::Atomic] {
         self.as_slice().atomics()
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_reg_mr`: allocates `len` zeroed elements that peers access too, as far as `options` let
+    /// them: [`AccessFlags`](crate::AccessFlags) or [`RegionOptions`]. See
+    /// [`SharedMemoryRegion::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedMemoryRegion::new`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate_shared<T: Element>(
+        &self,
+        len: usize,
+        options: impl Into<RegionOptions>,
+    ) -> Result<SharedMemoryRegion<'_, T>> {
+        SharedMemoryRegion::new(self, len, options)
     }
 }
 

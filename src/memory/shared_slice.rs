@@ -63,7 +63,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     /// element and to what its integer type's atomic form needs, and accessed only by atomic
     /// operations of the unit of `T` and from outside of the program.
     #[inline]
-    pub(crate) unsafe fn new(
+    pub(super) unsafe fn new(
         data: NonNull<T>,
         len: usize,
         base: u64,

@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 
 use super::buffer::{GatherBuffer, ScatterBuffer};
-use super::scatter_gather::{Element, MemorySliceMut};
+use super::scatter_gather::Element;
 use super::scatter_gather::{private, resolve, sge};
+use super::slice::MemorySliceMut;
 use crate::error::Result;
 use crate::ffi;
 

@@ -85,7 +85,7 @@ impl AddressVector {
     /// The path to a peer's queue pair, through a port and from a GID of ours (that of the index, if
     /// one is given); if it is none, that is an error of `verb`. It has a global route header if the
     /// port needs one or `global` is set.
-    pub(crate) fn to_endpoint(
+    pub(super) fn to_endpoint(
         verb: &'static str,
         context: &Context<'_>,
         attributes: &PortAttributes,

@@ -25,7 +25,7 @@ macro_rules! attributes {
 
         impl AttributeMask {
             /// The name that C has for the first of them.
-            pub(crate) fn first_name(self) -> Option<&'static str> {
+            pub(super) fn first_name(self) -> Option<&'static str> {
                 [$((Self::$flag, $name),)+]
                     .into_iter()
                     .find_map(|(flag, name)| self.contains(flag).then_some(name))
@@ -171,7 +171,7 @@ getters! {
 }
 
 impl QueuePairAttributes {
-    pub(crate) fn new(raw: ffi::ibv_qp_attr, mask: AttributeMask) -> Self {
+    pub(super) fn new(raw: ffi::ibv_qp_attr, mask: AttributeMask) -> Self {
         Self { raw, mask }
     }
 

@@ -1,4 +1,4 @@
-//! Making and connecting queue pairs.
+//! The builder of queue pairs: everything that one is made with and connected with.
 
 use std::fmt;
 
@@ -42,16 +42,16 @@ use crate::settings::{
 #[doc(alias = "ibv_qp_init_attr")]
 #[must_use]
 pub struct QueuePairBuilder<'res> {
-    pub(crate) parents: Parents<'res>,
-    pub(crate) kind: QueuePairType,
-    pub(crate) capacities: ffi::ibv_qp_cap,
-    pub(crate) signal_all: bool,
-    pub(crate) create_flags: CreateFlags,
-    pub(crate) source_number: Option<u32>,
-    pub(crate) max_tso_header: u16,
+    pub(super) parents: Parents<'res>,
+    pub(super) kind: QueuePairType,
+    pub(super) capacities: ffi::ibv_qp_cap,
+    pub(super) signal_all: bool,
+    pub(super) create_flags: CreateFlags,
+    pub(super) source_number: Option<u32>,
+    pub(super) max_tso_header: u16,
     /// The operations of the extended posting interface, and whether to do without if need be.
-    pub(crate) extended: Option<(SendOperations, bool)>,
-    pub(crate) settings: ConnectionSettings,
+    pub(super) extended: Option<(SendOperations, bool)>,
+    pub(super) settings: ConnectionSettings,
 }
 
 bitflags::bitflags! {
@@ -80,7 +80,7 @@ pub(crate) struct ConnectionSettings {
     pub(crate) gid_index: Option<u8>,
     pub(crate) pkey_index: u16,
     pub(crate) access: AccessFlags,
-    pub(crate) qkey: u32,
+    pub(super) qkey: u32,
     pub(crate) mtu: Option<MaximumTransferUnit>,
     /// Of the first connection.
     pub(crate) send_psn: Option<PacketSequenceNumber>,
@@ -294,6 +294,20 @@ impl<'res> QueuePairBuilder<'res> {
     pub fn extended_if_available(mut self, operations: SendOperations) -> Self {
         self.extended = Some((operations, true));
         self
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `ibv_create_qp`: begins a queue pair whose parents are borrowed. See
+    /// [`QueuePairBuilder::new`].
+    #[doc(alias = "ibv_create_qp")]
+    pub fn create_qp<'res>(
+        &'res self,
+        send_cq: &'res CompletionQueue<'res>,
+        receive_cq: &'res CompletionQueue<'res>,
+        queue_pair_type: QueuePairType,
+    ) -> QueuePairBuilder<'res> {
+        QueuePairBuilder::new(self, send_cq, receive_cq, queue_pair_type)
     }
 }
 

@@ -336,7 +336,7 @@ pub struct PreparedQueuePair<'res> {
 }
 
 impl<'res> PreparedQueuePair<'res> {
-    pub(crate) fn new(queue_pair: QueuePair<'res>) -> Self {
+    pub(super) fn new(queue_pair: QueuePair<'res>) -> Self {
         Self { queue_pair }
     }
 

@@ -113,7 +113,7 @@ impl QueuePairEndpoint {
     }
 
     /// Whether a port with this link layer can reach it; if not, that is an error of `verb`.
-    pub(crate) fn check(&self, verb: &'static str, link_layer: LinkLayer) -> Result<()> {
+    pub(super) fn check(&self, verb: &'static str, link_layer: LinkLayer) -> Result<()> {
         match link_layer {
             LinkLayer::Ethernet if self.gids.is_empty() => Err(Error::invalid(
                 verb,
@@ -129,7 +129,7 @@ impl QueuePairEndpoint {
 
     /// Which of our GIDs and which of the peer's a path between them uses; if none fit, that is an
     /// error of `verb`.
-    pub(crate) fn choose_gids(
+    pub(super) fn choose_gids(
         verb: &'static str,
         ours: &EndpointGids,
         theirs: &Self,

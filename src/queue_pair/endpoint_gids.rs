@@ -21,8 +21,7 @@ pub(crate) enum GidClass {
 }
 
 impl GidClass {
-    pub(crate) const ALL: [Self; 4] =
-        [Self::Unspecified, Self::InfiniBand, Self::RoceV1, Self::RoceV2];
+    const ALL: [Self; 4] = [Self::Unspecified, Self::InfiniBand, Self::RoceV1, Self::RoceV2];
 
     /// Its number in every serialised form.
     pub(crate) const fn code(self) -> u8 {
@@ -112,7 +111,7 @@ impl EndpointGid {
 }
 
 /// How many GIDs an endpoint has at most: two versions of RoCE, three kinds of addresses.
-pub(crate) const MAX_GIDS: usize = 6;
+pub(super) const MAX_GIDS: usize = 6;
 
 /// The GIDs of an endpoint, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -180,7 +179,7 @@ impl EndpointGids {
     }
 
     /// Ours and theirs for a connection, if any two fit. The other side chooses the same two.
-    pub(crate) fn choose(&self, theirs: &Self) -> Option<(EndpointGid, EndpointGid)> {
+    pub(super) fn choose(&self, theirs: &Self) -> Option<(EndpointGid, EndpointGid)> {
         let pairs = self.as_slice().iter().flat_map(|ours| {
             theirs
                 .as_slice()

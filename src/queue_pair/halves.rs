@@ -6,13 +6,13 @@ use std::ops::RangeBounds;
 use std::ptr::NonNull;
 
 use super::QueuePair;
-use super::post::{INLINE, SIGNALED, not_extended, rdma, receive_methods, request, send_methods};
+use super::post::{INLINE, SIGNALED, not_extended, receive_methods, request, send_methods};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::sge;
 use crate::memory::{LocalMemory, RemoteMemoryRegion};
-use crate::queue_pair::work_request::check_remote;
 use crate::queue_pair::work_request::private::Post;
+use crate::queue_pair::work_request::remote::{check_remote, rdma};
 use crate::queue_pair::work_request::{
     Batch, ListError, ReceiveList, ReceiveWorkRequest, SendList, SendQueueRequest,
 };
@@ -48,7 +48,7 @@ unsafe impl Sync for ReceiveHalf<'_, '_> {}
 impl<'q, 'res> SendHalf<'q, 'res> {
     /// The caller sees to it that there is one of them, and one of the other.
     #[inline]
-    pub(crate) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
+    pub(super) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
         let (raw, extended) = (queue_pair.as_raw(), queue_pair.as_raw_extended());
         Self { raw, extended, queue_pair, whole: PhantomData }
     }
@@ -93,7 +93,7 @@ impl<'q, 'res> SendHalf<'q, 'res> {
 impl<'q, 'res> ReceiveHalf<'q, 'res> {
     /// The caller sees to it that there is one of them, and one of the other.
     #[inline]
-    pub(crate) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
+    pub(super) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
         Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
     }
 

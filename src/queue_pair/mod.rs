@@ -1,10 +1,16 @@
-//! Queue pairs: where work is posted.
+//! Queue pairs: where requests are posted.
+//!
+//! A [`QueuePairBuilder`] (`builder`, `create`) gives a [`PreparedQueuePair`], which has an address for
+//! the peer ([`QueuePairEndpoint`]) and is connected by `handshake`. [`QueuePair`] then posts (`post`,
+//! `halves`), with the requests of `work_request`. State changes are checked against the tables of the
+//! specification (`state`, `transition`) before the kernel sees them (`modify`).
 
 mod address_handle;
 mod address_vector;
 mod attributes;
 mod builder;
 mod create;
+mod data_in_order;
 mod ece;
 mod endpoint;
 mod endpoint_gids;
@@ -14,6 +20,7 @@ mod halves;
 mod modify;
 mod multicast;
 mod post;
+mod rate_limit;
 mod sequence;
 mod shared_receive_queue;
 mod state;
@@ -26,11 +33,12 @@ pub use attributes::{AttributeMask, QueuePairAttributes};
 pub(crate) use builder::ConnectionSettings;
 pub use builder::{CreateFlags, QueuePairBuilder};
 pub use create::PreparedQueuePair;
+pub use data_in_order::DataInOrder;
 pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
 pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass};
 pub use halves::{ReceiveHalf, SendHalf};
-pub use modify::{DataInOrder, RateLimit};
+pub use rate_limit::RateLimit;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 pub(crate) use state::TransitionError;
 pub use state::{MigrationState, QueuePairState};
@@ -78,27 +86,27 @@ pub struct QueuePair<'res> {
 
 /// What does not change once the queue pair is there, but for the settings.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Properties {
+struct Properties {
     pub(crate) kind: QueuePairType,
     /// Whether requests need not say where they go.
-    pub(crate) has_peer: bool,
+    has_peer: bool,
     pub(crate) capacities: ffi::ibv_qp_cap,
     pub(crate) settings: ConnectionSettings,
-    pub(crate) endpoint: QueuePairEndpoint,
+    endpoint: QueuePairEndpoint,
     /// What the extended posting interface was asked for; nothing if it is not there.
-    pub(crate) operations: SendOperations,
+    operations: SendOperations,
     /// Which of its functions are there.
-    pub(crate) functions: u64,
+    functions: u64,
 }
 
 /// What a queue pair is made from. They are held so that they outlive it.
 #[derive(Clone)]
-pub(crate) struct Parents<'res> {
-    pub(crate) domain: Parent<'res, ProtectionDomain<'res>>,
-    pub(crate) send_cq: Parent<'res, CompletionQueue<'res>>,
-    pub(crate) receive_cq: Parent<'res, CompletionQueue<'res>>,
-    pub(crate) srq: Option<Parent<'res, SharedReceiveQueue<'res>>>,
-    pub(crate) xrc_domain: Option<Parent<'res, XrcDomain<'res>>>,
+struct Parents<'res> {
+    domain: Parent<'res, ProtectionDomain<'res>>,
+    send_cq: Parent<'res, CompletionQueue<'res>>,
+    receive_cq: Parent<'res, CompletionQueue<'res>>,
+    srq: Option<Parent<'res, SharedReceiveQueue<'res>>>,
+    xrc_domain: Option<Parent<'res, XrcDomain<'res>>>,
 }
 
 impl Leak for Parents<'_> {
@@ -123,7 +131,7 @@ unsafe impl Send for QueuePair<'_> {}
 unsafe impl Sync for QueuePair<'_> {}
 
 impl<'res> QueuePair<'res> {
-    pub(crate) fn new(
+    fn new(
         raw: Handle<ffi::ibv_qp>,
         extended: Option<NonNull<ffi::ibv_qp_ex>>,
         properties: Properties,
@@ -226,12 +234,12 @@ impl<'res> QueuePair<'res> {
     }
 
     #[inline]
-    pub(crate) fn has_peer(&self) -> bool {
+    fn has_peer(&self) -> bool {
         self.properties.has_peer
     }
 
     #[inline]
-    pub(crate) fn extended_functions(&self) -> u64 {
+    fn extended_functions(&self) -> u64 {
         self.properties.functions
     }
 

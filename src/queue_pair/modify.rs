@@ -11,38 +11,10 @@ use super::transition::StateTransition;
 use crate::device::LinkLayer;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::work_request::WorkRequestOpcode;
 use crate::settings::QueuePairType;
 use crate::trace;
 
 const VERB: &str = "ibv_modify_qp";
-
-/// `struct ibv_qp_rate_limit_attr`: how fast a queue pair may send.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[doc(alias = "ibv_qp_rate_limit_attr")]
-pub struct RateLimit {
-    /// The rate in kilobits per second; 0 for no limit.
-    pub rate: u32,
-    /// The largest burst in bytes; 0 for the device's default.
-    pub max_burst: u32,
-    /// The usual size of a packet in bytes, for a more exact rate; 0 for the device's default.
-    pub typical_packet: u16,
-}
-
-bitflags::bitflags! {
-    /// `enum ibv_query_qp_data_in_order_caps`: in which order the data of a message is written to
-    /// memory. See [`QueuePair::data_in_order`].
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    #[doc(alias = "ibv_query_qp_data_in_order_caps")]
-    pub struct DataInOrder: u32 {
-        /// The whole message is written in order: when its last byte is there, all of it is.
-        const WHOLE_MESSAGE =
-            ffi::ibv_query_qp_data_in_order_caps::IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG.0;
-        /// The bytes within each aligned block of 128 are written in order.
-        const ALIGNED_128_BYTES =
-            ffi::ibv_query_qp_data_in_order_caps::IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES.0;
-    }
-}
 
 /// The state of a queue pair, and its attributes.
 impl<'res> QueuePair<'res> {
@@ -265,39 +237,6 @@ impl<'res> QueuePair<'res> {
             }
             Err(error) => Err((self, error)),
         }
-    }
-
-    /// `ibv_modify_qp_rate_limit`: limits how fast the queue pair sends; it must be in RTS.
-    ///
-    /// # Errors
-    ///
-    ///  - `EOPNOTSUPP`: the device has no packet pacing.
-    ///  - `EINVAL`: the device does not have that rate, burst or packet size, or the queue pair is
-    ///    not in RTS.
-    #[doc(alias = "ibv_modify_qp_rate_limit")]
-    pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
-        let mut raw = ffi::ibv_qp_rate_limit_attr {
-            rate_limit: limit.rate,
-            max_burst_sz: limit.max_burst,
-            typical_pkt_sz: limit.typical_packet,
-            comp_mask: 0,
-        };
-        // SAFETY: the queue pair is live and `raw` is a valid struct without extensions.
-        let returned = unsafe { ffi::ibv_modify_qp_rate_limit(self.as_raw(), &mut raw) };
-        ffi::status("ibv_modify_qp_rate_limit", returned)
-    }
-
-    /// `ibv_query_qp_data_in_order`: in which order the data of an operation is written to memory.
-    /// Nothing is promised unless the device says so.
-    #[doc(alias = "ibv_query_qp_data_in_order")]
-    pub fn data_in_order(&self, operation: WorkRequestOpcode) -> DataInOrder {
-        use ffi::ibv_query_qp_data_in_order_flags as query;
-
-        let flags = query::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
-        // SAFETY: the queue pair is live; any number is a legal operation.
-        let found =
-            unsafe { ffi::ibv_query_qp_data_in_order(self.as_raw(), operation.into(), flags) };
-        DataInOrder::from_bits_truncate(u32::try_from(found).unwrap_or(0))
     }
 
     /// RESET to RTS, with the settings that it was built with. `remote` is needed by the types that

@@ -50,7 +50,7 @@ impl QueuePair<'_> {
     }
 
     /// Leaves all groups: the kernel refuses to destroy a queue pair that is in one.
-    pub(crate) fn leave_groups(&mut self) {
+    pub(super) fn leave_groups(&mut self) {
         for (gid, lid) in std::mem::take(&mut self.groups) {
             // SAFETY: as in `attach_multicast`. If it fails, so does the destroying, which tells.
             let _ = unsafe { ffi::ibv_detach_mcast(self.as_raw(), &gid.into(), lid) };

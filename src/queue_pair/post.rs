@@ -10,19 +10,19 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::sge;
 use crate::memory::{LocalMemory, RemoteMemoryRegion};
-use crate::queue_pair::work_request::check_remote;
+use crate::queue_pair::work_request::remote::{check_remote, rdma};
 use crate::queue_pair::work_request::{Batch, ListError, ReceiveList, SendList, WorkRequest};
 use crate::queue_pair::work_request::{
     explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
 };
 
-pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-pub(crate) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+pub(super) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+pub(super) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
 /// A request with one element. Only what every opcode has is set: the rest is for who uses it, and
 /// clearing it would take more than all else.
 #[inline]
-pub(crate) fn request(
+pub(super) fn request(
     wr_id: u64,
     sge: &mut ffi::ibv_sge,
     opcode: ffi::ibv_wr_opcode,
@@ -40,18 +40,6 @@ pub(crate) fn request(
         (*raw).send_flags = send_flags;
     }
     request
-}
-
-/// Sets what a request for memory of the peer has besides.
-#[inline]
-pub(crate) fn rdma(request: &mut MaybeUninit<ffi::ibv_send_wr>, remote: RemoteMemoryRegion) {
-    // SAFETY: the field is within the request, and has nothing to drop.
-    unsafe {
-        (*request.as_mut_ptr()).wr.rdma = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
-            remote_addr: remote.address(),
-            rkey: remote.rkey(),
-        };
-    }
 }
 
 /// The methods of the send side, which a queue pair and its [`SendHalf`] have alike: both have the
@@ -117,7 +105,8 @@ macro_rules! send_methods {
             check_remote(&remote, sge.length.into())?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
             let mut request = request(wr_id, &mut sge, opcode, SIGNALED);
-            rdma(&mut request, remote);
+            // SAFETY: the field is within the request, and has nothing to drop.
+            unsafe { (*request.as_mut_ptr()).wr.rdma = rdma(&remote) };
             // SAFETY: as in `post_send`.
             let returned = unsafe { post_send(self.as_raw(), request.as_mut_ptr()) };
             if returned == 0 { Ok(()) } else { Err(self.send_failed(&sge, SIGNALED, returned)) }
@@ -151,7 +140,8 @@ macro_rules! send_methods {
             check_remote(&remote, sge.length.into())?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_READ;
             let mut request = request(wr_id, &mut sge, opcode, SIGNALED);
-            rdma(&mut request, remote);
+            // SAFETY: the field is within the request, and has nothing to drop.
+            unsafe { (*request.as_mut_ptr()).wr.rdma = rdma(&remote) };
             // SAFETY: the queue pair is live, the request is well-formed, and the caller keeps the
             // memory until the completion was polled.
             let returned = unsafe { post_send(self.as_raw(), request.as_mut_ptr()) };
@@ -369,12 +359,12 @@ fn no_peer() -> Error {
 }
 
 #[cold]
-pub(crate) fn not_extended() -> Error {
+pub(super) fn not_extended() -> Error {
     let reason = "the queue pair was built without the extended posting interface";
     Error::with_reason("ibv_wr_start", libc::EOPNOTSUPP, reason)
 }
 
-pub(crate) use {receive_methods, send_methods};
+pub(super) use {receive_methods, send_methods};
 
 /// Posting.
 impl<'res> QueuePair<'res> {
@@ -453,7 +443,7 @@ impl<'res> QueuePair<'res> {
 
     /// Whether requests need not say where they go.
     #[inline]
-    pub(crate) fn need_peer(&self) -> Result<()> {
+    pub(super) fn need_peer(&self) -> Result<()> {
         if self.has_peer() { Ok(()) } else { Err(no_peer()) }
     }
 

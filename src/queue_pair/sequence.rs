@@ -13,7 +13,7 @@ use crate::settings::PacketSequenceNumber;
 /// The keys of [`RandomState`] are random numbers of the kernel (`getrandom`). Two virtual machines that
 /// were started from one saved state have the same ones, as a process has after a fork. So the hash also
 /// takes in what tells machines apart, the GIDs and the time, and what tells processes and calls apart.
-pub(crate) fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
+pub(super) fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
     static CALLS: AtomicU64 = AtomicU64::new(0);
 
     let mut hasher = RandomState::new().build_hasher();

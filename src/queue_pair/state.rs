@@ -76,9 +76,9 @@ foreign_enum! {
 
 /// What a transition needs and what it takes besides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Rule {
-    pub(crate) required: AttributeMask,
-    pub(crate) optional: AttributeMask,
+pub(super) struct Rule {
+    pub(super) required: AttributeMask,
+    optional: AttributeMask,
 }
 
 /// The rule for a transition; `None` if there is no such transition.
@@ -86,7 +86,7 @@ pub(crate) struct Rule {
 /// It is that of the InfiniBand specification, as the kernel has it: the verb needs
 /// [`AttributeMask::STATE`] besides. A provider's own transports are taken for datagrams, which is
 /// what EFA's are.
-pub(crate) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState) -> Option<Rule> {
+pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState) -> Option<Rule> {
     use AttributeMask as A;
     use QueuePairState as S;
     use QueuePairType as T;
@@ -185,7 +185,7 @@ enum Problem {
 impl TransitionError {
     /// Compares the attributes of a transition with its rule. `given` may have
     /// [`AttributeMask::STATE`] or not.
-    pub(crate) fn check(
+    pub(super) fn check(
         kind: QueuePairType,
         from: QueuePairState,
         to: QueuePairState,

@@ -141,7 +141,7 @@ impl StateTransition {
     }
 
     /// The same attributes as far as they are in `mask`, to another state.
-    pub(crate) fn part(mut self, mask: AttributeMask, state: QueuePairState) -> Self {
+    pub(super) fn part(mut self, mask: AttributeMask, state: QueuePairState) -> Self {
         self.raw.qp_state = state.into();
         self.mask = (self.mask & mask) | AttributeMask::STATE;
         self
@@ -153,12 +153,12 @@ impl StateTransition {
     }
 
     /// What it comes to, to be read.
-    pub(crate) fn attributes(&self) -> QueuePairAttributes {
+    pub(super) fn attributes(&self) -> QueuePairAttributes {
         QueuePairAttributes::new(self.raw, self.mask)
     }
 
     /// Whether a queue pair of type `kind` can be changed so when it is in the state `from`.
-    pub(crate) fn check(&self, kind: QueuePairType, from: QueuePairState) -> Result<()> {
+    pub(super) fn check(&self, kind: QueuePairType, from: QueuePairState) -> Result<()> {
         const VERB: &str = "ibv_modify_qp";
         if self.mask.contains(AttributeMask::REMOTE_NUMBER) && self.raw.dest_qp_num > 0xff_ffff {
             let value = self.raw.dest_qp_num.into();

@@ -136,14 +136,17 @@ fn bad_input_is_refused_before_the_device_sees_it() {
     };
     let piece = region.slice(..1).unwrap();
     check(one.send(&[piece; 4]), "the number of pieces is 4, and must be within 0..=3");
-    check(one.write(&region.slice(..17).unwrap(), remote), "the length in bytes is 17");
+    check(
+        one.write(&region.slice(..17).unwrap(), remote),
+        "the length, for the remote region, is 17",
+    );
     check(one.send_inline(&[0; 2000]), "the number of inline bytes is 2000");
     check(one.read(&mut region.slice_mut(..17).unwrap(), remote), "within 0..=16");
     let mut seven = region.slice_mut(..7).unwrap();
     check(one.fetch_add(&mut seven, remote, 1), "of an atomic's buffer is 7");
     let mut eight = region.slice_mut(..8).unwrap();
     let odd = remote.sub_region(4, 8).unwrap();
-    check(one.compare_swap(&mut eight, odd, 0, 1), "not aligned");
+    check(one.compare_swap(&mut eight, odd, 0, 1), "not a multiple of 8");
     let short = remote.sub_region(8, 4).unwrap();
     check(one.fetch_add(&mut eight, short, 1), "within 0..=4");
     assert_eq!(pair.device.calls("post_send"), 0);

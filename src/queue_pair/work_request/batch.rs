@@ -60,7 +60,7 @@ impl Batch<'_> {
     /// `extended` is `queue_pair`, which nothing else posts sends to meanwhile, and the caller keeps
     /// the contract of `QueuePair::post`.
     #[inline]
-    pub(crate) unsafe fn run<T>(
+    pub(in crate::queue_pair) unsafe fn run<T>(
         extended: NonNull<ffi::ibv_qp_ex>,
         queue_pair: &QueuePair<'_>,
         build: impl FnOnce(&mut Batch<'_>) -> Result<T>,
@@ -124,7 +124,7 @@ impl Batch<'_> {
 
     /// Whether all these functions are there.
     #[inline]
-    pub(crate) fn need(&self, functions: u64) -> Result<()> {
+    pub(super) fn need(&self, functions: u64) -> Result<()> {
         if self.available & functions != functions {
             return Err(function::lacking(functions & !self.available));
         }
@@ -132,24 +132,24 @@ impl Batch<'_> {
     }
 
     #[inline]
-    pub(crate) fn as_raw(&self) -> *mut ffi::ibv_qp_ex {
+    pub(super) fn as_raw(&self) -> *mut ffi::ibv_qp_ex {
         self.raw
     }
 
     #[inline]
-    pub(crate) fn max_sge(&self) -> u32 {
+    pub(super) fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
     #[inline]
-    pub(crate) fn max_inline_data(&self) -> u32 {
+    pub(super) fn max_inline_data(&self) -> u32 {
         self.max_inline_data
     }
 
     /// Stores what the next request begins with. Of the caller's flags, only those that have a name
     /// count: a provider that found elements said to be inline would send what lies behind them.
     #[inline]
-    pub(crate) fn begin(&mut self, wr_id: u64, flags: SendFlags, of_the_data: u32) {
+    pub(super) fn begin(&mut self, wr_id: u64, flags: SendFlags, of_the_data: u32) {
         // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
         unsafe { (*self.raw).wr_id = wr_id };
         self.set_flags(flags.intersection(SendFlags::all()).bits() | of_the_data);
@@ -168,7 +168,7 @@ impl Batch<'_> {
 
     /// Adds a request with data: all is checked before the first call.
     #[inline]
-    pub(crate) fn add(
+    pub(super) fn add(
         &mut self,
         wr_id: u64,
         flags: SendFlags,
@@ -188,7 +188,7 @@ impl Batch<'_> {
 
     /// Says where the request that was just added goes, on queue pairs without a fixed peer.
     #[inline]
-    pub(crate) fn set_peer(&mut self) {
+    pub(super) fn set_peer(&mut self) {
         let raw = self.raw;
         // SAFETY: the functions are there, or neither would be set; the caller of `run` keeps the
         // address handle.

@@ -25,7 +25,7 @@ pub struct Inline<'a>(pub &'a [u8]);
 #[derive(Clone, Copy, Debug)]
 pub struct InlineList<'a, 'b>(pub &'a [IoSlice<'b>]);
 
-pub(crate) mod private {
+pub(in crate::queue_pair) mod private {
     use crate::error::Result;
     use crate::ffi;
     use crate::queue_pair::work_request::Batch;
@@ -57,14 +57,6 @@ pub(crate) mod private {
 fn too_many(count: usize, most: u32) -> Error {
     let what = "the number of elements";
     Error::out_of_range("ibv_wr_set_sge_list", what, count as u64, 0, most.into())
-}
-
-/// Elements of either kind: all are laid out as the C struct.
-#[inline]
-pub(crate) fn list<E>(elements: &[E]) -> &[ffi::ibv_sge] {
-    const { assert!(size_of::<E>() == size_of::<ffi::ibv_sge>()) };
-    // SAFETY: the callers have gather or scatter elements, which are transparent wrappers.
-    unsafe { &*(elements as *const [E] as *const [ffi::ibv_sge]) }
 }
 
 impl private::Data for &[ffi::ibv_sge] {
@@ -138,8 +130,8 @@ macro_rules! data {
     };
 }
 
-data!([] &[GatherElement<'_>] as &[ffi::ibv_sge], |this| list(this));
-data!([const N: usize] &[GatherElement<'_>; N] as &[ffi::ibv_sge], |this| list(this.as_slice()));
+data!([] &[GatherElement<'_>] as &[ffi::ibv_sge], |this| GatherElement::raw_list(this));
+data!([const N: usize] &[GatherElement<'_>; N] as &[ffi::ibv_sge], |this| GatherElement::raw_list(this.as_slice()));
 
 impl private::Data for Inline<'_> {
     // Of no effect for most providers, but rxe needs it.

@@ -2,11 +2,10 @@
 
 use super::batch::Batch;
 use super::batch_data::BatchData;
-use super::batch_data::list;
 use super::batch_data::private::Data;
 use super::extended_operations::function;
 use super::extended_operations::{FlushPlacement, SendFlags, SendOperations as Op};
-use super::rdma::{check_atomic, check_remote};
+use super::remote::{check_atomic, check_remote};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{RemoteMemoryRegion, ScatterElement};
@@ -147,7 +146,7 @@ impl Batch<'_> {
         elements: &mut [ScatterElement<'_>],
         remote: RemoteMemoryRegion,
     ) -> Result<()> {
-        let data = list(elements);
+        let data = ScatterElement::raw_list(elements);
         check_remote(&remote, data.length())?;
         let (rkey, address) = (remote.rkey(), remote.address());
         self.add(wr_id, flags, Op::READ, data, call!(wr_rdma_read, rkey, address))
@@ -173,7 +172,13 @@ impl Batch<'_> {
         check_atomic(&remote, result.len().into())?;
         let (rkey, address) = (remote.rkey(), remote.address());
         let call = call!(wr_atomic_cmp_swp, rkey, address, compare, swap);
-        self.add(wr_id, flags, Op::COMPARE_SWAP, list(std::slice::from_ref(result)), call)
+        self.add(
+            wr_id,
+            flags,
+            Op::COMPARE_SWAP,
+            ScatterElement::raw_list(std::slice::from_ref(result)),
+            call,
+        )
     }
 
     /// `ibv_wr_atomic_fetch_add`: adds `add` to the first 8 bytes of `remote`. What they were before
@@ -195,7 +200,13 @@ impl Batch<'_> {
     ) -> Result<()> {
         check_atomic(&remote, result.len().into())?;
         let call = call!(wr_atomic_fetch_add, remote.rkey(), remote.address(), add);
-        self.add(wr_id, flags, Op::FETCH_ADD, list(std::slice::from_ref(result)), call)
+        self.add(
+            wr_id,
+            flags,
+            Op::FETCH_ADD,
+            ScatterElement::raw_list(std::slice::from_ref(result)),
+            call,
+        )
     }
 
     /// `ibv_wr_atomic_write`: sets the first 8 bytes of `remote` to `value`, never a part of them.

@@ -27,7 +27,7 @@ macro_rules! operations {
             /// # Safety
             ///
             /// The queue pair is live.
-            pub(crate) unsafe fn of(queue_pair: NonNull<ffi::ibv_qp_ex>) -> Self {
+            pub(in crate::queue_pair) unsafe fn of(queue_pair: NonNull<ffi::ibv_qp_ex>) -> Self {
                 // SAFETY: the caller vouches for it.
                 let raw = unsafe { queue_pair.as_ref() };
                 let mut found = Self::empty();
@@ -106,19 +106,19 @@ pub(crate) mod function {
     use crate::error::Error;
 
     /// Not a function: the peer is known, as the queue pair has one or the batch was told.
-    pub(crate) const READY: u64 = 1 << 63;
-    pub(crate) const SET_SGE: u64 = 1 << 62;
-    pub(crate) const SET_SGE_LIST: u64 = 1 << 61;
-    pub(crate) const SET_INLINE: u64 = 1 << 60;
-    pub(crate) const SET_UD_ADDRESS: u64 = 1 << 59;
-    pub(crate) const SET_XRC_SRQ: u64 = 1 << 58;
+    pub(in crate::queue_pair) const READY: u64 = 1 << 63;
+    pub(in crate::queue_pair) const SET_SGE: u64 = 1 << 62;
+    pub(in crate::queue_pair) const SET_SGE_LIST: u64 = 1 << 61;
+    pub(in crate::queue_pair) const SET_INLINE: u64 = 1 << 60;
+    pub(in crate::queue_pair) const SET_UD_ADDRESS: u64 = 1 << 59;
+    pub(in crate::queue_pair) const SET_XRC_SRQ: u64 = 1 << 58;
 
     /// What a queue pair has that was built for `operations`.
     ///
     /// # Safety
     ///
     /// The queue pair is live, and has `operations`.
-    pub(crate) unsafe fn of(
+    pub(in crate::queue_pair) unsafe fn of(
         queue_pair: NonNull<ffi::ibv_qp_ex>,
         operations: SendOperations,
         kind: QueuePairType,
@@ -151,7 +151,7 @@ pub(crate) mod function {
 
     /// The error for the first function that is missing.
     #[cold]
-    pub(crate) fn lacking(missing: u64) -> Error {
+    pub(in crate::queue_pair) fn lacking(missing: u64) -> Error {
         let unsupported = |verb, reason| Error::with_reason(verb, libc::EOPNOTSUPP, reason);
         let operations = SendOperations::from_bits_truncate(missing);
         if !operations.is_empty() {

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 
 /// A request that C links to the next one.
-pub(crate) trait Link {
+trait Link {
     const VERB: &'static str;
 
     fn set_next(&mut self, next: *mut Self);
@@ -61,7 +61,7 @@ unsafe impl<R> Sync for ListEntry<'_, R> {}
 
 impl<R> ListEntry<'_, R> {
     #[inline]
-    pub(crate) fn new(raw: R) -> Self {
+    pub(super) fn new(raw: R) -> Self {
         Self { raw, bad: ptr::null_mut(), borrows: PhantomData }
     }
 
@@ -226,14 +226,14 @@ impl<'list, R: Link> WorkRequestList<'list, R> {
 
     /// The list as C wants it: its first request, and where to say which one was not posted.
     #[inline]
-    pub(crate) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
+    pub(in crate::queue_pair) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
         // SAFETY: a list has at least one entry, which it borrows.
         unsafe { (&raw mut (*self.first).raw, &raw mut (*self.first).bad) }
     }
 
     /// Which request the verb stopped at, and so how many were posted.
     #[inline]
-    pub(crate) fn failed(&mut self) -> (usize, &R) {
+    pub(in crate::queue_pair) fn failed(&mut self) -> (usize, &R) {
         // SAFETY: the list borrows at least that many entries.
         let posted = unsafe { position(self.first, self.len) };
         // SAFETY: the position is one of the list.
@@ -286,7 +286,7 @@ pub struct ListError {
 
 impl ListError {
     #[cold]
-    pub(crate) fn new(error: Error, posted: usize) -> Self {
+    pub(in crate::queue_pair) fn new(error: Error, posted: usize) -> Self {
         Self { error, posted }
     }
 

@@ -7,6 +7,7 @@ mod bind_window;
 mod extended_operations;
 mod list;
 mod rdma;
+pub(crate) mod remote;
 mod send;
 
 pub use batch::Batch;
@@ -17,7 +18,6 @@ pub use extended_operations::{FlushPlacement, SendFlags, SendOperations};
 pub use list::{
     ListEntry, ListError, ReceiveList, ReceiveListEntry, SendList, SendListEntry, WorkRequestList,
 };
-pub(crate) use rdma::check_remote;
 pub use rdma::{CompareSwapWorkRequest, FetchAddWorkRequest, ReadWorkRequest, WriteWorkRequest};
 pub use send::{LocalInvalidateWorkRequest, SendWorkRequest};
 
@@ -110,7 +110,7 @@ pub(crate) mod private {
 ///
 /// The queue pair is live, and the caller keeps the contract of `QueuePair::post`.
 #[inline]
-pub(crate) unsafe fn post_send(qp: *mut ffi::ibv_qp, request: *mut ffi::ibv_send_wr) -> c_int {
+pub(super) unsafe fn post_send(qp: *mut ffi::ibv_qp, request: *mut ffi::ibv_send_wr) -> c_int {
     // Only a list needs to know where it stopped; that nobody reads this saves clearing it.
     let mut bad = MaybeUninit::uninit();
     // SAFETY: the caller vouches for the queue pair and the request; `bad` is writable.
@@ -123,7 +123,7 @@ pub(crate) unsafe fn post_send(qp: *mut ffi::ibv_qp, request: *mut ffi::ibv_send
 ///
 /// As for `post_send`.
 #[inline]
-pub(crate) unsafe fn post_receive(qp: *mut ffi::ibv_qp, request: &mut ffi::ibv_recv_wr) -> c_int {
+pub(super) unsafe fn post_receive(qp: *mut ffi::ibv_qp, request: &mut ffi::ibv_recv_wr) -> c_int {
     let mut bad = MaybeUninit::uninit();
     // SAFETY: the caller vouches for the queue pair and the request; `bad` is writable.
     unsafe { ffi::ibv_post_recv(qp, request, bad.as_mut_ptr()) }
@@ -132,7 +132,7 @@ pub(crate) unsafe fn post_receive(qp: *mut ffi::ibv_qp, request: &mut ffi::ibv_r
 /// The error behind what posting `request` returned: named, where the request exceeds what the queue
 /// pair was made with (which providers report in as many ways as there are providers).
 #[cold]
-pub(crate) fn explain_send(
+pub(super) fn explain_send(
     queue_pair: &QueuePair<'_>,
     request: &ffi::ibv_send_wr,
     returned: c_int,
@@ -144,7 +144,7 @@ pub(crate) fn explain_send(
 
 /// The error behind what posting a request with these elements and flags returned.
 #[cold]
-pub(crate) fn explain_elements(
+pub(super) fn explain_elements(
     queue_pair: &QueuePair<'_>,
     elements: &[ffi::ibv_sge],
     send_flags: u32,
@@ -166,7 +166,7 @@ pub(crate) fn explain_elements(
 
 /// The error behind what posting `request` returned.
 #[cold]
-pub(crate) fn explain_receive(
+pub(super) fn explain_receive(
     queue_pair: &QueuePair<'_>,
     request: &ffi::ibv_recv_wr,
     returned: c_int,
@@ -202,39 +202,38 @@ fn total(elements: &[ffi::ibv_sge]) -> u64 {
 }
 
 /// A list of elements as C has it, of which the number and the length are checked.
-pub(crate) struct List {
-    pub(crate) first: *mut ffi::ibv_sge,
-    pub(crate) count: c_int,
+struct List {
+    first: *mut ffi::ibv_sge,
+    count: c_int,
     pub(crate) length: u64,
 }
 
 impl List {
     #[inline]
-    fn new(verb: &'static str, elements: *const [ffi::ibv_sge]) -> Result<Self> {
-        // SAFETY: both callers have a slice of elements, which are laid out as the C struct.
-        let length = total(unsafe { &*elements });
+    fn new(verb: &'static str, elements: &[ffi::ibv_sge]) -> Result<Self> {
+        let length = total(elements);
         let Ok(count) = c_int::try_from(elements.len()) else {
             return Err(too_many(verb, elements.len()));
         };
         if length > MAX_MESSAGE_LENGTH {
             return Err(too_long(verb, length));
         }
-        Ok(Self { first: elements.cast::<ffi::ibv_sge>().cast_mut(), count, length })
+        Ok(Self { first: elements.as_ptr().cast_mut(), count, length })
     }
 
     #[inline]
-    pub(crate) fn gather(elements: &[GatherElement<'_>]) -> Result<Self> {
-        Self::new("ibv_post_send", elements as *const [_] as *const [ffi::ibv_sge])
+    fn gather(elements: &[GatherElement<'_>]) -> Result<Self> {
+        Self::new("ibv_post_send", GatherElement::raw_list(elements))
     }
 
     #[inline]
-    pub(crate) fn scatter(verb: &'static str, elements: &mut [ScatterElement<'_>]) -> Result<Self> {
-        Self::new(verb, elements as *mut [_] as *const [ffi::ibv_sge])
+    fn scatter(verb: &'static str, elements: &mut [ScatterElement<'_>]) -> Result<Self> {
+        Self::new(verb, ScatterElement::raw_list(elements))
     }
 
     /// The send request for it, with a completion.
     #[inline]
-    pub(crate) fn request(&self, opcode: ffi::ibv_wr_opcode) -> ffi::ibv_send_wr {
+    fn request(&self, opcode: ffi::ibv_wr_opcode) -> ffi::ibv_send_wr {
         ffi::ibv_send_wr {
             sg_list: self.first,
             num_sge: self.count,
@@ -317,7 +316,7 @@ impl<'wr> ReceiveWorkRequest<'wr> {
 
     /// The C struct under its next number.
     #[inline]
-    pub(crate) fn numbered(&mut self, wr_id: u64) -> &mut ffi::ibv_recv_wr {
+    pub(super) fn numbered(&mut self, wr_id: u64) -> &mut ffi::ibv_recv_wr {
         self.raw.wr_id = wr_id;
         &mut self.raw
     }
@@ -423,7 +422,7 @@ macro_rules! send_queue_request {
     };
 }
 
-pub(crate) use send_queue_request;
+pub(super) use send_queue_request;
 
 /// Adds what requests that send data have besides.
 macro_rules! data_request {
@@ -454,11 +453,11 @@ macro_rules! data_request {
     };
 }
 
-pub(crate) use data_request;
+pub(super) use data_request;
 
 /// Whether the data of a request made from a borrowed list fits inline.
 #[inline]
-pub(crate) fn check_inline(request: &ffi::ibv_send_wr, max_inline_data: u32) -> Result<()> {
+fn check_inline(request: &ffi::ibv_send_wr, max_inline_data: u32) -> Result<()> {
     // SAFETY: all requests are made from a list of that length, which they still borrow.
     let length = total(unsafe { elements(request) });
     if length > max_inline_data.into() {
@@ -468,11 +467,11 @@ pub(crate) fn check_inline(request: &ffi::ibv_send_wr, max_inline_data: u32) -> 
 }
 
 #[cold]
-pub(crate) fn too_long_inline(length: u64, most: u32) -> Error {
+pub(super) fn too_long_inline(length: u64, most: u32) -> Error {
     Error::out_of_range("ibv_post_send", "the length of inline data", length, 0, most.into())
 }
 
-pub(crate) fn debug_send(
+fn debug_send(
     name: &str,
     raw: &ffi::ibv_send_wr,
     f: &mut std::fmt::Formatter<'_>,

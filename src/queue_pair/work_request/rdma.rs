@@ -1,57 +1,12 @@
 //! Requests that access memory of the peer.
 
+use super::remote::{self, check_atomic, check_remote, rdma};
 use super::{List, data_request, send_queue_request};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ffi;
 use crate::memory::{GatherElement, RemoteMemoryRegion, ScatterElement};
 
 const VERB: &str = "ibv_post_send";
-
-/// Whether memory of the peer has room for `length` bytes.
-#[inline]
-pub(crate) fn check_remote(remote: &RemoteMemoryRegion, length: u64) -> Result<()> {
-    if length > remote.length() {
-        return Err(too_small(remote, length));
-    }
-    Ok(())
-}
-
-#[cold]
-fn too_small(remote: &RemoteMemoryRegion, length: u64) -> Error {
-    let what = "the length, for the remote region,";
-    Error::out_of_range(VERB, what, length, 0, remote.length())
-}
-
-/// Whether memory of the peer can be accessed by an atomic: 8 bytes, aligned.
-#[inline]
-pub(crate) fn check_atomic(remote: &RemoteMemoryRegion, local: u64) -> Result<()> {
-    if local != 8 || remote.length() < 8 || !remote.address().is_multiple_of(8) {
-        return Err(not_atomic(remote, local));
-    }
-    Ok(())
-}
-
-#[cold]
-fn not_atomic(remote: &RemoteMemoryRegion, local: u64) -> Error {
-    if local != 8 {
-        Error::out_of_range(VERB, "the local length of an atomic", local, 8, 8)
-    } else if remote.length() < 8 {
-        too_small(remote, 8)
-    } else {
-        Error::invalid(VERB, "the remote address of an atomic is not a multiple of 8")
-    }
-}
-
-/// The C struct's part for memory of the peer.
-#[inline]
-fn rdma(remote: &RemoteMemoryRegion) -> ffi::ibv_send_wr__bindgen_ty_2 {
-    ffi::ibv_send_wr__bindgen_ty_2 {
-        rdma: ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
-            remote_addr: remote.address(),
-            rkey: remote.rkey(),
-        },
-    }
-}
 
 send_queue_request! {
     /// `struct ibv_send_wr`: an RDMA write: copies to memory of the peer, which does not notice.
@@ -75,7 +30,7 @@ impl<'wr> WriteWorkRequest<'wr> {
         let list = List::gather(elements)?;
         check_remote(&remote, list.length)?;
         let mut raw = list.request(ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE);
-        raw.wr = rdma(&remote);
+        raw.wr = ffi::ibv_send_wr__bindgen_ty_2 { rdma: rdma(&remote) };
         Ok(Self::from_raw(raw))
     }
 
@@ -119,7 +74,7 @@ impl<'wr> ReadWorkRequest<'wr> {
         let list = List::scatter(VERB, elements)?;
         check_remote(&remote, list.length)?;
         let mut raw = list.request(ffi::ibv_wr_opcode::IBV_WR_RDMA_READ);
-        raw.wr = rdma(&remote);
+        raw.wr = ffi::ibv_send_wr__bindgen_ty_2 { rdma: rdma(&remote) };
         Ok(Self::from_raw(raw))
     }
 }
@@ -136,12 +91,7 @@ fn atomic(
     let list = List::scatter(VERB, std::slice::from_mut(result))?;
     check_atomic(remote, list.length)?;
     let mut raw = list.request(opcode);
-    raw.wr.atomic = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
-        remote_addr: remote.address(),
-        compare_add,
-        swap,
-        rkey: remote.rkey(),
-    };
+    raw.wr.atomic = remote::atomic(remote, compare_add, swap);
     Ok(raw)
 }
 
@@ -264,7 +214,7 @@ mod tests {
         let refused = |result: u32, remote| {
             FetchAddWorkRequest::new(&mut scatter(result), remote, 1).unwrap_err().to_string()
         };
-        assert!(refused(4, remote(8)).contains("local length of an atomic is 4"));
+        assert!(refused(4, remote(8)).contains("an atomic's buffer is 4"));
         assert!(refused(8, remote(7)).contains("must be within 0..=7"));
         let odd = RemoteMemoryRegion::new(0x7004, 8, 1).unwrap();
         assert!(refused(8, odd).contains("not a multiple of 8"));

@@ -107,7 +107,7 @@ impl<'wr> SendWorkRequest<'wr> {
 
 /// Whether it is the number of a queue pair.
 #[inline]
-pub(crate) fn check_number(number: u32) -> Result<()> {
+pub(super) fn check_number(number: u32) -> Result<()> {
     if number > 0xff_ffff {
         return Err(no_number(number));
     }

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::handle::{Handle, Object};
 
 /// A C object that can be imported.
-pub(crate) trait Import: Object {
+pub(crate) trait ImportableObject: Object {
     /// Frees what importing has made, and leaves the object itself alone.
     ///
     /// # Safety
@@ -13,10 +13,10 @@ pub(crate) trait Import: Object {
     unsafe fn unimport(object: *mut Self);
 }
 
-/// Implements [`Import`] for a C struct.
-macro_rules! import {
+/// Implements [`ImportableObject`] for a C struct.
+macro_rules! importable_object {
     ($object:ident, $unimport:ident) => {
-        impl $crate::importable::Import for $crate::ffi::$object {
+        impl $crate::importable_handle::ImportableObject for $crate::ffi::$object {
             unsafe fn unimport(object: *mut Self) {
                 // SAFETY: the caller vouches for the object.
                 unsafe { $crate::ffi::$unimport(object) }
@@ -25,22 +25,22 @@ macro_rules! import {
     };
 }
 
-pub(crate) use import;
+pub(crate) use importable_object;
 
 /// A [`Handle`] that, when the object was imported, unimports it rather than destroys it.
 #[derive(Debug)]
-pub(crate) struct Importable<T: Import> {
+pub(crate) struct ImportableHandle<T: ImportableObject> {
     handle: Handle<T>,
     imported: bool,
 }
 
-impl<T: Import> Drop for Importable<T> {
+impl<T: ImportableObject> Drop for ImportableHandle<T> {
     fn drop(&mut self) {
         let _ = self.destroy();
     }
 }
 
-impl<T: Import> Importable<T> {
+impl<T: ImportableObject> ImportableHandle<T> {
     /// An object that was made here.
     pub(crate) fn owned(handle: Handle<T>) -> Self {
         Self { handle, imported: false }
