@@ -283,7 +283,7 @@ fn a_window_goes_before_its_queue_pair_quickly() {
             let binding = WindowBinding::new(&region, .., AccessFlags::REMOTE_READ).unwrap();
             bind!(queue_pair, window, binding);
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
     });
 }
 

@@ -68,7 +68,7 @@ fn two_queue_pairs_share_their_receives_and_the_limit_is_told() {
         }
         // Both queue pairs may have told before that they can receive.
         let limit = loop {
-            let event = events.wait_timeout(Duration::from_secs(10)).unwrap();
+            let event = events.wait_timeout(vm::PATIENCE).unwrap();
             if event.kind() == AsyncEventKind::SharedReceiveQueueLimit {
                 break event;
             }

@@ -237,7 +237,7 @@ fn a_receive_that_never_arrives_ends_at_its_deadline() {
     let start = Instant::now();
     let error = pair.one.receive_deadline(&mut region.slice_mut(..).unwrap(), soon()).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
-    assert!((20..2000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert!((20..60_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
     let error = pair.one.send(&region.slice(..).unwrap()).unwrap_err();
     assert_eq!(error, TransportError::Stopped);

@@ -481,7 +481,6 @@ fn a_scope_s_deadline_is_for_what_is_left() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
     let target = pair.shared(1);
-    let start = Instant::now();
     let later = Instant::now() + Duration::from_secs(60);
     let done = pair.one.scope_deadline(later, |s| {
         drop(s.post_write_inline(&[1; 8], target.remote())?);
@@ -493,7 +492,7 @@ fn a_scope_s_deadline_is_for_what_is_left() {
         Ok::<_, TransportError>(())
     });
     assert_eq!(result, Err(ScopeError::Exit(TransportError::TimedOut)));
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(Instant::now() < later, "nothing waited for the first deadline");
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
     drop((region, target));
     pair.reconnect().finish();

@@ -50,7 +50,7 @@ fn without_flushed_completions_the_queue_pair_is_reset() {
     let start = Instant::now();
     force(&mut pair).unwrap_err();
     assert!(start.elapsed() >= Duration::from_millis(50), "the settle timeout");
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(60));
     assert_eq!(states(&pair.device, 2), [ERR, RESET]);
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
     pair.device.hold_completions(queue(&pair.one), 0, false);
@@ -102,7 +102,7 @@ fn a_flood_of_strangers_does_not_keep_a_channel_for_ever() {
     let start = Instant::now();
     force(&mut pair).unwrap_err();
     FLOOD.store(0, Ordering::Relaxed);
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(60));
     assert_eq!(states(&pair.device, 2), [ERR, RESET]);
     pair.reconnect().finish();
 }

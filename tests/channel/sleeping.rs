@@ -46,7 +46,7 @@ fn a_sleeper_wakes_at_its_deadline() {
     let start = Instant::now();
     let error = pair.one.receive_deadline(&mut (), soon()).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
-    assert!((20..5000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert!((20..60_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
     let mut pair = pair.reconnect();
     let late = pair.one.scope(|s| s.post_receive(())?.wait_deadline(soon()));
@@ -133,8 +133,8 @@ fn nobody_sleeps_while_its_completion_is_behind_many_others() {
             std::mem::forget(one.post_write((), target.remote())?);
         }
         let start = Instant::now();
-        two.write_deadline(&(), target.remote(), start + Duration::from_secs(2))?;
-        assert!(start.elapsed() < Duration::from_secs(1), "it slept: {:?}", start.elapsed());
+        two.write_deadline(&(), target.remote(), start + Duration::from_secs(60))?;
+        assert!(start.elapsed() < Duration::from_secs(30), "it slept: {:?}", start.elapsed());
         Ok::<_, TransportError>(())
     })
     .unwrap();

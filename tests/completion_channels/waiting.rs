@@ -146,9 +146,9 @@ fn a_solicited_wait_sleeps_through_the_rest() {
             device.run();
         });
         let start = Instant::now();
-        let found = ids(receives.wait_timeout(&mut room, SOON * 4).unwrap());
+        let found = ids(receives.wait_timeout(&mut room, SOON * 100).unwrap());
         assert_eq!(found, [1], "found in the end");
-        assert!(start.elapsed() >= SOON * 4, "but it woke nobody");
+        assert!(start.elapsed() >= SOON * 100, "but it woke nobody");
     });
     let raw = pair.as_raw() as usize;
     thread::scope(|scope| {

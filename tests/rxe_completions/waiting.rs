@@ -165,14 +165,14 @@ fn a_solicited_event_is_asked_for_by_the_sender() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let start = Instant::now();
-            let found = wait(SOON * 10);
+            let found = wait(SOON * 60);
             (found, start.elapsed())
         });
         thread::sleep(SOON);
         send(false, 1);
         let (found, took) = waiter.join().unwrap();
         assert_eq!(found, [1], "found in the end");
-        assert!(took >= SOON * 10, "but it woke nobody: {took:?}");
+        assert!(took >= SOON * 60, "but it woke nobody: {took:?}");
 
         let waiter = scope.spawn(|| wait(PATIENCE));
         thread::sleep(SOON);

@@ -83,7 +83,7 @@ impl Bed for Rxe {
             if expected.iter().all(|line| there.lines().any(|other| other.contains(line))) {
                 break;
             }
-            let late = start.elapsed() > Duration::from_secs(10);
+            let late = start.elapsed() > vm::PATIENCE;
             prop_assert!(!late, "{there}, not {expected:?}");
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -148,7 +148,7 @@ impl Peer {
     /// Waits until the peer has gone, for a while: until then it may not have heard the last word, which
     /// the wire can lose, and which is not said again once this machine is switched off.
     pub fn part(mut self) {
-        self.0.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        self.0.set_read_timeout(Some(PATIENCE)).unwrap();
         // It closes the connection, or that gets lost in turn: either will do.
         let _ = self.0.read(&mut [0]);
     }
