@@ -162,13 +162,15 @@ macro_rules! resource {
 
 pub(crate) use resource;
 
-/// Implements [`Object`] for a C struct whose destroying verb takes just a pointer to it.
+/// Implements [`Object`] for a C struct whose destroying verb takes just a pointer to it. If
+/// events name the object, it is not destroyed while one of them is read.
 macro_rules! object {
-    ($object:ident, $destroy:ident) => {
+    ($object:ident, $destroy:ident $(, $no_event_is_read:ident)?) => {
         impl $crate::handle::Object for $crate::ffi::$object {
             const DESTROY: &'static str = stringify!($destroy);
 
             unsafe fn destroy(object: *mut Self) -> std::ffi::c_int {
+                $(let _events = $crate::device::event_file::$no_event_is_read();)?
                 // SAFETY: the caller vouches for the object.
                 unsafe { $crate::ffi::$destroy(object) }
             }

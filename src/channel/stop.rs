@@ -22,6 +22,7 @@ use std::{process, thread};
 use super::core::Core;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::handle::Object;
 use crate::trace;
 
 /// Failed polls in a row after which `flush` and `discard` give up.
@@ -38,7 +39,7 @@ impl Core {
                 io::stderr(),
                 "ibverbs: queue pair {:#x} could be neither flushed, reset nor destroyed; its device \
                  may still write to memory that is about to be used again: aborting (if the device \
-                 was pulled out, RDMAV_ALLOW_DISASSOC_DESTROY=1 lets the process go on)",
+                 was pulled out, see 'When the device goes' in the documentation of AsyncEvents)",
                 self.number
             );
             process::abort();
@@ -127,7 +128,7 @@ impl Core {
         self.destroyed.set(true);
         // SAFETY: the queue pair is live, since the verb is called once; `destroyed` keeps everyone off
         // it from here on.
-        let returned = unsafe { ffi::ibv_destroy_qp(self.queue_pair) };
+        let returned = unsafe { ffi::ibv_qp::destroy(self.queue_pair) };
         ffi::status("ibv_destroy_qp", returned).inspect_err(trace::object_leaked)?;
         self.mark_all_ended();
         Ok(())

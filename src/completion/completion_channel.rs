@@ -186,6 +186,7 @@ impl<'ctx> CompletionChannel<'ctx> {
     #[doc(alias = "ibv_ack_cq_events")]
     pub fn next_event(&self) -> Result<Option<CompletionEvent>> {
         let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
+        let _reading = event_file::event_is_read();
         let read = event_file::read_event(GET, || {
             // SAFETY: the channel is live, and the two pointers are writable.
             unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
@@ -193,7 +194,8 @@ impl<'ctx> CompletionChannel<'ctx> {
         if !read {
             return Ok(None);
         }
-        // SAFETY: the queue that the event names is live: destroying it waits for this.
+        // SAFETY: the queue that the event names is live: nobody destroys it before `_reading` is dropped,
+        // and C code that does waits for this.
         unsafe { ffi::ibv_ack_cq_events(queue, 1) };
         Ok(Some(CompletionEvent { token: queue_context as usize }))
     }

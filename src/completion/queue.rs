@@ -18,7 +18,7 @@ use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 
-object!(ibv_cq, ibv_destroy_cq);
+object!(ibv_cq, ibv_destroy_cq, no_event_is_read);
 
 const RESIZE: &str = "ibv_resize_cq";
 

@@ -186,10 +186,9 @@ impl AsyncEvent {
 /// has done by then; but it answers `EIO` to whoever asks for it, which proves nothing, and a channel
 /// that has work in flight then aborts the process. A program that is to survive sets
 /// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs takes that answer for
-/// success. It then does not wait for those that are just reading an event of the object either, and
-/// frees it under them. So such a program, once verbs have failed with `EIO`, destroys queues and queue
-/// pairs only when no other thread takes events of the context or of a
-/// [`CompletionChannel`](crate::CompletionChannel) that several queues share.
+/// success. It then does not wait either until C code in the same process has acknowledged the events that
+/// it has read of the object, and frees the object all the same. So such C code must not be at it by then;
+/// what is read through this crate holds the destroying up.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: waits for an event
@@ -236,6 +235,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     #[doc(alias = "ibv_ack_async_event")]
     pub fn next_event(&self) -> Result<Option<AsyncEvent>> {
         let mut raw = ffi::ibv_async_event::default();
+        let _reading = event_file::event_is_read();
         let read = event_file::read_event(GET, || {
             // SAFETY: the context is live, and `raw` is writable.
             unsafe { ffi::ibv_get_async_event(self.context.as_raw(), &mut raw) }
@@ -243,8 +243,8 @@ impl<'ctx> AsyncEvents<'ctx> {
         if !read {
             return Ok(None);
         }
-        // SAFETY: the object that the event is about is live: destroying it waits until the event
-        // is acknowledged, which is done once.
+        // SAFETY: the object that the event is about is live: nobody destroys it before `_reading` is
+        // dropped, and C code that does waits until the event is acknowledged, which is done once.
         unsafe {
             let event = AsyncEvent::read(&raw);
             ffi::ibv_ack_async_event(&mut raw);

@@ -1,10 +1,29 @@
 //! Waiting for the files through which the kernel tells of events.
 
 use std::os::fd::RawFd;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::ffi;
+
+/// Held to read while an event is read and acknowledged, and to write while an object is destroyed that
+/// events name.
+///
+/// An event carries a pointer to its object, which libibverbs follows. It makes the destroying wait until
+/// the events that were read are acknowledged, but not when the kernel has answered `EIO`, the
+/// environment has `RDMAV_ALLOW_DISASSOC_DESTROY`, and `EIO` counts as success therefore.
+static EVENTS: RwLock<()> = RwLock::new(());
+
+/// No object that events name is destroyed until the guard is dropped.
+pub(crate) fn event_is_read() -> RwLockReadGuard<'static, ()> {
+    EVENTS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// No event is read until the guard is dropped.
+pub(crate) fn no_event_is_read() -> RwLockWriteGuard<'static, ()> {
+    EVENTS.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Makes reads from `fd` return at once when there is nothing to read.
 pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {

@@ -59,7 +59,7 @@ use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
 
-object!(ibv_qp, ibv_destroy_qp);
+object!(ibv_qp, ibv_destroy_qp, no_event_is_read);
 
 /// `struct ibv_qp`: a queue pair, to which sends and receives are posted.
 ///

@@ -373,9 +373,11 @@ static int destroy_cq(struct ibv_cq *ibcq)
 	td_unlock(context);
 	if (error)
 		return error;
-	td_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->comp_events_completed, &cq->events_reported,
+	if (!dev->removed)
+		td_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->comp_events_completed, &cq->events_reported,
 		     "ibv_destroy_cq (completion events)");
-	td_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->async_events_completed, &cq->async_reported,
+	if (!dev->removed)
+		td_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->async_events_completed, &cq->async_reported,
 		     "ibv_destroy_cq (asynchronous events)");
 	pthread_mutex_lock(&dev->lock);
 	td_cq_clear(cq);
@@ -391,6 +393,7 @@ static void cq_event(struct ibv_cq *ibcq)
 
 	pthread_mutex_lock(&dev->lock);
 	to_td_cq(ibcq)->events_reported++;
+	td_hold_reader(dev);
 	pthread_mutex_unlock(&dev->lock);
 }
 

@@ -123,6 +123,14 @@ int td_destroy(struct td_device *dev, enum td_verb verb, struct td_object *obj)
 	return error ? error : td_busy(dev, obj);
 }
 
+void td_hold_reader(struct td_device *dev)
+{
+	dev->readers++;
+	while (dev->hold_readers)
+		pthread_cond_wait(&dev->released, &dev->lock);
+	dev->readers--;
+}
+
 void td_use(struct td_device *dev, const struct td_object *obj)
 {
 	if (obj->failed)
@@ -313,6 +321,7 @@ struct td_device *td_create(const struct td_options *options)
 	if (!dev->posted)
 		goto nomem;
 	pthread_mutex_init(&dev->lock, NULL);
+	pthread_cond_init(&dev->released, NULL);
 	list_head_init(&dev->objects);
 	dev->progress = dev->opt.progress;
 	dev->next_qp_num = dev->opt.first_qp_num;
@@ -450,6 +459,15 @@ unsigned int td_violations(struct td_device *dev, char *text, size_t size)
 SETTER(td_set_progress, enum td_progress, dev->progress = value)
 SETTER(td_set_stale_translation, bool, dev->stale_translation = value)
 SETTER(td_set_keep_stale, bool, dev->keep_stale = value)
+SETTER(td_set_hold_readers, bool, dev->hold_readers = value; pthread_cond_broadcast(&dev->released))
+
+unsigned int td_held_readers(struct td_device *dev)
+{
+	pthread_mutex_lock(&dev->lock);
+	unsigned int count = dev->readers;
+	pthread_mutex_unlock(&dev->lock);
+	return count;
+}
 SETTER(td_set_next_qp_num, uint32_t, dev->next_qp_num = value)
 SETTER(td_set_poll_error, int, dev->poll_error = value)
 #undef SETTER

@@ -91,6 +91,9 @@ int td_lose(struct td_device *device, uint32_t qp_num, unsigned int count);
 void td_set_stale_translation(struct td_device *device, bool on);
 /* Completions of a queue pair stay in its queue when it is reset or destroyed, as rxe does it. */
 void td_set_keep_stale(struct td_device *device, bool on);
+/* Threads that read an event of a completion queue stay between the read and the acknowledgement as long as this is on. */
+void td_set_hold_readers(struct td_device *device, bool on);
+unsigned int td_held_readers(struct td_device *device);
 /* Moves a queue pair to ERR as the device itself does it after an error: flushes, no event. */
 int td_qp_error(struct td_device *device, uint32_t qp_num);
 void td_set_next_qp_num(struct td_device *device, uint32_t qp_num);

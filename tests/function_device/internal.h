@@ -210,6 +210,9 @@ struct td_device {
 	char violation[160];
 	enum td_progress progress;
 	uint32_t next_qp_num, next_key;
+	bool hold_readers;
+	unsigned int readers; /* that are held between the read of an event and its acknowledgement */
+	pthread_cond_t released;
 	bool fatal, removed, link_down, stale_translation, keep_stale;
 	int poll_error;
 	struct ibv_port_attr port[TD_MAX_PORTS];
@@ -257,6 +260,8 @@ int td_busy(struct td_device *dev, const struct td_object *obj);
 /* Begins a verb that destroys: 0, or the errno that it fails with. After a failure that a test has put
  * in nobody may use the object, nor destroy what it was made from. */
 int td_destroy(struct td_device *dev, enum td_verb verb, struct td_object *obj);
+/* Waits, with the device locked, as long as a test wants it to. */
+void td_hold_reader(struct td_device *dev);
 /* What every verb on an object begins with that does not destroy it. */
 void td_use(struct td_device *dev, const struct td_object *obj);
 void td_free(struct td_device *dev, struct td_object *obj);

@@ -349,7 +349,8 @@ static int destroy_qp(struct ibv_qp *ibqp)
 	td_unlock(context);
 	if (error)
 		return error;
-	td_wait_acks(&ibqp->mutex, &ibqp->cond, &ibqp->events_completed, &qp->events_reported,
+	if (!dev->removed)
+		td_wait_acks(&ibqp->mutex, &ibqp->cond, &ibqp->events_completed, &qp->events_reported,
 		     "ibv_destroy_qp");
 	pthread_mutex_lock(&dev->lock);
 	td_free(dev, &qp->obj);

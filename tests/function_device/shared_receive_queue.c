@@ -148,7 +148,8 @@ static int destroy_srq(struct ibv_srq *ibsrq)
 	td_unlock(context);
 	if (error)
 		return error;
-	td_wait_acks(&ibsrq->mutex, &ibsrq->cond, &ibsrq->events_completed, &srq->events_reported,
+	if (!dev->removed)
+		td_wait_acks(&ibsrq->mutex, &ibsrq->cond, &ibsrq->events_completed, &srq->events_reported,
 		     "ibv_destroy_srq");
 	pthread_mutex_lock(&dev->lock);
 	while ((wqe = list_pop(&srq->queue, struct td_wqe, entry)))

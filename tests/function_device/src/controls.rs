@@ -81,7 +81,8 @@ impl FunctionDevice {
 
     /// The device is pulled out: `IBV_EVENT_DEVICE_FATAL` on every context; nothing flushes or
     /// completes any more; every verb but polling and destroying fails with EIO; the channels of
-    /// its completion queues come to their end, so that reading them fails. It is what the kernel
+    /// its completion queues come to their end, so that reading them fails. To destroy an object does not
+    /// wait for the acknowledgement of its events. It is what the kernel
     /// does, if libibverbs was told (`RDMAV_ALLOW_DISASSOC_DESTROY=1`) that destroying is then
     /// success; otherwise let that [fail](Self::fail) too.
     pub fn remove(&self) {
@@ -186,6 +187,18 @@ impl FunctionDevice {
     pub fn keep_stale_completions(&self, on: bool) {
         // SAFETY: the handle is valid.
         unsafe { raw::td_set_keep_stale(self.as_raw(), on) }
+    }
+
+    /// Threads that read an event of a completion queue stay between the read and the acknowledgement as long as this is on.
+    pub fn hold_readers(&self, on: bool) {
+        // SAFETY: the handle is valid.
+        unsafe { raw::td_set_hold_readers(self.as_raw(), on) }
+    }
+
+    /// How many threads are held there.
+    pub fn held_readers(&self) -> u32 {
+        // SAFETY: the handle is valid.
+        unsafe { raw::td_held_readers(self.as_raw()) }
     }
 
     /// The number of the next queue pair, to make numbers come again.
