@@ -7,7 +7,7 @@
 mod broken_pipe;
 mod common;
 
-use common::{Options, Result, deadline, exchange, meet, pattern};
+use common::{Options, Result, deadline, pattern};
 use ibverbs::{Channel, MemoryRegion};
 
 /// Numbers in a message.
@@ -21,13 +21,11 @@ fn main() -> Result<()> {
     let mut region = domain.allocate::<u64>(LENGTH)?;
 
     let prepared = common::patient(Channel::builder(&domain)).build()?;
-    let mut stream = options.connect()?;
-    let (remote, rounds): (_, u64) = exchange(&mut stream, (prepared.endpoint(), options.count))?;
-    let mut channel = prepared.handshake(remote)?;
+    let (mut channel, told) = options.connect(prepared, &options.count.to_be_bytes())?;
 
     match options.server {
         None => {
-            for _ in 0..rounds {
+            for _ in 0..u64::from_be_bytes(told[..].try_into()?) {
                 serve(&mut channel, &mut region)?;
             }
         }
@@ -36,10 +34,10 @@ fn main() -> Result<()> {
                 ask(&mut channel, &mut region, round)?;
             }
             println!("{} messages came back as they should", options.count);
+            // Our device may not have told the peer's yet that the last one has arrived.
+            channel.wait_until_peer_is_gone(deadline())?;
         }
     }
-    // Neither leaves before the other is done.
-    meet(&mut stream)?;
     println!("closed: {:?}", channel.close()?);
     Ok(())
 }

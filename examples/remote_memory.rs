@@ -10,7 +10,7 @@
 mod broken_pipe;
 mod common;
 
-use common::{Options, Result, deadline, exchange, meet, pattern};
+use common::{Options, Result, deadline, pattern};
 use ibverbs::{AccessFlags, Channel, RemoteMemoryRegion};
 
 /// Numbers in the region: a lock, a counter, and data.
@@ -28,15 +28,14 @@ fn main() -> Result<()> {
         AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
 
     let prepared = common::patient(Channel::builder(&domain)).access(everything).build()?;
-    let endpoint = prepared.endpoint();
-    let mut stream = options.connect()?;
     if options.server.is_none() {
         let region = domain.allocate_shared::<u64>(LENGTH, everything)?;
-        let (remote, rounds): (_, u64) = exchange(&mut stream, (endpoint, region.remote()))?;
-        let channel = prepared.handshake(remote)?;
-        // Both are connected; from here on this process only waits until the client is done.
-        meet(&mut stream)?;
-        meet(&mut stream)?;
+        let (channel, told) = options.connect(prepared, &region.remote().to_bytes())?;
+        let rounds = u64::from_be_bytes(told[..].try_into()?);
+        // From here on this process only waits until the client is done, and has closed its channel.
+        if !channel.wait_until_peer_is_gone(deadline())? {
+            return Err("the client takes too long".into());
+        }
         // Nobody uses the memory any more. It is still read by copies, never by reference.
         let memory = region.to_vec();
         let right = memory[DATA..].iter().enumerate().all(|(i, &n)| n == pattern(rounds - 1, i));
@@ -46,11 +45,9 @@ fn main() -> Result<()> {
         println!("{rounds} rounds have left what they should");
         drop(channel);
     } else {
-        let (remote, memory) = exchange(&mut stream, (endpoint, options.count))?;
-        let mut channel = prepared.handshake(remote)?;
-        meet(&mut stream)?;
+        let (mut channel, told) = options.connect(prepared, &options.count.to_be_bytes())?;
+        let memory = RemoteMemoryRegion::from_bytes(&told)?;
         work(&mut channel, &domain, memory, options.count)?;
-        meet(&mut stream)?;
     }
     Ok(())
 }

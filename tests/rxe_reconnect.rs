@@ -7,10 +7,10 @@ mod vm;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{TransportError, WorkErrorClass};
+use ibverbs::{AckTimeout, TransportError, WorkErrorClass};
 
 use vm::channels::{connect, deadline, handshake, nothing_is_left, sides};
-use vm::one_at_a_time;
+use vm::{one_at_a_time, run};
 
 /// A message of the old connection, and the first of the new one.
 const STALE: u64 = 0xdead;
@@ -56,5 +56,57 @@ fn a_message_of_the_old_peer_is_not_received() {
         }
     });
     drop(inbox);
+    nothing_is_left(sides);
+}
+
+/// How long the wire holds each packet in the test below.
+const DELAY: Duration = Duration::from_millis(400);
+
+/// A wire with a delay, until dropped.
+struct SlowWire;
+
+impl SlowWire {
+    fn new() -> Self {
+        let millis = DELAY.as_millis();
+        run(&format!("tc qdisc add dev veth1 root netem delay {millis}ms"));
+        Self
+    }
+}
+
+impl Drop for SlowWire {
+    fn drop(&mut self) {
+        run("tc qdisc del dev veth1 root");
+    }
+}
+
+/// The old peer acknowledges what `b` sent to it, but the wire holds the acknowledgement until `b` is
+/// connected to the new peer and has sent something there, for which that has no room. If the late packet
+/// is for the same queue pair, Soft-RoCE takes it for an acknowledgement of the new message whenever its
+/// number is higher, which is a matter of luck with random numbers: hence the rounds.
+#[test]
+fn a_late_acknowledgement_of_the_old_peer_completes_nothing() {
+    let _lock = one_at_a_time();
+    let sides = sides();
+    let _slow = SlowWire::new();
+    let builder = |side: usize| {
+        let side = if side == 0 { &sides.0 } else { &sides.1 };
+        // Nothing is sent again because of the delay.
+        side.builder().ack_timeout(AckTimeout::new(20).unwrap())
+    };
+    for round in 0..5 {
+        let (mut b, mut old) = connect(builder(0), builder(1));
+        let number = b.number();
+        // SAFETY: there is no memory.
+        let _receive = unsafe { old.receive_unpolled(&mut ()) }.unwrap();
+        // The message itself arrives at once; its acknowledgement takes its time.
+        let late = b.send_inline_deadline(b"", Instant::now() + DELAY / 4).unwrap_err();
+        assert_eq!(late, TransportError::TimedOut);
+        let (mut b, new) = handshake(b.reset().unwrap(), builder(1).build().unwrap());
+        assert_ne!(b.number(), number);
+        // The new peer has no receive: nothing can complete this.
+        let result = b.send_inline_deadline(b"", Instant::now() + 2 * DELAY);
+        assert_eq!(result.unwrap_err(), TransportError::TimedOut, "round {round}");
+        drop((b, old, new));
+    }
     nothing_is_left(sides);
 }

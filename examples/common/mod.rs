@@ -1,14 +1,11 @@
-//! What the examples of two processes have in common: options, and the exchange over TCP that comes
-//! before every RDMA connection.
+//! What the examples of two processes have in common: options, and how they connect.
 
 use std::error::Error;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use ibverbs::{AckTimeout, ChannelBuilder, MaxRnrRetries, MinRnrTimer};
+use ibverbs::{AckTimeout, Channel, ChannelBuilder, MaxRnrRetries, MinRnrTimer, PreparedChannel};
 use lexopt::prelude::*;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
@@ -59,15 +56,17 @@ impl Options {
         Ok(ibverbs::open(&name)?)
     }
 
-    /// Waits for the client, or calls the server.
-    pub(crate) fn connect(&self) -> Result<TcpStream> {
-        let stream = match &self.server {
-            Some(host) => TcpStream::connect((host.as_str(), self.tcp_port))?,
-            None => TcpListener::bind(("::", self.tcp_port))?.accept()?.0,
+    /// Waits for the client, or calls the server; tells it some bytes, and hears what it tells.
+    pub(crate) fn connect<'res>(
+        &self,
+        prepared: PreparedChannel<'res>,
+        ours: &[u8],
+    ) -> Result<(Channel<'res>, Vec<u8>)> {
+        let Some(host) = &self.server else {
+            let listener = TcpListener::bind(("::", self.tcp_port))?;
+            return Ok(prepared.accept(&listener, ours, deadline())?);
         };
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(stream)
+        Ok(prepared.connect((host.as_str(), self.tcp_port), ours, deadline())?)
     }
 }
 
@@ -79,22 +78,6 @@ pub(crate) fn patient(builder: ChannelBuilder<'_>) -> ChannelBuilder<'_> {
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
         // One second for each answer.
         .ack_timeout(AckTimeout::new(18).expect("at most 31"))
-}
-
-/// Tells the peer, and hears what it tells.
-pub(crate) fn exchange<T: Serialize, U: DeserializeOwned>(
-    stream: &mut TcpStream,
-    ours: T,
-) -> Result<U> {
-    let config = bincode::config::standard();
-    bincode::serde::encode_into_std_write(ours, stream, config)?;
-    Ok(bincode::serde::decode_from_std_read(stream, config)?)
-}
-
-/// Waits until the peer has come here too.
-pub(crate) fn meet(stream: &mut TcpStream) -> Result<()> {
-    let _: u8 = exchange(stream, 0_u8)?;
-    Ok(())
 }
 
 /// The number at `index` of message `message`: no two places have the same.

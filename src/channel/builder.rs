@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Channel;
 use super::core::CoreSettings;
 use super::in_flight::InFlight;
-use super::link::Link;
+use super::link::{Link, Recipe};
 use super::operation::Limits;
 use super::shared_completion_queue::SharedCompletionQueue;
 use super::wait::Sleep;
@@ -248,7 +248,8 @@ impl<'res> ChannelBuilder<'res> {
             // The queue pair holds the queue in an `Arc`, so its address stays the same.
             sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
         };
-        Ok(PreparedChannel { link: Link::new(queue_pair, &settings, table, router) })
+        let recipe = Recipe { capacities, connection: self.connection };
+        Ok(PreparedChannel { link: Link::new(queue_pair, recipe, &settings, table, router) })
     }
 }
 

@@ -112,14 +112,15 @@ impl Core {
         let current = (self.epoch.get() >> 32) as u32;
         let unknown =
             TransportError::UnknownCompletion { queue_pair: completion.queue_pair_number(), wr_id };
-        if completion.queue_pair_number() != self.number {
-            return Err(unknown);
-        }
         if epoch != current {
             // The counter may wrap around between the two.
             let age = current.wrapping_sub(epoch);
             let oldest = current.wrapping_sub(self.first_epoch);
+            // It may name a queue pair that the channel had before a reset.
             return if age <= oldest { Ok(false) } else { Err(unknown) };
+        }
+        if completion.queue_pair_number() != self.number {
+            return Err(unknown);
         }
         let slot = self.table.slot(index as usize);
         match slot.map(|slot| (slot, slot.state())) {

@@ -103,6 +103,8 @@ pub(super) struct CoreSettings {
 impl Core {
     /// The core of a queue pair that is not connected yet. It contains pointers to itself, so it must
     /// not move. It is in an `Arc`, because a `Box` asserts that it is the only pointer to its content.
+    /// `earlier` is the core that it takes the place of when its channel is reset: tokens and completions
+    /// of that one are known as such.
     ///
     /// # Safety
     ///
@@ -114,6 +116,7 @@ impl Core {
         settings: &CoreSettings,
         table: InFlight,
         router: Option<(Arc<Router>, Inbox)>,
+        earlier: Option<&Self>,
     ) -> Arc<Self> {
         let epoch = new_epoch();
         // SAFETY: the caller vouches for the queue pair, and with it for its parents.
@@ -125,8 +128,12 @@ impl Core {
             queue_pair,
             number,
             epoch: Cell::new(u64::from(epoch) << 32),
-            first_epoch: router.as_ref().map_or(epoch, |(router, _)| router.first_epoch()),
-            identity: epoch,
+            first_epoch: match (&router, earlier) {
+                (Some((router, _)), _) => router.first_epoch(),
+                (None, Some(earlier)) => earlier.first_epoch,
+                (None, None) => epoch,
+            },
+            identity: earlier.map_or(epoch, |earlier| earlier.identity),
             connection: Cell::new(0),
             prepared: UnsafeCell::new(prepared),
             // libibverbs sets every operation of a context before it hands the context out.
@@ -151,6 +158,12 @@ impl Core {
         // SAFETY: the core does not move any more; `post_raw` gets its pointer from the same cell.
         unsafe { Prepared::set_piece_pointers(core.prepared.get()) };
         core
+    }
+
+    /// What it was made with.
+    pub(super) fn settings(&self) -> CoreSettings {
+        let Self { limits, settle_timeout, sleep, .. } = *self;
+        CoreSettings { limits, settle_timeout, sleep }
     }
 
     #[inline]

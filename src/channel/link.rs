@@ -1,15 +1,16 @@
 //! The owner of a channel's queue pair, connected or not.
 
 use std::fmt;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::core::{Core, CoreSettings};
 use super::in_flight::InFlight;
 use super::router::{Inbox, Router};
-use crate::error::{Error, Result};
-use crate::queue_pair::{QueuePair, QueuePairEndpoint};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::queue_pair::{ConnectionSettings, QueuePair, QueuePairEndpoint};
 use crate::trace;
 
 /// Owns the queue pair and the core that uses it.
@@ -23,6 +24,14 @@ pub(super) struct Link<'res> {
     /// Over which the two sides have connected, if they did so over TCP. It is closed after the queue
     /// pair is destroyed.
     pub(super) stream: Option<TcpStream>,
+    recipe: Recipe,
+}
+
+/// What a channel makes its queue pairs with: the first one, and one for each reset.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recipe {
+    pub(super) capacities: ffi::ibv_qp_cap,
+    pub(super) connection: ConnectionSettings,
 }
 
 impl Drop for Link<'_> {
@@ -45,13 +54,20 @@ impl<'res> Link<'res> {
     /// which only this link uses, or only the router.
     pub(super) fn new(
         queue_pair: QueuePair<'res>,
+        recipe: Recipe,
         settings: &CoreSettings,
         table: InFlight,
         router: Option<(Arc<Router>, Inbox)>,
     ) -> Self {
         // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
-        let core = unsafe { Core::new(queue_pair.as_raw(), settings, table, router) };
-        Self { core, queue_pair: ManuallyDrop::new(queue_pair), leaked: false, stream: None }
+        let core = unsafe { Core::new(queue_pair.as_raw(), settings, table, router, None) };
+        Self {
+            core,
+            queue_pair: ManuallyDrop::new(queue_pair),
+            leaked: false,
+            stream: None,
+            recipe,
+        }
     }
 
     pub(super) fn endpoint(&self) -> QueuePairEndpoint {
@@ -85,17 +101,51 @@ impl<'res> Link<'res> {
         Ok(())
     }
 
-    /// To RESET, with nothing in flight and nothing in the completion queue.
+    /// To RESET, with nothing in flight and nothing in the completion queue, and to another queue pair.
+    ///
+    /// Packets name the queue pair that they are for, but not the one that they come from. So what the
+    /// peer of the old connection still sends would reach the new one, if that had the same number, and
+    /// no wait on this side would help: the peer decides for how long it sends again. The packet numbers
+    /// alone do not help either, as a late acknowledgement counts for all packets before its number.
     pub(super) fn reset(&mut self) -> Result<()> {
         if self.core.destroyed.get() {
             return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
         }
         self.core.close();
         self.core.reset()?;
-        self.queue_pair.renew_psns();
         self.core.discard()?;
         trace::channel_reset(self.core.number);
-        Ok(())
+        match self.replace_queue_pair() {
+            // The device has no room for a second one. The first has random packet numbers at least.
+            Err(error) if error.kind() == ErrorKind::Resource => {
+                self.queue_pair.renew_psns();
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    /// Creates another queue pair of the same kind, and destroys the present one, which is in RESET.
+    fn replace_queue_pair(&mut self) -> Result<()> {
+        let Recipe { capacities, mut connection } = self.recipe;
+        // Those are of the first connection.
+        (connection.send_psn, connection.receive_psn) = (None, None);
+        let table = InFlight::new(capacities.max_send_wr, capacities.max_recv_wr)?;
+        let fresh = self.queue_pair.another(capacities, connection)?;
+        let router = self.core.router.clone();
+        if let Some((router, inbox)) = &router {
+            router.renumber(*inbox, fresh.number());
+        }
+        let mut settings = self.core.settings();
+        settings.limits.max_inline_data = fresh.max_inline_data();
+        // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
+        let core =
+            unsafe { Core::new(fresh.as_raw(), &settings, table, router, Some(&*self.core)) };
+        let old_core = mem::replace(&mut self.core, core);
+        let old = mem::replace(&mut self.queue_pair, ManuallyDrop::new(fresh));
+        let destroyed = old_core.destroy();
+        ManuallyDrop::into_inner(old).disown(destroyed.is_ok());
+        destroyed
     }
 
     /// Destroys the queue pair, and says so if that fails.

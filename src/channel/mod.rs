@@ -91,21 +91,29 @@ use crate::queue_pair::QueuePairEndpoint;
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs a peer
-/// use ibverbs::Channel;
-/// # fn exchange(_: ibverbs::QueuePairEndpoint) -> ibverbs::QueuePairEndpoint { unimplemented!() }
+/// use std::time::{Duration, Instant};
+/// use ibverbs::{Channel, MaxRnrRetries, TransportError};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = ibverbs::open("rxe0")?;
 /// let domain = context.alloc_pd()?;
-/// let prepared = Channel::builder(&domain).build()?;
-/// let remote = exchange(prepared.endpoint()); // over TCP, say
-/// let mut channel = prepared.handshake(remote)?;
+/// // A message that arrives before its receive is posted is sent again, as often as it takes.
+/// let builder = Channel::builder(&domain).max_rnr_retries(MaxRnrRetries::UNLIMITED);
+/// let deadline = Instant::now() + Duration::from_secs(10);
+/// // The peer calls `accept`. All else both sides can do alike.
+/// let (mut channel, _) = builder.build()?.connect("server:18515", b"", deadline)?;
 ///
 /// let mut region = domain.allocate::<u8>(4096)?;
 /// region[..5].copy_from_slice(b"hello");
-/// channel.send(&region.slice(..5)?)?;
-/// let received = channel.receive(&mut region.slice_mut(..)?)?.byte_len();
-/// println!("the peer says {:?}", &region[..received as usize]);
+/// let (message, room) = region.slice_mut(..)?.split_at(5)?;
+/// channel.scope_deadline(deadline, |scope| {
+///     // The receive comes first: if both sides waited for their sends, neither would receive.
+///     let receive = scope.post_receive(room)?;
+///     scope.post_send(message)?.wait()?;
+///     let (room, completion) = receive.wait()?;
+///     println!("the peer says {:?}", &room[..completion.byte_len() as usize]);
+///     Ok::<_, TransportError>(())
+/// })?;
 /// # Ok(())
 /// # }
 /// ```
@@ -188,20 +196,28 @@ impl<'res> Channel<'res> {
         if self.core().destroyed.get() { std::ptr::null_mut() } else { self.core().queue_pair() }
     }
 
-    /// `ibv_modify_qp`: takes the channel back to RESET, to be connected again. Everything that was
-    /// in flight has then ended.
+    /// `ibv_modify_qp`, `ibv_create_qp`: makes the channel ready to be connected again, to the same peer
+    /// or another. Everything that was in flight has then ended. The peer of the connection has to do the
+    /// same, and each needs the new [endpoint](PreparedChannel::endpoint) of the other.
     ///
-    /// The peer has to do the same, as its packets are numbered from the start again.
+    /// The channel gets another queue pair, with another number. The peer of the old connection sends
+    /// what was not acknowledged again and again, for as long as *its* settings say, often for seconds,
+    /// and the network may deliver packets late. All of that names the old queue pair, and is dropped. No
+    /// wait is needed.
     ///
-    /// Packets of the old connection may still be on their way, above all where it ended while much
-    /// was in flight, and the new one, between the same queue pairs, may take them for its own: the
-    /// data can then be wrong without an error. So wait between the reset and the handshake for as
-    /// long as the network can hold a packet (the InfiniBand specification calls that TimeWait; some
-    /// milliseconds on a local network), or make a new channel, which has another number.
+    /// Where the device has no room for a second queue pair, the channel keeps the one that it has. Then,
+    /// or if the device gives the old number out again at once, only the random packet numbers keep the
+    /// connections apart: a late packet is taken for one of the new connection if its number happens to
+    /// be the next one (1 in 16 million), and a late acknowledgement may count for messages that were
+    /// sent since. A program that must exclude that waits until the old peer has given up.
     ///
     /// # Errors
     ///
-    /// The queue pair cannot be reset, or its completion queue not be polled; it is then destroyed.
+    /// The queue pair is then destroyed.
+    ///
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    ///  - `ENETDOWN`, `ENODATA`: the port is not active, or has no GID any more.
+    ///  - `ETIMEDOUT`: the completion queue does not become empty.
     #[doc(alias = "ibv_modify_qp")]
     pub fn reset(self) -> Result<PreparedChannel<'res>> {
         let mut link = self.link;

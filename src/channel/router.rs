@@ -6,6 +6,7 @@
 
 use std::ffi::c_int;
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::batch::{BATCH, PollCq};
@@ -295,6 +296,19 @@ impl Router {
         }
         routes.numbers.insert(number, inbox.0);
         routes.inboxes[inbox.0].number = number;
+    }
+
+    /// As [`register`](Self::register), for an inbox whose queue pair was reset and is about to be
+    /// destroyed.
+    pub(super) fn renumber(&self, inbox: Inbox, number: u32) {
+        self.clear(inbox);
+        let mut routes = self.lock();
+        let old = mem::replace(&mut routes.inboxes[inbox.0].number, NO_NUMBER);
+        if old != NO_NUMBER {
+            routes.numbers.remove(old);
+        }
+        drop(routes);
+        self.register(inbox, number);
     }
 
     /// Frees the inbox of a queue pair that was destroyed, or never existed.

@@ -73,6 +73,35 @@ impl RemoteMemoryRegion {
         Ok(Self { address, length, rkey })
     }
 
+    /// The region as 20 bytes: address, length and rkey, in network order. They are what a peer can be
+    /// told without feature `serde`, such as in the private data of
+    /// [`PreparedChannel::connect`](crate::PreparedChannel::connect).
+    pub fn to_bytes(&self) -> [u8; 20] {
+        let mut bytes = [0; 20];
+        bytes[..8].copy_from_slice(&self.address.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.length.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes
+    }
+
+    /// The region that [`to_bytes`](Self::to_bytes) has made these bytes of.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: they are not 20, or the end of the region is more than 64 bits hold.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let parts = || {
+            let (address, rest) = bytes.split_first_chunk()?;
+            let (length, rkey) = rest.split_first_chunk()?;
+            Some((address, length, rkey.try_into().ok()?))
+        };
+        let Some((address, length, rkey)) = parts() else {
+            return Err(Error::invalid("ibv_send_wr", "a remote region is 20 bytes long"));
+        };
+        let (address, length) = (u64::from_be_bytes(*address), u64::from_be_bytes(*length));
+        Self::new(address, length, u32::from_be_bytes(rkey))
+    }
+
     /// Where it begins, in the peer's address space.
     #[inline]
     pub const fn address(&self) -> u64 {
@@ -131,6 +160,19 @@ impl fmt::Debug for RemoteMemoryRegion {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn twenty_bytes_are_a_region() {
+        let region = RemoteMemoryRegion::new(0x1122_3344_5566_7788, 0x99, 0xaabb_ccdd).unwrap();
+        let bytes = region.to_bytes();
+        assert_eq!(bytes[..8], [0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88]);
+        assert_eq!(bytes[8..], [0, 0, 0, 0, 0, 0, 0, 0x99, 0xaa, 0xbb, 0xcc, 0xdd]);
+        assert_eq!(RemoteMemoryRegion::from_bytes(&bytes), Ok(region));
+        for len in (0..20).chain([21, 40]) {
+            assert!(RemoteMemoryRegion::from_bytes(&[1; 40][..len]).is_err(), "{len} bytes");
+        }
+        assert!(RemoteMemoryRegion::from_bytes(&[0xff; 20]).is_err());
+    }
 
     #[test]
     fn sub_regions_stay_inside() {

@@ -282,6 +282,18 @@ impl<'res> QueuePair<'res> {
         settings.receive_psn = None;
     }
 
+    /// Another queue pair of the same type with the same parents. Options that no channel has are not
+    /// those of this one.
+    pub(crate) fn another(
+        &self,
+        capacities: ffi::ibv_qp_cap,
+        settings: ConnectionSettings,
+    ) -> Result<Self> {
+        let Parents { domain, send_cq, receive_cq, .. } = self.parents.clone();
+        let builder = QueuePairBuilder::new(domain, send_cq, receive_cq, self.queue_pair_type());
+        Ok(builder.with(capacities, settings).build()?.into_queue_pair())
+    }
+
     /// Lets go of the C object, on which the destroy verb was called already, and leaks the parents if
     /// that failed.
     pub(crate) fn disown(mut self, destroyed: bool) {

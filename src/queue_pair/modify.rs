@@ -218,10 +218,18 @@ impl<'res> QueuePair<'res> {
     ///
     /// What was outstanding is forgotten: no completion will come. Completions that are not polled yet
     /// may be lost or not, depending on the device; poll until there are none (after
-    /// [`to_error`](Self::to_error), if requests are outstanding) where that matters. Packets of the
-    /// old connection may still be on their way, and the next one between the same queue pairs may take
-    /// them for its own: wait before the handshake for as long as the network can hold a packet
-    /// (TimeWait, in the InfiniBand specification).
+    /// [`to_error`](Self::to_error), if requests are outstanding) where that matters. The packet
+    /// number of the next connection is random again, and the endpoint with it.
+    ///
+    /// The queue pair keeps its number, and packets do not say which queue pair they come from. The peer of
+    /// the old connection knows nothing of the reset: it sends what was not acknowledged again and again,
+    /// for as long as its [`max_ack_retries`](crate::QueuePairBuilder::max_ack_retries) and
+    /// [`ack_timeout`](crate::QueuePairBuilder::ack_timeout) say, often for seconds. Such packets reach the
+    /// next connection too. The random numbers keep almost all of its messages out (1 in 16 million gets
+    /// in), but not all late acknowledgements: Soft-RoCE takes one with a higher number for an
+    /// acknowledgement of everything before it. So reset both sides before either connects again, and then
+    /// wait until the old peer has given up; or create another queue pair, as
+    /// [`Channel::reset`](crate::Channel::reset) does.
     ///
     /// # Errors
     ///

@@ -10,6 +10,7 @@ mod pair;
 mod parts;
 mod posting;
 mod removed;
+mod reset;
 mod rules;
 mod scopes;
 mod settling;

@@ -239,3 +239,32 @@ fn a_hundred_connections_leave_nothing() {
     }
     rig.assert_nothing_left();
 }
+
+/// The example of `Channel`, run by both sides.
+#[test]
+fn both_sides_can_send_first() {
+    let rig = Rig::new();
+    let (one, two) = connected(&rig);
+    thread::scope(|threads| {
+        for mut channel in [one, two] {
+            let mut region = MemoryRegion::<u8>::new(&rig.domain, 64).unwrap();
+            threads.spawn(move || {
+                region[..5].copy_from_slice(b"hello");
+                let (message, room) = region.slice_mut(..).unwrap().split_at(5).unwrap();
+                let said = channel.scope_deadline(soon(), |scope| {
+                    let receive = scope.post_receive(room)?;
+                    scope.post_send(message)?.wait()?;
+                    let (room, completion) = receive.wait()?;
+                    Ok::<_, ibverbs::TransportError>(
+                        room[..completion.byte_len() as usize].to_vec(),
+                    )
+                });
+                assert_eq!(said.unwrap(), b"hello");
+                // The peer's device asks ours until the peer has all that it needs.
+                channel.stream().unwrap().shutdown(std::net::Shutdown::Write).unwrap();
+                assert!(channel.wait_until_peer_is_gone(soon()).unwrap());
+            });
+        }
+    });
+    rig.assert_nothing_left();
+}

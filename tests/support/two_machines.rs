@@ -142,7 +142,10 @@ impl Peer {
 
     /// Tells the peer, and hears what it tells.
     pub fn exchange<T: Serialize, U: DeserializeOwned>(&mut self, ours: T) -> U {
-        common::exchange(&mut self.0, ours).expect("the peer is there")
+        let config = bincode::config::standard();
+        bincode::serde::encode_into_std_write(ours, &mut self.0, config)
+            .expect("the peer is there");
+        bincode::serde::decode_from_std_read(&mut self.0, config).expect("the peer is there")
     }
 
     /// Waits until the peer has gone, for a while: until then it may not have heard the last word, which
@@ -155,6 +158,6 @@ impl Peer {
 
     /// Waits until the peer has come here too.
     pub fn meet_again(&mut self) {
-        common::meet(&mut self.0).expect("the peer is there");
+        let _: u8 = self.exchange(0_u8);
     }
 }

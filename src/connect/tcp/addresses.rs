@@ -30,6 +30,7 @@ impl<'res> PreparedChannel<'res> {
     /// The TCP stream stays open as long as the channel does: see [`Channel::peer_is_gone`].
     ///
     /// ```no_run
+    /// # // not on Soft-RoCE alone: needs a peer
     /// use std::time::{Duration, Instant};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -73,6 +74,7 @@ impl<'res> PreparedChannel<'res> {
     /// [`accept_over`](Self::accept_over).
     ///
     /// ```no_run
+    /// # // not on Soft-RoCE alone: needs a peer
     /// use std::net::TcpListener;
     /// use std::time::{Duration, Instant};
     ///
