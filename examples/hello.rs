@@ -1,6 +1,8 @@
 //! Sends a greeting over RDMA, from a channel to itself. Not a line of it is unsafe.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Where there is no RDMA device, one made of software.
+    let _software = ibverbs_software::register_if_none()?;
     let devices = ibverbs::devices()?;
     let device = devices.iter().next().ok_or("this machine has no RDMA device")?;
     let context = device.open()?;

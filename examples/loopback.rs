@@ -73,6 +73,8 @@ fn parse() -> Result<Option<Options>, lexopt::Error> {
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    // Where there is no RDMA device, one made of software.
+    let _software = ibverbs_software::register_if_none()?;
     let devices = ibverbs::devices()?;
     let (context, port) = choose(&devices, options)?;
     let domain = context.alloc_pd()?;

@@ -21,6 +21,8 @@ pub(crate) struct Options {
     /// The host of the server; none: this is the server.
     pub(crate) server: Option<String>,
     pub(crate) device: Option<String>,
+    /// Where there is no RDMA device, one made of software.
+    _software: Option<ibverbs_software::Device>,
     /// What the example counts.
     pub(crate) count: u64,
     tcp_port: u16,
@@ -29,7 +31,8 @@ pub(crate) struct Options {
 impl Options {
     /// Reads the command line: `[-d DEVICE] [-p PORT] [-n COUNT] [HOST]`.
     pub(crate) fn read(count: u64) -> Result<Self> {
-        let mut options = Self { server: None, device: None, count, tcp_port: 18515 };
+        let _software = ibverbs_software::register_if_none()?;
+        let mut options = Self { server: None, device: None, _software, count, tcp_port: 18515 };
         let mut arguments = lexopt::Parser::from_env();
         while let Some(argument) = arguments.next()? {
             match argument {

@@ -52,6 +52,8 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
+    // Where there is no RDMA device, one made of software.
+    let _software = ibverbs_software::register_if_none()?;
     let devices = ibverbs::devices()?;
     let wanted = |name: &str| options.device.as_deref().is_none_or(|wanted| wanted == name);
     let device = devices.iter().find(|device| wanted(device.name())).ok_or_else(|| {

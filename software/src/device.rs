@@ -5,6 +5,7 @@ use std::io;
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,7 @@ use crate::ffi::{
     verbs_device,
 };
 use crate::link::clock::RealClock;
-use crate::link::udp::{Receiver, Sockets, UdpLink, Waker};
+use crate::link::udp::{Receiver, UdpLink, Waker};
 use crate::provider;
 use crate::register;
 use crate::transport::Engine;
@@ -29,6 +30,8 @@ use crate::transport::timers::Time;
 #[derive(Debug)]
 pub(crate) struct Shared {
     engine: Mutex<Engine>,
+    /// Held before the engine's lock, never after it.
+    receiver: Mutex<Receiver>,
     waker: Arc<Waker>,
     /// Until when the thread sleeps, if nobody wakes it; 0 while it is awake. Changed with the lock held.
     sleeps_until: AtomicU64,
@@ -46,6 +49,27 @@ impl Shared {
     pub(crate) fn lock(&self) -> Locked<'_> {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         Locked { engine, shared: self }
+    }
+
+    /// Hands the packets that are there to the engine; returns how many.
+    fn receive(&self, receiver: &mut Receiver) -> usize {
+        let mut engine = None;
+        receiver.receive(|from, to, packet| {
+            let engine = engine.get_or_insert_with(|| self.lock());
+            engine.receive((from.ip(), from.port()), to, packet);
+        })
+    }
+
+    /// For a program that polls and found nothing: it looks for packets itself, which saves waking the
+    /// thread; if there are none, it lets others run, since there is no hardware that works meanwhile.
+    pub(crate) fn make_progress(&self) {
+        let received = match self.receiver.try_lock() {
+            Ok(mut receiver) => self.receive(&mut receiver),
+            Err(_) => 0,
+        };
+        if received == 0 {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -76,11 +100,20 @@ impl Drop for Locked<'_> {
 
 /// Receives packets and keeps the timers, so that a peer's requests are served while the program does
 /// something else.
-fn run(shared: &Shared, sockets: &Sockets) {
-    let mut receiver = Receiver::new();
+fn run(shared: &Shared) {
     let mut sleeps_until: Time = 0;
+    let mut files = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
-        let now_open = sockets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let wait_for = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        files.clear();
+        files.push(wait_for(shared.waker.fd()));
+        // Cloned, so that a socket that is left meanwhile keeps its descriptor until the end of the wait.
+        let sockets = {
+            let mut receiver = shared.receiver.lock().unwrap_or_else(PoisonError::into_inner);
+            shared.receive(&mut receiver);
+            receiver.sockets().to_vec()
+        };
+        files.extend(sockets.iter().map(|socket| wait_for(socket.socket.as_raw_fd())));
         let timeout = {
             let mut engine = shared.lock();
             engine.advance();
@@ -92,10 +125,6 @@ fn run(shared: &Shared, sockets: &Sockets) {
             shared.sleeps_until.store(sleeps_until, Ordering::Relaxed);
             (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
         };
-        let files = now_open.iter().map(|socket| std::os::fd::AsRawFd::as_raw_fd(&socket.socket));
-        let wait_for = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut files: Vec<_> =
-            [shared.waker.fd()].into_iter().chain(files).map(wait_for).collect();
         let timeout = timeout.map(|ns| libc::timespec {
             tv_sec: (ns / 1_000_000_000) as _,
             tv_nsec: (ns % 1_000_000_000) as _,
@@ -106,15 +135,6 @@ fn run(shared: &Shared, sockets: &Sockets) {
         shared.sleeps_until.store(0, Ordering::Relaxed);
         if files[0].revents != 0 {
             shared.waker.clear();
-        }
-        for (socket, file) in now_open.iter().zip(&files[1..]) {
-            if file.revents != 0 {
-                let mut engine = None;
-                receiver.receive(&socket.socket, |from, packet| {
-                    let engine = engine.get_or_insert_with(|| shared.lock());
-                    engine.receive((from.ip(), from.port()), socket.address, packet);
-                });
-            }
         }
     }
 }
@@ -234,10 +254,11 @@ impl Device {
         verbs.device.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
         verbs.ops = provider::device_operations();
         let addresses = settings.ports.concat();
-        let (sockets, waker) = (link.sockets(), link.waker());
+        let (receiver, waker) = (Receiver::new(link.sockets()), link.waker());
         let engine = Engine::new(settings, Arc::new(RealClock::new()), Box::new(link));
         let shared = Arc::new(Shared {
             engine: Mutex::new(engine),
+            receiver: Mutex::new(receiver),
             waker,
             sleeps_until: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -245,7 +266,7 @@ impl Device {
         let running = shared.clone();
         let thread = std::thread::Builder::new()
             .name(name)
-            .spawn(move || without_signals(|| run(&running, &sockets)))?;
+            .spawn(move || without_signals(|| run(&running)))?;
         let device = Box::new(RawDevice { verbs, shared, thread: Some(thread), addresses });
         let device = NonNull::from(Box::leak(device)).cast();
         // SAFETY: the device is live; it begins with no reference, and this is the handle's.
@@ -275,7 +296,7 @@ impl Device {
     /// Has [`ibverbs::devices`] list the device, and [`ibverbs::open`] find it by its name, for as long as
     /// this handle lives. Returns the handle.
     ///
-    /// A device that is there already under the same name comes first.
+    /// Registered devices come before the machine's own, in the order that they were registered in.
     pub fn register(&self) -> &Self {
         register::add(self.0);
         self

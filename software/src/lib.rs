@@ -35,6 +35,7 @@
 
 mod builder;
 mod device;
+mod fallback;
 mod ffi;
 mod link;
 mod provider;
@@ -44,4 +45,5 @@ mod wire;
 
 pub use builder::Builder;
 pub use device::Device;
+pub use fallback::register_if_none;
 pub use transport::core::Counters;

@@ -79,12 +79,13 @@ pub fn devices() -> Result<DeviceList> {
         listed => Some(listed?),
     };
     let mut list = DeviceList { listed, devices: Vec::new(), registered };
+    // What the program registered itself is what it wants to find first.
+    list.devices.extend(list.registered.0.iter().map(|device| device.as_ptr()));
     if let Some(listed) = listed {
         let count = usize::try_from(count).unwrap_or(0);
         // SAFETY: `ibv_get_device_list` gave this many pointers, which live as long as the list.
         list.devices.extend(unsafe { std::slice::from_raw_parts(listed.as_ptr(), count) });
     }
-    list.devices.extend(list.registered.0.iter().map(|device| device.as_ptr()));
     match list.is_empty().then(|| out_of_files(VERB)).flatten() {
         Some(error) => Err(error),
         None => Ok(list),

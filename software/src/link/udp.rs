@@ -6,6 +6,7 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Link;
@@ -28,13 +29,26 @@ pub(crate) struct Socket {
 }
 
 /// The sockets that packets come from; the link adds those of multicast groups.
-pub(crate) type Sockets = Arc<Mutex<Vec<Arc<Socket>>>>;
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    all: Mutex<Vec<Arc<Socket>>>,
+    /// Goes up with every change.
+    version: AtomicU32,
+}
+
+impl Sockets {
+    /// Must not be called while one of them is being received from: the engine's lock is held here.
+    fn change(&self, change: impl FnOnce(&mut Vec<Arc<Socket>>)) {
+        change(&mut self.all.lock().unwrap_or_else(PoisonError::into_inner));
+        self.version.fetch_add(1, Ordering::Release);
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct UdpLink {
     /// One for each address of the device.
     own: Vec<Arc<Socket>>,
-    all: Sockets,
+    all: Arc<Sockets>,
     /// Wakes the thread that receives.
     wake: Arc<super::udp::Waker>,
 }
@@ -109,11 +123,12 @@ impl UdpLink {
             let socket = open(address).map_err(at)?;
             own.push(Arc::new(Socket { address, socket }));
         }
-        let all = Arc::new(Mutex::new(own.clone()));
+        let all = Mutex::new(own.clone());
+        let all = Arc::new(Sockets { all, version: AtomicU32::new(1) });
         Ok(Self { own, all, wake: Arc::new(Waker::new()?) })
     }
 
-    pub(crate) fn sockets(&self) -> Sockets {
+    pub(crate) fn sockets(&self) -> Arc<Sockets> {
         self.all.clone()
     }
 
@@ -198,15 +213,13 @@ impl Link for UdpLink {
         let socket = open_group(group_v4, interface)?;
         set_interface(&own.socket, interface)?;
         let socket = Arc::new(Socket { address: group, socket });
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
+        self.all.change(|all| all.push(socket));
         self.wake.wake();
         Ok(())
     }
 
     fn leave(&mut self, group: IpAddr) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|socket| socket.address != group);
-        drop(all);
+        self.all.change(|all| all.retain(|socket| socket.address != group));
         self.wake.wake();
     }
 }
@@ -274,53 +287,102 @@ fn send_batch(socket: &UdpSocket, packets: &mut [Packet]) {
     }
 }
 
-/// Room for a batch of packets.
+/// Receives from all sockets of a device, with room for a batch of packets.
 pub(crate) struct Receiver {
-    buffers: Vec<u8>,
+    all: Arc<Sockets>,
+    version: u32,
+    sockets: Vec<Arc<Socket>>,
+    buffers: Box<[u8]>,
+    headers: Box<[libc::mmsghdr; BATCH]>,
+    // The headers point into both.
+    parts: Box<[libc::iovec; BATCH]>,
+    names: Box<[libc::sockaddr_storage; BATCH]>,
+}
+
+// SAFETY: its pointers are into its own boxes.
+unsafe impl Send for Receiver {}
+
+impl std::fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Receiver").field("sockets", &self.sockets).finish_non_exhaustive()
+    }
 }
 
 impl Receiver {
-    pub(crate) fn new() -> Self {
-        Self { buffers: vec![0; BATCH * LONGEST] }
+    pub(crate) fn new(all: Arc<Sockets>) -> Self {
+        // SAFETY: all zeros is a valid value of these C structures.
+        let (headers, parts, names) = unsafe { (zeroed(), zeroed(), zeroed()) };
+        let mut receiver = Self {
+            all,
+            version: 0,
+            sockets: Vec::new(),
+            buffers: vec![0; BATCH * LONGEST].into_boxed_slice(),
+            headers: Box::new(headers),
+            parts: Box::new(parts),
+            names: Box::new(names),
+        };
+        let start = receiver.buffers.as_mut_ptr();
+        for i in 0..BATCH {
+            let buffer = start.wrapping_add(i * LONGEST);
+            receiver.parts[i] = libc::iovec { iov_base: buffer.cast::<c_void>(), iov_len: LONGEST };
+        }
+        let (parts, names) = (receiver.parts.as_mut_ptr(), receiver.names.as_mut_ptr());
+        for (i, header) in receiver.headers.iter_mut().enumerate() {
+            header.msg_hdr.msg_name = names.wrapping_add(i).cast();
+            header.msg_hdr.msg_iov = parts.wrapping_add(i);
+            header.msg_hdr.msg_iovlen = 1;
+        }
+        receiver
     }
 
-    /// Takes what is there without waiting, and hands out each packet with its sender; returns how many.
-    pub(crate) fn receive(
-        &mut self,
-        socket: &UdpSocket,
-        mut each: impl FnMut(SocketAddr, &[u8]),
-    ) -> usize {
-        // SAFETY: all zeros is a valid value of these C structures.
-        let (mut headers, mut parts, mut names): (
-            [libc::mmsghdr; BATCH],
-            [libc::iovec; BATCH],
-            [libc::sockaddr_storage; BATCH],
-        ) = unsafe { (zeroed(), zeroed(), zeroed()) };
-        for (i, buffer) in self.buffers.chunks_exact_mut(LONGEST).enumerate() {
-            parts[i] =
-                libc::iovec { iov_base: buffer.as_mut_ptr().cast::<c_void>(), iov_len: LONGEST };
-            let header = &mut headers[i].msg_hdr;
-            header.msg_name = (&raw mut names[i]).cast();
-            header.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
-            header.msg_iov = &raw mut parts[i];
-            header.msg_iovlen = 1;
+    /// The sockets that there are now.
+    pub(crate) fn sockets(&mut self) -> &[Arc<Socket>] {
+        let version = self.all.version.load(Ordering::Acquire);
+        if version != self.version {
+            let all = self.all.all.lock().unwrap_or_else(PoisonError::into_inner);
+            self.sockets.clone_from(&all);
+            self.version = version;
         }
-        // SAFETY: the headers are filled in; names, parts and buffers live.
+        &self.sockets
+    }
+
+    /// Takes what is there without waiting, and hands out each packet with its sender and the address that
+    /// it was sent to; returns how many.
+    pub(crate) fn receive(&mut self, mut each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
+        self.sockets();
+        let mut count = 0;
+        for i in 0..self.sockets.len() {
+            count += self.receive_from(i, &mut each);
+        }
+        count
+    }
+
+    fn receive_from(
+        &mut self,
+        index: usize,
+        each: &mut impl FnMut(SocketAddr, IpAddr, &[u8]),
+    ) -> usize {
+        let Socket { address, socket } = &*self.sockets[index];
+        for header in self.headers.iter_mut() {
+            header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
+        }
+        // SAFETY: the headers point to names, parts and buffers, which are in boxes of ours.
         let received = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
-                headers.as_mut_ptr(),
+                self.headers.as_mut_ptr(),
                 BATCH as _,
                 libc::MSG_DONTWAIT as _,
                 std::ptr::null_mut(),
             )
         };
         let received = usize::try_from(received).unwrap_or(0);
-        for (i, buffer) in self.buffers.chunks_exact(LONGEST).take(received).enumerate() {
-            let cut = headers[i].msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-            let length = headers[i].msg_len as usize;
-            if let (false, Some(from)) = (cut, read_address(&names[i])) {
-                each(from, &buffer[..length.min(LONGEST)]);
+        let headers = self.headers.iter().zip(self.names.iter());
+        let packets = headers.zip(self.buffers.chunks_exact(LONGEST)).take(received);
+        for ((header, name), buffer) in packets {
+            let cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            if let (false, Some(from)) = (cut, read_address(name)) {
+                each(from, *address, &buffer[..LONGEST.min(header.msg_len as usize)]);
             }
         }
         received

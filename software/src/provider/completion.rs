@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use super::extended_completion::SoftCq;
-use super::{context, object, shared, status, wait_acknowledged, zeroed};
+use super::{context, object, shared, status, wait_acknowledged};
 use crate::ffi::*;
 use crate::transport::queues::CompletionQueue;
 use crate::transport::work::Completion;
@@ -32,9 +32,10 @@ pub(super) unsafe fn create(
         if !(0..(*context).num_comp_vectors).contains(&vector) {
             Err(libc::EINVAL)
         } else {
-            let cq = Box::into_raw(zeroed::<SoftCq>());
+            let cq = Box::into_raw(SoftCq::new());
             let channel = channel.as_ref().map(|channel| channel.fd);
             let queue = CompletionQueue::new(cq as u64, context::number(context), cqe, channel);
+            (*cq).depth = queue.depth.clone();
             let number = shared(context).lock().create_cq(queue);
             match number {
                 Ok(number) => {
@@ -105,7 +106,11 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, to: *mut ibv_wc) -> c_int {
     // SAFETY: as the module says; there is room for `most` completions.
     unsafe {
-        let mut engine = shared((*cq).context).lock();
+        let shared = shared((*cq).context);
+        if (*cq.cast::<SoftCq>()).is_idle(shared) {
+            return 0;
+        }
+        let mut engine = shared.lock();
         let mut count = 0;
         while count < most {
             let Some(completion) = engine.poll((*cq).handle) else { break };

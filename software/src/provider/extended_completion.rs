@@ -1,9 +1,12 @@
 //! Completion queues that are polled field by field: `ibv_create_cq_ex`.
 
 use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::completion::create;
-use super::{init_wait, object, shared};
+use super::{object, shared, zeroed};
+use crate::device::Shared;
 use crate::ffi::*;
 use crate::transport::work::Completion;
 
@@ -14,6 +17,27 @@ pub(super) struct SoftCq {
     /// Held from `start_poll` to `end_poll`: one thread polls at a time.
     polling: pthread_mutex_t,
     current: Option<Completion>,
+    /// How many completions are ready: to see that there are none takes no lock.
+    pub(super) depth: Arc<AtomicUsize>,
+}
+
+impl SoftCq {
+    pub(super) fn new() -> Box<Self> {
+        Box::new(Self {
+            verbs: *zeroed::<verbs_cq>(),
+            polling: *zeroed::<pthread_mutex_t>(),
+            current: None,
+            depth: Arc::default(),
+        })
+    }
+
+    /// Whether there is nothing to poll, after a look at the network.
+    pub(super) fn is_idle(&self, shared: &Shared) -> bool {
+        if self.depth.load(Ordering::Acquire) == 0 {
+            shared.make_progress();
+        }
+        self.depth.load(Ordering::Acquire) == 0
+    }
 }
 
 /// What completions may be asked for.
@@ -72,7 +96,6 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             has(F::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_completion_ts);
         (*ex).read_completion_wallclock_ns =
             has(F::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK).then_some(read_wall_clock);
-        init_wait(&raw mut (*ex).mutex, &raw mut (*ex).cond);
         ex
     }
 }
@@ -84,7 +107,11 @@ unsafe fn advance(ex: *mut ibv_cq_ex) -> c_int {
     let cq = ex.cast::<SoftCq>();
     // SAFETY: as the caller says.
     unsafe {
-        let Some(completion) = shared((*ex).context).lock().poll((*ex).handle) else {
+        let shared = shared((*ex).context);
+        if (*cq).is_idle(shared) {
+            return libc::ENOENT;
+        }
+        let Some(completion) = shared.lock().poll((*ex).handle) else {
             return libc::ENOENT;
         };
         (*ex).status = completion.status;

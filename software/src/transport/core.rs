@@ -175,6 +175,7 @@ impl Core {
             return;
         }
         cq.ready.push_back(completion);
+        cq.publish();
         if !cq.wants(&completion) {
             return;
         }

@@ -196,7 +196,9 @@ impl Engine {
 
     /// Takes the oldest completion out.
     pub(crate) fn poll(&mut self, number: u32) -> Option<Completion> {
-        let completion = self.core.cqs.get_mut(number)?.ready.pop_front()?;
+        let cq = self.core.cqs.get_mut(number)?;
+        let completion = cq.ready.pop_front()?;
+        cq.publish();
         if completion.release != Release::None
             && let Some(qp) = self.qps.get_mut(completion.qpn)
         {
@@ -338,6 +340,7 @@ impl Engine {
         for cq in cqs {
             if let Some(cq) = self.core.cqs.get_mut(cq) {
                 cq.ready.retain(|completion| completion.qpn != number);
+                cq.publish();
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::timers::Time;
 use super::work::{Completion, Receive};
@@ -22,6 +24,8 @@ pub(crate) struct CompletionQueue {
     pub(crate) context: u32,
     pub(crate) capacity: u32,
     pub(crate) ready: VecDeque<Completion>,
+    /// How many are ready, for those who look without the lock.
+    pub(crate) depth: Arc<AtomicUsize>,
     pub(crate) armed: Armed,
     /// The file of its completion channel.
     pub(crate) channel: Option<c_int>,
@@ -47,6 +51,7 @@ impl CompletionQueue {
             context,
             capacity,
             ready: VecDeque::new(),
+            depth: Arc::default(),
             armed: Armed::No,
             channel,
             users: 0,
@@ -58,6 +63,11 @@ impl CompletionQueue {
             events: 0,
             async_events: 0,
         }
+    }
+
+    /// To be called when `ready` has changed.
+    pub(crate) fn publish(&self) {
+        self.depth.store(self.ready.len(), Ordering::Release);
     }
 
     /// Whether a completion is one that an event was asked for.
