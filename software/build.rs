@@ -88,7 +88,7 @@ fn bindings(include: &Path, out: &Path) {
     let generated = bindgen::Builder::default()
         .header(header.to_string_lossy())
         .clang_args(clang)
-        .allowlist_type("verbs_(device|device_ops|context_ops|mr|cq|qp|srq|xrcd)")
+        .allowlist_type("verbs_(device|device_ops|context_ops|mr|cq|qp|qp_mask|srq|xrcd)")
         .allowlist_type(
             "ib_uverbs_(ioctl_hdr|attr|write_cmds)|uverbs_(default_objects|methods_device)",
         )

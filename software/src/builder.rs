@@ -157,11 +157,15 @@ impl Builder {
     /// - [`InvalidInput`](std::io::ErrorKind::InvalidInput): a port has no address, or there are more than
     ///   255 ports or addresses of one; the name is empty, too long or has a zero byte.
     /// - Others: the system is out of files, threads or memory.
-    pub fn build(mut self) -> io::Result<Device> {
+    pub fn build(self) -> io::Result<Device> {
+        Device::make(self.settings())
+    }
+
+    pub(crate) fn settings(mut self) -> Settings {
         let all = self.settings.ports.iter().flatten();
         let local = all.into_iter().all(IpAddr::is_loopback);
         let usual = if local { MaximumTransferUnit::Mtu4096 } else { MaximumTransferUnit::Mtu1024 };
         self.settings.mtu = self.mtu.unwrap_or(usual).as_raw();
-        Device::make(self.settings)
+        self.settings
     }
 }

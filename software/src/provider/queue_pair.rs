@@ -140,14 +140,12 @@ unsafe fn create(
         libc::pthread_mutex_init((&raw mut (*soft).batching).cast(), std::ptr::null());
         if let Some(operations) = operations {
             set_functions(qp.cast(), operations);
-            (*soft).verbs.comp_mask |= EXTENDED;
+            // What `ibv_qp_to_qp_ex` looks for.
+            (*soft).verbs.comp_mask |= VERBS_QP_EX;
         }
         Ok(qp)
     }
 }
-
-/// `VERBS_QP_EX`: what `ibv_qp_to_qp_ex` looks for.
-const EXTENDED: u32 = 1 << 0;
 
 pub(super) unsafe extern "C" fn modify_qp(
     qp: *mut ibv_qp,

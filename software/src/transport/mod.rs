@@ -15,6 +15,8 @@ pub(crate) mod requester;
 pub(crate) mod responder;
 pub(crate) mod state;
 pub(crate) mod table;
+#[cfg(test)]
+mod tests;
 pub(crate) mod timers;
 pub(crate) mod unreliable;
 pub(crate) mod windows;

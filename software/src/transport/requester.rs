@@ -311,9 +311,12 @@ impl QueuePair {
         let posted = &self.sq.posted[index];
         let request = &posted.request;
         let psn = add(posted.first, offset);
-        let count = (posted.packets - offset).min(READ_PACKETS).min(self.sq.window);
+        // The parts are always the same ones, so that what is asked for again was asked for before: a
+        // responder takes no request that is a new one in part.
+        let count = (posted.packets - offset).min(READ_PACKETS - offset % READ_PACKETS);
+        let alone = psn == self.sq.unacknowledged;
         if self.sq.fetching.len() >= usize::from(self.attr.max_rd_atomic)
-            || !self.has_room(psn, count)
+            || !(alone || self.has_room(psn, count))
         {
             return Step::Waits;
         }
