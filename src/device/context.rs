@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use super::TransportType;
 use super::attributes::DeviceAttributes;
 use super::fork;
 use super::gid::{Gid, GidEntry};
@@ -107,6 +108,13 @@ impl<'a> Context<'a> {
         // SAFETY: a live context holds a reference to its device, whose name is an array in it.
         let name = unsafe { CStr::from_ptr((&raw const (*self.raw_device()).name).cast()) };
         name.to_str().unwrap_or("")
+    }
+
+    /// Whether the device speaks iWARP.
+    pub(crate) fn is_iwarp(&self) -> bool {
+        // SAFETY: a live context holds a reference to its device.
+        let transport = unsafe { (*self.raw_device()).transport_type };
+        TransportType::from(transport) == TransportType::Iwarp
     }
 
     fn raw_device(&self) -> *mut ffi::ibv_device {

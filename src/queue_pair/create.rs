@@ -419,6 +419,8 @@ impl<'res> PreparedQueuePair<'res> {
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
     ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
     ///  - `ENOMEM`: the device has run out of something.
+    ///  - `EOPNOTSUPP`: the device speaks iWARP, where the connection manager alone connects
+    ///    (feature `rdmacm`).
     ///
     /// The queue pair is then destroyed.
     #[doc(alias = "ibv_modify_qp")]

@@ -252,6 +252,11 @@ impl<'res> QueuePair<'res> {
     pub(crate) fn connect(&mut self, remote: Option<&QueuePairEndpoint>) -> Result<()> {
         use QueuePairState as S;
 
+        if self.protection_domain().context().is_iwarp() {
+            let reason = "iWARP queue pairs are connected by the connection manager alone: use \
+                          Listener and Route, of feature rdmacm";
+            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
+        }
         let s = *self.settings();
         let mut all = StateTransition::stay()
             .port(s.port)

@@ -96,7 +96,13 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
             qp_num: settings.number,
         };
         if self.limits.is_none() {
-            self.id.connect(&mut parameters)?;
+            self.id.connect(&mut parameters).map_err(|error| {
+                // iWARP may find out at once.
+                if error.raw_os_error() == libc::ECONNREFUSED {
+                    return ConnectionError::refused();
+                }
+                error.into()
+            })?;
         } else {
             if !self.iwarp {
                 // The peer may send as soon as it has heard of us.

@@ -19,6 +19,8 @@ use crate::queue_pair::EnhancedConnection;
 ///
 /// It can be used like the [`QueuePair`](crate::QueuePair) or [`Channel`](crate::Channel) that it is.
 /// Dropping it ends the connection, and the peer is told.
+#[doc(alias = "rdma_destroy_id")]
+#[doc(alias = "rdma_destroy_event_channel")]
 pub struct Connection<Q> {
     object: Q,
     control: ConnectionControl,
@@ -46,6 +48,11 @@ impl<Q> Connection<Q> {
         self.control.local_addr()
     }
 
+    /// What tells of the connection, for what it alone can say.
+    pub fn control(&self) -> &ConnectionControl {
+        &self.control
+    }
+
     /// The two parts: what data is moved with, and what tells of the connection, which another thread
     /// can then watch.
     ///
@@ -59,6 +66,10 @@ impl<Q> Connection<Q> {
 impl<Q: sealed::Connected> Connection<Q> {
     /// What has happened to the connection, if anything has and was not told yet. It does not wait: see
     /// [`as_fd`](Self::as_fd) for event loops, and [`event_timeout`](Self::event_timeout).
+    ///
+    /// The end of a connection is [`Disconnected`](ConnectionEventKind::Disconnected), or
+    /// [`Rejected`](ConnectionEventKind::Rejected) on the side that has connected, if the other one has
+    /// given up before it heard of that.
     ///
     /// When the device is removed ([`DeviceRemoved`](ConnectionEventKind::DeviceRemoved)), this stops
     /// the queue pair and then destroys the identifier of the connection, for which the kernel waits.
@@ -244,7 +255,7 @@ impl ConnectionControl {
 
     fn note(&mut self, event: ConnectionEvent) {
         match event.kind() {
-            ConnectionEventKind::Disconnected => self.ended = true,
+            ConnectionEventKind::Disconnected | ConnectionEventKind::Rejected => self.ended = true,
             ConnectionEventKind::DeviceRemoved => {
                 // The kernel waits for this. One that cannot be destroyed is leaked.
                 let _ = self.id.destroy();

@@ -86,7 +86,8 @@ impl Rejection {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// The program there has refused, or its backlog was full.
+    /// The program there has refused, or has gone away. On iWARP also: its backlog was full, or no program
+    /// listens.
     Refused,
     /// No program listens at that address.
     NobodyListens,
@@ -98,6 +99,12 @@ pub enum RejectReason {
 }
 
 impl ConnectionError {
+    /// Nobody has accepted the TCP connection that iWARP is on.
+    pub(super) fn refused() -> Self {
+        let status = -libc::ECONNREFUSED;
+        Self::Rejected(Rejection { status, private_data: PrivateData::EMPTY })
+    }
+
     /// What sort of failure this is.
     pub fn kind(&self) -> ErrorKind {
         let of = |errno: i32| Error::new("rdma_connect", errno.saturating_abs()).kind();
@@ -131,7 +138,7 @@ impl fmt::Display for ConnectionError {
             Self::Rejected(rejection) => {
                 f.write_str("the peer has rejected the connection: ")?;
                 match rejection.reason() {
-                    RejectReason::Refused => f.write_str("its program refuses, or is too busy"),
+                    RejectReason::Refused => f.write_str("its program refuses"),
                     RejectReason::NobodyListens => f.write_str("no program listens there"),
                     RejectReason::StaleConnection => {
                         f.write_str("the queue pair's number was that of another connection")

@@ -1,6 +1,7 @@
 //! The files through which the connection manager tells of events.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -118,13 +119,16 @@ fn explain(error: Error) -> Error {
                 "/dev/infiniband/rdma_cm is not the device of the kernel's module rdma_ucm: remove \
                  it, and load the module (modprobe rdma_ucm)",
             ),
-            Ok(_) if matches!(errno, libc::EACCES | libc::EPERM) => {
-                reason(errno, "the process may not open /dev/infiniband/rdma_cm")
-            }
-            Ok(_) => reason(
-                if errno == libc::ENOENT { libc::ENXIO } else { errno },
-                "/dev/infiniband/rdma_cm cannot be opened: is the kernel's module rdma_ucm loaded?",
-            ),
+            Ok(_) => match File::options().read(true).write(true).open(FILE) {
+                Err(denied) if denied.kind() == io::ErrorKind::PermissionDenied => reason(
+                    denied.raw_os_error().unwrap_or(libc::EACCES),
+                    "the process may not open /dev/infiniband/rdma_cm",
+                ),
+                _ => reason(
+                    if errno == libc::ENOENT { libc::ENXIO } else { errno },
+                    "/dev/infiniband/rdma_cm cannot be used: is the kernel's module rdma_ucm loaded?",
+                ),
+            },
         },
     }
 }

@@ -26,14 +26,16 @@ pub struct ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// How many requests may wait to be taken (128 unless set): further ones are rejected. 0 stands for
-    /// as many as the kernel allows (`net.rdma_ucm.max_backlog`), which is also the most.
+    /// How many requests may wait to be taken (128 unless set). Further ones are not answered, and the
+    /// peers' kernels try again some seconds later; on iWARP they are rejected. 0 stands for as many as
+    /// the kernel allows (`net.rdma_ucm.max_backlog`), which is also the most.
     pub fn backlog(mut self, value: u32) -> Self {
         self.backlog = value;
         self
     }
 
     /// `RDMA_OPTION_ID_REUSEADDR`: whether the address may be in use already (not unless set).
+    #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
     pub fn reuse_address(mut self, value: bool) -> Self {
         self.reuse_address = value;
@@ -102,6 +104,8 @@ impl ListenerBuilder {
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "rdma_create_event_channel")]
+#[doc(alias = "rdma_create_id")]
 pub struct Listener {
     requests: Requests,
 }
@@ -135,7 +139,6 @@ impl Listener {
     ///
     ///  - `EMFILE`, `ENFILE`, `ENOMEM`: there is no file for the request left. It stays where it is.
     ///  - `ENODEV`: the device that the address belongs to was removed.
-    #[doc(alias = "rdma_get_request")]
     #[doc(alias = "rdma_migrate_id")]
     #[expect(clippy::should_implement_trait, reason = "it never ends, and may fail and go on")]
     pub fn next(&mut self) -> Result<ConnectionRequest> {

@@ -41,6 +41,7 @@ impl RouteBuilder {
 
     /// `RDMA_OPTION_ID_TOS`: the type of service (RFC 2474: the DSCP in the upper six bits), which
     /// becomes the traffic class on RoCE (the kernel's default unless set).
+    #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_TOS")]
     pub fn type_of_service(mut self, value: u8) -> Self {
         self.type_of_service = Some(value);
@@ -304,6 +305,7 @@ impl Route {
     ///
     /// The queue pair is then destroyed. [`prepare`](Self::prepare) gives it back.
     #[doc(alias = "rdma_connect")]
+    #[doc(alias = "rdma_establish")]
     pub fn connect<P: Connectable>(
         self,
         prepared: P,

@@ -1,0 +1,11 @@
+use ibverbs::{Channel, Connection, TransportError};
+
+fn watch(connection: &mut Connection<Channel<'_>>) -> bool {
+    let done = connection.scope(|scope| {
+        connection.event().unwrap();
+        Ok::<_, TransportError>(scope.can_post_send())
+    });
+    done.unwrap()
+}
+
+fn main() {}

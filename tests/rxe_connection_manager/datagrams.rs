@@ -1,0 +1,321 @@
+//! Datagrams and multicast groups by address, ours with ours and with `udaddy` and `mckey`.
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::Duration;
+
+use ibverbs::{
+    AddressVector, CompletionQueue, ConnectionError, Context, DatagramPeer, Listener, MemoryRegion,
+    MulticastMembership, PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairType, Route,
+    SendWorkRequest,
+};
+
+use crate::managed::{TIME, here};
+use crate::nothing_is_left;
+use crate::vm::{alone, completions, run, success};
+
+/// What lies before a datagram in its receive.
+const ROUTE: usize = 40;
+const MESSAGES: usize = 5;
+const LENGTH: usize = 100;
+
+/// The objects that a side needs.
+struct Side<'a> {
+    context: &'a Context<'a>,
+    domain: &'a ProtectionDomain<'a>,
+    queue: &'a CompletionQueue<'a>,
+}
+
+fn with_side<R>(context: Context<'static>, test: impl FnOnce(Side<'_>) -> R) -> R {
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    test(Side { context: &context, domain: &domain, queue: &queue })
+}
+
+impl<'a> Side<'a> {
+    fn prepare(&self) -> PreparedQueuePair<'a> {
+        self.domain
+            .create_qp(self.queue, self.queue, QueuePairType::UnreliableDatagram)
+            .max_send_wr(16)
+            .max_recv_wr(16)
+            .build()
+            .unwrap()
+    }
+
+    /// Room for all messages, with a receive for each.
+    fn receives(&self, queue_pair: &mut QueuePair<'_>) -> MemoryRegion<'a, u8> {
+        let size = ROUTE + LENGTH;
+        let mut region = self.domain.allocate::<u8>(MESSAGES * size).unwrap();
+        for at in 0..MESSAGES {
+            let part = at * size..(at + 1) * size;
+            // SAFETY: the region is looked at when the completion was polled, and dropped after that.
+            unsafe { queue_pair.post_receive(&mut region, part, 100 + at as u64) }.unwrap();
+        }
+        region
+    }
+
+    fn send(
+        &self,
+        queue_pair: &mut QueuePair<'_>,
+        path: &AddressVector,
+        number: u32,
+        qkey: u32,
+        text: &[u8],
+    ) {
+        let mut region = self.domain.allocate::<u8>(LENGTH).unwrap();
+        region[..text.len()].copy_from_slice(text);
+        let handle = self.domain.create_ah(path).unwrap();
+        let elements = [region.gather_element(..).unwrap()];
+        let own = queue_pair.number();
+        let mut request = SendWorkRequest::new(&elements)
+            .unwrap()
+            .immediate(own)
+            .to(&handle, number, qkey)
+            .unwrap();
+        // SAFETY: region and handle are there until the completion was polled, right below.
+        unsafe { queue_pair.post(&mut request, 1) }.unwrap();
+        // Receives may complete too.
+        success(&self.wait_for(1), 1);
+        handle.close().unwrap();
+    }
+
+    fn wait_for(&self, id: u64) -> Vec<ibverbs::WorkCompletion> {
+        let mut all = completions(self.queue, 1);
+        while !all.iter().any(|c| c.wr_id() == id) {
+            all.extend(completions(self.queue, 1));
+        }
+        all
+    }
+
+    fn send_to(&self, queue_pair: &mut QueuePair<'_>, peer: &DatagramPeer, text: &[u8]) {
+        self.send(queue_pair, peer.path(), peer.queue_pair_number(), peer.qkey(), text);
+    }
+}
+
+fn tool(command: &str) -> thread::JoinHandle<String> {
+    let command = format!("timeout 60 {command}");
+    thread::spawn(move || run(&command))
+}
+
+#[test]
+fn ours_with_ours() {
+    let _alone = alone("datagrams", 60);
+    let mut listener = Listener::builder(here(0)).bind_datagram().unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut route = Route::to(address).resolve_datagram(TIME).unwrap();
+            with_side(route.open_device().unwrap(), |side| {
+                let mut queue_pair = route.activate(side.prepare()).unwrap();
+                let peer = route.connect(&queue_pair, &[3; 180], TIME).unwrap();
+                assert_eq!(peer.private_data()[..], [4; 136]);
+                side.send_to(&mut queue_pair, &peer, b"a datagram");
+            });
+        });
+        let mut request = listener.next_timeout(TIME).unwrap();
+        assert_eq!(request.private_data()[..], [3; 180]);
+        assert!(request.peer_addr().is_some());
+        with_side(request.open_device().unwrap(), |side| {
+            let mut queue_pair = request.activate(side.prepare()).unwrap();
+            let region = side.receives(&mut queue_pair);
+            request.accept(&queue_pair, &[4; 136]).unwrap();
+            success(&completions(side.queue, 1), 100);
+            assert_eq!(&region[ROUTE..][..10], b"a datagram");
+        });
+
+        // One that says no, one that does not answer, and data that are too long.
+        for (refuse, data) in [(true, 3), (false, 3), (true, 181)] {
+            let one = scope.spawn(move || {
+                let mut route = Route::to(address).resolve_datagram(TIME).unwrap();
+                with_side(route.open_device().unwrap(), |side| {
+                    let queue_pair = route.activate(side.prepare()).unwrap();
+                    let time = if refuse { TIME } else { Duration::from_millis(200) };
+                    route.connect(&queue_pair, &vec![0; data], time).unwrap_err()
+                })
+            });
+            if data > 180 {
+                assert!(one.join().unwrap().to_string().contains("is 181"));
+                continue;
+            }
+            let request = listener.next_timeout(TIME).unwrap();
+            if refuse {
+                request.reject(b"no").unwrap();
+                let error = one.join().unwrap();
+                assert!(matches!(error, ConnectionError::Unreachable(1..)), "{error}");
+            } else {
+                assert_eq!(one.join().unwrap(), ConnectionError::TimedOut);
+            }
+        }
+    });
+    drop(listener);
+    nothing_is_left();
+}
+
+#[test]
+fn a_queue_pair_that_is_connected_takes_no_datagrams() {
+    let _alone = alone("no datagrams", 60);
+    let mut listener = Listener::builder(here(0)).bind_datagram().unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut route = Route::to(address).resolve_datagram(TIME).unwrap();
+    with_side(route.open_device().unwrap(), |side| {
+        let wrong = side
+            .domain
+            .create_qp(side.queue, side.queue, QueuePairType::ReliableConnected)
+            .build()
+            .unwrap();
+        let error = route.activate(wrong).unwrap_err();
+        assert!(error.to_string().contains("type UD"), "{error}");
+    });
+    with_side(ibverbs::open("rxe1").unwrap(), |side| {
+        assert_eq!(route.activate(side.prepare()).unwrap_err(), ConnectionError::WrongDevice);
+    });
+    assert!(listener.try_next().unwrap().is_none());
+    drop((route, listener));
+    nothing_is_left();
+}
+
+/// `udaddy` answers each message that it gets.
+#[test]
+fn udaddy_answers_us() {
+    let _alone = alone("udaddy answers", 120);
+    let server = tool(&format!("udaddy -b {} -c 1 -C {MESSAGES} -S {LENGTH}", here(0).ip()));
+    let mut tries = 0;
+    loop {
+        let mut route = Route::to(here(7174)).resolve_datagram(TIME).unwrap();
+        let done = with_side(route.open_device().unwrap(), |side| {
+            let mut queue_pair = route.activate(side.prepare()).unwrap();
+            let region = side.receives(&mut queue_pair);
+            let peer = match route.connect(&queue_pair, b"", TIME) {
+                Ok(peer) => peer,
+                Err(ConnectionError::Unreachable(1..)) if tries < 100 => return false,
+                Err(error) => panic!("{error}"),
+            };
+            for _ in 0..MESSAGES {
+                side.send_to(&mut queue_pair, &peer, b"to udaddy");
+            }
+            // Some answers may have come while we sent; the last is what counts.
+            let last = 100 + MESSAGES as u64 - 1;
+            success(&side.wait_for(last), last);
+            drop(region);
+            true
+        });
+        if done {
+            break;
+        }
+        tries += 1;
+        thread::sleep(Duration::from_millis(100));
+    }
+    server.join().unwrap();
+    nothing_is_left();
+}
+
+/// `udaddy` asks us for our queue pair, and wants each of its messages answered.
+#[test]
+fn we_answer_udaddy() {
+    let _alone = alone("udaddy asks", 120);
+    let mut listener = Listener::builder(here(7174)).bind_datagram().unwrap();
+    let client = tool(&format!("udaddy -s {} -c 1 -C {MESSAGES} -S {LENGTH}", here(0).ip()));
+    let mut request = listener.next_timeout(TIME).unwrap();
+    with_side(request.open_device().unwrap(), |side| {
+        let mut queue_pair = request.activate(side.prepare()).unwrap();
+        let qkey =
+            queue_pair.query_attributes(ibverbs::AttributeMask::QKEY).unwrap().qkey().unwrap();
+        let region = side.receives(&mut queue_pair);
+        request.accept(&queue_pair, b"").unwrap();
+        let received = completions(side.queue, MESSAGES);
+        let first = success(&received, 100);
+        let back = AddressVector::reply_to(side.context, 1, &first, &region[..ROUTE]).unwrap();
+        assert_eq!(first.immediate(), Some(first.source_queue_pair()));
+        for _ in 0..MESSAGES {
+            side.send(&mut queue_pair, &back, first.source_queue_pair(), qkey, b"an answer");
+        }
+    });
+    client.join().unwrap();
+    drop(listener);
+    nothing_is_left();
+}
+
+const GROUP: &str = "239.7.7.7";
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// The group's packets go from rxe0 to rxe1.
+fn prepare_group() {
+    run("ip route replace 239.0.0.0/8 dev veth0");
+}
+
+fn join(local: &str) -> MulticastMembership {
+    MulticastMembership::join(address(local), address(GROUP), TIME).unwrap()
+}
+
+/// Joins on rxe1, takes all messages, and leaves again.
+fn hear(ready: impl FnOnce()) {
+    let mut group = join("10.77.0.2");
+    with_side(group.open_device().unwrap(), |side| {
+        let mut queue_pair = group.activate(side.prepare()).unwrap();
+        let _region = side.receives(&mut queue_pair);
+        queue_pair.attach_multicast(group.gid(), group.lid()).unwrap();
+        ready();
+        let received = completions(side.queue, MESSAGES);
+        for at in 0..MESSAGES as u64 {
+            success(&received, 100 + at);
+        }
+        queue_pair.detach_multicast(group.gid(), group.lid()).unwrap();
+    });
+    group.leave().unwrap();
+}
+
+/// Joins on rxe0, and sends all messages.
+fn tell() {
+    let mut group =
+        MulticastMembership::join(address(crate::managed::HERE), address(GROUP), TIME).unwrap();
+    with_side(group.open_device().unwrap(), |side| {
+        let mut queue_pair = group.activate(side.prepare()).unwrap();
+        for _ in 0..MESSAGES {
+            side.send_to(&mut queue_pair, group.peer(), b"to all");
+        }
+    });
+}
+
+#[test]
+fn a_group_hears_us() {
+    let _alone = alone("multicast", 120);
+    prepare_group();
+    hear(tell);
+    nothing_is_left();
+}
+
+#[test]
+fn mckey_hears_us() {
+    let _alone = alone("mckey hears", 120);
+    prepare_group();
+    let listener = tool(&format!("mckey -m {GROUP} -b 10.77.0.2 -c 1 -C {MESSAGES} -S {LENGTH}"));
+    // It says nothing when it is ready, so it may hear some of the first ones or not.
+    for _ in 0..100 {
+        thread::sleep(Duration::from_millis(200));
+        if listener.is_finished() {
+            break;
+        }
+        tell();
+    }
+    listener.join().unwrap();
+    nothing_is_left();
+}
+
+#[test]
+fn what_is_no_group_is_not_joined() {
+    let _alone = alone("no group", 60);
+    let short = Duration::from_secs(5);
+    for (local, group, part) in [
+        ("10.77.0.1", "10.77.0.2", "not a multicast address"),
+        ("10.77.0.1", "ff02::1", "IPv6"),
+        ("0.0.0.0", GROUP, "device"),
+    ] {
+        let error = MulticastMembership::join(address(local), address(group), short).unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    assert!(MulticastMembership::join(address("203.0.113.5"), address(GROUP), short).is_err());
+    nothing_is_left();
+}

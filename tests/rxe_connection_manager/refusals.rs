@@ -1,0 +1,187 @@
+//! What is refused, by either side or before anything happens.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{Channel, ConnectionError, ErrorKind, Listener, QueuePairType, RejectReason, Route};
+
+use crate::managed::{Device, TIME, accept, connect, here, listen, transfer};
+use crate::nothing_is_left;
+use crate::vm::alone;
+
+fn reason(error: &ConnectionError) -> RejectReason {
+    match error {
+        ConnectionError::Rejected(rejection) => rejection.reason(),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_peer_can_be_rejected_with_a_word() {
+    let _alone = alone("reject", 60);
+    let (mut listener, address) = listen();
+    thread::scope(|scope| {
+        let one = scope.spawn(move || connect(address, b"").err().unwrap());
+        listener.next_timeout(TIME).unwrap().reject(b"full house").unwrap();
+        let error = one.join().unwrap();
+        assert_eq!(reason(&error), RejectReason::Refused);
+        let ConnectionError::Rejected(rejection) = error else { panic!("{error}") };
+        assert_eq!(rejection.private_data().trim_end(), b"full house");
+
+        // One that is dropped says no as well.
+        let one = scope.spawn(move || connect(address, b"").err().unwrap());
+        drop(listener.next_timeout(TIME).unwrap());
+        assert_eq!(reason(&one.join().unwrap()), RejectReason::Refused);
+
+        // And so does one that is ready to accept.
+        let one = scope.spawn(move || connect(address, b"").err().unwrap());
+        let device = Device::named("rxe0");
+        let request = listener.next_timeout(TIME).unwrap();
+        drop(request.prepare(device.prepare()).map_err(|(.., error)| error).unwrap());
+        assert_eq!(reason(&one.join().unwrap()), RejectReason::Refused);
+
+        // A request that nobody has read is rejected when the listener goes.
+        let one = scope.spawn(move || connect(address, b"").err().unwrap());
+        thread::sleep(Duration::from_millis(200));
+        drop(listener);
+        reason(&one.join().unwrap());
+    });
+    let nobody = connect(here(1), b"").err().unwrap();
+    assert_eq!(reason(&nobody), RejectReason::NobodyListens);
+    nothing_is_left();
+}
+
+#[test]
+fn a_queue_pair_elsewhere_changes_nothing() {
+    let _alone = alone("elsewhere", 60);
+    let (mut listener, address) = listen();
+    let (right, wrong) = (Device::named("rxe0"), Device::named("rxe1"));
+    thread::scope(|scope| {
+        let (right, wrong) = (&right, &wrong);
+        let one = scope.spawn(move || {
+            let route = Route::resolve(address, TIME).unwrap();
+            let (route, prepared, error) = route.prepare(wrong.prepare()).unwrap_err();
+            assert_eq!(error, ConnectionError::WrongDevice);
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            drop(prepared);
+            let datagram =
+                ibverbs::CompletionQueue::builder(right.domain.context(), 4).build().unwrap();
+            let datagrams = right
+                .domain
+                .create_qp(&datagram, &datagram, QueuePairType::UnreliableDatagram)
+                .build()
+                .unwrap();
+            let (route, datagrams, error) = route.prepare(datagrams).unwrap_err();
+            assert!(error.to_string().contains("type RC"), "{error}");
+            drop(datagrams);
+            let uc = Channel::builder(&right.domain)
+                .queue_pair_type(QueuePairType::UnreliableConnected)
+                .build()
+                .unwrap();
+            let (route, _, error) = route.prepare(uc).unwrap_err();
+            assert!(error.to_string().contains("type RC"), "{error}");
+            route.connect(right.prepare(), b"", TIME).unwrap()
+        });
+        let request = listener.next_timeout(TIME).unwrap();
+        let (request, _, error) = request.prepare(wrong.prepare()).unwrap_err();
+        assert_eq!(error, ConnectionError::WrongDevice);
+        let (request, prepared, error) = request.prepare_parts(wrong.prepare()).unwrap_err();
+        assert_eq!(error, ConnectionError::WrongDevice);
+        assert!(prepared.is_some());
+        let two = request.accept(right.prepare(), b"", TIME).unwrap();
+        let one = one.join().unwrap();
+        transfer(&mut (one, right.clone()), &mut (two, right.clone()), b"right");
+    });
+    drop((listener, right, wrong));
+    nothing_is_left();
+}
+
+#[test]
+fn private_data_that_are_too_long_are_refused_before_anything_is_sent() {
+    let _alone = alone("private data", 60);
+    let (mut listener, address) = listen();
+    let error = connect(address, &[0; 57]).err().unwrap();
+    assert!(error.to_string().contains("is 57, and must be within 0..=56"), "{error}");
+    assert!(listener.next_timeout(Duration::from_millis(200)).is_err(), "nothing was sent");
+    thread::scope(|scope| {
+        let one = scope.spawn(move || connect(address, b"").err().unwrap());
+        let error = accept(listener.next_timeout(TIME).unwrap(), &[0; 197]).err().unwrap();
+        assert!(error.to_string().contains("is 197"), "{error}");
+        reason(&one.join().unwrap());
+        let one = scope.spawn(move || connect(address, b"").err().unwrap());
+        let error = listener.next_timeout(TIME).unwrap().reject(&[0; 149]).unwrap_err();
+        assert!(error.to_string().contains("is 149"), "{error}");
+        reason(&one.join().unwrap());
+    });
+    drop(listener);
+    nothing_is_left();
+}
+
+/// A request that finds no room is not answered, and its sender's kernel tries again some seconds later.
+#[test]
+fn a_full_backlog_makes_peers_wait() {
+    let _alone = alone("backlog", 180);
+    let mut listener = Listener::builder(here(0)).backlog(1).bind().unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let peers: Vec<_> =
+            (0..3).map(|_| scope.spawn(move || connect(address, b"").unwrap())).collect();
+        let first = listener.next_timeout(TIME).unwrap();
+        // The two others have asked by now, and one of them found room.
+        thread::sleep(Duration::from_secs(1));
+        let second = listener.try_next().unwrap().expect("there was room for one");
+        assert!(listener.try_next().unwrap().is_none(), "and for no more");
+        let mut accepted = vec![accept(first, b"").unwrap(), accept(second, b"").unwrap()];
+        accepted.push(accept(listener.next_timeout(TIME).unwrap(), b"").unwrap());
+        for peer in peers {
+            peer.join().unwrap();
+        }
+    });
+    drop(listener);
+    nothing_is_left();
+}
+
+#[test]
+fn deadlines_end_every_step_and_leave_nothing() {
+    let _alone = alone("deadlines", 120);
+    let short = Duration::from_millis(300);
+    let within = |start: Instant| {
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    };
+    // Nobody has that address: its hardware address is not to be found.
+    let start = Instant::now();
+    let error = Route::resolve("10.77.0.99:7471".parse().unwrap(), short).unwrap_err();
+    assert!(matches!(error, ConnectionError::TimedOut | ConnectionError::NoAddress(_)), "{error}");
+    within(start);
+    // No network leads there.
+    let error = Route::resolve("203.0.113.1:7471".parse().unwrap(), short).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+
+    // The peer's machine is there, and its program does not answer.
+    let (mut listener, address) = listen();
+    let device = Device::named("rxe0");
+    let start = Instant::now();
+    let route = Route::resolve(address, TIME).unwrap();
+    let error = route.connect(device.prepare(), b"", short).err().unwrap();
+    assert_eq!(error, ConnectionError::TimedOut);
+    within(start);
+    // It has heard of us, and that we have gone.
+    let request = listener.next_timeout(TIME).unwrap();
+    let start = Instant::now();
+    assert!(request.accept(device.prepare(), b"", Duration::from_millis(500)).is_err());
+    within(start);
+    // Nobody comes.
+    let start = Instant::now();
+    let error = listener.next_timeout(short).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(start.elapsed() >= short);
+    within(start);
+    assert!(listener.try_next().unwrap().is_none());
+    // Times beyond what C can say are for ever, and none at all is over at once.
+    let none = Route::resolve(address, Duration::ZERO).unwrap_err();
+    assert_eq!(none, ConnectionError::TimedOut);
+    drop(Route::resolve(address, Duration::MAX).unwrap());
+    drop((listener, device));
+    nothing_is_left();
+}

@@ -1,0 +1,209 @@
+//! Ours with rdma-core's own programs, on either end.
+
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, Listener,
+    RemoteMemoryRegion, Route, SharedMemoryRegion,
+};
+
+use crate::managed::{Device, Managed, TIME, accept, connect, expect, here};
+use crate::nothing_is_left;
+use crate::vm::alone;
+
+/// A program of rdma-core that ends when this is dropped.
+struct Tool(Child, String);
+
+impl Tool {
+    fn start(command: &str) -> Self {
+        let mut words = command.split_whitespace();
+        let child = Command::new("timeout")
+            .arg("60")
+            .args(&mut words)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self(child, command.to_owned())
+    }
+
+    /// Waits for it to end, with success.
+    fn finish(mut self) -> String {
+        let name = self.1.clone();
+        let output = std::mem::replace(&mut self.0, Command::new("true").spawn().unwrap())
+            .wait_with_output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {}\n{text}{errors}", output.status);
+        text
+    }
+}
+
+impl Drop for Tool {
+    fn drop(&mut self) {
+        // To "timeout", which passes it on.
+        // SAFETY: it was not waited for yet, so the number is its own.
+        unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
+        let _ = self.0.wait();
+    }
+}
+
+/// Connects as soon as the tool listens.
+fn connect_soon<T>(mut connect: impl FnMut() -> Result<T, ConnectionError>) -> T {
+    let start = Instant::now();
+    loop {
+        match connect() {
+            Ok(connected) => return connected,
+            Err(ConnectionError::Rejected(_)) if start.elapsed() < TIME => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// How large the pings are: rping's default.
+const PING: usize = 64;
+const PINGS: u64 = 10;
+/// What rping may do with our memory.
+const REMOTE: AccessFlags = AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE);
+
+/// What the two sides of rping tell each other: where to read from or to write to.
+struct Note([u8; 16]);
+
+impl Note {
+    fn of(region: &SharedMemoryRegion<'_, u8>) -> Self {
+        let remote = region.remote();
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&remote.address().to_be_bytes());
+        bytes[8..12].copy_from_slice(&remote.rkey().to_be_bytes());
+        bytes[12..].copy_from_slice(&(PING as u32).to_be_bytes());
+        Self(bytes)
+    }
+
+    fn remote(&self) -> RemoteMemoryRegion {
+        let word = |at: usize| u32::from_be_bytes(self.0[at..at + 4].try_into().unwrap());
+        let address = u64::from_be_bytes(self.0[..8].try_into().unwrap());
+        RemoteMemoryRegion::new(address, word(12).into(), word(8)).unwrap()
+    }
+}
+
+fn receive(channel: &mut Managed, device: &Device) -> Note {
+    let mut region = device.domain.allocate::<u8>(16).unwrap();
+    let mut room = region.slice_mut(..).unwrap();
+    let told = channel.receive_deadline(&mut room, Instant::now() + TIME).unwrap();
+    assert_eq!(told.byte_len(), 16);
+    Note(region[..].try_into().unwrap())
+}
+
+fn send(channel: &mut Managed, note: &Note) {
+    channel.send_inline_deadline(&note.0, Instant::now() + TIME).unwrap();
+}
+
+/// We are the client: rping reads what we have, and writes it back elsewhere.
+#[test]
+fn pinging_rping() {
+    let _alone = alone("pinging rping", 120);
+    let rping = Tool::start(&format!("rping -s -a {} -p 7501 -C {PINGS} -V", here(0).ip()));
+    let (mut channel, device) = connect_soon(|| connect(here(7501), b""));
+    let source = device.domain.allocate_shared::<u8>(PING, REMOTE).unwrap();
+    let sink = device.domain.allocate_shared::<u8>(PING, REMOTE).unwrap();
+    for ping in 0..PINGS {
+        let mut text: Vec<u8> =
+            (0..PING).map(|at| b'a' + ((at as u64 + ping) % 26) as u8).collect();
+        // rping writes back as much as a string in C has.
+        *text.last_mut().unwrap() = 0;
+        source.write(0, &text).unwrap();
+        send(&mut channel, &Note::of(&source));
+        receive(&mut channel, &device); // it has read
+        send(&mut channel, &Note::of(&sink));
+        receive(&mut channel, &device); // it has written
+        let mut back = [0; PING];
+        sink.read(0, &mut back).unwrap();
+        assert_eq!(back[..], text[..]);
+    }
+    channel.disconnect().unwrap();
+    drop((source, sink, channel));
+    drop(device);
+    rping.finish();
+    nothing_is_left();
+}
+
+/// We are the server: rping checks that what it gets is what it has sent.
+#[test]
+fn rping_pings_us() {
+    let _alone = alone("rping pings us", 120);
+    let mut listener = Listener::bind(here(7502)).unwrap();
+    let rping = Tool::start(&format!("rping -c -a {} -p 7502 -C {PINGS} -V -v", here(0).ip()));
+    let request = listener.next_timeout(TIME).unwrap();
+    let (mut channel, device) = accept(request, b"").unwrap();
+    let mut region = device.domain.allocate::<u8>(PING).unwrap();
+    for _ in 0..PINGS {
+        let from = receive(&mut channel, &device).remote();
+        let mut all = region.slice_mut(..).unwrap();
+        channel.read_deadline(&mut all, from, Instant::now() + TIME).unwrap();
+        send(&mut channel, &Note([0; 16]));
+        let to = receive(&mut channel, &device).remote();
+        let all = region.slice(..).unwrap();
+        channel.write_deadline(&all, to, Instant::now() + TIME).unwrap();
+        send(&mut channel, &Note([0; 16]));
+    }
+    expect(&mut channel, Kind::Disconnected);
+    channel.disconnect().unwrap();
+    let text = rping.finish();
+    assert_eq!(text.matches("ping data:").count() as u64, PINGS, "{text}");
+    drop((region, channel, listener));
+    drop(device);
+    nothing_is_left();
+}
+
+/// How many connections `cmtime` makes at a time.
+const CONNECTIONS: usize = 50;
+
+#[test]
+fn cmtime_connects_to_us() {
+    let _alone = alone("cmtime to us", 120);
+    let mut listener = Listener::builder(here(7503)).backlog(0).bind().unwrap();
+    let cmtime = Tool::start(&format!("cmtime -s {} -p 7503 -c {CONNECTIONS}", here(0).ip()));
+    let device = Device::named("rxe0");
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let request = listener.next_timeout(TIME).unwrap();
+        connections.push(request.accept(device.prepare(), b"", TIME).unwrap());
+    }
+    for connection in &mut connections {
+        expect(connection, Kind::Disconnected);
+        connection.disconnect().unwrap();
+    }
+    drop(connections);
+    let text = cmtime.finish();
+    assert!(text.contains("connect"), "{text}");
+    drop((device, listener));
+    nothing_is_left();
+}
+
+#[test]
+fn we_connect_to_cmtime() {
+    let _alone = alone("us to cmtime", 120);
+    let cmtime = Tool::start(&format!("cmtime -b {} -p 7504 -c {CONNECTIONS}", here(0).ip()));
+    let device = Device::named("rxe0");
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        connections.push(connect_soon(|| {
+            let route = Route::resolve(here(7504), TIME)?;
+            let prepared =
+                Channel::builder(&device.domain).access(AccessFlags::LOCAL_WRITE).build().unwrap();
+            route.connect(prepared, b"", TIME)
+        }));
+    }
+    for connection in &mut connections {
+        connection.disconnect().unwrap();
+        expect(connection, Kind::Disconnected);
+    }
+    drop((connections, device));
+    drop(cmtime); // it goes on to listen
+    nothing_is_left();
+}

@@ -1,0 +1,248 @@
+//! iWARP: connections, channels and queue pairs on Soft-iWARP. To be run by `script/test siw`, in the
+//! machine that `script/vm --siw` starts.
+//!
+//! On iWARP a message that finds no receive ends the connection: so each receive is there before the peer
+//! may send. What is read goes into memory that peers may write.
+
+#[path = "support/managed.rs"]
+mod managed;
+#[path = "support/vm/mod.rs"]
+mod vm;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, ErrorKind, QueuePairType,
+    Route, TransportError,
+};
+
+use managed::{Device, TIME, accept, connect, expect, listen, pair, transfer};
+use vm::{alone, completions, success};
+
+fn nothing_is_left() {
+    let start = Instant::now();
+    loop {
+        let resources = vm::resources("siw0");
+        let counts: Vec<&str> = resources.split_whitespace().collect();
+        let count = |name: &str| {
+            let at = counts.iter().position(|word| *word == name).unwrap();
+            counts[at + 1].parse::<u32>().unwrap()
+        };
+        // librdmacm keeps the device open.
+        let objects = ["pd", "cq", "qp", "cm_id", "mr"].map(count);
+        if objects == [0; 5] && count("ctx") <= 1 {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{resources}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_handshake_says_what_is_needed() {
+    let _alone = alone("handshake", 60);
+    let device = Device::named("siw0");
+    let prepared = device.prepare();
+    let remote = prepared.endpoint();
+    let error = prepared.handshake(remote).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("connection manager"), "{error}");
+    drop(device);
+    nothing_is_left();
+}
+
+#[test]
+fn channels_send_both_ways_and_hear_of_the_end() {
+    let _alone = alone("channels", 120);
+    for ends in 0..2 {
+        let [mut one, mut two] = pair();
+        assert_eq!(one.0.private_data()[..], *b"from two", "not padded");
+        for round in 0..10 {
+            // The side that has connected sends first.
+            transfer(&mut one, &mut two, format!("one to two, {round}").as_bytes());
+            transfer(&mut two, &mut one, format!("two to one, {round}").as_bytes());
+        }
+        let (first, second) = if ends == 0 { (&mut one, &mut two) } else { (&mut two, &mut one) };
+        first.0.disconnect().unwrap();
+        expect(&mut second.0, Kind::Disconnected);
+        second.0.disconnect().unwrap();
+        assert!(matches!(second.0.send_inline(b"x"), Err(TransportError::Stopped)));
+        drop((one, two));
+        nothing_is_left();
+    }
+}
+
+#[test]
+fn a_receive_can_be_there_before_the_peer_is_accepted() {
+    let _alone = alone("receive first", 60);
+    let (mut listener, address) = listen();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut one, _device) = connect(address, &[1; 200]).unwrap();
+            one.send_inline_deadline(b"at once", Instant::now() + TIME).unwrap();
+            expect(&mut one, Kind::Disconnected);
+        });
+        let request = listener.next_timeout(TIME).unwrap();
+        assert!(request.is_iwarp());
+        assert_eq!(request.private_data()[..], [1; 200]);
+        let device = Device::of(request.open_device().unwrap(), request.port());
+        let mut region = device.domain.allocate::<u8>(64).unwrap();
+        let room = region.slice_mut(..).unwrap();
+        let (mut channel, accept) =
+            request.prepare_parts(device.prepare()).map_err(|(.., error)| error).unwrap();
+        let mut control = None;
+        channel
+            .scope(|scope| {
+                let receive = scope.post_receive(room)?;
+                control = Some(accept.accept(b"", TIME).unwrap());
+                let (received, told) = receive.wait_deadline(Instant::now() + TIME)?;
+                assert_eq!(&received[..told.byte_len() as usize], b"at once");
+                Ok::<_, TransportError>(())
+            })
+            .unwrap();
+        control.unwrap().disconnect().unwrap();
+    });
+    drop(listener);
+    nothing_is_left();
+}
+
+/// Reads and writes of the peer's memory.
+#[test]
+fn memory_of_the_peer() {
+    let _alone = alone("memory", 60);
+    let [mut one, two] = pair();
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+    let theirs = two.1.domain.allocate_shared::<u8>(64, access).unwrap();
+    theirs.write(0, b"read me").unwrap();
+    // A read is a write of the peer, into memory that peers may write.
+    let sink = one.1.domain.allocate_shared::<u8>(64, access).unwrap();
+    let remote = theirs.remote_range(..7).unwrap();
+    let deadline = Instant::now() + TIME;
+    one.0.read_deadline(&mut sink.slice(..7).unwrap(), remote, deadline).unwrap();
+    assert_eq!(sink.slice(..7).unwrap().to_vec(), b"read me");
+    sink.write(0, b"written").unwrap();
+    one.0.write_deadline(&sink.slice(..7).unwrap(), remote, deadline).unwrap();
+    let start = Instant::now();
+    while theirs.slice(..7).unwrap().to_vec() != b"written" {
+        assert!(start.elapsed() < TIME, "a write arrives");
+    }
+    drop((theirs, sink));
+    drop((one, two));
+    nothing_is_left();
+}
+
+#[test]
+fn queue_pairs() {
+    let _alone = alone("queue pairs", 60);
+    let (mut listener, address) = listen();
+    {
+        let context = ibverbs::open("siw0").unwrap();
+        let domain = context.alloc_pd().unwrap();
+        let queue = context.create_cq(16).unwrap();
+        let prepare = || {
+            domain
+                .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+                .max_recv_wr(4)
+                .build()
+                .unwrap()
+        };
+        let mut region = domain.allocate::<u8>(64).unwrap();
+        let (prepared, other) = (prepare(), prepare());
+        let (mut one, two) = thread::scope(|scope| {
+            let one = scope.spawn(move || {
+                Route::resolve(address, TIME).unwrap().connect(prepared, b"", TIME).unwrap()
+            });
+            let request = listener.next_timeout(TIME).unwrap();
+            let mut pending = request.prepare(other).map_err(|(.., error)| error).unwrap();
+            // SAFETY: the region is looked at when the completion was polled, and outlives both.
+            unsafe { pending.queue_pair().post_receive(&mut region, 32..48, 2) }.unwrap();
+            let two = pending.start(b"").unwrap().finish(TIME).unwrap();
+            (one.join().unwrap(), two)
+        });
+        region[..4].copy_from_slice(b"verb");
+        // SAFETY: the region is not touched until both completions were polled.
+        unsafe { one.post_send(&region, ..4, 1) }.unwrap();
+        let both = completions(&queue, 2);
+        success(&both, 1);
+        assert_eq!(success(&both, 2).byte_len(), 4);
+        assert_eq!(&region[32..36], b"verb");
+        drop((one, two));
+    }
+    drop(listener);
+    nothing_is_left();
+}
+
+#[test]
+fn refusals_and_deadlines() {
+    let _alone = alone("refusals", 120);
+    let (mut listener, address) = listen();
+    thread::scope(|scope| {
+        let one = scope.spawn(move || connect(address, b"").err().unwrap());
+        listener.next_timeout(TIME).unwrap().reject(b"full house").unwrap();
+        let error = one.join().unwrap();
+        let ConnectionError::Rejected(rejection) = error else { panic!("{error}") };
+        assert_eq!(rejection.private_data().trim_end(), b"full house");
+        let one = scope.spawn(move || connect(address, b"").err().unwrap());
+        drop(listener.next_timeout(TIME).unwrap());
+        assert!(matches!(one.join().unwrap(), ConnectionError::Rejected(_)));
+        let error = connect(address, &[0; 253]).err().unwrap();
+        assert!(error.to_string().contains("is 253"), "{error}");
+
+        // Nobody answers within the time.
+        let device = Device::named("siw0");
+        let route = Route::resolve(address, TIME).unwrap();
+        let start = Instant::now();
+        let error = route.connect(device.prepare(), b"", Duration::from_millis(300)).err().unwrap();
+        assert_eq!(error, ConnectionError::TimedOut);
+        assert!(start.elapsed() < Duration::from_secs(20));
+        let late = accept(listener.next_timeout(TIME).unwrap(), b"");
+        assert!(late.is_err(), "the peer has given up");
+    });
+    drop(listener);
+    let error = connect(address, b"").err().unwrap();
+    assert!(matches!(error, ConnectionError::Rejected(_)), "nobody listens: {error}");
+    nothing_is_left();
+}
+
+#[test]
+fn a_hundred_connections_leave_nothing() {
+    let _alone = alone("a hundred connections", 300);
+    let (mut listener, address) = listen();
+    let device = Device::named("siw0");
+    for round in 0..100 {
+        let [one, two] = thread::scope(|scope| {
+            let prepared = device.prepare();
+            let one = scope.spawn(move || {
+                Route::resolve(address, TIME).unwrap().connect(prepared, b"", TIME).unwrap()
+            });
+            let request = listener.next_timeout(TIME).unwrap();
+            let two = request.accept(device.prepare(), b"", TIME).unwrap();
+            [one.join().unwrap(), two]
+        });
+        if round % 20 == 0 {
+            let (mut one, mut two) = ((one, device.clone()), (two, device.clone()));
+            transfer(&mut one, &mut two, b"still works");
+        }
+    }
+    drop((device, listener));
+    nothing_is_left();
+}
+
+/// A channel that is not connected cannot be forgotten in the kernel either.
+#[test]
+fn what_is_prepared_and_dropped_is_gone() {
+    let _alone = alone("prepared", 60);
+    let (mut listener, address) = listen();
+    let device = Device::named("siw0");
+    let route = Route::resolve(address, TIME).unwrap();
+    let pending = route.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
+    drop(pending);
+    let route = Route::resolve(address, TIME).unwrap();
+    let wrong = Channel::builder(&device.domain).port(1).build().unwrap();
+    drop(route.prepare(wrong).map_err(|(.., error)| error).unwrap().start(b"").unwrap());
+    // The request of a peer that has gone may be there or not.
+    drop(listener.next_timeout(Duration::from_millis(500)));
+    drop((listener, device));
+    nothing_is_left();
+}

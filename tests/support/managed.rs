@@ -1,0 +1,110 @@
+//! Two sides that the connection manager connects, on whatever devices the machine has: Soft-RoCE or
+//! Soft-iWARP.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, Channel, Connection, ConnectionError, ConnectionEventKind, ConnectionRequest,
+    Context, Listener, PreparedChannel, ProtectionDomain, Route,
+};
+
+/// The address of the first device.
+pub const HERE: &str = "10.77.0.1";
+
+/// Longer than anything here takes, even on a loaded machine.
+pub const TIME: Duration = Duration::from_secs(30);
+
+pub type Managed = Connection<Channel<'static>>;
+
+/// A device that is open, for objects that share it.
+#[derive(Clone)]
+pub struct Device {
+    pub domain: Arc<ProtectionDomain<'static>>,
+    port: u8,
+}
+
+impl Device {
+    pub fn of(context: Context<'static>, port: u8) -> Self {
+        let domain = ProtectionDomain::new(Arc::new(context)).unwrap();
+        Self { domain: Arc::new(domain), port }
+    }
+
+    pub fn named(name: &str) -> Self {
+        Self::of(ibverbs::open(name).unwrap(), 1)
+    }
+
+    pub fn prepare(&self) -> PreparedChannel<'static> {
+        Channel::builder(&self.domain)
+            .port(self.port)
+            .access(AccessFlags::LOCAL_WRITE)
+            .allow_remote_rw()
+            .max_inline_data(32)
+            .build()
+            .unwrap()
+    }
+}
+
+/// An address of ours with this port, 0 for any.
+pub fn here(port: u16) -> SocketAddr {
+    SocketAddr::new(HERE.parse().unwrap(), port)
+}
+
+pub fn listen() -> (Listener, SocketAddr) {
+    let listener = Listener::bind(here(0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    assert_ne!(address.port(), 0);
+    (listener, address)
+}
+
+/// Connects to `address`, on a context of its own.
+pub fn connect(address: SocketAddr, data: &[u8]) -> Result<(Managed, Device), ConnectionError> {
+    let route = Route::resolve(address, TIME)?;
+    let device = Device::of(route.open_device()?, route.port());
+    Ok((route.connect(device.prepare(), data, TIME)?, device))
+}
+
+/// Accepts, on a context of its own.
+pub fn accept(
+    request: ConnectionRequest,
+    data: &[u8],
+) -> Result<(Managed, Device), ConnectionError> {
+    let device = Device::of(request.open_device()?, request.port());
+    Ok((request.accept(device.prepare(), data, TIME)?, device))
+}
+
+/// Two sides that are connected: the one that has connected, and the one that has accepted.
+pub fn pair() -> [(Managed, Device); 2] {
+    let (mut listener, address) = listen();
+    thread::scope(|scope| {
+        let one = scope.spawn(move || connect(address, b"from one").unwrap());
+        let request = listener.next_timeout(TIME).unwrap();
+        let two = accept(request, b"from two").unwrap();
+        [one.join().unwrap(), two]
+    })
+}
+
+/// One message, from one to the other. The receive is there before the message is sent.
+pub fn transfer(from: &mut (Managed, Device), to: &mut (Managed, Device), text: &[u8]) {
+    let mut sent = from.1.domain.allocate::<u8>(text.len()).unwrap();
+    sent.copy_from_slice(text);
+    let mut got = to.1.domain.allocate::<u8>(64).unwrap();
+    let (room, message) = (got.slice_mut(..).unwrap(), sent.slice(..).unwrap());
+    to.0.scope(|scope| {
+        let receive = scope.post_receive(room)?;
+        from.0.send_deadline(&message, Instant::now() + TIME)?;
+        let (received, told) = receive.wait_deadline(Instant::now() + TIME)?;
+        assert_eq!(&received[..told.byte_len() as usize], text);
+        Ok::<_, ibverbs::TransportError>(())
+    })
+    .unwrap();
+}
+
+/// Waits for this event.
+pub fn expect(connection: &mut Managed, kind: ConnectionEventKind) {
+    assert_eq!(connection.event_timeout(TIME).unwrap().kind(), kind);
+}
