@@ -51,7 +51,7 @@ impl<'a> Context<'a> {
     /// # Safety
     ///
     /// `device` is live during the call.
-    pub(super) unsafe fn open(device: *mut ffi::ibv_device) -> Result<Self> {
+    pub(crate) unsafe fn open(device: *mut ffi::ibv_device) -> Result<Self> {
         const VERB: &str = "ibv_open_device";
         *fork::exclusive() = true;
         // SAFETY: the caller vouches for the device; a context that comes back is ours alone.

@@ -30,7 +30,7 @@ static OPENED: Mutex<bool> = Mutex::new(false);
 /// Keeps all else that concerns forks from happening meanwhile. To be held when a device is opened,
 /// which is noted there; and when devices are listed, since libibverbs then looks into the environment
 /// (`RDMAV_FORK_SAFE`) and may call `ibv_fork_init` itself.
-pub(super) fn exclusive() -> MutexGuard<'static, bool> {
+pub(crate) fn exclusive() -> MutexGuard<'static, bool> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -11,7 +11,7 @@ mod clock;
 mod context;
 mod counters;
 pub(crate) mod event_file;
-mod fork;
+pub(crate) mod fork;
 mod gid;
 mod port;
 mod process_sharing;
