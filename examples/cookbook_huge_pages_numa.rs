@@ -1,0 +1,104 @@
+//! Cookbook: huge pages, and memory near the device.
+//!
+//! A device keeps a table of the pages of each region: with huge pages it is 512 times shorter, and the device
+//! finds what it needs in its cache. On a machine with several memory nodes, memory of the node that the
+//! device is plugged into is the nearest. The kernel takes memory from the node of the processor that touches
+//! it first, so the thread moves to that node, and then allocates.
+
+#[path = "common/two_sides.rs"]
+mod two_sides;
+
+use std::fs;
+
+use ibverbs::{Context, HugePages, MemoryRegion, ProtectionDomain, RegionOptions};
+
+use two_sides::{Result, both, connect, deadline};
+
+/// Numbers in the region: 4 MiB.
+const NUMBERS: usize = 1 << 19;
+
+#[allow(dead_code, reason = "a test calls run")]
+fn main() -> Result {
+    two_sides::main(run)
+}
+
+pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
+    for context in [sender, receiver] {
+        match numa_node(context.name()) {
+            Some(node) => {
+                run_on_node(node)?;
+                println!(
+                    "{}: this thread runs on node {node}, where the device is",
+                    context.name()
+                );
+            }
+            None => println!("{}: the kernel knows no node", context.name()),
+        }
+    }
+    let (sender, receiver) = (sender.alloc_pd()?, receiver.alloc_pd()?);
+    let (mut out, mut incoming) = connect(sender.create_channel(), receiver.create_channel())?;
+    let (mut source, mut sink) = (allocate(&sender)?, allocate(&receiver)?);
+    for (index, number) in source.iter_mut().enumerate() {
+        *number = index as u64;
+    }
+    both(
+        || {
+            incoming.receive_deadline(&mut sink.slice_mut(..)?, deadline())?;
+            Ok(())
+        },
+        || {
+            out.send_deadline(&source.slice(..)?, deadline())?;
+            Ok(())
+        },
+    )?;
+    if !sink.iter().copied().eq(0..NUMBERS as u64) {
+        return Err("what arrived is not what was sent".into());
+    }
+    println!("{} bytes arrived", 8 * NUMBERS);
+    Ok(())
+}
+
+/// Memory on huge pages that were set aside, or else on those that the kernel has at hand.
+fn allocate<'d>(domain: &'d ProtectionDomain<'d>) -> Result<MemoryRegion<'d, u64>> {
+    let options = RegionOptions::new();
+    match domain.allocate_with::<u64>(NUMBERS, options.huge_pages(HugePages::Size2MiB)) {
+        Ok(region) => {
+            println!("the region lies on huge pages that were set aside");
+            Ok(region)
+        }
+        // Set pages aside by: echo 4 >/proc/sys/vm/nr_hugepages
+        Err(error) => {
+            println!("{error}: transparent huge pages instead");
+            let options = options.huge_pages(HugePages::Transparent);
+            Ok(domain.allocate_with(NUMBERS, options)?)
+        }
+    }
+}
+
+/// The memory node that a device is plugged into: a number, or -1 where there is only one.
+fn numa_node(device: &str) -> Option<usize> {
+    let file = format!("/sys/class/infiniband/{device}/device/numa_node");
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// Moves this thread to the processors of a node.
+fn run_on_node(node: usize) -> Result {
+    let list = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"))?;
+    // SAFETY: a set of processors is bits, of which all may be 0.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // Such as 0-7,16-23.
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        for processor in first.parse::<usize>()?..=last.parse()? {
+            if processor < libc::CPU_SETSIZE as usize {
+                // SAFETY: the number is within the set.
+                unsafe { libc::CPU_SET(processor, &mut set) };
+            }
+        }
+    }
+    // SAFETY: the set is as long as it is said to be; 0 is this thread.
+    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().into()),
+    }
+}

@@ -1,0 +1,85 @@
+//! Cookbook: a lock in remote memory.
+//!
+//! A number in the memory of a server is 0 while the lock is free, else the number of the client that holds
+//! it. Compare-and-swap takes it, and gives it back. What the lock protects is read and written by RDMA;
+//! the server's processor does nothing. (To count alone, one fetch-and-add is enough.)
+
+#[path = "common/two_sides.rs"]
+mod two_sides;
+
+use std::thread;
+use std::time::Duration;
+
+use ibverbs::{Channel, Context, ProtectionDomain, RemoteMemoryRegion};
+
+use two_sides::{ALL, Result, connect, deadline};
+
+const CLIENTS: u64 = 3;
+const ROUNDS: u64 = 20;
+
+#[allow(dead_code, reason = "a test calls run")]
+fn main() -> Result {
+    two_sides::main(run)
+}
+
+pub(crate) fn run(client: &Context<'_>, server: &Context<'_>) -> Result {
+    let (client, server) = (client.alloc_pd()?, server.alloc_pd()?);
+    // The lock, and a number that it protects.
+    let memory = server.allocate_shared::<u64>(2, ALL)?;
+    let remote = memory.remote();
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..CLIENTS {
+        let (one, other) = connect(client.create_channel(), server.create_channel())?;
+        ours.push(one);
+        theirs.push(other); // it has only to be there
+    }
+    thread::scope(|threads| {
+        let clients = ours.iter_mut().zip(1..).map(|(channel, name)| {
+            let client = &client;
+            threads.spawn(move || work(client, channel, remote, name))
+        });
+        let clients: Vec<_> = clients.collect();
+        clients.into_iter().try_for_each(|one| one.join().map_err(|_| "a client has panicked")?)
+    })?;
+    // Nobody uses the memory any more; it is still read by copies, never by reference.
+    match memory.to_vec()[..] {
+        [0, total] if total == CLIENTS * ROUNDS => {
+            println!("{CLIENTS} clients have counted to {total}");
+            Ok(())
+        }
+        ref other => Err(format!("the lock and the number are {other:?}").into()),
+    }
+}
+
+fn work(
+    domain: &ProtectionDomain<'_>,
+    channel: &mut Channel<'_>,
+    memory: RemoteMemoryRegion,
+    name: u64,
+) -> Result {
+    let (lock, number) = (memory.sub_region(0, 8)?, memory.sub_region(8, 8)?);
+    // Where the device puts what was there before, and a copy of the number.
+    let mut before = domain.allocate::<u64>(1)?;
+    let mut copy = domain.allocate::<u64>(1)?;
+    for _ in 0..ROUNDS {
+        let mut pause = Duration::from_micros(10);
+        loop {
+            channel.compare_swap_deadline(&mut before.slice_mut(..)?, lock, 0, name, deadline())?;
+            if before[0] == 0 {
+                break;
+            }
+            // Somebody else has it. Trying all the time would only slow them down.
+            thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(5));
+        }
+        channel.read_deadline(&mut copy.slice_mut(..)?, number, deadline())?;
+        copy[0] += 1;
+        channel.write_deadline(&copy.slice(..)?, number, deadline())?;
+        // The write is complete, so the next holder of the lock sees it.
+        channel.compare_swap_deadline(&mut before.slice_mut(..)?, lock, name, 0, deadline())?;
+        if before[0] != name {
+            return Err(format!("client {} has taken the lock of client {name}", before[0]).into());
+        }
+    }
+    Ok(())
+}
