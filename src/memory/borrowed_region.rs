@@ -203,10 +203,10 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<MemorySliceMut<'_, T>> {
         let range = resolve(range, self.len)?;
         // SAFETY: as in `slice`, and the borrow is exclusive.
-        let data = unsafe {
-            std::slice::from_raw_parts_mut(self.data.add(range.start).as_ptr(), range.len())
-        };
-        Ok(MemorySliceMut::new(data, self.lkey()))
+        unsafe {
+            let data = NonNull::slice_from_raw_parts(self.data.add(range.start), range.len());
+            Ok(MemorySliceMut::from_raw(data, self.lkey()))
+        }
     }
 
     /// The elements in `range`, for a work request that reads them.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
+use std::ptr::NonNull;
 
 use super::access::AccessFlags;
 use super::accessors::region_accessors;
@@ -135,13 +136,11 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<MemorySliceMut<'_, T>> {
         let range = resolve(range, self.buffer.len())?;
         // SAFETY: as in `slice`, and the borrow is exclusive.
-        let data = unsafe {
-            std::slice::from_raw_parts_mut(
-                self.buffer.data().add(range.start).as_ptr(),
-                range.len(),
-            )
-        };
-        Ok(MemorySliceMut::new(data, self.lkey()))
+        unsafe {
+            let data = self.buffer.data().add(range.start);
+            let data = NonNull::slice_from_raw_parts(data, range.len());
+            Ok(MemorySliceMut::from_raw(data, self.lkey()))
+        }
     }
 
     /// The elements in `range`, for a work request that reads them.

@@ -1,10 +1,13 @@
 //! Borrowed parts of a region: a slice together with the region's key.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut, RangeBounds};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range, RangeBounds};
+use std::ptr::NonNull;
 
 use super::scatter_gather::{Element, GatherElement, ScatterElement, resolve, sge};
 use crate::error::{Error, Result};
+use crate::ffi;
 
 /// A part of a region, borrowed: what `&[T]` is to a vector, together with the region's key.
 ///
@@ -21,9 +24,17 @@ pub struct MemorySlice<'buf, T> {
 /// It derefs to `[T]`. Parts can be split further and used independently, each by the work request
 /// that holds it.
 pub struct MemorySliceMut<'buf, T> {
-    data: &'buf mut [T],
+    /// A pointer, not a reference: a reference would claim, each time that the slice is moved, that
+    /// nobody else accesses the memory, even while the device writes it.
+    data: NonNull<[T]>,
     lkey: u32,
+    borrow: PhantomData<&'buf mut [T]>,
 }
+
+// SAFETY: it stands for `&mut [T]`, which is `Send` if `T` is.
+unsafe impl<T: Send> Send for MemorySliceMut<'_, T> {}
+// SAFETY: as above; a shared one only gives out `&[T]`.
+unsafe impl<T: Sync> Sync for MemorySliceMut<'_, T> {}
 
 impl<'buf, T: Element> MemorySlice<'buf, T> {
     #[inline]
@@ -71,19 +82,51 @@ impl<'buf, T: Element> MemorySlice<'buf, T> {
 impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     #[inline]
     pub(super) fn new(data: &'buf mut [T], lkey: u32) -> Self {
-        Self { data, lkey }
+        // SAFETY: the elements are borrowed exclusively for the lifetime.
+        unsafe { Self::from_raw(NonNull::from(data), lkey) }
+    }
+
+    /// A slice of the memory behind a pointer.
+    ///
+    /// # Safety
+    ///
+    /// For `'buf` the elements are valid, and nobody else in this program accesses them.
+    #[inline]
+    pub(super) unsafe fn from_raw(data: NonNull<[T]>, lkey: u32) -> Self {
+        Self { data, lkey, borrow: PhantomData }
+    }
+
+    /// The pointer to the elements in `range`, which is within bounds.
+    #[inline]
+    pub(super) fn pointer(&self, range: Range<usize>) -> NonNull<[T]> {
+        debug_assert!(range.start <= range.end && range.end <= self.data.len());
+        // SAFETY: the range is within the slice, as the caller has checked.
+        let start = unsafe { self.data.cast::<T>().add(range.start) };
+        NonNull::slice_from_raw_parts(start, range.len())
+    }
+
+    /// The elements in `range`, which is within bounds.
+    ///
+    /// # Safety
+    ///
+    /// For `'buf`, nobody else uses these elements: `self` is given up, or used for others only.
+    #[inline]
+    unsafe fn subslice(&self, range: Range<usize>) -> Self {
+        // SAFETY: the elements are some of ours, and the caller vouches that they are used once.
+        unsafe { Self::from_raw(self.pointer(range), self.lkey) }
     }
 
     /// The same part, borrowed for a shorter time.
     #[inline]
     pub fn reborrow(&mut self) -> MemorySliceMut<'_, T> {
-        MemorySliceMut { data: self.data, lkey: self.lkey }
+        // SAFETY: `self` cannot be used while the new slice lives.
+        unsafe { MemorySliceMut::from_raw(self.data, self.lkey) }
     }
 
     /// The same part, to read only.
     #[inline]
     pub fn as_slice(&self) -> MemorySlice<'_, T> {
-        MemorySlice { data: self.data, lkey: self.lkey }
+        MemorySlice { data: self, lkey: self.lkey }
     }
 
     /// The elements in `range`.
@@ -94,7 +137,8 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     #[inline]
     pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
         let range = resolve(range, self.data.len())?;
-        Ok(Self { data: &mut self.data[range], lkey: self.lkey })
+        // SAFETY: `self` is given up.
+        Ok(unsafe { self.subslice(range) })
     }
 
     /// The first `mid` elements, and the rest.
@@ -104,9 +148,10 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///  - `EINVAL`: there are fewer than that.
     #[inline]
     pub fn split_at(self, mid: usize) -> Result<(Self, Self)> {
-        let mid = resolve(..mid, self.data.len())?.end;
-        let (head, tail) = self.data.split_at_mut(mid);
-        Ok((Self { data: head, lkey: self.lkey }, Self { data: tail, lkey: self.lkey }))
+        let len = self.data.len();
+        let mid = resolve(..mid, len)?.end;
+        // SAFETY: `self` is given up, and the halves do not overlap.
+        Ok(unsafe { (self.subslice(0..mid), self.subslice(mid..len)) })
     }
 
     /// Parts of `len` elements each, which do not overlap; the last one may be shorter.
@@ -118,8 +163,12 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         if len == 0 {
             return Err(Error::invalid("ibv_sge", "the length of a chunk is 0"));
         }
-        let lkey = self.lkey;
-        Ok(self.data.chunks_mut(len).map(move |data| Self { data, lkey }))
+        let end = self.data.len();
+        Ok((0..end.div_ceil(len)).map(move |n| {
+            let start = n * len;
+            // SAFETY: the iterator owns `self`, and no two chunks overlap.
+            unsafe { self.subslice(start..end.min(start.saturating_add(len))) }
+        }))
     }
 
     /// The local key of the region.
@@ -134,7 +183,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
     #[inline]
     pub fn gather_element(&self) -> Result<GatherElement<'_>> {
-        sge(self.data.as_ptr() as u64, size_of_val(self.data), self.lkey).map(GatherElement::new)
+        self.sge().map(GatherElement::new)
     }
 
     /// All of it, for a work request that writes it.
@@ -144,8 +193,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
     #[inline]
     pub fn scatter_element(&mut self) -> Result<ScatterElement<'_>> {
-        let bytes = size_of_val(self.data);
-        sge(self.data.as_mut_ptr() as u64, bytes, self.lkey).map(ScatterElement::new)
+        self.sge().map(ScatterElement::new)
     }
 
     /// All of it, for a work request that writes it for as long as the region is borrowed.
@@ -155,8 +203,13 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
     #[inline]
     pub fn into_scatter_element(self) -> Result<ScatterElement<'buf>> {
-        let bytes = size_of_val(self.data);
-        sge(self.data.as_mut_ptr() as u64, bytes, self.lkey).map(ScatterElement::new)
+        self.sge().map(ScatterElement::new)
+    }
+
+    #[inline]
+    fn sge(&self) -> Result<ffi::ibv_sge> {
+        let bytes = self.data.len() * size_of::<T>();
+        sge(self.data.cast::<T>().as_ptr() as u64, bytes, self.lkey)
     }
 }
 
@@ -174,14 +227,16 @@ impl<T> Deref for MemorySliceMut<'_, T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        self.data
+        // SAFETY: the elements are valid, and borrowed exclusively for longer than `self` is.
+        unsafe { self.data.as_ref() }
     }
 }
 
 impl<T> DerefMut for MemorySliceMut<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        self.data
+        // SAFETY: as above, and `self` is borrowed exclusively.
+        unsafe { self.data.as_mut() }
     }
 }
 

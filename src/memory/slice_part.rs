@@ -74,8 +74,9 @@ unsafe impl<T: Element> GatherBuffer for MemorySlicePart<'_, T> {
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
-        let data: &[T] = self;
-        Ok([sge(data.as_ptr() as u64, size_of_val(data), self.whole.lkey())?])
+        let data = self.whole.pointer(self.range());
+        let bytes = data.len() * size_of::<T>();
+        Ok([sge(data.cast::<T>().as_ptr() as u64, bytes, self.whole.lkey())?])
     }
 }
 
@@ -83,10 +84,7 @@ unsafe impl<T: Element> GatherBuffer for MemorySlicePart<'_, T> {
 unsafe impl<T: Element> ScatterBuffer for MemorySlicePart<'_, T> {
     #[inline]
     fn scatter(&mut self) -> Result<Self::List> {
-        // The address is that of an exclusive reference, for the device writes by it.
-        let bytes = size_of_val::<[T]>(self);
-        let address = self.as_mut_ptr() as u64;
-        Ok([sge(address, bytes, self.whole.lkey())?])
+        self.gather()
     }
 }
 
