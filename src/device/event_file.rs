@@ -118,6 +118,7 @@ mod tests {
     const SOON: Duration = Duration::from_millis(20);
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no ppoll")]
     fn a_deadline_ends_a_wait_but_never_early() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let start = Instant::now();
@@ -132,6 +133,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no ppoll")]
     fn a_signal_does_not_end_a_wait() {
         extern "C" fn ignore(_: libc::c_int) {}
         let (ours, mut theirs) = UnixStream::pair().unwrap();

@@ -75,6 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "calls libibverbs")]
     fn the_status_is_a_known_one() {
         let status = is_fork_initialized();
         assert!(!matches!(status, ForkStatus::Unknown(_)), "{status:?}");

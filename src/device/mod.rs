@@ -395,6 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "calls libibverbs")]
     fn listing_never_panics_and_names_its_verb() {
         match devices() {
             Ok(list) => {
@@ -407,6 +408,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "calls libibverbs")]
     fn an_unknown_name_is_not_found() {
         let error = open("no such device").unwrap_err();
         assert!(matches!(error.raw_os_error(), libc::ENODEV | libc::ENOSYS), "{error}");

@@ -65,6 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "calls libibverbs")]
     fn what_is_no_rdma_device_is_not_imported() {
         let file = std::fs::File::open("Cargo.toml").unwrap();
         let error = Context::import(file.as_fd()).unwrap_err();

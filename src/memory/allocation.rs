@@ -187,6 +187,7 @@ mod tests {
 
     /// 64 GiB are given without being touched, on a machine that has less.
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no huge pages and no lazy memory")]
     fn large_memory_is_not_touched() {
         let size = 64 << 30;
         let layout = Layout::from_size_align(size, 64).unwrap();
@@ -214,6 +215,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no huge pages and no lazy memory")]
     fn huge_pages_that_nobody_set_aside_are_a_typed_error() {
         // More than any machine has; the sum is beyond what mmap takes.
         let layout = Layout::from_size_align(1 << 46, 64).unwrap();
