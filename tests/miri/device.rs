@@ -814,13 +814,6 @@ mod exported {
         ptr::null_mut()
     }
 
-    /// Of the C library, which Miri does not have.
-    #[unsafe(no_mangle)]
-    unsafe extern "C" fn explicit_bzero(memory: *mut c_void, length: usize) {
-        // SAFETY: the caller owns the memory.
-        unsafe { memory.write_bytes(0, length) }
-    }
-
     #[unsafe(no_mangle)]
     unsafe extern "C" fn ibv_is_fork_initialized() -> ibv_fork_status {
         ibv_fork_status::IBV_FORK_UNNEEDED
