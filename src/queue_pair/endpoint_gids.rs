@@ -240,6 +240,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "safe code, and thousands of rounds")]
     fn both_sides_choose_the_same_two() {
         // Every pair of subsets of what two hosts may have.
         let all = |i: usize| {
