@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     /// Until when the thread sleeps, if nobody wakes it; 0 while it is awake. Changed with the lock held.
     sleeps_until: AtomicU64,
     stop: AtomicBool,
+    /// The process that made it. A child of `fork` has neither the thread nor, maybe, the lock.
+    process: u32,
 }
 
 /// The engine, locked. Unlocking sends what is to be sent, and wakes the thread if there is something for
@@ -49,6 +51,11 @@ impl Shared {
     pub(crate) fn lock(&self) -> Locked<'_> {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         Locked { engine, shared: self }
+    }
+
+    /// Whether this process made the device, and not one that has forked it off since.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// Hands the packets that are there to the engine; returns how many.
@@ -161,6 +168,11 @@ impl RawDevice {
     pub(crate) unsafe fn free(device: *mut verbs_device) {
         // SAFETY: the caller vouches for it; the C object is the first member.
         let mut device = unsafe { Box::from_raw(device.cast::<Self>()) };
+        if !device.shared.is_of_this_process() {
+            // The thread is not there to end, and has taken its reference with it.
+            std::mem::forget(device);
+            return;
+        }
         device.shared.stop.store(true, Ordering::Release);
         device.shared.waker.wake();
         if let Some(thread) = device.thread.take() {
@@ -262,6 +274,7 @@ impl Device {
             waker,
             sleeps_until: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            process: std::process::id(),
         });
         let running = shared.clone();
         let thread = std::thread::Builder::new()

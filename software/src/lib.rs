@@ -29,7 +29,13 @@
 //! - On IPv4, the invariant CRC covers a field that sockets do not show (the identification). Packets
 //!   of a sender that counts it up, as Soft-RoCE does, are checked by 16 bits instead of 32.
 //! - There are one partition, no service levels, no alternate paths and no flow labels.
-//! - A process that forks leaves the device to the parent; it does nothing in the child.
+//! - A process that forks leaves the device to the parent: the child has a copy without the thread, of which
+//!   it may close the context, and should do nothing else.
+//! - Locked memory is not counted: `RLIMIT_MEMLOCK` does not matter.
+//! - There are no XRC queue pairs, no device memory, no on-demand paging and no raw packets.
+//! - A READ or an atomic operation on an unreliable connection is refused when it is posted (`EINVAL`), as is one
+//!   on a connection that may have none on the way.
+//! - A region that a window is bound to is not deregistered: `EBUSY`.
 //!
 //! `software/README.md` in the repository tells how it works inside.
 

@@ -126,10 +126,11 @@ unsafe extern "C" fn free_context(context: *mut ibv_context) {
     // SAFETY: libibverbs closes a live context, once. What it does closes both files.
     unsafe {
         files().remove(&(*context).cmd_fd);
-        let mut engine = shared(context).lock();
-        engine.core.contexts.remove(&number(context));
-        engine.core.forget_file((*context).async_fd);
-        drop(engine);
+        if shared(context).is_of_this_process() {
+            let mut engine = shared(context).lock();
+            engine.core.contexts.remove(&number(context));
+            engine.core.forget_file((*context).async_fd);
+        }
         let soft = soft(context);
         verbs_uninit_context(&raw mut (*soft).verbs);
         libc::free(soft.cast());

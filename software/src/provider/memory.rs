@@ -84,6 +84,9 @@ pub(super) unsafe extern "C" fn reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     let (address, size) = (address as u64, length as u64);
+    // Then requests name its bytes by their distance from the first.
+    let zero_based = access as u32 & ibv_access_flags::IBV_ACCESS_ZERO_BASED.0 != 0;
+    let iova = if zero_based { 0 } else { iova };
     let checked = check_flags(access).and_then(|()| check_mapped(address, size, writes(access)));
     match checked {
         // SAFETY: as the module says.
