@@ -1,0 +1,81 @@
+//! How long connections take through the connection manager, step by step, as rdma-core's `cmtime` measures
+//! it: many at once, each step for all of them. `cmtime` (without `-s`) is the other side.
+//!
+//! ```text
+//! cmtime -b 10.77.0.1 -p 7471                                                       # on one machine
+//! cargo run --release --features rdmacm --example cm_time -- 10.77.0.1:7471 100     # on another
+//! ```
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+use std::{env, process};
+
+use ibverbs::{ConnectionEventKind, QueuePairType, Route};
+
+const TIME: Duration = Duration::from_secs(60);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let [address, count] = &arguments[..] else {
+        eprintln!("usage: cm_time ADDRESS:PORT CONNECTIONS");
+        process::exit(2);
+    };
+    let (address, count) = (address.parse()?, count.parse::<u32>()?.max(1));
+    // The device is open before the clock runs, as for cmtime.
+    let first = Route::resolve(address, TIME)?;
+    let context = first.open_device()?;
+    let (domain, port) = (context.alloc_pd()?, first.port());
+    let queue = context.create_cq(1)?;
+    drop(first);
+
+    let mut total = Duration::ZERO;
+    let mut step = |name: &str, start: Instant| {
+        let took = start.elapsed();
+        total += took;
+        let micros = took.as_secs_f64() * 1e6;
+        println!(
+            "{name:<12} {:10.2} ms {:10.2} us / conn",
+            micros / 1e3,
+            micros / f64::from(count)
+        );
+    };
+    let all = || 0..count;
+
+    let start = Instant::now();
+    let begun: Vec<_> = all().map(|_| Route::to(address).begin(TIME)).collect::<Result<_, _>>()?;
+    let routes: Vec<_> =
+        begun.into_iter().map(|resolution| resolution.finish()).collect::<Result<_, _>>()?;
+    step("resolve", start);
+
+    let start = Instant::now();
+    let mut pending = Vec::new();
+    for route in routes {
+        let kind = QueuePairType::ReliableConnected;
+        let prepared = domain.create_qp(&queue, &queue, kind).port(port).build()?;
+        pending.push(route.prepare(prepared).map_err(|(.., error)| error)?);
+    }
+    step("create qp", start);
+
+    let start = Instant::now();
+    let connecting: Vec<_> =
+        pending.into_iter().map(|pending| pending.start(b"")).collect::<Result<_, _>>()?;
+    let mut connections: Vec<_> =
+        connecting.into_iter().map(|one| one.finish(TIME)).collect::<Result<_, _>>()?;
+    step("connect", start);
+
+    let start = Instant::now();
+    for connection in &mut connections {
+        connection.disconnect()?;
+    }
+    for connection in &mut connections {
+        while connection.event_timeout(TIME)?.kind() != ConnectionEventKind::Disconnected {}
+    }
+    step("disconnect", start);
+
+    let start = Instant::now();
+    drop(connections);
+    step("destroy", start);
+    let rate = f64::from(count) / total.as_secs_f64();
+    println!("{:<12} {:10.2} ms {rate:10.2} connections / s", "total", total.as_secs_f64() * 1e3);
+    Ok(())
+}
