@@ -21,7 +21,7 @@ pub struct Error {
 }
 
 /// What is known beyond the errno value.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Detail {
     None,
     Reason(&'static str),
@@ -155,6 +155,12 @@ impl Error {
             ("ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr", libc::ENOMEM) => {
                 "RLIMIT_MEMLOCK may be too low (ulimit -l), or the device has no region left"
             }
+            // The kernel says so where not a single page may be locked.
+            (
+                "ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr" | "ibv_create_qp"
+                | "ibv_create_cq" | "ibv_create_srq",
+                libc::EPERM,
+            ) => "RLIMIT_MEMLOCK may be 0 (ulimit -l), or the process may not do this",
             ("ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr", libc::EFAULT) => {
                 "the memory is not mapped, or is read-only and write access was asked for"
             }
@@ -214,14 +220,10 @@ impl fmt::Display for Error {
     }
 }
 
+/// As `Display`: a `main` that returns an error prints its `Debug` form, and the reader needs the words.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = f.debug_struct("Error");
-        out.field("verb", &self.verb).field("errno", &self.errno).field("kind", &self.kind());
-        match self.detail {
-            Detail::None => out.finish(),
-            detail => out.field("detail", &detail).finish(),
-        }
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -269,10 +271,21 @@ mod tests {
     fn display_says_what_and_what_to_do() {
         let text = Error::new("ibv_reg_mr", libc::ENOMEM).to_string();
         assert!(text.starts_with("ibv_reg_mr: ") && text.contains("RLIMIT_MEMLOCK"), "{text}");
+        let text = Error::new("ibv_reg_mr", libc::EPERM).to_string();
+        assert!(text.contains("RLIMIT_MEMLOCK may be 0"), "{text}");
         let text = Error::out_of_range("ibv_query_gid", "GID index", 9, 0, 3).to_string();
         assert_eq!(text, "ibv_query_gid: GID index is 9, and must be within 0..=3");
         let text = Error::invalid("ibv_modify_qp", "path_mtu is missing").to_string();
         assert_eq!(text, "ibv_modify_qp: path_mtu is missing");
+    }
+
+    /// What `fn main() -> Result<(), Box<dyn std::error::Error>>` prints.
+    #[test]
+    fn debug_says_the_same() {
+        let error = Error::new("ibv_reg_mr", libc::ENOMEM);
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let boxed: Box<dyn std::error::Error> = error.into();
+        assert!(format!("{boxed:?}").contains("RLIMIT_MEMLOCK"));
     }
 
     #[test]

@@ -18,7 +18,9 @@ use ibverbs::{
     MaxAckRetries, MaxRnrRetries, MinRnrTimer, PortState, ProtectionDomain, QueuePairEndpoint,
     TransportError, WorkStatus,
 };
-use two_machines::{PATIENCE, Peer, assert_nothing_left, pair, pattern, report, role, run};
+use two_machines::{
+    PATIENCE, Peer, assert_nothing_left, pair, pattern, report, role, run, short_name,
+};
 
 /// Numbers in a message: 8 KiB.
 const LENGTH: usize = 1024;
@@ -143,7 +145,7 @@ fn receive(outage: &Outage) {
                     next += 1;
                 }
                 Err(error) => {
-                    errors.push(format!("{error:?}"));
+                    errors.push(short_name(&error));
                     let prepared = channel.reset().unwrap();
                     channel = connect(prepared, &mut peer);
                     // The sender goes on with what has not arrived.

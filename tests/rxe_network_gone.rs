@@ -17,7 +17,7 @@ use ibverbs::{
 };
 
 use vm::channels::{handshake, reconnect};
-use vm::{PATIENCE, alone, assert_nothing_left, run};
+use vm::{PATIENCE, alone, assert_nothing_left, run, short_name};
 
 /// Numbers in a message: 32 KiB.
 const LENGTH: usize = 4096;
@@ -116,10 +116,7 @@ struct End {
 
 impl End {
     fn name(&self) -> String {
-        match self.error {
-            TransportError::Work(error) => format!("{:?}", error.status()),
-            error => format!("{error:?}"),
-        }
+        short_name(&self.error)
     }
 }
 

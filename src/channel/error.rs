@@ -10,7 +10,7 @@ use crate::trace;
 ///
 /// It is small, `Copy` and never allocates. Whatever the error, the device no longer uses the buffer of
 /// the operation when the borrow checker lets the program use it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransportError {
     /// A verb failed: a post that was refused, or a completion queue that could not be polled. An
@@ -99,6 +99,13 @@ impl fmt::Display for TransportError {
             Self::Closed => f.write_str("the channel's queue pair had to be destroyed"),
             Self::UnknownWork => f.write_str("the work is not of this channel, or has ended"),
         }
+    }
+}
+
+/// As `Display`: a `main` that returns an error prints its `Debug` form, and the reader needs the words.
+impl fmt::Debug for TransportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -154,6 +154,11 @@ impl PendingWork {
 /// it, the program must not read it either. The operation has ended when [`PendingWork::poll`] or
 /// [`PendingWork::wait`] said so, or when the channel was dropped, closed or [reset](Self::reset).
 ///
+/// This is about the elements of the operation alone. Other parts of the same region can be used meanwhile,
+/// through `slice` and `slice_mut` of the region, which touch no elements but their own. A reference to the
+/// whole region (`&region[..]`, `region.iter()`, an index) covers the elements of the operation too, and is
+/// not allowed.
+///
 /// When posting fails, nothing was posted:
 ///
 ///  - [`QueueFull`](TransportError::QueueFull): as much is in flight as the channel was built for.

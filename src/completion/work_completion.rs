@@ -307,7 +307,7 @@ foreign_enum! {
 }
 
 /// A work request that failed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WorkError {
     status: WorkStatus,
     vendor_error: u32,
@@ -368,7 +368,8 @@ impl WorkError {
         match self.status {
             WorkStatus::LocalLength => "the message is longer than the receive that it came to",
             WorkStatus::LocalQueuePairOperation => {
-                "the request does not fit the queue pair (its type, state, depth or inline size)"
+                "the request does not fit the queue pair (its type, state, depth or inline size); of a \
+                 receive, the message may be longer than its memory (Soft-RoCE says it this way)"
             }
             WorkStatus::LocalProtection => {
                 "the memory is not registered in this protection domain, or not for this access"
@@ -401,6 +402,13 @@ impl fmt::Display for WorkError {
         let Self { status, vendor_error } = self;
         write!(f, "the work request failed: {status:?} (vendor error {vendor_error:#x}); ")?;
         f.write_str(self.hint())
+    }
+}
+
+/// As `Display`: a `main` that returns an error prints its `Debug` form, and the reader needs the words.
+impl fmt::Debug for WorkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -34,6 +34,8 @@ pub use port::{LinkLayer, LinkSpeed, PhysicalState, PortAttributes, PortState};
 
 use std::ffi::{CStr, OsStr};
 use std::fmt;
+use std::fs;
+use std::io;
 use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
@@ -53,6 +55,8 @@ use crate::provider;
 ///  - `EPERM`: the process may not look.
 ///  - `ENOMEM`: out of memory.
 ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open to look.
+///  - `ENOENT`: the machine has RDMA devices, but this process sees no `/dev/infiniband`, as in a container
+///    to which it was not passed.
 ///
 /// A machine without RDMA devices gives an empty list, or `ENOSYS` where the kernel has no support
 /// for them at all.
@@ -86,10 +90,34 @@ pub fn devices() -> Result<DeviceList> {
         // SAFETY: `ibv_get_device_list` gave this many pointers, which live as long as the list.
         list.devices.extend(unsafe { std::slice::from_raw_parts(listed.as_ptr(), count) });
     }
-    match list.is_empty().then(|| out_of_files(VERB)).flatten() {
-        Some(error) => Err(error),
-        None => Ok(list),
+    if list.is_empty() {
+        let (class, files) = (Path::new(DEVICES), Path::new(DEVICE_FILES));
+        match out_of_files(VERB).or_else(|| without_device_files(class, files)) {
+            Some(error) => return Err(error),
+            None => return Ok(list),
+        }
     }
+    Ok(list)
+}
+
+/// Where the kernel has its RDMA devices, also those that a process cannot open.
+const DEVICES: &str = "/sys/class/infiniband";
+
+/// Where the files of devices are.
+const DEVICE_FILES: &str = "/dev/infiniband";
+
+/// Whether the kernel has devices, of which this process has no files.
+#[cold]
+fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
+    let there = fs::read_dir(class).is_ok_and(|mut devices| devices.next().is_some());
+    // A folder that may not be looked into is there.
+    let missing = fs::metadata(files).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    (there && missing).then_some(Error::with_reason(
+        "ibv_get_device_list",
+        libc::ENOENT,
+        "this machine has RDMA devices, but this process sees no /dev/infiniband: if it runs in a \
+         container, pass that folder to it; otherwise load the module ib_uverbs",
+    ))
 }
 
 /// Devices that a provider in this process has registered, with a reference to each.
@@ -144,7 +172,13 @@ fn out_of_files(verb: &'static str) -> Option<Error> {
 pub fn open(name: &str) -> Result<Context<'static>> {
     let list = devices()?;
     let device = list.iter().find(|device| device.name() == name).ok_or_else(|| {
-        let reason = "there is no RDMA device of that name";
+        let is_there = !name.contains('/') && Path::new(DEVICES).join(name).exists();
+        let reason = if is_there && !matches!(name, "" | "." | "..") {
+            "the kernel has the device, but this process cannot use it: its /dev/infiniband/uverbs* \
+             was not passed to this container, or this build of the crate lacks its provider"
+        } else {
+            "there is no RDMA device of that name"
+        };
         out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(
             "ibv_open_device",
             libc::ENODEV,
@@ -393,6 +427,24 @@ foreign_enum! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As in a container: what the kernel has is in sysfs, but the files are not there.
+    #[test]
+    #[cfg_attr(miri, ignore = "uses the file system")]
+    fn devices_without_files_are_an_error_that_says_so() {
+        let folder = std::env::temp_dir().join(format!("ibverbs-devices-{}", std::process::id()));
+        let (class, files) = (folder.join("class"), folder.join("dev"));
+        assert_eq!(without_device_files(&class, &files), None, "no RDMA in the kernel");
+        fs::create_dir_all(&class).unwrap();
+        assert_eq!(without_device_files(&class, &files), None, "no devices");
+        fs::create_dir(class.join("rxe0")).unwrap();
+        let error = without_device_files(&class, &files).unwrap();
+        assert_eq!(error.raw_os_error(), libc::ENOENT);
+        assert!(error.to_string().contains("pass that folder"), "{error}");
+        fs::create_dir(&files).unwrap();
+        assert_eq!(without_device_files(&class, &files), None, "only the provider may be missing");
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "calls libibverbs")]

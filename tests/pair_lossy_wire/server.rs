@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use ibverbs::{AccessFlags, Channel, MemoryRegion, SharedMemoryRegion, TransportError};
 
-use crate::two_machines::{Peer, assert_nothing_left, pattern};
+use crate::two_machines::{Peer, assert_nothing_left, pattern, short_name};
 use crate::wire::{QUIT, RECEIVE, RECONNECT, SUM, Sum, connect, counts, deadline, reconnect};
 use crate::{LENGTH, PARTS, WINDOW};
 
@@ -77,7 +77,6 @@ fn receive(
 pub(crate) fn failure(ended: Result<(), TransportError>) -> String {
     match ended {
         Ok(()) => String::new(),
-        Err(TransportError::Work(error)) => format!("{:?}", error.status()),
-        Err(error) => format!("{error:?}"),
+        Err(error) => short_name(&error),
     }
 }

@@ -25,7 +25,7 @@ mod common;
 mod vm;
 
 pub(crate) use common::pattern;
-pub use vm::{PATIENCE, assert_nothing_left, completions, resources, run};
+pub use vm::{PATIENCE, assert_nothing_left, completions, resources, run, short_name};
 
 /// What a message from a machine to the test begins with.
 const REPORT: &str = "report: ";

@@ -10,7 +10,9 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ibverbs::{CompletionQueue, Context, ProtectionDomain, WorkCompletion, WorkSuccess};
+use ibverbs::{
+    CompletionQueue, Context, ProtectionDomain, TransportError, WorkCompletion, WorkSuccess,
+};
 
 use process::Watchdog;
 
@@ -83,6 +85,17 @@ pub fn with_rxe0(test: impl FnOnce(&Context<'_>, &ProtectionDomain<'_>, &Complet
     }
     context.close().unwrap();
     assert_nothing_left("rxe0");
+}
+
+/// An error in one word, for reports.
+pub fn short_name(error: &TransportError) -> String {
+    match error {
+        TransportError::Work(error) => format!("{:?}", error.status()),
+        TransportError::TimedOut => "TimedOut".to_owned(),
+        TransportError::Stopped => "Stopped".to_owned(),
+        TransportError::QueueFull => "QueueFull".to_owned(),
+        error => error.to_string(),
+    }
 }
 
 /// Polls until `count` requests have completed.
