@@ -9,10 +9,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, AckTimeout, CompletionQueue, Context, Error, ErrorKind, Gid, GidType, LinkLayer,
+    AccessFlags, AckTimeout, CompletionQueue, Context, ErrorKind, Gid, GidType, LinkLayer,
     MaximumTransferUnit, MemoryRegion, NodeType, PacketSequenceNumber, PhysicalState, PortState,
-    ProtectionDomain, QueuePair, QueuePairType, ServiceLevel, TransportType, WorkCompletion,
-    WorkOpcode, ffi,
+    ProtectionDomain, QueuePair, QueuePairType, Result, ServiceLevel, TransportType, WorkOpcode,
+    ffi,
 };
 
 use vm::{assert_nothing_left, completions, one_at_a_time, resources, run, success};
