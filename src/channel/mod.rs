@@ -64,7 +64,9 @@ use crate::queue_pair::QueuePairEndpoint;
 /// borrow checker: an operation takes a **slice of a region** ([`MemorySlice`], [`MemorySliceMut`],
 /// [`SharedMemorySlice`], or arrays and tuples of them), and the region stays borrowed until the
 /// operation has ended. It has ended when its completion was polled, or when the queue pair was reset
-/// or destroyed. An error of `ibv_poll_cq` ends nothing. This does not depend on a guard's `Drop`: an
+/// or destroyed. An error of `ibv_poll_cq` ends nothing. (When a post fails, and the queue pair can be
+/// neither flushed nor reset, a buffer that the device at most reads is given back all the same: the
+/// peer may then be sent what it holds later.) This does not depend on a guard's `Drop`: an
 /// operation whose handle was forgotten with [`mem::forget`](std::mem::forget) is ended like all others.
 ///
 /// # Three ways to post

@@ -271,13 +271,10 @@ impl<K: Kind> Operation for Request<K> {
             // As for receives.
             if let [piece] = list {
                 (*prepared).piece = *piece;
-                if Self::WRITES && piece.length == 0 {
-                    (*request).num_sge = 0;
-                }
+                (*request).num_sge = c_int::from(piece.length != 0);
             } else {
-                let count = if Self::WRITES { without_empty(list) } else { list.len() };
                 (*request).sg_list = list.as_mut_ptr();
-                (*request).num_sge = count as c_int;
+                (*request).num_sge = without_empty(list) as c_int;
             }
             let flags = (*request).send_flags;
             if self.flags != 0 {
@@ -288,9 +285,6 @@ impl<K: Kind> Operation for Request<K> {
             let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
             if list.len() != 1 {
                 (*request).sg_list = &raw mut (*prepared).piece;
-            }
-            if list.len() != 1 || Self::WRITES {
-                (*request).num_sge = 1;
             }
             if self.flags != 0 {
                 (*request).send_flags = flags;
@@ -308,8 +302,8 @@ pub(super) fn inline_element(bytes: &[u8]) -> Result<ffi::ibv_sge> {
 
 /// Moves the pieces that are not empty to the front, and returns their number.
 ///
-/// A list that the device writes must not have empty pieces: mlx4 and mthca take a length of 0 for
-/// 2 GiB, and would write the peer's data from the beginning of the piece to the end of its region.
+/// No list may have empty pieces: mlx4 and mthca take a length of 0 for 2 GiB. They would write the peer's
+/// data from the beginning of the piece to the end of its region, and mthca would also send from there.
 #[inline]
 fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
     let mut count = 0;

@@ -11,6 +11,11 @@
 //! 4. abort the process: the device may go on writing to memory that the caller is about to use for
 //!    something else, and there is no other way left to prevent it.
 //!
+//! There is one exception. When a post fails, and the provider may have queued the request all the same, a
+//! buffer that the device at most reads is given back after the first two steps, whether they help or not.
+//! At worst the peer is sent what the buffer holds by then. Otherwise each send on a device that was
+//! pulled out would abort the process.
+//!
 //! A device that is pulled out while work is in flight gets to the last step, unless libibverbs was told
 //! that destroying is then success: see [`AsyncEvents`](crate::AsyncEvents#when-the-device-goes).
 

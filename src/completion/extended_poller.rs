@@ -246,9 +246,9 @@ impl<'cq> ExtendedPoller<'cq> {
     /// # Deadlocks
     ///
     /// While `f` has a completion, the provider may hold the queue's lock. Until it asks for the
-    /// next and gets none, or returns, `f` must not use the queue otherwise, nor destroy a queue
-    /// pair or shared receive queue whose completions go there, nor move one to another state: that
-    /// may wait for ever.
+    /// next and gets none, or returns, `f` must not use the queue otherwise, nor post to a queue pair whose
+    /// completions go there (mlx4, mlx5 and hns take the lock when the send queue is full), nor destroy
+    /// such a queue pair or shared receive queue, nor move one to another state: that may wait for ever.
     #[doc(alias = "ibv_start_poll")]
     #[doc(alias = "ibv_end_poll")]
     #[inline]

@@ -74,6 +74,33 @@ object!(ibv_qp, ibv_destroy_qp, no_event_is_read);
 /// | any request, with all options, again and again | [`post`](Self::post) |
 /// | many requests at once | [`post_list`](Self::post_list), and [`batch`](Self::batch) where the device has the extended interface |
 /// | from two threads | [`split`](Self::split) |
+///
+/// # The contract of posting
+///
+/// Every method that posts is `unsafe`, and has this contract:
+///
+/// 1. Until a request has ended, no region that it names is dropped, nor the address handle, if it names
+///    one. Memory that the device reads is not written, unless it is inline. Memory that the device writes
+///    is neither read nor written.
+/// 2. A request ends when the completion of its `wr_id` was polled (of an unsignaled one: of a request that
+///    was posted later to the same queue), or when the queue pair was moved to RESET or destroyed. Only
+///    [`close`](Self::close) that returns `Ok` says that it was destroyed: a `drop` may fail in silence.
+///    An error from polling ends nothing.
+/// 3. **An error of a post does not end it either**, unless it was found before the verb was called (a range
+///    that is out of bounds, say). Soft-RoCE and Soft-iWARP queue a request before they tell the
+///    kernel. If the kernel refuses then, with any errno value, the request stays in the queue. In RESET,
+///    INIT and RTR Soft-RoCE answers `EINVAL`, and carries the request out once the queue pair is in RTS,
+///    with what the memory holds by then. Move the queue pair to RESET to take it back. On other providers
+///    a request that was refused is not posted.
+/// 4. `wr_id` is not the number of another outstanding request of the same completion queue, whose
+///    completion could be taken for this one's.
+/// 5. On mlx4 and mthca no element of a list is empty: they take 0 bytes for 2 GiB (mlx4 for memory that is
+///    written, mthca for any). The methods that take a region and a range see to that themselves.
+/// 6. The queue pair is not of type [`XrcReceive`](QueuePairType::XrcReceive), which has no queues: mlx4 and
+///    mlx5 follow null pointers.
+///
+/// Nor may a thread post while it has a completion of an [`ExtendedPoller`](crate::ExtendedPoller) of one of
+/// the completion queues, or polls within a [`batch`](Self::batch): that is not unsafe, but may wait for ever.
 pub struct QueuePair<'res> {
     raw: Handle<ffi::ibv_qp>,
     /// The same object as the extended posting interface has it, if it does.

@@ -19,7 +19,7 @@ use crate::queue_pair::work_request::{
 pub(super) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
 pub(super) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// A request with one element. Only what every opcode has is set: the rest is for who uses it, and
+/// A request with one element, or with none if that is empty: mlx4 and mthca take 0 bytes for 2 GiB. Only what every opcode has is set: the rest is for who uses it, and
 /// clearing it would take more than all else.
 #[inline]
 pub(super) fn request(
@@ -35,7 +35,7 @@ pub(super) fn request(
         (*raw).wr_id = wr_id;
         (*raw).next = ptr::null_mut();
         (*raw).sg_list = sge;
-        (*raw).num_sge = 1;
+        (*raw).num_sge = i32::from(sge.length != 0);
         (*raw).opcode = opcode;
         (*raw).send_flags = send_flags;
     }
@@ -58,8 +58,7 @@ macro_rules! send_methods {
         ///
         /// # Safety
         ///
-        /// Until the completion of `wr_id` was polled, or the queue pair was destroyed, the region is
-        /// neither dropped nor are the elements written.
+        /// [That of posting](QueuePair#the-contract-of-posting).
         #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_send(
@@ -124,8 +123,7 @@ macro_rules! send_methods {
         ///
         /// # Safety
         ///
-        /// Until the completion of `wr_id` was polled, or the queue pair was destroyed, the region is
-        /// not dropped and the elements are neither read nor written.
+        /// [That of posting](QueuePair#the-contract-of-posting).
         #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_read(
@@ -160,8 +158,7 @@ macro_rules! send_methods {
         ///
         /// # Safety
         ///
-        /// `wr_id` is not the number of another outstanding request, whose completion this one's
-        /// could be taken for, and so for a sign that its memory may be touched.
+        /// [That of posting](QueuePair#the-contract-of-posting): it is the number that matters here.
         #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_inline(&mut self, bytes: &[u8], wr_id: u64) -> Result<()> {
@@ -192,7 +189,8 @@ macro_rules! send_methods {
         ///
         /// # Safety
         ///
-        /// That of [`post`](Self::post), for each request that was posted.
+        /// [That of posting](QueuePair#the-contract-of-posting), for each request of the list, also if
+        /// this fails.
         #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_list(&mut self, list: &mut SendList<'_>) -> Result<(), ListError> {
@@ -210,9 +208,12 @@ macro_rules! send_methods {
         /// `ibv_wr_start`, `ibv_wr_complete`: posts all requests that `build` adds to a [`Batch`], or
         /// none of them, by the extended posting interface.
         ///
-        /// Nothing is posted if `build` fails or panics, or if the device refuses one of the requests
-        /// (on Soft-RoCE, with `EACCES` or `EIO`, all may be: see [`post`](Self::post)).
-        /// While `build` runs, the queue pair's send queue is locked.
+        /// Nothing is posted if `build` fails or panics. If the device refuses one of the requests, none is
+        /// posted on most devices; on Soft-RoCE all may be queued (see
+        /// [the contract](QueuePair#the-contract-of-posting)).
+        ///
+        /// While `build` runs, the queue pair's send queue is locked, and on EFA what its completion queues
+        /// need too: `build` must neither poll them nor post to this queue pair, as that may wait for ever.
         ///
         /// ```no_run
         /// use ibverbs::{Inline, QueuePairType, SendFlags, SendOperations};
@@ -252,13 +253,13 @@ macro_rules! send_methods {
         ///    ([`QueueFull`](crate::ErrorKind::QueueFull)).
         ///  - `EINVAL`: the device refuses one of them.
         ///  - `EACCES`, `EIO` (Soft-RoCE): the process has changed its credentials since it opened the
-        ///    device, or the device is gone. The requests are queued by then, and may be carried out all
-        ///    the same.
+        ///    device, or the device is gone.
         ///  - What `build` returns.
         ///
         /// # Safety
         ///
-        /// That of [`post`](Self::post), for each request.
+        /// [That of posting](QueuePair#the-contract-of-posting), for each request, also if this fails after
+        /// `build` has returned `Ok`.
         #[doc(alias = "ibv_wr_start")]
         #[doc(alias = "ibv_wr_complete")]
         #[doc(alias = "ibv_wr_abort")]
@@ -295,8 +296,7 @@ macro_rules! receive_methods {
         ///
         /// # Safety
         ///
-        /// Until the completion of `wr_id` was polled, or the queue pair was destroyed, the region is
-        /// not dropped and the elements are neither read nor written.
+        /// [That of posting](QueuePair#the-contract-of-posting).
         #[doc(alias = "ibv_post_recv")]
         #[inline]
         pub unsafe fn post_receive(
@@ -307,7 +307,9 @@ macro_rules! receive_methods {
         ) -> Result<()> {
             let mut sge = region.sge(range)?;
             let next = std::ptr::null_mut();
-            let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge: 1 };
+            // mlx4 and mthca take 0 bytes for 2 GiB.
+            let num_sge = i32::from(sge.length != 0);
+            let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };
             // SAFETY: the queue pair is live, the request is well-formed, and the caller keeps the
             // memory until the completion was polled.
             let returned = unsafe { post_receive(self.as_raw(), &mut request) };
@@ -327,7 +329,8 @@ macro_rules! receive_methods {
         ///
         /// # Safety
         ///
-        /// That of [`post_receive`](Self::post_receive), for each receive that was posted.
+        /// [That of posting](QueuePair#the-contract-of-posting), for each receive of the list, also if
+        /// this fails.
         #[doc(alias = "ibv_post_recv")]
         #[inline]
         pub unsafe fn post_receive_list(
@@ -380,21 +383,9 @@ impl<'res> QueuePair<'res> {
     ///  - `EACCES` (Soft-RoCE and Soft-iWARP): the process has changed its credentials since it opened
     ///    the device.
     ///
-    /// With an error the request was not posted, but for one case: Soft-RoCE and Soft-iWARP queue a
-    /// request of the send queue before they tell the kernel by a system call. If that fails (`EACCES`,
-    /// `EIO`), the request may be carried out all the same.
-    ///
     /// # Safety
     ///
-    /// Until the completion of `wr_id` (of an unsignaled request: of one posted later to the same
-    /// queue) was polled, or the queue pair was destroyed or moved to RESET, and unless the request was
-    /// not posted (see above),
-    ///
-    ///  - no region that the request names is dropped,
-    ///  - memory that the device reads is not written, unless it is inline,
-    ///  - memory that the device writes is neither read nor written, and on mlx4 and mthca none of its
-    ///    elements is empty (they take 0 bytes for 2 GiB),
-    ///  - the address handle, if it names one, is not dropped.
+    /// [That of posting](QueuePair#the-contract-of-posting).
     ///
     /// On a queue pair that sends datagrams, the request is a send that says where it goes
     /// ([`SendWorkRequest::to`](crate::SendWorkRequest::to)): providers look there unasked.

@@ -206,9 +206,9 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// # Safety
     ///
-    /// Until the completion of `wr_id` was polled, or the shared receive queue was destroyed, no
-    /// region that the request names is dropped, and its elements are neither read nor written.
-    /// Destroying a queue pair does not end a request.
+    /// [That of posting](crate::QueuePair#the-contract-of-posting). A request ends when its completion
+    /// was polled, or the shared receive queue was destroyed ([`close`](Self::close) has returned `Ok`).
+    /// Destroying a queue pair does not end it.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post(&self, request: &mut ReceiveWorkRequest<'_>, wr_id: u64) -> Result<()> {
@@ -248,9 +248,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// # Safety
     ///
-    /// Until the completion of `wr_id` was polled, or the shared receive queue was destroyed, the
-    /// region is not dropped and the elements are neither read nor written. Destroying a queue pair
-    /// does not end a request.
+    /// That of [`post`](Self::post).
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_receive(
@@ -260,8 +258,9 @@ impl<'pd> SharedReceiveQueue<'pd> {
         wr_id: u64,
     ) -> Result<()> {
         let mut sge = region.sge(range)?;
-        let mut request =
-            ffi::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
+        // mlx4 and mthca take 0 bytes for 2 GiB.
+        let (next, num_sge) = (ptr::null_mut(), i32::from(sge.length != 0));
+        let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };
         // SAFETY: the request is one well-formed element of a list, and the caller keeps the memory
         // until the completion was polled.
         ffi::status(POST, unsafe { self.post_raw(&mut request) })

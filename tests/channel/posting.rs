@@ -119,7 +119,7 @@ fn a_request_that_is_refused_leaves_the_channel_as_it_is() {
 
 /// To some devices a length of 0 is 2 GiB.
 #[test]
-fn the_device_is_given_nothing_empty_to_write() {
+fn the_device_is_given_nothing_empty() {
     let mut pair = Pair::new();
     let (mut local, target) = (pair.region(12, 0), pair.shared(1));
     let remote = target.remote();
@@ -134,6 +134,13 @@ fn the_device_is_given_nothing_empty_to_write() {
     pair.one.read(&mut local.slice_mut(12..).unwrap(), remote).unwrap();
     assert_eq!(lengths(&pair), []);
     pair.one.read(&mut local.slice_mut(..8).unwrap(), remote).unwrap();
+    assert_eq!(lengths(&pair), [8]);
+    // Nor to read: mthca would send 2 GiB.
+    pair.one.write(&local.slice(3..3).unwrap(), remote).unwrap();
+    assert_eq!(lengths(&pair), []);
+    pair.one.write(&[local.slice(3..3).unwrap(), local.slice(..2).unwrap()], remote).unwrap();
+    assert_eq!(lengths(&pair), [2]);
+    pair.one.write(&local.slice(..8).unwrap(), remote).unwrap();
     assert_eq!(lengths(&pair), [8]);
     let (empty, rest) = local.slice_mut(..).unwrap().split_at(0).unwrap();
     let (head, tail) = rest.split_at(8).unwrap();

@@ -399,3 +399,44 @@ fn datagrams_go_where_each_says() {
     let error = request().to(&path, 1 << 24, 6).unwrap_err();
     assert!(error.to_string().contains("remote queue pair is 16777216"), "{error}");
 }
+
+/// To mlx4 and mthca a length of 0 is 2 GiB.
+#[test]
+fn an_empty_range_is_posted_as_no_element() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let receives = domain.create_srq(4, 1).unwrap();
+    let prepared = domain
+        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        .allow_remote_rw()
+        .max_send_wr(8)
+        .max_recv_wr(8)
+        .build()
+        .unwrap();
+    let endpoint = prepared.endpoint();
+    let mut pair = prepared.handshake(endpoint).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let there = domain.allocate_shared::<u8>(64, AccessFlags::REMOTE_WRITE).unwrap();
+    let lists = |range: std::ops::Range<usize>, expected: &[u32]| {
+        let check = |result: Result<()>| {
+            result.unwrap();
+            let list = device.posted(0).unwrap().list;
+            let lengths: Vec<_> = list.iter().map(|&(_, length, _)| length).collect();
+            assert_eq!(lengths, expected);
+        };
+        // SAFETY: the region outlives the queue pair and the shared receive queue, and is not touched.
+        unsafe {
+            check(pair.post_receive(&mut region, range.clone(), 1));
+            check(receives.post_receive(&mut region, range.clone(), 2));
+            check(pair.post_send(&region, range.clone(), 3));
+            check(pair.post_write(&region, range.clone(), there.remote(), 4));
+            check(pair.post_read(&mut region, range, there.remote(), 5));
+        }
+    };
+    let mut lists = lists;
+    lists(7..7, &[]);
+    lists(7..15, &[8]);
+    drop((pair, receives));
+}
