@@ -19,6 +19,7 @@ pub mod ffi;
 mod foreign_enum;
 mod handle;
 mod importable_handle;
+mod many;
 mod memory;
 mod parent;
 #[doc(hidden)]
@@ -28,8 +29,9 @@ mod settings;
 mod trace;
 
 pub use channel::{
-    Channel, ChannelBuilder, ChannelClosed, PendingWork, PreparedChannel, Scope, ScopeError,
-    ScopedPendingWork, SharedCompletionQueue, TransportError, TransportResult,
+    AnyBuffer, Channel, ChannelBuilder, ChannelClosed, OwnedBuffer, OwnedResult, OwnedWork,
+    PendingWork, PostError, PreparedChannel, Scope, ScopeError, ScopedPendingWork,
+    SharedCompletionQueue, TokenResult, TransportError, TransportResult,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,
@@ -60,6 +62,7 @@ pub use device::{
 };
 pub use domain::{ProtectionDomain, ThreadDomain, XrcDomain, XrcDomainScope};
 pub use error::{Error, ErrorKind, Result};
+pub use many::{BufferPool, PooledBuffer, SharedMemoryRange};
 pub use memory::{
     AccessFlags, AtomicElement, BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, Element,
     GatherBuffer, GatherElement, HugePages, ImplicitMemoryRegion, LocalMemory, MAX_SGE_LENGTH,

@@ -42,6 +42,10 @@ fn resources_cross_threads() {
     send_and_sync::<PreparedChannel<'_>>();
     send_and_sync::<SharedCompletionQueue<'_>>();
     send_and_sync::<PendingWork>();
+    send_and_sync::<OwnedWork<PooledBuffer>>();
+    send_and_sync::<BufferPool>();
+    send_and_sync::<PooledBuffer>();
+    send_and_sync::<SharedMemoryRange<u8>>();
     send_and_sync::<TransportError>();
     send_and_sync::<WorkCompletion>();
     send_and_sync::<Error>();

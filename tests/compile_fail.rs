@@ -72,6 +72,8 @@ right! {
     index_into_shared_memory
     local_region_for_a_peer
     move_in_flight
+    owned_buffer_in_flight
+    owned_buffer_that_borrows
     poll_after_wait
     poller_within_its_poll
     post_through_an_arc

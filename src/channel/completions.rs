@@ -124,7 +124,16 @@ impl Core {
         }
         let slot = self.table.slot(index as usize);
         match slot.map(|slot| (slot, slot.state())) {
-            Some((slot, State::InFlight(owner))) => slot.complete(owner, completion.as_raw()),
+            Some((slot, State::InFlight(Owner::Nobody))) => {
+                self.table.entries.of(slot.wr_id()).buffer.clear();
+                self.release(slot);
+            }
+            Some((slot, State::InFlight(owner))) => {
+                slot.complete(owner, completion.as_raw());
+                if owner == Owner::OwnToken {
+                    self.table.entries.any_token_ended.set(true);
+                }
+            }
             Some((slot, State::Abandoned)) => {
                 if let Err(error) = completion.result() {
                     self.record_unreported(error);
@@ -238,7 +247,8 @@ impl Core {
         None
     }
 
-    /// The slot that a completion is for, and its owner, if the operation is in flight.
+    /// The slot that a completion is for, and its owner, if the operation is in flight and nothing but
+    /// the owner need learn of its end.
     #[inline(always)]
     fn slot_in_flight(&self, completion: &ffi::ibv_wc) -> Option<(&Slot, Owner)> {
         if completion.qp_num != self.number {
@@ -248,6 +258,7 @@ impl Core {
         let index = completion.wr_id.wrapping_sub(self.epoch.get());
         let slot = self.table.slot(usize::try_from(index).ok()?)?;
         match slot.state() {
+            State::InFlight(Owner::OwnToken | Owner::Nobody) => None,
             State::InFlight(owner) => Some((slot, owner)),
             _ => None,
         }

@@ -85,7 +85,8 @@ pub(super) struct Unreported {
 unsafe impl Send for Core {}
 // SAFETY: only two things change a core: its link's owner, which holds it exclusively; and a scope with
 // its handles, which borrow it exclusively from that owner and are tied to one thread by `OneThread`.
-// A shared reference to the owner only reads cells.
+// A shared reference to the owner only reads cells. A handle of an operation that owns its buffer shares
+// the core with any thread; without its owner, it touches the atomics of `table.entries` only.
 unsafe impl Sync for Core {}
 
 /// Makes a type neither `Send` nor `Sync`.
@@ -181,6 +182,7 @@ impl Core {
         self.start_epoch();
         self.connection.set(self.epoch.get());
         self.blocking_id.set(self.epoch.get() | u64::from(BLOCKING));
+        self.drop_owned_buffers();
         self.table.open(self.epoch.get());
         self.update_fast_path();
     }
@@ -224,7 +226,7 @@ impl Core {
     ) -> TransportResult<&Slot> {
         operation.check(&self.limits, list)?;
         let Some(slot) = self.table.take(O::QUEUE, owner) else { return Err(self.refusal()) };
-        if owner == Owner::Token {
+        if owner != Owner::Scope {
             self.update_fast_path();
         }
         // SAFETY: slots are given out only while the queue pair is live; the caller vouches for the
@@ -406,6 +408,13 @@ impl Core {
     /// Whether `wr_id` is of the latest connection.
     pub(super) fn is_of_connection(&self, wr_id: u64) -> bool {
         wr_id & !u64::from(u32::MAX) == self.connection.get()
+    }
+}
+
+impl Drop for Core {
+    /// Buffers that the device may still use are leaked.
+    fn drop(&mut self) {
+        self.drop_owned_buffers();
     }
 }
 

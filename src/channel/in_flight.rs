@@ -14,6 +14,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
+use super::owned_buffer::Entries;
 use crate::completion::WorkCompletion;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -35,6 +36,12 @@ pub(super) enum Owner {
     Scope,
     /// A `PendingWork`, which may outlive the scope that it was posted in.
     Token,
+    /// An `OwnedWork`.
+    Handle,
+    /// Whoever asks for operations that own their buffer and were given a token.
+    OwnToken,
+    /// Nobody: the `OwnedWork` was dropped.
+    Nobody,
 }
 
 /// The state of a slot and its operation.
@@ -53,6 +60,13 @@ pub(super) enum State {
     /// The queue pair was reset or destroyed before the completion was polled. No completion will
     /// come, and the device no longer uses the buffer.
     Discarded(Owner),
+}
+
+impl Owner {
+    /// Whether the operation owns its buffer.
+    pub(super) fn owns_buffer(self) -> bool {
+        matches!(self, Self::Handle | Self::OwnToken | Self::Nobody)
+    }
 }
 
 impl State {
@@ -132,11 +146,12 @@ pub(super) fn no_memory() -> Error {
 }
 
 /// See the [module](self).
-#[derive(Debug)]
 pub(super) struct InFlight {
     /// Owned. First the slots for sends, then those for receives, then a sentinel that is never free.
     /// The sentinel is the next slot of a queue that has no slots, and of a closed table.
     slots: NonNull<Slot>,
+    /// One for each slot.
+    pub(super) entries: Entries,
     /// Number of slots of both queues, without the sentinel.
     depth: usize,
     /// Number of slots for sends.
@@ -175,6 +190,7 @@ impl InFlight {
             completion: Cell::new(WorkCompletion::default()),
         };
         let depth = sends as usize + receives as usize;
+        let entries = Entries::new(depth).ok_or_else(no_memory)?;
         let mut slots = Vec::new();
         slots.try_reserve_exact(depth + 1).map_err(|_| no_memory())?;
         slots.extend((0..=depth).map(slot));
@@ -182,6 +198,7 @@ impl InFlight {
         let dangling = NonNull::dangling();
         let table = Self {
             slots,
+            entries,
             depth,
             sends,
             next_send: Cell::new(dangling),
@@ -304,6 +321,15 @@ impl InFlight {
     pub(super) fn release(&self, slot: &Slot) {
         slot.set_state(State::Free);
         self.in_use.set(self.in_use.get().wrapping_sub(1));
+    }
+
+    /// The number of requests that the device has whose buffers the table does not own.
+    pub(super) fn outstanding_borrowed(&self) -> u32 {
+        let borrowed = |state| match state {
+            State::InFlight(owner) => !owner.owns_buffer(),
+            state => state.is_outstanding(),
+        };
+        self.slots().iter().map(|slot| u32::from(borrowed(slot.state()))).sum()
     }
 
     /// The number of requests that the device has.

@@ -37,6 +37,8 @@ pub(super) struct Recipe {
 impl Drop for Link<'_> {
     fn drop(&mut self) {
         let _ = self.destroy();
+        // Handles may keep the core for longer.
+        self.core.drop_owned_buffers();
         // Completions of a leaked queue pair go to its inbox.
         if !self.leaked
             && let Some((router, inbox)) = &self.core.router
@@ -144,6 +146,8 @@ impl<'res> Link<'res> {
         let old_core = mem::replace(&mut self.core, core);
         let old = mem::replace(&mut self.queue_pair, ManuallyDrop::new(fresh));
         let destroyed = old_core.destroy();
+        // Everything has ended with the reset. Handles may keep the core for longer.
+        old_core.drop_owned_buffers();
         ManuallyDrop::into_inner(old).disown(destroyed.is_ok());
         destroyed
     }
@@ -154,11 +158,13 @@ impl<'res> Link<'res> {
     }
 
     /// The destroy verb is called once, whatever it returns. So it must not be what ends operations that
-    /// are in flight: unpolled ones may be, whose buffers may be freed next.
+    /// are in flight: unpolled ones may be, whose buffers may be freed next. Operations that own their
+    /// buffers can wait for it: if it fails, the buffers are leaked.
     fn destroy(&mut self) -> Result<()> {
         if !self.core.destroyed.get()
             && self.core.table.outstanding() > 0
             && self.core.reset().is_err()
+            && self.core.table.outstanding_borrowed() > 0
         {
             self.core.stop();
         }

@@ -10,6 +10,8 @@ mod error;
 mod in_flight;
 mod link;
 mod operation;
+mod owned_buffer;
+mod owned_work;
 mod pending_work;
 mod router;
 mod scope;
@@ -20,6 +22,9 @@ mod wait;
 
 pub use builder::{ChannelBuilder, PreparedChannel};
 pub use error::{ScopeError, TransportError, TransportResult};
+pub(crate) use owned_buffer::sealed as owned_buffer_sealed;
+pub use owned_buffer::{AnyBuffer, OwnedBuffer};
+pub use owned_work::{OwnedResult, OwnedWork, PostError, TokenResult};
 pub use pending_work::PendingWork;
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;
@@ -69,12 +74,13 @@ use crate::queue_pair::QueuePairEndpoint;
 /// peer may then be sent what it holds later.) This does not depend on a guard's `Drop`: an
 /// operation whose handle was forgotten with [`mem::forget`](std::mem::forget) is ended like all others.
 ///
-/// # Three ways to post
+/// # Four ways to post
 ///
 /// | | posts | for |
 /// |---|---|---|
 /// | [`send`](Self::send) [`receive`](Self::receive) [`write`](Self::write) [`read`](Self::read) [`compare_swap`](Self::compare_swap) [`fetch_add`](Self::fetch_add) | one operation, and waits for it | one thing after the other |
 /// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: windows, pipelines |
+/// | [`post_send_owned`](Self::post_send_owned), [`post_receive_owned`](Self::post_receive_owned) … | one operation that owns its buffer, with a handle or a token | servers, event loops: nothing is borrowed |
 /// | [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
 ///
 /// None of them allocates. The channel is built for a number of operations in flight

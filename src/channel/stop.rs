@@ -143,6 +143,7 @@ impl Core {
     fn mark_all_ended(&self) {
         self.start_epoch();
         self.table.discard_outstanding();
+        self.end_discarded_owned();
         self.clear_blocking();
     }
 

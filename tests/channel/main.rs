@@ -6,6 +6,7 @@ mod faults;
 #[path = "../support/figures.rs"]
 mod figures;
 mod forget;
+mod owned;
 mod pair;
 mod parts;
 mod posting;

@@ -1,0 +1,239 @@
+//! Buffers that an operation owns while it is in flight, and the room for them.
+//!
+//! A buffer is moved into the entry of its operation's slot when it is posted. It leaves the entry when
+//! the operation has ended: to the caller, or by being dropped. No allocation: an entry has room for
+//! any type that [`OwnedBuffer`] admits, with a pointer to a table that knows the type.
+
+use std::any::TypeId;
+use std::cell::{Cell, UnsafeCell};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::error::Result;
+use crate::ffi;
+
+/// Registered memory that an operation can own while it is in flight: see
+/// [`Channel::post_receive_owned`](crate::Channel::post_receive_owned).
+///
+/// | type | what it is |
+/// |---|---|
+/// | [`PooledBuffer`](crate::PooledBuffer) | a chunk of a [`BufferPool`](crate::BufferPool) |
+/// | [`SharedMemoryRange`](crate::SharedMemoryRange) | a range of an `Arc<SharedMemoryRegion<'static, T>>` |
+/// | `Box<MemoryRegion<'static, T>>` | all of a region |
+///
+/// The trait is sealed: only types of this crate have it.
+///
+/// # Safety
+///
+/// Until the value is dropped, and even if it is moved, the memory that [`element`](Self::element) names
+/// stays registered for local writes, and nobody accesses it through a reference other than through this
+/// value. Any bytes are valid there.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a buffer that an operation can own",
+    label = "a buffer without borrowed parts is needed here, such as a `PooledBuffer`"
+)]
+pub unsafe trait OwnedBuffer: sealed::Sealed + Send + 'static {
+    /// The scatter/gather element.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the buffer is longer than 4 GiB - 1 bytes.
+    #[doc(hidden)]
+    fn element(&mut self) -> Result<ffi::ibv_sge>;
+}
+
+pub(crate) mod sealed {
+    pub trait Sealed {}
+}
+
+/// The most words that a buffer may have.
+const WORDS: usize = 4;
+
+/// A buffer of any type, or none.
+pub(super) struct HeldBuffer {
+    storage: UnsafeCell<MaybeUninit<[usize; WORDS]>>,
+    /// `Some`: the storage holds a buffer of this type.
+    held: Cell<Option<&'static BufferType>>,
+}
+
+struct BufferType {
+    id: fn() -> TypeId,
+    /// # Safety
+    ///
+    /// The pointer is to a value of this type, which is not used any more.
+    drop: unsafe fn(*mut ()),
+}
+
+/// # Safety
+///
+/// The pointer is to a `B`, which is not used any more.
+unsafe fn drop_buffer<B>(buffer: *mut ()) {
+    // SAFETY: the caller vouches for it.
+    unsafe { buffer.cast::<B>().drop_in_place() }
+}
+
+struct TypeOf<B>(B);
+
+impl<B: OwnedBuffer> TypeOf<B> {
+    const BUFFER_TYPE: BufferType = BufferType { id: TypeId::of::<B>, drop: drop_buffer::<B> };
+}
+
+impl HeldBuffer {
+    pub(super) fn new() -> Self {
+        Self { storage: UnsafeCell::new(MaybeUninit::uninit()), held: Cell::new(None) }
+    }
+
+    /// Takes the buffer in. One that is there already is dropped.
+    #[inline]
+    pub(super) fn put<B: OwnedBuffer>(&self, buffer: B) {
+        const {
+            assert!(size_of::<B>() <= size_of::<[usize; WORDS]>());
+            assert!(align_of::<B>() <= align_of::<usize>());
+        }
+        self.clear();
+        // SAFETY: there is room for a `B`, as checked above, and nothing else is there.
+        unsafe { self.storage.get().cast::<B>().write(buffer) };
+        self.held.set(Some(&TypeOf::<B>::BUFFER_TYPE));
+    }
+
+    /// Takes the buffer out, if there is one of this type.
+    #[inline]
+    pub(super) fn take<B: OwnedBuffer>(&self) -> Option<B> {
+        let held = self.held.get()?;
+        if (held.id)() != TypeId::of::<B>() {
+            return None;
+        }
+        self.held.set(None);
+        // SAFETY: the storage holds a `B`, and from now on it no longer does.
+        Some(unsafe { self.storage.get().cast::<B>().read() })
+    }
+
+    /// Drops the buffer, if there is one.
+    pub(super) fn clear(&self) {
+        if let Some(held) = self.held.take() {
+            // SAFETY: the storage holds a value of this type, and from now on it no longer does.
+            unsafe { (held.drop)(self.storage.get().cast()) };
+        }
+    }
+
+    /// Moves the buffer out, of whatever type.
+    fn take_any(&self) -> Self {
+        // SAFETY: copying is fine for what may be uninitialised; `held` says who owns the value.
+        let storage = unsafe { *self.storage.get() };
+        Self { storage: UnsafeCell::new(storage), held: Cell::new(self.held.take()) }
+    }
+
+    /// Leaks the buffer, if there is one.
+    pub(super) fn leak(&self) {
+        self.held.set(None);
+    }
+}
+
+impl Drop for HeldBuffer {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+// SAFETY: what it holds is an `OwnedBuffer`, which is `Send`.
+unsafe impl Send for HeldBuffer {}
+
+/// A buffer whose type the operation's [token](crate::OwnedWork::into_token) does not tell.
+pub struct AnyBuffer(HeldBuffer);
+
+impl AnyBuffer {
+    /// The buffer, if it is of this type; else it comes back as it is.
+    ///
+    /// # Errors
+    ///
+    /// The buffer is of another type.
+    pub fn downcast<B: OwnedBuffer>(self) -> Result<B, Self> {
+        match self.0.take() {
+            Some(buffer) => Ok(buffer),
+            None => Err(self),
+        }
+    }
+}
+
+impl fmt::Debug for AnyBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnyBuffer").finish_non_exhaustive()
+    }
+}
+
+/// What a slot has for an operation that owns its buffer.
+pub(super) struct Entry {
+    pub(super) buffer: HeldBuffer,
+    /// The request number of a handle that was dropped. If it is the slot's, nobody will ask for the
+    /// result any more. Handles may be dropped on any thread.
+    dropped: AtomicU64,
+    pub(super) token: Cell<u64>,
+}
+
+/// An entry for each slot of the table of what is in flight.
+pub(super) struct Entries {
+    entries: Box<[Entry]>,
+    /// A handle was dropped since this was last looked at.
+    any_dropped: AtomicBool,
+    /// An operation with a token has ended since this was last looked at.
+    pub(super) any_token_ended: Cell<bool>,
+}
+
+impl Entries {
+    /// Entries for `depth` slots, or `None` if there is no memory.
+    pub(super) fn new(depth: usize) -> Option<Self> {
+        let mut entries = Vec::new();
+        entries.try_reserve_exact(depth).ok()?;
+        entries.extend((0..depth).map(|_| Entry {
+            buffer: HeldBuffer::new(),
+            // No request has this number: epochs begin at 1.
+            dropped: AtomicU64::new(0),
+            token: Cell::new(0),
+        }));
+        Some(Self {
+            entries: entries.into(),
+            any_dropped: AtomicBool::new(false),
+            any_token_ended: Cell::new(false),
+        })
+    }
+
+    /// The entry of the slot of the request with this number.
+    #[inline]
+    pub(super) fn of(&self, wr_id: u64) -> &Entry {
+        &self.entries[wr_id as u32 as usize]
+    }
+
+    pub(super) fn all(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// To be called, on any thread, when the handle of the request with this number is dropped.
+    pub(super) fn mark_dropped(&self, wr_id: u64) {
+        // Later connections have larger numbers: a late handle of an earlier one does not hide theirs.
+        self.of(wr_id).dropped.fetch_max(wr_id, Ordering::Relaxed);
+        self.any_dropped.store(true, Ordering::Release);
+    }
+
+    /// Whether a handle was dropped since the last call.
+    #[inline]
+    pub(super) fn take_any_dropped(&self) -> bool {
+        self.any_dropped.load(Ordering::Relaxed) && self.any_dropped.swap(false, Ordering::Acquire)
+    }
+
+    /// Whether the handle of the request with this number was dropped.
+    pub(super) fn is_dropped(&self, wr_id: u64) -> bool {
+        self.of(wr_id).dropped.load(Ordering::Relaxed) == wr_id
+    }
+
+    /// Forgets earlier handles of the request with this number. For a slot that was just taken.
+    #[inline]
+    pub(super) fn begin(&self, wr_id: u64) {
+        self.of(wr_id).dropped.store(0, Ordering::Relaxed);
+    }
+
+    /// Moves the buffer of a request out.
+    pub(super) fn take_any(&self, wr_id: u64) -> AnyBuffer {
+        AnyBuffer(self.of(wr_id).buffer.take_any())
+    }
+}

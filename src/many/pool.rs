@@ -1,0 +1,240 @@
+//! Chunks of one registered region.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::channel::OwnedBuffer;
+use crate::channel::owned_buffer_sealed::Sealed;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{AccessFlags, RegionOptions, ScatterBuffer, SharedMemoryRegion};
+use crate::parent::Parent;
+
+/// Chunks begin at multiples of this, so that two of them share no cache line.
+const ALIGNMENT: usize = 64;
+
+/// Equal chunks of one registered region, to be taken and given back on any thread.
+///
+/// A clone is the same pool. The region is deregistered when the pool and all its buffers are dropped.
+/// Taking and giving back is lock-free: a bit for each chunk says whether it is free.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use ibverbs::{AccessFlags, BufferPool, ProtectionDomain};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = Arc::new(ibverbs::open("rxe0")?);
+/// let domain = Arc::new(ProtectionDomain::new(context)?);
+/// let pool = BufferPool::new(&domain, 4096, 1024, AccessFlags::empty())?;
+/// let mut buffer = pool.take().expect("1024 buffers");
+/// buffer[..5].copy_from_slice(b"hello");
+/// buffer.set_len(5)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct BufferPool {
+    pool: Arc<Pool>,
+}
+
+struct Pool {
+    region: SharedMemoryRegion<'static, u8>,
+    /// The bytes of a chunk.
+    chunk_len: usize,
+    /// The bytes from the beginning of one chunk to that of the next.
+    stride: usize,
+    chunks: usize,
+    /// A bit for each chunk: 1 if it is free.
+    free: Box<[AtomicU64]>,
+}
+
+/// A chunk of a [`BufferPool`]: an [`OwnedBuffer`]. It goes back to the pool when it is dropped.
+///
+/// It dereferences to its bytes, which are what the latest user of the chunk left there. The length is
+/// that of the chunk, until it is [set](Self::set_len).
+pub struct PooledBuffer {
+    pool: Arc<Pool>,
+    index: u32,
+    len: u32,
+}
+
+impl BufferPool {
+    /// `ibv_reg_mr`: allocates and registers memory for `chunks` chunks of `chunk_len` bytes, as `options`
+    /// say, such as [huge pages](RegionOptions::huge_pages).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there would be no chunks, or empty ones, or longer ones than 4 GiB - 1; or the options
+    ///    let peers access the memory.
+    ///  - Those of [`SharedMemoryRegion::new`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn new(
+        domain: impl Into<Parent<'static, ProtectionDomain<'static>>>,
+        chunk_len: usize,
+        chunks: usize,
+        options: impl Into<RegionOptions>,
+    ) -> Result<Self> {
+        const VERB: &str = "ibv_reg_mr";
+        let most = u64::from(u32::MAX);
+        if chunk_len == 0 || chunk_len as u64 > most {
+            let what = "the length of a chunk";
+            return Err(Error::out_of_range(VERB, what, chunk_len as u64, 1, most));
+        }
+        if chunks == 0 || chunks as u64 > most {
+            let what = "the number of chunks";
+            return Err(Error::out_of_range(VERB, what, chunks as u64, 1, most));
+        }
+        // Shorter than 2^33, so neither overflows.
+        let stride = chunk_len.next_multiple_of(ALIGNMENT);
+        let Some(len) = stride.checked_mul(chunks) else {
+            return Err(Error::invalid(VERB, "the chunks are more than memory can hold"));
+        };
+        let region = SharedMemoryRegion::new(domain, len, options)?;
+        let local = AccessFlags::LOCAL_WRITE | AccessFlags::RELAXED_ORDERING;
+        if !(region.access() - local).is_empty() {
+            return Err(Error::invalid(VERB, "peers must not access the buffers of a pool"));
+        }
+        let mut free = Vec::new();
+        let words = chunks.div_ceil(64);
+        if free.try_reserve_exact(words).is_err() {
+            return Err(Error::with_reason(VERB, libc::ENOMEM, "no memory for the pool"));
+        }
+        free.extend((0..words).map(|word| match chunks - word * 64 {
+            bits @ ..64 => AtomicU64::new((1 << bits) - 1),
+            _ => AtomicU64::new(u64::MAX),
+        }));
+        let free = free.into();
+        Ok(Self { pool: Arc::new(Pool { region, chunk_len, stride, chunks, free }) })
+    }
+
+    /// A buffer, or `None` if all are in use.
+    pub fn take(&self) -> Option<PooledBuffer> {
+        for (word, free) in self.pool.free.iter().enumerate() {
+            loop {
+                let bits = free.load(Ordering::Relaxed);
+                if bits == 0 {
+                    break;
+                }
+                let bit = bits.trailing_zeros();
+                // Acquire: the previous user's accesses come before those of the new one.
+                if free.fetch_and(!(1 << bit), Ordering::Acquire) & (1 << bit) != 0 {
+                    let index = word as u32 * 64 + bit;
+                    let len = self.pool.chunk_len as u32;
+                    return Some(PooledBuffer { pool: self.pool.clone(), index, len });
+                }
+            }
+        }
+        None
+    }
+
+    /// The number of chunks.
+    pub fn chunks(&self) -> usize {
+        self.pool.chunks
+    }
+
+    /// The number of bytes of a chunk.
+    pub fn chunk_len(&self) -> usize {
+        self.pool.chunk_len
+    }
+
+    /// The number of chunks that are free at this moment.
+    pub fn available(&self) -> usize {
+        let free = self.pool.free.iter();
+        free.map(|free| free.load(Ordering::Relaxed).count_ones() as usize).sum()
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferPool")
+            .field("chunk_len", &self.chunk_len())
+            .field("chunks", &self.chunks())
+            .field("available", &self.available())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for PooledBuffer {
+    fn drop(&mut self) {
+        let bit = 1 << (self.index % 64);
+        // Release: our accesses come before those of the next user.
+        self.pool.free[self.index as usize / 64].fetch_or(bit, Ordering::Release);
+    }
+}
+
+impl PooledBuffer {
+    /// The number of bytes of the chunk: the most that [`set_len`](Self::set_len) takes.
+    pub fn capacity(&self) -> usize {
+        self.pool.chunk_len
+    }
+
+    /// Sets the length: of what is sent, or the most that is received. The bytes stay as they are.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: that is more than the [capacity](Self::capacity).
+    pub fn set_len(&mut self, len: usize) -> Result<()> {
+        if len > self.capacity() {
+            let what = "the length of a pooled buffer";
+            let (len, most) = (len as u64, self.capacity() as u64);
+            return Err(Error::out_of_range("ibv_sge", what, len, 0, most));
+        }
+        self.len = len as u32;
+        Ok(())
+    }
+
+    /// The offset of the chunk in the region.
+    fn offset(&self) -> usize {
+        self.index as usize * self.pool.stride
+    }
+
+    fn data(&self) -> *mut u8 {
+        // SAFETY: the chunk is a part of the region.
+        unsafe { self.pool.region.as_slice().as_ptr().add(self.offset()) }
+    }
+}
+
+impl Deref for PooledBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the chunk is a part of the region, which lives as long as the pool, and is initialised.
+        // It is ours alone: its bit was 1 when it was taken and is 0 until this is dropped, peers have no
+        // access, and the device has none while the buffer is not in an operation, which would own it.
+        unsafe { slice::from_raw_parts(self.data(), self.len as usize) }
+    }
+}
+
+impl DerefMut for PooledBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; the borrow is exclusive.
+        unsafe { slice::from_raw_parts_mut(self.data(), self.len as usize) }
+    }
+}
+
+impl Sealed for PooledBuffer {}
+
+// SAFETY: the memory is registered for local writes for as long as the pool exists, which this keeps
+// alive. Only this value accesses it, as at `deref`. Any bytes are a valid `u8`.
+unsafe impl OwnedBuffer for PooledBuffer {
+    #[inline]
+    fn element(&mut self) -> Result<ffi::ibv_sge> {
+        let range = self.offset()..self.offset() + self.len as usize;
+        let [element] = self.pool.region.slice(range)?.scatter()?;
+        Ok(element)
+    }
+}
+
+impl fmt::Debug for PooledBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PooledBuffer")
+            .field("len", &self.len)
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,86 @@
+//! A range of a shared region as the buffer of an operation.
+
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use crate::channel::OwnedBuffer;
+use crate::channel::owned_buffer_sealed::Sealed;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{Element, ScatterBuffer, SharedMemoryRegion, SharedMemorySlice};
+
+/// A range of elements of an `Arc<SharedMemoryRegion<'static, T>>`: an [`OwnedBuffer`].
+///
+/// Ranges of one region may overlap, be in several operations at a time, and be accessed meanwhile: see
+/// [`SharedMemorySlice`] for what is seen then.
+pub struct SharedMemoryRange<T: Element> {
+    region: Arc<SharedMemoryRegion<'static, T>>,
+    start: usize,
+    len: usize,
+}
+
+impl<T: Element> SharedMemoryRange<T> {
+    /// The elements in `range`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    pub fn new(
+        region: Arc<SharedMemoryRegion<'static, T>>,
+        range: impl RangeBounds<usize>,
+    ) -> Result<Self> {
+        use std::ops::Bound::{Excluded, Included, Unbounded};
+
+        let start = match range.start_bound() {
+            Included(&start) => start,
+            Excluded(&start) => start.saturating_add(1),
+            Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Included(&end) => end.saturating_add(1),
+            Excluded(&end) => end,
+            Unbounded => region.len(),
+        };
+        if start > end {
+            return Err(Error::invalid("ibv_sge", "the range ends before it begins"));
+        }
+        let len = region.slice(start..end)?.len();
+        Ok(Self { region, start, len })
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Arc<SharedMemoryRegion<'static, T>> {
+        &self.region
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    ///
+    /// None: the range was checked.
+    pub fn as_slice(&self) -> Result<SharedMemorySlice<'_, T>> {
+        self.region.slice(self.start..self.start + self.len)
+    }
+}
+
+impl<T: Element> Sealed for SharedMemoryRange<T> {}
+
+// SAFETY: the region owns its memory, which stays where it is and is registered for local writes until
+// the region is dropped, which this keeps from happening. There are no references into it. Any bytes are
+// a valid `Element`.
+unsafe impl<T: Element> OwnedBuffer for SharedMemoryRange<T> {
+    fn element(&mut self) -> Result<ffi::ibv_sge> {
+        let [element] = self.as_slice()?.scatter()?;
+        Ok(element)
+    }
+}
+
+impl<T: Element> fmt::Debug for SharedMemoryRange<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMemoryRange")
+            .field("start", &self.start)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}

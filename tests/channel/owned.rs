@@ -1,0 +1,374 @@
+//! Operations that own their buffers: each buffer comes back once, and not before the device is done.
+
+use std::mem;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, BufferPool, MemoryRegion, PooledBuffer, SharedMemoryRange, SharedMemoryRegion,
+    TransportError,
+};
+use ibverbs_function_device::{FunctionDevice, Progress};
+
+use crate::pair::{ALL, Pair};
+
+const CHUNKS: usize = 8;
+
+fn pool(pair: &Pair) -> BufferPool {
+    BufferPool::new(&pair.domain, 16, CHUNKS, AccessFlags::empty()).unwrap()
+}
+
+fn manual() -> Pair {
+    let device = FunctionDevice::model();
+    device.progress(Progress::Manual);
+    Pair::with(device, |builder| builder)
+}
+
+fn filled(pool: &BufferPool, byte: u8) -> PooledBuffer {
+    let mut buffer = pool.take().unwrap();
+    buffer.fill(byte);
+    buffer
+}
+
+/// Has the device done everything, and lets the channels see it.
+fn finish_all(pair: &mut Pair) {
+    pair.device.run();
+    for channel in [&mut pair.one, &mut pair.two] {
+        assert!(channel.poll_token().unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_message_goes_from_pool_to_pool() {
+    let mut pair = Pair::new();
+    let pool = pool(&pair);
+    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut message = filled(&pool, 7);
+    message.set_len(5).unwrap();
+    let mut send = pair.one.post_send_owned(message).unwrap();
+    assert_eq!(pool.available(), CHUNKS - 2);
+    let sent = send.wait(&mut pair.one).unwrap();
+    assert_eq!((sent.buffer.len(), &sent.buffer[..]), (5, &[7; 5][..]));
+    let received = receive.wait(&mut pair.two).unwrap();
+    assert_eq!(received.result.unwrap().byte_len(), 5);
+    assert_eq!(received.buffer[..6], [7, 7, 7, 7, 7, 0]);
+    assert_eq!(pool.available(), CHUNKS - 2);
+    drop((sent.buffer, received.buffer));
+    assert_eq!(pool.available(), CHUNKS);
+    assert_eq!(send.poll(&mut pair.one).unwrap_err(), TransportError::UnknownWork);
+    drop((send, receive, pool));
+    pair.finish();
+}
+
+#[test]
+fn every_kind_of_operation_and_of_buffer() {
+    let mut pair = Pair::new();
+    let target = pair.shared(4);
+    target.write(0, &[1, 2, 3, 4]).unwrap();
+    let shared = Arc::new(SharedMemoryRegion::<u64>::new(&pair.domain, 8, ALL).unwrap());
+    let one = &mut pair.one;
+
+    let range = SharedMemoryRange::new(shared.clone(), 2..4).unwrap();
+    let mut read = one.post_read_owned(range, target.remote_range(1..3).unwrap()).unwrap();
+    assert!(read.wait(one).unwrap().result.is_ok());
+    assert_eq!(shared.to_vec(), [0, 0, 2, 3, 0, 0, 0, 0]);
+
+    let mut region = Box::new(MemoryRegion::<u64>::new(&pair.domain, 2).unwrap());
+    region.copy_from_slice(&[8, 9]);
+    let mut write = one.post_write_owned(region, target.remote_range(..2).unwrap()).unwrap();
+    let written = write.wait(one).unwrap();
+    assert!(written.result.is_ok());
+    assert_eq!(written.buffer[..], [8, 9]);
+    assert_eq!(target.to_vec(), [8, 9, 3, 4]);
+
+    let word = |at| SharedMemoryRange::new(shared.clone(), at..=at).unwrap();
+    let last = target.remote_range(3..).unwrap();
+    let mut add = one.post_fetch_add_owned(word(0), last, 10).unwrap();
+    assert!(add.wait(one).unwrap().result.is_ok());
+    let mut swap = one.post_compare_swap_owned(word(1), last, 14, 99).unwrap();
+    assert!(swap.wait(one).unwrap().result.is_ok());
+    assert_eq!((shared.read_one(0).unwrap(), shared.read_one(1).unwrap()), (4, 14));
+    assert_eq!(target.read_one(3).unwrap(), 99);
+    drop((read, write, written, add, swap, shared, target));
+    pair.finish();
+}
+
+#[test]
+fn a_wait_that_times_out_leaves_everything_in_flight() {
+    let mut pair = manual();
+    let pool = pool(&pair);
+    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let soon = Instant::now() + Duration::from_millis(2);
+    assert!(receive.wait_deadline(&mut pair.two, soon).unwrap().is_none());
+    assert!(receive.poll(&mut pair.two).unwrap().is_none());
+    assert_eq!(pool.available(), CHUNKS - 1);
+    let mut send = pair.one.post_send_owned(filled(&pool, 3)).unwrap();
+    pair.device.run();
+    assert!(receive.wait(&mut pair.two).unwrap().result.is_ok());
+    assert!(send.wait(&mut pair.one).unwrap().result.is_ok());
+    pair.device.progress(Progress::OnPoll);
+    pair.exchange();
+    drop((send, receive, pool));
+    pair.finish();
+}
+
+#[test]
+fn a_dropped_handle_gives_its_buffer_back_after_the_completion() {
+    for on_another_thread in [false, true] {
+        for dropped_before_the_end in [true, false] {
+            let mut pair = manual();
+            let pool = pool(&pair);
+            let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+            let send = pair.one.post_send_owned(filled(&pool, 1)).unwrap();
+            let drop_both = move || drop((receive, send));
+            let drop_both = || {
+                if on_another_thread {
+                    thread::spawn(drop_both).join().unwrap();
+                } else {
+                    drop_both();
+                }
+            };
+            if dropped_before_the_end {
+                drop_both();
+                for channel in [&mut pair.one, &mut pair.two] {
+                    assert!(channel.poll_token().unwrap().is_none());
+                }
+                assert_eq!(pool.available(), CHUNKS - 2, "the device may still use them");
+                finish_all(&mut pair);
+            } else {
+                finish_all(&mut pair);
+                assert_eq!(pool.available(), CHUNKS - 2, "the handles may ask for them");
+                drop_both();
+                finish_all(&mut pair);
+            }
+            assert_eq!(pool.available(), CHUNKS);
+            // The places in the queues are free too.
+            pair.device.progress(Progress::OnPoll);
+            for _ in 0..8 {
+                pair.exchange();
+            }
+            drop(pool);
+            pair.finish();
+        }
+    }
+}
+
+#[test]
+fn a_forgotten_handle_gives_its_buffer_back_with_the_connection() {
+    let mut pair = manual();
+    let pool = pool(&pair);
+    mem::forget(pair.two.post_receive_owned(filled(&pool, 0)).unwrap());
+    mem::forget(pair.one.post_send_owned(filled(&pool, 1)).unwrap());
+    finish_all(&mut pair);
+    assert_eq!(pool.available(), CHUNKS - 2);
+    let mut pair = pair.reconnect();
+    assert_eq!(pool.available(), CHUNKS);
+    mem::forget(pair.two.post_receive_owned(filled(&pool, 0)).unwrap());
+    drop((pair.one, pair.two));
+    assert_eq!(pool.available(), CHUNKS);
+}
+
+#[test]
+fn a_forgotten_channel_keeps_its_buffers() {
+    let mut pair = manual();
+    let pool = pool(&pair);
+    let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    mem::forget(pair.two);
+    drop(receive);
+    assert_eq!(pool.available(), CHUNKS - 1);
+}
+
+#[test]
+fn a_channel_that_ends_gives_buffers_back_though_handles_live_on() {
+    let mut pair = manual();
+    let pool = pool(&pair);
+    let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    drop(pair.two);
+    assert_eq!(pool.available(), CHUNKS);
+    drop(receive);
+    assert_eq!(pool.available(), CHUNKS);
+}
+
+#[test]
+fn when_nothing_ends_the_operations_their_buffers_are_leaked() {
+    let mut pair = manual();
+    let pool = pool(&pair);
+    let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    pair.device.fail("modify_qp").always();
+    pair.device.fail("destroy_qp").always();
+    drop(pair.two);
+    pair.device.clear_faults();
+    drop(receive);
+    assert_eq!(pool.available(), CHUNKS - 1, "the device may still use it");
+}
+
+#[test]
+fn a_stopped_channel_says_so_and_gives_buffers_back() {
+    let mut pair = manual();
+    let pool = pool(&pair);
+    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let by_token = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    by_token.into_token(&mut pair.two, 5).unwrap();
+    let dropped = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut region = pair.region(8, 0);
+    let mut buffer = region.slice_mut(..).unwrap();
+    let stopped = pair.two.receive_deadline(&mut buffer, Instant::now());
+    assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
+    let ended = receive.poll(&mut pair.two).unwrap().unwrap();
+    assert!(ended.result.unwrap_err().is_consequence());
+    let ended_by_token = pair.two.poll_token().unwrap().unwrap();
+    assert_eq!(ended_by_token.token, 5);
+    assert!(ended_by_token.result.unwrap_err().is_consequence());
+    assert!(ended_by_token.buffer.downcast::<PooledBuffer>().is_ok());
+    drop((ended.buffer, dropped));
+    assert!(pair.two.poll_token().unwrap().is_none());
+    assert_eq!(pool.available(), CHUNKS);
+    let refused = pair.two.post_receive_owned(filled(&pool, 0)).unwrap_err();
+    assert_eq!(refused.error, TransportError::Stopped);
+    drop((receive, region, refused, pool));
+    pair.reconnect().finish();
+}
+
+#[test]
+fn a_handle_of_an_earlier_connection_is_stopped_and_harms_nobody() {
+    let mut pair = manual();
+    let pool = pool(&pair);
+    let mut early = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let early_too = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut pair = pair.reconnect();
+    let mut late = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let late_too = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    assert_eq!(early.poll(&mut pair.two).unwrap_err(), TransportError::Stopped);
+    drop(late_too);
+    drop(early_too);
+    let mut sends = [1, 2].map(|byte| pair.one.post_send_owned(filled(&pool, byte)).unwrap());
+    finish_all(&mut pair);
+    assert_eq!(late.poll(&mut pair.two).unwrap().unwrap().buffer[..], [1; 16]);
+    for send in &mut sends {
+        assert!(send.wait(&mut pair.one).unwrap().result.is_ok());
+    }
+    finish_all(&mut pair);
+    drop((early, late, sends));
+    assert_eq!(pool.available(), CHUNKS);
+    drop(pool);
+    pair.finish();
+}
+
+#[test]
+fn tokens_tell_what_has_ended() {
+    let mut pair = Pair::new();
+    let pool = pool(&pair);
+    for token in [10, 11, 12] {
+        let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+        receive.into_token(&mut pair.two, token).unwrap();
+    }
+    assert!(pair.two.poll_token().unwrap().is_none());
+    let foreign = pair.one.post_send_owned(filled(&pool, 9)).unwrap();
+    let mut foreign = foreign.into_token(&mut pair.two, 1).unwrap_err();
+    assert!(foreign.wait(&mut pair.one).unwrap().result.is_ok());
+    for byte in [8, 7] {
+        let mut send = pair.one.post_send_owned(filled(&pool, byte)).unwrap();
+        assert!(send.wait(&mut pair.one).unwrap().result.is_ok());
+    }
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let soon = Instant::now() + Duration::from_secs(60);
+        let ended = pair.two.wait_token(soon).unwrap().unwrap();
+        assert!(ended.result.is_ok());
+        // Not that type: the buffer stays.
+        let any = ended.buffer.downcast::<Box<MemoryRegion<'static, u8>>>().unwrap_err();
+        seen.push((ended.token, any.downcast::<PooledBuffer>().unwrap()[0]));
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [(10, 9), (11, 8), (12, 7)]);
+    assert_eq!(pool.available(), CHUNKS);
+    assert!(pair.two.wait_token(Instant::now()).unwrap().is_none());
+    drop((foreign, pool));
+    pair.finish();
+}
+
+#[test]
+fn a_post_that_fails_gives_the_buffer_back() {
+    let mut pair = manual();
+    let pool = pool(&pair);
+    let mut receives = Vec::new();
+    for _ in 0..4 {
+        receives.push(pair.two.post_receive_owned(filled(&pool, 0)).unwrap());
+    }
+    let full = pair.two.post_receive_owned(filled(&pool, 6)).unwrap_err();
+    assert_eq!((full.error, &full.buffer[..]), (TransportError::QueueFull, &[6; 16][..]));
+    let target = pair.shared(1);
+    let too_long = pair.one.post_write_owned(filled(&pool, 6), target.remote()).unwrap_err();
+    assert!(too_long.to_string().contains("is 16, and must be within 0..=8"), "{too_long}");
+    drop((full, too_long, receives, target));
+    finish_all(&mut pair);
+    // Dropped handles free their places once the receives have ended.
+    let pair = pair.reconnect();
+    assert_eq!(pool.available(), CHUNKS);
+    drop(pool);
+    pair.finish();
+}
+
+#[test]
+fn they_go_beside_scopes_and_blocking_operations() {
+    let mut pair = Pair::new();
+    let pool = pool(&pair);
+    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let region = pair.region(4, 1);
+    pair.one.send(&region.slice(..).unwrap()).unwrap();
+    pair.exchange();
+    assert_eq!(receive.wait(&mut pair.two).unwrap().buffer[..4], region[..]);
+    drop((receive, region, pool));
+    pair.finish();
+}
+
+#[test]
+fn a_pool_never_gives_a_chunk_out_twice() {
+    let pair = Pair::new();
+    let pool = BufferPool::new(&pair.domain, 8, 70, AccessFlags::empty()).unwrap();
+    let all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+    assert_eq!((all.len(), pool.available()), (70, 0));
+    drop(all);
+    thread::scope(|threads| {
+        for mark in 1..=4_u64 {
+            let pool = &pool;
+            threads.spawn(move || {
+                for round in 0..500 {
+                    let taken: Vec<_> = (0..20).filter_map(|_| pool.take()).collect();
+                    let mark = (mark << 32 | round).to_ne_bytes();
+                    let taken = taken.into_iter().map(|mut buffer| {
+                        buffer.copy_from_slice(&mark);
+                        buffer
+                    });
+                    for buffer in taken.collect::<Vec<_>>() {
+                        assert_eq!(buffer[..], mark);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(pool.available(), 70);
+    drop(pool);
+    pair.finish();
+}
+
+#[test]
+fn a_pool_refuses_what_it_cannot_be() {
+    let pair = Pair::new();
+    let new = |len, chunks, access| BufferPool::new(&pair.domain, len, chunks, access);
+    let none = AccessFlags::empty();
+    for (len, chunks) in
+        [(0, 1), (1, 0), (usize::MAX, 2), (1 << 20, usize::MAX), (1 << 31, 1 << 31)]
+    {
+        assert!(new(len, chunks, none).is_err(), "{chunks} of {len}");
+    }
+    for access in [AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE, AccessFlags::MW_BIND] {
+        assert!(new(8, 8, access).is_err(), "{access:?}");
+    }
+    let mut buffer = new(8, 1, none).unwrap().take().unwrap();
+    assert!(buffer.set_len(9).is_err());
+    assert_eq!(buffer.len(), 8);
+    drop(buffer);
+    pair.finish();
+}
