@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::{env, fs};
 
 #[cfg(any(feature = "system", feature = "neigh"))]
-use crate::common::fail;
+use crate::common::exit_with_error;
 #[cfg(feature = "neigh")]
 use crate::common::write;
 
