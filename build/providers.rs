@@ -4,24 +4,33 @@ use std::path::Path;
 
 use crate::common::{compile, write};
 
-/// A provider (user-space driver) of rdma-core v55.0. Cargo feature, folder, and symbol
+/// A provider (user-space driver) of rdma-core. Cargo feature, folder, and symbol
 /// (`verbs_provider_<name>`) all go by its name.
 pub(crate) struct Provider {
     pub(crate) name: &'static str,
     /// The CMake target of the static library.
     pub(crate) target: &'static str,
-    /// The library's name, without `lib` and `.a`.
-    pub(crate) archive: &'static str,
     /// The linker map that names what it exports, if it is not the common one.
     pub(crate) map: Option<&'static str>,
 }
 
-const fn plain(name: &'static str, archive: &'static str) -> Provider {
-    Provider { name, target: name, archive, map: None }
+impl Provider {
+    /// The library's name, without `lib` and `.a`. One without a public API of its own is named after
+    /// the version of the interface between libibverbs and its providers, as a plug-in is.
+    pub(crate) fn archive(&self, abi: &str) -> String {
+        match self.map {
+            Some(_) => self.name.to_owned(),
+            None => format!("{}-rdmav{abi}", self.name),
+        }
+    }
+}
+
+const fn plain(name: &'static str) -> Provider {
+    Provider { name, target: name, map: None }
 }
 
 const fn with_api(name: &'static str, target: &'static str, map: &'static str) -> Provider {
-    Provider { name, target, archive: name, map: Some(map) }
+    Provider { name, target, map: Some(map) }
 }
 
 /// Those that take longest to compile first, so that none of them is left for the end.
@@ -29,20 +38,20 @@ pub(crate) const PROVIDERS: &[Provider] = &[
     with_api("mlx5", "mlx5-static", "libmlx5.map"),
     with_api("hns", "hns-static", "libhns.map"),
     with_api("mlx4", "mlx4-static", "libmlx4.map"),
-    plain("irdma", "irdma-rdmav34"),
-    plain("bnxt_re", "bnxt_re-rdmav34"),
-    plain("cxgb4", "cxgb4-rdmav34"),
-    plain("qedr", "qedr-rdmav34"),
-    plain("ocrdma", "ocrdma-rdmav34"),
-    plain("mthca", "mthca-rdmav34"),
+    plain("irdma"),
+    plain("bnxt_re"),
+    plain("cxgb4"),
+    plain("qedr"),
+    plain("ocrdma"),
+    plain("mthca"),
     with_api("efa", "efa-static", "libefa.map"),
     with_api("mana", "mana-static", "libmana.map"),
-    plain("vmw_pvrdma", "vmw_pvrdma-rdmav34"),
-    plain("rxe", "rxe-rdmav34"),
-    plain("erdma", "erdma-rdmav34"),
-    plain("hfi1verbs", "hfi1verbs-rdmav34"),
-    plain("siw", "siw-rdmav34"),
-    plain("ipathverbs", "ipathverbs-rdmav34"),
+    plain("vmw_pvrdma"),
+    plain("rxe"),
+    plain("erdma"),
+    plain("hfi1verbs"),
+    plain("siw"),
+    plain("ipathverbs"),
 ];
 
 /// A table that refers to each enabled provider, so that the linker takes in its object file, whose

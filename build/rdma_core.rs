@@ -80,13 +80,17 @@ pub(crate) fn build_rdma_core(
     }
     targets.extend(enabled.iter().map(|p| p.target));
     compile_targets(&build, &targets);
-    finish_archives(source, out, &build, enabled, python);
+    let version = setting(source, "PACKAGE_VERSION");
+    let abi = setting(source, "IBVERBS_PABI_VERSION");
+    finish_archives(source, out, &build, enabled, python, (&version, &abi));
     register_providers(out, enabled);
 
     println!("cargo::metadata=build={}", build.display());
+    // What `sanitize_static_lib.py` puts before the names of internal functions.
+    println!("cargo::metadata=symbol_prefix=rdmacore{}_", version.replace('.', "_"));
     println!("cargo::rustc-link-search=native={}", build.join("lib").display());
     for provider in enabled {
-        println!("cargo::rustc-link-lib=static={}", provider.archive);
+        println!("cargo::rustc-link-lib=static={}", provider.archive(&abi));
     }
     if feature("rdmacm") {
         println!("cargo::rustc-link-lib=static=rdmacm"); // before what it uses
@@ -183,7 +187,14 @@ fn compile_targets(build: &Path, targets: &[&str]) {
 
 /// rdma-core gives static libraries their final form (internal names made unique, the common
 /// helpers put in) with a script of its own; running it by hand limits it to what was built.
-fn finish_archives(source: &Path, out: &Path, build: &Path, enabled: &[&Provider], python: &str) {
+fn finish_archives(
+    source: &Path,
+    out: &Path,
+    build: &Path,
+    enabled: &[&Provider],
+    python: &str,
+    (version, abi): (&str, &str),
+) {
     let cache = build.join("CMakeCache.txt");
     let cache = fs::read_to_string(&cache)
         .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", cache.display())));
@@ -203,7 +214,7 @@ fn finish_archives(source: &Path, out: &Path, build: &Path, enabled: &[&Provider
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("TMPDIR", &temporary)
         .arg(source.join("buildlib/sanitize_static_lib.py"))
-        .args(["--version", "55.0", "--ar", tool("CMAKE_AR")])
+        .args(["--version", version, "--ar", tool("CMAKE_AR")])
         .args(["--nm", tool("CMAKE_NM"), "--objcopy", tool("CMAKE_OBJCOPY")]);
     let mut option = |name: &str, value: &OsStr| {
         finish.arg(name).arg(value);
@@ -216,7 +227,7 @@ fn finish_archives(source: &Path, out: &Path, build: &Path, enabled: &[&Provider
         option("--lib", build.join("lib/statics/librdmacm.a").as_ref());
     }
     for provider in enabled {
-        let archive = format!("lib/statics/lib{}.a", provider.archive);
+        let archive = format!("lib/statics/lib{}.a", provider.archive(&abi));
         option("--lib", build.join(archive).as_ref());
         if let Some(map) = provider.map {
             option("--map", source.join("providers").join(provider.name).join(map).as_ref());
@@ -225,4 +236,16 @@ fn finish_archives(source: &Path, out: &Path, build: &Path, enabled: &[&Provider
     option("--internal_lib", build.join("ccan/libccan.a").as_ref());
     option("--internal_lib", build.join("util/librdma_util.a").as_ref());
     run("finishing the static libraries", &mut finish);
+}
+
+/// A variable that rdma-core's CMake files set: `set(NAME "value")`.
+fn setting(source: &Path, name: &str) -> String {
+    let file = source.join("CMakeLists.txt");
+    let text = fs::read_to_string(&file)
+        .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", file.display())));
+    let start = format!("set({name} \"");
+    text.lines()
+        .find_map(|line| line.trim().strip_prefix(&start)?.strip_suffix("\")"))
+        .unwrap_or_else(|| exit_with_error(&format!("{}: {name} is not set", file.display())))
+        .to_owned()
 }

@@ -57,8 +57,9 @@ fn main() {
         println!("cargo::rerun-if-changed={source}");
         c.file(source);
     }
+    let prefix = env::var("DEP_IBVERBS_SYMBOL_PREFIX").unwrap_or_default();
     for name in PRIVATE {
-        c.define(name, format!("rdmacore55_0_{name}").as_str());
+        c.define(name, format!("{prefix}{name}").as_str());
     }
     // What the kernel would have in /sys for each port that a device can have.
     let sysfs = out.join("sysfs");
