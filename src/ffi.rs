@@ -49,7 +49,7 @@ mod providers {
         static ibverbs_bundled_providers: [*const c_void; 1];
     }
 
-    /// Makes the linker keep every enabled provider, whoever lists the devices.
+    /// Makes the linker keep every enabled provider, even if no code of the program names it.
     #[used]
     static KEEP: Keep = Keep(&raw const ibverbs_bundled_providers);
 

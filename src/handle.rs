@@ -130,9 +130,9 @@ impl<P: Leak> Leak for Option<P> {
     }
 }
 
-/// Defines how a resource ends, which has its C object in the field `$raw` and what that was made from
-/// in the fields `$parent`: a private method `destroy`, which `Drop` calls in silence and `close` calls
-/// to say how it went.
+/// Defines how a resource ends, which has its C object in the field `$raw` and what that was made
+/// from in the fields `$parent`: a private method `destroy`, which `Drop` and `close` call; `close`
+/// returns the error.
 macro_rules! resource {
     ($resource:ident<$($lifetime:lifetime),+ $(, $element:ident: $bound:ident)?>: $raw:ident $(, $parent:ident)*) => {
         impl<$($lifetime,)+ $($element: $bound)?> Drop for $resource<$($lifetime,)+ $($element)?> {

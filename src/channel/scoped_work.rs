@@ -15,13 +15,12 @@ use crate::completion::WorkSuccess;
 /// [`wait`](Self::wait) gives the buffer back. If the handle is dropped or forgotten, the operation
 /// goes on, and the buffer stays borrowed until the scope has ended. The scope then waits for the
 /// operation, and reports it if it failed.
-#[must_use = "without it the buffer comes back only when the scope ends"]
 pub struct ScopedPendingWork<'scope, B> {
     core: &'scope Core,
     /// A slot of the core's table, taken for this operation.
     slot: &'scope Slot,
     /// `MaybeUninit`, because the buffer may be an exclusive reference: the compiler must not assume
-    /// that nobody else accesses the memory while the device does. Buffers have no drop code.
+    /// that nobody else accesses the memory while the device does.
     buffer: MaybeUninit<B>,
     _one_thread: OneThread,
 }
@@ -29,6 +28,12 @@ pub struct ScopedPendingWork<'scope, B> {
 impl<B> Drop for ScopedPendingWork<'_, B> {
     /// Leaves the operation to the scope. Soundness does not depend on this call.
     fn drop(&mut self) {
+        if std::mem::needs_drop::<B>() {
+            // SAFETY: `new` initialised it, and `wait_with` reads it only from a value that is not
+            // dropped. A buffer that owns something owns a list of slices; dropping that list does not
+            // touch registered memory (the contract of `GatherBuffer`).
+            unsafe { self.buffer.assume_init_drop() };
+        }
         let (slot, core) = (self.slot, self.core);
         match slot.state() {
             State::InFlight(_) => {

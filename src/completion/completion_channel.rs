@@ -247,8 +247,8 @@ impl<'ctx> CompletionChannel<'ctx> {
         self.raw.as_ptr()
     }
 
-    /// `ibv_destroy_comp_channel`: destroys the channel, and says so if that fails. Dropping does
-    /// the same in silence.
+    /// `ibv_destroy_comp_channel`: destroys the channel, and returns the error if that fails, which
+    /// dropping cannot.
     ///
     /// # Errors
     ///

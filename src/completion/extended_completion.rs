@@ -65,7 +65,7 @@ impl ExtendedCompletion<'_> {
         unsafe { (*self.raw.as_ptr()).status == ffi::ibv_wc_status::IBV_WC_SUCCESS }
     }
 
-    /// What became of the request.
+    /// How the request ended.
     ///
     /// # Errors
     ///

@@ -44,8 +44,8 @@ use super::queue_builder::CompletionQueueBuilder;
 
 bitflags::bitflags! {
     /// `enum ibv_create_cq_wc_flags`: what an [extended](CompletionQueueBuilder::extended) queue
-    /// reports of a completion, besides `wr_id`, status, opcode, vendor error and flags, which it
-    /// always does.
+    /// reports of a completion, in addition to `wr_id`, status, opcode, vendor error and flags,
+    /// which it always does.
     ///
     /// Bits that have no name here are passed on.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -446,6 +447,14 @@ impl<'ctx> CompletionQueue<'ctx> {
         self.extended.as_ref()
     }
 
+    /// The C object of the extended polling interface, if the queue was built with it. It is valid while
+    /// the queue is. Polling it is unsound while an [`ExtendedPoller`] exists.
+    #[inline]
+    pub fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_cq_ex>> {
+        self.extended.as_ref()?;
+        NonNull::new(self.as_raw().cast())
+    }
+
     /// The context that it was created on.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
@@ -457,8 +466,8 @@ impl<'ctx> CompletionQueue<'ctx> {
         self.raw.as_ptr()
     }
 
-    /// `ibv_destroy_cq`: destroys the queue, and says so if that fails. Dropping does the same in
-    /// silence.
+    /// `ibv_destroy_cq`: destroys the queue, and returns the error if that fails, which dropping
+    /// cannot.
     ///
     /// # Errors
     ///

@@ -36,7 +36,7 @@ impl WorkCompletion {
         self.0.qp_num
     }
 
-    /// What became of the request.
+    /// How the request ended.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl fmt::Debug for WorkCompletion {
     }
 }
 
-/// What became of a work request.
+/// How a work request ended.
 pub type WorkResult = Result<WorkSuccess, WorkError>;
 
 /// A work request that was carried out.

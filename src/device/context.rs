@@ -10,7 +10,7 @@ use std::path::Path;
 use super::TransportType;
 use super::attributes::DeviceAttributes;
 use super::fork;
-use super::gid::{Gid, GidEntry};
+use super::gid::{Gid, GidEntry, Guid};
 use super::port::{LinkLayer, PortAttributes};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -91,8 +91,8 @@ impl<'a> Context<'a> {
         self.raw.as_ptr()
     }
 
-    /// `ibv_close_device`: closes the device, and says so if that fails. Dropping does the same in
-    /// silence.
+    /// `ibv_close_device`: closes the device, and returns the error if that fails, which dropping
+    /// cannot.
     ///
     /// # Errors
     ///
@@ -112,9 +112,21 @@ impl<'a> Context<'a> {
 
     /// Whether the device speaks iWARP.
     pub(crate) fn is_iwarp(&self) -> bool {
+        self.transport_type() == TransportType::Iwarp
+    }
+
+    /// `ibv_get_device_guid`: the GUID that the vendor gave the device; zero if it has none.
+    #[doc(alias = "ibv_get_device_guid")]
+    pub fn guid(&self) -> Guid {
         // SAFETY: a live context holds a reference to its device.
-        let transport = unsafe { (*self.raw_device()).transport_type };
-        TransportType::from(transport) == TransportType::Iwarp
+        Guid::from_be(unsafe { ffi::ibv_get_device_guid(self.raw_device()) })
+    }
+
+    /// The transport protocol of the device. RoCE devices are InfiniBand devices here; the link layer
+    /// of their ports tells them apart ([`PortAttributes::link_layer`]).
+    pub fn transport_type(&self) -> TransportType {
+        // SAFETY: a live context holds a reference to its device.
+        unsafe { (*self.raw_device()).transport_type }.into()
     }
 
     fn raw_device(&self) -> *mut ffi::ibv_device {

@@ -1,5 +1,6 @@
 //! Global identifiers: of ports ([`Gid`]) and of devices ([`Guid`]).
 
+use std::ffi::CStr;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -163,6 +164,22 @@ impl From<ffi::ibv_gid_entry> for GidEntry {
 }
 
 impl GidEntry {
+    /// `if_indextoname`: the name of the network interface that the GID belongs to, such as `eth0`. On
+    /// InfiniBand, and if the interface no longer exists, there is none.
+    #[doc(alias = "if_indextoname")]
+    pub fn interface_name(&self) -> Option<String> {
+        let index = self.interface_index?;
+        let mut name = [0; libc::IF_NAMESIZE];
+        // SAFETY: the array has room for any name of an interface.
+        let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+        if found.is_null() {
+            return None;
+        }
+        // SAFETY: the call has written a null-terminated name.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+        Some(name.to_string_lossy().into_owned())
+    }
+
     /// How well it serves a peer that is to be reached from afar: the smaller, the better.
     pub(crate) fn preference(&self) -> u32 {
         match (self.gid_type, self.gid.to_ipv4().is_some(), self.gid.is_link_local()) {
@@ -270,6 +287,18 @@ mod tests {
 
     fn entry(gid: &str, gid_type: GidType) -> GidEntry {
         GidEntry { gid: gid.parse().unwrap(), index: 0, port: 1, gid_type, interface_index: None }
+    }
+
+    #[test]
+    fn an_interface_is_named_by_its_index() {
+        // SAFETY: the name is null-terminated.
+        let loopback = unsafe { libc::if_nametoindex(c"lo".as_ptr()) };
+        let entry = |ndev_ifindex| {
+            GidEntry::from(ffi::ibv_gid_entry { ndev_ifindex, ..Default::default() })
+        };
+        assert_eq!(entry(loopback).interface_name().as_deref(), Some("lo"));
+        assert_eq!(entry(0).interface_name(), None);
+        assert_eq!(entry(u32::MAX).interface_name(), None);
     }
 
     #[test]

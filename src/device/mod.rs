@@ -139,8 +139,8 @@ impl Drop for Registered {
     }
 }
 
-/// Whether listing has failed for want of file descriptors. libibverbs then says `ENOSYS`, or passes
-/// over the devices that it cannot look at.
+/// The error if listing failed because no file descriptor was left. libibverbs then says `ENOSYS`,
+/// or leaves out the devices that it cannot open.
 #[cold]
 fn out_of_files(verb: &'static str) -> Option<Error> {
     /// The most that listing has open at a time, and one more.
@@ -162,7 +162,7 @@ fn out_of_files(verb: &'static str) -> Option<Error> {
 
 /// Opens the device that is called `name`, such as `mlx5_0` or `rxe0`.
 ///
-/// Other than [`Device::open`] it needs no list to outlive the context.
+/// Unlike [`Device::open`], it does not need a list that outlives the context.
 ///
 /// # Errors
 ///

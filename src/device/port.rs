@@ -1,5 +1,7 @@
 //! What a port says of itself.
 
+use std::fmt;
+
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
@@ -281,6 +283,51 @@ number_enum! {
     }
 }
 
+impl fmt::Display for LinkLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unspecified => f.write_str("unspecified"),
+            Self::InfiniBand => f.write_str("InfiniBand"),
+            Self::Ethernet => f.write_str("Ethernet"),
+            Self::Unknown(other) => write!(f, "link layer {other}"),
+        }
+    }
+}
+
+impl fmt::Display for PhysicalState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoChange => "no state change",
+            Self::Sleep => "sleep",
+            Self::Polling => "polling",
+            Self::Disabled => "disabled",
+            Self::Training => "port configuration training",
+            Self::LinkUp => "link up",
+            Self::ErrorRecovery => "link error recovery",
+            Self::PhyTest => "phy test",
+            Self::Unknown(other) => return write!(f, "physical state {other}"),
+        })
+    }
+}
+
+impl fmt::Display for LinkSpeed {
+    /// The speed of one lane, such as `25.78125 Gb/s`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sdr => "2.5 Gb/s",
+            Self::Ddr => "5 Gb/s",
+            Self::Qdr => "10 Gb/s",
+            Self::Fdr10 => "10.3125 Gb/s",
+            Self::Fdr => "14.0625 Gb/s",
+            Self::Edr => "25.78125 Gb/s",
+            Self::Hdr => "53.125 Gb/s",
+            Self::Ndr => "106.25 Gb/s",
+            Self::Xdr => "212.5 Gb/s",
+            Self::Unknown(other) => return write!(f, "speed {other}"),
+        })
+    }
+}
+
 impl LinkSpeed {
     /// The speed in Mb/s, rounded down.
     pub fn megabits_per_second(self) -> Option<u32> {
@@ -336,6 +383,16 @@ mod tests {
             raw.active_width = 2;
         });
         assert_eq!((port.speed(), port.width()), (LinkSpeed::Xdr, Some(4)));
+    }
+
+    #[test]
+    fn what_a_port_says_has_words() {
+        assert_eq!(LinkLayer::Ethernet.to_string(), "Ethernet");
+        assert_eq!(PhysicalState::LinkUp.to_string(), "link up");
+        assert_eq!(LinkSpeed::Edr.to_string(), "25.78125 Gb/s");
+        assert_eq!(LinkLayer::Unknown(9).to_string(), "link layer 9");
+        assert_eq!(PhysicalState::Unknown(9).to_string(), "physical state 9");
+        assert_eq!(LinkSpeed::Unknown(9).to_string(), "speed 9");
     }
 
     #[test]

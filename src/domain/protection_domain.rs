@@ -57,7 +57,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     }
 
     /// `ibv_alloc_parent_domain`: makes a domain that stands for `base`: objects of either work
-    /// together. What is created with the new one besides obeys the thread domain, if one is given.
+    /// together. What is created with the new one also obeys the thread domain, if one is given.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///  - `EOPNOTSUPP`: the device cannot import.
     ///  - `ENOMEM`: out of memory.
     ///
-    /// A number that is none of a domain is noticed when the domain is used.
+    /// A wrong number is found only when the domain is used.
     #[doc(alias = "ibv_import_pd")]
     #[doc(alias = "ibv_unimport_pd")]
     pub fn import(context: impl Into<Parent<'ctx, Context<'ctx>>>, handle: u32) -> Result<Self> {
@@ -178,8 +178,8 @@ impl<'ctx> ProtectionDomain<'ctx> {
         self.context.clone()
     }
 
-    /// `ibv_dealloc_pd`: deallocates the domain, and says so if that fails. Dropping does the same
-    /// in silence.
+    /// `ibv_dealloc_pd`: deallocates the domain, and returns the error if that fails, which
+    /// dropping cannot.
     ///
     /// # Errors
     ///

@@ -13,7 +13,8 @@ object!(ibv_td, ibv_dealloc_td);
 /// `struct ibv_td`: a promise that whatever is created with it is used by one thread at a time, so
 /// that the provider need not lock.
 ///
-/// It comes to use through [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain).
+/// It takes effect through
+/// [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain).
 #[doc(alias = "ibv_td")]
 pub struct ThreadDomain<'ctx> {
     raw: Handle<ffi::ibv_td>,
@@ -80,8 +81,8 @@ impl<'ctx> ThreadDomain<'ctx> {
         self.raw.as_ptr()
     }
 
-    /// `ibv_dealloc_td`: deallocates the domain, and says so if that fails. Dropping does the same
-    /// in silence.
+    /// `ibv_dealloc_td`: deallocates the domain, and returns the error if that fails, which
+    /// dropping cannot.
     ///
     /// # Errors
     ///

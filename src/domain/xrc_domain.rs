@@ -115,8 +115,8 @@ impl<'ctx> XrcDomain<'ctx> {
         self.raw.as_ptr()
     }
 
-    /// `ibv_close_xrcd`: closes the domain, and says so if that fails. Dropping does the same in
-    /// silence.
+    /// `ibv_close_xrcd`: closes the domain, and returns the error if that fails, which dropping
+    /// cannot.
     ///
     /// # Errors
     ///

@@ -20,8 +20,8 @@ enum Source {
 }
 
 impl Drop for Allocation {
-    /// What lay in registered memory shall not turn up in another allocation of this program: heap
-    /// memory is wiped. Pages go back to the kernel, which clears them before it gives them out.
+    /// Contents of registered memory must not appear in another allocation of this program, so heap
+    /// memory is cleared. Pages go back to the kernel, which clears them before it reuses them.
     fn drop(&mut self) {
         match self.source {
             // SAFETY: the memory was allocated with this layout, and nothing uses it any more.

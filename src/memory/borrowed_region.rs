@@ -33,9 +33,9 @@ use crate::parent::Parent;
 /// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, that only this
 /// program and its own device access.
 ///
-/// It is used as a [`MemoryRegion`](crate::MemoryRegion) is; it derefs to the slice. To register takes
-/// many microseconds and pins whole pages, so this pays for memory that is used again and again, or
-/// is large.
+/// It is used as a [`MemoryRegion`](crate::MemoryRegion) is; it derefs to the slice. Registering
+/// takes many microseconds and pins whole pages, so it pays off for memory that is large or used
+/// repeatedly.
 ///
 /// ```no_run
 /// # let context = ibverbs::open("rxe0")?;
@@ -48,7 +48,7 @@ use crate::parent::Parent;
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
 ///
-/// The slice cannot be touched past the region, let alone freed:
+/// While the region lives, the slice cannot be accessed directly or freed:
 ///
 /// ```compile_fail,E0505
 /// # use ibverbs::{ProtectionDomain, Result};
@@ -148,7 +148,7 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     }
 
     /// `ibv_reg_mr`: registers a slice for local access, with on-demand paging or relaxed ordering
-    /// besides. Local write access is always included.
+    /// if asked for. Local write access is always included.
     ///
     /// # Errors
     ///
@@ -168,8 +168,8 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
         Ok(Self { region, data, len, domain, memory: PhantomData })
     }
 
-    /// `ibv_dereg_mr`: deregisters the region, and says so if that fails. Dropping does the same in
-    /// silence.
+    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
+    /// cannot.
     ///
     /// # Errors
     ///
@@ -292,8 +292,8 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
         Ok(Self { region, data: memory, domain })
     }
 
-    /// `ibv_dereg_mr`: deregisters the region, and says so if that fails. Dropping does the same in
-    /// silence.
+    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
+    /// cannot.
     ///
     /// # Errors
     ///

@@ -20,6 +20,7 @@ use crate::ffi;
 /// | [`MemorySlicePart`] | a part of that, which keeps the rest with it |
 /// | [`SharedMemorySlice`] | a part of a region that peers access too |
 /// | `[B; N]`, `(A, B)` … | several of them, in this order |
+/// | `Vec<B>`, `&[B]`, `&mut [B]` | several of them, whose number is known when the program runs |
 /// | `()` | nothing: a message without content |
 ///
 /// The trait is sealed: only types of this crate have it.
@@ -28,8 +29,8 @@ use crate::ffi;
 ///
 /// What the elements of [`gather`](Self::gather) name stays registered, and is not written by this
 /// program other than by atomic accesses, for as long as the type's own lifetime lasts, whether or not the value is still there:
-/// it may have been moved, dropped or forgotten meanwhile. So the type borrows its memory, and has
-/// nothing to do when it is dropped.
+/// it may have been moved, dropped or forgotten meanwhile. So the type borrows its memory, and dropping
+/// it does not touch that memory.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can read",
     label = "a slice of a region is needed here, such as `region.slice(..)?`"
@@ -51,7 +52,8 @@ pub unsafe trait GatherBuffer: private::Sealed {
 /// Registered memory that the device writes for a receive, a read or an atomic: one piece, or
 /// several that are filled one after the other.
 ///
-/// [`MemorySliceMut`], [`MemorySlicePart`], [`SharedMemorySlice`], and arrays and tuples of them.
+/// [`MemorySliceMut`], [`MemorySlicePart`], [`SharedMemorySlice`], and arrays, tuples, vectors and
+/// `&mut` slices of them.
 ///
 /// The trait is sealed: only types of this crate have it.
 ///
@@ -157,6 +159,102 @@ unsafe impl<B: ScatterBuffer<List = One>, const N: usize> ScatterBuffer for [B; 
     }
 }
 
+/// A list whose length is known at run time. It allocates only beyond what most devices take.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct ElementList(Elements);
+
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it lives on the stack, for one post")]
+enum Elements {
+    Few([ffi::ibv_sge; FEW], usize),
+    Many(Vec<ffi::ibv_sge>),
+}
+
+/// How many elements are stored without an allocation.
+const FEW: usize = 32;
+
+impl ElementList {
+    fn collect(
+        count: usize,
+        mut elements: impl Iterator<Item = Result<ffi::ibv_sge>>,
+    ) -> Result<Self> {
+        if count > FEW {
+            return Ok(Self(Elements::Many(elements.collect::<Result<_>>()?)));
+        }
+        let mut few = [ffi::ibv_sge::default(); FEW];
+        for (to, from) in few.iter_mut().zip(&mut elements) {
+            *to = from?;
+        }
+        Ok(Self(Elements::Few(few, count)))
+    }
+}
+
+impl AsMut<[ffi::ibv_sge]> for ElementList {
+    #[inline]
+    fn as_mut(&mut self) -> &mut [ffi::ibv_sge] {
+        match &mut self.0 {
+            Elements::Few(few, count) => &mut few[..*count],
+            Elements::Many(many) => many,
+        }
+    }
+}
+
+fn gather_all<B: GatherBuffer<List = One>>(pieces: &[B]) -> Result<ElementList> {
+    ElementList::collect(pieces.len(), pieces.iter().map(|piece| Ok(piece.gather()?[0])))
+}
+
+fn scatter_all<B: ScatterBuffer<List = One>>(pieces: &mut [B]) -> Result<ElementList> {
+    ElementList::collect(pieces.len(), pieces.iter_mut().map(|piece| Ok(piece.scatter()?[0])))
+}
+
+impl<B: private::Sealed> private::Sealed for Vec<B> {}
+impl<B: private::Sealed> private::Sealed for &[B] {}
+impl<B: private::Sealed> private::Sealed for &mut [B] {}
+
+// SAFETY: what holds for each piece holds for all. Dropping the vector frees the list of pieces, and
+// does not touch the memory that they name.
+unsafe impl<B: GatherBuffer<List = One>> GatherBuffer for Vec<B> {
+    type List = ElementList;
+
+    fn gather(&self) -> Result<ElementList> {
+        gather_all(self)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<B: ScatterBuffer<List = One>> ScatterBuffer for Vec<B> {
+    fn scatter(&mut self) -> Result<ElementList> {
+        scatter_all(self)
+    }
+}
+
+// SAFETY: what holds for each piece holds for all, for as long as they are borrowed, which is no longer
+// than they borrow their memory.
+unsafe impl<B: GatherBuffer<List = One>> GatherBuffer for &[B] {
+    type List = ElementList;
+
+    fn gather(&self) -> Result<ElementList> {
+        gather_all(self)
+    }
+}
+
+// SAFETY: as above; the pieces are borrowed exclusively.
+unsafe impl<B: GatherBuffer<List = One>> GatherBuffer for &mut [B] {
+    type List = ElementList;
+
+    fn gather(&self) -> Result<ElementList> {
+        gather_all(self)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<B: ScatterBuffer<List = One>> ScatterBuffer for &mut [B] {
+    fn scatter(&mut self) -> Result<ElementList> {
+        scatter_all(self)
+    }
+}
+
 /// Implements the traits for a tuple of single pieces.
 macro_rules! tuple {
     ($count:literal: $($piece:ident $index:tt),+) => {
@@ -203,6 +301,24 @@ mod tests {
         let halves = both.1.split_at(2).unwrap();
         assert_eq!([halves.0, halves.1].gather().unwrap().map(|e| e.length), [2, 3]);
         assert!(().gather().unwrap().is_empty());
+    }
+
+    #[test]
+    fn lists_of_run_time_length_are_one_list() {
+        for count in [0, 1, FEW, FEW + 1, 100] {
+            let mut data = vec![0_u16; count.max(1)];
+            let at = data.as_ptr() as u64;
+            let whole = MemorySliceMut::new(&mut data, 7).slice(..count).unwrap();
+            let mut pieces: Vec<_> = whole.chunks(1).unwrap().collect();
+            let expected: Vec<_> = (0..count as u64).map(|i| (at + 2 * i, 2, 7)).collect();
+            let found = |mut list: ElementList| -> Vec<_> {
+                list.as_mut().iter().map(|e| (e.addr, e.length, e.lkey)).collect()
+            };
+            assert_eq!(found(pieces.gather().unwrap()), expected);
+            assert_eq!(found(pieces.scatter().unwrap()), expected);
+            assert_eq!(found((&pieces[..]).gather().unwrap()), expected);
+            assert_eq!(found((&mut pieces[..]).scatter().unwrap()), expected);
+        }
     }
 
     #[test]

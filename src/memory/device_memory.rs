@@ -170,7 +170,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         self.raw.own();
     }
 
-    /// `ibv_free_dm`: frees the memory, and says so if that fails. Dropping does the same in silence.
+    /// `ibv_free_dm`: frees the memory, and returns the error if that fails, which dropping cannot.
     ///
     /// # Errors
     ///
@@ -371,8 +371,8 @@ impl<'pd> DeviceMemoryRegion<'pd> {
         Ok(Self { region, bytes, base: 0, access, memory, domain })
     }
 
-    /// `ibv_dereg_mr`: deregisters the region, and says so if that fails. Dropping does the same in
-    /// silence.
+    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
+    /// cannot.
     ///
     /// # Errors
     ///

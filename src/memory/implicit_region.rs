@@ -94,8 +94,8 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
         Ok(Self { region: unsafe { Handle::new(VERB, raw) }?, domain })
     }
 
-    /// `ibv_dereg_mr`: deregisters the region, and says so if that fails. Dropping does the same in
-    /// silence.
+    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
+    /// cannot.
     ///
     /// # Errors
     ///

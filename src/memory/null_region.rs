@@ -83,8 +83,8 @@ impl<'pd> NullMemoryRegion<'pd> {
         Ok(Self { region: unsafe { Handle::new(VERB, raw) }?, domain })
     }
 
-    /// `ibv_dereg_mr`: deallocates the region, and says so if that fails. Dropping does the same in
-    /// silence.
+    /// `ibv_dereg_mr`: deallocates the region, and returns the error if that fails, which dropping
+    /// cannot.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl<'pd> NullMemoryRegion<'pd> {
         self.destroy()
     }
 
-    /// Zeros, so many bytes, for a work request that reads them.
+    /// `bytes` zeros, for a work request that reads them.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl<'pd> NullMemoryRegion<'pd> {
         sge(ZEROS.as_ptr() as u64, bytes, self.lkey()).map(GatherElement::new)
     }
 
-    /// Nowhere, so many bytes, for a work request that writes them.
+    /// `bytes` bytes that are discarded, for a work request that writes them.
     ///
     /// # Errors
     ///

@@ -274,7 +274,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    /// [`ReregisterError::state`] says what became of the region.
+    /// [`ReregisterError::state`] says which state the region is in.
     ///
     ///  - `EINVAL`: nothing is to be changed, or what cannot be: the domain is of another context,
     ///    the access is a contradiction, the region is of a dma-buf or imported, or a window is bound
@@ -291,8 +291,9 @@ impl<'pd> RawMemoryRegion<'pd> {
         unsafe { self.reregister(change, None) }
     }
 
-    /// `ibv_rereg_mr`: makes it a region of other memory, and besides changes what
-    /// [`rereg`](Self::rereg) does, if anything. Requests and peers address it by its address.
+    /// `ibv_rereg_mr`: makes it a region of other memory, and also applies `change`, as
+    /// [`rereg`](Self::rereg) does, if it has anything. Requests and peers address it by its
+    /// address.
     ///
     /// # Errors
     ///
@@ -369,8 +370,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         self.address
     }
 
-    /// `ibv_dereg_mr`: deregisters the region, and says so if that fails: then the device may still
-    /// access the memory. Dropping does the same in silence.
+    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
+    /// cannot. The device may then still access the memory.
     ///
     /// # Errors
     ///

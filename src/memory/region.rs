@@ -76,8 +76,8 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
         Ok(Self { buffer: RegisteredBuffer::new(domain.into(), len, options)? })
     }
 
-    /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and says so if that fails.
-    /// Dropping does the same in silence.
+    /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and returns the error if that
+    /// fails, which dropping cannot.
     ///
     /// # Errors
     ///
@@ -98,7 +98,7 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     ///
     /// # Errors
     ///
-    /// [`ReregisterError::state`] says what became of the region.
+    /// [`ReregisterError::state`] says which state the region is in.
     ///
     ///  - `EINVAL`: nothing is to be changed, or what cannot be: the domain is of another context, or
     ///    the access is for peers.

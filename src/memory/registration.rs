@@ -104,7 +104,7 @@ pub enum ReregisteredState {
     Lost,
 }
 
-/// Why a `rereg` failed, and what became of the region.
+/// Why a `rereg` failed, and the state that it left the region in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReregisterError {
     error: Error,
@@ -139,7 +139,7 @@ impl ReregisterError {
         self.error
     }
 
-    /// What became of the region.
+    /// The state that the region is in now.
     pub const fn state(&self) -> ReregisteredState {
         self.state
     }

@@ -1,7 +1,9 @@
 //! What a peer must know of a region.
 
 use std::fmt;
+use std::ops::{Bound, RangeBounds};
 
+use super::scatter_gather::Element;
 use crate::error::{Error, Result};
 
 /// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and
@@ -141,6 +143,53 @@ impl RemoteMemoryRegion {
         Ok(Self { address: self.address + offset, length, rkey: self.rkey })
     }
 
+    /// The bytes in `range`: `region.slice(64..128)?` is `region.sub_region(64, 64)?`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: they are not all within the region.
+    pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<Self> {
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&start) => start.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&end) => end.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => self.length,
+        };
+        match end.checked_sub(start) {
+            Some(length) => self.sub_region(start, length),
+            None => Err(Self::outside("the start of the part of the remote region", start, end)),
+        }
+    }
+
+    /// The element at `index`, if the region consists of elements of type `T`.
+    ///
+    /// ```
+    /// # use ibverbs::RemoteMemoryRegion;
+    /// let counters = RemoteMemoryRegion::new(0x7f00_0000_0000, 64, 0x1234)?;
+    /// let third = counters.element::<u64>(2)?;
+    /// assert_eq!((third.address(), third.length()), (0x7f00_0000_0010, 8));
+    /// assert!(counters.element::<u64>(8).is_err());
+    /// # Ok::<(), ibverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it is not within the region.
+    pub const fn element<T: Element>(&self, index: u64) -> Result<Self> {
+        let size = size_of::<T>() as u64;
+        match index.checked_mul(size) {
+            Some(offset) => self.sub_region(offset, size),
+            None => {
+                let what = "the index of an element of the remote region";
+                Err(Self::outside(what, index, self.length))
+            }
+        }
+    }
+
     #[cold]
     const fn outside(what: &'static str, value: u64, most: u64) -> Error {
         Error::out_of_range("ibv_send_wr", what, value, 0, most)
@@ -186,6 +235,22 @@ mod tests {
         }
         let error = part.sub_region(10, 51).unwrap_err();
         assert!(error.to_string().contains("is 51, and must be within 0..=50"), "{error}");
+    }
+
+    #[test]
+    fn ranges_and_elements_stay_inside() {
+        let region = RemoteMemoryRegion::new(0x1000, 100, 7).unwrap();
+        assert_eq!(region.slice(..), Ok(region));
+        assert_eq!(region.slice(40..), region.sub_region(40, 60));
+        assert_eq!(region.slice(4..=7), region.sub_region(4, 4));
+        assert_eq!(region.slice(100..).unwrap().length(), 0);
+        #[expect(clippy::reversed_empty_ranges, reason = "that is the bad input")]
+        let reversed = region.slice(7..4);
+        assert!(reversed.is_err());
+        assert!(region.slice(..101).is_err() && region.slice(0..=u64::MAX).is_err());
+        assert_eq!(region.element::<[u8; 10]>(9), region.sub_region(90, 10));
+        assert!(region.element::<[u8; 10]>(10).is_err());
+        assert!(region.element::<u64>(u64::MAX).is_err());
     }
 
     #[test]

@@ -14,7 +14,15 @@ use crate::ffi;
 ///
 /// It is implemented for every type that has the `zerocopy` traits, and cannot be implemented
 /// otherwise: integers, floats, arrays of them, and `Copy` structs that derive `FromBytes`,
-/// `IntoBytes` and `Immutable`. `bool`, `char`, references and anything with padding do not have them.
+/// `IntoBytes` and `Immutable`. `bool`, `char`, enums, references and anything with padding do not have
+/// them: a peer could write bytes that are none of their values.
+///
+/// | instead of | use | and read it with |
+/// |---|---|---|
+/// | `bool` | `u8` | `value != 0` |
+/// | `char` | `u32` | `char::from_u32(value)` |
+/// | an enum | its `repr` integer | `TryFrom`, or [`zerocopy::TryFromBytes`] on the bytes |
+/// | a struct with padding | the struct with explicit fields in the gaps | |
 ///
 /// For a struct of yours, add [`zerocopy`] to your crate (`cargo add zerocopy@0.8 --features derive`):
 ///

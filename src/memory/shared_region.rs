@@ -77,8 +77,8 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         Ok(Self { buffer: RegisteredBuffer::new(domain.into(), len, options.into())? })
     }
 
-    /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and says so if that fails.
-    /// Dropping does the same in silence.
+    /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and returns the error if that
+    /// fails, which dropping cannot.
     ///
     /// # Errors
     ///
@@ -98,7 +98,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///
     /// # Errors
     ///
-    /// [`ReregisterError::state`] says what became of the region.
+    /// [`ReregisterError::state`] says which state the region is in.
     ///
     ///  - `EINVAL`: nothing is to be changed, or what cannot be: the domain is of another context, or
     ///    the access is a contradiction, or a window is bound to the region.
@@ -282,8 +282,8 @@ impl<T: Element> LocalMemory for SharedMemoryRegion<'_, T> {
     }
 }
 
-// Without the keys, of which the local one is the same number on most devices: what is written to a
-// log shall not open the memory to who reads it.
+// Without the keys (on most devices the local one is the same number): a log must not give its
+// readers access to the memory.
 impl<T: Element> fmt::Debug for SharedMemoryRegion<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedMemoryRegion")

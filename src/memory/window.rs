@@ -72,7 +72,7 @@ resource!(MemoryWindow<'res>: raw, regions, domain);
 
 // SAFETY: libibverbs allows every verb on a window from any thread.
 unsafe impl Send for MemoryWindow<'_> {}
-// SAFETY: as above; what changes it takes `&mut self` besides.
+// SAFETY: as above; methods that change it take `&mut self`.
 unsafe impl Sync for MemoryWindow<'_> {}
 
 impl<'res> MemoryWindow<'res> {
@@ -125,8 +125,8 @@ impl<'res> MemoryWindow<'res> {
         Ok(Self { raw, window_type, regions: [None, None], domain })
     }
 
-    /// `ibv_dealloc_mw`: deallocates the window, whether bound or not, and says so if that fails.
-    /// Dropping does the same in silence.
+    /// `ibv_dealloc_mw`: deallocates the window, whether bound or not, and returns the error if
+    /// that fails, which dropping cannot.
     ///
     /// # Errors
     ///
@@ -176,7 +176,7 @@ impl<'res> MemoryWindow<'res> {
     }
 }
 
-// Without the key: what is written to a log shall not open the memory to who reads it.
+// Without the key: a log must not give its readers access to the memory.
 impl fmt::Debug for MemoryWindow<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryWindow")

@@ -91,8 +91,8 @@ impl<'pd> AddressHandle<'pd> {
         self.raw.as_ptr()
     }
 
-    /// `ibv_destroy_ah`: destroys the handle, and says so if that fails. Dropping does the same in
-    /// silence.
+    /// `ibv_destroy_ah`: destroys the handle, and returns the error if that fails, which dropping
+    /// cannot.
     ///
     /// # Errors
     ///

@@ -12,8 +12,9 @@ use crate::settings::{FlowLabel, ServiceLevel, StaticRate};
 /// [`AddressHandle`](crate::AddressHandle).
 ///
 /// [`to_peer`](Self::to_peer) is the path to a peer that has sent its [`QueuePairEndpoint`], and
-/// [`reply_to`](Self::reply_to) the one back to who sent a datagram. [`new`](Self::new) names the peer's
-/// port; everything else has a default that works, but on RoCE [`global`](Self::global) is needed too.
+/// [`reply_to`](Self::reply_to) the path back to the sender of a datagram. [`new`](Self::new) names
+/// the peer's port; everything else has a default that works, but on RoCE [`global`](Self::global)
+/// is needed too.
 ///
 /// ```no_run
 /// use ibverbs::AddressVector;
@@ -108,8 +109,8 @@ impl AddressVector {
         Ok(path.global(theirs.gid, index))
     }
 
-    /// `ibv_init_ah_from_wc`: the path back to who sent a datagram, through our port `port`, on which
-    /// it came.
+    /// `ibv_init_ah_from_wc`: the path back to the sender of a datagram, through our port `port`,
+    /// on which it came.
     ///
     /// `received` is the completion of the receive, and `header` the first 40 bytes of its buffer,
     /// which hold the global route header (on RoCE over IPv4, the IPv4 header in their last 20

@@ -388,8 +388,8 @@ impl<'res> PreparedQueuePair<'res> {
         self.queue_pair
     }
 
-    /// `ibv_destroy_qp`: destroys the queue pair, and says so if that fails. Dropping does the same
-    /// in silence.
+    /// `ibv_destroy_qp`: destroys the queue pair, and returns the error if that fails, which
+    /// dropping cannot.
     ///
     /// # Errors
     ///

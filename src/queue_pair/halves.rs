@@ -14,7 +14,8 @@ use crate::memory::{LocalMemory, RemoteMemoryRegion};
 use crate::queue_pair::work_request::private::Post;
 use crate::queue_pair::work_request::remote::{check_remote, rdma};
 use crate::queue_pair::work_request::{
-    Batch, ListError, ReceiveList, ReceiveWorkRequest, SendList, SendQueueRequest,
+    Batch, ListError, ReceiveList, ReceiveListEntry, ReceiveWorkRequest, SendList, SendListEntry,
+    SendQueueRequest,
 };
 use crate::queue_pair::work_request::{
     explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
@@ -38,7 +39,7 @@ pub struct ReceiveHalf<'q, 'res> {
 // SAFETY: a queue pair can be used from any thread, and its two queues at the same time: providers
 // lock each by itself.
 unsafe impl Send for SendHalf<'_, '_> {}
-// SAFETY: as above; what posts takes `&mut self` besides.
+// SAFETY: as above; methods that post take `&mut self`.
 unsafe impl Sync for SendHalf<'_, '_> {}
 // SAFETY: as for the other half.
 unsafe impl Send for ReceiveHalf<'_, '_> {}

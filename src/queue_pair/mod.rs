@@ -115,7 +115,7 @@ pub struct QueuePair<'res> {
 #[derive(Clone, Copy, Debug)]
 struct Properties {
     pub(crate) kind: QueuePairType,
-    /// Whether requests need not say where they go.
+    /// Whether the queue pair has a fixed peer, so that requests do not name one.
     has_peer: bool,
     pub(crate) capacities: ffi::ibv_qp_cap,
     pub(crate) settings: ConnectionSettings,
@@ -154,7 +154,7 @@ impl Drop for QueuePair<'_> {
 
 // SAFETY: libibverbs allows every verb on a queue pair from any thread.
 unsafe impl Send for QueuePair<'_> {}
-// SAFETY: as above; what changes the queue pair or posts to it takes `&mut self` besides.
+// SAFETY: as above; methods that change the queue pair or post to it take `&mut self`.
 unsafe impl Sync for QueuePair<'_> {}
 
 impl<'res> QueuePair<'res> {
@@ -330,8 +330,8 @@ impl<'res> QueuePair<'res> {
         }
     }
 
-    /// `ibv_destroy_qp`: destroys the queue pair, and says so if that fails. Dropping does the same
-    /// in silence. Outstanding requests end without completion.
+    /// `ibv_destroy_qp`: destroys the queue pair, and returns the error if that fails, which
+    /// dropping cannot. Outstanding requests end without completion.
     ///
     /// # Errors
     ///

@@ -11,7 +11,9 @@ use crate::ffi;
 use crate::memory::sge;
 use crate::memory::{LocalMemory, RemoteMemoryRegion};
 use crate::queue_pair::work_request::remote::{check_remote, rdma};
-use crate::queue_pair::work_request::{Batch, ListError, ReceiveList, SendList, WorkRequest};
+use crate::queue_pair::work_request::{
+    Batch, ListError, ReceiveList, ReceiveListEntry, SendList, SendListEntry, WorkRequest,
+};
 use crate::queue_pair::work_request::{
     explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
 };
@@ -19,8 +21,9 @@ use crate::queue_pair::work_request::{
 pub(super) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
 pub(super) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// A request with one element, or with none if that is empty: mlx4 and mthca take 0 bytes for 2 GiB. Only what every opcode has is set: the rest is for who uses it, and
-/// clearing it would take more than all else.
+/// A request with one element, or with none if that is empty: mlx4 and mthca take 0 bytes for 2 GiB.
+/// Only the fields that every opcode has are set. The others stay uninitialised: zeroing them would
+/// dominate the cost.
 #[inline]
 pub(super) fn request(
     wr_id: u64,
@@ -205,6 +208,46 @@ macro_rules! send_methods {
             Err(ListError::new(explain_send(self.queue_pair(), request, returned), posted))
         }
 
+        /// `ibv_post_send`: posts requests, each under its number, with one call and in their order.
+        ///
+        /// ```no_run
+        /// # use ibverbs::{QueuePair, ReadWorkRequest, Result, SendListEntry, SendWorkRequest};
+        /// # unsafe fn f(
+        /// #     queue_pair: &mut QueuePair<'_>,
+        /// #     (a, b): (SendWorkRequest<'_>, SendWorkRequest<'_>),
+        /// #     read: ReadWorkRequest<'_>,
+        /// # ) -> Result<()> {
+        /// unsafe { queue_pair.post_requests([(1, &a), (2, &b)])? };
+        /// // Requests of different types:
+        /// let entries = [(3, SendListEntry::from(&a)), (4, SendListEntry::from(&read))];
+        /// unsafe { queue_pair.post_requests(entries)? };
+        /// # Ok(())
+        /// # }
+        /// ```
+        ///
+        /// This allocates a vector for the list. A [`SendList`] that is posted by
+        /// [`post_list`](Self::post_list) again and again does not.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`post_list`](Self::post_list), and:
+        ///
+        ///  - `EINVAL`: there are no requests.
+        ///
+        /// # Safety
+        ///
+        /// That of [`post_list`](Self::post_list).
+        #[doc(alias = "ibv_post_send")]
+        pub unsafe fn post_requests<'wr, R: Into<SendListEntry<'wr>>>(
+            &mut self,
+            requests: impl IntoIterator<Item = (u64, R)>,
+        ) -> Result<(), ListError> {
+            let mut entries = SendListEntry::collect(requests);
+            let mut list = SendList::new(&mut entries).map_err(|error| ListError::new(error, 0))?;
+            // SAFETY: the caller keeps the contract.
+            unsafe { self.post_list(&mut list) }
+        }
+
         /// `ibv_wr_start`, `ibv_wr_complete`: posts all requests that `build` adds to a [`Batch`], or
         /// none of them, by the extended posting interface.
         ///
@@ -254,7 +297,8 @@ macro_rules! send_methods {
         ///  - `EINVAL`: the device refuses one of them.
         ///  - `EACCES`, `EIO` (Soft-RoCE): the process has changed its credentials since it opened the
         ///    device, or the device is gone.
-        ///  - What `build` returns.
+        ///  - What `build` returns: any type that an [`Error`](crate::Error) converts to, so that a
+        ///    failure of the program's own aborts the batch too.
         ///
         /// # Safety
         ///
@@ -264,12 +308,12 @@ macro_rules! send_methods {
         #[doc(alias = "ibv_wr_complete")]
         #[doc(alias = "ibv_wr_abort")]
         #[inline]
-        pub unsafe fn batch<T>(
+        pub unsafe fn batch<T, E: From<Error>>(
             &mut self,
-            build: impl FnOnce(&mut Batch<'_>) -> Result<T>,
-        ) -> Result<T> {
+            build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
+        ) -> Result<T, E> {
             let Some(extended) = self.as_raw_extended() else {
-                return Err(not_extended());
+                return Err(not_extended().into());
             };
             // SAFETY: the queue pair is live and has the interface; the caller keeps the contract.
             unsafe { Batch::run(extended, self.queue_pair(), build) }
@@ -346,6 +390,32 @@ macro_rules! receive_methods {
             }
             let (posted, request) = list.failed();
             Err(ListError::new(self.receive_failed(request, returned), posted))
+        }
+
+        /// `ibv_post_recv`: posts receives, each under its number, with one call and in their order.
+        ///
+        /// This allocates a vector for the list. A [`ReceiveList`] that is posted by
+        /// [`post_receive_list`](Self::post_receive_list) again and again does not.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`post_receive_list`](Self::post_receive_list), and:
+        ///
+        ///  - `EINVAL`: there are no receives.
+        ///
+        /// # Safety
+        ///
+        /// That of [`post_receive_list`](Self::post_receive_list).
+        #[doc(alias = "ibv_post_recv")]
+        pub unsafe fn post_receives<'wr, R: Into<ReceiveListEntry<'wr>>>(
+            &mut self,
+            receives: impl IntoIterator<Item = (u64, R)>,
+        ) -> Result<(), ListError> {
+            let mut entries = ReceiveListEntry::collect(receives);
+            let mut list =
+                ReceiveList::new(&mut entries).map_err(|error| ListError::new(error, 0))?;
+            // SAFETY: the caller keeps the contract.
+            unsafe { self.post_receive_list(&mut list) }
         }
 
         #[cold]
@@ -432,7 +502,7 @@ impl<'res> QueuePair<'res> {
         (SendHalf::new(self), ReceiveHalf::new(self))
     }
 
-    /// Whether requests need not say where they go.
+    /// Whether the queue pair has a fixed peer, so that requests do not name one.
     #[inline]
     pub(super) fn need_peer(&self) -> Result<()> {
         if self.has_peer() { Ok(()) } else { Err(no_peer()) }

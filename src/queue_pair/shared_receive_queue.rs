@@ -48,7 +48,7 @@ pub struct SharedReceiveQueue<'pd> {
     max_wr: AtomicU32,
     max_sge: u32,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
-    /// What a queue for extended reliable connections has besides.
+    /// What a queue for extended reliable connections has in addition.
     extended: Option<Extended<'pd>>,
 }
 
@@ -385,8 +385,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
         self.raw.as_ptr()
     }
 
-    /// `ibv_destroy_srq`: destroys the queue, and says so if that fails. Dropping does the same in
-    /// silence. Outstanding requests end without completion.
+    /// `ibv_destroy_srq`: destroys the queue, and returns the error if that fails, which dropping
+    /// cannot. Outstanding requests end without completion.
     ///
     /// # Errors
     ///

@@ -74,7 +74,7 @@ foreign_enum! {
     }
 }
 
-/// What a transition needs and what it takes besides.
+/// Which attributes a transition requires, and which are optional.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rule {
     pub(super) required: AttributeMask,
@@ -84,8 +84,8 @@ pub(super) struct Rule {
 /// The rule for a transition; `None` if there is no such transition.
 ///
 /// It is that of the InfiniBand specification, as the kernel has it: the verb needs
-/// [`AttributeMask::STATE`] besides. A provider's own transports are taken for datagrams, which is
-/// what EFA's are.
+/// [`AttributeMask::STATE`] in addition. A provider's own transports are taken for datagrams, which
+/// is what EFA's are.
 pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState) -> Option<Rule> {
     use AttributeMask as A;
     use QueuePairState as S;

@@ -147,12 +147,19 @@ impl StateTransition {
         self
     }
 
+    /// A change from the C struct and its mask, for programs that fill the struct themselves or get it
+    /// from a C library. Bits without a name stay in the mask, and [`modify`](crate::QueuePair::modify)
+    /// refuses them.
+    pub fn from_raw(raw: ffi::ibv_qp_attr, mask: ffi::ibv_qp_attr_mask) -> Self {
+        Self { raw, mask: AttributeMask::from_bits_retain(mask.0) }
+    }
+
     /// The C struct, and the attributes in it that count.
     pub fn to_raw(&self) -> (ffi::ibv_qp_attr, ffi::ibv_qp_attr_mask) {
         (self.raw, ffi::ibv_qp_attr_mask(self.mask.bits()))
     }
 
-    /// What it comes to, to be read.
+    /// The attributes of the change, for reading.
     pub(super) fn attributes(&self) -> QueuePairAttributes {
         QueuePairAttributes::new(self.raw, self.mask)
     }
@@ -223,6 +230,26 @@ mod tests {
         assert_eq!((raw.alt_ah_attr.dlid, raw.alt_ah_attr.sl, raw.alt_port_num), (4, 15, 2));
         assert_eq!((raw.alt_pkey_index, raw.alt_timeout, raw.path_mig_state.0), (14, 15, 1));
         assert_eq!((raw.en_sqd_async_notify, raw.rate_limit), (1, 16));
+    }
+
+    #[test]
+    fn the_c_struct_and_its_mask_are_a_change_too() {
+        let attr = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_INIT,
+            port_num: 1,
+            ..Default::default()
+        };
+        let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE
+            | ffi::ibv_qp_attr_mask::IBV_QP_PORT
+            | ffi::ibv_qp_attr_mask::IBV_QP_PKEY_INDEX
+            | ffi::ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS;
+        let change = StateTransition::from_raw(attr, mask);
+        assert_eq!(change.to_raw().1, mask);
+        let kind = QueuePairType::ReliableConnected;
+        assert!(change.check(kind, QueuePairState::Reset).is_ok());
+        let unknown = ffi::ibv_qp_attr_mask(mask.0 | 1 << 31);
+        let change = StateTransition::from_raw(attr, unknown);
+        assert!(change.check(kind, QueuePairState::Reset).is_err());
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use ibverbs::{MaxRnrRetries, ScopeError, TransportError, TransportResult, WorkStatus};
+use ibverbs::{
+    MaxRnrRetries, MemorySliceMut, ScopeError, TransportError, TransportResult, WorkStatus,
+};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{Pair, outstanding, queue, soon};
@@ -27,6 +29,45 @@ fn a_buffer_comes_back_within_the_scope() {
                 assert_eq!((received.byte_len(), glove[..].to_vec()), (4, ball[..].to_vec()));
                 (ball, glove) = (glove, ball);
             }
+            Ok::<_, TransportError>(())
+        })
+    })
+    .unwrap();
+    drop(regions);
+    pair.finish();
+}
+
+/// Pieces whose number is known at run time, as vectors and as slices, blocking and in a scope.
+#[test]
+#[deny(unused_must_use, reason = "a post in a scope is a statement")]
+fn pieces_of_run_time_number_are_one_message() {
+    let mut pair = Pair::new();
+    let mut regions = (pair.region(12, 3), pair.region(12, 0));
+    let whole = |parts: &[MemorySliceMut<'_, u8>]| -> Vec<u8> {
+        parts.iter().flat_map(|part| part.to_vec()).collect()
+    };
+    let (one, two) = (&mut pair.one, &mut pair.two);
+    let message = regions.0.to_vec();
+    let pieces: Vec<_> = (0..3).map(|i| regions.0.slice(4 * i..4 * i + 4).unwrap()).collect();
+    let mut sink: Vec<_> = regions.1.slice_mut(..).unwrap().chunks(6).unwrap().collect();
+    two.scope(|two| {
+        let receive = two.post_receive(&mut sink[..])?;
+        one.send(&pieces)?;
+        let (_, received) = receive.wait()?;
+        assert_eq!(received.byte_len(), 12);
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+    assert_eq!(whole(&sink), message);
+    // By value; the vector of the send, whose handle is dropped at once, is freed.
+    sink.iter_mut().for_each(|part| part.fill(0));
+    one.scope(|one| {
+        two.scope(|two| {
+            let receive = two.post_receive(sink)?;
+            one.post_send(pieces)?;
+            let (sink, received) = receive.wait()?;
+            assert_eq!((received.byte_len(), sink.len()), (12, 2));
+            assert_eq!(whole(&sink), message);
             Ok::<_, TransportError>(())
         })
     })

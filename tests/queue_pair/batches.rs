@@ -48,7 +48,7 @@ fn every_request_arrives_as_it_was_made() {
             b.flush(11, SendFlags::empty(), there, FlushPlacement::GLOBAL, false)?;
             let pieces = [IoSlice::new(b"in "), IoSlice::new(b""), IoSlice::new(b"pieces")];
             b.send(12, SendFlags::SIGNALED, InlineList(&pieces))?;
-            Ok(12)
+            Ok::<_, ibverbs::Error>(12)
         })
     }
     .unwrap();
@@ -125,7 +125,7 @@ fn flags_without_a_name_are_left_out() {
             assert_eq!((*raw).wr_flags, SendFlags::FENCE.bits(), "elements are never inline");
             b.send(2, flags, Inline(b"inline"))?;
             assert_eq!((*raw).wr_flags, SendFlags::FENCE.bits() | inline);
-            Ok(())
+            Ok::<_, ibverbs::Error>(())
         })
     }
     .unwrap();
@@ -150,14 +150,14 @@ fn a_batch_that_fails_or_panics_posts_nothing() {
     let sends = || device.outstanding(number).0;
     // SAFETY: what is posted is inline, under a number of its own.
     unsafe {
-        let error = queue_pair.batch::<()>(|b| {
+        let error = queue_pair.batch::<(), ibverbs::Error>(|b| {
             b.send(1, signaled, Inline(b"one"))?;
             b.local_invalidate(2, signaled, 1)
         });
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(sends(), 0);
         let panic = catch_unwind(AssertUnwindSafe(|| {
-            queue_pair.batch::<()>(|b| {
+            queue_pair.batch::<(), ibverbs::Error>(|b| {
                 b.send(1, signaled, Inline(b"one"))?;
                 panic!("half-built")
             })
@@ -290,4 +290,46 @@ fn the_send_half_has_batches_too() {
     }
     assert_eq!(successes(&queue).len(), 2);
     assert_eq!(&region[..4], b"half");
+}
+
+/// A failure of the program's own aborts the batch, and comes back as it is.
+#[test]
+fn a_batch_fails_with_any_error_of_the_program() {
+    #[derive(Debug, PartialEq)]
+    enum Failure {
+        NothingToDo,
+        Verbs(ibverbs::Error),
+    }
+
+    impl From<ibverbs::Error> for Failure {
+        fn from(error: ibverbs::Error) -> Self {
+            Self::Verbs(error)
+        }
+    }
+
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let region = domain.allocate::<u8>(8).unwrap();
+    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let mut queue_pair = to_itself(builder.extended(everything()));
+    let element = region.gather_element(..).unwrap();
+    // SAFETY: the memory lives on, and is not written.
+    let failed = unsafe {
+        queue_pair.batch(|batch| {
+            batch.send(1, SendFlags::SIGNALED, &[element])?;
+            Err::<(), _>(Failure::NothingToDo)
+        })
+    };
+    assert_eq!(failed, Err(Failure::NothingToDo));
+    assert_eq!(device.outstanding(queue_pair.number()).0, 0, "nothing was posted");
+    let too_many = [element; 100];
+    // SAFETY: as above.
+    let failed = unsafe {
+        queue_pair.batch(|batch| Ok::<_, Failure>(batch.send(1, SendFlags::empty(), &too_many)?))
+    };
+    assert!(
+        matches!(failed, Err(Failure::Verbs(error)) if error.kind() == ErrorKind::InvalidInput)
+    );
 }

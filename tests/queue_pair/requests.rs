@@ -249,6 +249,43 @@ fn a_list_is_posted_in_order_and_again() {
 }
 
 #[test]
+fn numbered_requests_are_posted_in_one_step() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut source = domain.allocate::<u8>(16).unwrap();
+    let mut sink = domain.allocate::<u8>(32).unwrap();
+    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    source.copy_from_slice(b"one step, twice.");
+    let (head, body) =
+        ([source.gather_element(..8).unwrap()], [source.gather_element(8..).unwrap()]);
+    let mut parts: Vec<_> = sink.slice_mut(..).unwrap().chunks(16).unwrap().collect();
+    let mut lists: Vec<_> =
+        parts.iter_mut().map(|part| [part.scatter_element().unwrap()]).collect();
+    let receives = lists.iter_mut().map(|list| ReceiveWorkRequest::new(list).unwrap());
+    let (a, b) = (SendWorkRequest::new(&head).unwrap(), SendWorkRequest::new(&body).unwrap());
+    // SAFETY: the memory lives on, and is not touched before the completions.
+    unsafe {
+        queue_pair.post_receives((100..).zip(receives)).unwrap();
+        queue_pair.post_requests([(7, &a), (3, &b)]).unwrap();
+    }
+    let mut done = successes(&queue);
+    done.sort_unstable();
+    assert_eq!(done, [3, 7, 100, 101]);
+    assert_eq!(device.calls("post_send"), 1, "one call for both");
+    assert_eq!((&sink[..8], &sink[16..24]), (&b"one step"[..], &b", twice."[..]));
+    // SAFETY: as above.
+    let error = unsafe { queue_pair.post_requests([(0, &a); 0]) }.unwrap_err();
+    assert_eq!((error.posted(), error.error().kind()), (0, ErrorKind::InvalidInput));
+    let (mut send, _) = queue_pair.split();
+    let mixed = [(1, SendListEntry::from(&a)), (2, LocalInvalidateWorkRequest::new(1).into())];
+    // SAFETY: as above.
+    unsafe { send.post_requests(mixed) }.unwrap();
+    assert_eq!(device.calls("post_send"), 2);
+}
+
+#[test]
 fn a_list_that_fails_says_how_far_it_came() {
     let device = FunctionDevice::model();
     let context = device.context();

@@ -19,15 +19,15 @@ use super::batch_data::private::Data;
 use super::extended_operations::function;
 use super::extended_operations::{SendFlags, SendOperations};
 use super::send::check_number;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi;
 use crate::queue_pair::{AddressHandle, QueuePair};
 
 /// Requests that are about to be posted together: see [`QueuePair::batch`].
 ///
 /// Each method adds one request, under its number and with its flags; without
-/// [`SendFlags::SIGNALED`] it has no completion. One that fails adds nothing; the others can still be
-/// posted.
+/// [`SendFlags::SIGNALED`] it has no completion. A method that fails adds nothing; the other
+/// requests can still be posted.
 pub struct Batch<'q> {
     raw: *mut ffi::ibv_qp_ex,
     /// The functions that are there, and [`function::READY`].
@@ -60,11 +60,11 @@ impl Batch<'_> {
     /// `extended` is `queue_pair`, which nothing else posts sends to meanwhile, and the caller keeps
     /// the contract of `QueuePair::post`.
     #[inline]
-    pub(in crate::queue_pair) unsafe fn run<T>(
+    pub(in crate::queue_pair) unsafe fn run<T, E: From<Error>>(
         extended: NonNull<ffi::ibv_qp_ex>,
         queue_pair: &QueuePair<'_>,
-        build: impl FnOnce(&mut Batch<'_>) -> Result<T>,
-    ) -> Result<T> {
+        build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
         let raw = extended.as_ptr();
         let mut batch = Batch {
             raw,
@@ -86,7 +86,7 @@ impl Batch<'_> {
         mem::forget(abort);
         // SAFETY: as above.
         let returned = unsafe { (*raw).wr_complete.unwrap_unchecked()(raw) };
-        if returned == 0 { Ok(value) } else { Err(ffi::failed("ibv_wr_complete", returned)) }
+        if returned == 0 { Ok(value) } else { Err(ffi::failed("ibv_wr_complete", returned).into()) }
     }
 
     /// Where the datagrams go that are added from here on: the path, and the number and the Q_Key of

@@ -322,8 +322,8 @@ impl QueuePair<'_> {
     }
 
     /// `ibv_post_send` of a request to invalidate (`IBV_WR_LOCAL_INV`): closes a window of type 2.
-    /// When it is carried out the peer has no access any more, and the window can be bound anew. (One
-    /// of type 1 is bound to something else, or deallocated.)
+    /// When it is carried out the peer has no access any more, and the window can be bound again.
+    /// (One of type 1 is bound to something else, or deallocated.)
     ///
     /// # Errors
     ///

@@ -78,6 +78,29 @@ impl<'wr> From<ReceiveWorkRequest<'wr>> for ReceiveListEntry<'wr> {
     }
 }
 
+impl<'wr> From<&ReceiveWorkRequest<'wr>> for ReceiveListEntry<'wr> {
+    #[inline]
+    fn from(request: &ReceiveWorkRequest<'wr>) -> Self {
+        Self::new(*request.as_raw())
+    }
+}
+
+#[expect(private_bounds, reason = "the two C structs have it, and no other type can")]
+impl<R: Link> ListEntry<'_, R> {
+    /// The entry under a number.
+    fn numbered(mut self, wr_id: u64) -> Self {
+        self.raw.set_wr_id(wr_id);
+        self
+    }
+
+    /// The entries of numbered requests.
+    pub(in crate::queue_pair) fn collect<E: Into<Self>>(
+        requests: impl IntoIterator<Item = (u64, E)>,
+    ) -> Vec<Self> {
+        requests.into_iter().map(|(wr_id, entry)| entry.into().numbered(wr_id)).collect()
+    }
+}
+
 impl<R> fmt::Debug for ListEntry<'_, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ListEntry").finish_non_exhaustive()
@@ -193,10 +216,11 @@ impl<'list, R: Link> WorkRequestList<'list, R> {
     pub fn set_wr_ids(&mut self, first: u64) {
         // SAFETY: the list borrows its entries exclusively, and there are at least `len`.
         let entries = unsafe { std::slice::from_raw_parts_mut(self.first, self.len) };
-        // So many at a time that the loop itself costs next to nothing.
+        // Eight at a time, so that the loop itself costs next to nothing.
         let (eights, rest) = entries.as_chunks_mut::<8>();
-        // A compiler that knows the low bits of the first number makes the others from it by `or`, which
-        // on some processors takes two instructions where an addition takes one. It shall not know.
+        // A compiler that knows the low bits of the first number makes the others from it by `or`,
+        // which on some processors takes two instructions where an addition takes one. `black_box`
+        // hides them.
         let mut wr_id = std::hint::black_box(first);
         for eight in eights {
             for (offset, entry) in (0..).zip(eight) {

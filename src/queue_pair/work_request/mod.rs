@@ -414,6 +414,13 @@ macro_rules! send_queue_request {
             }
         }
 
+        impl<'wr> From<&$name<'wr>> for $crate::queue_pair::work_request::SendListEntry<'wr> {
+            #[inline]
+            fn from(request: &$name<'wr>) -> Self {
+                Self::new(request.raw)
+            }
+        }
+
         impl std::fmt::Debug for $name<'_> {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 $crate::queue_pair::work_request::debug_send(stringify!($name), &self.raw, f)
@@ -424,7 +431,7 @@ macro_rules! send_queue_request {
 
 pub(super) use send_queue_request;
 
-/// Adds what requests that send data have besides.
+/// Adds the options that only requests with data have.
 macro_rules! data_request {
     ($name:ident) => {
         impl $name<'_> {
