@@ -227,7 +227,7 @@ fn finish_archives(
         option("--lib", build.join("lib/statics/librdmacm.a").as_ref());
     }
     for provider in enabled {
-        let archive = format!("lib/statics/lib{}.a", provider.archive(&abi));
+        let archive = format!("lib/statics/lib{}.a", provider.archive(abi));
         option("--lib", build.join(archive).as_ref());
         if let Some(map) = provider.map {
             option("--map", source.join("providers").join(provider.name).join(map).as_ref());

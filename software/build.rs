@@ -1,18 +1,20 @@
 //! Bindings of rdma-core's provider interface, from the tree that the main crate has built.
 
 use std::path::{Path, PathBuf};
-use std::process::exit;
-use std::{env, fs};
+use std::process::{Command, exit};
+use std::{env, fs, io};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let build = env::var_os("DEP_IBVERBS_BUILD").map(PathBuf::from);
-    let (include, prefix) = match build {
-        Some(build) => (build.join("include"), prefix(&build)),
+    // rdma-core's static libraries rename what is for providers only.
+    let prefix = env::var("DEP_IBVERBS_SYMBOL_PREFIX").unwrap_or_default();
+    let include = match build {
+        Some(build) => build.join("include"),
         // The documentation alone: the main crate has built nothing, and nothing is linked.
-        None if env::var_os("DOCS_RS").is_some() => (headers_of_sources(&out), String::new()),
+        None if env::var_os("DOCS_RS").is_some() => headers_of_sources(&out),
         None => fail(
             "the software device needs the rdma-core that ibverbs-bundled builds: do not enable its feature `system`",
         ),
@@ -37,37 +39,6 @@ fn main() {
     }
     text += "}\n";
     write(&out.join("private.rs"), &text);
-}
-
-/// rdma-core's static libraries rename what is for providers only. The name that a function has now is
-/// in the archive.
-fn prefix(build: &Path) -> String {
-    const KNOWN: &[u8] = b"verbs_set_ops\0";
-    let archive = build.join("lib/statics/libibverbs.a");
-    let installed = build.join("lib/libibverbs.a");
-    println!("cargo::rerun-if-changed={}", installed.display());
-    let mut found: Vec<String> = Vec::new();
-    for archive in [installed, archive] {
-        let Ok(bytes) = fs::read(&archive) else { continue };
-        for at in 0..bytes.len().saturating_sub(KNOWN.len()) {
-            if bytes[at..].starts_with(KNOWN) {
-                let start = bytes[..at].iter().rposition(|&b| b == 0).map_or(0, |zero| zero + 1);
-                if let Ok(prefix) = std::str::from_utf8(&bytes[start..at])
-                    && prefix.starts_with("rdmacore")
-                {
-                    found.push(prefix.to_owned());
-                }
-            }
-        }
-        if !found.is_empty() {
-            break;
-        }
-    }
-    found.dedup();
-    match found.as_slice() {
-        [prefix] => prefix.clone(),
-        _ => fail(&format!("no single name of verbs_set_ops in {}: {found:?}", build.display())),
-    }
 }
 
 fn bindings(include: &Path, out: &Path) {
@@ -118,30 +89,39 @@ fn headers_of_sources(out: &Path) -> PathBuf {
     let Some(kernel) = kernel else { fail("the main crate does not say where rdma-core is") };
     let source = kernel.parent().unwrap_or(&kernel);
     let include = out.join("include");
-    for (from, to) in [
-        ("libibverbs/driver.h", "infiniband/driver.h"),
-        ("libibverbs/verbs.h", "infiniband/verbs.h"),
-        ("libibverbs/verbs_api.h", "infiniband/verbs_api.h"),
-        ("libibverbs/kern-abi.h", "infiniband/kern-abi.h"),
-        ("libibverbs/cmd_ioctl.h", "infiniband/cmd_ioctl.h"),
-        ("libibverbs/sa.h", "infiniband/sa.h"),
-        ("ccan/list.h", "ccan/list.h"),
-        ("ccan/container_of.h", "ccan/container_of.h"),
-        ("ccan/check_type.h", "ccan/check_type.h"),
-        ("ccan/str.h", "ccan/str.h"),
-        ("ccan/build_assert.h", "ccan/build_assert.h"),
-        ("ccan/bitmap.h", "ccan/bitmap.h"),
-        ("util/compiler.h", "util/compiler.h"),
-        ("util/util.h", "util/util.h"),
-    ] {
-        let to = include.join(to);
-        let folder = to.parent().unwrap_or(&include);
-        let from = source.join(from);
-        if let Err(e) = fs::create_dir_all(folder).and_then(|()| fs::copy(&from, &to)) {
-            fail(&format!("{}: {e}", from.display()));
+    for (from, to) in [("libibverbs", "infiniband"), ("ccan", "ccan"), ("util", "util")] {
+        if let Err(e) = copy_headers(&source.join(from), &include.join(to)) {
+            fail(&format!("{from}: {e}"));
         }
     }
+    // What CMake finds out about the machine: nothing that the structures depend on.
+    write(&include.join("config.h"), "");
+    let abi = include.join("kernel-abi");
+    if let Err(e) = fs::create_dir_all(&abi) {
+        fail(&format!("{}: {e}", abi.display()));
+    }
+    let made = Command::new("python3")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .arg(source.join("buildlib/make_abi_structs.py"))
+        .args([kernel.join("rdma/ib_user_verbs.h"), abi.join("ib_user_verbs.h")])
+        .status();
+    if !made.is_ok_and(|status| status.success()) {
+        fail("make_abi_structs.py of rdma-core failed: is there a python3?");
+    }
     include
+}
+
+fn copy_headers(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "h")
+            && let Some(name) = path.file_name()
+        {
+            fs::copy(&path, to.join(name))?;
+        }
+    }
+    Ok(())
 }
 
 fn write(path: &Path, text: &str) {

@@ -15,7 +15,7 @@ use ibverbs::{
 };
 
 use vm::channels::{ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides};
-use vm::one_at_a_time;
+use vm::{PATIENCE, one_at_a_time};
 
 #[test]
 fn messages_go_both_ways() {

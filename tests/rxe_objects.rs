@@ -3,8 +3,6 @@
 #[path = "support/vm/mod.rs"]
 mod vm;
 
-use std::time::Duration;
-
 use ibverbs::{
     AsyncEventKind, AsyncEventSubject, ErrorKind, Gid, QueuePairType, ReceiveWorkRequest,
     WorkStatus, XrcDomain, XrcDomainScope,

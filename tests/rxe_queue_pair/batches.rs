@@ -150,13 +150,13 @@ fn a_failing_batch_leaves_a_working_queue_pair() {
         let word = |n: u64| n.to_ne_bytes();
         // SAFETY: all data is inline, and no two outstanding requests have the same number.
         unsafe {
-            let error = one.batch::<()>(|b| {
+            let error = one.batch::<(), ibverbs::Error>(|b| {
                 b.write(1, signaled, Inline(&word(1)), part(0))?;
                 b.send(2, signaled, Inline(b"not asked for"))
             });
             assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
             let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                one.batch::<()>(|b| {
+                one.batch::<(), ibverbs::Error>(|b| {
                     b.write(1, signaled, Inline(&word(1)), part(0))?;
                     panic!("half-built")
                 })
