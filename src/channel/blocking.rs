@@ -22,8 +22,8 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 ///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong; or the device has refused the
 ///    request; or completions could not be polled, or the provider cannot tell whether the device has
 ///    the request, and the channel was stopped.
-///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): the completion queue holds what
-///    does not belong there, and the channel was stopped.
+///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): the completion queue holds a
+///    completion that belongs to no operation of this channel, and the channel was stopped.
 ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): an
 ///    earlier failure has stopped the channel.
 ///  - [`TimedOut`](crate::TransportError::TimedOut): the deadline has passed, where there is one. The
@@ -116,13 +116,13 @@ impl Channel<'_> {
     /// `ibv_post_recv`: receives one message, whose length is [`WorkSuccess::byte_len`]. A longer
     /// message than the buffer is an error on both sides.
     ///
-    /// Where the peer may write ([`access`](crate::ChannelBuilder::access)), a write with an immediate
-    /// ends a receive too: the [opcode](WorkSuccess::opcode) says so. The buffer is then as it was, and
-    /// the length is that of the write, which can be more than the buffer has.
+    /// If the peer may write ([`access`](crate::ChannelBuilder::access)), a write with an immediate also
+    /// completes a receive: check the [opcode](WorkSuccess::opcode). The buffer is then unchanged, and the
+    /// length is that of the write, which can exceed the buffer.
     ///
-    /// If the peer sends before the receive is posted, its device tries again, as the peer's
-    /// [`max_rnr_retries`](crate::ChannelBuilder::max_rnr_retries) say. To be sure, post receives
-    /// ahead, in a [`scope`](Self::scope).
+    /// If the peer sends before the receive is posted, the peer's device retries up to its
+    /// [`max_rnr_retries`](crate::ChannelBuilder::max_rnr_retries). To avoid retries, post receives ahead,
+    /// in a [`scope`](Self::scope).
     ///
     /// # Errors
     ///
@@ -177,8 +177,8 @@ impl Channel<'_> {
         self.gather(buffer, Write { remote }, Some(deadline))
     }
 
-    /// `ibv_post_send`: writes to the peer's memory and uses up one of its receives to tell it so,
-    /// with 32 bits ([`WorkSuccess::immediate`]).
+    /// `ibv_post_send`: writes to the peer's memory and consumes one of its receives, whose completion
+    /// carries 32 bits ([`WorkSuccess::immediate`]).
     ///
     /// # Errors
     ///
@@ -241,8 +241,8 @@ impl Channel<'_> {
         self.inline(bytes, Write { remote }, Some(deadline))
     }
 
-    /// `ibv_post_send`: reads as much of the peer's memory as fits into the buffer, which must be
-    /// there. Reliable connections only.
+    /// `ibv_post_send`: fills the buffer from the peer's memory, which must have at least that many bytes.
+    /// Reliable connections only.
     ///
     /// # Errors
     ///
@@ -272,12 +272,12 @@ impl Channel<'_> {
         self.scatter(buffer, Request::new(Read { remote }), Some(deadline))
     }
 
-    /// `ibv_post_send`: replaces the aligned 64-bit number in the peer's memory by `swap` if it is
-    /// `compare`, as one step, and puts what it was into the buffer of 8 bytes. Reliable
-    /// connections only.
+    /// `ibv_post_send`: replaces the aligned 64-bit number in the peer's memory by `swap` if it equals
+    /// `compare`, atomically, and stores the previous value in the buffer of 8 bytes. Reliable connections
+    /// only.
     ///
-    /// It is one step for other atomics of the same device. For the peer's own program it is one
-    /// only where the device says so: see [`AtomicCapability`](crate::AtomicCapability).
+    /// It is atomic with respect to other atomics of the same device. It is atomic with respect to the
+    /// peer's CPU only on devices that report so: see [`AtomicCapability`](crate::AtomicCapability).
     ///
     /// # Errors
     ///
@@ -311,8 +311,8 @@ impl Channel<'_> {
         self.scatter(buffer, Request::new(CompareSwap { remote, compare, swap }), Some(deadline))
     }
 
-    /// `ibv_post_send`: adds to the aligned 64-bit number in the peer's memory, as one step, and
-    /// puts what it was into the buffer of 8 bytes. See [`compare_swap`](Self::compare_swap).
+    /// `ibv_post_send`: adds to the aligned 64-bit number in the peer's memory, atomically, and stores the
+    /// previous value in the buffer of 8 bytes. See [`compare_swap`](Self::compare_swap).
     ///
     /// # Errors
     ///

@@ -28,8 +28,8 @@ use crate::settings::{
 
 /// The settings of a channel and its connection: see [`Channel::builder`].
 ///
-/// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE. Those of the queue pair
-/// are the ones of [`QueuePairBuilder`], where each is described.
+/// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE. [`QueuePairBuilder`] describes
+/// the settings of the queue pair.
 ///
 /// ```no_run
 /// use ibverbs::Channel;
@@ -55,7 +55,7 @@ pub struct ChannelBuilder<'res> {
     sleep_after: Option<u32>,
 }
 
-/// Defines builder methods that store a value, documented where [`QueuePairBuilder`] has them.
+/// Defines builder methods that store a value. [`QueuePairBuilder`] documents each of them.
 macro_rules! settings {
     ($($name:ident: $type:ty => $($field:ident).+ $(= $wrap:path)?;)+) => {
         impl<'res> ChannelBuilder<'res> {
@@ -139,8 +139,8 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// Lets the peer read and write, on top of what [`access`](Self::access) allows, and where the
-    /// region allows it too.
+    /// Lets the peer read and write, in addition to what [`access`](Self::access) allows. The region must
+    /// allow it too.
     pub fn allow_remote_rw(mut self) -> Self {
         self.connection.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         self
@@ -156,8 +156,8 @@ impl<'res> ChannelBuilder<'res> {
     }
 
     /// How long to poll for the completions of flushed operations before the queue pair is reset (5 s
-    /// unless set). It matters only after time-outs, failures and panics, and then only if the device
-    /// does not answer.
+    /// unless set). It takes effect only after time-outs, failures and panics, and only if the device does
+    /// not answer.
     pub fn settle_timeout(mut self, value: Duration) -> Self {
         self.settle_timeout = value;
         self
@@ -278,33 +278,33 @@ impl<'res> PreparedChannel<'res> {
         Self { link }
     }
 
-    /// The address of the channel, to be told to the peer. After a [reset](Channel::reset) it is
-    /// another one: ask again.
+    /// The address of the channel, which the peer needs. A [reset](Channel::reset) changes it, so ask again
+    /// after one.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.link.endpoint()
     }
 
-    /// The number of the first packet that we send. The [endpoint](Self::endpoint) says it too; a peer
-    /// that is told it in another way calls it its `receive_psn`.
+    /// The number of the first packet that we send. The [endpoint](Self::endpoint) contains it. A peer that
+    /// gets the number by other means passes it to its `receive_psn`.
     pub fn send_psn(&self) -> PacketSequenceNumber {
         self.link.queue_pair().send_psn()
     }
 
-    /// Sets the number of the first packet that we send, as [`ChannelBuilder::send_psn`] does, for the
-    /// connection that comes next.
+    /// Sets the number of the first packet that we send on the next connection, as
+    /// [`ChannelBuilder::send_psn`] does.
     pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.link.queue_pair_mut().set_send_psn(psn);
         self
     }
 
-    /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`] does,
-    /// for a peer that has told it otherwise than in its endpoint.
+    /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`] does, if the
+    /// peer's endpoint does not contain it.
     pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.link.queue_pair_mut().set_receive_psn(psn);
         self
     }
 
-    /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`] does. The endpoint says it
+    /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`] does. The endpoint contains it
     /// too.
     pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
         self.link.queue_pair_mut().set_path_mtu(mtu);
@@ -313,8 +313,8 @@ impl<'res> PreparedChannel<'res> {
 
     /// `ibv_modify_qp`: connects the channel to the peer's.
     ///
-    /// The peer may do so earlier or later. What is sent before the peer is ready is tried again, as
-    /// often as the settings say.
+    /// The peer may call this earlier or later. The device retries what is sent before the peer is ready,
+    /// as often as the settings allow.
     ///
     /// # Errors
     ///
@@ -326,27 +326,27 @@ impl<'res> PreparedChannel<'res> {
         Ok(Channel::connected(self.link))
     }
 
-    /// Not to be posted to, nor changed in its state.
+    /// The queue pair. Callers must neither post to it nor change its state.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
         self.link.queue_pair()
     }
 
-    /// To change the state on the way to RTS. An error if the queue pair had to be destroyed.
+    /// The queue pair, for changing its state on the way to RTS. Fails if the queue pair had to be
+    /// destroyed.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
         self.link.live_queue_pair()
     }
 
-    /// The channel of a queue pair that was taken out of RESET by other means.
+    /// Makes the channel of a queue pair that the caller has already taken out of RESET.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn into_opened(self) -> Channel<'res> {
         self.link.core.open();
         Channel::connected(self.link)
     }
 
-    /// `ibv_destroy_qp`: destroys the queue pair, and says so if that fails. Dropping does the same
-    /// in silence.
+    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure. Dropping ignores a failure.
     ///
     /// # Errors
     ///

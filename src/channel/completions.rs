@@ -211,12 +211,12 @@ impl Core {
         Ok(WorkSuccess::from_raw(unsafe { *completion }))
     }
 
-    /// The common case of a poll that found several completions: puts them into the batch, dispatches
-    /// those that come before the one with this number, and takes that one. It returns `None` where
-    /// anything else is to be done: the poll failed, the batch does not hold the number, or it holds a
-    /// completion before it that is a failure or unknown.
+    /// The common case of a poll that found several completions: puts them into the batch, dispatches those
+    /// that come before the one with this number, and takes that one. Returns `None` in every other case:
+    /// the poll failed, the batch does not hold the number, or it holds a completion before it that is a
+    /// failure or unknown.
     ///
-    /// It calls nothing, so that the compiler need not save any registers.
+    /// It calls no function, so that the compiler need not save any registers.
     #[inline(never)]
     fn take_from_poll(&self, found: c_int, wr_id: u64) -> Option<NonNull<ffi::ibv_wc>> {
         if found <= 0 || found > BATCH as c_int {
@@ -247,14 +247,14 @@ impl Core {
         None
     }
 
-    /// The slot that a completion is for, and its owner, if the operation is in flight and nothing but
-    /// the owner need learn of its end.
+    /// The slot of a completion and the slot's owner, if the operation is in flight and only the owner
+    /// needs to learn that it has ended.
     #[inline(always)]
     fn slot_in_flight(&self, completion: &ffi::ibv_wc) -> Option<(&Slot, Owner)> {
         if completion.qp_num != self.number {
             return None;
         }
-        // Too large if the epoch is another one.
+        // Out of range if the completion is of another epoch.
         let index = completion.wr_id.wrapping_sub(self.epoch.get());
         let slot = self.table.slot(usize::try_from(index).ok()?)?;
         match slot.state() {

@@ -45,8 +45,8 @@ pub(super) struct Core {
     connection: Cell<u64>,
     /// The requests, prepared. Accessed through pointers only, never by reference.
     prepared: UnsafeCell<Prepared>,
-    /// The function that polls and what it polls: the provider's and the completion queue, or
-    /// `poll_routed` and `router`.
+    /// The function that polls, and its first argument: the provider's function and the completion queue,
+    /// or `poll_routed` and `router`.
     pub(super) poll_cq: Cell<PollCq>,
     pub(super) polled: Cell<*mut ffi::ibv_cq>,
     /// The request number of blocking operations.
@@ -102,10 +102,10 @@ pub(super) struct CoreSettings {
 }
 
 impl Core {
-    /// The core of a queue pair that is not connected yet. It contains pointers to itself, so it must
-    /// not move. It is in an `Arc`, because a `Box` asserts that it is the only pointer to its content.
-    /// `earlier` is the core that it takes the place of when its channel is reset: tokens and completions
-    /// of that one are known as such.
+    /// The core of a queue pair that is not connected yet. It contains pointers to itself, so it must not
+    /// move. It is in an `Arc`, because a `Box` asserts that it is the only pointer to its content.
+    /// `earlier` is the core that this one replaces when the channel is reset, so that tokens and
+    /// completions of the earlier core are recognised.
     ///
     /// # Safety
     ///
@@ -161,7 +161,7 @@ impl Core {
         core
     }
 
-    /// What it was made with.
+    /// The settings that the core was made with.
     pub(super) fn settings(&self) -> CoreSettings {
         let Self { limits, settle_timeout, sleep, .. } = *self;
         CoreSettings { limits, settle_timeout, sleep }
@@ -187,7 +187,7 @@ impl Core {
         self.update_fast_path();
     }
 
-    /// Lets nothing more be posted.
+    /// Prevents further posts.
     pub(super) fn close(&self) {
         self.table.close();
         self.update_fast_path();
@@ -290,7 +290,7 @@ impl Core {
             self.ensure_not_posted::<O>(None);
             return Err(error.into());
         }
-        // One at a time: nothing else is in flight.
+        // One completion is enough: nothing else is in flight.
         let found = self.poll_raw(1);
         if !self.found_success(found, wr_id) {
             self.wait_for_blocking(Some(found), deadline)?;
@@ -323,8 +323,8 @@ impl Core {
         self.wait_for_blocking(None, deadline)
     }
 
-    /// The rest of `run`, after a first poll that did not find a success of the operation, or none. On
-    /// success the completion is the first entry of the batch.
+    /// The rest of `run`: the first poll found something other than the success of the operation, or there
+    /// was no first poll (`None`). On success the completion is the first entry of the batch.
     #[inline(never)]
     fn wait_for_blocking(
         &self,
@@ -361,8 +361,8 @@ impl Core {
         error
     }
 
-    /// After a post that failed: makes sure that the device does not have the request. It is that of
-    /// `slot`, which is then released, or that of a blocking operation.
+    /// After a post that failed: makes sure that the device does not have the request. The request belongs
+    /// to `slot`, which is then released, or to a blocking operation (`None`).
     #[cold]
     #[inline(never)]
     fn ensure_not_posted<O: Operation>(&self, slot: Option<&Slot>) {

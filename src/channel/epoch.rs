@@ -1,4 +1,4 @@
-//! Epochs: what tells the work requests of one connection from those of all others.
+//! Epochs, which distinguish the work requests of one connection from those of all others.
 //!
 //! A work request of a channel is numbered `epoch << 32 | index`. The index is its slot in the table of
 //! what is in flight. The epoch comes from a counter of the process, each time that a queue pair is

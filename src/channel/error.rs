@@ -56,7 +56,7 @@ impl TransportError {
         }
     }
 
-    /// Whether the operation failed because an earlier one had.
+    /// Whether the operation failed because an earlier one had failed.
     pub fn is_consequence(&self) -> bool {
         match self {
             Self::Work(error) => error.class() == WorkErrorClass::Flushed,
@@ -102,7 +102,7 @@ impl fmt::Display for TransportError {
     }
 }
 
-/// As `Display`: a `main` that returns an error prints its `Debug` form, and the reader needs the words.
+/// Same text as `Display`, because a `main` that returns an error prints its `Debug` form.
 impl fmt::Debug for TransportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -29,7 +29,7 @@ pub(super) enum Queue {
     Receive,
 }
 
-/// Who will ask for the result.
+/// The owner of an operation, which will ask for its result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Owner {
     /// A handle within a scope, or the scope itself.
@@ -38,7 +38,7 @@ pub(super) enum Owner {
     Token,
     /// An `OwnedWork`.
     Handle,
-    /// Whoever asks for operations that own their buffer and were given a token.
+    /// `poll_token` or `wait_token`: the operation owns its buffer, and its handle was replaced by a token.
     OwnToken,
     /// Nobody: the `OwnedWork` was dropped.
     Nobody,
@@ -115,7 +115,7 @@ impl Slot {
         self.completion.get()
     }
 
-    /// Whether the completion, which is there, is a success.
+    /// Whether the completion is a success. The operation must be done.
     #[inline]
     pub(super) fn has_success(&self) -> bool {
         // SAFETY: it is initialised, and nobody writes to it while this reference exists: it is a cell
@@ -138,7 +138,7 @@ impl Slot {
     }
 }
 
-/// The error for what a channel cannot be made without.
+/// The error when there is no memory for the table of a channel's operations.
 #[cold]
 pub(super) fn no_memory() -> Error {
     let reason = "no memory for what the channel keeps of its operations in flight";
@@ -307,7 +307,7 @@ impl InFlight {
         Some(slot)
     }
 
-    /// A free slot, if there is one, where the next one of the ring is in use.
+    /// Searches for a free slot, when the next one of the ring is in use.
     #[inline(never)]
     fn search(&self, queue: Queue) -> Option<&Slot> {
         if !self.open.get() {
@@ -337,8 +337,8 @@ impl InFlight {
         self.slots().iter().map(|slot| u32::from(slot.state().is_outstanding())).sum()
     }
 
-    /// Ends all requests that the device had, without completions. To be called after the queue pair was
-    /// reset or destroyed.
+    /// Ends all requests that the device had, without completions. Call this after the queue pair was reset
+    /// or destroyed.
     pub(super) fn discard_outstanding(&self) {
         for slot in self.slots() {
             match slot.state() {

@@ -16,18 +16,18 @@ use crate::trace;
 /// Owns the queue pair and the core that uses it.
 pub(super) struct Link<'res> {
     pub(super) core: Arc<Core>,
-    /// The destroy verb was called on its C object if `core.destroyed` says so. It keeps its parents alive
-    /// in any case.
+    /// If `core.destroyed` is set, the destroy verb was called on its C object. Either way it keeps its
+    /// parents alive.
     queue_pair: ManuallyDrop<QueuePair<'res>>,
     /// The destroy verb failed.
     leaked: bool,
-    /// Over which the two sides have connected, if they did so over TCP. It is closed after the queue
-    /// pair is destroyed.
+    /// The TCP stream over which the two sides have connected, if they used one. It is closed after the
+    /// queue pair is destroyed.
     pub(super) stream: Option<TcpStream>,
     recipe: Recipe,
 }
 
-/// What a channel makes its queue pairs with: the first one, and one for each reset.
+/// The settings for a channel's queue pairs: the first one, and one for each reset.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recipe {
     pub(super) capacities: ffi::ibv_qp_cap,
@@ -52,8 +52,8 @@ impl Drop for Link<'_> {
 }
 
 impl<'res> Link<'res> {
-    /// The link of a queue pair in the RESET state. Its send and receive completion queue are the same,
-    /// which only this link uses, or only the router.
+    /// The link of a queue pair in the RESET state. Its send and receive completion queues are one queue,
+    /// which only this link or only the router uses.
     pub(super) fn new(
         queue_pair: QueuePair<'res>,
         recipe: Recipe,
@@ -76,17 +76,17 @@ impl<'res> Link<'res> {
         self.queue_pair.endpoint()
     }
 
-    /// Not to be posted to, nor changed in its state: that is for the core.
+    /// The queue pair. Only the core may post to it and change its state.
     pub(super) fn queue_pair(&self) -> &QueuePair<'res> {
         &self.queue_pair
     }
 
-    /// As above, to change what the next connection is made with.
+    /// The queue pair, for changing the settings of the next connection.
     pub(super) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res> {
         &mut self.queue_pair
     }
 
-    /// The queue pair, unless its C object is gone.
+    /// The queue pair, unless its C object was destroyed.
     #[cfg(feature = "rdmacm")]
     pub(super) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
         if self.core.destroyed.get() {
@@ -95,7 +95,7 @@ impl<'res> Link<'res> {
         Ok(&mut self.queue_pair)
     }
 
-    /// RESET to RTS, with nothing in flight.
+    /// Takes the queue pair from RESET to RTS, with nothing in flight.
     pub(super) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
         self.queue_pair.connect(Some(remote))?;
         self.core.open();
@@ -103,12 +103,14 @@ impl<'res> Link<'res> {
         Ok(())
     }
 
-    /// To RESET, with nothing in flight and nothing in the completion queue, and to another queue pair.
+    /// Takes the queue pair to RESET, with nothing in flight and nothing in the completion queue, and
+    /// replaces it by another one.
     ///
-    /// Packets name the queue pair that they are for, but not the one that they come from. So what the
-    /// peer of the old connection still sends would reach the new one, if that had the same number, and
-    /// no wait on this side would help: the peer decides for how long it sends again. The packet numbers
-    /// alone do not help either, as a late acknowledgement counts for all packets before its number.
+    /// A packet names the queue pair that it is for, but not the one that it comes from. If the new queue
+    /// pair had the old one's number, it would receive what the peer of the old connection still sends.
+    /// Waiting on this side would not help, because the peer decides how long it retries. Random packet
+    /// numbers alone would not help either, because a late acknowledgement counts for all packets before
+    /// its number.
     pub(super) fn reset(&mut self) -> Result<()> {
         if self.core.destroyed.get() {
             return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
@@ -130,7 +132,7 @@ impl<'res> Link<'res> {
     /// Creates another queue pair of the same kind, and destroys the present one, which is in RESET.
     fn replace_queue_pair(&mut self) -> Result<()> {
         let Recipe { capacities, mut connection } = self.recipe;
-        // Those are of the first connection.
+        // The caller chose these numbers for the first connection only.
         (connection.send_psn, connection.receive_psn) = (None, None);
         let table = InFlight::new(capacities.max_send_wr, capacities.max_recv_wr)?;
         let fresh = self.queue_pair.another(capacities, connection)?;
@@ -152,14 +154,14 @@ impl<'res> Link<'res> {
         destroyed
     }
 
-    /// Destroys the queue pair, and says so if that fails.
+    /// Destroys the queue pair and reports a failure.
     pub(super) fn close(mut self) -> Result<()> {
         self.destroy()
     }
 
-    /// The destroy verb is called once, whatever it returns. So it must not be what ends operations that
-    /// are in flight: unpolled ones may be, whose buffers may be freed next. Operations that own their
-    /// buffers can wait for it: if it fails, the buffers are leaked.
+    /// The destroy verb is called only once, even if it fails. So operations with borrowed buffers must not
+    /// depend on it to end: unpolled ones may be in flight, and the program may free their buffers next.
+    /// Operations that own their buffers may depend on it: if it fails, the buffers are leaked.
     fn destroy(&mut self) -> Result<()> {
         if !self.core.destroyed.get()
             && self.core.table.outstanding() > 0

@@ -64,15 +64,15 @@ use crate::queue_pair::QueuePairEndpoint;
 ///                                                      lets nobody touch it before
 /// ```
 ///
-/// The device reads and writes memory on its own, at a time of its choosing, so the memory must stay
-/// where it is and nobody else may write (or even read) it meanwhile. A channel gets that from the
-/// borrow checker: an operation takes a **slice of a region** ([`MemorySlice`], [`MemorySliceMut`],
-/// [`SharedMemorySlice`], or arrays and tuples of them), and the region stays borrowed until the
-/// operation has ended. It has ended when its completion was polled, or when the queue pair was reset
-/// or destroyed. An error of `ibv_poll_cq` ends nothing. (When a post fails, and the queue pair can be
-/// neither flushed nor reset, a buffer that the device at most reads is given back all the same: the
-/// peer may then be sent what it holds later.) This does not depend on a guard's `Drop`: an
-/// operation whose handle was forgotten with [`mem::forget`](std::mem::forget) is ended like all others.
+/// The device reads and writes memory on its own, at a time of its choosing. Meanwhile the memory must stay
+/// where it is, and nobody else may write (or even read) it. The borrow checker enforces this: an operation
+/// takes a **slice of a region** ([`MemorySlice`], [`MemorySliceMut`], [`SharedMemorySlice`], or arrays and
+/// tuples of them), and the region stays borrowed until the operation has ended. An operation has ended
+/// when its completion was polled, or when the queue pair was reset or destroyed. An error of `ibv_poll_cq`
+/// ends nothing. (One exception: if a post fails and the queue pair can be neither flushed nor reset, a
+/// buffer that the device only reads is given back nevertheless. The device may then send the peer what the
+/// buffer holds later.) Soundness does not depend on a guard's `Drop`: an operation whose handle was
+/// forgotten with [`mem::forget`](std::mem::forget) is ended like all others.
 ///
 /// # Four ways to post
 ///
@@ -88,12 +88,12 @@ use crate::queue_pair::QueuePairEndpoint;
 ///
 /// # Waiting
 ///
-/// Waiting means polling, at full speed, or with [`sleep_after`](ChannelBuilder::sleep_after), after
-/// some polling, sleeping until the device wakes the thread. A receive completes when the peer sends, which may be
-/// never: each method that waits has a variant with a **deadline**. When it passes, the channel is
-/// stopped: the queue pair goes to the error state, and everything in flight ends. After that, and
-/// after a failed operation, [`reset`](Self::reset) and a new
-/// [`handshake`](PreparedChannel::handshake) make it usable again; the peer has to do the same.
+/// Waiting means polling at full speed. With [`sleep_after`](ChannelBuilder::sleep_after), a wait first
+/// polls, and then sleeps until the device wakes the thread. A receive completes when the peer sends, which
+/// may be never: each method that waits has a variant with a **deadline**. When the deadline passes, the
+/// channel is stopped: the queue pair goes to the error state, and everything in flight ends. After that,
+/// and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](PreparedChannel::handshake)
+/// make the channel usable again; the peer has to do the same.
 ///
 /// # Example
 ///
@@ -155,7 +155,7 @@ impl<'res> Channel<'res> {
         Self { link }
     }
 
-    /// Not to be posted to, nor changed in its state.
+    /// The queue pair. Callers must neither post to it nor change its state.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
         self.link.queue_pair()
@@ -167,7 +167,8 @@ impl<'res> Channel<'res> {
         self.core().try_stop()
     }
 
-    /// To change the state on the way to RTS. An error if the queue pair had to be destroyed.
+    /// The queue pair, for changing its state on the way to RTS. Fails if the queue pair had to be
+    /// destroyed.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
         self.link.live_queue_pair()
@@ -178,7 +179,7 @@ impl<'res> Channel<'res> {
         &self.link.core
     }
 
-    /// The TCP stream over which it was connected: a matter of the room `connect`.
+    /// The TCP stream over which the channel was connected. Only `connect` uses this.
     pub(crate) fn kept_stream(&self) -> Option<&TcpStream> {
         self.link.stream.as_ref()
     }
@@ -197,9 +198,9 @@ impl<'res> Channel<'res> {
         self.link.endpoint()
     }
 
-    /// The queue pair's C object, or null if it had to be destroyed. It is valid while the channel
-    /// exists, unless a later call returns [`Closed`](crate::TransportError::Closed). Do not post to it
-    /// and do not poll its completion queue: the channel then counts wrongly what is in flight.
+    /// The queue pair's C object, or null if it had to be destroyed. It is valid while the channel exists,
+    /// unless a later call returns [`Closed`](crate::TransportError::Closed). Do not post to it and do not
+    /// poll its completion queue: the channel would lose count of the operations in flight.
     pub fn as_raw(&self) -> *mut ffi::ibv_qp {
         if self.core().destroyed.get() { std::ptr::null_mut() } else { self.core().queue_pair() }
     }
@@ -208,16 +209,16 @@ impl<'res> Channel<'res> {
     /// or another. Everything that was in flight has then ended. The peer of the connection has to do the
     /// same, and each needs the new [endpoint](PreparedChannel::endpoint) of the other.
     ///
-    /// The channel gets another queue pair, with another number. The peer of the old connection sends
-    /// what was not acknowledged again and again, for as long as *its* settings say, often for seconds,
-    /// and the network may deliver packets late. All of that names the old queue pair, and is dropped. No
+    /// The channel gets another queue pair, with another number. The peer of the old connection retransmits
+    /// unacknowledged packets for as long as *its* settings say, often for seconds, and the network may
+    /// deliver packets late. All of these packets name the old queue pair, so the device drops them. No
     /// wait is needed.
     ///
-    /// Where the device has no room for a second queue pair, the channel keeps the one that it has. Then,
-    /// or if the device gives the old number out again at once, only the random packet numbers keep the
-    /// connections apart: a late packet is taken for one of the new connection if its number happens to
-    /// be the next one (1 in 16 million), and a late acknowledgement may count for messages that were
-    /// sent since. A program that must exclude that waits until the old peer has given up.
+    /// If the device has no room for a second queue pair, the channel keeps the old one. In that case, or
+    /// if the device gives the old number to the new queue pair, only the random packet numbers keep the
+    /// connections apart: a late packet is taken for one of the new connection if its number happens to be
+    /// the next one (1 in 16 million), and a late acknowledgement may count for messages that were sent
+    /// since. A program that must exclude that waits until the old peer has given up.
     ///
     /// # Errors
     ///
@@ -233,11 +234,11 @@ impl<'res> Channel<'res> {
         Ok(PreparedChannel::from_reset(link))
     }
 
-    /// `ibv_destroy_qp`: ends everything, and says how. Dropping does the same in silence, except
-    /// that it never waits for anything.
+    /// `ibv_destroy_qp`: ends all operations, destroys the queue pair, and reports how the operations
+    /// ended. Dropping does the same, but reports nothing and never waits.
     ///
-    /// Operations are in flight then only if they were posted by one of the unpolled methods.
-    /// Those that have ended by now count as drained, others are flushed.
+    /// Operations are in flight then only if an unpolled or owned method posted them. Those that have ended
+    /// by now count as drained, the others are flushed.
     ///
     /// # Errors
     ///
@@ -247,7 +248,7 @@ impl<'res> Channel<'res> {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(self) -> Result<ChannelClosed> {
         let core = self.core();
-        // A failure to poll shows in what is left.
+        // If polling fails, the rest is counted as outstanding below.
         while core.table.outstanding() > 0 && core.progress() == Ok(true) {}
         let left = core.table.outstanding();
         if left > 0 {

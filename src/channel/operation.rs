@@ -23,7 +23,7 @@ pub(super) trait Operation {
     /// Finds errors before the device sees the request.
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()>;
 
-    /// Posts the request under this number; returns what the verb did.
+    /// Posts the request under this number. Returns the verb's return value.
     ///
     /// # Safety
     ///
@@ -105,12 +105,11 @@ impl Prepared {
         }
     }
 
-    /// Whether the device may have the request of a post that has just failed.
+    /// Whether the device may have the request although posting it has just failed.
     ///
-    /// A provider names the request that it did not take. rxe and siw name none if the request is
-    /// already in the queue that the kernel reads and only the system call that notifies the kernel
-    /// failed, as it does after the process has changed its credentials. The kernel may then find the
-    /// request all the same.
+    /// A provider names the request that it did not take. rxe and siw name none if the request is already
+    /// in the queue that the kernel reads, and only the system call that notifies the kernel failed. That
+    /// call fails after the process has changed its credentials. The kernel may still find the request.
     ///
     /// # Safety
     ///

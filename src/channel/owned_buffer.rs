@@ -84,7 +84,7 @@ impl HeldBuffer {
         Self { storage: UnsafeCell::new(MaybeUninit::uninit()), held: Cell::new(None) }
     }
 
-    /// Takes the buffer in. One that is there already is dropped.
+    /// Stores a buffer. Drops the one that is stored already, if any.
     #[inline]
     pub(super) fn put<B: OwnedBuffer>(&self, buffer: B) {
         const {
@@ -119,7 +119,7 @@ impl HeldBuffer {
 
     /// Moves the buffer out, of whatever type.
     fn take_any(&self) -> Self {
-        // SAFETY: copying is fine for what may be uninitialised; `held` says who owns the value.
+        // SAFETY: possibly uninitialised bytes may be copied; `held` records which copy owns the value.
         let storage = unsafe { *self.storage.get() };
         Self { storage: UnsafeCell::new(storage), held: Cell::new(self.held.take()) }
     }
@@ -139,11 +139,12 @@ impl Drop for HeldBuffer {
 // SAFETY: what it holds is an `OwnedBuffer`, which is `Send`.
 unsafe impl Send for HeldBuffer {}
 
-/// A buffer whose type the operation's [token](crate::OwnedWork::into_token) does not tell.
+/// A buffer of a type that is not known statically: the operation's [token](crate::OwnedWork::into_token)
+/// does not carry the type.
 pub struct AnyBuffer(HeldBuffer);
 
 impl AnyBuffer {
-    /// The buffer, if it is of this type; else it comes back as it is.
+    /// Returns the buffer if it is of this type, and `self` otherwise.
     ///
     /// # Errors
     ///
@@ -162,10 +163,10 @@ impl fmt::Debug for AnyBuffer {
     }
 }
 
-/// What a slot has for an operation that owns its buffer.
+/// The part of a slot that only operations with an owned buffer use.
 pub(super) struct Entry {
     pub(super) buffer: HeldBuffer,
-    /// The request number of a handle that was dropped. If it is the slot's, nobody will ask for the
+    /// The request number of a handle that was dropped. If it equals the slot's, nobody will ask for the
     /// result any more. Handles may be dropped on any thread.
     dropped: AtomicU64,
     pub(super) token: Cell<u64>,
@@ -174,9 +175,9 @@ pub(super) struct Entry {
 /// An entry for each slot of the table of what is in flight.
 pub(super) struct Entries {
     entries: Box<[Entry]>,
-    /// A handle was dropped since this was last looked at.
+    /// Whether a handle was dropped since this flag was last read.
     any_dropped: AtomicBool,
-    /// An operation with a token has ended since this was last looked at.
+    /// Whether an operation with a token has ended since this flag was last read.
     pub(super) any_token_ended: Cell<bool>,
 }
 

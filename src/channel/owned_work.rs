@@ -24,10 +24,10 @@ use crate::memory::RemoteMemoryRegion;
 /// operation has ended. [`into_token`](Self::into_token) gives the handle up for a number of the
 /// program's choice.
 ///
-/// A handle that is dropped gives the result up: the operation goes on, and the buffer is dropped (a
-/// pooled one goes back to its pool) when the channel is next used for owned operations after it has
-/// ended. The buffer of a handle that is forgotten is dropped when the channel is reset and
-/// connected again, or dropped itself. A handle may be dropped on any thread.
+/// Dropping a handle discards the result, and the operation goes on. Once it has ended, the next use of the
+/// channel for owned operations drops the buffer (a pooled buffer goes back to its pool). The buffer of a
+/// forgotten handle is dropped when the channel is reset and connected again, or dropped. A handle may be
+/// dropped on any thread.
 #[must_use = "dropping it gives the buffer up"]
 pub struct OwnedWork<B: OwnedBuffer> {
     core: Arc<Core>,
@@ -58,7 +58,7 @@ pub struct TokenResult {
     pub result: TransportResult<WorkSuccess>,
 }
 
-/// Why an owned operation was not posted, with its buffer.
+/// Why an owned operation was not posted. It holds the operation's buffer.
 pub struct PostError<B> {
     /// The reason: [those of posting](crate::Scope#errors).
     pub error: TransportError,
@@ -105,7 +105,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         if self.spent || self.core.identity != channel.core().identity {
             return Err(TransportError::UnknownWork);
         }
-        // A reset gives a channel another core, or at least another connection; the buffer was dropped.
+        // A reset replaces the channel's core, or at least its connection, and drops the buffer.
         if !std::ptr::eq(&raw const *self.core, channel.core())
             || !self.core.is_of_connection(self.wr_id)
         {
@@ -149,7 +149,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         }
     }
 
-    /// Waits until the operation has ended, or the deadline has passed. In the latter case it returns
+    /// Waits until the operation has ended, or the deadline has passed. If the deadline passes, it returns
     /// `None`, and everything stays in flight.
     ///
     /// # Errors
@@ -205,12 +205,12 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         }
     }
 
-    /// Gives the handle up. [`Channel::poll_token`] returns the token when the operation has ended.
-    /// Tokens need not differ.
+    /// Replaces the handle by `token`, which [`Channel::poll_token`] returns when the operation has ended.
+    /// Tokens need not be distinct.
     ///
     /// # Errors
     ///
-    /// The handle comes back if the operation is of another channel or an earlier connection.
+    /// Returns the handle if the operation is of another channel or an earlier connection.
     pub fn into_token(mut self, channel: &mut Channel<'_>, token: u64) -> Result<(), Self> {
         if self.check(channel).is_err() {
             return Err(self);
@@ -242,8 +242,8 @@ impl<B: OwnedBuffer> fmt::Debug for OwnedWork<B> {
 ///
 /// Each posts one operation and moves its buffer into the channel until the operation has ended. Nothing
 /// is borrowed, and nothing is allocated. The handle gives the buffer back: see [`OwnedWork`].
-///
-/// They may be in flight beside a [`scope`](Self::scope) and blocking operations. A blocking operation or
+/// They may be in flight at the same time as a [`scope`](Self::scope) and blocking operations. A blocking
+/// operation or scope that stops the channel ends them too.
 /// scope that stops the channel ends them too.
 ///
 /// When posting fails, the buffer comes back in the [`PostError`], with the reason, which is one
@@ -416,7 +416,7 @@ impl Channel<'_> {
         }
     }
 
-    /// Polls once, without waiting: an operation that has ended among those that were given
+    /// Polls once, without waiting. Returns one ended operation among those that were given
     /// [tokens](OwnedWork::into_token), or `None`.
     ///
     /// # Errors
@@ -438,7 +438,7 @@ impl Channel<'_> {
     }
 
     /// Waits until an operation with a [token](OwnedWork::into_token) has ended, or the deadline has
-    /// passed. In the latter case it returns `None`, and everything stays in flight.
+    /// passed. If the deadline passes, it returns `None`, and everything stays in flight.
     ///
     /// # Errors
     ///
@@ -458,8 +458,8 @@ impl Channel<'_> {
 }
 
 impl Core {
-    /// Sees to the handles that were dropped: an operation that has ended is released with its buffer,
-    /// one in flight is left without an owner.
+    /// Processes the handles that were dropped: frees the slot and the buffer of an operation that has
+    /// ended, and marks one in flight as having no owner.
     #[inline]
     fn release_dropped(&self) {
         if self.table.entries.take_any_dropped() {

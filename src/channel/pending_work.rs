@@ -152,12 +152,13 @@ impl PendingWork {
 /// The borrow of the buffer ends with the call, but the operation does not. Until the operation has
 /// ended, the memory must stay registered, the program must not write it, and if the operation writes
 /// it, the program must not read it either. The operation has ended when [`PendingWork::poll`] or
-/// [`PendingWork::wait`] said so, or when the channel was dropped, closed or [reset](Self::reset).
+/// [`PendingWork::wait`] has returned its result, or when the channel was dropped, closed or
+/// [reset](Self::reset).
 ///
-/// This is about the elements of the operation alone. Other parts of the same region can be used meanwhile,
-/// through `slice` and `slice_mut` of the region, which touch no elements but their own. A reference to the
-/// whole region (`&region[..]`, `region.iter()`, an index) covers the elements of the operation too, and is
-/// not allowed.
+/// These rules apply to the elements of the operation only. Other parts of the same region can be used
+/// meanwhile, through `slice` and `slice_mut` of the region, which touch no elements but their own. A
+/// reference to the whole region (`&region[..]`, `region.iter()`, an index) covers the elements of the
+/// operation too, and is not allowed.
 ///
 /// When posting fails, nothing was posted:
 ///
@@ -175,7 +176,7 @@ impl Channel<'_> {
     ///
     /// # Safety
     ///
-    /// The memory stays as it must [until the operation has ended](Self#unpolled-operations).
+    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn send_unpolled(
@@ -195,7 +196,7 @@ impl Channel<'_> {
     ///
     /// # Safety
     ///
-    /// The memory stays as it must [until the operation has ended](Self#unpolled-operations).
+    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn send_with_immediate_unpolled(
@@ -216,7 +217,7 @@ impl Channel<'_> {
     ///
     /// # Safety
     ///
-    /// The memory stays as it must [until the operation has ended](Self#unpolled-operations).
+    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn receive_unpolled(
@@ -236,7 +237,7 @@ impl Channel<'_> {
     ///
     /// # Safety
     ///
-    /// The memory stays as it must [until the operation has ended](Self#unpolled-operations).
+    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn write_unpolled(
@@ -257,7 +258,7 @@ impl Channel<'_> {
     ///
     /// # Safety
     ///
-    /// The memory stays as it must [until the operation has ended](Self#unpolled-operations).
+    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn write_with_immediate_unpolled(
@@ -284,7 +285,7 @@ impl Channel<'_> {
     ///
     /// # Safety
     ///
-    /// The memory stays as it must [until the operation has ended](Self#unpolled-operations).
+    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn read_unpolled(
@@ -305,7 +306,7 @@ impl Channel<'_> {
     ///
     /// # Safety
     ///
-    /// The memory stays as it must [until the operation has ended](Self#unpolled-operations).
+    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn compare_swap_unpolled(
@@ -330,7 +331,7 @@ impl Channel<'_> {
     ///
     /// # Safety
     ///
-    /// The memory stays as it must [until the operation has ended](Self#unpolled-operations).
+    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn fetch_add_unpolled(
@@ -346,7 +347,8 @@ impl Channel<'_> {
 
     /// # Safety
     ///
-    /// The memory in the list stays as it must until the operation has ended.
+    /// The caller keeps the memory in the list valid until the operation has ended, as for all unpolled
+    /// operations.
     #[inline]
     unsafe fn post_unpolled<O: Operation>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Gives each completion of a shared completion queue to the channel that it is for.
+//! Delivers each completion of a shared completion queue to the channel that it belongs to.
 //!
 //! A channel that polls first takes what is in its inbox. If that is empty, it polls the completion
 //! queue into its own batch, keeps its own completions there, and puts those of others into their
@@ -42,7 +42,7 @@ struct Routes {
     inboxes: Vec<Ring>,
     /// The part of the capacity that channels have reserved.
     reserved: u32,
-    /// For polls that are not a channel's.
+    /// For the router's own polls.
     batch: Box<[ffi::ibv_wc; BATCH]>,
 }
 
@@ -59,7 +59,7 @@ impl Numbers {
         Self { entries: vec![None; 8], len: 0 }
     }
 
-    /// The index of the number's entry, or of the free one where it would be.
+    /// The index of the number's entry, or of the free entry where it would go.
     #[inline]
     fn position(&self, number: u32) -> usize {
         let mask = self.entries.len() - 1;
@@ -113,7 +113,7 @@ impl Numbers {
             return;
         }
         self.len -= 1;
-        // The entries that follow may have been moved on by the one that is gone.
+        // The removed number may have displaced the entries that follow: insert them again.
         let mask = self.entries.len() - 1;
         loop {
             at = (at + 1) & mask;
@@ -152,7 +152,7 @@ impl Ring {
         Ok(Self { entries: entries.into(), in_use: true, ..Self::unused() })
     }
 
-    /// One that is free for a new channel.
+    /// An inbox that is free for a new channel.
     fn unused() -> Self {
         let entries = Box::default();
         Self { entries, first: 0, len: 0, overflown: false, number: NO_NUMBER, in_use: false }
@@ -265,7 +265,7 @@ impl Router {
             return Err(Error::out_of_range("ibv_create_cq", what, room.into(), 0, left.into()));
         }
         let ring = Ring::new(room)?;
-        // So that neither this nor `register` need allocate anything more.
+        // Reserve now, so that neither the code below nor `register` allocates.
         let channels = routes.inboxes.len() + 1;
         routes.inboxes.try_reserve(1).map_err(|_| no_memory())?;
         routes.numbers.reserve(channels)?;
@@ -283,7 +283,7 @@ impl Router {
         Ok(Inbox(index))
     }
 
-    /// From now on, completions of the queue pair of this number go to the inbox.
+    /// From now on, delivers completions of the queue pair with this number to the inbox.
     ///
     /// The number may still belong to another inbox, if its queue pair was destroyed and its channel was
     /// not dropped yet.

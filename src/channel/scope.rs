@@ -263,7 +263,7 @@ impl fmt::Debug for Scope<'_, '_> {
 }
 
 impl Channel<'_> {
-    /// Calls `f` with a scope on which operations can be posted that are in flight together.
+    /// Calls `f` with a scope, on which `f` can post operations that are in flight together.
     ///
     /// When `f` returns `Ok`, the operations that it has not waited for are polled to completion, without
     /// a time limit. When it returns an error or panics while operations are in flight, the channel is

@@ -13,8 +13,7 @@ use crate::parent::Parent;
 /// A completion queue that serves several [`Channel`](crate::Channel)s, which may be on different
 /// threads.
 ///
-/// A channel that polls takes all completions that there are, and puts those of other channels into
-/// their inboxes. Each inbox has room for everything that its channel can have in flight, so no
+/// A channel that polls takes all completions that are there, and puts those of other channels into
 /// completion is lost and nothing is allocated. A lock guards the inboxes, so a channel with a
 /// completion queue of its own is faster.
 ///

@@ -1,23 +1,22 @@
 //! Ending all operations, so that the device no longer uses their buffers.
 //!
-//! A buffer is the program's again when its completion was seen, or when the queue pair was moved to
-//! RESET or destroyed, successfully. Nothing else counts: an error of `ibv_poll_cq` least of all.
-//! [`Core::stop`] brings that about, in steps of growing force:
+//! The program may use a buffer again once its completion was polled, or once the queue pair was
+//! successfully moved to RESET or destroyed. Nothing else counts, in particular not an error of
+//! `ibv_poll_cq`. [`Core::stop`] ends all operations in steps of growing force:
 //!
-//! 1. move the queue pair to ERR, and poll the completions of all that is thereby flushed, for a
-//!    bounded time;
-//! 2. move it to RESET: the device lets go of everything, without completions;
+//! 1. move the queue pair to ERR, and poll the completions of all flushed operations, for a bounded time;
+//! 2. move it to RESET: the device releases everything, without completions;
 //! 3. destroy it;
-//! 4. abort the process: the device may go on writing to memory that the caller is about to use for
-//!    something else, and there is no other way left to prevent it.
+//! 4. abort the process: the device may continue to write to memory that the caller is about to use for
+//!    something else, and nothing else can prevent it.
 //!
-//! There is one exception. When a post fails, and the provider may have queued the request all the same, a
-//! buffer that the device at most reads is given back after the first two steps, whether they help or not.
-//! At worst the peer is sent what the buffer holds by then. Otherwise each send on a device that was
-//! pulled out would abort the process.
+//! There is one exception. If a post fails although the provider may have queued the request, a buffer that
+//! the device only reads is given back after the first two steps, even if both fail. At worst the device
+//! sends the peer what the buffer holds by then. Without this exception, each send on an unplugged device
+//! would abort the process.
 //!
-//! A device that is pulled out while work is in flight gets to the last step, unless libibverbs was told
-//! that destroying is then success: see [`AsyncEvents`](crate::AsyncEvents#when-the-device-goes).
+//! A device that is unplugged while work is in flight gets to the last step, unless libibverbs was told to
+//! treat destroying as successful: see [`AsyncEvents`](crate::AsyncEvents#when-the-device-goes).
 
 use std::ffi::c_int;
 use std::io::{self, Write};
@@ -34,12 +33,12 @@ use crate::trace;
 const POLL_FAILURES: u32 = 16;
 
 impl Core {
-    /// Ends everything that is in flight, and lets nothing more be posted until the channel is
-    /// reset. When it returns, the device uses no buffer of this channel any more.
+    /// Ends everything that is in flight, and prevents further posts until the channel is reset. When it
+    /// returns, the device uses no buffer of this channel any more.
     #[cold]
     pub(super) fn stop(&self) {
         if !self.try_stop() && (self.destroyed.get() || self.destroy().is_err()) {
-            // Not `eprintln`, which panics where there is no stderr.
+            // `eprintln` would panic if writing to stderr fails.
             let _ = writeln!(
                 io::stderr(),
                 "ibverbs: queue pair {:#x} could be neither flushed, reset nor destroyed; its device \
@@ -51,8 +50,8 @@ impl Core {
         }
     }
 
-    /// As `stop`, by the first two steps. Returns false if both fail. Operations may then still be in
-    /// flight.
+    /// As `stop`, but takes the first two steps only. Returns false if both fail. Operations may then still
+    /// be in flight.
     pub(super) fn try_stop(&self) -> bool {
         if self.destroyed.get() {
             return true;
@@ -95,7 +94,7 @@ impl Core {
         true
     }
 
-    /// Whether the kernel still has the device: asks for something that it must then answer.
+    /// Checks that the kernel still has the device, by a query that the kernel must then answer.
     ///
     /// # Errors
     ///
@@ -110,7 +109,7 @@ impl Core {
         let returned =
             unsafe { ffi::ibv_query_qp(self.queue_pair, &mut attributes, mask, &mut initial) };
         match ffi::status("ibv_query_qp", returned) {
-            // Any other failure is not about the device.
+            // Other failures do not concern the device.
             Err(error) if matches!(error.raw_os_error(), libc::EIO | libc::ENODEV) => Err(error),
             _ => Ok(()),
         }
@@ -124,15 +123,15 @@ impl Core {
         Ok(())
     }
 
-    /// Destroys the queue pair, after which nothing is in flight any more. If that fails, what was in
-    /// flight stays so, and there is no second try: what is left of the queue pair is unknown.
+    /// Destroys the queue pair, after which nothing is in flight any more. If that fails, the operations
+    /// stay in flight, and the verb is not called again: the state of the queue pair is unknown.
     ///
-    /// The caller has looked at `destroyed`: this was not called before.
+    /// The caller has checked `destroyed`, so this was not called before.
     pub(super) fn destroy(&self) -> Result<()> {
         self.close();
         self.destroyed.set(true);
-        // SAFETY: the queue pair is live, since the verb is called once; `destroyed` keeps everyone off
-        // it from here on.
+        // SAFETY: the queue pair is live, since the verb is called once; `destroyed` prevents any use of it
+        // after this.
         let returned = unsafe { ffi::ibv_qp::destroy(self.queue_pair) };
         ffi::status("ibv_destroy_qp", returned).inspect_err(trace::object_leaked)?;
         self.mark_all_ended();

@@ -1,4 +1,4 @@
-//! What a wait does each time that a poll found nothing.
+//! The actions of a wait after each poll that found nothing.
 
 use std::hint;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub(super) struct Wait {
     deadline: Option<Instant>,
     /// Empty polls in a row.
     empty_polls: u32,
-    /// The completion queue was armed after the latest poll but one; the value is the queue's count of
+    /// Set if the completion queue was armed before the latest poll. The value is the queue's count of
     /// events at that time.
     armed: Option<u64>,
     /// When the device was last checked, or when the first check was due.

@@ -1,4 +1,4 @@
-//! IP addresses as C has them.
+//! IP addresses in C's form.
 
 use std::mem;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -41,7 +41,7 @@ impl From<SocketAddr> for RawAddress {
 }
 
 impl RawAddress {
-    /// For functions of C that read an address and yet take a pointer that is not `const`.
+    /// A `*mut`, because some C functions take one although they only read the address.
     pub(super) fn as_mut_ptr(&mut self) -> *mut ffi::sockaddr {
         (&raw mut self.0).cast()
     }
@@ -51,13 +51,14 @@ impl RawAddress {
 ///
 /// # Safety
 ///
-/// `raw` points to memory as large as a `sockaddr_storage`, which holds what its family says.
+/// `raw` points to memory as large as a `sockaddr_storage`, which holds an address of the family that it
+/// names.
 pub(super) unsafe fn socket_addr(raw: *const ffi::sockaddr) -> Option<SocketAddr> {
     // SAFETY: the caller vouches for the memory.
     let family = unsafe { (*raw).sa_family };
     match i32::from(family) {
         libc::AF_INET => {
-            // SAFETY: the family says so; an unaligned read asks for no more than the bytes.
+            // SAFETY: the family tells the type; an unaligned read needs no alignment.
             let raw = unsafe { raw.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())

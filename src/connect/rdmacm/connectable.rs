@@ -1,4 +1,4 @@
-//! What can be connected: queue pairs and channels alike.
+//! The types that can be connected: queue pairs and channels.
 
 use std::os::raw::c_int;
 
@@ -10,21 +10,21 @@ use crate::ffi;
 use crate::queue_pair::{PreparedQueuePair, QueuePair, QueuePairState};
 use crate::settings::QueuePairType;
 
-/// What the connection manager can connect: a [`PreparedQueuePair`], which becomes a [`QueuePair`], and
-/// a [`PreparedChannel`], which becomes a [`Channel`]. Both must be of type RC.
+/// A type that the connection manager can connect: a [`PreparedQueuePair`], which becomes a [`QueuePair`],
+/// and a [`PreparedChannel`], which becomes a [`Channel`]. Both must be of type RC.
 pub trait Connectable: sealed::Prepared {}
 
 impl Connectable for PreparedQueuePair<'_> {}
 impl Connectable for PreparedChannel<'_> {}
 
-/// What [`Connectable`] becomes.
+/// The connected form of a [`Connectable`].
 pub(super) type Connected<P> = <P as sealed::Prepared>::Connected;
 
 pub(crate) mod sealed {
     use crate::error::Result;
     use crate::ffi;
 
-    /// What connecting must know of a queue pair.
+    /// The settings of a queue pair that the connection manager needs.
     #[derive(Clone, Copy, Debug)]
     pub struct Settings {
         pub(in crate::connect::rdmacm) number: u32,
@@ -41,25 +41,25 @@ pub(crate) mod sealed {
 
     /// A queue pair in RESET.
     pub trait Prepared: Object + Sized {
-        /// What it becomes.
+        /// The connected form.
         type Connected: Connected;
 
-        /// What it is once it has left RESET.
+        /// Converts the object once its queue pair has left RESET.
         fn into_connected(self) -> Self::Connected;
     }
 
     /// A queue pair on its way to RTS, or there.
     pub trait Connected: Object {
-        /// Ends all that is in flight, as far as that is possible.
+        /// Ends all operations in flight, as far as possible.
         fn end(&mut self);
     }
 
-    /// What holds a queue pair.
+    /// An object that holds a queue pair.
     pub trait Object {
-        /// What connecting must know of it.
+        /// The settings that the connection manager needs.
         fn settings(&self) -> Settings;
 
-        /// The context that it is on, and whether it is of type RC.
+        /// The context of the queue pair, and whether its type is RC.
         fn place(&self) -> (*mut ffi::ibv_context, bool);
 
         /// Changes its state.
@@ -167,12 +167,12 @@ impl Object for Channel<'_> {
 
 impl sealed::Connected for Channel<'_> {
     fn end(&mut self) {
-        // If nothing helps, what is in flight stays so, until the channel is dropped.
+        // If this fails, the operations stay in flight until the channel is dropped.
         let _ = self.try_end();
     }
 }
 
-/// Whether the connection of `id` can be that of `object`.
+/// Checks that `object` can use the connection of `id`.
 pub(super) fn check(id: &Id, object: &impl Object) -> Result<(), ConnectionError> {
     let (context, reliable) = object.place();
     if !reliable {
@@ -182,11 +182,11 @@ pub(super) fn check(id: &Id, object: &impl Object) -> Result<(), ConnectionError
     id.check(context, object.settings().port)
 }
 
-/// Takes the queue pair to `state` as the connection manager says.
+/// Takes the queue pair to `state`, with the attributes that the connection manager gives.
 ///
-/// The path, the numbers of queue pair and packets, the MTU and the reads outstanding are what both sides
-/// have agreed on through the connection manager. What the peer may do, and how long and how often we
-/// try, is what the queue pair was built with.
+/// Both sides have agreed through the connection manager on the path, the numbers of queue pair and
+/// packets, the MTU and the outstanding reads. The peer's access rights, the time-outs and the numbers of
+/// retries are those that the queue pair was built with.
 pub(super) fn advance(id: &mut Id, object: &mut impl Object, state: QueuePairState) -> Result<()> {
     let settings = object.settings();
     let (mut raw, mask) = id.queue_pair_attributes(state)?;

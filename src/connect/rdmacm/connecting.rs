@@ -23,22 +23,22 @@ pub(super) struct PeerLimits {
     pub(super) initiator_depth: u8,
 }
 
-/// A queue pair or channel that is about to be connected: receives can be posted to it, and nothing was
-/// sent yet.
+/// A queue pair or channel that is about to be connected. Nothing was sent yet, but receives can already be
+/// posted, through [`queue_pair`](Self::queue_pair).
 ///
-/// That is what [`queue_pair`](Self::queue_pair) is for. On iWARP a message that finds no receive ends the
-/// connection, so the side that is sent to first must post its receives here.
+/// On iWARP a message that finds no receive ends the connection, so the side that the other one sends to
+/// first must post its receives here.
 #[must_use]
 pub struct PendingConnection<Q> {
     object: Q,
     id: Id,
     iwarp: bool,
-    /// Of the side that accepts.
+    /// The peer's limits. `None` on the side that connects.
     limits: Option<PeerLimits>,
 }
 
 impl<Q: sealed::Connected> PendingConnection<Q> {
-    /// Takes the queue pair to INIT. If that does not work, nothing has changed.
+    /// Takes the queue pair to INIT. If that fails, nothing has changed.
     pub(super) fn new<P: Connectable + sealed::Prepared<Connected = Q>>(
         mut id: Id,
         mut prepared: P,
@@ -54,13 +54,13 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
         Ok(Self { object: prepared.into_connected(), id, iwarp, limits })
     }
 
-    /// What is being connected, to post receives.
+    /// The queue pair or channel that is being connected, for posting receives.
     pub fn queue_pair(&mut self) -> &mut Q {
         &mut self.object
     }
 
-    /// `rdma_connect` or `rdma_accept`: tells the peer, with up to 56 bytes of the program's own on the
-    /// side that connects, and 196 on the side that accepts (252 on iWARP).
+    /// `rdma_connect` or `rdma_accept`: sends the request or the answer to the peer, with private data of
+    /// up to 56 bytes on the side that connects, and 196 on the side that accepts (252 on iWARP).
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
             responder_resources: settings.max_dest_rd_atomic,
             initiator_depth: settings.max_rd_atomic,
         };
-        // What the peer has asked for is the most that it can use.
+        // The peer cannot use more than it has asked for.
         let limits = self.limits.map_or(ours, |theirs| PeerLimits {
             responder_resources: ours.responder_resources.min(theirs.responder_resources),
             initiator_depth: ours.initiator_depth.min(theirs.initiator_depth),
@@ -97,7 +97,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
         };
         if self.limits.is_none() {
             self.id.connect(&mut parameters).map_err(|error| {
-                // iWARP may find out at once.
+                // iWARP may report the refusal at once.
                 if error.raw_os_error() == libc::ECONNREFUSED {
                     return ConnectionError::refused();
                 }
@@ -105,7 +105,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
             })?;
         } else {
             if !self.iwarp {
-                // The peer may send as soon as it has heard of us.
+                // The peer may send as soon as it has our answer.
                 make_ready(&mut self.id, &mut self.object)?;
             }
             self.id.accept(&mut parameters)?;
@@ -115,8 +115,9 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
     }
 }
 
-/// The answer to a peer, apart from the queue pair or channel that is ready for it: see
-/// [`ConnectionRequest::prepare_parts`](crate::ConnectionRequest::prepare_parts). Dropping it says no.
+/// The answer to a peer, separate from the queue pair or channel that the answer connects: see
+/// [`ConnectionRequest::prepare_parts`](crate::ConnectionRequest::prepare_parts). Dropping it rejects the
+/// peer.
 #[must_use = "dropping it rejects the peer"]
 pub struct PendingAccept {
     pending: PendingConnection<Number>,
@@ -165,7 +166,7 @@ impl fmt::Debug for PendingAccept {
     }
 }
 
-/// Stands for a queue pair that is ready, and needs no further change.
+/// Takes the place of a queue pair that is ready, and needs no further change.
 #[derive(Debug)]
 struct Number(sealed::Settings);
 
@@ -187,7 +188,7 @@ impl sealed::Connected for Number {
     fn end(&mut self) {}
 }
 
-/// From INIT to RTS.
+/// Takes the queue pair from INIT to RTS.
 fn make_ready(id: &mut Id, object: &mut impl sealed::Object) -> crate::error::Result<()> {
     advance(id, object, QueuePairState::ReadyToReceive)?;
     advance(id, object, QueuePairState::ReadyToSend)
@@ -199,8 +200,8 @@ impl<Q: fmt::Debug> fmt::Debug for PendingConnection<Q> {
     }
 }
 
-/// A connection that the peer was told of, in steps for event loops. Dropping it gives up, and tells the
-/// peer where that is possible.
+/// A connection whose request or answer was sent, to be completed in steps by an event loop. Dropping it
+/// gives up, and tells the peer if possible.
 #[must_use]
 pub struct Connecting<Q> {
     object: Q,
@@ -210,12 +211,12 @@ pub struct Connecting<Q> {
 }
 
 impl<Q: sealed::Connected> Connecting<Q> {
-    /// What is being connected, to post receives.
+    /// The queue pair or channel that is being connected, for posting receives.
     pub fn queue_pair(&mut self) -> &mut Q {
         &mut self.object
     }
 
-    /// Goes on as far as is possible without waiting: to be called when the file is readable.
+    /// Proceeds as far as possible without waiting. Call it when the file is readable.
     ///
     /// # Errors
     ///
@@ -294,7 +295,7 @@ impl<Q: fmt::Debug> fmt::Debug for Connecting<Q> {
     }
 }
 
-/// All of it, within one time.
+/// Runs all steps, within one time limit.
 pub(super) fn connect<P: Connectable>(
     id: Id,
     prepared: P,
@@ -307,7 +308,7 @@ pub(super) fn connect<P: Connectable>(
     pending.start(private_data)?.finish_before(deadline)
 }
 
-/// How long it is until `deadline`, for the kernel's own clocks.
+/// The time until `deadline`, for time-outs that the kernel measures.
 pub(super) fn left(deadline: Option<Instant>) -> Result<Duration, ConnectionError> {
     let Some(deadline) = deadline else { return Ok(Duration::MAX) };
     let left = deadline.saturating_duration_since(Instant::now());

@@ -14,11 +14,11 @@ use crate::device::event_file;
 use crate::error::Result;
 use crate::queue_pair::EnhancedConnection;
 
-/// A queue pair or a channel that the connection manager has connected, with what is needed to hear of
-/// its end.
+/// A queue pair or a channel that the connection manager has connected, and the control part that reports
+/// the end of the connection.
 ///
-/// It can be used like the [`QueuePair`](crate::QueuePair) or [`Channel`](crate::Channel) that it is.
-/// Dropping it ends the connection, and the peer is told.
+/// It can be used like the [`QueuePair`](crate::QueuePair) or [`Channel`](crate::Channel) that it holds.
+/// Dropping it ends the connection and tells the peer.
 #[doc(alias = "rdma_destroy_id")]
 #[doc(alias = "rdma_destroy_event_channel")]
 pub struct Connection<Q> {
@@ -32,8 +32,8 @@ impl<Q> Connection<Q> {
         Self { object, control }
     }
 
-    /// The bytes that the peer has answered with; none on the side that accepts, which has them from
-    /// the request.
+    /// The private data of the peer's answer. Empty on the side that accepts, where the request holds the
+    /// peer's private data.
     pub fn private_data(&self) -> &PrivateData {
         &self.control.private_data
     }
@@ -48,36 +48,36 @@ impl<Q> Connection<Q> {
         self.control.local_addr()
     }
 
-    /// What tells of the connection, for what it alone can say.
+    /// The control part of the connection, which has further methods.
     pub fn control(&self) -> &ConnectionControl {
         &self.control
     }
 
-    /// The two parts: what data is moved with, and what tells of the connection, which another thread
-    /// can then watch.
+    /// Splits the connection into the queue pair or channel, which moves data, and the control part, which
+    /// reports events of the connection and can be used on another thread.
     ///
-    /// From then on nothing stops the queue pair by itself when the device is removed. Dropping the
-    /// control ends the connection.
+    /// After that, nothing stops the queue pair automatically when the device is removed. Dropping the
+    /// control part ends the connection.
     pub fn into_parts(self) -> (Q, ConnectionControl) {
         (self.object, self.control)
     }
 }
 
 impl<Q: sealed::Connected> Connection<Q> {
-    /// What has happened to the connection, if anything has and was not told yet. It does not wait: see
+    /// The next event of the connection, or `None` if there is none. It does not wait: see
     /// [`as_fd`](Self::as_fd) for event loops, and [`event_timeout`](Self::event_timeout).
     ///
-    /// The end of a connection is [`Disconnected`](ConnectionEventKind::Disconnected), or
-    /// [`Rejected`](ConnectionEventKind::Rejected) on the side that has connected, if the other one has
-    /// given up before it heard of that.
+    /// The end of a connection is [`Disconnected`](ConnectionEventKind::Disconnected). On the side that has
+    /// connected it can also be [`Rejected`](ConnectionEventKind::Rejected), if the other side gave up
+    /// before it learned that the connection was established.
     ///
-    /// When the device is removed ([`DeviceRemoved`](ConnectionEventKind::DeviceRemoved)), this stops
-    /// the queue pair and then destroys the identifier of the connection, for which the kernel waits.
-    /// Nothing more is told after that.
+    /// When the device is removed ([`DeviceRemoved`](ConnectionEventKind::DeviceRemoved)), this stops the
+    /// queue pair and then destroys the identifier of the connection, because the kernel waits for that. No
+    /// further events follow.
     ///
     /// # Errors
     ///
-    ///  - `ENODEV`: the device was removed, and that was told before.
+    ///  - `ENODEV`: the device was removed, and an earlier call has reported that.
     #[doc(alias = "rdma_get_cm_event")]
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn event(&mut self) -> Result<Option<ConnectionEvent>> {
@@ -85,13 +85,13 @@ impl<Q: sealed::Connected> Connection<Q> {
         self.ended(copied.public)
     }
 
-    /// As [`event`](Self::event), but waits for something to happen, `timeout` at most.
+    /// As [`event`](Self::event), but waits for an event, `timeout` at most.
     ///
     /// # Errors
     ///
     /// As of `event`, and
     ///
-    ///  - `ETIMEDOUT`: nothing has.
+    ///  - `ETIMEDOUT`: there was no event.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn event_timeout(&mut self, timeout: Duration) -> Result<ConnectionEvent> {
         let copied = self.control.id.next_before(event_file::deadline(timeout))?;
@@ -106,15 +106,15 @@ impl<Q: sealed::Connected> Connection<Q> {
         Ok(Some(event))
     }
 
-    /// `rdma_disconnect`: ends the connection, from either side. Everything that is in flight ends, and
-    /// the peer is told. Both sides then hear of [`Disconnected`](ConnectionEventKind::Disconnected).
+    /// `rdma_disconnect`: ends the connection, from either side. Everything that is in flight ends, and the
+    /// peer is told. Both sides then get the event [`Disconnected`](ConnectionEventKind::Disconnected).
     ///
-    /// Call this too when the peer has disconnected: the queue pair does not learn of that by itself
-    /// on InfiniBand and RoCE, and receives would stay in flight for ever.
+    /// Call this also when the peer has disconnected: on InfiniBand and RoCE the queue pair does not notice
+    /// that by itself, and receives would stay in flight for ever.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the connection is not there any more, though no event has told so.
+    ///  - `EINVAL`: the connection does not exist any more, although no event has reported its end.
     ///  - `ENODEV`: the device was removed.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&mut self) -> Result<()> {
@@ -144,7 +144,7 @@ impl<Q> DerefMut for Connection<Q> {
 }
 
 impl<Q> AsFd for Connection<Q> {
-    /// Readable when [`event`](Self::event) has something to tell.
+    /// Readable when [`event`](Self::event) has something to report.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.control.as_fd()
     }
@@ -159,12 +159,12 @@ impl<Q: fmt::Debug> fmt::Debug for Connection<Q> {
     }
 }
 
-/// What tells of a connection, without the queue pair: see [`Connection::into_parts`].
+/// The control part of a connection, without the queue pair: see [`Connection::into_parts`].
 #[must_use = "dropping it ends the connection"]
 pub struct ConnectionControl {
     id: Id,
     iwarp: bool,
-    /// The end of the connection was told.
+    /// Whether an event has reported the end of the connection.
     ended: bool,
     private_data: PrivateData,
 }
@@ -205,19 +205,19 @@ impl ConnectionControl {
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&mut self) -> Result<()> {
         match self.id.disconnect() {
-            // The peer was faster; the kernel has answered it already.
+            // The peer has disconnected first; the kernel has already answered it.
             Err(error) if self.ended && error.raw_os_error() != libc::ENODEV => Ok(()),
             result => result,
         }
     }
 
-    /// `rdma_notify`: tells the connection manager that data has come, so the connection is established,
-    /// though the peer's last message of the handshake was lost
+    /// `rdma_notify`: tells the connection manager that data has arrived. The connection is then
+    /// established even if the peer's last message of the handshake was lost
     /// ([`CommunicationEstablished`](crate::AsyncEventKind::CommunicationEstablished)).
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the connection is not there any more.
+    ///  - `EINVAL`: the connection does not exist any more.
     #[doc(alias = "rdma_notify")]
     pub fn notify_established(&mut self) -> Result<()> {
         self.id.notify_established()
@@ -247,8 +247,8 @@ impl ConnectionControl {
         self.id.local_addr()
     }
 
-    /// The C object, or null once the device was removed. To read its events by other means breaks the
-    /// books of this object.
+    /// The C object, or null once the device was removed. Do not read its events by other means: this
+    /// object would miss them.
     pub fn as_raw(&self) -> *mut crate::ffi::rdma_cm_id {
         self.id.as_ptr()
     }
@@ -257,7 +257,8 @@ impl ConnectionControl {
         match event.kind() {
             ConnectionEventKind::Disconnected | ConnectionEventKind::Rejected => self.ended = true,
             ConnectionEventKind::DeviceRemoved => {
-                // The kernel waits for this. One that cannot be destroyed is leaked.
+                // The kernel waits until the identifier is destroyed. If destroying fails, the identifier
+                // is leaked.
                 let _ = self.id.destroy();
             }
             _ => {}
@@ -266,7 +267,7 @@ impl ConnectionControl {
 }
 
 impl AsFd for ConnectionControl {
-    /// Readable when [`event`](Self::event) has something to tell.
+    /// Readable when [`event`](Self::event) has something to report.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.id.as_fd()
     }

@@ -37,7 +37,8 @@ fn check(id: &Id, queue_pair: &QueuePair<'_>) -> Result<(), ConnectionError> {
     id.check(context.as_raw(), queue_pair.settings().port)
 }
 
-/// The way to a peer that takes datagrams: see [`RouteBuilder::resolve_datagram`](crate::RouteBuilder::resolve_datagram).
+/// The route to a peer that takes datagrams: see
+/// [`RouteBuilder::resolve_datagram`](crate::RouteBuilder::resolve_datagram).
 #[must_use]
 pub struct DatagramRoute {
     id: Id,
@@ -73,7 +74,7 @@ impl DatagramRoute {
     /// # Errors
     ///
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not where the route begins.
+    ///    queue pair is not on the device and port of the route.
     ///  - [`Verbs`](ConnectionError::Verbs): it is not of type UD (`EINVAL`), or
     ///    [`PreparedQueuePair::activate`] failed.
     #[doc(alias = "rdma_init_qp_attr")]
@@ -84,16 +85,16 @@ impl DatagramRoute {
         activate(&mut self.id, prepared)
     }
 
-    /// `rdma_connect`: asks the peer where to send datagrams, with up to 180 bytes of the program's own,
-    /// and waits for the answer, `timeout` at most. `queue_pair` is what will send.
+    /// `rdma_connect`: asks the peer where to send datagrams, with up to 180 bytes of private data, and
+    /// waits for the answer, `timeout` at most. `queue_pair` will send the datagrams.
     ///
     /// # Errors
     ///
-    ///  - [`Unreachable`](ConnectionError::Unreachable): the peer does not want to (a status above 0), or
-    ///    does not answer.
-    ///  - [`TimedOut`](ConnectionError::TimedOut): the time is over.
+    ///  - [`Unreachable`](ConnectionError::Unreachable): the peer refuses (a status above 0), or does not
+    ///    answer.
+    ///  - [`TimedOut`](ConnectionError::TimedOut): the time limit has passed.
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not where the route begins.
+    ///    queue pair is not on the device and port of the route.
     ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long or the queue pair is not of
     ///    type UD (`EINVAL`), or something failed.
     #[doc(alias = "rdma_connect")]
@@ -136,8 +137,8 @@ impl fmt::Debug for DatagramRoute {
     }
 }
 
-/// Where a peer takes datagrams, or a multicast group: what a [`SendWorkRequest`](crate::SendWorkRequest)
-/// is [addressed](crate::SendWorkRequest::to) with.
+/// The address of a datagram peer or a multicast group, [to which](crate::SendWorkRequest::to) a
+/// [`SendWorkRequest`](crate::SendWorkRequest) is sent.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "rdma_ud_param")]
 pub struct DatagramPeer {
@@ -172,7 +173,7 @@ impl DatagramPeer {
         self.qkey
     }
 
-    /// The bytes that the peer has answered with.
+    /// The private data of the peer's answer.
     pub fn private_data(&self) -> &PrivateData {
         &self.private_data
     }
@@ -199,7 +200,7 @@ impl DatagramListener {
     /// # Errors
     ///
     ///  - `ETIMEDOUT`: no peer came.
-    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: there is no file for the request left. It stays where it is.
+    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: the process can open no file for the request, which stays queued.
     pub fn next_timeout(&mut self, timeout: Duration) -> Result<DatagramRequest> {
         self.requests.next_before(event_file::deadline(timeout)).map(DatagramRequest::new)
     }
@@ -228,7 +229,7 @@ impl fmt::Debug for DatagramListener {
     }
 }
 
-/// A peer that asks where to send datagrams. Dropping it says no.
+/// A peer that asks where to send datagrams. Dropping it rejects the peer.
 #[must_use = "dropping it rejects the peer"]
 pub struct DatagramRequest {
     id: Id,
@@ -239,7 +240,7 @@ pub struct DatagramRequest {
 impl Drop for DatagramRequest {
     fn drop(&mut self) {
         if !self.answered {
-            // One that fails is destroyed next all the same.
+            // If this fails, the identifier is destroyed next anyway.
             let _ = self.id.reject(&[]);
         }
     }
@@ -260,7 +261,7 @@ impl DatagramRequest {
         self.id.peer_addr()
     }
 
-    /// Opens the device that the request came by.
+    /// Opens the device on which the request arrived.
     ///
     /// # Errors
     ///
@@ -269,7 +270,7 @@ impl DatagramRequest {
         self.id.open_device()
     }
 
-    /// The port of the device that the request came by.
+    /// The port of the device on which the request arrived.
     pub fn port(&self) -> u8 {
         self.id.port()
     }
@@ -287,14 +288,13 @@ impl DatagramRequest {
         activate(&mut self.id, prepared)
     }
 
-    /// `rdma_accept`: tells the peer to send to this queue pair, with up to 136 bytes of the program's
-    /// own. Who the peer is, its first datagram tells
-    /// ([`AddressVector::reply_to`]).
+    /// `rdma_accept`: tells the peer to send to this queue pair, with up to 136 bytes of private data. The
+    /// peer's first datagram tells who the peer is ([`AddressVector::reply_to`]).
     ///
     /// # Errors
     ///
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not where the request came by.
+    ///    queue pair is not on the device and port of the request.
     ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long or the queue pair is not of
     ///    type UD (`EINVAL`), or something failed.
     ///
@@ -312,7 +312,7 @@ impl DatagramRequest {
         Ok(())
     }
 
-    /// `rdma_reject`: says no, with up to 136 bytes of the program's own.
+    /// `rdma_reject`: rejects the peer, with up to 136 bytes of private data.
     ///
     /// # Errors
     ///

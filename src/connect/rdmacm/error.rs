@@ -1,4 +1,4 @@
-//! Why a connection did not come about.
+//! Errors of connecting.
 
 use std::fmt;
 use std::io;
@@ -7,29 +7,29 @@ use super::event::ConnectionEventKind;
 use super::private_data::PrivateData;
 use crate::error::{Error, ErrorKind};
 
-/// Why a connection did not come about.
+/// Why a connection was not established.
 ///
-/// Whatever was half made is gone when this is returned: nothing is left in the kernel, and the peer
-/// was told where that is possible.
+/// A call that returns this error has released everything that it had created: nothing is left in the
+/// kernel, and the peer was told if possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConnectionError {
     /// A function of librdmacm or a verb failed, or its arguments were wrong.
     Verbs(Error),
-    /// The time that the caller gave is over.
+    /// The time limit of the caller has passed.
     TimedOut,
-    /// There is no RDMA device through which the address is reached, or its hardware address is not to
-    /// be found. The errno value says more, such as `ENODEV` or `ETIMEDOUT`.
+    /// There is no RDMA device through which the address is reached, or its hardware address was not found.
+    /// The errno value gives details, such as `ENODEV` or `ETIMEDOUT`.
     NoAddress(i32),
-    /// There is no path to the address on the device's network. The errno value says more.
+    /// There is no path to the address on the device's network. The errno value gives details.
     NoRoute(i32),
     /// The peer's machine does not answer. The errno value is `ETIMEDOUT` if that took too long, or the
     /// status of a peer that does not take datagrams.
     Unreachable(i32),
-    /// The peer has said no.
+    /// The peer has rejected the connection.
     Rejected(Rejection),
-    /// The connection could not be established although the peer had answered. The errno value says
-    /// more.
+    /// The connection could not be established although the peer had answered. The errno value gives
+    /// details.
     Failed(i32),
     /// The peer has gone away before the connection was established.
     Disconnected,
@@ -45,11 +45,11 @@ pub enum ConnectionError {
     },
     /// The device is going away.
     DeviceRemoved,
-    /// The kernel has told of something that does not belong here.
+    /// The kernel has reported an event that is not expected here.
     Unexpected(ConnectionEventKind),
 }
 
-/// What a peer has said no with.
+/// A peer's rejection: its status and private data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rejection {
     pub(super) status: i32,
@@ -57,9 +57,9 @@ pub struct Rejection {
 }
 
 impl Rejection {
-    /// Why, as far as that can be told.
+    /// The reason, as far as it is known.
     ///
-    /// iWARP does not tell apart that nobody listens and that the program has refused.
+    /// iWARP does not distinguish between no listener and a refusal by the program.
     pub fn reason(&self) -> RejectReason {
         match self.status {
             8 => RejectReason::NobodyListens,
@@ -70,19 +70,19 @@ impl Rejection {
         }
     }
 
-    /// The number that came: the reason of the InfiniBand specification, or on iWARP a negative errno
-    /// value.
+    /// The status of the rejection: the reason of the InfiniBand specification, or on iWARP a negative
+    /// errno value.
     pub fn status(&self) -> i32 {
         self.status
     }
 
-    /// The program's own bytes that came with it.
+    /// The private data of the rejection.
     pub fn private_data(&self) -> &PrivateData {
         &self.private_data
     }
 }
 
-/// Why a peer has said no.
+/// Why a peer has rejected a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum RejectReason {
@@ -91,7 +91,7 @@ pub enum RejectReason {
     Refused,
     /// No program listens at that address.
     NobodyListens,
-    /// The number of the queue pair belonged to an earlier connection a moment ago: try again later, or
+    /// The number of the queue pair belonged to another connection until a moment ago: try again later, or
     /// with another queue pair.
     StaleConnection,
     /// Another reason: see [`Rejection::status`].
@@ -99,13 +99,13 @@ pub enum RejectReason {
 }
 
 impl ConnectionError {
-    /// Nobody has accepted the TCP connection that iWARP is on.
+    /// Nobody has accepted the TCP connection under iWARP.
     pub(super) fn refused() -> Self {
         let status = -libc::ECONNREFUSED;
         Self::Rejected(Rejection { status, private_data: PrivateData::EMPTY })
     }
 
-    /// What sort of failure this is.
+    /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         let of = |errno: i32| Error::new("rdma_connect", errno.saturating_abs()).kind();
         match *self {
@@ -173,7 +173,7 @@ impl std::error::Error for ConnectionError {
 }
 
 impl From<Error> for ConnectionError {
-    /// A wait whose time is over becomes [`TimedOut`](Self::TimedOut).
+    /// An expired wait becomes [`TimedOut`](Self::TimedOut).
     fn from(error: Error) -> Self {
         if error.verb() == super::WAIT && error.raw_os_error() == libc::ETIMEDOUT {
             return Self::TimedOut;

@@ -9,27 +9,27 @@ use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 
 foreign_enum! {
-    /// `enum rdma_cm_event_type`: what the connection manager tells of.
+    /// `enum rdma_cm_event_type`: the kind of an event of the connection manager.
     #[doc(alias = "rdma_cm_event_type")]
     #[doc(alias = "rdma_event_str")]
     pub enum ConnectionEventKind: rdma_cm_event_type(u32) {
         /// The device and the hardware address for an IP address were found.
         AddressResolved = RDMA_CM_EVENT_ADDR_RESOLVED,
-        /// They were not.
+        /// The device and the hardware address were not found.
         AddressError = RDMA_CM_EVENT_ADDR_ERROR,
         /// The path was found.
         RouteResolved = RDMA_CM_EVENT_ROUTE_RESOLVED,
-        /// It was not.
+        /// The path was not found.
         RouteError = RDMA_CM_EVENT_ROUTE_ERROR,
         /// A peer wants to connect.
         ConnectRequest = RDMA_CM_EVENT_CONNECT_REQUEST,
-        /// The peer has accepted, and waits for us.
+        /// The peer has accepted, and waits for our confirmation.
         ConnectResponse = RDMA_CM_EVENT_CONNECT_RESPONSE,
         /// The connection could not be established.
         ConnectError = RDMA_CM_EVENT_CONNECT_ERROR,
         /// The peer does not answer.
         Unreachable = RDMA_CM_EVENT_UNREACHABLE,
-        /// The peer has said no.
+        /// The peer has rejected the connection.
         Rejected = RDMA_CM_EVENT_REJECTED,
         /// The connection is established.
         Established = RDMA_CM_EVENT_ESTABLISHED,
@@ -48,7 +48,7 @@ foreign_enum! {
     }
 }
 
-/// `struct rdma_cm_event`: what the connection manager has told of a connection.
+/// `struct rdma_cm_event`: an event of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "rdma_cm_event")]
 pub struct ConnectionEvent {
@@ -58,35 +58,35 @@ pub struct ConnectionEvent {
 }
 
 impl ConnectionEvent {
-    /// What it tells of.
+    /// The kind of the event.
     pub fn kind(&self) -> ConnectionEventKind {
         self.kind
     }
 
-    /// The number that came with it: 0, a negative errno value, or a reason of the specification.
+    /// The status of the event: 0, a negative errno value, or a reason of the specification.
     pub fn status(&self) -> i32 {
         self.status
     }
 
-    /// The peer's own bytes that came with it, such as with the end of the connection.
+    /// The peer's private data in the event, such as in the one for the end of the connection.
     pub fn private_data(&self) -> &PrivateData {
         &self.private_data
     }
 }
 
-/// All that is in an event.
+/// The contents of an event.
 #[derive(Clone, Copy)]
 pub(super) struct Copied {
     pub(super) public: ConnectionEvent,
-    /// The identifier of a request that has arrived: whoever reads this owns it.
+    /// The identifier of a request that has arrived. The reader of the event owns it.
     pub(super) request: Option<NonNull<ffi::rdma_cm_id>>,
-    /// Of connections.
+    /// Set for connections.
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
-    /// Of datagrams.
+    /// Set for datagrams.
     pub(super) path: ffi::ibv_ah_attr,
     pub(super) qkey: u32,
-    /// Of both.
+    /// Set for both.
     pub(super) queue_pair: u32,
 }
 
@@ -103,7 +103,7 @@ impl Copied {
         let (event, port_space) = unsafe { (&*event, (*(*event).id).ps) };
         let kind = Kind::from(event.event);
         let multicast = matches!(kind, Kind::MulticastJoined | Kind::MulticastError);
-        // What librdmacm makes of rejections and disconnections has always the form of a connection.
+        // librdmacm always gives rejections and disconnections the form of a connection's event.
         let of_connection = matches!(kind, Kind::Rejected | Kind::Disconnected);
         let datagram = !of_connection
             && matches!(
@@ -136,9 +136,9 @@ impl Copied {
             copied.queue_pair = conn.qp_num;
             (conn.private_data, conn.private_data_len)
         };
-        // Multicast events have a pointer of ours there.
+        // In multicast events this is a pointer that we have passed in.
         if !multicast && !data.is_null() {
-            // SAFETY: librdmacm says that so many bytes are there, in the event itself.
+            // SAFETY: librdmacm guarantees that this number of bytes is there, in the event itself.
             let bytes = unsafe { slice::from_raw_parts(data.cast::<u8>(), len.into()) };
             copied.public.private_data = PrivateData::new(bytes);
         }
@@ -149,7 +149,7 @@ impl Copied {
         self.public.kind
     }
 
-    /// The error that it means to whoever waits for a connection.
+    /// The error that the event means for a caller that waits for a connection.
     pub(super) fn error(&self) -> ConnectionError {
         use ConnectionEventKind as Kind;
 

@@ -1,4 +1,4 @@
-//! The files through which the connection manager tells of events.
+//! The files through which the connection manager reports events.
 
 use std::fs::{self, File};
 use std::io;
@@ -73,12 +73,13 @@ impl EventChannel {
     }
 
     /// `rdma_get_cm_event`, `rdma_ack_cm_event`: takes an event, if there is one. It is copied and
-    /// acknowledged right away, since destroying an identifier waits until all of its events are.
+    /// acknowledged right away, because destroying an identifier waits until all of its events are
+    /// acknowledged.
     pub(super) fn next(&mut self) -> Result<Option<Copied>> {
         const VERB: &str = "rdma_get_cm_event";
         let mut event = ptr::null_mut();
-        // SAFETY: the channel is live, and the pointer is ours. Nobody else reads, for `self` is
-        // borrowed, so no identifier that an event is about is destroyed meanwhile.
+        // SAFETY: the channel is live, and the pointer is ours. `self` is borrowed exclusively, so nobody
+        // else reads, and no identifier of an event is destroyed meanwhile.
         let read = || unsafe { ffi::rdma_get_cm_event(self.raw.as_ptr(), &mut event) };
         if !event_file::read_event(VERB, read)? {
             return Ok(None);
@@ -90,24 +91,24 @@ impl EventChannel {
         Ok(Some(copied))
     }
 
-    /// As `next`, but waits for an event until `deadline`, or for ever if there is none.
+    /// As `next`, but waits for an event until `deadline`, or without limit if there is no deadline.
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT` of [`WAIT`]: the time is over.
+    ///  - `ETIMEDOUT` of [`WAIT`]: the time limit has passed.
     pub(super) fn next_before(&mut self, deadline: Option<Instant>) -> Result<Copied> {
         event_file::take_before(WAIT, self.fd(), deadline, || self.next())
     }
 }
 
-/// What is wrong with the file.
+/// The error for a file that cannot be opened or used.
 #[cold]
 fn explain(error: Error) -> Error {
     let reason = |errno, reason| Error::with_reason(error.verb(), errno, reason);
     match error.raw_os_error() {
         libc::EMFILE | libc::ENFILE | libc::ENOMEM => error,
         libc::ENODEV => reason(libc::ENODEV, "this machine has no RDMA device"),
-        // librdmacm does not pass on why it could not open it.
+        // librdmacm does not report why it could not open the file.
         errno => match fs::metadata(Path::new(FILE)) {
             Err(_) => reason(
                 libc::ENOENT,

@@ -19,8 +19,8 @@ use crate::queue_pair::{EnhancedConnection, QueuePairState};
 ///
 /// Two rules make it safe. Events are read through `&mut self` alone, and are acknowledged when the call
 /// that reads them returns, so destroying never waits for one. And librdmacm has a device context and a
-/// domain of its own (`id->verbs`, `id->pd`), which are never handed out: the program's objects are on
-/// the program's context, and the identifier knows but the number of the queue pair (`id->qp` is null).
+/// domain of its own (`id->verbs`, `id->pd`), which are never handed out: the program's objects are on the
+/// program's context, and the identifier knows only the number of the queue pair (`id->qp` is null).
 #[derive(Debug)]
 pub(super) struct Id {
     /// Null once it was destroyed, or could not be destroyed.
@@ -35,7 +35,7 @@ unsafe impl Sync for Id {}
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // The channel goes after this, for it is a field.
+        // The channel is dropped after this, because it is a field.
         let _ = self.destroy();
     }
 }
@@ -57,8 +57,8 @@ impl Id {
     ///
     /// # Safety
     ///
-    /// `raw` is live and nobody else's, all of its events are acknowledged, and the channel that it is
-    /// on is live during the call.
+    /// `raw` is live and owned by nobody else, all of its events are acknowledged, and its current channel
+    /// is live during the call.
     pub(super) unsafe fn migrate(
         raw: NonNull<ffi::rdma_cm_id>,
         channel: EventChannel,
@@ -71,7 +71,7 @@ impl Id {
         Ok(id)
     }
 
-    /// `rdma_destroy_id`: destroys it. One whose destruction fails is leaked.
+    /// `rdma_destroy_id`: destroys the identifier, or leaks it if that fails.
     pub(super) fn destroy(&mut self) -> Result<()> {
         let raw = mem::replace(&mut self.raw, ptr::null_mut());
         if raw.is_null() {
@@ -133,7 +133,7 @@ impl Id {
         let mut destination = RawAddress::from(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddress::as_mut_ptr);
         let destination = destination.as_mut_ptr();
-        // SAFETY: the identifier is live, and the addresses are some, or null where that is allowed.
+        // SAFETY: the identifier is live, and the addresses are valid, or null where that is allowed.
         let returned =
             unsafe { ffi::rdma_resolve_addr(raw, source, destination, milliseconds(timeout)) };
         ffi::status(VERB, returned)
@@ -144,7 +144,7 @@ impl Id {
         const VERB: &str = "rdma_resolve_route";
         let raw = self.live(VERB)?;
         self.device()?;
-        // SAFETY: the identifier is live, and has a device, which librdmacm looks at.
+        // SAFETY: the identifier is live, and has a device, which librdmacm accesses.
         ffi::status(VERB, unsafe { ffi::rdma_resolve_route(raw, milliseconds(timeout)) })
     }
 
@@ -152,8 +152,8 @@ impl Id {
         const VERB: &str = "rdma_connect";
         let raw = self.live(VERB)?;
         self.device()?;
-        // SAFETY: the identifier is live and has a device, which librdmacm looks at; the parameters and
-        // the private data that they point to are read during the call only.
+        // SAFETY: the identifier is live and has a device, which librdmacm accesses; the parameters and the
+        // private data that they point to are read during the call only.
         ffi::status(VERB, unsafe { ffi::rdma_connect(raw, parameters) })
     }
 
@@ -170,7 +170,7 @@ impl Id {
         const VERB: &str = "rdma_reject";
         let raw = self.live(VERB)?;
         let len = u8::try_from(data.len()).unwrap_or(u8::MAX);
-        // SAFETY: the identifier is live, and the data are as long as is said, or longer.
+        // SAFETY: the identifier is live, and there are at least `len` bytes of data.
         ffi::status(VERB, unsafe { ffi::rdma_reject(raw, data.as_ptr().cast(), len) })
     }
 
@@ -184,7 +184,7 @@ impl Id {
     pub(super) fn disconnect(&mut self) -> Result<()> {
         const VERB: &str = "rdma_disconnect";
         let raw = self.live(VERB)?;
-        // SAFETY: the identifier is live. It has no queue pair, so nothing but the peer is told.
+        // SAFETY: the identifier is live. It has no queue pair, so this only tells the peer.
         ffi::status(VERB, unsafe { ffi::rdma_disconnect(raw) })
     }
 
@@ -208,7 +208,7 @@ impl Id {
         ffi::status(VERB, returned)
     }
 
-    /// `rdma_init_qp_attr`: what a queue pair needs to get to `state`, and which attributes that are.
+    /// `rdma_init_qp_attr`: the attributes for a queue pair's transition to `state`, and their mask.
     pub(super) fn queue_pair_attributes(
         &mut self,
         state: QueuePairState,
@@ -265,8 +265,7 @@ impl Id {
         ffi::status(VERB, returned)
     }
 
-    /// `rdma_leave_multicast`. Whether or not it succeeds, nothing of the group may be used again but
-    /// to destroy the identifier.
+    /// `rdma_leave_multicast`. Even if it fails, the identifier may only be destroyed after it.
     pub(super) fn leave_multicast(&mut self, address: SocketAddr) -> Result<()> {
         const VERB: &str = "rdma_leave_multicast";
         let (raw, mut address) = (self.live(VERB)?, RawAddress::from(address));
@@ -338,7 +337,8 @@ impl Id {
         }
     }
 
-    /// Whether something on `port` of `context`, which is live, is where this identifier is.
+    /// Checks that an object on `port` of `context`, which is live, is on the device and port of this
+    /// identifier.
     pub(super) fn check(
         &self,
         context: *mut ffi::ibv_context,
@@ -363,8 +363,9 @@ impl AsFd for Id {
     }
 }
 
-/// Whether two devices are one: the kernel's number says so, or where it gives none, the name. (One that
-/// went away and came back is another `struct ibv_device`, and has another number.)
+/// Whether two devices are the same: compares the kernel's numbers, or the names if the kernel gives no
+/// numbers. (A device that was removed and added again is another `struct ibv_device`, and has another
+/// number.)
 fn same(one: *mut ffi::ibv_device, other: *mut ffi::ibv_device) -> bool {
     if one == other {
         return true;
@@ -376,7 +377,7 @@ fn same(one: *mut ffi::ibv_device, other: *mut ffi::ibv_device) -> bool {
     }
 }
 
-/// A time as C has it. It never is 0, which some kernels take for none.
+/// The time-out in milliseconds, for C. Never 0, which some kernels treat as no time-out.
 fn milliseconds(timeout: Duration) -> i32 {
     i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1)
 }

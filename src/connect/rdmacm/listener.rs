@@ -26,9 +26,9 @@ pub struct ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// How many requests may wait to be taken (128 unless set). Further ones are not answered, and the
-    /// peers' kernels try again some seconds later; on iWARP they are rejected. 0 stands for as many as
-    /// the kernel allows (`net.rdma_ucm.max_backlog`), which is also the most.
+    /// How many requests may wait in the queue (128 unless set). Further ones are not answered, and the
+    /// peers' kernels try again some seconds later; on iWARP they are rejected. 0 stands for the maximum
+    /// that the kernel allows (`net.rdma_ucm.max_backlog`).
     pub fn backlog(mut self, value: u32) -> Self {
         self.backlog = value;
         self
@@ -137,7 +137,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: there is no file for the request left. It stays where it is.
+    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: the process can open no file for the request, which stays queued.
     ///  - `ENODEV`: the device that the address belongs to was removed.
     #[doc(alias = "rdma_migrate_id")]
     #[expect(clippy::should_implement_trait, reason = "it never ends, and may fail and go on")]
@@ -188,8 +188,8 @@ impl fmt::Debug for Listener {
 /// The requests that arrive at an address, each moved to a channel of its own.
 pub(super) struct Requests {
     pub(super) id: Id,
-    /// The channel of the next request: opened before the request is read, so that none is lost where
-    /// the process has no file left.
+    /// The channel of the next request: opened before the request is read, so that no request is lost if
+    /// the process can open no more files.
     spare: Option<EventChannel>,
 }
 
@@ -242,7 +242,7 @@ impl Requests {
         }
         self.spare = Some(spare);
         if event.kind() == ConnectionEventKind::DeviceRemoved {
-            // The kernel waits for this. From here on every call says so.
+            // The kernel waits until the identifier is destroyed. After this, every call fails.
             let _ = self.id.destroy();
         }
         Ok(None)

@@ -1,14 +1,14 @@
 //! Connecting by IP address, through the kernel's connection manager (librdmacm).
 //!
-//! Three things are kept apart here that `rdma_cm_id` mixes:
+//! This module separates three things that `rdma_cm_id` mixes:
 //!
 //!  - **Objects** (queue pairs, completion queues, regions) are on the program's own context. librdmacm
-//!    opens each device a second time (`id->verbs`); that context is used by nothing here. An
+//!    opens each device a second time (`id->verbs`); nothing here uses that context. An
 //!    identifier never gets a queue pair (`id->qp`): its number goes to the peer with the request, the
 //!    attributes for its states come from `rdma_init_qp_attr`, and the side that connects ends the
 //!    handshake with `rdma_establish`.
-//!  - **Identifiers**: each owns the channel that its events come by. A request arrives on the listener's
-//!    channel, and is moved to one of its own before anybody sees it.
+//!  - **Identifiers**: each owns the channel of its events. A request arrives on the listener's channel,
+//!    and is moved to a channel of its own before the program gets it.
 //!  - **Events** are copied and acknowledged by the call that reads them, which takes `&mut`: destroying
 //!    an identifier waits for events that are not acknowledged, and must not race a read.
 //!
@@ -50,15 +50,15 @@ pub use private_data::PrivateData;
 pub use request::ConnectionRequest;
 pub use route::{Route, RouteBuilder, RouteResolution};
 
-/// The "verb" of a wait whose time is over.
+/// The verb that the error of an expired wait names.
 const WAIT: &str = "rdma_get_cm_event";
 
-/// How far something is that is done in steps.
+/// The result of a step of something that runs in steps.
 #[derive(Debug)]
 #[must_use]
 pub enum Step<D, P> {
-    /// It is done, and this came of it.
+    /// It is done, with this result.
     Done(D),
-    /// It waits for the kernel: go on with this when its file is readable.
+    /// It waits for the kernel: continue with this when its file is readable.
     Pending(P),
 }

@@ -16,8 +16,8 @@ use crate::queue_pair::{PreparedQueuePair, QueuePair};
 
 /// The membership in a multicast group. It ends when this is dropped.
 ///
-/// To receive what is sent to the group, a UD queue pair is [attached](QueuePair::attach_multicast) to
-/// it; to send, nothing more is needed than the [address](Self::peer).
+/// To receive from the group, [attach](QueuePair::attach_multicast) a UD queue pair to it. To send, only
+/// the [address](Self::peer) is needed.
 pub struct MulticastMembership {
     id: Id,
     group: SocketAddr,
@@ -44,7 +44,7 @@ impl MulticastMembership {
     ///  - [`Verbs`](ConnectionError::Verbs): `EINVAL`: `group` is no multicast address, or is of another
     ///    family than `local`. `ENODEV`, `EADDRNOTAVAIL`: `local` is not the address of an RDMA device.
     ///  - [`Failed`](ConnectionError::Failed): the group cannot be joined.
-    ///  - [`TimedOut`](ConnectionError::TimedOut): the time is over.
+    ///  - [`TimedOut`](ConnectionError::TimedOut): the time limit has passed.
     #[doc(alias = "rdma_join_multicast")]
     #[doc(alias = "rdma_join_multicast_ex")]
     pub fn join(local: IpAddr, group: IpAddr, timeout: Duration) -> Result<Self, ConnectionError> {
@@ -55,7 +55,7 @@ impl MulticastMembership {
     ///
     /// # Errors
     ///
-    /// Those of `join`; and where the fabric does not have such members, one of `EOPNOTSUPP`.
+    /// Those of `join`, and `EOPNOTSUPP` if the fabric does not support send-only members.
     #[doc(alias = "rdma_join_multicast_ex")]
     pub fn join_to_send(
         local: IpAddr,
@@ -153,8 +153,8 @@ impl MulticastMembership {
         self.peer.path().lid()
     }
 
-    /// `rdma_leave_multicast`: leaves the group, and says so if that fails. Dropping does the same in
-    /// silence. Detach queue pairs before.
+    /// `rdma_leave_multicast`: leaves the group and reports a failure. Dropping ignores a failure. Detach
+    /// queue pairs before.
     ///
     /// # Errors
     ///

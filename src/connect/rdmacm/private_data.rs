@@ -1,15 +1,15 @@
-//! The program's own bytes in the messages of the connection manager.
+//! The program's private data in the messages of the connection manager.
 
 use std::fmt;
 use std::ops::Deref;
 
 use crate::error::{Error, Result};
 
-/// The program's own bytes that came with a connection request, an answer or a rejection.
+/// The program's private data that came with a connection request, an answer or a rejection.
 ///
-/// On InfiniBand and RoCE the messages have a fixed size: what was sent arrives **padded with
-/// zeros** to that size (56 bytes with a request). So the bytes must tell by themselves where they
-/// end. On iWARP as many arrive as were sent.
+/// On InfiniBand and RoCE the messages have a fixed size: the bytes arrive **padded with zeros** to that
+/// size (56 bytes with a request). So the program must encode where its bytes end. On iWARP no padding is
+/// added.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     len: u8,
@@ -20,7 +20,7 @@ impl PrivateData {
     /// No bytes.
     pub(super) const EMPTY: Self = Self { len: 0, bytes: [0; 255] };
 
-    /// A copy of the first 255 bytes, more than which no message has.
+    /// A copy of the first 255 bytes. No message has more.
     pub(super) fn new(bytes: &[u8]) -> Self {
         let len = u8::try_from(bytes.len()).unwrap_or(u8::MAX);
         let mut data = Self { len, ..Self::EMPTY };
@@ -52,7 +52,7 @@ impl AsRef<[u8]> for PrivateData {
 
 impl fmt::Debug for PrivateData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The zeros at the end say nothing.
+        // Omit the zeros at the end: they may be padding.
         write!(f, "b\"{}\" ({} bytes)", self.trim_end().escape_ascii(), self.len)
     }
 }
@@ -68,8 +68,8 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// How many bytes there is room for. A request loses 36 bytes to the IP addresses. On iWARP the
-    /// limit is the kernel's interface, less what some devices put in front.
+    /// The number of bytes that the message has room for. A request loses 36 bytes to the IP addresses. On
+    /// iWARP the limit is that of the kernel's interface, minus what some devices put in front.
     pub(super) fn limit(self, iwarp: bool) -> u8 {
         match self {
             _ if iwarp => 252,
@@ -81,11 +81,11 @@ impl Message {
         }
     }
 
-    /// The length as C has it, if `data` fits.
+    /// The length in C's type, if `data` fits.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it does not.
+    ///  - `EINVAL`: `data` is too long.
     pub(super) fn check(self, verb: &'static str, data: &[u8], iwarp: bool) -> Result<u8> {
         let limit = self.limit(iwarp);
         match u8::try_from(data.len()) {

@@ -15,10 +15,10 @@ use crate::device::Context;
 use crate::error::Result;
 use crate::queue_pair::EnhancedConnection;
 
-/// A peer that wants to connect, and waits for an answer. Dropping it says no.
+/// A peer that wants to connect, and waits for an answer. Dropping it rejects the peer.
 #[must_use = "dropping it rejects the peer"]
 pub struct ConnectionRequest {
-    /// Taken when it was answered.
+    /// `None` once the request was answered.
     id: Option<Id>,
     limits: PeerLimits,
     private_data: PrivateData,
@@ -27,7 +27,7 @@ pub struct ConnectionRequest {
 impl Drop for ConnectionRequest {
     fn drop(&mut self) {
         if let Some(id) = &mut self.id {
-            // One that fails, as when the peer is gone, is destroyed next all the same.
+            // If this fails, for example because the peer is gone, the identifier is destroyed next anyway.
             let _ = id.reject(&[]);
         }
     }
@@ -38,7 +38,7 @@ impl ConnectionRequest {
         Self { id: Some(id), limits, private_data }
     }
 
-    /// The bytes that the peer has sent with its request.
+    /// The private data of the peer's request.
     pub fn private_data(&self) -> &PrivateData {
         &self.private_data
     }
@@ -50,15 +50,14 @@ impl ConnectionRequest {
         self.id.as_ref()?.peer_addr()
     }
 
-    /// The address that it has reached us by.
+    /// The local address that the peer has connected to.
     #[doc(alias = "rdma_get_local_addr")]
     #[doc(alias = "rdma_get_src_port")]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.as_ref()?.local_addr()
     }
 
-    /// Opens the device that the request came by. A context of that device that is open already serves
-    /// as well.
+    /// Opens the device on which the request arrived. An open context of that device can be used instead.
     ///
     /// # Errors
     ///
@@ -70,19 +69,19 @@ impl ConnectionRequest {
         }
     }
 
-    /// The name of the device that the request came by.
+    /// The name of the device on which the request arrived.
     pub fn device_name(&self) -> Option<String> {
         self.id.as_ref()?.device_name()
     }
 
-    /// The port of the device that the request came by: what a queue pair must be
-    /// [built with](crate::QueuePairBuilder::port).
+    /// The port of the device on which the request arrived. A queue pair must be [built
+    /// with](crate::QueuePairBuilder::port) this port.
     pub fn port(&self) -> u8 {
         self.id.as_ref().map_or(0, Id::port)
     }
 
-    /// Whether the device speaks iWARP, where what is read from the peer must go into memory that peers
-    /// may write.
+    /// Whether the device speaks iWARP, where the target of an RDMA read must be memory that the peer may
+    /// write.
     pub fn is_iwarp(&self) -> bool {
         self.id.as_ref().is_some_and(Id::is_iwarp)
     }
@@ -91,7 +90,7 @@ impl ConnectionRequest {
     ///
     /// # Errors
     ///
-    /// None that is known.
+    /// None is known.
     #[doc(alias = "rdma_get_remote_ece")]
     pub fn remote_ece(&self) -> Result<EnhancedConnection> {
         self.id.as_ref().ok_or_else(answered)?.remote_ece()
@@ -101,26 +100,27 @@ impl ConnectionRequest {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no vendor in them.
+    ///  - `EINVAL`: the options name no vendor.
     #[doc(alias = "rdma_set_local_ece")]
     pub fn set_local_ece(&mut self, ece: EnhancedConnection) -> Result<()> {
         self.id.as_mut().ok_or_else(answered)?.set_local_ece(ece)
     }
 
-    /// `rdma_accept`: accepts, with up to 196 bytes of the program's own for the peer (252 on iWARP), and
-    /// waits until the connection is established, `timeout` at most.
+    /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP), and waits
+    /// until the connection is established, `timeout` at most.
     ///
     /// # Errors
     ///
     ///  - [`Disconnected`](ConnectionError::Disconnected), [`Unreachable`](ConnectionError::Unreachable),
     ///    [`Rejected`](ConnectionError::Rejected): the peer has given up in the meantime.
-    ///  - [`TimedOut`](ConnectionError::TimedOut): the time is over.
+    ///  - [`TimedOut`](ConnectionError::TimedOut): the time limit has passed.
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not where the request came by.
+    ///    queue pair is not on the device and port of the request.
     ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long, the queue pair is not of type
     ///    RC, or something failed.
     ///
-    /// The queue pair is then destroyed and the peer rejected. [`prepare`](Self::prepare) gives them back.
+    /// The queue pair is then destroyed and the peer rejected. [`prepare`](Self::prepare) returns both
+    /// instead.
     #[doc(alias = "rdma_accept")]
     pub fn accept<P: Connectable>(
         mut self,
@@ -132,15 +132,15 @@ impl ConnectionRequest {
         connect(id, prepared, Some(self.limits), private_data, timeout)
     }
 
-    /// Takes the queue pair to INIT, where it takes receives, and answers nothing yet: the first step of
-    /// [`accept`](Self::accept).
+    /// Takes the queue pair to INIT, where it accepts receives, and does not answer the peer yet: the first
+    /// step of [`accept`](Self::accept).
     ///
     /// # Errors
     ///
-    /// Both come back with the reason, and nothing has changed:
+    /// The request and the queue pair come back with the reason, and nothing has changed:
     ///
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not where the request came by.
+    ///    queue pair is not on the device and port of the request.
     ///  - [`Verbs`](ConnectionError::Verbs): it is not of type RC (`EINVAL`), or the device failed.
     pub fn prepare<P: Connectable>(
         mut self,
@@ -154,9 +154,9 @@ impl ConnectionRequest {
         })
     }
 
-    /// As [`prepare`](Self::prepare), but gives the queue pair or channel apart from the answer, so that
-    /// receives can be posted **before** the peer is accepted. That matters on iWARP, where a message that
-    /// finds no receive ends the connection.
+    /// As [`prepare`](Self::prepare), but returns the queue pair or channel separately from the answer, so
+    /// that receives can be posted **before** the peer is accepted. That matters on iWARP, where a message
+    /// that finds no receive ends the connection.
     ///
     /// ```no_run
     /// # // needs a peer
@@ -202,7 +202,7 @@ impl ConnectionRequest {
         })
     }
 
-    /// `rdma_reject`: says no, with up to 148 bytes of the program's own for the peer (252 on iWARP).
+    /// `rdma_reject`: rejects the peer, with up to 148 bytes of private data (252 on iWARP).
     ///
     /// # Errors
     ///
@@ -218,7 +218,7 @@ impl ConnectionRequest {
     }
 }
 
-/// What cannot happen: whoever answers has the request no more.
+/// The error for a case that cannot happen: answering consumes the request.
 #[cold]
 fn answered() -> crate::error::Error {
     crate::error::Error::invalid("rdma_accept", "the request was answered already")

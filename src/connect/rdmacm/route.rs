@@ -1,4 +1,4 @@
-//! The way to a peer, found by its IP address.
+//! The route to a peer, found by its IP address.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::ffi;
 use crate::queue_pair::EnhancedConnection;
 use crate::settings::AckTimeout;
 
-/// How to find the way to a peer: see [`Route::to`].
+/// The options for finding the route to a peer: see [`Route::to`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RouteBuilder {
@@ -32,7 +32,7 @@ pub struct RouteBuilder {
 }
 
 impl RouteBuilder {
-    /// Our own address, which chooses the device where several reach the peer (the kernel chooses unless
+    /// Our own address, which selects the device if several reach the peer (the kernel selects it unless
     /// set). Port 0 leaves the port to the kernel.
     pub fn source(mut self, address: SocketAddr) -> Self {
         self.source = Some(address);
@@ -48,9 +48,9 @@ impl RouteBuilder {
         self
     }
 
-    /// `RDMA_OPTION_ID_ACK_TIMEOUT`: the time that the **peer** is told to wait for our
-    /// acknowledgements (what the kernel makes of the path unless set). Our own is that of the queue
-    /// pair: [`QueuePairBuilder::ack_timeout`](crate::QueuePairBuilder::ack_timeout).
+    /// `RDMA_OPTION_ID_ACK_TIMEOUT`: how long the **peer** is told to wait for our acknowledgements (unless
+    /// set, the kernel derives it from the path). How long we wait is a setting of the queue pair:
+    /// [`QueuePairBuilder::ack_timeout`](crate::QueuePairBuilder::ack_timeout).
     #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
     pub fn ack_timeout(mut self, value: AckTimeout) -> Self {
         self.ack_timeout = Some(value);
@@ -71,7 +71,7 @@ impl RouteBuilder {
     ///
     ///  - [`NoAddress`](ConnectionError::NoAddress), [`NoRoute`](ConnectionError::NoRoute): no device
     ///    leads there.
-    ///  - [`TimedOut`](ConnectionError::TimedOut): the time is over.
+    ///  - [`TimedOut`](ConnectionError::TimedOut): the time limit has passed.
     ///  - [`Verbs`](ConnectionError::Verbs): `ENOENT`, `EACCES` and others: `/dev/infiniband/rdma_cm` is
     ///    missing, wrong, or may not be opened. `EADDRINUSE`, `EADDRNOTAVAIL`: the source address.
     ///    `EINVAL`: the addresses are of two families, or an option has a value that the kernel does not
@@ -82,11 +82,11 @@ impl RouteBuilder {
         self.begin(timeout)?.finish()
     }
 
-    /// As [`resolve`](Self::resolve), in steps for event loops. The kernel gives up after `timeout`.
+    /// As [`resolve`](Self::resolve), in steps, for event loops. The kernel gives up after `timeout`.
     ///
     /// # Errors
     ///
-    /// Those of `resolve` that are found at once.
+    /// Those of `resolve` that occur immediately.
     pub fn begin(self, timeout: Duration) -> Result<RouteResolution, ConnectionError> {
         self.begin_in(ffi::rdma_port_space::RDMA_PS_TCP, timeout)
     }
@@ -133,8 +133,8 @@ impl RouteBuilder {
     }
 }
 
-/// The search for the way to a peer, in steps for event loops: see [`RouteBuilder::begin`]. Dropping it
-/// gives up.
+/// A running search for the route to a peer, in steps for event loops: see [`RouteBuilder::begin`].
+/// Dropping it gives up.
 #[must_use]
 pub struct RouteResolution {
     id: Id,
@@ -142,8 +142,8 @@ pub struct RouteResolution {
 }
 
 impl RouteResolution {
-    /// Goes on as far as is possible without waiting: to be called when the file is readable, or the time
-    /// is over.
+    /// Proceeds as far as possible without waiting. Call it when the file is readable, or when the time
+    /// limit has passed.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ impl RouteResolution {
         Ok(Step::Pending(self))
     }
 
-    /// Waits until the way is found, or the time is over that the search has begun with.
+    /// Waits until the route is found, or the time limit that was given to `begin` has passed.
     ///
     /// # Errors
     ///
@@ -197,7 +197,7 @@ impl fmt::Debug for RouteResolution {
     }
 }
 
-/// The way to a peer: the device, the port and the path that lead to its IP address.
+/// The route to a peer: the device, the port and the path that lead to its IP address.
 ///
 /// ```no_run
 /// # // needs a peer
@@ -221,7 +221,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// Begins to look for the way to `destination`: see [`RouteBuilder`].
+    /// Begins to search for the route to `destination`: see [`RouteBuilder`].
     pub fn to(destination: SocketAddr) -> RouteBuilder {
         RouteBuilder::new(destination)
     }
@@ -235,8 +235,7 @@ impl Route {
         Self::to(destination).resolve(timeout)
     }
 
-    /// Opens the device that leads to the peer. A context of that device that is open already serves as
-    /// well.
+    /// Opens the device that leads to the peer. An open context of that device can be used instead.
     ///
     /// # Errors
     ///
@@ -250,14 +249,14 @@ impl Route {
         self.id.device_name()
     }
 
-    /// The port of the device that leads to the peer: what a queue pair must be
-    /// [built with](crate::QueuePairBuilder::port).
+    /// The port of the device that leads to the peer. A queue pair must be [built
+    /// with](crate::QueuePairBuilder::port) this port.
     pub fn port(&self) -> u8 {
         self.id.port()
     }
 
-    /// Whether the device speaks iWARP, where what is read from the peer must go into memory that peers
-    /// may write.
+    /// Whether the device speaks iWARP, where the target of an RDMA read must be memory that the peer may
+    /// write.
     pub fn is_iwarp(&self) -> bool {
         self.id.is_iwarp()
     }
@@ -280,30 +279,30 @@ impl Route {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no vendor in them.
+    ///  - `EINVAL`: the options name no vendor.
     #[doc(alias = "rdma_set_local_ece")]
     pub fn set_local_ece(&mut self, ece: EnhancedConnection) -> Result<()> {
         self.id.set_local_ece(ece)
     }
 
-    /// `rdma_connect`: connects, with up to 56 bytes of the program's own for the peer (252 on iWARP),
-    /// within `timeout`.
+    /// `rdma_connect`: connects, with up to 56 bytes of private data for the peer (252 on iWARP), within
+    /// `timeout`.
     ///
-    /// The path, the MTU and how many reads may be outstanding are agreed on with the peer. What the peer
-    /// may do and the times and numbers of retries are those that the queue pair was built with.
+    /// Both sides agree on the path, the MTU and the number of outstanding reads. The peer's access rights,
+    /// the time-outs and the numbers of retries are those that the queue pair was built with.
     ///
     /// # Errors
     ///
-    ///  - [`Rejected`](ConnectionError::Rejected): the peer does not want to, or nobody listens.
+    ///  - [`Rejected`](ConnectionError::Rejected): the peer refuses, or no program listens.
     ///  - [`Unreachable`](ConnectionError::Unreachable), [`TimedOut`](ConnectionError::TimedOut): the peer
     ///    does not answer.
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not where the route begins.
+    ///    queue pair is not on the device and port of the route.
     ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long, the queue pair is not of type
     ///    RC, or something failed.
     ///  - Others: see [`ConnectionError`].
     ///
-    /// The queue pair is then destroyed. [`prepare`](Self::prepare) gives it back.
+    /// The queue pair is then destroyed. [`prepare`](Self::prepare) returns it instead.
     #[doc(alias = "rdma_connect")]
     #[doc(alias = "rdma_establish")]
     pub fn connect<P: Connectable>(
@@ -315,15 +314,15 @@ impl Route {
         connect(self.id, prepared, None, private_data, timeout)
     }
 
-    /// Takes the queue pair to INIT, where it takes receives, and sends nothing yet: the first step of
+    /// Takes the queue pair to INIT, where it accepts receives, and sends nothing yet: the first step of
     /// [`connect`](Self::connect).
     ///
     /// # Errors
     ///
-    /// Both come back with the reason, and nothing has changed:
+    /// The route and the queue pair come back with the reason, and nothing has changed:
     ///
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
-    ///    queue pair is not where the route begins.
+    ///    queue pair is not on the device and port of the route.
     ///  - [`Verbs`](ConnectionError::Verbs): it is not of type RC (`EINVAL`), or the device failed.
     pub fn prepare<P: Connectable>(
         self,

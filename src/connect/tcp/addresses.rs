@@ -1,4 +1,4 @@
-//! Connecting by address: TCP itself, and its stream as a sign of life.
+//! Connecting over TCP, and monitoring the peer through the TCP stream.
 
 use std::ffi::c_int;
 use std::io;
@@ -13,19 +13,18 @@ use super::stream::DeadlineStream;
 use crate::channel::{Channel, PreparedChannel};
 use crate::queue_pair::{PreparedQueuePair, QueuePair};
 
-/// A host that is silent for longer than this is asked whether it is there, ..
+/// After this time of silence the kernel probes the peer's host, ..
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
-/// .. so often ..
+/// .. at this interval ..
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// .. and is taken for dead when so many questions have no answer.
+/// .. and takes it for dead after this number of unanswered probes.
 const KEEPALIVE_PROBES: c_int = 4;
 
 /// Connecting over TCP or another stream.
 impl<'res> PreparedChannel<'res> {
-    /// Connects to the peer that [accepts](Self::accept) at `address`: over TCP, both sides tell each
-    /// other their endpoints and up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of the
-    /// program's own, and shake hands. When it returns, both are ready. What the peer's program told
-    /// comes back beside the channel.
+    /// Connects to the peer that [accepts](Self::accept) at `address`. Over TCP, both sides exchange their
+    /// endpoints and up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of private data, and shake
+    /// hands. When it returns, both are ready. Returns the channel and the peer's private data.
     ///
     /// The TCP stream stays open as long as the channel does: see [`Channel::peer_is_gone`].
     ///
@@ -43,17 +42,17 @@ impl<'res> PreparedChannel<'res> {
     /// # }
     /// ```
     ///
-    /// Everything ends at the deadline but two things, over which a program has no power: looking up a
-    /// host's name, and the kernel's own look-up of the peer's MAC address during the handshake. Pass a
-    /// [`SocketAddr`](std::net::SocketAddr) where the first matters.
+    /// The deadline bounds everything except two steps that a program cannot bound: the look-up of a host's
+    /// name, and the kernel's own look-up of the peer's MAC address during the handshake. Pass a
+    /// [`SocketAddr`](std::net::SocketAddr) to avoid the first one.
     ///
-    /// What goes over TCP is neither encrypted nor authenticated, and RDMA is not either: see
-    /// [`connect_over`](Self::connect_over) for streams that are.
+    /// Neither this TCP traffic nor RDMA is encrypted or authenticated. For an encrypted or authenticated
+    /// stream, see [`connect_over`](Self::connect_over).
     ///
     /// # Errors
     ///
-    /// [`ExchangeError`] says what can go wrong. The queue pair is then destroyed, and the peer is told,
-    /// or sees the end of the stream.
+    /// See [`ExchangeError`]. The queue pair is then destroyed, and the peer is told, or sees the end of
+    /// the stream.
     pub fn connect(
         self,
         address: impl ToSocketAddrs,
@@ -66,12 +65,11 @@ impl<'res> PreparedChannel<'res> {
 
     /// Waits for a peer that [connects](Self::connect) to the listener, and connects to it.
     ///
-    /// Other threads that wait for clients of the same listener use this method too: it makes the listener
-    /// non-blocking for the moment of accepting.
+    /// Several threads may wait for clients of the same listener if all use this method: it makes the
+    /// listener non-blocking while it accepts.
     ///
-    /// A client that does not get through ends this with an error. A server that is open to clients of
-    /// all kinds accepts the stream itself, on a thread that may wait, and then calls
-    /// [`accept_over`](Self::accept_over).
+    /// If a client fails to connect, this returns an error. A server for arbitrary clients accepts the
+    /// stream itself, on a thread that may wait, and then calls [`accept_over`](Self::accept_over).
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
@@ -103,12 +101,12 @@ impl<'res> PreparedChannel<'res> {
     }
 
     /// As [`connect`](Self::connect), over a stream that is connected already: a Unix socket, TLS, or a
-    /// [`TcpStream`] of the program's own. The stream stays the caller's, and waits without a limit
-    /// again afterwards.
+    /// [`TcpStream`] of the program's own. The caller keeps the stream, and its waits have no deadline
+    /// afterwards.
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect). Of the stream, nothing can then be said but that it may be closed.
+    /// As [`connect`](Self::connect). The stream is then in an unspecified state: close it.
     pub fn connect_over(
         self,
         stream: &mut (impl DeadlineStream + ?Sized),
@@ -136,8 +134,8 @@ impl<'res> PreparedChannel<'res> {
 
 /// Connecting over TCP or another stream.
 impl<'res> PreparedQueuePair<'res> {
-    /// As [`PreparedChannel::connect`]; the TCP stream comes back beside the queue pair, for the
-    /// program to keep: see [`peer_has_closed`].
+    /// As [`PreparedChannel::connect`], but also returns the TCP stream, which the program keeps: see
+    /// [`peer_has_closed`].
     ///
     /// # Errors
     ///
@@ -152,8 +150,8 @@ impl<'res> PreparedQueuePair<'res> {
         over(self, Role::Connects, stream, private_data, deadline)
     }
 
-    /// As [`PreparedChannel::accept`]; the TCP stream comes back beside the queue pair, for the program
-    /// to keep: see [`peer_has_closed`].
+    /// As [`PreparedChannel::accept`], but also returns the TCP stream, which the program keeps: see
+    /// [`peer_has_closed`].
     ///
     /// # Errors
     ///
@@ -197,12 +195,12 @@ impl<'res> PreparedQueuePair<'res> {
     }
 }
 
-/// The stream over which it was connected, as a sign of the peer's life.
+/// The stream over which the channel was connected: it shows whether the peer is alive.
 impl Channel<'_> {
     /// The TCP stream over which the channel was connected, if that was by
-    /// [`connect`](PreparedChannel::connect) or [`accept`](PreparedChannel::accept): a program can
-    /// go on to use it as it likes, as nothing else reads or writes there. A [reset](Channel::reset) and
-    /// the next [`handshake`](PreparedChannel::handshake) keep it.
+    /// [`connect`](PreparedChannel::connect) or [`accept`](PreparedChannel::accept). The program may use it
+    /// freely, as nothing else reads or writes there. A [reset](Channel::reset) and the next
+    /// [`handshake`](PreparedChannel::handshake) keep it.
     pub fn stream(&self) -> Option<&TcpStream> {
         self.kept_stream()
     }
@@ -212,23 +210,23 @@ impl Channel<'_> {
         self.kept_stream_mut().take()
     }
 
-    /// Whether the peer has closed its end of the [stream](Self::stream), because it dropped its
-    /// channel, ended, or died; or whether its host has not answered for about 30 seconds. It is not
-    /// noticed any sooner when a host loses its power.
+    /// Whether the peer has closed its end of the [stream](Self::stream), because it dropped its channel,
+    /// ended, or died; or whether its host has not answered for about 30 seconds. A host's loss of power is
+    /// noticed only after that time.
     ///
     /// This does not wait, and asks the kernel each time.
     ///
     /// # Errors
     ///
     ///  - `NotConnected`: the channel has no stream.
-    ///  - `OutOfMemory`: the kernel has no memory left for the question.
+    ///  - `OutOfMemory`: the kernel has no memory left for the query.
     pub fn peer_is_gone(&self) -> io::Result<bool> {
         peer_has_closed(self.required_stream()?)
     }
 
-    /// Waits until the peer has closed its end of the [stream](Self::stream), as
-    /// [`peer_is_gone`](Self::peer_is_gone) would find it; false if the deadline passes before. This is
-    /// for a side that only lends its memory, and has to keep it as long as the peer may use it.
+    /// Waits until [`peer_is_gone`](Self::peer_is_gone) would return true; returns false if the deadline
+    /// passes before. This is for a side that only lends its memory, and must keep it as long as the peer
+    /// may use it.
     ///
     /// # Errors
     ///
@@ -243,19 +241,19 @@ impl Channel<'_> {
     }
 }
 
-/// Whether the peer has closed its end of a stream socket, whatever it has sent before and is still to
-/// be read. This does not wait, and reads nothing.
+/// Whether the peer has closed its end of a stream socket, even if data that it sent before is still
+/// unread. This does not wait, and reads nothing.
 ///
-/// For TLS, ask the socket below.
+/// For TLS, pass the underlying socket.
 ///
 /// # Errors
 ///
-///  - `OutOfMemory`: the kernel has no memory left for the question.
+///  - `OutOfMemory`: the kernel has no memory left for the query.
 pub fn peer_has_closed(stream: impl AsFd) -> io::Result<bool> {
     poll(stream.as_fd(), libc::POLLRDHUP, Instant::now())
 }
 
-/// Waits until [`peer_has_closed`]; false if the deadline passes before.
+/// Waits until [`peer_has_closed`] would return true; returns false if the deadline passes before.
 ///
 /// # Errors
 ///
@@ -264,12 +262,12 @@ pub fn wait_until_peer_closes(stream: impl AsFd, deadline: Instant) -> io::Resul
     poll(stream.as_fd(), libc::POLLRDHUP, deadline)
 }
 
-/// Waits for events on a file (or its failure, which always counts) until the deadline; says whether
+/// Waits for events on a file (or its failure, which always counts) until the deadline. Returns whether
 /// there were any.
 fn poll(file: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // Rounded up, so that the last round does not spin. What is too long is waited for in parts.
+        // Rounded up, so that the last round does not spin. A wait that is too long for C is split.
         let millis = left.as_nanos().div_ceil(1_000_000);
         let millis = c_int::try_from(millis).unwrap_or(c_int::MAX);
         let mut entry = libc::pollfd { fd: file.as_raw_fd(), events, revents: 0 };
@@ -310,7 +308,7 @@ fn over<P: Prepared>(
     Ok((connected, told, stream))
 }
 
-/// Lets the kernel notice when the peer's host is gone, though nothing is sent.
+/// Lets the kernel detect a dead peer's host even if nothing is sent.
 fn watch_host(stream: &TcpStream) -> io::Result<()> {
     let seconds = |time: Duration| c_int::try_from(time.as_secs()).unwrap_or(c_int::MAX);
     for (level, option, value) in [
@@ -367,7 +365,7 @@ fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, E
         }
         match accept_now(listener) {
             Ok(stream) => return Ok(stream),
-            // It was there, and has gone again, or another thread was faster.
+            // The client has gone again, or another thread has accepted it.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -378,8 +376,8 @@ fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, E
     }
 }
 
-/// Accepts a client that is there. As another thread may have been faster, the listener must not block
-/// meanwhile. Whether it does is a property of the socket: those who change it here take turns.
+/// Accepts a client that is waiting. As another thread may accept it first, the listener must not block
+/// meanwhile. Blocking is a property of the socket, so threads that change it here take turns.
 fn accept_now(listener: &TcpListener) -> io::Result<TcpStream> {
     static TURN: Mutex<()> = Mutex::new(());
 

@@ -20,7 +20,7 @@ pub enum ExchangeError {
     TimedOut,
     /// The peer closed the stream, or died, before both sides were ready.
     Closed,
-    /// The peer sent something else than this exchange: it is another program, or one with an error.
+    /// The peer sent something else than this exchange: it is another program, or a faulty one.
     Protocol(&'static str),
     /// The peer speaks another version of the exchange: it uses another version of this crate.
     Version {
@@ -36,7 +36,7 @@ pub enum ExchangeError {
 }
 
 impl ExchangeError {
-    /// Sorts what a stream said into what it means here.
+    /// Maps an error of the stream to its meaning here.
     pub(super) fn from_stream(error: io::Error) -> Self {
         use io::ErrorKind as Kind;
         match error.kind() {

@@ -49,7 +49,7 @@ impl<'res> Prepared for PreparedChannel<'res> {
     }
 }
 
-/// Connects over the stream; returns what is connected, and the peer's private data.
+/// Connects over the stream. Returns the connected object and the peer's private data.
 pub(super) fn exchange<P: Prepared, S: DeadlineStream + ?Sized>(
     prepared: P,
     role: Role,
@@ -66,7 +66,7 @@ pub(super) fn exchange<P: Prepared, S: DeadlineStream + ?Sized>(
         }
         Role::Accepts => {
             let theirs = read_greeting(&mut stream);
-            // A peer of another version learns ours. What is no peer at all learns nothing.
+            // Tell a peer of another version our version. Tell other programs nothing.
             if matches!(theirs, Ok(_) | Err(ExchangeError::Version { .. })) {
                 stream.write(&greeting)?;
             }
@@ -77,10 +77,10 @@ pub(super) fn exchange<P: Prepared, S: DeadlineStream + ?Sized>(
     let connected = match prepared.handshake(remote) {
         Ok(connected) => connected,
         Err(error) => {
-            // If the peer does not hear it, it will see the end of the stream.
+            // If the peer does not receive this, it will see the end of the stream.
             let told = stream.write(&wire::verdict(Some(error.raw_os_error())));
             if role == Role::Accepts && told.is_ok() {
-                // As above: the peer's verdict is read, so that it hears ours.
+                // Read the peer's verdict: closing a TCP socket with unread data may lose our own.
                 let _ = stream.read(&mut [0; wire::VERDICT]);
             }
             return Err(error.into());
@@ -105,8 +105,8 @@ fn read_greeting<S: DeadlineStream>(
     let mut header = [0; wire::HEADER];
     stream.read(&mut header)?;
     let header = wire::Header::parse(&header)?;
-    // Read to the end also where it is refused: when a TCP socket is closed with something left to read,
-    // the peer may lose what was sent to it last.
+    // Read to the end even if the endpoint is refused: when a TCP socket is closed with unread data, the
+    // peer may lose the last data that was sent to it.
     let mut bytes = vec![0; header.endpoint + header.private_data];
     stream.read(&mut bytes)?;
     header.check()?;

@@ -15,7 +15,7 @@
 //! - `wire`: what the messages look like in bytes, and which bytes are refused.
 //! - `stream`: streams that wait no longer than until a deadline.
 //! - `exchange`: the order above, over any such stream.
-//! - `addresses`: TCP itself: `connect` and `accept`, and the stream as a sign of life.
+//! - `addresses`: TCP itself: `connect` and `accept`, and monitoring the peer through the stream.
 //!
 //! The greeting begins with its version, and its first 12 bytes are the same in all versions: a side
 //! that speaks another version reads the greeting to its end and sends its own, so both can say which

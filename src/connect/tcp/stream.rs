@@ -24,7 +24,7 @@ pub trait DeadlineStream: Read + Write {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](io::ErrorKind::TimedOut) if the deadline has passed, or whatever the stream says.
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if the deadline has passed, or the stream's own error.
     fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()>;
 }
 
@@ -198,7 +198,7 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
 }
 
 impl<S: DeadlineStream> Drop for Timed<'_, S> {
-    /// The caller gets the stream back as one that waits. If that fails, its next call will say so.
+    /// Removes the deadline, for the caller. If that fails, the caller's next use of the stream reports it.
     fn drop(&mut self) {
         let _ = self.stream.set_deadline(None);
     }

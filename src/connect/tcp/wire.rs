@@ -15,8 +15,8 @@ use crate::device::Gid;
 use crate::queue_pair::{EndpointGid, EndpointGids, GidClass, QueuePairEndpoint};
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
-/// How many bytes of its own a program can have exchanged when it connects by
-/// [`PreparedChannel::connect`](crate::PreparedChannel::connect) and the like: 8 KiB.
+/// The most bytes of private data that a program can exchange when it connects by
+/// [`PreparedChannel::connect`](crate::PreparedChannel::connect) and similar methods: 8 KiB.
 pub const MAX_PRIVATE_DATA: usize = 8192;
 
 /// The version of the exchange.
@@ -24,7 +24,7 @@ pub(super) const VERSION: u8 = 1;
 
 const NAME: &[u8; 7] = b"ibverbs";
 
-/// How long the part of a greeting is that says how long the rest is.
+/// The length of the first part of a greeting, which holds the lengths of the rest.
 pub(super) const HEADER: usize = 12;
 
 /// Number, LID, PSN, MTU, reads, and the number of GIDs.
@@ -32,7 +32,7 @@ const ENDPOINT: usize = 4 + 2 + 4 + 2 + 2 + 1;
 /// A class and the GID.
 const GID: usize = 1 + 16;
 
-/// What stands for no PSN and no number of reads; each is more than any.
+/// Stands for an absent PSN or number of reads. It is larger than any valid one.
 const NO_PSN: u32 = u32::MAX;
 const NO_READS: u16 = u16::MAX;
 
@@ -45,7 +45,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// What a peer that speaks any version has sent.
+    /// Parses the first part of a greeting of any version.
     pub(super) fn parse(bytes: &[u8; HEADER]) -> Result<Self, ExchangeError> {
         let [name @ .., version, e0, e1, d0, d1] = bytes;
         if name != NAME {
@@ -68,7 +68,7 @@ impl Header {
     }
 }
 
-/// A greeting, whole.
+/// A complete greeting.
 pub(super) fn greeting(
     endpoint: &QueuePairEndpoint,
     private_data: &[u8],
@@ -136,7 +136,7 @@ fn read_endpoint(bytes: &[u8]) -> Option<QueuePairEndpoint> {
     (rest.is_empty() && list.len() == usize::from(count)).then_some(endpoint)
 }
 
-/// How long a verdict is.
+/// The length of a verdict.
 pub(super) const VERDICT: usize = 5;
 
 const READY: u8 = 1;
