@@ -30,7 +30,7 @@ unsafe impl Send for AddressHandle<'_> {}
 unsafe impl Sync for AddressHandle<'_> {}
 
 impl<'pd> AddressHandle<'pd> {
-    /// `ibv_create_ah`: makes the path ready. The queue pair that sends by it must be of the same
+    /// `ibv_create_ah`: creates the handle. The queue pair that sends through it must be of the same
     /// domain.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl<'pd> AddressHandle<'pd> {
     ///    device.
     ///  - `ETIMEDOUT`, `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, the peer's MAC address could not be
     ///    resolved, or there is no route to its GID.
-    ///  - `ENOMEM`: the device or the machine has run out of them.
+    ///  - `ENOMEM`: the device has no address handle left, or the machine has no memory left.
     #[doc(alias = "ibv_create_ah")]
     pub fn new(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -57,7 +57,7 @@ impl<'pd> AddressHandle<'pd> {
         Ok(Self { raw, domain })
     }
 
-    /// Takes over a handle that was made elsewhere, such as by a C library.
+    /// Takes over a handle that was created elsewhere, such as by a C library.
     ///
     /// # Errors
     ///
@@ -91,8 +91,7 @@ impl<'pd> AddressHandle<'pd> {
         self.raw.as_ptr()
     }
 
-    /// `ibv_destroy_ah`: destroys the handle, and returns the error if that fails, which dropping
-    /// cannot.
+    /// `ibv_destroy_ah`: destroys the handle and reports a failure. Dropping ignores a failure.
     ///
     /// # Errors
     ///

@@ -41,7 +41,7 @@ pub struct AddressVector {
     route: Option<GlobalRoute>,
 }
 
-/// What the global route header of each packet says.
+/// The contents of the global route header of each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct GlobalRoute {
     gid: Gid,
@@ -52,7 +52,7 @@ struct GlobalRoute {
 }
 
 impl AddressVector {
-    /// The hop limit unless another is asked for.
+    /// The default hop limit.
     pub const DEFAULT_HOP_LIMIT: u8 = 64;
 
     /// The path to the port with the LID `lid` on the same InfiniBand subnet, through our port
@@ -68,9 +68,8 @@ impl AddressVector {
         }
     }
 
-    /// The path to where a peer's queue pair is, through our port `port`: with a global route header
-    /// where the port needs one, as all do on RoCE, between the best two of our GIDs and the peer's that
-    /// fit together.
+    /// The path to a peer's queue pair, through our port `port`: with a global route header if the port
+    /// needs one, as all ports on RoCE do, between the best matching pair of our GIDs and the peer's.
     ///
     /// # Errors
     ///
@@ -83,9 +82,9 @@ impl AddressVector {
         Self::to_endpoint("ibv_create_ah", context, &attributes, (port, None), &gids, peer, false)
     }
 
-    /// The path to a peer's queue pair, through a port and from a GID of ours (that of the index, if
-    /// one is given); if it is none, that is an error of `verb`. It has a global route header if the
-    /// port needs one or `global` is set.
+    /// The path to a peer's queue pair, through a port and from one of our GIDs (that with the index, if
+    /// one is given). If no path exists, returns an error of `verb`. The path has a global route header if
+    /// the port needs one or `global` is set.
     pub(super) fn to_endpoint(
         verb: &'static str,
         context: &Context<'_>,
@@ -118,7 +117,7 @@ impl AddressVector {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `header` has not 40 bytes, though the datagram has a global route header.
+    ///  - `EINVAL`: `header` does not have 40 bytes, although the datagram has a global route header.
     ///  - `ENOENT`: none of our GIDs is the one that the datagram was sent to, or `header` is not a
     ///    global route header.
     #[doc(alias = "ibv_init_ah_from_wc")]
@@ -146,7 +145,7 @@ impl AddressVector {
             ffi::ibv_init_ah_from_wc(context.as_raw(), port, &mut completion, &mut route, &mut raw)
         };
         if returned != 0 {
-            // It says no more than that it failed.
+            // The verb does not report the cause.
             let reason = "none of our GIDs is the one that the datagram was sent to";
             return Err(Error::with_reason(VERB, libc::ENOENT, reason));
         }
@@ -185,8 +184,8 @@ impl AddressVector {
         self
     }
 
-    /// The traffic class of the global route header; its upper six bits are the DSCP on RoCE v2.
-    /// Without effect where there is no such header.
+    /// The traffic class of the global route header; its upper six bits are the DSCP on RoCE v2. No effect
+    /// without such a header.
     pub fn traffic_class(mut self, class: u8) -> Self {
         if let Some(route) = &mut self.route {
             route.traffic_class = class;
@@ -194,7 +193,7 @@ impl AddressVector {
         self
     }
 
-    /// The flow label of the global route header. Without effect where there is no such header.
+    /// The flow label of the global route header. No effect without such a header.
     pub fn flow_label(mut self, label: FlowLabel) -> Self {
         if let Some(route) = &mut self.route {
             route.flow_label = label;
@@ -202,7 +201,7 @@ impl AddressVector {
         self
     }
 
-    /// How many routers a packet may pass. Without effect where there is no global route header.
+    /// How many routers a packet may pass. No effect without a global route header.
     pub fn hop_limit(mut self, limit: u8) -> Self {
         if let Some(route) = &mut self.route {
             route.hop_limit = limit;
@@ -236,7 +235,8 @@ impl AddressVector {
             dlid: self.lid,
             sl: self.service_level.value(),
             src_path_bits: self.source_path_bits,
-            // The field is 8 bits wide and so are all rates. What is not comes out as none.
+            // The field is 8 bits wide, and all rates fit. A value that does not fit becomes 255, which is
+            // not a rate.
             static_rate: u8::try_from(ffi::ibv_rate::from(self.static_rate).0).unwrap_or(u8::MAX),
             port_num: self.port,
             ..Default::default()

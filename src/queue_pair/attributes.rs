@@ -1,4 +1,4 @@
-//! The attributes of a queue pair, as it has them.
+//! The attributes of a queue pair, as `ibv_query_qp` returns them.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::settings::{
     PacketSequenceNumber,
 };
 
-/// Defines the flags together with the names that C has for the attributes.
+/// Defines the flags together with C's names of the attributes.
 macro_rules! attributes {
     ($($(#[doc = $doc:literal])* $flag:ident = $constant:ident, $name:literal;)+) => {
         bitflags::bitflags! {
@@ -24,7 +24,7 @@ macro_rules! attributes {
         }
 
         impl AttributeMask {
-            /// The name that C has for the first of them.
+            /// C's name of the first of them.
             pub(super) fn first_name(self) -> Option<&'static str> {
                 [$((Self::$flag, $name),)+]
                     .into_iter()
@@ -37,11 +37,11 @@ macro_rules! attributes {
 attributes! {
     /// The state.
     STATE = IBV_QP_STATE, "qp_state";
-    /// The state that a change is to be made from.
+    /// The state that a change starts from.
     CURRENT_STATE = IBV_QP_CUR_STATE, "cur_qp_state";
-    /// Whether an event tells when the send queue has drained.
+    /// Whether an event reports that the send queue has drained.
     DRAIN_NOTIFICATION = IBV_QP_EN_SQD_ASYNC_NOTIFY, "en_sqd_async_notify";
-    /// What the peer may do.
+    /// The operations that the peer may perform.
     ACCESS = IBV_QP_ACCESS_FLAGS, "qp_access_flags";
     /// The index of the partition key.
     PKEY_INDEX = IBV_QP_PKEY_INDEX, "pkey_index";
@@ -55,7 +55,7 @@ attributes! {
     PATH_MTU = IBV_QP_PATH_MTU, "path_mtu";
     /// How long the peer has to answer.
     ACK_TIMEOUT = IBV_QP_TIMEOUT, "timeout";
-    /// How often a packet without answer is sent again.
+    /// How often an unanswered packet is sent again.
     MAX_ACK_RETRIES = IBV_QP_RETRY_CNT, "retry_cnt";
     /// How often a message that found no receive is sent again.
     MAX_RNR_RETRIES = IBV_QP_RNR_RETRY, "rnr_retry";
@@ -65,7 +65,7 @@ attributes! {
     MAX_RD_ATOMIC = IBV_QP_MAX_QP_RD_ATOMIC, "max_rd_atomic";
     /// The alternate path, with its own port, partition key index and timeout.
     ALTERNATE_PATH = IBV_QP_ALT_PATH, "alt_ah_attr";
-    /// How long the peer waits when it found no receive.
+    /// How long the peer waits before it retries a message that found no receive.
     MIN_RNR_TIMER = IBV_QP_MIN_RNR_TIMER, "min_rnr_timer";
     /// The number of the first packet that is sent.
     SEND_PSN = IBV_QP_SQ_PSN, "sq_psn";
@@ -84,9 +84,9 @@ attributes! {
 /// `struct ibv_qp_attr`: the attributes of a queue pair at the time of
 /// [`QueuePair::query`](crate::QueuePair::query).
 ///
-/// A getter gives `None` for what was not asked for, or has a value that the standard does not have.
-/// What was never set, and what the queue pair's type or state does not have, is whatever the device
-/// keeps there.
+/// A getter returns `None` for an attribute that was not queried, or whose value is unknown to the
+/// standard. An attribute that was never set, or that the queue pair's type or state does not have, has
+/// whatever value the device stores.
 #[derive(Clone, Copy)]
 #[doc(alias = "ibv_qp_attr")]
 pub struct QueuePairAttributes {
@@ -118,7 +118,7 @@ getters! {
     port: u8 = PORT, |raw| Some(raw.port_num);
     /// The index of the partition key.
     pkey_index: u16 = PKEY_INDEX, |raw| Some(raw.pkey_index);
-    /// What the peer may do.
+    /// The operations that the peer may perform.
     access: AccessFlags = ACCESS, |raw| Some(AccessFlags::from_bits_retain(raw.qp_access_flags));
     /// The Q_Key of a UD queue pair.
     qkey: u32 = QKEY, |raw| Some(raw.qkey);
@@ -138,11 +138,11 @@ getters! {
     max_rd_atomic: u8 = MAX_RD_ATOMIC, |raw| Some(raw.max_rd_atomic);
     /// How many reads and atomics of the peer are answered at a time.
     max_dest_rd_atomic: u8 = MAX_DEST_RD_ATOMIC, |raw| Some(raw.max_dest_rd_atomic);
-    /// How long the peer waits when it found no receive.
+    /// How long the peer waits before it retries a message that found no receive.
     min_rnr_timer: MinRnrTimer = MIN_RNR_TIMER, |raw| MinRnrTimer::new(raw.min_rnr_timer).ok();
     /// How long the peer has to answer.
     ack_timeout: AckTimeout = ACK_TIMEOUT, |raw| AckTimeout::new(raw.timeout).ok();
-    /// How often a packet without answer is sent again.
+    /// How often an unanswered packet is sent again.
     max_ack_retries: MaxAckRetries = MAX_ACK_RETRIES, |raw| MaxAckRetries::new(raw.retry_cnt).ok();
     /// How often a message that found no receive is sent again.
     max_rnr_retries: MaxRnrRetries = MAX_RNR_RETRIES, |raw| MaxRnrRetries::new(raw.rnr_retry).ok();
@@ -175,7 +175,7 @@ impl QueuePairAttributes {
         Self { raw, mask }
     }
 
-    /// What was asked for.
+    /// The attributes that were queried.
     pub fn mask(&self) -> AttributeMask {
         self.mask
     }

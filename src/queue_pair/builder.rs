@@ -1,4 +1,4 @@
-//! The builder of queue pairs: everything that one is made with and connected with.
+//! The builder of queue pairs: all settings for creating and connecting one.
 
 use std::fmt;
 
@@ -16,9 +16,10 @@ use crate::settings::{
     PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
 };
 
-/// What a queue pair is made with and connected with: see [`QueuePair::builder`](crate::QueuePair::builder).
+/// The settings for creating and connecting a queue pair: see
+/// [`QueuePair::builder`](crate::QueuePair::builder).
 ///
-/// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE; see each.
+/// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE; each method states it.
 ///
 /// ```no_run
 /// use ibverbs::{AccessFlags, QueuePairType};
@@ -49,7 +50,8 @@ pub struct QueuePairBuilder<'res> {
     pub(super) create_flags: CreateFlags,
     pub(super) source_number: Option<u32>,
     pub(super) max_tso_header: u16,
-    /// The operations of the extended posting interface, and whether to do without if need be.
+    /// The operations of the extended posting interface, and whether to build without them if they are
+    /// missing.
     pub(super) extended: Option<(SendOperations, bool)>,
     pub(super) settings: ConnectionSettings,
 }
@@ -64,8 +66,7 @@ bitflags::bitflags! {
             ffi::ibv_qp_create_flags::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB.0;
         /// The checksum of an Ethernet frame is received with it (raw packets).
         const SCATTER_FCS = ffi::ibv_qp_create_flags::IBV_QP_CREATE_SCATTER_FCS.0;
-        /// The VLAN tag of an Ethernet frame is taken out of it and told in the completion (raw
-        /// packets).
+        /// The VLAN tag of an Ethernet frame is removed and reported in the completion (raw packets).
         const CVLAN_STRIPPING = ffi::ibv_qp_create_flags::IBV_QP_CREATE_CVLAN_STRIPPING.0;
         /// Writes to memory are padded to whole cache lines.
         const PCI_WRITE_END_PADDING =
@@ -73,7 +74,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What the states from INIT to RTS are reached with.
+/// The settings for the states from INIT to RTS.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionSettings {
     pub(crate) port: u8,
@@ -82,9 +83,9 @@ pub(crate) struct ConnectionSettings {
     pub(crate) access: AccessFlags,
     pub(super) qkey: u32,
     pub(crate) mtu: Option<MaximumTransferUnit>,
-    /// Of the first connection.
+    /// For the first connection only.
     pub(crate) send_psn: Option<PacketSequenceNumber>,
-    /// Where the endpoint of the peer does not count.
+    /// Overrides the number in the peer's endpoint.
     pub(crate) receive_psn: Option<PacketSequenceNumber>,
     pub(crate) max_rd_atomic: Option<u8>,
     pub(crate) max_dest_rd_atomic: Option<u8>,
@@ -157,44 +158,43 @@ settings! {
     signal_all: bool => signal_all;
     /// Options that few devices have (none unless set).
     create_flags: CreateFlags => create_flags;
-    /// The number that datagrams of a UD queue pair carry as that of their sender (its own unless
-    /// set).
+    /// The sender's queue pair number in datagrams of a UD queue pair (its own number unless set).
     source_number: u32 => source_number = Some;
     /// How many bytes of headers a segmented send can have (0 unless set).
     max_tso_header: u16 => max_tso_header;
     /// The port (1 unless set). Ports count from 1.
     port: u8 => settings.port;
-    /// The index of our own GID. Unless set, the handshake chooses: the first class of address that
-    /// both sides have, in the order of [`Context::routable_gid`](crate::Context::routable_gid).
+    /// The index of our own GID. Unless set, the handshake chooses the first class of address that both
+    /// sides have, in the order of [`Context::routable_gid`](crate::Context::routable_gid).
     gid_index: u8 => settings.gid_index = Some;
     /// The index of the partition key (0 unless set).
     pkey_index: u16 => settings.pkey_index;
-    /// What the peer may ask of the queue pair (nothing but sends unless set). The memory must allow
-    /// it too.
+    /// The operations that the peer may perform through the queue pair (only sends unless set). The memory
+    /// must allow them too.
     access: AccessFlags => settings.access;
     /// The Q_Key of a UD queue pair: datagrams must carry it (0x11111111 unless set).
     qkey: u32 => settings.qkey;
-    /// The largest MTU of the path (the active MTU of our port unless set). The handshake takes the
-    /// smaller one of both sides.
+    /// The largest MTU of the path (the active MTU of our port unless set). The handshake uses the smaller
+    /// one of both sides.
     path_mtu: MaximumTransferUnit => settings.mtu = Some;
     /// The number of the first packet that we send (random unless set): the peer's `receive_psn`. The
-    /// endpoint tells it to the peer. It counts for the first connection only: after a reset the number
-    /// is random again, so that nothing of the old connection fits into the new one.
+    /// endpoint contains it. It applies to the first connection only: after a reset the number is random
+    /// again, so that no packet of the old connection matches the new one.
     send_psn: PacketSequenceNumber => settings.send_psn = Some;
-    /// The number of the first packet that we receive, the peer's `send_psn` (what the peer's endpoint
-    /// says unless set). It counts for the first connection only.
+    /// The number of the first packet that we receive, the peer's `send_psn` (taken from the peer's
+    /// endpoint unless set). It applies to the first connection only.
     receive_psn: PacketSequenceNumber => settings.receive_psn = Some;
-    /// How many reads and atomics we may have outstanding (as many as the device can, but not more
-    /// than 16, unless set). If the peer answers fewer at a time, the handshake takes that number.
+    /// How many reads and atomics we may have outstanding (the device's maximum, but at most 16, unless
+    /// set). If the peer answers fewer at a time, the handshake uses that number.
     max_rd_atomic: u8 => settings.max_rd_atomic = Some;
-    /// How many reads and atomics of the peer we answer at a time (as many as the device can, but
-    /// not more than 16, unless set).
+    /// How many reads and atomics of the peer we answer at a time (the device's maximum, but at most 16,
+    /// unless set).
     max_dest_rd_atomic: u8 => settings.max_dest_rd_atomic = Some;
-    /// How long the peer waits when it found no receive (2.56 ms unless set).
+    /// How long the peer waits before it retries a message that found no receive (2.56 ms unless set).
     min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
     /// How long the peer has to answer a packet (67.1 ms unless set).
     ack_timeout: AckTimeout => settings.ack_timeout;
-    /// How often a packet without answer is sent again (6 unless set).
+    /// How often an unanswered packet is sent again (6 unless set).
     max_ack_retries: MaxAckRetries => settings.max_ack_retries;
     /// How often a message that found no receive is sent again (6 unless set).
     max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
@@ -214,8 +214,8 @@ settings! {
 }
 
 impl<'res> QueuePairBuilder<'res> {
-    /// Begins a queue pair of the given type, whose send and receive requests complete on the given
-    /// queues, which may be the same.
+    /// Begins a queue pair of the given type. Its send and receive requests complete on the given queues,
+    /// which may be the same queue.
     pub fn new(
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
         send_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
@@ -230,7 +230,8 @@ impl<'res> QueuePairBuilder<'res> {
                 srq: None,
                 xrc_domain: None,
             },
-            // What has a name is known by it: all that depends on the type compares it.
+            // Turns a number with a known name into that name, because all code that depends on the type
+            // compares names.
             kind: ffi::ibv_qp_type::from(queue_pair_type).into(),
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 1,
@@ -248,7 +249,7 @@ impl<'res> QueuePairBuilder<'res> {
         }
     }
 
-    /// Takes over what a channel was asked to be made with.
+    /// Takes over the settings that a channel was given.
     pub(crate) fn with(
         mut self,
         capacities: ffi::ibv_qp_cap,
@@ -259,21 +260,21 @@ impl<'res> QueuePairBuilder<'res> {
         self
     }
 
-    /// Lets the peer read and write, on top of what [`access`](Self::access) allows.
+    /// Lets the peer read and write, in addition to what [`access`](Self::access) allows.
     pub fn allow_remote_rw(mut self) -> Self {
         self.settings.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         self
     }
 
-    /// Receives from a shared receive queue rather than from one of its own: nothing can then be
-    /// posted to the queue pair's receive side, and `max_recv_wr` and `max_recv_sge` have no effect.
+    /// Receives from a shared receive queue instead of the queue pair's own receive queue. No receives can
+    /// then be posted to the queue pair, and `max_recv_wr` and `max_recv_sge` have no effect.
     pub fn srq(mut self, queue: impl Into<Parent<'res, SharedReceiveQueue<'res>>>) -> Self {
         self.parents.srq = Some(queue.into());
         self
     }
 
-    /// The domain of an [`XrcReceive`](QueuePairType::XrcReceive) queue pair, which must have one;
-    /// other types must not. Such a queue pair has no queues of its own.
+    /// The domain of an [`XrcReceive`](QueuePairType::XrcReceive) queue pair, which requires one; other
+    /// types must not have one. Such a queue pair has no queues of its own.
     pub fn xrc_domain(mut self, domain: impl Into<Parent<'res, XrcDomain<'res>>>) -> Self {
         self.parents.xrc_domain = Some(domain.into());
         self
@@ -282,15 +283,15 @@ impl<'res> QueuePairBuilder<'res> {
     /// Asks for the extended posting interface with these operations, for
     /// [`QueuePair::batch`](crate::QueuePair::batch).
     ///
-    /// Building fails with `EOPNOTSUPP` where the device does not have it, or not all of them.
+    /// Building fails with `EOPNOTSUPP` if the device lacks the interface or one of the operations.
     pub fn extended(mut self, operations: SendOperations) -> Self {
         self.extended = Some((operations, false));
         self
     }
 
-    /// Like [`extended`](Self::extended), but builds a queue pair without that interface where the
-    /// device does not have it, or not all of the operations.
-    /// [`QueuePair::extended_operations`](crate::QueuePair::extended_operations) tells.
+    /// Like [`extended`](Self::extended), but if the device lacks the interface or one of the operations,
+    /// builds a queue pair without the interface.
+    /// [`QueuePair::extended_operations`](crate::QueuePair::extended_operations) shows the result.
     pub fn extended_if_available(mut self, operations: SendOperations) -> Self {
         self.extended = Some((operations, true));
         self
@@ -298,8 +299,7 @@ impl<'res> QueuePairBuilder<'res> {
 }
 
 impl ProtectionDomain<'_> {
-    /// `ibv_create_qp`: begins a queue pair whose parents are borrowed. See
-    /// [`QueuePairBuilder::new`].
+    /// `ibv_create_qp`: begins a queue pair that borrows its parents. See [`QueuePairBuilder::new`].
     #[doc(alias = "ibv_create_qp")]
     pub fn create_qp<'res>(
         &'res self,

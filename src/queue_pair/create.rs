@@ -20,7 +20,7 @@ use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
 const VERB: &str = "ibv_create_qp";
 
 impl<'res> QueuePairBuilder<'res> {
-    /// `ibv_create_qp`: creates the queue pair and looks up what a peer needs to connect to it.
+    /// `ibv_create_qp`: creates the queue pair and its endpoint, which a peer needs to connect to it.
     ///
     /// # Errors
     ///
@@ -30,8 +30,8 @@ impl<'res> QueuePairBuilder<'res> {
     ///  - `ENETDOWN`: the port is not active.
     ///  - `ENODATA`: the port has no GID, though RoCE needs one.
     ///  - `ENOMEM`: the device has no queue pair left, or `RLIMIT_MEMLOCK` is too low.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have this type of queue pair, or an option or
-    ///    the extended operations that were asked for.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have this type of queue pair, or one of the requested
+    ///    options or extended operations.
     ///  - `EPERM`: the process may not create this type of queue pair.
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
@@ -49,24 +49,24 @@ impl<'res> QueuePairBuilder<'res> {
         Ok(self.finish(raw, operations, endpoint, settings))
     }
 
-    /// Takes over a queue pair that was created elsewhere, such as by a provider's own verb; `self`
-    /// says what it was made from and how to connect it, and whether it has the extended posting
-    /// interface ([`extended`](Self::extended)).
+    /// Takes over a queue pair that was created elsewhere, such as by a provider's own verb. `self`
+    /// describes its parents, how to connect it, and whether it has the extended posting interface
+    /// ([`extended`](Self::extended)).
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the pointer is null, or the queue pair is of another type or belongs to another
-    ///    domain or other completion queues than the builder says.
-    ///  - `EOPNOTSUPP`: it does not have all of the extended operations that the builder asks for.
+    ///  - `EINVAL`: the pointer is null, or the queue pair's type, domain or completion queues are not
+    ///    those of the builder.
+    ///  - `EOPNOTSUPP`: it does not have all of the extended operations that the builder requires.
     ///  - Those of [`build`](Self::build) that are about the port.
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses, and whatever it
-    /// was made from that the builder does not name outlives it. If the builder asks for extended
-    /// operations, available or not, the queue pair was created for some
-    /// (`IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`): `ibv_qp_to_qp_ex` looks at what the queue pairs of many
-    /// providers do not have. If this fails, it is still the caller's.
+    /// `raw` is null or a live queue pair in RESET that nothing else destroys or uses, and those of its
+    /// parents that the builder does not name outlive it. If the builder asks for extended operations,
+    /// available or not, the queue pair was created for some (`IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`):
+    /// `ibv_qp_to_qp_ex` accesses fields that the queue pairs of many providers do not have. If this fails,
+    /// the caller keeps the queue pair.
     pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res>> {
         let (endpoint, settings) = self.prepare()?;
         let parents = &self.parents;
@@ -94,7 +94,8 @@ impl<'res> QueuePairBuilder<'res> {
         self.capacities = attributes.cap;
         let operations = match self.extended.filter(|(wanted, _)| !wanted.is_empty()) {
             None => SendOperations::empty(),
-            // SAFETY: the queue pair is live, and the caller vouches for what it was created for.
+            // SAFETY: the queue pair is live, and the caller vouches for the operations it was created
+            // with.
             Some((wanted, _)) if unsafe { extended_operations(raw) }.contains(wanted) => wanted,
             Some((_, true)) => SendOperations::empty(),
             Some((_, false)) => return Err(lacking()),
@@ -104,7 +105,7 @@ impl<'res> QueuePairBuilder<'res> {
         Ok(self.finish(raw, operations, endpoint, settings))
     }
 
-    /// Checks everything, and looks up what the settings leave open.
+    /// Checks everything, and looks up the values of settings that were not set.
     fn prepare(&mut self) -> Result<((u16, EndpointGids), ConnectionSettings)> {
         let context = self.parents.domain.context();
         self.check_parents(context)?;
@@ -130,7 +131,7 @@ impl<'res> QueuePairBuilder<'res> {
         Ok(((port.lid(), gids), settings))
     }
 
-    /// Whether what it is made from works together.
+    /// Checks that the parents fit together.
     fn check_parents(&self, context: &Context<'_>) -> Result<()> {
         let parents = &self.parents;
         for queue in [&parents.send_cq, &parents.receive_cq] {
@@ -167,7 +168,7 @@ impl<'res> QueuePairBuilder<'res> {
         Ok(())
     }
 
-    /// Compares what was asked for with what the device has.
+    /// Compares the requested sizes with the device's limits.
     fn check(&self, device: &DeviceAttributes) -> Result<()> {
         let Self { capacities: c, settings: s, .. } = self;
         let own_receives = self.parents.srq.is_none();
@@ -199,7 +200,7 @@ impl<'res> QueuePairBuilder<'res> {
         if there.contains(wanted) { Ok(raw) } else { Err(lacking()) }
     }
 
-    /// Calls the verb; the capacities are then those that the device gives.
+    /// Calls the verb, and then stores the capacities that the device has granted.
     fn create(&mut self, operations: Option<SendOperations>) -> Result<Handle<ffi::ibv_qp>> {
         use ffi::ibv_qp_init_attr_mask as mask;
 
@@ -220,7 +221,7 @@ impl<'res> QueuePairBuilder<'res> {
             (attributes.cap.max_recv_wr, attributes.cap.max_recv_sge) = (0, 0);
         }
         if let Some(domain) = &parents.xrc_domain {
-            // It has neither queues nor a domain of protection: those of its shared queues count.
+            // It has neither queues nor a protection domain: those of its shared queues apply.
             attributes.comp_mask = mask::IBV_QP_INIT_ATTR_XRCD.0;
             attributes.xrcd = domain.as_raw();
             attributes.pd = ptr::null_mut();
@@ -247,7 +248,7 @@ impl<'res> QueuePairBuilder<'res> {
         // back is ours alone. Without extensions this is ibv_create_qp.
         let raw = unsafe { Handle::new(VERB, ffi::ibv_create_qp_ex(context, &mut attributes)) };
         let raw = raw.map_err(|error| {
-            // Everything that has a limit to compare with is within it.
+            // All values with a known limit are within it.
             if error.raw_os_error() == libc::EINVAL && self.capacities.max_inline_data > 0 {
                 let reason = "max_inline_data is probably more than the device has";
                 return Error::invalid(VERB, reason);
@@ -307,8 +308,8 @@ impl<'res> QueuePairBuilder<'res> {
 ///
 /// # Safety
 ///
-/// The queue pair is live, and was created for extended operations: others need not be as long as
-/// what `ibv_qp_to_qp_ex` takes them for.
+/// The queue pair is live, and was created for extended operations: the memory of others may be shorter
+/// than the struct that `ibv_qp_to_qp_ex` returns.
 unsafe fn extended_operations(raw: *mut ffi::ibv_qp) -> SendOperations {
     // SAFETY: the caller vouches for the queue pair.
     match NonNull::new(unsafe { ffi::ibv_qp_to_qp_ex(raw) }) {
@@ -323,7 +324,7 @@ fn lacking() -> Error {
     Error::with_reason(VERB, libc::EOPNOTSUPP, reason)
 }
 
-/// Whether a queue pair without extensions is worth a try.
+/// Whether to try again without extensions.
 fn is_unsupported(error: Error) -> bool {
     error.kind() == crate::error::ErrorKind::Unsupported
 }
@@ -340,32 +341,32 @@ impl<'res> PreparedQueuePair<'res> {
         Self { queue_pair }
     }
 
-    /// The address of the queue pair, to be told to the peer.
+    /// The address of the queue pair, which the peer needs.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.queue_pair.endpoint()
     }
 
-    /// The number of the first packet that we send. The [endpoint](Self::endpoint) says it too; a peer
-    /// that is told it in another way calls it its `receive_psn`.
+    /// The number of the first packet that we send. The [endpoint](Self::endpoint) contains it. A peer that
+    /// gets the number by other means passes it to its `receive_psn`.
     pub fn send_psn(&self) -> PacketSequenceNumber {
         self.queue_pair.send_psn()
     }
 
-    /// Sets the number of the first packet that we send, as [`QueuePairBuilder::send_psn`] does, for
-    /// the connection that comes next.
+    /// Sets the number of the first packet that we send on the next connection, as
+    /// [`QueuePairBuilder::send_psn`] does.
     pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.queue_pair.set_send_psn(psn);
         self
     }
 
-    /// Sets the number of the first packet that we receive, as [`QueuePairBuilder::receive_psn`] does,
-    /// for a peer that has told it otherwise than in its endpoint.
+    /// Sets the number of the first packet that we receive, as [`QueuePairBuilder::receive_psn`] does, if
+    /// the peer's endpoint does not contain it.
     pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
         self.queue_pair.set_receive_psn(psn);
         self
     }
 
-    /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`] does. The endpoint says it
+    /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`] does. The endpoint contains it
     /// too.
     pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
         self.queue_pair.set_path_mtu(mtu);
@@ -382,14 +383,13 @@ impl<'res> PreparedQueuePair<'res> {
         &mut self.queue_pair
     }
 
-    /// The queue pair as it is, in the RESET state, to be driven by hand with
+    /// The queue pair in the RESET state, for a caller that changes its state step by step with
     /// [`QueuePair::modify`].
     pub fn into_queue_pair(self) -> QueuePair<'res> {
         self.queue_pair
     }
 
-    /// `ibv_destroy_qp`: destroys the queue pair, and returns the error if that fails, which
-    /// dropping cannot.
+    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure. Dropping ignores a failure.
     ///
     /// # Errors
     ///
@@ -402,25 +402,25 @@ impl<'res> PreparedQueuePair<'res> {
 
     /// `ibv_modify_qp`: connects the queue pair to the peer's: RESET, INIT, RTR, RTS.
     ///
-    /// Both sides agree by what their endpoints say: on the smaller path MTU, on no more reads and
-    /// atomics than the other side answers, on the numbers of the first packets, and on the best two of
-    /// their GIDs that fit together.
+    /// Both sides derive the same parameters from the two endpoints: the smaller path MTU, at most as many
+    /// outstanding reads and atomics as the other side answers, the numbers of the first packets, and the
+    /// best matching pair of their GIDs.
     ///
-    /// The peer may do so earlier or later. What is sent before the peer is ready is tried again, as
-    /// often as the settings say. For a queue pair that has no peer, such as a UD one, this is
-    /// [`activate`](Self::activate).
+    /// The peer may call this earlier or later. The device retries what is sent before the peer is ready,
+    /// as often as the settings allow. For a queue pair that has no peer, such as a UD one, call
+    /// [`activate`](Self::activate) instead.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: a setting is wrong for this device (the error names which, where that can be
-    ///    told), or the endpoint is one of the other link layer.
-    ///  - `EADDRNOTAVAIL`: no GID of ours fits one of the peer's (the error names both), or ours has
-    ///    left the port's table meanwhile.
+    ///  - `EINVAL`: a setting is wrong for this device (the error names it if known), or the endpoint
+    ///    belongs to the other link layer.
+    ///  - `EADDRNOTAVAIL`: none of our GIDs matches one of the peer's (the error names both), or our GID
+    ///    was removed from the port's table meanwhile.
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
     ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
-    ///  - `ENOMEM`: the device has run out of something.
-    ///  - `EOPNOTSUPP`: the device speaks iWARP, where the connection manager alone connects
-    ///    (feature `rdmacm`).
+    ///  - `ENOMEM`: the device has run out of a resource.
+    ///  - `EOPNOTSUPP`: the device speaks iWARP, where only the connection manager can connect (feature
+    ///    `rdmacm`).
     ///
     /// The queue pair is then destroyed.
     #[doc(alias = "ibv_modify_qp")]
@@ -429,13 +429,12 @@ impl<'res> PreparedQueuePair<'res> {
         Ok(self.queue_pair)
     }
 
-    /// `ibv_modify_qp`: makes a queue pair that has no peer ready, such as a UD one: RESET, INIT,
-    /// RTR, RTS. Each send then names where it goes.
+    /// `ibv_modify_qp`: makes a queue pair that has no peer ready, such as a UD one: RESET, INIT, RTR, RTS.
+    /// Each send then names its destination.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: a setting is wrong for this device, or the queue pair is of a type that has a
-    ///    peer.
+    ///  - `EINVAL`: a setting is wrong for this device, or the type of the queue pair requires a peer.
     ///
     /// The queue pair is then destroyed.
     #[doc(alias = "ibv_modify_qp")]

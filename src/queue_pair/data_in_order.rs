@@ -1,11 +1,11 @@
-//! In which order the data of a message reaches memory.
+//! The order in which the data of a message reaches memory.
 
 use super::QueuePair;
 use super::work_request::WorkRequestOpcode;
 use crate::ffi;
 
 bitflags::bitflags! {
-    /// `enum ibv_query_qp_data_in_order_caps`: in which order the data of a message is written to
+    /// `enum ibv_query_qp_data_in_order_caps`: the order in which the data of a message is written to
     /// memory. See [`QueuePair::data_in_order`].
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[doc(alias = "ibv_query_qp_data_in_order_caps")]
@@ -20,14 +20,14 @@ bitflags::bitflags! {
 }
 
 impl QueuePair<'_> {
-    /// `ibv_query_qp_data_in_order`: in which order the data of an operation is written to memory.
-    /// Nothing is promised unless the device says so.
+    /// `ibv_query_qp_data_in_order`: the order in which the data of an operation is written to memory. An
+    /// empty set guarantees nothing.
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn data_in_order(&self, operation: WorkRequestOpcode) -> DataInOrder {
         use ffi::ibv_query_qp_data_in_order_flags as query;
 
         let flags = query::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
-        // SAFETY: the queue pair is live; any number is a legal operation.
+        // SAFETY: the queue pair is live; any number is allowed as the operation.
         let found =
             unsafe { ffi::ibv_query_qp_data_in_order(self.as_raw(), operation.into(), flags) };
         DataInOrder::from_bits_truncate(u32::try_from(found).unwrap_or(0))

@@ -6,13 +6,13 @@ use crate::ffi;
 
 /// `struct ibv_ece`: options that two devices of one vendor agree on while they connect.
 ///
-/// Before it connects, one side sends what [`QueuePair::query_ece`] gives to the other, which puts
-/// it into its queue pair with [`QueuePair::set_ece`] and answers with what it accepted.
+/// Before connecting, one side sends the result of [`QueuePair::query_ece`] to the other. The other side
+/// passes it to [`QueuePair::set_ece`] of its queue pair, and answers with the options that it accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[doc(alias = "ibv_ece")]
 pub struct EnhancedConnection {
-    /// Whose options they are.
+    /// The vendor that defines the options.
     pub vendor_id: u32,
     /// The options, as the vendor defines them; 0 if there are none.
     pub options: u32,
@@ -33,13 +33,12 @@ impl QueuePair<'_> {
         Ok(EnhancedConnection { vendor_id: raw.vendor_id, options: raw.options })
     }
 
-    /// `ibv_set_ece`: the options that it is to connect with. The queue pair must be in the RESET or
-    /// INIT state.
+    /// `ibv_set_ece`: sets the options to connect with. The queue pair must be in the RESET or INIT state.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not have this; or the vendor is 0, as it is where the peer has
-    ///    nothing to offer.
+    ///  - `EOPNOTSUPP`: the device does not support this; or the vendor is 0, which means that the peer
+    ///    offers no options.
     ///  - `EINVAL`: the options are another vendor's, or unknown.
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: EnhancedConnection) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What a peer must know to connect.
+//! The address and limits of a queue pair, which its peer needs to connect.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use crate::device::{Gid, LinkLayer};
 use crate::error::{Error, Result};
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
-/// The address of a queue pair and what its peer has to agree with: what both sides exchange, over
-/// TCP or otherwise, before they connect.
+/// The address of a queue pair, and the limits that its peer must respect. Both sides exchange their
+/// endpoints, over TCP or otherwise, before they connect.
 ///
-/// It carries what InfiniBand (LID) and RoCE (GIDs) need, so one exchange serves both; the number of
-/// the first packet; and the limits of which the handshake takes the smaller one of both sides: the
+/// It contains the addresses for InfiniBand (LID) and RoCE (GIDs), so one exchange serves both; the number
+/// of the first packet; and two limits, of which the handshake takes the smaller one of both sides: the
 /// path MTU, and how many reads and atomics the queue pair answers at a time. A port that has several
-/// addresses has several GIDs here, and the handshake chooses the best two that fit together.
+/// addresses has several GIDs here, and the handshake chooses the best matching pair.
 ///
-/// With feature `serde` it can be serialised. The form has a version, and a peer with another version
-/// gets an error that says so. Programs that exchange addresses in a form of their own use
-/// [`new`](Self::new) and the `with_` methods; they must exchange the packet numbers too.
-/// [The guide](crate#connecting-two-processes) shows the ways to connect.
+/// With feature `serde` it can be serialised. The form has a version, and a peer with another version gets
+/// an error that names the version. Programs that exchange addresses in a form of their own use
+/// [`new`](Self::new) and the `with_` methods; they must exchange the packet numbers too. [The
+/// guide](crate#connecting-two-processes) shows the ways to connect.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueuePairEndpoint {
     pub(crate) num: u32,
@@ -30,11 +30,11 @@ pub struct QueuePairEndpoint {
 }
 
 impl QueuePairEndpoint {
-    /// The endpoint of a peer that says so in a form of its own. `lid` is 0 on RoCE; `gid` may be
+    /// The endpoint of a peer that sends its address in a form of its own. `lid` is 0 on RoCE; `gid` may be
     /// zero on InfiniBand.
     ///
-    /// Its first packet has number 0, unless [`with_send_psn`](Self::with_send_psn) says otherwise. Its
-    /// limits are taken to be no smaller than ours.
+    /// Its first packet has number 0, unless [`with_send_psn`](Self::with_send_psn) sets another. Its
+    /// limits are assumed to be no smaller than ours.
     ///
     /// # Errors
     ///
@@ -91,28 +91,28 @@ impl QueuePairEndpoint {
     }
 
     /// All GIDs by which it can be reached, the best first: one for each kind of address and version of
-    /// RoCE that its port has, or the one that was chosen by
-    /// [`gid_index`](crate::QueuePairBuilder::gid_index).
+    /// RoCE that its port has, or only the one that [`gid_index`](crate::QueuePairBuilder::gid_index)
+    /// selects.
     pub fn gids(&self) -> impl ExactSizeIterator<Item = Gid> + '_ {
         self.gids.as_slice().iter().map(|gid| gid.gid)
     }
 
-    /// The number of the first packet that it sends, if it says so.
+    /// The number of the first packet that it sends, if known.
     pub const fn send_psn(&self) -> Option<PacketSequenceNumber> {
         self.send_psn
     }
 
-    /// The largest MTU that it can use, if it says so.
+    /// The largest MTU that it can use, if known.
     pub const fn path_mtu(&self) -> Option<MaximumTransferUnit> {
         self.path_mtu
     }
 
-    /// How many reads and atomics of its peer it answers at a time, if it says so.
+    /// How many reads and atomics of its peer it answers at a time, if known.
     pub const fn max_dest_rd_atomic(&self) -> Option<u8> {
         self.max_dest_rd_atomic
     }
 
-    /// Whether a port with this link layer can reach it; if not, that is an error of `verb`.
+    /// Checks that a port with this link layer can reach it. If not, returns an error of `verb`.
     pub(super) fn check(&self, verb: &'static str, link_layer: LinkLayer) -> Result<()> {
         match link_layer {
             LinkLayer::Ethernet if self.gids.is_empty() => Err(Error::invalid(
@@ -127,8 +127,8 @@ impl QueuePairEndpoint {
         }
     }
 
-    /// Which of our GIDs and which of the peer's a path between them uses; if none fit, that is an
-    /// error of `verb`.
+    /// The pair of our GIDs and the peer's that a path between them uses. If none match, returns an error
+    /// of `verb`.
     pub(super) fn choose_gids(
         verb: &'static str,
         ours: &EndpointGids,

@@ -1,18 +1,18 @@
 //! The GIDs by which a queue pair can be reached, and the choice of the two that a connection uses.
 //!
-//! A RoCE port has a GID for each address of its network interface, and of each one for RoCE v1 and one
-//! for RoCE v2. Packets go only between two GIDs of the same version and the same IP family. So an
-//! endpoint carries the best GID of each class, and both sides take the first class that both have.
-//! As both look at the same two lists in the same order, they choose the same pair.
+//! A RoCE port has two GIDs for each address of its network interface: one for RoCE v1 and one for RoCE v2.
+//! Packets can only go between two GIDs of the same version and the same IP family. So an endpoint carries
+//! the best GID of each class, and both sides take the first class that both have. Both compare the same
+//! two lists in the same order, so they choose the same pair.
 
 use std::fmt;
 
 use crate::device::{Gid, GidEntry, GidType};
 
-/// What a GID stands for, as far as an endpoint says.
+/// The class of a GID, as far as the endpoint tells.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) enum GidClass {
-    /// A peer has told the GID alone.
+    /// The peer has sent the GID without a class.
     #[default]
     Unspecified,
     InfiniBand,
@@ -23,7 +23,7 @@ pub(crate) enum GidClass {
 impl GidClass {
     const ALL: [Self; 4] = [Self::Unspecified, Self::InfiniBand, Self::RoceV1, Self::RoceV2];
 
-    /// Its number in every serialised form.
+    /// The number of the class in every serialised form.
     pub(crate) const fn code(self) -> u8 {
         self as u8
     }
@@ -32,7 +32,7 @@ impl GidClass {
         Self::ALL.get(usize::from(code)).copied()
     }
 
-    /// Whether packets can go between GIDs of the two.
+    /// Whether packets can go between GIDs of the two classes.
     fn fits(self, other: Self) -> bool {
         self == other || self == Self::Unspecified || other == Self::Unspecified
     }
@@ -60,7 +60,7 @@ impl fmt::Display for GidClass {
     }
 }
 
-/// Which addresses reach each other.
+/// The families of addresses that can reach each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Family {
     Ipv4,
@@ -68,7 +68,7 @@ enum Family {
     LinkLocal,
 }
 
-/// A GID and what it stands for.
+/// A GID and its class.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct EndpointGid {
     pub(crate) gid: Gid,
@@ -98,19 +98,19 @@ impl EndpointGid {
             return None;
         }
         match (self.family(), other.family()) {
-            // An InfiniBand GID is a prefix and a GUID, whatever it looks like.
+            // An InfiniBand GID is a prefix and a GUID, even if it looks like an IP address.
             _ if self.class == GidClass::InfiniBand || other.class == GidClass::InfiniBand => {
                 Some(0)
             }
             (one, two) if one == two => Some(0),
-            // On one link, the kernel finds its way between the two.
+            // On one link, the kernel can reach one from the other.
             (Family::Ipv6, Family::LinkLocal) | (Family::LinkLocal, Family::Ipv6) => Some(1),
             _ => None,
         }
     }
 }
 
-/// How many GIDs an endpoint has at most: two versions of RoCE, three kinds of addresses.
+/// The most GIDs that an endpoint can have: two versions of RoCE, three kinds of addresses.
 pub(super) const MAX_GIDS: usize = 6;
 
 /// The GIDs of an endpoint, the best first.
@@ -133,7 +133,7 @@ impl EndpointGids {
         Self { list, len: 1 }
     }
 
-    /// Adds one at the end, unless it is zero; says whether there was room.
+    /// Adds a GID at the end, unless it is zero. Returns whether there was room.
     pub(crate) fn push(&mut self, gid: EndpointGid) -> bool {
         if gid.gid.is_zero() {
             return true;
@@ -148,8 +148,8 @@ impl EndpointGids {
         }
     }
 
-    /// The best of each class and family among the entries of a port, the best class first. Entries of
-    /// types that this crate does not know count only where there are no others.
+    /// The best GID of each class and family in the table of a port, the best class first. Entries of types
+    /// that this crate does not know are used only if there are no others.
     pub(crate) fn of_table(entries: impl IntoIterator<Item = GidEntry>) -> Self {
         let mut entries: Vec<_> = entries.into_iter().filter(|e| !e.gid.is_zero()).collect();
         entries.sort_by_key(|entry| (entry.preference(), entry.index));
@@ -159,7 +159,7 @@ impl EndpointGids {
                 |known: &EndpointGid| (known.class, known.family()) == (gid.class, gid.family());
             let unknown = gid.class == GidClass::Unspecified && found.len > 0;
             if !unknown && !found.as_slice().iter().any(same) {
-                // What does not fit in is the least preferred.
+                // The entries that do not fit are the least preferred ones.
                 found.push(gid);
             }
         }
@@ -178,7 +178,7 @@ impl EndpointGids {
         self.len == 0
     }
 
-    /// Ours and theirs for a connection, if any two fit. The other side chooses the same two.
+    /// Our and their GID for a connection, if any two match. The other side chooses the same two.
     pub(super) fn choose(&self, theirs: &Self) -> Option<(EndpointGid, EndpointGid)> {
         let pairs = self.as_slice().iter().flat_map(|ours| {
             theirs
@@ -186,7 +186,7 @@ impl EndpointGids {
                 .iter()
                 .filter_map(move |theirs| Some((ours.distance(theirs)?, *ours, *theirs)))
         });
-        // Of equals, the first: the best of ours that they have.
+        // Among equal distances, the first: the best of our GIDs.
         let (_, ours, theirs) = pairs.min_by_key(|pair| pair.0)?;
         Some((ours, theirs))
     }
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(choose(&[(LOCAL[1], V2)]), pair(LOCAL[0], LOCAL[1]));
         assert_eq!(choose(&[(IPV6[1], V2)]), pair(LOCAL[0], IPV6[1]));
         assert_eq!(choose(&[(IPV4[1], V1)]), None);
-        // One that was told without its version fits whatever has its family.
+        // A GID without a version matches any of its family.
         assert_eq!(choose(&[(LOCAL[1], GidClass::Unspecified)]), pair(LOCAL[0], LOCAL[1]));
         assert_eq!(choose(&[]), None);
     }

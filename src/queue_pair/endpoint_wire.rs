@@ -1,8 +1,8 @@
 //! The serialised form of an endpoint (feature `serde`).
 //!
-//! A struct whose first field is the version. In binary formats, which have no field names, the version
-//! is a number with [`MAGIC`] in its upper 24 bits: what is not an endpoint is then refused at its first
-//! four bytes, by this crate, and by readers that expect a queue pair number there.
+//! A struct whose first field is the version. In binary formats, which have no field names, the version is
+//! a number with [`MAGIC`] in its upper 24 bits. So this crate rejects other data at its first four bytes,
+//! and so do readers that expect a queue pair number there.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 /// The version of the form. It changes with every change of the form.
 const VERSION: u32 = 1;
 
-/// "QPE": no queue pair number is as large as a number that begins with it.
+/// "QPE": a number that begins with it is larger than any queue pair number.
 const MAGIC: u32 = 0x5150_4500;
 
 #[derive(Serialize, Deserialize)]
@@ -33,7 +33,7 @@ struct Wire {
     gids: EndpointGids,
 }
 
-/// Is only read if it is [`VERSION`].
+/// Can only be deserialised if it is [`VERSION`].
 struct Version;
 
 impl Serialize for Version {

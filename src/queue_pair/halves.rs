@@ -1,4 +1,4 @@
-//! The two sides of a queue pair, to be used by two threads.
+//! The two halves of a queue pair, for use by two threads.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -36,8 +36,8 @@ pub struct ReceiveHalf<'q, 'res> {
     whole: PhantomData<&'q mut ()>,
 }
 
-// SAFETY: a queue pair can be used from any thread, and its two queues at the same time: providers
-// lock each by itself.
+// SAFETY: a queue pair can be used from any thread, and its two queues at the same time: providers lock
+// each separately.
 unsafe impl Send for SendHalf<'_, '_> {}
 // SAFETY: as above; methods that post take `&mut self`.
 unsafe impl Sync for SendHalf<'_, '_> {}
@@ -47,7 +47,7 @@ unsafe impl Send for ReceiveHalf<'_, '_> {}
 unsafe impl Sync for ReceiveHalf<'_, '_> {}
 
 impl<'q, 'res> SendHalf<'q, 'res> {
-    /// The caller sees to it that there is one of them, and one of the other.
+    /// The caller creates at most one send half and one receive half.
     #[inline]
     pub(super) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
         let (raw, extended) = (queue_pair.as_raw(), queue_pair.as_raw_extended());
@@ -73,7 +73,7 @@ impl<'q, 'res> SendHalf<'q, 'res> {
 
     send_methods!();
 
-    /// The whole queue pair, to ask it.
+    /// The whole queue pair, for queries.
     #[inline]
     pub fn queue_pair(&self) -> &QueuePair<'res> {
         self.queue_pair
@@ -92,7 +92,7 @@ impl<'q, 'res> SendHalf<'q, 'res> {
 }
 
 impl<'q, 'res> ReceiveHalf<'q, 'res> {
-    /// The caller sees to it that there is one of them, and one of the other.
+    /// The caller creates at most one send half and one receive half.
     #[inline]
     pub(super) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
         Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
@@ -117,7 +117,7 @@ impl<'q, 'res> ReceiveHalf<'q, 'res> {
 
     receive_methods!();
 
-    /// The whole queue pair, to ask it.
+    /// The whole queue pair, for queries.
     #[inline]
     pub fn queue_pair(&self) -> &QueuePair<'res> {
         self.queue_pair

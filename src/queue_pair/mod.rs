@@ -1,4 +1,4 @@
-//! Queue pairs: where requests are posted.
+//! Queue pairs, to which requests are posted.
 //!
 //! A [`QueuePairBuilder`] (`builder`, `create`) gives a [`PreparedQueuePair`], which has an address for
 //! the peer ([`QueuePairEndpoint`]) and is connected by `handshake`. [`QueuePair`] then posts (`post`,
@@ -79,31 +79,32 @@ object!(ibv_qp, ibv_destroy_qp, no_event_is_read);
 ///
 /// Every method that posts is `unsafe`, and has this contract:
 ///
-/// 1. Until a request has ended, no region that it names is dropped, nor the address handle, if it names
-///    one. Memory that the device reads is not written, unless it is inline. Memory that the device writes
-///    is neither read nor written.
-/// 2. A request ends when the completion of its `wr_id` was polled (of an unsignaled one: of a request that
-///    was posted later to the same queue), or when the queue pair was moved to RESET or destroyed. Only
-///    [`close`](Self::close) that returns `Ok` says that it was destroyed: a `drop` may fail in silence.
-///    An error from polling ends nothing.
-/// 3. **An error of a post does not end it either**, unless it was found before the verb was called (a range
-///    that is out of bounds, say). Soft-RoCE and Soft-iWARP queue a request before they tell the
-///    kernel. If the kernel refuses then, with any errno value, the request stays in the queue. In RESET,
-///    INIT and RTR Soft-RoCE answers `EINVAL`, and carries the request out once the queue pair is in RTS,
-///    with what the memory holds by then. Move the queue pair to RESET to take it back. On other providers
-///    a request that was refused is not posted.
-/// 4. `wr_id` is not the number of another outstanding request of the same completion queue, whose
-///    completion could be taken for this one's.
-/// 5. On mlx4 and mthca no element of a list is empty: they take 0 bytes for 2 GiB (mlx4 for memory that is
-///    written, mthca for any). The methods that take a region and a range see to that themselves.
+/// 1. Until a request has ended, the regions and the address handle that it names are not dropped. Memory
+///    that the device reads is not written, unless it is inline. Memory that the device writes is neither
+///    read nor written.
+/// 2. A request ends when the completion of its `wr_id` was polled (for an unsignaled one: the completion
+///    of a request that was posted later to the same queue), or when the queue pair was moved to RESET or
+///    destroyed. Only [`close`](Self::close) that returns `Ok` shows that it was destroyed: a `drop`
+///    ignores a failure. An error from polling ends nothing.
+/// 3. **An error of a post does not end it either**, unless the error was found before the verb was called
+///    (for example, a range that is out of bounds). Soft-RoCE and Soft-iWARP queue a request before they
+///    notify the kernel. If the kernel then refuses, with any errno value, the request stays in the queue.
+///    In RESET, INIT and RTR, Soft-RoCE returns `EINVAL`, and carries the request out once the queue pair
+///    is in RTS, with the contents that the memory has by then. Move the queue pair to RESET to take the
+///    request back. On other providers a refused request is not posted.
+/// 4. `wr_id` differs from the numbers of all other outstanding requests of the same completion queue,
+///    because the completion of one could be taken for that of the other.
+/// 5. On mlx4 and mthca no element of a list is empty: they interpret 0 bytes as 2 GiB (mlx4 for memory
+///    that is written, mthca for any). The methods that take a region and a range ensure this themselves.
 /// 6. The queue pair is not of type [`XrcReceive`](QueuePairType::XrcReceive), which has no queues: mlx4 and
 ///    mlx5 follow null pointers.
 ///
-/// Nor may a thread post while it has a completion of an [`ExtendedPoller`](crate::ExtendedPoller) of one of
-/// the completion queues, or polls within a [`batch`](Self::batch): that is not unsafe, but may wait for ever.
+/// A thread must not post either while it holds a completion of an
+/// [`ExtendedPoller`](crate::ExtendedPoller) of one of the completion queues, and must not poll within a
+/// [`batch`](Self::batch): that is not unsafe, but may wait for ever.
 pub struct QueuePair<'res> {
     raw: Handle<ffi::ibv_qp>,
-    /// The same object as the extended posting interface has it, if it does.
+    /// The C object's extended posting interface, if it has one.
     extended: Option<NonNull<ffi::ibv_qp_ex>>,
     properties: Properties,
     parents: Parents<'res>,
@@ -111,7 +112,7 @@ pub struct QueuePair<'res> {
     groups: Vec<(Gid, u16)>,
 }
 
-/// What does not change once the queue pair is there, but for the settings.
+/// The properties that do not change once the queue pair exists, except the settings.
 #[derive(Clone, Copy, Debug)]
 struct Properties {
     pub(crate) kind: QueuePairType,
@@ -120,13 +121,13 @@ struct Properties {
     pub(crate) capacities: ffi::ibv_qp_cap,
     pub(crate) settings: ConnectionSettings,
     endpoint: QueuePairEndpoint,
-    /// What the extended posting interface was asked for; nothing if it is not there.
+    /// The operations of the extended posting interface; empty without the interface.
     operations: SendOperations,
-    /// Which of its functions are there.
+    /// The functions that the interface has.
     functions: u64,
 }
 
-/// What a queue pair is made from. They are held so that they outlive it.
+/// The parents of a queue pair, held so that they outlive it.
 #[derive(Clone)]
 struct Parents<'res> {
     domain: Parent<'res, ProtectionDomain<'res>>,
@@ -184,7 +185,7 @@ impl<'res> QueuePair<'res> {
         unsafe { (*self.as_raw()).qp_num }
     }
 
-    /// Its address, as it was when the queue pair was built or reset: what a peer must know.
+    /// Its address when the queue pair was built or last reset, which the peer needs.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.properties.endpoint
     }
@@ -221,8 +222,8 @@ impl<'res> QueuePair<'res> {
         self.properties.capacities.max_inline_data
     }
 
-    /// What [`batch`](Self::batch) can post: the operations that the queue pair was built for
-    /// ([`QueuePairBuilder::extended`]), or none if it has no extended posting interface.
+    /// The operations that [`batch`](Self::batch) can post: those that the queue pair was built for
+    /// ([`QueuePairBuilder::extended`]), or none without the extended posting interface.
     #[inline]
     pub fn extended_operations(&self) -> SendOperations {
         self.properties.operations
@@ -233,12 +234,12 @@ impl<'res> QueuePair<'res> {
         &self.parents.domain
     }
 
-    /// The queue that completions of the send queue go to.
+    /// The completion queue of the send queue.
     pub fn send_cq(&self) -> &CompletionQueue<'res> {
         &self.parents.send_cq
     }
 
-    /// The queue that completions of the receive queue go to.
+    /// The completion queue of the receive queue.
     pub fn receive_cq(&self) -> &CompletionQueue<'res> {
         &self.parents.receive_cq
     }
@@ -274,14 +275,14 @@ impl<'res> QueuePair<'res> {
         &self.properties.settings
     }
 
-    /// The Q_Key and the partition of a UD queue pair, for when it leaves RESET.
+    /// The Q_Key and the partition of a UD queue pair, for its transition out of RESET.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn set_partition(&mut self, qkey: u32, pkey_index: u16) {
         self.properties.settings.qkey = qkey;
         self.properties.settings.pkey_index = pkey_index;
     }
 
-    /// The number of the first packet that we send, for the connection that comes next.
+    /// The number of the first packet that we send on the next connection.
     pub(crate) fn send_psn(&self) -> PacketSequenceNumber {
         self.properties.endpoint.send_psn.unwrap_or_default()
     }
@@ -302,15 +303,15 @@ impl<'res> QueuePair<'res> {
         self.properties.endpoint.path_mtu = Some(mtu);
     }
 
-    /// The next connection has packet numbers of its own: the queue pair was reset.
+    /// Chooses new packet numbers for the next connection, after a reset.
     pub(crate) fn renew_psns(&mut self) {
         let Properties { settings, endpoint, .. } = &mut self.properties;
         endpoint.send_psn = Some(random_psn(endpoint.num, &endpoint.gids));
         settings.receive_psn = None;
     }
 
-    /// Another queue pair of the same type with the same parents. Options that no channel has are not
-    /// those of this one.
+    /// Another queue pair of the same type with the same parents. It does not copy options that channels do
+    /// not use.
     pub(crate) fn another(
         &self,
         capacities: ffi::ibv_qp_cap,
@@ -321,8 +322,8 @@ impl<'res> QueuePair<'res> {
         Ok(builder.with(capacities, settings).build()?.into_queue_pair())
     }
 
-    /// Lets go of the C object, on which the destroy verb was called already, and leaks the parents if
-    /// that failed.
+    /// Releases the C object without destroying it: the destroy verb was already called. If that failed,
+    /// the parents are leaked.
     pub(crate) fn disown(mut self, destroyed: bool) {
         self.raw.disown(destroyed);
         if !destroyed {
@@ -330,14 +331,14 @@ impl<'res> QueuePair<'res> {
         }
     }
 
-    /// `ibv_destroy_qp`: destroys the queue pair, and returns the error if that fails, which
-    /// dropping cannot. Outstanding requests end without completion.
+    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure. Dropping ignores a failure.
+    /// Outstanding requests end without completion.
     ///
     /// # Errors
     ///
     /// The queue pair is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
     ///
-    ///  - `EBUSY`: it is still attached to a multicast group (by other means than this crate's).
+    ///  - `EBUSY`: it is still attached to a multicast group, by means other than this crate.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(mut self) -> Result<()> {
         self.destroy()

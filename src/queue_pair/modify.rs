@@ -20,22 +20,22 @@ const VERB: &str = "ibv_modify_qp";
 impl<'res> QueuePair<'res> {
     /// `ibv_modify_qp`: changes the state, attributes, or both.
     ///
-    /// What is wrong with the change is found before the kernel is called: an attribute that is
-    /// missing or not allowed is named. If the change fails, nothing has changed.
+    /// Mistakes in the change are found before the kernel is called: the error names an attribute that is
+    /// missing or not allowed. If this fails, nothing has changed.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no such transition from the state that the queue pair is in, an attribute
-    ///    is missing or not allowed for it, or has a value that the device or the port does not take.
+    ///  - `EINVAL`: there is no such transition from the queue pair's state, an attribute is missing or not
+    ///    allowed for it, or has a value that the device or the port does not support.
     ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
     ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
-    ///  - `ENOMEM`: the device has run out of something.
+    ///  - `ENOMEM`: the device has run out of a resource.
     ///  - `EOPNOTSUPP`: the device does not have an attribute.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, transition: StateTransition) -> Result<()> {
         let (kind, before) = (self.queue_pair_type(), self.last_state());
         if transition.check(kind, before).is_err() {
-            // Its state may have changed by itself since libibverbs last saw it.
+            // The state may have changed without a call since libibverbs last read it.
             transition.check(kind, self.state()?)?;
         }
         let (mut raw, mask) = transition.to_raw();
@@ -50,13 +50,13 @@ impl<'res> QueuePair<'res> {
         }
     }
 
-    /// The state as libibverbs last saw it.
+    /// The state that libibverbs has last read or set.
     fn last_state(&self) -> QueuePairState {
         // SAFETY: the queue pair is live.
         unsafe { (*self.as_raw()).state }.into()
     }
 
-    /// Finds the cause of an `EINVAL`, as far as that can be told.
+    /// Finds the cause of an `EINVAL`, as far as possible.
     #[cold]
     fn explain(&self, error: Error, transition: &StateTransition) -> Error {
         if error.raw_os_error() != libc::EINVAL {
@@ -69,12 +69,12 @@ impl<'res> QueuePair<'res> {
     }
 
     fn check_state(&self, transition: &StateTransition) -> Result<()> {
-        // A queue pair that cannot be asked says nothing about the cause.
+        // If the state cannot be queried, the cause stays unknown.
         let Ok(state) = self.state() else { return Ok(()) };
         transition.check(self.queue_pair_type(), state)
     }
 
-    /// Compares the values with what the device and the port have.
+    /// Compares the values with the limits of the device and the port.
     fn check_values(&self, transition: &StateTransition) -> Result<()> {
         let context = self.protection_domain().context();
         let attributes = transition.attributes();
@@ -131,7 +131,7 @@ impl<'res> QueuePair<'res> {
         Ok(self.query_raw(AttributeMask::STATE)?.qp_state.into())
     }
 
-    /// `ibv_query_qp`: the attributes, as many as the device tells.
+    /// `ibv_query_qp`: the attributes, as many as the device reports.
     ///
     /// # Errors
     ///
@@ -140,9 +140,9 @@ impl<'res> QueuePair<'res> {
     pub fn query(&self) -> Result<QueuePairAttributes> {
         use AttributeMask as A;
 
-        // A change has the first three, but no queue pair keeps them.
+        // The first three apply to changes only; no queue pair stores them.
         let usual = A::all() - A::CURRENT_STATE - A::DRAIN_NOTIFICATION - A::RATE_LIMIT;
-        // EFA refuses to be asked for more than these.
+        // EFA rejects queries for more than these.
         let least = A::STATE | A::PORT | A::QKEY | A::SEND_PSN | A::CAPACITIES;
         match self.query_attributes(usual) {
             Err(error) if error.raw_os_error() == libc::EOPNOTSUPP => self.query_attributes(least),
@@ -154,7 +154,7 @@ impl<'res> QueuePair<'res> {
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not tell one of them.
+    ///  - `EOPNOTSUPP`: the device does not report one of them.
     ///  - `ENOMEM`: out of memory.
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_query_qp")]
@@ -173,7 +173,7 @@ impl<'res> QueuePair<'res> {
         Ok(raw)
     }
 
-    /// `ibv_modify_qp`: to ERR. Every outstanding request then completes as
+    /// `ibv_modify_qp`: moves the queue pair to ERR. Every outstanding request then completes as
     /// [`Flushed`](crate::WorkStatus::Flushed), unless it had completed before.
     ///
     /// # Errors
@@ -185,15 +185,15 @@ impl<'res> QueuePair<'res> {
         self.modify(StateTransition::to(QueuePairState::Error))
     }
 
-    /// `ibv_modify_qp`: from RTS to SQD. What had begun to be sent is completed, what was posted
-    /// later waits until [`resume`](Self::resume).
+    /// `ibv_modify_qp`: moves the queue pair from RTS to SQD. The device completes the sends that it has
+    /// begun; later ones wait until [`resume`](Self::resume).
     ///
-    /// [`QueuePairAttributes::is_draining`] tells when that is done, as does an event
+    /// [`QueuePairAttributes::is_draining`] reports when that is done, as does an event
     /// (`IBV_EVENT_SQ_DRAINED`) if `notify` is set.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue pair is not in RTS, or the device does not have SQD.
+    ///  - `EINVAL`: the queue pair is not in RTS, or the device does not support SQD.
     #[doc(alias = "ibv_modify_qp")]
     pub fn drain(&mut self, notify: bool) -> Result<()> {
         let mut transition = StateTransition::to(QueuePairState::SendQueueDrained);
@@ -203,8 +203,8 @@ impl<'res> QueuePair<'res> {
         self.modify(transition)
     }
 
-    /// `ibv_modify_qp`: from SQD, or from SQE, back to RTS. What was posted meanwhile is carried out
-    /// (by Soft-RoCE only once something more is posted).
+    /// `ibv_modify_qp`: moves the queue pair from SQD or SQE back to RTS. The device then carries out the
+    /// requests that were posted meanwhile (Soft-RoCE only after one more post).
     ///
     /// # Errors
     ///
@@ -214,26 +214,27 @@ impl<'res> QueuePair<'res> {
         self.modify(StateTransition::to(QueuePairState::ReadyToSend))
     }
 
-    /// `ibv_modify_qp`: to RESET, from where it can be connected again, to the same peer or another.
+    /// `ibv_modify_qp`: moves the queue pair to RESET, from which it can be connected again, to the same
+    /// peer or another.
     ///
-    /// What was outstanding is forgotten: no completion will come. Completions that are not polled yet
-    /// may be lost or not, depending on the device; poll until there are none (after
-    /// [`to_error`](Self::to_error), if requests are outstanding) where that matters. The packet
-    /// number of the next connection is random again, and the endpoint with it.
+    /// Outstanding requests end without completions. Completions that are not polled yet may or may not be
+    /// lost, depending on the device. If they matter, poll until there are none (after
+    /// [`to_error`](Self::to_error), if requests are outstanding). The packet number of the next connection
+    /// is random again, so the endpoint changes.
     ///
-    /// The queue pair keeps its number, and packets do not say which queue pair they come from. The peer of
-    /// the old connection knows nothing of the reset: it sends what was not acknowledged again and again,
-    /// for as long as its [`max_ack_retries`](crate::QueuePairBuilder::max_ack_retries) and
-    /// [`ack_timeout`](crate::QueuePairBuilder::ack_timeout) say, often for seconds. Such packets reach the
-    /// next connection too. The random numbers keep almost all of its messages out (1 in 16 million gets
-    /// in), but not all late acknowledgements: Soft-RoCE takes one with a higher number for an
+    /// The queue pair keeps its number, and packets do not name the queue pair that they come from. The
+    /// peer of the old connection does not notice the reset: it retransmits unacknowledged packets for as
+    /// long as its [`max_ack_retries`](crate::QueuePairBuilder::max_ack_retries) and
+    /// [`ack_timeout`](crate::QueuePairBuilder::ack_timeout) allow, often for seconds. Such packets reach
+    /// the next connection too. The random numbers keep almost all of its messages out (1 in 16 million
+    /// gets in), but not all late acknowledgements: Soft-RoCE treats one with a higher number as an
     /// acknowledgement of everything before it. So reset both sides before either connects again, and then
     /// wait until the old peer has given up; or create another queue pair, as
     /// [`Channel::reset`](crate::Channel::reset) does.
     ///
     /// # Errors
     ///
-    /// The queue pair comes back with the reason:
+    /// The queue pair is returned with the reason:
     ///
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_modify_qp")]
@@ -247,8 +248,8 @@ impl<'res> QueuePair<'res> {
         }
     }
 
-    /// RESET to RTS, with the settings that it was built with. `remote` is needed by the types that
-    /// have a peer.
+    /// Takes the queue pair from RESET to RTS, with the settings that it was built with. Types that have a
+    /// peer require `remote`.
     pub(crate) fn connect(&mut self, remote: Option<&QueuePairEndpoint>) -> Result<()> {
         use QueuePairState as S;
 
@@ -308,7 +309,7 @@ impl<'res> QueuePair<'res> {
         Ok(())
     }
 
-    /// Whether its type is one that has a peer.
+    /// Whether queue pairs of its type have a peer.
     fn is_connected_type(&self) -> bool {
         use QueuePairType as T;
 

@@ -7,16 +7,16 @@ use crate::ffi;
 use crate::settings::QueuePairType;
 
 impl QueuePair<'_> {
-    /// `ibv_attach_mcast`: lets a UD queue pair receive what is sent to the multicast group `gid`.
+    /// `ibv_attach_mcast`: lets a UD queue pair receive the messages to the multicast group `gid`.
     ///
-    /// On InfiniBand, `lid` is the group's LID, and the port must have joined the group through the
-    /// subnet manager; on RoCE it is 0, and the group is the one of the IP address that `gid` is.
-    /// A queue pair that is destroyed leaves its groups first.
+    /// On InfiniBand, `lid` is the group's LID, and the port must have joined the group through the subnet
+    /// manager. On RoCE `lid` is 0, and `gid` is the group's IP address. Destroying a queue pair first
+    /// detaches it from its groups.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: it is not a UD queue pair, or `gid` is not a multicast GID.
-    ///  - `ENOMEM`: the device has no group, or the group no place left.
+    ///  - `ENOMEM`: the device has no group left, or the group has no room left.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&mut self, gid: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "ibv_attach_mcast";
@@ -52,7 +52,7 @@ impl QueuePair<'_> {
     /// Leaves all groups: the kernel refuses to destroy a queue pair that is in one.
     pub(super) fn leave_groups(&mut self) {
         for (gid, lid) in std::mem::take(&mut self.groups) {
-            // SAFETY: as in `attach_multicast`. If it fails, so does the destroying, which tells.
+            // SAFETY: as in `attach_multicast`. If it fails, destroying fails too, and reports that.
             let _ = unsafe { ffi::ibv_detach_mcast(self.as_raw(), &gid.into(), lid) };
         }
     }

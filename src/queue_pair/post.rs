@@ -21,7 +21,7 @@ use crate::queue_pair::work_request::{
 pub(super) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
 pub(super) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// A request with one element, or with none if that is empty: mlx4 and mthca take 0 bytes for 2 GiB.
+/// A request with one element, or with none if that is empty: mlx4 and mthca interpret 0 bytes as 2 GiB.
 /// Only the fields that every opcode has are set. The others stay uninitialised: zeroing them would
 /// dominate the cost.
 #[inline]
@@ -45,8 +45,8 @@ pub(super) fn request(
     request
 }
 
-/// The methods of the send side, which a queue pair and its [`SendHalf`] have alike: both have the
-/// pointer at hand, and the queue pair for what is needed more rarely.
+/// The methods of the send side, which a queue pair and its [`SendHalf`] share. Both store the pointer
+/// directly, and reach the queue pair for what is needed less often.
 macro_rules! send_methods {
     () => {
         /// `ibv_post_send`: sends the elements of `region` in `range` as one message, with a
@@ -161,7 +161,7 @@ macro_rules! send_methods {
         ///
         /// # Safety
         ///
-        /// [That of posting](QueuePair#the-contract-of-posting): it is the number that matters here.
+        /// [That of posting](QueuePair#the-contract-of-posting): for inline data, only `wr_id` matters.
         #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_inline(&mut self, bytes: &[u8], wr_id: u64) -> Result<()> {
@@ -179,21 +179,21 @@ macro_rules! send_methods {
             if returned == 0 { Ok(()) } else { Err(self.send_failed(&sge, INLINE, returned)) }
         }
 
-        /// `ibv_post_send`: posts the requests of a list with one call, in their order.
+        /// `ibv_post_send`: posts the requests of a list with one call, in order.
         ///
         /// # Errors
         ///
         /// [`ListError::posted`] requests were posted; the one after them was refused:
         ///
-        ///  - `EINVAL`: it has more elements or more inline data than the queue pair was made for, or
-        ///    the queue pair is not connected, or does not have the operation.
+        ///  - `EINVAL`: it has more elements or more inline data than the queue pair was built for, or the
+        ///    queue pair is not connected, or does not have the operation.
         ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
         ///  - `EIO`: the device is gone.
         ///
         /// # Safety
         ///
-        /// [That of posting](QueuePair#the-contract-of-posting), for each request of the list, also if
-        /// this fails.
+        /// [That of posting](QueuePair#the-contract-of-posting), for each request of the list, even if this
+        /// fails.
         #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_list(&mut self, list: &mut SendList<'_>) -> Result<(), ListError> {
@@ -208,7 +208,7 @@ macro_rules! send_methods {
             Err(ListError::new(explain_send(self.queue_pair(), request, returned), posted))
         }
 
-        /// `ibv_post_send`: posts requests, each under its number, with one call and in their order.
+        /// `ibv_post_send`: posts requests, each under its own number, with one call and in order.
         ///
         /// ```no_run
         /// # use ibverbs::{QueuePair, ReadWorkRequest, Result, SendListEntry, SendWorkRequest};
@@ -225,8 +225,8 @@ macro_rules! send_methods {
         /// # }
         /// ```
         ///
-        /// This allocates a vector for the list. A [`SendList`] that is posted by
-        /// [`post_list`](Self::post_list) again and again does not.
+        /// This allocates a vector for the list. To avoid that, keep a [`SendList`] and post it with
+        /// [`post_list`](Self::post_list).
         ///
         /// # Errors
         ///
@@ -248,15 +248,15 @@ macro_rules! send_methods {
             unsafe { self.post_list(&mut list) }
         }
 
-        /// `ibv_wr_start`, `ibv_wr_complete`: posts all requests that `build` adds to a [`Batch`], or
-        /// none of them, by the extended posting interface.
+        /// `ibv_wr_start`, `ibv_wr_complete`: posts all requests that `build` adds to a [`Batch`], or none
+        /// of them, through the extended posting interface.
         ///
         /// Nothing is posted if `build` fails or panics. If the device refuses one of the requests, none is
         /// posted on most devices; on Soft-RoCE all may be queued (see
         /// [the contract](QueuePair#the-contract-of-posting)).
         ///
-        /// While `build` runs, the queue pair's send queue is locked, and on EFA what its completion queues
-        /// need too: `build` must neither poll them nor post to this queue pair, as that may wait for ever.
+        /// While `build` runs, the queue pair's send queue is locked, and on EFA also its completion
+        /// queues: `build` must neither poll them nor post to this queue pair, as that may wait for ever.
         ///
         /// ```no_run
         /// use ibverbs::{Inline, QueuePairType, SendFlags, SendOperations};
@@ -297,12 +297,12 @@ macro_rules! send_methods {
         ///  - `EINVAL`: the device refuses one of them.
         ///  - `EACCES`, `EIO` (Soft-RoCE): the process has changed its credentials since it opened the
         ///    device, or the device is gone.
-        ///  - What `build` returns: any type that an [`Error`](crate::Error) converts to, so that a
-        ///    failure of the program's own aborts the batch too.
+        ///  - The error that `build` returns: any type that an [`Error`](crate::Error) converts to, so that
+        ///    an error of the program's own aborts the batch too.
         ///
         /// # Safety
         ///
-        /// [That of posting](QueuePair#the-contract-of-posting), for each request, also if this fails after
+        /// [That of posting](QueuePair#the-contract-of-posting), for each request, even if this fails after
         /// `build` has returned `Ok`.
         #[doc(alias = "ibv_wr_start")]
         #[doc(alias = "ibv_wr_complete")]
@@ -326,7 +326,7 @@ macro_rules! send_methods {
     };
 }
 
-/// The methods of the receive side, which a queue pair and its [`ReceiveHalf`] have alike.
+/// The methods of the receive side, which a queue pair and its [`ReceiveHalf`] share.
 macro_rules! receive_methods {
     () => {
         /// `ibv_post_recv`: receives one message into the elements of `region` in `range`.
@@ -351,7 +351,7 @@ macro_rules! receive_methods {
         ) -> Result<()> {
             let mut sge = region.sge(range)?;
             let next = std::ptr::null_mut();
-            // mlx4 and mthca take 0 bytes for 2 GiB.
+            // mlx4 and mthca interpret 0 bytes as 2 GiB.
             let num_sge = i32::from(sge.length != 0);
             let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };
             // SAFETY: the queue pair is live, the request is well-formed, and the caller keeps the
@@ -360,21 +360,21 @@ macro_rules! receive_methods {
             if returned == 0 { Ok(()) } else { Err(self.receive_failed(&request, returned)) }
         }
 
-        /// `ibv_post_recv`: posts the receives of a list with one call, in their order.
+        /// `ibv_post_recv`: posts the receives of a list with one call, in order.
         ///
         /// # Errors
         ///
         /// [`ListError::posted`] receives were posted; the one after them was refused:
         ///
-        ///  - `EINVAL`: it has more elements than the queue pair was made for, or the queue pair is in
+        ///  - `EINVAL`: it has more elements than the queue pair was built for, or the queue pair is in
         ///    RESET or has a shared receive queue.
         ///  - `ENOMEM`: the receive queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
         ///  - `EIO`: the device is gone.
         ///
         /// # Safety
         ///
-        /// [That of posting](QueuePair#the-contract-of-posting), for each receive of the list, also if
-        /// this fails.
+        /// [That of posting](QueuePair#the-contract-of-posting), for each receive of the list, even if this
+        /// fails.
         #[doc(alias = "ibv_post_recv")]
         #[inline]
         pub unsafe fn post_receive_list(
@@ -392,10 +392,10 @@ macro_rules! receive_methods {
             Err(ListError::new(self.receive_failed(request, returned), posted))
         }
 
-        /// `ibv_post_recv`: posts receives, each under its number, with one call and in their order.
+        /// `ibv_post_recv`: posts receives, each under its own number, with one call and in order.
         ///
-        /// This allocates a vector for the list. A [`ReceiveList`] that is posted by
-        /// [`post_receive_list`](Self::post_receive_list) again and again does not.
+        /// This allocates a vector for the list. To avoid that, keep a [`ReceiveList`] and post it with
+        /// [`post_receive_list`](Self::post_receive_list).
         ///
         /// # Errors
         ///
@@ -439,15 +439,15 @@ pub(super) fn not_extended() -> Error {
 
 pub(super) use {receive_methods, send_methods};
 
-/// Posting.
+/// Posting requests of either queue, and splitting.
 impl<'res> QueuePair<'res> {
-    /// `ibv_post_send`, `ibv_post_recv`: posts a request, whichever queue it is for, under the number
-    /// `wr_id`. The same request can be posted again and again.
+    /// `ibv_post_send`, `ibv_post_recv`: posts a request to the queue that it is for, under the number
+    /// `wr_id`. The same request can be posted repeatedly.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the request has more elements or more inline data than the queue pair was made
-    ///    for, or the queue pair is not in a state to take it, or does not have the operation.
+    ///  - `EINVAL`: the request has more elements or more inline data than the queue pair was built for, or
+    ///    the queue pair's state does not allow it, or the queue pair does not have the operation.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
     ///  - `EACCES` (Soft-RoCE and Soft-iWARP): the process has changed its credentials since it opened
@@ -457,10 +457,11 @@ impl<'res> QueuePair<'res> {
     ///
     /// [That of posting](QueuePair#the-contract-of-posting).
     ///
-    /// On a queue pair that sends datagrams, the request is a send that says where it goes
-    /// ([`SendWorkRequest::to`](crate::SendWorkRequest::to)): providers look there unasked.
+    /// On a queue pair that sends datagrams, the request is a send with a destination
+    /// ([`SendWorkRequest::to`](crate::SendWorkRequest::to)): providers read the destination without
+    /// checking that there is one.
     ///
-    /// The elements and the request itself may be dropped at once.
+    /// The elements and the request itself may be dropped immediately.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline]
@@ -473,7 +474,7 @@ impl<'res> QueuePair<'res> {
     send_methods!();
     receive_methods!();
 
-    /// The send side and the receive side, to be used by two threads.
+    /// The send half and the receive half, for use by two threads.
     ///
     /// ```no_run
     /// # use ibverbs::QueuePairType;

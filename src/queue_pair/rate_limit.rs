@@ -1,4 +1,4 @@
-//! How fast a queue pair sends.
+//! The rate limit of a queue pair.
 
 use super::QueuePair;
 use crate::error::Result;
@@ -17,13 +17,13 @@ pub struct RateLimit {
 }
 
 impl QueuePair<'_> {
-    /// `ibv_modify_qp_rate_limit`: limits how fast the queue pair sends; it must be in RTS.
+    /// `ibv_modify_qp_rate_limit`: limits the rate at which the queue pair sends; it must be in RTS.
     ///
     /// # Errors
     ///
     ///  - `EOPNOTSUPP`: the device has no packet pacing.
-    ///  - `EINVAL`: the device does not have that rate, burst or packet size, or the queue pair is
-    ///    not in RTS.
+    ///  - `EINVAL`: the device does not support that rate, burst or packet size, or the queue pair is not
+    ///    in RTS.
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
         let mut raw = ffi::ibv_qp_rate_limit_attr {

@@ -1,4 +1,4 @@
-//! First packet sequence numbers that cannot be foreseen.
+//! Unpredictable first packet sequence numbers.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::process;
@@ -8,11 +8,11 @@ use std::time::SystemTime;
 use super::endpoint_gids::EndpointGids;
 use crate::settings::PacketSequenceNumber;
 
-/// A random number for the queue pair `num`, another one each time.
+/// A random number for the queue pair `num`, different each time.
 ///
 /// The keys of [`RandomState`] are random numbers of the kernel (`getrandom`). Two virtual machines that
-/// were started from one saved state have the same ones, as a process has after a fork. So the hash also
-/// takes in what tells machines apart, the GIDs and the time, and what tells processes and calls apart.
+/// were started from one saved state have the same keys, as does a process after a fork. So the hash also
+/// includes values that differ between machines (the GIDs and the time), processes and calls.
 pub(super) fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
     static CALLS: AtomicU64 = AtomicU64::new(0);
 

@@ -22,9 +22,9 @@ const POST: &str = "ibv_post_srq_recv";
 
 /// `struct ibv_srq`: a receive queue that many queue pairs take their receives from.
 ///
-/// Its requests are spread over the queue pairs as messages arrive, so a server needs memory for the
-/// messages of all its peers together rather than of each. A completion names the queue pair that
-/// the message came to.
+/// Each arriving message takes the next request, whichever queue pair it arrives on. So a server needs
+/// memory for the messages of all its peers together instead of for each peer. A completion names the queue
+/// pair that the message arrived on.
 ///
 /// ```no_run
 /// use ibverbs::{QueuePairType, SharedReceiveQueue};
@@ -48,7 +48,7 @@ pub struct SharedReceiveQueue<'pd> {
     max_wr: AtomicU32,
     max_sge: u32,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
-    /// What a queue for extended reliable connections has in addition.
+    /// The additional fields of a queue for extended reliable connections.
     extended: Option<Extended<'pd>>,
 }
 
@@ -72,7 +72,7 @@ unsafe impl Send for SharedReceiveQueue<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for SharedReceiveQueue<'_> {}
 
-/// `struct ibv_srq_attr`: what [`SharedReceiveQueue::query`] finds.
+/// `struct ibv_srq_attr`: the result of [`SharedReceiveQueue::query`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_srq_attr")]
 pub struct SharedReceiveQueueAttributes {
@@ -80,7 +80,7 @@ pub struct SharedReceiveQueueAttributes {
     pub max_wr: u32,
     /// How many scatter elements a request can have.
     pub max_sge: u32,
-    /// Below how many outstanding requests the limit event is raised; 0 if it is not armed.
+    /// If fewer requests than this are outstanding, the limit event is raised; 0 if it is not armed.
     pub limit: u32,
 }
 
@@ -90,7 +90,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: that is 0, or more than the device allows
+    ///  - `EINVAL`: one of them is 0, or more than the device allows
     ///    ([`DeviceAttributes::max_srq_wr`](crate::DeviceAttributes::max_srq_wr),
     ///    [`max_srq_sge`](crate::DeviceAttributes::max_srq_sge)).
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no shared receive queues.
@@ -115,9 +115,9 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended: None })
     }
 
-    /// `ibv_create_srq_ex`: creates a shared receive queue for extended reliable connections: senders
-    /// name it by its [`number`](Self::number), and its completions go to `queue`, whichever
-    /// receiving queue pair of the XRC domain they came through.
+    /// `ibv_create_srq_ex`: creates a shared receive queue for extended reliable connections. Senders name
+    /// it by its [`number`](Self::number). Its completions go to `queue`, independent of the receiving
+    /// queue pair of the XRC domain that the messages arrive on.
     ///
     /// # Errors
     ///
@@ -163,21 +163,21 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended })
     }
 
-    /// Takes over a queue that was made elsewhere, such as by a C library.
+    /// Takes over a queue that was created elsewhere, such as by a C library.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the pointer is null, or it is of another domain.
     ///  - those of [`query`](Self::query).
     ///
-    /// Nothing was taken over then.
+    /// Then the caller keeps the queue.
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live shared receive queue, and nothing else destroys it. If it is for
-    /// extended reliable connections, its XRC domain and its completion queue outlive it. Its
-    /// `srq_context` is the [`token`](Self::token) from now on, and nothing follows it. The memory of
-    /// receives that are outstanding on it stays as [`post`](Self::post) needs it.
+    /// `raw` is null or a live shared receive queue, and nothing else destroys it. If it is for extended
+    /// reliable connections, its XRC domain and its completion queue outlive it. Its `srq_context` is the
+    /// [`token`](Self::token) from now on, and no code treats it as a pointer. The memory of receives that
+    /// are outstanding on it meets the contract of [`post`](Self::post).
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_srq,
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -196,11 +196,11 @@ impl<'pd> SharedReceiveQueue<'pd> {
     }
 
     /// `ibv_post_srq_recv`: posts a receive under the number `wr_id`. The same request can be posted
-    /// again and again.
+    /// repeatedly.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the request has more elements than the queue was made for.
+    ///  - `EINVAL`: the request has more elements than the queue was created for.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
     ///
@@ -225,7 +225,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Err(ffi::failed(POST, returned))
     }
 
-    /// Posts one request; returns what the verb returns.
+    /// Posts one request. Returns the verb's return value.
     ///
     /// # Safety
     ///
@@ -237,7 +237,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         unsafe { ffi::ibv_post_srq_recv(self.as_raw(), request, &mut bad) }
     }
 
-    /// `ibv_post_srq_recv`: receives one message, of any of the queue pairs, into the elements of
+    /// `ibv_post_srq_recv`: receives one message, from any of the queue pairs, into the elements of
     /// `region` in `range`.
     ///
     /// # Errors
@@ -258,7 +258,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         wr_id: u64,
     ) -> Result<()> {
         let mut sge = region.sge(range)?;
-        // mlx4 and mthca take 0 bytes for 2 GiB.
+        // mlx4 and mthca interpret 0 bytes as 2 GiB.
         let (next, num_sge) = (ptr::null_mut(), i32::from(sge.length != 0));
         let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };
         // SAFETY: the request is one well-formed element of a list, and the caller keeps the memory
@@ -266,7 +266,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         ffi::status(POST, unsafe { self.post_raw(&mut request) })
     }
 
-    /// `ibv_query_srq`: the depth and the limit as they are now.
+    /// `ibv_query_srq`: the current depth and limit.
     ///
     /// # Errors
     ///
@@ -277,14 +277,14 @@ impl<'pd> SharedReceiveQueue<'pd> {
         unsafe { query(self.as_raw()) }
     }
 
-    /// `ibv_modify_srq`: arms the limit event. Once fewer than `limit` requests are outstanding, the
-    /// device raises [`SRQ_LIMIT_REACHED`](ffi::ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED), once;
-    /// then it is to be armed again. 0 disarms it.
+    /// `ibv_modify_srq`: arms the limit event. When fewer than `limit` requests are outstanding, the device
+    /// raises [`SRQ_LIMIT_REACHED`](ffi::ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED) once, and the event
+    /// must be armed again. 0 disarms it.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: that is more than the queue has room for.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have this.
+    ///  - `EINVAL`: `limit` is more than the queue has room for.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not support this.
     #[doc(alias = "ibv_modify_srq")]
     pub fn set_limit(&self, limit: u32) -> Result<()> {
         if limit > self.max_wr() {
@@ -299,10 +299,11 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: that is 0, more than the device allows, or less than is outstanding.
+    ///  - `EINVAL`: `max_wr` is 0, more than the device allows, or less than the number of outstanding
+    ///    requests.
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or its provider may leave the queue without
-    ///    memory if this fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next post crashes:
-    ///    for those there is [`resize_unchecked`](Self::resize_unchecked).
+    ///    memory if resizing fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next post
+    ///    crashes: for those use [`resize_unchecked`](Self::resize_unchecked).
     ///  - `ENOMEM`: no memory.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&self, max_wr: u32) -> Result<()> {
@@ -311,7 +312,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         unsafe { self.resize_unchecked(max_wr) }
     }
 
-    /// [`resize`](Self::resize), on any device, Soft-RoCE among them.
+    /// As [`resize`](Self::resize), on any device, including Soft-RoCE.
     ///
     /// # Errors
     ///
@@ -330,7 +331,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         let attributes = ffi::ibv_srq_attr { max_wr, ..Default::default() };
         self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR).map_err(|error| {
             match error.raw_os_error() {
-                // It is a number that the device has.
+                // The device allows this number.
                 libc::EINVAL => Error::invalid(VERB, "the queue holds more receives than that"),
                 _ => error,
             }
@@ -354,7 +355,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device has no numbers for them.
+    ///  - `EOPNOTSUPP`: the device does not number them.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> Result<u32> {
         let mut number = 0;
@@ -385,8 +386,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
         self.raw.as_ptr()
     }
 
-    /// `ibv_destroy_srq`: destroys the queue, and returns the error if that fails, which dropping
-    /// cannot. Outstanding requests end without completion.
+    /// `ibv_destroy_srq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding
+    /// requests end without completion.
     ///
     /// # Errors
     ///
@@ -400,7 +401,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     }
 }
 
-/// Whether the device has what is asked for.
+/// Checks the sizes against the limits of the device.
 fn check(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,

@@ -14,7 +14,7 @@ foreign_enum! {
     /// RESET to RTS; [`QueuePair::modify`](crate::QueuePair::modify) takes single steps.
     #[doc(alias = "ibv_qp_state")]
     pub enum QueuePairState: ibv_qp_state(u32) {
-        /// RESET: as it was created. Nothing can be posted.
+        /// RESET: the state after creation. Nothing can be posted.
         Reset = IBV_QPS_RESET,
         /// INIT: receives can be posted, but messages are not answered yet.
         Init = IBV_QPS_INIT,
@@ -22,10 +22,10 @@ foreign_enum! {
         ReadyToReceive = IBV_QPS_RTR,
         /// RTS: messages are received and sent.
         ReadyToSend = IBV_QPS_RTS,
-        /// SQD: messages are received; what had begun to be sent is completed, and the rest waits.
+        /// SQD: messages are received; sends that were begun are completed, and the rest waits.
         SendQueueDrained = IBV_QPS_SQD,
-        /// SQE: a send failed on a queue pair that is not reliable; messages are received, and what
-        /// is posted to the send queue is flushed.
+        /// SQE: a send failed on a queue pair that is not reliable; messages are received, and requests
+        /// that are posted to the send queue are flushed.
         SendQueueError = IBV_QPS_SQE,
         /// ERR: nothing is sent or received, and every request is flushed.
         Error = IBV_QPS_ERR,
@@ -46,7 +46,7 @@ impl QueuePairState {
 }
 
 impl fmt::Display for QueuePairState {
-    /// The name that the specification has for it.
+    /// The name in the specification.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Reset => "RESET",
@@ -62,10 +62,10 @@ impl fmt::Display for QueuePairState {
 }
 
 foreign_enum! {
-    /// `enum ibv_mig_state`: how far a connection with an alternate path is from using it.
+    /// `enum ibv_mig_state`: the state of a connection's migration to its alternate path.
     #[doc(alias = "ibv_mig_state")]
     pub enum MigrationState: ibv_mig_state(u32) {
-        /// It uses the path that it has; there is no other, or it has moved to it.
+        /// It uses its current path: there is no alternate path, or it has migrated to it.
         Migrated = IBV_MIG_MIGRATED,
         /// The peer is being told of the alternate path.
         Rearm = IBV_MIG_REARM,
@@ -74,7 +74,7 @@ foreign_enum! {
     }
 }
 
-/// Which attributes a transition requires, and which are optional.
+/// The attributes that a transition requires, and those that it allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rule {
     pub(super) required: AttributeMask,
@@ -83,9 +83,9 @@ pub(super) struct Rule {
 
 /// The rule for a transition; `None` if there is no such transition.
 ///
-/// It is that of the InfiniBand specification, as the kernel has it: the verb needs
-/// [`AttributeMask::STATE`] in addition. A provider's own transports are taken for datagrams, which
-/// is what EFA's are.
+/// It is the rule of the InfiniBand specification, in the kernel's version: the verb needs
+/// [`AttributeMask::STATE`] in addition. A provider's own transports are treated as datagrams, because
+/// EFA's are.
 pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState) -> Option<Rule> {
     use AttributeMask as A;
     use QueuePairState as S;
@@ -106,7 +106,7 @@ pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState
     } else {
         A::PKEY_INDEX | A::PORT | A::QKEY
     };
-    // What can be changed in passing while the queue pair works.
+    // The attributes that can change while the queue pair stays in operation.
     let running = if connected {
         A::CURRENT_STATE
             | A::ALTERNATE_PATH
@@ -166,7 +166,7 @@ pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState
     Some(Rule { required, optional })
 }
 
-/// What is wrong with a transition. It is small: part of an [`Error`](crate::Error).
+/// The mistake in a transition. It is small, because it is part of an [`Error`](crate::Error).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TransitionError {
     problem: Problem,
@@ -183,15 +183,15 @@ enum Problem {
 }
 
 impl TransitionError {
-    /// Compares the attributes of a transition with its rule. `given` may have
-    /// [`AttributeMask::STATE`] or not.
+    /// Compares the attributes of a transition with its rule. `given` may or may not include
+    /// [`AttributeMask::STATE`].
     pub(super) fn check(
         kind: QueuePairType,
         from: QueuePairState,
         to: QueuePairState,
         given: AttributeMask,
     ) -> Result<(), Self> {
-        // What a provider's own transport takes, it alone knows.
+        // Only the provider knows which attributes its own transport requires.
         if matches!(kind, QueuePairType::Driver | QueuePairType::Unknown(_)) {
             return Ok(());
         }
@@ -292,8 +292,8 @@ mod tests {
         }
     }
 
-    /// For every transition of every transport: each attribute that is left out is named, each one
-    /// that is too many is named, and what the rule allows is allowed.
+    /// For every transition of every transport: each missing attribute is named, each surplus one is named,
+    /// and the allowed attributes are accepted.
     #[test]
     fn every_missing_and_every_forbidden_attribute_is_named() {
         let mut transitions = 0;

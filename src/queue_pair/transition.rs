@@ -17,8 +17,8 @@ use crate::settings::{
 /// A change of a queue pair's state, of its attributes, or of both, for
 /// [`QueuePair::modify`](crate::QueuePair::modify).
 ///
-/// Which attributes a change must have and may have depends on the states and on the type of the
-/// queue pair: see the tables of `ibv_modify_qp(3)`. `modify` names the one that is wrong.
+/// The states and the type of the queue pair determine the attributes that a change requires and allows:
+/// see the tables of `ibv_modify_qp(3)`. `modify` names the attribute that is wrong.
 ///
 /// ```no_run
 /// use ibverbs::{AccessFlags, QueuePairState, QueuePairType, StateTransition};
@@ -66,13 +66,13 @@ macro_rules! attributes {
 }
 
 attributes! {
-    /// The state that the change is made from: it fails in any other. RTR, RTS, SQD or SQE.
+    /// The state that the change starts from; it fails in any other. RTR, RTS, SQD or SQE.
     current_state: QueuePairState = CURRENT_STATE, |raw, value| raw.cur_qp_state = value.into();
     /// The port. Ports count from 1.
     port: u8 = PORT, |raw, value| raw.port_num = value;
     /// The index of the partition key.
     pkey_index: u16 = PKEY_INDEX, |raw, value| raw.pkey_index = value;
-    /// What the peer may ask of the queue pair.
+    /// The operations that the peer may perform through the queue pair.
     access: AccessFlags = ACCESS, |raw, value| raw.qp_access_flags = value.bits();
     /// The Q_Key of a UD queue pair: datagrams must carry it.
     qkey: u32 = QKEY, |raw, value| raw.qkey = value;
@@ -90,11 +90,11 @@ attributes! {
     max_rd_atomic: u8 = MAX_RD_ATOMIC, |raw, value| raw.max_rd_atomic = value;
     /// How many reads and atomics of the peer are answered at a time.
     max_dest_rd_atomic: u8 = MAX_DEST_RD_ATOMIC, |raw, value| raw.max_dest_rd_atomic = value;
-    /// How long the peer waits when it found no receive.
+    /// How long the peer waits before it retries a message that found no receive.
     min_rnr_timer: MinRnrTimer = MIN_RNR_TIMER, |raw, value| raw.min_rnr_timer = value.value();
     /// How long the peer has to answer a packet.
     ack_timeout: AckTimeout = ACK_TIMEOUT, |raw, value| raw.timeout = value.value();
-    /// How often a packet without answer is sent again.
+    /// How often an unanswered packet is sent again.
     max_ack_retries: MaxAckRetries = MAX_ACK_RETRIES, |raw, value| raw.retry_cnt = value.value();
     /// How often a message that found no receive is sent again.
     max_rnr_retries: MaxRnrRetries = MAX_RNR_RETRIES, |raw, value| raw.rnr_retry = value.value();
@@ -102,7 +102,7 @@ attributes! {
     migration_state: MigrationState = MIGRATION_STATE, |raw, value| {
         raw.path_mig_state = value.into()
     };
-    /// Whether an event tells when the send queue has drained.
+    /// Whether an event reports that the send queue has drained.
     drain_notification: bool = DRAIN_NOTIFICATION, |raw, value| {
         raw.en_sqd_async_notify = value.into()
     };
@@ -112,20 +112,19 @@ attributes! {
 }
 
 impl StateTransition {
-    /// To this state; from the same state, a change of attributes only.
+    /// A change to this state. If the queue pair is already in it, only attributes change.
     pub fn to(state: QueuePairState) -> Self {
         let raw = ffi::ibv_qp_attr { qp_state: state.into(), ..Default::default() };
         Self { raw, mask: AttributeMask::STATE }
     }
 
-    /// A change of attributes only, in whatever state the queue pair is.
+    /// A change of attributes only, in any state.
     pub fn stay() -> Self {
         Self { raw: ffi::ibv_qp_attr::default(), mask: AttributeMask::empty() }
     }
 
-    /// The path to the peer that is used when the first one fails, with the index of its partition
-    /// key and its own timeout. InfiniBand only. See also
-    /// [`migration_state`](Self::migration_state).
+    /// The path to the peer that is used if the first one fails, with the index of its partition key and
+    /// its own timeout. InfiniBand only. See also [`migration_state`](Self::migration_state).
     pub fn alternate_path(mut self, path: AddressVector, pkey_index: u16, t: AckTimeout) -> Self {
         self.raw.alt_ah_attr = path.to_raw();
         self.raw.alt_port_num = path.port();
@@ -135,26 +134,26 @@ impl StateTransition {
         self
     }
 
-    /// The attributes that the change has.
+    /// The attributes that the change sets.
     pub fn mask(&self) -> AttributeMask {
         self.mask
     }
 
-    /// The same attributes as far as they are in `mask`, to another state.
+    /// The part of the attributes that is in `mask`, for a change to another state.
     pub(super) fn part(mut self, mask: AttributeMask, state: QueuePairState) -> Self {
         self.raw.qp_state = state.into();
         self.mask = (self.mask & mask) | AttributeMask::STATE;
         self
     }
 
-    /// A change from the C struct and its mask, for programs that fill the struct themselves or get it
-    /// from a C library. Bits without a name stay in the mask, and [`modify`](crate::QueuePair::modify)
-    /// refuses them.
+    /// A change from the C struct and its mask, for programs that fill the struct themselves or get it from
+    /// a C library. Bits without a name stay in the mask, and [`modify`](crate::QueuePair::modify) rejects
+    /// them.
     pub fn from_raw(raw: ffi::ibv_qp_attr, mask: ffi::ibv_qp_attr_mask) -> Self {
         Self { raw, mask: AttributeMask::from_bits_retain(mask.0) }
     }
 
-    /// The C struct, and the attributes in it that count.
+    /// The C struct, and the mask of the attributes that are set in it.
     pub fn to_raw(&self) -> (ffi::ibv_qp_attr, ffi::ibv_qp_attr_mask) {
         (self.raw, ffi::ibv_qp_attr_mask(self.mask.bits()))
     }
@@ -164,7 +163,7 @@ impl StateTransition {
         QueuePairAttributes::new(self.raw, self.mask)
     }
 
-    /// Whether a queue pair of type `kind` can be changed so when it is in the state `from`.
+    /// Checks that this change is allowed for a queue pair of type `kind` in the state `from`.
     pub(super) fn check(&self, kind: QueuePairType, from: QueuePairState) -> Result<()> {
         const VERB: &str = "ibv_modify_qp";
         if self.mask.contains(AttributeMask::REMOTE_NUMBER) && self.raw.dest_qp_num > 0xff_ffff {

@@ -1,14 +1,14 @@
-//! Batches by the extended posting interface: many requests with one doorbell, or none of them.
+//! Batches of the extended posting interface: many requests with one doorbell, or none of them.
 //!
-//! C brackets a batch between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`, and most
-//! providers hold the lock of the send queue in between. A guard for that could be forgotten, and
-//! every later post would wait for ever. So there is none: [`QueuePair::batch`] calls a closure with
-//! a [`Batch`] that only lives there, and the bracket is closed whichever way the closure is left.
+//! C brackets a batch between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`, and most providers
+//! hold the lock of the send queue in between. A guard object could be forgotten, and every later post
+//! would wait for ever. So there is no guard: [`QueuePair::batch`] calls a closure with a [`Batch`] that
+//! lives only during the call, and ends the bracket however the closure returns.
 //!
-//! Two more traps are closed here. The setters of C (`ibv_wr_set_sge` ..) change the request that was
-//! added last, whatever that is, so there is no way to call one by itself. And what a provider does
-//! not have is a null pointer in C: which functions are there is looked up once, when the queue pair
-//! is built, and each request compares what it needs with that, before anything is called.
+//! The module avoids two more traps of C. The setters (`ibv_wr_set_sge` ..) change the request that was
+//! added last, so no method calls a setter alone. And a function that a provider lacks is a null pointer in
+//! C. So the set of available functions is determined once, when the queue pair is built, and each request
+//! checks its functions against this set before it calls any of them.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -30,9 +30,9 @@ use crate::queue_pair::{AddressHandle, QueuePair};
 /// requests can still be posted.
 pub struct Batch<'q> {
     raw: *mut ffi::ibv_qp_ex,
-    /// The functions that are there, and [`function::READY`].
+    /// The functions that are available, and [`function::READY`].
     available: u64,
-    /// What `wr_flags` is.
+    /// The current value of `wr_flags`.
     flags: u32,
     max_sge: u32,
     max_inline_data: u32,
@@ -53,7 +53,7 @@ impl Drop for Abort {
 }
 
 impl Batch<'_> {
-    /// Posts what `build` adds.
+    /// Posts the requests that `build` adds.
     ///
     /// # Safety
     ///
@@ -89,9 +89,9 @@ impl Batch<'_> {
         if returned == 0 { Ok(value) } else { Err(ffi::failed("ibv_wr_complete", returned).into()) }
     }
 
-    /// Where the datagrams go that are added from here on: the path, and the number and the Q_Key of
-    /// the peer's queue pair. A UD queue pair needs it before its first request. The address handle
-    /// is one of the things that who calls [`QueuePair::batch`] vouches for.
+    /// The destination of the datagrams that are added from here on: the path, and the number and the Q_Key
+    /// of the peer's queue pair. A UD queue pair needs it before its first request. The contract of
+    /// [`QueuePair::batch`] covers the address handle too.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Whether all these functions are there.
+    /// Whether all these functions are available.
     #[inline]
     pub(super) fn need(&self, functions: u64) -> Result<()> {
         if self.available & functions != functions {
@@ -146,8 +146,8 @@ impl Batch<'_> {
         self.max_inline_data
     }
 
-    /// Stores what the next request begins with. Of the caller's flags, only those that have a name
-    /// count: a provider that found elements said to be inline would send what lies behind them.
+    /// Stores the number and the flags of the next request. Unknown flags of the caller are dropped: with
+    /// an inline flag, a provider would send the bytes behind the elements.
     #[inline]
     pub(super) fn begin(&mut self, wr_id: u64, flags: SendFlags, of_the_data: u32) {
         // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
@@ -155,8 +155,8 @@ impl Batch<'_> {
         self.set_flags(flags.intersection(SendFlags::all()).bits() | of_the_data);
     }
 
-    /// Stores the flags, if they have changed: where all requests have the same, as they mostly do,
-    /// the compiler sees that once is enough.
+    /// Stores the flags, if they have changed. Mostly all requests have the same flags, and then the
+    /// compiler stores them only once.
     #[inline]
     fn set_flags(&mut self, flags: u32) {
         if self.flags != flags {
@@ -166,7 +166,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Adds a request with data: all is checked before the first call.
+    /// Adds a request with data. Checks everything before the first call.
     #[inline]
     pub(super) fn add(
         &mut self,
@@ -186,7 +186,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Says where the request that was just added goes, on queue pairs without a fixed peer.
+    /// Sets the destination of the request that was just added, on queue pairs without a fixed peer.
     #[inline]
     pub(super) fn set_peer(&mut self) {
         let raw = self.raw;

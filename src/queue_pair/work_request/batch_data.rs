@@ -1,4 +1,4 @@
-//! What the requests of a batch send.
+//! The data of the requests of a batch.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::GatherElement;
 
-/// What a request sends: elements of registered memory (a slice or an array of [`GatherElement`]), or
-/// bytes from anywhere ([`Inline`], [`InlineList`]).
+/// The data of a request: elements of registered memory (a slice or an array of [`GatherElement`]), or
+/// bytes from any memory ([`Inline`], [`InlineList`]).
 ///
 /// The trait is sealed: no other type has it.
 pub trait BatchData: private::Data {}
@@ -30,21 +30,21 @@ pub(in crate::queue_pair) mod private {
     use crate::ffi;
     use crate::queue_pair::work_request::Batch;
 
-    /// What adding data takes; out of reach for users.
+    /// The methods for adding data, hidden from users.
     pub trait Data {
         /// The flags of the request.
         const FLAGS: u32;
 
-        /// The function that sets it.
+        /// The function that sets the data.
         fn function(&self) -> u64;
 
-        /// Whether the queue pair takes that much.
+        /// Checks that the queue pair supports this number of elements or bytes.
         fn check(&self, batch: &Batch<'_>) -> Result<()>;
 
-        /// How many bytes it is.
+        /// The number of bytes.
         fn length(&self) -> u64;
 
-        /// Sets it.
+        /// Sets the data of the request.
         ///
         /// # Safety
         ///
@@ -69,7 +69,7 @@ impl private::Data for &[ffi::ibv_sge] {
 
     #[inline]
     fn check(&self, batch: &Batch<'_>) -> Result<()> {
-        // Room for one is part of what `SET_SGE` says.
+        // `SET_SGE` implies room for one.
         if self.len() > 1 && self.len() > batch.max_sge() as usize {
             return Err(too_many(self.len(), batch.max_sge()));
         }
@@ -94,7 +94,7 @@ impl private::Data for &[ffi::ibv_sge] {
     }
 }
 
-/// Passes on to the data that a type stands for.
+/// Forwards to the data that a type represents.
 macro_rules! data {
     ([$($parameter:tt)*] $type:ty as $as:ty, |$this:ident| $inner:expr) => {
         impl<$($parameter)*> private::Data for $type {
@@ -134,7 +134,7 @@ data!([] &[GatherElement<'_>] as &[ffi::ibv_sge], |this| GatherElement::raw_list
 data!([const N: usize] &[GatherElement<'_>; N] as &[ffi::ibv_sge], |this| GatherElement::raw_list(this.as_slice()));
 
 impl private::Data for Inline<'_> {
-    // Of no effect for most providers, but rxe needs it.
+    // Most providers ignore it, but rxe needs it.
     const FLAGS: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
     #[inline]
@@ -165,10 +165,10 @@ impl private::Data for Inline<'_> {
 
 impl BatchData for Inline<'_> {}
 
-/// What is gathered here before it is set: more than any provider takes inline.
+/// Size of the buffer for gathering: more than any provider takes inline.
 const GATHERED: usize = 2048;
 
-/// `ibv_wr_set_inline_data_list` is not used: rxe sends nothing at all by it before rdma-core 64.
+/// `ibv_wr_set_inline_data_list` is not used: before rdma-core 64, rxe sends nothing with it.
 impl private::Data for InlineList<'_, '_> {
     const FLAGS: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
@@ -198,7 +198,7 @@ impl private::Data for InlineList<'_, '_> {
             }
             length += piece.len();
         }
-        // SAFETY: `check` has found that all pieces fit, so that many bytes were written.
+        // SAFETY: `check` has found that all pieces fit, so `length` bytes were written.
         let bytes = unsafe { std::slice::from_raw_parts(gathered.as_ptr().cast(), length) };
         // SAFETY: the caller's guarantees are passed on.
         unsafe { Inline(bytes).set(raw) }

@@ -13,14 +13,14 @@ use crate::memory::{RemoteMemoryRegion, ScatterElement};
 /// Calls a function of the queue pair.
 macro_rules! call {
     ($function:ident $(, $argument:expr)*) => {
-        // SAFETY: the queue pair is live, and `add` has found that the function is there.
+        // SAFETY: the queue pair is live, and `add` has checked that it has the function.
         |raw: *mut ffi::ibv_qp_ex| unsafe { (*raw).$function.unwrap_unchecked()(raw $(, $argument)*) }
     };
 }
 
-/// The requests. Each fails with `EOPNOTSUPP` if the queue pair was not built for the operation, or
-/// its provider cannot take data in that form; and with `EINVAL` if there are more elements or more
-/// inline data than the queue pair was made for, or no destination was given where one is needed.
+/// The requests. Each fails with `EOPNOTSUPP` if the queue pair was not built for the operation, or its
+/// provider does not support data in that form; and with `EINVAL` if there are more elements or more inline
+/// data than the queue pair was built for, or no destination was set although one is needed.
 impl Batch<'_> {
     /// `ibv_wr_send`: sends one message.
     ///
@@ -51,7 +51,7 @@ impl Batch<'_> {
         self.add(wr_id, flags, operation, data, call!(wr_send_imm, immediate.to_be()))
     }
 
-    /// `ibv_wr_send_inv`: sends one message, and invalidates an rkey of the peer's.
+    /// `ibv_wr_send_inv`: sends one message, and invalidates one of the peer's rkeys.
     ///
     /// # Errors
     ///
@@ -68,8 +68,8 @@ impl Batch<'_> {
         self.add(wr_id, flags, Op::SEND_WITH_INVALIDATE, data, call!(wr_send_inv, rkey))
     }
 
-    /// `ibv_wr_send_tso`: sends data as many messages of at most `segment` bytes, each behind a copy
-    /// of `header`, which the device brings up to date.
+    /// `ibv_wr_send_tso`: sends data as several messages of at most `segment` bytes. Each begins with a
+    /// copy of `header`, which the device updates.
     ///
     /// # Errors
     ///
@@ -110,8 +110,8 @@ impl Batch<'_> {
         self.add(wr_id, flags, Op::WRITE, data, call!(wr_rdma_write, rkey, address))
     }
 
-    /// `ibv_wr_rdma_write_imm`: writes to the beginning of `remote`, and consumes a receive of the
-    /// peer, whose completion has these 32 bits.
+    /// `ibv_wr_rdma_write_imm`: writes to the beginning of `remote`, and consumes a receive of the peer,
+    /// whose completion carries these 32 bits.
     ///
     /// # Errors
     ///
@@ -152,8 +152,8 @@ impl Batch<'_> {
         self.add(wr_id, flags, Op::READ, data, call!(wr_rdma_read, rkey, address))
     }
 
-    /// `ibv_wr_atomic_cmp_swp`: sets the first 8 bytes of `remote` to `swap` if they are `compare`.
-    /// What they were before comes to `result`.
+    /// `ibv_wr_atomic_cmp_swp`: sets the first 8 bytes of `remote` to `swap` if they equal `compare`.
+    /// Stores their previous value in `result`.
     ///
     /// # Errors
     ///
@@ -181,8 +181,8 @@ impl Batch<'_> {
         )
     }
 
-    /// `ibv_wr_atomic_fetch_add`: adds `add` to the first 8 bytes of `remote`. What they were before
-    /// comes to `result`.
+    /// `ibv_wr_atomic_fetch_add`: adds `add` to the first 8 bytes of `remote`. Stores their previous value
+    /// in `result`.
     ///
     /// # Errors
     ///
@@ -209,7 +209,7 @@ impl Batch<'_> {
         )
     }
 
-    /// `ibv_wr_atomic_write`: sets the first 8 bytes of `remote` to `value`, never a part of them.
+    /// `ibv_wr_atomic_write`: sets the first 8 bytes of `remote` to `value`, all at once.
     ///
     /// # Errors
     ///
@@ -233,9 +233,8 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// `ibv_wr_flush`: makes the peer's memory in `remote`, as far as earlier writes have changed it,
-    /// visible or persistent before it completes. With `whole_region`, so is all of the memory region
-    /// that `remote` is in.
+    /// `ibv_wr_flush`: makes earlier writes to the peer's memory in `remote` visible or persistent before
+    /// it completes. With `whole_region`, this applies to the whole memory region that contains `remote`.
     ///
     /// # Errors
     ///
@@ -283,7 +282,7 @@ impl Batch<'_> {
     ///
     /// # Safety
     ///
-    /// The window and the region in `info` are live, of the domain of the queue pair, and stay so
+    /// The window and the region in `info` are live and of the domain of the queue pair, and stay live
     /// until the completion was polled.
     #[doc(alias = "ibv_wr_bind_mw")]
     pub unsafe fn bind_raw(

@@ -1,4 +1,4 @@
-//! What a memory window is bound to, and the requests that bind and close it.
+//! The memory that a window is bound to, and the requests that bind and invalidate a window.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -24,12 +24,12 @@ use crate::settings::QueuePairType;
 ///
 /// The trait is sealed: [`SharedMemoryRegion`] and [`RawMemoryRegion`] have it.
 pub trait WindowMemory: private::Sealed + Leak + Send + Sync {
-    /// The region, what it is registered for, and what is in `range`: address and length in bytes.
+    /// The region, its access flags, and the address and length in bytes of `range`.
     #[doc(hidden)]
     fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart>;
 }
 
-/// What [`WindowMemory::window`] finds.
+/// The result of [`WindowMemory::window`].
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct WindowPart {
@@ -56,11 +56,11 @@ impl WindowMemory for RawMemoryRegion<'_> {
     }
 }
 
-/// `struct ibv_mw_bind_info`: what a window is to be bound to, and for which access.
+/// `struct ibv_mw_bind_info`: the memory that a window will be bound to, and the access it will allow.
 ///
-/// It holds the region: borrowed for `'res`, which is then how long the window can live, or shared,
-/// and then the window keeps the region alive (the one that it is bound to, and the one before, until
-/// it is deallocated).
+/// It holds the region. A borrowed region limits the life of the window to `'res`. A shared region is kept
+/// alive by the window (the window keeps the region of its current binding and of the one before, until it
+/// is deallocated).
 #[must_use]
 #[doc(alias = "ibv_mw_bind_info")]
 pub struct WindowBinding<'res> {
@@ -70,7 +70,7 @@ pub struct WindowBinding<'res> {
     borrowed: PhantomData<&'res ()>,
 }
 
-// SAFETY: it stands for a region that is `Sync`, borrowed or shared.
+// SAFETY: it refers to a region that is `Sync`, borrowed or shared.
 unsafe impl Send for WindowBinding<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for WindowBinding<'_> {}
@@ -78,12 +78,12 @@ unsafe impl Sync for WindowBinding<'_> {}
 const VERB: &str = "ibv_bind_mw";
 
 impl<'res> WindowBinding<'res> {
-    /// The elements (or bytes, of a [`RawMemoryRegion`]) of `region` in `range`, for `access`: remote
-    /// read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if peers are to address
-    /// the window from 0 on, where the device has that.
+    /// The elements (or bytes, for a [`RawMemoryRegion`]) of `region` in `range`, for `access`: remote
+    /// read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if peers will address the window
+    /// from 0 on and the device supports that.
     ///
-    /// The region stays borrowed for as long as the window lives; for windows that live longer there
-    /// is [`shared`](Self::shared).
+    /// The region stays borrowed for as long as the window lives. For windows that live longer, use
+    /// [`shared`](Self::shared).
     ///
     /// ```compile_fail,E0505
     /// # use ibverbs::{AccessFlags, MemoryWindow, QueuePair, Result, SharedMemoryRegion, WindowBinding};
@@ -101,14 +101,14 @@ impl<'res> WindowBinding<'res> {
     /// # }
     /// ```
     ///
-    /// An empty range is for a window of type 1, to close it: but the region may go on counting as
-    /// bound, until the window is deallocated.
+    /// An empty range closes a window of type 1, but the region may continue to count as bound until the
+    /// window is deallocated.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds; the access is other than that; or the region was not
-    ///    registered with [`MW_BIND`](AccessFlags::MW_BIND), or not with
-    ///    [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE), which remote write and atomic access need.
+    ///  - `EINVAL`: the range is out of bounds; `access` has other flags; or the region was not registered
+    ///    with [`MW_BIND`](AccessFlags::MW_BIND), or not with [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE),
+    ///    which remote write and atomic access require.
     pub fn new(
         region: &'res impl WindowMemory,
         range: impl RangeBounds<usize>,
@@ -117,7 +117,7 @@ impl<'res> WindowBinding<'res> {
         Self::of(region.window(range)?, access)
     }
 
-    /// As [`new`](Self::new), of a region that the window keeps alive from now on.
+    /// As [`new`](Self::new), for a region that the window keeps alive from now on.
     ///
     /// # Errors
     ///
@@ -161,14 +161,15 @@ impl<'res> WindowBinding<'res> {
         })
     }
 
-    /// `IBV_SEND_FENCE`: the binding waits for the reads and atomics that were posted before it.
+    /// `IBV_SEND_FENCE`: the device begins the binding only when all earlier reads and atomics have
+    /// completed.
     #[doc(alias = "IBV_SEND_FENCE")]
     pub fn fence(mut self) -> Self {
         self.flags |= ffi::ibv_send_flags::IBV_SEND_FENCE.0;
         self
     }
 
-    /// Without a completion if it succeeds, on a queue pair that does not signal all requests.
+    /// A successful binding has no completion, on a queue pair that does not signal all requests.
     pub fn unsignaled(mut self) -> Self {
         self.flags &= !ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
         self
@@ -190,7 +191,7 @@ impl fmt::Debug for WindowBinding<'_> {
     }
 }
 
-/// Whether the window can be bound to that at all.
+/// Checks that the window can be bound to that memory.
 fn check(window: &MemoryWindow<'_>, info: &ffi::ibv_mw_bind_info) -> Result<()> {
     // SAFETY: the binding holds the region.
     if unsafe { (*info.mr).pd } != window.protection_domain().as_raw() {
@@ -210,7 +211,7 @@ fn next_rkey(window: &MemoryWindow<'_>) -> u32 {
     unsafe { ffi::ibv_inc_rkey(window.rkey()) }
 }
 
-/// What there is to do once a binding is posted: hold the region, and say what the peer must know.
+/// After a binding was posted: holds the region, and returns the memory that the peer can access.
 fn posted<'w>(window: &mut MemoryWindow<'w>, binding: WindowBinding<'w>) -> RemoteMemoryRegion {
     window.hold(binding.shared);
     let zero_based = AccessFlags::ZERO_BASED.bits() & binding.info.mw_access_flags != 0;
@@ -220,7 +221,7 @@ fn posted<'w>(window: &mut MemoryWindow<'w>, binding: WindowBinding<'w>) -> Remo
 
 /// [`QueuePair::post_bind_mw`].
 ///
-/// # Safety
+/// As there; and nobody else posts to the send queue.
 ///
 /// As there; and the caller is the only one to post to the send queue.
 unsafe fn bind<'w>(
@@ -259,7 +260,7 @@ unsafe fn bind<'w>(
 
 /// [`QueuePair::post_invalidate_mw`].
 ///
-/// # Safety
+/// As there; and nobody else posts to the send queue.
 ///
 /// As there; and the caller is the only one to post to the send queue.
 unsafe fn invalidate(
@@ -287,26 +288,26 @@ unsafe fn invalidate(
 }
 
 impl QueuePair<'_> {
-    /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind (`IBV_WR_BIND_MW`), as the type of the
-    /// window has it: binds `window`. Returns what a peer must know to access it.
+    /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind (`IBV_WR_BIND_MW`), depending on the type of
+    /// the window: binds `window`. Returns the remote region that a peer needs to access it.
     ///
-    /// This only posts the request. It may be sent over on this queue pair at once, since what is
-    /// posted later is carried out later, and in any other way once the completion was polled. Should
-    /// that say that it failed, the window is as it was:
-    /// [set its key back](MemoryWindow::set_rkey) before it is bound again.
+    /// This only posts the request. The result may be sent to the peer over this queue pair immediately,
+    /// since the device carries out later requests after this one. It may be sent by other means once the
+    /// completion was polled. If the completion reports a failure, the window is unchanged: [set its key
+    /// back](MemoryWindow::set_rkey) before binding it again.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the queue pair is of a type that cannot bind; the window is of type 2, and the
-    ///    range empty; or the device does not have that access for windows.
+    ///  - `EINVAL`: queue pairs of this type cannot bind; the window is of type 2, and the range empty; or
+    ///    the device does not support that access for windows.
     ///  - `EPERM`: window and region are of different protection domains.
     ///  - `EOPNOTSUPP`: the device has no windows, or none of this length (mlx5: 2 GiB).
     ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///
     /// # Safety
     ///
-    /// `wr_id` is not the number of another outstanding request, whose completion could be taken for
-    /// this one's and so for a sign that its memory may be touched.
+    /// `wr_id` differs from the numbers of all other outstanding requests. Otherwise the completion of this
+    /// one could be taken for theirs, and so for a sign that their memory may be touched.
     #[doc(alias = "ibv_bind_mw")]
     #[doc(alias = "ibv_mw_bind")]
     #[doc(alias = "ibv_inc_rkey")]
@@ -321,13 +322,13 @@ impl QueuePair<'_> {
         unsafe { bind(self, window, binding, wr_id) }
     }
 
-    /// `ibv_post_send` of a request to invalidate (`IBV_WR_LOCAL_INV`): closes a window of type 2.
-    /// When it is carried out the peer has no access any more, and the window can be bound again.
-    /// (One of type 1 is bound to something else, or deallocated.)
+    /// `ibv_post_send` of a request to invalidate (`IBV_WR_LOCAL_INV`): closes a window of type 2. Once it
+    /// is carried out, the peer has no access any more, and the window can be bound again. (To close a
+    /// window of type 1, bind it to other memory or deallocate it.)
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the window is of type 1; or the queue pair is of a type that has no windows.
+    ///  - `EINVAL`: the window is of type 1; or queue pairs of this type have no windows.
     ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///
     /// # Safety
@@ -386,9 +387,9 @@ impl SendHalf<'_, '_> {
 }
 
 impl Batch<'_> {
-    /// `ibv_wr_bind_mw`: binds a window of type 2. Returns what a peer must know to access it. See
-    /// [`QueuePair::post_bind_mw`]; should the batch not be posted after all,
-    /// [set the window's key back](MemoryWindow::set_rkey).
+    /// `ibv_wr_bind_mw`: binds a window of type 2. Returns the remote region that a peer needs to access
+    /// it. See [`QueuePair::post_bind_mw`]. If the batch is not posted in the end, [set the window's key
+    /// back](MemoryWindow::set_rkey).
     ///
     /// # Errors
     ///
@@ -399,8 +400,7 @@ impl Batch<'_> {
     ///
     /// # Safety
     ///
-    /// That of [`QueuePair::post_bind_mw`]; and the window is not deallocated before the batch is
-    /// posted.
+    /// That of [`QueuePair::post_bind_mw`]; and the window is not deallocated before the batch is posted.
     #[doc(alias = "ibv_wr_bind_mw")]
     pub unsafe fn bind_mw<'w>(
         &mut self,
@@ -414,8 +414,8 @@ impl Batch<'_> {
         }
         check(window, &binding.info)?;
         let (rkey, flags) = (next_rkey(window), SendFlags::from_bits_retain(binding.flags));
-        // SAFETY: the binding holds the region, and the caller the window. The domains of the two are
-        // the same; that of the queue pair is compared by the device.
+        // SAFETY: the binding holds the region, and the caller the window. Both have the same domain; the
+        // device checks that it is the queue pair's.
         unsafe { self.bind_raw(wr_id, flags, window.as_raw(), rkey, &binding.info) }?;
         window.set_rkey(rkey);
         Ok(posted(window, binding))

@@ -1,4 +1,4 @@
-//! What the extended posting interface of a queue pair has.
+//! The operations and functions of a queue pair's extended posting interface.
 
 use std::ptr::NonNull;
 
@@ -22,7 +22,7 @@ macro_rules! operations {
         }
 
         impl SendOperations {
-            /// Those that a queue pair has functions for.
+            /// The operations whose functions a queue pair has.
             ///
             /// # Safety
             ///
@@ -77,11 +77,11 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[doc(alias = "ibv_send_flags")]
     pub struct SendFlags: u32 {
-        /// It is not begun until all reads and atomics before it have completed.
+        /// The device begins the request only when all earlier reads and atomics have completed.
         const FENCE = ffi::ibv_send_flags::IBV_SEND_FENCE.0;
-        /// It has a completion.
+        /// The request has a completion.
         const SIGNALED = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-        /// It raises an event at the peer, if the peer waits for solicited ones only.
+        /// The request raises an event at the peer, if the peer waits for solicited events only.
         const SOLICITED = ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
         /// The device computes the checksums of IPv4 and of TCP or UDP.
         const IP_CHECKSUM = ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
@@ -89,13 +89,13 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// `enum ibv_placement_type`: how far a flush brings what was written.
+    /// `enum ibv_placement_type`: the guarantee that a flush gives for the written data.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[doc(alias = "ibv_placement_type")]
     pub struct FlushPlacement: u8 {
-        /// Everyone sees it.
+        /// The data is visible to all.
         const GLOBAL = ffi::ibv_placement_type::IBV_FLUSH_GLOBAL.0 as u8;
-        /// It survives a loss of power.
+        /// The data survives a loss of power.
         const PERSISTENT = ffi::ibv_placement_type::IBV_FLUSH_PERSISTENT.0 as u8;
     }
 }
@@ -105,7 +105,8 @@ pub(crate) mod function {
     use super::*;
     use crate::error::Error;
 
-    /// Not a function: the peer is known, as the queue pair has one or the batch was told.
+    /// Not a function: the destination is known, because the queue pair has a peer or the batch has set
+    /// one.
     pub(in crate::queue_pair) const READY: u64 = 1 << 63;
     pub(in crate::queue_pair) const SET_SGE: u64 = 1 << 62;
     pub(in crate::queue_pair) const SET_SGE_LIST: u64 = 1 << 61;
@@ -113,7 +114,7 @@ pub(crate) mod function {
     pub(in crate::queue_pair) const SET_UD_ADDRESS: u64 = 1 << 59;
     pub(in crate::queue_pair) const SET_XRC_SRQ: u64 = 1 << 58;
 
-    /// What a queue pair has that was built for `operations`.
+    /// The functions of a queue pair that was built for `operations`.
     ///
     /// # Safety
     ///

@@ -38,13 +38,12 @@ macro_rules! link {
 link!(ibv_send_wr, "ibv_post_send");
 link!(ibv_recv_wr, "ibv_post_recv");
 
-/// A request that is part of a list, and can only be posted with it. Any request becomes one by
-/// `into()`.
+/// A request that is part of a list, and can only be posted with it. `into()` converts any request to one.
 #[repr(C)]
 pub struct ListEntry<'wr, R> {
     raw: R,
-    /// Of the first entry of a list: where the verb says which request it stopped at; null unless
-    /// it did. In here it is cleared once and not with each call.
+    /// In the first entry of a list, the verb stores the request at which it stopped; null unless it did.
+    /// Keeping it here avoids clearing it on each call.
     bad: *mut R,
     borrows: PhantomData<&'wr ()>,
 }
@@ -65,7 +64,7 @@ impl<R> ListEntry<'_, R> {
         Self { raw, bad: ptr::null_mut(), borrows: PhantomData }
     }
 
-    /// The C struct. What it links to means nothing outside of the list.
+    /// The C struct. Its link to the next request is meaningless outside of the list.
     pub fn as_raw(&self) -> &R {
         &self.raw
     }
@@ -87,7 +86,7 @@ impl<'wr> From<&ReceiveWorkRequest<'wr>> for ReceiveListEntry<'wr> {
 
 #[expect(private_bounds, reason = "the two C structs have it, and no other type can")]
 impl<R: Link> ListEntry<'_, R> {
-    /// The entry under a number.
+    /// The entry with this number.
     fn numbered(mut self, wr_id: u64) -> Self {
         self.raw.set_wr_id(wr_id);
         self
@@ -109,9 +108,9 @@ impl<R> fmt::Debug for ListEntry<'_, R> {
 
 /// Requests that are posted with one call: [`SendList`] or [`ReceiveList`].
 ///
-/// The entries are the caller's, an array or a vector; making a list links them in place, once, and
-/// posting it costs what posting a linked list costs in C. The same list can be posted again and
-/// again, under the same numbers or others.
+/// The entries belong to the caller, in an array or a vector. Making a list links them in place, once, and
+/// posting it costs what posting a linked list costs in C. The same list can be posted repeatedly, under
+/// the same numbers or others.
 ///
 /// ```no_run
 /// use ibverbs::{QueuePairType, SendList, SendListEntry, SendWorkRequest};
@@ -154,9 +153,9 @@ pub type SendList<'list> = WorkRequestList<'list, ffi::ibv_send_wr>;
 /// [`QueuePair::post_receive_list`](crate::QueuePair::post_receive_list).
 pub type ReceiveList<'list> = WorkRequestList<'list, ffi::ibv_recv_wr>;
 
-// SAFETY: it is an exclusive borrow of entries that can be sent.
+// SAFETY: it borrows entries exclusively, and the entries are `Send`.
 unsafe impl<R> Send for WorkRequestList<'_, R> {}
-// SAFETY: a shared list gives nothing out but numbers.
+// SAFETY: a shared list exposes only numbers.
 unsafe impl<R> Sync for WorkRequestList<'_, R> {}
 
 #[expect(private_bounds, reason = "the two C structs have it, and no other type can")]
@@ -182,8 +181,7 @@ impl<'list, R: Link> WorkRequestList<'list, R> {
         Ok(list)
     }
 
-    /// Makes the list the first `len` entries, as many as are to be posted next; it can be made
-    /// longer again.
+    /// Limits the list to the first `len` entries for the following posts. It can be made longer again.
     ///
     /// # Errors
     ///
@@ -248,14 +246,14 @@ impl<'list, R: Link> WorkRequestList<'list, R> {
         Ok(())
     }
 
-    /// The list as C wants it: its first request, and where to say which one was not posted.
+    /// The list in C's form: its first request, and where the verb stores the request that was not posted.
     #[inline]
     pub(in crate::queue_pair) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
         // SAFETY: a list has at least one entry, which it borrows.
         unsafe { (&raw mut (*self.first).raw, &raw mut (*self.first).bad) }
     }
 
-    /// Which request the verb stopped at, and so how many were posted.
+    /// The number of requests that were posted, and the request at which the verb stopped.
     #[inline]
     pub(in crate::queue_pair) fn failed(&mut self) -> (usize, &R) {
         // SAFETY: the list borrows at least that many entries.
@@ -288,9 +286,9 @@ unsafe fn position<R>(first: *mut ListEntry<'_, R>, len: usize) -> usize {
     let index = offset / size_of::<ListEntry<'_, R>>();
     match index {
         _ if index < len => index,
-        // rxe and siw point to none if they have queued all and could not tell the kernel.
+        // rxe and siw store no request if they have queued all but could not notify the kernel.
         _ if bad.is_null() => len,
-        // A provider that points elsewhere is taken to have posted nothing.
+        // If a provider points to anything else, assume that it has posted nothing.
         _ => 0,
     }
 }
@@ -301,7 +299,7 @@ impl<R> fmt::Debug for WorkRequestList<'_, R> {
     }
 }
 
-/// Not all of a list was posted.
+/// A post of a list that stopped before its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListError {
     error: Error,
@@ -319,11 +317,11 @@ impl ListError {
         self.error
     }
 
-    /// How many requests were posted, the first ones of the list: they are carried out as if they had
-    /// been the whole list.
+    /// How many requests were posted, counted from the beginning of the list. They are carried out as if
+    /// they were the whole list.
     ///
-    /// It may be the whole list, on Soft-RoCE and Soft-iWARP: they are queued, but the kernel could not
-    /// be told (see [`QueuePair::post`](crate::QueuePair::post)).
+    /// On Soft-RoCE and Soft-iWARP this may be the whole list: all requests are queued, but the kernel
+    /// could not be notified (see [`QueuePair::post`](crate::QueuePair::post)).
     pub fn posted(&self) -> usize {
         self.posted
     }

@@ -1,4 +1,4 @@
-//! Work requests: what is posted to a queue pair, prepared once and posted as often as is wanted.
+//! Work requests, which are prepared once and posted to a queue pair any number of times.
 
 mod batch;
 mod batch_data;
@@ -31,17 +31,17 @@ use crate::foreign_enum::foreign_enum;
 use crate::memory::{GatherElement, ScatterElement};
 use crate::queue_pair::QueuePair;
 
-/// The longest message that a request can carry: 2 GiB. Ports may take less:
+/// The longest message that a request can carry: 2 GiB. The limit of a port may be lower:
 /// [`PortAttributes::max_message_size`](crate::PortAttributes::max_message_size).
 pub const MAX_MESSAGE_LENGTH: u64 = 1 << 31;
 
 foreign_enum! {
-    /// `enum ibv_wr_opcode`: what a request on the send queue asks for.
+    /// `enum ibv_wr_opcode`: the operation of a request on the send queue.
     #[doc(alias = "ibv_wr_opcode")]
     pub enum WorkRequestOpcode: ibv_wr_opcode(u32) {
         /// An RDMA write.
         Write = IBV_WR_RDMA_WRITE,
-        /// An RDMA write that consumes a receive and tells it an immediate.
+        /// An RDMA write that consumes a receive, whose completion carries an immediate.
         WriteWithImmediate = IBV_WR_RDMA_WRITE_WITH_IMM,
         /// A send.
         Send = IBV_WR_SEND,
@@ -61,7 +61,7 @@ foreign_enum! {
         SendWithInvalidate = IBV_WR_SEND_WITH_INV,
         /// A send that the device segments.
         Tso = IBV_WR_TSO,
-        /// The provider's own.
+        /// Defined by the provider.
         Driver1 = IBV_WR_DRIVER1,
         /// A flush.
         Flush = IBV_WR_FLUSH,
@@ -90,16 +90,16 @@ pub(crate) mod private {
     use crate::ffi;
     use crate::queue_pair::QueuePair;
 
-    /// What posting takes; out of reach for users.
+    /// The methods for posting, hidden from users.
     pub trait Post {
-        /// Gives the request its number and posts it; returns what the verb returns.
+        /// Sets the number of the request and posts it. Returns the verb's return value.
         ///
         /// # Safety
         ///
         /// The queue pair is live, and the caller keeps the contract of `QueuePair::post`.
         unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp, wr_id: u64) -> c_int;
 
-        /// The error behind what posting returned.
+        /// The error for the return value of a post.
         fn explain(&self, queue_pair: &QueuePair<'_>, returned: c_int) -> Error;
     }
 }
@@ -111,7 +111,7 @@ pub(crate) mod private {
 /// The queue pair is live, and the caller keeps the contract of `QueuePair::post`.
 #[inline]
 pub(super) unsafe fn post_send(qp: *mut ffi::ibv_qp, request: *mut ffi::ibv_send_wr) -> c_int {
-    // Only a list needs to know where it stopped; that nobody reads this saves clearing it.
+    // Only a list needs to know where the verb stopped; ignoring it here avoids clearing it.
     let mut bad = MaybeUninit::uninit();
     // SAFETY: the caller vouches for the queue pair and the request; `bad` is writable.
     unsafe { ffi::ibv_post_send(qp, request, bad.as_mut_ptr()) }
@@ -129,8 +129,8 @@ pub(super) unsafe fn post_receive(qp: *mut ffi::ibv_qp, request: &mut ffi::ibv_r
     unsafe { ffi::ibv_post_recv(qp, request, bad.as_mut_ptr()) }
 }
 
-/// The error behind what posting `request` returned: named, where the request exceeds what the queue
-/// pair was made with (which providers report in as many ways as there are providers).
+/// The error for the return value of posting `request`. It names the limit of the queue pair that the
+/// request exceeds, if it does (each provider reports that in a different way).
 #[cold]
 pub(super) fn explain_send(
     queue_pair: &QueuePair<'_>,
@@ -142,7 +142,7 @@ pub(super) fn explain_send(
     explain_elements(queue_pair, elements, request.send_flags, returned)
 }
 
-/// The error behind what posting a request with these elements and flags returned.
+/// The error for the return value of posting a request with these elements and flags.
 #[cold]
 pub(super) fn explain_elements(
     queue_pair: &QueuePair<'_>,
@@ -164,7 +164,7 @@ pub(super) fn explain_elements(
     ffi::failed(VERB, returned)
 }
 
-/// The error behind what posting `request` returned.
+/// The error for the return value of posting `request`.
 #[cold]
 pub(super) fn explain_receive(
     queue_pair: &QueuePair<'_>,
@@ -195,13 +195,13 @@ unsafe fn elements(request: &ffi::ibv_send_wr) -> &[ffi::ibv_sge] {
     unsafe { std::slice::from_raw_parts(request.sg_list, request.num_sge as usize) }
 }
 
-/// How many bytes they are together.
+/// The number of bytes of all elements together.
 #[inline]
 fn total(elements: &[ffi::ibv_sge]) -> u64 {
     elements.iter().map(|element| u64::from(element.length)).sum()
 }
 
-/// A list of elements as C has it, of which the number and the length are checked.
+/// A list of elements in C's form, whose number and length were checked.
 struct List {
     first: *mut ffi::ibv_sge,
     count: c_int,
@@ -294,13 +294,13 @@ unsafe impl Send for ReceiveWorkRequest<'_> {}
 unsafe impl Sync for ReceiveWorkRequest<'_> {}
 
 impl<'wr> ReceiveWorkRequest<'wr> {
-    /// A receive into `elements`, one after the other. The slice is the scatter list as it stands;
-    /// it may be empty, for messages without data.
+    /// A receive into `elements`, one after the other. The slice itself is the scatter list; it may be
+    /// empty, for messages without data.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are more elements than C's `int` counts, or more than
-    ///    [`MAX_MESSAGE_LENGTH`] bytes.
+    ///  - `EINVAL`: there are more elements than C's `int` can count, or more than [`MAX_MESSAGE_LENGTH`]
+    ///    bytes.
     #[inline]
     pub fn new<'buf: 'wr>(elements: &'wr mut [ScatterElement<'buf>]) -> Result<Self> {
         let list = List::scatter("ibv_post_recv", elements)?;
@@ -314,7 +314,7 @@ impl<'wr> ReceiveWorkRequest<'wr> {
         &self.raw
     }
 
-    /// The C struct under its next number.
+    /// The C struct, with this number.
     #[inline]
     pub(super) fn numbered(&mut self, wr_id: u64) -> &mut ffi::ibv_recv_wr {
         self.raw.wr_id = wr_id;
@@ -370,7 +370,7 @@ macro_rules! send_queue_request {
                 self
             }
 
-            /// Is not begun until all reads and atomics before it have completed.
+            /// The device begins it only when all earlier reads and atomics have completed.
             #[inline]
             pub fn fence(mut self) -> Self {
                 self.raw.send_flags |= $crate::ffi::ibv_send_flags::IBV_SEND_FENCE.0;
@@ -435,13 +435,13 @@ pub(super) use send_queue_request;
 macro_rules! data_request {
     ($name:ident) => {
         impl $name<'_> {
-            /// Carries its data inline: the device copies it when the request is posted, the memory
-            /// need not be registered, and may be reused at once. `max_inline_data` is that of the
-            /// queue pair ([`QueuePair::max_inline_data`](crate::QueuePair::max_inline_data)).
+            /// Carries its data inline: the device copies it when the request is posted. The memory need
+            /// not be registered, and may be reused immediately. `max_inline_data` is that of the queue
+            /// pair ([`QueuePair::max_inline_data`](crate::QueuePair::max_inline_data)).
             ///
             /// # Errors
             ///
-            ///  - `EINVAL`: there is more data than that.
+            ///  - `EINVAL`: there is more data than `max_inline_data`.
             #[inline]
             pub fn inline(mut self, max_inline_data: u32) -> $crate::error::Result<Self> {
                 $crate::queue_pair::work_request::check_inline(&self.raw, max_inline_data)?;
@@ -449,8 +449,8 @@ macro_rules! data_request {
                 Ok(self)
             }
 
-            /// Raises an event at the peer, if it waits for solicited ones only. Of a write, it needs
-            /// an [`immediate`](Self::immediate).
+            /// Raises an event at the peer, if the peer waits for solicited events only. For a write, this
+            /// requires an [`immediate`](Self::immediate).
             #[inline]
             pub fn solicited(mut self) -> Self {
                 self.raw.send_flags |= $crate::ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;

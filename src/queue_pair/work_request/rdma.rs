@@ -9,22 +9,22 @@ use crate::memory::{GatherElement, RemoteMemoryRegion, ScatterElement};
 const VERB: &str = "ibv_post_send";
 
 send_queue_request! {
-    /// `struct ibv_send_wr`: an RDMA write: copies to memory of the peer, which does not notice.
+    /// `struct ibv_send_wr`: an RDMA write: copies to the peer's memory without notifying the peer.
     ///
-    /// With an [`immediate`](Self::immediate) it does: the write then consumes a receive.
+    /// With an [`immediate`](Self::immediate) it notifies the peer: the write then consumes a receive.
     pub struct WriteWorkRequest;
 }
 
 data_request!(WriteWorkRequest);
 
 impl<'wr> WriteWorkRequest<'wr> {
-    /// Writes `elements`, one after the other, to the beginning of `remote`, with a completion. The
-    /// slice is the gather list as it stands; it may be empty.
+    /// Writes `elements`, one after the other, to the beginning of `remote`, with a completion. The slice
+    /// itself is the gather list; it may be empty.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the remote region is shorter than that, there are more elements than C's `int`
-    ///    counts, or more than [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
+    ///  - `EINVAL`: the remote region is shorter than the elements, there are more elements than C's `int`
+    ///    can count, or more than [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
     #[inline]
     pub fn new(elements: &'wr [GatherElement<'wr>], remote: RemoteMemoryRegion) -> Result<Self> {
         let list = List::gather(elements)?;
@@ -34,7 +34,7 @@ impl<'wr> WriteWorkRequest<'wr> {
         Ok(Self::from_raw(raw))
     }
 
-    /// Consumes a receive of the peer, and carries 32 bits for its completion
+    /// Consumes a receive of the peer, whose completion carries these 32 bits
     /// ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)).
     #[inline]
     pub fn immediate(mut self, immediate: u32) -> Self {
@@ -54,18 +54,18 @@ impl<'wr> WriteWorkRequest<'wr> {
 }
 
 send_queue_request! {
-    /// `struct ibv_send_wr`: an RDMA read: copies from memory of the peer, which does not notice.
+    /// `struct ibv_send_wr`: an RDMA read: copies from the peer's memory without notifying the peer.
     pub struct ReadWorkRequest;
 }
 
 impl<'wr> ReadWorkRequest<'wr> {
-    /// Reads from the beginning of `remote` into `elements`, one after the other, with a completion.
-    /// The slice is the scatter list as it stands; it may be empty.
+    /// Reads from the beginning of `remote` into `elements`, one after the other, with a completion. The
+    /// slice itself is the scatter list; it may be empty.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the remote region is shorter than that, there are more elements than C's `int`
-    ///    counts, or more than [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
+    ///  - `EINVAL`: the remote region is shorter than the elements, there are more elements than C's `int`
+    ///    can count, or more than [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
     #[inline]
     pub fn new<'buf: 'wr>(
         elements: &'wr mut [ScatterElement<'buf>],
@@ -79,7 +79,7 @@ impl<'wr> ReadWorkRequest<'wr> {
     }
 }
 
-/// The request for an atomic whose result comes to `result`.
+/// The request for an atomic that stores its result in `result`.
 #[inline]
 fn atomic(
     opcode: ffi::ibv_wr_opcode,
@@ -96,14 +96,14 @@ fn atomic(
 }
 
 send_queue_request! {
-    /// `struct ibv_send_wr`: a compare-and-swap: sets 64 bits of the peer's memory to a value if they
-    /// have another, and tells what they had.
+    /// `struct ibv_send_wr`: a compare-and-swap: replaces 64 bits of the peer's memory if they equal a
+    /// given value, and returns their previous value.
     pub struct CompareSwapWorkRequest;
 }
 
 impl<'wr> CompareSwapWorkRequest<'wr> {
-    /// Sets the first 8 bytes of `remote` to `swap` if they are `compare`. What they were before comes
-    /// to `result`, in the byte order of this machine.
+    /// Sets the first 8 bytes of `remote` to `swap` if they equal `compare`. Stores their previous value in
+    /// `result`, in the byte order of this machine.
     ///
     /// # Errors
     ///
@@ -122,13 +122,13 @@ impl<'wr> CompareSwapWorkRequest<'wr> {
 }
 
 send_queue_request! {
-    /// `struct ibv_send_wr`: a fetch-and-add: adds to 64 bits of the peer's memory, and tells what
-    /// they were.
+    /// `struct ibv_send_wr`: a fetch-and-add: adds to 64 bits of the peer's memory, and returns their
+    /// previous value.
     pub struct FetchAddWorkRequest;
 }
 
 impl<'wr> FetchAddWorkRequest<'wr> {
-    /// Adds `add` to the first 8 bytes of `remote`, wrapping around. What they were before comes to
+    /// Adds `add` to the first 8 bytes of `remote`, wrapping around. Stores their previous value in
     /// `result`, in the byte order of this machine.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
-//! The rules for requests that name memory of the peer: how much fits, and what an atomic needs.
+//! The rules for requests that access the peer's memory: its bounds, and the size and alignment of atomics.
 //!
-//! Work requests, batches and channels all use these checks, so that the same mistake has the same
-//! message everywhere.
+//! Work requests, batches and channels all use these checks, so the same mistake has the same message
+//! everywhere.
 
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -12,7 +12,7 @@ const VERB: &str = "ibv_post_send";
 /// The length in bytes of an atomic, on both sides.
 const ATOMIC: u64 = 8;
 
-/// Checks that memory of the peer has room for `length` bytes.
+/// Checks that the peer's memory has room for `length` bytes.
 #[inline]
 pub(crate) fn check_remote(remote: &RemoteMemoryRegion, length: u64) -> Result<()> {
     if length > remote.length() {
@@ -27,7 +27,7 @@ fn too_small(remote: &RemoteMemoryRegion, length: u64) -> Error {
     Error::out_of_range(VERB, what, length, 0, remote.length())
 }
 
-/// Checks that an atomic can access memory of the peer (8 bytes, aligned) and return `local` bytes.
+/// Checks that an atomic can access the peer's memory (8 bytes, aligned) and return `local` bytes.
 #[inline]
 pub(crate) fn check_atomic(remote: &RemoteMemoryRegion, local: u64) -> Result<()> {
     if local != ATOMIC || remote.length() < ATOMIC || !remote.address().is_multiple_of(ATOMIC) {
@@ -48,7 +48,7 @@ fn not_atomic(remote: &RemoteMemoryRegion, local: u64) -> Error {
     }
 }
 
-/// What the C struct of a read or a write says about memory of the peer.
+/// The part of a read's or write's C struct that describes the peer's memory.
 #[inline]
 pub(crate) fn rdma(remote: &RemoteMemoryRegion) -> ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
     ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
@@ -57,7 +57,7 @@ pub(crate) fn rdma(remote: &RemoteMemoryRegion) -> ffi::ibv_send_wr__bindgen_ty_
     }
 }
 
-/// What the C struct of an atomic says about memory of the peer.
+/// The part of an atomic's C struct that describes the peer's memory.
 #[inline]
 pub(crate) fn atomic(
     remote: &RemoteMemoryRegion,

@@ -1,4 +1,4 @@
-//! Requests that send, and those that only concern this side.
+//! Requests that send, and requests that only affect this side.
 
 use super::{List, data_request, send_queue_request};
 use crate::error::{Error, Result};
@@ -38,12 +38,12 @@ send_queue_request! {
 data_request!(SendWorkRequest);
 
 impl<'wr> SendWorkRequest<'wr> {
-    /// A message of `elements`, one after the other, with a completion. The slice is the gather list
-    /// as it stands; it may be empty, for a message without data.
+    /// A message of `elements`, one after the other, with a completion. The slice itself is the gather
+    /// list; it may be empty, for a message without data.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are more elements than C's `int` counts, or more than
+    ///  - `EINVAL`: there are more elements than C's `int` can count, or more than
     ///    [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
     #[inline]
     pub fn new(elements: &'wr [GatherElement<'wr>]) -> Result<Self> {
@@ -51,8 +51,8 @@ impl<'wr> SendWorkRequest<'wr> {
         Ok(Self::from_raw(list.request(ffi::ibv_wr_opcode::IBV_WR_SEND)))
     }
 
-    /// Carries 32 bits for the completion of the receive
-    /// ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)). Takes the place of
+    /// Sends 32 bits for the completion of the receive
+    /// ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)). Replaces
     /// [`invalidate`](Self::invalidate).
     #[inline]
     pub fn immediate(mut self, immediate: u32) -> Self {
@@ -61,8 +61,8 @@ impl<'wr> SendWorkRequest<'wr> {
         self
     }
 
-    /// Invalidates an rkey of the peer's: that of a type 2 memory window, which then has to be bound
-    /// again. Takes the place of [`immediate`](Self::immediate).
+    /// Invalidates an rkey of the peer: that of a type 2 memory window, which must then be bound again.
+    /// Replaces [`immediate`](Self::immediate).
     #[inline]
     pub fn invalidate(mut self, rkey: u32) -> Self {
         self.raw.opcode = ffi::ibv_wr_opcode::IBV_WR_SEND_WITH_INV;
@@ -70,8 +70,8 @@ impl<'wr> SendWorkRequest<'wr> {
         self
     }
 
-    /// Where a datagram goes: the path, and the number and the Q_Key of the peer's queue pair. UD
-    /// queue pairs need it; others have no use for it.
+    /// The destination of a datagram: the path, and the number and the Q_Key of the peer's queue pair. UD
+    /// queue pairs need it; others ignore it.
     ///
     /// # Errors
     ///
@@ -96,8 +96,8 @@ impl<'wr> SendWorkRequest<'wr> {
         self
     }
 
-    /// Lets the device compute the checksums of IPv4 and of TCP or UDP, on UD and raw packet queue
-    /// pairs of devices that can.
+    /// Makes the device compute the checksums of IPv4 and of TCP or UDP, on UD and raw packet queue pairs
+    /// of devices that support it.
     #[inline]
     pub fn ip_checksum(mut self) -> Self {
         self.raw.send_flags |= ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
@@ -105,7 +105,7 @@ impl<'wr> SendWorkRequest<'wr> {
     }
 }
 
-/// Whether it is the number of a queue pair.
+/// Checks that it is the number of a queue pair.
 #[inline]
 pub(super) fn check_number(number: u32) -> Result<()> {
     if number > 0xff_ffff {
