@@ -1,7 +1,7 @@
-//! Two processes that send a message to and fro, one after the other: start `channel` on one machine
+//! Two processes that send a message back and forth, one after the other: start `channel` on one machine
 //! and `channel HOST` on another.
 //!
-//! The client makes up a message, the server turns it round, and the client checks every byte.
+//! The client generates a message, the server reverses it, and the client checks every byte.
 
 #[path = "common/broken_pipe.rs"]
 mod broken_pipe;
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
                 ask(&mut channel, &mut region, round)?;
             }
             println!("{} messages came back as they should", options.count);
-            // Our device may not have told the peer's yet that the last one has arrived.
+            // Our device may not have acknowledged the last message to the peer's device yet.
             channel.wait_until_peer_is_gone(deadline())?;
         }
     }

@@ -1,4 +1,5 @@
-//! Connects by IP address through the kernel's connection manager, and has messages echoed.
+//! Connects by IP address through the kernel's connection manager, and exchanges messages with an echo
+//! server.
 //!
 //! ```text
 //! cargo run --features rdmacm --example cm -- 0.0.0.0:7471             # on one machine
@@ -8,8 +9,8 @@
 //! With an address alone it listens there, and echoes what each peer sends, one peer after the other.
 //! With messages it connects to that address, sends them, and prints what comes back.
 //!
-//! On iWARP a message must find a receive that was posted before. Here the device tries again where there
-//! is none yet, as InfiniBand and RoCE do.
+//! On iWARP a message must find a receive that was posted before. On InfiniBand and RoCE the device retries
+//! if there is none yet, and this example relies on that.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -20,7 +21,7 @@ use ibverbs::{Channel, ConnectionRequest, Listener, Route, TransportError};
 
 const TIME: Duration = Duration::from_secs(10);
 
-/// How long a message may be.
+/// The maximum length of a message.
 const LONGEST: usize = 4096;
 
 type Outcome = Result<(), Box<dyn Error>>;

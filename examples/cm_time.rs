@@ -1,5 +1,6 @@
-//! How long connections take through the connection manager, step by step, as rdma-core's `cmtime` measures
-//! it: many at once, each step for all of them. `cmtime` (without `-s`) is the other side.
+//! Measures connection times through the connection manager, step by step, as rdma-core's `cmtime` does:
+//! opens many connections at once, and completes each step for all of them before the next. `cmtime`
+//! (without `-s`) is the other side.
 //!
 //! ```text
 //! cmtime -b 10.77.0.1 -p 7471                                                       # on one machine

@@ -1,9 +1,9 @@
 //! Cookbook: recovering from a failed peer.
 //!
-//! A sender numbers its messages, and keeps each until the receiver has said that it has it. When the
-//! receiver is gone, the send fails with `RetryExceeded` after the time that the timeouts allow. The sender
-//! resets its channel, connects to the receiver's successor, asks how far it got, and goes on from there.
-//! So every message arrives, and a message that had arrived before is not counted twice.
+//! A sender numbers its messages, and keeps each one until the receiver has confirmed it. When the receiver
+//! has failed, the send fails with `RetryExceeded` after the time that the timeouts allow. The sender
+//! resets its channel, connects to the receiver's successor, asks for the number of the next message, and
+//! continues from there. So every message arrives, and no message is counted twice.
 
 #[path = "common/two_sides.rs"]
 mod two_sides;
@@ -18,7 +18,7 @@ use ibverbs::{
 use two_sides::{Result, both, deadline};
 
 const MESSAGES: u64 = 40;
-/// The receiver fails after so many.
+/// The receiver fails after this number of messages.
 const FAILS_AFTER: u64 = 15;
 
 #[allow(dead_code, reason = "a test calls run")]
@@ -26,8 +26,8 @@ fn main() -> Result {
     two_sides::main(run)
 }
 
-/// What a receiver tells when it starts: how to reach it, and which message it wants next. Two machines would
-/// use TCP for that.
+/// The greeting of a receiver that starts: how to reach it, and which message it wants next. Two machines
+/// would send it over TCP.
 struct Hello {
     endpoint: QueuePairEndpoint,
     next: u64,
@@ -40,12 +40,12 @@ pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
     let receiver = &receiver;
     both(
         move || {
-            // What is in `received` survives the failure, as a file would.
+            // The contents of `received` survive the failure, as a file would.
             let mut received = Vec::new();
             receive(receiver, &hello, &answered, &mut received, FAILS_AFTER)?;
             receive(receiver, &hello, &answered, &mut received, MESSAGES)?;
             // The acknowledgement of the last message may still be on its way. The sender hangs up when it
-            // has come; without it, the sender would take this receiver for failed, too.
+            // has arrived. Without it, the sender would assume that this receiver has failed, too.
             if answered.recv().is_ok() {
                 return Err("the sender connects once more".into());
             }
@@ -64,13 +64,13 @@ fn builder<'d>(domain: &'d ProtectionDomain<'d>) -> ChannelBuilder<'d> {
         .create_channel()
         .min_rnr_timer(MinRnrTimer::SHORTEST)
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
-        // A peer that does not answer for 0.5 s, two times in a row, is gone. (The device may take up to
+        // The sender gives up on a peer that does not answer twice for 0.5 s. (The device may take up to
         // four times as long.)
         .ack_timeout(AckTimeout::new(17).expect("at most 31"))
         .max_ack_retries(MaxAckRetries::new(1).expect("at most 7"))
 }
 
-/// A life of the receiver: until it has `until` messages.
+/// One run of the receiver: until it has `until` messages.
 fn receive(
     domain: &ProtectionDomain<'_>,
     hello: &Sender<Hello>,
@@ -98,7 +98,8 @@ fn send(
     let mut prepared = builder(domain).build()?;
     loop {
         let (mut channel, next) = connect(prepared, heard, &answer)?;
-        // All messages can still be made; a program that cannot would keep those from `next` on.
+        // This program can regenerate all messages; another program would have to keep those from `next`
+        // on.
         let sent = (next..MESSAGES).try_for_each(|number| {
             message[0] = number;
             channel.send_deadline(&message.slice(..)?, deadline()).map(drop)
@@ -116,7 +117,7 @@ fn send(
     }
 }
 
-/// Connects to the receiver that is there now, and returns which message it wants next.
+/// Connects to the current receiver, and returns which message it wants next.
 fn connect<'res>(
     prepared: PreparedChannel<'res>,
     heard: &Receiver<Hello>,

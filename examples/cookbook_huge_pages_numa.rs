@@ -1,9 +1,9 @@
 //! Cookbook: huge pages, and memory near the device.
 //!
-//! A device keeps a table of the pages of each region: with huge pages it is 512 times shorter, and the device
-//! finds what it needs in its cache. On a machine with several memory nodes, memory of the node that the
-//! device is plugged into is the nearest. The kernel takes memory from the node of the processor that touches
-//! it first, so the thread moves to that node, and then allocates.
+//! A device keeps a table of the pages of each region. With huge pages the table is 512 times shorter, so
+//! the device finds its entries in its cache. On a machine with several memory nodes, the memory of the
+//! device's own node is the nearest. The kernel takes memory from the node of the processor that touches it
+//! first, so the thread first moves to that node, and then allocates.
 
 #[path = "common/two_sides.rs"]
 mod two_sides;
@@ -58,7 +58,7 @@ pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
     Ok(())
 }
 
-/// Memory on huge pages that were set aside, or else on those that the kernel has at hand.
+/// Allocates memory on huge pages that were set aside, or otherwise on transparent huge pages.
 fn allocate<'d>(domain: &'d ProtectionDomain<'d>) -> Result<MemoryRegion<'d, u64>> {
     let options = RegionOptions::new();
     match domain.allocate_with::<u64>(NUMBERS, options.huge_pages(HugePages::Size2MiB)) {
@@ -66,7 +66,7 @@ fn allocate<'d>(domain: &'d ProtectionDomain<'d>) -> Result<MemoryRegion<'d, u64
             println!("the region lies on huge pages that were set aside");
             Ok(region)
         }
-        // Set pages aside by: echo 4 >/proc/sys/vm/nr_hugepages
+        // To set pages aside: echo 4 >/proc/sys/vm/nr_hugepages
         Err(error) => {
             println!("{error}: transparent huge pages instead");
             let options = options.huge_pages(HugePages::Transparent);
@@ -75,7 +75,7 @@ fn allocate<'d>(domain: &'d ProtectionDomain<'d>) -> Result<MemoryRegion<'d, u64
     }
 }
 
-/// The memory node that a device is plugged into: a number, or -1 where there is only one.
+/// The memory node of a device: a number, or -1 if the machine has only one.
 fn numa_node(device: &str) -> Option<usize> {
     let file = format!("/sys/class/infiniband/{device}/device/numa_node");
     fs::read_to_string(file).ok()?.trim().parse().ok()
@@ -86,7 +86,7 @@ fn run_on_node(node: usize) -> Result {
     let list = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"))?;
     // SAFETY: a set of processors is bits, of which all may be 0.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // Such as 0-7,16-23.
+    // For example 0-7,16-23.
     for range in list.trim().split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         for processor in first.parse::<usize>()?..=last.parse()? {
@@ -96,7 +96,7 @@ fn run_on_node(node: usize) -> Result {
             }
         }
     }
-    // SAFETY: the set is as long as it is said to be; 0 is this thread.
+    // SAFETY: the length is that of the set; 0 is this thread.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error().into()),

@@ -1,9 +1,9 @@
 //! Cookbook: a large transfer with flow control.
 //!
-//! The receiver lends out a few slots of memory. The sender writes pieces into them, one after the other and
-//! several at a time, each with an immediate value: that completes a receive at the other side, which thereby
-//! knows that a piece is there. When it has used the piece it sends a credit, an empty message,
-//! and only then may the sender write to that slot again. So neither side needs memory for the whole.
+//! The receiver lends out a few slots of memory. The sender writes pieces into them, several at a time,
+//! each with an immediate value, which completes a receive at the other side. So the receiver knows that a
+//! piece has arrived. When it has used the piece, it sends a credit, an empty message, and only then may
+//! the sender write to that slot again. So neither side needs memory for the whole transfer.
 
 #[path = "common/two_sides.rs"]
 mod two_sides;
@@ -16,7 +16,7 @@ use ibverbs::{
 
 use two_sides::{Result, both, connect, deadline};
 
-/// Numbers in all, in a piece, and pieces that the receiver has room for.
+/// Numbers in total, numbers in a piece, and pieces that the receiver has room for.
 const NUMBERS: usize = 1 << 19;
 const PIECE: usize = 1 << 13;
 const SLOTS: usize = 4;
@@ -49,7 +49,7 @@ fn send(
     for (index, number) in data.iter_mut().enumerate() {
         *number = index as u64;
     }
-    // What credits are received into: they are empty.
+    // The buffers for credits, which are empty messages.
     let mut empty = domain.allocate::<u8>(SLOTS)?;
     let bytes = (PIECE * size_of::<u64>()) as u64;
     channel.manual_scope(|scope| {
@@ -61,7 +61,7 @@ fn send(
         for index in 0..PIECES {
             let piece = data.slice(index * PIECE..(index + 1) * PIECE)?;
             if index >= SLOTS {
-                // The slot is free when its credit has come; then its write is over, too.
+                // The slot is free when its credit has arrived; then its write is complete, too.
                 let credit = credits.pop_front().expect("one for each slot");
                 let (buffer, _) = credit.wait_deadline(deadline())?;
                 credits.push_back(scope.post_receive(buffer)?);
@@ -88,7 +88,7 @@ fn receive(
     slots: &SharedMemoryRegion<'_, u64>,
     channel: &mut Channel<'_>,
 ) -> Result {
-    // A write with immediate takes a receive, but no byte of its buffer.
+    // A write with immediate consumes a receive, but does not use its buffer.
     let mut empty = domain.allocate::<u8>(SLOTS)?;
     let credit = domain.allocate::<u8>(1)?;
     let mut piece = vec![0; PIECE];
@@ -109,7 +109,7 @@ fn receive(
                 return Err(format!("piece {index} is not what was sent").into());
             }
             if index + SLOTS < PIECES {
-                // Before the credit, so that the next piece finds it.
+                // Post this before sending the credit, so that the next piece finds it.
                 receives.push_back(scope.post_receive(buffer)?);
             }
             scope.post_send(credit.slice(..0)?)?.wait_deadline(deadline())?;

@@ -1,9 +1,8 @@
 //! Cookbook: many threads.
 //!
-//! Contexts, domains and regions can be used by all threads at once, and one of each is enough. A channel
-//! belongs to one thread at a time: each thread has its own, with its own completion queue, and so no
-//! thread ever waits for another one's lock. Threads borrow what they share within `thread::scope`, or
-//! hold it in an `Arc`.
+//! All threads can use one context, one domain and one region at the same time. A channel belongs to one
+//! thread at a time: each thread has its own channel with its own completion queue, so no thread waits for
+//! another one's lock. Threads borrow shared objects within `thread::scope`, or hold them in an `Arc`.
 
 #[path = "common/two_sides.rs"]
 mod two_sides;
@@ -31,8 +30,8 @@ pub(crate) fn run(one: &Context<'_>, other: &Context<'_>) -> Result {
         senders.push(sender);
         receivers.push(receiver);
     }
-    // Channels outlive the threads: a queue pair that is destroyed right after its last message has come
-    // may leave the sender without an acknowledgement.
+    // Channels outlive the threads: if a queue pair is destroyed right after its last message has arrived,
+    // the sender may not get an acknowledgement.
     let total = AtomicU64::new(0);
     thread::scope(|threads| {
         let mut all = Vec::new();

@@ -1,8 +1,8 @@
 //! Cookbook: a ring of receives.
 //!
-//! A receiver keeps many receives posted. They complete in the order in which they were posted, so it waits
-//! for the oldest, uses the message where it lies, and posts the buffer again. The sender never has to
-//! wait for a receive as long as the receiver keeps up on average.
+//! A receiver keeps many receives posted. They complete in the order in which they were posted, so the
+//! receiver waits for the oldest, uses the message in place, and posts the buffer again. The sender never
+//! waits for a receive as long as the receiver keeps up on average.
 
 #[path = "common/two_sides.rs"]
 mod two_sides;
@@ -35,7 +35,7 @@ pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
 }
 
 fn receive(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
-    // One region: registering is expensive, cutting it up is free.
+    // One region: registering is expensive, splitting it costs nothing.
     let mut region = domain.allocate::<u8>(RING * ROOM)?;
     let buffers = region.slice_mut(..)?.chunks(ROOM)?;
     channel.manual_scope(|scope| {
@@ -50,7 +50,7 @@ fn receive(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
             if text != format!("message {expected}") {
                 return Err(format!("instead of message {expected} came: {text}").into());
             }
-            // Not beyond the last message: nobody would fill it.
+            // Not for the last messages: no message would fill the buffer.
             if expected + (RING as u64) < MESSAGES {
                 ring.push_back(scope.post_receive(buffer)?);
             }

@@ -1,8 +1,8 @@
 //! Cookbook: a lock in remote memory.
 //!
-//! A number in the memory of a server is 0 while the lock is free, else the number of the client that holds
-//! it. Compare-and-swap takes it, and gives it back. What the lock protects is read and written by RDMA;
-//! the server's processor does nothing. (To count alone, one fetch-and-add is enough.)
+//! A number in the memory of a server is 0 while the lock is free, and otherwise the number of the client
+//! that holds it. Clients take and release the lock by compare-and-swap. They read and write the protected
+//! data by RDMA; the server's processor does nothing. (For a mere counter, one fetch-and-add is enough.)
 
 #[path = "common/two_sides.rs"]
 mod two_sides;
@@ -31,7 +31,7 @@ pub(crate) fn run(client: &Context<'_>, server: &Context<'_>) -> Result {
     for _ in 0..CLIENTS {
         let (one, other) = connect(client.create_channel(), server.create_channel())?;
         ours.push(one);
-        theirs.push(other); // it has only to be there
+        theirs.push(other); // it only has to exist
     }
     thread::scope(|threads| {
         let clients = ours.iter_mut().zip(1..).map(|(channel, name)| {
@@ -41,7 +41,7 @@ pub(crate) fn run(client: &Context<'_>, server: &Context<'_>) -> Result {
         let clients: Vec<_> = clients.collect();
         clients.into_iter().try_for_each(|one| one.join().map_err(|_| "a client has panicked")?)
     })?;
-    // Nobody uses the memory any more; it is still read by copies, never by reference.
+    // Nobody uses the memory any more; the region still only allows reading it by copies, not by reference.
     match memory.to_vec()[..] {
         [0, total] if total == CLIENTS * ROUNDS => {
             println!("{CLIENTS} clients have counted to {total}");
@@ -58,7 +58,7 @@ fn work(
     name: u64,
 ) -> Result {
     let (lock, number) = (memory.sub_region(0, 8)?, memory.sub_region(8, 8)?);
-    // Where the device puts what was there before, and a copy of the number.
+    // The previous value of the lock, and a copy of the number.
     let mut before = domain.allocate::<u64>(1)?;
     let mut copy = domain.allocate::<u64>(1)?;
     for _ in 0..ROUNDS {
@@ -68,7 +68,7 @@ fn work(
             if before[0] == 0 {
                 break;
             }
-            // Somebody else has it. Trying all the time would only slow them down.
+            // Another client holds the lock. Retrying without a pause would slow that client down.
             thread::sleep(pause);
             pause = (2 * pause).min(Duration::from_millis(5));
         }

@@ -1,7 +1,7 @@
 //! Cookbook: requests and responses.
 //!
-//! Each side posts the receive for what comes next before it sends what makes the other side answer. So
-//! a message always finds a receive, and nothing is ever sent twice.
+//! Each side posts a receive for the next message before it sends the message that makes the other side
+//! answer. So a message always finds a receive, and no message is sent twice.
 
 #[path = "common/two_sides.rs"]
 mod two_sides;
@@ -46,7 +46,8 @@ fn ask(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
     Ok(())
 }
 
-/// The server: two buffers, so that the next request has a receive while this one is being worked on.
+/// The server: two buffers, so that a receive is posted for the next request while the server processes the
+/// current one.
 fn serve(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
     let mut requests = domain.allocate::<u64>(2 * LONGEST)?;
     let mut response = domain.allocate::<u64>(1)?;
@@ -58,7 +59,8 @@ fn serve(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
             let (request, completion) = next.wait_deadline(deadline())?;
             let length = completion.byte_len() as usize / size_of::<u64>();
             answer[0] = request[..length].iter().sum();
-            // A receive that nothing follows would end with the scope, and stop the channel.
+            // A receive without a message would still be in flight at the end of the scope, and would stop
+            // the channel.
             let more = if left > 0 { Some(scope.post_receive(spare)?) } else { None };
             (answer, _) = scope.post_send(answer)?.wait_deadline(deadline())?;
             let Some(more) = more else { break };

@@ -1,9 +1,10 @@
 //! Cookbook: publishing a table by RDMA read.
 //!
-//! A publisher changes a table in its own memory; readers fetch it by RDMA read, without the publisher
-//! doing anything. A version tells a reader whether it has seen the table in the middle of a change: it is odd
-//! during one. A reader reads the version, the table, and the version again, one after the other: the table is
-//! whole if both versions are the same even number, else it tries again.
+//! A publisher changes a table in its own memory; readers fetch it by RDMA read, without any action of the
+//! publisher. A version shows a reader whether it has read the table in the middle of a change: the version
+//! is odd during a change. A reader reads the version, the table, and the version again, one after the
+//! other. If both versions are the same even number, the table is consistent; otherwise the reader tries
+//! again.
 
 #[path = "common/two_sides.rs"]
 mod two_sides;
@@ -43,7 +44,7 @@ pub(crate) fn run(reader: &Context<'_>, publisher: &Context<'_>) -> Result {
     )
 }
 
-/// Changes all rows again and again. All rows of one table have the same number.
+/// Changes all rows repeatedly. All rows of one table have the same number.
 fn publish(memory: &SharedMemoryRegion<'_, u64>, done: &AtomicBool) -> Result {
     let version = memory.atomic(0)?;
     let mut number = 0_u64;
@@ -69,8 +70,8 @@ fn read_tables(
     let mut table = domain.allocate::<u64>(ROWS)?;
     let (mut tables, mut torn) = (0, 0);
     while tables < READS {
-        // Each is complete before the next begins: reads that are in flight together have no order that
-        // the other side's memory would keep.
+        // Each read is complete before the next begins: the peer's memory may be read in any order by reads
+        // that are in flight together.
         channel.read_deadline(&mut versions.slice_mut(..1)?, version, deadline())?;
         channel.read_deadline(&mut table.slice_mut(..)?, rows, deadline())?;
         channel.read_deadline(&mut versions.slice_mut(1..)?, version, deadline())?;

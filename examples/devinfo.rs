@@ -1,5 +1,5 @@
-//! Shows RDMA devices, as rdma-core's `ibv_devinfo` does: the same options, the same layout. It also
-//! shows what the devices count.
+//! Shows RDMA devices, as rdma-core's `ibv_devinfo` does: the same options, the same layout. It also shows
+//! the devices' counters.
 
 #[path = "common/broken_pipe.rs"]
 mod broken_pipe;
@@ -156,7 +156,7 @@ fn show_device(device: Device<'_>, options: &Options) -> Result<(), Box<dyn Erro
     Ok(context.close()?)
 }
 
-/// What a device counts, or by how much that moves.
+/// The counters of a device, or their rates of change.
 fn show_counters(device: Device<'_>, options: &Options) -> Result<(), Box<dyn Error>> {
     let context = device.open()?;
     if let Some(port) = options.port {
@@ -428,7 +428,7 @@ fn show_gids(context: &Context<'_>, port: u8, link_layer: LinkLayer) -> ibverbs:
     Ok(())
 }
 
-/// Eight groups of four digits, none left out.
+/// Eight groups of four digits, without abbreviation.
 fn groups(gid: Gid) -> String {
     gid.to_bytes()
         .chunks(2)
@@ -437,7 +437,7 @@ fn groups(gid: Gid) -> String {
         .join(":")
 }
 
-/// A line whose value stands in the column that the values of a device have.
+/// A line whose value is in the column for the values of a device.
 fn field(name: &str, value: impl Display) {
     println!("\t{name}:{}{value}", tabs(8 + name.len() + 1, 40));
 }
@@ -447,7 +447,7 @@ fn port_field(name: &str, value: impl Display) {
     println!("\t\t\t{name}:{}{value}", tabs(24 + name.len() + 1, 48));
 }
 
-/// The tabs that lead from one column to another: at least one.
+/// The tabs from one column to another: at least one.
 fn tabs(from: usize, to: usize) -> String {
     "\t".repeat((to / 8).saturating_sub(from / 8).max(1))
 }
@@ -457,7 +457,7 @@ fn item(text: impl Display) {
     println!("\t\t\t\t\t{text}");
 }
 
-/// The names of the flags that are set, and the bits that have none.
+/// The names of the flags that are set, and the bits without a name.
 fn flags<F: bitflags::Flags<Bits: Into<u64>>>(prefix: &str, flags: &F) {
     let mut named = flags.iter_names();
     for (name, _) in named.by_ref() {
@@ -495,7 +495,7 @@ fn mtu(mtu: Option<MaximumTransferUnit>) -> String {
     mtu.map_or("invalid MTU".into(), |mtu| mtu.bytes().to_string())
 }
 
-/// The C tool's words, which are rounder than [`ibverbs::LinkSpeed`].
+/// The C tool's names, which round the speed more than [`ibverbs::LinkSpeed`].
 fn speed_name(speed: u32) -> &'static str {
     match speed {
         1 => "2.5 Gbps",

@@ -1,5 +1,5 @@
-//! Moves bytes through an RDMA device, over a channel that is connected to itself, and checks every
-//! one: messages that are sent and received, and memory that is written and read from afar.
+//! Moves bytes through an RDMA device, over a channel that is connected to itself, and checks every one:
+//! messages that are sent and received, and RDMA writes and reads.
 
 #[path = "common/broken_pipe.rs"]
 mod broken_pipe;
@@ -23,13 +23,13 @@ Options:
   -g, --gid-idx=<index>  local GID index (default: the one that peers in the network can reach)
   -h, --help             print this";
 
-/// What is moved, in bytes: parts of a packet, one packet, many of them.
+/// The sizes in bytes: parts of a packet, one packet, many packets.
 const SIZES: [usize; 7] = [1, 64, 1_024, 1_025, 4_096, 65_536, 300_000];
 
-/// Bytes on both sides of where something is moved to: they must stay as they are.
+/// Bytes before and after the target: they must not change.
 const GUARD: usize = 64;
 
-/// How long an operation may take.
+/// The longest time for an operation.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -73,7 +73,7 @@ fn parse() -> Result<Option<Options>, lexopt::Error> {
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    // Where there is no RDMA device, one made of software.
+    // A software device, if the machine has no RDMA device.
     let _software = ibverbs_software::register_if_none()?;
     let devices = ibverbs::devices()?;
     let (context, port) = choose(&devices, options)?;
@@ -119,7 +119,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The device and the port that were asked for, or the first that is active.
+/// The requested device and port, or the first that is active.
 fn choose<'list>(
     devices: &'list DeviceList,
     options: &Options,
@@ -149,7 +149,7 @@ fn choose<'list>(
     .into())
 }
 
-/// Moves so many bytes and checks what arrived; returns how long the moving took.
+/// Moves this number of bytes and checks the result; returns how long the transfer took.
 type Operation<'pd> =
     fn(&mut Memory<'pd>, &mut Channel<'_>, usize) -> Result<Duration, Box<dyn Error>>;
 
@@ -215,10 +215,10 @@ impl Memory<'_> {
     }
 }
 
-/// What nothing was moved to.
+/// The initial value of all target bytes.
 const UNTOUCHED: u8 = 0xee;
 
-/// Bytes that differ with their place, and from one operation to another.
+/// Bytes that depend on their position and on the operation.
 fn fill(bytes: &mut [u8], seed: usize) {
     for (index, byte) in bytes.iter_mut().enumerate() {
         *byte = pattern(index, seed);
@@ -229,7 +229,7 @@ fn pattern(index: usize, seed: usize) -> u8 {
     ((index ^ (seed << 12)).wrapping_mul(0x9e37_79b1) >> 16) as u8
 }
 
-/// The bytes are those that were to be moved, and nothing was written beside them.
+/// Checks that the right bytes arrived, and that nothing was written before or after them.
 fn check(target: &[u8], size: usize, seed: usize) -> Result<(), String> {
     let (before, rest) = target.split_at(GUARD);
     let (moved, after) = rest.split_at(size);

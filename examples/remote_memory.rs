@@ -1,10 +1,9 @@
-//! One process works on the memory of another, which does nothing: start `remote_memory` on one
+//! One process works on the memory of another, which does nothing meanwhile: start `remote_memory` on one
 //! machine and `remote_memory HOST` on another.
 //!
-//! The server lends out a region that starts with a lock and a counter, and then waits on its TCP
-//! connection alone. The client takes the lock, writes, reads back what it wrote, counts, and lets go
-//! of the lock: compare-and-swap, write, read, fetch-and-add. At last the server looks at what became
-//! of its memory.
+//! The server lends out a region that starts with a lock and a counter, and then only waits on its TCP
+//! connection. The client takes the lock, writes, reads back what it wrote, counts, and releases the lock:
+//! compare-and-swap, write, read, fetch-and-add. At the end the server checks its memory.
 
 #[path = "common/broken_pipe.rs"]
 mod broken_pipe;
@@ -32,11 +31,12 @@ fn main() -> Result<()> {
         let region = domain.allocate_shared::<u64>(LENGTH, everything)?;
         let (channel, told) = options.connect(prepared, &region.remote().to_bytes())?;
         let rounds = u64::from_be_bytes(told[..].try_into()?);
-        // From here on this process only waits until the client is done, and has closed its channel.
+        // From here on this process only waits until the client has finished, and has closed its channel.
         if !channel.wait_until_peer_is_gone(deadline())? {
             return Err("the client takes too long".into());
         }
-        // Nobody uses the memory any more. It is still read by copies, never by reference.
+        // Nobody uses the memory any more. The region still only allows reading it by copies, not by
+        // reference.
         let memory = region.to_vec();
         let right = memory[DATA..].iter().enumerate().all(|(i, &n)| n == pattern(rounds - 1, i));
         if (memory[LOCK], memory[COUNTER], right) != (0, rounds, true) {

@@ -1,8 +1,7 @@
 //! A stream of messages from one process to another, with a window of them in flight: start `stream`
 //! on one machine and `stream HOST` on another. `-n` is the number of MiB.
 //!
-//! Each side has one scope, in which the same buffers go round and round. Every number that arrives
-//! is checked.
+//! Each side has one scope, in which it reuses the same buffers. Every number that arrives is checked.
 
 #[path = "common/broken_pipe.rs"]
 mod broken_pipe;
@@ -44,7 +43,7 @@ fn main() -> Result<()> {
     transferred?;
     let seconds = start.elapsed().as_secs_f64();
     if !sends {
-        // Our device may not have told the peer's yet that the last message has arrived.
+        // Our device may not have acknowledged the last message to the peer's device yet.
         channel.wait_until_peer_is_gone(deadline())?;
     }
     let what = if sends { "sent" } else { "received and checked" };

@@ -1,4 +1,4 @@
-//! What the examples of two processes have in common: options, and how they connect.
+//! Code that the examples with two processes share: options, and connecting.
 
 use std::error::Error;
 use std::net::TcpListener;
@@ -9,21 +9,21 @@ use lexopt::prelude::*;
 
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// How long the peer may be silent.
+/// The longest time to wait for the peer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// When that time is over.
+/// The time at which to give up waiting for the peer.
 pub(crate) fn deadline() -> Instant {
     Instant::now() + PATIENCE
 }
 
 pub(crate) struct Options {
-    /// The host of the server; none: this is the server.
+    /// The host of the server; `None` if this is the server.
     pub(crate) server: Option<String>,
     pub(crate) device: Option<String>,
-    /// Where there is no RDMA device, one made of software.
+    /// A software device, if the machine has no RDMA device.
     _software: Option<ibverbs_software::Device>,
-    /// What the example counts.
+    /// The number of rounds or MiB, depending on the example.
     pub(crate) count: u64,
     tcp_port: u16,
 }
@@ -46,7 +46,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Opens the device that was asked for, or the first one.
+    /// Opens the requested device, or the first one.
     pub(crate) fn open(&self) -> Result<ibverbs::Context<'static>> {
         let name = match &self.device {
             Some(name) => name.clone(),
@@ -59,7 +59,7 @@ impl Options {
         Ok(ibverbs::open(&name)?)
     }
 
-    /// Waits for the client, or calls the server; tells it some bytes, and hears what it tells.
+    /// Waits for the client, or connects to the server, and exchanges private data with it.
     pub(crate) fn connect<'res>(
         &self,
         prepared: PreparedChannel<'res>,
@@ -73,17 +73,17 @@ impl Options {
     }
 }
 
-/// Settings for peers that are slow, as Soft-RoCE is on a busy machine.
+/// Settings for slow peers, such as Soft-RoCE on a busy machine.
 pub(crate) fn patient(builder: ChannelBuilder<'_>) -> ChannelBuilder<'_> {
     builder
-        // A message that comes before its receive is posted is tried again soon, as often as it takes.
+        // A message that arrives before its receive is posted is retried soon, and without limit.
         .min_rnr_timer(MinRnrTimer::SHORTEST)
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
         // One second for each answer.
         .ack_timeout(AckTimeout::new(18).expect("at most 31"))
 }
 
-/// The number at `index` of message `message`: no two places have the same.
+/// The number at `index` of message `message`: different for each place.
 pub(crate) fn pattern(message: u64, index: usize) -> u64 {
     (message << 32 ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,5 +1,5 @@
-//! Two sides in one process, so that a page of the cookbook is one program: what is said to run on
-//! another machine runs on another thread. `examples/channel.rs` shows two processes.
+//! Two sides in one process, so that a page of the cookbook is one program: the code for another machine
+//! runs on another thread. `examples/channel.rs` shows two processes.
 
 #![allow(dead_code, reason = "each page uses a part of it")]
 
@@ -13,7 +13,7 @@ use ibverbs::{
 
 pub(crate) type Result<T = (), E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// What peers may do with shared regions, and over a channel.
+/// The access that peers get to shared regions, and over a channel.
 pub(crate) const ALL: AccessFlags =
     AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
 
@@ -27,12 +27,12 @@ pub(crate) fn main(page: fn(&Context<'_>, &Context<'_>) -> Result) -> Result {
     page(&ibverbs::open(one)?, &ibverbs::open(other)?)
 }
 
-/// When to give up waiting for the other side.
+/// The time at which to give up waiting for the other side.
 pub(crate) fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Connects two sides. In two processes each sends its endpoint to the other, such as over TCP.
+/// Connects two sides. Two processes would send each other their endpoints, for example over TCP.
 pub(crate) fn connect<'one, 'other>(
     one: ChannelBuilder<'one>,
     other: ChannelBuilder<'other>,
@@ -42,11 +42,11 @@ pub(crate) fn connect<'one, 'other>(
     Ok((one.handshake(to_other)?, other.handshake(to_one)?))
 }
 
-/// Settings for peers that are slow, as software devices on a busy machine are.
+/// Settings for slow peers, such as software devices on a busy machine.
 fn patient(builder: ChannelBuilder<'_>) -> ChannelBuilder<'_> {
     builder
         .access(ALL)
-        // A message that comes before its receive is posted is sent again soon, as often as it takes.
+        // A message that arrives before its receive is posted is retried soon, and without limit.
         .min_rnr_timer(MinRnrTimer::SHORTEST)
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
         // One second for each answer.

@@ -1,4 +1,4 @@
-//! The exchange of addresses over TCP, in the words of `ibv_rc_pingpong`.
+//! The exchange of addresses over TCP, in the format of `ibv_rc_pingpong`.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -8,10 +8,10 @@ use ibverbs::{Gid, PacketSequenceNumber, QueuePairEndpoint};
 use super::options::Options;
 use super::{PATIENCE, Result};
 
-/// What a client says when it has the server's address: `"done"` with its null.
+/// The client's message when it has the server's address: `"done"` with its null.
 const DONE: &[u8; 5] = b"done\0";
 
-/// What the sides tell each other, as text: LID, queue pair number, packet number, GID.
+/// The contents of an address, which is sent as text: LID, queue pair number, packet number, GID.
 pub(crate) struct Address {
     pub(crate) endpoint: QueuePairEndpoint,
     pub(crate) psn: PacketSequenceNumber,
@@ -56,8 +56,8 @@ impl Address {
     }
 }
 
-/// Exchanges addresses over TCP. A server gets the connection too: only when it is ready to receive
-/// does it [`answer`], and the client sends first, so that no message comes too early.
+/// Exchanges addresses over TCP. A server also gets the connection: it calls [`answer`] only when it is
+/// ready to receive. The client sends first, so no message arrives too early.
 pub(crate) fn meet(local: &Address, options: &Options) -> Result<(Address, Option<TcpStream>)> {
     let port = options.tcp_port;
     let mut wire = [0; Address::LENGTH];
@@ -80,7 +80,7 @@ pub(crate) fn meet(local: &Address, options: &Options) -> Result<(Address, Optio
     Ok((Address::from_wire(&wire)?, None))
 }
 
-/// The server's part once it is ready.
+/// The server's part of the exchange, once the server is ready.
 pub(crate) fn answer(mut client: TcpStream, local: &Address) -> Result<()> {
     client.write_all(&local.to_wire())?;
     let mut done = [0; DONE.len()];

@@ -1,4 +1,4 @@
-//! The rounds of the game, and who sends when.
+//! The rounds of the game, and the order of sending.
 
 use std::ops::{Range, RangeBounds};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::messages::{Messages, compare};
 use super::options::Options;
 use super::{PATIENCE, Result};
 
-/// The number of the send; receives have the number of their slot in `target`.
+/// The `wr_id` of sends; a receive's is the number of its slot in `target`.
 const SEND: u64 = u64::MAX;
 
 pub(crate) struct Game<'a, 'res> {
@@ -33,7 +33,7 @@ impl Game<'_, '_> {
         let start = Instant::now();
         while sent < rounds || received < rounds {
             if posted == sent {
-                // The last send is complete, so that its memory is ours again.
+                // The last send is complete, so its memory may be used again.
                 if let Some(slot) = returning.take() {
                     self.post_receive(slot)?;
                 }
@@ -97,7 +97,7 @@ impl Game<'_, '_> {
     pub(crate) fn post_receive(&mut self, slot: usize) -> Result<()> {
         let range = self.range(slot);
         if self.options.check {
-            // Nothing old can pass for new.
+            // Clear the slot, so that old bytes cannot pass for a new message.
             self.target.slice_mut(range.clone())?.fill(0);
         }
         // SAFETY: a slot is used again only when its completion was polled; the memory outlives the
@@ -139,7 +139,7 @@ impl Game<'_, '_> {
     }
 }
 
-/// Posts a send by the one interface or the other.
+/// Posts a send by the plain or the extended interface.
 ///
 /// # Safety
 ///

@@ -1,9 +1,9 @@
-//! Two processes that send a message to and fro. It speaks with rdma-core's `ibv_rc_pingpong`, on
-//! either end: the options, the exchange of addresses over TCP and the closing lines are the same.
+//! Two processes that send a message back and forth. Either end can be rdma-core's `ibv_rc_pingpong`: the
+//! options, the exchange of addresses over TCP and the closing lines are the same.
 //!
-//! With `--chk` every byte of every message is checked: the client sends one message after another
-//! that differ, and expects each back as it was; the server knows what a client sends. (The C tool
-//! looks at one byte per page of the last message.)
+//! With `--chk` every byte of every message is checked: the client sends messages that differ from each
+//! other, and expects each one back unchanged; the server knows the messages of the client. (The C tool
+//! checks only one byte per page of the last message.)
 
 mod address;
 #[path = "../common/broken_pipe.rs"]
@@ -27,7 +27,7 @@ use options::{Options, USAGE, parse};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// How long the peer may be silent.
+/// The longest time to wait for the peer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The most memory for receives.
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
-    // Where there is no RDMA device, one made of software.
+    // A software device, if the machine has no RDMA device.
     let _software = ibverbs_software::register_if_none()?;
     let devices = ibverbs::devices()?;
     let wanted = |name: &str| options.device.as_deref().is_none_or(|wanted| wanted == name);

@@ -1,19 +1,19 @@
-//! The bytes of the messages, and what is expected of those that come.
+//! The bytes of the messages, and the checks of received messages.
 
-/// What the C tool's messages consist of, but for a zero at the start of each page with `--chk`.
+/// The byte that fills the C tool's messages, except for a zero at the start of each page with `--chk`.
 pub(crate) const FILLING: u8 = 0x7b;
 
 /// All page sizes are multiples of this.
 const PAGE: usize = 4096;
 
-/// How many messages differ from each other, before they begin anew.
+/// The number of different messages, after which the sequence repeats.
 const PERIOD: usize = 251;
 
 /// The messages that are sent and expected.
 pub(crate) struct Messages {
     template: Vec<u8>,
     message: Vec<u8>,
-    /// What the client sends if it is the C tool: always the same.
+    /// The message of a client that is the C tool: always the same.
     from_c_tool: Option<Vec<u8>>,
 }
 
@@ -24,7 +24,7 @@ impl Messages {
         Self { template, message: vec![0; size], from_c_tool: None }
     }
 
-    /// The message of our client: zero where the C tool, if it is the server, expects that.
+    /// The message of our client: zero where the C tool, as the server, expects zero.
     pub(crate) fn of_round(&mut self, round: u64) -> &[u8] {
         let (start, size) = ((round % PERIOD as u64) as usize, self.message.len());
         self.message.copy_from_slice(&self.template[start..start + size]);
@@ -32,7 +32,7 @@ impl Messages {
         &self.message
     }
 
-    /// Checks what a client has sent, be it ours or the C tool.
+    /// Checks a message from the client, which may be ours or the C tool.
     pub(crate) fn check_client(
         &mut self,
         message: &[u8],

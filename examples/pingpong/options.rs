@@ -1,4 +1,4 @@
-//! The command line: that of `ibv_rc_pingpong`.
+//! The command line, which is that of `ibv_rc_pingpong`.
 
 use ibverbs::{MaximumTransferUnit, ServiceLevel};
 use lexopt::prelude::*;

@@ -244,7 +244,6 @@ impl<B: OwnedBuffer> fmt::Debug for OwnedWork<B> {
 /// is borrowed, and nothing is allocated. The handle gives the buffer back: see [`OwnedWork`].
 /// They may be in flight at the same time as a [`scope`](Self::scope) and blocking operations. A blocking
 /// operation or scope that stops the channel ends them too.
-/// scope that stops the channel ends them too.
 ///
 /// When posting fails, the buffer comes back in the [`PostError`], with the reason, which is one
 /// of [those of posting in a scope](crate::Scope#errors).

@@ -92,8 +92,8 @@ object!(ibv_qp, ibv_destroy_qp, no_event_is_read);
 ///    In RESET, INIT and RTR, Soft-RoCE returns `EINVAL`, and carries the request out once the queue pair
 ///    is in RTS, with the contents that the memory has by then. Move the queue pair to RESET to take the
 ///    request back. On other providers a refused request is not posted.
-/// 4. `wr_id` differs from the numbers of all other outstanding requests of the same completion queue,
-///    because the completion of one could be taken for that of the other.
+/// 4. `wr_id` differs from the numbers of all other outstanding requests of the same completion queue.
+///    Otherwise the completion of one request could be taken for that of another.
 /// 5. On mlx4 and mthca no element of a list is empty: they interpret 0 bytes as 2 GiB (mlx4 for memory
 ///    that is written, mthca for any). The methods that take a region and a range ensure this themselves.
 /// 6. The queue pair is not of type [`XrcReceive`](QueuePairType::XrcReceive), which has no queues: mlx4 and
