@@ -1,12 +1,13 @@
-//! Events of the device that answer to no request.
+//! Asynchronous events: what a device reports by itself, not as the completion of a request.
 //!
 //! # Acknowledging
 //!
 //! Destroying a queue pair, a completion queue, a shared receive queue or a work queue waits until
-//! every event about it that was read has been acknowledged. So an event is acknowledged in the call
-//! that reads it: before that the object cannot go away, and what identifies it is copied; after
-//! that the pointer is not used. Unread events about an object that is destroyed are thrown away by
-//! the kernel. Nothing that is handed out here can make a destroy wait.
+//! every event that was read about it has been acknowledged. The call that reads an event therefore
+//! also acknowledges it. Before the acknowledgement the object cannot go away, and the call copies what
+//! identifies it; after the acknowledgement the call does not use the pointer. The kernel throws away
+//! unread events about a destroyed object. So nothing that this module hands out can make a destroy
+//! wait.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -33,24 +34,24 @@ foreign_enum! {
     /// `enum ibv_event_type`: what happened.
     #[doc(alias = "ibv_event_type")]
     pub enum AsyncEventKind: ibv_event_type(u32) {
-        /// A completion queue is broken: it was full when a completion was to be added. Its queue
-        /// pairs are to be destroyed, and so is it.
+        /// A completion queue is broken: it was full when a completion was to be added. Destroy its
+        /// queue pairs, then the queue.
         CompletionQueueError = IBV_EVENT_CQ_ERR,
-        /// A queue pair failed so that it cannot even complete its requests.
+        /// A queue pair failed and cannot even complete its requests.
         QueuePairFatal = IBV_EVENT_QP_FATAL,
-        /// A request of the peer made no sense; the queue pair is in the error state.
+        /// The peer sent an invalid request; the queue pair is in the error state.
         QueuePairRequestError = IBV_EVENT_QP_REQ_ERR,
-        /// A request of the peer was not allowed; the queue pair is in the error state.
+        /// The peer sent a request that is not allowed; the queue pair is in the error state.
         QueuePairAccessError = IBV_EVENT_QP_ACCESS_ERR,
         /// A message came to a queue pair that is ready to receive but not yet to send.
         CommunicationEstablished = IBV_EVENT_COMM_EST,
         /// The send queue of a queue pair that is being drained is empty.
         SendQueueDrained = IBV_EVENT_SQ_DRAINED,
-        /// A connection goes by its alternative path now.
+        /// A connection migrated to its alternative path.
         PathMigrated = IBV_EVENT_PATH_MIG,
-        /// A connection could not go over to its alternative path.
+        /// A connection could not migrate to its alternative path.
         PathMigrationError = IBV_EVENT_PATH_MIG_ERR,
-        /// The device failed or was pulled out: everything on it is to be closed. See
+        /// The device failed or was pulled out: close everything on it. See
         /// [`AsyncEvents`](AsyncEvents#when-the-device-goes).
         DeviceFatal = IBV_EVENT_DEVICE_FATAL,
         /// The port can be used: its link came up.
@@ -70,7 +71,7 @@ foreign_enum! {
         SharedReceiveQueueLimit = IBV_EVENT_SRQ_LIMIT_REACHED,
         /// A queue pair in the error state will take no more requests from its shared receive queue.
         LastRequestReached = IBV_EVENT_QP_LAST_WQE_REACHED,
-        /// The subnet manager asks to subscribe to its services again.
+        /// The subnet manager asks its clients to subscribe to its services again.
         ClientReregister = IBV_EVENT_CLIENT_REREGISTER,
         /// The GID table of the port changed.
         GidChange = IBV_EVENT_GID_CHANGE,
@@ -105,34 +106,35 @@ pub enum AsyncEventSubject {
     SharedReceiveQueue(usize),
     /// The work queue of this number.
     WorkQueue(u32),
-    /// That of an event that this version of the crate does not know, as the kernel put it.
+    /// The subject of an event type that this version of the crate does not know: the number in the
+    /// kernel's event.
     Unknown(u32),
 }
 
 impl AsyncEvent {
-    /// What happened.
+    /// The type of the event.
     pub fn kind(&self) -> AsyncEventKind {
         self.kind
     }
 
-    /// What it happened to.
+    /// The object that the event is about.
     pub fn subject(&self) -> AsyncEventSubject {
         self.subject
     }
 
-    /// Copies what the event says.
+    /// Copies the event's type and what identifies its object.
     ///
     /// # Safety
     ///
-    /// If it is about an object, that is live.
+    /// If the event is about an object, the object is live.
     unsafe fn read(raw: &ffi::ibv_async_event) -> Self {
         use AsyncEventKind as Kind;
 
         let kind = Kind::from(raw.event_type);
         let element = &raw.element;
-        // SAFETY: `ibv_get_async_event` sets the pointer that goes with the type of the event, or
-        // else the number, and the caller vouches for the object. The token of a shared receive
-        // queue may be changed on another thread meanwhile.
+        // SAFETY: `ibv_get_async_event` sets the union's pointer or number that the type of the event
+        // calls for, and the caller vouches for the object. Another thread may change the token of a
+        // shared receive queue meanwhile.
         let subject = unsafe {
             match kind {
                 Kind::CompletionQueueError => {
@@ -169,26 +171,27 @@ impl AsyncEvent {
 
 /// The asynchronous events of a device: ports that come and go, queue pairs and queues that fail.
 ///
-/// It is [`AsFd`], readable when there is an event, and never blocks unless asked to. The events are
-/// the context's: of several `AsyncEvents` of one context, or threads that read from one, each event
-/// goes to one, exactly once. It is acknowledged (`ibv_ack_async_event`) before it is handed out, so
-/// that no object's destruction ever waits for it.
+/// It is [`AsFd`], readable when there is an event, and never blocks unless asked to. The events belong
+/// to the context: if several `AsyncEvents` of one context, or several threads, read events, each event
+/// goes to exactly one of them. It is acknowledged (`ibv_ack_async_event`) before it is handed out, so
+/// no object's destruction ever waits for it.
 ///
 /// # When the device goes
 ///
 /// When a device is pulled out or its driver unloaded, the kernel raises
-/// [`DeviceFatal`](AsyncEventKind::DeviceFatal), once for each context, and no event after it. Those
-/// that sleep for completions wake with `EIO`. Whoever spins on a [`Channel`](crate::Channel), with a
-/// deadline or without, finds out within a second or so, as it asks the kernel from time to time. All
-/// verbs fail with `EIO`.
+/// [`DeviceFatal`](AsyncEventKind::DeviceFatal) once for each context, and no event after it. Threads
+/// that sleep for completions wake with `EIO`. A thread that spins on a [`Channel`](crate::Channel),
+/// with a deadline or without, notices within about a second, as the channel asks the kernel from time
+/// to time. All verbs fail with `EIO`.
 ///
-/// A buffer that was in flight is given back only when its queue pair is destroyed, which the kernel
-/// has done by then; but it answers `EIO` to whoever asks for it, which proves nothing, and a channel
-/// that has work in flight then aborts the process. A program that is to survive sets
-/// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs takes that answer for
-/// success. It then does not wait either until C code in the same process has acknowledged the events that
-/// it has read of the object, and frees the object all the same. So such C code must not be at it by then;
-/// what is read through this crate holds the destroying up.
+/// A channel gives back a buffer that was in flight only after its queue pair was destroyed. The kernel
+/// has destroyed it by then, but answers `EIO` to the destroy verb, which proves nothing; a channel
+/// with work in flight then aborts the process. A program that must survive sets
+/// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs then treats that
+/// answer as success. In that mode libibverbs no longer waits for C code in the same process to
+/// acknowledge the events that it has read about the object; it frees the object at once. Such C code
+/// must not be handling an event at that time. Events that are read through this crate do delay the
+/// destroy.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: waits for an event
@@ -213,8 +216,8 @@ pub struct AsyncEvents<'ctx> {
 }
 
 impl<'ctx> AsyncEvents<'ctx> {
-    /// Makes the context's file for events one that does not block; for C code that shares the
-    /// context it does not block either, from then on.
+    /// Makes the context's event file non-blocking, from then on also for C code that shares the
+    /// context.
     ///
     /// # Errors
     ///
@@ -243,8 +246,9 @@ impl<'ctx> AsyncEvents<'ctx> {
         if !read {
             return Ok(None);
         }
-        // SAFETY: the object that the event is about is live: nobody destroys it before `_reading` is
-        // dropped, and C code that does waits until the event is acknowledged, which is done once.
+        // SAFETY: the object that the event is about is live: this crate destroys none before
+        // `_reading` is dropped, and a destroy by C code waits for the acknowledgement, which happens
+        // once, here.
         unsafe {
             let event = AsyncEvent::read(&raw);
             ffi::ibv_ack_async_event(&mut raw);
@@ -278,7 +282,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT`: there was no event until then.
+    ///  - `ETIMEDOUT`: there was no event before the deadline.
     ///  - those of [`next_event`](Self::next_event).
     pub fn wait_deadline(&self, deadline: Instant) -> Result<AsyncEvent> {
         self.wait_until(Some(deadline))
@@ -288,7 +292,7 @@ impl<'ctx> AsyncEvents<'ctx> {
         event_file::take_before(GET, self.as_raw_fd(), deadline, || self.next_event())
     }
 
-    /// The context whose events they are.
+    /// The context whose events these are.
     pub fn context(&self) -> &Context<'ctx> {
         &self.context
     }
@@ -302,8 +306,8 @@ impl AsRawFd for AsyncEvents<'_> {
 }
 
 impl AsFd for AsyncEvents<'_> {
-    /// The file that is readable when there is an event. Only wait for it: to read from it is the
-    /// business of [`next_event`](Self::next_event).
+    /// The file that is readable when there is an event. Only wait for it:
+    /// [`next_event`](Self::next_event) alone may read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context closes its file when it is closed, not before.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
@@ -342,14 +346,14 @@ unsafe fn token<'a>(queue: *mut ffi::ibv_srq) -> &'a AtomicPtr<std::ffi::c_void>
 }
 
 impl SharedReceiveQueue<'_> {
-    /// The number by which [`AsyncEvents`] name it (0 unless set).
+    /// The number by which [`AsyncEvents`] name this queue (0 unless set).
     #[doc(alias = "srq_context")]
     pub fn token(&self) -> usize {
         // SAFETY: the queue is live.
         unsafe { token(self.as_raw()) }.load(Ordering::Relaxed) as usize
     }
 
-    /// Sets the number by which [`AsyncEvents`] name it, for events that are read from now on.
+    /// Sets the number by which [`AsyncEvents`] name this queue, for events that are read from now on.
     #[doc(alias = "srq_context")]
     pub fn set_token(&self, to: usize) {
         // SAFETY: the queue is live.

@@ -1,4 +1,4 @@
-//! What a device can do.
+//! The limits and capabilities of a device.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::foreign_enum::foreign_enum;
 
 /// `struct ibv_device_attr_ex`: the limits and capabilities of a device.
 ///
-/// A limit is what the device allows at most in all; a particular queue pair type or combination may
+/// A limit is the most that the device allows in total; a particular queue pair type or combination may
 /// get less.
 #[derive(Clone, Copy)]
 #[doc(alias = "ibv_device_attr")]
@@ -28,7 +28,7 @@ impl From<ffi::ibv_device_attr_ex> for DeviceAttributes {
     }
 }
 
-/// A limit that C has as an `int`; none is negative.
+/// A limit that C stores as an `int`; it is never negative.
 fn limit(value: c_int) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
@@ -100,7 +100,7 @@ limits! {
 }
 
 impl DeviceAttributes {
-    /// The version of its firmware, as the vendor writes it.
+    /// The firmware version, in the vendor's notation.
     pub fn firmware_version(&self) -> String {
         let bytes: Vec<u8> = self
             .0
@@ -128,7 +128,7 @@ impl DeviceAttributes {
         self.0.orig_attr.max_mr_size
     }
 
-    /// The page sizes, in bytes, that the device has: the bits that are set.
+    /// The page sizes that the device supports: each bit that is set is a size in bytes.
     pub fn page_sizes(&self) -> u64 {
         self.0.orig_attr.page_size_cap
     }
@@ -138,17 +138,17 @@ impl DeviceAttributes {
         self.0.orig_attr.vendor_id
     }
 
-    /// The vendor's number of the model.
+    /// The vendor's number for the model.
     pub fn vendor_part_id(&self) -> u32 {
         self.0.orig_attr.vendor_part_id
     }
 
-    /// The vendor's number of the hardware version.
+    /// The vendor's number for the hardware version.
     pub fn hardware_version(&self) -> u32 {
         self.0.orig_attr.hw_ver
     }
 
-    /// How many ports it has.
+    /// The number of ports.
     pub fn phys_port_cnt(&self) -> u8 {
         self.0.orig_attr.phys_port_cnt
     }
@@ -158,23 +158,23 @@ impl DeviceAttributes {
         self.0.orig_attr.max_pkeys
     }
 
-    /// How long the device takes to answer: 4.096 µs · 2ⁿ.
+    /// The longest time that the device takes to answer, encoded: 4.096 µs · 2ⁿ.
     pub fn local_ca_ack_delay(&self) -> u8 {
         self.0.orig_attr.local_ca_ack_delay
     }
 
-    /// With whom its atomics are atomic.
+    /// What the device's atomics are atomic with respect to.
     pub fn atomic_capability(&self) -> AtomicCapability {
         self.0.orig_attr.atomic_cap.into()
     }
 
-    /// What it can do.
+    /// The device's capability flags.
     pub fn capabilities(&self) -> DeviceCapabilities {
         let classic = u64::from(self.0.orig_attr.device_cap_flags);
         DeviceCapabilities::from_bits_retain(self.0.device_cap_flags_ex | classic)
     }
 
-    /// Its on-demand paging.
+    /// The capabilities of on-demand paging.
     pub fn on_demand_paging(&self) -> OnDemandPagingCapabilities {
         let by_transport = self.0.odp_caps.per_transport_caps;
         let operations = OnDemandPagingOperations::from_bits_retain;
@@ -187,17 +187,17 @@ impl DeviceAttributes {
         }
     }
 
-    /// The bits of a completion's time stamp that count, or 0 if completions have none.
+    /// The valid bits of a completion's time stamp, or 0 if completions have no time stamps.
     pub fn completion_timestamp_mask(&self) -> u64 {
         self.0.completion_timestamp_mask
     }
 
-    /// The frequency of its clock, in kHz, or 0 if it has none that can be read.
+    /// The frequency of the device's clock, in kHz, or 0 if its clock cannot be read.
     pub fn core_clock(&self) -> u64 {
         self.0.hca_core_clock
     }
 
-    /// Its segmentation of TCP.
+    /// The capabilities of TCP segmentation offload.
     pub fn segmentation(&self) -> SegmentationCapabilities {
         let raw = &self.0.tso_caps;
         SegmentationCapabilities {
@@ -206,7 +206,7 @@ impl DeviceAttributes {
         }
     }
 
-    /// Its spreading of packets over work queues.
+    /// The capabilities of receive-side scaling: spreading packets over work queues.
     pub fn receive_scaling(&self) -> ReceiveScalingCapabilities {
         let raw = &self.0.rss_caps;
         ReceiveScalingCapabilities {
@@ -218,12 +218,12 @@ impl DeviceAttributes {
         }
     }
 
-    /// The most work queues of the receiving sort.
+    /// The most receive work queues.
     pub fn max_wq_type_rq(&self) -> u32 {
         self.0.max_wq_type_rq
     }
 
-    /// Its rate limits of single queue pairs.
+    /// The capabilities of packet pacing: rate limits of single queue pairs.
     pub fn packet_pacing(&self) -> PacketPacingCapabilities {
         let raw = &self.0.packet_pacing_caps;
         PacketPacingCapabilities {
@@ -233,12 +233,12 @@ impl DeviceAttributes {
         }
     }
 
-    /// What its raw packet queue pairs can do.
+    /// The capabilities of raw packet queue pairs.
     pub fn raw_packet(&self) -> RawPacketCapabilities {
         RawPacketCapabilities::from_bits_retain(self.0.raw_packet_caps)
     }
 
-    /// Its tag matching.
+    /// The capabilities of tag matching.
     pub fn tag_matching(&self) -> TagMatchingCapabilities {
         let raw = &self.0.tm_caps;
         TagMatchingCapabilities {
@@ -250,13 +250,13 @@ impl DeviceAttributes {
         }
     }
 
-    /// How far it can hold completion events back.
+    /// The limits of completion event moderation.
     pub fn moderation(&self) -> ModerationCapabilities {
         let raw = &self.0.cq_mod_caps;
         ModerationCapabilities { max_count: raw.max_cq_count, max_period: raw.max_cq_period }
     }
 
-    /// Its own memory that programs can have, in bytes.
+    /// The size of the device memory that programs can allocate, in bytes.
     pub fn max_device_memory(&self) -> u64 {
         self.0.max_dm_size
     }
@@ -290,14 +290,14 @@ impl fmt::Debug for DeviceAttributes {
 }
 
 foreign_enum! {
-    /// `enum ibv_atomic_cap`: with whom a device's atomics are atomic.
+    /// `enum ibv_atomic_cap`: what a device's atomics are atomic with respect to.
     #[doc(alias = "ibv_atomic_cap")]
     pub enum AtomicCapability: ibv_atomic_cap(u32) {
-        /// It has none.
+        /// The device has no atomics.
         None = IBV_ATOMIC_NONE,
-        /// With other atomics of this device.
+        /// Other atomics of this device.
         Device = IBV_ATOMIC_HCA,
-        /// With those of other devices and of the CPU too.
+        /// Atomics of this device, of other devices and of the CPU.
         Global = IBV_ATOMIC_GLOB,
     }
 }

@@ -1,4 +1,4 @@
-//! What a device can do beyond the limits that every device has.
+//! Capabilities of a device beyond the limits that every device has.
 
 use crate::ffi;
 use crate::settings::QueuePairType;
@@ -7,7 +7,7 @@ bitflags::bitflags! {
     /// `ibv_device_cap_flags`: what a device can do. The lower 32 bits are the classic flags, the
     /// upper ones those of `device_cap_flags_ex`.
     ///
-    /// The kernel sets bits that have no name; they are kept.
+    /// The kernel sets bits that have no name here; they are kept.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_device_cap_flags")]
     pub struct DeviceCapabilities: u64 {
@@ -73,7 +73,7 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_odp_general_caps")]
     pub struct OnDemandPaging: u64 {
-        /// It has.
+        /// The device has on-demand paging.
         const SUPPORT = ffi::ibv_odp_general_caps::IBV_ODP_SUPPORT.0 as u64;
         /// One region can cover the whole address space.
         const SUPPORT_IMPLICIT = ffi::ibv_odp_general_caps::IBV_ODP_SUPPORT_IMPLICIT.0 as u64;
@@ -120,7 +120,7 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// `ibv_tm_cap_flags`: for what a device has tag matching.
+    /// `ibv_tm_cap_flags`: the queue pairs for which a device has tag matching.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_tm_cap_flags")]
     pub struct TagMatchingFlags: u32 {
@@ -162,7 +162,7 @@ impl QueuePairTypes {
 #[non_exhaustive]
 #[doc(alias = "ibv_odp_caps")]
 pub struct OnDemandPagingCapabilities {
-    /// Whether the device has it at all.
+    /// Whether the device has on-demand paging at all.
     pub general: OnDemandPaging,
     /// On RC queue pairs.
     pub rc: OnDemandPagingOperations,
@@ -179,9 +179,9 @@ pub struct OnDemandPagingCapabilities {
 #[non_exhaustive]
 #[doc(alias = "ibv_tso_caps")]
 pub struct SegmentationCapabilities {
-    /// The largest payload, in bytes, that is cut into packets; 0 if none is.
+    /// The largest payload, in bytes, that the device segments; 0 if it segments none.
     pub max_tso: u32,
-    /// On which queue pairs.
+    /// The queue pair types that support it.
     pub supported_types: QueuePairTypes,
 }
 
@@ -190,11 +190,11 @@ pub struct SegmentationCapabilities {
 #[non_exhaustive]
 #[doc(alias = "ibv_rss_caps")]
 pub struct ReceiveScalingCapabilities {
-    /// For which queue pairs.
+    /// The queue pair types that support it.
     pub supported_types: QueuePairTypes,
     /// The most indirection tables.
     pub max_rwq_indirection_tables: u32,
-    /// The most entries of one of them.
+    /// The most entries of one indirection table.
     pub max_rwq_indirection_table_size: u32,
     /// The fields of a packet that can be hashed: bits of `enum ibv_rx_hash_fields`.
     pub rx_hash_fields_mask: u64,
@@ -209,9 +209,9 @@ pub struct ReceiveScalingCapabilities {
 pub struct PacketPacingCapabilities {
     /// The lowest limit, in kb/s.
     pub min_rate: u32,
-    /// The highest limit, in kb/s; 0 if there are none.
+    /// The highest limit, in kb/s; 0 if the device has no rate limits.
     pub max_rate: u32,
-    /// For which queue pairs.
+    /// The queue pair types that support it.
     pub supported_types: QueuePairTypes,
 }
 
@@ -224,7 +224,7 @@ pub struct TagMatchingCapabilities {
     pub max_rendezvous_header: u32,
     /// The most tagged buffers in a list; 0 if the device has no tag matching.
     pub max_tags: u32,
-    /// For what it has it.
+    /// The queue pairs that support it.
     pub flags: TagMatchingFlags,
     /// The most operations on a list that are outstanding.
     pub max_operations: u32,

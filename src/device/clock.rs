@@ -7,15 +7,14 @@ use crate::error::{Error, Result};
 use crate::ffi;
 
 impl Context<'_> {
-    /// `ibv_query_rt_values_ex`: the device's raw clock now, as completion timestamps count it:
-    /// cycles since some moment in the past, in the unit of
-    /// [`DeviceAttributes::core_clock`](crate::DeviceAttributes::core_clock). The provider
-    /// puts it into a time of seconds and nanoseconds, of which mlx4 and mlx5 use the nanoseconds
-    /// for the whole count of cycles.
+    /// `ibv_query_rt_values_ex`: reads the device's raw clock, the one that completion timestamps use:
+    /// cycles since some moment in the past, at the frequency
+    /// [`DeviceAttributes::core_clock`](crate::DeviceAttributes::core_clock). The provider returns it
+    /// as seconds and nanoseconds; mlx4 and mlx5 store the whole count of cycles in the nanoseconds.
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not tell.
+    ///  - `EOPNOTSUPP`: the device has no raw clock that can be read.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn query_raw_clock(&self) -> Result<RawClock> {
         const VERB: &str = "ibv_query_rt_values_ex";
@@ -27,14 +26,14 @@ impl Context<'_> {
         if raw.comp_mask & wanted == 0 {
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, "the device has no raw clock"));
         }
-        // Longer than in C on 32-bit machines.
+        // The C fields are shorter on 32-bit machines.
         #[allow(clippy::useless_conversion)]
         let (seconds, nanoseconds) = (raw.raw_clock.tv_sec.into(), raw.raw_clock.tv_nsec.into());
         Ok(RawClock { seconds, nanoseconds })
     }
 }
 
-/// What [`Context::query_raw_clock`] finds: the `struct timespec` as the provider filled it in.
+/// The result of [`Context::query_raw_clock`]: the `struct timespec` as the provider filled it in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RawClock {
     /// `tv_sec`.
@@ -44,13 +43,13 @@ pub struct RawClock {
 }
 
 impl RawClock {
-    /// The cycles, for a provider that puts them all into the nanoseconds (mlx4, mlx5).
+    /// The cycles, if the provider stores them all in the nanoseconds (mlx4, mlx5).
     pub fn cycles(self) -> u64 {
         self.nanoseconds as u64
     }
 
-    /// The time, for a provider that really fills in seconds and nanoseconds; `None` if that is not
-    /// a time.
+    /// The time, if the provider stores seconds and nanoseconds; `None` if the fields are not a valid
+    /// time.
     pub fn duration(self) -> Option<Duration> {
         let nanoseconds = u32::try_from(self.nanoseconds).ok().filter(|&n| n < 1_000_000_000)?;
         Some(Duration::new(u64::try_from(self.seconds).ok()?, nanoseconds))

@@ -27,11 +27,11 @@ const NO_GID: Error = Error::with_reason(
 
 /// `struct ibv_context`: an open device, from which everything else is made.
 ///
-/// `'a` is what it was opened from: the [`DeviceList`](crate::DeviceList) for
+/// `'a` is the lifetime of what it was opened from: the [`DeviceList`](crate::DeviceList) for
 /// [`Device::open`](crate::Device::open), nothing (`'static`) for [`open`](crate::open).
 ///
-/// Port attributes, GIDs and P_Keys change while a program runs: nothing of them is kept here; each
-/// query asks the kernel.
+/// Port attributes, GIDs and P_Keys change while a program runs, so the context caches none of them:
+/// each query asks the kernel.
 pub struct Context<'a> {
     raw: Handle<ffi::ibv_context>,
     from: PhantomData<&'a ()>,
@@ -39,8 +39,8 @@ pub struct Context<'a> {
 
 resource!(Context<'a>: raw);
 
-// SAFETY: libibverbs allows every verb on a context from any thread; what it changes in the context
-// itself it guards with a lock.
+// SAFETY: libibverbs allows every verb on a context from any thread, and guards its own changes to the
+// context with a lock.
 unsafe impl Send for Context<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Context<'_> {}
@@ -71,9 +71,9 @@ impl<'a> Context<'a> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live context that stays valid for `'a`, with the kernel behind it: its
-    /// `cmd_fd` is an open file, which that of a VFIO device (`mlx5dv_get_vfio_device_list`) is not.
-    /// Nothing else closes it: dropping the `Context` does (use [`std::mem::ManuallyDrop`] for one that
+    /// `raw` is null or a live context of a kernel device that stays valid for `'a`. Its `cmd_fd` is an
+    /// open file, which rules out VFIO devices (`mlx5dv_get_vfio_device_list`). Nothing else closes the
+    /// context, because dropping the `Context` does (use [`std::mem::ManuallyDrop`] for a context that
     /// is only lent).
     pub unsafe fn from_raw(raw: *mut ffi::ibv_context) -> Result<Self> {
         if raw.is_null() {
@@ -110,7 +110,7 @@ impl<'a> Context<'a> {
         name.to_str().unwrap_or("")
     }
 
-    /// Whether the device speaks iWARP.
+    /// Whether the device uses iWARP.
     pub(crate) fn is_iwarp(&self) -> bool {
         self.transport_type() == TransportType::Iwarp
     }
@@ -177,7 +177,7 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no such port, or its table is shorter than that.
+    ///  - `EINVAL`: there is no such port, or `index` is beyond its table.
     ///  - `ENODATA`: the entry is empty.
     #[doc(alias = "ibv_query_gid")]
     #[doc(alias = "ibv_query_gid_ex")]
@@ -241,11 +241,11 @@ impl<'a> Context<'a> {
         Ok(table.into_iter().map(GidEntry::from).collect())
     }
 
-    /// The GID that a peer in the network would reach `port` by.
+    /// The GID by which a peer in the network would reach `port`.
     ///
-    /// On RoCE that is a RoCE v2 entry, if there is one: first one that maps an IPv4 address, then
-    /// one with a global IPv6 address, then a link-local one, then RoCE v1. On InfiniBand it is the
-    /// first entry. Of equals the lowest index is taken.
+    /// On RoCE it is a RoCE v2 entry, if there is one: preferably one that maps an IPv4 address, then
+    /// one with a global IPv6 address, then a link-local one; otherwise a RoCE v1 entry. On InfiniBand
+    /// it is the first entry. Among equals the lowest index wins.
     ///
     /// # Errors
     ///
@@ -262,8 +262,8 @@ impl<'a> Context<'a> {
         entries.min_by_key(|e| (e.preference(), e.index)).ok_or(NO_GID)
     }
 
-    /// The GIDs by which a peer can reach a port: the best of each class, that of
-    /// [`routable_gid`](Self::routable_gid) first. An InfiniBand port need not have one.
+    /// The GIDs by which a peer can reach a port: the best of each class, beginning with that of
+    /// [`routable_gid`](Self::routable_gid). An InfiniBand port need not have a GID.
     pub(crate) fn endpoint_gids(&self, port: &PortAttributes, number: u8) -> Result<EndpointGids> {
         if port.link_layer() == LinkLayer::InfiniBand {
             let gid = self.query_gid(number, 0).map_or(Gid::ZERO, |entry| entry.gid);
@@ -274,8 +274,8 @@ impl<'a> Context<'a> {
         if gids.is_empty() { Err(NO_GID) } else { Ok(gids) }
     }
 
-    /// Where a GID of ours is in the table of a port. It may have moved: an address that is removed and
-    /// comes back gets another index.
+    /// The index of one of this program's GIDs in the table of a port. The index may have changed: an
+    /// address that is removed and comes back gets another one.
     pub(crate) fn index_of_gid(&self, port: u8, gid: &EndpointGid) -> Result<u8> {
         let entries = self.gid_table()?.into_iter();
         let entries = entries.filter(|e| e.port == port && EndpointGid::from(e) == *gid);
@@ -293,7 +293,7 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is no such port, or its table is shorter than that.
+    ///  - `EINVAL`: there is no such port, or `index` is beyond its table.
     #[doc(alias = "ibv_query_pkey")]
     pub fn query_pkey(&self, port: u8, index: u16) -> Result<u16> {
         const VERB: &str = "ibv_query_pkey";
@@ -305,8 +305,8 @@ impl<'a> Context<'a> {
         Ok(u16::from_be(pkey))
     }
 
-    /// `ibv_get_pkey_index`: where in a port's P_Key table `pkey` is. Whether the port is a full member
-    /// of the partition (the top bit) counts.
+    /// `ibv_get_pkey_index`: finds the index of `pkey` in a port's P_Key table. All 16 bits must match,
+    /// including the top bit, which says whether the port is a full member of the partition.
     ///
     /// # Errors
     ///
@@ -323,7 +323,7 @@ impl<'a> Context<'a> {
         Err(Error::with_reason("ibv_get_pkey_index", libc::ENOENT, reason))
     }
 
-    /// How many completion vectors the device has: the interrupts among which completion queues can
+    /// The number of the device's completion vectors: the interrupts over which completion queues can
     /// be spread.
     pub fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is live.
@@ -331,8 +331,8 @@ impl<'a> Context<'a> {
     }
 }
 
-/// When the device file cannot be opened, libibverbs looks for another that udev might have made, and
-/// reports that there is none. What kept it from the first one says more.
+/// If libibverbs cannot open the device file, it looks for another file that udev might have made, and
+/// reports that this one does not exist. The error of the first file is more helpful.
 fn explain(error: Error, file: &CStr) -> Error {
     if error.raw_os_error() != libc::ENOENT {
         return error;

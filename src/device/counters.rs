@@ -1,4 +1,4 @@
-//! What a device counts, and what this process has in use.
+//! The counters of a device, and the resources of this process.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,13 +12,13 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Object;
 
-/// What errors of this file name in place of a verb.
+/// Stands in place of a verb in the errors of this file.
 const VERB: &str = "counters";
 
-/// What is counted, by whatever name a driver calls it.
+/// A counter under one name, whatever each driver calls it.
 ///
-/// Drivers count different things in detail, and none counts all of them. Which names of which drivers are
-/// meant is said at each; [`Counters::by_name`] finds all others.
+/// Drivers count slightly different things, and no driver has all counters. Each variant lists the
+/// drivers' names that it stands for; [`Counters::by_name`] finds all other counters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Counter {
@@ -30,24 +30,24 @@ pub enum Counter {
     SentPackets,
     /// Packets received (`port_rcv_packets`, `rx_pkts`; `rcvd_pkts` of rxe).
     ReceivedPackets,
-    /// How often a sender here sent again what was not acknowledged (`retrans_pkts` of efa, which counts
+    /// How often this side sent again what was not acknowledged (`retrans_pkts` of efa, which counts
     /// packets; `local_ack_timeout_err` of mlx5 and `to_retransmits` of bnxt_re, which count timeouts;
-    /// `completer_retry_err` of rxe, which counts all reasons).
+    /// `completer_retry_err` of rxe, which counts retries for any reason).
     Retransmissions,
-    /// How often a peer told a sender here that a packet before was missing (`packet_seq_err` of mlx5,
-    /// `rcvd_seq_err` of rxe, `seq_err_naks_rcvd` of bnxt_re).
+    /// How often a peer reported that an earlier packet from this side was missing (`packet_seq_err` of
+    /// mlx5, `rcvd_seq_err` of rxe, `seq_err_naks_rcvd` of bnxt_re).
     SequenceErrors,
-    /// Packets that came here out of order (`out_of_sequence` of mlx5, `out_of_seq_request` of rxe,
+    /// Packets that arrived out of order (`out_of_sequence` of mlx5, `out_of_seq_request` of rxe,
     /// `oos_drop_count` of bnxt_re).
     OutOfOrder,
-    /// Requests that came here twice, because a peer sent them again (`duplicate_request` of mlx5 and rxe,
-    /// `dup_req` of bnxt_re).
+    /// Requests that arrived twice, because a peer sent them again (`duplicate_request` of mlx5 and
+    /// rxe, `dup_req` of bnxt_re).
     DuplicateRequests,
-    /// How often a peer told a sender here that it has no receive posted (`rnr_nak_retry_err` of mlx5,
-    /// `rcvd_rnr_err` of rxe, `rnr_naks_rcvd` of bnxt_re).
+    /// How often a peer reported that it has no receive posted for a message from this side
+    /// (`rnr_nak_retry_err` of mlx5, `rcvd_rnr_err` of rxe, `rnr_naks_rcvd` of bnxt_re).
     RnrNaksReceived,
-    /// Messages that came here and found no receive posted (`out_of_buffer` of mlx5, `send_rnr_err` of
-    /// rxe, `rx_out_of_buffer` of bnxt_re).
+    /// Messages that arrived here and found no receive posted (`out_of_buffer` of mlx5, `send_rnr_err`
+    /// of rxe, `rx_out_of_buffer` of bnxt_re).
     ReceiverNotReady,
     /// Requests given up after all retries (`req_transport_retries_exceeded` of mlx5,
     /// `retry_exceeded_err` of rxe, `max_retry_exceeded` of bnxt_re).
@@ -57,12 +57,12 @@ pub enum Counter {
     RnrRetriesExceeded,
     /// Congestion notifications sent to peers (`np_cnp_sent` of mlx5).
     CongestionNotificationsSent,
-    /// Congestion notifications from peers at which this side slowed down (`rp_cnp_handled` of mlx5).
+    /// Congestion notifications from peers that made this side slow down (`rp_cnp_handled` of mlx5).
     CongestionNotificationsHandled,
 }
 
 impl Counter {
-    /// All counters that have a name here.
+    /// All counters of this enumeration.
     pub const ALL: &'static [Self] = &[
         Self::SentBytes,
         Self::ReceivedBytes,
@@ -80,7 +80,8 @@ impl Counter {
         Self::CongestionNotificationsHandled,
     ];
 
-    /// What drivers call it, and how much one count of theirs is. The first that is there counts.
+    /// The drivers' names for the counter, each with the number of units that one count stands for. The
+    /// first name that exists is used.
     fn names(self) -> &'static [(&'static str, u64)] {
         match self {
             Self::SentBytes => &[("port_xmit_data", 4), ("tx_bytes", 1)],
@@ -143,8 +144,8 @@ impl fmt::Display for Counter {
 
 /// Counters of a port or a device at one moment: [`Device::port_counters`], [`Device::counters`].
 ///
-/// They belong to the device: all processes move them, and they do not begin at 0. What a program is
-/// interested in is usually how far they moved: [`since`](Self::since).
+/// They belong to the device: all processes increase them, and they do not begin at 0. A program
+/// usually wants to know how far they moved: [`since`](Self::since).
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Counters {
     values: BTreeMap<String, u64>,
@@ -175,8 +176,8 @@ impl Counters {
         self.values.is_empty()
     }
 
-    /// How far the counters have moved since they were `before`: only those that have. A counter that
-    /// was set back in between, or was not there before, is left out.
+    /// How far each counter has moved since `before`. The result leaves out counters that have not
+    /// moved, that were reset in between, and that `before` does not have.
     ///
     /// ```no_run
     /// # let context = ibverbs::open("rxe0")?;
@@ -196,8 +197,8 @@ impl Counters {
         Self { values: moved.collect() }
     }
 
-    /// Adds the counters in a folder of sysfs, if there is such a folder. Those that are there already
-    /// stay as they are.
+    /// Adds the counters in a folder of sysfs, if the folder exists. Counters that were read before
+    /// keep their values.
     fn read(&mut self, folder: &Path) -> Result<()> {
         let files = match fs::read_dir(folder) {
             Ok(files) => files,
@@ -207,11 +208,12 @@ impl Counters {
         for file in files {
             let file = file.map_err(|error| failed(&error))?;
             let Ok(name) = file.file_name().into_string() else { continue };
-            // How long, in ms, the kernel keeps the values: a setting.
+            // A setting, not a counter: how long, in ms, the kernel caches the values.
             if name == "lifespan" {
                 continue;
             }
-            // Some drivers have files for counters that the device at hand lacks: reading fails, or gives text.
+            // Some drivers have files for counters that this device lacks: reading them fails, or gives
+            // text.
             let text = fs::read_to_string(file.path()).unwrap_or_default();
             if let Ok(value) = text.trim_end().parse() {
                 self.values.entry(name).or_insert(value);
@@ -220,7 +222,7 @@ impl Counters {
         Ok(())
     }
 
-    /// Those of a port, or of the device itself, in its folder of sysfs.
+    /// The counters of a port, or of the device itself, from its folder in sysfs.
     fn of(device: &Path, port: Option<u8>) -> Result<Self> {
         let mut counters = Self::default();
         let Some(port) = port else {
@@ -252,8 +254,8 @@ impl Device<'_> {
     /// The counters of a port, which the kernel shows in sysfs: those of the InfiniBand standard, and the
     /// driver's own. Empty where there are none.
     ///
-    /// This reads some dozens of small files, and has most drivers ask the device: it is nothing for the
-    /// data path.
+    /// This reads dozens of small files, and makes most drivers query the device: keep it off the data
+    /// path.
     ///
     /// # Errors
     ///
@@ -263,7 +265,7 @@ impl Device<'_> {
         Counters::of(self.sysfs_path(), Some(port))
     }
 
-    /// The counters of the device that belong to no port, as [`port_counters`](Self::port_counters).
+    /// The counters of the device that belong to no port. See [`port_counters`](Self::port_counters).
     ///
     /// # Errors
     ///
@@ -278,7 +280,7 @@ impl Context<'_> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`Device::port_counters`].
     pub fn port_counters(&self, port: u8) -> Result<Counters> {
         device(self)?.port_counters(port)
     }
@@ -287,7 +289,7 @@ impl Context<'_> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`Device::counters`].
     pub fn counters(&self) -> Result<Counters> {
         device(self)?.counters()
     }
@@ -299,7 +301,7 @@ fn device<'a>(context: &'a Context<'_>) -> Result<Device<'a>> {
     Device::new(device).ok_or(Error::new(VERB, libc::ENODEV))
 }
 
-/// What this process holds, of all devices together: see [`process_resources`].
+/// The resources that this process holds, over all devices: see [`process_resources`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ProcessResources {
@@ -315,14 +317,14 @@ pub struct ProcessResources {
     pub shared_receive_queues: usize,
     /// Memory regions.
     pub memory_regions: usize,
-    /// Bytes of memory that the kernel keeps in place for devices (`VmPin` in `/proc/self/status`), for
-    /// this crate and all else in the process.
+    /// Bytes of memory that the kernel has pinned for devices (`VmPin` in `/proc/self/status`), for
+    /// this crate and everything else in the process.
     pub pinned_bytes: u64,
 }
 
-/// Counts what this process holds: objects of this crate that were made and not destroyed, whether they
-/// are still owned, were forgotten, or are leaked because their destroy verb failed; and the memory that
-/// the kernel has pinned for them.
+/// Counts the resources of this process: the objects of this crate that were created and not destroyed,
+/// whether they are still owned, were forgotten, or were leaked because their destroy verb failed; and
+/// the memory that the kernel has pinned for devices.
 ///
 /// # Errors
 ///
@@ -344,7 +346,7 @@ fn live<T: Object>() -> usize {
     T::live().load(Ordering::Relaxed)
 }
 
-/// `VmPin`, in bytes. Kernel threads alone have none.
+/// `VmPin`, in bytes. Only kernel threads lack it.
 fn pinned(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
@@ -355,7 +357,7 @@ fn pinned(status: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// A folder as the kernel shows a device.
+    /// A folder with the layout in which the kernel shows a device.
     fn device(files: &[(&str, &str)]) -> std::path::PathBuf {
         let name = format!("ibverbs-counters-{}-{}", std::process::id(), files.len());
         let folder = std::env::temp_dir().join(name);

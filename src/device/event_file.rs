@@ -1,4 +1,4 @@
-//! Waiting for the files through which the kernel tells of events.
+//! Waiting on the files through which the kernel reports events.
 
 use std::os::fd::RawFd;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::ffi;
 
-/// Held to read while an event is read and acknowledged, and to write while an object is destroyed that
-/// events name.
+/// Locked for reading while an event is read and acknowledged; locked for writing while an object that
+/// events name is destroyed.
 ///
-/// An event carries a pointer to its object, which libibverbs follows. It makes the destroying wait until
-/// the events that were read are acknowledged, but not when the kernel has answered `EIO`, the
-/// environment has `RDMAV_ALLOW_DISASSOC_DESTROY`, and `EIO` counts as success therefore.
+/// An event carries a pointer to its object, which libibverbs follows. Its destroy verbs wait until the
+/// events that were read are acknowledged, with one exception: the kernel answers `EIO`, and the
+/// environment variable `RDMAV_ALLOW_DISASSOC_DESTROY` makes libibverbs treat that as success.
 static EVENTS: RwLock<()> = RwLock::new(());
 
-/// No object that events name is destroyed until the guard is dropped.
+/// While the guard lives, no object that events name is destroyed.
 pub(crate) fn event_is_read() -> RwLockReadGuard<'static, ()> {
     EVENTS.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// No event is read until the guard is dropped.
+/// While the guard lives, no event is read.
 pub(crate) fn no_event_is_read() -> RwLockWriteGuard<'static, ()> {
     EVENTS.write().unwrap_or_else(PoisonError::into_inner)
 }
@@ -35,16 +35,16 @@ pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
     if done { Ok(()) } else { Err(Error::new(verb, ffi::errno())) }
 }
 
-/// The deadline that `timeout` from now is, or none if that is beyond what the clock can say.
+/// The deadline `timeout` from now, or `None` if the clock cannot represent it.
 pub(crate) fn deadline(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }
 
-/// What `take` gives, sleeping until `fd` is readable as long as it gives nothing. Something that is
-/// there already is taken even if the deadline is over.
+/// Returns what `take` gives; while it gives nothing, sleeps until `fd` is readable and tries again. It
+/// tries once even if the deadline has passed.
 ///
-/// `fd` does not block. Any number of threads may do so at once: one that finds that another was
-/// faster sleeps on. A signal does not end the wait.
+/// `fd` is non-blocking. Any number of threads may wait at once: a thread that finds that another was
+/// faster goes back to sleep. A signal does not end the wait.
 pub(crate) fn take_before<T>(
     verb: &'static str,
     fd: RawFd,
@@ -59,7 +59,7 @@ pub(crate) fn take_before<T>(
     }
 }
 
-/// Sleeps until `fd` is readable, or has an error that reading it will tell.
+/// Sleeps until `fd` is readable, or has an error that the next read will report.
 fn wait_readable(verb: &'static str, fd: RawFd, deadline: Option<Instant>) -> Result<()> {
     let mut file = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     loop {
@@ -83,17 +83,17 @@ fn wait_readable(verb: &'static str, fd: RawFd, deadline: Option<Instant>) -> Re
     }
 }
 
-/// The error that a wait ends with when its deadline is over.
+/// The error of a wait whose deadline has passed.
 #[cold]
 pub(crate) fn timed_out(verb: &'static str) -> Error {
     Error::new(verb, libc::ETIMEDOUT)
 }
 
-/// Calls a verb that reads an event: 0 and `true`, or -1 and `errno`, where nothing to read is
-/// `false`.
+/// Calls a verb that reads an event and returns 0, or -1 with `errno`. Returns whether it read an
+/// event: `false` if there was nothing to read.
 pub(crate) fn read_event(verb: &'static str, mut read: impl FnMut() -> i32) -> Result<bool> {
     loop {
-        // A read that comes back short sets no errno value.
+        // A short read does not set `errno`.
         ffi::set_errno(0);
         if read() == 0 {
             return Ok(true);

@@ -1,4 +1,4 @@
-//! Living with `fork`.
+//! Using RDMA in a program that forks.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,33 +13,33 @@ foreign_enum! {
         /// [`fork_init`] was not called: after a fork, the parent's writes to registered memory may
         /// go to pages that the device does not see.
         Disabled = IBV_FORK_DISABLED,
-        /// Registered memory is kept from the child: touching it kills the child, and does nothing to
+        /// The child does not get registered memory: touching it kills the child, and does not affect
         /// the parent.
         Enabled = IBV_FORK_ENABLED,
-        /// The kernel (5.12 and later) copies pinned pages for the child: nothing is needed. Parent and
-        /// device go on seeing the same memory, requests in flight included, and the child has a
-        /// copy of its own to write to.
+        /// The kernel (5.12 and later) copies pinned pages for the child, so nothing needs to be done.
+        /// Parent and device keep seeing the same memory, also for requests in flight, and the child
+        /// writes to a copy of its own.
         Unneeded = IBV_FORK_UNNEEDED,
     }
 }
 
-/// Whether a device was opened. libibverbs takes no lock when it is told about forks: a thread that
-/// registers memory meanwhile would walk a tree that is not there yet.
+/// Whether this process has opened a device. `ibv_fork_init` takes no lock: a thread that registers
+/// memory at the same time would walk a tree that does not exist yet.
 static OPENED: Mutex<bool> = Mutex::new(false);
 
-/// Keeps all else that concerns forks from happening meanwhile. To be held when a device is opened,
-/// which is noted there; and when devices are listed, since libibverbs then looks into the environment
-/// (`RDMAV_FORK_SAFE`) and may call `ibv_fork_init` itself.
+/// Excludes everything else that concerns forks. The caller holds the guard while it opens a device,
+/// and records the opening in it; and while it lists devices, since libibverbs then reads the
+/// environment (`RDMAV_FORK_SAFE`) and may call `ibv_fork_init` itself.
 pub(crate) fn exclusive() -> MutexGuard<'static, bool> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `ibv_fork_init`: makes `fork` safe for the parent, on kernels that need it.
 ///
-/// It is never called implicitly, since registering and deregistering cost more after it. It must be
-/// called before a device is opened. Registered pages are then not there in the child: a child that
-/// touches one, or other data on the same page, is killed. The child must not use any object of this
-/// crate in any case, and should soon call `exec`.
+/// It is never called implicitly, since it makes registering and deregistering slower. Call it before
+/// opening a device. A child does not get registered pages: a child that touches one, or other data on
+/// the same page, is killed. The child must never use an object of this crate, and should soon call
+/// `exec`.
 ///
 /// # Errors
 ///
@@ -53,8 +53,8 @@ pub fn fork_init() -> Result<()> {
     if *opened && status() == ForkStatus::Disabled {
         return Err(Error::invalid(VERB, "it comes too late: a device was opened already"));
     }
-    // SAFETY: no other thread is in libibverbs with memory to register, as there is no device; or
-    // this changes nothing.
+    // SAFETY: no other thread registers memory meanwhile, as no device was opened; or fork support is on
+    // or unneeded, and this changes nothing.
     ffi::status(VERB, unsafe { ffi::ibv_fork_init() })
 }
 
@@ -66,7 +66,7 @@ pub fn is_fork_initialized() -> ForkStatus {
 }
 
 fn status() -> ForkStatus {
-    // SAFETY: it only reads, and nothing writes meanwhile, as the callers see to.
+    // SAFETY: it only reads, and the callers hold the lock that keeps others from writing.
     unsafe { ffi::ibv_is_fork_initialized() }.into()
 }
 

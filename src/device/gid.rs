@@ -10,9 +10,9 @@ use crate::foreign_enum::foreign_enum;
 
 /// `union ibv_gid`: the 128-bit address of a port, in the form of an IPv6 address.
 ///
-/// On InfiniBand it is the subnet prefix and the port's GUID; on RoCE it is an address of the
-/// network interface, an IPv4 address standing in its IPv4-mapped form (`::ffff:10.0.0.1`).
-/// `Display` and `FromStr` use the text form of IPv6.
+/// On InfiniBand it is the subnet prefix and the port's GUID; on RoCE it is an address of the network
+/// interface, where an IPv4 address takes its IPv4-mapped form (`::ffff:10.0.0.1`). `Display` and
+/// `FromStr` use the text form of IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
@@ -48,7 +48,7 @@ impl Gid {
         u128::from_be_bytes(self.0) == 0
     }
 
-    /// The IPv4 address that it maps, if it maps one.
+    /// The IPv4 address, if this is an IPv4-mapped one.
     pub const fn to_ipv4(self) -> Option<Ipv4Addr> {
         Ipv6Addr::from_bits(u128::from_be_bytes(self.0)).to_ipv4_mapped()
     }
@@ -124,7 +124,7 @@ impl fmt::Debug for Gid {
 }
 
 foreign_enum! {
-    /// `enum ibv_gid_type`: which protocol a GID stands for.
+    /// `enum ibv_gid_type`: the protocol of a GID.
     pub enum GidType: ibv_gid_type(u32) {
         /// InfiniBand.
         InfiniBand = IBV_GID_TYPE_IB,
@@ -164,8 +164,8 @@ impl From<ffi::ibv_gid_entry> for GidEntry {
 }
 
 impl GidEntry {
-    /// `if_indextoname`: the name of the network interface that the GID belongs to, such as `eth0`. On
-    /// InfiniBand, and if the interface no longer exists, there is none.
+    /// `if_indextoname`: the name of the network interface that the GID belongs to, such as `eth0`;
+    /// `None` on InfiniBand, and if the interface no longer exists.
     #[doc(alias = "if_indextoname")]
     pub fn interface_name(&self) -> Option<String> {
         let index = self.interface_index?;
@@ -180,7 +180,7 @@ impl GidEntry {
         Some(name.to_string_lossy().into_owned())
     }
 
-    /// How well it serves a peer that is to be reached from afar: the smaller, the better.
+    /// Ranks the entry for reaching a peer in another network: the smaller, the better.
     pub(crate) fn preference(&self) -> u32 {
         match (self.gid_type, self.gid.to_ipv4().is_some(), self.gid.is_link_local()) {
             (GidType::RoceV2, true, _) => 0,
@@ -193,7 +193,7 @@ impl GidEntry {
         }
     }
 
-    /// Its index as a queue pair is told it: in 8 bits.
+    /// Its index in 8 bits, as queue pair attributes hold it.
     pub(super) fn short_index(&self) -> crate::error::Result<u8> {
         u8::try_from(self.index).map_err(|_| {
             let (what, value) = ("the index of the routable GID", self.index.into());
@@ -227,7 +227,7 @@ impl Guid {
         Self(raw.to_ne_bytes())
     }
 
-    /// Whether it is 0, as it is for devices that have none.
+    /// Whether it is 0: the device has no GUID.
     pub const fn is_zero(self) -> bool {
         u64::from_be_bytes(self.0) == 0
     }
@@ -251,7 +251,7 @@ impl fmt::Debug for Guid {
     }
 }
 
-/// A text that is not a GUID.
+/// The error for a text that is not a GUID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ParseGuidError(());
 

@@ -1,8 +1,8 @@
-//! Devices: the list of them, an open device ([`Context`]), and what it says about itself.
+//! Devices: the list of them, an open device ([`Context`]), and its attributes.
 //!
-//! `attributes` and `capabilities` hold the limits of a device, `port` and `gid` what can change while
-//! a program runs, `async_event` and `event_file` how a device reports events. `fork` and
-//! `process_sharing` are about more than one process.
+//! `attributes` and `capabilities` hold the limits of a device, `port` and `gid` the properties that
+//! can change while a program runs, `async_event` and `event_file` how a device reports events. `fork`
+//! and `process_sharing` are about more than one process.
 
 mod async_event;
 mod attributes;
@@ -52,11 +52,11 @@ use crate::provider;
 /// # Errors
 ///
 ///  - `ENOSYS`: the kernel has no RDMA support.
-///  - `EPERM`: the process may not look.
+///  - `EPERM`: the process is not allowed to list devices.
 ///  - `ENOMEM`: out of memory.
-///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open to look.
-///  - `ENOENT`: the machine has RDMA devices, but this process sees no `/dev/infiniband`, as in a container
-///    to which it was not passed.
+///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
+///  - `ENOENT`: the machine has RDMA devices, but this process sees no `/dev/infiniband`, for example
+///    in a container that was not given that folder.
 ///
 /// A machine without RDMA devices gives an empty list, or `ENOSYS` where the kernel has no support
 /// for them at all.
@@ -78,12 +78,13 @@ pub fn devices() -> Result<DeviceList> {
         .map_err(|error| out_of_files(VERB).unwrap_or(error));
     drop(alone);
     let listed = match listed {
-        // A machine without RDMA support in its kernel still has the devices that are not the kernel's.
+        // Even without RDMA support in the kernel, devices that a provider in this process has
+        // registered can be used.
         Err(error) if error.raw_os_error() == libc::ENOSYS && !registered.0.is_empty() => None,
         listed => Some(listed?),
     };
     let mut list = DeviceList { listed, devices: Vec::new(), registered };
-    // What the program registered itself is what it wants to find first.
+    // Devices that the program registered itself come first.
     list.devices.extend(list.registered.0.iter().map(|device| device.as_ptr()));
     if let Some(listed) = listed {
         let count = usize::try_from(count).unwrap_or(0);
@@ -100,17 +101,17 @@ pub fn devices() -> Result<DeviceList> {
     Ok(list)
 }
 
-/// Where the kernel has its RDMA devices, also those that a process cannot open.
+/// The kernel's folder of RDMA devices, including those that this process cannot open.
 const DEVICES: &str = "/sys/class/infiniband";
 
-/// Where the files of devices are.
+/// The folder of the device files.
 const DEVICE_FILES: &str = "/dev/infiniband";
 
-/// Whether the kernel has devices, of which this process has no files.
+/// The error if the kernel has devices but this process has no device files.
 #[cold]
 fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
     let there = fs::read_dir(class).is_ok_and(|mut devices| devices.next().is_some());
-    // A folder that may not be looked into is there.
+    // A folder that this process may not read exists all the same.
     let missing = fs::metadata(files).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     (there && missing).then_some(Error::with_reason(
         "ibv_get_device_list",
@@ -133,21 +134,21 @@ impl Drop for Registered {
     fn drop(&mut self) {
         let Some(hooks) = provider::hooks() else { return };
         for &device in &self.0 {
-            // SAFETY: `list` took this reference, which is given back once.
+            // SAFETY: `list` took this reference, and it is given back once.
             unsafe { (hooks.put)(device) };
         }
     }
 }
 
-/// The error if listing failed because no file descriptor was left. libibverbs then says `ENOSYS`,
+/// The error if listing failed because no file descriptor was left. libibverbs then reports `ENOSYS`,
 /// or leaves out the devices that it cannot open.
 #[cold]
 fn out_of_files(verb: &'static str) -> Option<Error> {
-    /// The most that listing has open at a time, and one more.
+    /// One more than the most files that listing has open at a time.
     const NEEDED: usize = 4;
     let mut files = [const { None }; NEEDED];
     for file in &mut files {
-        // What can always be opened, if anything can.
+        // This opens whenever any file can be opened.
         match std::fs::File::open("/") {
             Ok(opened) => *file = Some(opened),
             Err(error) => {
@@ -190,12 +191,12 @@ pub fn open(name: &str) -> Result<Context<'static>> {
     unsafe { Context::open(device.as_raw()) }
 }
 
-/// The RDMA devices that were there when it was made: see [`devices`].
+/// The RDMA devices that existed when the list was made: see [`devices`].
 #[doc(alias = "ibv_free_device_list")]
 pub struct DeviceList {
     /// libibverbs' own list.
     listed: Option<NonNull<*mut ffi::ibv_device>>,
-    /// Those of both.
+    /// The devices of both lists.
     devices: Vec<*mut ffi::ibv_device>,
     registered: Registered,
 }
@@ -209,8 +210,8 @@ impl Drop for DeviceList {
     }
 }
 
-// SAFETY: the list is never written after it was made, and libibverbs counts the references to its
-// devices under a lock, so that any thread may read and free it.
+// SAFETY: the list is not written after it was made, and libibverbs counts the references to its
+// devices under a lock, so any thread may read and free it.
 unsafe impl Send for DeviceList {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceList {}
@@ -221,7 +222,7 @@ impl DeviceList {
         self.devices.len()
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
     }
@@ -286,7 +287,7 @@ pub struct Device<'list> {
     list: PhantomData<&'list DeviceList>,
 }
 
-// SAFETY: what is read of a device does not change while its list lives.
+// SAFETY: the fields that are read do not change while the list lives.
 unsafe impl Send for Device<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Device<'_> {}
@@ -311,7 +312,7 @@ impl<'list> Device<'list> {
         unsafe { Context::open(self.raw.as_ptr()) }
     }
 
-    /// `ibv_get_device_name`: the kernel's name for it, such as `mlx5_0`; unique on the machine.
+    /// `ibv_get_device_name`: the kernel's name of the device, such as `mlx5_0`; unique on the machine.
     #[doc(alias = "ibv_get_device_name")]
     pub fn name(&self) -> &'list str {
         text(self.raw_name()).unwrap_or("")
@@ -325,37 +326,36 @@ impl<'list> Device<'list> {
         }
     }
 
-    /// `ibv_get_device_guid`: the GUID that its vendor gave it; zero where it has none.
+    /// `ibv_get_device_guid`: the GUID that the vendor gave the device; zero if it has none.
     #[doc(alias = "ibv_get_device_guid")]
     pub fn guid(&self) -> Guid {
         // SAFETY: the device is live.
         Guid::from_be(unsafe { ffi::ibv_get_device_guid(self.raw.as_ptr()) })
     }
 
-    /// `ibv_get_device_index`: the kernel's number for it, unique on the machine and never used
-    /// again; `None` where the kernel does not say (before Linux 5.1).
+    /// `ibv_get_device_index`: the kernel's number of the device, unique on the machine and never used
+    /// again; `None` if the kernel does not report it (before Linux 5.1).
     #[doc(alias = "ibv_get_device_index")]
     pub fn index(&self) -> Option<u32> {
         // SAFETY: the device is live.
         u32::try_from(unsafe { ffi::ibv_get_device_index(self.raw.as_ptr()) }).ok()
     }
 
-    /// What it is: a channel adapter, an RNIC ..
+    /// The kind of device: a channel adapter, an RNIC ..
     #[doc(alias = "ibv_node_type_str")]
     pub fn node_type(&self) -> NodeType {
         // SAFETY: the device is live.
         unsafe { self.raw.as_ref() }.node_type.into()
     }
 
-    /// What it speaks. RoCE devices are InfiniBand devices here; the link layer of their ports
+    /// The transport protocol. RoCE devices are InfiniBand devices here; the link layer of their ports
     /// tells them apart ([`PortAttributes::link_layer`](crate::PortAttributes::link_layer)).
     pub fn transport_type(&self) -> TransportType {
         // SAFETY: the device is live.
         unsafe { self.raw.as_ref() }.transport_type.into()
     }
 
-    /// Where the kernel tells about it: its folder in sysfs, such as
-    /// `/sys/class/infiniband/mlx5_0`.
+    /// The device's folder in sysfs, such as `/sys/class/infiniband/mlx5_0`.
     #[doc(alias = "ibdev_path")]
     pub fn sysfs_path(&self) -> &'list Path {
         // SAFETY: the device is live; the path is a null-terminated array inside it that lives as
@@ -370,7 +370,7 @@ impl<'list> Device<'list> {
     }
 }
 
-/// Text that C keeps: the kernel's names are ASCII.
+/// A C string as text: the kernel's names are ASCII.
 fn text(text: Option<&CStr>) -> Option<&str> {
     text.and_then(|text| text.to_str().ok())
 }
@@ -387,7 +387,7 @@ impl fmt::Debug for Device<'_> {
 }
 
 foreign_enum! {
-    /// `enum ibv_node_type`: what a device is.
+    /// `enum ibv_node_type`: the kind of a device.
     #[doc(alias = "ibv_node_type")]
     pub enum NodeType: ibv_node_type(i32) {
         /// An InfiniBand (or RoCE) channel adapter.
@@ -408,7 +408,7 @@ foreign_enum! {
 }
 
 foreign_enum! {
-    /// `enum ibv_transport_type`: which transport protocol a device speaks.
+    /// `enum ibv_transport_type`: the transport protocol of a device.
     #[doc(alias = "ibv_transport_type")]
     pub enum TransportType: ibv_transport_type(i32) {
         /// InfiniBand's transport, over InfiniBand or RoCE.
@@ -419,7 +419,7 @@ foreign_enum! {
         Usnic = IBV_TRANSPORT_USNIC,
         /// Cisco usNIC over UDP.
         UsnicUdp = IBV_TRANSPORT_USNIC_UDP,
-        /// A vendor's own, such as EFA's SRD.
+        /// A transport of the vendor's own, such as EFA's SRD.
         Unspecified = IBV_TRANSPORT_UNSPECIFIED,
     }
 }
@@ -428,7 +428,7 @@ foreign_enum! {
 mod tests {
     use super::*;
 
-    /// As in a container: what the kernel has is in sysfs, but the files are not there.
+    /// As in a container: sysfs shows the kernel's devices, but the device files are missing.
     #[test]
     #[cfg_attr(miri, ignore = "uses the file system")]
     fn devices_without_files_are_an_error_that_says_so() {

@@ -1,4 +1,4 @@
-//! What a port says of itself.
+//! The attributes of a port.
 
 use std::fmt;
 
@@ -25,17 +25,17 @@ impl PortAttributes {
         self.0.state.into()
     }
 
-    /// What lies below the transport: InfiniBand or Ethernet.
+    /// The layer below the transport: InfiniBand or Ethernet.
     pub fn link_layer(&self) -> LinkLayer {
         LinkLayer::from_raw(self.0.link_layer)
     }
 
-    /// The largest MTU that the port could have.
+    /// The largest MTU that the port supports.
     pub fn max_mtu(&self) -> Option<MaximumTransferUnit> {
         MaximumTransferUnit::from_raw(self.0.max_mtu)
     }
 
-    /// The MTU that the port has: the largest that a path through it can have.
+    /// The MTU in use: the largest that a path through the port can have.
     pub fn active_mtu(&self) -> Option<MaximumTransferUnit> {
         MaximumTransferUnit::from_raw(self.0.active_mtu)
     }
@@ -50,8 +50,8 @@ impl PortAttributes {
         self.0.pkey_tbl_len
     }
 
-    /// Whether the P_Key table has an entry there. The driver would say no more than that something
-    /// is wrong, if it says anything.
+    /// Checks that the P_Key table has an entry at `index`. A driver would report an unspecific error,
+    /// or none.
     pub(crate) fn check_pkey_index(&self, verb: &'static str, index: u16) -> Result<()> {
         let length = self.pkey_table_len();
         if index < length {
@@ -61,7 +61,7 @@ impl PortAttributes {
         Err(Error::out_of_range(verb, "pkey_index", index.into(), low, high))
     }
 
-    /// Whether a path through the port can have that MTU; likewise.
+    /// Checks that a path through the port can have that MTU, for the same reason.
     pub(crate) fn check_path_mtu(
         &self,
         verb: &'static str,
@@ -76,12 +76,12 @@ impl PortAttributes {
         }
     }
 
-    /// The local identifier that the subnet manager gave it; 0 on Ethernet.
+    /// The local identifier that the subnet manager assigned to the port; 0 on Ethernet.
     pub fn lid(&self) -> u16 {
         self.0.lid
     }
 
-    /// How many low bits of the LID a path may vary.
+    /// The number of low bits of the LID that paths may vary.
     pub fn lmc(&self) -> u8 {
         self.0.lmc
     }
@@ -101,17 +101,17 @@ impl PortAttributes {
         self.0.max_msg_sz
     }
 
-    /// The virtual lanes, as the specification encodes their number.
+    /// The maximum number of virtual lanes, as the specification encodes it.
     pub fn max_vl_num(&self) -> u8 {
         self.0.max_vl_num
     }
 
-    /// How many packets with a P_Key that the port does not have came in.
+    /// The number of received packets with a P_Key that the port does not have.
     pub fn bad_pkey_counter(&self) -> u32 {
         self.0.bad_pkey_cntr
     }
 
-    /// How many packets with a wrong Q_Key came in.
+    /// The number of received packets with a wrong Q_Key.
     pub fn qkey_violation_counter(&self) -> u32 {
         self.0.qkey_viol_cntr
     }
@@ -121,7 +121,7 @@ impl PortAttributes {
         self.0.subnet_timeout
     }
 
-    /// What the subnet manager replied about the initialisation that the port had asked for.
+    /// The subnet manager's reply about the initialisation that the port had asked for.
     pub fn init_type_reply(&self) -> u8 {
         self.0.init_type_reply
     }
@@ -131,7 +131,7 @@ impl PortAttributes {
         PhysicalState::from_raw(self.0.phys_state)
     }
 
-    /// How many lanes the link has, if the value is a known one.
+    /// The number of lanes of the link, or `None` if the value is not a known one.
     pub fn width(&self) -> Option<u8> {
         Some(match self.0.active_width {
             1 => 1,
@@ -166,7 +166,7 @@ impl PortAttributes {
         self.0.flags
     }
 
-    /// Whether every packet must carry a global route header: always so on Ethernet, and on some
+    /// Whether every packet must carry a global route header: always on Ethernet, and on some
     /// InfiniBand fabrics.
     pub fn grh_required(&self) -> bool {
         self.link_layer() == LinkLayer::Ethernet || self.0.flags & GRH_REQUIRED != 0
@@ -200,7 +200,7 @@ foreign_enum! {
     }
 }
 
-/// Defines an enum over a number that C has no enumeration for.
+/// Defines an enum over a number that has no enumeration in C.
 macro_rules! number_enum {
     ($(#[$outer:meta])* pub enum $name:ident: $repr:ty { $($(#[$inner:meta])* $variant:ident = $n:literal,)+ }) => {
         $(#[$outer])*
@@ -224,11 +224,11 @@ macro_rules! number_enum {
 }
 
 number_enum! {
-    /// What lies below the transport of a port.
+    /// The layer below the transport of a port.
     #[doc(alias = "IBV_LINK_LAYER_INFINIBAND")]
     #[doc(alias = "IBV_LINK_LAYER_ETHERNET")]
     pub enum LinkLayer: u8 {
-        /// Not said.
+        /// Not specified.
         Unspecified = 0,
         /// InfiniBand: LIDs, and a subnet manager.
         InfiniBand = 1,

@@ -1,4 +1,4 @@
-//! Sharing an open device, and what was made from it, among processes.
+//! Sharing an open device, and the objects made from it, among processes.
 
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::os::unix::fs::FileTypeExt;
@@ -9,20 +9,20 @@ use crate::error::{Error, Result};
 use crate::ffi;
 
 impl Context<'_> {
-    /// `ibv_import_device`: the device that another process has opened, by its
-    /// [file descriptor](Context::command_fd), which that process has passed over (by `SCM_RIGHTS`).
+    /// `ibv_import_device`: imports the device that another process has opened, by its [file
+    /// descriptor](Context::command_fd), which that process has passed to this one (by `SCM_RIGHTS`).
     ///
-    /// Objects that either of the two makes exist once, in the kernel. What is to be used by both is
-    /// made by one of them, and imported by the other, by the kernel's number of it:
+    /// The kernel holds each object once, whichever process makes it. To use an object in both
+    /// processes, make it in one, and import it in the other by the kernel's number of it:
     /// [`ProtectionDomain::import`](crate::ProtectionDomain::import),
     /// [`RawMemoryRegion::import`](crate::RawMemoryRegion::import),
     /// [`DeviceMemory::import`](crate::DeviceMemory::import). The descriptor is duplicated; the caller
-    /// keeps its own. If this fails, the duplicate may stay open: libibverbs closes it or not, and does
-    /// not say which.
+    /// keeps its own. If the import fails, the duplicate may stay open: libibverbs does not report
+    /// whether it has closed it.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is not the descriptor of a device.
+    ///  - `EINVAL`: the file descriptor is not that of a device.
     ///  - `ENODEV`: there is no such RDMA device.
     ///  - `EOPNOTSUPP`: the device cannot be imported: in v55.0, only mlx5 can.
     ///  - `EMFILE`: the process has no file descriptor left.
@@ -36,11 +36,11 @@ impl Context<'_> {
         if !file.metadata().map_err(errno)?.file_type().is_char_device() {
             return Err(Error::invalid(VERB, "the file is not that of a device"));
         }
-        // It lists the devices, and opens one.
+        // `ibv_import_device` lists the devices and opens one.
         let mut opened = fork::exclusive();
         *opened = true;
-        // SAFETY: the descriptor is open, and given away: the context closes it. Where this fails it
-        // may be closed or not, and C does not say: to close it once more could close another's.
+        // SAFETY: the descriptor is open, and given away: the context closes it. If this fails, C does
+        // not report whether it has closed the descriptor; closing it again could close another file.
         let raw = unsafe { ffi::ibv_import_device(file.into_raw_fd()) };
         drop(opened);
         if raw.is_null() {
@@ -50,7 +50,7 @@ impl Context<'_> {
         unsafe { Context::from_raw(raw) }
     }
 
-    /// The file descriptor by which the kernel is asked: what another process needs to
+    /// The file descriptor through which verbs call the kernel: another process needs it to
     /// [import](Context::import) the device.
     pub fn command_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is live, and keeps its descriptor open for as long.

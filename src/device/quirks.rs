@@ -1,4 +1,4 @@
-//! What is known of single providers, by what their devices say of themselves.
+//! Quirks of single providers, recognised by the attributes of their devices.
 
 use super::attributes::DeviceAttributes;
 use crate::error::{Error, Result};
@@ -12,13 +12,13 @@ const QLOGIC: u32 = 0x1175;
 /// The vendor of devices of the provider `bnxt_re`.
 const BROADCOM: u32 = 0x14e4;
 
-/// Whether it is the kernel's Soft-RoCE.
+/// Whether the device is the kernel's Soft-RoCE.
 pub(crate) fn is_rxe(device: &DeviceAttributes) -> bool {
     (device.vendor_id(), device.vendor_part_id()) == RXE
 }
 
-/// Refuses to resize a queue whose provider may leave it without memory if that fails. Other threads
-/// may poll it or post to it at that very moment, so nothing can be done about it afterwards.
+/// Refuses to resize a queue whose provider may free the queue's memory when a resize fails. Other
+/// threads may poll it or post to it at that very moment, so the crate could not repair it afterwards.
 pub(crate) fn check_resize(verb: &'static str, device: &DeviceAttributes) -> Result<()> {
     let reason = match device.vendor_id() {
         BROADCOM => "the provider bnxt_re frees the queue if its driver refuses",

@@ -1,9 +1,9 @@
-//! Domains: what works together, and on which threads.
+//! Domains: which objects work together, and on which threads.
 //!
 //! Memory, queue pairs and address handles of one [`ProtectionDomain`] work together. A
-//! [`ThreadDomain`] tells the provider that one thread at a time uses what is created with it, so that
-//! it need not lock. An [`XrcDomain`] ties XRC queue pairs and shared receive queues together, across
-//! processes if it stands for a file.
+//! [`ThreadDomain`] tells the provider that one thread at a time uses the objects created with it, so
+//! that it need not lock. An [`XrcDomain`] ties XRC queue pairs and shared receive queues together,
+//! across processes if the domain belongs to a file.
 
 mod protection_domain;
 mod thread_domain;

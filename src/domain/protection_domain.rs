@@ -17,7 +17,7 @@ importable_object!(ibv_pd, ibv_unimport_pd);
 /// together; those of different domains do not.
 pub struct ProtectionDomain<'ctx> {
     raw: ImportableHandle<ffi::ibv_pd>,
-    /// What a parent domain was made from.
+    /// The domains that a parent domain was made from.
     base: Option<Base<'ctx>>,
     context: Parent<'ctx, Context<'ctx>>,
 }
@@ -47,7 +47,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `ENOMEM`: the device or the machine has run out of them.
+    ///  - `ENOMEM`: the device or the machine has run out of protection domains.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
         let context = context.into();
@@ -56,20 +56,21 @@ impl<'ctx> ProtectionDomain<'ctx> {
         Ok(Self { raw: ImportableHandle::owned(raw), base: None, context })
     }
 
-    /// `ibv_alloc_parent_domain`: makes a domain that stands for `base`: objects of either work
-    /// together. What is created with the new one also obeys the thread domain, if one is given.
+    /// `ibv_alloc_parent_domain`: allocates a domain that stands for `base`: objects of the two domains
+    /// work together. The thread domain, if one is given, applies to objects created with the new
+    /// domain.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the thread domain belongs to another context.
-    ///  - `EOPNOTSUPP`: the device does not have this.
+    ///  - `EOPNOTSUPP`: the device does not have parent domains.
     ///  - `ENOMEM`: out of memory.
     ///
     /// # Safety
     ///
-    /// If a thread domain is given: whatever is created with the new domain, or with another one
-    /// that has the same thread domain, is never used by two threads at a time, though its types
-    /// are `Sync`.
+    /// If a thread domain is given: no two threads at a time use the objects that are created with the
+    /// new domain, or with another domain that has the same thread domain, although their types are
+    /// `Sync`.
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub unsafe fn parent_domain(
         base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
@@ -125,20 +126,20 @@ impl<'ctx> ProtectionDomain<'ctx> {
         self.base.as_ref().map(|base| &*base.domain)
     }
 
-    /// `ibv_import_pd`: a domain that another process has allocated through the same file descriptor
-    /// of the device, by the kernel's [number](Self::handle) of it: what is registered or created in
-    /// it by either works together.
+    /// `ibv_import_pd`: imports a domain that another process has allocated through the same file
+    /// descriptor of the device, by the kernel's [number](Self::handle) of it. Objects that either
+    /// process registers or creates in it work together.
     ///
-    /// Dropping or closing it gives back what the import took, and leaves the domain as it is
+    /// Dropping or closing it undoes the import, and leaves the domain itself alone
     /// (`ibv_unimport_pd`); after [`own`](Self::own) it deallocates the domain, which only one of the
-    /// processes may do, when the others are done with it.
+    /// processes may do, when the others no longer use it.
     ///
     /// # Errors
     ///
     ///  - `EOPNOTSUPP`: the device cannot import.
     ///  - `ENOMEM`: out of memory.
     ///
-    /// A wrong number is found only when the domain is used.
+    /// A wrong number is noticed only when the domain is used.
     #[doc(alias = "ibv_import_pd")]
     #[doc(alias = "ibv_unimport_pd")]
     pub fn import(context: impl Into<Parent<'ctx, Context<'ctx>>>, handle: u32) -> Result<Self> {
@@ -173,7 +174,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
         &self.context
     }
 
-    /// The context, to be the parent of something else too.
+    /// The context, to become the parent of another object too.
     pub(crate) fn context_parent(&self) -> Parent<'ctx, Context<'ctx>> {
         self.context.clone()
     }

@@ -1,4 +1,4 @@
-//! Thread domains, and the parent domains that bring them to use.
+//! Thread domains, which take effect through parent domains.
 
 use std::fmt;
 
@@ -10,8 +10,8 @@ use crate::parent::Parent;
 
 object!(ibv_td, ibv_dealloc_td);
 
-/// `struct ibv_td`: a promise that whatever is created with it is used by one thread at a time, so
-/// that the provider need not lock.
+/// `struct ibv_td`: a promise that one thread at a time uses the objects created with it, so that the
+/// provider need not lock.
 ///
 /// It takes effect through
 /// [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain).
@@ -25,7 +25,7 @@ resource!(ThreadDomain<'ctx>: raw, context);
 
 // SAFETY: the object itself may be made, used to create others, and freed on any thread.
 unsafe impl Send for ThreadDomain<'_> {}
-// SAFETY: as above; what is created with it is `unsafe` to create.
+// SAFETY: as above; creating objects with it is `unsafe`.
 unsafe impl Sync for ThreadDomain<'_> {}
 
 impl<'ctx> ThreadDomain<'ctx> {
@@ -33,7 +33,7 @@ impl<'ctx> ThreadDomain<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not have them.
+    ///  - `EOPNOTSUPP`: the device does not have thread domains.
     ///  - `ENOMEM`: out of memory.
     #[doc(alias = "ibv_alloc_td")]
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
@@ -55,8 +55,8 @@ impl<'ctx> ThreadDomain<'ctx> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live thread domain, and nothing else deallocates it. What was made with it
-    /// is used as [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain) says.
+    /// `raw` is null or a live thread domain, and nothing else deallocates it. The objects made with it
+    /// are used as [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain) demands.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_td,
         context: impl Into<Parent<'ctx, Context<'ctx>>>,

@@ -12,7 +12,7 @@ use crate::parent::Parent;
 object!(ibv_xrcd, ibv_close_xrcd);
 
 /// `struct ibv_xrcd`: an extended reliable connection domain, whose receiving queue pairs and shared
-/// receive queues work together, across processes if it stands for a file.
+/// receive queues work together, across processes if the domain belongs to a file.
 #[doc(alias = "ibv_xrcd")]
 pub struct XrcDomain<'ctx> {
     raw: Handle<ffi::ibv_xrcd>,
@@ -30,14 +30,14 @@ unsafe impl Sync for XrcDomain<'_> {}
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum XrcDomainScope<'fd> {
-    /// One of this context alone.
+    /// A domain of this context alone.
     Private,
-    /// The one that the file stands for, which any process that opens the file shares; it is made if
-    /// there is none (`O_CREAT`).
+    /// The domain of the file, shared by every process that opens the file; it is created if the file
+    /// has none (`O_CREAT`).
     File(BorrowedFd<'fd>),
-    /// A new one that the file is to stand for; there must be none yet (`O_CREAT | O_EXCL`).
+    /// A new domain for the file, which must not have one yet (`O_CREAT | O_EXCL`).
     NewFile(BorrowedFd<'fd>),
-    /// The one that the file stands for already.
+    /// The existing domain of the file.
     ExistingFile(BorrowedFd<'fd>),
 }
 
@@ -46,9 +46,9 @@ impl<'ctx> XrcDomain<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have them.
-    ///  - `EINVAL`: the file stands for one already, and a new one was asked for.
-    ///  - `EAGAIN`: the file stands for none, and an existing one was asked for.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not have XRC domains.
+    ///  - `EINVAL`: the file has a domain already, and a new one was asked for.
+    ///  - `EAGAIN`: the file has no domain, and an existing one was asked for.
     ///  - `ENOMEM`: the device has none left.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open(
