@@ -1,13 +1,13 @@
-//! What may be done to a region, through a memory window, or through a queue pair.
+//! Access flags of regions, memory windows and queue pairs.
 
 use crate::ffi;
 
 bitflags::bitflags! {
-    /// `ibv_access_flags`: what the device may do to registered memory, and what a peer may ask of
-    /// a queue pair.
+    /// `ibv_access_flags`: what the device may do to registered memory, and which operations of a peer
+    /// a queue pair accepts.
     ///
-    /// The device can always read registered memory for a local send or write. Everything else is
-    /// asked for here, and nothing that a peer could use is on by default.
+    /// The device can always read registered memory for a local send or write. Every other access must
+    /// be requested here, and nothing that a peer could use is on by default.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct AccessFlags: u32 {
         /// The device writes the memory for local receives, reads and atomics. Remote write and
@@ -32,15 +32,15 @@ bitflags::bitflags! {
         const FLUSH_GLOBAL = ffi::ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0;
         /// A peer may flush its writes to persistence.
         const FLUSH_PERSISTENT = ffi::ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
-        /// The device may write in any order (PCIe relaxed ordering): a completion then says that
-        /// all of a message is there, but its last byte does not. Ignored where it is not
-        /// supported.
+        /// The device may write in any order (PCIe relaxed ordering): a completion then guarantees that
+        /// the whole message has arrived, but the arrival of its last byte does not. Ignored on devices
+        /// without support.
         const RELAXED_ORDERING = ffi::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
     }
 }
 
 impl Default for AccessFlags {
-    /// Local write: nothing for a peer.
+    /// Local write access, and no access for peers.
     fn default() -> Self {
         Self::LOCAL_WRITE
     }

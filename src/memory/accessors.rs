@@ -1,6 +1,6 @@
-//! The accessors that every region has.
+//! The accessors that all regions have.
 
-/// Gives a region what every region has: its key, its domain and its C object. `$raw` is the `ibv_mr`,
+/// Defines the accessors of every region: its key, its domain and its C object. `$raw` is the `ibv_mr`,
 /// `$domain` the field that holds the protection domain.
 macro_rules! region_accessors {
     ([$($generics:tt)*] $region:ty, |$this:ident| $raw:expr, $domain:expr) => {
@@ -28,8 +28,8 @@ macro_rules! region_accessors {
     };
 }
 
-/// Gives a region that peers access what such regions have in addition: the key for peers and the
-/// kernel's number.
+/// Defines the additional accessors of regions that peers access: the key for peers and the kernel's
+/// number.
 macro_rules! shared_region_accessors {
     ([$($generics:tt)*] $region:ty) => {
         impl<$($generics)*> $region {

@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use super::huge_pages::HugePages;
 use crate::error::{Error, Result};
 
-/// Zeroed memory that is owned.
+/// Owns zeroed memory.
 #[derive(Debug)]
 pub(super) struct Allocation {
     data: NonNull<u8>,
@@ -20,13 +20,13 @@ enum Source {
 }
 
 impl Drop for Allocation {
-    /// Contents of registered memory must not appear in another allocation of this program, so heap
-    /// memory is cleared. Pages go back to the kernel, which clears them before it reuses them.
+    /// Clears heap memory, because contents of registered memory must not appear in another allocation
+    /// of this program. Pages go back to the kernel, which clears them before it reuses them.
     fn drop(&mut self) {
         match self.source {
             // SAFETY: the memory was allocated with this layout, and nothing uses it any more.
             Source::Heap(layout) => unsafe {
-                // Plain writes to memory that is about to be freed may be left out by the compiler.
+                // The compiler may leave out plain writes to memory that is about to be freed.
                 if cfg!(miri) {
                     self.data.write_bytes(0, layout.size()); // Miri has no explicit_bzero
                 } else {
@@ -47,13 +47,13 @@ unsafe impl Send for Allocation {}
 // SAFETY: as above; a shared reference gives out no more than the address.
 unsafe impl Sync for Allocation {}
 
-/// From this size on memory comes from the kernel rather than from the heap: it is zero without
-/// being touched, and freeing it wipes it for nothing.
+/// Allocations of at least this size come from the kernel rather than from the heap: their pages are
+/// zero without being touched, and the kernel wipes them when they are freed.
 const PAGES_FROM: usize = 1 << 20;
 
 impl Allocation {
-    /// `layout.size()` zeroed bytes, which is not 0, aligned as `layout` says; if `whole_pages`, no
-    /// other allocation is on their pages.
+    /// Allocates `layout.size()` zeroed bytes (not 0), aligned as `layout` says. With `whole_pages`, no
+    /// other allocation shares their pages.
     pub(super) fn zeroed(
         verb: &'static str,
         layout: Layout,
@@ -79,7 +79,7 @@ impl Allocation {
             Some(HugePages::Transparent) => layout.align().max(HugePages::Transparent.bytes()),
             _ => layout.align(),
         };
-        // What the mapping is aligned to by itself need not be found within a longer one.
+        // A mapping is aligned to a page. For a larger alignment, map more and unmap the surplus.
         let slack = align.saturating_sub(page);
         let too_long = Error::invalid(verb, "the region is longer than memory can be");
         let mapped = layout.size().checked_next_multiple_of(page).ok_or(too_long)?;
@@ -128,7 +128,7 @@ impl Allocation {
 
 const NO_MEMORY: &str = "no memory for the region's buffer, of its size and alignment";
 
-/// Why the kernel gave no memory.
+/// Explains why the kernel gave no memory.
 #[cold]
 fn no_pages(verb: &'static str, huge_pages: Option<HugePages>) -> Error {
     let huge = matches!(huge_pages, Some(HugePages::Size2MiB | HugePages::Size1GiB));
@@ -190,7 +190,7 @@ mod tests {
         assert!(matches!(zeroed(PAGES_FROM, 64, false).source, Source::Pages { .. }));
     }
 
-    /// 64 GiB are given without being touched, on a machine that has less.
+    /// 64 GiB are allocated without being touched, on a machine that has less memory.
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no huge pages and no lazy memory")]
     fn large_memory_is_not_touched() {

@@ -34,17 +34,17 @@ atomic_elements! {
     target_has_atomic = "8": u8 => AtomicU8, i8 => AtomicI8;
     target_has_atomic = "16": u16 => AtomicU16, i16 => AtomicI16;
     target_has_atomic = "32": u32 => AtomicU32, i32 => AtomicI32;
-    // Elsewhere copies are by halves of it, and accesses of different size must not race.
+    // On other targets copies are made in halves, and accesses of different sizes must not race.
     target_pointer_width = "64": u64 => AtomicU64, i64 => AtomicI64;
     target_has_atomic = "ptr": usize => AtomicUsize, isize => AtomicIsize;
 }
 
 impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
-    /// The element at `index`, for atomic operations of the CPU: loads, stores, and those that
-    /// read and write at once, with the [`Ordering`](std::sync::atomic::Ordering) of one's choice.
+    /// The element at `index`, for atomic operations of the CPU: loads, stores, and read-modify-write
+    /// operations, with the [`Ordering`](std::sync::atomic::Ordering) of the caller's choice.
     ///
-    /// They are atomic towards the program's threads. Towards RDMA atomics they are only on a device
-    /// whose [`AtomicCapability`](crate::AtomicCapability) is `Global`.
+    /// They are atomic with respect to the program's threads. With respect to RDMA atomics they are
+    /// atomic only on a device whose [`AtomicCapability`](crate::AtomicCapability) is `Global`.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: waits for a peer
@@ -63,12 +63,12 @@ impl<'buf, T: AtomicElement> SharedMemorySlice<'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is not there.
+    ///  - `EINVAL`: `index` is out of bounds.
     #[inline]
     pub fn atomic(&self, index: usize) -> Result<&'buf T::Atomic> {
         let range = resolve(index..index.saturating_add(1), self.len())?;
-        // SAFETY: the element is within the slice, which `new` vouches for: nothing but atomic
-        // accesses of this size, and the atomic form has the size of the integer.
+        // SAFETY: the element is within the slice, and `new` vouches that the slice is accessed by
+        // atomic operations of this size only; the atomic form has the size of the integer.
         Ok(unsafe { &*self.as_ptr().add(range.start).cast::<T::Atomic>() })
     }
 
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// A slice over memory that nobody else has.
+    /// A slice over memory that nothing else accesses.
     fn slice<T: Element>(memory: &[UnsafeCell<T>]) -> SharedMemorySlice<'_, T> {
         let data = NonNull::new(memory.as_ptr().cast::<T>().cast_mut()).unwrap();
         // SAFETY: the cells are borrowed for as long, aligned, and accessed through slices only.

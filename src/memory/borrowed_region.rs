@@ -2,15 +2,14 @@
 //!
 //! # Why this is safe
 //!
-//! The device knows the memory from the registration to the deregistration. If it is dropped as
-//! usual, that is within the borrow. It may not be: the region can be forgotten, or deregistering can
-//! fail. Then the device goes on knowing memory that has another owner, but that alone does nothing: a
-//! device accesses memory only for a request that names it. Peers cannot, since the region has no
-//! remote access, and no window can be bound to it. This program's own requests name it by elements
-//! that are borrowed from the region, and the rules for posting them (whoever posts keeps the memory
-//! until the completion) hold for memory of any kind. After the borrow no element can be made. What a
-//! forgotten region costs is memory that stays pinned, and a protection domain that cannot be
-//! deallocated.
+//! The device knows the memory from its registration to its deregistration. A region that is dropped as
+//! usual is deregistered within the borrow. But a region can be forgotten, or deregistering can fail:
+//! then the device still knows memory that has another owner. That alone does no harm, because a device
+//! accesses memory only for a request that names it. Peers cannot name it: the region has no remote
+//! access, and no window can be bound to it. This program's own requests name it by elements that are
+//! borrowed from the region, under the same rules as for any other memory (the code that posts keeps
+//! the memory alive until the completion). After the borrow no element can be made. So a forgotten
+//! region costs only memory that stays pinned, and a protection domain that cannot be deallocated.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -30,7 +29,7 @@ use crate::ffi;
 use crate::handle::{Handle, resource};
 use crate::parent::Parent;
 
-/// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, that only this
+/// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, which only this
 /// program and its own device access.
 ///
 /// It is used as a [`MemoryRegion`](crate::MemoryRegion) is; it derefs to the slice. Registering
@@ -71,10 +70,10 @@ pub struct BorrowedMemoryRegion<'pd, 'buf, T: Element> {
 
 resource!(BorrowedMemoryRegion<'pd, 'buf, T: Element>: region, domain);
 
-/// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, that requests
-/// of this program only read.
+/// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, which requests
+/// of this program can read but not write.
 ///
-/// The device cannot write it. It derefs to the slice.
+/// It derefs to the slice.
 #[doc(alias = "ibv_mr")]
 pub struct ReadOnlyMemoryRegion<'pd, 'buf, T: Element> {
     region: Handle<ffi::ibv_mr>,
@@ -101,8 +100,8 @@ const VERB: &str = "ibv_reg_mr";
 ///
 /// # Safety
 ///
-/// With local write access, the slice is borrowed exclusively. Requests name it by elements that are
-/// borrowed from the region only (see the module).
+/// With local write access, the slice is borrowed exclusively. Requests name the memory only by
+/// elements that are borrowed from the region (see the module).
 unsafe fn register_slice<T: Element>(
     domain: &ProtectionDomain<'_>,
     data: *const T,
@@ -120,8 +119,8 @@ unsafe fn register_slice<T: Element>(
     }
     check_access(VERB, domain, access)?;
     let address = data.cast_mut().cast::<u8>();
-    // SAFETY: the slice is there for as long as elements can be made from the region. Without local
-    // write access the device does not write it.
+    // SAFETY: the slice lives for as long as elements can be made from the region. Without local write
+    // access the device does not write it.
     unsafe { register(VERB, domain, address, bytes, address as u64, access) }
 }
 
@@ -152,7 +151,8 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the slice is empty, or longer than the device allows, or the access is for peers.
+    ///  - `EINVAL`: the slice is empty, or longer than the device allows, or `access` includes access
+    ///    for peers.
     ///  - `EOPNOTSUPP`: the device does not have that access.
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_reg_mr")]
@@ -188,7 +188,7 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     #[inline]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, T>> {
         let range = resolve(range, self.len)?;
-        // SAFETY: as in `deref`, but of these elements alone: others may be with the device.
+        // SAFETY: as in `deref`, but of these elements alone: a request may be using others.
         let data =
             unsafe { std::slice::from_raw_parts(self.data.add(range.start).as_ptr(), range.len()) };
         Ok(MemorySlice::new(data, self.lkey()))
@@ -238,8 +238,9 @@ impl<T: Element> Deref for BorrowedMemoryRegion<'_, '_, T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: this is the slice that was borrowed for `'buf`. The device writes only what was
-        // posted, whose callers or whose exclusive borrows keep references away from it.
+        // SAFETY: this is the slice that was borrowed for `'buf`. The device writes only elements that
+        // were posted, and the caller of the post, or the element's exclusive borrow, keeps references
+        // away from them.
         unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
     }
 }
@@ -272,8 +273,8 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the slice is empty, or longer than the device allows, or the access is to write,
-    ///    or for peers.
+    ///  - `EINVAL`: the slice is empty, or longer than the device allows, or `access` includes writing
+    ///    or access for peers.
     ///  - `EOPNOTSUPP`: the device does not have that access.
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_reg_mr")]
@@ -375,8 +376,9 @@ impl<T: Element> LocalMemory for BorrowedMemoryRegion<'_, '_, T> {
     }
 }
 
-// A `ReadOnlyMemoryRegion` is no `LocalMemory`, since such can be posted to be written. Devices refuse
-// that, but some providers copy short messages to their place by themselves, and ask nobody.
+// A `ReadOnlyMemoryRegion` is not `LocalMemory`, since `LocalMemory` can be posted to be written.
+// Devices refuse to write this region, but some providers copy short messages to their destination
+// themselves, without checking the access.
 
 impl<T: Element> fmt::Debug for BorrowedMemoryRegion<'_, '_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,4 +1,4 @@
-//! The memory that an operation of a channel works on.
+//! The memory that a channel's operation reads or writes.
 
 use super::scatter_gather::Element;
 use super::scatter_gather::private;
@@ -27,10 +27,10 @@ use crate::ffi;
 ///
 /// # Safety
 ///
-/// What the elements of [`gather`](Self::gather) name stays registered, and is not written by this
-/// program other than by atomic accesses, for as long as the type's own lifetime lasts, whether or not the value is still there:
-/// it may have been moved, dropped or forgotten meanwhile. So the type borrows its memory, and dropping
-/// it does not touch that memory.
+/// The memory that the elements of [`gather`](Self::gather) name stays registered for as long as the
+/// type's own lifetime lasts, and this program writes it only by atomic accesses during that time. This
+/// holds even after the value was moved, dropped or forgotten. So the type borrows its memory, and
+/// dropping it does not touch that memory.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can read",
     label = "a slice of a region is needed here, such as `region.slice(..)?`"
@@ -59,8 +59,9 @@ pub unsafe trait GatherBuffer: private::Sealed {
 ///
 /// # Safety
 ///
-/// As for [`GatherBuffer`]; and nobody in this program accesses the memory through a reference, other
-/// than through this value or to its atomic form, for as long as the type's own lifetime lasts. Any bytes are valid there.
+/// The conditions of [`GatherBuffer`]. For as long as the type's own lifetime lasts, this program also
+/// accesses the memory through no references other than this value and references to its atomic form.
+/// Any bytes are valid there.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can write",
     label = "an exclusive slice of a region is needed here, such as `region.slice_mut(..)?`"
@@ -80,8 +81,8 @@ type One = [ffi::ibv_sge; 1];
 impl<T> private::Sealed for MemorySlice<'_, T> {}
 impl<T> private::Sealed for MemorySliceMut<'_, T> {}
 
-// SAFETY: the slice borrows a region, which is registered until it is dropped, for its lifetime;
-// while it is borrowed nobody writes it, as an `Element` has no interior mutability. Dropping the
+// SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. While
+// the slice is borrowed nobody writes it, as an `Element` has no interior mutability. Dropping the
 // slice does nothing.
 unsafe impl<T: Element> GatherBuffer for MemorySlice<'_, T> {
     type List = One;
@@ -159,7 +160,8 @@ unsafe impl<B: ScatterBuffer<List = One>, const N: usize> ScatterBuffer for [B; 
     }
 }
 
-/// A list whose length is known at run time. It allocates only beyond what most devices take.
+/// A list whose length is known at run time. It allocates only when it is longer than most devices
+/// support.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct ElementList(Elements);
@@ -171,7 +173,7 @@ enum Elements {
     Many(Vec<ffi::ibv_sge>),
 }
 
-/// How many elements are stored without an allocation.
+/// The number of elements that are stored without an allocation.
 const FEW: usize = 32;
 
 impl ElementList {
@@ -229,8 +231,8 @@ unsafe impl<B: ScatterBuffer<List = One>> ScatterBuffer for Vec<B> {
     }
 }
 
-// SAFETY: what holds for each piece holds for all, for as long as they are borrowed, which is no longer
-// than they borrow their memory.
+// SAFETY: what holds for each piece holds for all, for as long as they are borrowed; that borrow cannot
+// outlast their borrow of the memory.
 unsafe impl<B: GatherBuffer<List = One>> GatherBuffer for &[B] {
     type List = ElementList;
 

@@ -1,7 +1,8 @@
-//! What regions that are addressed byte by byte have in common.
+//! Methods of the regions that are addressed byte by byte.
 
-/// Gives a region with the fields `region` (whose `as_ptr` is its `ibv_mr`), `base` (where requests
-/// see it begin), `bytes`, `access` and `domain` the methods by which requests name it.
+/// Defines the methods by which requests name a region. The region has the fields `region` (whose
+/// `as_ptr` is its `ibv_mr`), `base` (the address by which requests name its first byte), `bytes`,
+/// `access` and `domain`.
 macro_rules! byte_region {
     ($region:ident) => {
         $crate::memory::accessors::region_accessors!(
@@ -17,8 +18,8 @@ macro_rules! byte_region {
                 self.bytes
             }
 
-            /// The bytes in `range`, for a work request that reads them, wherever requests see the
-            /// region.
+            /// The bytes in `range`, for a work request that reads them, whatever address requests use
+            /// for the region.
             ///
             /// # Errors
             ///
@@ -26,8 +27,9 @@ macro_rules! byte_region {
             ///
             /// # Safety
             ///
-            /// Unless the region is seen at its own address, the request does not carry its data
-            /// inline: that would be read from where requests see it, as an address of this program.
+            /// Unless requests use the region's own address, the request does not carry its data
+            /// inline: the provider would read that data at the address that requests use, as an
+            /// address of this program.
             #[inline]
             pub unsafe fn gather_element_by_iova(
                 &self,
@@ -36,8 +38,8 @@ macro_rules! byte_region {
                 self.sge_by_iova(range).map($crate::memory::GatherElement::new)
             }
 
-            /// The bytes in `range`, for a work request that writes them, wherever requests see the
-            /// region. Any number of requests may write the same bytes; what they leave is
+            /// The bytes in `range`, for a work request that writes them, whatever address requests use
+            /// for the region. Any number of requests may write the same bytes; their contents are then
             /// unspecified.
             ///
             /// # Errors
@@ -46,10 +48,10 @@ macro_rules! byte_region {
             ///
             /// # Safety
             ///
-            /// Unless the region is seen at its own address, the provider does not deliver short
+            /// Unless requests use the region's own address, the provider does not deliver short
             /// messages, or the results of reads and atomics, by copying them itself: it would write
-            /// them to where requests see the region, as an address of this program. mlx5 does unless
-            /// the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
+            /// them to the address that requests use, as an address of this program. mlx5 does copy
+            /// unless the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
             #[inline]
             pub unsafe fn scatter_element_by_iova(
                 &self,
@@ -68,7 +70,7 @@ macro_rules! byte_region {
                 $crate::memory::sge(address, range.len(), self.lkey())
             }
 
-            /// What a peer must know to access the region: send it over.
+            /// The address, length and key that a peer needs to access the region: send them over.
             pub fn remote(&self) -> $crate::memory::RemoteMemoryRegion {
                 $crate::memory::RemoteMemoryRegion {
                     address: self.base,
@@ -77,8 +79,8 @@ macro_rules! byte_region {
                 }
             }
 
-            /// What a peer must know to access the bytes in `range`. It keeps an honest peer to
-            /// them; the key opens the whole region to any other.
+            /// The address, length and key that a peer needs to access the bytes in `range`. Only an
+            /// honest peer keeps to the range; the key opens the whole region.
             ///
             /// # Errors
             ///
@@ -91,7 +93,7 @@ macro_rules! byte_region {
                 self.remote().sub_region(range.start as u64, range.len() as u64)
             }
 
-            /// What it is registered for.
+            /// The access that it was registered with.
             pub fn access(&self) -> $crate::memory::AccessFlags {
                 self.access
             }

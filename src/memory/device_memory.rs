@@ -23,8 +23,8 @@ importable_object!(ibv_dm, ibv_unimport_dm);
 
 /// `struct ibv_dm`: a piece of the device's own memory.
 ///
-/// What lies there a peer reads and writes without the bus being involved, which is quicker; the
-/// program copies from and to it. It is small: see
+/// A peer reads and writes it without using the machine's bus, which is faster; the program copies data
+/// from and to it. It is small: see
 /// [`DeviceAttributes::max_device_memory`](crate::DeviceAttributes::max_device_memory).
 ///
 /// ```no_run
@@ -65,15 +65,15 @@ impl<'ctx> DeviceMemory<'ctx> {
         Self::with_alignment(context, bytes, 1)
     }
 
-    /// `ibv_alloc_dm`: allocates `bytes` bytes that are aligned to a power of 2, as RDMA atomics need
-    /// it (8).
+    /// `ibv_alloc_dm`: allocates `bytes` bytes aligned to `alignment`, a power of 2. RDMA atomics need
+    /// an alignment of 8.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are no bytes, or the alignment is not a power of 2, or the device cannot
-    ///    give it.
-    ///  - `ENOMEM`: the device has not that much left, or has less in all.
-    ///  - `EOPNOTSUPP`: the device has none for programs.
+    ///  - `EINVAL`: `bytes` is 0, or the alignment is not a power of 2, or the device does not support
+    ///    it.
+    ///  - `ENOMEM`: the device does not have that much memory, or not that much left.
+    ///  - `EOPNOTSUPP`: the device has no memory for programs.
     #[doc(alias = "ibv_alloc_dm")]
     #[doc(alias = "ibv_alloc_dm_attr")]
     pub fn with_alignment(
@@ -109,10 +109,10 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(Self { raw: ImportableHandle::owned(raw), bytes, context })
     }
 
-    /// `ibv_import_dm`: device memory that another process has allocated through the same file
+    /// `ibv_import_dm`: imports device memory that another process has allocated through the same file
     /// descriptor of the device, by the kernel's [number](Self::handle) of it.
     ///
-    /// Dropping or closing it gives back what the import took, and leaves the memory as it is
+    /// Dropping or closing it undoes the import, and leaves the memory itself alone
     /// (`ibv_unimport_dm`); after [`own`](Self::own) it frees the memory.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     ///
     /// # Safety
     ///
-    ///  - The memory is at least `bytes` long.
+    ///  - Only one of the processes frees it, when the others no longer use it.
     ///  - Only one of the processes frees it, when the others are done with it.
     #[doc(alias = "ibv_import_dm")]
     #[doc(alias = "ibv_unimport_dm")]
@@ -138,8 +138,8 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(Self { raw: ImportableHandle::imported(raw), bytes, context })
     }
 
-    /// Takes over memory that was allocated elsewhere, such as by a C library: `bytes` bytes, which the C
-    /// object does not know.
+    /// Takes over memory that was allocated elsewhere, such as by a C library. `bytes` is its length,
+    /// which the C object does not store.
     ///
     /// # Errors
     ///
@@ -188,12 +188,12 @@ impl<'ctx> DeviceMemory<'ctx> {
         self.bytes
     }
 
-    /// `ibv_memcpy_to_dm`: copies `from` to it, from `offset` (in bytes) on.
+    /// `ibv_memcpy_to_dm`: copies `from` to the memory at `offset` (in bytes).
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it ends before that; or `offset` or the length in bytes is not a multiple of 4, on
-    ///    devices that need it.
+    ///  - `EINVAL`: the copy would go beyond the end; or `offset` or the length in bytes is not a
+    ///    multiple of 4, on devices that need it.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write<T: Element>(&self, offset: usize, from: &[T]) -> Result<()> {
         const VERB: &str = "ibv_memcpy_to_dm";
@@ -212,12 +212,12 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(())
     }
 
-    /// `ibv_memcpy_from_dm`: copies from it, from `offset` (in bytes) on, to `to`.
+    /// `ibv_memcpy_from_dm`: copies from the memory at `offset` (in bytes) to `to`.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it ends before that; or `offset` or the length in bytes is not a multiple of 4, on
-    ///    devices that need it.
+    ///  - `EINVAL`: the copy would go beyond the end; or `offset` or the length in bytes is not a
+    ///    multiple of 4, on devices that need it.
     #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read<T: Element>(&self, offset: usize, to: &mut [T]) -> Result<()> {
         const VERB: &str = "ibv_memcpy_from_dm";
@@ -238,7 +238,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(())
     }
 
-    /// Providers compute the end without regard to overflow.
+    /// Checks the bounds of a copy, because providers compute its end without regard to overflow.
     fn check(&self, verb: &'static str, offset: usize, bytes: usize) -> Result<()> {
         if offset > self.bytes {
             let (what, most) = ("the offset", self.bytes as u64);
@@ -267,7 +267,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     }
 
     /// The kernel's number of the memory, by which a process that shares the device's file descriptor
-    /// [imports](Self::import) it. None on providers that do not say.
+    /// [imports](Self::import) it; `None` if the provider does not store it.
     pub fn handle(&self) -> Option<u32> {
         let has_handle = ffi::ibv_dm_mask::IBV_DM_MASK_HANDLE.0;
         // SAFETY: the memory is live.
@@ -286,10 +286,10 @@ impl<'ctx> DeviceMemory<'ctx> {
     }
 }
 
-/// How many bytes are copied at a time.
+/// The number of bytes that are copied at a time.
 const BLOCK: usize = 1024;
 
-/// mlx5 copies from and to the program's side by words of 4 bytes, whatever it is aligned to.
+/// mlx5 accesses the program's side in words of 4 bytes, whatever its alignment.
 #[repr(align(8))]
 struct Block([u8; BLOCK]);
 
@@ -311,7 +311,7 @@ impl fmt::Debug for DeviceMemory<'_> {
     }
 }
 
-/// `struct ibv_mr`: registered [`DeviceMemory`], by its bytes. Requests and peers address it from 0 on.
+/// `struct ibv_mr`: registered [`DeviceMemory`], as bytes. Requests and peers address it from 0 on.
 #[doc(alias = "ibv_mr")]
 pub struct DeviceMemoryRegion<'pd> {
     region: Handle<ffi::ibv_mr>,
@@ -333,7 +333,8 @@ byte_region!(DeviceMemoryRegion);
 
 impl<'pd> DeviceMemoryRegion<'pd> {
     /// `ibv_reg_dm_mr`: registers the bytes of `memory` in `range`. Local write access is always
-    /// included, and [`ZERO_BASED`](AccessFlags::ZERO_BASED), which such regions are.
+    /// included, and so is [`ZERO_BASED`](AccessFlags::ZERO_BASED), since the addresses of such regions
+    /// begin at 0.
     ///
     /// # Errors
     ///

@@ -1,14 +1,15 @@
-//! Which huge pages a buffer consists of.
+//! The huge pages that a buffer can consist of.
 
 /// The huge pages that a region's buffer consists of.
 ///
-/// A device translates addresses page by page and remembers few of the translations; with huge pages
-/// a large region needs few.
+/// A device translates addresses page by page and caches few translations; with huge pages a large
+/// region needs few.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum HugePages {
     /// `MADV_HUGEPAGE`: transparent huge pages. The buffer begins on a multiple of 2 MiB, and the
-    /// kernel backs it with huge pages as far as it has any at hand. Nothing has to be set aside.
+    /// kernel backs it with huge pages as far as it has free ones. The administrator need not set any
+    /// aside.
     Transparent,
     /// `MAP_HUGETLB`: pages of 2 MiB, from those that the administrator has set aside (in
     /// `/proc/sys/vm/nr_hugepages`).

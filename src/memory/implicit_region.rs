@@ -15,8 +15,8 @@ use crate::ffi;
 use crate::handle::{Handle, resource};
 use crate::parent::Parent;
 
-/// `struct ibv_mr`: all memory that the program has now and will have, registered at once for local
-/// access; the device brings pages in as it needs them (implicit on-demand paging).
+/// `struct ibv_mr`: all present and future memory of the program, registered at once for local access;
+/// the device brings pages in as it needs them (implicit on-demand paging).
 ///
 /// Any slice can then be posted, at no cost in advance:
 ///
@@ -30,8 +30,8 @@ use crate::parent::Parent;
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
 ///
-/// It is safe for the reasons that [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion) is: peers have
-/// no access, and requests of this program name memory by what borrows it.
+/// It is safe for the same reasons as [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion): peers have
+/// no access, and requests of this program name memory only by slices that borrow it.
 #[doc(alias = "ibv_mr")]
 pub struct ImplicitMemoryRegion<'pd> {
     region: Handle<ffi::ibv_mr>,
@@ -52,7 +52,7 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device does not have this
+    ///  - `EOPNOTSUPP`: the device does not have implicit on-demand paging
     ///    ([`OnDemandPaging::SUPPORT_IMPLICIT`]).
     ///  - `ENOMEM`: no region left on the device.
     #[doc(alias = "ibv_reg_mr")]
@@ -65,7 +65,7 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
         }
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
-        // SAFETY: the device accesses only what requests name, by slices that they borrow.
+        // SAFETY: the device accesses only memory that requests name, by slices that borrow it.
         let region = unsafe { register(VERB, &domain, ptr::null_mut(), usize::MAX, 0, access) }?;
         Ok(Self { region, domain })
     }
@@ -79,7 +79,7 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
     /// # Safety
     ///
     /// `raw` is null or a live region that was registered for the whole address space, on demand, for
-    /// local access only; its keys were told to nobody; and nothing else deregisters it.
+    /// local access only; no peer knows its keys; and nothing else deregisters it.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_mr,
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,

@@ -14,14 +14,15 @@
 //! | [`NullMemoryRegion`] | none: writes are discarded, reads return zeros | this program's requests |
 //!
 //! A [`MemoryWindow`] opens a part of a shared or raw region to a peer, and closes it again, without a
-//! system call. A [`RemoteMemoryRegion`] is what a peer sends of its own region: plain numbers.
+//! system call. A [`RemoteMemoryRegion`] describes a region of a peer, which has sent the description:
+//! plain numbers.
 //!
 //! # The rule that separates them
 //!
-//! Memory that a peer can write at any time is never seen through a Rust reference. A region for local
-//! access therefore derefs to `[T]`, and a region for peers does not: [`SharedMemorySlice`] copies
-//! (`shared_copy`), or accesses integers in place by atomic operations (`atomic_element`). Elements are
-//! of a type for which any bytes are a valid value ([`Element`]), because devices and peers write bytes.
+//! This program never holds a Rust reference to memory that a peer can write at any time. So a region
+//! for local access derefs to `[T]`, and a region for peers does not: [`SharedMemorySlice`] copies
+//! elements (`shared_copy`), or accesses integers in place by atomic operations (`atomic_element`). Any
+//! bytes are a valid value of an element's type ([`Element`]), because devices and peers write bytes.
 //!
 //! # From a region to a request
 //!

@@ -1,4 +1,4 @@
-//! The region without memory: writes to it are discarded, and it reads as zeros.
+//! The region without memory: the device discards writes to it, and reads it as zeros.
 
 use std::fmt;
 
@@ -11,11 +11,10 @@ use crate::ffi;
 use crate::handle::{Handle, resource};
 use crate::parent::Parent;
 
-/// `struct ibv_mr`: a region without memory, of any length. What requests of this program write to it
-/// is discarded, and it reads as zeros; the device does neither over the bus.
+/// `struct ibv_mr`: a region without memory, of any length. The device discards what requests of this
+/// program write to it, and reads it as zeros; neither uses the bus.
 ///
-/// It is good for skipping a part of an incoming message, or for padding an outgoing one, as one
-/// element of a list.
+/// Use it as an element of a list, to skip a part of an incoming message or to pad an outgoing one.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs a null region
@@ -34,7 +33,8 @@ pub struct NullMemoryRegion<'pd> {
 
 resource!(NullMemoryRegion<'pd>: region, domain);
 
-/// What is sent inline: more than any device takes, and a longer request is refused before it is read.
+/// Zeros for inline sends: more than any device sends inline; longer requests are refused before their
+/// data is read.
 static ZEROS: [u8; 4096] = [0; 4096];
 
 // SAFETY: libibverbs allows every verb on a region from any thread.
@@ -49,7 +49,7 @@ impl<'pd> NullMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EOPNOTSUPP`: the device has none.
+    ///  - `EOPNOTSUPP`: the device has no null regions.
     ///  - `ENOMEM`: no region left on the device.
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>) -> Result<Self> {
@@ -99,10 +99,10 @@ impl<'pd> NullMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: they are more than 4 GiB - 1.
+    ///  - `EINVAL`: `bytes` is more than 4 GiB - 1.
     #[inline]
     pub fn gather_element(&self, bytes: usize) -> Result<GatherElement<'_>> {
-        // The device does not look at the address. A provider that sends inline does.
+        // The device ignores the address. A provider that sends inline reads it.
         sge(ZEROS.as_ptr() as u64, bytes, self.lkey()).map(GatherElement::new)
     }
 
@@ -110,10 +110,11 @@ impl<'pd> NullMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: they are more than 4 GiB - 1.
+    ///  - `EINVAL`: `bytes` is more than 4 GiB - 1.
     #[inline]
     pub fn scatter_element(&self, bytes: usize) -> Result<ScatterElement<'_>> {
-        // A provider that copies short messages to their place knows the key, and leaves this out.
+        // A provider that copies short messages to their destination itself recognises the key, and
+        // copies nothing.
         sge(0, bytes, self.lkey()).map(ScatterElement::new)
     }
 }
