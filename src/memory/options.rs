@@ -1,4 +1,4 @@
-//! How a region is to be allocated and registered.
+//! Options for allocating and registering a region.
 
 use std::alloc::Layout;
 
@@ -9,7 +9,7 @@ use crate::device::OnDemandPaging;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 
-/// What peers can do with a region that has one of these: none is for memory that the program has
+/// Access that involves peers. A region with any of these flags must not be memory that the program has
 /// references to.
 const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
     .union(AccessFlags::REMOTE_READ)
@@ -18,23 +18,22 @@ const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
     .union(AccessFlags::FLUSH_GLOBAL)
     .union(AccessFlags::FLUSH_PERSISTENT);
 
-/// How [`MemoryRegion::with_options`](crate::MemoryRegion::with_options) and
+/// Options by which [`MemoryRegion::with_options`](crate::MemoryRegion::with_options) and
 /// [`SharedMemoryRegion::new`](crate::SharedMemoryRegion::new) allocate and register a buffer.
 ///
-/// [`AccessFlags`] turn into options by themselves, so where nothing but the access matters they
-/// will do.
+/// [`AccessFlags`] convert into options, so pass them directly where only the access matters.
 ///
 /// # Fork
 ///
-/// A device writes physical pages. After a `fork`, the kernel gives a process copies of pages
-/// that it writes, and then the device would write to pages that the program no longer sees. Linux
-/// 5.12 and later copy registered pages for the child, and nothing needs to be done
-/// ([`is_fork_initialized`](crate::is_fork_initialized) says
-/// [`Unneeded`](crate::ForkStatus::Unneeded)). Before that, [`fork_init`](crate::fork_init) makes
-/// every registration call `madvise(MADV_DONTFORK)`, which takes the pages away from children,
-/// together with all else that lies on them: with [`page_aligned`](Self::page_aligned) nothing
-/// else does. For [huge pages](Self::huge_pages) the environment variable `RDMAV_HUGEPAGES_SAFE` must
-/// be set, too, before `fork_init` is called.
+/// A device writes physical pages. After a `fork`, the kernel gives a process copies of the pages that
+/// it writes, and the device would then write to pages that the program no longer sees. Linux 5.12 and
+/// later copy registered pages for the child, and nothing needs to be done
+/// ([`is_fork_initialized`](crate::is_fork_initialized) returns
+/// [`Unneeded`](crate::ForkStatus::Unneeded)). On older kernels, [`fork_init`](crate::fork_init) makes
+/// every registration call `madvise(MADV_DONTFORK)`, which takes the pages away from children, together
+/// with any other data on them; with [`page_aligned`](Self::page_aligned) there is no other data. For
+/// [huge pages](Self::huge_pages), set the environment variable `RDMAV_HUGEPAGES_SAFE` as well, before
+/// calling `fork_init`.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs huge pages set aside
@@ -83,21 +82,22 @@ impl RegionOptions {
         }
     }
 
-    /// Access in addition to what is set already. Local write access always is.
+    /// Adds access to the access that is set already. Local write access is always set.
     pub const fn access(mut self, access: AccessFlags) -> Self {
         self.access = self.access.union(access);
         self
     }
 
-    /// `IBV_ACCESS_ON_DEMAND`: pages are brought in when the device needs them, instead of being
-    /// pinned now. [`DeviceAttributes::on_demand_paging`](crate::DeviceAttributes::on_demand_paging)
-    /// says who has it.
+    /// `IBV_ACCESS_ON_DEMAND`: pages are brought in when the device needs them, instead of being pinned
+    /// now. [`DeviceAttributes::on_demand_paging`](crate::DeviceAttributes::on_demand_paging) reports
+    /// whether the device supports this.
     #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
     pub const fn on_demand(self) -> Self {
         self.access(AccessFlags::ON_DEMAND)
     }
 
-    /// `IBV_ACCESS_RELAXED_ORDERING`: the device may write in any order. Ignored where it cannot.
+    /// `IBV_ACCESS_RELAXED_ORDERING`: the device may write in any order. Ignored on devices without
+    /// support.
     #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
     pub const fn relaxed_ordering(self) -> Self {
         self.access(AccessFlags::RELAXED_ORDERING)
@@ -109,20 +109,20 @@ impl RegionOptions {
         self.access(AccessFlags::MW_BIND)
     }
 
-    /// Aligns the buffer to a power of 2, at least: 64 bytes if nothing is said, and never less than
-    /// its elements need.
+    /// Aligns the buffer to at least this power of 2. The default is 64 bytes; the alignment is never
+    /// less than the elements need.
     pub const fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes;
         self
     }
 
-    /// The buffer begins on a page and has its pages to itself.
+    /// Makes the buffer begin on a page and share its pages with no other data.
     pub const fn page_aligned(mut self) -> Self {
         self.whole_pages = true;
         self
     }
 
-    /// The buffer consists of huge pages. With [`on_demand`](Self::on_demand), add
+    /// Makes the buffer consist of huge pages. With [`on_demand`](Self::on_demand), add
     /// [`AccessFlags::HUGETLB`] to tell the device.
     pub const fn huge_pages(mut self, pages: HugePages) -> Self {
         self.huge_pages = Some(pages);
@@ -130,9 +130,9 @@ impl RegionOptions {
     }
 
     /// `ibv_reg_mr_iova`: requests and peers address the region from `iova` on, rather than by the
-    /// address of its buffer. It must be a multiple of the page size; the buffer is
-    /// [page-aligned](Self::page_aligned). This is for regions that peers access: to name such a
-    /// region in a request of one's own is
+    /// address of its buffer. `iova` must be a multiple of the page size; the buffer is
+    /// [page-aligned](Self::page_aligned). This is for regions that peers access: for this program's
+    /// own requests, naming such a region is
     /// [unsafe](crate::SharedMemorySlice::scatter_element_by_iova).
     #[doc(alias = "ibv_reg_mr_iova")]
     pub const fn iova(mut self, iova: u64) -> Self {
@@ -140,15 +140,14 @@ impl RegionOptions {
         self
     }
 
-    /// Requests and peers address the region by offsets from its beginning: an
-    /// [`iova`](Self::iova) of 0, which every device has. [`AccessFlags::ZERO_BASED`] does the same
-    /// here.
+    /// Requests and peers address the region by offsets from its beginning: an [`iova`](Self::iova) of
+    /// 0, which every device supports. [`AccessFlags::ZERO_BASED`] has the same effect here.
     #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
     pub const fn zero_based(self) -> Self {
         self.iova(0)
     }
 
-    /// The options of a region that only this program accesses, checked.
+    /// Checks the options of a region that only this program accesses, and returns them.
     pub(super) fn local(self, verb: &'static str) -> Result<Self> {
         check_local(verb, self.access)?;
         if self.iova.is_some() || self.access.contains(AccessFlags::ZERO_BASED) {
@@ -158,8 +157,8 @@ impl RegionOptions {
         Ok(self)
     }
 
-    /// Allocates `len` elements of `T`. Returns the memory, its length, where requests see it
-    /// begin, and the access to register it with.
+    /// Allocates `len` elements of `T`. Returns the memory, its length, the address by which requests
+    /// name its first byte, and the access to register it with.
     pub(super) fn allocate<T>(
         self,
         verb: &'static str,
@@ -191,8 +190,8 @@ impl RegionOptions {
         Ok((memory, layout.size(), base, access))
     }
 
-    /// Where requests see the region begin, if that is not its address, and the access without the
-    /// flag that says the same.
+    /// The address by which requests name the region's first byte, if it is not the buffer's address;
+    /// and the access without `ZERO_BASED`, which that address replaces.
     fn addressing(self, verb: &'static str) -> Result<(Option<u64>, AccessFlags)> {
         match (self.access.contains(AccessFlags::ZERO_BASED), self.iova) {
             (true, Some(1..)) => {
@@ -204,7 +203,7 @@ impl RegionOptions {
     }
 }
 
-/// Whether peers have no part in that access, so that the memory can be seen through references.
+/// Checks that the access excludes peers, so that the program can have references to the memory.
 pub(super) fn check_local(verb: &'static str, access: AccessFlags) -> Result<()> {
     if access.intersects(REMOTE) {
         let reason = "this region is for local access only: peers need a SharedMemoryRegion";
@@ -213,7 +212,8 @@ pub(super) fn check_local(verb: &'static str, access: AccessFlags) -> Result<()>
     Ok(())
 }
 
-/// Whether the access makes sense, and the device has what it asks for.
+/// Checks that the access flags are consistent, and that the device supports on-demand paging if they
+/// ask for it.
 pub(super) fn check_access(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
@@ -234,7 +234,8 @@ pub(super) fn check_access(
     Ok(())
 }
 
-/// Whether memory whose address has this remainder, modulo the page size, can be seen at `iova`.
+/// Checks that memory whose address has this remainder, modulo the page size, can be registered at
+/// `iova`.
 pub(super) fn check_iova(
     verb: &'static str,
     iova: u64,

@@ -50,8 +50,8 @@ impl<T> RegisteredBuffer<'_, T> {
             return Ok(());
         }
         self.region.destroy().inspect_err(|_| self.domain.leak())?;
-        // SAFETY: the device has let go of the memory, and nobody can borrow it any more. This is
-        // reached once: from now on the region is gone.
+        // SAFETY: the device no longer knows the memory, and nobody can borrow it any more. This code
+        // is reached once: after it the region is gone.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
         Ok(())
     }
@@ -74,9 +74,9 @@ impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
         const VERB: &str = "ibv_reg_mr";
         let (memory, bytes, base, access) = options.allocate::<T>(VERB, &domain, len)?;
         let address = memory.data().as_ptr();
-        // SAFETY: the memory is ours and of this length until the region is deregistered. Its
-        // elements accept any bytes that the device writes, and `MemoryRegion` and
-        // `SharedMemoryRegion` see to it that nobody holds a reference to what a peer may write.
+        // SAFETY: the memory is ours and of this length until the region is deregistered. Its elements
+        // accept any bytes that the device writes, and `MemoryRegion` and `SharedMemoryRegion` ensure
+        // that nobody holds a reference to memory that a peer may write.
         let region =
             unsafe { registration::register(VERB, &domain, address, bytes, base, access) }?;
         Ok(Self {
@@ -90,15 +90,15 @@ impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
         })
     }
 
-    /// Deregisters the memory and frees it, or says why it could not.
+    /// Deregisters the memory and frees it, or returns the error that prevented it.
     pub(super) fn close(mut self) -> Result<()> {
         self.destroy()
     }
 
-    /// Changes access or domain. The caller sees to it that the access is right for its kind.
+    /// Changes access or domain. The caller ensures that the access is right for its kind of region.
     pub(super) fn rereg(&mut self, change: Reregistration<'pd>) -> Result<(), ReregisterError> {
-        // SAFETY: the memory stays ours, and is freed only after the region was deregistered.
-        // Access is checked by the two kinds of region, as in `new`.
+        // SAFETY: the memory stays ours, and is freed only after the region was deregistered. The two
+        // kinds of region check the access, as in `new`.
         unsafe {
             let Self { region, domain, access, .. } = self;
             registration::reregister(region, domain, access, change, None)
@@ -115,13 +115,13 @@ impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
         self.memory.data().cast()
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Where requests see it begin.
+    /// The address by which requests name its first byte.
     #[inline]
     pub(super) fn base(&self) -> u64 {
         self.base

@@ -1,4 +1,5 @@
-//! Registered memory that is not this crate's: mapped files and devices, dma-bufs, imported regions.
+//! Registered memory that this crate does not own: mapped files and devices, dma-bufs, imported
+//! regions.
 
 use std::ops::RangeBounds;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -21,11 +22,11 @@ use crate::parent::Parent;
 
 importable_object!(ibv_mr, ibv_unimport_mr);
 
-/// `struct ibv_mr`: registered memory that something else owns, by its bytes.
+/// `struct ibv_mr`: registered memory that something else owns, as bytes.
 ///
-/// This is for what no Rust reference stands for: a mapped file or device, memory of a GPU, memory
-/// that another library manages, a dma-buf, or a region of another process. For a slice there is
-/// [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion), without `unsafe`.
+/// This is for memory that no Rust reference covers: a mapped file or device, memory of a GPU, memory
+/// that another library manages, a dma-buf, or a region of another process. To register a slice, use
+/// [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion), which needs no `unsafe`.
 #[doc(alias = "ibv_mr")]
 pub struct RawMemoryRegion<'pd> {
     region: ImportableHandle<ffi::ibv_mr>,
@@ -52,9 +53,9 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the address is null, or there are no bytes, or more than there are addresses or
-    ///    the device allows; remote write or atomic access without local write access.
-    ///  - `EFAULT`: the memory is not mapped, or is read-only and is to be written.
+    ///  - `EINVAL`: the address is null; `bytes` is 0, or more than the address space or the device
+    ///    allows; remote write or atomic access without local write access.
+    ///  - `EFAULT`: the memory is not mapped, or it is read-only and the access includes writing.
     ///  - `EOPNOTSUPP`: the device does not have that access.
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     ///
@@ -63,11 +64,12 @@ impl<'pd> RawMemoryRegion<'pd> {
     /// From now on until the region is deregistered ([`close`](Self::close) returns `Ok`, or it is
     /// dropped and can be deregistered; never if it is forgotten):
     ///
-    ///  - The memory stays what it is: it is not unmapped, freed or given to another owner.
-    ///  - The device may read it at any time, and with write access write any bytes to it, and so may
-    ///    the CPU: providers carry out some small transfers themselves. So nothing relies on its
-    ///    contents, and no reference exists that this would conflict with, unless it is known that
-    ///    neither this program nor a peer has a request that does it.
+    ///  - The memory is not unmapped, freed or given to another owner.
+    ///  - The device may read the memory at any time, and with write access write any bytes to it. The
+    ///    CPU may do the same, because providers carry out some small transfers themselves. So no code
+    ///    relies on the contents, and no reference exists that these accesses would conflict with,
+    ///    unless it is known that neither this program nor a peer has a request outstanding that makes
+    ///    such an access.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn new(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
@@ -81,8 +83,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         unsafe { Self::register("ibv_reg_mr", domain.into(), address, bytes, iova, access) }
     }
 
-    /// `ibv_reg_mr_iova`: as [`new`](Self::new), but requests and peers address the region from
-    /// `iova` on. The two must begin at the same offset in a page.
+    /// `ibv_reg_mr_iova`: registers memory like [`new`](Self::new), but requests and peers address the
+    /// region from `iova` on. `address` and `iova` must have the same offset in a page.
     ///
     /// # Errors
     ///
@@ -124,7 +126,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         check_memory(verb, address, bytes)?;
         check_access(verb, &domain, access)?;
         check_iova(verb, iova, address as usize % page_size(), bytes)?;
-        // An iova of 0 says the same, and every device knows it.
+        // An iova of 0 has the same effect, and every device supports it.
         let access = access.difference(AccessFlags::ZERO_BASED);
         // SAFETY: the caller vouches for the memory.
         let region = unsafe { register(verb, &domain, address, bytes, iova, access) }?;
@@ -132,20 +134,21 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self { region, address, bytes, base: iova, access, domain })
     }
 
-    /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf, from `offset` on, which requests
-    /// and peers address from `iova` on: memory of a GPU or of another device, most of all. The two
-    /// must begin at the same offset in a page.
+    /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf, from `offset` on, which requests and
+    /// peers address from `iova` on. A dma-buf is typically memory of a GPU or of another device.
+    /// `offset` and `iova` must have the same offset in a page.
     ///
-    /// The region holds the dma-buf by itself: the file descriptor can be closed, and whoever exported
-    /// it can go away. A dma-buf is shared memory by nature, so this is safe: whoever maps it has to
-    /// expect that others write it.
+    /// The region itself keeps the dma-buf alive: the file descriptor can be closed, and its exporter
+    /// can go away. This is safe because a dma-buf is shared memory by nature: any code that maps it
+    /// must expect that others write it.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are no bytes; the offsets in the page differ; the end is beyond the last
-    ///    offset or iova; the access is other than local write, remote and relaxed ordering, or
-    ///    remote write or atomic access without local write access; or it is not a dma-buf.
-    ///  - `EBADF`: it is not a dma-buf, on some kernels.
+    ///  - `EINVAL`: `bytes` is 0; the offsets in the page differ; the end is beyond the last offset or
+    ///    iova; the access includes flags other than local write, remote and relaxed ordering, or
+    ///    includes remote write or atomic access without local write access; or the file is not a
+    ///    dma-buf.
+    ///  - `EBADF`: the file is not a dma-buf, on some kernels.
     ///  - `EOPNOTSUPP`: the device, or the kernel, cannot register dma-bufs.
     ///  - `ENOMEM`: no region left on the device.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
@@ -177,8 +180,8 @@ impl<'pd> RawMemoryRegion<'pd> {
         }
         check_access(VERB, &domain, access)?;
         check_iova(VERB, iova, (offset % page_size() as u64) as usize, bytes)?;
-        // SAFETY: the domain is live; the kernel checks the descriptor and takes a reference to what
-        // it names, whose memory is shared with whoever else has one.
+        // SAFETY: the domain is live; the kernel checks the descriptor and takes a reference to the
+        // dma-buf, whose memory is shared with everybody else who holds one.
         let region = unsafe {
             let (fd, access) = (dmabuf.as_raw_fd(), access.bits() as i32);
             let raw = ffi::ibv_reg_dmabuf_mr(domain.as_raw(), offset, bytes, iova, fd, access);
@@ -188,11 +191,11 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self { region, address, bytes, base: iova, access, domain })
     }
 
-    /// `ibv_import_mr`: a region that another process has registered through the same file
-    /// descriptor of the device, by the kernel's [number](Self::handle) of it. Requests address it
-    /// from `base` on, as they do there (what its [`remote`](Self::remote) says).
+    /// `ibv_import_mr`: imports a region that another process has registered through the same file
+    /// descriptor of the device, by the kernel's [number](Self::handle) of it. Requests address it from
+    /// `base` on, as they do in the other process (see [`remote`](Self::remote) there).
     ///
-    /// Dropping or closing it gives back what the import took, and leaves the region as it is
+    /// Dropping or closing it undoes the import, and leaves the region itself alone
     /// (`ibv_unimport_mr`); after [`own`](Self::own) it deregisters the region.
     ///
     /// # Errors
@@ -203,9 +206,9 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Safety
     ///
-    ///  - It is a region whose memory may be accessed as with [`new`](Self::new), under the access
-    ///    that it was registered with, for as long as this one is used.
-    ///  - Only one of the processes deregisters it, when the others are done with it.
+    ///  - For as long as this value is used, the memory of the region may be accessed as
+    ///    [`new`](Self::new) says, under the access that the region was registered with.
+    ///  - Only one of the processes deregisters it, when the others no longer use it.
     #[doc(alias = "ibv_import_mr")]
     #[doc(alias = "ibv_unimport_mr")]
     pub unsafe fn import(
@@ -228,9 +231,9 @@ impl<'pd> RawMemoryRegion<'pd> {
     }
 
     /// Takes over a region that was registered elsewhere, such as by a C library: any `struct ibv_mr`.
-    /// `base` is the address by which requests and peers name its first byte (the `iova`; without one
-    /// it is the address of the memory), and `access` what it was registered for: the C object knows
-    /// neither.
+    /// `base` is the address by which requests and peers name its first byte (the `iova`, or without
+    /// one the address of the memory), and `access` is the access that it was registered with. The C
+    /// object stores neither.
     ///
     /// # Errors
     ///
@@ -239,8 +242,8 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or a live region, of which `base` and `access` are right, and nothing else
-    /// deregisters it. For its memory the conditions of [`new`](Self::new) hold.
+    /// `raw` is null or a live region, `base` and `access` are right for it, and nothing else
+    /// deregisters it. The conditions of [`new`](Self::new) hold for its memory.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_mr,
         base: u64,
@@ -269,16 +272,16 @@ impl<'pd> RawMemoryRegion<'pd> {
         self.region.own();
     }
 
-    /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both. Its keys may be
-    /// others afterwards.
+    /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both. This may change its
+    /// keys.
     ///
     /// # Errors
     ///
-    /// [`ReregisterError::state`] says which state the region is in.
+    /// [`ReregisterError::state`] tells which state the region is in.
     ///
-    ///  - `EINVAL`: nothing is to be changed, or what cannot be: the domain is of another context,
-    ///    the access is a contradiction, the region is of a dma-buf or imported, or a window is bound
-    ///    to it.
+    ///  - `EINVAL`: `change` is empty, or is not possible: the domain is of another context, the access
+    ///    flags contradict each other, the region is of a dma-buf or imported, or a window is bound to
+    ///    it.
     ///  - `EOPNOTSUPP`: the device cannot do that.
     ///
     /// # Safety
@@ -291,22 +294,22 @@ impl<'pd> RawMemoryRegion<'pd> {
         unsafe { self.reregister(change, None) }
     }
 
-    /// `ibv_rereg_mr`: makes it a region of other memory, and also applies `change`, as
-    /// [`rereg`](Self::rereg) does, if it has anything. Requests and peers address it by its
-    /// address.
+    /// `ibv_rereg_mr`: makes it a region of other memory, and applies `change` too, as
+    /// [`rereg`](Self::rereg) does, unless it is empty. Requests and peers address the region by the
+    /// address of the new memory.
     ///
     /// # Errors
     ///
     /// Those of [`rereg`](Self::rereg), and:
     ///
-    ///  - `EINVAL`: the address is null, or there are no bytes, or more than there are addresses.
-    ///  - `EFAULT`: the memory is not mapped, or is read-only and is to be written.
+    ///  - `EINVAL`: the address is null; or `bytes` is 0, or more than the address space allows.
+    ///  - `EFAULT`: the memory is not mapped, or it is read-only and the access includes writing.
     ///
     /// # Safety
     ///
     /// No request that names the region is outstanding. The conditions of [`new`](Self::new) hold for
-    /// the new memory from now on; and for the former one until this returned `Ok`, or until the
-    /// region is deregistered if it did not.
+    /// the new memory from now on. For the former memory they hold until this returns `Ok`, or if it
+    /// fails until the region is deregistered.
     #[doc(alias = "ibv_rereg_mr")]
     pub unsafe fn rereg_memory(
         &mut self,
@@ -344,21 +347,21 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or requests do not see
-    ///    the region at its own address: it has another iova, is a dma-buf, or is imported. See
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or requests do not
+    ///    address the region by its own address: it has another iova, is a dma-buf, or is imported. See
     ///    [`gather_element_by_iova`](Self::gather_element_by_iova).
     #[inline]
     pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
         self.sge(range).map(GatherElement::new)
     }
 
-    /// The bytes in `range`, for a work request that writes them. Any number of requests may write
-    /// the same bytes; what they leave is unspecified.
+    /// The bytes in `range`, for a work request that writes them. Any number of requests may write the
+    /// same bytes; their contents are then unspecified.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or requests do not see
-    ///    the region at its own address: it has another iova, is a dma-buf, or is imported. See
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or requests do not
+    ///    address the region by its own address: it has another iova, is a dma-buf, or is imported. See
     ///    [`scatter_element_by_iova`](Self::scatter_element_by_iova).
     #[inline]
     pub fn scatter_element(&self, range: impl RangeBounds<usize>) -> Result<ScatterElement<'_>> {
@@ -371,7 +374,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     }
 
     /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
-    /// cannot. The device may then still access the memory.
+    /// cannot. On an error the device may still access the memory.
     ///
     /// # Errors
     ///
@@ -390,7 +393,7 @@ impl LocalMemory for RawMemoryRegion<'_> {
     #[inline]
     fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
         let range = resolve(range, self.bytes)?;
-        // Null is nobody's own address, not even that of a dma-buf seen at 0.
+        // Null means that the address is unknown, so it must differ from every base, even from 0.
         let own = if self.address.is_null() { !self.base } else { self.address as u64 };
         let (address, iova) =
             (own.wrapping_add(range.start as u64), self.base + range.start as u64);
@@ -437,7 +440,7 @@ impl ProtectionDomain<'_> {
     }
 }
 
-/// Whether there can be memory of this length at the address.
+/// Checks that memory of this length can exist at the address.
 fn check_memory(verb: &'static str, address: *mut u8, bytes: usize) -> Result<()> {
     if address.is_null() {
         return Err(Error::invalid(verb, "the address is null"));

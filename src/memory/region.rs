@@ -18,11 +18,11 @@ use crate::error::Result;
 use crate::ffi;
 use crate::parent::Parent;
 
-/// `struct ibv_mr`: registered memory for `len` elements that it owns and that only this program
-/// and its own device access.
+/// `struct ibv_mr`: registered memory for `len` elements, which it owns and which only this program and
+/// its own device access.
 ///
-/// It derefs to `[T]`, so it is used like a vector of fixed length. A peer can send to it and
-/// receive from it, but cannot read or write it by itself: for that there is
+/// It derefs to `[T]`, so use it like a vector of fixed length. A peer can exchange messages with it,
+/// but cannot read or write it by RDMA: for that, use
 /// [`SharedMemoryRegion`](crate::SharedMemoryRegion).
 ///
 /// ```no_run
@@ -43,8 +43,8 @@ region_accessors!(['pd, T: Element] MemoryRegion<'pd, T>, |this| this.buffer.as_
 impl<'pd, T: Element> MemoryRegion<'pd, T> {
     /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them for local access.
     ///
-    /// The buffer is aligned to 64 bytes, or more if `T` is. Regions of 4 GiB and more are fine; it
-    /// is only a single scatter/gather element that cannot be that long.
+    /// The buffer is aligned to 64 bytes, or more if `T` is. A region can have 4 GiB and more; only a
+    /// single scatter/gather element cannot.
     ///
     /// # Errors
     ///
@@ -61,9 +61,10 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     /// # Errors
     ///
     ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow; or the
-    ///    options are for remote access, memory windows or an address of their own, for which there
-    ///    is [`SharedMemoryRegion`](crate::SharedMemoryRegion), or contradict each other.
-    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine no such huge pages.
+    ///    options contradict each other, or ask for remote access, memory windows or an iova, which
+    ///    need a [`SharedMemoryRegion`](crate::SharedMemoryRegion).
+    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine does not have such huge
+    ///    pages.
     ///  - `ENOMEM`: no memory, not enough huge pages set aside, no region left on the device, or
     ///    `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_reg_mr")]
@@ -90,18 +91,18 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
         self.buffer.close()
     }
 
-    /// `ibv_rereg_mr`: changes the region's protection domain, or its access as far as it is local
-    /// (relaxed ordering); its contents stay. Its key may be another afterwards. Local write access
-    /// stays in any case.
+    /// `ibv_rereg_mr`: changes the region's protection domain, or the local part of its access (relaxed
+    /// ordering); its contents stay. This may change its key. The region always keeps local write
+    /// access.
     ///
     /// No request that names the region may be outstanding.
     ///
     /// # Errors
     ///
-    /// [`ReregisterError::state`] says which state the region is in.
+    /// [`ReregisterError::state`] tells which state the region is in.
     ///
-    ///  - `EINVAL`: nothing is to be changed, or what cannot be: the domain is of another context, or
-    ///    the access is for peers.
+    ///  - `EINVAL`: `change` is empty, or is not possible: the domain is of another context, or the
+    ///    access includes access for peers.
     ///  - `EOPNOTSUPP`: the device cannot do that.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, mut change: Reregistration<'pd>) -> Result<(), ReregisterError> {
@@ -120,7 +121,7 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     #[inline]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, T>> {
         let range = resolve(range, self.buffer.len())?;
-        // SAFETY: as in `deref`, but of these elements alone: others may be with the device.
+        // SAFETY: as in `deref`, but of these elements alone: a request may be using others.
         let data = unsafe {
             std::slice::from_raw_parts(self.buffer.data().add(range.start).as_ptr(), range.len())
         };
@@ -166,7 +167,7 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
         self.sge(range).map(ScatterElement::new)
     }
 
-    /// What it is registered for.
+    /// The access that it was registered with.
     pub fn access(&self) -> AccessFlags {
         self.buffer.access()
     }
@@ -177,9 +178,9 @@ impl<T: Element> Deref for MemoryRegion<'_, T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: the buffer holds `len` elements, initialised (zeroed, and any bytes are valid for
-        // an `Element`). The device writes only what was posted, whose callers or whose exclusive
-        // borrows keep references away from it; peers have no access.
+        // SAFETY: the buffer holds `len` elements, initialised (zeroed, and any bytes are valid for an
+        // `Element`). The device writes only elements that were posted, and the caller of the post, or
+        // the element's exclusive borrow, keeps references away from them; peers have no access.
         unsafe { std::slice::from_raw_parts(self.buffer.data().as_ptr(), self.buffer.len()) }
     }
 }

@@ -13,11 +13,11 @@ use crate::parent::Parent;
 
 object!(ibv_mr, ibv_dereg_mr);
 
-/// Registers `bytes` bytes at `address`, which requests see at `iova`.
+/// Registers `bytes` bytes at `address`; requests name them by addresses from `iova` on.
 ///
 /// # Safety
 ///
-/// What the device may do to the memory under `access` is sound until the region is deregistered.
+/// The device's accesses to the memory under `access` are sound until the region is deregistered.
 pub(super) unsafe fn register(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
@@ -26,8 +26,8 @@ pub(super) unsafe fn register(
     iova: u64,
     access: AccessFlags,
 ) -> Result<Handle<ffi::ibv_mr>> {
-    // The two exported functions come down to this one, which leaves out the optional flags where
-    // the kernel does not know them.
+    // Both functions of the public API end in this one, which leaves out the optional flags if the
+    // kernel does not know them.
     // SAFETY: the domain is live; the caller vouches for the memory.
     let registered = unsafe {
         let (address, access) = (address.cast(), access.bits());
@@ -37,7 +37,7 @@ pub(super) unsafe fn register(
     registered.map_err(|error| too_long(verb, domain, bytes).unwrap_or(error))
 }
 
-/// The better reason why a registration failed, if that is the length.
+/// If a registration failed because of the length, an error that says so.
 #[cold]
 fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> Option<Error> {
     let longest = domain.context().query_device().ok()?.max_mr_size();
@@ -45,7 +45,7 @@ fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> 
     (bytes > longest).then(|| Error::out_of_range(verb, what, bytes, 1, longest))
 }
 
-/// What `rereg` changes of a region: its access, its protection domain, or both.
+/// The changes that `rereg` makes to a region: its access, its protection domain, or both.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs ibv_rereg_mr
@@ -67,19 +67,19 @@ pub struct Reregistration<'pd> {
 }
 
 impl<'pd> Reregistration<'pd> {
-    /// Nothing yet.
+    /// No changes yet.
     pub const fn new() -> Self {
         Self { domain: None, access: None }
     }
 
-    /// `IBV_REREG_MR_CHANGE_ACCESS`: this access instead of the present one.
+    /// `IBV_REREG_MR_CHANGE_ACCESS`: replaces the access.
     #[doc(alias = "IBV_REREG_MR_CHANGE_ACCESS")]
     pub const fn access(mut self, access: AccessFlags) -> Self {
         self.access = Some(access);
         self
     }
 
-    /// `IBV_REREG_MR_CHANGE_PD`: this domain instead of the present one.
+    /// `IBV_REREG_MR_CHANGE_PD`: replaces the protection domain.
     #[doc(alias = "IBV_REREG_MR_CHANGE_PD")]
     pub fn protection_domain(
         mut self,
@@ -90,21 +90,19 @@ impl<'pd> Reregistration<'pd> {
     }
 }
 
-/// `enum ibv_rereg_mr_err_code`: in which state a region is after a failed `rereg`.
+/// `enum ibv_rereg_mr_err_code`: the state of a region after a failed `rereg`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_rereg_mr_err_code")]
 pub enum ReregisteredState {
-    /// It is as it was.
+    /// The region is unchanged.
     Unchanged,
-    /// It is changed as was asked for, but the pages of its former memory stay hidden from forked
-    /// children.
+    /// The change was made, but the pages of the former memory stay hidden from forked children.
     Changed,
-    /// No request can use it any more: all that is left is to drop or close it. Its contents are
-    /// still there.
+    /// No request can use the region any more: drop or close it. Its contents are still there.
     Lost,
 }
 
-/// Why a `rereg` failed, and the state that it left the region in.
+/// The error of a failed `rereg`, and the state that it left the region in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReregisterError {
     error: Error,
@@ -112,12 +110,12 @@ pub struct ReregisterError {
 }
 
 impl ReregisterError {
-    /// Found before the verb was called.
+    /// An error that was found before the verb was called.
     pub(super) fn unchanged(error: Error) -> Self {
         Self { error, state: ReregisteredState::Unchanged }
     }
 
-    /// What C returned, other than 0, with the `errno` that it left.
+    /// The error for a status of C other than 0, with the `errno` that it left.
     #[cold]
     fn from_c(returned: i32, errno: i32) -> Self {
         use ffi::ibv_rereg_mr_err_code as code;
@@ -127,7 +125,8 @@ impl ReregisterError {
                 ReregisteredState::Unchanged
             }
             code::IBV_REREG_MR_ERR_DO_FORK_OLD => ReregisteredState::Changed,
-            // What the device or the kernel cannot do at all, it has not begun to do.
+            // These say that the device or the kernel lacks the operation, so it has not changed
+            // anything.
             _ if matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS) => ReregisteredState::Unchanged,
             _ => ReregisteredState::Lost,
         };
@@ -183,13 +182,14 @@ impl From<ReregisterError> for io::Error {
 
 const VERB: &str = "ibv_rereg_mr";
 
-/// `ibv_rereg_mr`: changes `region`, of `domain`, and if the domain changes that too.
+/// `ibv_rereg_mr`: changes `region`, and replaces `domain` if the change includes it.
 ///
 /// # Safety
 ///
-/// What the device may do to the present memory, or to that of `translation` if it is given, under
-/// the new access (if there is one, else the present one, `access`) is sound until the region is
-/// deregistered or changed again; and if this fails, for the present memory and access as well.
+/// The device's accesses to the present memory, or to that of `translation` if it is given, under the
+/// new access (or `access`, the present one, if that does not change) are sound until the region is
+/// deregistered or changed again. If this fails, its accesses to the present memory under the present
+/// access stay sound too.
 pub(super) unsafe fn reregister<'pd>(
     region: &Handle<ffi::ibv_mr>,
     domain: &mut Parent<'pd, ProtectionDomain<'pd>>,
@@ -229,10 +229,10 @@ pub(super) unsafe fn reregister<'pd>(
         return Err(ReregisterError::unchanged(Error::invalid(VERB, "nothing is to be changed")));
     }
     let new_access = change.access.unwrap_or(AccessFlags::empty());
-    // SAFETY: `errno` is the calling thread's. The region and the domains are live; the flags are
-    // the defined ones, which fit; the caller vouches for the memory.
+    // SAFETY: `errno` is the calling thread's. The region and the domains are live; the flags are the
+    // defined ones, which fit; the caller vouches for the memory.
     let (returned, errno) = unsafe {
-        // Not every provider sets it.
+        // Not every provider sets `errno`.
         *libc::__errno_location() = 0;
         let returned = ffi::ibv_rereg_mr(
             region.as_ptr(),

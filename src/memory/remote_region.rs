@@ -1,4 +1,4 @@
-//! What a peer must know of a region.
+//! The description of a peer's region.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -6,15 +6,15 @@ use std::ops::{Bound, RangeBounds};
 use super::scatter_gather::Element;
 use crate::error::{Error, Result};
 
-/// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and
-/// the rkey. It is plain data and says nothing of whether the peer still has that memory.
+/// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and the
+/// rkey. It is plain data; the peer may have freed the memory since.
 ///
-/// The owner makes it, by [`SharedMemoryRegion::remote`](crate::SharedMemoryRegion::remote), and
-/// sends it over; [`sub_region`](Self::sub_region) then cuts out what a request is for, and never
-/// more than was given.
+/// The owner makes it by [`SharedMemoryRegion::remote`](crate::SharedMemoryRegion::remote), and sends
+/// it over; [`sub_region`](Self::sub_region) then picks the part for a request, always within the
+/// bounds of the whole.
 ///
 /// With feature `serde` it serialises as a struct of `address`, `length` and `rkey`; that form is
-/// stable. One whose end is beyond the address space is refused on the way in.
+/// stable. Deserialising fails if the end is beyond the address space.
 ///
 /// ```
 /// use ibverbs::RemoteMemoryRegion;
@@ -34,7 +34,7 @@ pub struct RemoteMemoryRegion {
     pub(crate) rkey: u32,
 }
 
-/// What is on the wire.
+/// The serialised form.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename = "RemoteMemoryRegion")]
@@ -61,8 +61,9 @@ impl From<RemoteMemoryRegion> for Wire {
 }
 
 impl RemoteMemoryRegion {
-    /// The region of a peer that says so in a form of its own: `length` bytes at `address`, which is
-    /// an address of the peer's, or an offset where its region is zero-based.
+    /// Describes a peer's region from its parts, if the peer sends them in a format of its own:
+    /// `length` bytes at `address`, which is an address of the peer's, or an offset if its region is
+    /// zero-based.
     ///
     /// # Errors
     ///
@@ -75,8 +76,8 @@ impl RemoteMemoryRegion {
         Ok(Self { address, length, rkey })
     }
 
-    /// The region as 20 bytes: address, length and rkey, in network order. They are what a peer can be
-    /// told without feature `serde`, such as in the private data of
+    /// The region as 20 bytes: address, length and rkey, in network order. Use them to send the region
+    /// without feature `serde`, such as in the private data of
     /// [`PreparedChannel::connect`](crate::PreparedChannel::connect).
     pub fn to_bytes(&self) -> [u8; 20] {
         let mut bytes = [0; 20];
@@ -86,11 +87,11 @@ impl RemoteMemoryRegion {
         bytes
     }
 
-    /// The region that [`to_bytes`](Self::to_bytes) has made these bytes of.
+    /// The region that was converted into these bytes by [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: they are not 20, or the end of the region is more than 64 bits hold.
+    ///  - `EINVAL`: there are not exactly 20 bytes, or the end of the region is more than 64 bits hold.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let parts = || {
             let (address, rest) = bytes.split_first_chunk()?;
@@ -104,7 +105,7 @@ impl RemoteMemoryRegion {
         Self::new(address, length, u32::from_be_bytes(rkey))
     }
 
-    /// Where it begins, in the peer's address space.
+    /// The address of its first byte, in the peer's address space.
     #[inline]
     pub const fn address(&self) -> u64 {
         self.address
@@ -126,7 +127,7 @@ impl RemoteMemoryRegion {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: they are not all within the region.
+    ///  - `EINVAL`: the bytes are not all within the region.
     #[inline]
     pub const fn sub_region(&self, offset: u64, length: u64) -> Result<Self> {
         if offset > self.length {
@@ -147,7 +148,7 @@ impl RemoteMemoryRegion {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: they are not all within the region.
+    ///  - `EINVAL`: the bytes are not all within the region.
     pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<Self> {
         let start = match range.start_bound() {
             Bound::Included(&start) => start,
@@ -178,7 +179,7 @@ impl RemoteMemoryRegion {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is not within the region.
+    ///  - `EINVAL`: the element is not within the region.
     pub const fn element<T: Element>(&self, index: u64) -> Result<Self> {
         let size = size_of::<T>() as u64;
         match index.checked_mul(size) {

@@ -9,13 +9,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::error::{Error, Result};
 use crate::ffi;
 
-/// What registered memory may hold: a type without padding for which any bytes are a valid value,
-/// since a device writes what a peer sent.
+/// A type that registered memory may hold: it has no padding, and any bytes are a valid value of it,
+/// since a device writes the bytes that a peer sent.
 ///
 /// It is implemented for every type that has the `zerocopy` traits, and cannot be implemented
-/// otherwise: integers, floats, arrays of them, and `Copy` structs that derive `FromBytes`,
-/// `IntoBytes` and `Immutable`. `bool`, `char`, enums, references and anything with padding do not have
-/// them: a peer could write bytes that are none of their values.
+/// otherwise: integers, floats, arrays of them, and `Copy` structs that derive `FromBytes`, `IntoBytes`
+/// and `Immutable`. `bool`, `char`, enums, references and types with padding do not have those traits:
+/// a peer could write bytes that are not a valid value.
 ///
 /// | instead of | use | and read it with |
 /// |---|---|---|
@@ -49,7 +49,7 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Elemen
 /// The longest piece of memory that a scatter/gather element can name: 4 GiB - 1 bytes.
 pub const MAX_SGE_LENGTH: usize = u32::MAX as usize;
 
-/// The elements of `len` that `range` names.
+/// Resolves `range` within `len` elements.
 #[inline]
 pub(crate) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
     let start = match range.start_bound() {
@@ -71,10 +71,11 @@ pub(crate) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<Rang
     }
 }
 
-/// What is too large, and what it may be.
+/// A value that is too large, with its maximum.
 ///
-/// Errors of the data path are put together from it where they are returned, so that the compiler sees
-/// that they are errors: what it gets from a function that it does not inline, it looks at again.
+/// Each function of the data path makes its error from this value and returns it, so that the compiler
+/// sees that the path ends in an error. It would check again the result of a function that it does not
+/// inline.
 struct Excess {
     what: &'static str,
     value: u64,
@@ -104,11 +105,11 @@ pub(crate) fn sge(address: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge>
     }
 }
 
-/// The C struct for `bytes` bytes at `address`, of a region that requests see at `iova`.
+/// The C struct for `bytes` bytes at `address`, of a region that requests address from `iova` on.
 ///
-/// Providers follow the addresses of elements without asking the device: to copy what is sent inline,
-/// and (mlx5, hns) to deliver short messages and results, which arrive within the completion. So an
-/// element whose address is not this program's own is not for everyone to use.
+/// Providers access the addresses of elements themselves, without asking the device: to copy inline
+/// data, and (mlx5, hns) to deliver short messages and results that arrive within the completion. So
+/// making an element whose address is not this program's own is `unsafe`, and an error here.
 #[inline]
 pub(super) fn sge_at(address: u64, iova: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge> {
     if address != iova {
@@ -149,8 +150,8 @@ pub(crate) mod private {
 
 /// `struct ibv_sge`: memory that the device reads for a send, a write or an atomic.
 ///
-/// It borrows the memory for `'buf`. It is laid out as the C struct, so a slice of them is the
-/// scatter/gather list of a work request as it stands.
+/// It borrows the memory for `'buf`. It has the layout of the C struct, so a slice of elements is the
+/// scatter/gather list of a work request.
 #[derive(Clone, Copy)]
 #[doc(alias = "ibv_sge")]
 #[repr(transparent)]
@@ -158,11 +159,12 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 
 /// `struct ibv_sge`: memory that the device writes for a receive, a read or an atomic.
 ///
-/// It borrows the memory exclusively for `'buf`. It is laid out as the C struct, so a slice of them
-/// is the scatter/gather list of a work request as it stands.
+/// It borrows the memory exclusively for `'buf`. It has the layout of the C struct, so a slice of
+/// elements is the scatter/gather list of a work request.
 ///
-/// Leave empty ones out of requests: some devices (mlx4, mthca) take a length of 0 for 2 GiB, and write
-/// beyond the element as far as the region goes. A [`Channel`](crate::Channel) does so by itself.
+/// Leave empty elements out of requests: some devices (mlx4, mthca) take a length of 0 for 2 GiB, and
+/// write beyond the element up to the end of the region. A [`Channel`](crate::Channel) leaves them out
+/// itself.
 #[doc(alias = "ibv_sge")]
 #[repr(transparent)]
 pub struct ScatterElement<'buf>(ffi::ibv_sge, PhantomData<&'buf mut [u8]>);

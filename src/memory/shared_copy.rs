@@ -1,22 +1,22 @@
 //! Copies to and from memory that a peer, or another thread, may write or read at the same time.
 //!
-//! Such memory may be accessed by nothing but atomic operations: then what one sees of a concurrent
-//! write is unspecified, but not undefined. The unit is what the element is aligned to, up to the
-//! machine's word: a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte. Byte-wise atomic
-//! copies would be slow, and compilers do not join atomic accesses. So the bulk is copied by words, in
-//! assembly, where one access to an aligned word stands for accesses to each of the units in it: the
-//! hardware does it at once, which is one of the orders that the units may be accessed in.
+//! Only atomic operations may access such memory: then the result of reading during a concurrent write
+//! is unspecified, but not undefined behaviour. The unit of access is the alignment of the element, up
+//! to the machine's word: a `u32` is copied by 4-byte accesses, a `[u8; 16]` byte by byte. Byte-wise
+//! atomic copies would be slow, and compilers do not merge atomic accesses. So the bulk is copied in
+//! words, in assembly: one access to an aligned word counts as one access to each unit in it, because
+//! the hardware accesses all of them at once, which is one of the permitted orders.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
 
-/// What one access of `T` is, in bytes: a power of 2, up to the word.
+/// The size of one access for elements of `T`, in bytes: a power of 2, up to the word.
 const fn unit<T>() -> usize {
     if align_of::<T>() < size_of::<usize>() { align_of::<T>() } else { size_of::<usize>() }
 }
 
 const WORD: usize = size_of::<usize>();
 
-/// Below this many bytes it is not worth to align.
+/// Shorter copies are not aligned first, as that would cost more than it saves.
 const BULK: usize = 2 * WORD;
 
 /// Copies `count` elements out of shared memory.
@@ -60,8 +60,8 @@ pub unsafe fn store<T>(from: *const T, to: *mut T, count: usize) {
     }
 }
 
-/// How many bytes come before the first aligned word of the shared memory, and how many words are to
-/// be copied from there on.
+/// The number of bytes before the first aligned word of the shared memory, and the number of words to
+/// copy from there on.
 fn split(shared: *const u8, bytes: usize) -> (usize, usize) {
     let head = (shared as usize).wrapping_neg() % WORD;
     if HAVE_WORDS && bytes >= BULK { (head, (bytes - head) / WORD) } else { (bytes, 0) }
@@ -113,7 +113,7 @@ unsafe fn store_units<T>(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Whether [`copy_words`] is there.
+/// Whether [`copy_words`] is implemented for this target.
 const HAVE_WORDS: bool = cfg!(all(
     any(target_arch = "x86_64", target_arch = "aarch64"),
     target_pointer_width = "64",
@@ -130,9 +130,9 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, words: usize) {
     if words == 0 {
         return;
     }
-    // Four at a time, then the rest one by one.
+    // Four words at a time, then the rest one by one.
     // SAFETY: it reads and writes that many words, which the caller vouches for. It changes no
-    // register but its operands and the flags, and does not use the stack.
+    // registers except its operands and the flags, and does not use the stack.
     unsafe {
         std::arch::asm!(
             "cmp {left}, 4",
@@ -184,9 +184,9 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, words: usize) {
     if words == 0 {
         return;
     }
-    // SAFETY: it reads and writes that many words, which the caller vouches for; the side that is
-    // not shared may be unaligned, which this machine allows for normal memory. It changes no register
-    // but its operands and the flags, and does not use the stack.
+    // SAFETY: it reads and writes that many words, which the caller vouches for; the side that is not
+    // shared may be unaligned, which this machine allows for normal memory. It changes no registers
+    // except its operands and the flags, and does not use the stack.
     unsafe {
         std::arch::asm!(
             "2:",
@@ -221,9 +221,10 @@ unsafe fn copy_words(_from: *const u8, _to: *mut u8, words: usize) {
 mod tests {
     use super::*;
 
-    /// Memory as regions have it: elements of which nobody holds a reference.
+    /// Copies between memory like that of regions, whose elements nobody holds a reference to, and
+    /// checks the result.
     fn check<T: Copy + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> T) {
-        // Miri takes a hundred times as long; a few words and their edges tell it as much.
+        // Miri takes a hundred times as long, and a few words and their edges suffice for it.
         const LEN: usize = if cfg!(miri) { 20 } else { 70 };
         let mut shared = [value(0); LEN];
         let shared = shared.as_mut_ptr();
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!((unit::<[u32; 3]>(), unit::<u64>(), unit::<u128>()), (4, WORD, WORD));
     }
 
-    /// An aligned element of at most a word is never seen half-written.
+    /// No reader sees an aligned element of at most a word half-written.
     #[test]
     fn aligned_elements_do_not_tear() {
         use std::sync::atomic::AtomicBool;
@@ -286,7 +287,8 @@ mod tests {
                 while !stop.load(Ordering::Relaxed) {
                     n += 1;
                     let value = [n << 32 | n; LEN];
-                    // SAFETY: both are `LEN` elements; the other side is shared as agreed.
+                    // SAFETY: both are `LEN` elements; all accesses to the other side are made by
+                    // `load` and `store`.
                     unsafe { store(value.as_ptr(), shared.0, LEN) };
                 }
             });

@@ -19,12 +19,12 @@ use crate::ffi;
 use crate::handle::Leak;
 use crate::parent::Parent;
 
-/// `struct ibv_mr`: registered memory for `len` elements that it owns and that peers read or write
-/// by themselves, as far as its [`AccessFlags`] let them.
+/// `struct ibv_mr`: registered memory for `len` elements, which it owns and which peers read or write
+/// by RDMA, as far as its [`AccessFlags`] allow.
 ///
 /// A peer may write at any time, so there is never a reference into it: [`read`](Self::read) and
-/// [`write`](Self::write) copy. What they see of a concurrent write is said at
-/// [`SharedMemorySlice`], which stands for a part of a region.
+/// [`write`](Self::write) copy. [`SharedMemorySlice`], which is a part of a region, explains what they
+/// see of a concurrent write.
 ///
 /// ```no_run
 /// use ibverbs::AccessFlags;
@@ -52,18 +52,19 @@ region_accessors!(['pd, T: Element] SharedMemoryRegion<'pd, T>, |this| this.buff
 shared_region_accessors!(['pd, T: Element] SharedMemoryRegion<'pd, T>);
 
 impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
-    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say: that may be
-    /// just the [`AccessFlags`].
+    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say; plain
+    /// [`AccessFlags`] are accepted too.
     ///
-    /// Local write access, which remote write and remote atomic access require, is always included.
-    /// The buffer is aligned to 64 bytes, or more if `T` is. Regions of 4 GiB and more are fine; it
-    /// is only a single scatter/gather element that cannot be that long.
+    /// Local write access, which remote write and remote atomic access require, is always included. The
+    /// buffer is aligned to 64 bytes, or more if `T` is. A region can have 4 GiB and more; only a
+    /// single scatter/gather element cannot.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow, or the
     ///    options contradict each other.
-    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine no such huge pages.
+    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine does not have such huge
+    ///    pages.
     ///  - `ENOMEM`: no memory, not enough huge pages set aside, no region left on the device, or
     ///    `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_reg_mr")]
@@ -92,16 +93,16 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     }
 
     /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both; its contents stay.
-    /// Both keys may be others afterwards. Local write access stays in any case.
+    /// This may change both keys. The region always keeps local write access.
     ///
     /// No request that names the region may be outstanding, and no memory window bound to it.
     ///
     /// # Errors
     ///
-    /// [`ReregisterError::state`] says which state the region is in.
+    /// [`ReregisterError::state`] tells which state the region is in.
     ///
-    ///  - `EINVAL`: nothing is to be changed, or what cannot be: the domain is of another context, or
-    ///    the access is a contradiction, or a window is bound to the region.
+    ///  - `EINVAL`: `change` is empty, or is not possible: the domain is of another context, the access
+    ///    flags contradict each other, or a window is bound to the region.
     ///  - `EOPNOTSUPP`: the device cannot do that.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, mut change: Reregistration<'pd>) -> Result<(), ReregisterError> {
@@ -109,14 +110,14 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         self.buffer.rereg(change)
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     #[inline]
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
 
-    /// All of it.
+    /// The whole region as a slice.
     #[inline]
     pub fn as_slice(&self) -> SharedMemorySlice<'_, T> {
         let buffer = &self.buffer;
@@ -141,7 +142,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: that many elements are not there.
+    ///  - `EINVAL`: the region ends before that many elements.
     #[inline]
     pub fn read(&self, index: usize, to: &mut [T]) -> Result<()> {
         self.as_slice().read(index, to)
@@ -151,7 +152,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is not there.
+    ///  - `EINVAL`: `index` is out of bounds.
     #[inline]
     pub fn read_one(&self, index: usize) -> Result<T> {
         self.as_slice().read_one(index)
@@ -166,7 +167,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: that many elements are not there.
+    ///  - `EINVAL`: the region ends before that many elements.
     #[inline]
     pub fn write(&self, index: usize, from: &[T]) -> Result<()> {
         self.as_slice().write(index, from)
@@ -176,7 +177,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is not there.
+    ///  - `EINVAL`: `index` is out of bounds.
     #[inline]
     pub fn write_one(&self, index: usize, value: T) -> Result<()> {
         self.as_slice().write_one(index, value)
@@ -214,15 +215,15 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         self.sge(range).map(ScatterElement::new)
     }
 
-    /// What a peer must know to access the region: send it over.
+    /// The address, length and key that a peer needs to access the region: send them over.
     pub fn remote(&self) -> RemoteMemoryRegion {
         self.as_slice().remote()
     }
 
-    /// What a peer must know to access the elements in `range`.
+    /// The address, length and key that a peer needs to access the elements in `range`.
     ///
-    /// This keeps an honest peer to that range; the key opens the whole region to any other. A
-    /// [`MemoryWindow`](crate::MemoryWindow) is what confines it.
+    /// Only an honest peer keeps to that range; the key opens the whole region. To confine a peer to
+    /// the range, use a [`MemoryWindow`](crate::MemoryWindow).
     ///
     /// # Errors
     ///
@@ -231,7 +232,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         Ok(self.slice(range)?.remote())
     }
 
-    /// What it is registered for.
+    /// The access that it was registered with.
     pub fn access(&self) -> AccessFlags {
         self.buffer.access()
     }
@@ -242,7 +243,7 @@ impl<T: AtomicElement> SharedMemoryRegion<'_, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is not there.
+    ///  - `EINVAL`: `index` is out of bounds.
     #[inline]
     pub fn atomic(&self, index: usize) -> Result<&T::Atomic> {
         self.as_slice().atomic(index)

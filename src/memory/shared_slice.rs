@@ -15,19 +15,19 @@ use crate::ffi;
 
 /// A part of a [`SharedMemoryRegion`](crate::SharedMemoryRegion), borrowed.
 ///
-/// It is `Copy`, and never a reference to the elements: a peer may write them at any time. What it
-/// can do is copy them, out ([`read`](Self::read)) and in ([`write`](Self::write)), access integers in
-/// place by [atomic operations](Self::atomic), and name them in work requests.
+/// It is `Copy`, and never a reference to the elements, because a peer may write them at any time. It
+/// copies elements out ([`read`](Self::read)) and in ([`write`](Self::write)), accesses integers in
+/// place by [atomic operations](Self::atomic), and names the elements in work requests.
 ///
 /// # What a copy sees of a concurrent write
 ///
-/// A copy takes the elements in no particular order, so of several elements that are written
-/// meanwhile it may see some new and some old. An element of 1, 2, 4 or 8 bytes that is aligned to
-/// its size (so integers and floats) is seen old or new as a whole, if the one who writes it
-/// does so at once: a CPU does, RDMA atomics do, and RDMA writes do not promise it. Larger ones may be
-/// seen half-written. When data is whole is up to the protocol: it is after a completion, or after an
-/// atomic access to a flag that was written last (without
-/// [`RELAXED_ORDERING`](crate::AccessFlags::RELAXED_ORDERING) most devices write in order).
+/// A copy takes the elements in no particular order, so of several elements that are written meanwhile
+/// it may see some new and some old. It sees an element of 1, 2, 4 or 8 bytes that is aligned to its
+/// size (so integers and floats) as a whole, old or new, if the writer writes it in one access: a CPU
+/// does, RDMA atomics do, and RDMA writes do not promise it. It may see larger elements half-written.
+/// The protocol must tell when data is complete: it is after a completion, or after an atomic access to
+/// a flag that was written last (without [`RELAXED_ORDERING`](crate::AccessFlags::RELAXED_ORDERING)
+/// most devices write in order).
 ///
 /// Threads of this program may read and write the same elements at the same time, with the same
 /// effect.
@@ -48,14 +48,14 @@ impl<T> Clone for SharedMemorySlice<'_, T> {
 
 impl<T> Copy for SharedMemorySlice<'_, T> {}
 
-// SAFETY: it stands for shared memory that is copied from and to by atomic accesses, and whose
-// elements are `Send`.
+// SAFETY: it names shared memory that is copied from and to by atomic accesses, and whose elements are
+// `Send`.
 unsafe impl<T: Send + Sync> Send for SharedMemorySlice<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for SharedMemorySlice<'_, T> {}
 
 impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
-    /// The part of a region that begins at `data`, which requests see at `base`.
+    /// The part of a region that begins at `data`, which requests name by addresses from `base` on.
     ///
     /// # Safety
     ///
@@ -73,13 +73,13 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         Self { data, len, base, lkey, rkey, memory: PhantomData }
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether it has no elements.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -103,7 +103,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are fewer than that.
+    ///  - `EINVAL`: there are fewer than `mid` elements.
     #[inline]
     pub fn split_at(self, mid: usize) -> Result<(Self, Self)> {
         Ok((self.slice(..mid)?, self.slice(mid..)?))
@@ -131,7 +131,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: that many elements are not there.
+    ///  - `EINVAL`: the slice ends before that many elements.
     #[inline]
     pub fn read(&self, index: usize, to: &mut [T]) -> Result<()> {
         let range = resolve(index..index.saturating_add(to.len()), self.len)?;
@@ -145,7 +145,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is not there.
+    ///  - `EINVAL`: `index` is out of bounds.
     #[inline]
     pub fn read_one(&self, index: usize) -> Result<T> {
         let mut value = T::new_zeroed();
@@ -169,7 +169,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: that many elements are not there.
+    ///  - `EINVAL`: the slice ends before that many elements.
     #[inline]
     pub fn write(&self, index: usize, from: &[T]) -> Result<()> {
         let range = resolve(index..index.saturating_add(from.len()), self.len)?;
@@ -182,7 +182,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is not there.
+    ///  - `EINVAL`: `index` is out of bounds.
     #[inline]
     pub fn write_one(&self, index: usize, value: T) -> Result<()> {
         self.write(index, std::slice::from_ref(&value))
@@ -213,7 +213,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         self.fill(T::new_zeroed());
     }
 
-    /// All of it, for a work request that reads it.
+    /// The whole slice, for a work request that reads it.
     ///
     /// # Errors
     ///
@@ -224,8 +224,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         self.sge(..).map(GatherElement::new)
     }
 
-    /// All of it, for a work request that writes it. Any number of requests may write the same
-    /// elements; what they leave is unspecified.
+    /// The whole slice, for a work request that writes it. Any number of requests may write the same
+    /// elements; their contents are then unspecified.
     ///
     /// # Errors
     ///
@@ -236,7 +236,7 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         self.sge(..).map(ScatterElement::new)
     }
 
-    /// All of it, for a work request that reads it, whatever [`iova`](crate::RegionOptions::iova)
+    /// The whole slice, for a work request that reads it, whatever [`iova`](crate::RegionOptions::iova)
     /// its region has.
     ///
     /// # Errors
@@ -245,15 +245,15 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     ///
     /// # Safety
     ///
-    /// The request does not carry its data inline: that would be read from the iova, as an
+    /// The request does not carry its data inline: the provider would read that data at the iova, as an
     /// address of this program.
     #[inline]
     pub unsafe fn gather_element_by_iova(&self) -> Result<GatherElement<'buf>> {
         sge(self.base, self.len * size_of::<T>(), self.lkey).map(GatherElement::new)
     }
 
-    /// All of it, for a work request that writes it, whatever [`iova`](crate::RegionOptions::iova)
-    /// its region has.
+    /// The whole slice, for a work request that writes it, whatever
+    /// [`iova`](crate::RegionOptions::iova) its region has.
     ///
     /// # Errors
     ///
@@ -262,14 +262,14 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     /// # Safety
     ///
     /// The provider does not deliver short messages, or the results of reads and atomics, by copying
-    /// them itself: it would write them to the iova, as an address of this program. mlx5 does
+    /// them itself: it would write them to the iova, as an address of this program. mlx5 does copy
     /// unless the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
     #[inline]
     pub unsafe fn scatter_element_by_iova(&self) -> Result<ScatterElement<'buf>> {
         sge(self.base, self.len * size_of::<T>(), self.lkey).map(ScatterElement::new)
     }
 
-    /// What a peer must know to access it.
+    /// The address, length and key that a peer needs to access it.
     #[inline]
     pub fn remote(&self) -> RemoteMemoryRegion {
         RemoteMemoryRegion {
@@ -291,8 +291,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         self.rkey
     }
 
-    /// The address of the first element. To access it otherwise than by this crate is unsound, unless
-    /// by atomic or volatile operations.
+    /// The address of the first element. It is unsound to access the elements through it other than by
+    /// atomic or volatile operations.
     #[inline]
     pub fn as_ptr(&self) -> *mut T {
         self.data.as_ptr()
@@ -311,7 +311,7 @@ impl<T: Element> LocalMemory for SharedMemorySlice<'_, T> {
     }
 }
 
-// SAFETY: the slice borrows a region, which is registered until it is dropped, for its lifetime. This
+// SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. This
 // program accesses it by atomic accesses only. Dropping the slice does nothing.
 unsafe impl<T: Element> GatherBuffer for SharedMemorySlice<'_, T> {
     type List = [ffi::ibv_sge; 1];
@@ -342,7 +342,7 @@ mod tests {
 
     use super::*;
 
-    /// A slice over memory that nobody else has.
+    /// A slice over memory that nothing else accesses.
     fn slice<T: Element>(memory: &[UnsafeCell<T>]) -> SharedMemorySlice<'_, T> {
         slice_at(memory, memory.as_ptr() as u64)
     }

@@ -24,8 +24,8 @@ pub struct MemorySlice<'buf, T> {
 /// It derefs to `[T]`. Parts can be split further and used independently, each by the work request
 /// that holds it.
 pub struct MemorySliceMut<'buf, T> {
-    /// A pointer, not a reference: a reference would claim, each time that the slice is moved, that
-    /// nobody else accesses the memory, even while the device writes it.
+    /// A pointer, not a reference: a reference would assert, each time the slice is moved, that nobody
+    /// else accesses the memory, even while the device writes it.
     data: NonNull<[T]>,
     lkey: u32,
     borrow: PhantomData<&'buf mut [T]>,
@@ -57,7 +57,7 @@ impl<'buf, T: Element> MemorySlice<'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are fewer than that.
+    ///  - `EINVAL`: there are fewer than `mid` elements.
     #[inline]
     pub fn split_at(self, mid: usize) -> Result<(Self, Self)> {
         Ok((self.slice(..mid)?, self.slice(mid..)?))
@@ -68,7 +68,7 @@ impl<'buf, T: Element> MemorySlice<'buf, T> {
         self.lkey
     }
 
-    /// All of it, for a work request.
+    /// The whole slice, for a work request.
     ///
     /// # Errors
     ///
@@ -109,10 +109,11 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///
     /// # Safety
     ///
-    /// For `'buf`, nobody else uses these elements: `self` is given up, or used for others only.
+    /// For `'buf`, nobody else uses these elements: the caller gives `self` up, or uses it for other
+    /// elements only.
     #[inline]
     unsafe fn subslice(&self, range: Range<usize>) -> Self {
-        // SAFETY: the elements are some of ours, and the caller vouches that they are used once.
+        // SAFETY: the elements are part of this slice, and the caller vouches that they are used once.
         unsafe { Self::from_raw(self.pointer(range), self.lkey) }
     }
 
@@ -145,7 +146,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there are fewer than that.
+    ///  - `EINVAL`: there are fewer than `mid` elements.
     #[inline]
     pub fn split_at(self, mid: usize) -> Result<(Self, Self)> {
         let len = self.data.len();
@@ -176,7 +177,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         self.lkey
     }
 
-    /// All of it, for a work request that reads it.
+    /// The whole slice, for a work request that reads it.
     ///
     /// # Errors
     ///
@@ -186,7 +187,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         self.sge().map(GatherElement::new)
     }
 
-    /// All of it, for a work request that writes it.
+    /// The whole slice, for a work request that writes it.
     ///
     /// # Errors
     ///
@@ -196,7 +197,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
         self.sge().map(ScatterElement::new)
     }
 
-    /// All of it, for a work request that writes it for as long as the region is borrowed.
+    /// The whole slice, for a work request that writes it for as long as the region is borrowed.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! A message that is shorter than its buffer.
+//! Posting a message that is shorter than its buffer.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
@@ -10,10 +10,11 @@ use super::slice::MemorySliceMut;
 use crate::error::Result;
 use crate::ffi;
 
-/// A part of a [`MemorySliceMut`] that is posted alone, and keeps the rest with it.
+/// A part of a [`MemorySliceMut`] that is posted alone, and keeps the rest of the slice with it.
 ///
-/// A buffer that is [used again](crate::ScopedPendingWork::wait) for messages of different lengths comes
-/// back whole: a plain [`slice`](MemorySliceMut::slice) would come back as short as it was posted.
+/// Use it for a buffer that is [used again](crate::ScopedPendingWork::wait) for messages of different
+/// lengths: the operation gives the whole buffer back. A plain [`slice`](MemorySliceMut::slice) would
+/// come back as short as it was posted.
 ///
 /// ```
 /// use ibverbs::{MemorySliceMut, Scope, TransportError};
@@ -33,13 +34,13 @@ use crate::ffi;
 /// It derefs to the part's elements.
 pub struct MemorySlicePart<'buf, T> {
     whole: MemorySliceMut<'buf, T>,
-    /// Within the whole.
+    /// The range within the whole slice.
     range: Range<usize>,
 }
 
 impl<'buf, T: Element> MemorySliceMut<'buf, T> {
-    /// The elements in `range`, to be posted alone; the rest comes back with them. [`slice`](Self::slice)
-    /// gives the rest up.
+    /// Selects the elements in `range` to be posted alone; the rest comes back with them.
+    /// [`slice`](Self::slice) gives the rest up.
     ///
     /// # Errors
     ///
@@ -52,13 +53,13 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
 }
 
 impl<'buf, T> MemorySlicePart<'buf, T> {
-    /// All of the slice that this is a part of.
+    /// The whole slice that this is a part of.
     #[inline]
     pub fn into_whole(self) -> MemorySliceMut<'buf, T> {
         self.whole
     }
 
-    /// Which elements of the whole they are.
+    /// The range of the part within the whole slice.
     #[inline]
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
@@ -67,7 +68,7 @@ impl<'buf, T> MemorySlicePart<'buf, T> {
 
 impl<T> private::Sealed for MemorySlicePart<'_, T> {}
 
-// SAFETY: the elements are those of the slice in it, which borrows their region, exclusively, for its
+// SAFETY: the elements are those of the contained slice, which borrows their region exclusively for its
 // lifetime; dropping it does nothing.
 unsafe impl<T: Element> GatherBuffer for MemorySlicePart<'_, T> {
     type List = [ffi::ibv_sge; 1];

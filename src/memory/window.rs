@@ -1,13 +1,14 @@
 //! Memory windows: access for a peer to a part of a region, given and taken back by work requests.
 //!
-//! # What keeps region and window in order
+//! # How a region outlives the windows bound to it
 //!
-//! A window is deallocated before the domain that it holds, as all children are. While it is bound, the
-//! region under it has to stay: C lets one deregister it, and it depends on the device whether that
-//! fails (rxe: `EINVAL`, others: `EBUSY`) or leaves a window that leads nowhere. In no case does the
+//! A window is deallocated before its protection domain, as all children are. While it is bound, its
+//! region has to stay registered: C allows deregistering it, and depending on the device that fails
+//! (rxe: `EINVAL`, others: `EBUSY`) or leaves a window that leads nowhere. In neither case does the
 //! device access memory that was deregistered successfully, and memory whose deregistration failed is
-//! not freed. So that is never unsound, but would leak; and a [`WindowBinding`](crate::WindowBinding) prevents it, by holding
-//! the region: borrowed for as long as the window lives, or shared.
+//! not freed. So this is never unsound, but could leak memory. A
+//! [`WindowBinding`](crate::WindowBinding) prevents that by holding the region: borrowed for as long as
+//! the window lives, or shared.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,12 +26,12 @@ foreign_enum! {
     /// `enum ibv_mw_type`: how a window is bound.
     #[doc(alias = "ibv_mw_type")]
     pub enum MemoryWindowType: ibv_mw_type(u32) {
-        /// Type 1: bound again and again, by any queue pair of its domain; open to peers of all of
-        /// them.
+        /// Type 1: any queue pair of its domain can bind it, any number of times; peers of all these
+        /// queue pairs can use it.
         Type1 = IBV_MW_TYPE_1,
-        /// Type 2: bound once, and again after it was invalidated, by this program or by the peer
-        /// (with a send that invalidates it). Open to the peer of the queue pair that bound it (on
-        /// devices that have type 2B).
+        /// Type 2: bound once, and again after it was invalidated, by this program or by the peer (with
+        /// a send that invalidates it). On devices that have type 2B, only the peer of the queue pair
+        /// that bound it can use it.
         Type2 = IBV_MW_TYPE_2,
     }
 }
@@ -38,8 +39,8 @@ foreign_enum! {
 /// `struct ibv_mw`: a memory window, through which a peer accesses a part of a region.
 ///
 /// The rkey of a region opens all of it for as long as it is registered. A window opens the bytes that
-/// it is bound to, until it is bound to others, invalidated or deallocated. To bind it is a work
-/// request ([`QueuePair::post_bind_mw`](crate::QueuePair::post_bind_mw)), which takes no system call.
+/// it is bound to, until it is bound to other bytes, invalidated or deallocated. Binding it is a work
+/// request ([`QueuePair::post_bind_mw`](crate::QueuePair::post_bind_mw)), without a system call.
 ///
 /// ```no_run
 /// # use ibverbs::{AccessFlags, MemoryWindowType, QueuePair, RegionOptions, WindowBinding};
@@ -55,15 +56,15 @@ foreign_enum! {
 /// # }
 /// ```
 ///
-/// Deallocate a window before the queue pair that bound it is destroyed: Soft-RoCE otherwise makes
-/// the queue pair's destruction wait for the window's, for almost a minute. (Nor does Soft-RoCE confine
-/// peers to the bytes of a window: it checks the access, and the bounds of the region.)
+/// Deallocate a window before destroying the queue pair that bound it: otherwise Soft-RoCE delays the
+/// queue pair's destruction until the window is deallocated, for almost a minute. (Soft-RoCE also does
+/// not confine peers to the bytes of a window: it checks the access, and the bounds of the region.)
 #[doc(alias = "ibv_mw")]
 pub struct MemoryWindow<'res> {
     raw: Handle<ffi::ibv_mw>,
     window_type: MemoryWindowType,
-    // The one that the latest binding is to, and the one before: until the latest is carried out, the
-    // window is bound to that.
+    // The regions of the latest binding and of the one before: until the device has carried out the
+    // latest, the window is still bound to the earlier region.
     regions: [Option<Arc<dyn Leak + Send + Sync + 'res>>; 2],
     domain: Parent<'res, ProtectionDomain<'res>>,
 }
@@ -76,7 +77,7 @@ unsafe impl Send for MemoryWindow<'_> {}
 unsafe impl Sync for MemoryWindow<'_> {}
 
 impl<'res> MemoryWindow<'res> {
-    /// `ibv_alloc_mw`: allocates a window, which is not bound.
+    /// `ibv_alloc_mw`: allocates a window, which is not yet bound.
     ///
     /// # Errors
     ///
@@ -93,7 +94,8 @@ impl<'res> MemoryWindow<'res> {
             let raw = ffi::ibv_alloc_mw(domain.as_raw(), window_type);
             Handle::new("ibv_alloc_mw", raw)
         }?;
-        // What has a name is known by it, as requests for the window depend on the type.
+        // Converts the type back, so that a type with a name is stored under its name: requests for the
+        // window depend on it.
         Ok(Self { raw, window_type: window_type.into(), regions: [None, None], domain })
     }
 
@@ -125,7 +127,7 @@ impl<'res> MemoryWindow<'res> {
         Ok(Self { raw, window_type, regions: [None, None], domain })
     }
 
-    /// `ibv_dealloc_mw`: deallocates the window, whether bound or not, and returns the error if
+    /// `ibv_dealloc_mw`: deallocates the window, whether it is bound or not, and returns the error if
     /// that fails, which dropping cannot.
     ///
     /// # Errors
@@ -142,22 +144,22 @@ impl<'res> MemoryWindow<'res> {
         self.window_type
     }
 
-    /// The key by which peers name the window, once the latest binding that was posted is carried
-    /// out.
+    /// The key by which peers name the window, after the device has carried out the latest binding that
+    /// was posted.
     #[inline]
     pub fn rkey(&self) -> u32 {
         // SAFETY: the window is live.
         unsafe { (*self.as_raw()).rkey }
     }
 
-    /// Sets the key back to what it was before a binding that was posted and then failed. Each
-    /// binding takes the next key; a device binds only from the key that the window has.
+    /// Sets the key back to its value before a binding that was posted and then failed. Each binding
+    /// takes the next key; a device binds only from the key that the window has.
     pub fn set_rkey(&mut self, rkey: u32) {
         // SAFETY: the window is live, and exclusively ours. A wrong key makes bindings fail.
         unsafe { (*self.as_raw()).rkey = rkey }
     }
 
-    /// Holds the region that a binding to it was posted for, and lets go of the one before the last.
+    /// Holds the region for which a binding was posted, and releases the one before the last.
     pub(crate) fn hold(&mut self, region: Option<Arc<dyn Leak + Send + Sync + 'res>>) {
         let [latest, before] = &mut self.regions;
         *before = latest.take();
