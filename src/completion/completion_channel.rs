@@ -1,22 +1,21 @@
-//! How a completion queue wakes the threads that wait for it.
+//! Completion channels: how a completion queue wakes the threads that wait for it.
 //!
 //! # Acknowledging
 //!
 //! `ibv_destroy_cq` waits until every event of the queue that was read from a channel has been
-//! acknowledged; a program that forgets to acknowledge hangs there. So nothing that is handed out
-//! here is owed an acknowledgement: an event is acknowledged in the same call that reads it, before
-//! its token is returned. Until then the queue cannot be destroyed, so the pointer to it that the
-//! event carries may be followed; after that it is never used again. Events of a queue that nobody
-//! has read yet are thrown away by the kernel when the queue is destroyed (before libibverbs waits),
-//! so that no event ever names a queue that is gone.
+//! acknowledged; a program that forgets to acknowledge hangs there. So this module acknowledges an
+//! event in the call that reads it, before it returns the event's token, and callers never have to.
+//! Until the acknowledgement the queue cannot be destroyed, so the call may follow the event's pointer
+//! to it; after the acknowledgement it does not use the pointer. When a queue is destroyed, the kernel
+//! throws away its unread events (before libibverbs waits), so no event ever names a destroyed queue.
 //!
 //! # The window between arming and sleeping
 //!
-//! A completion that arrives after a queue was found empty and before it was armed raises no event.
-//! Who arms must therefore poll again before going to sleep. [`CompletionQueue::poll_or_arm`] and
-//! [`CompletionQueue::wait`] do both.
+//! A completion that arrives after a poll found the queue empty and before the queue was armed raises
+//! no event. So a thread that arms the queue must poll again before it goes to sleep.
+//! [`CompletionQueue::poll_or_arm`] and [`CompletionQueue::wait`] do both.
 //!
-//! For a queue that many threads wait for there is more to it: see [`Waiters`].
+//! If many threads wait for one queue, more care is needed: see [`Waiters`].
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -39,27 +38,28 @@ object!(ibv_comp_channel, ibv_destroy_comp_channel);
 
 const GET: &str = "ibv_get_cq_event";
 
-/// `struct ibv_comp_channel`: tells which of its completion queues have something to poll.
+/// `struct ibv_comp_channel`: reports which of its completion queues have completions to poll.
 ///
 /// A queue that is made with [`CompletionQueueBuilder::channel`] and armed raises one event with the
-/// next completion. Any number of queues share a channel; an event names its queue by the
+/// next completion. Any number of queues can share a channel; an event names its queue by the
 /// [`token`](CompletionEvent::token) that the queue was made with.
 ///
-/// There is a simpler way to sleep until one queue has something:
-/// [`CompletionQueueBuilder::own_channel`] and [`CompletionQueue::wait`]. A `CompletionChannel` is
-/// for waiting for several queues at once, and for event loops: it is [`AsFd`], readable when there
-/// is an event, and never blocks unless asked to.
+/// To sleep until one queue has completions, [`CompletionQueueBuilder::own_channel`] and
+/// [`CompletionQueue::wait`] are simpler. A `CompletionChannel` is for waiting for several queues at
+/// once, and for event loops: it is [`AsFd`], readable when there is an event, and never blocks unless
+/// asked to.
 ///
-/// Each event goes to one of the threads that wait for it, exactly once, and is acknowledged
-/// (`ibv_ack_cq_events`) before it is handed out: there is nothing to give back, and a queue can be
-/// destroyed at any time. Dropping a queue takes back its events that were not read yet.
+/// Each event goes to exactly one of the threads that wait for it, and is acknowledged
+/// (`ibv_ack_cq_events`) before it is handed out: the caller need not acknowledge it, and a queue can
+/// be destroyed at any time. Dropping a queue discards its unread events.
 ///
 /// # With an event loop
 ///
-/// Readable, or after start: take events until there is none; for each, poll its queue with
-/// [`poll_or_arm`](CompletionQueue::poll_or_arm) until that comes back empty. It does so only when
-/// the queue is armed and a later completion will raise an event, so nothing is missed, not even by
-/// an edge-triggered loop (`epoll` with `EPOLLET`, `mio`, `tokio::io::unix::AsyncFd`).
+/// When the channel is readable, and once at the start, take events until there are no more. For each
+/// event, poll its queue with [`poll_or_arm`](CompletionQueue::poll_or_arm) until that returns an empty
+/// slice. It does so only when the queue is armed and a later completion will raise an event. So no
+/// completion is missed, even by an edge-triggered loop (`epoll` with `EPOLLET`, `mio`,
+/// `tokio::io::unix::AsyncFd`).
 ///
 /// ```no_run
 /// # fn readable(_: &ibverbs::CompletionChannel<'_>) {}
@@ -98,8 +98,8 @@ pub struct CompletionChannel<'ctx> {
 
 resource!(CompletionChannel<'ctx>: raw, context);
 
-// SAFETY: libibverbs allows every verb on a channel from any thread: what it counts in it it guards
-// with the context's lock, and reading the file is one system call.
+// SAFETY: libibverbs allows every verb on a channel from any thread: it guards its counters in the
+// channel with the context's lock, and reads the file by one system call.
 unsafe impl Send for CompletionChannel<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionChannel<'_> {}
@@ -113,14 +113,14 @@ pub struct CompletionEvent {
 }
 
 impl CompletionEvent {
-    /// Which queue it is: the token of [`CompletionQueueBuilder::token`].
+    /// The token of the queue, set by [`CompletionQueueBuilder::token`].
     pub fn token(&self) -> usize {
         self.token
     }
 }
 
 impl<'ctx> CompletionChannel<'ctx> {
-    /// `ibv_create_comp_channel`: creates a channel. Its file does not block.
+    /// `ibv_create_comp_channel`: creates a channel. Its file is non-blocking.
     ///
     /// # Errors
     ///
@@ -138,10 +138,10 @@ impl<'ctx> CompletionChannel<'ctx> {
     }
 
     /// Takes over a channel that was created elsewhere, such as by a C library, and makes its file
-    /// one that does not block.
+    /// non-blocking.
     ///
-    /// The events of queues that were not made by this crate have the queue's `cq_context` pointer,
-    /// as a number, for a token.
+    /// For queues that this crate did not make, the token of an event is the queue's `cq_context`
+    /// pointer as a number.
     ///
     /// # Errors
     ///
@@ -176,8 +176,7 @@ impl<'ctx> CompletionChannel<'ctx> {
     /// `ibv_get_cq_event`: takes the oldest event, if there is one, and acknowledges it
     /// (`ibv_ack_cq_events`). It never waits.
     ///
-    /// A queue can be armed and polled before its event is taken, so there may be nothing left to
-    /// poll.
+    /// The queue may be empty by then: a thread can arm and poll it before this call takes its event.
     ///
     /// # Errors
     ///
@@ -194,8 +193,8 @@ impl<'ctx> CompletionChannel<'ctx> {
         if !read {
             return Ok(None);
         }
-        // SAFETY: the queue that the event names is live: nobody destroys it before `_reading` is dropped,
-        // and C code that does waits for this.
+        // SAFETY: the queue that the event names is live: this crate destroys none before `_reading` is
+        // dropped, and a destroy by C code waits for this acknowledgement.
         unsafe { ffi::ibv_ack_cq_events(queue, 1) };
         Ok(Some(CompletionEvent { token: queue_context as usize }))
     }
@@ -226,7 +225,7 @@ impl<'ctx> CompletionChannel<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT`: there was no event until then.
+    ///  - `ETIMEDOUT`: there was no event before the deadline.
     ///  - those of [`next_event`](Self::next_event).
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait_deadline(&self, deadline: Instant) -> Result<CompletionEvent> {
@@ -270,8 +269,8 @@ impl AsRawFd for CompletionChannel<'_> {
 }
 
 impl AsFd for CompletionChannel<'_> {
-    /// The file that is readable when there is an event. Only wait for it: to read from it is the
-    /// business of [`next_event`](Self::next_event).
+    /// The file that is readable when there is an event. Only wait for it:
+    /// [`next_event`](Self::next_event) alone may read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel closes its file when it is dropped, not before.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
@@ -300,14 +299,14 @@ impl Context<'_> {
     }
 }
 
-/// The channel of one completion queue, for which any number of threads can wait.
+/// The channel of one completion queue, on which any number of threads can wait.
 pub(crate) struct WaitChannel<'ctx> {
     channel: CompletionChannel<'ctx>,
     waiters: Waiters,
 }
 
 impl<'ctx> WaitChannel<'ctx> {
-    /// `channel` has no other queue.
+    /// `channel` serves no other queue.
     pub(super) fn new(channel: CompletionChannel<'ctx>) -> Self {
         Self { channel, waiters: Waiters::new(GET) }
     }

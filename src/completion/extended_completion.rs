@@ -1,4 +1,4 @@
-//! What is read of the completions of an extended queue.
+//! Reading the fields of an extended queue's completions.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -25,8 +25,8 @@ impl ExtendedCompletion<'_> {
     ///
     /// # Safety
     ///
-    /// As long as the value is used, the queue is live, its poll is open at a completion, and the
-    /// provider has the functions for `fields`.
+    /// While the value is used, the queue is live, its poll is open at a completion, and the provider
+    /// has the functions for `fields`.
     #[inline]
     pub(super) unsafe fn new(raw: NonNull<ffi::ibv_cq_ex>, fields: CompletionFields) -> Self {
         Self { raw, fields, lent: PhantomData }
@@ -41,8 +41,8 @@ macro_rules! fields {
             #[inline]
             pub fn $name(&self) -> Option<$type> {
                 self.fields.contains(CompletionFields::$field).then(|| {
-                    // SAFETY: the poll is open at a completion, and when the queue was made the
-                    // provider was found to have set the function for this field.
+                    // SAFETY: the poll is open at a completion, and creating the queue has checked that
+                    // the provider set the function for this field.
                     unsafe { (*self.raw.as_ptr()).$function.unwrap_unchecked()(self.raw.as_ptr()) }
                 })
             }
@@ -83,8 +83,7 @@ impl ExtendedCompletion<'_> {
     #[doc(alias = "ibv_wc_read_vendor_err")]
     #[cold]
     fn error(&self) -> WorkError {
-        // SAFETY: as in `wr_id`. When the queue was made the provider was found to have set the
-        // function.
+        // SAFETY: as in `wr_id`. Creating the queue has checked that the provider set the function.
         let (status, vendor_error) = unsafe {
             let queue = self.raw.as_ptr();
             ((*queue).status, (*queue).read_vendor_err.unwrap_unchecked()(queue))
@@ -96,12 +95,12 @@ impl ExtendedCompletion<'_> {
         /// `ibv_wc_read_qp_num`: the number of the local queue pair.
         #[doc(alias = "ibv_wc_read_qp_num")]
         queue_pair_number: u32 = read_qp_num if QUEUE_PAIR_NUMBER;
-        /// `ibv_wc_read_completion_ts`: when it completed, in ticks of the device's clock: see
+        /// `ibv_wc_read_completion_ts`: the time of completion, in ticks of the device's clock: see
         /// [`Context::query_raw_clock`](crate::Context::query_raw_clock).
         #[doc(alias = "ibv_wc_read_completion_ts")]
         timestamp: u64 = read_completion_ts if TIMESTAMP;
-        /// `ibv_wc_read_completion_wallclock_ns`: when it completed, in nanoseconds of the system's
-        /// clock.
+        /// `ibv_wc_read_completion_wallclock_ns`: the time of completion, in nanoseconds of the
+        /// system's clock.
         #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
         wallclock_ns: u64 = read_completion_wallclock_ns if WALLCLOCK;
     }
@@ -125,23 +124,23 @@ pub struct ExtendedSuccess<'b> {
     lent: PhantomData<&'b ()>,
 }
 
-/// `struct ibv_wc_tm_info`: what came with a tagged message.
+/// `struct ibv_wc_tm_info`: the tag matching data of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_wc_tm_info")]
 pub struct TagMatch {
     /// The tag.
     pub tag: u64,
-    /// What the application put beside it.
+    /// Private data that the application put beside the tag.
     pub private_data: u32,
 }
 
 impl ExtendedSuccess<'_> {
-    /// `ibv_wc_read_opcode`: what was carried out.
+    /// `ibv_wc_read_opcode`: the operation that was carried out.
     #[doc(alias = "ibv_wc_read_opcode")]
     #[inline]
     pub fn opcode(&self) -> WorkOpcode {
-        // SAFETY: the poll is open at a completion, and when the queue was made the provider was
-        // found to have set the function.
+        // SAFETY: the poll is open at a completion, and creating the queue has checked that the
+        // provider set the function.
         unsafe { (*self.raw.as_ptr()).read_opcode.unwrap_unchecked()(self.raw.as_ptr()) }.into()
     }
 
@@ -158,7 +157,7 @@ impl ExtendedSuccess<'_> {
         self.flags() & flag.0 != 0
     }
 
-    /// `ibv_wc_read_imm_data`: the immediate that came with the message, if one did.
+    /// `ibv_wc_read_imm_data`: the immediate data of the message, if it has any.
     #[doc(alias = "ibv_wc_read_imm_data")]
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
@@ -167,57 +166,57 @@ impl ExtendedSuccess<'_> {
             .flatten()
     }
 
-    /// `ibv_wc_read_invalidated_rkey`: the rkey that the peer invalidated with the message, if it
-    /// did. See [`WorkSuccess::invalidated_rkey`](crate::WorkSuccess::invalidated_rkey).
+    /// `ibv_wc_read_invalidated_rkey`: the rkey that the peer invalidated with the message, if it did.
+    /// See [`WorkSuccess::invalidated_rkey`](crate::WorkSuccess::invalidated_rkey).
     #[doc(alias = "ibv_wc_read_invalidated_rkey")]
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
         self.flag(ffi::ibv_wc_flags::IBV_WC_WITH_INV).then(|| self.immediate_or_key()).flatten()
     }
 
-    /// Whether the first 40 bytes of a UD receive are a global route header. Where they are not,
-    /// their content is undefined.
+    /// Whether the first 40 bytes of a UD receive are a global route header. If not, their content is
+    /// undefined.
     #[inline]
     pub fn has_global_route(&self) -> bool {
         self.flag(ffi::ibv_wc_flags::IBV_WC_GRH)
     }
 
     fields! {
-        /// `ibv_wc_read_byte_len`: how many bytes arrived: of a receive, a read or an atomic; for
-        /// other requests the device may leave anything here. A UD receive counts the 40 bytes of
-        /// the global route header.
+        /// `ibv_wc_read_byte_len`: the number of bytes that arrived, for a receive, a read or an
+        /// atomic; for other requests the device may leave any value here. For a UD receive it includes
+        /// the 40 bytes of the global route header.
         #[doc(alias = "ibv_wc_read_byte_len")]
         byte_len: u32 = read_byte_len if BYTE_LEN;
-        /// `ibv_wc_read_src_qp`: the number of the peer's queue pair; of UD receives only.
+        /// `ibv_wc_read_src_qp`: the number of the peer's queue pair; for UD receives only.
         #[doc(alias = "ibv_wc_read_src_qp")]
         source_queue_pair: u32 = read_src_qp if SOURCE_QUEUE_PAIR;
-        /// `ibv_wc_read_slid`: the peer's LID; of UD receives on InfiniBand only.
+        /// `ibv_wc_read_slid`: the peer's LID; for UD receives on InfiniBand only.
         #[doc(alias = "ibv_wc_read_slid")]
         source_lid: u32 = read_slid if SOURCE_LID;
-        /// `ibv_wc_read_sl`: the service level of the message; of UD receives only.
+        /// `ibv_wc_read_sl`: the service level of the message; for UD receives only.
         #[doc(alias = "ibv_wc_read_sl")]
         service_level: u8 = read_sl if SERVICE_LEVEL;
-        /// `ibv_wc_read_dlid_path_bits`: the low bits of our LID that the message came to; of UD
-        /// receives only.
+        /// `ibv_wc_read_dlid_path_bits`: the low bits of the local LID that the message was sent to;
+        /// for UD receives only.
         #[doc(alias = "ibv_wc_read_dlid_path_bits")]
         destination_path_bits: u8 = read_dlid_path_bits if DESTINATION_PATH_BITS;
-        /// `ibv_wc_read_cvlan`: the VLAN tag of the packet; of raw packets only.
+        /// `ibv_wc_read_cvlan`: the VLAN tag of the packet; for raw packets only.
         #[doc(alias = "ibv_wc_read_cvlan")]
         vlan: u16 = read_cvlan if VLAN;
-        /// `ibv_wc_read_flow_tag`: the tag of the flow rule that the packet came by; of raw packets
-        /// only.
+        /// `ibv_wc_read_flow_tag`: the tag of the flow rule that steered the packet here; for raw
+        /// packets only.
         #[doc(alias = "ibv_wc_read_flow_tag")]
         flow_tag: u32 = read_flow_tag if FLOW_TAG;
     }
 
-    /// `ibv_wc_read_tm_info`: the tag of the message; of queues with tag matching only.
+    /// `ibv_wc_read_tm_info`: the tag of the message; for queues with tag matching only.
     #[doc(alias = "ibv_wc_read_tm_info")]
     #[inline]
     pub fn tag_matching(&self) -> Option<TagMatch> {
         self.fields.contains(CompletionFields::TAG_MATCHING).then(|| {
             let mut info = ffi::ibv_wc_tm_info::default();
-            // SAFETY: the poll is open at a completion, when the queue was made the provider was
-            // found to have set the function for this field, and `info` is writable.
+            // SAFETY: the poll is open at a completion, creating the queue has checked that the
+            // provider set the function for this field, and `info` is writable.
             unsafe {
                 (*self.raw.as_ptr()).read_tm_info.unwrap_unchecked()(self.raw.as_ptr(), &mut info);
             }
@@ -226,13 +225,13 @@ impl ExtendedSuccess<'_> {
     }
 }
 
-/// What C has in one field.
+/// Immediate data and invalidated rkey: C has one field for both.
 impl ExtendedSuccess<'_> {
     #[inline]
     fn immediate_or_key(&self) -> Option<u32> {
         self.fields.contains(CompletionFields::IMMEDIATE).then(|| {
-            // SAFETY: the poll is open at a completion, and when the queue was made the provider was
-            // found to have set the function for this field.
+            // SAFETY: the poll is open at a completion, and creating the queue has checked that the
+            // provider set the function for this field.
             unsafe { (*self.raw.as_ptr()).read_imm_data.unwrap_unchecked()(self.raw.as_ptr()) }
         })
     }

@@ -3,26 +3,26 @@
 //! # Why a closure
 //!
 //! Between `ibv_start_poll` and `ibv_end_poll` most providers hold the queue's spin lock. A guard
-//! object that ended the poll when dropped could be forgotten ([`std::mem::forget`] is safe), and
-//! then everything else that needs the lock, on any thread, would spin for ever. So the completions
-//! are lent to a closure: what ends the poll lives in the frame of [`ExtendedPoller::poll`], where
-//! nobody can forget it, and runs also when the closure panics or leaves early.
+//! object that ended the poll when dropped could be forgotten ([`std::mem::forget`] is safe), and then
+//! every other thread that needs the lock would spin for ever. So the completions are lent to a
+//! closure: the guard that ends the poll lives in the frame of [`ExtendedPoller::poll`], where no
+//! caller can forget it, and it also runs when the closure panics or returns early.
 //!
-//! A completion is no more than a view of the queue's current one; moving on changes it. It borrows
-//! the [`ExtendedCompletions`] mutably, so that the compiler refuses to keep it any longer.
+//! A completion is only a view of the queue's current one; moving on changes it. It borrows the
+//! [`ExtendedCompletions`] mutably, so the compiler does not let a caller keep it any longer.
 //!
 //! # Why a poller
 //!
-//! Two polls of one queue must not be nested: the second would wait for the first. A poller is
-//! borrowed mutably to poll, and there is one per queue at a time. A forgotten poller holds no lock:
-//! it only means that there will be no other.
+//! Two polls of one queue must not be nested: the second would wait for the first. Polling borrows the
+//! poller mutably, and a queue has one poller at a time. A forgotten poller holds no lock: it only
+//! means that the queue gets no other poller.
 //!
 //! # Soft-RoCE
 //!
-//! In rdma-core before 61 the rxe provider gives its lock up when `ibv_next_poll` finds nothing, and
-//! once more in `ibv_end_poll`. In between another thread that polls can take the lock, is shown the
-//! completion that was seen last a second time, and loses the lock while it still works. There,
-//! `ibv_next_poll` is never called: each completion is a poll of its own, and nothing is unlocked
+//! In rdma-core before 61 the rxe provider releases its lock when `ibv_next_poll` finds nothing, and
+//! again in `ibv_end_poll`. In between another polling thread can take the lock; it then gets the last
+//! completion a second time, and loses the lock while it still works. With that provider this module
+//! never calls `ibv_next_poll`: each completion is a poll of its own, and the lock is never released
 //! twice.
 
 use std::fmt;
@@ -43,9 +43,9 @@ use crate::parent::Parent;
 use super::queue_builder::CompletionQueueBuilder;
 
 bitflags::bitflags! {
-    /// `enum ibv_create_cq_wc_flags`: what an [extended](CompletionQueueBuilder::extended) queue
-    /// reports of a completion, in addition to `wr_id`, status, opcode, vendor error and flags,
-    /// which it always does.
+    /// `enum ibv_create_cq_wc_flags`: the fields of a completion that an
+    /// [extended](CompletionQueueBuilder::extended) queue reports in addition to `wr_id`, status,
+    /// opcode, vendor error and flags, which it always reports.
     ///
     /// Bits that have no name here are passed on.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -77,8 +77,8 @@ bitflags::bitflags! {
         const FLOW_TAG = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_FLOW_TAG);
         /// [`ExtendedSuccess::tag_matching`].
         const TAG_MATCHING = field(ffi::ibv_create_cq_wc_flags::IBV_WC_EX_WITH_TM_INFO);
-        /// What a [`WorkCompletion`](crate::WorkCompletion) has: what every device with extended
-        /// queues reports.
+        /// The fields of a [`WorkCompletion`](crate::WorkCompletion): every device with extended queues
+        /// reports them.
         const STANDARD = Self::BYTE_LEN.bits()
             | Self::IMMEDIATE.bits()
             | Self::QUEUE_PAIR_NUMBER.bits()
@@ -94,12 +94,12 @@ const fn field(field: ffi::ibv_create_cq_wc_flags) -> u64 {
     field.0 as u64
 }
 
-/// What makes a completion queue an extended one.
+/// The state that an extended completion queue has in addition.
 pub(super) struct Extended {
     fields: CompletionFields,
-    /// Whether each completion is to be a poll of its own.
+    /// Whether each completion is a poll of its own.
     one_by_one: bool,
-    /// Whether there is a poller.
+    /// Whether a poller exists.
     polled: AtomicBool,
 }
 
@@ -136,8 +136,8 @@ impl Extended {
     }
 }
 
-/// Whether the provider set all functions that are called for these fields. It need not set others
-/// to null: mlx4 leaves them uninitialised.
+/// Whether the provider set all functions that are called for these fields. The other functions need
+/// not be null: mlx4 leaves them uninitialised.
 ///
 /// # Safety
 ///
@@ -145,8 +145,8 @@ impl Extended {
 unsafe fn has_functions(queue: *const ffi::ibv_cq_ex, fields: CompletionFields) -> bool {
     macro_rules! all {
         ($($function:ident $(if $field:ident)?,)+) => {
-            // SAFETY: the caller's queue is live; the functions are nullable pointers, of which only
-            // those are read that the provider had to set.
+            // SAFETY: the caller's queue is live; the functions are nullable pointers, and only those
+            // are read that the provider had to set.
             unsafe {
                 $(($(!fields.contains(CompletionFields::$field) ||)? (*queue).$function.is_some()))&&+
             }
@@ -174,12 +174,12 @@ unsafe fn has_functions(queue: *const ffi::ibv_cq_ex, fields: CompletionFields) 
     }
 }
 
-/// Polls an [extended](CompletionQueueBuilder::extended) completion queue (`struct ibv_cq_ex`),
-/// whose completions it does not copy: a field is read when it is asked for, and there are fields
-/// that a [`WorkCompletion`](crate::WorkCompletion) has not, such as timestamps.
+/// Polls an [extended](CompletionQueueBuilder::extended) completion queue (`struct ibv_cq_ex`) without
+/// copying its completions: it reads a field when the caller asks for it. Some of its fields are not in
+/// a [`WorkCompletion`](crate::WorkCompletion), such as timestamps.
 ///
-/// The queue is a [`CompletionQueue`] as any other: queue pairs are made with it, it can be waited
-/// for and resized, and [`CompletionQueue::poll`] works too.
+/// The queue is a [`CompletionQueue`] like any other: create queue pairs with it, wait for it, resize
+/// it; [`CompletionQueue::poll`] works too.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs time stamps
@@ -220,12 +220,12 @@ impl Drop for ExtendedPoller<'_> {
 }
 
 impl<'cq> ExtendedPoller<'cq> {
-    /// Begins to poll `queue`, which was made with [`CompletionQueueBuilder::extended`].
+    /// Creates a poller for `queue`, which was made with [`CompletionQueueBuilder::extended`].
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the queue is not an extended one.
-    ///  - `EBUSY`: it has a poller already.
+    ///  - `EBUSY`: the queue already has a poller.
     pub fn new(queue: impl Into<Parent<'cq, CompletionQueue<'cq>>>) -> Result<Self> {
         const VERB: &str = "ibv_start_poll";
         let queue = queue.into();
@@ -240,15 +240,16 @@ impl<'cq> ExtendedPoller<'cq> {
         Ok(Self { queue, fields, one_by_one })
     }
 
-    /// `ibv_start_poll`, `ibv_end_poll`: lends the completions that are there to `f`, one at a time.
-    /// It never waits. A completion is taken from the queue when it is lent.
+    /// `ibv_start_poll`, `ibv_end_poll`: lends the queue's completions to `f`, one at a time. It never
+    /// waits. A completion leaves the queue when it is lent.
     ///
     /// # Deadlocks
     ///
-    /// While `f` has a completion, the provider may hold the queue's lock. Until it asks for the
-    /// next and gets none, or returns, `f` must not use the queue otherwise, nor post to a queue pair whose
-    /// completions go there (mlx4, mlx5 and hns take the lock when the send queue is full), nor destroy
-    /// such a queue pair or shared receive queue, nor move one to another state: that may wait for ever.
+    /// While `f` has a completion, the provider may hold the queue's lock. Until `f` asks for the next
+    /// completion and gets none, or returns, it must not use the queue in any other way; nor post to a
+    /// queue pair that completes to this queue (mlx4, mlx5 and hns take the lock when the send queue is
+    /// full); nor destroy such a queue pair or shared receive queue, or change its state. Any of these
+    /// may wait for ever.
     #[doc(alias = "ibv_start_poll")]
     #[doc(alias = "ibv_end_poll")]
     #[inline]
@@ -256,12 +257,11 @@ impl<'cq> ExtendedPoller<'cq> {
         f(&mut self.completions())
     }
 
-    /// [`poll`](Self::poll), for a queue with a
-    /// [channel of its own](CompletionQueueBuilder::own_channel): calls `f` time and again, sleeping
-    /// in between, until it was lent a completion or a poll failed. Everything else is as with
-    /// [`CompletionQueue::wait`].
+    /// [`poll`](Self::poll), for a queue with a [channel of its
+    /// own](CompletionQueueBuilder::own_channel): calls `f` repeatedly, sleeping in between, until `f`
+    /// was lent a completion or a poll failed. Otherwise it works like [`CompletionQueue::wait`].
     ///
-    /// `f` must ask for a completion whenever it is called.
+    /// `f` must ask for a completion in every call.
     ///
     /// # Errors
     ///
@@ -290,7 +290,7 @@ impl<'cq> ExtendedPoller<'cq> {
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT`: there was no completion until then.
+    ///  - `ETIMEDOUT`: there was no completion before the deadline.
     ///  - those of [`wait`](Self::wait).
     pub fn wait_deadline<R>(
         &mut self,
@@ -308,11 +308,11 @@ impl<'cq> ExtendedPoller<'cq> {
         self.queue.sleep_until(deadline, || Ok(self.attempt(&mut f)))
     }
 
-    /// [`poll`](Self::poll); if `f` was lent nothing, arms the queue and polls again. `None` says
-    /// that there was nothing then either: the next completion raises an event on the channel of the
-    /// queue. See [`CompletionQueue::poll_or_arm`].
+    /// [`poll`](Self::poll); if `f` was lent nothing, arms the queue and polls again. Returns `None` if
+    /// the second poll found nothing either: the next completion then raises an event on the queue's
+    /// channel. See [`CompletionQueue::poll_or_arm`].
     ///
-    /// `f` must ask for a completion whenever it is called.
+    /// `f` must ask for a completion in every call.
     ///
     /// # Errors
     ///
@@ -328,14 +328,14 @@ impl<'cq> ExtendedPoller<'cq> {
         Ok(self.attempt(&mut f))
     }
 
-    /// What `f` returned, if it was lent something, or a poll failed.
+    /// Polls once. Returns the result of `f` if it was lent a completion or a poll failed.
     fn attempt<R>(&self, f: &mut impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Option<R> {
         let mut completions = self.completions();
         let returned = f(&mut completions);
         completions.eventful.then_some(returned)
     }
 
-    /// Not more than one at a time: the callers borrow the poller mutably.
+    /// Only one poll exists at a time, because the callers borrow the poller mutably.
     #[inline]
     fn completions(&self) -> ExtendedCompletions<'_> {
         ExtendedCompletions {
@@ -354,7 +354,7 @@ impl<'cq> ExtendedPoller<'cq> {
         &self.queue
     }
 
-    /// What it finds in a completion.
+    /// The fields that it can read of a completion.
     pub fn fields(&self) -> CompletionFields {
         self.fields
     }
@@ -369,9 +369,9 @@ impl fmt::Debug for ExtendedPoller<'_> {
     }
 }
 
-/// The completions that are there, as [`ExtendedPoller::poll`] lends them.
+/// The completions in the queue, as [`ExtendedPoller::poll`] lends them.
 ///
-/// One at a time: moving on changes what the last one is a view of.
+/// They are lent one at a time: moving on changes the completion that the last view refers to.
 ///
 /// ```compile_fail,E0499
 /// # fn f(poller: &mut ibverbs::ExtendedPoller<'_>) -> ibverbs::Result<()> {
@@ -384,7 +384,7 @@ impl fmt::Debug for ExtendedPoller<'_> {
 /// # }
 /// ```
 ///
-/// Nor can one leave the closure, or its thread.
+/// A completion cannot leave the closure, or its thread, either.
 ///
 /// ```compile_fail
 /// # fn f(poller: &mut ibverbs::ExtendedPoller<'_>) {
@@ -400,9 +400,9 @@ pub struct ExtendedCompletions<'p> {
     raw: NonNull<ffi::ibv_cq_ex>,
     fields: CompletionFields,
     one_by_one: bool,
-    /// Whether a poll was started and not ended.
+    /// Whether a poll was started and not yet ended.
     open: bool,
-    /// Whether there was a completion, or a failure.
+    /// Whether a poll has found a completion, or failed.
     eventful: bool,
     poller: PhantomData<&'p mut ()>,
 }
@@ -415,13 +415,13 @@ impl Drop for ExtendedCompletions<'_> {
 }
 
 impl ExtendedCompletions<'_> {
-    /// `ibv_start_poll`, `ibv_next_poll`: the next completion, until this is called again; none if
-    /// the queue is empty. After that the poll is over, and calling this again starts another.
+    /// `ibv_start_poll`, `ibv_next_poll`: the next completion, valid until the next call; `None` if the
+    /// queue is empty. `None` ends the poll, and another call starts a new one.
     ///
     /// # Errors
     ///
-    ///  - `EIO`, or the provider's errno value: the queue is broken. An error is not the completion
-    ///    of any request: their buffers still belong to the device.
+    ///  - `EIO`, or the provider's errno value: the queue is broken. Such an error completes no
+    ///    request: the requests' buffers still belong to the device.
     #[allow(clippy::should_implement_trait, reason = "what is lent cannot be an Iterator's item")]
     #[doc(alias = "ibv_start_poll")]
     #[doc(alias = "ibv_next_poll")]
@@ -437,8 +437,8 @@ impl ExtendedCompletions<'_> {
             ("ibv_next_poll", unsafe { next_poll(self.raw.as_ptr()) })
         } else {
             let mut attributes = ffi::ibv_poll_cq_attr { comp_mask: 0 };
-            // SAFETY: no poll is open, since there is one poller, and it is borrowed. The provider
-            // set the function.
+            // SAFETY: no poll is open, since there is one poller, and it is borrowed. The provider set
+            // the function.
             let start_poll = unsafe { (*self.raw.as_ptr()).start_poll.unwrap_unchecked() };
             // SAFETY: the queue is live.
             ("ibv_start_poll", unsafe { start_poll(self.raw.as_ptr(), &mut attributes) })
@@ -455,7 +455,7 @@ impl ExtendedCompletions<'_> {
             return Ok(None);
         }
         self.eventful = true;
-        // mlx5 and hns return numbers of their own below zero.
+        // mlx5 and hns return negative numbers of their own.
         Err(Error::new(verb, returned.max(0)))
     }
 

@@ -1,9 +1,9 @@
 //! Completion queues: where the device reports which requests are finished, and how a thread waits.
 //!
 //! A [`CompletionQueue`] is polled for [`WorkCompletion`]s, or, if it was built with the extended
-//! interface, through an [`ExtendedPoller`], which reads only the fields that were asked for. A thread
-//! that has nothing to poll sleeps on a [`CompletionChannel`]: its own, or one of the queue's
-//! (`waiters` shares it among threads, so that no wake-up is lost).
+//! interface, through an [`ExtendedPoller`], which reads only the requested fields. A thread that finds
+//! nothing to poll sleeps on a [`CompletionChannel`], or on the channel of the queue itself (`waiters`
+//! shares it among threads, so that no wake-up is lost).
 
 mod completion_channel;
 mod extended_completion;

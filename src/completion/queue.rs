@@ -26,10 +26,10 @@ const RESIZE: &str = "ibv_resize_cq";
 /// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
 ///
 /// One completion queue can serve the send and the receive queues of many queue pairs. It must have
-/// room for all completions that are not polled yet: a device that finds it full drops them and
+/// room for all completions that are not polled yet: a device that finds it full drops completions and
 /// raises [`CompletionQueueError`](crate::AsyncEventKind::CompletionQueueError).
 ///
-/// Completions are found by
+/// A program gets completions by
 ///
 ///  - polling: [`poll`](Self::poll);
 ///  - sleeping until there are some: [`wait`](Self::wait), for a queue with a
@@ -48,7 +48,7 @@ pub struct CompletionQueue<'ctx> {
 
 resource!(CompletionQueue<'ctx>: raw, notifier, context);
 
-/// Where a queue raises its events.
+/// The channel on which a queue raises its events.
 pub(super) enum Notifier<'ctx> {
     None,
     Own(WaitChannel<'ctx>),
@@ -80,8 +80,8 @@ unsafe impl Send for CompletionQueue<'_> {}
 unsafe impl Sync for CompletionQueue<'_> {}
 
 impl<'ctx> CompletionQueue<'ctx> {
-    /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions, to
-    /// be polled.
+    /// `ibv_create_cq`: creates a completion queue with room for at least `entries` completions, for
+    /// polling.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl<'ctx> CompletionQueue<'ctx> {
         Self::builder(context, entries).build()
     }
 
-    /// Begins a completion queue that is more than one to be polled: see [`CompletionQueueBuilder`].
+    /// Builds a completion queue with more options: see [`CompletionQueueBuilder`].
     pub fn builder(
         context: impl Into<Parent<'ctx, Context<'ctx>>>,
         entries: u32,
@@ -112,8 +112,8 @@ impl<'ctx> CompletionQueue<'ctx> {
         Self { raw, notifier, solicited_only, extended, context }
     }
 
-    /// Takes over a queue that was created elsewhere, such as by a C library. It can be polled, but
-    /// not waited for.
+    /// Takes over a queue that was created elsewhere, such as by a C library. It can be polled, but not
+    /// waited for.
     ///
     /// # Errors
     ///
@@ -122,8 +122,8 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// # Safety
     ///
     /// `raw` is null or a live queue of `context`. Nothing else destroys it: dropping the
-    /// `CompletionQueue` does, and waits until all events of it that were read are acknowledged. If
-    /// it is single-threaded, the conditions of [`CompletionQueueBuilder::single_threaded`] hold.
+    /// `CompletionQueue` does, and waits until all its events that were read are acknowledged. If it is
+    /// single-threaded, the conditions of [`CompletionQueueBuilder::single_threaded`] hold.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_cq,
         context: impl Into<Parent<'ctx, Context<'ctx>>>,
@@ -137,32 +137,32 @@ impl<'ctx> CompletionQueue<'ctx> {
         Ok(Self::with(raw, Notifier::None, false, None, context.into()))
     }
 
-    /// `ibv_poll_cq`: takes the oldest completions, at most as many as `completions` has room for,
-    /// and returns those. It never waits; nothing there gives an empty slice.
+    /// `ibv_poll_cq`: takes the oldest completions, at most as many as `completions` has room for, and
+    /// returns them. It never waits; if the queue is empty it returns an empty slice.
     ///
-    /// Give it the same slice time and again: it allocates nothing and clears nothing. If it comes
-    /// back shorter than it is, the queue was empty.
+    /// Pass the same slice each time: this allocates nothing and clears nothing. If the returned slice
+    /// is shorter than `completions`, the queue is now empty.
     ///
     /// # Errors
     ///
-    /// The provider's errno value: the queue is broken. An error is not the completion of any
-    /// request: their buffers still belong to the device.
+    /// The provider's errno value: the queue is broken. Such an error completes no request: the
+    /// requests' buffers still belong to the device.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'c>(&self, completions: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
         let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is live, and there is room for that many completions, which are laid out
-        // as in C.
+        // SAFETY: the queue is live, and `completions` has room for that many, in the layout of C.
         let found =
             unsafe { ffi::ibv_poll_cq(self.as_raw(), room, completions.as_mut_ptr().cast()) };
-        // One comparison tells a number of completions from all else.
+        // One comparison separates a number of completions from every other value.
         if (found as u32).wrapping_sub(1) < room as u32 {
-            // SAFETY: there are at least `room` of them.
+            // SAFETY: `found` is at most `room`, which is at most the length of the slice.
             Ok(unsafe { completions.get_unchecked(..found as usize) })
         } else if found == 0 {
             Ok(&completions[..0])
         } else {
-            // A provider that claims more than it had room for is not believed at all.
+            // A provider that claims more completions than it had room for is broken: return no
+            // completions.
             let found = if found > 0 { -libc::EIO } else { found };
             Err(ffi::failed("ibv_poll_cq", found))
         }
@@ -172,10 +172,10 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// sleeps until there is at least one completion, then takes the oldest, at most as many as
     /// `completions` has room for.
     ///
-    /// What is there already it takes at once. Otherwise it arms the queue, polls again, and sleeps
-    /// until the queue's event: no completion is missed in between. Any number of threads can wait
-    /// for the same queue; when something arrives all look, and who finds nothing sleeps on. A
-    /// signal does not end the wait (`EINTR` is retried).
+    /// It takes completions that are in the queue already without sleeping. Otherwise it arms the
+    /// queue, polls again, and sleeps until the queue's event, so it misses no completion in between.
+    /// Any number of threads can wait for the same queue; an event wakes all of them, and those that
+    /// find nothing go back to sleep. A signal does not end the wait (`EINTR` is retried).
     ///
     /// # Errors
     ///
@@ -207,7 +207,7 @@ impl<'ctx> CompletionQueue<'ctx> {
     ///
     /// # Errors
     ///
-    ///  - `ETIMEDOUT`: there was no completion until then.
+    ///  - `ETIMEDOUT`: there was no completion before the deadline.
     ///  - those of [`wait`](Self::wait).
     pub fn wait_deadline<'c>(
         &self,
@@ -231,7 +231,8 @@ impl<'ctx> CompletionQueue<'ctx> {
         Ok(&completions[..found])
     }
 
-    /// What `poll` finds, sleeping until there may be more as long as it finds nothing.
+    /// Returns what `poll` finds; while it finds nothing, sleeps until there may be more and polls
+    /// again.
     pub(super) fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
@@ -247,7 +248,7 @@ impl<'ctx> CompletionQueue<'ctx> {
                 return Ok(found);
             }
             match channel.wait(seen, deadline) {
-                // A queue that was armed for solicited completions may have others by now.
+                // If the queue was armed for solicited completions, it may hold others by now.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return poll()?.ok_or(error);
                 }
@@ -256,13 +257,13 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
     }
 
-    /// The first half of sleeping on the queue's own channel: arms it. If a poll finds nothing after
-    /// this, [`sleep`](Self::sleep) with what is returned misses nothing.
+    /// The first half of sleeping on the queue's own channel: arms the queue. If a poll finds nothing
+    /// after this, [`sleep`](Self::sleep) with the returned value misses no completion.
     pub(crate) fn arm_own(&self) -> Result<u64> {
         self.own_channel()?.arm(|| self.arm())
     }
 
-    /// The second half: sleeps until the queue was woken, since it was armed.
+    /// The second half: sleeps until the queue has raised an event since it was armed.
     pub(crate) fn sleep(&self, seen: u64, deadline: Option<Instant>) -> Result<()> {
         self.own_channel()?.wait(seen, deadline)
     }
@@ -278,16 +279,16 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
     }
 
-    /// Whether arming it is for solicited completions only.
+    /// Whether arming the queue is for solicited completions only.
     pub(crate) fn is_solicited_only(&self) -> bool {
         self.solicited_only
     }
 
-    /// `ibv_poll_cq`, then `ibv_req_notify_cq`: takes the oldest completions; if there are none,
-    /// arms the queue and looks again. If it comes back empty then, the queue is armed and empty: the
-    /// next completion raises an event on the channel of the queue.
+    /// `ibv_poll_cq`, then `ibv_req_notify_cq`: takes the oldest completions; if there are none, arms
+    /// the queue and polls again. If it returns an empty slice, the queue is armed and empty: the next
+    /// completion raises an event on the queue's channel.
     ///
-    /// This is what an event loop calls until it comes back empty; see [`CompletionChannel`].
+    /// An event loop calls this until it returns an empty slice; see [`CompletionChannel`].
     ///
     /// # Errors
     ///
@@ -313,8 +314,8 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// `ibv_req_notify_cq`: arms the queue. The next completion that is added, or the next solicited
     /// one if the queue is [for those](CompletionQueueBuilder::solicited_only), raises one event.
     ///
-    /// Completions that are in the queue already raise none: poll after arming, before going to
-    /// sleep. [`poll_or_arm`](Self::poll_or_arm) does.
+    /// Completions that are already in the queue raise no event: poll after arming, before going to
+    /// sleep. [`poll_or_arm`](Self::poll_or_arm) does that.
     ///
     /// # Errors
     ///
@@ -333,25 +334,26 @@ impl<'ctx> CompletionQueue<'ctx> {
         ffi::status(VERB, returned)
     }
 
-    /// `ibv_resize_cq`: changes how many completions the queue has room for, to at least `entries`.
-    /// Those that are in it stay.
+    /// `ibv_resize_cq`: changes the number of completions that the queue has room for, to at least
+    /// `entries`. Completions in the queue stay there.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: `entries` is 0, more than the device allows, or less than there are completions.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot; or its provider may leave the queue without memory if
-    ///    this fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next poll crashes: for
-    ///    those there is [`resize_unchecked`](Self::resize_unchecked).
+    ///  - `EINVAL`: `entries` is 0, more than the device allows, or less than the number of completions
+    ///    in the queue.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or its provider may leave the queue without
+    ///    memory if this fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next poll
+    ///    would crash: for those, use [`resize_unchecked`](Self::resize_unchecked).
     ///  - `EBUSY`: another resize is going on.
     ///  - `ENOMEM`: no memory.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, entries: u32) -> Result<()> {
         quirks::check_resize(RESIZE, &self.context.query_device()?)?;
-        // SAFETY: the provider leaves the queue as it was if this fails.
+        // SAFETY: this provider leaves the queue unchanged if this fails.
         unsafe { self.resize_unchecked(entries) }
     }
 
-    /// [`resize`](Self::resize), on any device, Soft-RoCE among them.
+    /// [`resize`](Self::resize), on any device, including Soft-RoCE.
     ///
     /// # Errors
     ///
@@ -359,31 +361,33 @@ impl<'ctx> CompletionQueue<'ctx> {
     ///
     /// # Safety
     ///
-    /// If the provider is `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, and this fails with something
-    /// other than `EINVAL`: no thread uses the queue while this runs, nor after it; and with `bnxt_re` it
-    /// is forgotten ([`std::mem::forget`]), not dropped. `EINVAL` leaves a queue of `rxe` as it was.
+    /// If the provider is `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, and this fails with an error
+    /// other than `EINVAL`: no thread uses the queue during or after this call, and with `bnxt_re` the
+    /// queue is forgotten ([`std::mem::forget`]), not dropped. `EINVAL` leaves a queue of `rxe`
+    /// unchanged.
     #[doc(alias = "ibv_resize_cq")]
     pub unsafe fn resize_unchecked(&self, entries: u32) -> Result<()> {
         let entries = capacity(RESIZE, entries, self.context.query_device()?.max_cqe())?;
         // SAFETY: the queue is live.
         let returned = unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) };
         ffi::status(RESIZE, returned).map_err(|error| match error.raw_os_error() {
-            // It is a number that the device has.
+            // The device supports the number, as was checked, so this is the only cause left.
             libc::EINVAL => Error::invalid(RESIZE, "the queue holds more completions than that"),
             _ => error,
         })
     }
 
-    /// `ibv_modify_cq`: raises the event of an armed queue only after `count` completions, or once
-    /// `period` has passed since the first of them. Zero for both raises each event at once.
+    /// `ibv_modify_cq`: delays the event of an armed queue until it has `count` completions, or until
+    /// `period` has passed since the first of them. With zero for both, each event is raised
+    /// immediately.
     ///
     /// The device counts in microseconds: a fraction of one is rounded up.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: that is more than the device can; see
+    ///  - `EINVAL`: the device does not support values that large; see
     ///    [`DeviceAttributes::moderation`](crate::DeviceAttributes::moderation).
-    ///  - `EOPNOTSUPP`: the device does not moderate.
+    ///  - `EOPNOTSUPP`: the device does not support moderation.
     #[doc(alias = "ibv_modify_cq")]
     #[doc(alias = "ibv_moderate_cq")]
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
@@ -413,20 +417,20 @@ impl<'ctx> CompletionQueue<'ctx> {
         ffi::status(VERB, unsafe { ffi::ibv_modify_cq(self.as_raw(), &mut attributes) })
     }
 
-    /// How many completions it has room for: at least as many as were asked for.
+    /// The number of completions that it has room for: at least as many as were requested.
     pub fn capacity(&self) -> u32 {
-        // SAFETY: the queue is live. It may be resized on another thread meanwhile.
+        // SAFETY: the queue is live. Another thread may resize it meanwhile.
         let entries = unsafe { AtomicI32::from_ptr(&raw mut (*self.as_raw()).cqe) };
         u32::try_from(entries.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
     /// The number by which events name it: see [`CompletionQueueBuilder::token`].
     pub fn token(&self) -> usize {
-        // SAFETY: the queue is live, and this never changes.
+        // SAFETY: the queue is live, and the token never changes.
         unsafe { (*self.as_raw()).cq_context as usize }
     }
 
-    /// The channel that it shares, if it was made with one.
+    /// The shared channel on which it raises its events, if it was made with one.
     pub fn channel(&self) -> Option<&CompletionChannel<'ctx>> {
         match &self.notifier {
             Notifier::Shared(channel) => Some(channel),
@@ -434,7 +438,7 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
     }
 
-    /// Begins to poll the queue as an extended one: see [`ExtendedPoller::new`].
+    /// Creates a poller for the queue, which must be an extended one: see [`ExtendedPoller::new`].
     ///
     /// # Errors
     ///

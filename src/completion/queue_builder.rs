@@ -1,4 +1,4 @@
-//! Making completion queues.
+//! Building completion queues.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::ffi;
 use crate::handle::Handle;
 use crate::parent::Parent;
 
-/// What a completion queue is made with: see [`CompletionQueue::builder`].
+/// Options for a new completion queue: see [`CompletionQueue::builder`].
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs time stamps
@@ -55,7 +55,7 @@ enum Channel<'ctx> {
 }
 
 impl<'ctx> CompletionQueueBuilder<'ctx> {
-    /// Begins a completion queue with room for at least `entries` completions.
+    /// Creates a builder for a completion queue with room for at least `entries` completions.
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, entries: u32) -> Self {
         Self {
             context: context.into(),
@@ -70,14 +70,14 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     }
 
     /// Gives the queue a completion channel of its own, so that [`CompletionQueue::wait`] can sleep
-    /// until there is something to poll. In place of [`channel`](Self::channel).
+    /// until there is something to poll. Replaces [`channel`](Self::channel).
     pub fn own_channel(mut self) -> Self {
         self.channel = Channel::Own;
         self
     }
 
-    /// Lets the queue raise its events on `channel`, which is of the same context, and which other
-    /// queues may use too. In place of [`own_channel`](Self::own_channel).
+    /// Makes the queue raise its events on `channel`, which is of the same context, and which other
+    /// queues may use too. Replaces [`own_channel`](Self::own_channel).
     pub fn channel(mut self, channel: impl Into<Parent<'ctx, CompletionChannel<'ctx>>>) -> Self {
         self.channel = Channel::Shared(channel.into());
         self
@@ -92,7 +92,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         self
     }
 
-    /// Which of the device's interrupts serves the queue, counting from 0 (0 unless set): less than
+    /// The index of the device's interrupt that serves the queue (0 unless set): less than
     /// [`Context::completion_vectors`]. Queues with different vectors can be served by different
     /// processors.
     #[doc(alias = "comp_vector")]
@@ -101,17 +101,17 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         self
     }
 
-    /// [`wait`](CompletionQueue::wait), [`arm`](CompletionQueue::arm) and
-    /// [`poll_or_arm`](CompletionQueue::poll_or_arm) then sleep until a message arrives that was
-    /// sent *solicited*, or a request fails: other completions raise no event. What is there when
-    /// they poll they find all the same.
+    /// Makes [`wait`](CompletionQueue::wait), [`arm`](CompletionQueue::arm) and
+    /// [`poll_or_arm`](CompletionQueue::poll_or_arm) wait for the arrival of a message that was sent
+    /// *solicited*, or for a request that fails: other completions raise no event. Polling still finds
+    /// all completions.
     pub fn solicited_only(mut self) -> Self {
         self.solicited_only = true;
         self
     }
 
-    /// `ibv_create_cq_ex`: makes the queue one that an [`ExtendedPoller`](crate::ExtendedPoller) can
-    /// poll too, which then finds `fields` in a completion.
+    /// `ibv_create_cq_ex`: makes a queue that an [`ExtendedPoller`](crate::ExtendedPoller) can poll
+    /// too, and which reports `fields` in each completion.
     #[doc(alias = "ibv_create_cq_ex")]
     #[doc(alias = "wc_flags")]
     pub fn extended(mut self, fields: CompletionFields) -> Self {
@@ -119,26 +119,26 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         self
     }
 
-    /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: when the queue is full the device overwrites the oldest
-    /// completion rather than break the queue. Makes the queue an [`extended`](Self::extended) one.
+    /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: when the queue is full, the device overwrites the oldest
+    /// completion and does not break the queue. Makes the queue an [`extended`](Self::extended) one.
     ///
-    /// What is overwritten is lost, so the queue must be as deep as everything that can be
-    /// outstanding all the same; it spares the device a check.
+    /// Overwritten completions are lost, so the queue must still have room for everything that can be
+    /// outstanding; the option only saves the device a check.
     #[doc(alias = "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN")]
     pub fn ignore_overrun(mut self) -> Self {
         self.flags |= ffi::ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
         self
     }
 
-    /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: spares the provider the lock. Makes the queue an
+    /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: the provider takes no lock. Makes the queue an
     /// [`extended`](Self::extended) one.
     ///
     /// # Safety
     ///
     /// No two calls that concern the queue ever overlap: neither on two threads, nor one within the
-    /// closure of [`ExtendedPoller::poll`](crate::ExtendedPoller::poll). Such calls are all methods
-    /// of the queue and of its poller, and of the channels that share it, and destroying, or moving to
-    /// another state, a queue pair or shared receive queue whose completions go there.
+    /// closure of [`ExtendedPoller::poll`](crate::ExtendedPoller::poll). Such calls are all methods of
+    /// the queue, of its poller, and of the channels that share it; and destroying a queue pair or
+    /// shared receive queue that completes to it, or changing its state.
     #[doc(alias = "IBV_CREATE_CQ_ATTR_SINGLE_THREADED")]
     pub unsafe fn single_threaded(mut self) -> Self {
         self.flags |= ffi::ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
@@ -221,7 +221,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         Ok(CompletionQueue::with(raw, notifier, self.solicited_only, extended, self.context))
     }
 
-    /// The completion vector, checked. One that was not asked for is never refused.
+    /// Checks the completion vector. A device without vectors still accepts the default.
     fn vector(&self, verb: &'static str) -> Result<c_int> {
         let Some(vector) = self.completion_vector else { return Ok(0) };
         let count = self.context.completion_vectors();
@@ -236,7 +236,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     }
 }
 
-/// A number of completions, checked.
+/// Checks a number of completions.
 pub(super) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_int> {
     match c_int::try_from(entries) {
         Ok(valid) if valid > 0 && entries <= most => Ok(valid),

@@ -1,20 +1,20 @@
-//! Several threads that sleep until one completion queue has something.
+//! Several threads that sleep until one completion queue has something to poll.
 //!
-//! An event is read by one thread only. If two threads wait for the same queue, and the event that
-//! both wait for is read by the first while the second is not asleep yet, the second would go to
-//! sleep although nothing is armed any more. So the events are counted: who is about to sleep says
-//! which count it saw when the queue was armed, and does not sleep if that has changed. One thread
-//! at a time reads; all others sleep on a condition variable, and all are woken by each event. If
-//! the reader gives up, another takes its turn.
+//! Only one thread reads an event. Suppose that two threads wait for the same queue, and the first
+//! reads the event that both wait for before the second is asleep: the second would go to sleep
+//! although the queue is no longer armed. So the events are counted: a thread that is about to sleep
+//! passes the count that it saw when the queue was armed, and does not sleep if the count has changed.
+//! One thread at a time reads; all others sleep on a condition variable, and each event wakes all of
+//! them. If the reader gives up, another thread takes its turn.
 //!
-//! Why nobody sleeps beside a completion: each polls after it saw, under the lock, that the queue is
-//! armed. Either the event of that arming is not raised yet; then a completion that comes after the
-//! poll raises it. Or it is raised and not read; then whoever reads it wakes all that saw the old
-//! count. Or it has been read; then the count is another.
+//! Why no wake-up is lost: each thread polls after it saw, under the lock, that the queue is armed.
+//! There are three cases. The event of that arming is not raised yet: then a completion that comes
+//! after the poll raises it. It is raised and not read: then the thread that reads it wakes all threads
+//! that saw the old count. It has been read: then the count has changed.
 //!
-//! A queue that is armed already is not armed again. So there is never more than one event unread,
-//! even if every wait finds something in its second poll and none ever reads: otherwise unread
-//! events would pile up in the kernel, without limit.
+//! A queue that is armed already is not armed again. So there is never more than one unread event, even
+//! if every wait finds something in its second poll and no thread ever reads. Otherwise unread events
+//! would pile up in the kernel without limit.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -31,29 +31,30 @@ pub(super) struct Waiters {
 
 #[derive(Default)]
 struct State {
-    /// How many events were read so far.
+    /// The number of events that were read so far.
     events: u64,
-    /// Whether the queue was armed since. Its event may be there to be read already.
+    /// Whether the queue was armed after the last event was read. Its event may be ready to read
+    /// already.
     armed: bool,
     /// Whether a thread is reading.
     reading: bool,
 }
 
 impl Waiters {
-    /// `verb` is what is at fault when a deadline is over.
+    /// Errors about a passed deadline name `verb`.
     pub(super) fn new(verb: &'static str) -> Self {
         Self { verb, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// No change is ever half done when something can panic.
+    /// Ignores poisoning: every change of the state is complete before anything can panic.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Arms the queue with `arm`, unless it is armed already. Returns how many events were read so
-    /// far, for [`wait`](Self::wait); the caller polls in between.
+    /// Arms the queue with `arm`, unless it is armed already. Returns the number of events that were
+    /// read so far, to be passed to [`wait`](Self::wait); the caller polls in between.
     ///
-    /// The lock is held meanwhile: who finds the queue armed can rely on it.
+    /// This holds the lock while it arms, so a thread that finds the queue armed can rely on it.
     pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
         let mut state = self.state();
         if !state.armed {
@@ -63,8 +64,8 @@ impl Waiters {
         Ok(state.events)
     }
 
-    /// Sleeps until another event than the first `seen` ones was read, by whichever thread. `read`
-    /// reads one, sleeping until there is one or `deadline` is over.
+    /// Sleeps until any thread has read another event after the first `seen` ones. `read` reads one
+    /// event, sleeping until there is one or `deadline` has passed.
     pub(super) fn wait(
         &self,
         seen: u64,
@@ -101,13 +102,13 @@ impl Waiters {
     }
 }
 
-/// The turn of the thread that reads.
+/// Marks this thread as the reader until it is dropped.
 struct Turn<'a>(&'a Waiters);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.state().reading = false;
-        // All look at the count, and if it is as it was one of them reads on.
+        // All threads check the count; if it is unchanged, one of them becomes the reader.
         self.0.changed.notify_all();
     }
 }
@@ -133,7 +134,7 @@ mod tests {
         panic!("this is not to be called")
     }
 
-    /// A reader that says when it reads, and does so until it is told what to return.
+    /// A reader that reports each time it reads, and then waits to be told what to return.
     fn reader() -> (impl Fn() -> Result<()>, Receiver<()>, Sender<Result<()>>) {
         let (reads, is_reading) = mpsc::channel();
         let (tell, told) = mpsc::channel();

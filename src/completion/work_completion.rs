@@ -6,10 +6,10 @@ use std::ptr;
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 
-/// `struct ibv_wc`: the completion of a work request, as [`CompletionQueue::poll`] finds it.
+/// `struct ibv_wc`: the completion of a work request, as [`CompletionQueue::poll`] returns it.
 ///
-/// It is laid out as the C struct. Which request it is about says [`wr_id`](Self::wr_id); what
-/// became of it says [`result`](Self::result).
+/// It has the layout of the C struct. [`wr_id`](Self::wr_id) identifies the request, and
+/// [`result`](Self::result) tells how it ended.
 ///
 /// [`CompletionQueue::poll`]: crate::CompletionQueue::poll
 #[derive(Clone, Copy, Default)]
@@ -49,8 +49,9 @@ impl WorkCompletion {
 
     #[cold]
     fn error(&self) -> WorkError {
-        // SAFETY: it is a reference. A volatile read is made where it stands: otherwise the status that
-        // `is_success` compares would have to be kept, which costs all that succeed an instruction.
+        // SAFETY: it reads through a reference. The volatile read makes the compiler load the status
+        // again here. Otherwise it would keep the status that `is_success` compares, which costs every
+        // successful completion an instruction.
         let status = unsafe { ptr::read_volatile(&self.0.status) };
         WorkError::new(status.into(), self.0.vendor_err)
     }
@@ -87,8 +88,8 @@ pub struct WorkSuccess {
     _tag: Success,
 }
 
-/// The one value of this type is a constant where a success is made. A `Result` of a success keeps its
-/// discriminant in here, so the compiler knows what it is, and removes the match on it.
+/// Where a success is made, the one value of this type is a constant. A `Result` of a success keeps its
+/// discriminant in this field, so the compiler knows the discriminant and removes the match on it.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Success {
@@ -96,31 +97,32 @@ enum Success {
 }
 
 impl WorkSuccess {
-    /// A completion that says success.
+    /// From a completion whose status is success.
     #[inline]
     pub(crate) fn from_raw(raw: ffi::ibv_wc) -> Self {
         Self { raw, _tag: Success::Success }
     }
 
-    /// What was carried out.
+    /// The operation that was carried out.
     #[inline]
     pub fn opcode(&self) -> WorkOpcode {
         self.raw.opcode.into()
     }
 
-    /// How many bytes arrived: of a receive, a read or an atomic; for other requests the device may
-    /// leave anything here. A UD receive counts the 40 bytes of the global route header.
+    /// The number of bytes that arrived, for a receive, a read or an atomic; for other requests the
+    /// device may leave any value here. For a UD receive it includes the 40 bytes of the global route
+    /// header.
     ///
-    /// Of a receive that an RDMA write with an immediate has ended
-    /// ([`ReceiveWriteWithImmediate`](WorkOpcode::ReceiveWriteWithImmediate)) it is the length of the write,
-    /// which did not go to the receive's memory, and may be more than that has: where peers may write,
-    /// look at the opcode before taking this for a length of the buffer.
+    /// For a receive that was completed by an RDMA write with immediate
+    /// ([`ReceiveWriteWithImmediate`](WorkOpcode::ReceiveWriteWithImmediate)) it is the length of the
+    /// write, which did not go to the receive's memory and may be longer than that memory. If peers may
+    /// write, check the opcode before using this as a length within the buffer.
     #[inline]
     pub fn byte_len(&self) -> u32 {
         self.raw.byte_len
     }
 
-    /// The immediate that came with the message, if one did.
+    /// The immediate data of the message, if it has any.
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
         // SAFETY: both arms of the union are 32 plain bits.
@@ -130,9 +132,9 @@ impl WorkSuccess {
 
     /// The rkey that the peer invalidated with the message, if it did.
     ///
-    /// Not on Soft-RoCE, which hands on a flag of the kernel's own (4, which to libibverbs says that
-    /// a checksum was right) where `IBV_WC_WITH_INV` (8) should be: the key is invalidated, but the
-    /// completion does not say so.
+    /// Not on Soft-RoCE: instead of `IBV_WC_WITH_INV` (8) it passes on a flag of the kernel (4), which
+    /// libibverbs takes for a correct checksum. The key is invalidated, but the completion does not
+    /// report it.
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
         // SAFETY: both arms of the union are 32 plain bits.
@@ -140,38 +142,38 @@ impl WorkSuccess {
             .then_some(unsafe { self.raw.__bindgen_anon_1.invalidated_rkey })
     }
 
-    /// The number of the peer's queue pair; of UD receives only.
+    /// The number of the peer's queue pair; for UD receives only.
     #[inline]
     pub fn source_queue_pair(&self) -> u32 {
         self.raw.src_qp
     }
 
-    /// Whether the first 40 bytes of a UD receive are a global route header. Where they are not,
-    /// their content is undefined.
+    /// Whether the first 40 bytes of a UD receive are a global route header. If not, their content is
+    /// undefined.
     #[inline]
     pub fn has_global_route(&self) -> bool {
         self.flag(ffi::ibv_wc_flags::IBV_WC_GRH)
     }
 
-    /// The peer's LID; of UD receives on InfiniBand only.
+    /// The peer's LID; for UD receives on InfiniBand only.
     #[inline]
     pub fn source_lid(&self) -> u16 {
         self.raw.slid
     }
 
-    /// The service level of the message; of UD receives only.
+    /// The service level of the message; for UD receives only.
     #[inline]
     pub fn service_level(&self) -> u8 {
         self.raw.sl
     }
 
-    /// The index of the P_Key of the message; of UD receives only.
+    /// The index of the P_Key of the message; for UD receives only.
     #[inline]
     pub fn pkey_index(&self) -> u16 {
         self.raw.pkey_index
     }
 
-    /// The low bits of our LID that the message came to; of UD receives only.
+    /// The low bits of the local LID that the message was sent to; for UD receives only.
     #[inline]
     pub fn destination_path_bits(&self) -> u8 {
         self.raw.dlid_path_bits
@@ -205,7 +207,7 @@ impl fmt::Debug for WorkSuccess {
 }
 
 foreign_enum! {
-    /// `enum ibv_wc_opcode`: what a completed work request did.
+    /// `enum ibv_wc_opcode`: the operation of a completed work request.
     #[doc(alias = "ibv_wc_opcode")]
     pub enum WorkOpcode: ibv_wc_opcode(u32) {
         /// A send.
@@ -230,7 +232,7 @@ foreign_enum! {
         AtomicWrite = IBV_WC_ATOMIC_WRITE,
         /// A receive.
         Receive = IBV_WC_RECV,
-        /// A receive that told of an RDMA write with immediate.
+        /// A receive that was completed by an RDMA write with immediate.
         ReceiveWriteWithImmediate = IBV_WC_RECV_RDMA_WITH_IMM,
         /// Tag matching: a tag was added.
         TagAdd = IBV_WC_TM_ADD,
@@ -242,11 +244,11 @@ foreign_enum! {
         TagReceive = IBV_WC_TM_RECV,
         /// Tag matching: a message without a tag arrived.
         TagNoTag = IBV_WC_TM_NO_TAG,
-        /// The provider's own.
+        /// An operation of the provider's own.
         Driver1 = IBV_WC_DRIVER1,
-        /// The provider's own.
+        /// An operation of the provider's own.
         Driver2 = IBV_WC_DRIVER2,
-        /// The provider's own.
+        /// An operation of the provider's own.
         Driver3 = IBV_WC_DRIVER3,
     }
 }
@@ -255,7 +257,7 @@ foreign_enum! {
     /// `enum ibv_wc_status`: why a work request failed.
     #[doc(alias = "ibv_wc_status")]
     pub enum WorkStatus: ibv_wc_status(u32) {
-        /// It did not fail.
+        /// The work request did not fail.
         Success = IBV_WC_SUCCESS,
         /// A message did not fit into the receive, or was longer than the device can send.
         LocalLength = IBV_WC_LOC_LEN_ERR,
@@ -265,7 +267,7 @@ foreign_enum! {
         LocalEecOperation = IBV_WC_LOC_EEC_OP_ERR,
         /// A local key does not cover the memory, or does not allow the access.
         LocalProtection = IBV_WC_LOC_PROT_ERR,
-        /// The queue pair was or went into the error state before the request was carried out.
+        /// The queue pair was in the error state, or entered it, before the request was carried out.
         Flushed = IBV_WC_WR_FLUSH_ERR,
         /// A memory window could not be bound.
         MemoryWindowBind = IBV_WC_MW_BIND_ERR,
@@ -273,15 +275,17 @@ foreign_enum! {
         BadResponse = IBV_WC_BAD_RESP_ERR,
         /// A write with immediate was received into memory that may not be written.
         LocalAccess = IBV_WC_LOC_ACCESS_ERR,
-        /// The peer could not make sense of the message.
+        /// The peer found the message invalid.
         RemoteInvalidRequest = IBV_WC_REM_INV_REQ_ERR,
         /// The peer's rkey does not cover the memory, or does not allow the access.
         RemoteAccess = IBV_WC_REM_ACCESS_ERR,
         /// The peer could not carry out the request.
         RemoteOperation = IBV_WC_REM_OP_ERR,
-        /// The peer did not answer in time, however often the packet was sent.
+        /// The peer did not answer in time, although the packet was sent again as often as `retry_cnt`
+        /// allows.
         RetryExceeded = IBV_WC_RETRY_EXC_ERR,
-        /// The peer had no receive posted, however often the message was sent.
+        /// The peer had no receive posted, although the message was sent again as often as `rnr_retry`
+        /// allows.
         RnrRetryExceeded = IBV_WC_RNR_RETRY_EXC_ERR,
         /// A reliable datagram domain was violated.
         LocalRddViolation = IBV_WC_LOC_RDD_VIOL_ERR,
@@ -319,9 +323,9 @@ pub struct WorkError {
 pub enum WorkErrorClass {
     /// In what this program posted.
     Local,
-    /// In what the peer allows, has posted, or has done.
+    /// In the peer: what it allows, has posted, or has done.
     Remote,
-    /// In reaching the peer: it, or the network, is gone, or too slow.
+    /// In reaching the peer: the peer or the network is gone, or too slow.
     Transport,
     /// In an earlier failure: the request was not carried out because the queue pair had stopped.
     Flushed,
@@ -363,7 +367,7 @@ impl WorkError {
         }
     }
 
-    /// What usually lies behind it.
+    /// The usual cause, or where to look for it.
     pub fn hint(&self) -> &'static str {
         match self.status {
             WorkStatus::LocalLength => "the message is longer than the receive that it came to",
@@ -405,7 +409,8 @@ impl fmt::Display for WorkError {
     }
 }
 
-/// As `Display`: a `main` that returns an error prints its `Debug` form, and the reader needs the words.
+/// The same text as `Display`: a `main` that returns an error prints its `Debug` form, and readers need
+/// the words.
 impl fmt::Debug for WorkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
