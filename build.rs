@@ -29,7 +29,7 @@ use rdma_core::build_rdma_core;
 use tools::check_tools;
 
 fn main() {
-    // A panic in a build dependency becomes one line, like every other failure.
+    // Prints a panic in a build dependency as one line, like every other failure.
     panic::set_hook(Box::new(|_| {}));
     if let Err(panic) = panic::catch_unwind(build) {
         exit_with_error(&format!("the build script failed: {}", message_of(&*panic)));
@@ -41,7 +41,7 @@ fn build() {
     let root = variable("CARGO_MANIFEST_DIR");
     let source = root.join("vendor/rdma-core");
     let enabled: Vec<_> = PROVIDERS.iter().filter(|p| feature(p.name)).collect();
-    // docs.rs needs the bindings alone, and has no network and few tools.
+    // docs.rs needs only the bindings, and has no network and few tools.
     let documentation_only = env::var_os("DOCS_RS").is_some();
     let bundled = !documentation_only && !feature("system");
 

@@ -21,9 +21,9 @@ pub(crate) fn stage_headers(source: &Path, out: &Path) -> PathBuf {
     include
 }
 
-/// Where the C compiler finds the C library's headers, when cross compiling; else nothing. libclang
-/// knows the places of some distributions only, and takes the machine's own headers elsewhere, whose
-/// types may differ in size.
+/// The folders in which the C compiler finds the C library's headers, when cross compiling; otherwise
+/// none. libclang knows these folders for some distributions only. Elsewhere it takes the headers of
+/// the build machine, whose types may differ in size.
 pub(crate) fn system_headers() -> Vec<PathBuf> {
     if env::var("HOST") == env::var("TARGET") {
         return Vec::new();
@@ -34,7 +34,7 @@ pub(crate) fn system_headers() -> Vec<PathBuf> {
     let command = || compiler.to_command();
     let searched = command().args(["-E", "-v", "-x", "c", "-"]).stdin(Stdio::null()).output();
     let Ok(searched) = searched else { return Vec::new() };
-    // The compiler's own ones (`stddef.h`) are for itself; libclang has those.
+    // The compiler's own headers (`stddef.h`) are for that compiler only; libclang has its own.
     let own = command().arg("-print-file-name=include").output().ok();
     let own = own.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
     let own = fs::canonicalize(own.trim()).ok().and_then(|own| Some(own.parent()?.to_owned()));
@@ -88,7 +88,7 @@ pub(crate) fn bindings(source: &Path, include: &Path, out: &Path, system: &[Path
     }
 }
 
-/// The header's inline functions, which have no symbol of their own, as one object file.
+/// Compiles the header's inline functions, which have no symbol of their own, into one object file.
 pub(crate) fn inline_functions(source: &Path, include: &Path, out: &Path) {
     compile(
         cc::Build::new()

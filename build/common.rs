@@ -1,4 +1,4 @@
-//! Helpers of all build steps: error messages, environment variables, files, commands.
+//! Helpers for all build steps: error messages, environment variables, files, commands.
 
 use std::any::Any;
 use std::env;
@@ -6,14 +6,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
-/// Reports an error and ends the build. Cargo shows the output of the script so far below it.
+/// Reports an error and ends the build. Below it, cargo shows the output that the script has printed so
+/// far.
 pub(crate) fn exit_with_error(message: &str) -> ! {
     report_error(message);
     exit(1)
 }
 
-/// Ends the build after [`report_error`], with exit status 0: cargo still fails the build, and shows
-/// the reported errors alone, without the output of the script.
+/// Ends the build after [`report_error`], with exit status 0: cargo still fails the build, but shows
+/// only the reported errors, without the output of the script.
 pub(crate) fn exit_after_errors() -> ! {
     exit(0)
 }
@@ -31,7 +32,7 @@ pub(crate) fn message_of(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "unknown panic".to_owned())
 }
 
-/// A variable that cargo sets, as a path.
+/// An environment variable that cargo sets, as a path.
 pub(crate) fn variable(name: &str) -> PathBuf {
     match env::var_os(name) {
         Some(value) => value.into(),
@@ -43,7 +44,7 @@ pub(crate) fn feature(name: &str) -> bool {
     env::var_os(format!("CARGO_FEATURE_{}", name.to_uppercase())).is_some()
 }
 
-/// The program that an environment variable names, or else `default`.
+/// The program that an environment variable names, or `default` if it is not set.
 pub(crate) fn program(variable: &str, default: &str) -> String {
     env::var(variable).ok().filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned())
 }
@@ -55,7 +56,7 @@ pub(crate) fn write(path: &Path, contents: impl AsRef<[u8]>) {
     }
 }
 
-/// The path as text, which is all that bindgen and make rules take.
+/// The path as text, because bindgen and make rules accept nothing else.
 pub(crate) fn utf8(path: &Path) -> &str {
     path.to_str()
         .unwrap_or_else(|| exit_with_error(&format!("{}: the path is not UTF-8", path.display())))

@@ -1,4 +1,4 @@
-//! What the build reads, and when cargo has to run it again.
+//! The files that the build reads, and when cargo has to run it again.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,9 @@ use crate::common::{exit_after_errors, feature, report_error};
 use crate::installed::LIBNL_DYNAMIC;
 use crate::providers::Provider;
 
-/// What the build reads of `vendor/rdma-core`, besides the folders of the enabled providers. The
-/// libraries `libibumad` and `libibmad` are not built; a helper includes their headers.
+/// The folders and files of `vendor/rdma-core` that the build reads, without those of the enabled
+/// providers. The build does not compile the libraries `libibumad` and `libibmad`; a helper includes
+/// their headers.
 const SOURCES: &[&str] = &[
     "CMakeLists.txt",
     "buildlib",
@@ -20,12 +21,12 @@ const SOURCES: &[&str] = &[
     "util",
 ];
 
-/// What it reads of `vendor/rdma-core` with the features that are on.
+/// What the build reads of `vendor/rdma-core` with the enabled features.
 pub(crate) fn sources() -> impl Iterator<Item = &'static str> {
     SOURCES.iter().copied().chain(feature("rdmacm").then_some("librdmacm"))
 }
 
-/// The public headers that are there with the features that are on.
+/// The public headers with the enabled features.
 pub(crate) fn headers() -> impl Iterator<Item = &'static str> {
     let connection_manager: &[&str] = if feature("rdmacm") { RDMACM_HEADERS } else { &[] };
     HEADERS.iter().chain(connection_manager).copied()
@@ -41,11 +42,11 @@ const HEADERS: &[&str] = &[
     "kernel-headers/rdma/ib_user_ioctl_verbs.h",
 ];
 
-/// Those of librdmacm. A file of that library becomes `rdma/*.h`.
+/// The public headers of librdmacm. Those in its folder become `rdma/*.h`, the others `infiniband/*.h`.
 const RDMACM_HEADERS: &[&str] = &["librdmacm/rdma_cma.h", "libibverbs/sa.h"];
 
 pub(crate) fn rerun_if_changed(root: &Path, enabled: &[&Provider], bundled: bool) {
-    // Cargo sees by itself when the build script's own files change.
+    // Cargo itself notices when the build script's own files change.
     if bundled {
         println!("cargo::rerun-if-changed=src/c");
         let providers = enabled.iter().map(|p| format!("providers/{}", p.name));
@@ -58,7 +59,7 @@ pub(crate) fn rerun_if_changed(root: &Path, enabled: &[&Provider], bundled: bool
         }
         rerun_if_file_changed(root, "vendor/rdma-core/kernel-headers");
     }
-    // The crates `cc` and `pkg-config` name what they read themselves.
+    // The crates `cc` and `pkg-config` tell cargo which variables they read.
     for name in [
         "DOCS_RS",
         "CMAKE",
@@ -76,7 +77,8 @@ pub(crate) fn rerun_if_changed(root: &Path, enabled: &[&Provider], bundled: bool
     }
 }
 
-/// Each file at or under `path`, not the folder: cargo would look into what the build does not read.
+/// Names each file at or under `path`, not the folder: cargo would also watch files that the build does
+/// not read.
 fn rerun_if_file_changed(root: &Path, path: &str) {
     match fs::read_dir(root.join(path)) {
         Ok(entries) => {
@@ -86,7 +88,7 @@ fn rerun_if_file_changed(root: &Path, path: &str) {
                 }
             }
         }
-        // A file, or nothing: then cargo runs this again until it is there.
+        // A file, or a missing path: cargo runs the build script again until it exists.
         Err(_) => println!("cargo::rerun-if-changed={path}"),
     }
 }

@@ -1,5 +1,5 @@
-//! Libraries that the machine has: libibverbs and librdmacm for feature `system`, libnl for feature
-//! `neigh`.
+//! Libraries that are installed on the machine: libibverbs and librdmacm for feature `system`, libnl
+//! for feature `neigh`.
 
 use std::path::Path;
 #[cfg(feature = "neigh")]
@@ -36,11 +36,11 @@ fn first_line(error: &pkg_config::Error) -> String {
     error.to_string().lines().find(|l| !l.trim().is_empty()).unwrap_or_default().to_owned()
 }
 
-/// Variables of the environment that ask for the shared libnl: ours, and that of the crate
-/// `pkg-config` for all libraries.
+/// Environment variables that ask for the shared libnl: this crate's own, and the one by which the
+/// crate `pkg-config` chooses all shared libraries.
 pub(crate) const LIBNL_DYNAMIC: &[&str] = &["IBVERBS_LIBNL_DYNAMIC", "PKG_CONFIG_ALL_DYNAMIC"];
 
-/// How to link libnl, for feature `neigh`: statically where the machine has the archives.
+/// Directives that link libnl, for feature `neigh`: statically if the machine has the archives.
 pub(crate) fn link_libnl(out: &Path) -> Vec<String> {
     #[cfg(not(feature = "neigh"))]
     {
@@ -49,7 +49,7 @@ pub(crate) fn link_libnl(out: &Path) -> Vec<String> {
     }
     #[cfg(feature = "neigh")]
     {
-        // The order in which the linker needs them.
+        // In the order in which the linker needs them.
         let libraries = ["nl-route-3", "nl-3"];
         let found = pkg_config::Config::new().cargo_metadata(false).probe("libnl-route-3.0");
         let found = found.unwrap_or_else(|e| {
@@ -62,10 +62,11 @@ pub(crate) fn link_libnl(out: &Path) -> Vec<String> {
         let mut directives = Vec::new();
         let archives: Option<Vec<_>> =
             libraries.iter().map(|name| find_archive(name, &found.link_paths)).collect();
-        // Distributions compile the archives for programs, not for shared libraries.
+        // A shared library must use the shared libnl, because distributions compile the archives for
+        // programs only.
         let dynamic = LIBNL_DYNAMIC.iter().any(|name| env::var_os(name).is_some());
         if let Some(archives) = archives.filter(|_| !dynamic) {
-            // Copies, so that no folder of the system comes into the search path.
+            // Link copies, so that no system folder gets into the search path.
             for (name, archive) in libraries.iter().zip(archives) {
                 let copy = out.join("libnl").join(format!("lib{name}.a"));
                 match fs::read(&archive) {
@@ -89,7 +90,7 @@ pub(crate) fn link_libnl(out: &Path) -> Vec<String> {
     }
 }
 
-/// Where the static library is: in one of the folders, or where the compiler looks.
+/// Finds the static library in one of the folders, or where the compiler looks.
 #[cfg(feature = "neigh")]
 fn find_archive(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     let file = format!("lib{name}.a");
@@ -98,7 +99,7 @@ fn find_archive(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     }
     let compiler = cc::Build::new().cargo_output(false).try_get_compiler().ok()?;
     let output = compiler.to_command().arg(format!("-print-file-name={file}")).output().ok()?;
-    // Without a folder if the compiler knows of none.
+    // The compiler prints a name without a folder if it does not find the file.
     let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
     path.is_absolute().then_some(path)
 }

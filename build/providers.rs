@@ -4,19 +4,19 @@ use std::path::Path;
 
 use crate::common::{compile, write};
 
-/// A provider (user-space driver) of rdma-core. Cargo feature, folder, and symbol
-/// (`verbs_provider_<name>`) all go by its name.
+/// A provider (user-space driver) of rdma-core. Its Cargo feature, its folder, and its symbol
+/// (`verbs_provider_<name>`) use its name.
 pub(crate) struct Provider {
     pub(crate) name: &'static str,
     /// The CMake target of the static library.
     pub(crate) target: &'static str,
-    /// The linker map that names what it exports, if it is not the common one.
+    /// The linker map of its exported symbols, if it does not use the common one.
     pub(crate) map: Option<&'static str>,
 }
 
 impl Provider {
-    /// The library's name, without `lib` and `.a`. One without a public API of its own is named after
-    /// the version of the interface between libibverbs and its providers, as a plug-in is.
+    /// The library's name, without `lib` and `.a`. A provider without a public API is named after the
+    /// version of the interface between libibverbs and its providers, as a plug-in is.
     pub(crate) fn archive(&self, abi: &str) -> String {
         match self.map {
             Some(_) => self.name.to_owned(),
@@ -33,7 +33,7 @@ const fn with_api(name: &'static str, target: &'static str, map: &'static str) -
     Provider { name, target, map: Some(map) }
 }
 
-/// Those that take longest to compile first, so that none of them is left for the end.
+/// The slowest to compile come first, so that none of them remains for the end.
 pub(crate) const PROVIDERS: &[Provider] = &[
     with_api("mlx5", "mlx5-static", "libmlx5.map"),
     with_api("hns", "hns-static", "libhns.map"),
@@ -54,8 +54,8 @@ pub(crate) const PROVIDERS: &[Provider] = &[
     plain("ipathverbs"),
 ];
 
-/// A table that refers to each enabled provider, so that the linker takes in its object file, whose
-/// constructor then registers it.
+/// Generates a table that refers to each enabled provider, so that the linker takes in the provider's
+/// object file, whose constructor then registers the provider.
 pub(crate) fn register_providers(out: &Path, enabled: &[&Provider]) {
     let mut text = String::from("struct verbs_device_ops;\n");
     for provider in enabled {

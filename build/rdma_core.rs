@@ -1,4 +1,4 @@
-//! libibverbs and its providers, by rdma-core's own CMake files.
+//! Builds libibverbs and its providers with rdma-core's own CMake files.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,9 +13,9 @@ use crate::inputs::sources;
 use crate::installed::link_libnl;
 use crate::providers::{Provider, register_providers};
 
-/// Read by CMake right after `project()`. Leaves out the folders of rdma-core that are not built
-/// (tools, daemons, other libraries, other providers), and lets our stand-in for libnl's header take
-/// precedence over rdma-core's.
+/// CMake reads this right after `project()`. It leaves out the folders of rdma-core that are not built
+/// (tools, daemons, other libraries, other providers), and gives this crate's stand-in for libnl's
+/// header precedence over rdma-core's.
 const CMAKE_HOOK: &str = r#"
 macro(add_subdirectory folder)
   if("${folder}" IN_LIST BUNDLED_FOLDERS)
@@ -27,15 +27,15 @@ if(BUNDLED_INCLUDE)
 endif()
 "#;
 
-/// In the place of CMake's own search for Python, which also looks for what only pyverbs needs.
+/// Replaces CMake's own search for Python, which also looks for files that only pyverbs needs.
 const CMAKE_PYTHON: &str = r#"
 set(Python_FOUND TRUE)
 set(Python_Interpreter_FOUND TRUE)
 "#;
 
-/// Checks of rdma-core's CMake files that have no effect on the result, hence need not be made:
-/// whether the compiler knows a warning (we show none), what is there for tools and tests, and how
-/// to version a shared library (a check that fails where the path has spaces in it).
+/// Answers to checks of rdma-core's CMake files that do not affect the result, so that CMake skips the
+/// checks: whether the compiler knows a warning (the build shows none), which programs exist for tools
+/// and tests, and how to version a shared library (this check fails if the path contains spaces).
 const CMAKE_PRESETS: &[(&str, &str)] = &[
     ("HAVE_C_WARNINGS", "0"),
     ("HAVE_C_WMISSING_PROTOTYPES", "0"),
@@ -72,8 +72,8 @@ pub(crate) fn build_rdma_core(
     }
     let libnl = link_libnl(out);
     let build = configure(root, source, out, enabled, python);
-    // What CMake calls `<target>/fast` builds the target alone. Without it, every provider
-    // depends on the shared libibverbs.
+    // CMake's `<target>/fast` builds the target alone. Without `/fast`, every provider depends on the
+    // shared libibverbs.
     let mut targets = vec!["ibverbs-static", "ccan", "rdma_util"];
     if feature("rdmacm") {
         targets.push("rdmacm-static");
@@ -86,7 +86,7 @@ pub(crate) fn build_rdma_core(
     register_providers(out, enabled);
 
     println!("cargo::metadata=build={}", build.display());
-    // What `sanitize_static_lib.py` puts before the names of internal functions.
+    // `sanitize_static_lib.py` puts this prefix before the names of internal functions.
     println!("cargo::metadata=symbol_prefix=rdmacore{}_", version.replace('.', "_"));
     println!("cargo::rustc-link-search=native={}", build.join("lib").display());
     for provider in enabled {
@@ -109,7 +109,7 @@ fn configure(
     python: &str,
 ) -> PathBuf {
     let build = out.join("build");
-    // Single targets do not look at what changed in headers.
+    // Building single targets does not notice changed headers, so start from nothing.
     if build.exists()
         && let Err(e) = fs::remove_dir_all(&build)
     {
@@ -121,12 +121,12 @@ fn configure(
     let mut folders: Vec<_> = sources().map(str::to_owned).collect();
     folders.extend(enabled.iter().map(|p| format!("providers/{}", p.name)));
     if enabled.is_empty() {
-        // rdma-core's CMake files fail without any provider; this one is not compiled.
+        // rdma-core's CMake files fail if there is no provider; this one is not compiled.
         folders.push("providers/rxe".to_owned());
     }
     let neigh = feature("neigh");
     let stand_in = root.join("src/c");
-    // Not used, and asked for all the same: nobody needs to hear that there is none.
+    // A C++ compiler is looked for but not used: do not warn if there is none.
     let mut no_cxx = cc::Build::new();
     no_cxx.cargo_warnings(false);
 
@@ -163,8 +163,8 @@ fn configure(
     build
 }
 
-/// Builds each target alone, as many at once as cargo allows; each takes further jobs from cargo's
-/// job server if it has some to spare.
+/// Builds each target alone, and as many at once as cargo allows; each takes further jobs from cargo's
+/// job server if it has spare ones.
 fn compile_targets(build: &Path, targets: &[&str]) {
     let jobs = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     let queue = Mutex::new(targets.iter());
@@ -185,8 +185,9 @@ fn compile_targets(build: &Path, targets: &[&str]) {
     });
 }
 
-/// rdma-core gives static libraries their final form (internal names made unique, the common
-/// helpers put in) with a script of its own; running it by hand limits it to what was built.
+/// rdma-core gives static libraries their final form with a script of its own: it makes internal names
+/// unique, and adds the common helpers. Running the script directly limits it to the libraries that
+/// were built.
 fn finish_archives(
     source: &Path,
     out: &Path,
@@ -238,7 +239,7 @@ fn finish_archives(
     run("finishing the static libraries", &mut finish);
 }
 
-/// A variable that rdma-core's CMake files set: `set(NAME "value")`.
+/// Reads a variable that rdma-core's CMake files set: `set(NAME "value")`.
 fn setting(source: &Path, name: &str) -> String {
     let file = source.join("CMakeLists.txt");
     let text = fs::read_to_string(&file)

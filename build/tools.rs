@@ -1,4 +1,4 @@
-//! The tools that the build needs, looked for before anything takes long.
+//! Checks for the tools that the build needs, before any slow step.
 
 use std::env;
 use std::io::Write as _;
@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use crate::common::{exit_after_errors, feature, message_of, program, report_error};
 
-/// Names every tool that the build needs and the machine lacks, with the packages that have it, and
-/// ends the build if there are any. Returns the Python interpreter.
+/// Checks for every tool that the build needs. If the machine lacks any, reports each with the packages
+/// that contain it, and ends the build. Returns the Python interpreter.
 pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
     let mut missing = Vec::new();
     let mut lacks = |what: &str, debian: &str, fedora: &str, why: &str| {
@@ -30,7 +30,7 @@ pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
         if let Err(why) = c_compiler() {
             lacks("a C compiler", "gcc libc6-dev", "gcc glibc-devel", &format!(". {why}"));
         } else if bundled && feature("valgrind") && finds(&["valgrind/memcheck.h"]).is_err() {
-            // CMake would leave the annotations out, and say so in passing.
+            // CMake would leave the annotations out, and only mention it in its output.
             lacks("valgrind/memcheck.h", "valgrind", "valgrind-devel", ", for feature `valgrind`");
         }
         let pkg_config = program("PKG_CONFIG", "pkg-config");
@@ -48,12 +48,13 @@ pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
         }
         let cross = env::var("HOST") != env::var("TARGET");
         for name in ["ar", "nm", "objcopy"] {
-            // Cross compilation takes those of the compiler, which CMake finds.
+            // Cross compilation uses the tools of the compiler, which CMake finds.
             if !cross && !starts(name) {
                 lacks(&format!("`{name}`"), "binutils", "binutils", "");
             }
         }
-        // The interpreter itself, because a wrapper such as pyenv's is slow, and many are started.
+        // Use the interpreter itself: the build starts it many times, and a wrapper such as pyenv's is
+        // slow.
         let output = Command::new("python3")
             .args(["-c", "import sys; assert sys.version_info >= (3, 2); print(sys.executable)"])
             .output();
@@ -73,7 +74,7 @@ pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
     python
 }
 
-/// Whether there is a C compiler, and the C library's headers; if not, why.
+/// Checks that there are a C compiler and the C library's headers; if not, returns the reason.
 fn c_compiler() -> Result<(), String> {
     match finds(&["stdlib.h", "linux/types.h"]) {
         Ok(()) => Ok(()),
@@ -82,7 +83,7 @@ fn c_compiler() -> Result<(), String> {
     }
 }
 
-/// Whether the C compiler finds these headers. If there is no compiler, why.
+/// Checks that the C compiler finds these headers. If there is no compiler, the error has the reason.
 fn finds(headers: &[&str]) -> Result<(), Option<String>> {
     let compiler = cc::Build::new().cargo_output(false).try_get_compiler();
     let compiler = compiler.map_err(|e| Some(e.to_string()))?;
@@ -97,7 +98,7 @@ fn finds(headers: &[&str]) -> Result<(), Option<String>> {
         .map_err(|e| Some(format!("`{name}`: {e}")))?;
     if let Some(mut stdin) = child.stdin.take() {
         let text: String = headers.iter().map(|h| format!("#include <{h}>\n")).collect();
-        // If the compiler does not read it, its status tells.
+        // If the compiler stops reading, its exit status tells why.
         let _ = stdin.write_all(text.as_bytes());
     }
     match child.wait() {

@@ -1,4 +1,4 @@
-//! What can go wrong when a verb is called.
+//! The errors of verbs.
 
 use std::fmt;
 use std::io;
@@ -7,9 +7,9 @@ use crate::queue_pair::{EndpointGid, TransitionError};
 
 /// A verb that failed, or that was not called because its input was wrong.
 ///
-/// It is small, `Copy` and never allocates. [`kind`](Self::kind) is for programs,
-/// [`raw_os_error`](Self::raw_os_error) for those that know the verb's man page, and `Display` for
-/// people: it names the verb, the error and, where that is known, what to do about it.
+/// It is small, `Copy` and never allocates. Programs use [`kind`](Self::kind), or
+/// [`raw_os_error`](Self::raw_os_error) if they rely on the verb's man page. `Display` is for people:
+/// it names the verb, the error and, if known, a remedy.
 ///
 /// A work request that was posted and then failed is not an `Error` but a
 /// [`WorkError`](crate::WorkError).
@@ -20,7 +20,7 @@ pub struct Error {
     detail: Detail,
 }
 
-/// What is known beyond the errno value.
+/// Details in addition to the errno value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Detail {
     None,
@@ -30,7 +30,7 @@ enum Detail {
     Gids { ours: EndpointGid, theirs: EndpointGid },
 }
 
-/// What sort of failure an [`Error`] is.
+/// The kind of an [`Error`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -42,42 +42,42 @@ pub enum ErrorKind {
     Resource,
     /// The process may not do this (`EPERM`, `EACCES`).
     Permission,
-    /// No such device, port or entry (`ENOENT`, `ENODEV`, `ENXIO`, `ENODATA`).
+    /// There is no such device, port or entry (`ENOENT`, `ENODEV`, `ENXIO`, `ENODATA`).
     NotFound,
-    /// The device, its provider or the kernel does not have this (`EOPNOTSUPP`, `ENOSYS`,
+    /// The device, its provider or the kernel does not support this (`EOPNOTSUPP`, `ENOSYS`,
     /// `EPROTONOSUPPORT`).
     Unsupported,
-    /// The queue has as many requests outstanding as it was made for (`ENOMEM` of a post, `ENOMEM`
-    /// or `ENOSPC` of a batch).
+    /// The queue already has as many requests outstanding as it has room for (`ENOMEM` of a post,
+    /// `ENOMEM` or `ENOSPC` of a batch).
     QueueFull,
     /// The object is still in use (`EBUSY`).
     Busy,
-    /// The network does not reach that far: the port is down, or there is no route to the peer
-    /// (`ENETDOWN`, `ENETUNREACH`, `EHOSTUNREACH`, `EADDRNOTAVAIL`).
+    /// The peer cannot be reached: the port is down, or there is no route to the peer (`ENETDOWN`,
+    /// `ENETUNREACH`, `EHOSTUNREACH`, `EADDRNOTAVAIL`).
     Unreachable,
-    /// The time that the caller set is over (`ETIMEDOUT`).
+    /// The timeout or deadline that the caller set has passed (`ETIMEDOUT`).
     TimedOut,
     /// A signal arrived (`EINTR`).
     Interrupted,
-    /// The device is gone or broken (`EIO` and all that is not listed here).
+    /// The device is gone or broken (`EIO`, and every value that is not listed here).
     Driver,
 }
 
 impl Error {
-    /// The failure of `verb` with `errno` (where a C library failed without one, `EIO`).
+    /// The failure of `verb` with `errno` (0 becomes `EIO`: some C libraries fail without an errno).
     #[inline]
     pub(crate) const fn new(verb: &'static str, errno: i32) -> Self {
         let errno = if errno == 0 { libc::EIO } else { errno };
         Self { verb, errno, detail: Detail::None }
     }
 
-    /// `EINVAL` found before the verb was called, with the reason.
+    /// `EINVAL` with a reason, found before the verb was called.
     #[inline]
     pub(crate) const fn invalid(verb: &'static str, reason: &'static str) -> Self {
         Self::with_reason(verb, libc::EINVAL, reason)
     }
 
-    /// An error of ours with its reason.
+    /// An error that this crate found, with its reason.
     #[inline]
     pub(crate) const fn with_reason(verb: &'static str, errno: i32, reason: &'static str) -> Self {
         Self { verb, errno, detail: Detail::Reason(reason) }
@@ -95,8 +95,8 @@ impl Error {
         Self { verb, errno: libc::EINVAL, detail: Detail::Range { what, value, low, high } }
     }
 
-    /// `EADDRNOTAVAIL` because no packet goes between a GID of ours and one of the peer's, of which
-    /// these are the best.
+    /// `EADDRNOTAVAIL` because no GID of this side can reach a GID of the peer. The arguments are the
+    /// best GID of each side.
     pub(crate) const fn gids_do_not_fit(
         verb: &'static str,
         ours: EndpointGid,
@@ -106,31 +106,32 @@ impl Error {
         Self { verb, errno: libc::EADDRNOTAVAIL, detail }
     }
 
-    /// `EINVAL` because a queue pair cannot be changed like that.
+    /// `EINVAL` because a queue pair does not allow this state transition.
     #[cold]
     pub(crate) const fn transition(reason: TransitionError) -> Self {
         let detail = Detail::Transition(reason);
         Self { verb: "ibv_modify_qp", errno: libc::EINVAL, detail }
     }
 
-    /// The C verb that failed, or for which the arguments were meant, such as `"ibv_reg_mr"`.
+    /// The C verb that failed, or that would have been called with the arguments, such as
+    /// `"ibv_reg_mr"`.
     pub const fn verb(&self) -> &'static str {
         self.verb
     }
 
-    /// The errno value, always positive. It is also set where the error was found before the verb
-    /// was called (usually `EINVAL`).
+    /// The errno value, always positive. If the error was found before the verb was called, it is
+    /// usually `EINVAL`.
     pub const fn raw_os_error(&self) -> i32 {
         self.errno
     }
 
-    /// What sort of failure this is.
+    /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self.errno {
             libc::ENOMEM if self.verb.starts_with("ibv_post_") || self.verb == "ibv_bind_mw" => {
                 ErrorKind::QueueFull
             }
-            // rxe has it that way.
+            // rxe returns these.
             libc::ENOMEM | libc::ENOSPC if self.verb == "ibv_wr_complete" => ErrorKind::QueueFull,
             libc::EINVAL | libc::EFAULT | libc::ERANGE | libc::EMSGSIZE => ErrorKind::InvalidInput,
             libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::EAGAIN => {
@@ -149,13 +150,13 @@ impl Error {
         }
     }
 
-    /// What usually helps, where something does.
+    /// The usual remedy, if one is known.
     fn hint(&self) -> Option<&'static str> {
         Some(match (self.verb, self.errno) {
             ("ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr", libc::ENOMEM) => {
                 "RLIMIT_MEMLOCK may be too low (ulimit -l), or the device has no region left"
             }
-            // The kernel says so where not a single page may be locked.
+            // The kernel returns this if the process may not lock a single page.
             (
                 "ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_rereg_mr" | "ibv_create_qp"
                 | "ibv_create_cq" | "ibv_create_srq",
@@ -220,7 +221,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// As `Display`: a `main` that returns an error prints its `Debug` form, and the reader needs the words.
+/// The same text as `Display`: a `main` that returns an error prints its `Debug` form, and readers need
+/// the words.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -230,7 +232,8 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {}
 
 impl From<Error> for io::Error {
-    /// The errno value is kept where it is all there is to say; otherwise the error is wrapped.
+    /// Converts to a plain errno error if the errno value is all the information; otherwise wraps the
+    /// error.
     fn from(error: Error) -> Self {
         match error.detail {
             Detail::None if error.hint().is_none() => Self::from_raw_os_error(error.errno),
@@ -279,7 +282,7 @@ mod tests {
         assert_eq!(text, "ibv_modify_qp: path_mtu is missing");
     }
 
-    /// What `fn main() -> Result<(), Box<dyn std::error::Error>>` prints.
+    /// The text that `fn main() -> Result<(), Box<dyn std::error::Error>>` prints.
     #[test]
     fn debug_says_the_same() {
         let error = Error::new("ibv_reg_mr", libc::ENOMEM);

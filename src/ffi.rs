@@ -1,17 +1,16 @@
 //! The raw bindings to `infiniband/verbs.h` of rdma-core v55.0 (and, with feature `rdmacm`, to
-//! `rdma/rdma_cma.h`), and all that knows C's conventions.
+//! `rdma/rdma_cma.h`), and the helpers for C's conventions.
 //!
-//! Every function of the header is here under its C name. What the header defines as `static
-//! inline` is compiled into this crate, except for the data path ([`ibv_post_send`],
-//! [`ibv_post_recv`], [`ibv_post_srq_recv`], [`ibv_poll_cq`], [`ibv_req_notify_cq`]), which is
-//! written in Rust below so that it is inlined into Rust callers as it is into C ones.
+//! Every function of the header is here under its C name. The header's `static inline` functions are
+//! compiled into this crate, except for the data path ([`ibv_post_send`], [`ibv_post_recv`],
+//! [`ibv_post_srq_recv`], [`ibv_poll_cq`], [`ibv_req_notify_cq`]), which is written in Rust below, so
+//! that the compiler can inline it into Rust callers as a C compiler does for C.
 //!
 //! Two names are traps: the exported `ibv_query_port` and `ibv_reg_mr` are frozen legacy entry
 //! points, and the header redirects C programs to [`___ibv_query_port`] and [`__ibv_reg_mr`]; use
 //! those.
 //!
-//! Enumerations of C are newtypes here, never Rust enums: a value that this crate does not know is
-//! legal.
+//! C enumerations are newtypes here, never Rust enums: a value that this crate does not know is legal.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -38,8 +37,8 @@ mod bindings {
 
 pub use bindings::*;
 
-/// A statically linked libibverbs knows only the providers whose object files, with their registering
-/// constructors, are part of the program.
+/// A statically linked libibverbs knows a provider only if the provider's object file, with its
+/// registering constructor, is part of the program.
 #[cfg(not(feature = "system"))]
 mod providers {
     use std::ffi::c_void;
@@ -112,7 +111,7 @@ pub unsafe fn ibv_post_srq_recv(
     unsafe { (*(*srq).context).ops.post_srq_recv.unwrap_unchecked()(srq, wr, bad_wr) }
 }
 
-/// `ibv_poll_cq`: takes up to `num_entries` completions from a completion queue. Returns how many,
+/// `ibv_poll_cq`: takes up to `num_entries` completions from a completion queue. Returns their number,
 /// or a negative number on failure.
 ///
 /// # Safety
@@ -136,8 +135,9 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
 }
 
-/// `ibv_query_pkey`: an entry of a port's P_Key table, in network byte order. Returns 0 or an error, as
-/// libibverbs' function does, which reads sysfs; a device without sysfs is asked itself.
+/// `ibv_query_pkey`: reads an entry of a port's P_Key table, in network byte order. Returns 0 or an
+/// error, like libibverbs' function, which reads sysfs; for a device without sysfs this asks its
+/// provider.
 ///
 /// # Safety
 ///
@@ -163,7 +163,8 @@ pub unsafe fn ibv_query_pkey(
     }
 }
 
-/// `ibv_get_pkey_index`: where in a port's P_Key table a P_Key (in network byte order) is, or -1.
+/// `ibv_get_pkey_index`: finds the index of a P_Key (in network byte order) in a port's P_Key table, or
+/// returns -1.
 ///
 /// # Safety
 ///
@@ -194,13 +195,13 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// The convention of verbs that make an object: null and `errno`.
+/// The convention of verbs that make an object: a pointer, or null with `errno`.
 pub(crate) fn object<T>(verb: &'static str, pointer: *mut T) -> Result<NonNull<T>, Error> {
     NonNull::new(pointer).ok_or_else(|| Error::new(verb, errno()))
 }
 
 /// The convention of verbs that return a status: 0, or the errno value. A few providers return the
-/// negated value, or -1 with `errno`; all three come out right.
+/// negated value, or -1 with `errno`; this handles all three.
 #[inline]
 pub(crate) fn status(verb: &'static str, returned: c_int) -> Result<(), Error> {
     if returned == 0 { Ok(()) } else { Err(failed(verb, returned)) }
@@ -211,16 +212,16 @@ pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error>
     usize::try_from(returned).map_err(|_| failed(verb, c_int::try_from(returned).unwrap_or(-1)))
 }
 
-/// The error behind a status that is not 0.
+/// The error for a status that is not 0.
 ///
-/// It is put together where it is returned, so that the compiler sees that it is one, and a loop around
-/// a verb does not look twice whether it has failed.
+/// This is inlined into the caller, so that the compiler sees that the result is an error, and a loop
+/// around a verb does not check twice whether the verb has failed.
 #[inline]
 pub(crate) fn failed(verb: &'static str, returned: c_int) -> Error {
     Error::new(verb, errno_of(returned))
 }
 
-/// The errno value behind a status that is not 0.
+/// The errno value for a status that is not 0.
 #[cold]
 #[inline(never)]
 fn errno_of(returned: c_int) -> c_int {

@@ -1,7 +1,7 @@
-//! Typed views of numbers that the kernel, a provider or a peer produces.
+//! Typed views of numbers that come from the kernel, a provider or a peer.
 
-/// Defines an enum over a C enumeration, with an `Unknown(n)` arm for every other number, so that
-/// no value is ever undefined behaviour. Conversions go both ways and lose nothing.
+/// Defines an enum over a C enumeration, with an `Unknown(n)` variant for every other number, so that
+/// no number is undefined behaviour. It converts in both directions without loss.
 macro_rules! foreign_enum {
     (
         $(#[$outer:meta])*

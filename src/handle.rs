@@ -9,33 +9,33 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::trace;
 
-/// A C object that a verb destroys.
+/// A C object with a destroy verb.
 pub(crate) trait Object {
-    /// The name of that verb.
+    /// The name of the destroy verb.
     const DESTROY: &'static str;
 
-    /// Calls that verb; returns 0 or an errno value.
+    /// Calls the destroy verb; returns 0 or an errno value.
     ///
     /// # Safety
     ///
     /// The object is live, and is not used again, whatever this returns.
     unsafe fn destroy(object: *mut Self) -> c_int;
 
-    /// How many objects of this type the process holds.
+    /// The number of objects of this type that the process holds.
     fn live() -> &'static AtomicUsize;
 }
 
-/// Owns a C object: the only one that destroys it.
+/// Owns a C object, and is the only one that destroys it.
 ///
-/// The destroy verb is called once, whatever it returns. When it fails, nobody knows what is left of the
-/// object: siw has unmapped its queues by then, ocrdma has freed it. So the object is leaked, and with
-/// it everything that it was made from, which the device may still need: see [`Leak`].
+/// The destroy verb is called once, whatever it returns. If it fails, the state of the object is
+/// unknown: siw has unmapped its queues by then, ocrdma has freed it. So the object is leaked, together
+/// with everything that it was made from, which the device may still need: see [`Leak`].
 #[derive(Debug)]
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
-    /// The destroy verb was called, or somebody else has called it.
+    /// The destroy verb was called, by this handle or by somebody else.
     gone: bool,
-    /// Something that was made from the object could not be destroyed.
+    /// An object that was made from this one could not be destroyed.
     leaked: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ impl<T: Object> Drop for Handle<T> {
 }
 
 impl<T: Object> Handle<T> {
-    /// Takes ownership of what `verb` returned: an object, or null with `errno`.
+    /// Takes ownership of the result of `verb`: an object, or null with `errno`.
     ///
     /// # Safety
     ///
@@ -62,14 +62,14 @@ impl<T: Object> Handle<T> {
         self.object.as_ptr()
     }
 
-    /// Destroys the object. Only the first call does anything; whatever it returns, the caller uses the
-    /// object no more, and on an error leaks what the object was made from.
+    /// Destroys the object. Only the first call does anything. Whatever it returns, the caller no
+    /// longer uses the object; on an error the caller leaks the parents of the object.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         // SAFETY: the handle owns the object, which is live: the verb is called once.
         self.end(|object| ffi::status(T::DESTROY, unsafe { T::destroy(object) }))
     }
 
-    /// As [`destroy`](Self::destroy), by something other than the destroy verb.
+    /// Like [`destroy`](Self::destroy), but calls `end` instead of the destroy verb.
     pub(crate) fn end(&mut self, end: impl FnOnce(*mut T) -> Result<()>) -> Result<()> {
         if std::mem::replace(&mut self.gone, true) {
             return Ok(());
@@ -83,32 +83,34 @@ impl<T: Object> Handle<T> {
         Ok(())
     }
 
-    /// Whether the destroy verb was called, or given up.
+    /// Whether the destroy verb was called, or will never be called.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// Lets go of the object, which somebody else has `destroyed`, or tried to.
+    /// Gives up the object, because somebody else has destroyed it or, if not `destroyed`, has tried
+    /// to.
     pub(crate) fn disown(&mut self, destroyed: bool) {
         if !std::mem::replace(&mut self.gone, true) && destroyed {
             T::live().fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// From now on the object is never destroyed.
+    /// Prevents the object from ever being destroyed.
     pub(crate) fn leak(&self) {
         self.leaked.store(true, Ordering::Relaxed);
     }
 }
 
-/// Something that an object may be made from.
+/// An object that others can be made from.
 ///
 /// When the destroy verb of an object fails, its parents are leaked, whether they are borrowed or
-/// shared: the kernel may keep the object alive, and the device may use what belongs to the parents,
-/// such as doorbell records that are freed when the context is closed. The kernel refuses to destroy
-/// most parents, but not to close a context, and some providers take a parent apart before they ask.
+/// shared: the kernel may keep the object alive, and the device may use memory of the parents, such as
+/// doorbell records that are freed when the context is closed. The kernel refuses to destroy most
+/// parents, but it does not refuse to close a context, and some providers take a parent apart before
+/// they ask the kernel.
 pub trait Leak {
-    /// Sees to it that neither this nor anything that it was made from is ever destroyed.
+    /// Ensures that neither this nor anything that it was made from is ever destroyed.
     fn leak(&self);
 }
 
@@ -130,9 +132,9 @@ impl<P: Leak> Leak for Option<P> {
     }
 }
 
-/// Defines how a resource ends, which has its C object in the field `$raw` and what that was made
-/// from in the fields `$parent`: a private method `destroy`, which `Drop` and `close` call; `close`
-/// returns the error.
+/// Defines how a resource ends. Its C object is in the field `$raw`, the objects that this was made
+/// from are in the fields `$parent`. The private method `destroy` is called by `Drop` and by `close`,
+/// which returns the error.
 macro_rules! resource {
     ($resource:ident<$($lifetime:lifetime),+ $(, $element:ident: $bound:ident)?>: $raw:ident $(, $parent:ident)*) => {
         impl<$($lifetime,)+ $($element: $bound)?> Drop for $resource<$($lifetime,)+ $($element)?> {
@@ -162,8 +164,8 @@ macro_rules! resource {
 
 pub(crate) use resource;
 
-/// Implements [`Object`] for a C struct whose destroying verb takes just a pointer to it. If
-/// events name the object, it is not destroyed while one of them is read.
+/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer to it. An object that
+/// events name is not destroyed while an event is read.
 macro_rules! object {
     ($object:ident, $destroy:ident $(, $no_event_is_read:ident)?) => {
         impl $crate::handle::Object for $crate::ffi::$object {

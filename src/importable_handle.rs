@@ -5,7 +5,7 @@ use crate::handle::{Handle, Object};
 
 /// A C object that can be imported.
 pub(crate) trait ImportableObject: Object {
-    /// Frees what importing has made, and leaves the object itself alone.
+    /// Frees the result of an import, and leaves the object itself alone.
     ///
     /// # Safety
     ///
@@ -27,7 +27,7 @@ macro_rules! importable_object {
 
 pub(crate) use importable_object;
 
-/// A [`Handle`] that, when the object was imported, unimports it rather than destroys it.
+/// A [`Handle`] that unimports an imported object instead of destroying it.
 #[derive(Debug)]
 pub(crate) struct ImportableHandle<T: ImportableObject> {
     handle: Handle<T>,
@@ -41,7 +41,7 @@ impl<T: ImportableObject> Drop for ImportableHandle<T> {
 }
 
 impl<T: ImportableObject> ImportableHandle<T> {
-    /// An object that was made here.
+    /// An object that this process made.
     pub(crate) fn owned(handle: Handle<T>) -> Self {
         Self { handle, imported: false }
     }
@@ -51,12 +51,12 @@ impl<T: ImportableObject> ImportableHandle<T> {
         Self { handle, imported: true }
     }
 
-    /// From now on the object counts as made here.
+    /// From now on treats the object as one that this process made.
     pub(crate) fn own(&mut self) {
         self.imported = false;
     }
 
-    /// Destroys or unimports the object: as [`Handle::destroy`].
+    /// Destroys or unimports the object, like [`Handle::destroy`].
     pub(crate) fn destroy(&mut self) -> Result<()> {
         if !self.imported {
             return self.handle.destroy();
@@ -78,7 +78,7 @@ impl<T: ImportableObject> ImportableHandle<T> {
         self.handle.as_ptr()
     }
 
-    /// The handle itself, to operate on the object.
+    /// The handle itself, for operations on the object.
     pub(crate) fn handle(&self) -> &Handle<T> {
         &self.handle
     }

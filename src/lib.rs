@@ -1,11 +1,11 @@
 //! RDMA verbs with borrowed lifetimes, at the cost of C.
 //!
 //! This crate builds rdma-core from source and links it statically: a program that uses it needs no
-//! libibverbs, no provider plug-ins and no configuration on the machine that it runs on (unless
-//! feature `system` is on). There are two layers. The **verbs layer** ([`QueuePair`],
-//! [`CompletionQueue`], the regions) is libibverbs under Rust's ownership; posting is `unsafe`,
-//! because the caller has to leave the buffers alone until the device is done with them. The
-//! **channel layer** ([`Channel`]) sees to that itself and needs no `unsafe`.
+//! libibverbs, no provider plug-ins and no configuration on the machine that it runs on (unless feature
+//! `system` is on). There are two layers. The **verbs layer** ([`QueuePair`], [`CompletionQueue`], the
+//! regions) is libibverbs under Rust's ownership; posting is `unsafe`, because the caller has to leave
+//! the buffers alone until the device is done with them. The **channel layer** ([`Channel`]) ensures
+//! that itself and needs no `unsafe`.
 //!
 #![doc = include_str!("guide.md")]
 

@@ -1,4 +1,4 @@
-//! How a resource holds the one that it was made from.
+//! How a resource holds its parent, the object that it was made from.
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,10 +8,10 @@ use crate::handle::Leak;
 
 /// The parent of a resource: borrowed, or shared through an [`Arc`].
 ///
-/// Every resource must be gone before the one that it was made from. With a **borrowed** parent the
-/// compiler sees to it, at no cost: `ProtectionDomain::new(&context)`. With a **shared** one the
-/// child keeps its parent alive and has no lifetime of its own (`'static`), so that both can be
-/// moved into one struct or into a thread: `ProtectionDomain::new(Arc::new(context))`.
+/// Every resource must be destroyed before its parent. With a **borrowed** parent the compiler enforces
+/// that, at no cost: `ProtectionDomain::new(&context)`. With a **shared** parent the child keeps its
+/// parent alive and has no lifetime of its own (`'static`), so both can be moved into one struct or
+/// into a thread: `ProtectionDomain::new(Arc::new(context))`.
 ///
 /// Constructors take `impl Into<Parent<..>>`, so a `&P`, an `Arc<P>` and an `&Arc<P>` all work.
 ///
@@ -40,10 +40,10 @@ enum Inner<'a, P> {
 }
 
 impl<P> Drop for Parent<'_, P> {
-    /// Does nothing, and yet is needed: a resource is destroyed when it is dropped, which takes its
-    /// parent. References and `Arc`s alone would let the compiler drop the parent first, as they look
-    /// at nothing when they are dropped, and what destroys the resource knows of no lifetime. With
-    /// this, whatever holds a `Parent` uses it to the end.
+    /// Empty, but makes drop check keep the parent alive until the child's destroy verb has run.
+    /// Dropping a reference or an `Arc` does not count as using the parent, and the code that destroys
+    /// the child has no lifetime, so the compiler would allow dropping the parent first. This `Drop`
+    /// makes every holder of a `Parent` use the parent to the end.
     #[inline]
     fn drop(&mut self) {}
 }

@@ -1,10 +1,10 @@
-//! What a provider needs that is not a kernel driver's: a device made of software in this process.
+//! Hooks for a provider without a kernel driver: its devices are software in this process.
 //!
 //! Not part of the stable interface: it is for the crate `ibverbs-software` of the same version.
 //!
-//! libibverbs finds devices in sysfs only, asks the kernel itself for a few things (completion channels,
-//! GIDs), and reads P_Keys from sysfs. Such a provider answers all three here. Without one, each of
-//! them costs one load; nothing of it is on the data path.
+//! libibverbs finds devices in sysfs only, calls the kernel for a few operations (completion channels,
+//! GIDs), and reads P_Keys from sysfs. Such a provider answers all three here. Without such a provider,
+//! each of them costs one load; none is on the data path.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -13,24 +13,24 @@ use std::sync::OnceLock;
 use crate::ffi;
 pub use crate::memory::shared_copy::{load, store};
 
-/// The functions of such a provider. There is one provider in a process, with any number of devices.
+/// The functions of such a provider. A process has one such provider, with any number of devices.
 #[derive(Debug)]
 pub struct Hooks {
-    /// Gives the devices that [`devices`](crate::devices) lists, each with a reference of its own.
+    /// Returns the devices that [`devices`](crate::devices) lists, each with a reference of its own.
     pub list: fn() -> Vec<NonNull<ffi::ibv_device>>,
     /// Gives back a reference that `list` took.
     pub put: unsafe fn(NonNull<ffi::ibv_device>),
-    /// Answers a request of libibverbs to the kernel: the result, with `errno` set if it is -1. `None`:
-    /// the file is not one of this provider, and the kernel is asked.
+    /// Answers a request of libibverbs to the kernel: the result, with `errno` set if it is -1. `None`
+    /// means that the file does not belong to this provider, and the request goes to the kernel.
     pub ioctl: unsafe fn(c_int, u64, *mut c_void) -> Option<c_int>,
-    /// The P_Key at an index of a port, in host byte order, or an errno value. `None`: the context is not
-    /// one of this provider.
+    /// Returns the P_Key at an index of a port, in host byte order, or an errno value. `None` means
+    /// that the context does not belong to this provider.
     pub query_pkey: unsafe fn(*mut ffi::ibv_context, u8, c_int) -> Option<Result<u16, c_int>>,
 }
 
 static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();
 
-/// Installs the hooks, once in a process; returns whether they are the ones that count.
+/// Installs the hooks, once in a process; returns whether these hooks are the installed ones.
 pub fn install(hooks: &'static Hooks) -> bool {
     std::ptr::eq(*HOOKS.get_or_init(|| hooks), hooks)
 }
@@ -40,18 +40,18 @@ pub(crate) fn hooks() -> Option<&'static Hooks> {
     HOOKS.get().copied()
 }
 
-/// What a C library calls the type of a request.
+/// The C library's type for the number of a request.
 #[cfg(not(target_env = "musl"))]
 type Request = std::ffi::c_ulong;
 #[cfg(target_env = "musl")]
 type Request = c_int;
 
-/// rdma-core is compiled with `-Dioctl=ibverbs_bundled_ioctl`: each request of libibverbs to the kernel
-/// comes here.
+/// rdma-core is compiled with `-Dioctl=ibverbs_bundled_ioctl`, so each request of libibverbs to the
+/// kernel calls this function.
 ///
 /// # Safety
 ///
-/// As for `ioctl`.
+/// Those of `ioctl`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibverbs_bundled_ioctl(
     fd: c_int,

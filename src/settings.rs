@@ -1,4 +1,4 @@
-//! The settings of a queue pair, each checked when it is made.
+//! The settings of a queue pair. Each is checked when it is made.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 
-/// Defines a number that is only valid up to a limit.
+/// Defines a number that has an upper limit.
 macro_rules! bounded {
     ($(#[$outer:meta])* pub struct $name:ident($repr:ty) <= $max:literal, $verb:literal, $what:literal) => {
         $(#[$outer])*
@@ -26,7 +26,7 @@ macro_rules! bounded {
                 Ok(Self(value))
             }
 
-            /// The value as it goes to the device.
+            /// The value that is passed to the device.
             pub const fn value(self) -> $repr {
                 self.0
             }
@@ -55,10 +55,10 @@ macro_rules! bounded {
 }
 
 bounded! {
-    /// `rnr_retry`: how often a send is tried again when the peer has no receive posted for it; 7
-    /// means for ever. Reliable connections only.
+    /// `rnr_retry`: how often a send is tried again when the peer has no receive posted for it; 7 means
+    /// for ever. Reliable connections only.
     ///
-    /// Between two tries lies the [`MinRnrTimer`] that the *peer* has set.
+    /// The [`MinRnrTimer`] of the *peer* sets the time between two tries.
     #[doc(alias = "rnr_retry")]
     pub struct MaxRnrRetries(u8) <= 7, "ibv_modify_qp", "rnr_retry"
 }
@@ -71,7 +71,7 @@ impl MaxRnrRetries {
 }
 
 impl Default for MaxRnrRetries {
-    /// 6: as often as is possible and yet finite.
+    /// 6: the largest finite number.
     fn default() -> Self {
         Self(6)
     }
@@ -81,7 +81,7 @@ bounded! {
     /// `retry_cnt`: how often a packet is sent again when the peer does not answer within the
     /// [`AckTimeout`]. Reliable connections only.
     ///
-    /// Soft-RoCE takes 7 as for ever.
+    /// On Soft-RoCE 7 means for ever.
     #[doc(alias = "retry_cnt")]
     pub struct MaxAckRetries(u8) <= 7, "ibv_modify_qp", "retry_cnt"
 }
@@ -94,10 +94,10 @@ impl Default for MaxAckRetries {
 }
 
 bounded! {
-    /// `min_rnr_timer`: how long a peer is to wait before it tries again, when it sent to this queue
+    /// `min_rnr_timer`: how long a peer waits before it tries again, when it has sent to this queue
     /// pair while no receive was posted. Reliable connections only.
     ///
-    /// The device knows 32 times, from 10 µs ([`SHORTEST`](Self::SHORTEST)) to 655.36 ms
+    /// The device supports 32 times, from 10 µs ([`SHORTEST`](Self::SHORTEST)) to 655.36 ms
     /// ([`LONGEST`](Self::LONGEST), encoded as 0).
     #[doc(alias = "min_rnr_timer")]
     pub struct MinRnrTimer(u8) <= 31, "ibv_modify_qp", "min_rnr_timer"
@@ -115,7 +115,7 @@ impl MinRnrTimer {
     /// 655.36 ms.
     pub const LONGEST: Self = Self(0);
 
-    /// How long it is.
+    /// The time that it encodes.
     pub const fn duration(self) -> Duration {
         Duration::from_micros(10 * RNR_TIMES[self.0 as usize] as u64)
     }
@@ -124,7 +124,7 @@ impl MinRnrTimer {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is more than 655.36 ms.
+    ///  - `EINVAL`: `duration` is more than 655.36 ms.
     pub const fn from_duration(duration: Duration) -> Result<Self> {
         let mut code = 1;
         while code < 32 {
@@ -148,11 +148,11 @@ impl Default for MinRnrTimer {
 }
 
 bounded! {
-    /// `timeout`: how long the peer has to answer before a packet is sent again: 4.096 µs · 2ⁿ; 0
-    /// means for ever. Reliable connections only.
+    /// `timeout`: how long the device waits for the peer's answer before it sends a packet again: 4.096
+    /// µs · 2ⁿ; 0 means for ever. Reliable connections only.
     ///
-    /// A send to a peer that is gone fails after about [`MaxAckRetries`] + 1 times this (devices may
-    /// take up to four times as long).
+    /// A send to a peer that is gone fails after about [`MaxAckRetries`] + 1 times this time (devices
+    /// may take up to four times as long).
     #[doc(alias = "timeout")]
     pub struct AckTimeout(u8) <= 31, "ibv_modify_qp", "timeout"
 }
@@ -161,7 +161,7 @@ impl AckTimeout {
     /// Wait for ever: a lost packet is then never sent again.
     pub const UNLIMITED: Self = Self(0);
 
-    /// How long it is; `None` if it is unlimited.
+    /// The time that it encodes; `None` if it is unlimited.
     pub const fn duration(self) -> Option<Duration> {
         if self.0 == 0 { None } else { Some(Duration::from_nanos(4096 << self.0)) }
     }
@@ -170,7 +170,7 @@ impl AckTimeout {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is more than 2 h 26 min, the longest there is.
+    ///  - `EINVAL`: `duration` is more than 2 h 26 min, the longest possible time.
     pub const fn from_duration(duration: Duration) -> Result<Self> {
         let mut code = 1;
         while code < 32 {
@@ -191,7 +191,7 @@ impl Default for AckTimeout {
 }
 
 bounded! {
-    /// `sq_psn`, `rq_psn`: the 24-bit number of the first packet. The receiver's must be the
+    /// `sq_psn`, `rq_psn`: the 24-bit number of the first packet. The receiver's number must equal the
     /// sender's.
     #[doc(alias = "sq_psn")]
     #[doc(alias = "rq_psn")]
@@ -208,7 +208,7 @@ bounded! {
 }
 
 bounded! {
-    /// `flow_label`: the 20-bit flow label of the global route header. On RoCE v2 it also picks the
+    /// `flow_label`: the 20-bit flow label of the global route header. On RoCE v2 it also selects the
     /// UDP source port, by which routers spread flows.
     #[doc(alias = "flow_label")]
     #[derive(Default)]
@@ -236,16 +236,16 @@ impl MaximumTransferUnit {
     pub const ALL: [Self; 5] =
         [Self::Mtu256, Self::Mtu512, Self::Mtu1024, Self::Mtu2048, Self::Mtu4096];
 
-    /// How many bytes it is.
+    /// The size in bytes.
     pub const fn bytes(self) -> u32 {
         128 << self as u32
     }
 
-    /// The one of this size.
+    /// The MTU of this size.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: there is none.
+    ///  - `EINVAL`: there is no MTU of that size.
     pub fn from_bytes(bytes: u32) -> Result<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes).ok_or(Error::invalid(
             "ibv_modify_qp",
@@ -268,7 +268,7 @@ foreign_enum! {
     #[doc(alias = "ibv_rate")]
     #[derive(Default)]
     pub enum StaticRate: ibv_rate(u32) {
-        /// As fast as the port can.
+        /// No limit: as fast as the port can.
         #[default]
         Max = IBV_RATE_MAX,
         /// 2.5 Gb/s.
@@ -324,8 +324,8 @@ foreign_enum! {
     /// `enum ibv_qp_type`: the transport service of a queue pair.
     #[doc(alias = "ibv_qp_type")]
     pub enum QueuePairType: ibv_qp_type(u32) {
-        /// RC: connected to one peer; every message arrives once, whole and in order, or an error
-        /// says that it did not.
+        /// RC: connected to one peer; every message arrives once, whole and in order, or its sender
+        /// gets an error.
         ReliableConnected = IBV_QPT_RC,
         /// UC: connected to one peer; messages may be lost, but those that arrive are whole.
         UnreliableConnected = IBV_QPT_UC,

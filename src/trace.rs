@@ -1,7 +1,7 @@
-//! Feature `tracing`: events for what happens beside the data path. Without it these functions are empty.
+//! Feature `tracing`: events outside the data path. Without the feature these functions are empty.
 //!
-//! All events have the target `ibverbs`. They are emitted where something was set up, has changed or has failed, never
-//! where a request is posted or a completion is found.
+//! All events have the target `ibverbs`. This module emits them where something was set up, has changed
+//! or has failed, never where a request is posted or a completion is found.
 
 #[cfg(feature = "tracing")]
 mod events {
@@ -12,8 +12,8 @@ mod events {
     use crate::error::Error;
     use crate::queue_pair::QueuePairState;
 
-    /// Runs the program's subscriber, whose panics end here: they must not get between a device that
-    /// still uses a buffer and the code that makes it stop.
+    /// Runs the program's subscriber and catches its panics: a panic must not prevent the code after it
+    /// from stopping a device that still uses a buffer.
     fn emit(event: impl FnOnce()) {
         let _ = catch_unwind(AssertUnwindSafe(event));
     }
