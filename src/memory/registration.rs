@@ -54,7 +54,7 @@ fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> 
 /// # let context = ibverbs::open("mlx5_0")?;
 /// # let domain = context.alloc_pd()?;
 /// let mut region = domain.allocate_shared::<u8>(4096, AccessFlags::REMOTE_WRITE)?;
-/// // From now on peers read it, and write it no more.
+/// // From now on peers can only read it.
 /// region.rereg(Reregistration::new().access(AccessFlags::REMOTE_READ))?;
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
