@@ -188,9 +188,9 @@ impl AsyncEvent {
 /// has destroyed it by then, but answers `EIO` to the destroy verb, which proves nothing; a channel
 /// with work in flight then aborts the process. A program that must survive sets
 /// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs then treats that
-/// answer as success. In that mode libibverbs no longer waits for C code in the same process to
-/// acknowledge the events that it has read about the object; it frees the object at once. Such C code
-/// must not be handling an event at that time. Events that are read through this crate do delay the
+/// answer as success. After such an answer libibverbs also frees the object without waiting until C
+/// code in the same process has acknowledged the events that it has read about it. So no such C code
+/// may be handling such an event at that time. Events that are read through this crate do delay the
 /// destroy.
 ///
 /// ```no_run
