@@ -105,10 +105,10 @@ use crate::queue_pair::QueuePairEndpoint;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = ibverbs::open("rxe0")?;
 /// let domain = context.alloc_pd()?;
-/// // A message that arrives before its receive is posted is sent again, as often as it takes.
+/// // The device resends a message that arrives before its receive is posted, without limit.
 /// let builder = Channel::builder(&domain).max_rnr_retries(MaxRnrRetries::UNLIMITED);
 /// let deadline = Instant::now() + Duration::from_secs(10);
-/// // The peer calls `accept`. All else both sides can do alike.
+/// // The peer calls `accept`. The rest is the same on both sides.
 /// let (mut channel, _) = builder.build()?.connect("server:18515", b"", deadline)?;
 ///
 /// let mut region = domain.allocate::<u8>(4096)?;

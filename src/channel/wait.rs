@@ -13,8 +13,8 @@ const POLLS_PER_CLOCK_READING: u32 = 64;
 /// Empty polls between two checks whether [`DEVICE_CHECK_PERIOD`] has passed.
 const POLLS_PER_DEVICE_CHECK: u32 = 1 << 14;
 
-/// Time between two device-liveness checks of one wait. A device that was pulled out completes nothing
-/// any more: without the checks, a wait without a deadline would never end.
+/// Time between two device-liveness checks of one wait. An unplugged device completes nothing any
+/// more: without the checks, a wait without a deadline would never end.
 const DEVICE_CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// How a channel sleeps when polling finds nothing for a while.
@@ -30,7 +30,7 @@ pub(super) struct Sleep {
 /// The state of one wait.
 #[derive(Debug)]
 pub(super) struct Wait {
-    /// `None`: without end.
+    /// `None`: no time limit.
     deadline: Option<Instant>,
     /// Empty polls in a row.
     empty_polls: u32,

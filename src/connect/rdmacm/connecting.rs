@@ -141,7 +141,7 @@ impl PendingAccept {
         Ok((object, Self { pending: PendingConnection { object: number, id, iwarp, limits } }))
     }
 
-    /// `rdma_accept`: accepts, with up to 196 bytes of the program's own for the peer (252 on iWARP), and
+    /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP), and
     /// waits until the connection is established, `timeout` at most.
     ///
     /// # Errors

@@ -1,10 +1,10 @@
 //! Connecting over TCP, or over any other stream.
 //!
-//! Both sides tell each other their endpoints and some bytes of the program's own, shake hands, and tell
-//! each other how that went. Both return when both are ready, or when one is not.
+//! Both sides exchange their endpoints and private data, shake hands, and exchange the results of their
+//! handshakes. Both return when both are ready, or when one has failed.
 //!
 //! ```text
-//! who connects                     who accepts
+//! the side that connects             the side that accepts
 //! greeting ------------------------>            "ibverbs", version, endpoint, private data
 //!          <------------------------ greeting
 //! handshake                          handshake
@@ -12,14 +12,14 @@
 //!          <------------------------ verdict
 //! ```
 //!
-//! - `wire`: what the messages look like in bytes, and which bytes are refused.
-//! - `stream`: streams that wait no longer than until a deadline.
-//! - `exchange`: the order above, over any such stream.
+//! - `wire`: the messages as bytes, and the checks of received bytes.
+//! - `stream`: streams whose waits have a deadline.
+//! - `exchange`: the exchange above, over any such stream.
 //! - `addresses`: TCP itself: `connect` and `accept`, and monitoring the peer through the stream.
 //!
-//! The greeting begins with its version, and its first 12 bytes are the same in all versions: a side
-//! that speaks another version reads the greeting to its end and sends its own, so both can say which
-//! versions have met.
+//! The first 12 bytes of a greeting contain its version, and have the same form in all versions: a side
+//! with another version reads the greeting to its end and sends its own, so both sides can report both
+//! versions.
 
 mod addresses;
 mod error;

@@ -75,7 +75,7 @@ impl<S: DeadlineStream + ?Sized> DeadlineStream for Box<S> {
 /// use std::net::TcpStream;
 /// use ibverbs::{DeadlineStream, StreamWithDeadline};
 ///
-/// /// For want of a real one.
+/// /// Stands for the TLS stream of another crate.
 /// struct Tls(TcpStream);
 /// # impl Read for Tls {
 /// #     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> { self.0.read(bytes) }
