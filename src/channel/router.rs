@@ -261,8 +261,11 @@ impl Router {
         let mut routes = self.lock();
         let left = self.capacity - routes.reserved;
         if room > left {
-            let what = "the depth of the channel";
-            return Err(Error::out_of_range("ibv_create_cq", what, room.into(), 0, left.into()));
+            // As `SharedCompletionQueue::available` counts.
+            let what =
+                "what the channel needs of the shared completion queue (max_send_wr + max_recv_wr)";
+            let verb = "ChannelBuilder::build";
+            return Err(Error::out_of_range(verb, what, room.into(), 0, left.into()));
         }
         let ring = Ring::new(room)?;
         // Reserve now, so that neither the code below nor `register` allocates.

@@ -273,7 +273,8 @@ impl<'ctx> CompletionQueue<'ctx> {
         match &self.notifier {
             Notifier::Own(channel) => Ok(channel),
             _ => {
-                let reason = "the completion queue was made without a channel of its own";
+                let reason = "sleeping needs a completion queue that was built with \
+                              CompletionQueueBuilder::own_channel";
                 Err(Error::invalid("ibv_get_cq_event", reason))
             }
         }

@@ -91,7 +91,12 @@ fn the_queue_cannot_be_overbooked() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert!(error.to_string().contains("the depth of the channel is 8"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("of the shared completion queue (max_send_wr + max_recv_wr) is 8"),
+        "{error}"
+    );
     assert_eq!(queue.available(), (capacity - 16) % 8);
     more.pop();
     assert_eq!(queue.available(), (capacity - 16) % 8 + 8);
