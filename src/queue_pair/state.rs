@@ -201,10 +201,11 @@ impl TransitionError {
                 let allowed = required | optional | AttributeMask::STATE;
                 if let Some(name) = (required - given).first_name() {
                     Problem::Missing(name)
-                } else if let Some(name) = (given - allowed).first_name() {
-                    Problem::NotAllowed(name)
-                } else {
+                } else if given == given & allowed {
                     return Ok(());
+                } else {
+                    let name = (given - allowed).first_name();
+                    Problem::NotAllowed(name.unwrap_or("an attribute that has no name"))
                 }
             }
         };
