@@ -11,7 +11,7 @@
 //! let device = Device::new()?; // soft0, at a free address of 127.0.0.0/8
 //! device.register(); // for ibverbs::devices() and ibverbs::open("soft0")
 //! let context = ibverbs::open(&device.name())?;
-//! assert_eq!(context.query_gid(1, 0)?.to_string(), format!("::ffff:{}", device.address()));
+//! assert_eq!(context.query_gid(1, 0)?.gid.to_string(), format!("::ffff:{}", device.address()));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
