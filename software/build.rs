@@ -47,7 +47,7 @@ fn bindings(include: &Path, out: &Path) {
         &header,
         "#include <infiniband/driver.h>\n#include <rdma/ib_user_ioctl_cmds.h>\n#include <rdma/rdma_user_ioctl_cmds.h>\n#include <rdma/ib_user_verbs.h>\n",
     );
-    // When cross compiling, where the C library's headers are.
+    // The headers of the C library when cross compiling.
     let system = env::var_os("DEP_IBVERBS_SYSTEM_HEADERS").unwrap_or_default();
     let mut clang = vec![format!("-I{}", include.display()), "-D_GNU_SOURCE".to_owned()];
     if let Some(kernel) = env::var_os("DEP_IBVERBS_KERNEL_HEADERS") {

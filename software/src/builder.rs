@@ -1,4 +1,4 @@
-//! What a device is made with.
+//! The settings of a device.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use ibverbs::MaximumTransferUnit;
 use crate::device::Device;
 use crate::ffi::ibv_mtu;
 
-/// What a device has and what it allows.
+/// The ports and limits of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) name: Option<String>,
@@ -59,9 +59,9 @@ macro_rules! limits {
 }
 
 limits! {
-    /// The longest memory region, in bytes; 2^40 if not set.
+    /// The longest memory region, in bytes; the default is 2^40.
     max_mr_size: u64 => max_mr_size;
-    /// The most queue pairs at a time; 65,000 if not set, which is the most there can be.
+    /// The most queue pairs at a time; the default is 65,000, which is also the maximum.
     max_qp: u32 => max_qp;
     /// The most work requests in a queue of a queue pair; 16,384 if not set.
     max_qp_wr: u32 => max_qp_wr;
@@ -85,9 +85,9 @@ limits! {
     max_srq_wr: u32 => max_srq_wr;
     /// The most address handles at a time; 65,536 if not set.
     max_ah: u32 => max_ah;
-    /// The most READ and atomic requests on the way, in each direction of a queue pair; 16 if not set.
+    /// The most outstanding READ and atomic requests, in each direction of a queue pair; 16 if not set.
     max_rd_atomic: u8 => max_rd_atomic;
-    /// How many completion vectors there are; they make no difference. 1 if not set.
+    /// The number of completion vectors, which have no effect. The default is 1.
     completion_vectors: u32 => completion_vectors;
 }
 
@@ -124,14 +124,14 @@ impl Builder {
         self
     }
 
-    /// The largest packet of the ports. If it is not set: 4096 bytes on addresses of this machine alone
+    /// The largest packet of the ports. The default is 4096 bytes on addresses of this machine only
     /// (127.0.0.0/8 and `::1`), else 1024, which fits into Ethernet's usual 1500.
     pub fn mtu(mut self, mtu: MaximumTransferUnit) -> Self {
         self.mtu = Some(mtu);
         self
     }
 
-    /// Adds a port with these addresses, each of which becomes a GID of it, in this order. Without any, the
+    /// Adds a port with these addresses, each of which becomes a GID of it, in this order. Without any port, the
     /// device has one port with a free address of 127.0.0.0/8.
     pub fn port(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         self.settings.ports.push(addresses.into_iter().collect());

@@ -26,21 +26,21 @@ use crate::transport::Engine;
 use crate::transport::core::Counters;
 use crate::transport::timers::Time;
 
-/// The engine of a device, and what wakes its thread.
+/// The engine of a device, and the descriptor that wakes its thread.
 #[derive(Debug)]
 pub(crate) struct Shared {
     engine: Mutex<Engine>,
-    /// Held before the engine's lock, never after it.
+    /// Taken before the engine's lock, never after it.
     receiver: Mutex<Receiver>,
     waker: Arc<Waker>,
-    /// Until when the thread sleeps, if nobody wakes it; 0 while it is awake. Changed with the lock held.
+    /// The time until which the thread sleeps; 0 while it is awake. Changed with the lock held.
     sleeps_until: AtomicU64,
     stop: AtomicBool,
-    /// The process that made it. A child of `fork` has neither the thread nor, maybe, the lock.
+    /// The process that created it. A child of `fork` lacks the thread, and the lock may be held forever there.
     process: u32,
 }
 
-/// The engine, locked. Unlocking sends what is to be sent, and wakes the thread if there is something for
+/// The engine, locked. Unlocking sends the queued packets, and wakes the thread if there is something for
 /// it to do before it wakes by itself.
 pub(crate) struct Locked<'a> {
     engine: MutexGuard<'a, Engine>,
@@ -53,12 +53,12 @@ impl Shared {
         Locked { engine, shared: self }
     }
 
-    /// Whether this process made the device, and not one that has forked it off since.
+    /// Whether this process created the device, rather than its parent before a fork.
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Hands the packets that are there to the engine; returns how many.
+    /// Hands the packets that have arrived to the engine; returns their number.
     fn receive(&self, receiver: &mut Receiver) -> usize {
         let mut engine = None;
         receiver.receive(|from, to, packet| {
@@ -67,8 +67,8 @@ impl Shared {
         })
     }
 
-    /// For a program that polls and found nothing: it looks for packets itself, which saves waking the
-    /// thread; if there are none, it lets others run, since there is no hardware that works meanwhile.
+    /// Called after an empty poll: receives packets on the polling thread, which saves waking the device's
+    /// thread; if there are none, it yields, since no hardware works in the background.
     pub(crate) fn make_progress(&self) {
         let received = match self.receiver.try_lock() {
             Ok(mut receiver) => self.receive(&mut receiver),
@@ -114,7 +114,7 @@ fn run(shared: &Shared) {
         let wait_for = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         files.clear();
         files.push(wait_for(shared.waker.fd()));
-        // Cloned, so that a socket that is left meanwhile keeps its descriptor until the end of the wait.
+        // Cloned, so that a socket that is removed during the wait keeps its descriptor until the wait ends.
         let sockets = {
             let mut receiver = shared.receiver.lock().unwrap_or_else(PoisonError::into_inner);
             shared.receive(&mut receiver);
@@ -127,7 +127,7 @@ fn run(shared: &Shared) {
             engine.settle();
             let now = engine.core.now();
             let due = engine.due().unwrap_or(Time::MAX);
-            // Where it was going to wake up anyway, it does: then the next request need not wake it.
+            // A wake-up that was due anyway is kept: then the next request need not wake the thread.
             sleeps_until = if sleeps_until > now { due.min(sleeps_until) } else { due };
             shared.sleeps_until.store(sleeps_until, Ordering::Relaxed);
             (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
@@ -137,7 +137,7 @@ fn run(shared: &Shared) {
             tv_nsec: (ns % 1_000_000_000) as _,
         });
         let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: the files and the time live through the call.
+        // SAFETY: the files and the time outlive the call.
         unsafe { libc::ppoll(files.as_mut_ptr(), files.len() as _, timeout, std::ptr::null()) };
         shared.sleeps_until.store(0, Ordering::Relaxed);
         if files[0].revents != 0 {
@@ -146,7 +146,7 @@ fn run(shared: &Shared) {
     }
 }
 
-/// What libibverbs sees: `struct verbs_device`, and ours behind it.
+/// The object that libibverbs knows: `struct verbs_device`, followed by our fields.
 #[repr(C)]
 pub(crate) struct RawDevice {
     verbs: verbs_device,
@@ -160,7 +160,7 @@ impl RawDevice {
         &self.shared
     }
 
-    /// The last reference is gone.
+    /// Frees the device when its last reference is gone.
     ///
     /// # Safety
     ///
@@ -169,14 +169,14 @@ impl RawDevice {
         // SAFETY: the caller vouches for it; the C object is the first member.
         let mut device = unsafe { Box::from_raw(device.cast::<Self>()) };
         if !device.shared.is_of_this_process() {
-            // The thread is not there to end, and has taken its reference with it.
+            // A forked child has no thread to join; the thread's reference is never dropped there.
             std::mem::forget(device);
             return;
         }
         device.shared.stop.store(true, Ordering::Release);
         device.shared.waker.wake();
         if let Some(thread) = device.thread.take() {
-            // It panics as little as anything here; the address is free when it has ended.
+            // The thread does not panic. The address is free once it has ended.
             let _ = thread.join();
         }
     }
@@ -184,12 +184,12 @@ impl RawDevice {
 
 /// An RDMA device made of software, in this process.
 ///
-/// It lives as long as this handle, the contexts that were opened from it, and the device lists that it is
-/// in. Its thread sleeps when there is nothing to do.
+/// It lives as long as this handle, the contexts that were opened from it, and the device lists that contain
+/// it. Its thread sleeps when there is nothing to do.
 #[derive(Debug)]
 pub struct Device(NonNull<ibv_device>);
 
-// SAFETY: the C object does not change; its reference count is atomic, and the engine has a lock.
+// SAFETY: the C object is not modified; its reference count is atomic, and the engine has a lock.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -201,15 +201,15 @@ fn invalid(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
 
-/// Sockets at a free address of 127.0.0.0/8.
+/// Opens sockets at a free address of 127.0.0.0/8.
 fn free_address() -> io::Result<(IpAddr, UdpLink)> {
-    /// Another process may be at the same.
+    /// Another process may try the same addresses.
     const TRIES: u32 = 10_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let start = std::process::id().wrapping_mul(0x9e37_79b9);
     for _ in 0..TRIES {
         let nth = start.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) & 0xff_ffff;
-        // 127.0 is where people put things by hand.
+        // Addresses in 127.0 are often configured by hand.
         let [_, b, c, d] = nth.to_be_bytes();
         if b == 0 || d == 0 || d == 255 {
             continue;
@@ -234,7 +234,7 @@ impl Device {
         Self::builder().build()
     }
 
-    /// Makes a device that is not as usual.
+    /// Configures a device: addresses, ports, limits.
     pub fn builder() -> Builder {
         Builder::new()
     }
@@ -292,7 +292,7 @@ impl Device {
         unsafe { self.0.cast::<RawDevice>().as_ref() }
     }
 
-    /// Opens the device. It needs not be registered for that.
+    /// Opens the device, which need not be registered.
     ///
     /// # Errors
     ///
@@ -306,10 +306,10 @@ impl Device {
         }
     }
 
-    /// Has [`ibverbs::devices`] list the device, and [`ibverbs::open`] find it by its name, for as long as
+    /// Makes [`ibverbs::devices`] list the device, and [`ibverbs::open`] find it by its name, for as long as
     /// this handle lives. Returns the handle.
     ///
-    /// Registered devices come before the machine's own, in the order that they were registered in.
+    /// Registered devices come before the machine's own, in the order of their registration.
     pub fn register(&self) -> &Self {
         register::add(self.0);
         self
@@ -321,12 +321,12 @@ impl Device {
         name.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect()
     }
 
-    /// Its first address, which GID 0 of port 1 stands for.
+    /// Its first address, which GID 0 of port 1 represents.
     pub fn address(&self) -> IpAddr {
         self.raw().addresses[0]
     }
 
-    /// What it has seen so far.
+    /// Counts of packets and retries since it was created.
     pub fn counters(&self) -> Counters {
         self.raw().shared.lock().core.counters
     }
@@ -340,9 +340,9 @@ impl Drop for Device {
     }
 }
 
-/// Signals are for the program's own threads.
+/// Blocks all signals on this thread: the program's own threads handle them.
 fn without_signals(work: impl FnOnce()) {
-    // SAFETY: the set is a live variable; all but faults are blocked, which are this thread's own.
+    // SAFETY: the set is a live variable. Faults stay unblocked: they concern this thread.
     unsafe {
         let mut signals = zeroed();
         libc::sigfillset(&mut signals);

@@ -1,18 +1,18 @@
-//! A device for programs that are to run anywhere.
+//! A device for programs that run on any machine.
 
 use std::io;
 use std::net::IpAddr;
 
 use crate::device::Device;
 
-/// What chooses.
+/// The environment variable that chooses the device.
 const VARIABLE: &str = "IBVERBS_SOFTWARE";
 
-/// Makes and registers a device if this machine has no RDMA device, and says so in a line on the standard
-/// error output. Keep what it returns for as long as the device is to be listed.
+/// Creates and registers a device if this machine has no RDMA device, and prints a line about it on standard
+/// error. Keep the returned device for as long as it should be listed.
 ///
-/// The environment variable `IBVERBS_SOFTWARE` chooses otherwise: `never`; `always`, beside the devices that
-/// there are; or the IP addresses to be at, separated by commas, which also means always.
+/// The environment variable `IBVERBS_SOFTWARE` overrides this: `never`; `always`, in addition to existing
+/// devices; or the IP addresses of the device, separated by commas, which implies `always`.
 ///
 /// ```
 /// let software = ibverbs_software::register_if_none()?;
@@ -30,7 +30,7 @@ pub fn register_if_none() -> io::Result<Option<Device>> {
     let (device, why) = match choice.as_str() {
         "never" => return Ok(None),
         "always" => (Device::new()?, "as IBVERBS_SOFTWARE says"),
-        // What cannot be listed cannot be used either.
+        // Devices that cannot be listed cannot be used either.
         "" if ibverbs::devices().is_ok_and(|devices| !devices.is_empty()) => return Ok(None),
         "" => (Device::new()?, "this machine has no RDMA device"),
         addresses => {

@@ -1,9 +1,9 @@
-//! An RDMA device made of software: RDMA code runs, and is tested, on any machine.
+//! An RDMA device made of software, to run and test RDMA code on any machine.
 //!
-//! No root, no kernel module, no device file: a [`Device`] is a provider behind rdma-core's own interface,
-//! in this process, so that a program takes the very path through `ibverbs` and libibverbs that it takes on
+//! It needs no root, no kernel module and no device file: a [`Device`] is a provider behind rdma-core's own
+//! interface, in this process, so a program takes the same path through `ibverbs` and libibverbs as on
 //! hardware. On the wire it speaks RoCE v2 over an ordinary UDP socket, with other devices of this process
-//! or machine, and with real ones and the kernel's Soft-RoCE elsewhere.
+//! or machine, and with hardware and the kernel's Soft-RoCE on other machines.
 //!
 //! ```
 //! use ibverbs_software::Device;
@@ -17,27 +17,27 @@
 //!
 //! # What differs from hardware
 //!
-//! - A READ that is sent again, since its answer was lost, is carried out again and sees what is in the
-//!   memory by then, as the InfiniBand specification allows. So it may see what later requests of the same
-//!   queue pair have written meanwhile, unless they carry a fence. Atomic operations are never carried
+//! - A READ whose answer was lost is sent and carried out again, and reads the memory as it is at that
+//!   time, as the InfiniBand specification allows. So it may see data that later requests of the same
+//!   queue pair have written, unless they carry a fence. Atomic operations are never carried
 //!   out twice.
 //! - Places of a send queue become free when the completion that covers them is polled, as on most
-//!   hardware; the kernel's Soft-RoCE gives them back before.
+//!   hardware; with the kernel's Soft-RoCE they become free earlier.
 //! - Registered memory is not pinned: if it is unmapped before it is deregistered, the process gets
 //!   SIGSEGV, where hardware goes on with the old pages.
-//! - On a socket, an answer is waited for at least 20 ms, however short the timeout is.
-//! - On IPv4, the invariant CRC covers a field that sockets do not show (the identification). Packets
-//!   of a sender that counts it up, as Soft-RoCE does, are checked by 16 bits instead of 32.
-//! - There are one partition, no service levels, no alternate paths and no flow labels.
-//! - A process that forks leaves the device to the parent: the child has a copy without the thread, of which
-//!   it may close the context, and should do nothing else.
-//! - Locked memory is not counted: `RLIMIT_MEMLOCK` does not matter.
+//! - The device waits at least 20 ms for an answer, even if the timeout is shorter.
+//! - On IPv4, the invariant CRC covers a field that a socket cannot read (the identification). If the
+//!   sender increments that field, as Soft-RoCE does, the check has a strength of 16 bits instead of 32.
+//! - There is only one partition. There are no service levels, alternate paths or flow labels.
+//! - After a fork, the device belongs to the parent: the child has a copy without the thread. The child may
+//!   close the context, and should do nothing else with it.
+//! - The device locks no memory: `RLIMIT_MEMLOCK` has no effect.
 //! - There are no XRC queue pairs, no device memory, no on-demand paging and no raw packets.
-//! - A READ or an atomic operation on an unreliable connection is refused when it is posted (`EINVAL`), as is one
-//!   on a connection that may have none on the way.
-//! - A region that a window is bound to is not deregistered: `EBUSY`.
+//! - Posting a READ or an atomic operation fails with `EINVAL` on an unreliable connection, and on one whose
+//!   `max_rd_atomic` is 0.
+//! - Deregistering a region fails with `EBUSY` while a window is bound to it.
 //!
-//! `software/README.md` in the repository tells how it works inside.
+//! `software/README.md` in the repository describes the implementation.
 
 mod builder;
 mod device;

@@ -10,16 +10,16 @@ use crate::provider;
 
 struct Registered(NonNull<ibv_device>);
 
-// SAFETY: what is done with it here, counting references, may be done from any thread.
+// SAFETY: this file only counts references, which is allowed from any thread.
 unsafe impl Send for Registered {}
 
-/// Each is removed by its handle, which holds a reference until then.
+/// The handle of a device removes it, and holds a reference until then.
 static DEVICES: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
 
 static HOOKS: Hooks =
     Hooks { list, put, ioctl: provider::ioctl::answer, query_pkey: provider::query::query_pkey };
 
-/// Makes libibverbs ask us about our devices. It must be so before one is opened.
+/// Installs the hooks of libibverbs. Must be called before a device is opened.
 pub(crate) fn install_hooks() {
     install(&HOOKS);
 }

@@ -1,4 +1,4 @@
-//! What other threads may do while packets come: objects go, and devices.
+//! Other threads destroy objects and devices while packets arrive.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -50,8 +50,8 @@ fn hammer(
     written
 }
 
-/// The memory is freed right after it is deregistered, and allocated again: a late access would be seen, or be
-/// SIGSEGV.
+/// The memory is freed right after it is deregistered, and allocated again: a late access would change the new
+/// contents, or cause SIGSEGV.
 #[test]
 fn memory_is_not_touched_after_it_was_deregistered() {
     for _ in 0..20 {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::Clock;
 use crate::transport::timers::Time;
 
-/// A thread of a busy machine may be kept waiting for some milliseconds.
+/// On a busy machine, a thread may have to wait for some milliseconds until it runs.
 const MIN_TIMEOUT: Time = 20_000_000;
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ fn nanoseconds(duration: Duration) -> Time {
 }
 
 impl Clock for RealClock {
-    /// Not from 0: some take a time stamp of 0 for none.
+    /// It does not start at 0: some programs treat a time stamp of 0 as missing.
     fn now(&self) -> Time {
         nanoseconds(self.0.elapsed()) + 1
     }

@@ -1,4 +1,4 @@
-//! What the engine stands on: a way for packets to leave, and a clock.
+//! The interfaces that the engine uses: a link that sends packets, and a clock.
 
 pub(crate) mod clock;
 pub(crate) mod udp;
@@ -10,26 +10,26 @@ use std::net::IpAddr;
 use crate::transport::timers::Time;
 use crate::wire::Packet;
 
-/// Where packets go. It may lose them, as any network may; it never waits.
+/// Sends packets. It may lose them, as any network may; it never blocks.
 pub(crate) trait Link: Debug + Send {
-    /// Sends packets, each with its addresses set. They stay the caller's.
+    /// Sends packets, each with its addresses set. The caller keeps them.
     fn send(&mut self, packets: &mut [Packet]);
 
-    /// Takes packets to a multicast group from now on.
+    /// Receives packets to a multicast group from now on.
     fn join(&mut self, group: IpAddr) -> io::Result<()>;
 
     fn leave(&mut self, group: IpAddr);
 }
 
-/// Where time comes from.
+/// Tells the time.
 pub(crate) trait Clock: Debug + Send + Sync {
-    /// Nanoseconds since some moment. It never goes back.
+    /// Nanoseconds since a fixed moment. It never goes backwards.
     fn now(&self) -> Time;
 
     /// Nanoseconds since 1970.
     fn wall_clock(&self) -> Time;
 
-    /// The shortest time after which an answer is given up. Shorter ones make no sense where a thread has
-    /// to be woken for each packet.
+    /// The shortest time to wait for an answer. A shorter one makes no sense if each packet has to wake a
+    /// thread.
     fn min_timeout(&self) -> Time;
 }

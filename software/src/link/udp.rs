@@ -18,7 +18,7 @@ pub(crate) const LONGEST: usize = 4096 + 128;
 /// How many packets one system call moves.
 pub(crate) const BATCH: usize = 32;
 
-/// Not in the C library's headers everywhere: datagrams without a checksum are taken on IPv6 too.
+/// Accepts IPv6 datagrams without a checksum. Missing in some C libraries' headers.
 const UDP_NO_CHECK6_RX: c_int = 102;
 
 /// A socket, and the address that its packets are sent to.
@@ -32,12 +32,12 @@ pub(crate) struct Socket {
 #[derive(Debug)]
 pub(crate) struct Sockets {
     all: Mutex<Vec<Arc<Socket>>>,
-    /// Goes up with every change.
+    /// Incremented by every change.
     version: AtomicU32,
 }
 
 impl Sockets {
-    /// Must not be called while one of them is being received from: the engine's lock is held here.
+    /// Must not be called while a thread receives from one of them: the engine's lock is held here.
     fn change(&self, change: impl FnOnce(&mut Vec<Arc<Socket>>)) {
         change(&mut self.all.lock().unwrap_or_else(PoisonError::into_inner));
         self.version.fetch_add(1, Ordering::Release);
@@ -95,7 +95,7 @@ fn option(socket: &UdpSocket, level: c_int, name: c_int, value: c_int) -> io::Re
     if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A socket as RoCE needs it.
+/// Creates a socket with the options that RoCE needs.
 fn open(address: IpAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(SocketAddr::new(address, PORT))?;
     // Never fragmented, and with identification 0: the invariant CRC covers both.
@@ -188,7 +188,7 @@ impl Link for UdpLink {
         let mut left = packets;
         while !left.is_empty() {
             let from = left[0].addresses.map(|addresses| addresses.0);
-            // Those in a row that leave by one socket.
+            // Consecutive packets that leave by the same socket.
             let run = left.iter().take(BATCH);
             let run = run.take_while(|p| p.addresses.map(|a| a.0) == from).count();
             let (now, later) = left.split_at_mut(run);
@@ -230,7 +230,7 @@ fn set_interface(socket: &UdpSocket, interface: Ipv4Addr) -> io::Result<()> {
     option(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, interface)
 }
 
-/// A socket for the packets to a group; other devices of the machine have one at the same address.
+/// A socket for packets to a group; other devices of the machine can open one at the same address.
 fn open_group(group: Ipv4Addr, interface: Ipv4Addr) -> io::Result<UdpSocket> {
     use std::os::fd::FromRawFd;
     // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
@@ -253,7 +253,7 @@ fn open_group(group: Ipv4Addr, interface: Ipv4Addr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends without waiting. What the kernel does not take is lost, and sent again when it is missed.
+/// Sends without blocking. A packet that the kernel refuses counts as lost; the protocol sends it again.
 fn send_batch(socket: &UdpSocket, packets: &mut [Packet]) {
     // SAFETY: all zeros is a valid value of these C structures.
     let (mut headers, mut parts, mut names): (
@@ -282,7 +282,7 @@ fn send_batch(socket: &UdpSocket, packets: &mut [Packet]) {
             let first = headers.as_mut_ptr().add(done);
             libc::sendmmsg(socket.as_raw_fd(), first, (count - done) as _, libc::MSG_DONTWAIT as _)
         };
-        // One that cannot be sent is passed over.
+        // Skip a packet that cannot be sent.
         done += usize::try_from(sent).unwrap_or(1).max(1);
     }
 }
@@ -335,7 +335,7 @@ impl Receiver {
         receiver
     }
 
-    /// The sockets that there are now.
+    /// The current sockets.
     pub(crate) fn sockets(&mut self) -> &[Arc<Socket>] {
         let version = self.all.version.load(Ordering::Acquire);
         if version != self.version {
@@ -346,8 +346,8 @@ impl Receiver {
         &self.sockets
     }
 
-    /// Takes what is there without waiting, and hands out each packet with its sender and the address that
-    /// it was sent to; returns how many.
+    /// Receives the packets that have arrived, without blocking, and passes on each with its source and
+    /// destination address; returns their number.
     pub(crate) fn receive(&mut self, mut each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
         self.sockets();
         let mut count = 0;

@@ -7,7 +7,7 @@ use crate::ffi::*;
 use crate::transport::modify;
 use crate::transport::work::Path;
 
-/// `struct ibv_ah`, and what it stands for.
+/// `struct ibv_ah`, and the destination that it describes.
 #[repr(C)]
 struct SoftAh {
     ah: ibv_ah,

@@ -1,6 +1,6 @@
 //! Posting field by field: `ibv_wr_start` to `ibv_wr_complete`.
 //!
-//! A batch is put together without the engine's lock, and posted as a whole, or not at all.
+//! A batch is built without the engine's lock, and posted as a whole or not at all.
 
 use std::ffi::c_int;
 

@@ -22,7 +22,7 @@ struct SoftContext {
     verbs: verbs_context,
 }
 
-/// Which contexts the files belong to that libibverbs asks the kernel about.
+/// The context of each file on which libibverbs sends requests to the kernel.
 static FILES: Mutex<BTreeMap<c_int, OpenContext>> = Mutex::new(BTreeMap::new());
 
 #[derive(Clone, Copy)]
@@ -97,7 +97,7 @@ unsafe extern "C" fn alloc_context(
                 return null_mut();
             }
         };
-        // While it is being made, it may be asked about already: whether requests work at all.
+        // libibverbs already sends a request during the creation, to test whether requests work.
         files().insert(fd, OpenContext(null_mut()));
         let offset = offset_of!(SoftContext, verbs) as *mut verbs_context;
         let context = init_and_alloc_context(device, fd, size_of::<SoftContext>(), offset, 0);
@@ -137,7 +137,7 @@ unsafe extern "C" fn free_context(context: *mut ibv_context) {
     }
 }
 
-/// Every other function is libibverbs' own, which says that the device has no such thing.
+/// All other functions are libibverbs' defaults, which return `EOPNOTSUPP`.
 static OPERATIONS: verbs_context_ops = verbs_context_ops {
     free_context: Some(free_context),
     query_device_ex: Some(query::query_device_ex),
@@ -182,7 +182,7 @@ static OPERATIONS: verbs_context_ops = verbs_context_ops {
     ..NO_OPERATIONS
 };
 
-/// All of them absent.
+/// A table in which all functions are absent.
 const NO_OPERATIONS: verbs_context_ops = {
     // SAFETY: absent functions are null pointers, which all zeros are.
     unsafe { std::mem::zeroed() }

@@ -17,7 +17,7 @@ pub(super) struct SoftCq {
     /// Held from `start_poll` to `end_poll`: one thread polls at a time.
     polling: pthread_mutex_t,
     current: Option<Completion>,
-    /// How many completions are ready: to see that there are none takes no lock.
+    /// The number of ready completions: an empty poll takes no lock.
     pub(super) depth: Arc<AtomicUsize>,
 }
 
@@ -31,7 +31,7 @@ impl SoftCq {
         })
     }
 
-    /// Whether there is nothing to poll, after a look at the network.
+    /// Receives packets if there is nothing to poll; returns whether the queue is still empty.
     pub(super) fn is_idle(&self, shared: &Shared) -> bool {
         if self.depth.load(Ordering::Acquire) == 0 {
             shared.make_progress();
@@ -40,7 +40,7 @@ impl SoftCq {
     }
 }
 
-/// What completions may be asked for.
+/// The fields that a completion can have.
 const FIELDS: u32 = ibv_create_cq_wc_flags::IBV_WC_EX_WITH_BYTE_LEN.0
     | ibv_create_cq_wc_flags::IBV_WC_EX_WITH_IMM.0
     | ibv_create_cq_wc_flags::IBV_WC_EX_WITH_QP_NUM.0

@@ -1,4 +1,4 @@
-//! What libibverbs asks the kernel for without asking the provider: completion channels and GIDs.
+//! Requests that libibverbs sends to the kernel without the provider: completion channels and GIDs.
 
 use std::ffi::{c_int, c_void};
 use std::mem::size_of;
@@ -9,7 +9,7 @@ use crate::device::Shared;
 use crate::ffi::*;
 use crate::transport::events;
 
-/// What goes to the kernel in one request.
+/// A request to the kernel.
 struct Request<'a> {
     object: u16,
     method: u16,
@@ -27,7 +27,7 @@ impl Request<'_> {
         self.attribute(id).map(|attribute| unsafe { attribute.__bindgen_anon_1.data })
     }
 
-    /// Writes to where an answer is wanted, as much of `bytes` as there is room for.
+    /// Writes as much of `bytes` to the attribute's buffer as fits.
     ///
     /// # Safety
     ///
@@ -88,7 +88,7 @@ unsafe fn dispatch(context: *mut ibv_context, request: &Request<'_>) -> Result<(
                     let fd = events::create().map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
                     request.write(UVERBS_ATTR_CORE_OUT, 0, &fd.to_ne_bytes())
                 }
-                // Asked with too short a request, to learn whether requests work at all.
+                // libibverbs sends a request that is too short to learn whether requests work at all.
                 Some(command) if command == u64::from(IB_USER_VERBS_CMD_QUERY_DEVICE) => {
                     Err(libc::ENOSPC)
                 }

@@ -6,12 +6,12 @@ use super::{object, shared, status, zeroed};
 use crate::ffi::*;
 use crate::transport::memory::Backing;
 
-/// Not in the C library's headers everywhere.
+/// Missing in some C libraries' headers.
 const MADV_POPULATE_READ: c_int = 22;
 const MADV_POPULATE_WRITE: c_int = 23;
 
-/// Whether the memory is there and may be accessed so, as hardware finds out when it pins the pages. Where
-/// the kernel is older than Linux 5.14, which cannot tell, it is believed.
+/// Whether the memory is mapped and allows this access, as hardware checks when it pins the pages. Kernels
+/// before Linux 5.14 cannot check it: there the answer is always yes.
 fn check_mapped(address: u64, length: u64, write: bool) -> Result<(), c_int> {
     const PAGE: u64 = 4096;
     if length == 0 {
@@ -36,7 +36,7 @@ fn writes(access: c_int) -> bool {
     access as u32 & ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 != 0
 }
 
-/// What a region may be allowed. Hints are taken and make no difference.
+/// The access flags that a region can have. Hints are accepted and ignored.
 fn check_flags(access: c_int) -> Result<(), c_int> {
     type A = ibv_access_flags;
     let known = A::IBV_ACCESS_LOCAL_WRITE
@@ -84,7 +84,7 @@ pub(super) unsafe extern "C" fn reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     let (address, size) = (address as u64, length as u64);
-    // Then requests name its bytes by their distance from the first.
+    // Requests address a zero-based region by the offset from its first byte.
     let zero_based = access as u32 & ibv_access_flags::IBV_ACCESS_ZERO_BASED.0 != 0;
     let iova = if zero_based { 0 } else { iova };
     let checked = check_flags(access).and_then(|()| check_mapped(address, size, writes(access)));
@@ -97,7 +97,7 @@ pub(super) unsafe extern "C" fn reg_mr(
 
 pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 as c_int;
-    // Any address will do but those that end beyond the last.
+    // Any address is valid unless the range exceeds the address space.
     // SAFETY: as the module says.
     let mr = unsafe { register(pd, Backing::Null, 1 << 40, 0, access) };
     if !mr.is_null() {

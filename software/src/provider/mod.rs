@@ -1,4 +1,4 @@
-//! What libibverbs sees: the functions of a provider. Each translates C's arguments, asks the engine with
+//! The functions of the provider, which libibverbs calls. Each translates C's arguments, calls the engine with
 //! its lock held, and translates the answer back.
 //!
 //! The safety of all of them rests on the contract of the verbs: pointers are live objects of this provider
@@ -43,7 +43,7 @@ fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// The convention of verbs that return an object.
+/// Converts a result for verbs that return an object.
 fn object<T>(made: Result<*mut T, c_int>) -> *mut T {
     made.unwrap_or_else(|errno| {
         set_errno(errno);
@@ -51,7 +51,7 @@ fn object<T>(made: Result<*mut T, c_int>) -> *mut T {
     })
 }
 
-/// The convention of verbs that return an errno value.
+/// Converts a result for verbs that return an errno value.
 fn status(result: Result<(), c_int>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -68,7 +68,7 @@ fn zeroed<T>() -> Box<T> {
     unsafe { Box::new(std::mem::zeroed()) }
 }
 
-/// Initialises what the owner of events waits with.
+/// Initialises the mutex and the condition variable that a destroy verb waits with.
 ///
 /// # Safety
 ///
@@ -81,7 +81,7 @@ unsafe fn init_wait(mutex: *mut pthread_mutex_t, condition: *mut pthread_cond_t)
     }
 }
 
-/// Waits until the owner has acknowledged all events that he has read, as destroy verbs do.
+/// Waits until the program has acknowledged all events that it has read, as destroy verbs do.
 ///
 /// # Safety
 ///

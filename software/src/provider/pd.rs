@@ -5,11 +5,11 @@ use std::ffi::c_int;
 use super::{object, shared, status, zeroed};
 use crate::ffi::*;
 
-/// `struct ibv_pd`, of which `handle` is the engine's number.
+/// `struct ibv_pd`, whose `handle` is the engine's number.
 #[repr(C)]
 struct SoftPd {
     pd: ibv_pd,
-    /// It only stands for another one.
+    /// It refers to another domain (a parent domain).
     is_parent: bool,
 }
 
@@ -48,7 +48,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     // SAFETY: as the module says.
     let made = unsafe {
         let (parent, mask) = ((*attr).pd, (*attr).comp_mask);
-        // Allocators of the caller's own are for memory that this device does not have.
+        // The caller's allocators are for provider memory, which this device does not need.
         if parent.is_null() || mask != 0 {
             Err(libc::EINVAL)
         } else if shared(context).lock().core.use_pd((*parent).handle) {
@@ -64,7 +64,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     object(made)
 }
 
-/// Everything is thread-safe here: a thread domain changes nothing.
+/// A thread domain has no effect, since everything here is thread-safe.
 pub(super) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     _attr: *mut ibv_td_init_attr,

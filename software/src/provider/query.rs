@@ -92,7 +92,7 @@ pub(super) unsafe extern "C" fn query_port(
         gid_tbl_len: port.addresses.len() as c_int,
         max_msg_sz: crate::transport::responder::MAX_MESSAGE,
         pkey_tbl_len: 1,
-        // Four lanes of 25 Gb/s, which is as wrong as any other speed.
+        // Four lanes of 25 Gb/s: an arbitrary speed.
         active_width: 2,
         active_speed: 32,
         phys_state: physical,
@@ -130,7 +130,7 @@ pub(crate) unsafe fn query_pkey(
     port: u8,
     index: c_int,
 ) -> Option<Result<u16, c_int>> {
-    // SAFETY: the caller vouches for the context, whoever's it is.
+    // SAFETY: the caller vouches for the context, of whichever provider.
     let fd = unsafe { (*context).cmd_fd };
     if files().get(&fd).is_none_or(|open| open.0 != context) {
         return None;

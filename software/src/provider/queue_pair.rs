@@ -8,7 +8,7 @@ use crate::ffi::*;
 use crate::transport::objects::NewQueuePair;
 use crate::transport::queue_pair::Transport;
 
-/// `struct verbs_qp`, and the batch that is being put together.
+/// `struct verbs_qp`, and the batch that is being built.
 #[repr(C)]
 pub(super) struct SoftQp {
     verbs: verbs_qp,
@@ -99,7 +99,7 @@ unsafe fn create(
     if attr.send_cq.is_null() || attr.recv_cq.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: as the caller says. The object is put together before anybody sees it.
+    // SAFETY: as the caller says. The object is complete before anybody else can access it.
     unsafe {
         let soft = Box::into_raw(Box::new(SoftQp {
             verbs: *zeroed::<verbs_qp>(),

@@ -52,7 +52,7 @@ unsafe fn create(
             receives: Default::default(),
             max_wr: attr.max_wr,
             max_sge: attr.max_sge,
-            // As the verb has it: it is armed by `ibv_modify_srq`.
+            // The limit is 0 at first, as C specifies: `ibv_modify_srq` arms it.
             limit: 0,
             users: 0,
             async_events: 0,

@@ -1,4 +1,4 @@
-//! Work requests of C as the engine has them.
+//! Translates C's work requests for the engine.
 
 use std::ffi::c_int;
 
@@ -9,14 +9,14 @@ use crate::transport::queue_pair::{QueuePair, Transport};
 use crate::transport::responder::MAX_MESSAGE;
 use crate::transport::work::{Bind, Data, Destination, Extra, Operation, Receive, SendRequest};
 
-/// What is checked of a request when it is posted.
+/// The properties of a queue pair that a request is checked against when it is posted.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
     pub(super) transport: Transport,
     pub(super) mtu: usize,
     pub(super) max_sge: usize,
     pub(super) max_inline: usize,
-    /// The queue pair may have no READ or atomic request on the way.
+    /// The queue pair may have no outstanding READ or atomic request.
     pub(super) no_fetches: bool,
 }
 
@@ -31,7 +31,7 @@ impl Rules {
         }
     }
 
-    /// Whether the queue pair takes such a request; its length is summed up here.
+    /// Whether the queue pair accepts such a request. Computes its length.
     pub(super) fn check(&self, request: &mut SendRequest) -> Result<(), c_int> {
         let operation = &request.operation;
         let allowed = match (self.transport, operation) {
@@ -76,12 +76,12 @@ impl Rules {
 pub(super) unsafe fn list(list: *const ibv_sge, count: usize) -> Vec<Sge> {
     // SAFETY: the caller vouches for it; an empty list may be null.
     let list = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(list, count) } };
-    // Elements of length 0 name nothing, and need no key.
+    // Elements of length 0 name no memory, and need no key.
     let element = |sge: &ibv_sge| Sge { address: sge.addr, length: sge.length, lkey: sge.lkey };
     list.iter().map(element).collect()
 }
 
-/// Copies inline data out of the caller's memory, which is his again when the post returns.
+/// Copies inline data out of the caller's memory, which the caller may reuse when the post returns.
 ///
 /// # Safety
 ///

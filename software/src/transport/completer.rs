@@ -1,4 +1,4 @@
-//! The sending side of reliable connections: what the peer's answers mean.
+//! The sending side of reliable connections: handles the peer's answers.
 
 use super::core::Core;
 use super::queue_pair::QueuePair;
@@ -20,9 +20,9 @@ pub(crate) fn not_ready_time(code: u8) -> Time {
 }
 
 impl QueuePair {
-    /// A packet of the peer's answers.
+    /// Handles a packet of the peer's answers.
     pub(crate) fn response(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
-        // An answer to something that was not asked, or was answered already.
+        // An answer to a request that was never sent, or was answered already.
         if !self.is_up()
             || distance(bth.psn, self.sq.unacknowledged) < 0
             || distance(bth.psn, self.sq.high) >= 0
@@ -65,7 +65,7 @@ impl QueuePair {
                 if !self.acknowledge_before(core, psn) {
                     return self.ask_again(core);
                 }
-                // 7 is for ever.
+                // 7 means retry for ever.
                 if self.attr.rnr_retry != 7 {
                     if self.sq.not_ready_retries >= self.attr.rnr_retry {
                         return self.fail_front(core, Status::IBV_WC_RNR_RETRY_EXC_ERR);
@@ -121,7 +121,7 @@ impl QueuePair {
                 break true;
             }
             self.sq.unacknowledged = end;
-            // Of a request that is being sent again, the rest need not be.
+            // The rest of a request that is being sent again need not be sent.
             if self.sq.cursor == 0 {
                 self.sq.cursor = 1;
                 self.sq.offset = 0;
@@ -134,7 +134,7 @@ impl QueuePair {
         complete
     }
 
-    /// The peer answers: its retries begin again.
+    /// The peer has answered: the retry counters start again.
     fn progress(&mut self, core: &mut Core) {
         self.sq.retries = 0;
         self.sq.not_ready_retries = 0;
@@ -143,7 +143,7 @@ impl QueuePair {
         self.grow_window();
         let unacknowledged = self.sq.unacknowledged;
         self.sq.fetching.retain(|&end| distance(end, unacknowledged) >= 0);
-        // What is acknowledged meanwhile is not sent again.
+        // Packets that were acknowledged in the meantime are not sent again.
         if let Some(posted) = self.sq.posted.get(self.sq.cursor) {
             let ahead = distance(unacknowledged, add(posted.first, self.sq.offset));
             if ahead > 0
@@ -156,7 +156,7 @@ impl QueuePair {
         self.restart_timer(core);
     }
 
-    /// Answers were lost on their way: they are asked for again, once until something comes.
+    /// Answers were lost: requests them again, once until the next answer arrives.
     fn ask_again(&mut self, core: &mut Core) {
         if self.is_up() && !self.sq.asked_again {
             self.shrink_window();
@@ -166,7 +166,7 @@ impl QueuePair {
         }
     }
 
-    /// A part of what is read.
+    /// Handles a packet with data of a READ.
     fn read_data(&mut self, core: &mut Core, psn: u32, payload: &[u8]) {
         if !self.acknowledge_before(core, psn) || psn != self.sq.unacknowledged {
             return self.ask_again(core);
@@ -198,7 +198,7 @@ impl QueuePair {
         }
     }
 
-    /// What was at the address of an atomic operation.
+    /// Handles the answer of an atomic operation: the old value.
     fn fetched_value(&mut self, core: &mut Core, psn: u32, value: u64) {
         if !self.acknowledge_before(core, psn) || psn != self.sq.unacknowledged {
             return self.ask_again(core);

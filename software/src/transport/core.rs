@@ -1,4 +1,4 @@
-//! What all queue pairs of a device share.
+//! State that all queue pairs of a device share.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
@@ -17,22 +17,22 @@ use crate::link::{Clock, Link};
 use crate::wire::header::Bth;
 use crate::wire::{PORT, Packet, icrc};
 
-/// How long a full file of events is left alone.
+/// The time until the next attempt to write to a full event file.
 const FULL_FILE: Time = 1_000_000;
 
-/// What a device has seen since it was made.
+/// Counts since the device was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Packets that were sent, with those that were sent again.
+    /// Packets that were sent, including those that were sent again.
     pub packets_sent: u64,
-    /// Packets that came, whatever they were.
+    /// All packets that arrived.
     pub packets_received: u64,
-    /// Packets that were no RoCE v2, or whose invariant CRC was wrong.
+    /// Packets that were not RoCE v2, or had a wrong invariant CRC.
     pub packets_malformed: u64,
-    /// Packets that no queue pair was there for, or that came from somebody who is not its peer.
+    /// Packets for a queue pair that does not exist, or from an address that is not its peer's.
     pub packets_unexpected: u64,
-    /// Times that a queue pair went back to send again: a timer ran out, or its peer missed something.
+    /// The number of times that a queue pair sent again: a timer expired, or the peer missed a packet.
     pub retransmissions: u64,
 }
 
@@ -61,12 +61,12 @@ pub(crate) struct Core {
     /// The queue pairs in each multicast group.
     pub(crate) groups: BTreeMap<IpAddr, Vec<u32>>,
     pub(crate) timers: Timers,
-    /// Queue pairs that have more to send than one turn allows.
+    /// Queue pairs that have more packets to send than fit in one turn.
     pub(crate) runnable: VecDeque<u32>,
-    /// Completion queues that were overrun just now.
+    /// Completion queues that were overrun since the last `settle`.
     pub(crate) overrun: Vec<u32>,
     pub(crate) counters: Counters,
-    /// Events that found their file full.
+    /// Events that did not fit into their file.
     late: VecDeque<(c_int, Record)>,
     late_scheduled: Option<Time>,
     clock: Arc<dyn Clock>,
@@ -134,7 +134,7 @@ impl Core {
         bytes.extend_from_slice(&icrc.to_le_bytes());
         self.counters.packets_sent += 1;
         self.outbox.push(Packet { addresses: Some((path.from, path.to)), bytes });
-        // Bounds what lies here when somebody posts a long list.
+        // Bounds the memory of the outbox when a program posts a long list.
         if self.outbox.len() >= 64 {
             self.flush();
         }
@@ -207,7 +207,7 @@ impl Core {
         }
     }
 
-    /// The timer of a completion queue: a moderated event is due.
+    /// Handles the timer of a completion queue: a moderated event is due.
     pub(crate) fn completion_timer(&mut self, number: u32, now: Time) {
         let Some(cq) = self.cqs.get_mut(number) else { return };
         cq.scheduled = None;
@@ -233,7 +233,7 @@ impl Core {
         }
     }
 
-    /// Puts a record into a file; later, if that is full: events are never lost, nor out of order.
+    /// Writes a record to a file, or later if the file is full: events are never lost or reordered.
     fn notify(&mut self, fd: c_int, record: Record) {
         let waiting = self.late.iter().any(|late| late.0 == fd);
         if waiting || !events::put(fd, &record) {

@@ -1,8 +1,8 @@
-//! The files that events are read from: a completion channel's, and a context's for asynchronous events.
+//! The files that programs read events from: a completion channel's, and a context's for asynchronous events.
 //!
 //! Each is a datagram socket that is connected to itself, so that one descriptor is both ends: records
-//! stay whole, nothing is left over when its owner closes it, and writing and taking back never wait,
-//! whatever mode the owner has put the file into.
+//! stay whole, closing it leaves no other end behind, and writing and taking back never block,
+//! even if the owner has put the file into blocking mode.
 
 use std::ffi::c_int;
 use std::io;
@@ -36,7 +36,7 @@ pub(crate) fn create() -> io::Result<c_int> {
         {
             return Err(close(io::Error::last_os_error()));
         }
-        // As much as an ordinary user may have; a full file is no loss, see `Core::notify`.
+        // The most that an ordinary user may have. A full file loses no event: see `Core::notify`.
         let wanted: c_int = 1 << 20;
         let size = size_of::<c_int>() as libc::socklen_t;
         for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
@@ -49,7 +49,7 @@ pub(crate) fn create() -> io::Result<c_int> {
 /// The longest record: `struct ib_uverbs_async_event_desc`.
 const LONGEST: usize = 16;
 
-/// A record that goes into such a file: the object that it is about first.
+/// A record in such a file, which begins with the object that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     bytes: [u8; LONGEST],
@@ -91,7 +91,7 @@ pub(crate) fn put(fd: c_int, record: &Record) -> bool {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         libc::send(fd, record.bytes.as_ptr().cast(), record.length, flags)
     };
-    // A file that is gone has no reader who could miss the event.
+    // If the file is closed, no reader misses the event.
     sent >= 0
         || !matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS))
 }

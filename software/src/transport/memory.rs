@@ -1,7 +1,7 @@
 //! Registered memory: keys, bounds and rights, and the copies to and from it.
 //!
-//! Each access, of each packet, starts from the key: so nothing is touched any more once a region is
-//! deregistered, and a right that was taken away is gone at once.
+//! Every packet looks its memory up by key, so no memory is accessed after its region is
+//! deregistered, and a revoked right has no effect any more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,12 +18,12 @@ pub(crate) struct Sge {
     pub(crate) lkey: u32,
 }
 
-/// What is behind a region's addresses.
+/// The memory behind a region's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backing {
     /// Memory of the process, from this address on.
     Memory(u64),
-    /// Nothing: zeros are read, what is written is dropped.
+    /// No memory (a null region): reads give zeros, writes are dropped.
     Null,
 }
 
@@ -31,11 +31,11 @@ pub(crate) enum Backing {
 pub(crate) struct Region {
     pub(crate) pd: u32,
     pub(crate) backing: Backing,
-    /// The address that requests name its first byte by.
+    /// The address of its first byte in requests.
     pub(crate) iova: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
-    /// How many memory windows are bound to it.
+    /// The number of memory windows that are bound to it.
     pub(crate) windows: u32,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Bound {
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
-    /// The queue pair that it is bound through; a window of type 2 works with that one alone.
+    /// The queue pair that it is bound through; a window of type 2 works only with that one.
     pub(crate) qpn: u32,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Bound {
 pub(crate) struct Window {
     pub(crate) pd: u32,
     pub(crate) type_2: bool,
-    /// The key that it has now.
+    /// Its current key.
     pub(crate) rkey: u32,
     pub(crate) bound: Option<Bound>,
 }
@@ -65,13 +65,13 @@ pub(crate) enum Key {
     Window(Window),
 }
 
-/// A piece of memory that an access may touch now.
+/// A piece of memory that was checked for an access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     backing: Backing,
 }
 
-/// An access that is not allowed: a key that does not exist, bounds, rights, the protection domain.
+/// An access that is not allowed: wrong key, bounds, rights or protection domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Denied;
 
@@ -108,7 +108,7 @@ impl Keys {
         }
     }
 
-    /// A window by its key of now, of which a window of type 2 chooses the lowest eight bits itself.
+    /// Finds a window by its current key. The program chooses the lowest eight bits of a type 2 window's key.
     pub(crate) fn window(&self, rkey: u32) -> Option<&Window> {
         match self.0.get_untagged(rkey)? {
             Key::Window(window) if window.rkey == rkey => Some(window),
@@ -123,7 +123,7 @@ impl Keys {
         }
     }
 
-    /// What a work request of this program may touch.
+    /// Checks an access by a work request of this program.
     fn local(
         &self,
         pd: u32,
@@ -139,7 +139,7 @@ impl Keys {
         region.target(sge.address.checked_add(offset).ok_or(Denied)?, length)
     }
 
-    /// What a peer may touch, that is connected to this queue pair, with the rights in `access`.
+    /// Checks an access with the rights in `access` by the peer that is connected to this queue pair.
     pub(crate) fn remote(
         &self,
         (pd, qpn): (u32, u32),
@@ -233,7 +233,7 @@ impl Keys {
         })
     }
 
-    /// Whether a list may be written, or read, in whole.
+    /// Whether the whole list may be written, or read.
     pub(crate) fn check(&self, pd: u32, list: &[Sge], write: bool) -> Result<(), Denied> {
         let length = list.iter().map(|sge| sge.length as usize).sum();
         self.walk((pd, write), list, 0, length, |_, _| {})
@@ -241,7 +241,7 @@ impl Keys {
 }
 
 impl Target {
-    /// Appends what is there.
+    /// Appends the contents of the range.
     pub(crate) fn read(self, length: usize, to: &mut Vec<u8>) {
         let Backing::Memory(address) = self.backing else {
             to.resize(to.len() + length, 0);

@@ -1,7 +1,7 @@
-//! The device itself: a state machine that packets, verbs and the passing of time move on.
+//! The device itself: a state machine driven by packets, verbs and time.
 //!
-//! It does no input and output of its own: packets leave by a [`Link`], time comes from a [`Clock`]. On a
-//! socket a thread feeds it; on virtual time whoever waits for it does.
+//! It does no input and output of its own: it sends packets by a [`Link`], and reads the time from a
+//! [`Clock`]. With a socket, a thread drives it; with virtual time, the test does.
 
 pub(crate) mod completer;
 pub(crate) mod core;
@@ -35,10 +35,10 @@ use crate::link::{Clock, Link};
 use crate::wire::header::Bth;
 use crate::wire::{PKEY, PORT, icrc, opcode};
 
-/// The number that stands for all members of a multicast group.
+/// The queue pair number that addresses all members of a multicast group.
 const MULTICAST: u32 = 0xff_ffff;
 
-/// The first number of a queue pair; 0 and 1 are those of the subnet's management.
+/// The first number of a queue pair; 0 and 1 are reserved for subnet management.
 const FIRST_QUEUE_PAIR: u32 = 0x11;
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Engine {
         }
     }
 
-    /// A packet has come, from its base transport header to the invariant CRC.
+    /// Handles a received packet, from its base transport header to the invariant CRC.
     pub(crate) fn receive(&mut self, from: (IpAddr, u16), to: IpAddr, packet: &[u8]) {
         self.core.counters.packets_received += 1;
         let Some((bth, body)) = check(from, to, packet) else {
@@ -83,12 +83,12 @@ impl Engine {
         }
     }
 
-    /// When [`advance`](Self::advance) is to be called; `Some(0)`: at once.
+    /// The time at which [`advance`](Self::advance) must be called; `Some(0)`: at once.
     pub(crate) fn due(&self) -> Option<Time> {
         if self.core.runnable.is_empty() { self.core.timers.next() } else { Some(0) }
     }
 
-    /// Does what is due, and gives each queue pair that has more to send a turn.
+    /// Runs the timers that are due, and gives a turn to each queue pair that has more to send.
     pub(crate) fn advance(&mut self) {
         let now = self.core.now();
         while let Some(timer) = self.core.timers.pop(now) {
@@ -112,7 +112,7 @@ impl Engine {
         }
     }
 
-    /// Ends what was called from outside: overruns have their consequences, and packets leave.
+    /// Must follow every call from outside: handles overruns, and sends the queued packets.
     pub(crate) fn settle(&mut self) {
         while let Some(cq) = self.core.overrun.pop() {
             let users: Vec<u32> = self
@@ -132,13 +132,13 @@ impl Engine {
     }
 }
 
-/// What every packet must be, whoever it is for.
+/// Checks that hold for every packet.
 fn check(from: (IpAddr, u16), to: IpAddr, packet: &[u8]) -> Option<(Bth, &[u8])> {
     let (inside, sent) = packet.split_last_chunk::<{ icrc::SIZE }>()?;
     let bth = Bth::parse(inside)?;
     let body = inside.get(Bth::SIZE..)?;
     let body = body.get(..body.len().checked_sub(bth.pad.into())?)?;
-    // The highest bit tells full members from limited ones; both may talk to a full one.
+    // The highest bit distinguishes full and limited members; both may talk to a full one.
     let one_partition = bth.pkey & 0x7fff == PKEY & 0x7fff;
     let same_family = from.0.is_ipv4() == to.is_ipv4();
     let whole = inside.len() % 4 == 0 && one_partition && same_family;

@@ -1,4 +1,4 @@
-//! `ibv_modify_qp`: the attributes are checked, all of them, before any takes effect.
+//! `ibv_modify_qp`: all attributes are checked before any takes effect.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,11 +16,11 @@ use crate::ffi::{
 const MOST_RETRIES: u8 = 7;
 
 impl Core {
-    /// How to reach what an address vector names.
+    /// Resolves an address vector to a destination.
     pub(crate) fn path(&self, av: &ibv_ah_attr) -> Result<Path, c_int> {
         let port = usize::from(av.port_num).checked_sub(1).and_then(|i| self.ports.get(i));
         let port = port.ok_or(libc::EINVAL)?;
-        // RoCE has no other addresses than GIDs.
+        // RoCE addresses peers only by GID.
         if av.is_global == 0 {
             return Err(libc::EINVAL);
         }
@@ -33,7 +33,7 @@ impl Core {
     }
 }
 
-/// The IP address that a GID of RoCE v2 stands for.
+/// The IP address of a RoCE v2 GID.
 pub(crate) fn address(gid: &ibv_gid) -> IpAddr {
     // SAFETY: all bytes of the union are initialised, and any value is good.
     let raw = unsafe { gid.raw };
@@ -49,7 +49,7 @@ fn ensure(condition: bool) -> Result<(), c_int> {
     if condition { Ok(()) } else { Err(libc::EINVAL) }
 }
 
-/// Whether each attribute in the mask has a value that it may have.
+/// Checks the value of each attribute in the mask.
 fn check(
     qp: &QueuePair,
     core: &Core,

@@ -1,4 +1,4 @@
-//! Making and removing objects, posting and polling: what verbs ask for. Errors are errno values.
+//! Verbs: creating and destroying objects, posting and polling. Errors are errno values.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -16,8 +16,8 @@ use crate::ffi::{
     ibv_qp_state as State, ibv_wc_status as Status,
 };
 
-/// How many of an object's events its owner has read, or will: the destroy verb waits until he has
-/// acknowledged them.
+/// The number of an object's events that its owner has read or will read: the destroy verb waits until all
+/// of them are acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EventsRead {
     pub(crate) completion: u32,
@@ -97,7 +97,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Changes a region in its place, as far as each argument is given. Its key stays.
+    /// `ibv_rereg_mr`: changes the parts of a region for which an argument is given. Its key stays the same.
     pub(crate) fn reregister(
         &mut self,
         key: u32,
@@ -183,7 +183,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Asks for an event with the next completion. Solicited only does not take back any.
+    /// Arms the queue for an event. "Solicited only" does not weaken an earlier request for any completion.
     pub(crate) fn arm(&mut self, number: u32, solicited_only: bool) -> Result<(), c_int> {
         let cq = self.core.cqs.get_mut(number).ok_or(libc::EINVAL)?;
         if !solicited_only {
@@ -194,7 +194,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the oldest completion out.
+    /// Removes the oldest completion.
     pub(crate) fn poll(&mut self, number: u32) -> Option<Completion> {
         let cq = self.core.cqs.get_mut(number)?;
         let completion = cq.ready.pop_front()?;
@@ -335,7 +335,7 @@ impl Engine {
         }
     }
 
-    /// Completions of a queue pair that is reset or destroyed are not polled any more.
+    /// Removes the completions of a queue pair that is reset or destroyed.
     pub(crate) fn forget_completions(&mut self, number: u32, cqs: [u32; 2]) {
         for cq in cqs {
             if let Some(cq) = self.core.cqs.get_mut(cq) {
@@ -392,7 +392,7 @@ impl Engine {
 
     // ---- Posting ----
 
-    /// Whether a queue pair takes as many more sends.
+    /// Whether a queue pair has room for this many more sends.
     pub(crate) fn check_sends(&self, number: u32, count: usize) -> Result<&QueuePair, c_int> {
         let qp = self.qps.get(number).ok_or(libc::EINVAL)?;
         if matches!(qp.state, State::IBV_QPS_RESET | State::IBV_QPS_INIT | State::IBV_QPS_RTR) {
@@ -404,7 +404,7 @@ impl Engine {
         Ok(qp)
     }
 
-    /// Takes a request that was checked. It is sent by [`kick`](Self::kick).
+    /// Queues a checked request. [`kick`](Self::kick) sends it.
     pub(crate) fn post_send(&mut self, number: u32, request: SendRequest) -> Result<(), c_int> {
         self.check_sends(number, 1)?;
         if let Some(qp) = self.qps.get_mut(number) {
@@ -443,7 +443,7 @@ impl Engine {
     }
 }
 
-/// Rights to change memory from outside need the right to change it from within.
+/// Remote write and atomic rights require the local write right.
 fn check_access(access: u32) -> Result<(), c_int> {
     let has = |right: Access| access & right.0 != 0;
     let changes = has(Access::IBV_ACCESS_REMOTE_WRITE) || has(Access::IBV_ACCESS_REMOTE_ATOMIC);
@@ -453,7 +453,7 @@ fn check_access(access: u32) -> Result<(), c_int> {
     Ok(())
 }
 
-/// No range goes around the end of the address space.
+/// Refuses a range that wraps around the end of the address space.
 fn check_range(backing: Backing, length: u64, iova: u64) -> Result<(), c_int> {
     let start = match backing {
         Backing::Memory(start) => start,

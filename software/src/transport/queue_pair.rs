@@ -1,4 +1,4 @@
-//! A queue pair, and what errors and resets do to it.
+//! A queue pair: its state, errors and resets.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    /// The bits of it in an opcode.
+    /// Its bits in an opcode.
     pub(crate) fn bits(self) -> u8 {
         match self {
             Self::Rc => opcode::RC,
@@ -32,7 +32,7 @@ impl Transport {
 
 pub(crate) struct QueuePair {
     pub(crate) number: u32,
-    /// The address of the C object, which events name it by.
+    /// The address of the C object, which identifies it in events.
     pub(crate) handle: u64,
     pub(crate) context: u32,
     pub(crate) pd: u32,
@@ -50,13 +50,13 @@ pub(crate) struct QueuePair {
     pub(crate) mtu: usize,
     pub(crate) sq: SendQueue,
     pub(crate) rq: VecDeque<Receive>,
-    /// Places of the receive queue that are taken until their completion is polled.
+    /// Places of the receive queue that stay occupied until their completion is polled.
     pub(crate) rq_used: u32,
     pub(crate) responder: Responder,
-    /// Draining was asked for, and an event when it is done.
+    /// The program asked for an event when the send queue is drained.
     pub(crate) draining: bool,
     pub(crate) drained_event: bool,
-    /// How many asynchronous events were raised, less those that were taken back.
+    /// The number of asynchronous events that were raised, minus those that were taken back.
     pub(crate) async_events: u32,
     pub(crate) scheduled: Option<Time>,
     pub(crate) is_runnable: bool,
@@ -74,7 +74,7 @@ impl QueuePair {
         matches!(self.state, State::IBV_QPS_RTS | State::IBV_QPS_SQD)
     }
 
-    /// Whether packets from the peer are looked at.
+    /// Whether it receives packets from the peer.
     pub(crate) fn receives(&self) -> bool {
         matches!(
             self.state,
@@ -87,14 +87,14 @@ impl QueuePair {
         core.raise(self.context, kind, self.handle);
     }
 
-    /// Asks for another turn: there is more to send than one turn allows.
+    /// Requests another turn: there are more packets to send than fit in one turn.
     pub(crate) fn run_later(&mut self, core: &mut Core) {
         if !std::mem::replace(&mut self.is_runnable, true) {
             core.runnable.push_back(self.number);
         }
     }
 
-    /// Has the timer called at the earliest time that something is due.
+    /// Sets the timer to the earliest time at which something is due.
     pub(crate) fn schedule(&mut self, core: &mut Core) {
         let due = [self.sq.deadline, self.sq.not_ready_until].into_iter().flatten().min();
         if let Some(due) = due {
@@ -102,7 +102,7 @@ impl QueuePair {
         }
     }
 
-    /// Moves it to ERR as an error does: everything that is outstanding is flushed.
+    /// Moves it to ERR after an error: everything that is outstanding is flushed.
     pub(crate) fn enter_error(&mut self, core: &mut Core) {
         if self.state == State::IBV_QPS_ERR {
             return;
@@ -140,7 +140,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes the oldest send. With success it has no completion if it asked for none.
+    /// Completes the oldest send. A successful unsignaled send has no completion.
     pub(crate) fn complete_front(&mut self, core: &mut Core, status: ibv_wc_status) {
         let Some(done) = self.sq.posted.pop_front() else { return };
         self.sq.cursor = self.sq.cursor.saturating_sub(1);
@@ -166,7 +166,7 @@ impl QueuePair {
         core.complete(self.receive_cq, completion);
     }
 
-    /// The place that a completed receive gives free; a shared queue has it back already.
+    /// The place that a completed receive releases; with a shared queue it is free already.
     pub(crate) fn receive_release(&self) -> Release {
         if self.srq.is_some() { Release::None } else { Release::Receive }
     }
@@ -194,13 +194,13 @@ impl QueuePair {
         }
     }
 
-    /// A request of the peer was wrong: it was told, and nothing more is taken from it.
+    /// A request of the peer was wrong: the peer has been answered, and its further requests are ignored.
     pub(crate) fn fail_responder(&mut self, core: &mut Core, event: ibv_event_type) {
         self.raise(core, event);
         self.enter_error(core);
     }
 
-    /// Back to as it was made.
+    /// Resets it to its initial state.
     pub(crate) fn reset(&mut self, core: &mut Core) {
         core.timers.forget(Timer::QueuePair(self.number), &mut self.scheduled);
         self.state = State::IBV_QPS_RESET;

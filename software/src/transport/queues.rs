@@ -9,7 +9,7 @@ use super::timers::Time;
 use super::work::{Completion, Receive};
 use crate::ffi::ibv_wc_status;
 
-/// What a completion queue gives its next event for.
+/// The completions that a completion queue raises its next event for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Armed {
     No,
@@ -19,27 +19,27 @@ pub(crate) enum Armed {
 
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
-    /// What an event names it by: the address of the C object.
+    /// The address of the C object, which identifies it in events.
     pub(crate) handle: u64,
     pub(crate) context: u32,
     pub(crate) capacity: u32,
     pub(crate) ready: VecDeque<Completion>,
-    /// How many are ready, for those who look without the lock.
+    /// The number of ready completions, readable without the lock.
     pub(crate) depth: Arc<AtomicUsize>,
     pub(crate) armed: Armed,
     /// The file of its completion channel.
     pub(crate) channel: Option<c_int>,
-    /// How many queue pairs and shared receive queues use it.
+    /// The number of queue pairs and shared receive queues that use it.
     pub(crate) users: u32,
     /// It was full, and has lost a completion.
     pub(crate) overrun: bool,
-    /// An event is held back until there are as many completions, or so much time (ns) has passed.
+    /// Moderation: an event is delayed until there are this many completions, or this time (ns) has passed.
     pub(crate) moderation: (u32, Time),
-    /// How many completions wait for such an event, and when it is due at the latest.
+    /// The number of completions that wait for a delayed event, and its latest time.
     pub(crate) held_back: u32,
     pub(crate) due: Option<Time>,
     pub(crate) scheduled: Option<Time>,
-    /// How many events were raised, less those that were taken back.
+    /// The number of events that were raised, minus those that were taken back.
     pub(crate) events: u32,
     pub(crate) async_events: u32,
 }
@@ -65,12 +65,12 @@ impl CompletionQueue {
         }
     }
 
-    /// To be called when `ready` has changed.
+    /// Must be called after `ready` has changed.
     pub(crate) fn publish(&self) {
         self.depth.store(self.ready.len(), Ordering::Release);
     }
 
-    /// Whether a completion is one that an event was asked for.
+    /// Whether a completion matches the requested event.
     pub(crate) fn wants(&self, completion: &Completion) -> bool {
         match self.armed {
             Armed::No => false,

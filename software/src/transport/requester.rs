@@ -12,27 +12,27 @@ use crate::wire::header::{AtomicEth, Bth, Deth, Reth};
 use crate::wire::opcode::{self, Part};
 use crate::wire::sequence::{add, distance};
 
-/// How many packets a queue pair sends in one turn; then others have theirs.
+/// The number of packets that a queue pair sends in one turn, before others get theirs.
 pub(crate) const TURN: u32 = 32;
 
-/// What is on the way at most, in bytes: about what a socket of an ordinary user takes in.
+/// The most unacknowledged bytes: about the receive buffer of an ordinary user's socket.
 const WINDOW_BYTES: usize = 128 << 10;
 
-/// How many packets one READ request asks for; a longer READ is several requests on the wire.
+/// The number of packets that one READ request asks for; a longer READ is several requests on the wire.
 const READ_PACKETS: u32 = 16;
 
-/// An acknowledgement is asked for at least this often.
+/// An acknowledgement is requested at least every this many packets.
 const ACK_EVERY: u32 = 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
     /// From the oldest that is not complete to the newest.
     pub(crate) posted: VecDeque<Posted>,
-    /// Places that are taken until a completion of theirs, or of a later one, is polled.
+    /// Places that stay occupied until their completion, or a later one, is polled.
     pub(crate) used: u32,
-    /// Completed ones that had no completion, since the last that had one.
+    /// Sends that completed without a completion, since the last one with a completion.
     pub(crate) unsignaled: u32,
-    /// What is sent next: an index in `posted`, and a packet of that request.
+    /// The next packet to send: an index in `posted`, and a packet of that request.
     pub(crate) cursor: usize,
     pub(crate) offset: u32,
     /// The sequence numbers of the next request, of the oldest packet that is not acknowledged, and of the
@@ -44,13 +44,13 @@ pub(crate) struct SendQueue {
     pub(crate) fetching: VecDeque<u32>,
     pub(crate) retries: u8,
     pub(crate) not_ready_retries: u8,
-    /// When the answer is given up and everything sent again.
+    /// The time at which everything is sent again if no answer has arrived.
     pub(crate) deadline: Option<Time>,
-    /// The peer had no receive; nothing is sent until then.
+    /// The peer had no receive: nothing is sent before this time.
     pub(crate) not_ready_until: Option<Time>,
-    /// How many packets may be on the way, where losses have made it less than the most.
+    /// The window in packets, if losses have reduced it below the maximum.
     pub(crate) window: u32,
-    /// A gap in the answers was seen, and they were asked for again: not twice for the same.
+    /// A gap in the answers was seen, and they were requested again. Prevents a second request for the same gap.
     pub(crate) asked_again: bool,
 }
 
@@ -59,7 +59,7 @@ impl SendQueue {
         (self.next, self.unacknowledged, self.high) = (psn, psn, psn);
     }
 
-    /// Nothing is sent any more, and nothing waited for.
+    /// Stops sending, and waiting for answers.
     pub(crate) fn stop(&mut self) {
         self.deadline = None;
         self.not_ready_until = None;
@@ -75,22 +75,22 @@ fn packets(length: u32, mtu: usize) -> u32 {
     (length as usize).div_ceil(mtu).max(1) as u32
 }
 
-/// The most packets of this size on the way.
+/// The maximum window for packets of this size.
 pub(crate) fn full_window(mtu: usize) -> u32 {
     (WINDOW_BYTES / mtu).clamp(32, 128) as u32
 }
 
-/// What comes of looking at the request that the cursor is at.
+/// The outcome of an attempt to send at the cursor.
 enum Step {
-    /// It was sent, or a packet of it.
+    /// The request, or a packet of it, was sent.
     Sent,
-    /// It waits, for an answer or for its turn.
+    /// The request waits for an answer or for its turn.
     Waits,
     Failed(Status),
 }
 
 impl QueuePair {
-    /// Takes a request into the send queue, which has room. Nothing is sent yet.
+    /// Adds a request to the send queue, which has room. Nothing is sent yet.
     pub(crate) fn push_send(&mut self, request: SendRequest) {
         let packets = match request.operation {
             Operation::Bind(_) | Operation::Invalidate { .. } => 0,
@@ -110,7 +110,7 @@ impl QueuePair {
         });
     }
 
-    /// Sends what may be sent.
+    /// Sends as many packets as state, window and turn allow.
     pub(crate) fn send_requests(&mut self, core: &mut Core) {
         if self.sq.window == 0 {
             self.sq.window = full_window(self.mtu);
@@ -157,7 +157,7 @@ impl QueuePair {
         self.schedule(core);
     }
 
-    /// 4.096 us * 2^timeout; 0 is for ever.
+    /// 4.096 us * 2^timeout; 0 means for ever.
     pub(crate) fn restart_timer(&mut self, core: &mut Core) {
         let exponent = self.attr.timeout & 0x1f;
         self.sq.deadline = (exponent != 0 && self.is_waiting())
@@ -173,7 +173,7 @@ impl QueuePair {
         }
         let begins = offset == 0;
         if begins && self.state == State::IBV_QPS_SQD {
-            // What was under way is sent again where needed; nothing new begins.
+            // Requests that have begun are sent again where needed; no new one begins.
             let again = distance(posted.first, self.sq.high) < 0;
             if !again {
                 return Step::Waits;
@@ -210,7 +210,7 @@ impl QueuePair {
         Step::Sent
     }
 
-    /// Completes what needs no answer and is first in the queue, and fails what has failed.
+    /// Completes requests at the head of the queue that need no answer, or have failed.
     pub(crate) fn complete_local(&mut self, core: &mut Core) {
         while let Some(front) = self.sq.posted.front() {
             if let Some(status) = front.failed {
@@ -223,7 +223,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether as many packets more, from `psn` on, are within the window.
+    /// Whether this many packets, from `psn` on, fit into the window.
     fn has_room(&self, psn: u32, packets: u32) -> bool {
         self.transport != Transport::Rc
             || distance(add(psn, packets), self.sq.unacknowledged) <= self.sq.window as i32
@@ -268,7 +268,7 @@ impl QueuePair {
         let length = self.mtu.min(request.length as usize - from);
         let sent = core.transmit(path, bth, |keys, packet| {
             if let Some(to) = &request.destination {
-                // A Q_Key with the highest bit set stands for that of the sending queue pair.
+                // A Q_Key with the highest bit set means the Q_Key of the sending queue pair.
                 let qkey = if to.qkey & 1 << 31 != 0 { qkey } else { to.qkey };
                 Deth { qkey, source: number }.write(packet);
             }
@@ -297,7 +297,7 @@ impl QueuePair {
             self.sq.cursor += 1;
             self.sq.offset = 0;
             if self.transport != Transport::Rc {
-                // Nobody answers. Those before it are complete for the same reason.
+                // UC and UD have no answers, so all requests before this one are complete too.
                 self.sq.unacknowledged = self.sq.high;
                 self.complete_front(core, Status::IBV_WC_SUCCESS);
             }
@@ -311,7 +311,7 @@ impl QueuePair {
         let posted = &self.sq.posted[index];
         let request = &posted.request;
         let psn = add(posted.first, offset);
-        // The parts are always the same ones, so that what is asked for again was asked for before: a
+        // The parts are always the same, so that a repeated request equals the first one: a
         // responder takes no request that is a new one in part.
         let count = (posted.packets - offset).min(READ_PACKETS - offset % READ_PACKETS);
         let alone = psn == self.sq.unacknowledged;
@@ -365,7 +365,7 @@ impl QueuePair {
         Step::Sent
     }
 
-    /// Goes back to send again from `psn` on, which is among what was sent and not acknowledged.
+    /// Goes back to send again from `psn` on, which was sent and is not acknowledged.
     pub(crate) fn go_back(&mut self, core: &mut Core, psn: u32) {
         core.counters.retransmissions += 1;
         self.sq.fetching.retain(|&end| distance(end, psn) < 0);
@@ -381,7 +381,7 @@ impl QueuePair {
         self.send_requests(core);
     }
 
-    /// Losses make the window smaller; what arrives makes it grow again.
+    /// Shrinks the window after a loss; acknowledgements make it grow again.
     pub(crate) fn shrink_window(&mut self) {
         self.sq.window = (self.sq.window / 2).max(4);
     }
@@ -390,7 +390,7 @@ impl QueuePair {
         self.sq.window = (self.sq.window + 1).min(full_window(self.mtu));
     }
 
-    /// The timer: an answer is overdue, or the peer may be ready now.
+    /// Handles the timer: an answer is overdue, or the peer may be ready now.
     pub(crate) fn timer(&mut self, core: &mut Core, now: Time) {
         self.scheduled = None;
         if self.sq.not_ready_until.is_some_and(|at| at <= now) {
@@ -419,7 +419,7 @@ impl QueuePair {
         self.go_back(core, psn);
     }
 
-    /// In SQD: whether all that was under way is done.
+    /// In SQD: whether all requests that had begun are complete.
     pub(crate) fn check_drained(&mut self, core: &mut Core) {
         if self.state == State::IBV_QPS_SQD
             && self.draining
@@ -433,7 +433,7 @@ impl QueuePair {
         }
     }
 
-    /// Gives back the places that a polled completion covers.
+    /// Releases the places that a polled completion covers.
     pub(crate) fn release(&mut self, release: Release) {
         match release {
             Release::None => {}

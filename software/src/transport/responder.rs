@@ -1,8 +1,8 @@
 //! The receiving side of reliable connections: carries out the peer's requests and answers them.
 //!
-//! Every field of a packet is the peer's, or somebody's who says that he is. What is not as the
-//! specification wants it is refused before anything is touched; and an answer is never longer than
-//! what the request asked for and may have.
+//! Every field of a packet may be chosen by an attacker. A packet that violates the specification is
+//! refused before any memory is touched, and an answer is never longer than the request asked for and may
+//! read.
 
 use std::collections::VecDeque;
 
@@ -21,21 +21,21 @@ use crate::wire::sequence::{add, before, distance};
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
-/// How many results of atomic operations are kept at least, for requests that come twice.
+/// The least number of results of atomic operations that are kept for repeated requests.
 const KEPT_RESULTS: usize = 16;
 
-/// A message of which not all packets have come.
+/// A message that is not complete yet.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     write: bool,
     address: u64,
     rkey: u32,
-    /// Of a WRITE.
+    /// The target, for a WRITE.
     length: u32,
     offset: u64,
 }
 
-/// What is to be sent to the peer, in the order of its requests.
+/// An answer to the peer; answers are sent in the order of its requests.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Acknowledge {
@@ -46,7 +46,7 @@ enum Answer {
         psn: u32,
         value: u64,
     },
-    /// The rest of what a READ asks for; `begins` with its first packet.
+    /// The remaining data of a READ; `begins` says whether its first packet is still to be sent.
     Read {
         psn: u32,
         address: u64,
@@ -68,9 +68,9 @@ impl Answer {
 pub(crate) struct Responder {
     /// The sequence number of the next packet.
     pub(crate) expected: u32,
-    /// How many messages are complete.
+    /// The number of complete messages.
     pub(crate) msn: u32,
-    /// The peer knows that a packet is missing, or that it came too early.
+    /// A NAK was sent: a packet is missing, or the receiver was not ready.
     refused: bool,
     message: Option<Message>,
     /// The receive that the message goes to.
@@ -86,7 +86,7 @@ impl Responder {
         self.answers.clear();
     }
 
-    /// Gives up the message of which a packet is missing. Its receive serves the next one.
+    /// Drops an incomplete message with a missing packet. Its receive serves the next one.
     pub(crate) fn abandon(&mut self) {
         self.message = None;
     }
@@ -99,11 +99,11 @@ impl Responder {
 /// Why a packet is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// There is no receive for it.
+    /// No receive is posted for it.
     NotReady,
-    /// It is not what may come now.
+    /// It is not valid in this order of operations.
     Invalid,
-    /// The key, its bounds or rights.
+    /// Wrong key, bounds or rights.
     Access,
     /// The message is longer than its receive.
     TooLong,
@@ -112,7 +112,7 @@ pub(crate) enum Refusal {
 }
 
 impl QueuePair {
-    /// A request packet of a reliable connection.
+    /// Handles a request packet of a reliable connection.
     pub(crate) fn request(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
         let ahead = distance(bth.psn, self.responder.expected);
         if ahead > 0 {
@@ -157,7 +157,7 @@ impl QueuePair {
     fn refuse(&mut self, core: &mut Core, psn: u32, refusal: Refusal) {
         let (nak, status, event) = match refusal {
             Refusal::NotReady => {
-                // What comes behind it need not be refused once more.
+                // Later packets need no further NAK.
                 self.responder.refused = true;
                 let syndrome = Syndrome::NotReady(self.attr.min_rnr_timer);
                 return self.answer(core, Answer::Acknowledge { psn, syndrome });
@@ -175,7 +175,7 @@ impl QueuePair {
             Refusal::TooLong => (Nak::InvalidRequest, Status::IBV_WC_LOC_LEN_ERR, None),
             Refusal::Protection => (Nak::RemoteOperation, Status::IBV_WC_LOC_PROT_ERR, None),
         };
-        // The answers before it go first; then nothing more does.
+        // Earlier answers are sent first; no answer follows it.
         self.answer(core, Answer::Acknowledge { psn, syndrome: Syndrome::Nak(nak) });
         if let Some(receive) = self.responder.receive.take() {
             self.complete_receive(core, receive.id, status);
@@ -186,11 +186,11 @@ impl QueuePair {
         }
     }
 
-    /// A request that was carried out already: its answer was lost, or is late.
+    /// Handles a request that was carried out already: its answer was lost or is late.
     fn duplicate(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
         match bth.opcode & !opcode::TRANSPORT {
             opcode::READ_REQUEST => {
-                // The specification has it read again, whatever is there now.
+                // The specification says to read again, with the current contents.
                 let Some(reth) = Reader(body).reth() else { return };
                 let end = add(bth.psn, self.packets_of(reth.length));
                 if reth.length > MAX_MESSAGE
@@ -298,7 +298,7 @@ impl QueuePair {
         Ok(1)
     }
 
-    /// A packet of a SEND or WRITE, the next one in order.
+    /// Handles a packet of a SEND or WRITE that is the next in order.
     pub(crate) fn accept(
         &mut self,
         core: &mut Core,
@@ -361,7 +361,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The first packet of a message.
+    /// Handles the first packet of a message.
     fn begin(
         &mut self,
         core: &mut Core,
@@ -432,7 +432,7 @@ impl QueuePair {
             is_ack(last) && is_ack(&answer)
         };
         match self.responder.answers.back_mut() {
-            // The later one says it all.
+            // The later acknowledgement covers both.
             Some(last) if both_acknowledge(last) => *last = answer,
             _ => self.responder.answers.push_back(answer),
         }
@@ -448,7 +448,7 @@ impl QueuePair {
             }
             turn -= 1;
             let rest = self.send_answer(core, answer);
-            // A failure has dropped them all.
+            // A failure has dropped all answers.
             match (rest, self.responder.answers.front_mut()) {
                 (Some(rest), Some(front)) => *front = rest,
                 (None, Some(_)) => {
@@ -459,7 +459,7 @@ impl QueuePair {
         }
     }
 
-    /// Sends one packet; returns what is left of the answer.
+    /// Sends one packet; returns the rest of the answer.
     fn send_answer(&mut self, core: &mut Core, answer: Answer) -> Option<Answer> {
         let path = self.path?;
         let (qpn, msn) = (self.attr.dest_qp_num, self.responder.msn);
@@ -496,7 +496,7 @@ impl QueuePair {
             Ok(())
         });
         if sent.is_err() {
-            // The right to read was taken away meanwhile.
+            // The right to read was revoked in the meantime.
             let syndrome = Syndrome::Nak(Nak::RemoteAccess);
             self.responder.answers.clear();
             self.send_answer(core, Answer::Acknowledge { psn: answer.psn(), syndrome });

@@ -1,5 +1,5 @@
-//! The table of the specification: which transitions a queue pair may make, and which attributes each of
-//! them needs and allows.
+//! The state table of the specification: the transitions of a queue pair, and the attributes that each
+//! of them requires and allows.
 
 use super::queue_pair::Transport;
 use crate::ffi::{ibv_qp_attr_mask as Mask, ibv_qp_state as State};
@@ -22,9 +22,9 @@ const QKEY: u32 = Mask::IBV_QP_QKEY.0;
 const CURRENT: u32 = Mask::IBV_QP_CUR_STATE.0;
 const NOTIFY: u32 = Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY.0;
 
-/// What a transition needs and what it allows beyond; `None`: there is no such transition.
+/// The attributes that a transition requires, and those that it allows; `None`: there is no such transition.
 ///
-/// Alternate paths, which RoCE does not have, are in none of them.
+/// The attributes of alternate paths are missing, since RoCE does not have them.
 fn row(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
     use Transport::{Rc, Uc, Ud};
     type S = State;
@@ -74,7 +74,7 @@ fn row(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
 pub(crate) fn allows(transport: Transport, from: State, to: State, mask: u32) -> bool {
     let mask = mask & !Mask::IBV_QP_STATE.0;
     row(transport, from, to).is_some_and(|(needed, allowed)| {
-        // Where there is nothing to be had, a queue pair takes its current state all the same.
+        // The current state is accepted for every transition.
         mask & needed == needed && mask & !(needed | allowed | CURRENT) == 0
     })
 }

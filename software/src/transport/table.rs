@@ -1,9 +1,9 @@
-//! Objects by number, as hardware keeps them: an array, and in each number a tag that changes whenever
-//! the place is used again, so that a number of an object that is gone names nothing.
+//! Objects by number, as hardware keeps them: an array. Each number contains a tag that changes whenever
+//! the place is reused, so that the number of a destroyed object is invalid.
 
 use std::collections::VecDeque;
 
-/// Where the tag of eight bits is in a number of up to 32.
+/// The position of the 8-bit tag in a number of up to 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tag {
     /// Above 16 bits of index: numbers of 24 bits, as queue pairs have them.
@@ -21,7 +21,7 @@ struct Slot<T> {
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     slots: Vec<Slot<T>>,
-    /// The place that was free for longest is used first.
+    /// Free places; the one that was released first is reused first.
     free: VecDeque<u32>,
     tag: Tag,
     /// The index of the first place.
@@ -94,7 +94,7 @@ impl<T> Table<T> {
         if slot.tag == tag { slot.value.as_mut() } else { None }
     }
 
-    /// By the index in the number alone, whatever its tag is.
+    /// Finds an object by the index in the number, and ignores the tag.
     pub(crate) fn get_untagged(&self, number: u32) -> Option<&T> {
         self.slots.get(self.split(number).0?)?.value.as_ref()
     }

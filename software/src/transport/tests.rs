@@ -1,4 +1,4 @@
-//! Two engines on a wire of memory and virtual time: losses, and packets that nobody should have sent.
+//! Two engines on a simulated wire and virtual time: lost, delayed, duplicated and forged packets.
 
 use std::collections::VecDeque;
 use std::io;
@@ -75,7 +75,7 @@ impl Random {
 
 const MTU: usize = 256;
 const LENGTH: usize = 8192;
-/// Memory beside a region, which nobody may touch.
+/// Memory next to a region, which must not change.
 const GUARD: usize = 512;
 const GUARD_BYTE: u8 = 0xa5;
 
@@ -233,7 +233,7 @@ struct World {
     clock: Arc<VirtualClock>,
     sent: Sent,
     random: Random,
-    /// What was sent, packet by packet, with the time.
+    /// All packets that were sent, with their times.
     trace: crc32fast::Hasher,
 }
 
@@ -248,7 +248,7 @@ impl World {
         Self { sides, clock, sent, random: Random(seed), trace: crc32fast::Hasher::new() }
     }
 
-    /// Delivers packets, of which this percentage is lost, doubled or late, until nothing is to be done.
+    /// Delivers packets, of which this percentage is lost, duplicated or delayed, until both engines are idle.
     fn run(&mut self, percent: u64) {
         for _ in 0..2_000_000 {
             let packet = {
@@ -349,7 +349,7 @@ fn the_same_seed_gives_the_same_packets_at_the_same_times() {
     assert_ne!(everything(7, 10), everything(8, 10));
 }
 
-/// A packet with a right CRC, whatever is in it.
+/// A packet with a correct CRC and arbitrary contents.
 fn seal(from: IpAddr, to: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
     packet.truncate(packet.len() / 4 * 4);
     let icrc = icrc::compute((from, PORT), (to, PORT), &packet);
@@ -357,7 +357,7 @@ fn seal(from: IpAddr, to: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
     packet
 }
 
-/// Packets as a peer could make them who means harm: almost right.
+/// Packets of a malicious peer: almost correct.
 fn forge(random: &mut Random, qpn: u32, expected: u32, key: u32) -> Vec<u8> {
     let near = |random: &mut Random, n: u32| n.wrapping_add(random.below(5) as u32).wrapping_sub(2);
     let operation = random.below(26) as u8;
@@ -386,8 +386,8 @@ fn forge(random: &mut Random, qpn: u32, expected: u32, key: u32) -> Vec<u8> {
     packet
 }
 
-/// Nothing outside of the region is touched, no answer is longer than the region that it may read, and
-/// what is kept for the peer stays bounded.
+/// No memory outside of the region changes, no answer is longer than the region that it may read, and
+/// the state that is kept for the peer stays bounded.
 #[test]
 fn forged_packets_do_no_harm() {
     let mut answered = 0;
@@ -417,7 +417,7 @@ fn forged_packets_do_no_harm() {
             sent.clear();
         }
         world.sides[1].assert_guards();
-        // Each receive was given back at most once.
+        // Each receive completed at most once.
         let mut ids: Vec<u64> = world.sides[1].poll().iter().map(|c| c.id).collect();
         let count = ids.len();
         ids.sort_unstable();
@@ -427,7 +427,7 @@ fn forged_packets_do_no_harm() {
     assert!(answered > 2000, "{answered}: too few of them get anywhere");
 }
 
-/// Bytes that are no packets at all, and packets whose CRC is wrong.
+/// Random bytes, and packets with a wrong CRC.
 #[test]
 fn noise_is_dropped() {
     let mut world = World::new(3);
@@ -459,8 +459,7 @@ fn what_a_stranger_sends_is_not_for_us() {
     assert_eq!(world.sides[1].poll().len(), 1);
 }
 
-/// Memory that was deregistered gives nothing and takes nothing, though the request was good when it
-/// came.
+/// Deregistered memory is neither read nor written, even if the request was valid when it arrived.
 #[test]
 fn a_region_that_is_gone_is_not_touched() {
     let mut world = World::new(5);

@@ -1,7 +1,8 @@
-//! What is to happen at a time.
+//! Timers.
 //!
-//! Timers are set and moved on with every packet, and hardly ever fire. So a timer is an entry in an
-//! ordered set that is looked at when it is due; its object knows when it really wants to be called.
+//! Every packet sets timers or moves them later, and they hardly ever fire. So moving a timer later does not
+//! change its entry in the ordered set: when the entry is due, its object compares the time with its own
+//! deadline, and sets the timer again if that is later.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ pub(crate) enum Timer {
     QueuePair(u32),
     /// A completion queue's moderated event.
     CompletionQueue(u32),
-    /// Events that found their file full.
+    /// Events that did not fit into their file.
     Events,
 }
 
@@ -24,7 +25,7 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// Calls `timer` at `at`, or before. `scheduled` is where its object keeps when it is called next.
+    /// Schedules `timer` for `at` or earlier. `scheduled` is the object's copy of the scheduled time.
     pub(crate) fn set(&mut self, timer: Timer, at: Time, scheduled: &mut Option<Time>) {
         match *scheduled {
             Some(already) if already <= at => return,
@@ -43,12 +44,12 @@ impl Timers {
         }
     }
 
-    /// When the next one is due.
+    /// The time at which the next timer is due.
     pub(crate) fn next(&self) -> Option<Time> {
         self.entries.first().map(|entry| entry.0)
     }
 
-    /// Takes out one that is due.
+    /// Removes a timer that is due.
     pub(crate) fn pop(&mut self, now: Time) -> Option<Timer> {
         let &(at, timer) = self.entries.first()?;
         if at > now {

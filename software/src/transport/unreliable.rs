@@ -1,4 +1,4 @@
-//! The receiving side of unreliable connections and of datagrams: what is not right is dropped.
+//! The receiving side of unreliable connections and of datagrams: invalid packets are dropped.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use crate::wire::sequence::add;
 const GRH: usize = 40;
 
 impl QueuePair {
-    /// A packet of an unreliable connection.
+    /// Handles a packet of an unreliable connection.
     pub(crate) fn unreliable(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
         let Some(part) = Part::of(bth.opcode & !opcode::TRANSPORT) else { return };
         if part.invalidate {
@@ -25,7 +25,7 @@ impl QueuePair {
         let in_order = bth.psn == self.responder.expected;
         self.responder.expected = add(bth.psn, 1);
         if part.first || !in_order {
-            // Something was lost: the rest of the message that was under way never comes.
+            // A packet was lost: the current message cannot be completed any more.
             self.responder.abandon();
         }
         if !part.first && !self.responder.is_within_message() {
@@ -43,7 +43,7 @@ impl QueuePair {
         }
     }
 
-    /// A datagram, as its receive gets it: 40 bytes for the addresses, then the payload.
+    /// Delivers a datagram to its receive: 40 bytes for the addresses, then the payload.
     pub(crate) fn datagram(
         &mut self,
         core: &mut Core,
@@ -102,7 +102,7 @@ impl QueuePair {
     }
 }
 
-/// The global route header of a datagram: that of IPv6, or 20 bytes of nothing and that of IPv4.
+/// The global route header of a datagram: the IPv6 header, or 20 unused bytes and the IPv4 header.
 fn write_addresses(to: &mut [u8], addresses: (IpAddr, IpAddr), body: usize) {
     let udp = (8 + Bth::SIZE + body + icrc::SIZE) as u16;
     match addresses {

@@ -46,7 +46,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes the right that a window of type 2 gives, through the queue pair that it is bound to.
+    /// Invalidates a window of type 2, through the queue pair that it is bound to.
     pub(crate) fn invalidate_window(
         &mut self,
         (pd, qpn): (u32, u32),
@@ -70,7 +70,7 @@ impl Core {
 
     /// Removes a window, bound or not.
     pub(crate) fn remove_window(&mut self, number: u32) -> Option<()> {
-        // The number that it has in the table: its key of now may have other low bits.
+        // Its number in the table: the low bits of its current key may differ.
         match self.keys.0.remove(number)? {
             Key::Window(window) => {
                 self.unbind(window.bound);
@@ -81,7 +81,7 @@ impl Core {
         }
     }
 
-    /// The windows of type 2 that were bound through a queue pair give no right any more.
+    /// Invalidates the windows of type 2 that were bound through a queue pair.
     pub(crate) fn unbind_all_of(&mut self, qpn: u32) {
         let numbers: Vec<u32> = self
             .keys

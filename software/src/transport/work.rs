@@ -1,18 +1,18 @@
-//! Work requests, as they lie in the queues, and completions.
+//! Work requests in the queues, and completions.
 
 use std::net::IpAddr;
 
 use super::memory::Sge;
 use crate::ffi::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
-/// Where packets go, and from which of the device's addresses.
+/// The destination of packets, and the local address that they are sent from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     pub(crate) from: IpAddr,
     pub(crate) to: IpAddr,
 }
 
-/// What a datagram is addressed with.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Destination {
     pub(crate) path: Path,
@@ -25,7 +25,7 @@ pub(crate) struct Destination {
 pub(crate) struct Bind {
     /// The window's number in the table of keys.
     pub(crate) window: u32,
-    /// The key that it gets.
+    /// Its new key.
     pub(crate) rkey: u32,
     pub(crate) region: u32,
     pub(crate) address: u64,
@@ -50,7 +50,7 @@ impl Operation {
         matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CompareSwap { .. })
     }
 
-    /// Whether nothing of it goes to the wire.
+    /// Whether it sends no packet.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self, Self::Bind(_) | Self::Invalidate { .. })
     }
@@ -68,13 +68,13 @@ impl Operation {
     }
 }
 
-/// What a SEND or a WRITE carries beside its data.
+/// The value that a SEND or a WRITE carries in addition to its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extra {
     None,
     /// In network byte order.
     Immediate(u32),
-    /// The key that the receiver shall invalidate.
+    /// The key that the receiver invalidates.
     Invalidate(u32),
 }
 
@@ -99,18 +99,18 @@ pub(crate) struct SendRequest {
     pub(crate) destination: Option<Destination>,
 }
 
-/// A request that was posted, and how far it has come.
+/// A request that was posted, and its progress.
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) request: SendRequest,
-    /// Its first packet's number, and how many it has.
+    /// The sequence number of its first packet, and its number of packets.
     pub(crate) first: u32,
     pub(crate) packets: u32,
-    /// How much of a READ's answer came, in packets.
+    /// The number of packets of a READ's answer that have arrived.
     pub(crate) received: u32,
-    /// A local operation that was carried out, or a fetched value that came.
+    /// A local operation was carried out, or a fetched value has arrived.
     pub(crate) done: bool,
-    /// It failed before it was sent; it is reported when those before it are through.
+    /// It failed before it was sent; the error is reported after the earlier requests have completed.
     pub(crate) failed: Option<ibv_wc_status>,
 }
 
@@ -127,7 +127,7 @@ impl Receive {
     }
 }
 
-/// How many places of which queue are free again when a completion was polled.
+/// The number of places, and their queue, that polling a completion releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
     None,

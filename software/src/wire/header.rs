@@ -8,7 +8,7 @@ pub(crate) struct Bth {
     /// Transport and operation.
     pub(crate) opcode: u8,
     pub(crate) solicited: bool,
-    /// How many bytes of the payload are padding.
+    /// The number of padding bytes of the payload.
     pub(crate) pad: u8,
     pub(crate) pkey: u16,
     pub(crate) qpn: u32,
@@ -96,7 +96,7 @@ impl<'a> Reader<'a> {
         Some(Deth { qkey: self.u32()?, source: self.u32()? & 0xff_ffff })
     }
 
-    /// What is left: the payload.
+    /// The remaining bytes: the payload.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0
     }
@@ -157,7 +157,7 @@ pub(crate) struct Aeth {
     pub(crate) msn: u32,
 }
 
-/// Why a responder refuses a request.
+/// The reason for which a responder refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nak {
     Sequence,
@@ -166,7 +166,7 @@ pub(crate) enum Nak {
     RemoteOperation,
 }
 
-/// What the syndrome of an AETH says.
+/// The decoded syndrome of an AETH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Syndrome {
     Ack,
@@ -195,7 +195,7 @@ impl Aeth {
 }
 
 impl Syndrome {
-    /// Credits are not counted here, which 31 says.
+    /// A credit count of 31 means that the sender of the AETH does not count credits.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Ack => 0x1f,

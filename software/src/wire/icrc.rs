@@ -1,10 +1,10 @@
-//! The invariant CRC: over everything that routers leave as it is.
+//! The invariant CRC: it covers all fields that routers do not change.
 //!
-//! Of the IPv4 header the identification and the fragment field are covered. A socket that is not
-//! connected and never fragments sends identification 0 with "do not fragment"; that is what is
-//! computed here. Other senders, the kernel's rxe among them, count the identification up, and a
-//! socket does not tell it to its receiver. CRCs are linear: [`matches()`] then works out whether any of
-//! the 65,536 identifications explains the packet, which leaves a check of 16 bits instead of 32.
+//! It includes the identification and the fragment field of the IPv4 header. A socket that is not
+//! connected and never fragments sends identification 0 with "do not fragment"; this file computes the CRC
+//! for that. Other senders, such as the kernel's rxe, increment the identification, and the receiver cannot
+//! read it from a socket. CRCs are linear, so [`matches()`] computes whether any of
+//! the 65,536 identifications fits the packet, which leaves a check of 16 bits instead of 32.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ pub(crate) const SIZE: usize = 4;
 pub(crate) fn compute(from: (IpAddr, u16), to: (IpAddr, u16), packet: &[u8]) -> u32 {
     let mut hasher = Hasher::new();
     let udp = (8 + packet.len() + SIZE) as u16;
-    // Eight bytes of ones stand for the local routing header.
+    // Eight bytes of ones replace the local routing header.
     let mut header = [0xff; 8 + 40 + 8];
     let used = match (from.0, to.0) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {

@@ -1,4 +1,4 @@
-//! RoCE v2 as it is on the wire: the headers of the InfiniBand specification within UDP port 4791, and
+//! The wire format of RoCE v2: the headers of the InfiniBand specification within UDP port 4791, and
 //! the invariant CRC.
 
 pub(crate) mod header;

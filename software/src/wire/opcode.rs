@@ -31,7 +31,7 @@ pub(crate) const FETCH_ADD: u8 = 20;
 pub(crate) const SEND_LAST_INVALIDATE: u8 = 22;
 pub(crate) const SEND_ONLY_INVALIDATE: u8 = 23;
 
-/// What a packet of a SEND or a WRITE is in its message.
+/// The position of a packet of a SEND or a WRITE in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) write: bool,

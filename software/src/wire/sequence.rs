@@ -1,4 +1,4 @@
-//! Packet sequence numbers: 24 bits, compared in a circle.
+//! Packet sequence numbers: 24 bits, compared modulo 2^24.
 
 /// The bits of a sequence number.
 pub(crate) const MASK: u32 = 0xff_ffff;
