@@ -53,7 +53,7 @@ pub(crate) struct QueuePair {
     /// Places of the receive queue that stay occupied until their completion is polled.
     pub(crate) rq_used: u32,
     pub(crate) responder: Responder,
-    /// The program asked for an event when the send queue is drained.
+    /// The send queue is draining (SQD). `drained_event`: the program asked for an event when that is done.
     pub(crate) draining: bool,
     pub(crate) drained_event: bool,
     /// The number of asynchronous events that were raised, minus those that were taken back.

@@ -13,21 +13,21 @@ use crate::rig::{Memory, Result};
 use crate::verbs::{see, wrong_length};
 use crate::wire::PATIENCE;
 
-/// After so many messages the deadline of the next ones is set anew.
+/// The deadline is renewed after this many messages.
 const STRETCH: u64 = 64;
 
 /// One side of a test.
 pub(crate) struct Safe<'a> {
     pub(crate) channel: Box<Channel<'a>>,
     pub(crate) memory: Memory<'a>,
-    /// What operations on the peer's memory work on.
+    /// The peer's memory that one-sided operations work on.
     pub(crate) remote: RemoteMemoryRegion,
     pub(crate) plan: &'a Plan,
 }
 
 type Pending<'scope, 'a> = ScopedPendingWork<'scope, SharedMemorySlice<'a, u8>>;
 
-/// Posts the operation that is measured.
+/// Posts the operation under test.
 fn post<'scope, 'a: 'scope>(
     scope: &'scope Scope<'scope, '_>,
     operation: Operation,
@@ -45,7 +45,7 @@ fn post<'scope, 'a: 'scope>(
 }
 
 impl Safe<'_> {
-    /// As on the verbs layer. `ready` is called when messages can come.
+    /// As on the verbs layer. Calls `ready` as soon as messages may arrive.
     pub(crate) fn ping_pong(
         &mut self,
         size: u32,
@@ -126,7 +126,7 @@ impl Safe<'_> {
         Ok(before - start)
     }
 
-    /// As on the verbs layer: the oldest one in flight makes room for the next.
+    /// As on the verbs layer: waits for the oldest operation in flight before it posts the next.
     pub(crate) fn flood(
         &mut self,
         size: u32,

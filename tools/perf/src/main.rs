@@ -1,10 +1,10 @@
 //! Measures latency and bandwidth between two processes, as rdma-core's perftest does. Start
-//! `ibverbs-perf` on one machine and `ibverbs-perf HOST` on another; `ibverbs-perf --help` lists what it
-//! can measure, and how.
+//! `ibverbs-perf` on one machine and `ibverbs-perf HOST` on another; `ibverbs-perf --help` lists the
+//! measurements and their options.
 //!
-//! The client makes a [plan](plan::Plan) and the server carries out its part of it. Each size is a few
-//! [steps](wire::Step), of which the sides tell each other over TCP, so that neither measures before
-//! the other is ready; in between there is nothing but the traffic.
+//! The client makes a [plan](plan::Plan) and the server carries out its part of it. Each size takes a few
+//! [steps](wire::Step). The sides announce each step over TCP, so that neither measures before
+//! the other is ready; during a step there is only the measured traffic.
 
 #[path = "../../../examples/common/broken_pipe.rs"]
 mod broken_pipe;

@@ -67,10 +67,10 @@ meantime, such as retransmissions; of all programs that use the port. JSON has a
 As many requests are outstanding as the send queue takes. All definitions are those of perftest
 (ib_send_lat, ib_write_bw ..).";
 
-/// What concerns one side alone.
+/// Options of one side only.
 #[derive(Debug, Default)]
 pub(crate) struct Side {
-    /// The host of the server; none: this is the server.
+    /// The host of the server; `None`: this process is the server.
     pub(crate) host: Option<String>,
     pub(crate) tcp_port: u16,
     pub(crate) device: Option<String>,
@@ -87,7 +87,7 @@ pub(crate) enum Command {
     Measure(Side, Plan),
 }
 
-/// What the command line says of a plan; what it does not say depends on the rest.
+/// The plan's settings on the command line; the defaults of others depend on them.
 #[derive(Debug, Default)]
 struct Wishes {
     operation: Option<Operation>,
@@ -109,11 +109,11 @@ struct Wishes {
     events: bool,
 }
 
-/// Reads the command line. The error is for the user to read.
+/// Parses the command line. The error is a message for the user.
 pub(crate) fn read(mut arguments: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut side = Side { tcp_port: 18515, port: 1, ..Side::default() };
     let mut wishes = Wishes::default();
-    // The first option that only a client can have.
+    // The first option that is valid only for a client.
     let mut of_client = None;
     while let Some(argument) = arguments.next()? {
         let name = match argument {
@@ -150,7 +150,7 @@ pub(crate) fn read(mut arguments: lexopt::Parser) -> Result<Command, lexopt::Err
     }
 }
 
-/// Takes an option of a client; whether it is one.
+/// Parses an option of a client; returns whether it is one.
 fn wish(
     wishes: &mut Wishes,
     side: &mut Side,
@@ -223,7 +223,7 @@ impl Wishes {
         let moderation = self.moderation.unwrap_or_else(|| match () {
             () if simple || layer == Layer::Channel => 1,
             () if list > 1 => list,
-            // One completion each costs next to nothing there, and evens out the flow.
+            // A completion for each large message costs almost nothing, and evens out the flow.
             () if sizes.iter().any(|&size| size > 8192) => 1,
             () => send_depth.clamp(1, 100),
         });

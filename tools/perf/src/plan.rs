@@ -1,5 +1,5 @@
-//! What is to be measured, and whether that is possible. The client makes a plan and sends it to the
-//! server, and both check it.
+//! The plan of a measurement, and the checks of whether it is possible. The client makes a plan and sends it
+//! to the server; both check it.
 
 use std::fmt;
 use std::time::Duration;
@@ -40,16 +40,16 @@ pub(crate) enum Layer {
     Channel,
 }
 
-/// How long a size is measured.
+/// The length of the measurement of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Length {
-    /// On each queue pair.
+    /// A number of iterations on each queue pair.
     Iterations(u64),
     Time(Duration),
 }
 
-/// Defines how a value is written on the command line and shown.
+/// Defines how a value is parsed from the command line and printed.
 macro_rules! names {
     ($name:ident: $($value:ident = $text:literal),+) => {
         impl $name {
@@ -96,9 +96,9 @@ impl Operation {
 
 /// The largest message.
 pub(crate) const MAX_SIZE: u32 = 4 << 20;
-/// All that atomics can work on.
+/// The size of atomics, in bytes.
 pub(crate) const ATOMIC_SIZE: u32 = 8;
-/// The most requests in a queue: few devices have longer ones.
+/// The most requests in a queue: few devices have longer queues.
 const MAX_DEPTH: u32 = 32_768;
 const MAX_QUEUE_PAIRS: u32 = 256;
 /// The most memory for all queue pairs of one side, in bytes.
@@ -122,29 +122,29 @@ pub(crate) struct Plan {
     pub(crate) send_depth: u32,
     /// The depth of each receive queue.
     pub(crate) receive_depth: u32,
-    /// How many requests are posted with one call.
+    /// The number of requests that one call posts.
     pub(crate) list: u32,
-    /// Every how many requests one has a completion.
+    /// Moderation: one in this many requests has a completion.
     pub(crate) moderation: u32,
-    /// Up to how many bytes data goes inline.
+    /// The largest message, in bytes, that is sent inline.
     pub(crate) inline: u32,
-    /// In bytes; none: the smaller one of the two ports'.
+    /// In bytes; `None`: the smaller MTU of the two ports.
     pub(crate) mtu: Option<u32>,
-    /// How many reads and atomics a queue pair may have outstanding.
+    /// The number of reads and atomics that a queue pair may have outstanding.
     pub(crate) outstanding: u8,
-    /// Whether to sleep until something completes.
+    /// Whether to sleep on events instead of polling.
     pub(crate) events: bool,
 }
 
-/// Why a plan cannot be carried out.
+/// The reason why a plan cannot be carried out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
     Transport(Operation, Transport),
     AtomicSize(u32),
     NoSizes,
-    /// A number, what it is, and its bounds.
+    /// A number out of range: its value, its name and its bounds.
     Bounds(&'static str, u64, u64, u64),
-    /// The inner one has to be a multiple of the list's length.
+    /// This value must be a multiple of the list's length.
     NoMultiple(&'static str, u64, u32),
     LatencyNeedsOne(&'static str),
     EventsOnMemory,
@@ -213,12 +213,12 @@ impl Plan {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Whether data of this size goes inline.
+    /// Whether data of this size is sent inline.
     pub(crate) fn is_inline(&self, size: u32) -> bool {
         matches!(self.operation, Operation::Send | Operation::Write) && size <= self.inline
     }
 
-    /// Whether messages that get lost are noticed: receives tell what arrived.
+    /// Whether lost messages are detected, by counting receives.
     pub(crate) fn can_lose(&self) -> bool {
         self.transport != Transport::Reliable && self.operation == Operation::Send
     }
@@ -233,8 +233,8 @@ impl Plan {
         (self.max_size() as usize + crate::rig::ROUTE).next_multiple_of(64)
     }
 
-    /// How long a size takes beside the others, about: a message of 4 KiB takes twice as long as an empty
-    /// one, more or less.
+    /// A rough weight of a size relative to the others: a message of 4 KiB takes about twice as long as an
+    /// empty one.
     pub(crate) fn weight(&self, size: u32) -> f64 {
         match self.length {
             Length::Time(_) => 1.0,
@@ -242,7 +242,7 @@ impl Plan {
         }
     }
 
-    /// Whether it makes sense and goes by its transport. A server checks what a client sends.
+    /// Checks the plan for consistency, and that its transport supports it. A server checks the client's plan.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         if !self.operation.goes_by(self.transport) {
             return Err(Refusal::Transport(self.operation, self.transport));
@@ -329,7 +329,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether messages fit the path, whose MTU is known when both sides have met.
+    /// Checks that messages fit the path. Its MTU is known once the sides are connected.
     pub(crate) fn check_path(&self, mtu: u32) -> Result<(), Refusal> {
         let size = self.max_size();
         if self.transport == Transport::Datagram && size > mtu {

@@ -1,4 +1,4 @@
-//! Draws what came out, by size, as SVG.
+//! Draws the results by size, as SVG.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use crate::report::{Figures, Report};
 use crate::rig::Result;
 
-/// To be told apart by all eyes (Okabe and Ito).
+/// Colours that colour-blind people can distinguish (Okabe and Ito).
 const COLOURS: [RGBColor; 4] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0x00, 0x9e, 0x73),
@@ -25,7 +25,7 @@ pub(crate) fn draw(report: &Report<'_>, file: &Path) -> Result<()> {
     let points = || series.iter().flat_map(|one| &one.points);
     let least = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(f64::INFINITY, f64::min);
     let most = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(0.0, f64::max);
-    // Whole doublings across and whole decades up. A figure of 0 has no place on such an axis.
+    // The axes show whole powers of 2 and whole decades. A logarithmic axis cannot show 0.
     let (left, right) = (least(|p| p.0), most(|p| p.0));
     let (left, right) = if left < right { (left, right) } else { (left / 2.0, right * 2.0) };
     let decade = |value: f64, round: fn(f64) -> f64| 10_f64.powf(round(value.log10()));
@@ -72,7 +72,7 @@ pub(crate) fn draw(report: &Report<'_>, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The series, and what they count.
+/// The series and their unit.
 fn series(report: &Report<'_>) -> (&'static str, Vec<Series>) {
     let mut names: &[&str] = &["p50", "p90", "p99", "p99.9"];
     let mut label = "latency in us";
@@ -91,7 +91,7 @@ fn series(report: &Report<'_>) -> (&'static str, Vec<Series>) {
             one.points.push((f64::from(row.size), value));
         }
     }
-    // Sizes may have been given in any order; a line goes from left to right.
+    // The user may give sizes in any order; a line goes from left to right.
     for one in &mut all {
         one.points.sort_by(|a, b| a.0.total_cmp(&b.0));
     }

@@ -1,6 +1,6 @@
 //! A progress bar, on a terminal and for long runs only.
 //!
-//! The loop that is measured stores where it is; a thread that is asleep most of the time shows it.
+//! The measured loop stores its position; a thread that sleeps most of the time shows it.
 
 use std::fmt::{Display, Write};
 use std::io::IsTerminal;
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// A run that takes no longer than this has no bar.
+/// A shorter run has no bar.
 const SHORT: Duration = Duration::from_secs(2);
 const REFRESH: Duration = Duration::from_millis(200);
-/// How many steps the bar has.
+/// The number of steps of the bar.
 const WHOLE: u64 = 10_000;
 
 #[derive(Debug, Default)]
 struct State {
-    /// The part of the whole at which the current stretch begins, and its own.
+    /// The fraction of the whole at which the current stretch begins, and the fraction that it covers.
     base: AtomicU64,
     span: AtomicU64,
-    /// Where the stretch is, of how many iterations.
+    /// The position within the stretch, and its number of iterations.
     done: AtomicU64,
     expected: AtomicU64,
     over: AtomicBool,
@@ -44,7 +44,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Shown if there is a terminal to see it on.
+    /// Creates the bar, which is shown only on a terminal.
     pub(crate) fn new() -> Self {
         let mut progress = Self::hidden();
         if std::io::stderr().is_terminal() {
@@ -59,12 +59,12 @@ impl Progress {
         Self { state: Arc::default(), bar, shown: None }
     }
 
-    /// Prints a line where the bar is, which moves down.
+    /// Prints a line above the bar.
     pub(crate) fn println(&self, line: &dyn Display) {
         self.bar.suspend(|| println!("{line}"));
     }
 
-    /// A stretch of so many iterations begins, which goes from one fraction of the whole to another.
+    /// Begins a stretch of this many iterations, from one fraction of the whole to another.
     pub(crate) fn stretch(&self, from: f64, to: f64, iterations: u64) {
         let steps = |fraction: f64| (fraction.clamp(0.0, 1.0) * WHOLE as f64) as u64;
         let state = &self.state;
@@ -74,7 +74,7 @@ impl Progress {
         state.expected.store(iterations, Ordering::Relaxed);
     }
 
-    /// So many iterations of the stretch are done. It costs a store.
+    /// Sets the number of finished iterations of the stretch. It costs one store.
     #[inline]
     pub(crate) fn at(&self, iteration: u64) {
         self.state.done.store(iteration, Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl Drop for Progress {
         self.state.over.store(true, Ordering::Relaxed);
         if let Some(shown) = self.shown.take() {
             shown.thread().unpark();
-            // It cannot fail in a way that matters here.
+            // An error of the thread does not matter here.
             let _ = shown.join();
         }
     }
@@ -102,7 +102,7 @@ fn show(state: &State, bar: &ProgressBar) {
     bar.finish_and_clear();
 }
 
-/// What the thread shows, without its clock: the time is an argument.
+/// The state that the thread shows. It has no clock: the time is an argument.
 struct View<'a, Target> {
     bar: &'a ProgressBar,
     target: Target,
@@ -112,7 +112,7 @@ struct View<'a, Target> {
 impl<'a, Target: Fn() -> ProgressDrawTarget> View<'a, Target> {
     fn new(bar: &'a ProgressBar, target: Target) -> Self {
         let left = |state: &ProgressState, text: &mut dyn Write| {
-            // While it warms up, nobody knows.
+            // During the warm-up, the remaining time is unknown.
             if state.pos() > 0 {
                 let _ = write!(text, ", {:#} left", HumanDuration(state.eta()));
             }
@@ -123,18 +123,18 @@ impl<'a, Target: Fn() -> ProgressDrawTarget> View<'a, Target> {
         Self { bar, target, position: 0 }
     }
 
-    /// The run has taken this long. The bar is not seen at first, but learns how fast it goes.
+    /// Updates the bar for this elapsed time. It is hidden at first, but already measures the rate.
     fn refresh(&mut self, state: &State, elapsed: Duration) {
         if self.bar.is_hidden() && elapsed >= SHORT {
             self.bar.set_draw_target((self.target)());
         }
-        // What a stretch had less of than was expected does not turn it back.
+        // The bar does not go back when a stretch ends before its expected end.
         self.position = state.position().max(self.position);
         if self.position == 0 {
             self.bar.reset_eta();
         }
         self.bar.set_position(self.position);
-        // Whatever indicatif itself thinks of how often to draw.
+        // Draw at once, without indicatif's rate limit.
         self.bar.tick();
     }
 }
@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// A terminal that keeps the lines that were written, and says when it was cleared.
+    /// A terminal that records the lines that were written, and when it was cleared.
     #[derive(Clone, Debug, Default)]
     struct Lines(Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! What came out: figures, a table of them, and JSON.
+//! The results: figures, their table, and JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,25 +12,24 @@ use crate::rig::Result;
 
 /// Times of operations, to 0.1 %.
 ///
-/// While the clock runs, moments are only noted; what lies between them is counted when there are
-/// many.
+/// While the clock runs, it only stores time stamps; it adds their differences to the histogram in batches.
 #[derive(Debug)]
 pub(crate) struct Samples {
     histogram: hdrhistogram::Histogram<u64>,
     moments: Vec<Instant>,
 }
 
-/// How many moments are noted before they are counted.
+/// The number of time stamps in a batch.
 const MOMENTS: usize = 1 << 16;
 
 impl Samples {
     pub(crate) fn new() -> Result<Self> {
-        // From 1 ns to longer than we wait for anything.
+        // From 1 ns to more than the longest wait.
         let histogram = hdrhistogram::Histogram::new_with_bounds(1, 100_000_000_000, 3)?;
         Ok(Self { histogram, moments: Vec::with_capacity(MOMENTS) })
     }
 
-    /// The first operation begins; when.
+    /// Records the begin of the first operation.
     pub(crate) fn begin(&mut self) -> Instant {
         let now = Instant::now();
         self.moments.clear();
@@ -38,7 +37,7 @@ impl Samples {
         now
     }
 
-    /// An operation is over, and the next one begins; when.
+    /// Records the end of an operation, which is the begin of the next.
     #[inline]
     pub(crate) fn mark(&mut self) -> Instant {
         let now = Instant::now();
@@ -49,11 +48,11 @@ impl Samples {
     #[cold]
     fn turn(&mut self) -> Instant {
         self.end();
-        // What that took is nobody's.
+        // The time of the counting belongs to no operation.
         self.begin()
     }
 
-    /// There are no more operations.
+    /// Counts the remaining time stamps after the last operation.
     pub(crate) fn end(&mut self) {
         for pair in self.moments.windows(2) {
             self.histogram.saturating_record((pair[1] - pair[0]).as_nanos() as u64);
@@ -66,7 +65,7 @@ impl Samples {
 pub(crate) struct Row {
     /// In bytes.
     pub(crate) size: u32,
-    /// On all queue pairs together.
+    /// The total of all queue pairs.
     pub(crate) iterations: u64,
     #[serde(flatten)]
     pub(crate) figures: Figures,
@@ -124,7 +123,7 @@ impl Row {
         Self { size, iterations: histogram.len(), figures }
     }
 
-    /// Of so many messages in so long a time, of which so many arrived.
+    /// From the number of messages, the time, and the number of messages that arrived.
     pub(crate) fn of_bandwidth(
         plan: &Plan,
         size: u32,
@@ -144,7 +143,7 @@ impl Row {
     }
 }
 
-/// What was measured on, with and how, and what came out.
+/// The device, the plan and the results.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<'a> {
     pub(crate) device: &'a str,
@@ -157,14 +156,14 @@ pub(crate) struct Report<'a> {
     pub(crate) counted: Option<Counted>,
 }
 
-/// What the client held while it measured, and what its port counted: all traffic of the port, that of
+/// The resources of the client during the measurement, and its port's counters: all traffic of the port, that of
 /// other programs included.
 #[derive(Debug, Serialize)]
 pub(crate) struct Counted {
     queue_pairs: usize,
     memory_regions: usize,
     pinned_bytes: u64,
-    /// What has moved, by the driver's names.
+    /// The counters that have changed, by the driver's names.
     counters: BTreeMap<String, u64>,
     #[serde(skip)]
     known: Vec<(Counter, u64)>,
@@ -203,7 +202,7 @@ impl Report<'_> {
         Ok(serde_json::to_string_pretty(self)?)
     }
 
-    /// How it was measured, in one paragraph.
+    /// The settings of the measurement, in one paragraph.
     pub(crate) fn heading(&self) -> String {
         let Self { device, port, mtu, plan: p, .. } = self;
         let wait = if p.events { "events" } else { "polling" };
@@ -220,7 +219,7 @@ impl Report<'_> {
                 "\nqueue pairs {}, send queue {}, list {}, a completion per {}",
                 p.queue_pairs, p.send_depth, p.list, p.moderation
             );
-            // What else there is depends on the operation.
+            // The other settings depend on the operation.
             let _ = match p.operation {
                 Operation::Send => write!(text, ", receive queue {}", p.receive_depth),
                 Operation::Write => Ok(()),

@@ -1,4 +1,4 @@
-//! What is measured with: memory, queues, and the queue pairs of either layer.
+//! The resources of a measurement: memory, queues, and the queue pairs of either layer.
 
 use std::error::Error;
 use std::fmt;
@@ -17,15 +17,15 @@ use crate::wire::{Address, PATIENCE};
 
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// What lies before a datagram in its receive: room for a global route header.
+/// The bytes before a datagram in its receive: room for a global route header.
 pub(crate) const ROUTE: usize = 40;
 /// The Q_Key of our datagrams.
 pub(crate) const QKEY: u32 = 0x1111_1111;
 
-/// The time in which a peer that finds no receive is to try again: perftest's.
+/// The RNR timer of perftest: a peer that finds no receive tries again after this time.
 const RNR_TIMER: Duration = Duration::from_micros(640);
 
-/// Nothing has completed, or come, for so long.
+/// Nothing has completed or arrived for this long.
 #[derive(Debug)]
 pub(crate) struct Silence(pub(crate) Transport);
 
@@ -41,7 +41,7 @@ impl fmt::Display for Silence {
 
 impl Error for Silence {}
 
-/// The queue for the completions of so many requests.
+/// Creates a queue for the completions of this many requests.
 pub(crate) fn queue<'a>(
     context: &'a Context<'a>,
     plan: &Plan,
@@ -60,7 +60,7 @@ pub(crate) fn regions<'a>(
     (0..plan.queue_pairs).map(region).collect()
 }
 
-/// What the peer may do to the memory: no more than the operation takes.
+/// The peer's access to the memory: only what the operation needs.
 fn access(plan: &Plan) -> AccessFlags {
     AccessFlags::LOCAL_WRITE
         | match plan.operation {
@@ -74,7 +74,7 @@ fn access(plan: &Plan) -> AccessFlags {
 /// The memory of one queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory<'a> {
-    /// What is sent, written or read from here.
+    /// The source of sends and writes, and the memory that the peer reads.
     pub(crate) source: SharedMemorySlice<'a, u8>,
     /// Where messages arrive, and the results of reads and atomics.
     pub(crate) target: SharedMemorySlice<'a, u8>,
@@ -93,12 +93,12 @@ pub(crate) struct Peer<'a> {
     memory: RemoteMemoryRegion,
     half: u64,
     pub(crate) number: u32,
-    /// The way to it, for datagrams.
+    /// Its address handle, for datagrams.
     pub(crate) path: Option<AddressHandle<'a>>,
 }
 
 impl Peer<'_> {
-    /// What an operation on so many bytes works on there.
+    /// The peer's memory that an operation on this many bytes works on.
     pub(crate) fn memory(&self, operation: Operation, size: u32) -> Result<RemoteMemoryRegion> {
         let offset = if operation == Operation::Read { 0 } else { self.half };
         Ok(self.memory.sub_region(offset, size.into())?)
@@ -131,7 +131,7 @@ impl<'a> Prepared<'a> {
             Transport::Unreliable => QueuePairType::UnreliableConnected,
             Transport::Datagram => QueuePairType::UnreliableDatagram,
         };
-        // Both kinds of builders have the same settings, but no trait in common.
+        // Both kinds of builders have the same settings, but no common trait.
         macro_rules! settings {
             ($builder:expr) => {{
                 let builder = $builder
@@ -192,7 +192,7 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// The other ends, as the peer has described them.
+/// The other ends, as the peer described them.
 pub(crate) fn peers<'a>(
     domain: &'a ProtectionDomain<'a>,
     theirs: &Address,
@@ -218,7 +218,7 @@ pub(crate) fn peers<'a>(
     theirs.endpoints.iter().zip(&theirs.memory).map(peer).collect()
 }
 
-/// Polls, or sleeps, until something has completed, for `patience` at most; then it is none.
+/// Polls, or sleeps, until something has completed, or until `patience` is over: then it returns none.
 pub(crate) fn wait<'c>(
     queue: &CompletionQueue<'_>,
     events: bool,

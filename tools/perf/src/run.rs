@@ -12,7 +12,7 @@ use crate::rig::{Memory, Result};
 use crate::verbs::Verbs;
 use crate::wire::{Answer, Step, Wire};
 
-/// How long a step of a measurement by time is at most, after which we look at the clock.
+/// The longest step of a measurement by time. The clock is checked after each step.
 const STRETCH: Duration = Duration::from_secs(2);
 
 /// One of the two layers.
@@ -106,7 +106,7 @@ impl Rig<'_> {
         iterations * u64::from(self.plan.queue_pairs)
     }
 
-    /// What messages are seen by, and what atomics count in, begins at 0.
+    /// Zeroes the memory in which messages are detected and atomics count.
     fn clear(&self, size: u32) -> Result<()> {
         if self.plan.operation.is_atomic()
             || (self.plan.operation, self.plan.measure) == (Operation::Write, Measure::Latency)
@@ -118,11 +118,11 @@ impl Rig<'_> {
         Ok(())
     }
 
-    /// What atomics have left here: each counts.
+    /// Checks the memory after atomics: each fetch-and-add has counted.
     fn check(&self, iterations: u64) -> Result<()> {
         let expected = match self.plan.operation {
             Operation::FetchAdd => iterations,
-            // The first one has swapped, and no other one has found what it compares with.
+            // Only the first compare-and-swap has found the value that it compares with.
             Operation::CompareSwap => 1,
             _ => return Ok(()),
         };
@@ -138,7 +138,7 @@ impl Rig<'_> {
         Ok(())
     }
 
-    /// The server's part of a step; how many messages arrived.
+    /// The server's part of a step; returns the number of messages that arrived.
     pub(crate) fn answer(&mut self, size: u32, iterations: u64, wire: &mut Wire) -> Result<u64> {
         self.clear(size)?;
         let mut ready = || Ok(wire.send(&Answer::Yes(()))?);
@@ -152,7 +152,7 @@ impl Rig<'_> {
             }
             (Measure::Bandwidth, Operation::Send) => self.layer.drain(size, iterations, ready)?,
             _ => {
-                // The client works on our memory, which we do not notice.
+                // The client works on our memory without any action of ours.
                 ready()?;
                 total
             }
@@ -164,7 +164,7 @@ impl Rig<'_> {
         Ok(arrived)
     }
 
-    /// The client's part of a step: how long it took, and how many messages arrived.
+    /// The client's part of a step; returns its time and the number of messages that arrived.
     fn step(
         &mut self,
         size: u32,
@@ -188,7 +188,7 @@ impl Rig<'_> {
         Ok((time, wire.answer()?))
     }
 
-    /// Measures one size. `part` says which part of the whole a part of this is.
+    /// Measures one size. `part` converts a fraction of this size to a fraction of the whole.
     pub(crate) fn measure(
         &mut self,
         size: u32,
@@ -216,10 +216,10 @@ impl Rig<'_> {
             }
             Length::Time(whole) => {
                 let fraction = |time: Duration| time.as_secs_f64() / whole.as_secs_f64();
-                // What is left to do in less than a hundredth of the time is not worth a step.
+                // Skip a remainder of less than a hundredth of the time.
                 while fraction(sum.time) < 0.99 {
                     let left = (whole - sum.time).min(STRETCH);
-                    // How fast it is is not known well before the first step.
+                    // The rate is only a rough estimate before the first step.
                     let left = if sum.time.is_zero() { left / 10 } else { left };
                     let wanted = rate.map_or(16.0, |rate| rate * left.as_secs_f64()) as u64;
                     let iterations = wanted.next_multiple_of(list).max(list);

@@ -1,4 +1,4 @@
-//! A session of a server and a client, from the first word to the last.
+//! A session of a server and a client, from the first message to the last.
 
 use ibverbs::{Context, MaximumTransferUnit, process_resources};
 
@@ -27,7 +27,7 @@ fn active_mtu(context: &Context<'_>, side: &Side) -> Result<u32> {
     Ok(mtu.ok_or("the port tells no MTU")?.bytes())
 }
 
-/// The MTU of the path, which both sides reckon alike.
+/// The MTU of the path; both sides compute the same value.
 fn path_mtu(plan: &Plan, ours: u32, theirs: u32) -> Result<MaximumTransferUnit> {
     let most = ours.min(theirs);
     let mtu = plan.mtu.unwrap_or(most);
@@ -38,13 +38,13 @@ fn path_mtu(plan: &Plan, ours: u32, theirs: u32) -> Result<MaximumTransferUnit> 
     Ok(MaximumTransferUnit::from_bytes(mtu)?)
 }
 
-/// The server: waits for a client, and does what it says.
+/// The server: waits for a client, and carries out its steps.
 pub(crate) fn serve(side: &Side) -> Result<()> {
     let context = open(side)?;
     let mtu = active_mtu(&context, side)?;
     let mut wire = Wire::connect(None, side.tcp_port)?;
     wire.introduce()?;
-    // The client hears of whatever goes wrong.
+    // The client is told about every error.
     let served = serve_client(side, &context, mtu, &mut wire);
     if let Err(error) = &served
         && !error.is::<Hopeless>()
@@ -54,7 +54,7 @@ pub(crate) fn serve(side: &Side) -> Result<()> {
     served
 }
 
-/// Nobody is left to hear of it.
+/// The connection is gone, so the error cannot be sent.
 #[derive(Debug)]
 struct Hopeless(WireError);
 
@@ -90,7 +90,7 @@ fn serve_client(side: &Side, context: &Context<'_>, mtu: u32, wire: &mut Wire) -
     })
 }
 
-/// The client: measures, and says what came out.
+/// The client: measures, and returns the results.
 pub(crate) fn measure(side: &Side, plan: &Plan) -> Result<()> {
     let context = open(side)?;
     let ours = active_mtu(&context, side)?;
@@ -121,7 +121,7 @@ pub(crate) fn measure(side: &Side, plan: &Plan) -> Result<()> {
         for &size in &plan.sizes {
             let part = |of_size: f64| (before + of_size * plan.weight(size)) / whole;
             let measured = rig.measure(size, wire, &progress, &part);
-            // The other side may know better what went wrong.
+            // The other side may know the cause of the error.
             let row = measured.map_err(|error| match wire.last_words() {
                 Some(words) => format!("{error}; the server says: {words}").into(),
                 None => error,
@@ -151,7 +151,7 @@ pub(crate) fn measure(side: &Side, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Connects to the peer, and calls `then` with all that is needed.
+/// Connects to the peer, and calls `then` with the resources.
 fn with_rig<R>(
     side: &Side,
     context: &Context<'_>,

@@ -1,4 +1,4 @@
-//! The loops that are measured, on the verbs layer: what perftest does, request by request.
+//! The measured loops on the verbs layer. They post the same requests as perftest.
 //!
 //! Requests are prepared before the clock starts, and posted as lists again and again.
 
@@ -16,13 +16,13 @@ use crate::report::Samples;
 use crate::rig::{Memory, Peer, QKEY, ROUTE, Result, Silence, wait};
 use crate::wire::PATIENCE;
 
-/// How many completions a bandwidth test polls at a time.
+/// The number of completions that a bandwidth test polls at a time.
 const BATCH: usize = 16;
-/// How long nothing may come before the rest of the messages counts as lost.
+/// After this long without a message, the remaining messages count as lost.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// One side of a test. The queue pairs come first: they are destroyed before what their requests
-/// name.
+/// One side of a test. The queue pairs come first: they are destroyed before the memory and address handles
+/// of their requests.
 pub(crate) struct Verbs<'a> {
     pub(crate) queue_pairs: Vec<QueuePair<'a>>,
     pub(crate) peers: Vec<Peer<'a>>,
@@ -47,7 +47,7 @@ impl<'m> Elements<'m> {
         Ok(Self { gather, scatter })
     }
 
-    /// As many requests as a list has. The last one has a completion if they are `signaled`.
+    /// The requests of one list. The last one has a completion if `signaled` is set.
     fn requests(
         &mut self,
         plan: &Plan,
@@ -57,7 +57,7 @@ impl<'m> Elements<'m> {
     ) -> Result<Vec<SendListEntry<'_>>> {
         let (gather, count) = (&self.gather, self.scatter.len());
         let is_inline = plan.is_inline(size);
-        // The types of requests have the same methods, but no trait in common.
+        // The types of requests have the same methods, but no common trait.
         macro_rules! finish {
             ($request:expr, $index:expr) => {{
                 let last = $index + 1 == count;
@@ -103,15 +103,15 @@ impl<'m> Elements<'m> {
 ///
 /// # Safety
 ///
-/// What it names stays until it has completed. (That it may change meanwhile does no harm: it is
-/// shared memory, whose contents nobody relies on.)
+/// The memory and the address handle that it names stay valid until it has completed. (The contents may change
+/// in the meantime: it is shared memory, and no code relies on them.)
 unsafe fn post(queue_pair: &mut QueuePair<'_>, list: &mut SendList<'_>) -> Result<()> {
     // SAFETY: the caller keeps the contract.
     Ok(unsafe { queue_pair.post_list(list) }?)
 }
 
 impl Verbs<'_> {
-    /// Fills the receive queues; whoever takes a completion out of one posts a receive anew.
+    /// Fills the receive queues. The code that polls a receive's completion posts another receive.
     pub(crate) fn fill_receive_queues(&mut self) -> Result<()> {
         let plan = self.plan;
         if plan.operation != Operation::Send {
@@ -128,8 +128,8 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// Latency, by turns: sends, or writes that are seen in memory. The samples are whole round
-    /// trips.
+    /// Latency of sends, or of writes that the other side detects in memory. The sides take turns; a sample is a
+    /// whole round trip.
     pub(crate) fn ping_pong(
         &mut self,
         size: u32,
@@ -155,7 +155,7 @@ impl Verbs<'_> {
         let start = samples.begin();
         let mut before = start;
         for iteration in 0..iterations {
-            // Two in a row differ, and the first one is not the 0 that is there.
+            // Consecutive marks differ, and the first one differs from the initial 0.
             let mark = (iteration % 255) as u8 + 1;
             for send in [first, !first] {
                 if send {
@@ -183,7 +183,7 @@ impl Verbs<'_> {
         Ok(before - start)
     }
 
-    /// Latency of what the peer has no part in: reads and atomics.
+    /// Latency of operations in which the peer's program takes no part: reads and atomics.
     pub(crate) fn one_by_one(
         &mut self,
         size: u32,
@@ -239,7 +239,7 @@ impl Verbs<'_> {
                 let (posted, completed) = (&mut posted[index], completed[index]);
                 while *posted < iterations && *posted + step - completed <= depth {
                     *posted += step;
-                    // The last one tells of all before it.
+                    // The completion of the last request covers all before it.
                     let tells = posted.is_multiple_of(moderation) || *posted == iterations;
                     let list = if tells { &mut loud[index] } else { &mut quiet[index] };
                     // SAFETY: region and address handle outlive the queue pair; it is shared memory.
@@ -253,7 +253,7 @@ impl Verbs<'_> {
             for completion in found {
                 completion.result()?;
                 let index = usize::try_from(completion.wr_id())?;
-                // It stands for as many as moderation says, but for the last one.
+                // A completion covers as many requests as the moderation, except for the last one.
                 let now = (completed[index] + moderation).min(posted[index]);
                 done += now - completed[index];
                 completed[index] = now;
@@ -263,8 +263,8 @@ impl Verbs<'_> {
         Ok(start.elapsed())
     }
 
-    /// The other side of a flood of sends: takes what comes. How many came is less than what was sent
-    /// only if messages can be lost.
+    /// The receiving side of the bandwidth of sends. Returns the number of messages that arrived, which is less
+    /// than the number sent only if messages can be lost.
     pub(crate) fn drain(&mut self, size: u32, iterations: u64) -> Result<u64> {
         let plan = self.plan;
         let mut elements = Vec::new();
@@ -278,7 +278,7 @@ impl Verbs<'_> {
         let length = size as usize + if plan.transport == Transport::Datagram { ROUTE } else { 0 };
         let (mut received, total) = (0, iterations * self.queue_pairs.len() as u64);
         while received < total {
-            // The first message may be late, for the client has yet to hear that we are ready.
+            // The first message may be late: the client does not know yet that we are ready.
             let patience = if is_reliable || received == 0 { PATIENCE } else { QUIET };
             let found = wait(self.receive_cq, plan.events, &mut room, patience)?;
             if found.is_empty() {
@@ -326,7 +326,7 @@ fn lists<'l>(requests: &'l mut [Vec<SendListEntry<'_>>]) -> Result<Vec<SendList<
     requests.iter_mut().enumerate().map(list).collect()
 }
 
-/// Waits for one completion; how many bytes it is about (of a receive).
+/// Waits for one completion; returns its number of bytes (of a receive).
 fn one(queue: &CompletionQueue<'_>, plan: &Plan, room: &mut [WorkCompletion; 1]) -> Result<u32> {
     match wait(queue, plan.events, room, PATIENCE)? {
         [completion, ..] => Ok(completion.result()?.byte_len()),

@@ -1,7 +1,7 @@
-//! What the two processes tell each other over TCP, apart from the traffic that is measured.
+//! The messages between the two processes over TCP, separate from the measured traffic.
 //!
 //! Each message is its length and then its bytes; the first one of each side begins with a magic
-//! number. Whatever else connects gets a refusal that says so, and costs no memory.
+//! number. Any other client gets a refusal with a reason, and allocates no memory here.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -14,15 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;
 
-/// How long the peer may be silent, and how long a completion may take.
+/// The longest silence of the peer, and the longest time for a completion.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// This program and the form of its messages.
+/// Identifies this program and the format of its messages.
 const MAGIC: &[u8; 8] = b"IBVPERF1";
 /// The longest message in bytes: a plan of all sizes, or the addresses of all queue pairs.
 const MAX_LENGTH: u32 = 64 << 10;
 
-/// What a client begins with.
+/// The first message of a client.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) plan: Plan,
@@ -30,41 +30,41 @@ pub(crate) struct Hello {
     pub(crate) mtu: u32,
 }
 
-/// What each side must know of the other.
+/// The information that each side needs from the other.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Address {
     pub(crate) endpoints: Vec<QueuePairEndpoint>,
     pub(crate) memory: Vec<RemoteMemoryRegion>,
 }
 
-/// What a server says.
+/// A message of the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer<T> {
     Yes(T),
-    /// No, and why.
+    /// Refusal, with the reason.
     No(String),
 }
 
-/// What a client asks for next.
+/// The next request of a client.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Step {
-    /// Carry out so many iterations on each queue pair with messages of this size in bytes.
+    /// Carry out this many iterations on each queue pair with messages of this size in bytes.
     Run { size: u32, iterations: u64 },
-    /// They are carried out.
+    /// The iterations are complete.
     Done,
-    /// That was all.
+    /// End of the session.
     Finish,
 }
 
-/// What is wrong with the connection.
+/// An error of the connection.
 #[derive(Debug)]
 pub(crate) enum WireError {
     Io(io::Error),
-    /// These are not the bytes that a peer begins with.
+    /// The first bytes are not those of this program.
     Stranger([u8; 8]),
     TooLong(u32),
     Garbage(String),
-    /// The peer's own words.
+    /// The peer's error message.
     Refused(String),
 }
 
@@ -107,7 +107,7 @@ impl From<io::Error> for WireError {
 pub(crate) struct Wire(TcpStream);
 
 impl Wire {
-    /// Waits for the client, or calls the server.
+    /// Waits for the client, or connects to the server.
     pub(crate) fn connect(host: Option<&str>, port: u16) -> Result<Self, String> {
         let stream = match host {
             Some(host) => TcpStream::connect((host, port))
@@ -129,12 +129,12 @@ impl Wire {
         Ok(Self(stream))
     }
 
-    /// Tells who we are.
+    /// Sends the magic number.
     pub(crate) fn introduce(&mut self) -> Result<(), WireError> {
         Ok(self.0.write_all(MAGIC)?)
     }
 
-    /// Hears whether the peer is what we are.
+    /// Checks the peer's magic number.
     pub(crate) fn meet(&mut self) -> Result<(), WireError> {
         let mut magic = [0; 8];
         self.0.read_exact(&mut magic)?;
@@ -161,7 +161,7 @@ impl Wire {
         }
         let mut bytes = vec![0; length as usize];
         self.0.read_exact(&mut bytes)?;
-        // What a length inside of the message claims is not believed either.
+        // Lengths within the message are not trusted either.
         let config = bincode::config::standard().with_limit::<{ MAX_LENGTH as usize * 8 }>();
         match bincode::serde::decode_from_slice(&bytes, config) {
             Ok((message, used)) if used == bytes.len() => Ok(message),
@@ -170,7 +170,7 @@ impl Wire {
         }
     }
 
-    /// Hears what the client wants next, however long it is busy measuring.
+    /// Receives the client's next request, without a time limit while the client measures.
     pub(crate) fn step(&mut self) -> Result<Step, WireError> {
         self.0.set_read_timeout(None)?;
         let step = self.receive();
@@ -178,7 +178,7 @@ impl Wire {
         step
     }
 
-    /// Hears an answer; a refusal is an error.
+    /// Receives an answer; a refusal is an error.
     pub(crate) fn answer<T: DeserializeOwned>(&mut self) -> Result<T, WireError> {
         match self.receive()? {
             Answer::Yes(message) => Ok(message),
@@ -186,18 +186,18 @@ impl Wire {
         }
     }
 
-    /// Says no. Whether the peer hears it does not matter any more.
+    /// Sends a refusal, and ignores errors of sending it.
     pub(crate) fn refuse(&mut self, why: &dyn fmt::Display) {
         let _ = self.send(&Answer::<()>::No(why.to_string()));
-        // To close with unread bytes would reset the connection, and take the answer away; so what
-        // is still coming is read, for a moment.
+        // Closing with unread bytes would reset the connection and discard the answer. So read the remaining
+        // bytes for a moment.
         let _ = self.0.shutdown(std::net::Shutdown::Write);
         let _ = self.0.set_read_timeout(Some(Duration::from_millis(100)));
         let (mut rest, until) = ([0; 4096], Instant::now() + Duration::from_secs(1));
         while Instant::now() < until && self.0.read(&mut rest).is_ok_and(|count| count > 0) {}
     }
 
-    /// What the peer has to say about a failure here, if it says something soon.
+    /// The peer's message about a failure here, if it arrives soon.
     pub(crate) fn last_words(&mut self) -> Option<String> {
         self.0.set_read_timeout(Some(Duration::from_millis(500))).ok()?;
         match self.answer::<u64>() {
