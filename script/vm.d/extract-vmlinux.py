@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-# What a bzImage may be compressed with: the magic that starts the stream, and who unpacks it.
+# The compressions of a bzImage: the magic at the start of the stream, and the program that unpacks it.
 FORMATS = (
     (b"\x28\xb5\x2f\xfd", ["zstd", "-dcq"]),
     (b"\xfd7zXZ\0", ["xz", "-dcq"]),
@@ -15,7 +15,7 @@ def main(image, out):
     with open(image, "rb") as f:
         data = f.read()
     for magic, command in FORMATS:
-        # The magic may turn up by chance in the real-mode stub: try every place it occurs.
+        # The real-mode stub may contain the magic by chance: try every occurrence.
         at = data.find(magic, 512)
         while at >= 0:
             done = subprocess.run(
