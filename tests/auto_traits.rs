@@ -1,4 +1,4 @@
-//! Every resource type is `Send` and `Sync` where libibverbs locks, and covariant in its lifetimes.
+//! Every resource type is `Send`, is `Sync` if libibverbs locks it, and is covariant in its lifetimes.
 
 use ibverbs::*;
 

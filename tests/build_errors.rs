@@ -1,8 +1,8 @@
-//! What the build script says when something that it needs is missing: one readable line each, with
-//! the packages that have it, at once, and nothing else.
+//! Messages of the build script about missing tools: one readable line each, all at once, with the
+//! packages to install, and no other output.
 //!
-//! The build script that built this test is run again, by hand, in a machine that lacks something: a
-//! PATH that holds all tools but one, a libclang that is not there, a source tree without sources.
+//! The test runs the build script that built it again, in an environment that lacks something: a
+//! PATH that holds all tools except one, a missing libclang, a source tree without sources.
 
 use std::env;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Once it is built, a channel allocates nothing: not to post, to poll, to wait, to keep completions
-//! for others, nor to fail.
+//! Once it is built, a channel never allocates: not when it posts, polls, waits, stores completions
+//! for other channels, or fails.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,8 +1,8 @@
-//! Misuse does not compile, each for the one reason that is written down beside it.
+//! Misuse does not compile, and each case fails only for the expected reason.
 //!
 //! A case is `compile_fail/NAME.rs`, with what the compiler says about it in `NAME.stderr`, and
-//! `compile_pass/NAME.rs`, which differs only in that it is right: so it is the mistake that the
-//! compiler finds, and not something else. To add one, write both, name it below, and run this test
+//! `compile_pass/NAME.rs`, which differs only by the correction. This proves that the compiler rejects the
+//! mistake and nothing else. To add one, write both, name it below, and run this test
 //! with `TRYBUILD=overwrite`.
 
 use std::collections::BTreeSet;

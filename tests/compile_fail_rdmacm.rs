@@ -1,5 +1,5 @@
 //! Misuse of connections does not compile. A case is `compile_fail_rdmacm/NAME.rs`, with what the compiler
-//! says about it in `NAME.stderr`, and `compile_pass_rdmacm/NAME.rs`, which differs only in that it is right.
+//! says about it in `NAME.stderr`, and `compile_pass_rdmacm/NAME.rs`, which differs only by the correction.
 
 #[allow(dead_code, unreachable_pub, reason = "compiling is the test")]
 mod compile_pass_rdmacm {

@@ -1,5 +1,5 @@
-//! When a destroy verb fails, the object is never used nor destroyed again, and nothing that it was made
-//! from is destroyed. The function device counts a violation for whoever does.
+//! After a destroy verb has failed, the crate neither uses nor destroys the object again, and destroys none of
+//! its parents. The function device counts each of these as a violation.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Forking while memory is registered. It is a program of its own, since `fork_init` must come
-//! before anything else.
+//! Forking while memory is registered. It is a separate program, because `fork_init` must come
+//! before all other calls.
 
 #[path = "support/figures.rs"]
 mod figures;

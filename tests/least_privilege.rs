@@ -1,4 +1,4 @@
-//! What a program has not asked for, a peer does not get: access, keys, and what was in the heap.
+//! A peer gets nothing that the program has not asked for: no access, no keys, no old contents of the heap.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! A caller's number never aborts the process: what the heap cannot give is a typed error.
+//! No number from the caller aborts the process: a size that the heap cannot provide is a typed error.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

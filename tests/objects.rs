@@ -1,5 +1,5 @@
 //! Shared receive queues, domains of all kinds, multicast, ECE and the clock, on a device made of
-//! functions: what the provider is handed, and what becomes of its answers.
+//! functions: the arguments that the provider receives, and the handling of its answers.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,5 +1,5 @@
-//! The link of the peer goes down and comes up again in mid-transfer: for less long than the sender
-//! tries again, and for longer. To be run by `script/test pair`.
+//! The link of the peer goes down and comes up again in mid-transfer: for a shorter and for a longer time than
+//! the sender keeps retrying. `script/test pair` runs it.
 //!
 //! Machine 2 sends to machine 1, which takes its own link down.
 

@@ -1,5 +1,5 @@
-//! What a process holds, on the function device. It is a program of its own, since other tests would
-//! hold something too.
+//! The RDMA resources of a process, on the function device. It is a separate program, because other tests would
+//! hold resources too.
 
 use ibverbs::{ProcessResources, QueuePairType, SharedReceiveQueue, process_resources};
 use ibverbs_function_device::FunctionDevice;

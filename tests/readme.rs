@@ -1,4 +1,4 @@
-//! README says what is so.
+//! README agrees with the repository.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Bad input and bad weather on Soft-RoCE: each gives a typed error that names what is wrong, and
-//! nothing is left behind. To be run by `script/test rxe`, in the machine of `script/vm`.
+//! Bad input and missing resources on Soft-RoCE: each gives a typed error that names the cause, and
+//! leaks nothing. To be run by `script/test rxe`, in the machine of `script/vm`.
 
 #[path = "support/figures.rs"]
 mod figures;

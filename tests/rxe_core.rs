@@ -1,4 +1,4 @@
-//! The core types on Soft-RoCE: from the list of devices to bytes that moved, and back to nothing.
+//! The core types on Soft-RoCE: from the list of devices to a transfer, and to the destruction of all objects.
 //! To be run by `script/test rxe`, in the machine that `script/vm` starts.
 
 #[path = "support/vm/mod.rs"]

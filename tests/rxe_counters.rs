@@ -1,4 +1,4 @@
-//! What Soft-RoCE counts, and what the kernel has pinned. To be run by `script/test rxe`, in the machine
+//! The counters of Soft-RoCE, and the memory that the kernel has pinned. To be run by `script/test rxe`, in the machine
 //! that `script/vm` starts.
 
 #[path = "support/vm/mod.rs"]

@@ -1,4 +1,4 @@
-//! Many connections, one after the other and all at once: what they took they give back. To be run by
+//! Many connections, one after the other and all at once: they return all resources. To be run by
 //! `script/test rxe`, in the machine that `script/vm` starts.
 
 #[path = "support/figures.rs"]

@@ -1,4 +1,4 @@
-//! Memory of all kinds that Soft-RoCE has, in use. To be run by `script/test rxe`, in the machine
+//! All kinds of memory that Soft-RoCE supports. To be run by `script/test rxe`, in the machine
 //! that `script/vm` starts.
 
 #[path = "support/one_sided.rs"]

@@ -1,5 +1,5 @@
-//! What is taken away under a program that uses it: the link, the network device, the address. On
-//! Soft-RoCE, with cables and devices of the tests' own. To be run by `script/test rxe`, in the
+//! The link, the network device or the address is removed while a program uses it. On
+//! Soft-RoCE, with cables and devices that the tests create. To be run by `script/test rxe`, in the
 //! machine that `script/vm` starts.
 
 #[path = "support/figures.rs"]

@@ -1,5 +1,5 @@
-//! A machine whose RDMA devices are gone. To be run by `script/test rxe`, in a machine of
-//! `script/vm` of its own: it takes the devices away.
+//! A machine whose RDMA devices are gone. To be run by `script/test rxe`, in a separate machine of
+//! `script/vm`, because it removes the devices.
 
 #[path = "support/vm/mod.rs"]
 mod vm;

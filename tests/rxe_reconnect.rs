@@ -1,4 +1,4 @@
-//! What the peer of an earlier connection still sends does not reach the next one, on Soft-RoCE. To be
+//! Packets of the peer of an earlier connection do not reach the next one, on Soft-RoCE. To be
 //! run by `script/test rxe`, in the machine that `script/vm` starts.
 
 #[path = "support/vm/mod.rs"]

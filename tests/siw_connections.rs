@@ -1,8 +1,8 @@
 //! iWARP: connections, channels and queue pairs on Soft-iWARP. To be run by `script/test siw`, in the
 //! machine that `script/vm --siw` starts.
 //!
-//! On iWARP a message that finds no receive ends the connection: so each receive is there before the peer
-//! may send. What is read goes into memory that peers may write.
+//! On iWARP a message that finds no receive ends the connection, so the tests post each receive before the peer
+//! may send. The target of an RDMA read must allow remote writes.
 
 #[path = "support/managed.rs"]
 mod managed;

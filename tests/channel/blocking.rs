@@ -1,4 +1,4 @@
-//! One operation after the other.
+//! Blocking operations, one after the other.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Faults that Soft-RoCE reports in words of its own, here in those of the standard; and a device that
-//! has run out.
+//! Faults with the completion status of the standard (Soft-RoCE reports another one), and a device
+//! without free resources.
 
 use ibverbs::{
     AccessFlags, Channel, ErrorKind, MemoryRegion, RemoteMemoryRegion, SharedMemoryRegion,

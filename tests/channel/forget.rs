@@ -1,5 +1,5 @@
-//! Things that are forgotten are leaked, and never used after they are gone. To be run under
-//! valgrind too, which sees every byte that the device touches.
+//! Forgotten objects (`mem::forget`) leak, and are never used after they were freed. `script/test memcheck`
+//! runs these tests under valgrind, which checks every access of the device.
 
 use std::mem::forget;
 

@@ -1,4 +1,4 @@
-//! Channels on a device made of functions: what arrives, what fails, and above all that no buffer
+//! Channels on a device made of functions: data, errors, and above all that no buffer
 //! comes back while the device may still use it.
 
 mod blocking;

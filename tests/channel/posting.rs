@@ -1,4 +1,4 @@
-//! What is posted: how it looks to the device, and what becomes of it when posting fails.
+//! Posted requests: what the device receives, and what happens when a post fails.
 
 use ibverbs::{Channel, PendingWork, ScopeError, TransportError, WorkSuccess};
 use ibverbs_function_device::Progress;

@@ -1,4 +1,5 @@
-//! The device is pulled out under everything. Soft-RoCE cannot be: the kernel waits for its users.
+//! The device is removed while a program uses it. On Soft-RoCE this cannot be tested: the kernel waits until
+//! the device is closed.
 
 use std::sync::Arc;
 use std::thread;

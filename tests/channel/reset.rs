@@ -1,4 +1,4 @@
-//! What a reset makes of a channel.
+//! A channel after a reset.
 
 use std::sync::Arc;
 

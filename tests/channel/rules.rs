@@ -1,5 +1,5 @@
-//! Which completion ends what: a poll that fails ends nothing, and neither does a completion that is
-//! somebody else's.
+//! Which completion ends which operation: a failed poll ends none, and neither does a completion of another
+//! queue pair.
 
 use ibverbs::{ScopeError, TransportError, ffi};
 use ibverbs_function_device::{FunctionDevice, Progress};

@@ -1,4 +1,4 @@
-//! Many operations in flight.
+//! Scopes: many operations in flight.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};

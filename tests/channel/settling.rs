@@ -1,4 +1,4 @@
-//! What happens when the device does not let go.
+//! Stopping a channel when the device does not release its buffers.
 
 use std::process::Command;
 use std::sync::OnceLock;

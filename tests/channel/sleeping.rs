@@ -1,4 +1,4 @@
-//! Channels that sleep instead of polling on.
+//! Channels that sleep after a while instead of polling.
 
 use std::sync::Arc;
 use std::thread;

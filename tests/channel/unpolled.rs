@@ -1,4 +1,4 @@
-//! Work that is polled by hand.
+//! Unpolled operations, which the program polls by hand.
 
 use ibverbs::{ChannelClosed, TransportError, WorkErrorClass, WorkOpcode};
 use ibverbs_function_device::{FunctionDevice, Kind, Progress};

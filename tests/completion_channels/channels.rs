@@ -1,4 +1,4 @@
-//! Channels that queues share, and their events.
+//! Completion channels that several queues share, and their events.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What a queue is made with, and what is changed later: the provider is handed it.
+//! Settings of a queue at its creation, and later changes: the provider receives them.
 
 use std::time::Duration;
 

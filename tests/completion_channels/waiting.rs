@@ -1,4 +1,4 @@
-//! Waiting for the completions of a queue that has a channel of its own, and what they say.
+//! Waiting for the completions of a queue with its own channel, and their contents.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Many wake-ups, several waiters: none is lost, and none is left asleep.
+//! Many wake-ups and several waiters: no wake-up is lost, and no waiter sleeps on.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

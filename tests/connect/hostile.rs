@@ -1,4 +1,4 @@
-//! Peers that do what they should not, at every place of the exchange.
+//! Peers that violate the protocol, at every step of the exchange.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;

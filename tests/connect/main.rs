@@ -1,5 +1,5 @@
-//! Connecting over TCP and other streams, on a device made of functions: both sides are ready, or both
-//! know why not; and peers that do what they should not.
+//! Connecting over TCP and other streams, on a device made of functions: either both sides are ready, or both
+//! get an error; also with peers that violate the protocol.
 
 mod hostile;
 mod streams;

@@ -1,4 +1,4 @@
-//! Over streams of other kinds.
+//! Connecting over streams other than TCP.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! By address.
+//! Connecting by address, over TCP.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Everything that is not the data path.
+//! Control verbs: everything except the data path.
 
 use crate::rig::{EVERYTHING, Rig};
 use ibverbs::ffi::*;

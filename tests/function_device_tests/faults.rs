@@ -1,4 +1,4 @@
-//! What can be made to go wrong.
+//! Faults that tests can provoke.
 
 use crate::rig::Rig;
 use ibverbs::ffi::{self, *};

@@ -1,4 +1,4 @@
-//! The device for counting instructions.
+//! The lean device, for counting instructions.
 
 use crate::rig::{Rig, SIGNALED};
 use ibverbs::ffi::{self, *};

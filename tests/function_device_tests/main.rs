@@ -1,4 +1,4 @@
-//! The function device itself, driven as a C program would drive it: what all other tests on it rest on.
+//! Tests of the function device itself, which all other tests on it rely on. They use it like a C program.
 #![allow(
     clippy::undocumented_unsafe_blocks,
     reason = "a C program in Rust: each test owns all that it creates until its end"

@@ -1,6 +1,6 @@
-//! What comes from outside: addresses and remote regions in any encoding, GIDs and GUIDs as text, at
-//! random and nearly right. None makes the crate panic, none that is invalid gets in, and what a
-//! device makes of those that are valid but false ends in a typed error.
+//! Untrusted input: endpoints and remote regions in any encoding, GIDs and GUIDs as text, random and
+//! almost correct. None makes the crate panic, invalid input is refused, and on a device, input that is valid but
+//! false ends in a typed error.
 
 mod encodings;
 mod mutation;

@@ -1,4 +1,4 @@
-//! What becomes of something right on its way.
+//! Random mutations of valid input.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! A device meets addresses that are well-formed and false.
+//! Addresses that are well-formed but false, on a device.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! The bindings agree with the C compiler.
 //!
 //! bindgen sees the headers through libclang; the libraries are compiled by the machine's own C
-//! compiler. Here that compiler is asked for the size of every structure and enumeration of
+//! compiler. These tests ask that compiler for the size of every structure and enumeration of
 //! `verbs.h`, for the place and size of every field, and for the value of every constant.
 
 mod enumerations;

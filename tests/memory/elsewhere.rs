@@ -1,4 +1,4 @@
-//! Memory that is not the allocator's: raw, of files, of the device, or of no place at all.
+//! Memory that does not come from the allocator: raw, of files, of the device, or null regions.
 
 use std::os::fd::{AsFd, AsRawFd};
 

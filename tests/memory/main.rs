@@ -1,5 +1,5 @@
-//! Memory of all kinds, on a device made of functions: what the provider is handed, what becomes of
-//! its answers, and that the bytes get where they should.
+//! Memory of all kinds, on a device made of functions: the arguments that the provider receives, the handling
+//! of its answers, and the transferred bytes.
 
 mod elsewhere;
 #[path = "../support/one_sided.rs"]

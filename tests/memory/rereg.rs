@@ -1,4 +1,4 @@
-//! Regions that change.
+//! Regions that are re-registered.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

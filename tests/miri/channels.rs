@@ -1,4 +1,4 @@
-//! Channels: what is lent to the device, and how it comes back.
+//! Channels: buffers that are lent to the device, and how they come back.
 
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,10 +1,10 @@
-//! An RDMA device in Rust, for Miri: it defines the C functions that the crate calls, in the place of
+//! An RDMA device in Rust, for Miri: it defines the C functions that the crate calls, in place of
 //! libibverbs, so that Miri sees what the device reads and writes.
 //!
 //! A device knows memory by its address only. So it reaches the memory of a request by the address in the
 //! request (`ptr::with_exposed_provenance`), and what a peer names by the address at which the region was
-//! registered. Miri then allows just what some pointer permits that the crate turned into an address for
-//! the device, and that no later use of the memory has invalidated.
+//! registered. Miri then allows an access only through a pointer that the crate has converted to an address
+//! for the device, and that no later use of the memory has invalidated.
 //!
 //! Requests are executed by every poll of any completion queue, and with [`eager`] already when they are
 //! posted.

@@ -1,8 +1,8 @@
 //! Regions, slices, channels, scopes and shared memory under Miri, on a device in Rust.
 //!
-//! It proves what no other test can see: that memory which the device writes while it is lent, shared or
-//! in flight is nowhere covered by a reference that forbids it, and that nothing is read before it was
-//! written or after it was freed. Run it by `script/test miri`; elsewhere this file is empty.
+//! No other test can check this: no reference forbids the device's writes to memory that is lent, shared or
+//! in flight, and no memory is read before it was written or after it was freed. `script/test miri` runs it;
+//! without Miri this file is empty.
 #![cfg(miri)]
 
 mod channels;

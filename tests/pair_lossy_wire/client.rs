@@ -1,4 +1,4 @@
-//! The active side.
+//! The active side: sends, writes and reads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -2,9 +2,9 @@
 //! run by `script/test pair`.
 //!
 //! Machine 2 sends to machine 1, writes to its memory and reads from it, some megabytes each. All must
-//! arrive in order, or an error must say that it did not: then both reset their channels, connect
-//! again, and go on where they were. `IBVERBS_SOAK_SECONDS` says how long to go on (once through
-//! without it).
+//! arrive in order, or an error must report the loss: then both reset their channels, connect
+//! again, and continue. `IBVERBS_SOAK_SECONDS` sets the duration (without it, each transfer runs
+//! once).
 
 mod client;
 mod server;

@@ -1,4 +1,4 @@
-//! The connection between the two, and what the wire has done to it.
+//! The connection between the two machines, and the statistics of the wire.
 
 use std::fs;
 use std::time::{Duration, Instant};

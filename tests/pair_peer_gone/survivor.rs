@@ -1,4 +1,4 @@
-//! The one that stays.
+//! The survivor.
 
 use std::collections::VecDeque;
 use std::thread;

@@ -1,4 +1,4 @@
-//! The one that goes away, and who finds what it leaves.
+//! The victim, and the process that checks the memory it leaves.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -1,9 +1,9 @@
-//! The kernel's RDMA subsystem, played to libibverbs: an RDMA netlink socket that answers, a sysfs
+//! A fake of the kernel's RDMA subsystem for libibverbs: an RDMA netlink socket that answers, a sysfs
 //! tree, and device nodes that `stat` finds.
 //!
 //! libibverbs is linked statically, so its calls of `socket` and `stat` (and, where it asks through
-//! libnl, of `bind`, `getsockname` and `recvmsg`) reach the functions of these names here; all that
-//! is not about RDMA is passed on to the real ones.
+//! libnl, of `bind`, `getsockname` and `recvmsg`) reach the functions of these names here, which pass
+//! calls that do not concern RDMA on to the real ones.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fs;

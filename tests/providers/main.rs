@@ -1,11 +1,11 @@
 //! Every enabled provider is part of the program and registered, and no other is.
 //!
-//! A kernel that has one device of every driver is played to libibverbs (see [`fake_kernel`]); then
-//! the device list must hold exactly the devices whose providers are enabled, each claimed by its
-//! own provider. It is played twice: with RDMA netlink, as every kernel since 5.1 has it, and with
-//! sysfs alone.
+//! libibverbs sees a fake kernel with one device of every driver (see [`fake_kernel`]). The device list
+//! must then hold exactly the devices whose providers are enabled, each claimed by its
+//! own provider. There are two runs: with RDMA netlink, as in every kernel since 5.1, and with
+//! sysfs only.
 //!
-//! libibverbs looks at the environment once, so each listing is made by a child process: this
+//! libibverbs reads the environment once, so a child process makes each listing: this
 //! program again, running the ignored test.
 #![cfg(not(feature = "system"))]
 

@@ -1,4 +1,4 @@
-//! What two sides agree on by their endpoints.
+//! The values that two sides agree on by their endpoints.
 
 use super::*;
 use ffi::ibv_gid_type;

@@ -1,4 +1,4 @@
-//! What a queue pair is created with.
+//! The attributes of queue pairs at their creation.
 
 use super::*;
 use ffi::ibv_qp_init_attr_mask as mask;

@@ -1,5 +1,5 @@
-//! Queue pairs on a device made of functions: what the provider is handed for every state change and
-//! every request, and what becomes of its answers.
+//! Queue pairs on a device made of functions: the arguments that the provider receives for every state change
+//! and every request, and the handling of its answers.
 
 mod agreement;
 mod batches;

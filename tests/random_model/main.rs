@@ -1,5 +1,5 @@
-//! Random programs on the model device, which says what it saw: objects that are live, and rules that
-//! were broken. To be run under valgrind too.
+//! Random programs on the model device, which counts live objects and violations of its rules.
+//! `script/test memcheck` also runs them under valgrind.
 
 #[path = "../support/property_tests.rs"]
 mod property_tests;

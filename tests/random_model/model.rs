@@ -1,4 +1,4 @@
-//! The model device as the place for random programs.
+//! The model device as the test bed of random programs.
 
 use ibverbs::Context;
 use ibverbs_function_device::{FunctionDevice, Kind};

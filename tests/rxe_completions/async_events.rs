@@ -1,4 +1,4 @@
-//! Asynchronous events: of ports, of queue pairs, and of what goes meanwhile.
+//! Asynchronous events: of ports, of queue pairs, and of objects that are destroyed in the meantime.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

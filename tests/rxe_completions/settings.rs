@@ -1,4 +1,4 @@
-//! Sizes and other settings of completion queues: what Soft-RoCE has of them, and what it refuses.
+//! Sizes and other settings of completion queues: those that Soft-RoCE supports, and those that it refuses.
 
 use std::thread;
 use std::time::Duration;

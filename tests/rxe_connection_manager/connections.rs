@@ -1,4 +1,4 @@
-//! Ours with ours, when all goes well.
+//! Connections between two sides of this crate, without faults.
 
 use std::net::SocketAddr;
 use std::thread;

@@ -1,4 +1,4 @@
-//! Datagrams and multicast groups by address, ours with ours and with `udaddy` and `mckey`.
+//! Datagrams and multicast groups by address, within this crate and with `udaddy` and `mckey`.
 
 use std::net::IpAddr;
 use std::thread;

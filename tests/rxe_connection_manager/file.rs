@@ -1,4 +1,4 @@
-//! A `/dev/infiniband/rdma_cm` that is missing, wrong or closed to us.
+//! A `/dev/infiniband/rdma_cm` that is missing, of the wrong kind, or not accessible.
 
 use std::env;
 use std::process::Command;

@@ -1,8 +1,8 @@
-//! Connections by IP address on Soft-RoCE: ours with ours, and ours with rdma-core's own programs. To be run
+//! Connections by IP address on Soft-RoCE, within this crate and with rdma-core's own programs. To be run
 //! by `script/test rxe`, in the machine that `script/vm` starts.
 //!
-//! Both ends are on `rxe0`, for the kernel reaches an address of its own machine through the device that has
-//! it.
+//! Both ends are on `rxe0`, because the kernel reaches an address of its own machine through the device that
+//! has it.
 
 #[path = "../support/managed.rs"]
 mod managed;

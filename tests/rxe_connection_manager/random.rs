@@ -1,4 +1,4 @@
-//! Random programs: connections come and go in any order, and what is connected works.
+//! Random programs: connections come and go in any order, and every established connection works.
 
 use std::collections::VecDeque;
 use std::thread;

@@ -1,4 +1,4 @@
-//! What is refused, by either side or before anything happens.
+//! Refusals: by either side, or before a request is sent.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What the kernel tells seldom: a device that goes away, an address that moves, and events that this
+//! Rare events of the kernel: a device that is removed, an address that moves, and events that this
 //! version does not know. Soft-RoCE does none of it, so the answers of `/dev/infiniband/rdma_cm` are
 //! replaced below librdmacm, where it asks for the next event.
 

@@ -1,4 +1,4 @@
-//! Event loops: nothing waits but one `poll` for all files.
+//! Event loops: the program waits only in one `poll` of all file descriptors.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Instant;

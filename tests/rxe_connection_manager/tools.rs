@@ -1,4 +1,4 @@
-//! Ours with rdma-core's own programs, on either end.
+//! Connections to and from rdma-core's own programs.
 
 use std::process::{Child, Command, Stdio};
 use std::thread;

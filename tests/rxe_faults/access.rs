@@ -1,5 +1,5 @@
-//! What a peer asks for without having the right to: it is refused, it is told so, and the memory that
-//! it asked for is what it was.
+//! A peer requests access without the right to it: the device refuses, the peer gets an error, and the memory
+//! stays unchanged.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! A program that gives up its privileges: the kernel then takes no more notice of its sends, though it
-//! has them in its queue.
+//! A program that drops its privileges: the kernel then refuses to process its sends, although they are in
+//! the queue.
 
 use std::thread;
 

@@ -1,5 +1,4 @@
-//! What the machine does not have: file descriptors, queue pairs. Locked memory is in
-//! `rxe_bad_input`.
+//! Limits that are reached: file descriptors, queue pairs. `rxe_bad_input` tests locked memory.
 
 use std::process::Command;
 use std::{env, fs, process};

@@ -1,6 +1,5 @@
-//! The table of faults (docs/reliability.md), as far as one machine with Soft-RoCE can produce them:
-//! what a peer may not do, what the machine does not have, and what happens to a program beside its
-//! work. To be run by `script/test rxe`, in the machine that `script/vm` starts.
+//! The faults of docs/reliability.md that one machine with Soft-RoCE can produce: forbidden accesses by a peer,
+//! limits of the machine, and signals and forks. To be run by `script/test rxe`, in the machine that `script/vm` starts.
 
 mod access;
 mod credentials;

@@ -1,5 +1,5 @@
-//! A completion queue with less room than there are completions, on the verbs layer. A channel's has room
-//! for all that it can post.
+//! A completion queue that is too small for the completions, on the verbs layer. A channel's queue has room
+//! for all that the channel can post.
 
 use std::time::{Duration, Instant};
 

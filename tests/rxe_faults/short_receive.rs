@@ -1,4 +1,4 @@
-//! A message that is longer than the receive that it finds.
+//! A message that is longer than its receive.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Load from many threads: what was posted is what completed or was flushed, each once, and what
-//! arrived is what was sent. To be run by `script/test rxe`, in the machine that `script/vm` starts;
+//! Load from many threads: every posted request completes or is flushed, exactly once, and the
+//! received data equals the sent data. To be run by `script/test rxe`, in the machine that `script/vm` starts;
 //! for longer than its 30 s by `script/soak`.
 
 #[path = "../support/figures.rs"]

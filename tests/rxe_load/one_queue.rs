@@ -1,4 +1,4 @@
-//! One queue pair with a thread at each end of it, and one completion queue with four.
+//! One queue pair with a sending and a receiving thread, and one completion queue with four threads.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

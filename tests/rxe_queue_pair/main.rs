@@ -1,5 +1,5 @@
-//! Queue pairs on Soft-RoCE: every operation it has, on every transport, in every way to post it, and
-//! every state it can be in. To be run by `script/test rxe`, in the machine of `script/vm`.
+//! Queue pairs on Soft-RoCE: every supported operation, on every transport, with every method to post it, and
+//! every state. To be run by `script/test rxe`, in the machine of `script/vm`.
 
 mod batches;
 mod operations;

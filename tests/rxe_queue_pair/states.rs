@@ -1,4 +1,4 @@
-//! Every state, and the way there.
+//! Every state and transition.
 
 use super::*;
 

@@ -1,9 +1,9 @@
 //! Random programs on Soft-RoCE, in the machine that `script/vm` starts: those of
-//! `tests/random_model`, where it is the kernel that counts the objects.
+//! `tests/random_model`; here the kernel counts the objects.
 //!
-//! They also run under valgrind there, a few of them as that takes long (step "rxe-memcheck" of
-//! `script/test`), with feature `valgrind`: without it, valgrind does not know what the kernel writes to
-//! memory, and takes all of that for undefined.
+//! A few of them also run under valgrind there, which is slow (step "rxe-memcheck" of
+//! `script/test`), with feature `valgrind`: without it, valgrind does not know which memory the kernel
+//! writes, and treats that memory as undefined.
 
 #[path = "../support/property_tests.rs"]
 mod property_tests;

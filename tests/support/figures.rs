@@ -1,4 +1,4 @@
-//! What the tests of faults have measured, for the table in `docs/reliability.md`.
+//! Prints the outcomes of the fault tests for `docs/reliability.md`.
 
 use std::io::Write as _;
 

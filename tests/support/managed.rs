@@ -1,4 +1,4 @@
-//! Two sides that the connection manager connects, on whatever devices the machine has: Soft-RoCE or
+//! Two sides that the connection manager connects, on the devices of the machine: Soft-RoCE or
 //! Soft-iWARP.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]

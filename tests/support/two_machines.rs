@@ -1,5 +1,5 @@
-//! What the tests between two machines have in common. Such a program runs in three places: on the
-//! host, where it is the test, and in the two machines that it starts there, where each plays a role.
+//! Shared code of the tests between two machines. Such a program runs in three places: on the
+//! host as the test, and in the two machines that the test starts, in one role each.
 
 #![allow(
     dead_code,

@@ -1,4 +1,4 @@
-//! What a test does to the device.
+//! How a test controls the device.
 
 use crate::{FunctionDevice, Progress, c_name, known, raw};
 use ibverbs::ffi;

@@ -1,6 +1,6 @@
 //! An RDMA device made of functions, for tests and benchmarks: no hardware, no kernel driver, no
-//! privileges. It is opened through the real, statically linked libibverbs, so what is tested takes
-//! the very path that it takes on hardware.
+//! privileges. It is opened through the real, statically linked libibverbs, so the tested code takes
+//! the same path as on hardware.
 //!
 //! There are two kinds:
 //!
@@ -10,7 +10,7 @@
 //!   their faults and their log work as in the other kind.
 //! * [`FunctionDevice::model`]: queue pairs (RC, UC, UD, XRC) of one device reach each other and really
 //!   move bytes, with keys, bounds, access flags, states, retries and sequence numbers checked as
-//!   hardware checks them. Thread-safe. All that can go wrong on hardware can be made to go wrong.
+//!   hardware checks them. Thread-safe. A test can provoke every fault that hardware can have.
 //!
 //! # A first test
 //!
@@ -34,8 +34,8 @@
 //!
 //! [`Progress`] says when the model executes what was posted: by default in every poll
 //! ([`Progress::OnPoll`]), so that a loop that polls one side drives both. With
-//! [`Progress::Manual`] nothing moves until [`step`](FunctionDevice::step): the state in between, with
-//! requests in flight, can be inspected at leisure. A request that finds no receive posted, or no
+//! [`Progress::Manual`] nothing is executed until [`step`](FunctionDevice::step): a test can inspect the state
+//! with requests in flight. A request that finds no receive posted, or no
 //! peer, spends one retry per step (or poll), not per unit of time; `rnr_retry` 7 waits for ever.
 //!
 //! Between execution and poll, completions can be [held](FunctionDevice::hold_completions) and
@@ -55,13 +55,13 @@
 //! device.fail("create_qp_ex").errno(libc::EOPNOTSUPP).always();
 //! ```
 //!
-//! # What was handed over
+//! # Recorded calls
 //!
-//! [`last_call`](FunctionDevice::last_call) has the structures that the latest call of a verb brought,
+//! [`last_call`](FunctionDevice::last_call) has the arguments of the latest call of a verb,
 //! [`posted`](FunctionDevice::posted) the latest work requests with their lists and inline data.
-//! [`violations`](FunctionDevice::violations) counts what no correct program does, such as
-//! deregistering a region under an outstanding request. To make such an error hurt (valgrind and
-//! AddressSanitizer see the access), [`stale_translation`](FunctionDevice::stale_translation) lets the
+//! [`violations`](FunctionDevice::violations) counts actions that no correct program takes, such as
+//! deregistering a region under an outstanding request. To turn such an error into an invalid access, which
+//! valgrind and AddressSanitizer report, [`stale_translation`](FunctionDevice::stale_translation) lets the
 //! device write through the addresses it saw when the request was posted.
 //!
 //! # How a device dies
@@ -70,7 +70,7 @@
 //! context makes the device forget the queue pairs and regions that were left in it, and it never
 //! touches their memory again; they count as live, and are freed with the device.
 //!
-//! # Not there
+//! # Limits
 //!
 //! The device is not in the list of `ibv_get_device_list`, and `ibv_open_device` opens it through
 //! [`FunctionDevice::open`] only. Partition keys are read from files that the build made, so

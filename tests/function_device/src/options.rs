@@ -1,4 +1,4 @@
-//! What a device is made with.
+//! The options of a device.
 
 use crate::{FunctionDevice, raw};
 

@@ -1,4 +1,4 @@
-//! What the device saw, and what it still has.
+//! The calls that the device recorded, and its live objects.
 
 use crate::{FunctionDevice, c_name, raw};
 use ibverbs::ffi;

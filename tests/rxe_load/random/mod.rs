@@ -1,5 +1,5 @@
-//! Random operations of random sizes over several connections at once, which end in good order or in
-//! the middle of it all, and begin anew.
+//! Random operations of random sizes over several connections at once. A connection ends regularly or in
+//! mid-transfer, and is then replaced by a new one.
 
 mod channels;
 mod verbs;

@@ -1,5 +1,5 @@
-//! One connection of queue pairs, on the verbs layer, where every request has a number of its own: each
-//! number that was posted must come back once, completed or flushed.
+//! One connection of queue pairs, on the verbs layer, where every request has a unique number: each
+//! posted number must come back once, completed or flushed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::thread;

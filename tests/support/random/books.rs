@@ -1,4 +1,4 @@
-//! What may come of each request: it completes once, in the order of its queue, with the right bytes;
+//! The allowed outcomes of each request: it completes once, in the order of its queue, with the right bytes;
 //! or it is lost in a reset or with its queue pair.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What a random program on channels consists of.
+//! The parts of a random program on channels.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

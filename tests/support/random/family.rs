@@ -1,5 +1,5 @@
-//! Which objects have to be there: those that are held, those that were forgotten, and the parents of
-//! either, which shared ownership keeps.
+//! The objects that must be live: those that are held, those that were forgotten, and the parents of
+//! both, which shared ownership keeps alive.
 
 /// What the devices count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

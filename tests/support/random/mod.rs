@@ -1,10 +1,10 @@
 //! Random programs: they create, connect, post, poll, forget, drop, close and reset in any order, and
 //! keep the contract of what is unsafe.
 //!
-//! On queue pairs: [`operations`] is what such a program consists of, [`world`] runs it, [`books`] know
-//! what may come of each posted request, and [`family`] which objects have to be there. On channels:
-//! [`episodes`], [`channels`], and [`scoped`] for what is done within a scope. Where they run is a
-//! [`Bed`].
+//! On queue pairs: a program consists of [`operations`], [`world`] runs it, [`books`] know
+//! the allowed outcomes of each posted request, and [`family`] knows the objects that must be live. On channels:
+//! [`episodes`], [`channels`], and [`scoped`] for the actions within a scope. A [`Bed`] is the device that
+//! they run on.
 
 pub(crate) mod books;
 pub(crate) mod channels;

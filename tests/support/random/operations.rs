@@ -1,4 +1,4 @@
-//! What a random program consists of.
+//! The operations of a random program.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Posting to queue pairs, and what comes of it.
+//! Posting to queue pairs, and the outcomes.
 
 use ibverbs::{
     ErrorKind, QueuePair, ReadWorkRequest, RemoteMemoryRegion, SendWorkRequest, WorkCompletion,

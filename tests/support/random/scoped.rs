@@ -1,4 +1,4 @@
-//! What is done within a scope.
+//! The actions of a random program within a scope.
 
 use std::mem::forget;
 

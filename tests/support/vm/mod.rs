@@ -1,5 +1,5 @@
-//! What the tests in the virtual machine of `script/vm` have in common: `rxe0` and `rxe1` are there,
-//! and the tests are root.
+//! Shared code of the tests in the virtual machine of `script/vm`, which has `rxe0` and `rxe1`. The tests run
+//! as root.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 

@@ -1,4 +1,4 @@
-//! This process, as the kernel sees it: what it has, and what can be done to it.
+//! This process as the kernel sees it: its resources, limits and signals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
