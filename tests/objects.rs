@@ -295,7 +295,7 @@ fn forks_are_announced_before_a_device_is_opened() {
         ForkStatus::Disabled => {
             let error = fork_init().unwrap_err();
             assert_eq!(error.raw_os_error(), libc::EINVAL);
-            assert!(error.to_string().contains("opened already"), "{error}");
+            assert!(error.to_string().contains("before any device is opened"), "{error}");
         }
         _ => fork_init().expect("there is nothing to do"),
     }

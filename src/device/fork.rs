@@ -51,7 +51,7 @@ pub fn fork_init() -> Result<()> {
     const VERB: &str = "ibv_fork_init";
     let opened = exclusive();
     if *opened && status() == ForkStatus::Disabled {
-        return Err(Error::invalid(VERB, "it comes too late: a device was opened already"));
+        return Err(Error::invalid(VERB, "call fork_init before any device is opened"));
     }
     // SAFETY: no other thread registers memory meanwhile, as no device was opened; or fork support is on
     // or unneeded, and this changes nothing.

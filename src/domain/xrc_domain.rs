@@ -72,10 +72,10 @@ impl<'ctx> XrcDomain<'ctx> {
             unsafe { Handle::new(VERB, ffi::ibv_open_xrcd(context.as_raw(), &mut attributes)) };
         let raw = raw.map_err(|error| match (scope, error.raw_os_error()) {
             (XrcDomainScope::NewFile(_), errno @ libc::EINVAL) => {
-                Error::with_reason(VERB, errno, "the file stands for an XRC domain already")
+                Error::with_reason(VERB, errno, "the file names an XRC domain already")
             }
             (XrcDomainScope::ExistingFile(_), errno @ libc::EAGAIN) => {
-                Error::with_reason(VERB, errno, "the file stands for no XRC domain")
+                Error::with_reason(VERB, errno, "the file names no XRC domain")
             }
             _ => error,
         })?;

@@ -285,7 +285,10 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
     ) -> Result<Self> {
         let domain = domain.into();
         if access.contains(AccessFlags::LOCAL_WRITE) {
-            return Err(Error::invalid(VERB, "what is borrowed to read cannot be written"));
+            return Err(Error::invalid(
+                VERB,
+                "memory that is borrowed for reading cannot be written",
+            ));
         }
         // SAFETY: the slice is borrowed for `'buf`, which the region keeps; the device gets no write
         // access.

@@ -195,7 +195,7 @@ impl RegionOptions {
     fn addressing(self, verb: &'static str) -> Result<(Option<u64>, AccessFlags)> {
         match (self.access.contains(AccessFlags::ZERO_BASED), self.iova) {
             (true, Some(1..)) => {
-                Err(Error::invalid(verb, "the region is to begin at 0, and elsewhere"))
+                Err(Error::invalid(verb, "ZERO_BASED and another iova exclude each other"))
             }
             (true, _) => Ok((Some(0), self.access.difference(AccessFlags::ZERO_BASED))),
             (false, iova) => Ok((iova, self.access)),

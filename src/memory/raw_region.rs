@@ -106,7 +106,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     ) -> Result<Self> {
         const VERB: &str = "ibv_reg_mr_iova";
         if access.contains(AccessFlags::ZERO_BASED) && iova != 0 {
-            return Err(Error::invalid(VERB, "the region is to begin at 0, and elsewhere"));
+            return Err(Error::invalid(VERB, "ZERO_BASED and another iova exclude each other"));
         }
         // SAFETY: the caller vouches for the memory.
         unsafe { Self::register(VERB, domain.into(), address, bytes, iova, access) }

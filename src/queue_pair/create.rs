@@ -150,8 +150,8 @@ impl<'res> QueuePairBuilder<'res> {
                     return Err(Error::invalid(VERB, "the XRC domain belongs to another context"));
                 }
                 if parents.srq.is_some() {
-                    let reason = "a receiving XRC queue pair takes no shared receive queue: its \
-                                  messages name theirs";
+                    let reason = "a receiving XRC queue pair takes no shared receive queue: each \
+                                  message names its own";
                     return Err(Error::invalid(VERB, reason));
                 }
             }

@@ -89,7 +89,7 @@ fn other_programs_and_other_versions_are_told_by_name() {
     let (greeting, _) = recorded(&rig);
     let reason = accepts(&rig, b"GET / HTTP/1.1\r\n\r\n", None, soon());
     assert!(matches!(reason, ExchangeError::Protocol(_)), "{reason}");
-    assert!(reason.to_string().contains("does not begin with \"ibverbs\""), "{reason}");
+    assert!(reason.to_string().contains("first bytes are not \"ibverbs\""), "{reason}");
 
     // A newer peer says more: it is read to its end, and gets our version.
     let mut newer = greeting;

@@ -126,7 +126,7 @@ impl fmt::Display for ConnectionError {
         let system = |errno: &i32| io::Error::from_raw_os_error(errno.saturating_abs());
         match self {
             Self::Verbs(error) => error.fmt(f),
-            Self::TimedOut => f.write_str("the time to connect is over"),
+            Self::TimedOut => f.write_str("the time limit for connecting has passed"),
             Self::NoAddress(errno) => {
                 write!(f, "no RDMA device reaches the address: {}", system(errno))
             }

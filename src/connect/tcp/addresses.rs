@@ -350,7 +350,7 @@ fn dial(address: impl ToSocketAddrs, deadline: Instant) -> Result<TcpStream, Exc
         Some(error) => ExchangeError::Io(error),
         None => ExchangeError::Io(io::Error::new(
             io::ErrorKind::NotFound,
-            "the name of the host stands for no address",
+            "the host name has no address",
         )),
     })
 }

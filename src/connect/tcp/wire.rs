@@ -49,7 +49,7 @@ impl Header {
     pub(super) fn parse(bytes: &[u8; HEADER]) -> Result<Self, ExchangeError> {
         let [name @ .., version, e0, e1, d0, d1] = bytes;
         if name != NAME {
-            let reason = "what it sent does not begin with \"ibverbs\"";
+            let reason = "its first bytes are not \"ibverbs\"";
             return Err(ExchangeError::Protocol(reason));
         }
         let length = |high, low| usize::from(u16::from_be_bytes([high, low]));
@@ -104,7 +104,7 @@ pub(super) fn greeting(
 
 /// The endpoint of a greeting.
 pub(super) fn endpoint(bytes: &[u8]) -> Result<QueuePairEndpoint, ExchangeError> {
-    read_endpoint(bytes).ok_or(ExchangeError::Protocol("its endpoint is not a valid one"))
+    read_endpoint(bytes).ok_or(ExchangeError::Protocol("its endpoint is not valid"))
 }
 
 fn read_endpoint(bytes: &[u8]) -> Option<QueuePairEndpoint> {
