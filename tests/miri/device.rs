@@ -14,30 +14,17 @@ use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ibverbs::ffi::*;
 
 static STATE: Mutex<State> = Mutex::new(State::new());
 static EAGER: AtomicBool = AtomicBool::new(false);
-/// What the next calls of a destroy verb, or of a move to a state, return.
-static DESTROY_FAILS: AtomicI32 = AtomicI32::new(0);
-static MODIFY_FAILS: AtomicI32 = AtomicI32::new(0);
 static POLLS_FAIL: AtomicU32 = AtomicU32::new(0);
 
 /// From now on a post executes what can be executed; otherwise only polls do.
 pub(crate) fn eager(on: bool) {
     EAGER.store(on, Ordering::SeqCst);
-}
-
-/// Every `ibv_destroy_qp` fails with this errno value; 0 ends it.
-pub(crate) fn fail_destroy_qp(errno: c_int) {
-    DESTROY_FAILS.store(errno, Ordering::SeqCst);
-}
-
-/// Every `ibv_modify_qp` fails with this errno value; 0 ends it.
-pub(crate) fn fail_modify_qp(errno: c_int) {
-    MODIFY_FAILS.store(errno, Ordering::SeqCst);
 }
 
 /// The next polls fail.
@@ -513,10 +500,13 @@ mod exported {
     }
 
     #[unsafe(no_mangle)]
-    unsafe extern "C" fn ibv_open_device(_: *mut ibv_device) -> *mut ibv_context {
+    unsafe extern "C" fn ibv_open_device(listed: *mut ibv_device) -> *mut ibv_context {
         // SAFETY: a context of zeros is valid; the operations that the crate calls are set.
         unsafe {
             let context = zeroed::<ibv_context>();
+            // The list may be freed first.
+            (*context).device = zeroed::<ibv_device>();
+            *(*context).device = *listed;
             (*context).cmd_fd = -1;
             (*context).async_fd = -1;
             (*context).num_comp_vectors = 1;
@@ -531,7 +521,10 @@ mod exported {
     #[unsafe(no_mangle)]
     unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
         // SAFETY: the context is given back once.
-        unsafe { free(context) };
+        unsafe {
+            free((*context).device);
+            free(context);
+        }
         0
     }
 
@@ -744,10 +737,6 @@ mod exported {
         attributes: *mut ibv_qp_attr,
         mask: c_int,
     ) -> c_int {
-        let errno = MODIFY_FAILS.load(Ordering::SeqCst);
-        if errno != 0 {
-            return errno;
-        }
         let mut state = lock();
         // SAFETY: the queue pair is live, and the attributes are those of the crate.
         unsafe {
@@ -792,10 +781,6 @@ mod exported {
 
     #[unsafe(no_mangle)]
     unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-        let errno = DESTROY_FAILS.load(Ordering::SeqCst);
-        if errno != 0 {
-            return errno;
-        }
         let mut state = lock();
         // SAFETY: the queue pair is given back once.
         unsafe {

@@ -124,7 +124,7 @@ pub(crate) fn w5_extended(rig: &mut Rig, operations: u64) -> Result<u64> {
                 for (wr_id, element) in (start..).zip(&elements) {
                     batch.send(wr_id, SendFlags::SIGNALED, std::slice::from_ref(element))?;
                 }
-                Ok(())
+                Ok::<_, ibverbs::Error>(())
             })?;
         }
         complete!(queue, completions, WINDOW, sum);
