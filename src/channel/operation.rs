@@ -172,8 +172,9 @@ impl Operation for Receive {
                 }
                 (*prepared).piece = *piece;
             } else {
-                (*request).sg_list = list.as_mut_ptr();
+                // The pointer last: any use of `list` after it would invalidate it.
                 (*request).num_sge = without_empty(list) as c_int;
+                (*request).sg_list = list.as_mut_ptr();
             }
             let Prepared { post_recv, queue_pair, .. } = *prepared;
             let returned = post_recv(queue_pair, request, &raw mut (*prepared).bad_receive);
@@ -272,8 +273,8 @@ impl<K: Kind> Operation for Request<K> {
                 (*prepared).piece = *piece;
                 (*request).num_sge = c_int::from(piece.length != 0);
             } else {
-                (*request).sg_list = list.as_mut_ptr();
                 (*request).num_sge = without_empty(list) as c_int;
+                (*request).sg_list = list.as_mut_ptr();
             }
             let flags = (*request).send_flags;
             if self.flags != 0 {
