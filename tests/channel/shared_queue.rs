@@ -312,7 +312,10 @@ fn a_queue_of_another_context_is_refused() {
         .sleep_after(1)
         .build()
         .unwrap_err();
-    assert!(error.to_string().contains("built with CompletionQueueBuilder::own_channel"), "{error}");
+    assert!(
+        error.to_string().contains("built with CompletionQueueBuilder::own_channel"),
+        "{error}"
+    );
 }
 
 #[test]
