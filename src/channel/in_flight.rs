@@ -141,7 +141,7 @@ impl Slot {
 /// The error when there is no memory for the table of a channel's operations.
 #[cold]
 pub(super) fn no_memory() -> Error {
-    let reason = "out of memory for the channel's table of operations";
+    let reason = "no memory for the channel's table of operations";
     Error::with_reason("ibv_create_qp", libc::ENOMEM, reason)
 }
 
