@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, PreparedChannel, ProtectionDomain, RemoteMemoryRegion, TransportError,
+    AccessFlags, Channel, MaxRnrRetries, PreparedChannel, ProtectionDomain, RemoteMemoryRegion,
+    TransportError,
 };
 use ibverbs_software::Device;
 
@@ -15,7 +16,7 @@ fn deadline() -> Instant {
 }
 
 fn prepare<'a>(domain: &'a ProtectionDomain<'a>) -> PreparedChannel<'a> {
-    domain.create_channel().build().unwrap()
+    domain.create_channel().max_rnr_retries(MaxRnrRetries::UNLIMITED).build().unwrap()
 }
 
 fn shake_hands<'a>(one: PreparedChannel<'a>, other: PreparedChannel<'a>) -> [Channel<'a>; 2] {
@@ -45,7 +46,8 @@ fn two_sides_connect_over_tcp_and_notice_when_the_other_is_gone() {
     });
     let context = Device::new().unwrap().open().unwrap();
     let domain = context.alloc_pd().unwrap();
-    let prepared = domain.create_channel().max_inline_data(16).build().unwrap();
+    let prepared = domain.create_channel().max_inline_data(16);
+    let prepared = prepared.max_rnr_retries(MaxRnrRetries::UNLIMITED).build().unwrap();
     let (mut channel, region) = prepared.connect(address, b"client", deadline()).unwrap();
     let remote = RemoteMemoryRegion::from_bytes(&region).unwrap();
     assert!(!channel.peer_is_gone().unwrap());

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, CompletionQueue, Context, ProtectionDomain, QueuePair, QueuePairType,
-    RemoteMemoryRegion, WorkCompletion,
+    AccessFlags, Channel, CompletionQueue, Context, MaxRnrRetries, ProtectionDomain, QueuePair,
+    QueuePairType, RemoteMemoryRegion, WorkCompletion,
 };
 use ibverbs_software::Device;
 
@@ -21,7 +21,11 @@ fn channels<'a>(
     other: &'a ProtectionDomain<'a>,
 ) -> [Channel<'a>; 2] {
     let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-    let prepare = |domain: &'a ProtectionDomain<'a>| domain.create_channel().access(access).build();
+    // However late a receive is posted.
+    let patient = MaxRnrRetries::UNLIMITED;
+    let prepare = |domain: &'a ProtectionDomain<'a>| {
+        domain.create_channel().access(access).max_rnr_retries(patient).build()
+    };
     let (one, other) = (prepare(one).unwrap(), prepare(other).unwrap());
     let endpoints = (one.endpoint(), other.endpoint());
     [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
