@@ -175,7 +175,7 @@ fn objects_go_at_once_whatever_became_of_their_events() {
             device.raise_about(context.as_raw(), error, queue.as_raw());
         }
     }
-    // Half of them are read, and nothing is done about them; the others stay where they are.
+    // Half of the events are read but not acted upon; the others stay unread in the file.
     for _ in 0..3 {
         events.wait().unwrap();
     }
@@ -191,8 +191,8 @@ fn objects_go_at_once_whatever_became_of_their_events() {
     device.assert_clean();
 }
 
-/// A queue with too little room for what is posted: what does not fit is lost, and that is told, of the
-/// queue and of all queue pairs that complete there.
+/// A queue that is too small for what is posted loses completions. The queue and every queue pair that
+/// completes there raise an event.
 #[test]
 fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
     const ROOM: u32 = 3;
@@ -225,7 +225,7 @@ fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
     assert_eq!(queue.poll(&mut slots).unwrap().len(), ROOM as usize);
     assert!(queue.poll(&mut slots).unwrap().is_empty());
     assert_eq!(pair.state().unwrap(), QueuePairState::Error);
-    // As the documentation of the event says: both are to go.
+    // The documentation of the event says that both have to be destroyed.
     drop(events);
     pair.close().unwrap();
     queue.close().unwrap();

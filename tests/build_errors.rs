@@ -10,7 +10,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// All that the build starts by name.
+/// Every program that the build starts.
 const TOOLS: &[&str] =
     &["ar", "as", "cc", "cmake", "ld", "make", "nm", "objcopy", "pkg-config", "python3"];
 
@@ -63,12 +63,12 @@ impl Machine {
         self
     }
 
-    /// The errors that the build ends with, after having done nothing.
+    /// The errors that the build script ends with. It must not have built anything before.
     fn errors(mut self) -> Vec<String> {
         let output = self.script.output().expect("the build script starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Cargo fails the build for the messages. To a script that fails as well it would add the
+        // Cargo fails the build for these messages. If the script failed too, cargo would also print its
         // whole output.
         assert!(output.status.success(), "{text}\n{stderr}");
         assert!(text.contains("cargo::error="), "the build went on:\n{text}\n{stderr}");
@@ -83,7 +83,7 @@ impl Machine {
 
 fn real_path_of(tool: &str) -> PathBuf {
     if tool == "python3" {
-        // The interpreter behind a wrapper, which would need further tools.
+        // The interpreter is called through a wrapper, and the wrapper would need further tools.
         let output = Command::new(tool).args(["-c", "import sys; print(sys.executable)"]).output();
         let path = String::from_utf8(output.expect("python3 starts").stdout).expect("a path");
         return path.trim().into();
@@ -95,7 +95,7 @@ fn real_path_of(tool: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("this machine has no {tool} itself"))
 }
 
-/// The newest of this package beside the folder that it wrote to for this test.
+/// The newest build script of this package, and the folder that it wrote to when it built this test.
 fn build_script() -> PathBuf {
     let folder = Path::new(env!("OUT_DIR")).ancestors().nth(2).expect("cargo's build folder");
     fs::read_dir(folder)
@@ -119,7 +119,7 @@ fn target() -> String {
     host.to_owned()
 }
 
-/// What cargo tells about the target and `cc` asks for.
+/// What cargo tells a build script about the target, and `cc` reads.
 fn target_configuration(target: &str) -> Vec<(String, String)> {
     let arch = target.split('-').next().unwrap_or_default();
     let env = target.rsplit('-').next().unwrap_or_default();
@@ -128,7 +128,7 @@ fn target_configuration(target: &str) -> Vec<(String, String)> {
         .to_vec()
 }
 
-/// One line, that names the thing, the Debian and the Fedora package.
+/// One line, which names the missing tool and the packages of Debian and Fedora.
 #[track_caller]
 fn assert_names(errors: &[String], what: &str, debian: &str, fedora: &str) {
     assert_eq!(errors.len(), 1, "{errors:#?}");
@@ -207,7 +207,7 @@ fn valgrind_headers() {
         .set("CARGO_FEATURE_VALGRIND", "1")
         .errors();
     assert_names(&errors[..1], "valgrind/memcheck.h is missing", "valgrind", "valgrind-devel");
-    // What it is for is said; and it is no reason to stop looking.
+    // The message says what the header is needed for. The other checks still run.
     assert!(errors[0].contains("feature `valgrind`"), "{errors:?}");
     assert_eq!(errors.len(), 2, "{errors:?}");
 }
@@ -224,7 +224,7 @@ fn libclang() {
     assert_names(&errors, "libclang is missing", "libclang-dev", "clang-devel");
 }
 
-/// docs.rs has libclang and needs nothing else, so nothing else may be asked for.
+/// docs.rs has libclang but no other tool, so the build for docs.rs may require nothing else.
 #[test]
 fn docs_rs_needs_libclang_alone() {
     let errors = Machine::without(

@@ -148,7 +148,7 @@ fn a_field_without_a_function_is_refused() {
     ) -> *mut ffi::ibv_cq_ex;
     static ORIGINAL: OnceLock<Create> = OnceLock::new();
 
-    /// Agrees to anything, and reads neither times nor immediates.
+    /// Accepts every queue, and provides neither times nor immediates.
     unsafe extern "C" fn forgetful(
         context: *mut ffi::ibv_context,
         attributes: *mut ffi::ibv_cq_init_attr_ex,
@@ -194,13 +194,13 @@ fn a_poll_ends_however_the_closure_does() {
 
     assert!(poller.poll(rest).is_empty());
     inject(&device, &queue, 1..=5);
-    // It leaves early: what was lent is taken, the rest is still there.
+    // The closure leaves early: completions that it was lent are taken, the rest stays.
     poller.poll(|completions| {
         assert_eq!(completions.next().unwrap().unwrap().wr_id(), 1);
     });
-    // It never asks: nothing is taken.
+    // The closure never asks for one: nothing is taken.
     poller.poll(|_| ());
-    // It panics.
+    // The closure panics.
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         poller.poll(|completions| {
             assert_eq!(completions.next().unwrap().unwrap().wr_id(), 2);
@@ -213,7 +213,7 @@ fn a_poll_ends_however_the_closure_does() {
     assert_eq!(queue.poll(&mut room).unwrap()[0].wr_id(), 3);
     poller.poll(|completions| {
         assert_eq!(rest(completions), [4, 5]);
-        // After the end a poll begins anew.
+        // After the end, a new poll can begin.
         inject(&device, &queue, [6]);
         assert_eq!(rest(completions), [6]);
         assert!(completions.next().unwrap().is_none());
@@ -262,7 +262,7 @@ fn a_forgotten_poller_hangs_nobody() {
     let mut second = queue.extended_poller().unwrap();
     inject(&device, &queue, [1, 2]);
     second.poll(|completions| {
-        // What ends the poll is not in what is lent.
+        // The completion that ends the poll is not among those lent.
         let _forgotten = ManuallyDrop::new(completions.next().unwrap());
     });
     std::mem::forget(second);

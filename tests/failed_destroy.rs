@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 
-/// What the resources of a context are made from: each shared, so that it would go with its last child.
+/// The parents of a context's resources: each shared, so that it would be destroyed with its last child.
 struct Parents {
     context: Arc<Context<'static>>,
     domain: Arc<ProtectionDomain<'static>>,
@@ -49,8 +49,7 @@ impl Parents {
 /// A resource, ended in one of two ways.
 type End = Box<dyn FnOnce(bool) -> Result<()>>;
 
-/// Makes a resource of which the verb with this name destroys the object, and which these verbs destroy
-/// the parents of.
+/// Makes a resource. The second name is the verb that destroys it, the list those that destroy its parents.
 type Case = (&'static str, fn(&Parents) -> End, &'static [&'static str]);
 
 macro_rules! end {
@@ -180,11 +179,11 @@ fn what_cannot_be_destroyed_is_leaked_with_its_shared_parents() {
                 let at = VERBS.iter().position(|verb| *verb == name).unwrap();
                 device.calls(name) - before[at]
             };
-            // The context is never closed. Those that the resource was not made from are destroyed.
+            // The context is never closed. Objects that are not parents of the leaked resource are destroyed.
             assert_eq!(called("free_context"), 0, "case {case}: {verb}");
             let ordinary = |name| u64::from(!parents.contains(&name));
             for name in ["destroy_srq", "destroy_cq", "dealloc_pd", "dealloc_td", "close_xrcd"] {
-                // A shared receive queue that is leaked leaks its domain, and so on.
+                // A shared receive queue that is leaked leaks its protection domain, and so on.
                 let expected = ordinary(name) + u64::from(name == verb);
                 assert_eq!(called(name), expected, "case {case}: {name} after {verb}");
             }
@@ -205,7 +204,7 @@ fn what_cannot_be_destroyed_is_leaked_with_its_borrowed_parents() {
     let other = domain.create_qp(&queue, &spared, kind).build().unwrap();
     device.fail("destroy_qp").errno(libc::EBUSY).times(1);
     drop(pair);
-    // The parents work on for whoever has them.
+    // Whoever else holds the parents can still use them.
     assert!(queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
     domain.allocate::<u8>(64).unwrap().close().unwrap();
     let endpoint = other.endpoint();
@@ -222,7 +221,7 @@ fn what_cannot_be_destroyed_is_leaked_with_its_borrowed_parents() {
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
 }
 
-/// A parent that is forgotten passes it on all the same.
+/// A parent that is forgotten leaks its own parents too.
 #[test]
 fn a_forgotten_parent_does_not_hide_the_failure() {
     let device = FunctionDevice::model();
@@ -258,11 +257,12 @@ fn a_channel_that_cannot_be_destroyed_is_leaked() {
         } else {
             drop(one);
         }
-        // The other one works on.
+        // The other channel still works.
         assert!(two.write_inline(&[], RemoteMemoryRegion::new(0, 0, 0).unwrap()).is_ok());
         drop((queue, two, domain, context));
         let calls = ["destroy_qp", "destroy_cq", "dealloc_pd", "free_context"];
-        // Of the queues: the shared one, or that of the other channel; and the shared one is not used.
+        // Completion queues: the shared one, or that of the other channel. Nobody uses the shared one any
+        // more.
         let queues = if shared { 0 } else { 2 };
         assert_eq!(calls.map(|verb| device.calls(verb)), [2, queues, 0, 0], "{closed} {shared}");
         assert_eq!(device.violations().0, 0, "{}", device.violations().1);

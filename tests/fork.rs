@@ -32,7 +32,7 @@ fn the_parent_goes_on_after_a_fork() {
     assert_eq!(unsafe { libc::waitpid(child, &mut how, 0) }, child);
     assert!(libc::WIFEXITED(how) && libc::WEXITSTATUS(how) == 0, "{how:#x}");
     assert!(region.iter().all(|&byte| byte == 9));
-    // A child that writes to registered memory writes to its own copy, or dies of it.
+    // A child that writes to registered memory writes to its own copy, or is killed.
     let address = region.as_mut_ptr();
     // SAFETY: the child writes to memory that is its own, if it has it, and ends.
     let child = unsafe { libc::fork() };

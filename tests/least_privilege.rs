@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 
-/// Hands out memory that is full of what others left in it, and looks at what comes back.
+/// Fills memory with bytes as earlier users would leave them, and looks at the memory when it is freed.
 struct Dirty;
 
 /// The address of a block that is watched, and what was in it when it was freed: bytes that are not
@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Dirty {
 #[global_allocator]
 static ALLOCATOR: Dirty = Dirty;
 
-/// One block is watched at a time.
+/// Only one block is watched at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
 /// How many bytes that are not zero were in the block at `address` when `free` freed it; `None` if it
@@ -70,7 +70,7 @@ fn the_heap_is_dirty_and_its_blocks_are_watched() {
     assert_eq!(left(block.as_ptr(), || drop(block)), Some(1));
 }
 
-/// Sizes on either side of where the heap ends and pages begin.
+/// Sizes that come from the heap, and sizes that come in pages.
 const SIZES: [usize; 6] = [1, 63, 4096, 100_000, (1 << 20) - 1, (1 << 20) + 1];
 
 #[test]
@@ -103,7 +103,7 @@ fn fresh_memory_is_zero_and_freed_memory_was_wiped() {
             assert_eq!(found, is_heap.then_some(0), "{size}");
         }
     }
-    // Of what could not be deregistered nothing goes back: the device may still use it.
+    // Memory that could not be deregistered is not given back: the device may still use it.
     for size in SIZES {
         let mut region = domain.allocate::<u8>(size).unwrap();
         region.fill(0x5a);
@@ -115,7 +115,7 @@ fn fresh_memory_is_zero_and_freed_memory_was_wiped() {
     }
 }
 
-/// A peer's device can reach nothing of the program but what is in the region.
+/// A peer's device reaches nothing of the program but the content of the region.
 #[test]
 fn nothing_else_is_within_a_region() {
     let device = FunctionDevice::model();
@@ -153,7 +153,7 @@ fn access_is_local_unless_asked_for() {
     assert_eq!(granted(), AccessFlags::empty());
     drop(domain.allocate_shared::<u8>(64, RegionOptions::new()).unwrap());
     assert_eq!(granted(), AccessFlags::LOCAL_WRITE);
-    // One is asked for, and one is granted.
+    // One right is requested, and only that one is granted.
     for access in PEERS.iter() {
         let asked = access | AccessFlags::REMOTE_WRITE;
         let region = domain.allocate_shared::<u8>(64, asked);
@@ -161,7 +161,7 @@ fn access_is_local_unless_asked_for() {
             assert_eq!(granted(), asked | AccessFlags::LOCAL_WRITE);
             drop(region);
         }
-        // What derefs is never for peers, however it is asked.
+        // Memory that can be seen as `&[T]` is never open to peers, whatever is requested.
         let calls = device.calls("reg_mr");
         assert!(domain.allocate_with::<u8>(64, RegionOptions::from(access)).is_err(), "{access:?}");
         assert!(BorrowedMemoryRegion::with_access(&domain, &mut memory, access).is_err());
@@ -197,8 +197,8 @@ fn queue_pairs_allow_nothing_but_sends_unless_asked() {
     assert_eq!(granted(), AccessFlags::empty());
 }
 
-/// It is `RemoteMemoryRegion` that carries an rkey. What a program writes to its log, or exchanges to
-/// connect, does not.
+/// Only `RemoteMemoryRegion` contains an rkey: no log output does, nor the endpoints that a program exchanges
+/// to connect.
 #[test]
 fn rkeys_are_in_remote_regions_only() {
     let device = FunctionDevice::model();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 
-/// Refuses what is as large as the current thread says, or larger.
+/// Refuses allocations of the current thread from a given size on.
 struct Limited;
 
 thread_local! {
@@ -61,7 +61,7 @@ fn a_region_without_memory_is_a_typed_error() {
     });
     assert_eq!(device.calls("reg_mr"), 0);
     domain.allocate::<u8>(size).unwrap().close().unwrap();
-    // No address has so many zeros.
+    // No address has that many trailing zeros.
     for alignment in [1 << 48, 1 << 56, 1 << 62] {
         for size in [8, 1 << 20] {
             refused(domain.allocate_with::<u8>(size, RegionOptions::new().alignment(alignment)));

@@ -116,7 +116,7 @@ fn an_xrc_domain_is_private_or_stands_for_a_file() {
     device.fail("open_xrcd").errno(libc::EOPNOTSUPP).times(1);
     let error = XrcDomain::open(&context, XrcDomainScope::Private).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    // What the kernel answers if there is one, or none.
+    // The kernel's answers if there is an export, and if there is none.
     for (scope, errno, text) in [
         (XrcDomainScope::NewFile(fd), libc::EINVAL, "an XRC domain already"),
         (XrcDomainScope::ExistingFile(fd), libc::EAGAIN, "no XRC domain"),
@@ -173,7 +173,7 @@ fn multicast_wants_a_datagram_queue_pair_and_a_group() {
     assert!(datagram.detach_multicast(group, 0).is_err(), "it left already");
     assert_eq!(device.calls("detach_mcast"), 2);
     datagram.close().unwrap();
-    // The kernel does not destroy what is still attached.
+    // The kernel does not destroy a queue pair that is still attached.
     for closed in [true, false] {
         let mut datagram = make(QueuePairType::UnreliableDatagram);
         datagram.attach_multicast(group, 0).unwrap();
@@ -239,7 +239,7 @@ fn an_address_handle_names_a_port_of_the_device() {
     let domain = context.alloc_pd().unwrap();
     let path = |port| AddressVector::new(port, 0).global(context.routable_gid(1).unwrap().gid, 1);
     for port in [0, 99] {
-        // What an earlier call has left, where a provider says nothing of why.
+        // The errno that an earlier call left, which must not be reported if a provider sets none.
         device.fail("create_ah").errno(libc::EAGAIN).times(1);
         let error = domain.create_ah(&path(port)).unwrap_err();
         assert_eq!(error.raw_os_error(), libc::EINVAL);
@@ -286,7 +286,7 @@ fn the_path_to_a_peer_has_what_the_network_needs() {
     );
 }
 
-/// libibverbs builds what it needs for forks without a lock: nobody may register memory meanwhile.
+/// libibverbs prepares for forks without a lock, so nobody may register memory meanwhile.
 #[test]
 fn forks_are_announced_before_a_device_is_opened() {
     let device = FunctionDevice::model();
@@ -301,8 +301,8 @@ fn forks_are_announced_before_a_device_is_opened() {
     }
 }
 
-/// The lesser objects, as a C library would make them: refused under a wrong parent, and taken over
-/// with all that belongs to them under the right one.
+/// Objects as a C library would make them: `from_raw` refuses the wrong parent, and takes over the object
+/// with the right one.
 #[test]
 fn objects_of_c_are_taken_over() {
     let device = Builder::model().limits(|limits| limits.on_demand = 1).build();

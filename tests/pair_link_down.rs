@@ -31,7 +31,7 @@ const ACK_RETRIES: MaxAckRetries = match MaxAckRetries::new(6) {
     Err(_) => unreachable!(),
 };
 
-/// How long the link is down, and what the sender is configured for.
+/// For how long the link is down, and the settings of the sender.
 struct Outage {
     down: Duration,
     ack_timeout: AckTimeout,
@@ -40,16 +40,16 @@ struct Outage {
 impl Outage {
     fn of(name: &str) -> Self {
         let (down, code) = match name {
-            // 2.1 s, seven times.
+            // 2.1 s per attempt, seven retries.
             "short" => (Duration::from_millis(500), 19),
-            // 134 ms, seven times.
+            // 134 ms per attempt, seven retries.
             "long" => (Duration::from_secs(8), 15),
             name => panic!("{name} is no outage"),
         };
         Self { down, ack_timeout: AckTimeout::new(code).unwrap() }
     }
 
-    /// How long the sender tries at least.
+    /// The shortest time for which the sender retries.
     fn retry_time(&self) -> Duration {
         self.ack_timeout.duration().unwrap() * (u32::from(ACK_RETRIES.value()) + 1)
     }
@@ -100,14 +100,14 @@ fn connect<'a>(prepared: ibverbs::PreparedChannel<'a>, peer: &mut Peer) -> Chann
     channel
 }
 
-/// Takes the link down; the device says so.
+/// Takes the link down; the device reports it.
 fn take_down(context: &Context<'_>, events: &AsyncEvents<'_>) {
     run("ip link set eth0 down");
     await_event(events, Kind::PortError);
     assert_ne!(context.query_port(1).unwrap().state(), PortState::Active);
 }
 
-/// Takes it up again, likewise.
+/// Takes the link up; the device reports it.
 fn take_up(events: &AsyncEvents<'_>) {
     run("ip link set eth0 up");
     await_event(events, Kind::PortActive);
@@ -187,7 +187,7 @@ fn send(outage: &Outage) {
                 let prepared = channel.reset().unwrap();
                 channel = connect(prepared, &mut peer);
                 let arrived = peer.exchange(());
-                // The answer to one may have been lost.
+                // The acknowledgement of one message may have been lost.
                 assert!(arrived == next || arrived == next + 1, "{arrived}, {next}");
                 next = arrived;
             }

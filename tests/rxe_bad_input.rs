@@ -19,7 +19,7 @@ use figures::figure;
 use vm::process::{Limit, as_nobody, pinned_kib};
 use vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time, resources, run, success};
 
-/// The error; its text has all of these.
+/// The error: its text contains all of these words.
 #[track_caller]
 fn error<T>(result: Result<T>, kind: ErrorKind, errno: i32, words: &[&str]) -> Error {
     let Err(error) = result else { panic!("it succeeded, and should have said {words:?}") };
@@ -29,13 +29,13 @@ fn error<T>(result: Result<T>, kind: ErrorKind, errno: i32, words: &[&str]) -> E
     error
 }
 
-/// That something is wrong with what was asked for.
+/// An error that says that an argument is wrong.
 #[track_caller]
 fn invalid<T>(result: Result<T>, words: &[&str]) -> Error {
     error(result, ErrorKind::InvalidInput, libc::EINVAL, words)
 }
 
-/// Runs a test with a context, a domain and a queue on rxe0, and sees that it left nothing.
+/// Runs a test with a context, a domain and a queue on rxe0, and checks that it leaves nothing behind.
 fn with_rxe0(test: impl FnOnce(&Context<'_>, &ProtectionDomain<'_>, &CompletionQueue<'_>)) {
     let _lock = one_at_a_time();
     let context = ibverbs::open("rxe0").unwrap();
@@ -77,7 +77,7 @@ fn the_device_file_may_not_be_opened() {
     let _lock = one_at_a_time();
     run("chmod 600 /dev/infiniband/uverbs*");
     as_nobody(|| {
-        // Listing is open to all.
+        // Everybody may list devices.
         let devices = ibverbs::devices().unwrap();
         let words = ["ibv_open_device", "/dev/infiniband/uverbs"];
         for device in &devices {
@@ -95,7 +95,7 @@ fn the_device_file_may_not_be_opened() {
 fn too_little_memory_may_be_locked() {
     const ROUNDS: u32 = 20;
     with_rxe0(|context, domain, queue| {
-        // The limit is not for root, as all other tests are.
+        // Root has no such limit, so this runs as another user.
         let limit = Limit::new(libc::RLIMIT_MEMLOCK, 64 << 10);
         let (locked, before) = (pinned_kib(), resources("rxe0"));
         let words = ["ibv_reg_mr", "RLIMIT_MEMLOCK"];
@@ -111,7 +111,7 @@ fn too_little_memory_may_be_locked() {
             }
             assert_eq!((pinned_kib(), resources("rxe0")), (locked, before), "nothing is leaked");
         });
-        // What was refused has taken nothing from what is allowed.
+        // Refused registrations do not count towards the limit.
         let (mut small, region) = as_nobody(|| {
             (domain.allocate::<u8>(100).unwrap(), domain.allocate::<u8>(32 << 10).unwrap())
         });
@@ -181,7 +181,7 @@ fn regions_of_impossible_lengths() {
         for len in [usize::MAX, usize::MAX / 8, isize::MAX as usize] {
             invalid(domain.allocate::<u64>(len), &["ibv_reg_mr", "longer than memory"]);
         }
-        // 64 TiB, which no machine gives, and 3 GiB, which this one has not.
+        // 64 TiB, which no machine has, and 3 GiB, which this one has not.
         let words = ["ibv_reg_mr"];
         for len in [64 << 40, 3 << 30] {
             error(domain.allocate::<u8>(len), ErrorKind::Resource, libc::ENOMEM, &words);
@@ -289,7 +289,7 @@ fn a_full_queue_says_so() {
         for posted in 0.. {
             // SAFETY: nothing is sent, and the memory outlives the queue pair.
             match unsafe { queue_pair.post_receive(&mut region, .., posted) } {
-                // Linux before 6.2 has room for more than it says.
+                // Linux before 6.2 has room for more entries than it reports.
                 Ok(()) => {
                     assert!(posted < 4 * u64::from(queue_pair.max_recv_wr()), "never full");
                 }
@@ -308,11 +308,11 @@ fn a_full_queue_says_so() {
 fn endpoints_that_cannot_be_reached() {
     with_rxe0(|_, domain, queue| {
         let number = 0x11;
-        // That of an InfiniBand port: it has a LID and no GID.
+        // The endpoint of an InfiniBand port: it has a LID and no GID.
         let infiniband = QueuePairEndpoint::new(number, 7, Gid::ZERO).unwrap();
         let words = ["ibv_modify_qp", "has no GID", "InfiniBand port?"];
         invalid(prepared(domain, queue).handshake(infiniband), &words);
-        // One in a network to which there is no route, one that nobody has.
+        // A GID in a network without a route, and one that nobody has.
         for gid in ["::ffff:203.0.113.9", "2001:db8:77::1", "::ffff:10.77.0.99"] {
             let endpoint = QueuePairEndpoint::new(number, 0, gid.parse().unwrap()).unwrap();
             let start = Instant::now();
@@ -348,7 +348,7 @@ fn a_serialised_endpoint_that_was_spoilt() {
                 Ok(other) => assert!(bit / 8 >= 4 && other != endpoint, "bit {bit}"),
             }
         }
-        // A wrong number that passes for one connects to nobody, and sends fail in the end.
+        // A wrong but valid number connects to no queue pair, and sends fail at last.
         let nobody = QueuePairEndpoint::new(endpoint.num() ^ 0x80_0000, 0, endpoint.gid()).unwrap();
         let region = domain.allocate::<u8>(64).unwrap();
         let mut queue_pair = prepared.handshake(nobody).unwrap();
@@ -384,9 +384,8 @@ fn the_port_is_down() {
         // SAFETY: the completion is polled below.
         unsafe { queue_pair.post_receive(&mut region, .., 1).unwrap() };
         run("ip link set nic9 down");
-        // What was posted before and what is posted now ends as flushed, and does not hang. For a send
-        // that it cannot hand to the network, Linux 6.1 has a reason of its own.
-        // SAFETY: the completion is polled below.
+        // Earlier and later requests end as flushed and do not hang. Linux 6.1 has another status for a send
+        // that it cannot hand to the network. SAFETY: the completion is polled below.
         unsafe { queue_pair.post_send(&region, .., 2).unwrap() };
         for completion in completions(&queue, 2) {
             let failed = completion.result().unwrap_err();

@@ -124,7 +124,7 @@ fn memory_is_worked_on_from_afar() {
     })
     .unwrap();
     assert_eq!((local[0], target.read_one(10).unwrap()), (7, 100));
-    // What the rkey does not allow: the peer's device says so, and the channel has to be reset.
+    // The rkey does not allow this: the peer's device reports it, and the channel has to be reset.
     let outside = ibverbs::RemoteMemoryRegion::new(remote.address() + 8192, 8, remote.rkey());
     let error = one.write_inline(&[0; 8], outside.unwrap()).unwrap_err();
     assert_eq!(error.work_error().unwrap().status(), WorkStatus::RemoteAccess);
@@ -158,7 +158,7 @@ fn what_never_arrives_ends_in_time() {
                 })
                 .unwrap_err()
                 .into(),
-            // It waits for a receive, with work of its own outstanding.
+            // It waits for a receive while it has other work outstanding.
             _ => one.send_deadline(&region.slice(..).unwrap(), soon).unwrap_err(),
         };
         assert_eq!(late, TransportError::TimedOut);
@@ -235,7 +235,7 @@ fn a_channel_sleeps_until_something_arrives() {
     nothing_is_left(sides);
 }
 
-/// What this process has used so far.
+/// The processor time of this process so far.
 fn cpu_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
@@ -288,7 +288,7 @@ fn an_unreliable_connection_carries_messages_too() {
         |side: &Side| side.builder().queue_pair_type(QueuePairType::UnreliableConnected);
     let (mut one, mut two) = connect(unreliable(&sides.0), unreliable(&sides.1));
     let mut region = sides.1.region(4);
-    // The receive is there before: nobody would send again.
+    // The receive is posted before the message comes, which nobody would send again.
     let received = two.scope(|s| {
         let receive = s.post_receive(region.slice_mut(..)?)?;
         one.send_inline(&[9; 32]).unwrap();

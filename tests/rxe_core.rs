@@ -48,7 +48,7 @@ fn a_device_opens_by_name_and_from_the_list() {
     assert!(resources("rxe1").contains("ctx 2"), "{}", resources("rxe1"));
     drop(from_list);
     drop(list);
-    // It needs no list to outlive it.
+    // An opened context does not need the list of devices.
     assert_eq!(by_name.query_device().unwrap().node_guid().to_string(), GUIDS[1].1);
     by_name.close().unwrap();
     assert_nothing_left("rxe1");
@@ -121,7 +121,7 @@ fn the_routable_gid_is_the_best_that_there_is() {
     run("rdma link delete rxe7; ip link delete nic7");
 }
 
-/// The state that the kernel says a queue pair is in, and the address that it was connected with.
+/// The state of the queue pair that the kernel reports, and the address that it was connected with.
 fn state(queue_pair: &QueuePair<'_>) -> (ffi::ibv_qp_state, ffi::ibv_qp_attr) {
     let mut attributes = ffi::ibv_qp_attr::default();
     let mut init = ffi::ibv_qp_init_attr::default();
@@ -181,7 +181,7 @@ fn settings_arrive_at_the_device() {
         .unwrap();
     let endpoint = prepared.endpoint();
     assert_eq!(endpoint.gid(), context.query_gid(1, 0).unwrap().gid);
-    // What only the peer can tell is set late.
+    // The attributes that only the peer knows are set late.
     let queue_pair = prepared
         .receive_psn(PacketSequenceNumber::new(0x123456).unwrap())
         .path_mtu(MaximumTransferUnit::Mtu512)
@@ -319,7 +319,7 @@ fn regions_hold_other_elements_than_bytes() {
     assert_eq!(*region, [0, u64::MAX - 5, 0, 0, 0, u64::MAX - 5, 0, 0]);
 }
 
-/// Everything that a connection needs, owned.
+/// All objects of a connection, owned.
 struct Server {
     queue_pair: QueuePair<'static>,
     region: MemoryRegion<'static, u8>,
@@ -388,14 +388,14 @@ fn everything_closes_in_order() {
     assert_nothing_left("rxe0");
 }
 
-/// Whether a `close` failed as it must.
+/// Whether a `close` failed, as it must.
 fn busy(result: Result<()>) {
     let Err(error) = result else { panic!("it is in use") };
     assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Busy, libc::EBUSY), "{error}");
 }
 
-/// Leaked objects go with the process (what they have mapped of the device keeps it open), so this
-/// test runs itself in another one.
+/// A leaked object keeps its mapping of the device, and ends with the process. So this test runs itself in a
+/// process of its own.
 #[test]
 fn what_is_in_use_does_not_close() {
     const CHILD: &str = "IBVERBS_TEST_LEAK";

@@ -61,7 +61,7 @@ fn registered_memory_is_pinned() {
     let region = sides.0.region(BYTES / 8);
     let with = process_resources().unwrap();
     assert_eq!(with.memory_regions, before.memory_regions + 1);
-    // Whole pages, of which the region may touch one more.
+    // Whole pages; the region may touch one more.
     let grown = with.pinned_bytes - before.pinned_bytes;
     assert!((BYTES as u64..=BYTES as u64 + 4096).contains(&grown), "{grown}");
     drop(region);

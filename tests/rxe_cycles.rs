@@ -15,7 +15,7 @@ use vm::channels::{ALL, Side, connect, deadline, nothing_is_left, sides};
 use vm::process::{kernel_kib, open_files, pinned_kib, resident_kib};
 use vm::{BASELINE, alone, assert_nothing_left, resources};
 
-/// What this process and the kernel hold.
+/// The resources of this process and of the kernel.
 #[derive(Clone, Copy)]
 struct Held {
     resident: u64,
@@ -26,8 +26,7 @@ struct Held {
 
 impl Held {
     fn now() -> Self {
-        // What the allocator keeps for later is no leak.
-        // SAFETY: it may be called at any time.
+        // Memory that the allocator keeps for later is not leaked. SAFETY: it may be called at any time.
         unsafe { libc::malloc_trim(0) };
         Self {
             resident: resident_kib(),
@@ -37,18 +36,18 @@ impl Held {
         }
     }
 
-    /// Whether the process has more memory than `self` says, beyond what an allocator may keep.
+    /// Whether the process has grown since `self` by more than an allocator may keep.
     fn has_grown(&self, now: &Self) -> bool {
         now.resident > self.resident + 1024
     }
 
-    /// Nothing has grown from `self` on, but for a little that an allocator cannot give back.
+    /// Nothing has grown since `self`, except for what an allocator cannot give back.
     fn assert_flat(self, what: &str) -> String {
         let now = Self::now();
         assert_eq!((now.files, now.pinned), (self.files, self.pinned), "{what}");
         let (before, after) = (self.resident, now.resident);
         assert!(!self.has_grown(&now), "{what}: resident from {before} to {after} KiB");
-        // Others use the kernel's memory too.
+        // Other programs use the kernel's memory too.
         let grown = now.kernel.saturating_sub(self.kernel);
         assert!(grown <= 16 * 1024, "{what}: the kernel's memory has grown by {grown} KiB");
         format!(
@@ -59,7 +58,7 @@ impl Held {
     }
 }
 
-/// Sends `bytes` from one to the other, which must be those that come.
+/// Sends `bytes` from one to the other, and compares what arrives.
 fn transfer(
     one: &mut Channel<'_>,
     two: &mut Channel<'_>,
@@ -108,7 +107,7 @@ fn a_thousand_connections_one_after_the_other() {
     let took = start.elapsed();
     let now = Held::now();
     if held.has_grown(&now) {
-        // That can happen once, as when the kernel makes a huge page of a stack. A leak goes on.
+        // Growth can happen once, as when the kernel makes a huge page of a stack. A leak continues.
         eprintln!("resident from {} to {} KiB: once more", held.resident, now.resident);
         held = now;
         (0..CYCLES).for_each(cycle);
@@ -163,12 +162,12 @@ fn five_hundred_queue_pairs_at_once() {
     const ROUNDS: usize = 2;
     let _alone = alone("500 queue pairs", 250);
     let sides = sides();
-    // The pieces that an allocator is left with do not fit together at first.
+    // The allocator's free blocks are fragmented at first.
     for _ in 0..2 {
         all_at_once(PAIRS, &sides);
     }
     let held = Held::now();
-    // A kilobyte for each queue pair that is lost would show.
+    // A leak of a kilobyte per queue pair would show.
     let took = [(); ROUNDS].map(|()| all_at_once(PAIRS, &sides)).into_iter().sum::<Duration>();
     let flat = held.assert_flat("500 queue pairs");
     nothing_is_left(sides);

@@ -10,7 +10,7 @@ use ibverbs::{
 use vm::{assert_nothing_left, completions, one_at_a_time, run, success};
 
 const QKEY: u32 = 0x1234;
-/// What lies before a datagram in its receive.
+/// The bytes before a datagram in its receive buffer.
 const ROUTE: usize = 40;
 
 struct Side<'a> {

@@ -121,7 +121,7 @@ fn shared_memory_is_read_written_and_counted_in() {
 fn slices_of_the_callers_are_sent_and_received() {
     with_rxe0(|_, domain, queue| {
         let mut queue_pair = to_itself(domain, queue);
-        // Read-only in the strict sense: this is in a read-only segment.
+        // Memory that really cannot be written: it is in a read-only segment.
         static TEXT: [u8; 5000] = [0x5a; 5000];
         let (mut on_stack, mut on_heap) = ([0_u8; 3000], vec![0_u16; 1000]);
         {
@@ -174,7 +174,7 @@ fn raw_memory_is_what_was_mapped() {
             assert_eq!(seen, b"a message");
             drop(region);
 
-            // The kernel pins what it registers: it says so when there is nothing.
+            // The kernel pins what it registers, and fails if there is nothing to pin.
             libc::munmap(mapped, bytes);
             let error = domain.register_raw(address, bytes, access).unwrap_err();
             assert_eq!(error.raw_os_error(), libc::EFAULT, "{error}");
@@ -220,14 +220,14 @@ fn a_window_opens_a_part_of_a_region() {
             assert_ne!(moved.rkey(), remote.rkey());
             assert_eq!(write(&mut peer, &[from], moved), WorkStatus::Success);
             assert_eq!(region.slice(200..208).unwrap().to_vec(), b"12345678");
-            // The former key opens nothing any more.
+            // The earlier key opens nothing any more.
             assert_eq!(write(&mut peer, &[from], remote), WorkStatus::RemoteAccess);
         }
     });
 }
 
-/// Soft-RoCE compares accesses with the bounds of the region, not with those of the window: what lies
-/// beyond is tested elsewhere.
+/// Soft-RoCE compares accesses with the bounds of the region, not of the window. Accesses beyond the window
+/// are tested on the function device.
 #[test]
 fn a_window_opens_for_its_access_only() {
     with_rxe0(|_, domain, queue| {
@@ -262,8 +262,8 @@ fn a_region_under_a_window_does_not_deregister() {
         let raw = region.as_raw();
         let binding = WindowBinding::new(&region, .., AccessFlags::REMOTE_READ).unwrap();
         bind!(queue_pair, window, binding);
-        // What the borrow checker keeps a program from doing; the kernel does not let it either.
-        // SAFETY: the region is live, and it stays so since this fails.
+        // The borrow checker prevents this, and so does the kernel. SAFETY: the region is live, and stays so
+        // since this fails.
         let error = unsafe { ibverbs::ffi::ibv_dereg_mr(raw) };
         assert_eq!(error, libc::EINVAL);
         window.close().unwrap();
@@ -292,12 +292,12 @@ fn a_window_goes_before_its_queue_pair_quickly() {
 fn not_imported(context: &Context<'_>) -> ibverbs::Error {
     let copy = context.command_fd().try_clone_to_owned().unwrap().as_raw_fd();
     let error = Context::import(context.command_fd()).unwrap_err();
-    // SAFETY: the copy has the lowest number that was free, for the other tests are waiting.
+    // SAFETY: the copy has the lowest free number, since the other tests are waiting.
     drop(unsafe { OwnedFd::from_raw_fd(copy) });
     error
 }
 
-/// What Soft-RoCE does not have comes out as such, and breaks nothing.
+/// What Soft-RoCE does not support gives an error and has no other effect.
 #[test]
 fn what_is_not_there_is_unsupported() {
     with_rxe0(|context, domain, _| {
@@ -340,8 +340,8 @@ fn what_is_not_there_is_unsupported() {
     });
 }
 
-/// Root is not limited, and what it gives up it does not get back: this test runs itself once more, in a
-/// process with less rights.
+/// Root is not limited, and cannot take rights back that it has given up. So this test runs itself in a
+/// process with fewer rights.
 #[test]
 fn locked_memory_is_limited() {
     const CHILD: &str = "IBVERBS_TEST_MAY_NOT_LOCK_MEMORY";

@@ -24,14 +24,14 @@ const LENGTH: usize = 4096;
 /// How long a transfer runs before anything happens to it.
 const A_WHILE: Duration = Duration::from_millis(300);
 
-/// A network cable of its own, with an RDMA device at either end.
+/// A network cable of its own, with an RDMA device at each end.
 struct Cable {
     number: u8,
 }
 
 impl Cable {
-    /// The same as `script/vm` has from the start, and with the same rules: packets of RDMA stay on
-    /// the cable, though both ends are of this machine.
+    /// Set up as by `script/vm`, with the same rules: packets of RDMA stay on the cable, though both ends are
+    /// on this machine.
     fn new(number: u8) -> Self {
         let cable = Self { number };
         let mut commands = format!("link add w{number}a type veth peer name w{number}b\n");
@@ -63,7 +63,7 @@ impl Cable {
         10 + 2 * self.number + address
     }
 
-    /// The ways from end to end, which go when a link does.
+    /// The routes from end to end, which disappear when a link goes down.
     fn route(&self) {
         let number = self.number;
         let mut commands = String::new();
@@ -106,7 +106,7 @@ fn fill(numbers: &mut [u64], message: u64) {
     }
 }
 
-/// How one side of a transfer ended.
+/// The end of one side of a transfer.
 #[derive(Debug)]
 struct End {
     messages: u64,
@@ -145,7 +145,7 @@ fn receive(channel: &mut Channel<'_>, sink: &mut MemoryRegion<'_, u64>) -> End {
     unreachable!()
 }
 
-/// Transfers, and takes something away meanwhile; says how that ended for either side.
+/// Transfers, and takes something away meanwhile; returns how each side ended.
 fn transfer(
     channels: (&mut Channel<'_>, &mut Channel<'_>),
     domains: &[ProtectionDomain<'_>; 2],
@@ -161,10 +161,10 @@ fn transfer(
         let gone = Instant::now();
         (sender.join().unwrap(), receiver.join().unwrap(), gone)
     });
-    // What was acknowledged was received, and checked there.
+    // Messages that were acknowledged were received, and checked there.
     assert!(sender.messages > 0, "{sender:?}");
     assert!(receiver.messages >= sender.messages, "{receiver:?} {sender:?}");
-    // The device told the sender; it did not run into its own deadline.
+    // The error came from the device; the sender did not reach its own deadline.
     assert!(sender.error.work_error().is_some(), "{sender:?}");
     format!(
         "after {} messages the sender got {} within {:.2} s, the receiver {}",
@@ -175,7 +175,7 @@ fn transfer(
     )
 }
 
-/// A message there.
+/// One message each way.
 fn works(channels: (&mut Channel<'_>, &mut Channel<'_>), domains: &[ProtectionDomain<'_>; 2]) {
     let mut source = domains[0].allocate::<u64>(LENGTH).unwrap();
     let mut sink = domains[1].allocate::<u64>(LENGTH).unwrap();
@@ -255,7 +255,7 @@ fn the_address_is_removed() {
         await_event(&events, Kind::GidChange);
         let calls = call_everything(&contexts[0], &domains[0]);
         let before = contexts[0].gid_table().unwrap().len();
-        // It comes back, and where it was is something else by now.
+        // The device comes back, and its index in the table belongs to something else by now.
         run("ip addr add 10.90.1.3/24 dev w1a; ip addr add 10.90.1.1/24 dev w1a");
         await_event(&events, Kind::GidChange);
         while contexts[0].gid_table().unwrap().len() < before + 2 {
@@ -286,7 +286,7 @@ fn the_network_device_is_deleted() {
         let (mut one, mut two) =
             handshake(builder(&domains[0]).build().unwrap(), builder(&domains[1]).build().unwrap());
         let ended = transfer((&mut one, &mut two), &domains, || {
-            // The command may wait until the program lets go.
+            // The command may wait until the program closes the device.
             run("ip link delete w2a </dev/null >/dev/null 2>&1 &");
         });
         await_event(&events, Kind::GidChange);
@@ -296,7 +296,7 @@ fn the_network_device_is_deleted() {
         drop((one, two));
         (outcome, start.elapsed())
     };
-    // Nothing of ours keeps the devices there.
+    // None of our objects keeps the devices there.
     let start = Instant::now();
     while ibverbs::devices().unwrap().iter().any(|device| device.name().starts_with("r2")) {
         assert!(start.elapsed() < PATIENCE, "the devices do not go");
@@ -308,7 +308,7 @@ fn the_network_device_is_deleted() {
     );
 }
 
-/// Calls what can be called on a device that has lost its network; says which calls fail, how.
+/// Makes every call that is possible on a device whose network is gone. Returns which calls fail, and how.
 fn call_everything(context: &Context<'_>, domain: &ProtectionDomain<'_>) -> String {
     let queue = context.create_cq(4);
     let calls: [(&str, Result<(), ibverbs::Error>); 9] = [

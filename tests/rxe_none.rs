@@ -18,7 +18,7 @@ fn there_is_no_device() {
     assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::NotFound, libc::ENODEV));
     assert!(error.to_string().contains("no RDMA device of that name"), "{error}");
 
-    // Devices of a list that is older still have their names, but do not open.
+    // Devices of an earlier list still have their names, but do not open.
     for device in &before {
         assert!(device.name().starts_with("rxe"));
         let error = device.open().unwrap_err();

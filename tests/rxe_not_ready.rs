@@ -24,7 +24,8 @@ const TIMER: MinRnrTimer = match MinRnrTimer::new(26) {
     Err(_) => unreachable!(),
 };
 const RETRIES: u8 = 4;
-/// 537 ms: on Soft-RoCE the time that the other is not ready counts as time without an answer too.
+/// 537 ms: on Soft-RoCE the time in which the peer is not ready also counts as time without an
+/// acknowledgement.
 const ACK_TIMEOUT: AckTimeout = match AckTimeout::new(17) {
     Ok(timeout) => timeout,
     Err(_) => unreachable!(),
@@ -89,7 +90,7 @@ fn a_queue_pair_gives_up_after_so_many_tries() {
         assert_eq!(one.state().unwrap(), QueuePairState::Error);
         assert!(sink.iter().all(|&byte| byte == 0));
 
-        // Both begin again, with a receive.
+        // Both connect again, with a receive posted.
         let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
         vm::time_wait();
         let (to_one, to_two) = (one.endpoint(), two.endpoint());
@@ -126,8 +127,7 @@ fn builder<'a>(domain: &'a ProtectionDomain<'_>, retries: u8) -> ChannelBuilder<
         .sleep_after(100)
 }
 
-/// Sends a message from one to two, whose receive comes after such a time; says how long sending
-/// took.
+/// Sends a message from one to two, which posts its receive after `delay`. Returns how long sending took.
 fn late(
     domains: &[ProtectionDomain<'_>; 2],
     one: &mut Channel<'_>,
@@ -153,7 +153,7 @@ fn late(
     })
 }
 
-/// On what all these figures were taken.
+/// The machine on which these figures were measured.
 #[test]
 fn the_kernel_is_known() {
     let kernel = vm::run("uname -r");
@@ -203,7 +203,7 @@ fn unlimited_tries_end_at_the_deadline() {
         let unlimited = MaxRnrRetries::UNLIMITED.value();
         let prepare = |side: usize| builder(&domains[side], unlimited).build().unwrap();
         let (mut one, mut two) = handshake(prepare(0), prepare(1));
-        // More than any finite number of tries takes.
+        // More retries than any finite count allows.
         let long = configured(unlimited + 2);
         let waited = late(&domains, &mut one, &mut two, long);
         assert!(waited >= long);

@@ -64,7 +64,7 @@ fn two_queue_pairs_share_their_receives_and_the_limit_is_told() {
             assert!(region[slot * 64..slot * 64 + 32].iter().all(|&byte| byte == 0xa5), "{slot}");
             assert!(region[slot * 64 + 32..slot * 64 + 64].iter().all(|&byte| byte == 0), "{slot}");
         }
-        // Both queue pairs may have told before that they can receive.
+        // Both queue pairs may already have raised the event that connections are established.
         let limit = loop {
             let event = events.wait_timeout(vm::PATIENCE).unwrap();
             if event.kind() == AsyncEventKind::SharedReceiveQueueLimit {

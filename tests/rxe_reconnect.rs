@@ -35,7 +35,7 @@ fn a_message_of_the_old_peer_is_not_received() {
         thread::sleep(Duration::from_secs(1));
         let (mut b, mut new) = handshake(prepared, new);
         threads.spawn(move || {
-            // The old peer repeats its message about twice a second: let it be the first.
+            // The old peer repeats its message about twice a second. Wait until it has done so first.
             thread::sleep(Duration::from_secs(2));
             for number in FRESH..FRESH + MESSAGES {
                 fresh[0] = number;
@@ -90,7 +90,7 @@ fn a_late_acknowledgement_of_the_old_peer_completes_nothing() {
     let _slow = SlowWire::new();
     let builder = |side: usize| {
         let side = if side == 0 { &sides.0 } else { &sides.1 };
-        // Nothing is sent again because of the delay.
+        // Long enough that nothing is sent again because of the delay.
         side.builder().ack_timeout(AckTimeout::new(20).unwrap())
     };
     for round in 0..5 {
@@ -103,7 +103,7 @@ fn a_late_acknowledgement_of_the_old_peer_completes_nothing() {
         assert_eq!(late, TransportError::TimedOut);
         let (mut b, new) = handshake(b.reset().unwrap(), builder(1).build().unwrap());
         assert_ne!(b.number(), number);
-        // The new peer has no receive: nothing can complete this.
+        // The new peer has no receive, so nothing can complete this.
         let result = b.send_inline_deadline(b"", Instant::now() + 2 * DELAY);
         assert_eq!(result.unwrap_err(), TransportError::TimedOut, "round {round}");
         drop((b, old, new));

@@ -189,7 +189,7 @@ fn refusals_and_deadlines() {
         let error = connect(address, &[0; 253]).err().unwrap();
         assert!(error.to_string().contains("is 253"), "{error}");
 
-        // Nobody answers within the time.
+        // Nobody answers within the deadline.
         let device = Device::named("siw0");
         let route = Route::resolve(address, TIME).unwrap();
         let start = Instant::now();
@@ -229,7 +229,7 @@ fn a_hundred_connections_leave_nothing() {
     nothing_is_left();
 }
 
-/// A channel that is not connected cannot be forgotten in the kernel either.
+/// The kernel does not keep a reference to a channel that is not connected.
 #[test]
 fn what_is_prepared_and_dropped_is_gone() {
     let _alone = alone("prepared", 60);
@@ -241,7 +241,7 @@ fn what_is_prepared_and_dropped_is_gone() {
     let route = Route::resolve(address, TIME).unwrap();
     let wrong = Channel::builder(&device.domain).port(1).build().unwrap();
     drop(route.prepare(wrong).map_err(|(.., error)| error).unwrap().start(b"").unwrap());
-    // The request of a peer that has gone may be there or not.
+    // The request of a peer that has gone may or may not be there.
     drop(listener.next_timeout(Duration::from_millis(500)));
     drop((listener, device));
     nothing_is_left();

@@ -9,7 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Keeps the events as text; panics at each, if asked to.
+/// Keeps the events as text, or panics at each if told to.
 #[derive(Clone, Default)]
 struct Events {
     lines: Arc<Mutex<Vec<(Level, String)>>>,
@@ -50,13 +50,13 @@ impl Subscriber for Events {
 }
 
 impl Events {
-    /// What came since the last time.
+    /// The events since the last call.
     fn take(&self) -> Vec<(Level, String)> {
         std::mem::take(&mut self.lines.lock().unwrap())
     }
 }
 
-/// A channel whose peer is itself: a message that fails, and what comes of it.
+/// A channel that is connected to itself, a message that fails, and the events of that.
 fn life_of_a_channel(events: &Events) -> [Vec<(Level, String)>; 4] {
     let device = FunctionDevice::model();
     let context = device.context();

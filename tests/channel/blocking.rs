@@ -23,7 +23,7 @@ fn messages_arrive_with_length_and_immediate() {
             one.send_with_immediate(&outgoing.slice(8..16).unwrap(), 0xdead_beef).unwrap();
             one.send_with_immediate(&(), 7).unwrap();
             one.send_inline(b"no region needed").unwrap();
-            // What is prepared for all sends is as it was.
+            // The request that is prepared for all sends is unchanged.
             one.send(&outgoing.slice(..48).unwrap()).unwrap();
         });
         let mut receive = |at: usize| {
@@ -95,7 +95,7 @@ fn one_sided_operations_need_nobody_on_the_other_side() {
     one.compare_swap(&mut old, counter, 104, 2).unwrap();
     assert_eq!((old[0], target.read_one(0).unwrap()), (1, 1));
 
-    // A region that peers access is as good on this side.
+    // A region that peers may access is also a buffer on this side.
     let near = pair.shared(4);
     let mut slice = near.slice(..).unwrap();
     pair.one.read(&mut slice, remote.sub_region(16, 32).unwrap()).unwrap();
@@ -150,7 +150,7 @@ fn bad_input_is_refused_before_the_device_sees_it() {
     let short = remote.sub_region(8, 4).unwrap();
     check(one.fetch_add(&mut eight, short, 1), "within 0..=4");
     assert_eq!(pair.device.calls("post_send"), 0);
-    // The channel is none the worse for it.
+    // The channel still works.
     pair.one.read(&mut region.slice_mut(..16).unwrap(), remote).unwrap();
     drop((target, region));
     pair.finish();
@@ -253,7 +253,7 @@ fn a_deadline_that_has_passed_takes_what_is_there() {
     let region = pair.region(8, 0);
     let past = Instant::now() - Duration::from_millis(1);
     let target = pair.shared(1);
-    // The device carries it out in the first poll.
+    // The device executes it in the first poll.
     pair.one.write_deadline(&region.slice(..).unwrap(), target.remote(), past).unwrap();
     let error = pair.one.send_deadline(&region.slice(..).unwrap(), past).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
@@ -273,7 +273,7 @@ fn every_blocking_method_has_a_deadline() {
     one.read_deadline(&mut bytes, remote, later).unwrap();
     one.compare_swap_deadline(&mut bytes, remote, 0, 1, later).unwrap();
     one.fetch_add_deadline(&mut bytes, remote, 1, later).unwrap();
-    // These need the peer, which does nothing.
+    // These wait for the peer, which does nothing.
     let time_out = |call: &mut dyn FnMut(&mut Channel<'_>) -> TransportError| {
         let mut fresh = Pair::new();
         assert_eq!(call(&mut fresh.one), TransportError::TimedOut);
@@ -289,7 +289,8 @@ fn every_blocking_method_has_a_deadline() {
     pair.finish();
 }
 
-/// Sequence numbers and the MTU may be agreed on after the queue pair was made, and anew each time.
+/// Sequence numbers and the MTU may be set after the queue pair was created, and set again for each
+/// connection.
 #[test]
 fn what_is_agreed_with_the_peer_is_set_before_the_handshake() {
     let pair = Pair::new();

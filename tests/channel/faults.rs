@@ -65,7 +65,7 @@ fn a_peer_without_the_right_to_it_changes_nothing() {
                 2 => channel.compare_swap(&mut local.slice_mut(..).unwrap(), target, 0x77, 1),
                 _ => channel.read(&mut local.slice_mut(..).unwrap(), target),
             };
-            // What is closed to writers may be read; atomics have to be aligned.
+            // A peer may read what it may not write. Atomics must be aligned.
             let unaligned = target.address() % 8 != 0 && (request == 1 || request == 2);
             if unaligned || request == 3 && target.rkey() == closed.rkey() {
                 continue;

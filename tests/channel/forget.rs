@@ -8,14 +8,14 @@ use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{ALL, Pair, builder, connect, domain};
 
-/// A device that goes on writing where it was told to, whether or not the region is still there.
+/// A device that writes where requests told it to, whether or not the region still exists.
 fn relentless() -> FunctionDevice {
     let device = FunctionDevice::model();
     device.stale_translation(true);
     device
 }
 
-/// What may be forgotten, each as a bit.
+/// What the test may forget, one bit each.
 const HANDLES: u32 = 1;
 const CHANNEL: u32 = 2;
 const REGION: u32 = 4;
@@ -53,7 +53,7 @@ fn anything_may_be_forgotten_in_any_order() {
                 Err::<(), _>(TransportError::TimedOut)
             });
             outcome.unwrap_err();
-            // The scope has ended: all of these are free.
+            // The scope has ended: all slices can be used again.
             let mut ends: Vec<Box<dyn FnOnce()>> = vec![
                 Box::new(move || forget_if(what & CHANNEL != 0, two)),
                 Box::new(move || forget_if(what & REGION != 0, (sink, target))),
@@ -67,7 +67,7 @@ fn anything_may_be_forgotten_in_any_order() {
             }
             for end in ends {
                 end();
-                // What is still posted somewhere is carried out now.
+                // Execute what is still posted.
                 device.run();
             }
             assert_eq!(device.violations().0, 0, "{what} {order}: {}", device.violations().1);
@@ -98,8 +98,8 @@ fn prepared_and_reset_channels_may_be_forgotten() {
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
 }
 
-/// Late writes, as the function device makes them, would be seen: the region is freed while the device
-/// still has it, which only `unsafe` can do.
+/// Late writes by the function device would be seen: the region is freed while the device still uses it,
+/// which only `unsafe` can do.
 #[test]
 fn the_device_would_tell() {
     let device = relentless();

@@ -31,7 +31,7 @@ fn filled(pool: &BufferPool, byte: u8) -> PooledBuffer {
     buffer
 }
 
-/// Has the device done everything, and lets the channels see it.
+/// Executes everything, and lets both channels poll the completions.
 fn finish_all(pair: &mut Pair) {
     pair.device.run();
     for channel in [&mut pair.one, &mut pair.two] {
@@ -143,7 +143,7 @@ fn a_dropped_handle_gives_its_buffer_back_after_the_completion() {
                 finish_all(&mut pair);
             }
             assert_eq!(pool.available(), CHUNKS);
-            // The places in the queues are free too.
+            // The slots in the queues are free too.
             pair.device.progress(Progress::OnPoll);
             for _ in 0..8 {
                 pair.exchange();
@@ -276,7 +276,7 @@ fn tokens_tell_what_has_ended() {
         let soon = Instant::now() + Duration::from_secs(60);
         let ended = pair.two.wait_token(soon).unwrap().unwrap();
         assert!(ended.result.is_ok());
-        // Not that type: the buffer stays.
+        // It has another type, so the buffer stays where it is.
         let any = ended.buffer.downcast::<Box<MemoryRegion<'static, u8>>>().unwrap_err();
         seen.push((ended.token, any.downcast::<PooledBuffer>().unwrap()[0]));
     }
@@ -303,7 +303,7 @@ fn a_post_that_fails_gives_the_buffer_back() {
     assert!(too_long.to_string().contains("is 16, and must be within 0..=8"), "{too_long}");
     drop((full, too_long, receives, target));
     finish_all(&mut pair);
-    // Dropped handles free their places once the receives have ended.
+    // Dropped handles free their slots once their receives have ended.
     let pair = pair.reconnect();
     assert_eq!(pool.available(), CHUNKS);
     drop(pool);

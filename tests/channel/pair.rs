@@ -23,7 +23,7 @@ pub(crate) struct Pair {
     pub(crate) device: FunctionDevice,
 }
 
-/// Ends the process when a test hangs: what is broken is often that something never ends.
+/// Ends the process if a test hangs: what a defect breaks is often that a wait ends.
 fn watch() {
     static WATCHDOG: Once = Once::new();
     WATCHDOG.call_once(|| {
@@ -49,7 +49,7 @@ pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder
         .max_recv_sge(3)
         .max_inline_data(32)
         .access(ALL)
-        // The device counts polls, not time: a send waits for its receive for ever.
+        // The device counts polls, not time, so a send waits without limit for its receive.
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
         .settle_timeout(Duration::from_millis(50))
 }
@@ -120,7 +120,7 @@ impl Pair {
         assert_eq!(to[8..], from_one[..]);
     }
 
-    /// Nothing is left of it, and the device saw nothing wrong.
+    /// Nothing is left of the pair, and the device counted no violation.
     #[track_caller]
     pub(crate) fn finish(self) {
         let Self { one, two, domain, device } = self;
@@ -135,7 +135,7 @@ pub(crate) fn queue(channel: &Channel<'_>) -> *mut ffi::ibv_cq {
     unsafe { (*channel.as_raw()).send_cq }
 }
 
-/// What the device still owns of a channel's work: sends and receives.
+/// The sends and receives of a channel that the device still owns.
 #[track_caller]
 pub(crate) fn outstanding(device: &FunctionDevice, channel: &Channel<'_>) -> (u32, u32) {
     device.outstanding(channel.number())
@@ -145,7 +145,7 @@ pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_millis(20)
 }
 
-/// A memory region's content, when the borrow checker lets nobody look.
+/// The content of a region that is mutably borrowed.
 pub(crate) fn peek(address: *const u8, len: usize) -> Vec<u8> {
     // SAFETY: the tests that use this keep the region alive.
     (0..len).map(|n| unsafe { address.add(n).read_volatile() }).collect()

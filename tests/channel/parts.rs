@@ -13,14 +13,14 @@ fn buffers_come_back_whole_from_messages_of_any_length() {
     let mut sink = regions.1.slice_mut(..).unwrap();
     one.scope(|one| {
         two.scope(|two| {
-            // Shorter and longer ones, by turns: what went before does not limit what comes after.
+            // Shorter and longer messages by turns: the previous length must not limit the next message.
             for message in 0..100_u8 {
                 let length = usize::from(message) * 7 % 17;
                 let start = usize::from(message) % (17 - length);
                 source.fill(0xff);
                 source[start..start + length].fill(message);
                 sink.fill(0xee);
-                // The part that may be written is just as long: nothing beyond it changes.
+                // A receive of the same length does not change anything beyond it.
                 let coming = two.post_receive(sink.part(start..start + length)?)?;
                 let sending = one.post_send(source.part(start..start + length)?)?;
                 source = sending.wait()?.0.into_whole();

@@ -15,8 +15,8 @@ fn refused<T: std::fmt::Debug>(result: Result<T, TransportError>) {
     }
 }
 
-/// Soft-RoCE and Soft-iWARP queue a request, and then tell the kernel. If they cannot, the request
-/// is where the kernel finds it.
+/// Soft-RoCE and Soft-iWARP queue a request before they tell the kernel. If telling fails, the request is
+/// already where the kernel finds it.
 fn fail_once(pair: &Pair) {
     pair.device.fail("ring_doorbell").errno(libc::EACCES).times(1);
 }
@@ -64,7 +64,7 @@ fn no_request_of_a_scope_is_left_with_the_device_though_posting_failed() {
         let before = s.post_read(first, remote)?;
         device.fail("ring_doorbell").errno(libc::EACCES).times(1);
         refused(s.post_read(second, remote));
-        // The one before has ended too, and its handle says how.
+        // The earlier request has ended too, and its handle returns the error.
         assert_eq!(device.outstanding(number), (0, 0), "the device still has it");
         before.wait().map(drop)
     });
@@ -93,7 +93,7 @@ fn no_unpolled_request_is_left_with_the_device_though_posting_failed() {
     pair.reconnect().finish();
 }
 
-/// What the device only reads may be given back even then: the program goes on.
+/// A buffer that the device only reads may be given back even then, so the program continues.
 #[test]
 fn a_send_that_cannot_be_taken_back_closes_the_channel_only() {
     let mut pair = Pair::new();
@@ -117,7 +117,7 @@ fn a_request_that_is_refused_leaves_the_channel_as_it_is() {
     pair.finish();
 }
 
-/// To some devices a length of 0 is 2 GiB.
+/// Some devices take a length of 0 for 2 GiB.
 #[test]
 fn the_device_is_given_nothing_empty() {
     let mut pair = Pair::new();
@@ -135,7 +135,7 @@ fn the_device_is_given_nothing_empty() {
     assert_eq!(lengths(&pair), []);
     pair.one.read(&mut local.slice_mut(..8).unwrap(), remote).unwrap();
     assert_eq!(lengths(&pair), [8]);
-    // Nor to read: mthca would send 2 GiB.
+    // The same for reading: mthca would send 2 GiB.
     pair.one.write(&local.slice(3..3).unwrap(), remote).unwrap();
     assert_eq!(lengths(&pair), []);
     pair.one.write(&[local.slice(3..3).unwrap(), local.slice(..2).unwrap()], remote).unwrap();

@@ -15,13 +15,14 @@ use crate::figures::figure;
 use crate::pair::{Pair, outstanding};
 use crate::settling::{assert_aborts, is_child};
 
-/// The device goes this long after a wait began.
+/// Time from the beginning of a wait to the removal of the device.
 const SOON: Duration = Duration::from_millis(30);
 
-/// A wait that has not ended by then never would: under valgrind everything takes long.
+/// A wait that takes longer than this counts as endless. It is long because everything is slow under
+/// valgrind.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Runs a wait during which the device is pulled out; returns how long it took from there, too.
+/// Runs a wait and removes the device meanwhile. Returns also how long the wait went on after the removal.
 fn pulled_out<T: Send>(device: &FunctionDevice, wait: impl FnOnce() -> T + Send) -> (T, Duration) {
     thread::scope(|threads| {
         let remover = threads.spawn(|| {
@@ -43,7 +44,7 @@ fn assert_gone(error: Error) {
     assert!(error.to_string().contains("the device may be gone"), "{error}");
 }
 
-/// All at once, each in a thread of its own: an event, a queue, a poller, a channel for queues.
+/// Four threads wait at once: for an event, on a queue, in an extended poller, and on a channel for queues.
 fn verbs_waits() -> (u32, Duration) {
     let device = FunctionDevice::model();
     let context = Arc::new(device.context());
@@ -58,7 +59,7 @@ fn verbs_waits() -> (u32, Duration) {
     let ((), took) = pulled_out(&device, || {
         thread::scope(|threads| {
             let event = threads.spawn(|| events.wait());
-            // Two that wait for the same queue, one of them with a deadline.
+            // Two threads wait for the same queue, one of them with a deadline.
             let mut waits = Vec::new();
             waits.push(threads.spawn(|| channel.wait().map(drop)));
             waits.push(
@@ -76,7 +77,7 @@ fn verbs_waits() -> (u32, Duration) {
             waits.into_iter().for_each(|wait| assert_gone(wait.join().unwrap().unwrap_err()));
         });
     });
-    // It is told once, and everything says so from now on, at once.
+    // The event is raised once. From now on every call fails at once.
     assert_eq!(events.next_event(), Ok(None));
     assert_gone(channel.next_event().unwrap_err());
     assert_gone(own.wait(&mut [WorkCompletion::default()]).unwrap_err());
@@ -84,7 +85,7 @@ fn verbs_waits() -> (u32, Duration) {
     assert_gone(context.alloc_pd().map(drop).unwrap_err());
     assert_gone(context.create_cq(4).map(drop).unwrap_err());
     drop(events);
-    // Nothing that is closed hangs.
+    // Closing the objects does not hang.
     extended.close().unwrap();
     own.close().unwrap();
     queue.close().unwrap();
@@ -99,7 +100,7 @@ fn every_wait_of_the_verbs_layer_ends() {
     verbs_waits();
 }
 
-/// The ways to wait on a channel, none of which has a deadline.
+/// Every way to wait on a channel without a deadline.
 const WAITS: [fn(&mut Pair) -> TransportResult<()>; 5] = [
     // Blocking.
     |pair| {
@@ -117,7 +118,7 @@ const WAITS: [fn(&mut Pair) -> TransportResult<()>; 5] = [
         let result = pair.one.scope(|s| s.post_receive(region.slice_mut(..)?)?.spin_poll());
         result.map(drop).map_err(TransportError::from)
     },
-    // At the end of one.
+    // At the end of a scope.
     |pair| {
         let mut region = pair.region(16, 0);
         let result = pair.one.scope(|s| {
@@ -128,7 +129,7 @@ const WAITS: [fn(&mut Pair) -> TransportResult<()>; 5] = [
         });
         result.map_err(TransportError::from)
     },
-    // Without one.
+    // Without a scope.
     |pair| {
         let mut region = pair.region(8, 0);
         // SAFETY: the region lives until the channel has ended the receive.
@@ -140,7 +141,7 @@ const WAITS: [fn(&mut Pair) -> TransportResult<()>; 5] = [
     },
 ];
 
-/// Each of them, spinning or asleep; what the device held of it is given up before it returns.
+/// Each way, spinning or asleep. The buffers are taken back from the device before the wait returns.
 fn channel_waits() -> (u32, Duration) {
     let (mut waits, mut slowest) = (0, Duration::ZERO);
     for sleeping in [false, true] {
@@ -160,7 +161,8 @@ fn channel_waits() -> (u32, Duration) {
             assert_gone(error);
             let verbs = ["ibv_query_qp", "ibv_get_cq_event", "ibv_req_notify_cq"];
             assert!(verbs.contains(&error.verb()), "{error}");
-            // There was no completion, and no way to RESET: it was destroyed, and not before.
+            // There was no completion, and RESET failed: the queue pair was destroyed before the buffer was
+            // given back.
             assert_eq!((device.live(Kind::QueuePair), device.violations().0), (1, 0));
             assert_ne!(pair.two.number(), number);
             assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Closed);
@@ -175,7 +177,8 @@ fn channel_waits() -> (u32, Duration) {
     (waits, slowest)
 }
 
-/// That the device is gone is no completion: a buffer stays lent until the queue pair is destroyed.
+/// The removal of the device does not count as a completion: a buffer stays lent until the queue pair is
+/// destroyed.
 fn buffers_stay_lent() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
@@ -187,7 +190,7 @@ fn buffers_stay_lent() {
             assert!(receive.poll().is_none(), "it was given back for nothing");
         }
         assert_eq!(device.outstanding(number), (0, 1));
-        // Nothing new is posted, which takes nothing.
+        // A new request is refused and takes no slot.
         let refused = s.post_receive(()).map(drop).unwrap_err();
         assert!(matches!(refused, TransportError::Verbs(e) if e.raw_os_error() == libc::EIO));
         assert_eq!(device.outstanding(number), (0, 1));
@@ -199,7 +202,7 @@ fn buffers_stay_lent() {
     pair.finish();
 }
 
-/// A device that can still say so flushes: then everything ends as with any failure.
+/// A removed device that can still flush does so, and the channel ends as after any failure.
 fn what_is_flushed_ends_at_once() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
@@ -236,8 +239,8 @@ fn a_device_that_is_pulled_out_ends_every_wait() {
     );
 }
 
-/// The kernel refuses to destroy what it has destroyed already, unless libibverbs was told that this is
-/// success. Then nothing proves that the device has let go.
+/// The kernel answers a destroy verb for an object that went with the device by an error, unless libibverbs
+/// was told to take it for success. Then nothing proves that the device no longer uses the memory.
 #[test]
 fn when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts() {
     const NAME: &str = "removed::when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts";
@@ -253,7 +256,7 @@ fn when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts() {
     assert_aborts(NAME);
 }
 
-/// With nothing in flight there is nothing to prove: all is leaked, in silence.
+/// With nothing in flight there is nothing to prove: the objects are leaked, without an abort.
 #[test]
 fn a_device_that_is_pulled_out_leaks_what_is_idle() {
     let mut pair = Pair::new();
@@ -269,7 +272,7 @@ fn a_device_that_is_pulled_out_leaks_what_is_idle() {
     let domain: Result<ProtectionDomain<'_>, _> = Arc::try_unwrap(domain);
     drop(domain);
     assert_eq!((device.live(Kind::QueuePair), device.calls("destroy_qp")), (2, 2));
-    // What they were made from is not destroyed under them, and the memory is not freed.
+    // Parents are not destroyed while the leaked object exists, and the memory is not freed.
     let calls = ["destroy_cq", "dealloc_pd", "free_context"].map(|verb| device.calls(verb));
     assert_eq!((calls, device.violations().0), ([0; 3], 0), "{}", device.violations().1);
 }

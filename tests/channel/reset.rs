@@ -29,7 +29,7 @@ fn where_there_is_no_room_for_another_the_channel_keeps_its_own() {
     pair.device.fail("create_qp").errno(libc::ENOMEM).always();
     pair = pair.reconnect();
     assert_eq!(pair.one.number(), number);
-    // Twice the same number of 24 bits, by chance: once in 16 million runs.
+    // Two random numbers of 24 bits are equal once in 16 million runs.
     assert_ne!(pair.one.endpoint().send_psn(), psn);
     pair.exchange();
     pair.device.clear_faults();
@@ -53,7 +53,8 @@ fn a_device_that_is_gone_or_a_port_that_is_down_ends_the_channel() {
     }
 }
 
-/// The verb is called once, and what it may still need is leaked, but nothing of the new one.
+/// The destroy verb is called once. What the old queue pair may still need is leaked; the new one is
+/// destroyed as usual.
 #[test]
 fn an_old_queue_pair_that_cannot_be_destroyed_is_an_error() {
     let Pair { one, two, domain, device } = Pair::new();
@@ -81,7 +82,7 @@ fn channels_on_a_shared_queue_find_their_completions_after_a_reset() {
         pair.exchange();
         others.exchange();
     }
-    // The queue has room for four channels of this depth, as before, and for no more than it had.
+    // The shared queue still has room for four channels of this depth, and not for five.
     drop(others);
     let (one, two) = connect(sharing(), sharing());
     drop((one, two, queue, domain, context));

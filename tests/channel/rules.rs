@@ -10,8 +10,7 @@ fn is_poll_error(error: TransportError) -> bool {
     matches!(error, TransportError::Verbs(error) if error.verb() == "ibv_poll_cq")
 }
 
-/// A message that comes after the poll error still lands in memory that is borrowed: the scope does
-/// not end before.
+/// A message that arrives after the poll error still lands in borrowed memory: the scope must not have ended.
 #[test]
 fn a_poll_error_within_a_scope_releases_nothing() {
     let device = FunctionDevice::model();
@@ -33,7 +32,7 @@ fn a_poll_error_within_a_scope_releases_nothing() {
         one.scope(|one| {
             let send = one.post_send(outgoing.slice(..)?)?;
             assert_eq!(peek(at, 8), [0; 8]);
-            // The write that the poll error must not have let go of.
+            // The poll error must not have ended the borrow of this write's buffer.
             device.run();
             assert_eq!(peek(at, 8), outgoing[..]);
             send.wait()
@@ -49,7 +48,7 @@ fn a_poll_error_within_a_scope_releases_nothing() {
     pair.finish();
 }
 
-/// The same with nothing but errors: the scope ends by force, and not with work in flight.
+/// The same if every poll fails: the scope stops the channel, and ends with nothing in flight.
 #[test]
 fn a_queue_that_cannot_be_polled_is_reset() {
     let mut pair = Pair::new();
@@ -90,7 +89,7 @@ fn a_blocking_call_ends_with_the_poll_error_and_nothing_in_flight() {
     }
 }
 
-/// mlx5 has -2; some return an errno value.
+/// mlx5 returns -2, some providers an errno value.
 #[test]
 fn any_negative_number_is_an_error() {
     for value in [-1, -2, -libc::EIO, i32::MIN] {
@@ -103,8 +102,8 @@ fn any_negative_number_is_an_error() {
     }
 }
 
-/// Completions that are nobody's: of no slot, of a free slot, of another epoch or queue pair. In
-/// `epoch` only slot 0 is in flight.
+/// Completions that end no operation: of a slot that does not exist or is free, of another epoch, of another
+/// queue pair. Only slot 0 is in flight, in `epoch`.
 fn strangers(epoch: u64, number: u32) -> Vec<ffi::ibv_wc> {
     let all = [
         (0, number),
@@ -167,7 +166,8 @@ fn an_unknown_completion_ends_a_blocking_call_with_nothing_in_flight() {
     pair.finish();
 }
 
-/// What is found by the first poll, with the very number that is waited for, is looked at no less.
+/// The completion that the first poll finds is checked in the same way, even if its number is the awaited
+/// one.
 #[test]
 fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
     let device = FunctionDevice::model();
@@ -199,14 +199,14 @@ fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
     pair.finish();
 }
 
-/// With a device that leaves completions in the queue when a queue pair is reset.
+/// On a device that leaves completions in the queue when a queue pair is reset.
 #[test]
 fn what_an_earlier_connection_left_is_not_heeded() {
     let mut pair = Pair::new();
     pair.device.keep_stale_completions(true);
     let mut region = pair.region(8, 0);
     for _ in 0..3 {
-        // Completions exist but do not come out in time, so the queue pair is reset.
+        // The completions exist but are held back past the settle timeout, so the queue pair is reset.
         let (device, completions) = (pair.device.clone(), queue(&pair.one));
         device.hold_completions(completions, 0, true);
         let mut receive = region.slice_mut(..).unwrap();
@@ -214,7 +214,7 @@ fn what_an_earlier_connection_left_is_not_heeded() {
         assert_eq!(late, TransportError::TimedOut);
         assert_eq!(device.held(completions), 1);
         pair = pair.reconnect();
-        // Now they do: the same queue pair, and the same slot.
+        // Now they arrive, for the same queue pair and the same slot.
         let start = std::time::Instant::now();
         let late = pair.one.scope(|s| {
             let mut receive = s.post_receive(region.slice_mut(..)?)?;

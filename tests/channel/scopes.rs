@@ -17,7 +17,7 @@ fn a_buffer_comes_back_within_the_scope() {
     let (one, two) = (&mut pair.one, &mut pair.two);
     let mut ball = regions.0.slice_mut(..).unwrap();
     let mut glove = regions.1.slice_mut(..).unwrap();
-    // Far more often than there are slots.
+    // Many more operations than the table has slots.
     one.scope(|one| {
         two.scope(|two| {
             for round in 0..100 {
@@ -59,7 +59,7 @@ fn pieces_of_run_time_number_are_one_message() {
     })
     .unwrap();
     assert_eq!(whole(&sink), message);
-    // By value; the vector of the send, whose handle is dropped at once, is freed.
+    // By value. The handle of the send is dropped at once; the vector is freed.
     sink.iter_mut().for_each(|part| part.fill(0));
     one.scope(|one| {
         two.scope(|two| {
@@ -145,7 +145,7 @@ fn completions_out_of_order_find_their_owners() {
             .unwrap();
         let target = two.post_send_inline(b"x");
         assert!(target.is_ok());
-        // The last first, and the others wait in the table meanwhile.
+        // The last one first; the completions of the others are kept in the table meanwhile.
         for index in [2, 0, 0] {
             device.release(completions, index);
         }
@@ -259,7 +259,7 @@ fn the_queues_are_full_before_the_device_is_asked() {
             assert_eq!(s.post_receive(()).unwrap_err(), TransportError::QueueFull);
             assert_eq!((device.calls("post_send"), device.calls("post_recv")), (4, 4));
             device.run();
-            // A place is free again when its result was taken.
+            // A slot is free again once its result was taken.
             writes.pop().unwrap().wait()?;
             assert!(s.can_post_send());
             writes.push(s.post_write(slice, remote)?);
@@ -329,7 +329,8 @@ fn a_scope_tells_of_failures_that_nobody_has_seen() {
     }
 }
 
-/// The completion of one operation comes up while another one waits, and nobody asks for it.
+/// The completion of one operation arrives while the program waits for another, and the program never asks
+/// for the first.
 #[test]
 fn a_failure_that_came_up_for_another_is_told_though_its_handle_is_dropped() {
     let mut pair = impatient();
@@ -472,7 +473,7 @@ fn a_manual_scope_panics_about_unpolled_work() {
                 match forget {
                     0 => drop(receive),
                     1 => std::mem::forget(receive),
-                    // Carried out, and never asked for.
+                    // Executed, but its result is never asked for.
                     _ => {
                         std::mem::forget(receive);
                         std::mem::forget(

@@ -10,14 +10,14 @@ use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::pair::{Pair, builder, connect, domain, outstanding, queue, soon};
 
-/// Leaves a receive in flight in a scope that ends by force.
+/// Leaves a receive in flight in a scope that has to stop the channel.
 fn force(pair: &mut Pair) -> Result<(), ScopeError<&'static str>> {
     let mut region = pair.region(8, 0);
     let result = pair.one.scope(|s| {
         std::mem::forget(s.post_receive(region.slice_mut(..).unwrap()).unwrap());
         Err("give up")
     });
-    // Whatever has happened, nothing touches the region any more.
+    // From here on, nothing accesses the region.
     assert_eq!(pair.device.violations().0, 0);
     result
 }
@@ -57,14 +57,14 @@ fn without_flushed_completions_the_queue_pair_is_reset() {
     pair.reconnect().finish();
 }
 
-/// A completion that is nobody's, found while the flushed ones are awaited, is none of them.
+/// An unknown completion that arrives among the flushed ones counts as none of them.
 #[test]
 fn a_stranger_does_not_count_as_flushed() {
     let mut pair = Pair::new();
     let completions = queue(&pair.one);
     pair.device.hold_completions(completions, 0, true);
     let stranger = ffi::ibv_wc { wr_id: 4711, qp_num: pair.one.number(), ..Default::default() };
-    // The first ends the call, the second is there when its receive is to be flushed.
+    // The first error ends the call. The second is there when the receive is to be flushed.
     pair.device.inject(completions, &stranger);
     pair.device.inject(completions, &stranger);
     let error = pair.one.receive(&mut ()).unwrap_err();
@@ -74,7 +74,7 @@ fn a_stranger_does_not_count_as_flushed() {
     pair.reconnect().finish();
 }
 
-/// A provider that never comes to an end with completions that are nobody's.
+/// A provider whose queue never runs out of unknown completions.
 #[test]
 fn a_flood_of_strangers_does_not_keep_a_channel_for_ever() {
     type Poll = unsafe extern "C" fn(*mut ffi::ibv_cq, i32, *mut ffi::ibv_wc) -> i32;
@@ -152,13 +152,13 @@ fn a_device_that_dies_lets_go_too() {
         assert!(receive.poll().is_none());
         std::mem::forget(s.post_receive(second)?);
         pair.device.kill();
-        // It has flushed what there was.
+        // All that was posted has been flushed.
         receive.wait().map(drop)
     });
     let ScopeError::Closure(error) = result.unwrap_err() else { panic!("it was waited for") };
     assert_eq!(error.work_error().unwrap().status(), ibverbs::WorkStatus::Flushed);
     assert_eq!(pair.device.violations().0, 0);
-    // Nothing of it is left to be reset.
+    // Nothing is left that would need a reset.
     assert!(pair.one.send(&()).is_err() && pair.one.reset().is_err());
     drop(region);
     drop((pair.two, pair.domain));
@@ -185,7 +185,7 @@ fn a_handle_whose_queue_pair_was_reset_tells_so() {
     pair.finish();
 }
 
-/// Runs the test of that name alone in a process of its own, where it takes its other branch.
+/// Runs the test of that name in a process of its own, where it takes its other branch.
 fn in_child(name: &str) -> std::process::Output {
     Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])

@@ -45,7 +45,7 @@ fn completions_go_to_the_queue_pair_that_they_name() {
         two.scope(|two| {
             let receives = [(); 4].map(|()| two.post_receive(()));
             let sends = [(); 4].map(|()| one.post_send(()));
-            // One poll by `two` takes all; the sends are in the inbox of `one`.
+            // One poll by `two` takes all completions; those of the sends go to the inbox of `one`.
             for receive in receives {
                 receive?.wait()?;
             }
@@ -100,7 +100,7 @@ fn the_queue_cannot_be_overbooked() {
     assert_eq!(queue.available(), (capacity - 16) % 8);
     more.pop();
     assert_eq!(queue.available(), (capacity - 16) % 8 + 8);
-    // A channel that cannot be made takes up nothing.
+    // A channel whose creation failed takes up no room in the queue.
     pair.device.fail("create_qp").errno(libc::ENOMEM).always();
     builder(&pair.domain).shared_completion_queue(&queue).build().unwrap_err();
     assert_eq!(queue.available(), (capacity - 16) % 8 + 8);
@@ -140,7 +140,7 @@ fn a_number_that_is_used_again_gets_no_old_completions() {
         pair.device.break_qp(0x777);
         drop((work, first));
         assert_eq!(pair.device.held(queue.as_raw()), 4);
-        // Its completions come to light when its successor is there, with the same slots in flight.
+        // Its completions arrive when a new channel with the same slots in flight is there.
         let mut second = alone(pair, 0x777, queue);
         second
             .scope(|s| {
@@ -159,7 +159,7 @@ fn a_number_that_is_used_again_gets_no_old_completions() {
     sharing.finish();
 }
 
-/// What is in a queue before it is shared is of queue pairs that are gone, or nobody's.
+/// Completions that were in the queue before it was shared belong to queue pairs that are gone, or to none.
 #[test]
 fn a_queue_is_empty_when_it_is_first_shared() {
     let device = FunctionDevice::model();
@@ -182,8 +182,7 @@ fn a_queue_is_empty_when_it_is_first_shared() {
     pair.finish();
 }
 
-/// A channel whose queue pair had to be destroyed is still there, when the device gives the number out
-/// again.
+/// A channel whose queue pair had to be destroyed still exists when the device assigns its number again.
 #[test]
 fn the_number_of_a_channel_that_was_stopped_by_force_can_be_used_again() {
     let sharing = Sharing::new();
@@ -209,7 +208,7 @@ fn the_number_of_a_channel_that_was_stopped_by_force_can_be_used_again() {
     sharing.finish();
 }
 
-/// What a channel left in the queue is behind what others have there.
+/// Completions that a dropped channel left behind do not hide those of others.
 #[test]
 fn a_reset_leaves_nothing_in_the_queue_whatever_others_have_there() {
     let device = FunctionDevice::model();
@@ -238,7 +237,7 @@ fn a_reset_leaves_nothing_in_the_queue_whatever_others_have_there() {
     small
         .scope(|s| {
             let writes = [(); 4].map(|()| s.post_write((), remote).unwrap());
-            // This takes all that is there, into the small inbox too.
+            // This polls everything, also into the small inbox.
             let one = &mut pair.one;
             others.into_iter().try_for_each(|work| work.wait(one).map(drop))?;
             writes.into_iter().try_for_each(|work| work.wait().map(drop))
@@ -257,7 +256,7 @@ fn completions_of_nobody_are_dropped_and_strange_ones_told() {
     pair.exchange();
     let strange = ffi::ibv_wc { wr_id: 5, qp_num: pair.two.number(), ..Default::default() };
     pair.device.inject(queue.as_raw(), &strange);
-    // It is `two`'s, and `one` is not bothered.
+    // It belongs to `two`; `one` does not see it.
     let target = pair.shared(1);
     pair.one.write_inline(&[1; 8], target.remote()).unwrap();
     let error = pair.two.receive_deadline(&mut (), soon()).unwrap_err();
@@ -323,7 +322,7 @@ fn a_queue_that_is_in_use_or_cannot_be_destroyed_says_so() {
     let device = FunctionDevice::model();
     let context = Arc::new(device.context());
     let domain = Arc::new(ibverbs::ProtectionDomain::new(&context).unwrap());
-    // Borrowed, as what is held by an `Arc` cannot be closed while anyone holds it.
+    // Borrowed, because an `Arc` that has other owners cannot be closed.
     fn two_on<'a>(
         domain: &Arc<ibverbs::ProtectionDomain<'static>>,
         queue: &'a SharedCompletionQueue<'a>,
@@ -345,7 +344,7 @@ fn a_queue_that_is_in_use_or_cannot_be_destroyed_says_so() {
     let error = other.close().unwrap_err();
     assert_eq!((error.verb(), error.raw_os_error()), ("ibv_destroy_cq", libc::EIO));
     drop((domain, context));
-    // The verb is called once, and nothing that the queue was made from is destroyed under it.
+    // The verb is called once, and none of the queue's parents is destroyed.
     assert_eq!((device.calls("destroy_cq"), device.calls("free_context")), (1, 0));
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
 }

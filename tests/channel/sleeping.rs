@@ -14,7 +14,7 @@ use crate::pair::{ALL, Pair, builder, connect, outstanding, soon};
 
 fn sleeping(polls: u32) -> Pair {
     let device = FunctionDevice::model();
-    // What is posted is carried out, and wakes who sleeps.
+    // What is posted is executed, and wakes the thread that sleeps.
     device.progress(Progress::OnPost);
     Pair::with(device, |builder| builder.sleep_after(polls))
 }
@@ -155,6 +155,6 @@ fn a_queue_that_wakes_for_solicited_completions_only_is_nothing_to_sleep_on() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("solicited"), "{error}");
     assert_eq!(queue.available(), queue.capacity());
-    // Who polls does not mind.
+    // A thread that polls is not affected.
     sharing().build().unwrap().close().unwrap();
 }

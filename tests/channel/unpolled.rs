@@ -20,7 +20,7 @@ fn work_outlives_scopes_and_blocking_calls() {
         )
     };
     assert!(one.poll(&mut pair.two).is_none());
-    // A scope does not wait for what is not its own, even when it ends by force of nothing.
+    // A scope does not wait for operations that it did not post, even when it stops because of an error.
     pair.two.scope(|s| s.post_write_inline(&[1; 8], target.remote())?.wait().map(drop)).unwrap();
     pair.two.scope(|_| Err::<(), _>(())).unwrap_err();
     pair.two.write_inline(&[2; 8], target.remote()).unwrap();
@@ -31,7 +31,7 @@ fn work_outlives_scopes_and_blocking_calls() {
     assert!(two.poll(&mut pair.two).unwrap().is_ok());
     let result = one.poll(&mut pair.two).unwrap().unwrap();
     assert_eq!((result.byte_len(), result.opcode()), (4, WorkOpcode::Receive));
-    // The result is handed out once, and the slot is somebody else's by now.
+    // A result is handed out once. By then the slot belongs to another operation.
     assert_eq!(one.poll(&mut pair.two).unwrap().unwrap_err(), TransportError::UnknownWork);
     assert_eq!(two.wait(&mut pair.two).unwrap_err(), TransportError::UnknownWork);
     assert_eq!(incoming[8..], outgoing[..]);
@@ -47,7 +47,7 @@ fn a_result_is_handed_out_once_though_its_slot_is_used_again() {
     let mut first = receive(&mut pair);
     pair.one.send(&()).unwrap();
     first.poll(&mut pair.two).unwrap().unwrap();
-    // Once round the ring.
+    // Once through all slots.
     let mut others = [(); 4].map(|()| receive(&mut pair));
     for n in 0..4 {
         pair.one.send_with_immediate(&(), n).unwrap();
@@ -139,7 +139,7 @@ fn a_stopped_channel_has_flushed_its_work() {
     let mut pair = pair.reconnect();
     // SAFETY: there is no memory.
     let mut new = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
-    // The slot is the same.
+    // It uses the same slot.
     assert_eq!(work.poll(&mut pair.one).unwrap().unwrap_err(), TransportError::Stopped);
     assert!(new.poll(&mut pair.one).is_none());
     pair.two.send(&()).unwrap();
@@ -178,12 +178,12 @@ fn closing_says_what_became_of_the_work() {
     pair.one.send(&()).unwrap();
     drop(work);
     let Pair { one, two, domain, device } = pair;
-    // Both have arrived, whether or not anybody asked.
+    // Both have arrived, whether or not the program asked.
     assert_eq!(two.close().unwrap(), ChannelClosed::Drained);
     device.fail("destroy_qp").errno(libc::EBUSY).times(1);
     assert_eq!(one.close().unwrap_err().raw_os_error(), libc::EBUSY);
     drop(domain);
-    // The verb is called once for each, and what the leaked one was made from is leaked too.
+    // The destroy verb is called once for each. The parents of the leaked one are leaked too.
     let calls = ["destroy_qp", "destroy_cq", "dealloc_pd", "free_context"];
     assert_eq!(calls.map(|verb| device.calls(verb)), [2, 1, 0, 0]);
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
@@ -195,7 +195,7 @@ fn dropping_a_channel_ends_its_work() {
     let mut region = pair.region(8, 0);
     // SAFETY: the region outlives the channel.
     drop(unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..).unwrap()) }.unwrap());
-    // It is reset before it is destroyed, which fails, so it is leaked.
+    // The reset succeeds, and the destroy verb fails, so the queue pair is leaked.
     pair.device.fail("destroy_qp").errno(libc::EBUSY).times(1);
     let (number, completions) = (pair.one.number(), queue(&pair.one));
     drop(pair.one);

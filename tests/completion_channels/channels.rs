@@ -11,7 +11,7 @@ use ibverbs_function_device::FunctionDevice;
 
 use super::{LATE, SOON, completion, ids};
 
-/// What `f` returns, unless it hangs.
+/// Returns what `f` returns, and fails the test if `f` hangs.
 #[track_caller]
 fn unhung<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
     let (sender, receiver) = mpsc::channel();
@@ -87,14 +87,14 @@ fn a_queue_goes_at_once_whatever_became_of_its_events() {
     let make = |token| {
         CompletionQueue::builder(&context, 16).channel(&channel).token(token).build().unwrap()
     };
-    // Two are read, and nothing is done about them ..
+    // Two events are read but not acted upon,
     let queue = make(1);
     for _ in 0..3 {
         device.raise_cq_event(queue.as_raw());
     }
     assert!(channel.next_event().unwrap().is_some());
     assert!(channel.wait().is_ok());
-    // .. and one is not read at all.
+    // and one is not read at all.
     unhung(move || queue.close()).unwrap();
     assert_eq!(channel.next_event().unwrap(), None, "nothing tells of a queue that is gone");
 
@@ -184,7 +184,7 @@ fn a_queue_is_not_destroyed_while_an_event_of_it_is_read() {
             assert!(!reader.is_finished(), "there is no event");
             thread::yield_now();
         }
-        // From here on no destroying waits for an acknowledgement.
+        // From here on, no destroy verb waits for an acknowledgement.
         device.remove();
         let destroyer = threads.spawn(|| drop(queue));
         thread::sleep(5 * SOON);

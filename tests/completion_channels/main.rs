@@ -10,7 +10,7 @@ use std::time::Duration;
 use ibverbs::{WorkCompletion, ffi};
 
 const SOON: Duration = Duration::from_millis(20);
-/// Longer than anything that does not hang.
+/// Longer than any wait that ends.
 const LATE: Duration = Duration::from_secs(60);
 
 fn completion(wr_id: u64) -> ffi::ibv_wc {

@@ -76,7 +76,8 @@ fn moderation_is_checked_and_rounded_up() {
     assert_eq!(device.calls("modify_cq"), most, "found before the verb");
 }
 
-/// Their providers leave the queue without memory if it fails: the next poll, or post, would crash.
+/// The providers of these devices leave the queue without memory if resizing fails: the next poll or post
+/// would crash.
 #[test]
 fn queues_are_not_resized_where_a_failure_leaves_nothing() {
     for (vendor_id, vendor_part_id, provider) in

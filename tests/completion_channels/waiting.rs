@@ -109,7 +109,7 @@ fn failures_end_a_wait() {
     device.fail("req_notify_cq").errno(libc::EOPNOTSUPP).times(1);
     let error = fresh.wait(&mut room).unwrap_err();
     assert_eq!((error.kind(), error.verb()), (ErrorKind::Unsupported, "ibv_req_notify_cq"));
-    // A refused arm does not count as one.
+    // An arm that the device refused does not count.
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(SOON);

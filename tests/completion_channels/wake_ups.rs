@@ -10,8 +10,8 @@ use ibverbs_function_device::FunctionDevice;
 
 use super::{LATE, SOON, completion};
 
-/// One completion at a time, each of which somebody has to find before the next one comes: a lost
-/// wake-up is a wait that ends by its deadline.
+/// One completion at a time, and the next one comes only when a thread has found it. If a wake-up were lost,
+/// a wait would end by its deadline.
 fn ping_pong(waiters: usize, rounds: u64, extended: bool) {
     let device = FunctionDevice::model();
     let context = device.context();
@@ -49,13 +49,13 @@ fn ping_pong(waiters: usize, rounds: u64, extended: bool) {
                 thread::yield_now();
                 assert!(start.elapsed() < LATE, "round {round} was lost");
             }
-            // Now and then late enough for all to be asleep.
+            // Now and then late enough that all threads are asleep.
             if round % 64 == 0 {
                 thread::sleep(Duration::from_millis(1));
             }
         }
         over.store(true, Ordering::Release);
-        // Everybody comes back for one more.
+        // Each thread waits once more.
         for extra in 0..waiters as u64 {
             device.inject(queue.as_raw(), &completion(extra));
             let start = Instant::now();
@@ -86,7 +86,7 @@ fn no_wake_up_is_lost_by_an_extended_poller() {
     ping_pong(1, 10_000, true);
 }
 
-/// Each waiter takes one completion and leaves; none may be left asleep beside one that is there.
+/// Each waiter takes one completion and leaves. None may stay asleep while there is a completion.
 fn one_each(waiters: u64, rounds: u64) {
     let device = FunctionDevice::model();
     let context = device.context();
@@ -101,7 +101,7 @@ fn one_each(waiters: u64, rounds: u64) {
                     start.wait();
                     spin(round * waiter * 7919 % 400);
                     if let Err(error) = queue.wait_timeout(&mut room, LATE) {
-                        // The others would wait for this thread for ever.
+                        // Otherwise the other threads would wait for this one without end.
                         eprintln!("round {round}: a wake-up was lost: {error}");
                         std::process::abort();
                     }
@@ -144,7 +144,8 @@ fn waiters_with_different_deadlines_do_not_hold_each_other_up() {
         (found.map_err(|error| error.kind()), start.elapsed())
     };
     thread::scope(|scope| {
-        // Who comes first reads; the others sleep beside it, and one of them reads on.
+        // The first thread to wait reads the event; the others sleep until it wakes them, and one of them
+        // reads next.
         let first = scope.spawn(|| wait(SOON * 3));
         thread::sleep(SOON / 2);
         let short = scope.spawn(|| wait(SOON));

@@ -13,11 +13,11 @@ mod mutation;
 mod property_tests;
 use mutation::{mutated, mutations};
 
-/// What a client sends whose queue pair is the next one: a greeting, and that it is ready.
+/// What a client sends whose queue pair will be the next one: a greeting, and that it is ready.
 fn recorded(rig: &Rig) -> (Vec<u8>, Vec<u8>) {
     let prepared = rig.prepared();
     let (mut ours, mut theirs) = tcp_pair();
-    // It gets no answer.
+    // This client gets no answer.
     theirs.shutdown(Shutdown::Write).unwrap();
     let reason = error(prepared.connect_over(&mut ours, b"private", soon()));
     assert!(matches!(reason, ExchangeError::Closed), "{reason}");
@@ -27,7 +27,7 @@ fn recorded(rig: &Rig) -> (Vec<u8>, Vec<u8>) {
     (greeting, vec![1, 0, 0, 0, 0])
 }
 
-/// Accepts what a client is that sends these bytes and then ends, or only falls silent.
+/// Accepts a client that sends these bytes and then closes the connection, or stays silent.
 fn accepts(rig: &Rig, bytes: &[u8], then: Option<Shutdown>, until: Instant) -> ExchangeError {
     let (mut client, mut server) = tcp_pair();
     client.write_all(bytes).unwrap();
@@ -45,7 +45,7 @@ fn a_peer_that_ends_in_the_middle_is_told_from_one_that_is_silent() {
     let rig = Rig::new();
     let (greeting, ready) = recorded(&rig);
     let all = [greeting, ready].concat();
-    // All places, and what comes when something is missing at the very end.
+    // The message cut at every byte, and the error of a message that lacks its very end.
     for len in 0..all.len() {
         for how in [Shutdown::Write, Shutdown::Both] {
             let reason = accepts(&rig, &all[..len], Some(how), soon());
@@ -91,7 +91,7 @@ fn other_programs_and_other_versions_are_told_by_name() {
     assert!(matches!(reason, ExchangeError::Protocol(_)), "{reason}");
     assert!(reason.to_string().contains("first bytes are not \"ibverbs\""), "{reason}");
 
-    // A newer peer says more: it is read to its end, and gets our version.
+    // A newer peer sends a longer greeting: it is read to its end, and answered by our version.
     let mut newer = greeting;
     newer[7] = 2;
     let more = u16::from_be_bytes([newer[8], newer[9]]) + 40;
@@ -107,7 +107,7 @@ fn other_programs_and_other_versions_are_told_by_name() {
     assert_eq!(&answer[..8], b"ibverbs\x01");
     drop(client);
 
-    // Who connects learns the same.
+    // The side that connects gets the same error.
     let (mut client, mut server) = tcp_pair();
     server.write_all(b"ibverbs\x09\0\0\0\0").unwrap();
     let reason = error(rig.prepared().connect_over(&mut client, b"", soon()));
@@ -129,7 +129,7 @@ fn a_false_verdict_is_refused() {
     assert!(matches!(reason, ExchangeError::Peer { errno: libc::EACCES }), "{reason}");
 }
 
-/// A stream in memory: it has what the peer sends, and takes what it is given.
+/// A stream in memory: reads return the peer's bytes, and writes are kept.
 struct Recorded {
     bytes: io::Cursor<Vec<u8>>,
 }
@@ -156,8 +156,8 @@ impl DeadlineStream for Recorded {
     }
 }
 
-/// Both roles with a peer that sends these bytes: it connects, or there is a typed error; nothing is
-/// left behind.
+/// Both roles with a peer that sends these bytes: they connect, or end with a typed error, and leave nothing
+/// behind.
 fn meets(rig: &Rig, bytes: &[u8]) {
     for connects in [false, true] {
         let mut stream = Recorded { bytes: io::Cursor::new(bytes.to_vec()) };

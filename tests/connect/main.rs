@@ -31,7 +31,8 @@ impl Rig {
         let device = FunctionDevice::model();
         let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).unwrap());
         let rig = Self { domain, device, files: 0, _turn: turn };
-        // What is opened once, such as by the first channel, counts as there from the start.
+        // Open what is opened once per process, such as by the first channel, so that it is not counted as a
+        // leak.
         drop(rig.prepared());
         Self { files: open_files(), ..rig }
     }
@@ -39,7 +40,7 @@ impl Rig {
     fn builder(&self) -> ChannelBuilder<'static> {
         Channel::builder(&self.domain)
             .max_inline_data(64)
-            // The device counts polls, not time: a send waits for its receive for ever.
+            // The device counts polls, not time, so a send waits without limit for its receive.
             .max_rnr_retries(MaxRnrRetries::UNLIMITED)
             .settle_timeout(Duration::from_millis(50))
     }
@@ -48,7 +49,7 @@ impl Rig {
         self.builder().build().unwrap()
     }
 
-    /// Nothing is left of any connection: neither queue pairs nor files.
+    /// No connection has left anything behind: neither queue pairs nor files.
     #[track_caller]
     fn assert_nothing_left(&self) {
         let live = [Kind::QueuePair, Kind::CompletionQueue].map(|kind| self.device.live(kind));
@@ -77,12 +78,12 @@ fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Longer than anything takes that goes well.
+/// Longer than a handshake that succeeds takes.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Short, for what cannot go well.
+/// Short, for what cannot succeed.
 fn at_once() -> Instant {
     Instant::now() + Duration::from_millis(100)
 }
@@ -98,7 +99,7 @@ fn tcp_pair() -> (TcpStream, TcpStream) {
     (one, listener.accept().unwrap().0)
 }
 
-/// The error of what should have failed.
+/// Returns the error, and fails the test if there is none.
 #[track_caller]
 fn error<T>(result: Result<T, ExchangeError>) -> ExchangeError {
     result.err().expect("it fails")

@@ -21,7 +21,7 @@ fn connects_over<S: DeadlineStream + Send>(rig: &Rig, mut one: S, mut two: S) ->
         (here, there)
     });
     rig.talk(&mut here, &mut there);
-    // The stream stays with its owner.
+    // The stream stays with the caller.
     assert!(here.stream().is_none() && here.peer_is_gone().is_err());
     (one, two)
 }
@@ -32,7 +32,7 @@ fn unix_sockets_and_tcp_streams_wait_as_before_afterwards() {
     let (one, two) = UnixStream::pair().unwrap();
     let (mut one, mut two) = connects_over(&rig, one, two);
     assert_eq!((one.read_timeout().unwrap(), one.write_timeout().unwrap()), (None, None));
-    // What follows on the stream is the program's own.
+    // Bytes that follow on the stream are the program's own.
     one.write_all(b"next").unwrap();
     let mut next = [0; 4];
     two.read_exact(&mut next).unwrap();
@@ -40,7 +40,7 @@ fn unix_sockets_and_tcp_streams_wait_as_before_afterwards() {
     drop((one, two));
     let (one, two) = tcp_pair();
     drop(connects_over(&rig, one, two));
-    // Not even those that do not block.
+    // The same for streams that do not block.
     let (one, two) = tcp_pair();
     one.set_nonblocking(true).unwrap();
     drop(connects_over(&rig, one, two));
@@ -57,7 +57,7 @@ fn references_and_boxes_of_streams_are_streams() {
     rig.assert_nothing_left();
 }
 
-/// As small as a pipe can be: one byte, and each call moves one.
+/// The smallest pipe there can be: each call moves one byte.
 #[derive(Default)]
 struct Pipe {
     bytes: Mutex<(VecDeque<u8>, bool)>,
@@ -159,14 +159,14 @@ fn a_stream_without_room_is_enough() {
     };
     let (one, two) = connects_over(&rig, with_deadline(one), with_deadline(two));
     assert!(one.into_inner().deadline.is_none(), "it waits without a limit again");
-    // And one that nobody answers on ends in time.
+    // A handshake that the peer does not answer ends by its deadline.
     let mut two = two;
     let reason = error(rig.prepared().accept_over(&mut two, b"", at_once()));
     assert!(matches!(reason, ExchangeError::Closed), "{reason}");
     rig.assert_nothing_left();
 }
 
-/// A stream that cannot have a deadline says so before anything is sent.
+/// A stream that cannot have a deadline gets an error before anything is sent.
 #[test]
 fn an_error_of_the_stream_is_handed_on() {
     let rig = Rig::new();

@@ -90,7 +90,7 @@ fn private_data_have_a_limit_that_is_met_exactly() {
 fn the_stream_is_a_sign_of_life() {
     let rig = Rig::new();
     let (mut one, two) = connected(&rig);
-    // What the peer has sent and nobody has read does not hide that it is gone.
+    // Bytes that the peer has sent and nobody has read do not hide that the peer is gone.
     two.stream().unwrap().write_all(b"unread").unwrap();
     assert!(!one.wait_until_peer_is_gone(at_once()).unwrap());
     drop(two);
@@ -120,7 +120,7 @@ fn a_reset_keeps_the_stream_and_connects_again_over_it() {
             (client.join().unwrap(), two)
         });
         rig.talk(&mut one, &mut two);
-        // By hand it stays where it is.
+        // With the steps called by hand, the stream stays as it is.
         drop(streams);
         (one, two) = {
             drop((one, two));
@@ -153,7 +153,7 @@ fn nobody_there_is_an_error_in_time() {
     let reason = error(rig.prepared().accept(&listener, b"", at_once()));
     assert!(matches!(reason, ExchangeError::TimedOut), "{reason}");
     assert!(start.elapsed() >= Duration::from_millis(100));
-    // Nobody accepts: the kernel answers, but nobody speaks.
+    // Nobody accepts: the kernel completes the TCP connection, but no greeting comes.
     let address = listener.local_addr().unwrap();
     let reason = error(rig.prepared().connect(address, b"", at_once()));
     assert!(matches!(reason, ExchangeError::TimedOut), "{reason}");
@@ -202,7 +202,7 @@ fn a_listener_waits_as_before_afterwards() {
     rig.assert_nothing_left();
 }
 
-/// Both sides learn of it, wherever the handshake of either fails.
+/// Both sides get an error, whichever of them fails its handshake.
 #[test]
 fn a_handshake_that_fails_is_told_to_both() {
     let rig = Rig::new();
@@ -260,7 +260,7 @@ fn both_sides_can_send_first() {
                     )
                 });
                 assert_eq!(said.unwrap(), b"hello");
-                // The peer's device asks ours until the peer has all that it needs.
+                // The peer's device executes reads from ours until the peer has all that it needs.
                 channel.stream().unwrap().shutdown(std::net::Shutdown::Write).unwrap();
                 assert!(channel.wait_until_peer_is_gone(soon()).unwrap());
             });

@@ -34,7 +34,7 @@ fn asynchronous() {
         let mut event = next(rig.context);
         assert_eq!(event.element.qp, rig.a.qp);
         ibv_ack_async_event(&mut event);
-        // Not taken before its subject goes: it goes too.
+        // An event that is not read before its object is destroyed goes with the object.
         rig.device.raise_about(rig.context, fatal, rig.b.qp);
         assert!(readable(fd));
         assert_eq!(ibv_destroy_qp(rig.b.qp), 0);
@@ -168,7 +168,7 @@ fn no_descriptor_is_left() {
         ibv_close_device(context);
     };
     cycle();
-    // Other tests of this process open descriptors too: over many cycles a leak stands out.
+    // Other tests of this process open descriptors too, so only a leak over many cycles stands out.
     let before = count();
     for _ in 0..200 {
         cycle();

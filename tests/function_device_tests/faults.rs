@@ -38,7 +38,7 @@ fn nothing_may_be_used_once_its_destroy_verb_has_failed() {
         violations(&rig, 0);
         rig.a.to_state(ibv_qp_state::IBV_QPS_ERR);
         violations(&rig, 1);
-        // What the queue pair was made from.
+        // The parents of the queue pair.
         assert_eq!(ibv_destroy_cq(rig.a.cq), libc::EBUSY);
         violations(&rig, 2);
         assert!(rig.device.violations().1.contains("made from"));
@@ -100,7 +100,7 @@ fn held_completions_arrive_when_told() {
     }
     rig.device.run();
     assert_eq!(rig.a.poll().len(), 3);
-    // The bytes are there, their completions are not.
+    // The bytes have arrived, their completions have not.
     assert_eq!(rig.b.bytes(0, 21)[20], b'c');
     assert!(rig.b.poll().is_empty());
     assert_eq!(rig.device.held(rig.b.cq), 3);
@@ -185,7 +185,7 @@ fn a_region_deregistered_too_early() {
     unsafe { assert_eq!(ibv_dereg_mr(rig.b.mr), 0) };
     let (count, text) = rig.device.violations();
     assert_eq!(count, 1, "{text}");
-    // DMA in flight goes where it was told to go.
+    // DMA that has begun goes to the address it began with.
     rig.device.stale_translation(true);
     rig.device.run();
     assert_eq!(unsafe { rig.b.memory.as_ptr().read_volatile() }, b'l');

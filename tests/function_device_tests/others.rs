@@ -43,7 +43,7 @@ fn datagrams() {
     let mut wc = rig.b.one();
     assert_eq!((wc.byte_len, wc.src_qp), (48, rig.a.number()));
     assert_eq!(rig.b.bytes(40, 8), b"datagram");
-    // The header is good enough for libibverbs to make the way back from it.
+    // libibverbs can derive the way back from this header.
     let mut back = ibv_ah_attr::default();
     let error =
         unsafe { ibv_init_ah_from_wc(rig.context, 1, &mut wc, (*rig.b.mr).addr.cast(), &mut back) };
@@ -84,7 +84,7 @@ fn shared_receive_queue() {
         assert_eq!(event.event_type, ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED);
         assert_eq!(event.element.srq, srq);
         ibv_ack_async_event(&mut event);
-        // With the queue pair in error, the shared queue keeps its requests.
+        // With the queue pair in ERR, the shared receive queue keeps its requests.
         assert_eq!(rig.b.to_state(ibv_qp_state::IBV_QPS_ERR), 0);
         assert_eq!(ibv_get_async_event(context, &mut event), 0);
         assert_eq!(event.event_type, ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED);
@@ -204,7 +204,7 @@ fn the_extended_interfaces() {
         assert_eq!(rig.b.bytes(0, 8), b"gathered");
         assert_eq!(rig.b.bytes(100, 6), b"inline");
 
-        // Aborted, too many, not asked for at creation: nothing is posted.
+        // Aborted, too long, or not requested at creation: nothing is posted.
         ibv_wr_start(ex);
         ibv_wr_send(ex);
         ibv_wr_abort(ex);

@@ -231,7 +231,7 @@ fn one_side_reconnected_alone_is_not_heard() {
     rig.b.receive(1, 0, 1);
     rig.a.send(2, 0, 1);
     rig.device.run();
-    // The other side counts on from where it was; the new sequence numbers do not match.
+    // The other side still expects the old sequence numbers, so the new ones do not match.
     assert_eq!(rig.b.to_state(ibv_qp_state::IBV_QPS_RESET), 0);
     rig.b.connect(rig.a.number(), (200, 100), 7);
     rig.b.receive(3, 0, 1);
@@ -337,7 +337,7 @@ fn connected_to_itself() {
     rig.device.run();
     assert_eq!(rig.a.bytes(100, 4), b"self");
     assert_eq!(rig.a.poll().len(), 2);
-    // Its own receive is too small: as receiver it fails first, then as sender, in order.
+    // Connected to itself, it fails first as receiver, whose buffer is too small, then as sender, in order.
     rig.a.receive(3, 0, 1);
     rig.a.receive(4, 0, 1);
     rig.a.send(5, 0, 4);

@@ -14,7 +14,7 @@ use serde_json::{Number, Value, json};
 use crate::mutation::{mutated, mutations};
 use crate::property_tests;
 
-/// What holds for every value of a type, wherever it comes from.
+/// What must hold for every value of a type, whatever it was read from.
 pub(crate) trait Checked: Copy + PartialEq + Debug + Serialize + DeserializeOwned {
     fn is_valid(&self) -> bool;
 }
@@ -50,7 +50,7 @@ impl Checked for Guid {
     }
 }
 
-/// Any that can be there: with GIDs of any class, and with or without what is optional.
+/// Any endpoint that can exist: with GIDs of every class, with and without the optional parts.
 pub(crate) fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
     let gids = vec((0..4_u8, 1..=u128::MAX), 0..=6);
     let limits = (
@@ -71,7 +71,7 @@ pub(crate) fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
     })
 }
 
-/// Names of the fields of an endpoint.
+/// The field names of an endpoint.
 const FIELDS: [&str; 7] =
     ["version", "num", "lid", "send_psn", "path_mtu", "max_dest_rd_atomic", "gids"];
 
@@ -81,8 +81,8 @@ fn region() -> impl Strategy<Value = RemoteMemoryRegion> {
     })
 }
 
-/// Reads a value by one of bincode's encodings; what comes out is valid, and is written as it was
-/// read (an encoding has one form for each value).
+/// Reads a value by one of bincode's encodings. The result must be valid, and be written as the same bytes
+/// (an encoding has one form for each value).
 fn read<T: Checked>(bytes: &[u8], config: impl Config) -> Result<Option<T>, TestCaseError> {
     let Ok((value, used)) = bincode::serde::decode_from_slice::<T, _>(bytes, config) else {
         return Ok(None);
@@ -95,7 +95,8 @@ fn read<T: Checked>(bytes: &[u8], config: impl Config) -> Result<Option<T>, Test
     Ok(Some(value))
 }
 
-/// By all of them, of which some read the bytes in another way; says in which one they are a value.
+/// Tries all encodings, of which some read the same bytes differently. Returns in which of them the bytes are
+/// a value.
 fn read_all<T: Checked>(bytes: &[u8]) -> Result<[Option<T>; 4], TestCaseError> {
     Ok([
         read(bytes, config::legacy())?,
@@ -105,7 +106,7 @@ fn read_all<T: Checked>(bytes: &[u8]) -> Result<[Option<T>; 4], TestCaseError> {
     ])
 }
 
-/// What was right is read back; a part of it is refused; and what it is after `mutations` is either.
+/// A valid message is read back, a part of it is refused, and after `mutations` either may happen.
 fn survives<T: Checked>(
     value: T,
     changed: impl Fn(Vec<u8>) -> Vec<u8>,
@@ -128,7 +129,7 @@ fn survives<T: Checked>(
     Ok(())
 }
 
-/// A number as others write it: of any sign and size, or not whole.
+/// A number of any sign and size, or a fraction, as other programs may write it.
 fn number() -> impl Strategy<Value = Value> {
     prop_oneof![
         any::<u64>().prop_map(Value::from),
@@ -139,7 +140,7 @@ fn number() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Anything that may stand where a value should.
+/// Anything that may stand in place of a value.
 fn anything() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         4 => number(),
@@ -151,7 +152,7 @@ fn anything() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(2, 20, 18, |inner| vec(inner, 0..18).prop_map(Value::from))
 }
 
-/// An object that has most of the fields that it should.
+/// An object that has most of the expected fields.
 fn object(fields: &'static [&'static str]) -> impl Strategy<Value = Value> {
     let name = prop_oneof![9 => prop::sample::select(fields), 1 => Just("other")];
     vec((name, anything()), 0..5).prop_map(|fields| {
@@ -163,7 +164,7 @@ fn object(fields: &'static [&'static str]) -> impl Strategy<Value = Value> {
     })
 }
 
-/// Numbers in their ranges are read as they are, and what is out of range is refused.
+/// Numbers within their ranges are read as they are, others are refused.
 fn endpoint_from(value: &Value) -> Result<(), TestCaseError> {
     let optional = |field: &str, is_right: &dyn Fn(u64) -> bool| match &value[field] {
         Value::Null => true,
@@ -218,7 +219,7 @@ proptest! {
         let _ = serde_json::from_slice::<RemoteMemoryRegion>(&bytes);
     }
 
-    /// As random bytes mostly are not: of the right version and length.
+    /// Random bytes with the right version and length, which they rarely have by chance.
     #[test]
     fn any_number_of_24_bits_and_no_other(num: u32, shift in 0..32_u32, lid: u16) {
         let num = num >> shift;
@@ -228,8 +229,7 @@ proptest! {
         prop_assert_eq!(endpoint.is_some(), num < 1 << 24);
     }
 
-    /// What peers sent before the form had a version, and whatever else begins with a number of a queue
-    /// pair.
+    /// What peers sent before the form had a version, and other input that begins with a queue pair number.
     #[test]
     fn nothing_without_a_version_is_an_endpoint(num in 0..1_u32 << 24, rest in vec(any::<u8>(), 0..150)) {
         let bytes = [&num.to_le_bytes()[..], &rest].concat();
@@ -281,7 +281,7 @@ proptest! {
         region_from(&region)?;
     }
 
-    /// The same, nearly right: one field is anything.
+    /// A valid object with one wrong field.
     #[test]
     fn one_wrong_field_is_enough(
         endpoint in endpoint(), region in region(), which in 0..21_usize, wrong in anything(),

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// One thing that goes wrong with a message.
+/// One change to a message.
 #[derive(Clone, Debug)]
 pub(crate) enum Mutation {
     Flip { at: prop::sample::Index, bit: u8 },
@@ -15,7 +15,7 @@ pub(crate) enum Mutation {
     Swap { one: prop::sample::Index, two: prop::sample::Index },
 }
 
-/// Between one and four things, with bytes of some `alphabet`.
+/// One to four changes; inserted bytes are of `alphabet`.
 pub(crate) fn mutations(
     alphabet: impl Strategy<Value = u8> + Clone + 'static,
 ) -> impl Strategy<Value = Vec<Mutation>> {
@@ -34,7 +34,7 @@ pub(crate) fn mutations(
     vec(one, 1..=4)
 }
 
-/// The message after all of them.
+/// The message after all changes.
 pub(crate) fn mutated(mut message: Vec<u8>, mutations: &[Mutation]) -> Vec<u8> {
     for mutation in mutations {
         let len = message.len();

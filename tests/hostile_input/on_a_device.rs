@@ -31,8 +31,8 @@ fn is_refusal(error: &Error) -> bool {
         && !error.to_string().is_empty()
 }
 
-/// Endpoints as a peer might send them: some could be of a queue pair of this very device, and the
-/// address of its port.
+/// Endpoints that a peer may send: some could be of a queue pair of this device, with the address of its
+/// port.
 fn any_endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
     let near =
         (0..0x20_u32, 0..3_u16, prop::sample::select(vec!["::ffff:10.0.0.1", "fe80::1", "::"]));
@@ -42,12 +42,12 @@ fn any_endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
     prop_oneof![endpoint(), near]
 }
 
-/// Soon enough that the test does not take long: nobody answers.
+/// Short enough that the test is quick, since nobody answers.
 fn soon() -> Instant {
     Instant::now() + Duration::from_millis(2)
 }
 
-/// With itself it can speak, which is no error; with nobody else.
+/// A queue pair that is connected to itself may succeed; no other can.
 fn is_typed_end(result: TransportResult<ibverbs::WorkSuccess>) -> Result<(), TestCaseError> {
     match result {
         Ok(_) | Err(TransportError::Work(_) | TransportError::TimedOut) => Ok(()),
@@ -93,7 +93,7 @@ proptest! {
         device.assert_clean();
     }
 
-    /// Of a peer's memory, only what it opened is reached, whatever the region says.
+    /// Only what the peer opened is reached, whatever the region claims.
     #[test]
     fn a_false_region_reaches_nothing(
         shift in -20..60_i64,
@@ -114,7 +114,7 @@ proptest! {
         let (to_one, to_two) = (one.endpoint(), two.endpoint());
         let (mut one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
 
-        // In the middle of one that is registered too, but not for peers.
+        // In the middle of a registered region that peers may not access.
         let target = SharedMemoryRegion::<u8>::new(&domain, 64, OPEN).unwrap();
         target.fill(7);
         let secret = MemoryRegion::<u8>::new(&domain, 64).unwrap();
@@ -137,7 +137,7 @@ proptest! {
         match result {
             Ok(_) => prop_assert!(allowed, "{region:?} of {right:?}"),
             Err(TransportError::Work(error)) => {
-                // Of nothing at all a device may or may not look at the key.
+                // For an access of no bytes, a device may ignore the key.
                 prop_assert!(!allowed || length == 0, "{region:?} of {right:?}: {error}");
                 prop_assert_eq!(error.status(), WorkStatus::RemoteAccess);
             }

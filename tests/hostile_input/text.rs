@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use crate::mutation::{mutated, mutations};
 use crate::property_tests;
 
-/// What such texts are made of, and a little more.
+/// The characters that such texts consist of, and a few others.
 fn alphabet() -> impl Strategy<Value = u8> + Clone {
     prop::sample::select(b"0123456789abcdefABCDEF::::....gG +-%/x\0".to_vec())
 }
 
-/// A GUID is four groups of four hexadecimal digits; this says so in another way than the parser.
+/// A GUID is four groups of four hexadecimal digits. This checks it in another way than the parser.
 fn is_guid(text: &str) -> bool {
     text.len() == 19
         && text.bytes().enumerate().all(|(at, byte)| match at % 5 {
@@ -20,7 +20,7 @@ fn is_guid(text: &str) -> bool {
         })
 }
 
-/// No text of another kind is an address: names, ports, scopes and the like.
+/// Texts of other kinds are not addresses: names, ports, scopes and the like.
 fn may_be_gid(text: &str) -> bool {
     (2..=45).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.')
@@ -89,7 +89,7 @@ proptest! {
             Gid::from(std::net::Ipv4Addr::from(mapped)).to_string(),
         ];
         for text in texts {
-            // Whole letters of more bytes come about too, and halves of them, which are no text.
+            // Characters of several bytes occur too, and parts of them, which are not valid text.
             check(&String::from_utf8_lossy(&mutated(text.into_bytes(), &damage)))?;
         }
     }

@@ -16,7 +16,7 @@ use std::process::Command;
 
 use ibverbs::ffi::*;
 
-/// What is compared: a C expression, and its value in Rust.
+/// What is compared: a C expression and its value in Rust.
 type Values = Vec<(String, i128)>;
 
 fn value(number: usize) -> i128 {
@@ -47,7 +47,7 @@ fn constants_have_the_value_of_c() {
     assert_agrees("constants", values);
 }
 
-/// Has the C compiler work out the same expressions.
+/// Lets the C compiler evaluate the same expressions.
 #[track_caller]
 fn assert_agrees(name: &str, rust: Values) {
     let c = values_in_c(name, &rust);
@@ -62,12 +62,12 @@ fn assert_agrees(name: &str, rust: Values) {
     assert_eq!(c.len(), rust.len(), "an expression is listed twice");
 }
 
-/// What the values follow in the object file.
+/// The values follow this mark in the object file.
 const MARK: &str = "the values that verbs.h has in C:";
 
 /// Read from an object file, so that nothing has to run: this works for other machines too.
 fn values_in_c(name: &str, values: &Values) -> BTreeMap<String, i128> {
-    // Byte by byte, in an order of our own.
+    // Byte by byte, so that the order does not depend on the target.
     let mut text = String::from(
         "#include <stddef.h>\n#include <infiniband/verbs.h>\n\
          #define BYTE(x, n) (unsigned char)((unsigned long long)(x) >> 8 * n)\n\
@@ -103,7 +103,7 @@ fn values_in_c(name: &str, values: &Values) -> BTreeMap<String, i128> {
     values.iter().zip(numbers).map(|((c, _), number)| (c.clone(), number.into())).collect()
 }
 
-/// The one that has compiled rdma-core.
+/// The compiler that has compiled rdma-core.
 fn compiler() -> Command {
     let cache = Path::new(env!("OUT_DIR")).join("build/CMakeCache.txt");
     let cache = fs::read_to_string(cache).unwrap_or_default(); // none with feature `system`

@@ -35,7 +35,7 @@ fn raw_memory_is_registered_where_it_is() {
     assert!(region.gather_element(8192..8193).is_err() && region.remote_range(..8193).is_err());
     region.close().unwrap();
 
-    // SAFETY: what is registered is not used.
+    // SAFETY: the registered memory is not used.
     let raw =
         |address: *mut u8, bytes, access| unsafe { domain.register_raw(address, bytes, access) };
     let null = std::ptr::null_mut();
@@ -46,7 +46,7 @@ fn raw_memory_is_registered_where_it_is() {
     refused(&device, raw(address, 1, AccessFlags::REMOTE_ATOMIC), libc::EINVAL, "LOCAL_WRITE");
     let demand = AccessFlags::ON_DEMAND;
     refused(&device, raw(address, 1, demand), libc::EOPNOTSUPP, "no on-demand paging");
-    // Without write access it is as little as that.
+    // Without write access, the slice can only be read.
     drop(raw(address, 1, AccessFlags::REMOTE_READ).unwrap());
     assert_eq!(device.last_call("reg_mr").unwrap().access, AccessFlags::REMOTE_READ.bits());
     drop(memory);
@@ -75,7 +75,7 @@ fn raw_memory_can_be_seen_elsewhere() {
     assert_eq!((element.addr, element.length, element.lkey), (0x10_0030, 8, region.lkey()));
     // SAFETY: as above.
     assert_eq!(unsafe { region.scatter_element_by_iova(9..) }.unwrap().as_raw().addr, 0x10_0031);
-    // At its own address it is like any other.
+    // At its own address it is like any other region.
     let same = at(address as u64, access).unwrap();
     assert_eq!(same.gather_element(1..).unwrap().as_raw().addr, address as u64 + 1);
 
@@ -202,7 +202,7 @@ fn memory_is_paged_on_demand_where_the_device_can() {
     let error = domain.advise_mr(MemoryAdvice::Prefetch, true, &list).unwrap_err();
     assert_eq!((error.kind(), error.verb()), (ErrorKind::Unsupported, "ibv_advise_mr"));
 
-    // What is paged stays paged.
+    // A region that is paged on demand stays so.
     let change = Reregistration::new().access(AccessFlags::LOCAL_WRITE);
     let error = region.rereg(change).unwrap_err();
     assert_eq!(error.state(), ReregisteredState::Unchanged);
@@ -247,7 +247,7 @@ fn device_memory_is_allocated_copied_and_registered() {
     assert_eq!((attributes.length, attributes.log_align_req, attributes.comp_mask), (4096, 6, 0));
     assert_eq!(memory.len(), 4096);
 
-    // More than is copied at a time, and not aligned on our side.
+    // More than is copied at a time, and unaligned on our side.
     let pattern: Vec<u8> = (0..4001_u32).map(|i| (i * 7 % 251) as u8).collect();
     memory.write(4, &pattern[1..]).unwrap();
     let mut back = vec![0_u8; 4001];
@@ -298,7 +298,7 @@ fn device_memory_is_allocated_copied_and_registered() {
     device.fail("dereg_mr").errno(libc::EBUSY).times(1);
     assert_eq!(region.device_memory().as_raw(), memory_pointer);
     assert_eq!(region.close().unwrap_err().verb(), "ibv_dereg_mr");
-    // The memory under it is leaked too.
+    // The device memory under the region is leaked too.
     let error = memory.close().unwrap_err();
     assert_eq!((error.kind(), error.verb()), (ErrorKind::Busy, "ibv_free_dm"));
     assert!(error.to_string().contains("leaked"), "{error}");

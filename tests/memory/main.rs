@@ -20,7 +20,7 @@ fn paging_device() -> FunctionDevice {
     Builder::model().limits(|limits| limits.on_demand = 1).build()
 }
 
-/// Asserts that a call fails with that errno and those words, without the verb being called.
+/// Asserts that a call fails with this errno and these words, and that the verb is not called.
 #[track_caller]
 fn refused<T: std::fmt::Debug>(
     device: &FunctionDevice,

@@ -65,7 +65,7 @@ fn zero_based_regions_are_so_by_their_iova() {
         let from = source.gather_element(..).unwrap();
         assert_eq!(write(&mut queue_pair, &[from], part), WorkStatus::Success);
         assert_eq!(region.slice(1..5).unwrap().to_vec(), [0, 7, 8, 0]);
-        // Nothing may be followed to where requests see it.
+        // A request with inline data must not refer to the region.
         assert!(region.gather_element(..).unwrap_err().to_string().contains("by_iova"));
         assert!(region.scatter_element(..).is_err() && region.as_slice().gather_element().is_err());
         // SAFETY: it is not sent inline.
@@ -138,7 +138,7 @@ fn regions_of_more_than_4_gib_are_legal() {
     assert!(error.to_string().contains("must be within 0..=4294967295"), "{error}");
     assert!(region.gather_element(..MAX_SGE_LENGTH + 1).is_err());
     assert_eq!(region.gather_element(7..MAX_SGE_LENGTH + 7).unwrap().len(), u32::MAX);
-    // Its end is where it should be.
+    // It ends where it should.
     region.write(8, b"the end").unwrap();
     let (from, to) = (region.gather_element(8..15).unwrap(), region.remote_range(size - 7..));
     assert_eq!(write(&mut queue_pair, &[from], to.unwrap()), WorkStatus::Success);

@@ -73,7 +73,7 @@ fn a_failed_rereg_says_what_became_of_the_region() {
     region.close().unwrap();
     assert_eq!(device.live(Kind::MemoryRegion), 0);
     drop(second);
-    // The region of device memory and of dma-bufs are refused by libibverbs itself.
+    // libibverbs itself refuses to re-register device memory and dma-bufs.
     let file = shared_file(PAGE as u64);
     let access = AccessFlags::LOCAL_WRITE;
     let mut region = first.register_dmabuf(file.as_fd(), 0, PAGE, 0, access).unwrap();

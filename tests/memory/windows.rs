@@ -41,7 +41,7 @@ fn a_window_of_type_1_opens_what_it_is_bound_to() {
 
     let from = source.gather_element(..).unwrap();
     assert_eq!(write(&mut queue_pair, &[from], remote), WorkStatus::Success);
-    // Bound elsewhere, the old key opens nothing.
+    // Bound to another range: the old key opens nothing.
     let binding = WindowBinding::new(&region, ..8, access).unwrap().unsignaled();
     // SAFETY: as above.
     let moved = unsafe { queue_pair.post_bind_mw(&mut window, binding, 2) }.unwrap();
@@ -226,7 +226,7 @@ fn a_window_keeps_what_it_is_bound_to() {
         let remote = unsafe { queue_pair.post_bind_mw(window, binding, 1) }.unwrap();
         assert_eq!((remote.length(), status(&queue, 1)), (24, WorkStatus::Success));
     };
-    // The region and the one before.
+    // Two regions: that of the first binding, and the present one.
     for live in [1, 2, 2] {
         bind(&mut window);
         assert_eq!(device.live(Kind::MemoryRegion), live);
@@ -234,7 +234,7 @@ fn a_window_keeps_what_it_is_bound_to() {
     drop(window);
     assert_eq!(device.live(Kind::MemoryRegion), 0);
 
-    // Without that, the device is asked, and nothing is freed that it still knows.
+    // Otherwise the device would be asked, and memory that it still knows stays allocated.
     let region = SharedMemoryRegion::<u8>::new(&domain, 8, options).unwrap();
     let region = std::mem::ManuallyDrop::new(region);
     let mut window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();
@@ -247,7 +247,7 @@ fn a_window_keeps_what_it_is_bound_to() {
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert_eq!(device.live(Kind::MemoryRegion), 1);
 
-    // A region that a window holds is leaked with it.
+    // A region to which a window is bound is leaked with the window.
     let region = Arc::new(SharedMemoryRegion::<u8>::new(&domain, 8, options).unwrap());
     let mut window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();
     let binding = WindowBinding::shared(region, .., AccessFlags::REMOTE_READ).unwrap();

@@ -32,7 +32,7 @@ pub(crate) fn fail_polls(count: u32) {
     POLLS_FAIL.store(count, Ordering::SeqCst);
 }
 
-/// How many regions, queue pairs and completion queues exist.
+/// The number of regions, queue pairs and completion queues.
 pub(crate) fn live() -> (usize, usize, usize) {
     let state = lock();
     (state.regions.len(), state.queue_pairs.len(), state.queues.len())

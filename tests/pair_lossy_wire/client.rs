@@ -14,33 +14,33 @@ use crate::wire::{
 };
 use crate::{BYTES, LENGTH, MESSAGES, PARTS, WINDOW};
 
-/// Where the numbers of what is written begin; those of messages begin at 0.
+/// The first number that is written. Messages begin at 0.
 const WRITES: u64 = 1 << 30;
-/// So many errors in a round are more than bad luck.
+/// More errors than this in a round cannot be chance.
 const TOO_MANY: u32 = 50;
 
 /// What is done many times in a row.
 #[derive(Clone, Copy)]
 enum Operation {
     Send,
-    /// To the parts of this memory.
+    /// From this memory to the parts of the server's.
     Write(RemoteMemoryRegion),
-    /// From there.
+    /// From the parts of the server's memory.
     Read(RemoteMemoryRegion),
 }
 
 struct Client<'res> {
-    /// None only while it is being connected anew.
+    /// `None` only while the channel is being connected again.
     channel: Option<Channel<'res>>,
     buffers: MemoryRegion<'res, u64>,
     peer: Peer,
-    /// The errors that there were, and how often.
+    /// The errors so far, and how often each came.
     errors: BTreeMap<String, u32>,
-    /// How many of them there may be by the end of this round.
+    /// The highest number of errors by the end of this round.
     bearable: u32,
 }
 
-/// Transfers, over a wire with such a fault.
+/// All transfers over a wire with one fault.
 pub(crate) fn transfer(fault: &str) {
     let seconds = soak_seconds();
     let mut rounds = 0;
@@ -66,7 +66,7 @@ pub(crate) fn transfer(fault: &str) {
     let mebibytes = rounds * (BYTES * (MESSAGES + 2 * PARTS)) as u64 / (1 << 20);
     let [sent, lost, twice, disordered] =
         std::array::from_fn(|index| counts[0][index] + counts[1][index]);
-    // The fault was there.
+    // The fault did occur.
     match fault {
         "lost" => assert!(lost > 0),
         "duplicated" => assert!(twice > 0),
@@ -127,7 +127,7 @@ impl<'res> Client<'res> {
             let mut acknowledged = sent;
             let ended = self.stream(Operation::Send, &mut acknowledged, until);
             let (received, theirs, error): (u64, u64, String) = self.peer.exchange(());
-            // What was acknowledged has arrived; the answer to more may have been lost.
+            // Acknowledged messages have arrived; of others, the acknowledgement may have been lost.
             assert!((acknowledged..=until).contains(&received), "{acknowledged}, {received}");
             sent = received;
             if sent == until {
@@ -146,7 +146,7 @@ impl<'res> Client<'res> {
         }
     }
 
-    /// After an error of either side both begin again.
+    /// After an error on either side, both connect again.
     fn heed(&mut self, ended: Result<(), TransportError>, theirs: Option<String>) {
         let errors = [Some(failure(ended)), theirs];
         let mut errors = errors.into_iter().flatten().filter(|error| !error.is_empty()).peekable();
@@ -163,7 +163,7 @@ impl<'res> Client<'res> {
         self.channel = Some(reconnect(channel, &mut self.peer));
     }
 
-    /// Carries out the operations from `done` on, a window of them at a time, and counts there.
+    /// Carries out the operations from `done` on, a window of them at a time, and counts them in `done`.
     fn stream(
         &mut self,
         operation: Operation,
@@ -207,7 +207,7 @@ impl<'res> Client<'res> {
     }
 }
 
-/// What message, write or read `number` has in it.
+/// The content of message, write or read `number`.
 fn numbers(number: u64) -> Vec<u64> {
     (0..LENGTH).map(|index| pattern(number, index)).collect()
 }

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Transfers over a wire with such a fault, and tells what came of it in this row.
+/// Transfers over a wire with one fault, and reports the outcome for this row of the table.
 fn through(fault: &str, netem: &str, row: &str) {
     let reports = pair(&["--netem", netem], &role("server"), &role(&format!("client {fault}")));
     let [report] = &reports[..] else { panic!("one report, not {reports:?}") };

@@ -8,7 +8,7 @@ use crate::two_machines::{Peer, assert_nothing_left, pattern, short_name};
 use crate::wire::{QUIT, RECEIVE, RECONNECT, SUM, Sum, connect, counts, deadline, reconnect};
 use crate::{LENGTH, PARTS, WINDOW};
 
-/// Does what the client asks for, until it has had enough.
+/// Executes the client's requests until the client ends.
 pub(crate) fn serve() {
     {
         let context = ibverbs::open("rxe1").unwrap();
@@ -44,7 +44,7 @@ pub(crate) fn serve() {
     assert_nothing_left("rxe1");
 }
 
-/// Receives messages until there are so many, or something fails.
+/// Receives messages until all have come, or something fails.
 fn receive(
     channel: &mut Channel<'_>,
     buffers: &mut MemoryRegion<'_, u64>,
@@ -62,7 +62,7 @@ fn receive(
             }
             let (buffer, completion) = flying.pop_front().unwrap().wait_deadline(deadline())?;
             assert_eq!(completion.byte_len() as usize, crate::BYTES);
-            // Wrong data, a message twice or one too few: each would show here.
+            // Wrong data, a message twice or a missing message would show here.
             let wrong = (0..LENGTH).find(|&index| buffer[index] != pattern(*received, index));
             assert_eq!(wrong, None, "in message {received}");
             sum.add(&buffer);
@@ -73,7 +73,7 @@ fn receive(
     })
 }
 
-/// What the peer is told of it.
+/// The answer to the client.
 pub(crate) fn failure(ended: Result<(), TransportError>) -> String {
     match ended {
         Ok(()) => String::new(),

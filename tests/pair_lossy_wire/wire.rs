@@ -11,14 +11,14 @@ use ibverbs::{
 use crate::WINDOW;
 use crate::two_machines::{Peer, run};
 
-/// What the client asks the server for.
+/// The client's requests to the server.
 pub(crate) const RECEIVE: u8 = 1;
 pub(crate) const RECONNECT: u8 = 2;
 pub(crate) const SUM: u8 = 3;
 pub(crate) const QUIT: u8 = 4;
 
-/// How long an operation may take. Far more than the device's own retries (0.2 s), so that mostly
-/// these speak first.
+/// The deadline of an operation. Far longer than the device's own retries (0.2 s), so that errors mostly come
+/// from the device.
 pub(crate) fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(2)
 }
@@ -28,11 +28,11 @@ pub(crate) fn connect<'res>(domain: &'res ProtectionDomain<'_>, peer: &mut Peer)
         .max_send_wr(WINDOW as u32)
         .max_recv_wr(WINDOW as u32)
         .access(AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE)
-        // 34 ms, seven times: short, for most of the time is spent waiting for it.
+        // 34 ms per attempt, seven retries. Short, because most of the test's time is spent waiting for it.
         .ack_timeout(AckTimeout::new(13).unwrap())
         .min_rnr_timer(MinRnrTimer::SHORTEST)
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
-        // Each machine has one processor, on which the device's work is done too.
+        // Each machine has one processor, which also does the device's work.
         .sleep_after(8)
         .build()
         .unwrap();
@@ -42,12 +42,12 @@ pub(crate) fn connect<'res>(domain: &'res ProtectionDomain<'_>, peer: &mut Peer)
     channel
 }
 
-/// Both sides begin again.
+/// Both sides connect again.
 pub(crate) fn reconnect<'res>(channel: Channel<'res>, peer: &mut Peer) -> Channel<'res> {
     let prepared = channel.reset().unwrap();
-    // Neither is ready before the other has forgotten everything.
+    // Neither is ready before the other has reset its channel.
     let remote: QueuePairEndpoint = peer.exchange(prepared.endpoint());
-    // Late packets must not be taken for those of the new connection: the wire delays them too.
+    // The wire delays packets too: late ones must not be taken for packets of the new connection.
     std::thread::sleep(Duration::from_millis(100));
     let channel = prepared.handshake(remote).unwrap();
     peer.meet_again();
@@ -70,8 +70,8 @@ impl Sum {
     }
 }
 
-/// What this machine has sent, and what became of it: packets sent and lost on the wire, and
-/// requests that came to its device a second time, or out of order.
+/// Packets that this machine has sent and that the wire has lost, and requests that reached its device twice
+/// or out of order.
 pub(crate) type Counts = [u64; 4];
 
 pub(crate) fn counts() -> Counts {

@@ -23,13 +23,13 @@ use two_machines::{pair, role};
 const LENGTH: usize = 1024;
 /// Operations of the survivor in flight.
 const WINDOW: usize = 16;
-/// Room for so many messages, and as much to read from.
+/// Room for this many messages, and as much memory to read from.
 const SLOTS: usize = 512;
-/// The victim dies when so many messages have arrived, or the survivor has counted so many.
+/// The victim dies once this many messages have arrived, or the survivor has counted this many.
 const ENOUGH: usize = 150;
 /// Receives that the victim has posted.
 const RECEIVES: usize = 64;
-/// What the survivor prints when it has reached that.
+/// The survivor prints this when it has counted enough.
 const REACHED: &str = "in mid-transfer";
 
 /// 268 ms, seven times: long enough that a busy host alone does not exceed it.
@@ -42,8 +42,7 @@ const ACK_RETRIES: MaxAckRetries = match MaxAckRetries::new(6) {
     Err(_) => unreachable!(),
 };
 
-/// How long the settings let the survivor wait for an answer; devices may take up to four times
-/// that.
+/// How long the settings let the survivor wait for an answer. Devices may take up to four times as long.
 fn retry_time() -> Duration {
     ACK_TIMEOUT.duration().unwrap() * (u32::from(ACK_RETRIES.value()) + 1)
 }
@@ -64,7 +63,7 @@ fn main() -> ExitCode {
 }
 
 fn process_killed(layer: &str) {
-    // What it has received is in a file, where a witness finds it. 137: it was killed.
+    // A file keeps what the victim has received, for a witness to check. Exit status 137: it was killed.
     let victim = format!("{}; [ $? = 137 ] && {}", role("victim dies"), role("witness"));
     let reports = pair(&[], &victim, &role(&format!("survivor {layer} witness")));
     let [report] = &reports[..] else { panic!("one report, not {reports:?}") };

@@ -27,16 +27,16 @@ fn operation(number: usize) -> Operation {
     }
 }
 
-/// How many messages are among so many operations.
+/// The number of messages among `operations` operations.
 fn messages(operations: usize) -> usize {
     operations - operations / 4
 }
 
-/// How far it came.
+/// The result of a transfer.
 struct Progress {
     acknowledged: usize,
     last: Instant,
-    /// The first failure, and how long after the last success it came.
+    /// The first failure, and its time after the last success.
     failure: Option<(WorkError, Duration)>,
     flushed: usize,
 }
@@ -65,7 +65,7 @@ impl Progress {
     }
 }
 
-/// Connects, transfers until that fails, and checks everything.
+/// Connects, transfers until that fails, and checks the result.
 pub(crate) fn survive(layer: &str, witness: bool) {
     let (progress, posted, dropped, sink) = {
         let context = ibverbs::open("rxe1").unwrap();
@@ -84,7 +84,7 @@ pub(crate) fn survive(layer: &str, witness: bool) {
     assert!(acknowledged >= ENOUGH / 2, "{acknowledged} operations: it was not in mid-transfer");
     assert_eq!(error.status(), WorkStatus::RetryExceeded);
     let (configured, bound) = (retry_time(), 4 * retry_time());
-    // The clock may have begun before the last answer was seen here.
+    // The last answer may have been seen here after the victim began to measure.
     assert!(silence >= configured / 2, "{silence:?}");
     assert!(silence <= bound + PATIENCE, "{silence:?}");
     assert_eq!(flushed, posted - acknowledged - 1, "all the others of the window, and all later");
@@ -108,8 +108,8 @@ pub(crate) fn survive(layer: &str, witness: bool) {
     ));
 }
 
-/// How many of the slots hold what was read into them: all of those that were acknowledged, and that
-/// nothing was posted for since.
+/// The number of slots that hold what was read into them: those of acknowledged reads to which no later read
+/// was posted.
 fn intact_reads(sink: &[u64], acknowledged: usize, posted: usize) -> usize {
     let slot = |number| match operation(number) {
         Operation::Read { slot } => Some(slot),
@@ -142,7 +142,7 @@ fn part(remote: RemoteMemoryRegion, slot: usize) -> RemoteMemoryRegion {
     remote.sub_region(slot as u64 * bytes, bytes).unwrap()
 }
 
-/// Returns how it went, how many operations were posted, and how long dropping the queue pair took.
+/// Returns the result, the number of posted operations, and how long dropping the queue pair took.
 fn over_verbs(
     domain: &ProtectionDomain<'_>,
     source: &mut MemoryRegion<'_, u64>,
@@ -208,7 +208,7 @@ fn over_verbs(
     (progress, posted, start.elapsed())
 }
 
-/// As [`over_verbs`], by the safe layer.
+/// As [`over_verbs`], with a channel.
 fn over_channel(
     domain: &ProtectionDomain<'_>,
     source: &mut MemoryRegion<'_, u64>,

@@ -17,7 +17,7 @@ use crate::{ACK_RETRIES, ACK_TIMEOUT, ENOUGH, LENGTH, RECEIVES, SLOTS};
 const RECEIVED: &str = "/dev/shm/received";
 const BYTES: usize = LENGTH * size_of::<u64>();
 
-/// The file with what was received, in memory for good.
+/// The file with the received messages, mapped for the life of the process.
 fn received() -> *mut u8 {
     let file = File::options().read(true).write(true).create(true).truncate(false).open(RECEIVED);
     let file = file.unwrap();
@@ -31,8 +31,8 @@ fn received() -> *mut u8 {
     address.cast()
 }
 
-/// Receives messages, and lets the peer read, until the process is killed: by itself when it has
-/// enough, or else from outside.
+/// Receives messages, and lets the peer read, until the process is killed: by itself once it has enough, or
+/// from outside.
 pub(crate) fn receive(dies: bool) {
     let context = ibverbs::open("rxe1").unwrap();
     let domain = context.alloc_pd().unwrap();
@@ -87,7 +87,7 @@ pub(crate) fn receive(dies: bool) {
     }
 }
 
-/// Tells the survivor whether the messages are there that were acknowledged to it.
+/// Tells the survivor whether all acknowledged messages are there.
 pub(crate) fn bear_witness() {
     let mut peer = Peer::meet(18516);
     let messages: usize = peer.exchange(());

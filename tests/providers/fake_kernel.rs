@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// A device of the played kernel.
+/// A device of the fake kernel.
 #[derive(Debug)]
 pub(crate) struct FakeDevice {
     pub(crate) enabled: bool,
@@ -30,10 +30,10 @@ impl FakeDevice {
     }
 }
 
-/// What the played kernel offers.
+/// What the fake kernel offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interface {
-    /// RDMA netlink, and of sysfs only what says which PCI device it is.
+    /// RDMA netlink. Of sysfs only the files that name the PCI device.
     Netlink,
     /// The whole of sysfs, no RDMA netlink.
     Sysfs,
@@ -52,7 +52,7 @@ const ATTR_CHARDEV_NAME: u16 = 70;
 const ATTR_CHARDEV_ABI: u16 = 71;
 const ATTR_CHARDEV: u16 = 72;
 const ATTR_UVERBS_DRIVER_ID: u16 = 73;
-/// One that libibverbs of these sources does not know.
+/// A driver that this version of libibverbs does not know.
 const ATTR_OF_THE_FUTURE: u16 = 500;
 
 static PLAYED: OnceLock<(Interface, &'static [FakeDevice])> = OnceLock::new();
@@ -60,7 +60,7 @@ static PLAYED: OnceLock<(Interface, &'static [FakeDevice])> = OnceLock::new();
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static ASKED: AtomicBool = AtomicBool::new(false);
 
-/// From here on, in this process.
+/// Installs the fake kernel for the rest of this process.
 pub(crate) fn play(interface: Interface, devices: &'static [FakeDevice]) {
     PLAYED.set((interface, devices)).expect("played once");
 }
@@ -156,13 +156,13 @@ fn answers(request: &[u8], devices: &[FakeDevice]) -> Vec<Vec<u8>> {
             let first: Vec<u8> = parts.by_ref().take(5).flatten().collect();
             let mut rest: Vec<u8> = parts.flatten().collect();
             rest.extend(message(3, 2, sequence, &0i32.to_ne_bytes()));
-            // Before it, what answers no request of this socket. libnl would take it for an answer.
+            // First a datagram that answers no request of this socket. libnl would take it for an answer.
             let stale = message(kind, 2, sequence.wrapping_sub(1), &[]);
             let stale = (!cfg!(feature = "neigh")).then_some(stale);
             stale.into_iter().chain([first, rest]).collect()
         }
         CMD_GET_CHARDEV => {
-            // The only number in this request is the device's.
+            // The only number in this request is the index of the device.
             assert_eq!((u16_at(16), u16_at(18)), (8, ATTR_DEV_INDEX));
             let index = u32_at(20);
             let device = &devices[index as usize - 1];
@@ -210,7 +210,7 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-// What takes the place of the C library's functions.
+// The functions that replace those of the C library.
 
 fn fail(errno: c_int) -> c_int {
     // SAFETY: the location is valid for the calling thread.
@@ -282,7 +282,7 @@ unsafe extern "C" fn bind(
     c_int::try_from(result).unwrap_or(-1)
 }
 
-/// An address as the kernel has on a netlink socket.
+/// The address of a netlink socket as the kernel sees it.
 fn netlink_address() -> libc::sockaddr_nl {
     // SAFETY: all zeroes are a valid `sockaddr_nl`.
     let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };

@@ -63,8 +63,8 @@ fn netlink_lists_one_device_per_enabled_provider() {
     assert_eq!(listed(Interface::Netlink), expected.map(FakeDevice::line).collect());
 }
 
-/// In sysfs nothing says which driver a device has. Most providers know their PCI devices, and rxe
-/// goes by the name; mana and siw have neither.
+/// In sysfs no file names the driver of a device. Most providers recognise their PCI devices, and rxe goes by
+/// the device's name; mana and siw have neither.
 #[test]
 fn sysfs_lists_one_device_per_enabled_provider_that_it_can_tell() {
     let expected = DEVICES.iter().filter(|d| d.enabled && !["mana", "siw"].contains(&d.provider));

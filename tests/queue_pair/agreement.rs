@@ -26,7 +26,7 @@ fn with<R>(device: &FunctionDevice, test: impl FnOnce(QueuePairBuilder<'_>) -> R
     test(builder(&domain, &queue, QueuePairType::ReliableConnected))
 }
 
-/// What the provider was handed on the way to RTR: the attributes of the path.
+/// The attributes of the path that the provider received on the way to RTR.
 fn to_rtr(device: &FunctionDevice) -> ffi::ibv_qp_attr {
     device.call_before("modify_qp", 1).unwrap().qp_attr
 }
@@ -47,7 +47,7 @@ fn the_first_packet_has_a_random_number_that_the_peer_is_told() {
     assert_eq!(device.last_call("modify_qp").unwrap().qp_attr.sq_psn, numbers[0].value());
     two.handshake(to_one).unwrap();
 
-    // Every reset renews it; what was set by hand counts for one connection.
+    // Every reset renews it. A number that was set by hand counts for one connection.
     for round in 0..50 {
         let mut prepared = one.reset().unwrap();
         numbers.push(prepared.send_psn());
@@ -120,7 +120,7 @@ fn a_peer_that_tells_its_address_alone_leaves_the_limits_to_us() {
 
 #[test]
 fn the_gids_that_fit_are_chosen_wherever_they_are() {
-    // Ours, theirs, the index of ours and the GID of theirs that both choose.
+    // Our GIDs, the peer's, and the choice of both sides: the index of ours, and the peer's GID.
     for (ours, theirs, index, gid) in [
         (&[LOCAL[0], IPV4[0]][..], &[LOCAL[1], IPV4[1]][..], 1, IPV4[1]),
         (&[LOCAL[0], IPV4[0]], &[LOCAL[1]], 0, LOCAL[1]),

@@ -173,7 +173,7 @@ fn a_batch_that_fails_or_panics_posts_nothing() {
         });
         assert_eq!(full.unwrap_err().kind(), ErrorKind::QueueFull);
         assert_eq!(sends(), 0);
-        // None of that has left anything behind: the queue pair works.
+        // The earlier failures have no effect: the queue pair works.
         queue_pair.post_receive(&mut region, .., 8).unwrap();
         queue_pair.batch(|b| b.send(9, signaled, Inline(b"whole"))).unwrap();
     }

@@ -31,7 +31,7 @@ fn options_take_the_extended_way() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    // The device has none of these, but it is asked for them.
+    // The device has none of these, but is asked for them.
     let refused = |builder: QueuePairBuilder<'_>| {
         builder.build().unwrap_err();
         device.last_call("create_qp_ex").unwrap().qp_init_attr
@@ -71,11 +71,11 @@ fn the_extended_interface_is_there_or_not() {
     let error = unsafe { plain.batch(|_| Ok::<_, ibverbs::Error>(())) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     device.clear_faults();
-    // It promises TSO, but has no function for it.
+    // It announces TSO, but has no function for it.
     let all = SendOperations::SEND | SendOperations::TSO;
     let error = new().extended(all).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    // Another failure is no reason to do without.
+    // After another error, the queue pair is not built without the feature.
     device.fail("create_qp_ex").errno(libc::ENOMEM).times(1);
     let error = new().extended_if_available(wanted).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Resource);
@@ -104,7 +104,7 @@ fn a_shared_receive_queue_takes_the_place_of_the_own() {
     // SAFETY: nothing is posted.
     let error = unsafe { queue_pair.post_receive(&mut region, ..8, 3) }.unwrap_err();
     assert!(error.to_string().contains("posted to the shared receive queue"), "{error}");
-    // A shared one of another context does not fit.
+    // A shared receive queue of another context is refused.
     let other = device.context();
     let other_domain = other.alloc_pd().unwrap();
     let stranger = other_domain.create_srq(8, 1).unwrap();
@@ -193,7 +193,7 @@ fn one_that_was_never_connected_says_why_it_cannot_be_destroyed() {
     assert_eq!(device.calls("destroy_qp"), 1);
 }
 
-/// What `ibv_qp_to_qp_ex` looks at, queue pairs of most providers do not have.
+/// For most providers, queue pairs lack the fields that `ibv_qp_to_qp_ex` reads.
 #[test]
 fn an_adopted_queue_pair_is_extended_if_the_builder_says_so() {
     let device = FunctionDevice::model();

@@ -36,7 +36,7 @@ fn to_itself<'a>(builder: QueuePairBuilder<'a>) -> QueuePair<'a> {
     prepared.handshake(endpoint).unwrap()
 }
 
-/// Polls until nothing more comes; the numbers and what became of them.
+/// Polls until the queue is empty. Returns the numbers and statuses.
 fn completions(queue: &CompletionQueue<'_>) -> Vec<(u64, WorkResult)> {
     let mut found = Vec::new();
     let mut slice = [WorkCompletion::default(); 8];
@@ -49,7 +49,7 @@ fn completions(queue: &CompletionQueue<'_>) -> Vec<(u64, WorkResult)> {
     }
 }
 
-/// The numbers of the requests that were carried out.
+/// The numbers of the executed requests.
 #[track_caller]
 fn successes(queue: &CompletionQueue<'_>) -> Vec<u64> {
     completions(queue)
@@ -61,7 +61,7 @@ fn successes(queue: &CompletionQueue<'_>) -> Vec<u64> {
         .collect()
 }
 
-/// Memory of the peer's, which is ours as well.
+/// Memory that the peer may access, on our side too.
 fn remote(region: &SharedMemoryRegion<'_, u64>) -> RemoteMemoryRegion {
     region.remote()
 }

@@ -166,7 +166,7 @@ fn inline_data_is_gone_when_the_post_returns() {
     let request = SendWorkRequest::new(&elements).unwrap();
     let error = request.inline(most).unwrap_err();
     assert!(error.to_string().contains("inline data is 256"), "{error}");
-    // A request that was made for another queue pair is refused by the provider, and explained.
+    // The provider refuses a request that was made for another queue pair, and the error explains it.
     let mut request = SendWorkRequest::new(&elements).unwrap().inline(u32::MAX).unwrap();
     // SAFETY: nothing is posted.
     let error = unsafe { queue_pair.post(&mut request, 3) }.unwrap_err();
@@ -313,7 +313,7 @@ fn a_list_that_fails_says_how_far_it_came() {
         assert!(error.to_string().contains("request 2 of the list was refused"), "{error}");
         assert!(error.error().to_string().contains("the number of gather elements is 5"));
         assert_eq!(successes(&queue), [1, 2]);
-        // What is left can be posted, and nothing remains of the failure.
+        // What is left can be posted: the failure has no later effect.
         list.truncate(2).unwrap();
         device.fail("post_send").errno(libc::ENOMEM).times(1);
         // SAFETY: as above.
@@ -322,7 +322,7 @@ fn a_list_that_fails_says_how_far_it_came() {
         // SAFETY: as above.
         unsafe { queue_pair.post_list(&mut list) }.unwrap();
         assert_eq!(successes(&queue), [1, 2]);
-        // All are queued, though the device could not be told.
+        // All requests are queued, though the device could not be told.
         device.fail("ring_doorbell").errno(libc::EACCES).times(1);
         // SAFETY: as above.
         let error = unsafe { queue_pair.post_list(&mut list) }.unwrap_err();
@@ -421,8 +421,8 @@ fn datagrams_go_where_each_says() {
     let received = done.iter().find(|(wr_id, _)| *wr_id == 1).unwrap().1.unwrap();
     assert_eq!((received.immediate(), received.byte_len()), (Some(3), 44));
     assert_eq!(received.source_queue_pair(), one.number());
-    // What does not say where it goes is refused before the provider looks for that.
-    // SAFETY: nothing is posted.
+    // A request without an address handle is refused before the provider follows it. SAFETY: nothing is
+    // posted.
     unsafe {
         let errors = [
             one.post_send(&region, ..4, 3).unwrap_err(),

@@ -102,10 +102,10 @@ fn a_state_that_changed_by_itself_is_noticed() {
     let queue = context.create_cq(16).unwrap();
     let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
     device.break_qp(queue_pair.number());
-    // libibverbs still has RTS, from where this is allowed: the kernel refuses it.
+    // libibverbs still reports RTS, from which this change is allowed: the kernel refuses it.
     let error = queue_pair.drain(false).unwrap_err();
     assert!(error.to_string().contains("no way from ERR to SQD of an RC"), "{error}");
-    // And the other way round: what RTS does not allow, but the real state does.
+    // The other way round: RTS does not allow the change, the real state does.
     let mut other = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
     other.modify(StateTransition::to(QueuePairState::Reset)).unwrap();
     let reset = other.query_attributes(AttributeMask::STATE).unwrap();
@@ -188,7 +188,7 @@ fn a_query_tells_what_was_set() {
     assert_eq!(found.path().unwrap().gid(), Some(queue_pair.endpoint().gid()));
     assert_eq!(found.max_send_wr(), Some(queue_pair.max_send_wr()));
     assert_eq!(found.rate_limit(), None, "not asked for");
-    // A device that does not tell all of them is asked for the least.
+    // A device that does not report all limits is given the lowest values.
     device.fail("query_qp").errno(libc::EOPNOTSUPP).times(1);
     let least = queue_pair.query().unwrap();
     assert_eq!((least.port(), least.path_mtu()), (Some(1), None));
@@ -258,6 +258,6 @@ fn what_a_device_does_not_have_is_a_typed_error() {
     // It has no packet pacing.
     let error = queue_pair.modify_rate_limit(RateLimit { rate: 1000, ..Default::default() });
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
-    // The device says nothing of order, so nothing is promised.
+    // The device reports no ordering, so none is promised.
     assert_eq!(queue_pair.data_in_order(WorkRequestOpcode::Write), DataInOrder::empty());
 }

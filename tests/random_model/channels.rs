@@ -17,7 +17,7 @@ proptest! {
         bed.device.assert_clean();
     }
 
-    /// What is forgotten is leaked, with what it was made from, and nothing else is.
+    /// Forgotten objects are leaked with their parents, and nothing else is.
     #[test]
     fn forgotten_channels_in_any_order((episodes, ends) in programs(true, 20), stale: bool) {
         run(&episodes, &ends, &Model::new(stale))?;

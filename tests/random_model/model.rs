@@ -14,10 +14,11 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Whether completions are left in their queue by a reset, as some devices do, or not.
+    /// Whether a reset leaves completions in their queue, as on some devices.
     pub(crate) fn new(stale: bool) -> Self {
         let device = FunctionDevice::model();
-        // What is in flight reaches memory that was freed too early, and valgrind sees it.
+        // The device accesses memory by the address in the request, so valgrind sees an access to memory that
+        // was freed too early.
         device.stale_translation(true);
         device.keep_stale_completions(stale);
         Self { device }

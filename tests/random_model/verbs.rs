@@ -17,7 +17,7 @@ proptest! {
         bed.device.assert_clean();
     }
 
-    /// What is forgotten is leaked, with what it was made from, and nothing else is.
+    /// Forgotten objects are leaked with their parents, and nothing else is.
     #[test]
     fn forgotten_queue_pairs_in_any_order(program in programs(true, 120), stale: bool) {
         run(&program, &Model::new(stale))?;

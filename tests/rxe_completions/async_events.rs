@@ -11,7 +11,7 @@ use ibverbs::{AsyncEvent, AsyncEvents, QueuePairType};
 use super::vm::{PATIENCE, assert_nothing_left, completions, kernel_release, one_at_a_time, run};
 use super::{SOON, exchange, loopback};
 
-/// The next event of this kind; others may come before it.
+/// The next event of this kind. Events of other kinds may come first.
 fn await_event(events: &AsyncEvents<'_>, kind: Kind) -> AsyncEvent {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -32,11 +32,11 @@ fn ports_come_and_go() {
         assert_eq!(await_event(&events, Kind::PortError).subject(), Subject::Port(1));
         run("ip link set veth0 up");
         assert_eq!(await_event(&events, Kind::PortActive).subject(), Subject::Port(1));
-        // .. and some that nobody reads, before the context is closed.
+        // Some events stay unread when the context is closed.
         run("ip link set veth0 down; ip link set veth0 up");
     }
     assert_nothing_left("rxe0");
-    // The address table of the port is there again for other tests.
+    // Restores the GID table of the port for other tests.
     let context = ibverbs::open("rxe0").unwrap();
     let start = Instant::now();
     while context.routable_gid(1).is_err() || context.query_gid(1, 1).is_err() {
@@ -111,7 +111,7 @@ fn objects_go_while_their_events_are_read() {
                 for wr_id in 0..u64::from(small.capacity()) + 3 {
                     exchange(&mut pair, &mut region, wr_id);
                 }
-                // At any time relative to the event.
+                // Destroyed at any time relative to the event.
                 thread::sleep(Duration::from_micros(round * 20));
             }
             over.store(true, Ordering::Release);

@@ -103,7 +103,7 @@ fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
     let context = ibverbs::open("rxe0").unwrap();
     let domain = context.alloc_pd().unwrap();
     let sends = context.create_cq(64).unwrap();
-    // Room for all: the pollers may be late.
+    // Room for all completions: the pollers may be late.
     let builder = CompletionQueue::builder(&context, 4096).extended(CompletionFields::empty());
     let receives = builder.build().unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -146,7 +146,7 @@ fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
     });
     assert!(all.iter().all(|found| !found.is_empty()), "or this tests nothing");
     let mut all = all.concat();
-    // What the two had no time for.
+    // The completions that the two pollers have not taken.
     let mut room = vec![WorkCompletion::default(); 4096];
     all.extend(ids(receives.poll(&mut room).unwrap()));
     all.sort_unstable();

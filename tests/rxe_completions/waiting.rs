@@ -131,7 +131,7 @@ fn an_event_loop_serves_two_queues() {
             }
         });
         assert!(found.values().all(|&times| times == 1), "{found:?}");
-        // The queues are armed, and there may be events of theirs; nothing waits for them.
+        // The queues are armed and may have raised events; nobody waits for them.
         exchange(&mut pair, &mut region, 0);
         channel.wait_timeout(PATIENCE).unwrap();
     }

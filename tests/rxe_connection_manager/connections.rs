@@ -96,7 +96,7 @@ fn queue_pairs_are_connected_like_channels() {
                 | AttributeMask::ACK_TIMEOUT
                 | AttributeMask::ACCESS;
             let attributes = side.query_attributes(mask).unwrap();
-            // What one side asks for is no more than what the other answers.
+            // Each side requests at most what the other answers.
             assert_eq!(attributes.max_rd_atomic(), Some(2));
             assert_eq!(attributes.max_dest_rd_atomic(), Some(2));
             assert_eq!(attributes.ack_timeout(), Some(AckTimeout::default()));
@@ -163,7 +163,7 @@ fn options_and_addresses() {
 #[test]
 fn ipv6() {
     let _alone = alone("IPv6", 120);
-    // The link-local address of veth0, which the kernel needs a moment to be sure of.
+    // The link-local address of veth0. The kernel needs a moment for duplicate address detection.
     let start = Instant::now();
     let address = loop {
         let text = crate::vm::run("ip -6 -br addr show dev veth0 scope link -tentative");
@@ -190,13 +190,13 @@ fn ipv6() {
     nothing_is_left();
 }
 
-/// The two parts: one thread moves data while another watches the connection.
+/// A connection in two parts: one thread moves data while another watches the connection.
 #[test]
 fn the_control_can_be_watched_by_another_thread() {
     let _alone = alone("the control", 60);
     let [one, (two, _device)] = pair();
     let (channel, mut control) = one.0.into_parts();
-    // Soft-RoCE has no such options; and the kernel knows already.
+    // Soft-RoCE does not have these options, and the kernel has the values already.
     assert_eq!(control.remote_ece().unwrap(), EnhancedConnection::default());
     assert!(control.notify_established().is_err());
     assert!(!control.as_raw().is_null());
@@ -227,7 +227,7 @@ fn a_thousand_connections_leave_nothing() {
             [one.join().unwrap(), two]
         });
         if round == 0 {
-            // The listener has opened the file of the next request, or will.
+            // The listener has opened, or will open, the file for the next request.
             files = open_files() + 1;
         }
         if round % 100 == 0 {

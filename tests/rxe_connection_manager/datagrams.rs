@@ -14,12 +14,12 @@ use crate::managed::{TIME, here};
 use crate::nothing_is_left;
 use crate::vm::{alone, completions, run, success};
 
-/// What lies before a datagram in its receive.
+/// The bytes before a datagram in its receive buffer.
 const ROUTE: usize = 40;
 const MESSAGES: usize = 5;
 const LENGTH: usize = 100;
 
-/// The objects that a side needs.
+/// The objects of one side.
 struct Side<'a> {
     context: &'a Context<'a>,
     domain: &'a ProtectionDomain<'a>,
@@ -48,7 +48,7 @@ impl<'a> Side<'a> {
         let mut region = self.domain.allocate::<u8>(MESSAGES * size).unwrap();
         for at in 0..MESSAGES {
             let part = at * size..(at + 1) * size;
-            // SAFETY: the region is looked at when the completion was polled, and dropped after that.
+            // SAFETY: the region is read once the completion was polled, and dropped after that.
             unsafe { queue_pair.post_receive(&mut region, part, 100 + at as u64) }.unwrap();
         }
         region
@@ -123,7 +123,7 @@ fn ours_with_ours() {
             assert_eq!(&region[ROUTE..][..10], b"a datagram");
         });
 
-        // One that says no, one that does not answer, and data that are too long.
+        // A request that is rejected, one that is not answered, and private data that are too long.
         for (refuse, data) in [(true, 3), (false, 3), (true, 181)] {
             let one = scope.spawn(move || {
                 let mut route = Route::to(address).resolve_datagram(TIME).unwrap();
@@ -174,7 +174,7 @@ fn a_queue_pair_that_is_connected_takes_no_datagrams() {
     nothing_is_left();
 }
 
-/// `udaddy` answers each message that it gets.
+/// `udaddy` answers each message.
 #[test]
 fn udaddy_answers_us() {
     let _alone = alone("udaddy answers", 120);
@@ -193,7 +193,7 @@ fn udaddy_answers_us() {
             for _ in 0..MESSAGES {
                 side.send_to(&mut queue_pair, &peer, b"to udaddy");
             }
-            // Some answers may have come while we sent; the last is what counts.
+            // Some answers may have come while we were sending. The last one decides.
             let last = 100 + MESSAGES as u64 - 1;
             success(&side.wait_for(last), last);
             drop(region);
@@ -209,7 +209,7 @@ fn udaddy_answers_us() {
     nothing_is_left();
 }
 
-/// `udaddy` asks us for our queue pair, and wants each of its messages answered.
+/// `udaddy` asks for our queue pair, and expects an answer to each of its messages.
 #[test]
 fn we_answer_udaddy() {
     let _alone = alone("udaddy asks", 120);
@@ -292,7 +292,7 @@ fn mckey_hears_us() {
     let _alone = alone("mckey hears", 120);
     prepare_group();
     let listener = tool(&format!("mckey -m {GROUP} -b 10.77.0.2 -c 1 -C {MESSAGES} -S {LENGTH}"));
-    // It says nothing when it is ready, so it may hear some of the first ones or not.
+    // It prints nothing when it is ready, so it may miss the first messages.
     for _ in 0..100 {
         thread::sleep(Duration::from_millis(200));
         if listener.is_finished() {

@@ -15,7 +15,7 @@ use crate::vm::alone;
 
 const ROLE: &str = "IBVERBS_TEST_ROLE";
 
-/// This program in a role, as a process of its own.
+/// This program in one role, as a process of its own.
 struct Other {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -33,7 +33,7 @@ impl Other {
         Self { child, lines }
     }
 
-    /// Waits until it says this, and what it says after it.
+    /// Waits until the process prints this, and returns the rest of the line.
     fn says(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
@@ -58,7 +58,7 @@ impl Drop for Other {
     }
 }
 
-/// Says how far it is, and waits to be killed.
+/// Prints its state, and waits to be killed.
 fn here_i_am(what: &str) -> ! {
     println!("ready: {what}");
     thread::sleep(Duration::from_secs(120));
@@ -139,7 +139,7 @@ fn the_client_is_killed_in_each_state() {
         assert!(listener.next_timeout(Duration::from_millis(100)).is_err(), "it has not asked");
     }
 
-    // It has asked: whether we take the request before or after it dies, it comes to nothing.
+    // It has sent its request. Whether we accept before or after it dies, the connection fails.
     for late in [false, true] {
         let mut client = Other::start("client asking", address);
         client.says("ready");
@@ -159,7 +159,7 @@ fn the_client_is_killed_in_each_state() {
         );
     }
 
-    // It has our answer, and does not look at it.
+    // It has our answer, but does not read it.
     let mut client = Other::start("client asking", address);
     client.says("ready");
     let request = listener.next_timeout(TIME).unwrap();
@@ -204,7 +204,7 @@ fn the_server_is_killed_in_each_state() {
         server.kill();
         let start = Instant::now();
         match connecting.finish(TIME) {
-            // It had answered before it died: then the end of the connection is told.
+            // It had answered before it died, so the end of the connection is reported.
             Ok(mut connection) if role == "server answering" => {
                 expect(&mut connection, Kind::Disconnected);
             }
@@ -218,7 +218,7 @@ fn the_server_is_killed_in_each_state() {
     server.says("ready");
     server.kill();
     expect(&mut connection, Kind::Disconnected);
-    // What is posted from then on ends, and does not hang.
+    // What is posted from then on ends with an error, and does not hang.
     let mut region = connected_device.domain.allocate::<u8>(8).unwrap();
     connection.disconnect().unwrap();
     let mut room = region.slice_mut(..).unwrap();

@@ -18,7 +18,7 @@ fn role() {
     println!("said: {error:?}");
 }
 
-/// What a program says that finds the file as `prepare` makes it.
+/// The output of a program that finds the file as `prepare` makes it.
 fn says(prepare: &str, user: Option<u32>) -> String {
     run(&format!("mv {FILE} {FILE}.away; {prepare}"));
     let mut command = Command::new(env::current_exe().unwrap());

@@ -21,10 +21,10 @@ mod tools;
 
 use std::time::{Duration, Instant};
 
-/// What is there when all of ours is gone. librdmacm keeps the device open once it has used it.
+/// The objects that remain when ours are gone. librdmacm keeps the device open once it has used it.
 const BASELINE: &str = "pd 1 cq 1 qp 1 cm_id 0 mr 0 ctx 1 srq 0";
 
-/// Nothing but the device that librdmacm keeps open is left.
+/// Asserts that nothing is left but the device that librdmacm keeps open.
 fn nothing_is_left() {
     let start = Instant::now();
     loop {

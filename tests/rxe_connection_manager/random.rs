@@ -13,7 +13,7 @@ use crate::nothing_is_left;
 use crate::vm::alone;
 use crate::vm::process::open_files;
 
-/// Numbers that are the same each time (xorshift).
+/// Pseudo-random numbers, the same each time (xorshift).
 struct Numbers(u64);
 
 impl Numbers {
@@ -25,7 +25,7 @@ impl Numbers {
     }
 }
 
-/// All that a program has, each side by itself.
+/// The objects of the program, each side by itself.
 struct World {
     device: Device,
     listener: Listener,
@@ -83,7 +83,7 @@ impl World {
                 match numbers.below(3) {
                     0 => drop(connection),
                     1 => drop(connection.into_parts()),
-                    // The other side may have ended it already.
+                    // The other side may have ended the connection already.
                     _ => drop(connection.disconnect()),
                 }
             }
@@ -92,7 +92,7 @@ impl World {
                     while let Some(event) = connection.event().unwrap() {
                         let kind = event.kind();
                         assert!(
-                            // Rejected: the other side has given up before it was established there.
+                            // Rejected: the other side gave up before the connection was established.
                             matches!(
                                 kind,
                                 Kind::Disconnected | Kind::TimeWaitExit | Kind::Rejected
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// Over one connection of which both sides are there.
+    /// Sends over a connection whose two sides both exist.
     fn move_data(&mut self) {
         let found = self.one.iter().enumerate().find_map(|(at, one)| {
             let other = self.two.iter().position(|two| two.peer_addr() == one.local_addr());
@@ -124,7 +124,7 @@ impl World {
     }
 }
 
-/// Goes on with the first that waits.
+/// Takes the next step of the first connection that waits.
 fn advance(
     waiting: &mut VecDeque<Connecting<Channel<'static>>>,
     done: &mut Vec<Managed>,
@@ -134,7 +134,7 @@ fn advance(
     if numbers.below(10) == 0 {
         return; // gives up
     }
-    // One that was rejected or given up by the other side is gone.
+    // A connection that the other side has rejected or given up is removed.
     match connecting.step() {
         Ok(Step::Done(connection)) => done.push(connection),
         Ok(Step::Pending(connecting)) => waiting.push_back(connecting),

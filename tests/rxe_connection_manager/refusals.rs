@@ -28,19 +28,19 @@ fn a_peer_can_be_rejected_with_a_word() {
         let ConnectionError::Rejected(rejection) = error else { panic!("{error}") };
         assert_eq!(rejection.private_data().trim_end(), b"full house");
 
-        // One that is dropped says no as well.
+        // A request that is dropped is rejected.
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
         drop(listener.next_timeout(TIME).unwrap());
         assert_eq!(reason(&one.join().unwrap()), RejectReason::Refused);
 
-        // And so does one that is ready to accept.
+        // So is one that was prepared to be accepted.
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
         let device = Device::named("rxe0");
         let request = listener.next_timeout(TIME).unwrap();
         drop(request.prepare(device.prepare()).map_err(|(.., error)| error).unwrap());
         assert_eq!(reason(&one.join().unwrap()), RejectReason::Refused);
 
-        // A request that nobody has read is rejected when the listener goes.
+        // A request that nobody has read is rejected when the listener is closed.
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
         thread::sleep(Duration::from_millis(200));
         drop(listener);
@@ -117,7 +117,7 @@ fn private_data_that_are_too_long_are_refused_before_anything_is_sent() {
     nothing_is_left();
 }
 
-/// A request that finds no room is not answered, and its sender's kernel tries again some seconds later.
+/// A request that exceeds the backlog is not answered, and the sender's kernel repeats it some seconds later.
 #[test]
 fn a_full_backlog_makes_peers_wait() {
     let _alone = alone("backlog", 180);
@@ -127,7 +127,7 @@ fn a_full_backlog_makes_peers_wait() {
         let peers: Vec<_> =
             (0..3).map(|_| scope.spawn(move || connect(address, b"").unwrap())).collect();
         let first = listener.next_timeout(TIME).unwrap();
-        // The two others have asked by now, and one of them found room.
+        // Both other requests have arrived by now, and one of them found room.
         thread::sleep(Duration::from_secs(1));
         let second = listener.try_next().unwrap().expect("there was room for one");
         assert!(listener.try_next().unwrap().is_none(), "and for no more");
@@ -149,16 +149,16 @@ fn deadlines_end_every_step_and_leave_nothing() {
         let took = start.elapsed();
         assert!(took < Duration::from_secs(10), "{took:?}");
     };
-    // Nobody has that address: its hardware address is not to be found.
+    // Nobody has this address, so its hardware address cannot be resolved.
     let start = Instant::now();
     let error = Route::resolve("10.77.0.99:7471".parse().unwrap(), short).unwrap_err();
     assert!(matches!(error, ConnectionError::TimedOut | ConnectionError::NoAddress(_)), "{error}");
     within(start);
-    // No network leads there.
+    // There is no route to this network.
     let error = Route::resolve("203.0.113.1:7471".parse().unwrap(), short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 
-    // The peer's machine is there, and its program does not answer.
+    // The peer's machine exists, but its program does not answer.
     let (mut listener, address) = listen();
     let device = Device::named("rxe0");
     let start = Instant::now();
@@ -166,19 +166,19 @@ fn deadlines_end_every_step_and_leave_nothing() {
     let error = route.connect(device.prepare(), b"", short).err().unwrap();
     assert_eq!(error, ConnectionError::TimedOut);
     within(start);
-    // It has heard of us, and that we have gone.
+    // The peer has read our request, and reads that we have gone.
     let request = listener.next_timeout(TIME).unwrap();
     let start = Instant::now();
     assert!(request.accept(device.prepare(), b"", Duration::from_millis(500)).is_err());
     within(start);
-    // Nobody comes.
+    // No request comes.
     let start = Instant::now();
     let error = listener.next_timeout(short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert!(start.elapsed() >= short);
     within(start);
     assert!(listener.try_next().unwrap().is_none());
-    // Times beyond what C can say are for ever, and none at all is over at once.
+    // Times longer than C can express count as no limit, and a deadline in the past ends at once.
     let none = Route::resolve(address, Duration::ZERO).unwrap_err();
     assert_eq!(none, ConnectionError::TimedOut);
     drop(Route::resolve(address, Duration::MAX).unwrap());

@@ -20,10 +20,10 @@ const GET_EVENT: u32 = 12;
 const DEVICE_REMOVAL: u32 = 11;
 const ADDR_CHANGE: u32 = 14;
 
-/// The identifier that was created last, and the file that it is on.
+/// The identifier that was created last, and its file.
 static LAST: AtomicU64 = AtomicU64::new(0);
 static FILE: AtomicI32 = AtomicI32::new(-1);
-/// The event that the next read from the file gives, plus one; and of which identifier.
+/// The event, plus one, that the next read from the file returns, and the identifier that it is about.
 static EVENT: AtomicU32 = AtomicU32::new(0);
 static OF: AtomicU64 = AtomicU64::new(0);
 
@@ -33,7 +33,7 @@ static OF: AtomicU64 = AtomicU64::new(0);
 struct Command {
     command: u32,
     sizes: [u16; 2],
-    /// Of CREATE_ID the identifier, of GET_EVENT where the answer goes.
+    /// For CREATE_ID where the identifier is, for GET_EVENT where the answer goes.
     word: u64,
 }
 
@@ -46,7 +46,7 @@ struct Answer {
     status: u32,
 }
 
-/// In the place of the C library's.
+/// Replaces the C library's.
 ///
 /// # Safety
 ///
@@ -54,7 +54,7 @@ struct Answer {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: usize) -> isize {
     if count >= size_of::<Command>() && buffer.cast::<Command>().is_aligned() {
-        // SAFETY: so much is there to be written.
+        // SAFETY: librdmacm passes that many bytes.
         let command = unsafe { &*buffer.cast::<Command>() };
         if command.command == CREATE_ID && command.sizes[0] as usize == count - 8 {
             LAST.store(command.word, Ordering::Relaxed);
@@ -66,7 +66,7 @@ unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: usize) -> is
                 EVENT.store(0, Ordering::Relaxed);
                 let identifier = OF.load(Ordering::Relaxed);
                 let answer = Answer { identifier, number: 0, event: event - 1, status: 0 };
-                // SAFETY: it is where librdmacm wants the answer, which is longer than this.
+                // SAFETY: this is where librdmacm expects the answer, and it has room for more than this.
                 unsafe { (command.word as *mut Answer).write(answer) };
                 return count as isize;
             }
@@ -76,7 +76,7 @@ unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: usize) -> is
     unsafe { libc::syscall(libc::SYS_write, fd, buffer, count) as isize }
 }
 
-/// The next event of the identifier that was created last is this.
+/// Makes this the next event of the identifier that was created last.
 fn next_is(event: u32) {
     OF.store(LAST.load(Ordering::Relaxed), Ordering::Relaxed);
     EVENT.store(event + 1, Ordering::Relaxed);
@@ -85,7 +85,7 @@ fn next_is(event: u32) {
 #[test]
 fn a_removed_device_stops_the_channel_and_ends_the_connection() {
     let _alone = alone("removed", 60);
-    // Of the two, the one that connects has created its identifier last; the other's came with the request.
+    // The side that connects creates its identifier last; the other's came with the request.
     let [mut one, mut two] = pair();
     next_is(DEVICE_REMOVAL);
     assert_eq!(one.0.event().unwrap().unwrap().kind(), Kind::DeviceRemoved);
@@ -95,7 +95,7 @@ fn a_removed_device_stops_the_channel_and_ends_the_connection() {
     assert!(one.0.event_timeout(Duration::ZERO).is_err());
     assert_eq!((one.0.peer_addr(), one.0.control().as_raw().is_null()), (None, true));
     assert!(one.0.disconnect().is_err());
-    // The identifier is gone before the queue pair, and the peer has heard of it.
+    // The identifier is destroyed before the queue pair, and the peer sees the end of the connection.
     expect(&mut two.0, Kind::Disconnected);
     drop((one, two));
     nothing_is_left();

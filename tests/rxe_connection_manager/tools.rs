@@ -13,7 +13,7 @@ use crate::managed::{Device, Managed, TIME, accept, connect, expect, here};
 use crate::nothing_is_left;
 use crate::vm::alone;
 
-/// A program of rdma-core that ends when this is dropped.
+/// A program of rdma-core. It is stopped when this is dropped.
 struct Tool(Child, String);
 
 impl Tool {
@@ -204,6 +204,6 @@ fn we_connect_to_cmtime() {
         expect(connection, Kind::Disconnected);
     }
     drop((connections, device));
-    drop(cmtime); // it goes on to listen
+    drop(cmtime); // it keeps listening
     nothing_is_left();
 }

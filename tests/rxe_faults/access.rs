@@ -16,7 +16,7 @@ use crate::vm::channels::{
     ALL, Side, connect, deadline, exchange, nothing_is_left, reconnect, sides,
 };
 
-/// What is registered, with as much on either side of it that is not.
+/// The registered bytes. As many on either side of them are not registered.
 const REGION: usize = 8192;
 const WHOLE: usize = 3 * REGION;
 
@@ -33,11 +33,11 @@ use Request::*;
 
 const EVERY: [Request; 5] = [Write, WriteWithImmediate, Read, FetchAdd, CompareSwap];
 
-/// What becomes of a receive that the passive side has posted.
+/// What happens to a receive that the passive side has posted.
 const PASSIVE: [WorkStatus; 3] =
     [WorkStatus::Flushed, WorkStatus::LocalAccess, WorkStatus::RemoteAccess];
 
-/// The memory of the passive side. It is looked at by volatile reads alone: a device may write to it.
+/// The memory of the passive side. Only volatile reads access it, since a device may write to it.
 struct Memory {
     /// Before the bytes, so that it is dropped first.
     region: RawMemoryRegion<'static>,
@@ -59,7 +59,7 @@ impl Memory {
         (index as u8).wrapping_mul(31) ^ (index >> 8) as u8 ^ 0x5a
     }
 
-    /// Every byte of it, inside of the region and around it.
+    /// Every byte of it, registered or not.
     fn assert_unchanged(&self, what: &str) {
         for index in 0..WHOLE {
             // SAFETY: it is within the bytes.
@@ -69,17 +69,17 @@ impl Memory {
         }
     }
 
-    /// `length` bytes from `offset` on, wherever that is.
+    /// `length` bytes at any `offset`, in the region or not.
     fn at(&self, offset: i64, length: u64) -> RemoteMemoryRegion {
         let address = self.region.remote().address().wrapping_add_signed(offset);
         RemoteMemoryRegion::new(address, length, self.region.remote().rkey()).unwrap()
     }
 }
 
-/// Two channels that are connected anew after each refusal, and what came of all that was asked.
+/// Two channels, which are connected again after each refusal, and the outcomes of all requests.
 struct Trial {
     sides: (Side, Side),
-    /// The one that asks, and the one whose memory it is.
+    /// The side that requests, and the side whose memory it is.
     channels: Option<(Channel<'static>, Channel<'static>)>,
     refused: u32,
     slowest: Duration,
@@ -92,7 +92,7 @@ impl Trial {
         Self { sides, channels: Some(channels), refused: 0, slowest: Duration::ZERO }
     }
 
-    /// Carries out a request, whose end must be `status`; the memory must not have changed then.
+    /// Executes a request, which must end with `status` and leave the memory unchanged.
     fn refuse(
         &mut self,
         what: &str,
@@ -107,8 +107,8 @@ impl Trial {
         let mut local = MemoryRegion::<u8>::new(&self.sides.0.domain, length).unwrap();
         local.fill(0x11);
         let start = Instant::now();
-        // The passive side waits for something: it is told too. And a write with immediate would wait
-        // for a receive before anything is checked.
+        // The passive side waits for a message, so that it learns of the refusal too. A write with immediate
+        // would wait for a receive before anything is checked.
         let passive = two.scope(|s| {
             let receive = s.post_receive(())?;
             let error = ask(&mut one, request, &mut local, remote).expect_err(&what);
@@ -136,7 +136,7 @@ impl Trial {
         self.slowest = self.slowest.max(took);
     }
 
-    /// Connected once more, data moves, and nothing is left in the kernel.
+    /// Connected once more, data moves, and no object is left in the kernel.
     fn finish(self, row: &str, how: &str, memories: Vec<Memory>) {
         let Self { sides, channels, refused, slowest } = self;
         let (mut one, mut two) = channels.unwrap();
@@ -155,7 +155,7 @@ impl Trial {
     }
 }
 
-/// Carries out one request.
+/// Executes one request.
 fn ask(
     channel: &mut Channel<'_>,
     request: Request,
@@ -227,8 +227,8 @@ fn beyond_a_region_there_is_nothing() {
             trial.refuse(what, request, memory.at(offset, 8), status, &memory);
         }
     }
-    // Atomics are aligned, so these are no atomics. The crate refuses what leaves a region that it
-    // knows: these are made up from numbers.
+    // Atomics must be aligned, so none of these requests is one. The crate refuses addresses outside of a
+    // region that it knows, so these regions are made up from numbers.
     for (what, offset, length) in [
         ("over its start", -1, 8),
         ("over its end", region - 7, 8),
@@ -241,12 +241,12 @@ fn beyond_a_region_there_is_nothing() {
             trial.refuse(what, request, memory.at(offset, length), status, &memory);
         }
     }
-    // The last address that there is: the sum of address and length is just not too much.
+    // The last address there is: address plus length just does not overflow.
     let last = RemoteMemoryRegion::new(u64::MAX - 8, 8, memory.region.rkey()).unwrap();
     for request in [Write, Read] {
         trial.refuse("the end of all", request, last, WorkStatus::RemoteAccess, &memory);
     }
-    // What the crate knows to be outside does not get that far.
+    // The crate refuses what it knows to be outside of the region.
     let mut local = trial.sides.0.region(2);
     let (mut one, two) = trial.channels.take().unwrap();
     let short = memory.at(0, 8);
@@ -265,7 +265,7 @@ fn beyond_a_region_there_is_nothing() {
     trial.finish("out-of-bounds", "RemoteAccess at the active side", vec![memory]);
 }
 
-/// What the region's owner has not allowed.
+/// Rights that the region does not grant.
 #[test]
 fn a_region_allows_what_it_was_registered_for() {
     let _alone = alone("read-only region", 250);
@@ -301,8 +301,8 @@ fn a_region_allows_what_it_was_registered_for() {
     trial.finish("read-only", "RemoteAccess at the active side", memories);
 }
 
-/// What the queue pair's owner has not allowed, whatever the region does. The device does not know
-/// such a request at all.
+/// Rights that the queue pair does not grant, whatever the region grants. The device does not execute such a
+/// request at all.
 #[test]
 fn a_queue_pair_allows_what_it_was_connected_for() {
     let _alone = alone("access of the queue pair", 250);

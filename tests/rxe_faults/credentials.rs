@@ -31,7 +31,7 @@ fn what_the_kernel_was_not_told_of_is_taken_back() {
         });
         unprivileged.join().unwrap();
     });
-    // Of this the kernel is told, and it would find the other there.
+    // The kernel is told of this one, and would find the earlier request in the queue too.
     let next = one.write_inline(&[1; 8], target.remote_range(..1).unwrap());
     assert_eq!(local[..], [0; 8], "the memory was given back, and written");
     assert_eq!(next.unwrap_err(), TransportError::Stopped);

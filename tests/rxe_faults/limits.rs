@@ -20,7 +20,7 @@ fn highest_file() -> u64 {
     files.map(|file| file.unwrap().file_name().to_str().unwrap().parse().unwrap()).max().unwrap()
 }
 
-/// Everything that opens files, as far as it gets.
+/// Opens everything that needs a file, as far as the limit allows.
 fn all_that_opens_files() -> Result<(), Error> {
     ibverbs::devices()?;
     let context = ibverbs::open("rxe0")?;
@@ -33,7 +33,7 @@ fn all_that_opens_files() -> Result<(), Error> {
     domain.allocate::<u8>(4096)?.close()
 }
 
-/// It is the limit, and says so.
+/// The error is the limit, and its text says so.
 fn assert_out_of_files(error: Error) -> &'static str {
     assert_eq!(
         (error.kind(), error.raw_os_error()),
@@ -44,7 +44,7 @@ fn assert_out_of_files(error: Error) -> &'static str {
     error.verb()
 }
 
-/// With one descriptor more each time, until there are enough.
+/// One more descriptor each time, until there are enough.
 #[test]
 fn out_of_file_descriptors() {
     const CHILD: &str = "IBVERBS_TEST_FEW_FILES";
@@ -59,7 +59,7 @@ fn out_of_file_descriptors() {
         }
         return;
     }
-    // Whatever is opened once in the life of the process is opened now.
+    // Opens what is opened once per process, so that it does not count.
     all_that_opens_files().unwrap();
     let before = open_files();
     let mut verbs = Vec::new();
@@ -150,7 +150,7 @@ fn out_of_queue_pairs() {
                 Err(error) => break error,
             }
         };
-        // The last object may have been the channel's completion queue.
+        // The last object to be created may have been the channel's completion queue.
         assert!(["ibv_create_qp", "ibv_create_cq"].contains(&error.verb()), "{error}");
         let limit = (ErrorKind::Resource, libc::EAGAIN);
         assert_eq!((error.kind(), error.raw_os_error()), limit, "{error}");
@@ -183,7 +183,7 @@ fn out_of_queue_pairs() {
             assert!(other.to_string().contains("rdma.max"), "{other}");
             refused += 1;
         }
-        // What is there works on, and what is given back can be had again.
+        // Existing objects still work, and what is released can be allocated again.
         drop(queue_pairs);
         drop(queue);
         while prepared.len() > 4 {

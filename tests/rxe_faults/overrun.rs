@@ -45,7 +45,7 @@ fn a_queue_that_overruns_says_so() {
             exchange(wr_id);
         }
         completions(&sends, room as usize);
-        // It is full, to the last entry, and nothing is wrong yet.
+        // The queue is full to the last entry, and nothing has failed yet.
         assert_eq!(events.wait_timeout(SOON).unwrap_err().kind(), ErrorKind::TimedOut);
         let start = Instant::now();
         for wr_id in room..room + more {
@@ -59,8 +59,8 @@ fn a_queue_that_overruns_says_so() {
         };
         slowest = slowest.max(start.elapsed());
         assert_eq!(event.subject(), AsyncEventSubject::CompletionQueue(77));
-        // All sends have arrived; of their receives there are as many as there was room for, in
-        // order. Who waits for the others is not kept for ever.
+        // All sends have arrived. Of the receives, as many completed as the queue had room for, in order. A
+        // wait for the others ends.
         completions(&sends, more as usize);
         let mut slots = [WorkCompletion::default(); 64];
         let seen = small.poll(&mut slots).unwrap().iter().map(WorkCompletion::wr_id);

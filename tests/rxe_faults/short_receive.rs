@@ -9,7 +9,7 @@ use crate::figures::figure;
 use crate::vm::PATIENCE;
 use crate::vm::channels::{connect, deadline, exchange, nothing_is_left, reconnect, sides};
 
-/// What the kernel says of a channel's queue pair.
+/// The state of a channel's queue pair that the kernel reports.
 fn state(channel: &Channel<'_>) -> ffi::ibv_qp_state {
     let (mut attr, mut init) = Default::default();
     let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
@@ -26,7 +26,8 @@ fn a_message_that_does_not_fit_is_told_to_both() {
     let (mut one, mut two) = connect(sides.0.builder(), sides.1.builder());
     let mut seen = Vec::new();
     let mut slowest = Duration::ZERO;
-    // Within one packet, over the end of one, in the middle of several, and into nothing at all.
+    // The receive ends within the only packet, at the end of a packet, in a later packet, one byte early;
+    // and a receive without room.
     for (message, room) in [(65, 64), (1025, 1024), (20_000, 4096), (20_000, 19_999), (1, 0)] {
         let what = format!("{message} bytes into {room}");
         let source = MemoryRegion::<u8>::new(&sides.0.domain, message).unwrap();
@@ -40,7 +41,7 @@ fn a_message_that_does_not_fit_is_told_to_both() {
             let behind = s.post_receive(rest)?;
             sent = Some(one.send_deadline(&source.slice(..)?, deadline()));
             let error = receive.wait_deadline(deadline()).map(drop).unwrap_err();
-            // What was behind it ends too.
+            // Later requests end too.
             let flushed = behind.wait_deadline(deadline()).map(drop).unwrap_err();
             assert_eq!(flushed.work_error().unwrap().status(), WorkStatus::Flushed, "{what}");
             Ok::<_, TransportError>(error.work_error().unwrap())
@@ -51,7 +52,7 @@ fn a_message_that_does_not_fit_is_told_to_both() {
         assert_eq!(state(&one), ffi::ibv_qp_state::IBV_QPS_ERR, "{what}");
         assert_eq!(state(&two), ffi::ibv_qp_state::IBV_QPS_ERR, "{what}");
         assert!(sink[room..].iter().all(|&byte| byte == 0xcc), "{what}: it ran over its end");
-        // What the standard says; and what Soft-RoCE makes of it.
+        // The status of the standard, and that of Soft-RoCE.
         let length = (WorkStatus::LocalLength, WorkStatus::RemoteInvalidRequest);
         let rxe = (WorkStatus::LocalQueuePairOperation, WorkStatus::RemoteOperation);
         let statuses = (received.status(), sent.status());

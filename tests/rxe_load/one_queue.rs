@@ -16,7 +16,7 @@ use crate::vm::assert_nothing_left;
 
 const DEPTH: usize = 16;
 
-/// Reliable, with that many requests of each kind; and connected to itself.
+/// Reliable, with this many requests of each kind, and connected to itself.
 fn loopback<'a>(
     domain: &'a ProtectionDomain<'a>,
     sends: &'a CompletionQueue<'a>,
@@ -34,7 +34,7 @@ fn loopback<'a>(
     prepared.handshake(itself).unwrap()
 }
 
-/// How many times each number was seen, by how it ended.
+/// How many times each number was seen, by the status of its completion.
 #[derive(Default)]
 struct Seen {
     completed: BTreeMap<u64, u32>,
@@ -59,7 +59,7 @@ impl Seen {
         }
     }
 
-    /// Each of the numbers from 0 on was seen once, whichever way.
+    /// Each number from 0 on was seen once, with either status.
     fn assert_once(&self, posted: u64, what: &str) {
         for id in 0..posted {
             let times = [&self.completed, &self.flushed].map(|ended| ended.get(&id).unwrap_or(&0));
@@ -70,7 +70,7 @@ impl Seen {
     }
 }
 
-/// Something to poll for, without keeping others from the two processors.
+/// A queue to poll. The wait between two polls leaves the two processors to the other threads.
 fn poll_or_yield<'c>(
     queue: &CompletionQueue<'_>,
     slots: &'c mut [WorkCompletion],
@@ -82,7 +82,7 @@ fn poll_or_yield<'c>(
     &slots[..found]
 }
 
-/// Sends `messages`, each with its number in it, `DEPTH` at a time. Returns what it saw.
+/// Sends `messages`, each with its number in it, `DEPTH` at a time. Returns the statuses.
 fn send_all(
     mut half: SendHalf<'_, '_>,
     domain: &ProtectionDomain<'_>,
@@ -96,8 +96,8 @@ fn send_all(
         while posted < messages && posted - ended < DEPTH as u64 {
             let region = &mut regions[posted as usize % DEPTH];
             region.fill(posted.wrapping_mul(0x0101_0101_0101_0101));
-            // SAFETY: sends end in order: who used the region before has ended. The regions live on
-            // until all have.
+            // SAFETY: sends complete in order, so the earlier send of this region has ended. The regions
+            // outlive all of them.
             unsafe { half.post_send(region, .., posted).unwrap() };
             posted += 1;
         }
@@ -122,8 +122,8 @@ fn receive_all(
     while ended < messages {
         while posted < messages && posted - ended < DEPTH as u64 {
             let region = &mut regions[posted as usize % DEPTH];
-            // SAFETY: receives end in order: who used the region before has ended, and was looked
-            // at. The regions live on until all have.
+            // SAFETY: receives complete in order, so the earlier receive of this region has ended and was
+            // compared. The regions outlive all of them.
             unsafe { half.post_receive(region, .., posted).unwrap() };
             posted += 1;
         }
@@ -189,7 +189,7 @@ fn four_threads_poll_one_queue() {
         let queue = context.create_cq((2 * PAIRS * DEPTH) as u32).unwrap();
         let mut pairs: Vec<_> = (0..PAIRS).map(|_| loopback(&domain, &queue, &queue)).collect();
         let source = domain.allocate::<u8>(64).unwrap();
-        // Sends have even numbers, and receives odd ones; the pair is in the upper half.
+        // Sends have even numbers, and receives odd ones; the pair is in the upper 32 bits.
         let ended: Vec<_> = (0..PAIRS).map(|_| AtomicU64::new(0)).collect();
         let total = AtomicU64::new(0);
         let expected = PAIRS as u64 * (2 * MESSAGES + DEPTH as u64);
@@ -218,11 +218,11 @@ fn four_threads_poll_one_queue() {
                     let mut sink = domain.allocate::<u8>(64).unwrap();
                     let name = |n: u64| (index as u64) << 32 | n;
                     for message in 0..MESSAGES {
-                        // A half of the queues stays free, so that none is ever full.
+                        // Half of each queue stays free, so that none is ever full.
                         while 2 * message - ended[index].load(Ordering::Acquire) > DEPTH as u64 {
                             thread::sleep(Duration::from_micros(50));
                         }
-                        // SAFETY: all is waited for below, and nobody looks at the regions before.
+                        // SAFETY: every request is waited for below, and nobody reads the regions before.
                         unsafe {
                             pair.post_receive(&mut sink, .., name(2 * message + 1)).unwrap();
                             pair.post_send(source, .., name(2 * message)).unwrap();
@@ -231,7 +231,7 @@ fn four_threads_poll_one_queue() {
                     while ended[index].load(Ordering::Acquire) < 2 * MESSAGES {
                         thread::sleep(Duration::from_micros(50));
                     }
-                    // What is in flight when the queue pair fails is flushed, and told as well.
+                    // Requests in flight when the queue pair fails are flushed, and complete too.
                     for more in 0..DEPTH as u64 {
                         // SAFETY: as above.
                         unsafe { pair.post_receive(&mut sink, .., name(2 * MESSAGES + more)) }
@@ -249,7 +249,7 @@ fn four_threads_poll_one_queue() {
                 shares.push(seen.completed.len() + seen.flushed.len());
                 all.merge(seen);
             }
-            // Numbered through, whatever the pair.
+            // Numbers count on, whatever the pair.
             let per_pair = 2 * MESSAGES + DEPTH as u64;
             let flat = |ids: &BTreeMap<u64, u32>| {
                 ids.iter().map(|(id, n)| ((id >> 32) * per_pair + (id & 0xffff_ffff), *n)).collect()

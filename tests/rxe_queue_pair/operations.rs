@@ -113,8 +113,7 @@ fn an_unreliable_connection_carries_what_it_can() {
             (32, Some(3))
         );
         assert_eq!((&there[..4], &words(&target)[..4]), (&[9; 4][..], &[9, 9, 0, 9][..]));
-        // It has no reads: the error comes with the completion.
-        // SAFETY: as above.
+        // UC has no reads: the completion has the error. SAFETY: as above.
         unsafe { one.post_read(&mut here, ..1, target.remote(), 4).unwrap() };
         assert!(completions(queue, 1)[0].result().is_err());
     });

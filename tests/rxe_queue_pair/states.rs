@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The attributes of the way up, one by one.
+/// The attributes of each step up to RTS.
 fn with(
     transition: StateTransition,
     one: AttributeMask,
@@ -33,15 +33,15 @@ fn with(
     }
 }
 
-/// What the kernel says to a change that the crate would refuse.
+/// The kernel's answer to a change that the crate would refuse.
 fn kernel(queue_pair: &QueuePair<'_>, transition: StateTransition) -> i32 {
     let (mut raw, mask) = transition.to_raw();
     // SAFETY: the queue pair is live, and the mask is made of defined bits.
     unsafe { ffi::ibv_modify_qp(queue_pair.as_raw(), &mut raw, mask.0 as i32) }
 }
 
-/// Every step up, on every transport: the crate refuses what the kernel refuses, naming it, and the
-/// kernel takes what the crate lets through.
+/// Every step up, on every transport: the crate refuses what the kernel refuses, and names it; the kernel
+/// accepts what the crate passes on.
 #[test]
 fn the_rules_are_those_of_the_kernel() {
     use AttributeMask as A;
@@ -92,7 +92,8 @@ fn the_rules_are_those_of_the_kernel() {
                 for extra in (everything - required).iter() {
                     let transition = change(required | extra);
                     let refused = queue_pair.modify(transition);
-                    // It is done now, if it was allowed: try the next one from where this began.
+                    // The queue pair has changed now, if that was allowed: try the next state from the same
+                    // beginning.
                     let Err(error) = refused else {
                         assert_eq!(queue_pair.state().unwrap(), to);
                         queue_pair = again(queue_pair, &steps, from, peer);
@@ -110,7 +111,7 @@ fn the_rules_are_those_of_the_kernel() {
     });
 }
 
-/// Back to RESET, and up to the state `to` again.
+/// Back to RESET, and up to state `to` again.
 fn again<'a>(
     mut queue_pair: QueuePair<'a>,
     steps: &[AttributeMask; 3],
@@ -169,10 +170,10 @@ fn a_query_tells_what_was_set() {
         let path = found.path().unwrap();
         assert_eq!((path.gid(), path.port()), (Some(endpoint.gid()), 1));
         let grh = path.to_raw().grh;
-        // On RoCE, the kernel takes the hop limit from the route rather than from us.
+        // On RoCE, the kernel takes the hop limit from the route and ignores ours.
         assert_eq!((grh.traffic_class, grh.flow_label, grh.hop_limit), (0x20, 0x1234, 64));
         assert!(found.max_send_wr() >= Some(32) && found.max_inline_data() >= Some(64));
-        // Some can be changed in passing.
+        // Attributes that can be changed together with the state.
         let stay = StateTransition::stay().min_rnr_timer(MinRnrTimer::new(9).unwrap());
         queue_pair.modify(stay).unwrap();
         let mask = AttributeMask::MIN_RNR_TIMER | AttributeMask::STATE;

@@ -24,12 +24,12 @@ use random::{Bed, channels, episodes, operations, world};
 
 const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
 
-/// What tests have forgotten so far is there as long as this process.
+/// Objects that tests have forgotten exist as long as this process.
 static FORGOTTEN: Mutex<Counts> = Mutex::new([[0; 5]; 2]);
 
 struct Rxe;
 
-/// What the kernel should say when, besides its own, these objects are there.
+/// The counts that the kernel should report with these objects, its own included.
 fn resources([context, domain, queue, region, queue_pair]: [u32; 5]) -> String {
     assert_eq!(vm::BASELINE, "pd 1 cq 1 qp 1 cm_id 0 mr 0 ctx 0 srq 0");
     format!(
@@ -45,7 +45,7 @@ impl Bed for Rxe {
         ibverbs::open(DEVICES[side]).unwrap()
     }
 
-    /// This device does not fail.
+    /// Calls do not fail on this device.
     fn disturb(&self, _verb: &str, _times: u32) {}
 
     fn calm(&self) {}
@@ -62,7 +62,7 @@ impl Bed for Rxe {
         true
     }
 
-    /// The kernel is asked at the end only: that takes long.
+    /// The kernel is asked only at the end, since it takes long.
     fn check(&self, _live: &Counts) -> Result<(), TestCaseError> {
         Ok(())
     }

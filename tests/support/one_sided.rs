@@ -38,8 +38,8 @@ pub fn to_itself<'a>(
     prepared.handshake(endpoint).unwrap()
 }
 
-/// Connects two queue pairs to each other. One is refused what it has no right to by the other: to
-/// itself a queue pair cannot say so, since it has failed.
+/// Connects two queue pairs to each other. Needed for requests that the peer refuses: a queue pair that is
+/// connected to itself cannot answer, since it has failed.
 pub fn pair<'a>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,
@@ -118,7 +118,7 @@ pub fn read(
     carry_out(queue_pair, &list, ffi::ibv_wr_opcode::IBV_WR_RDMA_READ, at(from))
 }
 
-/// Adds to 8 bytes of the peer; `old` gets what was there.
+/// Adds to 8 bytes of the peer; `old` receives the earlier value.
 pub fn fetch_add(
     queue_pair: &mut QueuePair<'_>,
     value: u64,

@@ -4,8 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use proptest::test_runner::{Config, RngSeed};
 
-/// `cases` cases, the same ones each time: a test that passes goes on passing. `PROPTEST_CASES` asks
-/// for another number, and then for other cases each time; `PROPTEST_RNG_SEED` has them come again.
+/// `cases` cases, the same ones each time, so that a test that passes keeps passing. `PROPTEST_CASES` sets
+/// another number, with different cases each time; `PROPTEST_RNG_SEED` repeats them.
 pub(crate) fn config(cases: u32) -> Config {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     let is_set = |name| std::env::var_os(name).is_some();

@@ -27,7 +27,7 @@ mod vm;
 pub(crate) use common::pattern;
 pub use vm::{PATIENCE, assert_nothing_left, completions, resources, run, short_name};
 
-/// What a message from a machine to the test begins with.
+/// The mark at the beginning of a message from a machine to the test.
 const REPORT: &str = "report: ";
 
 /// The main function of a test program without libtest's: in a machine it plays the role that its
@@ -58,7 +58,7 @@ pub fn main(tests: &[(&str, fn())], role: fn(&str, &[String])) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// This program in a machine, playing a role: a command for the shell.
+/// The shell command that runs this program in a machine, in a role.
 pub fn role(arguments: &str) -> String {
     let program = std::env::current_exe().unwrap();
     format!("'{}' {arguments}", program.to_str().unwrap())
@@ -99,13 +99,13 @@ fn machines(options: &[&str], first: &str, second: &str) -> (ExitStatus, Vec<Str
     (child.wait().unwrap(), reports)
 }
 
-/// How long a test that can go on and on is to go on: `script/soak` says so.
+/// How long a test without a natural end runs: set by `script/soak`.
 pub fn soak_seconds() -> u64 {
     let seconds = std::env::var("IBVERBS_SOAK_SECONDS");
     seconds.map_or(0, |text| text.parse().expect("IBVERBS_SOAK_SECONDS is a number"))
 }
 
-/// In a machine: tells the test.
+/// In a machine: sends a message to the test.
 pub fn report(text: &str) {
     println!("{REPORT}{text}");
 }
@@ -115,7 +115,7 @@ pub fn node() -> u8 {
     std::env::var("IBVERBS_VM_NODE").unwrap().parse().unwrap()
 }
 
-/// A connection over TCP between the two machines, for what comes before RDMA, and between.
+/// A connection over TCP between the two machines, for agreements before and between transfers.
 pub struct Peer(TcpStream);
 
 impl Peer {
@@ -140,7 +140,7 @@ impl Peer {
         Self(stream)
     }
 
-    /// Tells the peer, and hears what it tells.
+    /// Sends a line to the peer, and returns the peer's.
     pub fn exchange<T: Serialize, U: DeserializeOwned>(&mut self, ours: T) -> U {
         let config = bincode::config::standard();
         bincode::serde::encode_into_std_write(ours, &mut self.0, config)
@@ -148,11 +148,11 @@ impl Peer {
         bincode::serde::decode_from_std_read(&mut self.0, config).expect("the peer is there")
     }
 
-    /// Waits until the peer has gone, for a while: until then it may not have heard the last word, which
-    /// the wire can lose, and which is not said again once this machine is switched off.
+    /// Waits, for a limited time, until the peer has gone. Until then it may not have received the last line,
+    /// which the wire can lose, and which is not repeated once this machine is switched off.
     pub fn part(mut self) {
         self.0.set_read_timeout(Some(PATIENCE)).unwrap();
-        // It closes the connection, or that gets lost in turn: either will do.
+        // The peer closes the connection, or the closing is lost in turn: both end the wait.
         let _ = self.0.read(&mut [0]);
     }
 

@@ -1,4 +1,4 @@
-//! Counts allocations: on the data path there shall be none.
+//! Counts allocations: the data path must not make any.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ pub(crate) struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// How many there were so far.
+/// The number of allocations so far.
 pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }

@@ -20,7 +20,7 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// Those of the rig; valid while it is.
+    /// The objects of the rig; valid as long as the rig is.
     pub(crate) fn of(rig: &mut Rig) -> Self {
         let remote = rig.remote();
         Self {

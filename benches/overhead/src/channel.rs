@@ -1,4 +1,4 @@
-//! The channel layer: no `unsafe` in here.
+//! The channel layer, without `unsafe`.
 
 use std::sync::Arc;
 
@@ -53,13 +53,13 @@ impl SharedRig {
         Self { channels: channels.collect() }
     }
 
-    /// The channel in the middle of all those that share the queue.
+    /// The channel in the middle of those that share the queue.
     fn middle(&mut self) -> &mut ChannelRig {
         &mut self.channels[CHANNELS / 2]
     }
 }
 
-/// One after the other, on each channel in turn.
+/// One operation after the other, on each channel in turn.
 #[inline(never)]
 pub(crate) fn shared_blocking(rig: &mut SharedRig, operations: u64) -> Result<u64, TransportError> {
     let (mut sum, mut done) = (0, 0);
@@ -141,7 +141,7 @@ pub(crate) fn window(rig: &mut ChannelRig, operations: u64) -> Result<u64, Trans
     Ok(sum)
 }
 
-/// One after the other.
+/// One operation after the other.
 #[inline(never)]
 pub(crate) fn w6(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
     let ChannelRig { channel, region } = rig;
@@ -153,7 +153,7 @@ pub(crate) fn w6(rig: &mut ChannelRig, operations: u64) -> Result<u64, Transport
     Ok(sum)
 }
 
-/// One after the other, in one scope.
+/// One operation after the other, in one scope.
 #[inline(never)]
 pub(crate) fn w6_scoped(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
     let ChannelRig { channel, region } = rig;
@@ -169,7 +169,7 @@ pub(crate) fn w6_scoped(rig: &mut ChannelRig, operations: u64) -> Result<u64, Tr
     Ok(sum)
 }
 
-/// All of them in one scope, a window of them in flight all the time.
+/// All operations in one scope, with a full window in flight all the time.
 #[inline(never)]
 pub(crate) fn w7(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
     let ChannelRig { channel, region } = rig;

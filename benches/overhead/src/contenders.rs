@@ -1,4 +1,4 @@
-//! The list of who runs.
+//! The list of contenders.
 
 use crate::channel::{ChannelRig, SharedRig};
 use crate::rig::{LENGTH, Rig};
@@ -10,13 +10,13 @@ pub(crate) struct Contender {
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
-    /// Sets up; what comes back does that many operations and sums up what completed.
+    /// Sets up the contender. The result runs the given number of operations and adds up what completed.
     pub(crate) make: fn() -> Body,
 }
 
-/// What a contender adds up, to show that it saw every completion.
+/// What a contender adds up, to prove that it saw every completion.
 pub(crate) enum Sum {
-    /// The number of each operation, as many times as it has completions.
+    /// The number of each operation, once for each of its completions.
     Numbers(u64),
     /// The bytes of each operation.
     Bytes,
@@ -25,7 +25,7 @@ pub(crate) enum Sum {
 pub(crate) type Body = Box<dyn FnMut(u64) -> u64>;
 
 impl Contender {
-    /// What it must come to.
+    /// The expected sum.
     pub(crate) fn expected(&self, operations: u64) -> u64 {
         match self.sum {
             Sum::Numbers(times) => times * operations * (operations - 1) / 2,
@@ -61,7 +61,7 @@ macro_rules! in_c {
                 let mut handles = c::Handles::of(&mut rig);
                 Box::new(move |operations| {
                     let _keep = &rig;
-                    // SAFETY: the handles are the rig's, which lives on.
+                    // SAFETY: the handles belong to the rig, which outlives the run.
                     unsafe { c::$function(&mut handles, operations) }.cast_unsigned()
                 })
             },
@@ -69,7 +69,7 @@ macro_rules! in_c {
     };
 }
 
-/// All of them, those of a workload together, C first.
+/// All contenders, by workload, those in C first.
 pub(crate) fn contenders() -> Vec<Contender> {
     use Sum::{Bytes, Numbers};
     vec![

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where callgrind ends one section and begins the next.
+/// Callgrind ends one section and begins the next at this function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn overhead_section(section: u32) -> u32 {

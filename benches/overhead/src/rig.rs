@@ -1,4 +1,4 @@
-//! What contenders work on: a queue pair on the lean device, made through the crate, for C too.
+//! The objects that contenders use: a queue pair on the lean device, made through the crate, also for C.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use ibverbs_function_device::FunctionDevice;
 
 /// The length of a message.
 pub(crate) const LENGTH: usize = 64;
-/// How many are outstanding at a time, where it is more than one.
+/// The number of outstanding operations, where it is more than one.
 pub(crate) const WINDOW: usize = 16;
-/// How deep queues are.
+/// The depth of the queues.
 pub(crate) const DEPTH: u32 = 64;
 /// [`WINDOW`] as a count of operations.
 pub(crate) const WINDOW_OPERATIONS: u64 = WINDOW as u64;
 
-/// Nothing of it is dropped before what uses it: each field keeps its own parents.
+/// Fields are dropped in any order: each keeps its own parents alive.
 pub(crate) struct Rig {
     pub(crate) queue_pair: QueuePair<'static>,
     pub(crate) queue: Arc<CompletionQueue<'static>>,
     pub(crate) region: MemoryRegion<'static, u8>,
-    /// Where the queue raises events, if it was made so.
+    /// The channel of the queue's events, if it has one.
     pub(crate) channel: Option<Arc<CompletionChannel<'static>>>,
     pub(crate) shared: SharedMemoryRegion<'static, u8>,
 }
@@ -34,7 +34,7 @@ impl Rig {
         Self::build(&context, queue, None, SendOperations::empty())
     }
 
-    /// One whose completion queue raises events.
+    /// A rig whose completion queue raises events.
     pub(crate) fn with_events() -> Self {
         let context = context();
         let channel = Arc::new(CompletionChannel::new(&context).expect("a channel"));
@@ -47,7 +47,7 @@ impl Rig {
         )
     }
 
-    /// One whose queue pair has the extended posting interface.
+    /// A rig whose queue pair has the extended posting interface.
     pub(crate) fn extended() -> Self {
         let context = context();
         let queue = CompletionQueue::new(&context, DEPTH).expect("a completion queue");

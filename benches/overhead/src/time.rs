@@ -32,13 +32,13 @@ use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use contenders::{Body, Contender, contenders};
 use rig::WINDOW_OPERATIONS;
 
-/// What ratios are relative to.
+/// The contender that ratios are relative to.
 const REFERENCE: &str = "C tuned";
-/// How many pairs there are of each contender.
+/// The number of pairs of each contender.
 const PAIRS: usize = 200;
 /// How long they take together, so that a turn takes 2 or 3 ms.
 const WHOLE: Duration = Duration::from_secs(1);
-/// What the estimates of a contender are called in criterion's folder.
+/// The names of a contender's estimates in criterion's folder.
 const TIME: &str = "time";
 const RATIO: &str = "ratio";
 
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for group in contenders.chunk_by(|a, b| a.workload == b.workload) {
         let reference = group.iter().find(|contender| contender.layer == REFERENCE);
         let reference = reference.ok_or_else(|| format!("no {REFERENCE}"))?;
-        // What is there in the end was measured now.
+        // Results that exist at the end were measured in this run.
         let folder = home.join(reference.workload);
         if folder.exists() {
             std::fs::remove_dir_all(folder)?;
@@ -78,7 +78,7 @@ fn criterion<M: Measurement>(measurement: M) -> Criterion<M> {
         .configure_from_args()
 }
 
-/// Has criterion measure what `value` makes of the times of two turns of so many iterations.
+/// Lets criterion measure what `value` computes from the times of two turns of the same number of iterations.
 fn measure<M: Measurement>(
     criterion: &mut Criterion<M>,
     name: &str,
@@ -87,7 +87,7 @@ fn measure<M: Measurement>(
 ) {
     let Contender { workload, layer, .. } = *pair.ours.contender;
     let mut group = criterion.benchmark_group(workload);
-    // All pairs are alike, for there is no median of turns of different lengths.
+    // All pairs are alike, because turns of different lengths have no median.
     group.sampling_mode(SamplingMode::Flat);
     group.bench_function(BenchmarkId::new(layer, name), |bencher| {
         bencher.iter_custom(|iterations| {
@@ -107,7 +107,7 @@ impl<'a> Side<'a> {
         Self { contender, body: (contender.make)() }
     }
 
-    /// How long so many operations take. More of them may be carried out: they come in windows.
+    /// How long this many operations take. More of them may be executed, since they come in windows.
     fn run(&mut self, iterations: u64) -> Duration {
         let operations = iterations.next_multiple_of(WINDOW_OPERATIONS);
         let start = Instant::now();
@@ -121,7 +121,7 @@ impl<'a> Side<'a> {
 struct Pair<'a> {
     ours: Side<'a>,
     theirs: Side<'a>,
-    /// Whose turn is first: each one's, by turns.
+    /// The turn that comes first: each one's, alternately.
     is_ours_first: bool,
 }
 
@@ -142,7 +142,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// How long a contender takes in a pair beside tuned C: each iteration counts for as much as that.
+/// The time of a contender in a pair beside tuned C: each iteration counts for that.
 struct Ratio;
 
 impl Measurement for Ratio {
@@ -191,7 +191,7 @@ impl ValueFormatter for Ratio {
     }
 }
 
-/// One table of what criterion has found: medians, and within what bounds the ratio's is, at 95 %.
+/// One table of criterion's results: medians, and the 95 % bounds of the ratio's.
 fn show(contenders: &[Contender], home: &Path) -> Result<(), Box<dyn Error>> {
     let mut shown = "";
     for Contender { workload, layer, .. } in contenders {
@@ -212,7 +212,7 @@ fn show(contenders: &[Contender], home: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The median of what is in a folder of criterion's, and its bounds.
+/// The median in a folder of criterion's, and its bounds.
 fn median(folder: &Path) -> Result<[f64; 3], Box<dyn Error>> {
     let estimates: serde_json::Value =
         serde_json::from_reader(File::open(folder.join("new/estimates.json"))?)?;

@@ -4,7 +4,7 @@ use ibverbs::{Result, WorkCompletion};
 
 use crate::rig::{LENGTH, Rig, WINDOW};
 
-/// Waits for `count` completions and sums up their numbers.
+/// Waits for `count` completions and adds up their numbers.
 #[macro_export]
 macro_rules! complete {
     ($queue:expr, $completions:expr, $count:expr, $sum:ident) => {{

@@ -23,29 +23,29 @@ const SENDS: usize = 8;
 /// The longest message in words.
 const LONGEST: usize = 2048;
 
-/// In the memory that the peer works on: a counter, a number that is swapped, an area that is written
-/// and read back, and a slot for each receive, for writes that are announced.
+/// The memory that the peer works on: a counter, a number that is swapped, an area that is written and read
+/// back, and a slot for each receive, for writes with immediate.
 const COUNTER: usize = 0;
 const SWAPPED: usize = 1;
 const AREA: usize = 8;
 const SLOTS: usize = AREA + LONGEST;
 const WORDS: usize = SLOTS + RECEIVES * LONGEST;
 
-/// What the two ends of a connection know of each other.
+/// What both ends of a connection know of each other.
 #[derive(Default)]
 struct Between {
-    /// How many receives each side has posted so far.
+    /// The number of receives that each side has posted so far.
     ready: [AtomicU64; 2],
-    /// How many messages each side has sent in all, plus 1, once it sends no more.
+    /// The number of messages that each side has sent, plus 1, once it sends no more.
     last: [AtomicU64; 2],
-    /// The connection is broken off.
+    /// The connection is being broken off.
     broken: AtomicBool,
 }
 
-/// Why a scope is left.
+/// The reason for which a scope ends.
 #[derive(Debug)]
 enum Leave {
-    /// Everything was said and heard; only receives are still posted.
+    /// Both sides have sent and received everything; only receives are still posted.
     Finished,
     BrokenOff,
     Failed(TransportError),
@@ -63,13 +63,13 @@ impl From<ibverbs::Error> for Leave {
     }
 }
 
-/// What must be in the buffer of a request when it has ended.
+/// The expected content of a request's buffer when the request has ended.
 #[derive(Clone, Copy)]
 enum Expect {
     Nothing,
     /// Message `number`, as it was written to the area.
     Message(u64),
-    /// What an atomic has found.
+    /// The value that an atomic found.
     Found(u64),
 }
 
@@ -79,7 +79,7 @@ type Buffer<'s> = MemorySliceMut<'s, u64>;
 struct End<'s, 'a> {
     scope: &'s Scope<'s, 'a>,
     side: usize,
-    /// The one that we send, and the one that we receive.
+    /// The region that we send from, and the one that we receive into.
     streams: [u64; 2],
     between: &'a Between,
     memory: &'a SharedMemoryRegion<'static, u64>,
@@ -93,7 +93,7 @@ struct End<'s, 'a> {
     receives: VecDeque<ScopedPendingWork<'s, Buffer<'s>>>,
     sent: u64,
     received: u64,
-    /// What is in the peer's counter, and in its other number.
+    /// The values of the peer's counter and of its other number.
     counter: u64,
     swapped: u64,
 }
@@ -136,7 +136,7 @@ impl<'s> End<'s, '_> {
         self.remote.sub_region(8 * first as u64, 8 * words as u64).unwrap()
     }
 
-    /// Posts something, if there is room. Says whether there was.
+    /// Posts something if there is room, and returns whether there was.
     fn post(&mut self) -> Result<bool, Leave> {
         // The longest needs two.
         if self.flying.len() + self.inline.len() + 2 > SENDS {
@@ -216,7 +216,7 @@ impl<'s> End<'s, '_> {
         (pick < self.idle.len()).then(|| self.idle.swap_remove(pick))
     }
 
-    /// Takes what has ended. Says whether there was anything.
+    /// Takes results that are there, and returns whether there were any.
     fn poll(&mut self) -> Result<bool, Leave> {
         let mut moved = false;
         while let Some((work, _)) = self.flying.front_mut()
@@ -269,8 +269,8 @@ impl<'s> End<'s, '_> {
         Ok(moved)
     }
 
-    /// Until `until`, and then until both have heard all; or until it is broken off, by us at
-    /// `break_at`.
+    /// Runs until `until`, and then until both have received everything; or until the connection is broken
+    /// off, by us at `break_at`.
     fn run(&mut self, until: Instant, break_at: Option<Instant>) -> Result<(), Leave> {
         let mut moved_at = Instant::now();
         loop {
@@ -300,7 +300,7 @@ impl<'s> End<'s, '_> {
     }
 }
 
-/// One side of a connection, from when it is there until it ends.
+/// One side of a connection, from its beginning to its end.
 #[expect(clippy::too_many_arguments, reason = "they are one connection's")]
 fn carry(
     channel: &mut Channel<'static>,
@@ -316,7 +316,7 @@ fn carry(
     let mut incoming = domain.allocate::<u64>(RECEIVES * LONGEST).unwrap();
     let mut outgoing: Vec<MemoryRegion<'_, u64>> = Vec::new();
     for _ in 0..SENDS {
-        // Short ones as well as long ones: as many of 2 to 4 words as of 1,024 to 2,048.
+        // Short and long messages: as many of 2 to 4 words as of 1,024 to 2,048.
         let most = 2 << random.below(LONGEST.ilog2().into());
         outgoing.push(domain.allocate(2 + random.below(most - 1) as usize).unwrap());
     }
@@ -361,7 +361,7 @@ fn carry(
     match left {
         Err(ScopeError::Closure(Leave::Finished)) => tally.finished += 1,
         Err(ScopeError::Closure(Leave::BrokenOff)) => tally.broken += 1,
-        // What the one that broke off did to the other.
+        // The effect on the peer of breaking the connection off.
         Err(ScopeError::Closure(Leave::Failed(error)))
             if between.broken.load(Ordering::Acquire) && error.work_error().is_some() =>
         {
@@ -372,7 +372,7 @@ fn carry(
     tally
 }
 
-/// Connects two channels, time and again, until `until`; each time they do what they like.
+/// Connects two channels again and again until `until`; each time they run random operations.
 pub(crate) fn connection(
     sides: &(Side, Side),
     shared: Option<Arc<SharedCompletionQueue<'static>>>,
@@ -399,7 +399,7 @@ pub(crate) fn connection(
             break;
         }
         memories.iter().for_each(|memory| memory.zero());
-        // The first two are one of each kind.
+        // The first two rounds are one of each kind.
         let breaks = if round < 2 { round == 1 } else { random.below(2) == 0 };
         let ends = now + Duration::from_millis(100 + random.below(1200));
         let breaker = random.below(2) as usize;
@@ -407,7 +407,7 @@ pub(crate) fn connection(
             if breaks && side == breaker { (ends + PATIENCE, Some(ends)) } else { (ends, None) }
         });
         let between = Between::default();
-        // No stream is ever that of another round.
+        // A stream never has the number of another round's.
         let stream = index << 12 | round << 1;
         let mut randoms = [random.next(), random.next()].map(Random::new);
         let [random_one, random_two] = &mut randoms;

@@ -14,20 +14,20 @@ use crate::figures::figure;
 use crate::vm::channels::{nothing_is_left, sides};
 use crate::{Random, alone};
 
-/// What happened, and what became of it.
+/// The operations of a run, and their results.
 #[derive(Clone, Copy, Default, Debug)]
 struct Tally {
     /// Requests that were posted: sends, writes, reads, atomics and receives.
     posted: u64,
     /// Those whose completion was seen, and said success.
     completed: u64,
-    /// Those that were flushed, or ended with the scope that was left in the middle.
+    /// Requests that were flushed, or that ended with a scope that was left early.
     flushed: u64,
-    /// Messages that arrived, each the next one, right to the last word.
+    /// Messages that arrived, each the next one in order and correct to the last word.
     messages: u64,
     /// The bytes that were compared with what they should be.
     bytes: u64,
-    /// Connections that ended in good order, and those that were broken off.
+    /// Connections that ended regularly, and those that were broken off.
     finished: u64,
     broken: u64,
 }
@@ -44,7 +44,7 @@ impl Tally {
     }
 }
 
-/// What word `index` of message `number` of a stream is.
+/// Word `index` of message `number` of a stream.
 fn word(stream: u64, number: u64, index: usize) -> u64 {
     (stream << 48 ^ number << 20 ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -24,7 +24,7 @@ enum Request {
     Receive(usize),
     Send,
     Write,
-    /// What was written as this number, with so many words, into this slot.
+    /// What was written as this number: the count of words, and the slot.
     Read(u64, usize, usize),
 }
 
@@ -38,13 +38,13 @@ struct End<'a> {
     read: &'a mut MemoryRegion<'static, u64>,
     /// What the peer writes to.
     area: &'a SharedMemoryRegion<'static, u64>,
-    /// By number, what has not ended.
+    /// Requests that have not ended, by number.
     outstanding: BTreeMap<u64, Request>,
-    /// How many requests of the send queue that is, and how many were ever posted.
+    /// How many requests of the send queue are outstanding, and how many were ever posted.
     sends: (usize, u64),
-    /// How many receives are posted that no message is on its way to, and how many ever were.
+    /// How many receives are posted for which no message is on its way, and how many were ever posted.
     receives: (usize, u64),
-    /// What is on its way here: numbers and words.
+    /// Messages that are on their way here: numbers and words.
     coming: VecDeque<(u64, usize)>,
 }
 
@@ -52,7 +52,8 @@ impl End<'_> {
     fn post_receive(&mut self, number: u64, tally: &mut Tally) {
         let slot = self.receives.1 as usize % DEPTH;
         let range = slot * LONGEST..(slot + 1) * LONGEST;
-        // SAFETY: receives end in order, so this slot's last one has; and the region outlives it all.
+        // SAFETY: receives complete in order, so the last one of this slot has; and the region outlives them
+        // all.
         unsafe { self.queue_pair.post_receive(self.incoming, range, number).unwrap() };
         self.outstanding.insert(number, Request::Receive(slot));
         self.receives = (self.receives.0 + 1, self.receives.1 + 1);
@@ -73,7 +74,7 @@ impl End<'_> {
         tally.posted += 1;
     }
 
-    /// Takes what has ended. Once the connection is broken off, requests may fail.
+    /// Takes completions that are there. Once the connection is broken off, requests may fail.
     fn poll(&mut self, broken: bool, tally: &mut Tally) -> bool {
         let mut slots = [WorkCompletion::default(); 5];
         let found = self.queue.poll(&mut slots).unwrap();
@@ -146,7 +147,7 @@ fn post(
             return false;
         }
         let first = one.fill(number_of_send, words);
-        // SAFETY: sends end in order, so this slot's last one has; the region outlives it all.
+        // SAFETY: sends complete in order, so the last one of this slot has; the region outlives them all.
         unsafe { one.queue_pair.post_send(one.outgoing, first..first + words, number_of_send) }
             .unwrap();
         one.posted(number_of_send, Request::Send, tally);
@@ -171,7 +172,7 @@ fn post(
     true
 }
 
-/// Connects two queue pairs, time and again, until `until`.
+/// Connects two queue pairs again and again until `until`.
 pub(crate) fn connection(sides: &(Side, Side), mut random: Random, until: Instant) -> Tally {
     let queues = [&sides.0, &sides.1]
         .map(|side| CompletionQueue::new(&side.context, 2 * DEPTH as u32).unwrap());
@@ -228,7 +229,8 @@ pub(crate) fn connection(sides: &(Side, Side), mut random: Random, until: Instan
         }
         let breaks = if round < 2 { round == 1 } else { random.below(2) == 0 };
         let patience = Instant::now() + PATIENCE;
-        // In good order, all messages arrive before what is left is flushed: receives alone.
+        // In a regular end, all messages arrive before the remaining requests are flushed, which are receives
+        // only.
         while !breaks && one.sends.0 + two.sends.0 + one.coming.len() + two.coming.len() > 0 {
             one.poll(false, &mut all);
             two.poll(false, &mut all);
@@ -251,7 +253,7 @@ pub(crate) fn connection(sides: &(Side, Side), mut random: Random, until: Instan
         }
         one.queue_pair.close().unwrap();
         two.queue_pair.close().unwrap();
-        // There is no completion that nobody has asked for.
+        // There is no completion that belongs to no request.
         for queue in &queues {
             assert!(queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
         }

@@ -11,7 +11,7 @@ use proptest::test_runner::TestCaseError;
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) wr_id: u64,
-    /// A send, write or read has a completion when it succeeds. Receives have.
+    /// Whether it has a completion when it succeeds. Receives always have one.
     pub(crate) signaled: bool,
     pub(crate) region: usize,
     pub(crate) kind: Kind,
@@ -19,7 +19,7 @@ pub(crate) struct Posted {
 
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// The nth on its connection.
+    /// Its number on its connection.
     Send {
         nth: usize,
     },
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
         nth: usize,
     },
     Write,
-    /// What is read, where that is known.
+    /// The expected content of a read, where that is known.
     Read {
         expected: Option<Vec<u8>>,
     },
@@ -37,21 +37,21 @@ pub(crate) enum Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     pub(crate) posted: VecDeque<Posted>,
-    /// A request failed: those after it do too.
+    /// A request has failed, so those after it fail too.
     pub(crate) failed: bool,
 }
 
-/// What a completion has ended.
+/// The requests that a completion has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// All that were carried out: unsignalled ones before the one that is named, and that.
+    /// All requests that were executed: unsignalled ones before the completed one, and that one.
     pub(crate) requests: Vec<Posted>,
     /// Whether the last of them succeeded.
     pub(crate) success: bool,
 }
 
 impl Queue {
-    /// Takes the request of a completion out, and those without completion before it.
+    /// Removes the request of a completion, and those without completion before it.
     pub(crate) fn end(
         &mut self,
         completion: &WorkCompletion,
@@ -90,25 +90,24 @@ pub(crate) struct Books {
     pub(crate) receives: Queue,
     /// What the peer has sent on this connection and was not received yet.
     pub(crate) incoming: VecDeque<Vec<u8>>,
-    /// How many sends and receives were posted on this connection.
+    /// The number of sends and receives that were posted on this connection.
     pub(crate) sent: usize,
     pub(crate) posted_receives: usize,
 }
 
 impl Books {
-    /// How many of the requests at the front of the send queue are carried out, whatever happens
-    /// next: a send waits for its receive, of which the peer has posted this many, and what was posted
-    /// after it waits too.
+    /// How many of the first requests of the send queue are executed, whatever happens next. A send waits for
+    /// its receive, of which the peer has posted this many, and later requests wait behind it.
     pub(crate) fn due_sends(&self, receives: usize) -> usize {
         let waits = |posted: &Posted| matches!(posted.kind, Kind::Send { nth } if nth >= receives);
         self.sends.posted.iter().position(waits).unwrap_or(self.sends.posted.len())
     }
 
-    /// Whether something is due of which no completion was polled.
+    /// Whether a completion that must come was not polled yet.
     pub(crate) fn is_due(&self, peer: &Books) -> bool {
         let due = self.due_sends(peer.posted_receives);
         let signaled = self.sends.posted.iter().take(due).any(|posted| posted.signaled);
-        // What the peer has sent, as far as it is due there.
+        // Messages of the peer that must arrive.
         let blocked = peer.sends.posted.iter().skip(peer.due_sends(self.posted_receives));
         let sent = blocked
             .filter_map(|posted| match posted.kind {

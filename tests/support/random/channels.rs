@@ -19,14 +19,14 @@ use super::operations::How;
 use super::scoped::{Hand, SLOT, SLOTS, Step};
 use super::world::Outcome;
 
-/// What both ends know of what was posted since they were connected.
+/// What both ends know of the operations since they were connected.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
-    /// The messages that each side has sent, in their order.
+    /// The messages that each side has sent, in order.
     pub(crate) sent: [Vec<Vec<u8>>; 2],
-    /// How many receives each has posted.
+    /// The number of receives that each side has posted.
     pub(crate) receives: [usize; 2],
-    /// Something was given up: what is in flight may fail.
+    /// The channel was stopped: operations in flight may fail.
     pub(crate) troubled: bool,
     pub(crate) next: u8,
 }
@@ -39,7 +39,7 @@ pub(crate) enum Ask {
 }
 
 impl Books {
-    /// Whether it comes to an end without anything else being done.
+    /// Whether it ends without any further operation.
     pub(crate) fn is_due(&self, side: usize, ask: Ask) -> bool {
         match ask {
             Ask::Send(nth) => nth < self.receives[1 - side],
@@ -47,7 +47,7 @@ impl Books {
         }
     }
 
-    /// The next message of a side, at the beginning of `buffer`.
+    /// Writes the next message of a side to the beginning of `buffer`.
     pub(crate) fn message(&mut self, side: usize, buffer: &mut [u8]) -> Ask {
         self.next = self.next.wrapping_add(41);
         for (at, byte) in (0_u8..).zip(buffer.iter_mut()) {
@@ -62,7 +62,7 @@ impl Books {
         Ask::Receive(self.receives[side] - 1)
     }
 
-    /// Looks at the end of a request. `bytes` is where it received.
+    /// Checks the result of a request. `bytes` is the buffer of a receive.
     pub(crate) fn ended(
         &mut self,
         side: usize,
@@ -95,11 +95,11 @@ struct Side {
     /// Before the memory: it is dropped first.
     channel: Option<Channel<'static>>,
     pending: Vec<(PendingWork, Ask, usize)>,
-    /// Work of earlier connections and channels, of which nothing can come any more.
+    /// Work of earlier connections and channels, which can have no results any more.
     past: Vec<PendingWork>,
-    /// For scopes; nothing is in flight between them.
+    /// Memory for scopes; between scopes, none of it is in flight.
     scoped: MemoryRegion<'static, u8>,
-    /// For what is posted outside of scopes: a slot is in use until its work was seen to end.
+    /// Memory for what is posted outside of scopes: a slot is in use until its work was seen to end.
     loose: MemoryRegion<'static, u8>,
     used: [bool; SLOTS],
     domain: Arc<ProtectionDomain<'static>>,
@@ -128,17 +128,17 @@ fn balance<'a: 'one + 'two, 'one, 'two>(
     Ok(())
 }
 
-/// As long as a test waits for what does not come.
+/// How long a test waits for what does not come.
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_millis(3)
 }
 
-/// As long as it waits for what does.
+/// How long it waits for what does.
 pub(crate) fn late() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// What is in a scope's memory when no scope is there.
+/// The content of a scope's memory between scopes.
 const QUIET: u8 = 0xee;
 
 fn prepare(domain: &Arc<ProtectionDomain<'static>>) -> PreparedChannel<'static> {
@@ -154,14 +154,14 @@ fn prepare(domain: &Arc<ProtectionDomain<'static>>) -> PreparedChannel<'static> 
 
 struct World<'bed, B> {
     sides: [Side; 2],
-    /// How many channels of each side were forgotten, and how many of those with a queue pair: it may
-    /// have had to be destroyed.
+    /// The number of forgotten channels of each side, and how many of them had a queue pair, which may have
+    /// been destroyed.
     forgotten: [(u32, u32); 2],
     books: Books,
     bed: &'bed B,
 }
 
-/// Runs all of it.
+/// Runs the whole program.
 pub(crate) fn run(episodes: &[Episode], ends: &[How; 2], bed: &impl Bed) -> Outcome {
     let sides = [0, 1].map(|side| {
         let domain = Arc::new(ProtectionDomain::new(Arc::new(bed.open(side))).unwrap());
@@ -187,7 +187,7 @@ pub(crate) fn run(episodes: &[Episode], ends: &[How; 2], bed: &impl Bed) -> Outc
 impl<B: Bed> World<'_, B> {
     fn connect(&mut self, prepared: [PreparedChannel<'static>; 2]) {
         if self.bed.is_slow() {
-            // Packets of the connection before are numbered as those of this one.
+            // The numbers of the earlier connection's packets could be those of this one.
             std::thread::sleep(Duration::from_millis(20));
         }
         let endpoints = [1, 0].map(|other: usize| prepared[other].endpoint());
@@ -203,7 +203,7 @@ impl<B: Bed> World<'_, B> {
                 self.scope(steps, *exit)?;
                 self.bed.calm();
                 self.only_loose_work_is_in_flight()?;
-                // The device would be seen to use memory that is not its own any more.
+                // The device would be seen to use memory that is freed.
                 self.sides.iter_mut().for_each(|side| side.scoped.fill(QUIET));
                 Ok(())
             }
@@ -214,14 +214,14 @@ impl<B: Bed> World<'_, B> {
             Episode::Abandon { side, which } => {
                 let pending = &mut self.sides[*side].pending;
                 if !pending.is_empty() {
-                    // It goes on, and its slot stays in use.
+                    // The operation continues, and its slot stays in use.
                     drop(pending.swap_remove(which.index(pending.len())));
                 }
                 Ok(())
             }
             Episode::Reset => {
                 let again = [0, 1].map(|side| {
-                    // It may have had to be destroyed, if nothing else would end it.
+                    // The queue pair may have been destroyed, if nothing else ended the operation.
                     let channel = self.channel(side);
                     let closed = channel.as_raw().is_null();
                     let again = channel.reset();
@@ -245,7 +245,7 @@ impl<B: Bed> World<'_, B> {
         self.sides[side].channel.take().expect("it is there between episodes")
     }
 
-    /// No channel is there that could use any memory.
+    /// No channel exists that could use any memory.
     fn all_is_free(&mut self) {
         for side in &mut self.sides {
             side.past.extend(side.pending.drain(..).map(|(work, ..)| work));
@@ -253,7 +253,7 @@ impl<B: Bed> World<'_, B> {
         }
     }
 
-    /// Old work does not take the results of new.
+    /// Earlier work does not take results of later work.
     fn the_past_is_past(&mut self) -> Outcome {
         for side in &mut self.sides {
             let channel = side.channel.as_mut().expect("it is there between episodes");
@@ -269,12 +269,12 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// What was posted in a scope has ended with it.
+    /// What was posted in a scope has ended with the scope.
     fn only_loose_work_is_in_flight(&self) -> Outcome {
         for side in &self.sides {
             let channel = side.channel.as_ref().expect("it is there between episodes");
             if channel.as_raw().is_null() {
-                continue; // there is nothing left that could be in flight
+                continue; // nothing is left that could be in flight
             }
             if let Some(count) = self.bed.in_flight(channel.number()) {
                 let loose = side.used.iter().filter(|&&used| used).count();
@@ -335,7 +335,7 @@ impl<B: Bed> World<'_, B> {
                         }
                         Exit::Panic => {
                             books.troubled |= !(left.is_empty() && right.is_empty());
-                            // Without what `panic!` prints.
+                            // Without the text that `panic!` prints.
                             resume_unwind(Box::new("oh"))
                         }
                     }
@@ -371,7 +371,7 @@ impl<B: Bed> World<'_, B> {
         let at = &mut self.sides[side];
         let ask = self.books.message(side, &mut at.loose[range.clone()]);
         let slice = at.loose.slice(range).unwrap();
-        // SAFETY: the slot is not touched before the work has ended, or the channel.
+        // SAFETY: the slot is not touched before the work, or the channel, has ended.
         match unsafe { at.channel.as_mut().unwrap().send_unpolled(&slice) } {
             Ok(work) => {
                 at.used[slot] = true;
@@ -431,7 +431,7 @@ impl<B: Bed> World<'_, B> {
         self.books.ended(side, ask, result, &at.loose[slot * SLOT..(slot + 1) * SLOT])
     }
 
-    /// Both channels go.
+    /// Both channels end.
     fn part(&mut self, how: [How; 2]) -> Outcome {
         for (side, how) in how.into_iter().enumerate() {
             let channel = self.channel(side);
@@ -442,7 +442,7 @@ impl<B: Bed> World<'_, B> {
                     self.forgotten[side].0 += 1;
                     self.forgotten[side].1 += u32::from(!channel.as_raw().is_null());
                     forget(channel);
-                    // What is in flight on it stays in flight for ever.
+                    // Its operations stay in flight without end.
                     let at = &mut self.sides[side];
                     let other = MemoryRegion::new(&at.domain, SLOT * SLOTS).unwrap();
                     forget(std::mem::replace(&mut at.loose, other));
@@ -458,7 +458,7 @@ impl<B: Bed> World<'_, B> {
         self.bed.run();
         let Self { sides, forgotten, bed, .. } = self;
         drop(sides);
-        // Each has a completion queue, took a region with it, and keeps what it was made from.
+        // Each has a completion queue, took a region with it, and keeps its parents.
         bed.check_end(
             &forgotten.map(|(channels, pairs)| {
                 [channels.min(1), channels.min(1), channels, channels, pairs]

@@ -10,7 +10,7 @@ use super::Bed;
 use super::operations::{How, What};
 use super::world::{End, Outcome, State, World};
 
-/// Ends a shared object in one of the ways; to close it, it must not be shared any more.
+/// Ends a shared object in one of several ways. It is closed only if this is the last owner.
 fn end_shared<T>(it: Arc<T>, how: How, close: impl FnOnce(T) -> bool) -> Outcome {
     match how {
         How::Forget => forget(it),
@@ -25,7 +25,7 @@ fn end_shared<T>(it: Arc<T>, how: How, close: impl FnOnce(T) -> bool) -> Outcome
 }
 
 impl<B: Bed> World<'_, B> {
-    /// What is due comes, and then the rest of it is flushed: there is nothing that never completes.
+    /// Requests that must complete do, and the others are flushed: none stays without completion.
     pub(crate) fn settle(&mut self) -> Outcome {
         self.drain("due, and did not come", |world, at| {
             let (end, peer) = (&world.ends[at], &world.ends[at ^ 1]);
@@ -39,7 +39,7 @@ impl<B: Bed> World<'_, B> {
         })
     }
 
-    /// Ends what `which` picks of one kind.
+    /// Ends the objects of one kind that `which` picks.
     pub(crate) fn end_any(&mut self, what: What, which: &Index, how: How) -> Outcome {
         let count = match what {
             What::Context => self.contexts.len(),
@@ -70,7 +70,8 @@ impl<B: Bed> World<'_, B> {
             }
             What::Region => {
                 let region = &mut self.regions[at];
-                // To end one in flight is against the contract of posting; to forget it is not.
+                // Ending a region that is in flight would break the contract of posting; forgetting it does
+                // not.
                 if region.is_busy() && how != How::Forget {
                     return Ok(());
                 }
@@ -94,7 +95,7 @@ impl<B: Bed> World<'_, B> {
         let end = &mut self.ends[at];
         let Some(pair) = end.pair.take() else { return Ok(()) };
         if how == How::Forget {
-            // It goes on, and what was posted to it still completes.
+            // The queue pair still exists, and its requests complete.
             forget((pair, end.target.take()));
             return Ok(());
         }
@@ -112,7 +113,7 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// Ends all that is left, in any order, and looks at what is there then.
+    /// Ends all remaining objects, in any order, and checks what is live then.
     pub(crate) fn end(mut self, ends: &[(Index, How)]) -> Outcome {
         let kinds = [What::QueuePair, What::Region, What::Queue, What::Domain, What::Context];
         for (number, (which, how)) in ends.iter().enumerate() {
@@ -123,7 +124,7 @@ impl<B: Bed> World<'_, B> {
             self.end_pair(at, How::Drop)?;
         }
         for at in 0..self.regions.len() {
-            // What is busy yet is in flight on a queue pair that was forgotten.
+            // A region that is still busy is in flight on a queue pair that was forgotten.
             let how = if self.regions[at].is_busy() { How::Forget } else { How::Drop };
             self.end_one(What::Region, at, how)?;
         }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::operations::How;
 use super::scoped::{SLOTS, Step};
 
-/// What happens between two scopes, or one of them.
+/// What happens between two scopes, or within one.
 #[derive(Clone, Debug)]
 pub(crate) enum Episode {
     Scope {
@@ -21,7 +21,7 @@ pub(crate) enum Episode {
         side: usize,
         slot: usize,
     },
-    /// Asks for the result of work that was posted outside of a scope, or waits for it, or drops it.
+    /// Asks for the result of work that was posted outside of a scope, waits for it, or drops it.
     Poll {
         side: usize,
         which: prop::sample::Index,
@@ -44,7 +44,7 @@ pub(crate) enum Episode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Exit {
     Success,
-    /// The same, when all was waited for.
+    /// The same, after waiting for everything.
     Manual,
     Failure,
     Panic,
@@ -90,7 +90,7 @@ fn episode(forgetting: bool) -> impl Strategy<Value = Episode> {
     ]
 }
 
-/// Programs of up to `most` episodes; and how the channels end.
+/// Programs of up to `most` episodes, and the end of the channels.
 pub(crate) fn programs(
     forgetting: bool,
     most: usize,

@@ -1,7 +1,7 @@
-//! The objects that must be live: those that are held, those that were forgotten, and the parents of
-//! both, which shared ownership keeps alive.
+//! The objects that must be live: those that are held, those that were forgotten, and the parents of both,
+//! which shared ownership keeps alive.
 
-/// What the devices count.
+/// The kinds of objects that devices count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Context,
@@ -11,7 +11,7 @@ pub(crate) enum Kind {
     QueuePair,
 }
 
-/// For each side, how many objects of each kind are live.
+/// For each side, the number of live objects of each kind.
 pub(crate) type Counts = [[u32; 5]; 2];
 
 /// An object, by its number.
@@ -29,19 +29,19 @@ struct Node {
 pub(crate) struct Family(Vec<Node>);
 
 impl Family {
-    /// A new object, that is held.
+    /// Adds an object, which is held.
     pub(crate) fn add(&mut self, kind: Kind, side: usize, parents: &[Member]) -> Member {
         self.0.push(Node { kind, side, parents: parents.to_vec(), held: true });
         self.0.len() - 1
     }
 
-    /// It is not held any more. (Who forgets something holds it for ever, and does not call this.)
+    /// Ends the hold of an object. A forgotten object is held without end, so this is not called for it.
     pub(crate) fn let_go(&mut self, member: Member) {
         assert!(self.0[member].held, "{member} is let go of twice");
         self.0[member].held = false;
     }
 
-    /// How many objects are live.
+    /// The number of live objects.
     pub(crate) fn live(&self) -> Counts {
         let mut live: Vec<bool> = self.0.iter().map(|node| node.held).collect();
         // Parents are older than their children.

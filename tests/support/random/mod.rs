@@ -21,29 +21,29 @@ use proptest::test_runner::TestCaseError;
 
 use family::Counts;
 
-/// The devices of two sides, of which one can be both.
+/// The devices of two sides. Both may be the same.
 pub(crate) trait Bed {
     /// Another context on a side's device.
     fn open(&self, side: usize) -> Context<'static>;
 
-    /// The next calls of a verb fail, so many times.
+    /// The next calls of a verb fail, this many times.
     fn disturb(&self, verb: &str, times: u32);
 
-    /// They do not any more.
+    /// They succeed again.
     fn calm(&self);
 
-    /// How much the device has in flight on a queue pair, where it can say.
+    /// The number of requests in flight on a queue pair, if the device can tell.
     fn in_flight(&self, queue_pair: u32) -> Option<u32>;
 
-    /// Lets the devices do some of what is posted.
+    /// Lets the devices execute some of what is posted.
     fn run(&self);
 
-    /// Whether what is due has to be waited for.
+    /// Whether completions that must come have to be waited for.
     fn is_slow(&self) -> bool;
 
-    /// After each operation: `live` is what has to be there.
+    /// Called after each operation: `live` is what must exist.
     fn check(&self, live: &Counts) -> Result<(), TestCaseError>;
 
-    /// After the last: what is still live was forgotten.
+    /// Called at the end: what is still live was forgotten.
     fn check_end(&self, live: &Counts) -> Result<(), TestCaseError>;
 }

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// One step. What it is about is picked among what is there; if nothing is, it is left out.
+/// One step. Its objects are picked among those that exist; without any, the step is skipped.
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
     Context {
@@ -19,12 +19,12 @@ pub(crate) enum Operation {
     Region {
         domain: Index,
     },
-    /// Two queue pairs for one another, in these domains.
+    /// A link: two queue pairs for each other, in these domains.
     Link {
         domains: [Index; 2],
         queues: [Index; 4],
     },
-    /// Connects the two, after a reset if they were connected or are broken.
+    /// Connects the two, after a reset if they were connected or are in error.
     Connect {
         link: Index,
     },
@@ -54,7 +54,7 @@ pub(crate) enum Operation {
         queue: Index,
         room: usize,
     },
-    /// Lets the devices go on.
+    /// Lets the devices execute requests.
     Run,
     /// To RESET.
     Reset {
@@ -71,7 +71,7 @@ pub(crate) enum Operation {
     },
 }
 
-/// What comes to an end.
+/// What is ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum What {
     Context,
@@ -81,7 +81,7 @@ pub(crate) enum What {
     QueuePair,
 }
 
-/// How.
+/// How it is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     Drop,
@@ -93,7 +93,7 @@ pub(crate) enum How {
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) operations: Vec<Operation>,
-    /// In which order what is left ends.
+    /// The order in which the remaining objects end.
     pub(crate) ends: Vec<(Index, How)>,
 }
 
@@ -142,7 +142,7 @@ fn operation(forgetting: bool) -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// Programs of up to `most` operations, some of which forget things if they are `forgetting`.
+/// Programs of up to `most` operations. If `forgetting`, some of them forget objects.
 pub(crate) fn programs(forgetting: bool, most: usize) -> impl Strategy<Value = Program> {
     let ends = vec((any::<Index>(), how(forgetting)), 32);
     (vec(operation(forgetting), 1..=most), ends)

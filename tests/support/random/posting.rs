@@ -12,7 +12,7 @@ use super::books::{Kind, Posted};
 use super::world::{BLOCK, LEN, Outcome, State, World};
 
 impl<B: Bed> World<'_, B> {
-    /// Posts by means of `post`. Returns whether that went well, as it must if nothing is wrong.
+    /// Posts by `post`. Returns whether that succeeded, as it must if the connection works.
     fn post(
         &mut self,
         end: usize,
@@ -52,21 +52,21 @@ impl<B: Bed> World<'_, B> {
     pub(crate) fn receive(&mut self, end: usize, region: usize, short: bool) -> Outcome {
         let len = if short { LEN / 8 } else { LEN };
         let kind = Kind::Receive { nth: self.ends[end].books.posted_receives };
-        // SAFETY: the region is not touched, and not dropped, until the books say that it ended.
+        // SAFETY: the region is neither touched nor dropped until the books say that the request has ended.
         let post = |pair: &mut QueuePair<'_>, memory: &mut _, wr_id| unsafe {
             pair.post_receive(memory, ..len, wr_id)
         };
         if self.post(end, region, kind, true, post)? {
             self.ends[end].books.posted_receives += 1;
             if short {
-                // Some message may be too long for it.
+                // Long enough for any message, or not.
                 self.trouble(end);
             }
         }
         Ok(())
     }
 
-    /// New bytes for a region that is sent from, unless it is in flight as it is.
+    /// New bytes for a region that is sent from, unless it is in flight.
     fn refill(&mut self, region: usize) {
         let seed = self.next as u8;
         let region = &mut self.regions[region];
@@ -93,7 +93,8 @@ impl<B: Bed> World<'_, B> {
             let elements = [memory.gather_element(..len)?];
             let request = SendWorkRequest::new(&elements)?;
             let mut request = if signaled { request } else { request.unsignaled() };
-            // SAFETY: the region is not written, and not dropped, until the books say that it ended.
+            // SAFETY: the region is neither written nor dropped until the books say that the request has
+            // ended.
             unsafe { pair.post(&mut request, wr_id) }
         })?;
         if posted {
@@ -105,7 +106,7 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// A block of the peer's memory. It may be gone, which is a mistake that the device notices.
+    /// A block of the peer's memory. If it was deregistered, the device notices.
     fn block(&self, end: usize, block: usize) -> Option<RemoteMemoryRegion> {
         let target = self.ends[end ^ 1].target.as_ref()?;
         Some(target.remote_range(block * BLOCK..(block + 1) * BLOCK).unwrap())
@@ -136,7 +137,7 @@ impl<B: Bed> World<'_, B> {
 
     pub(crate) fn read(&mut self, end: usize, region: usize, block: usize) -> Outcome {
         let Some(remote) = self.block(end, block) else { return Ok(()) };
-        // It is carried out after all writes that were posted before it.
+        // It is executed after all writes that were posted before it.
         let kind = Kind::Read { expected: self.ends[end ^ 1].written[block].clone() };
         self.post(end, region, kind, true, |pair, memory, wr_id| {
             let mut elements = [memory.scatter_element(..BLOCK)?];
@@ -147,11 +148,11 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// Looks at a completion: it is of something, has its turn, and what it says is so.
+    /// Checks a completion: it belongs to a request, comes in order, and has the right content.
     pub(crate) fn complete(&mut self, completion: &WorkCompletion) -> Outcome {
         let wr_id = completion.wr_id();
         let Some((end, receive)) = self.owners.remove(&wr_id) else {
-            // One that a reset has left in the queue, as some devices do; each once.
+            // A completion that a reset has left in the queue, as some devices do. Each comes once.
             prop_assert!(self.lost.remove(&wr_id), "{completion:?} is of nothing");
             return Ok(());
         };
@@ -160,7 +161,7 @@ impl<B: Bed> World<'_, B> {
         let queue = if receive { &mut at.books.receives } else { &mut at.books.sends };
         let ended = queue.end(completion, at.troubled)?;
         if !ended.success {
-            // What of the writes has got through is not known.
+            // It is not known which of the writes took effect.
             self.ends[end ^ 1].written = Default::default();
         }
         for posted in &ended.requests {
@@ -187,8 +188,8 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// The program has its memory back. If a request was to write it, `expected` is what must be at
-    /// its beginning, and the rest as it was.
+    /// The memory is the program's again. If a request had to write it, `expected` is how it must begin, and
+    /// the rest must be unchanged.
     fn release(&mut self, posted: &Posted, expected: Option<Vec<u8>>) -> Outcome {
         let region = &mut self.regions[posted.region];
         match posted.kind {
@@ -208,7 +209,7 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// The queue pair was reset or destroyed: nothing of it is in flight any more.
+    /// The queue pair was reset or destroyed: none of its requests is in flight.
     pub(crate) fn lose(&mut self, end: usize) {
         self.trouble(end);
         let at = &mut self.ends[end];

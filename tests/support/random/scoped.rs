@@ -8,11 +8,11 @@ use proptest::prelude::*;
 use super::channels::{Ask, Books, late, soon};
 use super::world::Outcome;
 
-/// The bytes of a buffer, and how many there are.
+/// The size of a buffer, and the number of buffers.
 pub(crate) const SLOT: usize = 16;
 pub(crate) const SLOTS: usize = 6;
 
-/// One step; what it is about is picked among what is in flight.
+/// One step. Its operation is picked among those in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     Send,
@@ -22,7 +22,7 @@ pub(crate) enum Step {
     Wait(prop::sample::Index),
     Drop(prop::sample::Index),
     Forget(prop::sample::Index),
-    /// Polls fail, or changes of state, which is what ends things by force.
+    /// Polls or state changes fail, so that the scope has to stop the channel.
     Disturb {
         poll: bool,
         times: u32,
@@ -31,14 +31,14 @@ pub(crate) enum Step {
 
 type Work<'scope, 'buf> = ScopedPendingWork<'scope, MemorySliceMut<'buf, u8>>;
 
-/// One side of it.
+/// One side of the scope.
 pub(crate) struct Hand<'scope, 'env, 'buf> {
     side: usize,
     scope: &'scope Scope<'scope, 'env>,
     free: Vec<MemorySliceMut<'buf, u8>>,
-    /// In flight; and whether its result was seen.
+    /// Operations in flight, and whether their results were seen.
     flying: Vec<(Work<'scope, 'buf>, Ask, bool)>,
-    /// In flight, of which nobody will ask.
+    /// Operations in flight whose results nobody will ask for.
     left: Vec<Ask>,
 }
 
@@ -51,18 +51,18 @@ impl<'scope, 'env, 'buf: 'scope> Hand<'scope, 'env, 'buf> {
         Self { side, scope, free: free.collect(), flying: vec![], left: vec![] }
     }
 
-    /// Nothing is in flight, as far as can be known.
+    /// Nothing is in flight, as far as the program can know.
     pub(crate) fn is_empty(&self) -> bool {
         self.flying.is_empty() && self.left.is_empty()
     }
 
-    /// Whether the scope can end by itself.
+    /// Whether the scope can end without stopping the channel.
     pub(crate) fn all_due(&self, books: &Books) -> bool {
         let flying = self.flying.iter().map(|(_, ask, _)| ask);
         !books.troubled && flying.chain(&self.left).all(|&ask| books.is_due(self.side, ask))
     }
 
-    /// Waits for all that was not abandoned.
+    /// Waits for everything that was not abandoned.
     pub(crate) fn finish(&mut self, books: &mut Books) -> Outcome {
         while !self.flying.is_empty() {
             self.wait(0, books)?;
@@ -95,7 +95,7 @@ impl<'scope, 'env, 'buf: 'scope> Hand<'scope, 'env, 'buf> {
         }
     }
 
-    /// When nothing could be posted, the buffer is gone until the scope ends.
+    /// If nothing could be posted, the buffer is not available until the scope ends.
     fn refused(&self, error: TransportError, room: bool, books: &Books) -> Outcome {
         let full = error == TransportError::QueueFull;
         prop_assert!(if full { !room } else { books.troubled }, "{error}");
@@ -136,7 +136,7 @@ impl<'scope, 'env, 'buf: 'scope> Hand<'scope, 'env, 'buf> {
         let (work, ask, seen) = &mut self.flying[at];
         match work.poll() {
             None => prop_assert!(!*seen, "{ask:?} had ended"),
-            // Its buffer is looked at when it is waited for.
+            // Its buffer is compared when it is waited for.
             Some(Ok(_)) => *seen = true,
             Some(Err(error)) => prop_assert!(books.troubled, "{ask:?}: {error}"),
         }
@@ -145,7 +145,7 @@ impl<'scope, 'env, 'buf: 'scope> Hand<'scope, 'env, 'buf> {
 
     fn spin_poll(&mut self, at: usize, books: &mut Books) -> Outcome {
         let (work, ask, seen) = &mut self.flying[at];
-        // What may never come is given up, and the channel with it: not here.
+        // An operation that may never end stops the channel, which this avoids.
         if !books.is_due(self.side, *ask) || books.troubled {
             return Ok(());
         }

@@ -22,28 +22,28 @@ pub(crate) type Outcome = Result<(), TestCaseError>;
 
 /// The bytes of each region; a receive of all of them is long enough for any message.
 pub(crate) const LEN: usize = 64;
-/// Targets of writes and reads consist of so many blocks.
+/// Targets of writes and reads consist of this many blocks.
 pub(crate) const BLOCKS: usize = 2;
 pub(crate) const BLOCK: usize = LEN / BLOCKS;
 
 const OPEN: AccessFlags = AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE);
 
-/// Longer than anything takes that is due.
+/// Longer than a completion that must come can take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Something that is held in an `Arc`, until it ends.
+/// An object that is held in an `Arc` until it ends.
 pub(crate) struct Shared<T> {
     pub(crate) it: Arc<T>,
     pub(crate) member: Member,
     pub(crate) side: usize,
-    /// The context that it is of, or itself.
+    /// The context that it belongs to, or the object itself.
     context: Member,
 }
 
 pub(crate) struct Region {
-    /// `None` when it has ended; it may be in flight still, if it was forgotten.
+    /// `None` when the region has ended. It may still be in flight if it was forgotten.
     pub(crate) memory: Option<MemoryRegion<'static, u8>>,
-    /// What is in it, if it is not being written.
+    /// Its content, if it is not being written.
     pub(crate) content: Vec<u8>,
     /// How many requests read it, and whether one writes it.
     pub(crate) readers: usize,
@@ -65,32 +65,32 @@ pub(crate) enum State {
 
 /// One end of a link. The peer of the end with number `n` is `n ^ 1`.
 pub(crate) struct End {
-    /// `None` when it has ended. One that was forgotten goes on.
+    /// `None` when it has ended. A forgotten one still works.
     pub(crate) pair: Option<State>,
     pub(crate) number: u32,
     pub(crate) domain: Member,
     queues: [Weak<CompletionQueue<'static>>; 2],
-    /// What the peer, and nobody else, writes and reads; and what it has written, where known.
+    /// Memory that only the peer writes and reads, and what it has written, where known.
     pub(crate) target: Option<SharedMemoryRegion<'static, u8>>,
     pub(crate) written: [Option<Vec<u8>>; BLOCKS],
     pub(crate) books: Books,
     pub(crate) connected: bool,
-    /// Something is wrong on the link by now: requests may fail.
+    /// The link has failed: requests may fail.
     pub(crate) troubled: bool,
     pub(crate) members: [Member; 2],
 }
 
 pub(crate) struct World<'bed, B> {
-    // In this order they are dropped when a case has failed.
+    // The order in which fields are dropped when a case has failed.
     pub(crate) ends: Vec<End>,
     pub(crate) regions: Vec<Region>,
     pub(crate) queues: Vec<Shared<CompletionQueue<'static>>>,
     pub(crate) domains: Vec<Shared<ProtectionDomain<'static>>>,
     pub(crate) contexts: Vec<Shared<Context<'static>>>,
     pub(crate) family: Family,
-    /// To which end, and to which queue of it, a request was posted.
+    /// The end, and the queue of that end, to which a request was posted.
     pub(crate) owners: HashMap<u64, (usize, bool)>,
-    /// Requests that a reset has ended, of which completions may be left.
+    /// Requests that a reset has ended, whose completions may still be in the queue.
     pub(crate) lost: HashSet<u64>,
     pub(crate) bed: &'bed B,
     pub(crate) next: u64,
@@ -100,7 +100,7 @@ fn pick<'a, T>(from: &'a [T], index: &Index) -> Option<&'a T> {
     if from.is_empty() { None } else { Some(index.get(from)) }
 }
 
-/// Runs all of it.
+/// Runs the whole program.
 pub(crate) fn run(program: &Program, bed: &impl Bed) -> Outcome {
     let mut world = World {
         ends: vec![],
@@ -227,7 +227,7 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// A link between two domains that are there, over queues of their contexts.
+    /// A link between two existing domains, over queues of their contexts.
     fn any_link(&mut self, domains: &[Index; 2], queues: &[Index; 4]) -> Outcome {
         if self.domains.is_empty() || self.ends.len() >= 8 {
             return Ok(());
@@ -288,7 +288,7 @@ impl<B: Bed> World<'_, B> {
         }
         both.into_iter().try_for_each(|end| self.reset(end))?;
         if self.bed.is_slow() {
-            // Packets of the connection before are numbered as those of this one.
+            // The numbers of the earlier connection's packets could be those of this one.
             std::thread::sleep(Duration::from_millis(20));
         }
         let prepared = both.map(|end| match self.ends[end].pair.take() {
@@ -312,7 +312,7 @@ impl<B: Bed> World<'_, B> {
         [end, end ^ 1].iter().for_each(|&end| self.ends[end].troubled = true);
     }
 
-    /// Takes a queue pair to RESET, if it is not there.
+    /// Takes a queue pair to RESET if it is in another state.
     fn reset(&mut self, end: usize) -> Outcome {
         match self.ends[end].pair.take() {
             Some(State::Connected(pair)) => {
@@ -333,7 +333,7 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// Takes up to `room` completions, and looks at each.
+    /// Takes up to `room` completions, and checks each.
     pub(crate) fn poll(
         &mut self,
         queue: &CompletionQueue<'_>,
@@ -345,7 +345,7 @@ impl<B: Bed> World<'_, B> {
         Ok(found.len())
     }
 
-    /// All queues that are there, also those that only queue pairs still hold.
+    /// All queues that exist, also those that only queue pairs still hold.
     fn poll_all(&mut self) -> Outcome {
         let held = self.queues.iter().map(|queue| Arc::downgrade(&queue.it));
         let of_ends = self.ends.iter().flat_map(|end| end.queues.clone());
@@ -356,7 +356,7 @@ impl<B: Bed> World<'_, B> {
         Ok(())
     }
 
-    /// Polls until nothing is `open` any more.
+    /// Polls until no request is `open` any more.
     pub(crate) fn drain(&mut self, what: &str, open: impl Fn(&Self, usize) -> bool) -> Outcome {
         let start = Instant::now();
         loop {

@@ -11,7 +11,7 @@ use ibverbs::{
 
 use super::{PATIENCE, assert_nothing_left, time_wait};
 
-/// What both sides are allowed to do.
+/// The rights of both sides.
 pub const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_WRITE)
@@ -65,7 +65,7 @@ pub fn handshake<'res>(
     (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap())
 }
 
-/// Resets both and connects them anew.
+/// Resets both and connects them again.
 pub fn reconnect<'res>(one: Channel<'res>, two: Channel<'res>) -> (Channel<'res>, Channel<'res>) {
     let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
     time_wait();
@@ -76,7 +76,7 @@ pub fn deadline() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// Sends a message each way, and checks them.
+/// Sends a message each way, and compares what arrives.
 pub fn exchange(sides: &(Side, Side), one: &mut Channel<'_>, two: &mut Channel<'_>) {
     let (mut near, mut far) = (sides.0.region(100), sides.1.region(100));
     for (index, number) in near.iter_mut().enumerate() {

@@ -26,13 +26,14 @@ pub fn time_wait() {
     std::thread::sleep(Duration::from_millis(50));
 }
 
-/// Tests that count what the machine has run one after the other: all of a binary take this.
+/// Taken by all tests of a binary, because each counts objects of the whole machine: they run one after the
+/// other.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`one_at_a_time`], for a test that must not take longer than `seconds`: many times what it should.
+/// As [`one_at_a_time`], for a test that must end within `seconds`, which is many times its usual duration.
 pub fn alone(test: &'static str, seconds: u64) -> (Watchdog, MutexGuard<'static, ()>) {
     let lock = one_at_a_time();
     (Watchdog::new(test, Duration::from_secs(seconds)), lock)
@@ -53,7 +54,7 @@ pub fn kernel_release() -> (u32, u32) {
     (numbers.next().expect("a version"), numbers.next().expect("a version"))
 }
 
-/// The kernel's own protection domain, completion queue and queue pair, and nothing of ours.
+/// Asserts that the kernel has only its own protection domain, completion queue and queue pair.
 pub const BASELINE: &str = "pd 1 cq 1 qp 1 cm_id 0 mr 0 ctx 0 srq 0";
 
 /// What the kernel counts on a device, in the order of [`BASELINE`].

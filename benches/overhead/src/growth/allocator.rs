@@ -7,7 +7,7 @@ pub(crate) struct Counting;
 
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// How many there are now.
+/// The number of bytes now.
 pub(crate) fn bytes() -> usize {
     BYTES.load(Ordering::Relaxed)
 }

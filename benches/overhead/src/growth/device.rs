@@ -1,4 +1,4 @@
-//! On a device: what its driver and the kernel do too.
+//! Measurements on a device: they include its driver and the kernel.
 
 use std::error::Error;
 use std::fs;
@@ -18,7 +18,7 @@ pub(crate) fn measure(name: &str) -> Result<(), Box<dyn Error>> {
     let queue = context.create_cq(16)?;
     queue_pairs(
         ["Soft-RoCE, emulated machine", "the machine, with Soft-RoCE"],
-        100, // of fewer, it is lost among what else the kernel does
+        100, // the memory of fewer is lost among other uses of the kernel's
         || queue_pair(&domain, &queue),
         |_| Ok(-(free_memory()? as f64)),
     )?;
@@ -52,7 +52,7 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
-/// What memory can be made of.
+/// The kinds of memory to register.
 const PAGES: [(&str, Option<HugePages>); 3] = [
     ("ordinary pages", None),
     ("transparent huge pages", Some(HugePages::Transparent)),
@@ -68,15 +68,15 @@ fn allocate<'a>(
     domain.allocate_with(bytes, pages.map_or(options, |pages| options.huge_pages(pages)))
 }
 
-/// Memory of a registration by size. All are kept to the end: of what the kernel uses again, nothing
-/// would be seen.
+/// Memory of a registration by size. All registrations are kept to the end, because memory that the kernel
+/// reuses would not be seen.
 fn registration_memory(domain: &ProtectionDomain<'_>) -> Result<(), Box<dyn Error>> {
     const AT_ONCE: usize = 16;
     let owners = PAGES.map(|(_, pages)| allocate(domain, GIB, pages));
     let mut regions = Vec::new();
     for ((series, _), owner) in PAGES.iter().zip(&owners) {
         let owner = owner.as_ref().map_err(|error| *error)?;
-        // Of smaller ones it is lost among what else the kernel does.
+        // The memory of smaller ones is lost among other uses.
         for bytes in [16 * MIB, 64 * MIB, 256 * MIB, GIB] {
             regions.reserve(AT_ONCE);
             let before = free_memory()?;
@@ -98,7 +98,7 @@ fn registration_time(domain: &ProtectionDomain<'_>) -> Result<(), Box<dyn Error>
         for bytes in doublings(smallest, GIB)
             .filter(|bytes| bytes.ilog2() % 2 == smallest.ilog2() % 2 || *bytes == GIB)
         {
-            // The memory that it is about is there, and was touched, before.
+            // The memory was allocated and touched before.
             let owner = allocate(domain, bytes, pages)?;
             let mut took = Vec::new();
             for _ in 0..if bytes >= 64 * MIB { 24 } else { 80 } {
@@ -113,8 +113,8 @@ fn registration_time(domain: &ProtectionDomain<'_>) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// The bytes of memory that the machine has free, when what was freed has come back: each processor
-/// keeps some for itself, which compaction takes from it, and the kernel takes its time over some of it.
+/// The bytes of memory that the machine has free, once freed memory has come back: each processor keeps some,
+/// which compaction reclaims, and the kernel frees some with a delay.
 fn free_memory() -> Result<u64, Box<dyn Error>> {
     fs::write("/proc/sys/vm/compact_memory", "1")?;
     let mut most = free_memory_now()?;

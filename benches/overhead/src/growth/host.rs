@@ -1,4 +1,4 @@
-//! On the lean device: what this crate costs, and nothing else.
+//! Measurements on the lean device: the cost of this crate alone.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -14,8 +14,8 @@ use ibverbs::{
 use crate::rig::{LENGTH, context};
 use crate::{allocator, connection, doublings, point, queue_pairs};
 
-/// How often each is measured. Those that are compared take turns, so that what else the machine does
-/// in a moment does not fall to one of them alone.
+/// How often each is measured. Those that are compared take turns, so that other work of the machine at some
+/// moment does not fall on one of them alone.
 const ROUNDS: usize = 101;
 
 pub(crate) fn measure() -> Result<(), Box<dyn Error>> {
@@ -26,7 +26,7 @@ pub(crate) fn measure() -> Result<(), Box<dyn Error>> {
 
 const THE_CRATE: &str = "the crate, on a device of functions";
 
-/// The shortest time of one of several things, in ns, by number.
+/// The shortest time in ns of each of several contenders, by number.
 #[derive(Default)]
 struct Shortest(BTreeMap<usize, f64>);
 
@@ -43,7 +43,7 @@ impl Shortest {
     }
 }
 
-/// How many completions lie in the queue when polling begins.
+/// The number of completions in the queue when polling begins.
 const COMPLETIONS: usize = 4096;
 
 fn prepared(
@@ -68,7 +68,7 @@ fn queue_pair(
     prepared.handshake(itself)
 }
 
-/// The cost of a completion by how many are polled at a time.
+/// The cost of a completion by the number of completions per poll.
 fn poll() -> Result<(), Box<dyn Error>> {
     let context = context();
     let domain = Arc::new(ProtectionDomain::new(&context)?);
@@ -130,7 +130,7 @@ fn poll() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The cost of an operation by how many others are outstanding.
+/// The cost of an operation by the number of others outstanding.
 fn outstanding() -> Result<(), Box<dyn Error>> {
     const OPERATIONS: usize = 1 << 14;
     const MOST: usize = 4096;
@@ -192,7 +192,7 @@ fn outstanding() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A queue pair by how many there are, and the steps of a connection.
+/// The cost of a queue pair by the number that exist, and the steps of a connection.
 fn connections() -> Result<(), Box<dyn Error>> {
     let context = context();
     let domain = Arc::new(ProtectionDomain::new(&context)?);
@@ -201,7 +201,7 @@ fn connections() -> Result<(), Box<dyn Error>> {
         [THE_CRATE, "the crate"],
         1,
         || queue_pair(&domain, &queue, 16),
-        // What it has on the heap, if anything, and what it is itself.
+        // Its bytes on the heap, if any, and its own size.
         |count| Ok((allocator::bytes() + count * size_of::<QueuePair<'static>>()) as f64),
     )?;
     connection(THE_CRATE, || prepared(&domain, &queue, 16))?;

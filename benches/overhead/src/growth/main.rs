@@ -59,8 +59,8 @@ fn most(values: Vec<f64>) -> f64 {
     values.into_iter().fold(0.0, f64::max)
 }
 
-/// Time of one queue pair more by how many there are, and the memory of each. `memory` says how many
-/// bytes are in use, when there are so many; `fewest` is from where on that means something.
+/// Time to create one more queue pair by the number that exist, and the memory of each. `memory` returns the
+/// bytes in use with the given number of queue pairs; from `fewest` on that is meaningful.
 fn queue_pairs<'a>(
     [time, memory_of]: [&str; 2],
     fewest: usize,
@@ -71,10 +71,10 @@ fn queue_pairs<'a>(
     const ROUNDS: usize = 5;
     const MORE: usize = 60;
     let counts: Vec<_> = steps(MOST).collect();
-    // With room for all, as the heap is measured.
+    // With room for all, because the heap is measured.
     let room = |len| counts.iter().map(|_| Vec::with_capacity(len)).collect::<Vec<_>>();
     let (mut took, mut bytes) = (room(ROUNDS * MORE), room(ROUNDS));
-    // The first one takes what is allocated once.
+    // The first one also takes what is allocated once.
     drop(make()?);
     for _ in 0..ROUNDS {
         let mut there = Vec::with_capacity(MOST);
@@ -101,7 +101,7 @@ fn queue_pairs<'a>(
     Ok(())
 }
 
-/// What it takes to create a queue pair, to connect it to itself, and to destroy it: three points.
+/// The time to create a queue pair, to connect it to itself, and to destroy it: three points.
 fn connection<'a>(
     series: &str,
     mut build: impl FnMut() -> ibverbs::Result<PreparedQueuePair<'a>>,

@@ -7,11 +7,11 @@ use std::collections::{HashMap, HashSet};
 pub(crate) struct Cost {
     /// All instructions.
     pub(crate) total: u64,
-    /// Those of calls into the device, with all that it calls in turn.
+    /// Instructions in the device, including all functions that it calls.
     pub(crate) device: u64,
 }
 
-/// Sums up a dump. The device's functions are those whose source is in a folder `device_folder`.
+/// Adds up a dump. The device's functions are those whose source is in the folder `device_folder`.
 pub(crate) fn parse(dump: &str, device_folder: &str) -> Result<Cost, String> {
     let mut parser = Parser::default();
     for (number, line) in dump.lines().enumerate() {
@@ -30,11 +30,11 @@ pub(crate) fn parse(dump: &str, device_folder: &str) -> Result<Cost, String> {
 #[derive(Default)]
 struct Parser {
     files: HashMap<u64, String>,
-    /// The file of the function to come.
+    /// The file of the next function.
     file: u64,
     function: u64,
     callee: u64,
-    /// The next line of costs is what a call took, all in all.
+    /// The next line of costs is the inclusive cost of a call.
     in_call: bool,
     total: u64,
     calls: HashMap<(u64, u64), u64>,
@@ -58,7 +58,7 @@ impl Parser {
                 _ => {}
             }
         } else if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c)) {
-            // A line number, and instructions (none where the event did not occur).
+            // A line number, and the instructions (none where the event did not occur).
             let cost = match line.split_ascii_whitespace().nth(1) {
                 Some(cost) => cost.parse::<u64>().ok()?,
                 None => 0,
@@ -82,7 +82,7 @@ impl Parser {
     }
 }
 
-/// Of `(17) name`, or of `(17)` for a name that was there before.
+/// The name of `(17) name`, or of `(17)` if the name was defined before.
 fn id(value: &str) -> Option<u64> {
     value.strip_prefix('(')?.split_once(')')?.0.parse().ok()
 }

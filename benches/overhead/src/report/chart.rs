@@ -8,7 +8,7 @@ use plotters::prelude::*;
 
 use crate::points::Point;
 
-/// What is known of a chart before its points are.
+/// The properties of a chart that do not depend on its points.
 struct Chart {
     name: &'static str,
     title: &'static str,
@@ -18,7 +18,7 @@ struct Chart {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Scale {
-    /// From 0.
+    /// Begins at 0.
     Linear,
     /// Logarithmic, with a tick at each power of 10.
     Decades,
@@ -93,7 +93,7 @@ fn series(points: &[Point], chart: &str) -> Vec<Series> {
     all
 }
 
-/// To be told apart by all eyes (Okabe and Ito).
+/// Colours that colour-blind people can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 4] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
@@ -101,16 +101,16 @@ const COLOURS: [RGBColor; 4] = [
     RGBColor(0xcc, 0x79, 0xa7),
 ];
 
-/// An axis as plotters wants it. Its own logarithmic one may leave out the first tick.
+/// An axis in the form of plotters, whose own logarithmic axis may leave out the first tick.
 #[derive(Clone)]
 struct Axis {
     scale: Scale,
-    /// Of values; on a logarithmic axis, of their logarithms.
+    /// The range of the values; on a logarithmic axis, of their logarithms.
     linear: RangedCoordf64,
 }
 
 impl Axis {
-    /// Takes all values, but on a logarithmic axis those of 0.
+    /// Takes all values, except 0 on a logarithmic axis.
     fn of(scale: Scale, values: impl Iterator<Item = f64>) -> Self {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for value in values.filter(|value| scale == Scale::Linear || *value > 0.0) {
@@ -148,7 +148,7 @@ impl Ranged for Axis {
     type ValueType = f64;
 
     fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
-        // What is 0 is drawn at the lower end of a logarithmic axis.
+        // A value of 0 is drawn at the lower end of a logarithmic axis.
         self.linear.map(&self.scale.place(*value).max(self.linear.range().start), limit)
     }
 
@@ -236,7 +236,7 @@ fn draw_on(
     Ok(())
 }
 
-/// On the left, above or below: where there are fewer points.
+/// On the left, at the top or the bottom: where there are fewer points.
 fn legend(series: &[Series], x: &Axis, y: &Axis) -> SeriesLabelPosition {
     let places = series.iter().flat_map(|one| &one.points);
     let places = places.map(|(a, b)| (x.map(a, (0, 100)), y.map(b, (0, 100))));

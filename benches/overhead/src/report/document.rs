@@ -1,5 +1,5 @@
-//! `docs/performance.md`: its tables and charts are made of the numbers that are kept beside it, so that
-//! the page cannot say anything else than they do.
+//! `docs/performance.md`: its tables and charts are generated from the numbers that are kept beside it, so
+//! that they always agree.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use crate::expected::{self, Row};
 use crate::points::{self, Point};
 use crate::{REFERENCE, chart};
 
-/// Where the numbers are, and the page about them. Charts go to the folder of the measurements.
+/// The files of the numbers, and the page. Charts go to the folder of the measurements.
 pub(crate) struct Sources {
     /// Instructions per operation.
     pub(crate) expected: PathBuf,
-    /// What `growth` has measured.
+    /// The results of `growth`.
     pub(crate) growth: PathBuf,
     pub(crate) page: PathBuf,
 }
@@ -28,7 +28,7 @@ pub(crate) fn write(sources: &Sources) -> Result<(), String> {
     Ok(())
 }
 
-/// Fails if the page, or a chart, is not what the numbers make it.
+/// Fails if the page or a chart differs from what the numbers give.
 pub(crate) fn check(sources: &Sources) -> Result<(), String> {
     for (file, text) in make(sources)? {
         if read(&file)? != text {
@@ -40,7 +40,7 @@ pub(crate) fn check(sources: &Sources) -> Result<(), String> {
     Ok(())
 }
 
-/// What the page and the charts are to be.
+/// The contents of the page and the charts.
 fn make(sources: &Sources) -> Result<Vec<(PathBuf, String)>, String> {
     let rows = expected::read(&sources.expected)?;
     let text = read(&sources.growth)?;
@@ -79,7 +79,7 @@ fn replace(page: &str, name: &str, text: &str) -> Result<String, String> {
     Ok(format!("{before}{begin}\n{}\n\n{end}{after}", text.trim_end()))
 }
 
-/// Workloads and layers down, profiles across.
+/// Workloads and layers are rows, profiles are columns.
 fn instructions(rows: &[Row]) -> Result<String, String> {
     let mut profiles: Vec<&str> = Vec::new();
     for row in rows {
@@ -110,7 +110,7 @@ fn instructions(rows: &[Row]) -> Result<String, String> {
     Ok(table)
 }
 
-/// What was measured on what: the comments at the head of the data.
+/// The machine and versions of a measurement: the comments at the head of the data.
 fn machines(text: &str) -> Result<String, String> {
     let comments = text.lines().filter_map(|line| line.strip_prefix("# ")?.split_once(": "));
     let list: Vec<_> = comments
@@ -120,7 +120,7 @@ fn machines(text: &str) -> Result<String, String> {
     if list.len() == 2 { Ok(list.join("\n")) } else { Err("it is not said where".to_owned()) }
 }
 
-/// What it takes to make a connection, and how many can be made in a second.
+/// The cost of a connection, and how many can be made in a second.
 fn connections(points: &[Point]) -> Result<String, String> {
     let steps: Vec<_> = points.iter().filter(|point| point.chart == "connection").collect();
     let mut table = String::from(
@@ -140,7 +140,7 @@ fn connections(points: &[Point]) -> Result<String, String> {
     Ok(table)
 }
 
-/// 12,345: digits in threes.
+/// 12,345: groups of three digits.
 fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups: Vec<_> =

@@ -14,7 +14,7 @@ pub(crate) struct Row {
     pub(crate) layer: String,
     /// Instructions per operation outside of the device.
     pub(crate) own: f64,
-    /// Instructions per operation in it.
+    /// Instructions per operation in the device.
     pub(crate) device: f64,
     /// `own` over that of the reference.
     pub(crate) ratio: f64,
@@ -60,7 +60,7 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Row>, String> {
     lines.map(row).collect()
 }
 
-/// Fails if a ratio has grown, or the two are not about the same contenders.
+/// Fails if a ratio has grown, or if the two tables have different contenders.
 pub(crate) fn check(file: &Path, rows: &[Row]) -> Result<(), String> {
     let expected = read(file)?;
     match differences(&expected, rows) {
@@ -73,7 +73,7 @@ pub(crate) fn check(file: &Path, rows: &[Row]) -> Result<(), String> {
     }
 }
 
-/// What is worse, or missing, and what is better than expected.
+/// What is worse or missing, and what is better than expected.
 fn differences(expected: &[Row], rows: &[Row]) -> (String, String) {
     let (mut worse, mut better) = (String::new(), String::new());
     let line = |out: &mut String, row: &Row, what: &str| {

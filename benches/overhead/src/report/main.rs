@@ -21,7 +21,7 @@ use document::Sources;
 use expected::Row;
 use measure::Measured;
 
-/// What every ratio is relative to.
+/// The contender that every ratio is relative to.
 const REFERENCE: &str = "C tuned";
 
 fn main() -> ExitCode {
@@ -79,7 +79,7 @@ fn run() -> Result<(), String> {
     Ok(())
 }
 
-/// Relates what was measured to the reference of the same workload.
+/// Divides each measurement by that of the reference of the same workload.
 fn compare(profile: &str, measured: &[Measured]) -> Result<Vec<Row>, String> {
     let row = |one: &Measured| {
         let same = |other: &&Measured| other.workload == one.workload && other.layer == REFERENCE;

@@ -7,12 +7,12 @@ use std::process::Command;
 
 use crate::callgrind::{self, Cost};
 
-/// How many operations the two runs of a contender differ by.
+/// By how many operations the two runs of a contender differ.
 const OPERATIONS: u64 = 2048;
-/// Where the sources of the device are.
+/// The sources of the device.
 const DEVICE: &str = "tests/function_device/";
 
-/// What one operation of a contender takes.
+/// The cost of one operation of a contender.
 #[derive(Clone, Debug)]
 pub(crate) struct Measured {
     pub(crate) workload: String,
@@ -67,7 +67,7 @@ struct Section {
     cost: Cost,
 }
 
-/// One line of what `overhead run` prints, with the dump that belongs to it.
+/// One line of the output of `overhead run`, with its dump.
 fn section(line: &str, out: &Path) -> Result<Section, String> {
     let fields: Vec<_> = line.split('\t').collect();
     let [number, workload, layer, operations] = fields[..] else {
@@ -75,7 +75,7 @@ fn section(line: &str, out: &Path) -> Result<Section, String> {
     };
     let number: u64 = number.parse().map_err(|e| format!("{line}: {e}"))?;
     let operations = operations.parse().map_err(|e| format!("{line}: {e}"))?;
-    // Two dumps for each section, what lies before it and the section; they count from 1.
+    // Two dumps for each section: what precedes it, and the section. They count from 1.
     let dump = format!("{}.{}", out.display(), 2 * number + 2);
     let text = fs::read_to_string(&dump).map_err(|e| format!("{dump}: {e}"))?;
     let cost = callgrind::parse(&text, DEVICE).map_err(|e| format!("{dump}: {e}"))?;
