@@ -1,6 +1,7 @@
 //! Datagrams and multicast groups by address, within this crate and with `udaddy` and `mckey`.
 
 use std::net::IpAddr;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -269,8 +270,10 @@ fn hear(ready: impl FnOnce()) {
 
 /// Joins on rxe0, and sends all messages.
 fn tell() {
-    let mut group =
-        MulticastMembership::join(address(crate::managed::HERE), address(GROUP), TIME).unwrap();
+    tell_as_member(join(crate::managed::HERE));
+}
+
+fn tell_as_member(mut group: MulticastMembership) {
     with_side(group.open_device().unwrap(), |side| {
         let mut queue_pair = group.activate(side.prepare()).unwrap();
         for _ in 0..MESSAGES {
@@ -286,6 +289,65 @@ fn a_group_hears_us() {
     hear(tell);
     nothing_is_left();
 }
+
+/// A member that only sends. On RoCE the kernel asks no switch for the group's packets then.
+#[test]
+fn a_member_that_only_sends_is_heard() {
+    let _alone = alone("send-only member", 120);
+    prepare_group();
+    hear(|| {
+        let here = address(crate::managed::HERE);
+        tell_as_member(MulticastMembership::join_to_send(here, address(GROUP), TIME).unwrap());
+    });
+    nothing_is_left();
+}
+
+/// `mckey` sends, and we hear it.
+///
+/// It does not wait for its sends to complete before it leaves the group and destroys address handle and
+/// queue pair. Soft-RoCE sends from a work queue of the kernel (`rxe_sched_task` in `rxe_post_send`), and
+/// sends nothing for a queue pair or address handle that is gone by then (`rxe_requester`, `rxe_get_av`).
+/// So the tool as it is sends between none and one of its messages. Here a library that is loaded before
+/// librdmacm makes it leave the group only when its standard input ends, which is when all have arrived.
+#[test]
+fn we_hear_mckey() {
+    let _alone = alone("mckey sends", 120);
+    prepare_group();
+    let folder = std::env::temp_dir();
+    let (source, library) = (folder.join("wait.c"), folder.join("wait.so"));
+    std::fs::write(&source, LEAVE_WHEN_TOLD).unwrap();
+    let (source, library) = (source.to_str().unwrap(), library.to_str().unwrap());
+    run(&format!("cc -shared -fPIC -o {library} {source} -ldl"));
+
+    let mut mckey = None;
+    hear(|| {
+        let local = crate::managed::HERE;
+        let command = Command::new("timeout")
+            .args(["60", "mckey", "-s", "-m", GROUP, "-b", local, "-c", "1"])
+            .args(["-C", &MESSAGES.to_string(), "-S", &LENGTH.to_string()])
+            .env("LD_PRELOAD", library)
+            .stdin(Stdio::piped())
+            .spawn();
+        mckey = Some(command.unwrap());
+    });
+    // Its input ends here.
+    let output = mckey.unwrap().wait_with_output().unwrap();
+    assert!(output.status.success(), "mckey: {}", output.status);
+    nothing_is_left();
+}
+
+const LEAVE_WHEN_TOLD: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+int rdma_leave_multicast(void *id, void *address)
+{
+    char byte;
+    while (read(0, &byte, 1) > 0) {}
+    int (*leave)(void *, void *) = dlsym(RTLD_NEXT, "rdma_leave_multicast");
+    return leave(id, address);
+}
+"#;
 
 #[test]
 fn mckey_hears_us() {
