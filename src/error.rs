@@ -3,7 +3,8 @@
 use std::fmt;
 use std::io;
 
-use crate::queue_pair::{EndpointGid, TransitionError};
+use crate::device::Gid;
+use crate::queue_pair::{EndpointGid, QueuePairState, TransitionError};
 
 /// A verb that failed, or that was not called because its input was wrong.
 ///
@@ -25,9 +26,38 @@ pub struct Error {
 enum Detail {
     None,
     Reason(&'static str),
-    Range { what: &'static str, value: u64, low: u32, high: u64 },
+    Range {
+        what: &'static str,
+        value: u64,
+        low: u32,
+        high: u64,
+    },
     Transition(TransitionError),
-    Gids { ours: EndpointGid, theirs: EndpointGid },
+    Gids {
+        ours: EndpointGid,
+        theirs: EndpointGid,
+    },
+    /// A post that the queue pair's state does not allow, and the first state that does.
+    State {
+        state: QueuePairState,
+        needed: QueuePairState,
+    },
+    /// A queue cannot become as small as this.
+    Holds {
+        more_than: u32,
+        what: &'static str,
+    },
+    /// No GID of ours has this index.
+    GidIndex {
+        index: u32,
+        port: u8,
+    },
+    /// The path that the kernel could not resolve.
+    Path {
+        ours: Gid,
+        index: u8,
+        theirs: Gid,
+    },
 }
 
 /// The kind of an [`Error`].
@@ -113,6 +143,35 @@ impl Error {
         Self { verb: "ibv_modify_qp", errno: libc::EINVAL, detail }
     }
 
+    /// A post that was refused with `errno`, because the queue pair is in `state`, and not yet in `needed`.
+    #[cold]
+    pub(crate) const fn wrong_state(
+        verb: &'static str,
+        errno: i32,
+        state: QueuePairState,
+        needed: QueuePairState,
+    ) -> Self {
+        Self { verb, errno, detail: Detail::State { state, needed } }
+    }
+
+    /// `EINVAL` because a queue holds more entries than it would have room for.
+    #[cold]
+    pub(crate) const fn holds_more(verb: &'static str, more_than: u32, what: &'static str) -> Self {
+        Self { verb, errno: libc::EINVAL, detail: Detail::Holds { more_than, what } }
+    }
+
+    /// No entry of the port's GID table has this index, or the entry is empty.
+    #[cold]
+    pub(crate) const fn no_gid(verb: &'static str, errno: i32, port: u8, index: u32) -> Self {
+        Self { verb, errno, detail: Detail::GidIndex { index, port } }
+    }
+
+    /// The same error, with the two ends of the path that could not be resolved.
+    #[cold]
+    pub(crate) const fn on_path(self, ours: Gid, index: u8, theirs: Gid) -> Self {
+        Self { detail: Detail::Path { ours, index, theirs }, ..self }
+    }
+
     /// The C verb that failed, or that would have been called with the arguments, such as
     /// `"ibv_reg_mr"`.
     pub const fn verb(&self) -> &'static str {
@@ -128,6 +187,8 @@ impl Error {
     /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self.errno {
+            // The state is wrong, even if the queue is full too: polling would not help.
+            _ if matches!(self.detail, Detail::State { .. }) => ErrorKind::InvalidInput,
             libc::ENOMEM if self.verb.starts_with("ibv_post_") || self.verb == "ibv_bind_mw" => {
                 ErrorKind::QueueFull
             }
@@ -209,6 +270,26 @@ impl fmt::Display for Error {
                     "no packet goes between our {} {} and the peer's {} {}: both sides need an address \
                      of the same family, and the same version of RoCE",
                     ours.class, ours.gid, theirs.class, theirs.gid
+                );
+            }
+            Detail::State { state, needed } => {
+                return write!(
+                    f,
+                    "the queue pair is in {state}, and must be in {needed} before this is posted: \
+                     connect it first"
+                );
+            }
+            Detail::Holds { more_than, what } => {
+                return write!(f, "the queue holds more than {more_than} {what}");
+            }
+            Detail::GidIndex { index, port } => {
+                return write!(f, "the GID table of port {port} is empty at index {index}");
+            }
+            Detail::Path { ours, index, theirs } => {
+                return write!(
+                    f,
+                    "no path from our GID {ours} (index {index}) to the peer's GID {theirs}: {}",
+                    io::Error::from_raw_os_error(self.errno)
                 );
             }
             Detail::None => {}

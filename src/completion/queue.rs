@@ -373,7 +373,9 @@ impl<'ctx> CompletionQueue<'ctx> {
         let returned = unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) };
         ffi::status(RESIZE, returned).map_err(|error| match error.raw_os_error() {
             // The device supports the number, as was checked, so this is the only cause left.
-            libc::EINVAL => Error::invalid(RESIZE, "the queue holds more completions than that"),
+            libc::EINVAL => {
+                Error::holds_more(RESIZE, entries as u32, "completions: poll them first")
+            }
             _ => error,
         })
     }

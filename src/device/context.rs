@@ -202,9 +202,7 @@ impl<'a> Context<'a> {
             )
         };
         ffi::status(VERB, returned).map_err(|error| match error.raw_os_error() {
-            libc::ENODATA => {
-                Error::with_reason(VERB, libc::ENODATA, "the GID table is empty at that index")
-            }
+            libc::ENODATA => Error::no_gid(VERB, libc::ENODATA, port, index),
             _ => error,
         })?;
         Ok(GidEntry::from(raw))

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::address_vector::AddressVector;
+use crate::device::Context;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -10,6 +11,8 @@ use crate::handle::{Handle, object, resource};
 use crate::parent::Parent;
 
 object!(ibv_ah, ibv_destroy_ah);
+
+const VERB: &str = "ibv_create_ah";
 
 /// `struct ibv_ah`: the path to a peer, made ready for datagrams.
 ///
@@ -36,9 +39,9 @@ impl<'pd> AddressHandle<'pd> {
     /// # Errors
     ///
     ///  - `EINVAL`: the port, the index of our own GID or another part of the path is wrong for this
-    ///    device.
+    ///    device, or the path has no [global route](AddressVector::global), which RoCE needs.
     ///  - `ETIMEDOUT`, `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, the peer's MAC address could not be
-    ///    resolved, or there is no route to its GID.
+    ///    resolved, or there is no route to its GID. The error names both GIDs.
     ///  - `ENOMEM`: the device has no address handle left, or the machine has no memory left.
     #[doc(alias = "ibv_create_ah")]
     pub fn new(
@@ -50,10 +53,9 @@ impl<'pd> AddressHandle<'pd> {
         // mlx5 fails without an errno value in some cases.
         ffi::set_errno(0);
         // SAFETY: the domain is live; a handle that comes back is ours alone.
-        let raw = unsafe {
-            Handle::new("ibv_create_ah", ffi::ibv_create_ah(domain.as_raw(), &mut attributes))
-        };
-        let raw = raw.map_err(|error| wrong_port(&domain, path.port()).unwrap_or(error))?;
+        let raw =
+            unsafe { Handle::new(VERB, ffi::ibv_create_ah(domain.as_raw(), &mut attributes)) };
+        let raw = raw.map_err(|error| explain(domain.context(), path, error))?;
         Ok(Self { raw, domain })
     }
 
@@ -70,7 +72,6 @@ impl<'pd> AddressHandle<'pd> {
         raw: *mut ffi::ibv_ah,
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
     ) -> Result<Self> {
-        const VERB: &str = "ibv_create_ah";
         let domain = domain.into();
         // SAFETY: the caller vouches for the pointer.
         if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
@@ -103,13 +104,20 @@ impl<'pd> AddressHandle<'pd> {
     }
 }
 
-/// The error for a port that the device does not have.
+/// Finds the cause of an error, as far as possible.
 #[cold]
-fn wrong_port(domain: &ProtectionDomain<'_>, port: u8) -> Option<Error> {
-    let ports = domain.context().query_device().ok()?.phys_port_cnt();
-    let (value, high) = (port.into(), ports.into());
-    (port == 0 || port > ports)
-        .then(|| Error::out_of_range("ibv_create_ah", "port number", value, 1, high))
+fn explain(context: &Context<'_>, path: &AddressVector, error: Error) -> Error {
+    // mlx5 sets no errno value in some cases, which has become `EIO`.
+    if !matches!(error.raw_os_error(), libc::EINVAL | libc::EIO) {
+        return path.explain_unreachable(context, error);
+    }
+    let Ok(device) = context.query_device() else { return error };
+    let (port, ports) = (path.port(), device.phys_port_cnt());
+    if port == 0 || port > ports {
+        return Error::out_of_range(VERB, "port number", port.into(), 1, ports.into());
+    }
+    let Ok(attributes) = context.query_port(port) else { return error };
+    path.check_route(VERB, context, &attributes).err().unwrap_or(error)
 }
 
 impl ProtectionDomain<'_> {

@@ -209,6 +209,42 @@ impl AddressVector {
         self
     }
 
+    /// Checks that the path has a global route if the port needs one, and that its GID index is that of
+    /// one of our GIDs. For errors of `verb`, which the kernel has refused.
+    pub(super) fn check_route(
+        &self,
+        verb: &'static str,
+        context: &Context<'_>,
+        port: &PortAttributes,
+    ) -> Result<()> {
+        let Some(index) = self.source_gid_index() else {
+            if port.link_layer() == LinkLayer::Ethernet || port.grh_required() {
+                let reason = "ah_attr has no global route, which this port needs: \
+                              AddressVector::global adds one";
+                return Err(Error::invalid(verb, reason));
+            }
+            return Ok(());
+        };
+        context
+            .query_gid(self.port, index.into())
+            .map(drop)
+            .map_err(|_| Error::no_gid(verb, libc::EINVAL, self.port, index.into()))
+    }
+
+    /// Adds both ends of the path to an error that says that the kernel could not resolve it.
+    #[cold]
+    pub(super) fn explain_unreachable(&self, context: &Context<'_>, error: Error) -> Error {
+        let unreachable = [libc::ETIMEDOUT, libc::ENETUNREACH, libc::EHOSTUNREACH];
+        match self.route {
+            Some(route) if unreachable.contains(&error.raw_os_error()) => {
+                let index = route.source_gid_index;
+                let ours = context.query_gid(self.port, index.into());
+                error.on_path(ours.map_or(Gid::ZERO, |entry| entry.gid), index, route.gid)
+            }
+            _ => error,
+        }
+    }
+
     /// The peer's LID.
     pub fn lid(&self) -> u16 {
         self.lid

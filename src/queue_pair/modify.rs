@@ -8,7 +8,6 @@ use super::endpoint::QueuePairEndpoint;
 use super::state::QueuePairState;
 use super::state::rule;
 use super::transition::StateTransition;
-use crate::device::LinkLayer;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::settings::QueuePairType;
@@ -56,9 +55,26 @@ impl<'res> QueuePair<'res> {
         unsafe { (*self.as_raw()).state }.into()
     }
 
-    /// Finds the cause of an `EINVAL`, as far as possible.
+    /// The state, if it is one before RTS. For errors of posts: connected queue pairs, on which posts
+    /// fail because the queue is full, are recognised without a system call.
+    #[cold]
+    pub(super) fn state_before_rts(&self) -> Option<QueuePairState> {
+        use QueuePairState as S;
+
+        let before = |state: &S| matches!(state, S::Reset | S::Init | S::ReadyToReceive);
+        // The connection manager of iWARP changes the state without libibverbs.
+        Some(self.last_state()).filter(before).and_then(|_| self.state().ok()).filter(before)
+    }
+
+    /// Finds the cause of an error, as far as possible.
     #[cold]
     fn explain(&self, error: Error, transition: &StateTransition) -> Error {
+        if let Some(path) = transition.attributes().path() {
+            let error = path.explain_unreachable(self.protection_domain().context(), error);
+            if error.raw_os_error() != libc::EINVAL {
+                return error;
+            }
+        }
         if error.raw_os_error() != libc::EINVAL {
             return error;
         }
@@ -106,16 +122,7 @@ impl<'res> QueuePair<'res> {
             port.check_pkey_index(VERB, index)?;
         }
         if let Some(path) = path {
-            let ethernet = port.link_layer() == LinkLayer::Ethernet;
-            if (ethernet || port.grh_required()) && path.gid().is_none() {
-                let reason = "ah_attr has no global route, which this port needs";
-                return Err(Error::invalid(VERB, reason));
-            }
-            if let Some(index) = path.source_gid_index() {
-                context.query_gid(number, index.into()).map_err(|_| {
-                    Error::invalid(VERB, "ah_attr.grh.sgid_index is not the index of a GID of ours")
-                })?;
-            }
+            path.check_route(VERB, context, &port)?;
         }
         attributes.path_mtu().map_or(Ok(()), |mtu| port.check_path_mtu(VERB, mtu))
     }

@@ -205,7 +205,11 @@ macro_rules! send_methods {
                 return Ok(());
             }
             let (posted, request) = list.failed();
-            Err(ListError::new(explain_send(self.queue_pair(), request, returned), posted))
+            Err(ListError::new(
+                explain_send(self.queue_pair(), request, returned),
+                posted,
+                list.len(),
+            ))
         }
 
         /// `ibv_post_send`: posts requests, each under its own number, with one call and in order.
@@ -243,7 +247,8 @@ macro_rules! send_methods {
             requests: impl IntoIterator<Item = (u64, R)>,
         ) -> Result<(), ListError> {
             let mut entries = SendListEntry::collect(requests);
-            let mut list = SendList::new(&mut entries).map_err(|error| ListError::new(error, 0))?;
+            let mut list =
+                SendList::new(&mut entries).map_err(|error| ListError::new(error, 0, 0))?;
             // SAFETY: the caller keeps the contract.
             unsafe { self.post_list(&mut list) }
         }
@@ -334,7 +339,7 @@ macro_rules! receive_methods {
         /// # Errors
         ///
         ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the queue pair
-        ///    is in RESET or has a shared receive queue.
+        ///    is in RESET or has a shared receive queue. The error says which.
         ///  - `ENOMEM`: the receive queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
         ///  - `EIO`: the device is gone.
         ///
@@ -389,7 +394,7 @@ macro_rules! receive_methods {
                 return Ok(());
             }
             let (posted, request) = list.failed();
-            Err(ListError::new(self.receive_failed(request, returned), posted))
+            Err(ListError::new(self.receive_failed(request, returned), posted, list.len()))
         }
 
         /// `ibv_post_recv`: posts receives, each under its own number, with one call and in order.
@@ -413,7 +418,7 @@ macro_rules! receive_methods {
         ) -> Result<(), ListError> {
             let mut entries = ReceiveListEntry::collect(receives);
             let mut list =
-                ReceiveList::new(&mut entries).map_err(|error| ListError::new(error, 0))?;
+                ReceiveList::new(&mut entries).map_err(|error| ListError::new(error, 0, 0))?;
             // SAFETY: the caller keeps the contract.
             unsafe { self.post_receive_list(&mut list) }
         }

@@ -300,7 +300,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     /// # Errors
     ///
     ///  - `EINVAL`: `max_wr` is 0, more than the device allows, or less than the number of outstanding
-    ///    requests.
+    ///    requests or than the armed [limit](Self::set_limit).
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or its provider may leave the queue without
     ///    memory if resizing fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next post
     ///    crashes: for those use [`resize_unchecked`](Self::resize_unchecked).
@@ -332,7 +332,13 @@ impl<'pd> SharedReceiveQueue<'pd> {
         self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR).map_err(|error| {
             match error.raw_os_error() {
                 // The device allows this number.
-                libc::EINVAL => Error::invalid(VERB, "the queue holds more receives than that"),
+                libc::EINVAL => match self.query() {
+                    Ok(found) if max_wr < found.limit => {
+                        let (value, low) = (max_wr.into(), found.limit);
+                        Error::out_of_range(VERB, "max_wr", value, low, most.into())
+                    }
+                    _ => Error::holds_more(VERB, max_wr, "receives"),
+                },
                 _ => error,
             }
         })?;

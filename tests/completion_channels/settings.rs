@@ -112,6 +112,6 @@ fn a_queue_is_not_made_smaller_than_what_it_holds() {
     }
     let error = queue.resize(4).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert!(error.to_string().contains("holds more completions"), "{error}");
+    assert!(error.to_string().contains("holds more than 4 completions"), "{error}");
     assert_eq!(queue.poll(&mut [WorkCompletion::default(); 8]).unwrap().len(), 5);
 }

@@ -4,6 +4,7 @@
 mod agreement;
 mod batches;
 mod building;
+mod refusals;
 mod requests;
 mod states;
 

@@ -310,7 +310,10 @@ fn a_list_that_fails_says_how_far_it_came() {
         // SAFETY: the memory lives on, and is not touched before the completions.
         let error = unsafe { queue_pair.post_list(&mut list) }.unwrap_err();
         assert_eq!(error.posted(), 2);
-        assert!(error.to_string().contains("request 2 of the list was refused"), "{error}");
+        assert!(
+            error.to_string().contains("request 3 of 4 was refused, counted from 1"),
+            "{error}"
+        );
         assert!(error.error().to_string().contains("the number of gather elements is 5"));
         assert_eq!(successes(&queue), [1, 2]);
         // What is left can be posted: the failure has no later effect.
@@ -327,6 +330,7 @@ fn a_list_that_fails_says_how_far_it_came() {
         // SAFETY: as above.
         let error = unsafe { queue_pair.post_list(&mut list) }.unwrap_err();
         assert_eq!((error.posted(), error.error().kind()), (2, ErrorKind::Permission));
+        assert!(error.to_string().starts_with("all 2 requests were queued"), "{error}");
         assert_eq!(successes(&queue), [1, 2]);
     }
     let mut parts: Vec<_> = region.slice_mut(..).unwrap().chunks(16).unwrap().collect();

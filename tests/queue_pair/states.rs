@@ -134,6 +134,8 @@ fn a_refusal_of_the_kernel_is_explained() {
     refused(&mut queue_pair, init.port(1).pkey_index(999), "pkey_index is 999");
     queue_pair.modify(init.port(1).pkey_index(0)).unwrap();
     let path = |index| AddressVector::new(1, 0).global(endpoint.gid(), index);
+    let to_nobody = AddressVector::new(1, 0).global("2001:db8::77".parse().unwrap(), 1);
+    let link_local = context.query_gid(1, 1).unwrap();
     let ready = StateTransition::to(QueuePairState::ReadyToReceive)
         .path(path(1))
         .path_mtu(MaximumTransferUnit::Mtu256)
@@ -145,12 +147,25 @@ fn a_refusal_of_the_kernel_is_explained() {
     refused(&mut queue_pair, ready.max_dest_rd_atomic(255), &text);
     let local = ready.path(AddressVector::new(1, 0));
     refused(&mut queue_pair, local, "ah_attr has no global route");
-    refused(&mut queue_pair, ready.path(path(200)), "sgid_index is not the index of a GID");
+    refused(&mut queue_pair, ready.path(path(200)), "GID table of port 1 is empty at index 200");
+    refused(&mut queue_pair, ready.path(path(7)), "GID table of port 1 is empty at index 7");
     refused(&mut queue_pair, ready.path(AddressVector::new(2, 0)), "ah_attr.port_num is 2");
     refused(&mut queue_pair, ready, "Invalid argument");
+    // The kernel could not resolve the path.
+    for (errno, kind) in [
+        (libc::ETIMEDOUT, ErrorKind::TimedOut),
+        (libc::ENETUNREACH, ErrorKind::Unreachable),
+        (libc::EHOSTUNREACH, ErrorKind::Unreachable),
+    ] {
+        device.fail("modify_qp").errno(errno).times(1);
+        let error = queue_pair.modify(ready.path(to_nobody)).unwrap_err();
+        assert_eq!((error.kind(), error.raw_os_error()), (kind, errno));
+        let text = format!("our GID {} (index 1) to the peer's GID 2001:db8::77: ", link_local.gid);
+        assert!(error.to_string().contains(&text), "{error}");
+    }
     // Other errors are passed on as they are.
-    device.fail("modify_qp").errno(libc::ETIMEDOUT).times(1);
-    assert_eq!(queue_pair.modify(ready).unwrap_err().kind(), ErrorKind::TimedOut);
+    device.fail("modify_qp").errno(libc::EIO).times(1);
+    assert_eq!(queue_pair.modify(ready).unwrap_err().kind(), ErrorKind::Driver);
     queue_pair.modify(ready).unwrap();
 }
 

@@ -16,6 +16,7 @@ use std::mem;
 use std::ptr::NonNull;
 
 use super::batch_data::private::Data;
+use super::explain::explain_batch;
 use super::extended_operations::function;
 use super::extended_operations::{SendFlags, SendOperations};
 use super::send::check_number;
@@ -86,7 +87,7 @@ impl Batch<'_> {
         mem::forget(abort);
         // SAFETY: as above.
         let returned = unsafe { (*raw).wr_complete.unwrap_unchecked()(raw) };
-        if returned == 0 { Ok(value) } else { Err(ffi::failed("ibv_wr_complete", returned).into()) }
+        if returned == 0 { Ok(value) } else { Err(explain_batch(queue_pair, returned).into()) }
     }
 
     /// The destination of the datagrams that are added from here on: the path, and the number and the Q_Key

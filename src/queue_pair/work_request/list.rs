@@ -304,12 +304,14 @@ impl<R> fmt::Debug for WorkRequestList<'_, R> {
 pub struct ListError {
     error: Error,
     posted: usize,
+    /// The length of the list.
+    len: usize,
 }
 
 impl ListError {
     #[cold]
-    pub(in crate::queue_pair) fn new(error: Error, posted: usize) -> Self {
-        Self { error, posted }
+    pub(in crate::queue_pair) fn new(error: Error, posted: usize, len: usize) -> Self {
+        Self { error, posted, len }
     }
 
     /// Why the first request that was not posted was refused.
@@ -329,7 +331,18 @@ impl ListError {
 
 impl fmt::Display for ListError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "request {} of the list was refused: {}", self.posted, self.error)
+        let Self { error, posted, len } = self;
+        match len {
+            // There is no list.
+            0 => error.fmt(f),
+            _ if posted < len => {
+                write!(f, "request {} of {len} was refused, counted from 1: {error}", posted + 1)
+            }
+            _ => write!(
+                f,
+                "all {len} requests were queued, but the device could not be notified: {error}"
+            ),
+        }
     }
 }
 
@@ -417,8 +430,20 @@ mod tests {
             assert_eq!(list.failed().0, posted);
             assert_eq!(list.failed().0, 3, "it is cleared");
         }
-        let error = ListError::new(Error::new("ibv_post_send", libc::ENOMEM), 2);
-        assert!(error.to_string().contains("request 2 of the list"), "{error}");
-        assert_eq!(Error::from(error).raw_os_error(), libc::ENOMEM);
+        let error = Error::new("ibv_post_send", libc::ENOMEM);
+        for (posted, len, text) in [
+            (0, 3, "request 1 of 3 was refused, counted from 1: ibv_post_send"),
+            (2, 3, "request 3 of 3 was refused"),
+            (
+                3,
+                3,
+                "all 3 requests were queued, but the device could not be notified: ibv_post_send",
+            ),
+            (0, 0, "ibv_post_send"),
+        ] {
+            let error = ListError::new(error, posted, len);
+            assert!(error.to_string().starts_with(text), "{error}");
+            assert_eq!(Error::from(error).raw_os_error(), libc::ENOMEM);
+        }
     }
 }

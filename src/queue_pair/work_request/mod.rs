@@ -4,6 +4,7 @@ mod batch;
 mod batch_data;
 mod batch_requests;
 mod bind_window;
+mod explain;
 mod extended_operations;
 mod list;
 mod rdma;
@@ -13,6 +14,8 @@ mod send;
 pub use batch::Batch;
 pub use batch_data::{BatchData, Inline, InlineList};
 pub use bind_window::{WindowBinding, WindowMemory};
+use explain::elements;
+pub(super) use explain::{explain_elements, explain_receive, explain_send};
 pub(crate) use extended_operations::function;
 pub use extended_operations::{FlushPlacement, SendFlags, SendOperations};
 pub use list::{
@@ -127,72 +130,6 @@ pub(super) unsafe fn post_receive(qp: *mut ffi::ibv_qp, request: &mut ffi::ibv_r
     let mut bad = MaybeUninit::uninit();
     // SAFETY: the caller vouches for the queue pair and the request; `bad` is writable.
     unsafe { ffi::ibv_post_recv(qp, request, bad.as_mut_ptr()) }
-}
-
-/// The error for the return value of posting `request`. It names the limit of the queue pair that the
-/// request exceeds, if it does (each provider reports that in a different way).
-#[cold]
-pub(super) fn explain_send(
-    queue_pair: &QueuePair<'_>,
-    request: &ffi::ibv_send_wr,
-    returned: c_int,
-) -> Error {
-    // SAFETY: the request was made from a list of that length, which it still borrows.
-    let elements = unsafe { elements(request) };
-    explain_elements(queue_pair, elements, request.send_flags, returned)
-}
-
-/// The error for the return value of posting a request with these elements and flags.
-#[cold]
-pub(super) fn explain_elements(
-    queue_pair: &QueuePair<'_>,
-    elements: &[ffi::ibv_sge],
-    send_flags: u32,
-    returned: c_int,
-) -> Error {
-    const VERB: &str = "ibv_post_send";
-    let (count, most) = (elements.len() as u64, queue_pair.max_send_sge().into());
-    if count > most {
-        return Error::out_of_range(VERB, "the number of gather elements", count, 0, most);
-    }
-    if send_flags & ffi::ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
-        let (length, most) = (total(elements), queue_pair.max_inline_data().into());
-        if length > most {
-            return Error::out_of_range(VERB, "the length of inline data", length, 0, most);
-        }
-    }
-    ffi::failed(VERB, returned)
-}
-
-/// The error for the return value of posting `request`.
-#[cold]
-pub(super) fn explain_receive(
-    queue_pair: &QueuePair<'_>,
-    request: &ffi::ibv_recv_wr,
-    returned: c_int,
-) -> Error {
-    const VERB: &str = "ibv_post_recv";
-    if queue_pair.shared_receive_queue().is_some() {
-        return Error::invalid(VERB, "receives are posted to the shared receive queue");
-    }
-    let (count, most) = (request.num_sge as u64, queue_pair.max_recv_sge().into());
-    if count > most {
-        return Error::out_of_range(VERB, "the number of scatter elements", count, 0, most);
-    }
-    ffi::failed(VERB, returned)
-}
-
-/// The list that a request was made from.
-///
-/// # Safety
-///
-/// `sg_list` and `num_sge` are those of a slice that is still borrowed.
-unsafe fn elements(request: &ffi::ibv_send_wr) -> &[ffi::ibv_sge] {
-    if request.num_sge == 0 {
-        return &[];
-    }
-    // SAFETY: the caller vouches for it.
-    unsafe { std::slice::from_raw_parts(request.sg_list, request.num_sge as usize) }
 }
 
 /// The number of bytes of all elements together.

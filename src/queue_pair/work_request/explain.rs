@@ -1,0 +1,110 @@
+//! Why a post was refused. Each provider reports the same mistake in a different way, so an error is
+//! explained by comparing the request with the queue pair, after the post has failed.
+
+use std::ffi::c_int;
+
+use super::total;
+use crate::error::Error;
+use crate::ffi;
+use crate::queue_pair::{QueuePair, QueuePairState};
+
+const SEND: &str = "ibv_post_send";
+const RECEIVE: &str = "ibv_post_recv";
+
+/// The error for the return value of posting `request`. It names the limit of the queue pair that the
+/// request exceeds, or the state that does not allow it.
+#[cold]
+pub(in crate::queue_pair) fn explain_send(
+    queue_pair: &QueuePair<'_>,
+    request: &ffi::ibv_send_wr,
+    returned: c_int,
+) -> Error {
+    // SAFETY: the request was made from a list of that length, which it still borrows.
+    let elements = unsafe { elements(request) };
+    explain_elements(queue_pair, elements, request.send_flags, returned)
+}
+
+/// The error for the return value of posting a request with these elements and flags.
+#[cold]
+pub(in crate::queue_pair) fn explain_elements(
+    queue_pair: &QueuePair<'_>,
+    elements: &[ffi::ibv_sge],
+    send_flags: u32,
+    returned: c_int,
+) -> Error {
+    let (count, most) = (elements.len() as u64, queue_pair.max_send_sge().into());
+    if count > most {
+        return Error::out_of_range(SEND, "the number of gather elements", count, 0, most);
+    }
+    if send_flags & ffi::ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
+        let (length, most) = (total(elements), queue_pair.max_inline_data().into());
+        if length > most {
+            return Error::out_of_range(SEND, "the length of inline data", length, 0, most);
+        }
+    }
+    explain_state(queue_pair, ffi::failed(SEND, returned))
+}
+
+/// The error for the return value of `ibv_wr_complete`.
+#[cold]
+pub(in crate::queue_pair) fn explain_batch(queue_pair: &QueuePair<'_>, returned: c_int) -> Error {
+    explain_state(queue_pair, ffi::failed("ibv_wr_complete", returned))
+}
+
+/// The error for the return value of posting `request`.
+#[cold]
+pub(in crate::queue_pair) fn explain_receive(
+    queue_pair: &QueuePair<'_>,
+    request: &ffi::ibv_recv_wr,
+    returned: c_int,
+) -> Error {
+    if queue_pair.shared_receive_queue().is_some() {
+        return Error::invalid(RECEIVE, "receives are posted to the shared receive queue");
+    }
+    let (count, most) = (request.num_sge as u64, queue_pair.max_recv_sge().into());
+    if count > most {
+        return Error::out_of_range(RECEIVE, "the number of scatter elements", count, 0, most);
+    }
+    explain_state(queue_pair, ffi::failed(RECEIVE, returned))
+}
+
+/// Adds to the error of a post what the queue pair's depth and state say.
+fn explain_state(queue_pair: &QueuePair<'_>, error: Error) -> Error {
+    let errno = error.raw_os_error();
+    // What providers return for a wrong state and for a full queue.
+    if !matches!(errno, libc::EINVAL | libc::ENOMEM | libc::ENOSPC) {
+        return error;
+    }
+    let (verb, receives) = (error.verb(), error.verb() == RECEIVE);
+    if receives && queue_pair.max_recv_wr() == 0 {
+        return Error::invalid(verb, "the queue pair was built without room for receives");
+    }
+    if !receives && queue_pair.max_send_wr() == 0 {
+        return Error::invalid(verb, "the queue pair was built without room for sends");
+    }
+    match (queue_pair.state_before_rts(), receives) {
+        (Some(state), false) => Error::wrong_state(verb, errno, state, QueuePairState::ReadyToSend),
+        (Some(QueuePairState::Reset), true) => {
+            Error::wrong_state(verb, errno, QueuePairState::Reset, QueuePairState::Init)
+        }
+        (Some(QueuePairState::Init), true) if errno != libc::EINVAL => {
+            let reason = "the receive queue is full, and no receive completes before the queue pair \
+                          is connected: build it with a larger max_recv_wr";
+            Error::with_reason(verb, errno, reason)
+        }
+        _ => error,
+    }
+}
+
+/// The list that a request was made from.
+///
+/// # Safety
+///
+/// `sg_list` and `num_sge` are those of a slice that is still borrowed.
+pub(super) unsafe fn elements(request: &ffi::ibv_send_wr) -> &[ffi::ibv_sge] {
+    if request.num_sge == 0 {
+        return &[];
+    }
+    // SAFETY: the caller vouches for it.
+    unsafe { std::slice::from_raw_parts(request.sg_list, request.num_sge as usize) }
+}
