@@ -30,8 +30,8 @@ mod trace;
 
 pub use channel::{
     AnyBuffer, Channel, ChannelBuilder, ChannelClosed, OwnedBuffer, OwnedResult, OwnedWork,
-    PendingWork, PostError, PreparedChannel, Scope, ScopeError, ScopedPendingWork,
-    SharedCompletionQueue, TokenResult, TransportError, TransportResult,
+    PendingWork, PostError, PreparedChannel, ReadyChannel, ReadyChannels, Scope, ScopeError,
+    ScopedPendingWork, SharedCompletionQueue, TokenResult, TransportError, TransportResult,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,

@@ -48,6 +48,7 @@ use crate::settings::{
 pub struct ChannelBuilder<'res> {
     domain: Parent<'res, ProtectionDomain<'res>>,
     shared: Option<Parent<'res, SharedCompletionQueue<'res>>>,
+    token: u64,
     queue_pair_type: QueuePairType,
     capacities: ffi::ibv_qp_cap,
     connection: ConnectionSettings,
@@ -103,6 +104,7 @@ impl<'res> ChannelBuilder<'res> {
         Self {
             domain: domain.into(),
             shared: None,
+            token: 0,
             queue_pair_type: QueuePairType::ReliableConnected,
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 16,
@@ -155,6 +157,13 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
+    /// A number of the program's choice (0 unless set), by which
+    /// [`SharedCompletionQueue::poll`] names the channel.
+    pub fn token(mut self, value: u64) -> Self {
+        self.token = value;
+        self
+    }
+
     /// How long to poll for the completions of flushed operations before the queue pair is reset (5 s
     /// unless set). It takes effect only after time-outs, failures and panics, and only if the device does
     /// not answer.
@@ -167,9 +176,9 @@ impl<'res> ChannelBuilder<'res> {
     /// default they poll until the operation has ended, which is much faster and keeps a CPU busy.)
     ///
     /// The completion queue then gets a [`CompletionChannel`](crate::CompletionChannel) of its own. A
-    /// shared completion queue must be made of a queue that
-    /// [has one](crate::CompletionQueueBuilder::own_channel) and wakes for all completions, because the
-    /// sends of a channel are not [solicited](crate::CompletionQueueBuilder::solicited_only).
+    /// shared completion queue must be made [with one](SharedCompletionQueue::with_event_channel). If it is
+    /// made of another queue, that must wake for all completions, because the sends of a channel are not
+    /// [solicited](crate::CompletionQueueBuilder::solicited_only).
     pub fn sleep_after(mut self, polls: u32) -> Self {
         self.sleep_after = Some(polls);
         self
@@ -214,7 +223,7 @@ impl<'res> ChannelBuilder<'res> {
                     }
                 }
                 let router = shared.router().clone();
-                let inbox = router.reserve(depth)?;
+                let inbox = router.reserve(depth, self.token)?;
                 (shared.queue().clone(), Some((router, inbox)))
             }
         };

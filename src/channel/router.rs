@@ -3,7 +3,12 @@
 //! A channel that polls first takes what is in its inbox. If that is empty, it polls the completion
 //! queue into its own batch, keeps its own completions there, and puts those of others into their
 //! inboxes. Each inbox has room for everything that its channel can have in flight.
+//!
+//! An inbox that gets a completion is put into the list of those that have something, at most once, and
+//! at the end of the list. [`Router::next_ready`] takes them from the front, so no channel can keep
+//! another one from its turn.
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::fmt;
 use std::mem;
@@ -12,6 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::batch::{BATCH, PollCq};
 use super::epoch::new_epoch;
 use super::in_flight::no_memory;
+use super::inbox::{NO_NUMBER, Ring};
+use super::queue_pair_numbers::Numbers;
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -40,153 +47,12 @@ struct Routes {
     numbers: Numbers,
     /// Those that are not `in_use` are free for a new channel.
     inboxes: Vec<Ring>,
+    /// The inboxes that got something since they were last taken from this list. It has room for all.
+    ready: VecDeque<usize>,
     /// The part of the capacity that channels have reserved.
     reserved: u32,
     /// For the router's own polls.
     batch: Box<[ffi::ibv_wc; BATCH]>,
-}
-
-/// Finds inboxes by the numbers of their queue pairs: a hash table with linear probing, at most half
-/// full. Devices number queue pairs mostly in sequence, so most are found at the first probe.
-struct Numbers {
-    /// A power of two of entries.
-    entries: Vec<Option<(u32, usize)>>,
-    len: usize,
-}
-
-impl Numbers {
-    fn new() -> Self {
-        Self { entries: vec![None; 8], len: 0 }
-    }
-
-    /// The index of the number's entry, or of the free entry where it would go.
-    #[inline]
-    fn position(&self, number: u32) -> usize {
-        let mask = self.entries.len() - 1;
-        let mut at = number as usize & mask;
-        // At least half of the entries are free, so this ends.
-        while self.entries[at].is_some_and(|entry| entry.0 != number) {
-            at = (at + 1) & mask;
-        }
-        at
-    }
-
-    #[inline]
-    fn get(&self, number: u32) -> Option<usize> {
-        self.entries[self.position(number)].map(|entry| entry.1)
-    }
-
-    /// Makes room for `numbers` numbers, so that `insert` need not allocate.
-    ///
-    /// # Errors
-    ///
-    ///  - `ENOMEM`: out of memory.
-    fn reserve(&mut self, numbers: usize) -> Result<()> {
-        let mut size = self.entries.len();
-        while numbers * 2 > size {
-            size *= 2;
-        }
-        if size > self.entries.len() {
-            let mut entries = Vec::new();
-            entries.try_reserve_exact(size).map_err(|_| no_memory())?;
-            entries.resize(size, None);
-            for entry in std::mem::replace(&mut self.entries, entries).into_iter().flatten() {
-                let position = self.position(entry.0);
-                self.entries[position] = Some(entry);
-            }
-        }
-        Ok(())
-    }
-
-    /// Sets the inbox of a number, for which there is room.
-    fn insert(&mut self, number: u32, inbox: usize) {
-        let at = self.position(number);
-        if self.entries[at].replace((number, inbox)).is_none() {
-            self.len += 1;
-        }
-    }
-
-    /// Removes a number, if it is there.
-    fn remove(&mut self, number: u32) {
-        let mut at = self.position(number);
-        if self.entries[at].take().is_none() {
-            return;
-        }
-        self.len -= 1;
-        // The removed number may have displaced the entries that follow: insert them again.
-        let mask = self.entries.len() - 1;
-        loop {
-            at = (at + 1) & mask;
-            let Some(entry) = self.entries[at].take() else { return };
-            let position = self.position(entry.0);
-            self.entries[position] = Some(entry);
-        }
-    }
-}
-
-/// Not the number of a queue pair: those have 24 bits.
-const NO_NUMBER: u32 = u32::MAX;
-
-/// The completions of one channel, in the order in which they were polled.
-struct Ring {
-    entries: Box<[ffi::ibv_wc]>,
-    first: usize,
-    len: usize,
-    /// A completion found no room: the device has made more completions than there were requests.
-    overflown: bool,
-    /// The number of the channel's queue pair, if completions with this number are for this inbox, or
-    /// else `NO_NUMBER`.
-    number: u32,
-    /// Whether there is a channel.
-    in_use: bool,
-}
-
-impl Ring {
-    /// # Errors
-    ///
-    ///  - `ENOMEM`: out of memory.
-    fn new(room: u32) -> Result<Self> {
-        let mut entries = Vec::new();
-        entries.try_reserve_exact(room as usize).map_err(|_| no_memory())?;
-        entries.resize(room as usize, ffi::ibv_wc::default());
-        Ok(Self { entries: entries.into(), in_use: true, ..Self::unused() })
-    }
-
-    /// An inbox that is free for a new channel.
-    fn unused() -> Self {
-        let entries = Box::default();
-        Self { entries, first: 0, len: 0, overflown: false, number: NO_NUMBER, in_use: false }
-    }
-
-    /// The index after `index`, around the end.
-    #[inline]
-    fn after(&self, index: usize) -> usize {
-        if index + 1 == self.entries.len() { 0 } else { index + 1 }
-    }
-
-    fn push(&mut self, completion: &ffi::ibv_wc) {
-        if self.len == self.entries.len() {
-            self.overflown = true;
-            return;
-        }
-        let mut at = self.first + self.len;
-        if at >= self.entries.len() {
-            at -= self.entries.len();
-        }
-        self.entries[at] = *completion;
-        self.len += 1;
-    }
-
-    /// Moves completions to `out` and returns how many they were.
-    fn pop(&mut self, out: &mut [ffi::ibv_wc]) -> usize {
-        let count = self.len.min(out.len());
-        for place in &mut out[..count] {
-            *place = self.entries[self.first];
-            self.first = self.after(self.first);
-        }
-        self.len -= count;
-        count
-    }
 }
 
 impl Routes {
@@ -195,16 +61,39 @@ impl Routes {
     fn deliver(&mut self, completion: &ffi::ibv_wc) {
         if let Some(inbox) = self.numbers.get(completion.qp_num) {
             self.inboxes[inbox].push(completion);
+            self.enlist(inbox);
         }
+    }
+
+    /// Puts an inbox that has something into the list of those, unless it is in the list.
+    #[inline]
+    fn enlist(&mut self, inbox: usize) {
+        if !mem::replace(&mut self.inboxes[inbox].listed, true) {
+            self.ready.push_back(inbox);
+        }
+    }
+
+    /// Takes the first inbox that still has something from the list: the queue pair's number, and the
+    /// token.
+    fn take_ready(&mut self) -> Option<(u32, u64)> {
+        while let Some(index) = self.ready.pop_front() {
+            let ring = &mut self.inboxes[index];
+            ring.listed = false;
+            if ring.number != NO_NUMBER && (ring.len > 0 || ring.overflown) {
+                return Some((ring.number, ring.token));
+            }
+        }
+        None
     }
 
     /// Moves completions from an inbox to `out`, and returns how many, or a negative errno value.
     #[inline(never)]
     fn pop(&mut self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
-        match self.inboxes[inbox.0].pop(out) {
-            0 => -libc::EOVERFLOW,
-            count => count as c_int,
+        let count = self.inboxes[inbox.0].pop(out);
+        if self.inboxes[inbox.0].len > 0 {
+            self.enlist(inbox.0);
         }
+        if count == 0 { -libc::EOVERFLOW } else { count as c_int }
     }
 }
 
@@ -219,6 +108,7 @@ impl Router {
         let routes = Routes {
             numbers: Numbers::new(),
             inboxes: Vec::new(),
+            ready: VecDeque::new(),
             reserved: 0,
             batch: Box::default(),
         };
@@ -251,13 +141,14 @@ impl Router {
         self.first_epoch
     }
 
-    /// Makes an inbox for `room` completions, for a queue pair that does not exist yet.
+    /// Makes an inbox for `room` completions, for a queue pair that does not exist yet. The token names its
+    /// channel to the program.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: less than `room` of the capacity is left.
     ///  - `ENOMEM`: out of memory.
-    pub(super) fn reserve(&self, room: u32) -> Result<Inbox> {
+    pub(super) fn reserve(&self, room: u32, token: u64) -> Result<Inbox> {
         let mut routes = self.lock();
         let left = self.capacity - routes.reserved;
         if room > left {
@@ -267,14 +158,18 @@ impl Router {
             let verb = "ChannelBuilder::build";
             return Err(Error::out_of_range(verb, what, room.into(), 0, left.into()));
         }
-        let ring = Ring::new(room)?;
-        // Reserve now, so that neither the code below nor `register` allocates.
+        let mut ring = Ring::new(room, token)?;
+        // Reserve now, so that neither the code below nor `register` nor `deliver` allocates.
         let channels = routes.inboxes.len() + 1;
         routes.inboxes.try_reserve(1).map_err(|_| no_memory())?;
+        let listed = routes.ready.len();
+        routes.ready.try_reserve(channels - listed).map_err(|_| no_memory())?;
         routes.numbers.reserve(channels)?;
         routes.reserved += room;
         let index = match routes.inboxes.iter().position(|ring| !ring.in_use) {
             Some(index) => {
+                // The list may still hold the index.
+                ring.listed = routes.inboxes[index].listed;
                 routes.inboxes[index] = ring;
                 index
             }
@@ -319,7 +214,9 @@ impl Router {
         let mut routes = self.lock();
         let ring = &mut routes.inboxes[inbox.0];
         let (number, room) = (ring.number, ring.entries.len() as u32);
+        let listed = ring.listed;
         *ring = Ring::unused();
+        ring.listed = listed;
         if number != NO_NUMBER {
             routes.numbers.remove(number);
         }
@@ -349,6 +246,41 @@ impl Router {
                 routes.deliver(&completion);
             }
         }
+    }
+
+    /// The next channel that has something: the queue pair's number, and the token. Polls the completion
+    /// queue if no channel has something yet. If it returns `None`, the queue was empty.
+    ///
+    /// The caller keeps the completion queue alive.
+    ///
+    /// # Errors
+    ///
+    /// Those of `ibv_poll_cq`.
+    pub(super) fn next_ready(&self) -> Result<Option<(u32, u64)>> {
+        let mut routes = self.lock();
+        // Each round polls at least one completion. The bound matters only for a device that invents
+        // completions.
+        for _ in 0..=self.capacity {
+            if let Some(ready) = routes.take_ready() {
+                return Ok(Some(ready));
+            }
+            let found = self.poll_queue(&mut routes.batch[..]);
+            match usize::try_from(found) {
+                Ok(0) => break,
+                Ok(found) if found <= BATCH => {
+                    for index in 0..found {
+                        let completion = routes.batch[index];
+                        routes.deliver(&completion);
+                    }
+                }
+                _ => {
+                    // More completions than there was room for: the provider is broken.
+                    let found = if found > 0 { -libc::EIO } else { found };
+                    return Err(ffi::failed("ibv_poll_cq", found));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// As `ibv_poll_cq`, for one channel: returns the number of its completions that were put at the
@@ -443,82 +375,4 @@ pub(super) unsafe extern "C" fn poll_routed(
         )
     };
     router.poll(*inbox, out)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn completion(wr_id: u64) -> ffi::ibv_wc {
-        ffi::ibv_wc { wr_id, ..Default::default() }
-    }
-
-    fn pop_all(ring: &mut Ring, at_a_time: usize) -> Vec<u64> {
-        let mut popped = Vec::new();
-        loop {
-            let mut out = vec![completion(0); at_a_time];
-            match ring.pop(&mut out) {
-                0 => return popped,
-                count => popped.extend(out[..count].iter().map(|completion| completion.wr_id)),
-            }
-        }
-    }
-
-    #[test]
-    fn a_ring_keeps_the_order_and_detects_overflow() {
-        for at_a_time in 1..5 {
-            let mut ring = Ring::new(3).unwrap();
-            for round in 0..5 {
-                for n in 0..3 {
-                    ring.push(&completion(round * 3 + n));
-                }
-                assert!(!ring.overflown);
-                let expected = [round * 3, round * 3 + 1, round * 3 + 2];
-                assert_eq!(pop_all(&mut ring, at_a_time), expected);
-                ring.push(&completion(0));
-                assert_eq!(pop_all(&mut ring, at_a_time), [0]);
-            }
-            for n in 0..4 {
-                ring.push(&completion(n));
-            }
-            assert!(ring.overflown);
-            assert_eq!(pop_all(&mut ring, at_a_time), [0, 1, 2]);
-        }
-    }
-
-    #[test]
-    fn a_ring_without_room_is_empty() {
-        let mut ring = Ring::new(0).unwrap();
-        assert!(pop_all(&mut ring, 1).is_empty());
-        ring.push(&completion(1));
-        assert!(ring.overflown && pop_all(&mut ring, 1).is_empty());
-    }
-
-    #[test]
-    fn numbers_are_found_after_any_insertions_and_removals() {
-        let mut numbers = Numbers::new();
-        let mut model = std::collections::BTreeMap::new();
-        // Few distinct low bits, so that many collide.
-        let mut state = 1_u32;
-        for step in 0..if cfg!(miri) { 30 } else { 5_000 } {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let number = (state >> 16) % 16 + ((state >> 24) % 8) * 1024;
-            if state & 0x800 == 0 {
-                numbers.reserve(numbers.len + 1).unwrap();
-                numbers.insert(number, step);
-                model.insert(number, step);
-            } else {
-                numbers.remove(number);
-                model.remove(&number);
-            }
-            assert_eq!(numbers.len, model.len());
-            assert!(numbers.len * 2 <= numbers.entries.len());
-            for high in 0..8 {
-                for low in 0..16 {
-                    let number = low + high * 1024;
-                    assert_eq!(numbers.get(number), model.get(&number).copied());
-                }
-            }
-        }
-    }
 }

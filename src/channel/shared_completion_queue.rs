@@ -1,12 +1,15 @@
 //! A completion queue that several channels share.
 
 use std::fmt;
+use std::iter::FusedIterator;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::router::Router;
 use crate::completion::CompletionQueue;
 use crate::device::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::parent::Parent;
 
@@ -14,25 +17,78 @@ use crate::parent::Parent;
 /// threads.
 ///
 /// A channel that polls takes all completions that are there, and puts those of other channels into
-/// completion is lost and nothing is allocated. A lock guards the inboxes, so a channel with a
-/// completion queue of its own is faster.
+/// their inboxes. No completion is lost and nothing is allocated. A lock guards the inboxes, so a channel
+/// with a completion queue of its own is faster.
 ///
 /// The queue has room for a fixed number of completions. Each channel reserves its depth
 /// ([`max_send_wr`](crate::ChannelBuilder::max_send_wr) plus
 /// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)) from when it is built until it is dropped.
 ///
-/// ```no_run
-/// use ibverbs::{Channel, SharedCompletionQueue};
+/// # Many channels on one thread
 ///
-/// # fn main() -> ibverbs::Result<()> {
-/// let context = ibverbs::open("rxe0")?;
-/// let domain = context.alloc_pd()?;
-/// let queue = SharedCompletionQueue::new(&context, 1024)?;
-/// let one = Channel::builder(&domain).shared_completion_queue(&queue).build()?;
-/// let other = Channel::builder(&domain).shared_completion_queue(&queue).build()?;
+/// [`poll`](Self::poll) returns a channel that has something, by its number and its
+/// [token](crate::ChannelBuilder::token). The program then takes **all** that this channel has, with
+/// [`poll_token`](crate::Channel::poll_token) until that returns `None`, or by polling its handles. A
+/// channel is returned again when more has come. Channels take turns: one that is always busy is returned
+/// as often as any other that has something.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use ibverbs::{AccessFlags, BufferPool, Channel, ProtectionDomain, SharedCompletionQueue};
+///
+/// # fn connect(_: ibverbs::PreparedChannel<'static>) -> Channel<'static> { unimplemented!() }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = Arc::new(ibverbs::open("rxe0")?);
+/// let domain = Arc::new(ProtectionDomain::new(&context)?);
+/// let queue = Arc::new(SharedCompletionQueue::with_event_channel(&context, 1024)?);
+/// let pool = BufferPool::new(&domain, 4096, 256, AccessFlags::empty())?;
+/// let mut channels = Vec::new();
+/// for token in 0..4 {
+///     let builder = Channel::builder(&domain).shared_completion_queue(&queue).token(token);
+///     let mut channel = connect(builder.build()?);
+///     let buffer = pool.take().ok_or("all buffers are in use")?;
+///     if let Err(handle) = channel.post_receive_owned(buffer)?.into_token(&mut channel, 0) {
+///         return Err(format!("{handle:?} is not of this channel").into());
+///     }
+///     channels.push(channel);
+/// }
+/// loop {
+///     let ready = queue.wait()?; // sleeps until a channel has something
+///     while let Some(ended) = channels[ready.token as usize].poll_token()? {
+///         println!("channel {}: {:?}", ready.token, ended.result);
+///     }
+///     # break;
+/// }
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # In an event loop
+///
+/// A queue that was made [with an event channel](Self::with_event_channel) has a
+/// [descriptor](Self::event_fd) that becomes readable. Before the loop sleeps, it calls [`arm`](Self::arm),
+/// and then [`poll`](Self::poll) until that returns `None`. In this order no completion is missed, even if
+/// the loop is edge-triggered:
+///
+/// ```no_run
+/// # fn sleep_until_readable(_: std::os::fd::BorrowedFd<'_>) {}
+/// # fn serve(_: ibverbs::ReadyChannel) {}
+/// # fn run(queue: &ibverbs::SharedCompletionQueue<'_>) -> ibverbs::Result<()> {
+/// loop {
+///     queue.arm()?;
+///     for ready in queue.ready() {
+///         serve(ready?);
+///     }
+///     sleep_until_readable(queue.event_fd()?);
+///     # break;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// One loop at a time can sleep on the descriptor. [`wait`](Self::wait), and channels that
+/// [sleep](crate::ChannelBuilder::sleep_after), read the events themselves, so the loop would miss those:
+/// use either these or the descriptor.
 pub struct SharedCompletionQueue<'ctx> {
     queue: Arc<CompletionQueue<'ctx>>,
     router: Arc<Router>,
@@ -47,6 +103,97 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
     #[doc(alias = "ibv_create_cq")]
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, entries: u32) -> Result<Self> {
         Ok(CompletionQueue::new(context, entries)?.into())
+    }
+
+    /// `ibv_create_comp_channel`, `ibv_create_cq`: creates a completion queue that can wake threads and
+    /// event loops: see [`wait`](Self::wait) and [`event_fd`](Self::event_fd).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::new`] and [`CompletionChannel::new`](crate::CompletionChannel::new).
+    #[doc(alias = "ibv_create_cq")]
+    pub fn with_event_channel(
+        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        entries: u32,
+    ) -> Result<Self> {
+        Ok(CompletionQueue::builder(context, entries).own_channel().build()?.into())
+    }
+
+    /// `ibv_poll_cq`: returns a channel that has something, or `None`. It never waits.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::poll`].
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll(&self) -> Result<Option<ReadyChannel>> {
+        let ready = self.router.next_ready()?;
+        Ok(ready.map(|(number, token)| ReadyChannel { number, token }))
+    }
+
+    /// The channels that have something: [`poll`](Self::poll) until it returns `None` or an error.
+    pub fn ready(&self) -> ReadyChannels<'_, 'ctx> {
+        ReadyChannels { queue: self, ended: false }
+    }
+
+    /// `ibv_req_notify_cq`: from now on, the next completion makes the [descriptor](Self::event_fd)
+    /// readable. Until then the descriptor is not readable: an earlier event is read.
+    ///
+    /// What is there already raises no event: [`poll`](Self::poll) between this and sleeping, until that
+    /// returns `None`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no event channel of its own, or wakes for solicited completions only.
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn arm(&self) -> Result<()> {
+        self.check_wakes()?;
+        self.queue.rearm_own()
+    }
+
+    /// Returns a channel that has something, sleeping until there is one. Several threads may wait at the
+    /// same time. A signal does not end the wait.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`poll`](Self::poll) and [`arm`](Self::arm).
+    pub fn wait(&self) -> Result<ReadyChannel> {
+        self.check_wakes()?;
+        self.queue.sleep_until(None, || self.poll())
+    }
+
+    /// As [`wait`](Self::wait), but returns `None` if the deadline passes first.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_deadline(&self, deadline: Instant) -> Result<Option<ReadyChannel>> {
+        self.check_wakes()?;
+        match self.queue.sleep_until(Some(deadline), || self.poll()) {
+            Ok(ready) => Ok(Some(ready)),
+            Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The file that is readable when there is an event. Only wait for it; [`arm`](Self::arm) reads from
+    /// it.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no event channel of its own, or wakes for solicited completions only.
+    pub fn event_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.check_wakes()?;
+        Ok(self.queue.own_channel()?.channel().as_fd())
+    }
+
+    /// The sends of a channel are not solicited.
+    fn check_wakes(&self) -> Result<()> {
+        if self.queue.is_solicited_only() {
+            let reason = "the completion queue wakes for solicited completions only";
+            return Err(Error::invalid("ibv_req_notify_cq", reason));
+        }
+        Ok(())
     }
 
     /// The number of completions that it has room for.
@@ -91,6 +238,39 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
         &self.router
     }
 }
+
+/// A channel that has something: see [`SharedCompletionQueue::poll`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct ReadyChannel {
+    /// The channel's [number](crate::Channel::number).
+    pub number: u32,
+    /// What [`ChannelBuilder::token`](crate::ChannelBuilder::token) was given, or 0.
+    pub token: u64,
+}
+
+/// The channels of a [`SharedCompletionQueue`] that have something: see
+/// [`ready`](SharedCompletionQueue::ready).
+#[derive(Debug)]
+pub struct ReadyChannels<'a, 'ctx> {
+    queue: &'a SharedCompletionQueue<'ctx>,
+    ended: bool,
+}
+
+impl Iterator for ReadyChannels<'_, '_> {
+    type Item = Result<ReadyChannel>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let ready = self.queue.poll().transpose();
+        self.ended = !matches!(ready, Some(Ok(_)));
+        ready
+    }
+}
+
+impl FusedIterator for ReadyChannels<'_, '_> {}
 
 impl<'ctx> From<CompletionQueue<'ctx>> for SharedCompletionQueue<'ctx> {
     /// Shares a completion queue that was made with other settings, such as a

@@ -316,12 +316,17 @@ impl<'ctx> WaitChannel<'ctx> {
         self.waiters.arm(arm)
     }
 
+    /// See [`Waiters::rearm`].
+    pub(super) fn rearm(&self, arm: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.waiters.rearm(|| Ok(self.channel.next_event()?.is_some()), arm)
+    }
+
     /// See [`Waiters::wait`].
     pub(super) fn wait(&self, seen: u64, deadline: Option<Instant>) -> Result<()> {
         self.waiters.wait(seen, deadline, || self.channel.wait_until(deadline).map(|_| ()))
     }
 
-    pub(super) fn channel(&self) -> &CompletionChannel<'ctx> {
+    pub(crate) fn channel(&self) -> &CompletionChannel<'ctx> {
         &self.channel
     }
 }

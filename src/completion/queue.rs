@@ -233,7 +233,7 @@ impl<'ctx> CompletionQueue<'ctx> {
 
     /// Returns what `poll` finds; while it finds nothing, sleeps until there may be more and polls
     /// again.
-    pub(super) fn sleep_until<R>(
+    pub(crate) fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
         mut poll: impl FnMut() -> Result<Option<R>>,
@@ -261,6 +261,12 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// after this, [`sleep`](Self::sleep) with the returned value misses no completion.
     pub(crate) fn arm_own(&self) -> Result<u64> {
         self.own_channel()?.arm(|| self.arm())
+    }
+
+    /// Arms the queue for a caller that sleeps until the queue's own channel is readable. Reads the event of
+    /// the last arming first.
+    pub(crate) fn rearm_own(&self) -> Result<()> {
+        self.own_channel()?.rearm(|| self.arm())
     }
 
     /// The second half: sleeps until the queue has raised an event since it was armed.

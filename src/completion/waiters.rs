@@ -64,6 +64,30 @@ impl Waiters {
         Ok(state.events)
     }
 
+    /// As [`arm`](Self::arm), for a caller that sleeps elsewhere, until there is an event to read. Reads the
+    /// event of the last arming first, if it is there: `read` reads one without waiting, and returns
+    /// whether there was one.
+    pub(super) fn rearm(
+        &self,
+        read: impl FnOnce() -> Result<bool>,
+        arm: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let mut state = self.state();
+        // A thread that is reading gets the event itself.
+        if state.armed && !state.reading && read()? {
+            state.events += 1;
+            state.armed = false;
+        }
+        if !state.armed {
+            arm()?;
+            state.armed = true;
+        }
+        drop(state);
+        // Threads that saw the old count do not sleep.
+        self.changed.notify_all();
+        Ok(())
+    }
+
     /// Sleeps until any thread has read another event after the first `seen` ones. `read` reads one
     /// event, sleeping until there is one or `deadline` has passed.
     pub(super) fn wait(

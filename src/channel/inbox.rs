@@ -1,0 +1,133 @@
+//! The inbox of a channel that shares a completion queue.
+
+use super::in_flight::no_memory;
+use crate::error::Result;
+use crate::ffi;
+
+/// Not the number of a queue pair: those have 24 bits.
+pub(super) const NO_NUMBER: u32 = u32::MAX;
+
+/// The completions of one channel, in the order in which they were polled.
+pub(super) struct Ring {
+    pub(super) entries: Box<[ffi::ibv_wc]>,
+    first: usize,
+    pub(super) len: usize,
+    /// A completion found no room: the device has made more completions than there were requests.
+    pub(super) overflown: bool,
+    /// The number of the channel's queue pair, if completions with this number are for this inbox, or
+    /// else `NO_NUMBER`.
+    pub(super) number: u32,
+    /// Whether there is a channel.
+    pub(super) in_use: bool,
+    /// What names the channel to the program.
+    pub(super) token: u64,
+    /// Whether the router's list of inboxes that have something holds this one.
+    pub(super) listed: bool,
+}
+
+impl Ring {
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    pub(super) fn new(room: u32, token: u64) -> Result<Self> {
+        let mut entries = Vec::new();
+        entries.try_reserve_exact(room as usize).map_err(|_| no_memory())?;
+        entries.resize(room as usize, ffi::ibv_wc::default());
+        Ok(Self { entries: entries.into(), in_use: true, token, ..Self::unused() })
+    }
+
+    /// An inbox that is free for a new channel.
+    pub(super) fn unused() -> Self {
+        let entries = Box::default();
+        Self {
+            entries,
+            first: 0,
+            len: 0,
+            overflown: false,
+            number: NO_NUMBER,
+            in_use: false,
+            token: 0,
+            listed: false,
+        }
+    }
+
+    /// The index after `index`, around the end.
+    #[inline]
+    fn after(&self, index: usize) -> usize {
+        if index + 1 == self.entries.len() { 0 } else { index + 1 }
+    }
+
+    pub(super) fn push(&mut self, completion: &ffi::ibv_wc) {
+        if self.len == self.entries.len() {
+            self.overflown = true;
+            return;
+        }
+        let mut at = self.first + self.len;
+        if at >= self.entries.len() {
+            at -= self.entries.len();
+        }
+        self.entries[at] = *completion;
+        self.len += 1;
+    }
+
+    /// Moves completions to `out` and returns how many they were.
+    pub(super) fn pop(&mut self, out: &mut [ffi::ibv_wc]) -> usize {
+        let count = self.len.min(out.len());
+        for place in &mut out[..count] {
+            *place = self.entries[self.first];
+            self.first = self.after(self.first);
+        }
+        self.len -= count;
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completion(wr_id: u64) -> ffi::ibv_wc {
+        ffi::ibv_wc { wr_id, ..Default::default() }
+    }
+
+    fn pop_all(ring: &mut Ring, at_a_time: usize) -> Vec<u64> {
+        let mut popped = Vec::new();
+        loop {
+            let mut out = vec![completion(0); at_a_time];
+            match ring.pop(&mut out) {
+                0 => return popped,
+                count => popped.extend(out[..count].iter().map(|completion| completion.wr_id)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_ring_keeps_the_order_and_detects_overflow() {
+        for at_a_time in 1..5 {
+            let mut ring = Ring::new(3, 0).unwrap();
+            for round in 0..5 {
+                for n in 0..3 {
+                    ring.push(&completion(round * 3 + n));
+                }
+                assert!(!ring.overflown);
+                let expected = [round * 3, round * 3 + 1, round * 3 + 2];
+                assert_eq!(pop_all(&mut ring, at_a_time), expected);
+                ring.push(&completion(0));
+                assert_eq!(pop_all(&mut ring, at_a_time), [0]);
+            }
+            for n in 0..4 {
+                ring.push(&completion(n));
+            }
+            assert!(ring.overflown);
+            assert_eq!(pop_all(&mut ring, at_a_time), [0, 1, 2]);
+        }
+    }
+
+    #[test]
+    fn a_ring_without_room_is_empty() {
+        let mut ring = Ring::new(0, 0).unwrap();
+        assert!(pop_all(&mut ring, 1).is_empty());
+        ring.push(&completion(1));
+        assert!(ring.overflown && pop_all(&mut ring, 1).is_empty());
+    }
+}

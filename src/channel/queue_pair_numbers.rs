@@ -1,0 +1,115 @@
+//! Finds the inbox of a completion by the number of its queue pair.
+
+use super::in_flight::no_memory;
+use crate::error::Result;
+
+/// Finds inboxes by the numbers of their queue pairs: a hash table with linear probing, at most half
+/// full. Devices number queue pairs mostly in sequence, so most are found at the first probe.
+pub(super) struct Numbers {
+    /// A power of two of entries.
+    entries: Vec<Option<(u32, usize)>>,
+    len: usize,
+}
+
+impl Numbers {
+    pub(super) fn new() -> Self {
+        Self { entries: vec![None; 8], len: 0 }
+    }
+
+    /// The index of the number's entry, or of the free entry where it would go.
+    #[inline]
+    fn position(&self, number: u32) -> usize {
+        let mask = self.entries.len() - 1;
+        let mut at = number as usize & mask;
+        // At least half of the entries are free, so this ends.
+        while self.entries[at].is_some_and(|entry| entry.0 != number) {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    #[inline]
+    pub(super) fn get(&self, number: u32) -> Option<usize> {
+        self.entries[self.position(number)].map(|entry| entry.1)
+    }
+
+    /// Makes room for `numbers` numbers, so that `insert` need not allocate.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    pub(super) fn reserve(&mut self, numbers: usize) -> Result<()> {
+        let mut size = self.entries.len();
+        while numbers * 2 > size {
+            size *= 2;
+        }
+        if size > self.entries.len() {
+            let mut entries = Vec::new();
+            entries.try_reserve_exact(size).map_err(|_| no_memory())?;
+            entries.resize(size, None);
+            for entry in std::mem::replace(&mut self.entries, entries).into_iter().flatten() {
+                let position = self.position(entry.0);
+                self.entries[position] = Some(entry);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the inbox of a number, for which there is room.
+    pub(super) fn insert(&mut self, number: u32, inbox: usize) {
+        let at = self.position(number);
+        if self.entries[at].replace((number, inbox)).is_none() {
+            self.len += 1;
+        }
+    }
+
+    /// Removes a number, if it is there.
+    pub(super) fn remove(&mut self, number: u32) {
+        let mut at = self.position(number);
+        if self.entries[at].take().is_none() {
+            return;
+        }
+        self.len -= 1;
+        // The removed number may have displaced the entries that follow: insert them again.
+        let mask = self.entries.len() - 1;
+        loop {
+            at = (at + 1) & mask;
+            let Some(entry) = self.entries[at].take() else { return };
+            let position = self.position(entry.0);
+            self.entries[position] = Some(entry);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_after_any_insertions_and_removals() {
+        let mut numbers = Numbers::new();
+        let mut model = std::collections::BTreeMap::new();
+        // Few distinct low bits, so that many collide.
+        let mut state = 1_u32;
+        for step in 0..if cfg!(miri) { 30 } else { 5_000 } {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let number = (state >> 16) % 16 + ((state >> 24) % 8) * 1024;
+            if state & 0x800 == 0 {
+                numbers.reserve(numbers.len + 1).unwrap();
+                numbers.insert(number, step);
+                model.insert(number, step);
+            } else {
+                numbers.remove(number);
+                model.remove(&number);
+            }
+            assert_eq!(numbers.len, model.len());
+            assert!(numbers.len * 2 <= numbers.entries.len());
+            for high in 0..8 {
+                for low in 0..16 {
+                    let number = low + high * 1024;
+                    assert_eq!(numbers.get(number), model.get(&number).copied());
+                }
+            }
+        }
+    }
+}
