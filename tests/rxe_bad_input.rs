@@ -158,7 +158,7 @@ fn ports_and_table_entries_that_are_not_there() {
             let value = format!("GID index is {index}");
             invalid(context.query_gid(1, index), &["ibv_query_gid_ex", &value, "0..=1023"]);
         }
-        let empty = ["GID table is empty at that index"];
+        let empty = ["the GID table of port 1 is empty at index 200"];
         error(context.query_gid(1, 200), ErrorKind::NotFound, libc::ENODATA, &empty);
         let built = reliable(domain, queue).gid_index(200).build();
         error(built, ErrorKind::NotFound, libc::ENODATA, &empty);

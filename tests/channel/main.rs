@@ -2,6 +2,7 @@
 //! comes back while the device may still use it.
 
 mod blocking;
+mod every_fault;
 mod faults;
 #[path = "../support/figures.rs"]
 mod figures;

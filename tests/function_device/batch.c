@@ -24,6 +24,7 @@ static void wr_start(struct ibv_qp_ex *ex)
 		td_violate(dev, "wr_start within a batch");
 	drop(qp);
 	qp->batch_open = true;
+	qp->builder = pthread_self();
 	qp->batch_error = 0;
 	pthread_mutex_unlock(&dev->lock);
 }

@@ -142,6 +142,21 @@ static struct td_cqe *take(struct td_cq *cq)
 	return cqe;
 }
 
+/* EFA holds the lock of the completion queues too while a batch is open: the thread would wait for itself. */
+static void check_batches(struct td_device *dev, struct td_cq *cq)
+{
+	struct td_object *obj;
+
+	list_for_each(&dev->objects, obj, entry) {
+		struct td_qp *qp = container_of(obj, struct td_qp, obj);
+
+		if (obj->kind == TD_OBJECT_QP && obj->context && qp->batch_open &&
+		    (qp->send_cq == cq || qp->recv_cq == cq) &&
+		    pthread_equal(qp->builder, pthread_self()))
+			td_violate(dev, "a poll within a batch");
+	}
+}
+
 static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
 {
 	struct td_device *dev = to_device(ibcq->context);
@@ -155,6 +170,7 @@ static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
 		td_run(dev, 0);
 	if (cq->polling)
 		td_violate(dev, "poll_cq between start_poll and end_poll");
+	check_batches(dev, cq);
 	if (cq->poll_limit && max > (int)cq->poll_limit)
 		max = cq->poll_limit;
 	int error = td_fault(dev, TD_poll_cq);
@@ -196,10 +212,12 @@ static int start_poll(struct ibv_cq_ex *ibcq, struct ibv_poll_cq_attr *attr)
 		td_run(dev, 0);
 	if (cq->polling)
 		td_violate(dev, "start_poll before end_poll");
+	check_batches(dev, cq);
 	int error = attr->comp_mask ? EINVAL : td_fault(dev, TD_start_poll);
 	if (!error)
 		error = advance(cq);
 	cq->polling = !error;
+	cq->poller = pthread_self();
 	pthread_mutex_unlock(&dev->lock);
 	return error;
 }

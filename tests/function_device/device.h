@@ -121,8 +121,8 @@ void td_set_poll_error(struct td_device *device, int value);
 /*
  * After skip calls that go through, the next times calls of the verb (UINT_MAX: all) fail with
  * error. Verbs are named as in struct verbs_context_ops, plus create_comp_channel, query_gid,
- * query_gid_table, start_poll, next_poll, wr_complete, and ring_doorbell: post_send fails though it
- * has queued all requests. For post_send, post_recv and post_srq_recv
+ * query_gid_table, start_poll, next_poll, wr_complete, modify_to_err, modify_to_reset, and
+ * ring_doorbell: post_send fails though it has queued all requests. For post_send, post_recv and post_srq_recv
  * each work request of a list counts as one call. poll_cq fails with td_set_poll_error's value.
  * EINVAL: no verb has that name.
  */
@@ -224,7 +224,8 @@ bool td_call_at(struct td_device *device, const char *verb, unsigned int back,
 bool td_posted_at(struct td_device *device, unsigned int back, struct td_posted *posted);
 /*
  * Things that a correct program never does: a region deregistered while a request that names it is
- * outstanding, a post within a batch, a batch left open .. The text of the latest one, or "".
+ * outstanding, a post or a poll within a batch, a post to a full queue while the same thread polls,
+ * a batch left open .. The text of the latest one, or "".
  */
 unsigned int td_violations(struct td_device *device, char *text, size_t size);
 

@@ -28,7 +28,7 @@ void ibverbs_device_put(struct ibv_device *dev);
 	X(create_cq) X(create_cq_ex) X(modify_cq) X(resize_cq) X(req_notify_cq) X(destroy_cq) \
 	X(create_qp) X(create_qp_ex) X(modify_qp) X(query_qp) X(destroy_qp) \
 	X(set_ece) X(query_ece) \
-	X(post_send) X(ring_doorbell) X(post_recv) X(post_srq_recv) X(wr_complete) \
+	X(modify_to_err) X(modify_to_reset) X(post_send) X(ring_doorbell) X(post_recv) X(post_srq_recv) X(wr_complete) \
 	X(poll_cq) X(start_poll) X(next_poll)
 /* clang-format on */
 
@@ -150,6 +150,7 @@ struct td_cq {
 	struct list_head ready, held;
 	uint32_t ready_count, held_count, capacity;
 	bool hold_all, overrun, polling;
+	pthread_t poller; /* the thread that polls, while polling */
 	uint32_t poll_limit;
 	struct td_cqe *current; /* between start_poll and end_poll */
 	uint32_t events_reported, async_reported;
@@ -170,6 +171,7 @@ struct td_qp {
 	struct list_head sends, receives, batch;
 	struct td_wqe *building; /* the request of the batch that setters apply to */
 	bool batch_open;
+	pthread_t builder; /* the thread that builds the batch, while it is open */
 	uint32_t send_used, recv_used; /* slots not given back yet */
 	uint32_t unreported; /* slots of executed unsignalled sends, given back with the next one */
 	uint32_t lose;

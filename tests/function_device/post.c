@@ -116,6 +116,10 @@ int td_enqueue_send(struct td_device *dev, struct td_qp *qp, struct td_wqe *wqe)
 	td_use(dev, &qp->obj);
 	if (!error)
 		error = check_send(qp, wqe);
+	/* mlx4, mlx5 and hns look for room under the completion queue's lock, which that thread holds. */
+	if (error == ENOMEM && qp->send_cq && qp->send_cq->polling &&
+	    pthread_equal(qp->send_cq->poller, pthread_self()))
+		td_violate(dev, "a post to a full queue between start_poll and end_poll");
 	if (error) {
 		free(wqe);
 		return error;

@@ -276,6 +276,10 @@ static int modify_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask)
 	call->qp_attr = *attr;
 	call->mask = mask;
 	int error = td_admit(dev, TD_modify_qp);
+	if (!error && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_ERR)
+		error = td_fault(dev, TD_modify_to_err);
+	if (!error && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET)
+		error = td_fault(dev, TD_modify_to_reset);
 	if (!error && (mask & IBV_QP_CAP || !td_qp_transition_ok(qp, attr, mask)))
 		error = EINVAL;
 	if (!error && mask & IBV_QP_CUR_STATE && attr->cur_qp_state != qp->attr.qp_state)

@@ -4,6 +4,7 @@
 mod agreement;
 mod batches;
 mod building;
+mod contract;
 mod refusals;
 mod requests;
 mod states;

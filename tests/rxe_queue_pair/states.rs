@@ -256,3 +256,108 @@ fn a_drained_queue_pair_holds_what_is_posted() {
         assert_eq!((&there[..5], &there[32..39]), (&b"later"[..], &b"at last"[..]));
     });
 }
+
+/// The way to RTS, step by step, before which a post fails: "The contract of posting", 3.
+fn steps(peer: QueuePairEndpoint) -> [StateTransition; 3] {
+    use AttributeMask as A;
+
+    let path = A::PATH | A::PATH_MTU | A::REMOTE_NUMBER | A::RECEIVE_PSN;
+    let timing = A::ACK_TIMEOUT | A::MAX_ACK_RETRIES | A::MAX_RNR_RETRIES | A::MAX_RD_ATOMIC;
+    [
+        (QueuePairState::Init, A::PORT | A::PKEY_INDEX | A::ACCESS),
+        (QueuePairState::ReadyToReceive, path | A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER),
+        (QueuePairState::ReadyToSend, timing | A::SEND_PSN),
+    ]
+    .map(|(to, required)| {
+        required.iter().fold(StateTransition::to(to), |t, one| with(t, one, peer))
+    })
+}
+
+/// An error of a post does not end the request: Soft-RoCE has queued it, and sends what the memory holds
+/// once the queue pair is in RTS.
+#[test]
+fn a_post_that_failed_before_rts_is_carried_out_in_rts() {
+    with_rxe0(|_, domain, queue| {
+        let mut from = domain.allocate::<u8>(8).unwrap();
+        let mut there = domain.allocate::<u8>(64).unwrap();
+        let new = || {
+            builder(domain, queue, QueuePairType::ReliableConnected).extended(SendOperations::SEND)
+        };
+        let mut one = new().build().unwrap().into_queue_pair();
+        let psn = PacketSequenceNumber::new(3).unwrap();
+        let two = new().send_psn(psn).receive_psn(psn).build().unwrap();
+        let (here, peer) = (one.endpoint(), two.endpoint());
+        let mut two = two.handshake(here).unwrap();
+        let element = [from.gather_element(..).unwrap()];
+        let (address, wr_ids) = (element[0].as_raw().addr as *mut u8, 1..);
+        for (wr_id, step) in wr_ids.zip(steps(peer)) {
+            let state = one.state().unwrap();
+            // SAFETY: the device reads the memory as it is then, and all completions are polled below.
+            let error = unsafe {
+                if wr_id == 3 {
+                    one.batch(|b| b.send(wr_id, SendFlags::SIGNALED, &element)).unwrap_err()
+                } else {
+                    let mut request = SendWorkRequest::new(&element).unwrap();
+                    one.post(&mut request, wr_id).unwrap_err()
+                }
+            };
+            assert_eq!(error.raw_os_error(), libc::EINVAL);
+            let text = format!("the queue pair is in {state}, and must be in RTS");
+            assert!(error.to_string().contains(&text), "{error}");
+            one.modify(step).unwrap();
+        }
+        // What a program might do with memory that it takes for its own again.
+        // SAFETY: the region lives on, and only this test accesses it.
+        unsafe { address.write_bytes(0x77, 8) };
+        // SAFETY: the regions are not touched before the completions.
+        unsafe {
+            for n in 0..4 {
+                two.post_receive(&mut there, n * 16..n * 16 + 16, 100 + n as u64).unwrap();
+            }
+            one.post_inline(b"the only post that succeeded"[..16].as_ref(), 4).unwrap();
+        }
+        let done = completions(queue, 8);
+        for wr_id in (1..=4).chain(100..104) {
+            success(&done, wr_id);
+        }
+        for message in 0..3 {
+            assert_eq!(there[message * 16..message * 16 + 8], [0x77; 8], "message {message}");
+        }
+        assert_eq!(there[48..64], b"the only post th"[..]);
+        from.fill(0);
+    });
+}
+
+/// Only RESET takes such a request back.
+#[test]
+fn a_reset_takes_back_what_a_failed_post_has_queued() {
+    with_rxe0(|_, domain, queue| {
+        let mut there = domain.allocate::<u8>(64).unwrap();
+        let new = || builder(domain, queue, QueuePairType::ReliableConnected);
+        let mut one = new().build().unwrap().into_queue_pair();
+        let psn = PacketSequenceNumber::new(3).unwrap();
+        let two = new().send_psn(psn).receive_psn(psn).build().unwrap();
+        let (here, peer) = (one.endpoint(), two.endpoint());
+        let mut two = two.handshake(here).unwrap();
+        // SAFETY: the regions are not touched before the completions.
+        unsafe {
+            two.post_receive(&mut there, ..32, 100).unwrap();
+            two.post_receive(&mut there, 32.., 101).unwrap();
+            one.post_inline(b"refused", 1).unwrap_err();
+            let [init, ..] = steps(peer);
+            one.modify(init).unwrap();
+            one.post_inline(b"refused too", 2).unwrap_err();
+            one.modify(StateTransition::to(QueuePairState::Reset)).unwrap();
+            for step in steps(peer) {
+                one.modify(step).unwrap();
+            }
+            one.post_inline(b"first", 3).unwrap();
+            one.post_inline(b"second", 4).unwrap();
+        }
+        let done = completions(queue, 4);
+        for wr_id in [3, 4, 100, 101] {
+            success(&done, wr_id);
+        }
+        assert_eq!((&there[..5], &there[32..38]), (&b"first"[..], &b"second"[..]));
+    });
+}
