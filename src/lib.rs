@@ -26,6 +26,7 @@ mod parent;
 pub mod provider;
 mod queue_pair;
 mod settings;
+mod state_error;
 mod trace;
 
 pub use channel::{
@@ -89,3 +90,4 @@ pub use settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
 };
+pub use state_error::StateError;

@@ -167,7 +167,8 @@ fn ports_and_table_entries_that_are_not_there() {
             invalid(context.query_pkey(1, index), &["ibv_query_pkey", &value, "0..=0"]);
             let prepared = reliable(domain, queue).pkey_index(index).build().unwrap();
             let endpoint = prepared.endpoint();
-            invalid(prepared.handshake(endpoint), &["ibv_modify_qp", &value, "0..=0"]);
+            let refused = prepared.handshake(endpoint).map_err(Error::from);
+            invalid(refused, &["ibv_modify_qp", &value, "0..=0"]);
         }
     });
 }
@@ -261,7 +262,8 @@ fn more_than_the_device_has() {
         let mtu = MaximumTransferUnit::Mtu4096;
         let prepared = new().path_mtu(mtu).build().unwrap();
         let endpoint = prepared.endpoint();
-        invalid(prepared.handshake(endpoint), &["ibv_modify_qp", "path_mtu is 4096", "256..=1024"]);
+        let refused = prepared.handshake(endpoint).map_err(Error::from);
+        invalid(refused, &["ibv_modify_qp", "path_mtu is 4096", "256..=1024"]);
     });
 }
 
@@ -311,12 +313,12 @@ fn endpoints_that_cannot_be_reached() {
         // The endpoint of an InfiniBand port: it has a LID and no GID.
         let infiniband = QueuePairEndpoint::new(number, 7, Gid::ZERO).unwrap();
         let words = ["ibv_modify_qp", "has no GID", "InfiniBand port?"];
-        invalid(prepared(domain, queue).handshake(infiniband), &words);
+        invalid(prepared(domain, queue).handshake(infiniband).map_err(Error::from), &words);
         // A GID in a network without a route, and one that nobody has.
         for gid in ["::ffff:203.0.113.9", "2001:db8:77::1", "::ffff:10.77.0.99"] {
             let endpoint = QueuePairEndpoint::new(number, 0, gid.parse().unwrap()).unwrap();
             let start = Instant::now();
-            let error = prepared(domain, queue).handshake(endpoint).unwrap_err();
+            let error = prepared(domain, queue).handshake(endpoint).unwrap_err().error;
             let kinds = [ErrorKind::Unreachable, ErrorKind::TimedOut, ErrorKind::InvalidInput];
             assert!(kinds.contains(&error.kind()), "{gid}: {error}");
             assert_eq!(error.verb(), "ibv_modify_qp", "{gid}: {error}");

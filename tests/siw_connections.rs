@@ -45,7 +45,7 @@ fn a_handshake_says_what_is_needed() {
     let device = Device::named("siw0");
     let prepared = device.prepare();
     let remote = prepared.endpoint();
-    let error = prepared.handshake(remote).unwrap_err();
+    let error = prepared.handshake(remote).unwrap_err().error;
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(error.to_string().contains("connection manager"), "{error}");
     drop(device);

@@ -25,6 +25,7 @@ use crate::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
 };
+use crate::state_error::StateError;
 
 /// The settings of a channel and its connection: see [`Channel::builder`].
 ///
@@ -282,8 +283,8 @@ pub struct PreparedChannel<'res> {
 }
 
 impl<'res> PreparedChannel<'res> {
-    /// A channel that was connected before, and was reset.
-    pub(super) fn from_reset(link: Link<'res>) -> Self {
+    /// A channel that was connected before.
+    pub(super) fn from_link(link: Link<'res>) -> Self {
         Self { link }
     }
 
@@ -327,12 +328,17 @@ impl<'res> PreparedChannel<'res> {
     ///
     /// # Errors
     ///
-    /// Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). The queue pair
-    /// is then destroyed.
+    /// Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). The channel comes
+    /// back in the [`StateError`], with the same endpoint, for another attempt.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn handshake(mut self, remote: QueuePairEndpoint) -> Result<Channel<'res>> {
-        self.link.connect(&remote)?;
-        Ok(Channel::connected(self.link))
+    pub fn handshake(
+        mut self,
+        remote: QueuePairEndpoint,
+    ) -> Result<Channel<'res>, StateError<Self>> {
+        match self.link.connect(&remote) {
+            Ok(()) => Ok(Channel::connected(self.link)),
+            Err(error) => Err(StateError::new(self, error)),
+        }
     }
 
     /// The queue pair. Callers must neither post to it nor change its state.
@@ -350,8 +356,8 @@ impl<'res> PreparedChannel<'res> {
 
     /// Makes the channel of a queue pair that the caller has already taken out of RESET.
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn into_opened(self) -> Channel<'res> {
-        self.link.core.open();
+    pub(crate) fn into_opened(mut self) -> Channel<'res> {
+        self.link.open();
         Channel::connected(self.link)
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::completion::{WorkError, WorkErrorClass};
 use crate::error::{Error, ErrorKind};
+use crate::state_error::StateError;
 use crate::trace;
 
 /// Why an operation on a [`Channel`](crate::Channel) failed, or may have failed.
@@ -123,6 +124,14 @@ impl From<Error> for TransportError {
     #[cold]
     fn from(error: Error) -> Self {
         Self::Verbs(error)
+    }
+}
+
+impl<T> From<StateError<T>> for TransportError {
+    /// Drops the object.
+    #[cold]
+    fn from(failed: StateError<T>) -> Self {
+        Self::Verbs(failed.error)
     }
 }
 

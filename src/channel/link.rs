@@ -25,6 +25,8 @@ pub(super) struct Link<'res> {
     /// queue pair is destroyed.
     pub(super) stream: Option<TcpStream>,
     recipe: Recipe,
+    /// Whether the queue pair is in RESET, with nothing in flight and nothing in the completion queue.
+    is_reset: bool,
 }
 
 /// The settings for a channel's queue pairs: the first one, and one for each reset.
@@ -69,6 +71,7 @@ impl<'res> Link<'res> {
             leaked: false,
             stream: None,
             recipe,
+            is_reset: true,
         }
     }
 
@@ -95,9 +98,16 @@ impl<'res> Link<'res> {
         Ok(&mut self.queue_pair)
     }
 
-    /// Takes the queue pair from RESET to RTS, with nothing in flight.
+    /// Takes the queue pair from RESET to RTS, with nothing in flight. After a failure it goes back to
+    /// RESET, as far as possible.
     pub(super) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
-        self.queue_pair.connect(Some(remote))?;
+        self.ensure_reset()?;
+        self.is_reset = false;
+        if let Err(error) = self.queue_pair.connect(Some(remote)) {
+            // If this fails, the next attempt does it again.
+            let _ = self.ensure_reset();
+            return Err(error);
+        }
         self.core.open();
         trace::channel_connected(self.core.number, remote.num());
         Ok(())
@@ -112,12 +122,8 @@ impl<'res> Link<'res> {
     /// numbers alone would not help either, because a late acknowledgement counts for all packets before
     /// its number.
     pub(super) fn reset(&mut self) -> Result<()> {
-        if self.core.destroyed.get() {
-            return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
-        }
-        self.core.close();
-        self.core.reset()?;
-        self.core.discard()?;
+        self.is_reset = false;
+        self.ensure_reset()?;
         trace::channel_reset(self.core.number);
         match self.replace_queue_pair() {
             // The device has no room for a second one. The first has random packet numbers at least.
@@ -127,6 +133,27 @@ impl<'res> Link<'res> {
             }
             result => result,
         }
+    }
+
+    /// Takes the queue pair to RESET, with nothing in flight and nothing in the completion queue.
+    fn ensure_reset(&mut self) -> Result<()> {
+        if self.core.destroyed.get() {
+            return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
+        }
+        if !self.is_reset {
+            self.core.close();
+            self.core.reset()?;
+            self.core.discard()?;
+            self.is_reset = true;
+        }
+        Ok(())
+    }
+
+    /// For a caller that has taken the queue pair out of RESET: lets operations be posted.
+    #[cfg(feature = "rdmacm")]
+    pub(super) fn open(&mut self) {
+        self.is_reset = false;
+        self.core.open();
     }
 
     /// Creates another queue pair of the same kind, and destroys the present one, which is in RESET.

@@ -45,6 +45,7 @@ use crate::parent::Parent;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
+use crate::state_error::StateError;
 
 /// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by
 /// reads, writes and atomics on the peer's memory.
@@ -224,16 +225,24 @@ impl<'res> Channel<'res> {
     ///
     /// # Errors
     ///
-    /// The queue pair is then destroyed.
+    /// The channel comes back in the [`StateError`]. It stays stopped, and can be reset again.
     ///
+    ///  - `EINVAL`: the queue pair had to be destroyed earlier.
     ///  - `EIO`, `ENODEV`: the device is gone.
     ///  - `ENETDOWN`, `ENODATA`: the port is not active, or has no GID any more.
     ///  - `ETIMEDOUT`: the completion queue does not become empty.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn reset(self) -> Result<PreparedChannel<'res>> {
-        let mut link = self.link;
-        link.reset()?;
-        Ok(PreparedChannel::from_reset(link))
+    pub fn reset(mut self) -> Result<PreparedChannel<'res>, StateError<Self>> {
+        match self.link.reset() {
+            Ok(()) => Ok(PreparedChannel::from_link(self.link)),
+            Err(error) => Err(StateError::new(self, error)),
+        }
+    }
+
+    /// As [`reset`](Self::reset). If that fails, the next attempt to connect tries it again.
+    pub(crate) fn into_prepared(mut self) -> PreparedChannel<'res> {
+        let _ = self.link.reset();
+        PreparedChannel::from_link(self.link)
     }
 
     /// `ibv_destroy_qp`: ends all operations, destroys the queue pair, and reports how the operations

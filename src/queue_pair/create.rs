@@ -16,6 +16,7 @@ use crate::handle::Handle;
 use crate::queue_pair::work_request::SendOperations;
 use crate::queue_pair::work_request::function;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
+use crate::state_error::StateError;
 
 const VERB: &str = "ibv_create_qp";
 
@@ -422,11 +423,11 @@ impl<'res> PreparedQueuePair<'res> {
     ///  - `EOPNOTSUPP`: the device speaks iWARP, where only the connection manager can connect (feature
     ///    `rdmacm`).
     ///
-    /// The queue pair is then destroyed.
+    /// The queue pair comes back in the [`StateError`], in RESET and with the same endpoint, for another
+    /// attempt.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn handshake(mut self, remote: QueuePairEndpoint) -> Result<QueuePair<'res>> {
-        self.queue_pair.connect(Some(&remote))?;
-        Ok(self.queue_pair)
+    pub fn handshake(self, remote: QueuePairEndpoint) -> Result<QueuePair<'res>, StateError<Self>> {
+        self.connected(Some(&remote))
     }
 
     /// `ibv_modify_qp`: makes a queue pair that has no peer ready, such as a UD one: RESET, INIT, RTR, RTS.
@@ -436,10 +437,22 @@ impl<'res> PreparedQueuePair<'res> {
     ///
     ///  - `EINVAL`: a setting is wrong for this device, or the type of the queue pair requires a peer.
     ///
-    /// The queue pair is then destroyed.
+    /// The queue pair comes back in the [`StateError`], in RESET, for another attempt.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn activate(mut self) -> Result<QueuePair<'res>> {
-        self.queue_pair.connect(None)?;
-        Ok(self.queue_pair)
+    pub fn activate(self) -> Result<QueuePair<'res>, StateError<Self>> {
+        self.connected(None)
+    }
+
+    fn connected(
+        mut self,
+        remote: Option<&QueuePairEndpoint>,
+    ) -> Result<QueuePair<'res>, StateError<Self>> {
+        match self.queue_pair.connect(remote) {
+            Ok(()) => Ok(self.queue_pair),
+            Err(error) => {
+                self.queue_pair.back_to_reset();
+                Err(StateError::new(self, error))
+            }
+        }
     }
 }

@@ -11,6 +11,7 @@ use super::transition::StateTransition;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::settings::QueuePairType;
+use crate::state_error::StateError;
 use crate::trace;
 
 const VERB: &str = "ibv_modify_qp";
@@ -241,17 +242,30 @@ impl<'res> QueuePair<'res> {
     ///
     /// # Errors
     ///
-    /// The queue pair is returned with the reason:
+    /// The queue pair comes back in the [`StateError`].
     ///
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn reset(mut self) -> Result<PreparedQueuePair<'res>, (Self, Error)> {
+    pub fn reset(mut self) -> Result<PreparedQueuePair<'res>, StateError<Self>> {
         match self.modify(StateTransition::to(QueuePairState::Reset)) {
             Ok(()) => {
                 self.renew_psns();
                 Ok(PreparedQueuePair::new(self))
             }
-            Err(error) => Err((self, error)),
+            Err(error) => Err(StateError::new(self, error)),
+        }
+    }
+
+    /// As [`reset`](Self::reset). If that fails, the next attempt to connect tries it again.
+    pub(crate) fn into_prepared(self) -> PreparedQueuePair<'res> {
+        self.reset().unwrap_or_else(|failed| PreparedQueuePair::new(failed.object))
+    }
+
+    /// Takes a queue pair that could not be connected back to RESET. If that fails, the next attempt to
+    /// connect tries it again.
+    pub(super) fn back_to_reset(&mut self) {
+        if self.last_state() != QueuePairState::Reset {
+            let _ = self.modify(StateTransition::to(QueuePairState::Reset));
         }
     }
 
@@ -306,6 +320,10 @@ impl<'res> QueuePair<'res> {
             if let Some(mtu) = s.mtu.into_iter().chain(remote.path_mtu()).min() {
                 all = all.path_mtu(mtu);
             }
+        }
+        if self.last_state() != S::Reset {
+            // An earlier attempt has failed half-way, and then to reset the queue pair.
+            self.modify(StateTransition::to(S::Reset))?;
         }
         for (from, to) in
             [(S::Reset, S::Init), (S::Init, S::ReadyToReceive), (S::ReadyToReceive, S::ReadyToSend)]

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ibverbs::{ErrorKind, ProtectionDomain, SharedCompletionQueue};
-use ibverbs_function_device::Kind;
+use ibverbs::{ErrorKind, ProtectionDomain, SharedCompletionQueue, TransportError};
+use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::pair::*;
 
@@ -39,17 +39,32 @@ fn where_there_is_no_room_for_another_the_channel_keeps_its_own() {
     pair.finish();
 }
 
+/// The port may come up again, and the device get room: the channel is not lost.
 #[test]
-fn a_device_that_is_gone_or_a_port_that_is_down_ends_the_channel() {
-    for (verb, errno) in [("create_qp", libc::EIO), ("query_port", libc::ENODEV)] {
-        let Pair { one, two, domain, device } = Pair::new();
+fn a_reset_that_fails_gives_the_channel_back() {
+    let faults = [
+        ("create_qp", libc::EIO),
+        ("query_port", libc::ENODEV),
+        ("modify_qp", libc::EIO),
+        ("poll_cq", libc::EIO),
+    ];
+    for (verb, errno) in faults {
+        let Pair { one, mut two, domain, device } = Pair::new();
         device.fail(verb).errno(errno).always();
-        let error = one.reset().unwrap_err();
-        assert_eq!((error.raw_os_error(), error.kind() == ErrorKind::Resource), (errno, false));
+        let failed = one.reset().unwrap_err();
+        let kind = failed.error.kind();
+        assert_eq!((failed.error.raw_os_error(), kind == ErrorKind::Resource), (errno, false));
         device.clear_faults();
-        assert_eq!(device.live(Kind::QueuePair), 1, "the other's");
-        drop((two, domain));
-        device.assert_clean();
+        let mut one = failed.object;
+        assert_eq!(one.send(&()).unwrap_err(), TransportError::Stopped, "{verb}");
+        let (again, other) = (one.reset().unwrap(), two.reset().unwrap());
+        let (to_one, to_two) = (again.endpoint(), other.endpoint());
+        one = again.handshake(to_two).unwrap();
+        two = other.handshake(to_one).unwrap();
+        let mut pair = Pair { one, two, domain, device };
+        assert_eq!(pair.device.live(Kind::QueuePair), 2, "{verb}");
+        pair.exchange();
+        pair.finish();
     }
 }
 
@@ -59,11 +74,87 @@ fn a_device_that_is_gone_or_a_port_that_is_down_ends_the_channel() {
 fn an_old_queue_pair_that_cannot_be_destroyed_is_an_error() {
     let Pair { one, two, domain, device } = Pair::new();
     device.fail("destroy_qp").errno(libc::EIO).times(1);
-    assert_eq!(one.reset().unwrap_err().raw_os_error(), libc::EIO);
-    assert_eq!(device.live(Kind::QueuePair), 2, "the leaked one, and the other's");
+    let failed = one.reset().unwrap_err();
+    assert_eq!(failed.error.raw_os_error(), libc::EIO);
+    assert_eq!(device.live(Kind::QueuePair), 3, "the leaked one, the new one, and the other's");
+    drop(failed);
+    assert_eq!(device.live(Kind::QueuePair), 2);
     drop(two);
     assert_eq!(device.live(Kind::QueuePair), 1);
     drop(domain);
+}
+
+/// In each of its three steps: the channel keeps its address, and the next attempt succeeds.
+#[test]
+fn a_handshake_that_fails_gives_the_channel_back() {
+    for step in 0..3 {
+        let device = FunctionDevice::model();
+        let domain = domain(&device);
+        let (one, two) = (builder(&domain).build().unwrap(), builder(&domain).build().unwrap());
+        let (to_one, to_two) = (one.endpoint(), two.endpoint());
+        device.fail("modify_qp").errno(libc::ENETUNREACH).skip(step).times(1);
+        let failed = one.handshake(to_two).unwrap_err();
+        assert_eq!(failed.error.raw_os_error(), libc::ENETUNREACH);
+        assert_eq!(failed.object.endpoint(), to_one, "the peer may have it already");
+        let one = failed.object.handshake(to_two).unwrap();
+        let mut pair = Pair { one, two: two.handshake(to_one).unwrap(), domain, device };
+        pair.exchange();
+        pair.finish();
+    }
+}
+
+/// The queue pair cannot even go back to RESET at first: the next attempt does that too.
+#[test]
+fn a_handshake_can_fail_twice() {
+    let device = FunctionDevice::model();
+    let domain = domain(&device);
+    let (one, two) = (builder(&domain).build().unwrap(), builder(&domain).build().unwrap());
+    let (to_one, to_two) = (one.endpoint(), two.endpoint());
+    device.fail("modify_qp").errno(libc::EAGAIN).skip(1).always();
+    let one = one.handshake(to_two).unwrap_err().object;
+    let one = one.handshake(to_two).unwrap_err().object;
+    device.clear_faults();
+    let one = one.handshake(to_two).unwrap();
+    let mut pair = Pair { one, two: two.handshake(to_one).unwrap(), domain, device };
+    pair.exchange();
+    pair.finish();
+}
+
+/// The reason of a failed change converts by `?` to what functions usually return.
+#[test]
+fn the_question_mark_keeps_the_reason() {
+    use ibverbs::{Channel, Error, PreparedChannel};
+
+    fn plain(channel: Channel<'static>) -> Result<PreparedChannel<'static>, Error> {
+        Ok(channel.reset()?)
+    }
+    fn boxed(channel: Channel<'_>) -> Result<PreparedChannel<'_>, Box<dyn std::error::Error>> {
+        Ok(channel.reset()?)
+    }
+    fn thread(
+        channel: Channel<'_>,
+    ) -> Result<PreparedChannel<'_>, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(channel.reset()?)
+    }
+    fn io(channel: Channel<'_>) -> std::io::Result<PreparedChannel<'_>> {
+        Ok(channel.reset()?)
+    }
+    fn transport(channel: Channel<'_>) -> Result<PreparedChannel<'_>, TransportError> {
+        Ok(channel.reset()?)
+    }
+    let failing = || {
+        let Pair { one, device, .. } = Pair::new();
+        device.fail("modify_qp").errno(libc::ENODEV).times(1);
+        one
+    };
+    let expected = plain(failing()).unwrap_err();
+    assert_eq!(expected.raw_os_error(), libc::ENODEV);
+    assert_eq!(boxed(failing()).unwrap_err().to_string(), expected.to_string());
+    assert_eq!(thread(failing()).unwrap_err().to_string(), expected.to_string());
+    assert_eq!(io(failing()).unwrap_err().to_string(), expected.to_string());
+    assert_eq!(transport(failing()).unwrap_err(), TransportError::Verbs(expected));
+    let failed = failing().reset().unwrap_err();
+    assert_eq!(failed.to_string(), expected.to_string());
 }
 
 #[test]

@@ -5,7 +5,7 @@ pub fn case<'a>(
     receives: SharedReceiveQueue<'a>,
     peer: QueuePairEndpoint,
 ) -> Result<QueuePair<'a>> {
-    builder.srq(&receives).build()?.handshake(peer)
+    Ok(builder.srq(&receives).build()?.handshake(peer)?)
 }
 
 fn main() {}

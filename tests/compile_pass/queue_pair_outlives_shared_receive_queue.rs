@@ -5,5 +5,5 @@ pub fn case<'a>(
     receives: &'a SharedReceiveQueue<'a>,
     peer: QueuePairEndpoint,
 ) -> Result<QueuePair<'a>> {
-    builder.srq(receives).build()?.handshake(peer)
+    Ok(builder.srq(receives).build()?.handshake(peer)?)
 }

@@ -167,7 +167,7 @@ fn meets(rig: &Rig, bytes: &[u8]) {
         } else {
             prepared.accept_over(&mut stream, b"ours", soon())
         };
-        match result {
+        match result.map_err(ExchangeError::from) {
             Ok((channel, told)) => {
                 assert!(told.len() <= ibverbs::MAX_PRIVATE_DATA);
                 drop(channel);

@@ -101,6 +101,6 @@ fn tcp_pair() -> (TcpStream, TcpStream) {
 
 /// Returns the error, and fails the test if there is none.
 #[track_caller]
-fn error<T>(result: Result<T, ExchangeError>) -> ExchangeError {
-    result.err().expect("it fails")
+fn error<T>(result: Result<T, impl Into<ExchangeError>>) -> ExchangeError {
+    result.err().expect("it fails").into()
 }

@@ -135,6 +135,73 @@ fn a_reset_keeps_the_stream_and_connects_again_over_it() {
     rig.assert_nothing_left();
 }
 
+/// Whatever fails, and after whichever step, the same channel connects in the end, even one that was reset.
+#[test]
+fn attempts_that_fail_lose_no_channel() {
+    let rig = Rig::new();
+    let free: SocketAddr = listener().local_addr().unwrap();
+    let (one, two) = connected(&rig);
+    let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
+    let numbers = [&one, &two].map(|prepared| prepared.endpoint().num());
+    // Nobody listens; nobody comes; the peer closes at once.
+    let one = one.connect(free, b"", soon()).unwrap_err();
+    assert!(matches!(one.error, ExchangeError::Io(_)), "{one}");
+    let doors = listener();
+    let two = two.accept(&doors, b"", at_once()).unwrap_err();
+    assert!(matches!(two.error, ExchangeError::TimedOut), "{two}");
+    let (mut closed, other_end) = tcp_pair();
+    drop(other_end);
+    let one = one.object.connect_over(&mut closed, b"", soon()).unwrap_err();
+    assert!(matches!(one.error, ExchangeError::Closed), "{one}");
+    let (one, two) = (one.object, two.object);
+    assert_eq!([&one, &two].map(|prepared| prepared.endpoint().num()), numbers);
+
+    // A verb fails on one side: the other has made its handshake by then.
+    rig.device.fail("modify_qp").errno(libc::ENETUNREACH).times(1);
+    let mut streams = tcp_pair();
+    let (one, two) = thread::scope(|threads| {
+        let client = threads.spawn(|| one.connect_over(&mut streams.0, b"", soon()));
+        let two = two.accept_over(&mut streams.1, b"", soon());
+        (client.join().unwrap().unwrap_err(), two.unwrap_err())
+    });
+    let reasons = [&one.error, &two.error].map(|error| match error {
+        ExchangeError::Verbs(error) => (true, error.raw_os_error()),
+        ExchangeError::Peer { errno } => (false, *errno),
+        other => panic!("{other}"),
+    });
+    let errno = libc::ENETUNREACH;
+    assert!(reasons.contains(&(true, errno)) && reasons.contains(&(false, errno)), "{reasons:?}");
+
+    // The same two at last.
+    let address = doors.local_addr().unwrap();
+    let (mut one, mut two) = thread::scope(|threads| {
+        let client = threads.spawn(|| one.object.connect(address, b"", soon()).unwrap().0);
+        let two = two.object.accept(&doors, b"", soon()).unwrap().0;
+        (client.join().unwrap(), two)
+    });
+    rig.talk(&mut one, &mut two);
+    drop((one, two, doors, closed, streams));
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn a_queue_pair_survives_attempts_that_fail() {
+    let rig = Rig::new();
+    let free: SocketAddr = listener().local_addr().unwrap();
+    let queue = Arc::new(CompletionQueue::new(rig.domain.context(), 8).unwrap());
+    let kind = QueuePairType::ReliableConnected;
+    let prepared = QueuePair::builder(&rig.domain, &queue, &queue, kind).build().unwrap();
+    let endpoint = prepared.endpoint();
+    let failed = prepared.connect(free, b"", soon()).unwrap_err();
+    rig.device.fail("modify_qp").errno(libc::ENETUNREACH).skip(1).times(1);
+    let failed = failed.object.handshake(endpoint).unwrap_err();
+    assert_eq!(failed.error.raw_os_error(), libc::ENETUNREACH);
+    assert_eq!(failed.object.endpoint(), endpoint);
+    drop(failed.object.handshake(endpoint).unwrap());
+    drop(queue);
+    rig.assert_nothing_left();
+}
+
 #[test]
 fn nobody_there_is_an_error_in_time() {
     let rig = Rig::new();

@@ -72,7 +72,7 @@ proptest! {
                 is_typed_end(channel.send_inline_deadline(b"who?", soon()))?;
                 drop(channel);
             }
-            Err(error) => prop_assert!(is_refusal(&error), "{error}"),
+            Err(failed) => prop_assert!(is_refusal(&failed.error), "{failed}"),
         }
         drop(domain);
         device.assert_clean();
@@ -85,8 +85,8 @@ proptest! {
         let queue = CompletionQueue::new(domain.context(), 8).unwrap();
         let kind = [QueuePairType::ReliableConnected, QueuePairType::UnreliableConnected][kind];
         let prepared = QueuePair::builder(&domain, &queue, &queue, kind).build().unwrap();
-        if let Err(error) = prepared.handshake(remote) {
-            prop_assert!(is_refusal(&error), "{error}");
+        if let Err(failed) = prepared.handshake(remote) {
+            prop_assert!(is_refusal(&failed.error), "{failed}");
         }
         drop(queue);
         drop(domain);

@@ -151,7 +151,7 @@ fn a_gid_that_was_set_is_the_only_one() {
         let prepared = builder.gid_index(0).build().unwrap();
         assert_eq!(prepared.endpoint().gids().collect::<Vec<_>>(), [LOCAL[0].parse().unwrap()]);
         let remote = QueuePairEndpoint::new(5, 0, IPV4[1].parse().unwrap()).unwrap();
-        let error = prepared.handshake(remote).unwrap_err();
+        let error = prepared.handshake(remote).unwrap_err().error;
         assert_eq!(
             (error.kind(), error.raw_os_error()),
             (ErrorKind::Unreachable, libc::EADDRNOTAVAIL)

@@ -227,8 +227,9 @@ fn an_error_flushes_and_a_reset_connects_anew() {
     assert_eq!(error.status(), WorkStatus::Flushed);
 
     device.fail("modify_qp").errno(libc::EIO).times(1);
-    let (queue_pair, error) = queue_pair.reset().unwrap_err();
-    assert_eq!(error.raw_os_error(), libc::EIO);
+    let failed = queue_pair.reset().unwrap_err();
+    assert_eq!(failed.error.raw_os_error(), libc::EIO);
+    let queue_pair = failed.object;
     let psn = PacketSequenceNumber::new(0x777).unwrap();
     let prepared = queue_pair.reset().unwrap().set_send_psn(psn).receive_psn(psn);
     assert_eq!((prepared.endpoint().num(), prepared.send_psn()), (number, psn));

@@ -6,6 +6,7 @@ use std::io;
 use super::event::ConnectionEventKind;
 use super::private_data::PrivateData;
 use crate::error::{Error, ErrorKind};
+use crate::state_error::StateError;
 
 /// Why a connection was not established.
 ///
@@ -169,6 +170,13 @@ impl std::error::Error for ConnectionError {
             Self::Verbs(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+impl<T> From<StateError<T>> for ConnectionError {
+    /// Drops the object.
+    fn from(failed: StateError<T>) -> Self {
+        failed.error.into()
     }
 }
 

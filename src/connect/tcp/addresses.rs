@@ -12,6 +12,7 @@ use super::exchange::{Prepared, Role, exchange};
 use super::stream::DeadlineStream;
 use crate::channel::{Channel, PreparedChannel};
 use crate::queue_pair::{PreparedQueuePair, QueuePair};
+use crate::state_error::StateError;
 
 /// After this time of silence the kernel probes the peer's host, ..
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -51,16 +52,19 @@ impl<'res> PreparedChannel<'res> {
     ///
     /// # Errors
     ///
-    /// See [`ExchangeError`]. The queue pair is then destroyed, and the peer is told, or sees the end of
-    /// the stream.
+    /// See [`ExchangeError`]. The peer is told, or sees the end of the stream. The channel comes back in the
+    /// [`StateError`], for another attempt. If the failure came after our own side's handshake, the channel
+    /// was [reset](Channel::reset).
     pub fn connect(
         self,
         address: impl ToSocketAddrs,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
-        let stream = dial(address, deadline)?;
-        keep(over(self, Role::Connects, stream, private_data, deadline)?)
+    ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
+        match dial(address, deadline) {
+            Ok(stream) => over(self, Role::Connects, stream, private_data, deadline).map(keep),
+            Err(error) => Err(StateError::new(self, error)),
+        }
     }
 
     /// Waits for a peer that [connects](Self::connect) to the listener, and connects to it.
@@ -95,9 +99,11 @@ impl<'res> PreparedChannel<'res> {
         listener: &TcpListener,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
-        let stream = next_client(listener, deadline)?;
-        keep(over(self, Role::Accepts, stream, private_data, deadline)?)
+    ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
+        match next_client(listener, deadline) {
+            Ok(stream) => over(self, Role::Accepts, stream, private_data, deadline).map(keep),
+            Err(error) => Err(StateError::new(self, error)),
+        }
     }
 
     /// As [`connect`](Self::connect), over a stream that is connected already: a Unix socket, TLS, or a
@@ -112,7 +118,7 @@ impl<'res> PreparedChannel<'res> {
         stream: &mut (impl DeadlineStream + ?Sized),
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
+    ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
         exchange(self, Role::Connects, stream, private_data, deadline)
     }
 
@@ -127,7 +133,7 @@ impl<'res> PreparedChannel<'res> {
         stream: &mut (impl DeadlineStream + ?Sized),
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
+    ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
         exchange(self, Role::Accepts, stream, private_data, deadline)
     }
 }
@@ -145,9 +151,11 @@ impl<'res> PreparedQueuePair<'res> {
         address: impl ToSocketAddrs,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), ExchangeError> {
-        let stream = dial(address, deadline)?;
-        over(self, Role::Connects, stream, private_data, deadline)
+    ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
+        match dial(address, deadline) {
+            Ok(stream) => over(self, Role::Connects, stream, private_data, deadline),
+            Err(error) => Err(StateError::new(self, error)),
+        }
     }
 
     /// As [`PreparedChannel::accept`], but also returns the TCP stream, which the program keeps: see
@@ -161,9 +169,11 @@ impl<'res> PreparedQueuePair<'res> {
         listener: &TcpListener,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), ExchangeError> {
-        let stream = next_client(listener, deadline)?;
-        over(self, Role::Accepts, stream, private_data, deadline)
+    ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
+        match next_client(listener, deadline) {
+            Ok(stream) => over(self, Role::Accepts, stream, private_data, deadline),
+            Err(error) => Err(StateError::new(self, error)),
+        }
     }
 
     /// As [`PreparedChannel::connect_over`].
@@ -176,7 +186,7 @@ impl<'res> PreparedQueuePair<'res> {
         stream: &mut (impl DeadlineStream + ?Sized),
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res>, Vec<u8>), ExchangeError> {
+    ) -> Result<(QueuePair<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
         exchange(self, Role::Connects, stream, private_data, deadline)
     }
 
@@ -190,7 +200,7 @@ impl<'res> PreparedQueuePair<'res> {
         stream: &mut (impl DeadlineStream + ?Sized),
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res>, Vec<u8>), ExchangeError> {
+    ) -> Result<(QueuePair<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
         exchange(self, Role::Accepts, stream, private_data, deadline)
     }
 }
@@ -289,21 +299,23 @@ fn poll(file: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<bool
 /// Keeps the stream in the channel.
 fn keep<'res>(
     (mut channel, private_data, stream): (Channel<'res>, Vec<u8>, TcpStream),
-) -> Result<(Channel<'res>, Vec<u8>), ExchangeError> {
+) -> (Channel<'res>, Vec<u8>) {
     *channel.kept_stream_mut() = Some(stream);
-    Ok((channel, private_data))
+    (channel, private_data)
 }
 
 /// Connects over a TCP stream that is to be kept.
+#[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
 fn over<P: Prepared>(
     prepared: P,
     role: Role,
     mut stream: TcpStream,
     private_data: &[u8],
     deadline: Instant,
-) -> Result<(P::Connected, Vec<u8>, TcpStream), ExchangeError> {
-    stream.set_nodelay(true).map_err(ExchangeError::Io)?;
-    watch_host(&stream).map_err(ExchangeError::Io)?;
+) -> Result<(P::Connected, Vec<u8>, TcpStream), StateError<P, ExchangeError>> {
+    if let Err(error) = stream.set_nodelay(true).and_then(|()| watch_host(&stream)) {
+        return Err(StateError::new(prepared, ExchangeError::Io(error)));
+    }
     let (connected, told) = exchange(prepared, role, &mut stream, private_data, deadline)?;
     Ok((connected, told, stream))
 }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::io;
 
 use crate::error::Error;
+use crate::state_error::StateError;
 
-/// Why `connect` or `accept` over a stream failed. The queue pair is then destroyed, and the peer is
-/// told if it can be.
+/// Why `connect` or `accept` over a stream failed. The peer is told if it can be.
 #[non_exhaustive]
 pub enum ExchangeError {
     /// A verb failed on our side, or its input was wrong: our queue pair could not be connected.
@@ -102,6 +102,20 @@ impl std::error::Error for ExchangeError {
 impl From<Error> for ExchangeError {
     fn from(error: Error) -> Self {
         Self::Verbs(error)
+    }
+}
+
+impl<T> From<StateError<T>> for ExchangeError {
+    /// Drops the object.
+    fn from(failed: StateError<T>) -> Self {
+        Self::Verbs(failed.error)
+    }
+}
+
+impl<T> From<StateError<T, Self>> for ExchangeError {
+    /// Drops the object.
+    fn from(failed: StateError<T, Self>) -> Self {
+        failed.error
     }
 }
 

@@ -316,7 +316,7 @@ impl<B: Bed> World<'_, B> {
     fn reset(&mut self, end: usize) -> Outcome {
         match self.ends[end].pair.take() {
             Some(State::Connected(pair)) => {
-                let pair = pair.reset().map_err(|(_, error)| error).unwrap();
+                let pair = pair.reset().unwrap();
                 self.ends[end].pair = Some(State::Prepared(pair));
                 self.lose(end);
             }

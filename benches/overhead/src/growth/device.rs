@@ -45,7 +45,7 @@ fn queue_pair<'a>(
 ) -> ibverbs::Result<QueuePair<'a>> {
     let prepared = prepared(domain, queue)?;
     let itself = prepared.endpoint();
-    prepared.handshake(itself)
+    Ok(prepared.handshake(itself)?)
 }
 
 const KIB: usize = 1 << 10;

@@ -65,7 +65,7 @@ fn queue_pair(
 ) -> ibverbs::Result<QueuePair<'static>> {
     let prepared = prepared(domain, queue, depth)?;
     let itself = prepared.endpoint();
-    prepared.handshake(itself)
+    Ok(prepared.handshake(itself)?)
 }
 
 /// The cost of a completion by the number of completions per poll.

@@ -1,0 +1,96 @@
+//! The error of a method that consumes an object and fails.
+
+use std::fmt;
+
+use crate::error::Error;
+
+/// Why a method that changes the state of an object has failed, and the object, which can be used again:
+/// the channel that could not be [reset](crate::Channel::reset), or what could not be
+/// [connected](crate::PreparedChannel::handshake).
+///
+/// The operator `?` drops the object and keeps the reason: this converts to [`Error`], to
+/// [`TransportError`](crate::TransportError), to `std::io::Error` and to `Box<dyn std::error::Error>`. For
+/// other types of errors, write `.map_err(|failed| failed.error)?`.
+///
+/// ```no_run
+/// # // not on Soft-RoCE alone: needs a peer
+/// use std::time::{Duration, Instant};
+/// use ibverbs::{Channel, ExchangeError};
+///
+/// /// Connects again after a failure, for a minute at most. The channel survives failed attempts.
+/// fn reconnect(failed: Channel<'_>) -> Result<Channel<'_>, ExchangeError> {
+///     let deadline = Instant::now() + Duration::from_secs(60);
+///     let mut prepared = failed.reset()?;
+///     loop {
+///         let soon = Instant::now() + Duration::from_secs(1);
+///         match prepared.connect("server:18515", b"", soon) {
+///             Ok((channel, _)) => return Ok(channel),
+///             Err(failed) if Instant::now() < deadline => prepared = failed.object,
+///             Err(failed) => return Err(failed.error),
+///         }
+///     }
+/// }
+/// ```
+///
+/// It does not implement `std::error::Error`: the object borrows, and `Box<dyn std::error::Error>` holds no
+/// error that borrows.
+pub struct StateError<T, E = Error> {
+    /// The reason.
+    pub error: E,
+    /// The object, as it was before the call unless the method says otherwise.
+    pub object: T,
+}
+
+impl<T, E> StateError<T, E> {
+    pub(crate) fn new(object: T, error: E) -> Self {
+        Self { error, object }
+    }
+
+    /// Changes the object or the type of the reason.
+    pub(crate) fn map<U, F: From<E>>(self, object: impl FnOnce(T) -> U) -> StateError<U, F> {
+        StateError { error: self.error.into(), object: object(self.object) }
+    }
+}
+
+impl<T, E: fmt::Debug> fmt::Debug for StateError<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StateError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<T, E: fmt::Display> fmt::Display for StateError<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> From<StateError<T>> for Error {
+    /// Drops the object.
+    fn from(failed: StateError<T>) -> Self {
+        failed.error
+    }
+}
+
+impl<T, E: Into<Self>> From<StateError<T, E>> for std::io::Error {
+    /// Drops the object.
+    fn from(failed: StateError<T, E>) -> Self {
+        failed.error.into()
+    }
+}
+
+impl<T, E: std::error::Error + 'static> From<StateError<T, E>> for Box<dyn std::error::Error> {
+    /// Drops the object.
+    fn from(failed: StateError<T, E>) -> Self {
+        failed.error.into()
+    }
+}
+
+impl<T, E> From<StateError<T, E>> for Box<dyn std::error::Error + Send + Sync>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    /// Drops the object.
+    fn from(failed: StateError<T, E>) -> Self {
+        failed.error.into()
+    }
+}
