@@ -1,11 +1,14 @@
 //! Builds libibverbs and the enabled providers from `vendor/rdma-core`, statically, and generates
-//! the Rust bindings. Everything is written to `OUT_DIR`; nothing is fetched, and the source tree is
+//! the Rust bindings (feature `bindgen`) or takes the committed ones. Everything is written to `OUT_DIR`; nothing is fetched, and the source tree is
 //! only read.
 
 #[path = "build/bindings.rs"]
 mod bindings;
 #[path = "build/common.rs"]
 mod common;
+#[cfg(feature = "bindgen")]
+#[path = "build/generate.rs"]
+mod generate;
 #[path = "build/inputs.rs"]
 mod inputs;
 #[path = "build/installed.rs"]

@@ -1,10 +1,10 @@
-//! The bindings, and the header's inline functions.
+//! The bindings, generated or committed, and the headers' inline functions.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::{env, fs};
 
-use crate::common::{compile, exit_with_error, feature, utf8, write};
+use crate::common::{compile, exit_with_error, feature, write};
 use crate::inputs::headers;
 
 /// The public headers under the names that programs include them by.
@@ -48,53 +48,53 @@ pub(crate) fn system_headers() -> Vec<PathBuf> {
         .collect()
 }
 
+/// Writes the bindings and the wrappers of inline functions to `OUT_DIR`: generated from the headers, or
+/// the committed ones.
 pub(crate) fn bindings(source: &Path, include: &Path, out: &Path, system: &[PathBuf]) {
-    let mut builder = bindgen::Builder::default()
-        .clang_args(system.iter().flat_map(|folder| ["-isystem", utf8(folder)]))
-        .header(utf8(&include.join("infiniband/verbs.h")));
-    if feature("rdmacm") {
-        builder = builder
-            .header(utf8(&include.join("rdma/rdma_cma.h")))
-            .allowlist_function("rdma_.*")
-            .allowlist_type("rdma_.*")
-            .allowlist_var("(RDMA|RAI)_.*");
-    }
-    let generated = builder
-        .clang_arg(format!("-I{}", utf8(include)))
-        .clang_arg(format!("-I{}", utf8(&source.join("kernel-headers"))))
-        .allowlist_function("_*ibv_.*")
-        .allowlist_type("ibv_.*|verbs_context")
-        .allowlist_var("(IBV|IB)_.*")
-        .default_enum_style(bindgen::EnumVariation::NewType {
-            is_bitfield: false,
-            is_global: false,
-        })
-        .bitfield_enum("ibv_.*_(flags|mask|cap|caps|bits|fields)(_.*)?|ibv_values_mask")
-        .bitfield_enum("ibv_access_flags|ibv_qp_open_attr_mask|ibv_device_cap_flags")
-        .prepend_enum_name(false)
-        .derive_default(true)
-        .wrap_static_fns(true)
-        .wrap_static_fns_path(out.join("inline_functions.c"))
-        .wrap_static_fns_suffix("__bundled")
-        .generate_comments(false)
-        .formatter(bindgen::Formatter::None)
-        .generate();
-    let written = match generated {
-        Ok(bindings) => bindings.write_to_file(out.join("bindings.rs")),
-        Err(e) => exit_with_error(&format!("bindgen cannot read verbs.h: {e}")),
-    };
-    if let Err(e) = written {
-        exit_with_error(&format!("{}: {e}", out.join("bindings.rs").display()));
+    #[cfg(feature = "bindgen")]
+    crate::generate::generate(source, include, out, system);
+    #[cfg(not(feature = "bindgen"))]
+    {
+        let _ = (include, system);
+        copy_committed(source, out);
     }
 }
 
-/// Compiles the header's inline functions, which have no symbol of their own, into one object file.
+/// The committed bindings are those of one version of rdma-core.
+#[cfg(not(feature = "bindgen"))]
+fn copy_committed(source: &Path, out: &Path) {
+    let version = crate::rdma_core::setting(source, "PACKAGE_VERSION");
+    if version != COMMITTED_VERSION {
+        exit_with_error(&format!(
+            "vendor/rdma-core is v{version}, and the committed bindings are those of \
+             v{COMMITTED_VERSION}: enable the feature `bindgen`"
+        ));
+    }
+    for (name, contents) in COMMITTED {
+        write(&out.join(name), contents);
+    }
+}
+
+#[cfg(not(feature = "bindgen"))]
+const COMMITTED_VERSION: &str = "55.0";
+
+/// What the test `committed_bindings` compares with generated bindings.
+#[cfg(not(feature = "bindgen"))]
+const COMMITTED: &[(&str, &str)] = &[
+    ("bindings.rs", include_str!("committed/bindings.rs")),
+    ("inline_functions.c", include_str!("committed/inline_functions.c")),
+    #[cfg(feature = "rdmacm")]
+    ("bindings_rdmacm.rs", include_str!("committed/bindings_rdmacm.rs")),
+    #[cfg(feature = "rdmacm")]
+    ("inline_functions_rdmacm.c", include_str!("committed/inline_functions_rdmacm.c")),
+];
+
+/// Compiles the headers' inline functions, which have no symbol of their own, into one archive.
 pub(crate) fn inline_functions(source: &Path, include: &Path, out: &Path) {
-    compile(
-        cc::Build::new()
-            .file(out.join("inline_functions.c"))
-            .include(include)
-            .include(source.join("kernel-headers")),
-        "ibverbs_inline",
-    );
+    let mut build = cc::Build::new();
+    build.file(out.join("inline_functions.c"));
+    if feature("rdmacm") {
+        build.file(out.join("inline_functions_rdmacm.c"));
+    }
+    compile(build.include(include).include(source.join("kernel-headers")), "ibverbs_inline");
 }

@@ -240,7 +240,7 @@ fn finish_archives(
 }
 
 /// Reads a variable that rdma-core's CMake files set: `set(NAME "value")`.
-fn setting(source: &Path, name: &str) -> String {
+pub(crate) fn setting(source: &Path, name: &str) -> String {
     let file = source.join("CMakeLists.txt");
     let text = fs::read_to_string(&file)
         .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", file.display())));

@@ -2,10 +2,9 @@
 
 use std::env;
 use std::io::Write as _;
-use std::panic;
 use std::process::{Command, Stdio};
 
-use crate::common::{exit_after_errors, feature, message_of, program, report_error};
+use crate::common::{exit_after_errors, feature, program, report_error};
 
 /// Checks for every tool that the build needs. If the machine lacks any, reports each with the packages
 /// that contain it, and ends the build. Returns the Python interpreter.
@@ -21,9 +20,11 @@ pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
         Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success())
     };
 
-    if let Err(panic) = panic::catch_unwind(bindgen::clang_version) {
-        let why = message_of(&*panic);
-        lacks("libclang", "libclang-dev", "clang-devel", &format!(". {why}"));
+    #[cfg(feature = "bindgen")]
+    if let Err(panic) = std::panic::catch_unwind(bindgen::clang_version) {
+        let why = crate::common::message_of(&*panic);
+        let why = format!(", or leave out the feature `bindgen`. {why}");
+        lacks("libclang", "libclang-dev", "clang-devel", &why);
     }
     let mut python = String::new();
     if !documentation_only {

@@ -1,25 +1,42 @@
-//! Bindings of rdma-core's provider interface, from the tree that the main crate has built.
+//! Bindings of rdma-core's provider interface: the committed ones, or (feature `bindgen`) generated from
+//! the tree that the main crate has built.
+
+#[cfg(feature = "bindgen")]
+#[path = "build/generate.rs"]
+mod generate;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, exit};
-use std::{env, fs, io};
+use std::process::exit;
+use std::{env, fs};
+
+/// What the names of internal functions begin with in the rdma-core that the committed bindings are for.
+#[cfg(not(feature = "bindgen"))]
+const COMMITTED: &str = "rdmacore55_0_";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build");
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let build = env::var_os("DEP_IBVERBS_BUILD").map(PathBuf::from);
+    // The documentation alone links nothing.
+    if env::var_os("DEP_IBVERBS_BUILD").is_none() && env::var_os("DOCS_RS").is_none() {
+        fail(
+            "the software device needs the rdma-core that ibverbs-bundled builds: do not enable its feature `system`",
+        );
+    }
     // rdma-core's static libraries rename what is for providers only.
     let prefix = env::var("DEP_IBVERBS_SYMBOL_PREFIX").unwrap_or_default();
-    let include = match build {
-        Some(build) => build.join("include"),
-        // The documentation alone: the main crate has built nothing, and nothing is linked.
-        None if env::var_os("DOCS_RS").is_some() => headers_of_sources(&out),
-        None => fail(
-            "the software device needs the rdma-core that ibverbs-bundled builds: do not enable its feature `system`",
-        ),
-    };
-    bindings(&include, &out);
+    #[cfg(feature = "bindgen")]
+    generate::generate(&out);
+    #[cfg(not(feature = "bindgen"))]
+    {
+        if !prefix.is_empty() && prefix != COMMITTED {
+            fail(
+                "the committed bindings are those of rdma-core v55.0, and ibverbs-bundled has built another version: enable the feature `bindgen` of ibverbs-software",
+            );
+        }
+        write(&out.join("driver.rs"), include_str!("build/committed/driver.rs"));
+    }
     let functions = [
         (
             "_verbs_init_and_alloc_context",
@@ -39,89 +56,6 @@ fn main() {
     }
     text += "}\n";
     write(&out.join("private.rs"), &text);
-}
-
-fn bindings(include: &Path, out: &Path) {
-    let header = out.join("provider.h");
-    write(
-        &header,
-        "#include <infiniband/driver.h>\n#include <rdma/ib_user_ioctl_cmds.h>\n#include <rdma/rdma_user_ioctl_cmds.h>\n#include <rdma/ib_user_verbs.h>\n",
-    );
-    // The headers of the C library when cross compiling.
-    let system = env::var_os("DEP_IBVERBS_SYSTEM_HEADERS").unwrap_or_default();
-    let mut clang = vec![format!("-I{}", include.display()), "-D_GNU_SOURCE".to_owned()];
-    if let Some(kernel) = env::var_os("DEP_IBVERBS_KERNEL_HEADERS") {
-        clang.push(format!("-I{}", PathBuf::from(kernel).display()));
-    }
-    for folder in env::split_paths(&system).filter(|folder| folder.is_absolute()) {
-        clang.extend(["-isystem".to_owned(), folder.display().to_string()]);
-    }
-    let generated = bindgen::Builder::default()
-        .header(header.to_string_lossy())
-        .clang_args(clang)
-        .allowlist_type("verbs_(device|device_ops|context_ops|mr|cq|qp|qp_mask|srq|xrcd)")
-        .allowlist_type(
-            "ib_uverbs_(ioctl_hdr|attr|write_cmds)|uverbs_(default_objects|methods_device)",
-        )
-        .allowlist_type(
-            "uverbs_attrs_(query_gid_(table|entry)_cmd_attr_ids|invoke_write_cmd_attr_ids)",
-        )
-        .allowlist_var("UVERBS_ATTR_CORE_OUT|RDMA_VERBS_IOCTL")
-        .prepend_enum_name(false)
-        .blocklist_type("ibv_.*|__be.*")
-        .blocklist_type("verbs_context")
-        .blocklist_type("pthread_.*|__pthread.*")
-        .raw_line("use ibverbs::ffi::*;")
-        .raw_line("#[allow(non_camel_case_types)] pub(crate) type ibv_mr_type = u32;")
-        .generate_comments(false)
-        .layout_tests(true)
-        .derive_default(true)
-        .generate();
-    match generated {
-        Ok(bindings) => write(&out.join("driver.rs"), &bindings.to_string()),
-        Err(e) => fail(&format!("bindgen cannot read driver.h: {e}")),
-    }
-}
-
-/// rdma-core's internal headers as its build lays them out, from its sources.
-fn headers_of_sources(out: &Path) -> PathBuf {
-    let kernel = env::var_os("DEP_IBVERBS_KERNEL_HEADERS").map(PathBuf::from);
-    let Some(kernel) = kernel else { fail("the main crate does not say where rdma-core is") };
-    let source = kernel.parent().unwrap_or(&kernel);
-    let include = out.join("include");
-    for (from, to) in [("libibverbs", "infiniband"), ("ccan", "ccan"), ("util", "util")] {
-        if let Err(e) = copy_headers(&source.join(from), &include.join(to)) {
-            fail(&format!("{from}: {e}"));
-        }
-    }
-    // What CMake finds out about the machine: nothing that the structures depend on.
-    write(&include.join("config.h"), "");
-    let abi = include.join("kernel-abi");
-    if let Err(e) = fs::create_dir_all(&abi) {
-        fail(&format!("{}: {e}", abi.display()));
-    }
-    let made = Command::new("python3")
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .arg(source.join("buildlib/make_abi_structs.py"))
-        .args([kernel.join("rdma/ib_user_verbs.h"), abi.join("ib_user_verbs.h")])
-        .status();
-    if !made.is_ok_and(|status| status.success()) {
-        fail("make_abi_structs.py of rdma-core failed: is there a python3?");
-    }
-    include
-}
-
-fn copy_headers(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "h")
-            && let Some(name) = path.file_name()
-        {
-            fs::copy(&path, to.join(name))?;
-        }
-    }
-    Ok(())
 }
 
 fn write(path: &Path, text: &str) {

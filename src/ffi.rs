@@ -33,6 +33,8 @@ use crate::error::Error;
 )]
 mod bindings {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+    #[cfg(feature = "rdmacm")]
+    include!(concat!(env!("OUT_DIR"), "/bindings_rdmacm.rs"));
 }
 
 pub use bindings::*;

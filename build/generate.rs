@@ -1,0 +1,99 @@
+//! Feature `bindgen`: generates the bindings from the headers.
+//!
+//! Types of the C library are those of the crate `libc`, which fit each target. What is left has no size
+//! that depends on the target, so the bindings of one machine, committed, are good for all 64-bit ones.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
+
+use crate::common::{exit_with_error, feature, utf8, write};
+
+/// What of the C library the headers of libibverbs use.
+const LIBC: &str = "pthread_cond_t|pthread_mutex_t|timespec";
+/// What those of librdmacm use besides.
+const LIBC_RDMACM: &str = "sockaddr|sockaddr_in|sockaddr_in6|sockaddr_storage|socklen_t";
+
+pub(crate) fn generate(source: &Path, include: &Path, out: &Path, system: &[PathBuf]) {
+    let builder = |wrappers: &str| {
+        bindgen::Builder::default()
+            .clang_args(system.iter().flat_map(|folder| ["-isystem", utf8(folder)]))
+            .clang_arg(format!("-I{}", utf8(include)))
+            .clang_arg(format!("-I{}", utf8(&source.join("kernel-headers"))))
+            .default_enum_style(bindgen::EnumVariation::NewType {
+                is_bitfield: false,
+                is_global: false,
+            })
+            .prepend_enum_name(false)
+            .derive_default(true)
+            .wrap_static_fns(true)
+            .wrap_static_fns_path(out.join(wrappers))
+            .wrap_static_fns_suffix("__bundled")
+            .generate_comments(false)
+            .parse_callbacks(Box::new(LibcTypes))
+            .formatter(bindgen::Formatter::None)
+    };
+    let verbs = builder("inline_functions.c")
+        .header(utf8(&include.join("infiniband/verbs.h")))
+        .allowlist_function("_*ibv_.*")
+        .allowlist_type("ibv_.*|verbs_context")
+        .allowlist_var("(IBV|IB)_.*")
+        .bitfield_enum("ibv_.*_(flags|mask|cap|caps|bits|fields)(_.*)?|ibv_values_mask")
+        .bitfield_enum("ibv_access_flags|ibv_qp_open_attr_mask|ibv_device_cap_flags")
+        .blocklist_type(format!("{LIBC}|__.*_t|__pthread.*|__atomic.*"))
+        .raw_line(format!("pub use libc::{{{}}};", LIBC.replace('|', ", ")));
+    save(verbs, include, out, "bindings.rs", "inline_functions.c");
+    if feature("rdmacm") {
+        let rdmacm = builder("inline_functions_rdmacm.c")
+            .header(utf8(&include.join("rdma/rdma_cma.h")))
+            .allowlist_recursively(false)
+            .allowlist_function("rdma_.*")
+            .allowlist_type("rdma_.*|ibv_sa_.*|ibv_path_.*")
+            .allowlist_var("(RDMA|RAI)_.*|IBV_PATH_.*")
+            .raw_line(format!("pub use libc::{{{}}};", LIBC_RDMACM.replace('|', ", ")));
+        save(rdmacm, include, out, "bindings_rdmacm.rs", "inline_functions_rdmacm.c");
+    }
+}
+
+fn save(builder: bindgen::Builder, include: &Path, out: &Path, name: &str, wrappers: &str) {
+    let written = match builder.generate() {
+        Ok(bindings) => bindings.write_to_file(out.join(name)),
+        Err(e) => exit_with_error(&format!("bindgen cannot read the headers: {e}")),
+    };
+    if let Err(e) = written {
+        exit_with_error(&format!("{}: {e}", out.join(name).display()));
+    }
+    // Headers under the names that programs include them by, which are the same on every machine.
+    let path = out.join(wrappers);
+    let text = fs::read_to_string(&path)
+        .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", path.display())));
+    let folder = format!("\"{}/", utf8(include));
+    let mut portable = String::with_capacity(text.len());
+    for line in text.lines() {
+        match line.strip_prefix("#include ").and_then(|name| name.strip_prefix(&folder)) {
+            Some(name) => portable += &format!("#include <{}>\n", name.trim_end_matches('"')),
+            None => portable += &format!("{line}\n"),
+        }
+    }
+    write(&path, portable);
+}
+
+/// Says what the types of the crate `libc` implement.
+#[derive(Debug)]
+struct LibcTypes;
+
+impl ParseCallbacks for LibcTypes {
+    fn blocklisted_type_implements_trait(
+        &self,
+        name: &str,
+        derive: DeriveTrait,
+    ) -> Option<ImplementsTrait> {
+        let libc = || LIBC.split('|').chain(LIBC_RDMACM.split('|')).any(|other| other == name);
+        match derive {
+            DeriveTrait::Copy => Some(ImplementsTrait::Yes),
+            DeriveTrait::Debug if libc() => Some(ImplementsTrait::Yes),
+            _ => None,
+        }
+    }
+}

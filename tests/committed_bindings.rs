@@ -1,0 +1,24 @@
+//! The committed bindings are what bindgen generates from the headers of the pinned rdma-core.
+//!
+//! `UPDATE_BINDINGS=1 cargo test --features rdmacm --test committed_bindings` writes them again; it needs
+//! rustfmt. That is for a new version of rdma-core or of bindgen, and for changes to `build/generate.rs`.
+
+#[path = "support/committed.rs"]
+mod committed;
+
+use committed::{Bindings, compare};
+
+const BINDINGS: Bindings = Bindings { package: env!("CARGO_MANIFEST_DIR"), out: env!("OUT_DIR") };
+
+#[test]
+fn bindings_of_libibverbs() {
+    compare(BINDINGS, "bindings.rs");
+    compare(BINDINGS, "inline_functions.c");
+}
+
+#[cfg(feature = "rdmacm")]
+#[test]
+fn bindings_of_librdmacm() {
+    compare(BINDINGS, "bindings_rdmacm.rs");
+    compare(BINDINGS, "inline_functions_rdmacm.c");
+}
