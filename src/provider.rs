@@ -3,12 +3,13 @@
 //! Not part of the stable interface: it is for the crate `ibverbs-software` of the same version.
 //!
 //! libibverbs finds devices in sysfs only, calls the kernel for a few operations (completion channels,
-//! GIDs), and reads P_Keys from sysfs. Such a provider answers all three here. Without such a provider,
-//! each of them costs one load; none is on the data path.
+//! GIDs), and reads P_Keys from sysfs. Such a provider answers all three here. A thread that is about to
+//! sleep until there is an event tells it too. Without such a provider, each of them costs one load; none is on the data path.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use crate::ffi;
 pub use crate::memory::shared_copy::{load, store};
@@ -26,6 +27,12 @@ pub struct Hooks {
     /// Returns the P_Key at an index of a port, in host byte order, or an errno value. `None` means
     /// that the context does not belong to this provider.
     pub query_pkey: unsafe fn(*mut ffi::ibv_context, u8, c_int) -> Option<Result<u16, c_int>>,
+    /// Chooses the first packet sequence number of a live queue pair, so that a simulation can repeat
+    /// itself. `None`: a random one.
+    pub first_psn: unsafe fn(*mut ffi::ibv_qp) -> Option<u32>,
+    /// Called by a thread that is about to sleep until an event file is readable, or the deadline has
+    /// passed. It may let the provider's devices work until then, or return at once.
+    pub before_sleep: fn(c_int, Option<Instant>),
 }
 
 static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();

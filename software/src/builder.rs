@@ -7,10 +7,13 @@ use ibverbs::MaximumTransferUnit;
 
 use crate::device::Device;
 use crate::ffi::ibv_mtu;
+use crate::network::Network;
 
 /// The ports and limits of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
+    /// None: a UDP socket.
+    pub(crate) network: Option<Network>,
     pub(crate) name: Option<String>,
     /// The addresses of each port, one GID each.
     pub(crate) ports: Vec<Vec<IpAddr>>,
@@ -95,6 +98,7 @@ impl Builder {
     pub(crate) fn new() -> Self {
         Self {
             settings: Settings {
+                network: None,
                 name: None,
                 ports: Vec::new(),
                 mtu: ibv_mtu::IBV_MTU_1024,
@@ -124,8 +128,16 @@ impl Builder {
         self
     }
 
-    /// The largest packet of the ports. The default is 4096 bytes on addresses of this machine only
-    /// (127.0.0.0/8 and `::1`), else 1024, which fits into Ethernet's usual 1500.
+    /// Puts the device on a simulated network, instead of a UDP socket. Its addresses are then arbitrary; without
+    /// any port, it has one port with the network's next free address of 10.0.0.0/8. Such a device has no thread,
+    /// and its time is the network's.
+    pub fn network(mut self, network: &Network) -> Self {
+        self.settings.network = Some(network.clone());
+        self
+    }
+
+    /// The largest packet of the ports. The default is 4096 bytes on a simulated network and on addresses of
+    /// this machine only (127.0.0.0/8 and `::1`), else 1024, which fits into Ethernet's usual 1500.
     pub fn mtu(mut self, mtu: MaximumTransferUnit) -> Self {
         self.mtu = Some(mtu);
         self
@@ -152,7 +164,7 @@ impl Builder {
     /// # Errors
     ///
     /// - [`AddrInUse`](std::io::ErrorKind::AddrInUse): another device, or the kernel's Soft-RoCE, has
-    ///   UDP port 4791 of an address.
+    ///   UDP port 4791 of an address; or another device of the simulated network has the address.
     /// - [`AddrNotAvailable`](std::io::ErrorKind::AddrNotAvailable): an address is not one of this machine.
     /// - [`InvalidInput`](std::io::ErrorKind::InvalidInput): a port has no address, or there are more than
     ///   255 ports or addresses of one; the name is empty, too long or has a zero byte.
@@ -163,7 +175,7 @@ impl Builder {
 
     pub(crate) fn settings(mut self) -> Settings {
         let all = self.settings.ports.iter().flatten();
-        let local = all.into_iter().all(IpAddr::is_loopback);
+        let local = self.settings.network.is_some() || all.into_iter().all(IpAddr::is_loopback);
         let usual = if local { MaximumTransferUnit::Mtu4096 } else { MaximumTransferUnit::Mtu1024 };
         self.settings.mtu = self.mtu.unwrap_or(usual).as_raw();
         self.settings

@@ -5,52 +5,65 @@ use std::io;
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::{Deref, DerefMut};
-use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use ibverbs::Context;
 
 use crate::builder::{Builder, Settings};
+use crate::driver::{self, Driver};
 use crate::ffi::{
     device_hold, device_put, ibv_device, ibv_node_type, ibv_open_device, ibv_transport_type,
     verbs_device,
 };
 use crate::link::clock::RealClock;
-use crate::link::udp::{Receiver, UdpLink, Waker};
+use crate::link::udp::UdpLink;
+use crate::network::{Membership, Network, NetworkLink};
 use crate::provider;
 use crate::register;
 use crate::transport::Engine;
 use crate::transport::core::Counters;
-use crate::transport::timers::Time;
 
-/// The engine of a device, and the descriptor that wakes its thread.
+/// The engine of a device, and what drives it.
 #[derive(Debug)]
 pub(crate) struct Shared {
     engine: Mutex<Engine>,
-    /// Taken before the engine's lock, never after it.
-    receiver: Mutex<Receiver>,
-    waker: Arc<Waker>,
-    /// The time until which the thread sleeps; 0 while it is awake. Changed with the lock held.
-    sleeps_until: AtomicU64,
-    stop: AtomicBool,
+    driver: Driver,
     /// The process that created it. A child of `fork` lacks the thread, and the lock may be held forever there.
     process: u32,
 }
 
-/// The engine, locked. Unlocking sends the queued packets, and wakes the thread if there is something for
+/// The engine, locked. Unlocking sends the queued packets, and wakes the driver if there is something for
 /// it to do before it wakes by itself.
 pub(crate) struct Locked<'a> {
     engine: MutexGuard<'a, Engine>,
     shared: &'a Shared,
+    /// The driver of the network has locked it.
+    drives: bool,
 }
 
 impl Shared {
+    fn new(engine: Engine, driver: Driver) -> Arc<Self> {
+        let process = std::process::id();
+        Arc::new(Self { engine: Mutex::new(engine), driver, process })
+    }
+
     pub(crate) fn lock(&self) -> Locked<'_> {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { engine, shared: self }
+        Locked { engine, shared: self, drives: false }
+    }
+
+    /// For the driver of the network.
+    pub(crate) fn lock_to_drive(&self) -> Locked<'_> {
+        let mut locked = self.lock();
+        locked.drives = true;
+        locked
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
     }
 
     /// Whether this process created the device, rather than its parent before a fork.
@@ -58,25 +71,9 @@ impl Shared {
         self.process == std::process::id()
     }
 
-    /// Hands the packets that have arrived to the engine; returns their number.
-    fn receive(&self, receiver: &mut Receiver) -> usize {
-        let mut engine = None;
-        receiver.receive(|from, to, packet| {
-            let engine = engine.get_or_insert_with(|| self.lock());
-            engine.receive((from.ip(), from.port()), to, packet);
-        })
-    }
-
-    /// Called after an empty poll: receives packets on the polling thread, which saves waking the device's
-    /// thread; if there are none, it yields, since no hardware works in the background.
+    /// Called after an empty poll, without the lock: lets something happen.
     pub(crate) fn make_progress(&self) {
-        let received = match self.receiver.try_lock() {
-            Ok(mut receiver) => self.receive(&mut receiver),
-            Err(_) => 0,
-        };
-        if received == 0 {
-            std::thread::yield_now();
-        }
+        self.driver.make_progress(self);
     }
 }
 
@@ -97,52 +94,7 @@ impl DerefMut for Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         self.engine.settle();
-        let sleeps_until = &self.shared.sleeps_until;
-        if self.engine.due().is_some_and(|due| due < sleeps_until.load(Ordering::Relaxed)) {
-            sleeps_until.store(0, Ordering::Relaxed);
-            self.shared.waker.wake();
-        }
-    }
-}
-
-/// Receives packets and keeps the timers, so that a peer's requests are served while the program does
-/// something else.
-fn run(shared: &Shared) {
-    let mut sleeps_until: Time = 0;
-    let mut files = Vec::new();
-    while !shared.stop.load(Ordering::Acquire) {
-        let wait_for = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        files.clear();
-        files.push(wait_for(shared.waker.fd()));
-        // Cloned, so that a socket that is removed during the wait keeps its descriptor until the wait ends.
-        let sockets = {
-            let mut receiver = shared.receiver.lock().unwrap_or_else(PoisonError::into_inner);
-            shared.receive(&mut receiver);
-            receiver.sockets().to_vec()
-        };
-        files.extend(sockets.iter().map(|socket| wait_for(socket.socket.as_raw_fd())));
-        let timeout = {
-            let mut engine = shared.lock();
-            engine.advance();
-            engine.settle();
-            let now = engine.core.now();
-            let due = engine.due().unwrap_or(Time::MAX);
-            // A wake-up that was due anyway is kept: then the next request need not wake the thread.
-            sleeps_until = if sleeps_until > now { due.min(sleeps_until) } else { due };
-            shared.sleeps_until.store(sleeps_until, Ordering::Relaxed);
-            (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
-        };
-        let timeout = timeout.map(|ns| libc::timespec {
-            tv_sec: (ns / 1_000_000_000) as _,
-            tv_nsec: (ns % 1_000_000_000) as _,
-        });
-        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: the files and the time outlive the call.
-        unsafe { libc::ppoll(files.as_mut_ptr(), files.len() as _, timeout, std::ptr::null()) };
-        shared.sleeps_until.store(0, Ordering::Relaxed);
-        if files[0].revents != 0 {
-            shared.waker.clear();
-        }
+        self.shared.driver.before_unlock(&self.engine, self.drives);
     }
 }
 
@@ -152,7 +104,6 @@ pub(crate) struct RawDevice {
     verbs: verbs_device,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    addresses: Vec<IpAddr>,
 }
 
 impl RawDevice {
@@ -173,8 +124,7 @@ impl RawDevice {
             std::mem::forget(device);
             return;
         }
-        device.shared.stop.store(true, Ordering::Release);
-        device.shared.waker.wake();
+        device.shared.driver.stop();
         if let Some(thread) = device.thread.take() {
             // The thread does not panic. The address is free once it has ended.
             let _ = thread.join();
@@ -185,7 +135,7 @@ impl RawDevice {
 /// An RDMA device made of software, in this process.
 ///
 /// It lives as long as this handle, the contexts that were opened from it, and the device lists that contain
-/// it. Its thread sleeps when there is nothing to do.
+/// it. Its thread sleeps when there is nothing to do; a device on a [`Network`](crate::Network) has none.
 #[derive(Debug)]
 pub struct Device(NonNull<ibv_device>);
 
@@ -224,6 +174,37 @@ fn free_address() -> io::Result<(IpAddr, UdpLink)> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
+type Made = (Arc<Shared>, Option<JoinHandle<()>>);
+
+/// A device with sockets and a thread.
+fn threaded(mut settings: Settings, name: String) -> io::Result<Made> {
+    let link = if settings.ports.is_empty() {
+        let (address, link) = free_address()?;
+        settings.ports.push(vec![address]);
+        link
+    } else {
+        UdpLink::new(&settings.ports.concat())?
+    };
+    let driver = Driver::threaded(&link);
+    let engine = Engine::new(settings, Arc::new(RealClock::new()), Box::new(link));
+    let shared = Shared::new(engine, driver);
+    let running = shared.clone();
+    let thread = std::thread::Builder::new()
+        .name(name)
+        .spawn(move || without_signals(|| driver::run(&running)))?;
+    Ok((shared, Some(thread)))
+}
+
+/// A device on a simulated network.
+fn simulated(mut settings: Settings, network: &Network) -> io::Result<Made> {
+    let membership = network.0.join(&mut settings.ports)?;
+    let link = Box::new(NetworkLink(membership.clone()));
+    let engine = Engine::new(settings, network.0.clock(), link);
+    let shared = Shared::new(engine, Driver::simulated(membership.clone()));
+    network.0.attach(membership.number, &shared);
+    Ok((shared, None))
+}
+
 impl Device {
     /// Makes a device with one port, at a free address of 127.0.0.0/8.
     ///
@@ -244,13 +225,6 @@ impl Device {
         if settings.ports.len() > 255 || lengths.clone().any(|n| n == 0 || n > 255) {
             return Err(invalid("a device has 1 to 255 ports, each with 1 to 255 addresses"));
         }
-        let link = if settings.ports.is_empty() {
-            let (address, link) = free_address()?;
-            settings.ports.push(vec![address]);
-            link
-        } else {
-            UdpLink::new(&settings.ports.concat())?
-        };
         register::install_hooks();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = settings.name.take().unwrap_or_else(|| format!("soft{number}"));
@@ -265,26 +239,19 @@ impl Device {
         verbs.device.node_type = ibv_node_type::IBV_NODE_CA;
         verbs.device.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
         verbs.ops = provider::device_operations();
-        let addresses = settings.ports.concat();
-        let (receiver, waker) = (Receiver::new(link.sockets()), link.waker());
-        let engine = Engine::new(settings, Arc::new(RealClock::new()), Box::new(link));
-        let shared = Arc::new(Shared {
-            engine: Mutex::new(engine),
-            receiver: Mutex::new(receiver),
-            waker,
-            sleeps_until: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
-            process: std::process::id(),
-        });
-        let running = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name(name)
-            .spawn(move || without_signals(|| run(&running)))?;
-        let device = Box::new(RawDevice { verbs, shared, thread: Some(thread), addresses });
+        let (shared, thread) = match settings.network.clone() {
+            Some(network) => simulated(settings, &network)?,
+            None => threaded(settings, name)?,
+        };
+        let device = Box::new(RawDevice { verbs, shared, thread });
         let device = NonNull::from(Box::leak(device)).cast();
         // SAFETY: the device is live; it begins with no reference, and this is the handle's.
         unsafe { device_hold(device.as_ptr()) };
         Ok(Self(device))
+    }
+
+    pub(crate) fn membership(&self) -> Option<&Arc<Membership>> {
+        self.raw().shared.driver().membership()
     }
 
     fn raw(&self) -> &RawDevice {
@@ -323,12 +290,16 @@ impl Device {
 
     /// Its first address, which GID 0 of port 1 represents.
     pub fn address(&self) -> IpAddr {
-        self.raw().addresses[0]
+        self.lock().core.ports[0].addresses[0]
+    }
+
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        self.raw().shared.lock()
     }
 
     /// Counts of packets and retries since it was created.
     pub fn counters(&self) -> Counters {
-        self.raw().shared.lock().core.counters
+        self.lock().core.counters
     }
 }
 
@@ -341,7 +312,7 @@ impl Drop for Device {
 }
 
 /// Blocks all signals on this thread: the program's own threads handle them.
-fn without_signals(work: impl FnOnce()) {
+pub(crate) fn without_signals(work: impl FnOnce()) {
     // SAFETY: the set is a live variable. Faults stay unblocked: they concern this thread.
     unsafe {
         let mut signals = zeroed();

@@ -41,9 +41,12 @@
 
 mod builder;
 mod device;
+mod driver;
 mod fallback;
 mod ffi;
 mod link;
+mod network;
+mod port;
 mod provider;
 mod register;
 mod transport;
@@ -52,4 +55,7 @@ mod wire;
 pub use builder::Builder;
 pub use device::Device;
 pub use fallback::register_if_none;
+pub use network::{
+    BackgroundDriver, Conditions, Network, NetworkBuilder, PacketFate, Trace, TracedPacket,
+};
 pub use transport::core::Counters;

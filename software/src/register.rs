@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ibverbs::provider::{Hooks, install};
 
 use crate::ffi::{device_hold, device_put, ibv_device};
+use crate::network::sleep;
 use crate::provider;
 
 struct Registered(NonNull<ibv_device>);
@@ -16,8 +17,14 @@ unsafe impl Send for Registered {}
 /// The handle of a device removes it, and holds a reference until then.
 static DEVICES: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
 
-static HOOKS: Hooks =
-    Hooks { list, put, ioctl: provider::ioctl::answer, query_pkey: provider::query::query_pkey };
+static HOOKS: Hooks = Hooks {
+    list,
+    put,
+    ioctl: provider::ioctl::answer,
+    query_pkey: provider::query::query_pkey,
+    first_psn: provider::first_psn,
+    before_sleep: sleep::before_sleep,
+};
 
 /// Installs the hooks of libibverbs. Must be called before a device is opened.
 pub(crate) fn install_hooks() {

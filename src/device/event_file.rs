@@ -5,7 +5,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::ffi;
+use crate::{ffi, provider};
 
 /// Locked for reading while an event is read and acknowledged; locked for writing while an object that
 /// events name is destroyed.
@@ -61,6 +61,9 @@ pub(crate) fn take_before<T>(
 
 /// Sleeps until `fd` is readable, or has an error that the next read will report.
 fn wait_readable(verb: &'static str, fd: RawFd, deadline: Option<Instant>) -> Result<()> {
+    if let Some(hooks) = provider::hooks() {
+        (hooks.before_sleep)(fd, deadline);
+    }
     let mut file = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     loop {
         let left = deadline.map(|deadline| {

@@ -8,7 +8,7 @@ use super::builder::ConnectionSettings;
 use super::builder::QueuePairBuilder;
 use super::endpoint::QueuePairEndpoint;
 use super::endpoint_gids::EndpointGids;
-use super::sequence::random_psn;
+use super::sequence::first_psn;
 use crate::device::{Context, DeviceAttributes, PortState};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -280,6 +280,10 @@ impl<'res> QueuePairBuilder<'res> {
         });
         // SAFETY: the queue pair is live.
         let num = unsafe { (*raw.as_ptr()).qp_num };
+        let send_psn = settings.send_psn.unwrap_or_else(|| {
+            // SAFETY: the queue pair is live.
+            unsafe { first_psn(raw.as_ptr(), &gids) }
+        });
         let properties = Properties {
             kind: self.kind,
             has_peer: matches!(
@@ -293,7 +297,7 @@ impl<'res> QueuePairBuilder<'res> {
             endpoint: QueuePairEndpoint {
                 num,
                 lid,
-                send_psn: settings.send_psn.or_else(|| Some(random_psn(num, &gids))),
+                send_psn: Some(send_psn),
                 path_mtu: settings.mtu,
                 max_dest_rd_atomic: settings.max_dest_rd_atomic,
                 gids,

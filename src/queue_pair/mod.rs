@@ -47,7 +47,7 @@ pub use transition::StateTransition;
 use std::fmt;
 use std::ptr::NonNull;
 
-use sequence::random_psn;
+use sequence::first_psn;
 
 use crate::completion::CompletionQueue;
 use crate::device::Gid;
@@ -305,8 +305,10 @@ impl<'res> QueuePair<'res> {
 
     /// Chooses new packet numbers for the next connection, after a reset.
     pub(crate) fn renew_psns(&mut self) {
+        let raw = self.as_raw();
         let Properties { settings, endpoint, .. } = &mut self.properties;
-        endpoint.send_psn = Some(random_psn(endpoint.num, &endpoint.gids));
+        // SAFETY: the queue pair is live.
+        endpoint.send_psn = Some(unsafe { first_psn(raw, &endpoint.gids) });
         settings.receive_psn = None;
     }
 

@@ -7,13 +7,31 @@ use std::time::SystemTime;
 
 use super::endpoint_gids::EndpointGids;
 use crate::settings::PacketSequenceNumber;
+use crate::{ffi, provider};
+
+/// The first number of a queue pair: unpredictable, unless a provider that simulates a network chooses it.
+///
+/// # Safety
+///
+/// `qp` is live.
+pub(super) unsafe fn first_psn(qp: *mut ffi::ibv_qp, gids: &EndpointGids) -> PacketSequenceNumber {
+    if let Some(hooks) = provider::hooks() {
+        // SAFETY: the caller vouches for the queue pair.
+        let chosen = unsafe { (hooks.first_psn)(qp) };
+        if let Some(psn) = chosen.and_then(|psn| PacketSequenceNumber::new(psn).ok()) {
+            return psn;
+        }
+    }
+    // SAFETY: as above.
+    random_psn(unsafe { (*qp).qp_num }, gids)
+}
 
 /// A random number for the queue pair `num`, different each time.
 ///
 /// The keys of [`RandomState`] are random numbers of the kernel (`getrandom`). Two virtual machines that
 /// were started from one saved state have the same keys, as does a process after a fork. So the hash also
 /// includes values that differ between machines (the GIDs and the time), processes and calls.
-pub(super) fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
+fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
     static CALLS: AtomicU64 = AtomicU64::new(0);
 
     let mut hasher = RandomState::new().build_hasher();

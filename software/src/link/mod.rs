@@ -19,6 +19,9 @@ pub(crate) trait Link: Debug + Send {
     fn join(&mut self, group: IpAddr) -> io::Result<()>;
 
     fn leave(&mut self, group: IpAddr);
+
+    /// Replaces the addresses of the device, or fails and changes nothing.
+    fn set_addresses(&mut self, addresses: &[IpAddr]) -> io::Result<()>;
 }
 
 /// Tells the time.

@@ -115,14 +115,17 @@ fn open(address: IpAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
+/// Opens the socket of one of the device's addresses.
+fn open_own(address: IpAddr) -> io::Result<Arc<Socket>> {
+    let at = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
+    let socket = open(address).map_err(at)?;
+    Ok(Arc::new(Socket { address, socket }))
+}
+
 impl UdpLink {
     pub(crate) fn new(addresses: &[IpAddr]) -> io::Result<Self> {
-        let mut own = Vec::new();
-        for &address in addresses {
-            let at = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
-            let socket = open(address).map_err(at)?;
-            own.push(Arc::new(Socket { address, socket }));
-        }
+        let own = addresses.iter().map(|&address| open_own(address));
+        let own = own.collect::<io::Result<Vec<_>>>()?;
         let all = Mutex::new(own.clone());
         let all = Arc::new(Sockets { all, version: AtomicU32::new(1) });
         Ok(Self { own, all, wake: Arc::new(Waker::new()?) })
@@ -221,6 +224,22 @@ impl Link for UdpLink {
     fn leave(&mut self, group: IpAddr) {
         self.all.change(|all| all.retain(|socket| socket.address != group));
         self.wake.wake();
+    }
+
+    fn set_addresses(&mut self, addresses: &[IpAddr]) -> io::Result<()> {
+        let socket =
+            |&address: &IpAddr| match self.own.iter().find(|socket| socket.address == address) {
+                Some(socket) => Ok(socket.clone()),
+                None => open_own(address),
+            };
+        let own = addresses.iter().map(socket).collect::<io::Result<Vec<_>>>()?;
+        self.all.change(|all| {
+            all.retain(|socket| socket.address.is_multicast());
+            all.extend(own.iter().cloned());
+        });
+        self.own = own;
+        self.wake.wake();
+        Ok(())
     }
 }
 

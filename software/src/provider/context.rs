@@ -6,7 +6,7 @@ use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{address, completion, extended_completion, memory, pd, post, query, queue_pair};
+use super::{address, completion, extended_completion, ioctl, memory, pd, post, query, queue_pair};
 use super::{set_errno, shared, shared_receive};
 use crate::device::RawDevice;
 use crate::ffi::{
@@ -33,6 +33,17 @@ unsafe impl Send for OpenContext {}
 
 pub(super) fn files() -> MutexGuard<'static, BTreeMap<c_int, OpenContext>> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a context is of this provider.
+///
+/// # Safety
+///
+/// `context` is live, of whichever provider.
+pub(super) unsafe fn is_ours(context: *mut ibv_context) -> bool {
+    // SAFETY: the caller vouches for it.
+    let fd = unsafe { (*context).cmd_fd };
+    files().get(&fd).is_some_and(|open| open.0 == context)
 }
 
 struct Operations(verbs_device_ops);
@@ -111,6 +122,7 @@ unsafe extern "C" fn alloc_context(
         let plain = &raw mut (*verbs).context;
         verbs_set_ops(verbs, &OPERATIONS);
         (*plain).async_fd = events;
+        ioctl::add_event_file(shared(plain), events);
         let mut engine = shared(plain).lock();
         (*plain).num_comp_vectors = engine.core.settings.completion_vectors as c_int;
         engine.core.next_context += 1;

@@ -7,6 +7,7 @@ use super::context::{OpenContext, files};
 use super::{set_errno, shared};
 use crate::device::Shared;
 use crate::ffi::*;
+use crate::network::sleep;
 use crate::transport::events;
 
 /// A request to the kernel.
@@ -86,6 +87,9 @@ unsafe fn dispatch(context: *mut ibv_context, request: &Request<'_>) -> Result<(
             UVERBS_METHOD_INVOKE_WRITE => match request.value(UVERBS_ATTR_WRITE_CMD) {
                 Some(command) if command == u64::from(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL) => {
                     let fd = events::create().map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+                    if !context.is_null() {
+                        add_event_file(shared(context), fd);
+                    }
                     request.write(UVERBS_ATTR_CORE_OUT, 0, &fd.to_ne_bytes())
                 }
                 // libibverbs sends a request that is too short to learn whether requests work at all.
@@ -99,6 +103,13 @@ unsafe fn dispatch(context: *mut ibv_context, request: &Request<'_>) -> Result<(
             UVERBS_METHOD_QUERY_GID_TABLE => gid_table(shared(context), request),
             _ => Err(libc::EOPNOTSUPP),
         }
+    }
+}
+
+/// A thread that sleeps on this file of a device lets things happen on the device's network.
+pub(super) fn add_event_file(shared: &Shared, fd: c_int) {
+    if let Some(membership) = shared.driver().membership() {
+        sleep::add_file(fd, &membership.network);
     }
 }
 

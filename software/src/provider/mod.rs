@@ -20,6 +20,7 @@ mod shared_receive;
 mod translate;
 
 pub(crate) use context::device_operations;
+pub(crate) use queue_pair::first_psn;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::mem::size_of;
 
-use super::context::files;
+use super::context::is_ours;
 use super::shared;
 use crate::ffi::*;
 use crate::wire::PKEY;
@@ -131,8 +131,7 @@ pub(crate) unsafe fn query_pkey(
     index: c_int,
 ) -> Option<Result<u16, c_int>> {
     // SAFETY: the caller vouches for the context, of whichever provider.
-    let fd = unsafe { (*context).cmd_fd };
-    if files().get(&fd).is_none_or(|open| open.0 != context) {
+    if !unsafe { is_ours(context) } {
         return None;
     }
     // SAFETY: it is one of ours.

@@ -204,3 +204,20 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     }
     0
 }
+
+/// The first packet sequence number of a queue pair on a simulated network: its seed decides.
+///
+/// # Safety
+///
+/// The queue pair is live, of whichever provider.
+pub(crate) unsafe fn first_psn(qp: *mut ibv_qp) -> Option<u32> {
+    // SAFETY: the caller vouches for it; the device is used only if the context is one of ours.
+    let shared = unsafe {
+        let context = (*qp).context;
+        if !context::is_ours(context) {
+            return None;
+        }
+        shared(context)
+    };
+    shared.driver().membership().map(|membership| membership.first_psn())
+}

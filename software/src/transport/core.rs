@@ -146,6 +146,11 @@ impl Core {
         if self.outbox.is_empty() {
             return;
         }
+        if self.ports.iter().any(|port| !port.active) {
+            let mut outbox = std::mem::take(&mut self.outbox);
+            outbox.retain(|packet| packet.addresses.is_none_or(|(from, _)| self.is_up(from)));
+            self.outbox = outbox;
+        }
         self.link.send(&mut self.outbox);
         for packet in self.outbox.drain(..) {
             if self.spare.len() < 256 {
@@ -231,6 +236,20 @@ impl Core {
         if let Some(&fd) = self.contexts.get(&context) {
             self.notify(fd, Record::asynchronous(element, kind.0));
         }
+    }
+
+    /// Raises an event that is about a port, or about the device (`element` is 0).
+    pub(crate) fn raise_in_all_contexts(&mut self, kind: ibv_event_type, element: u64) {
+        let files: Vec<c_int> = self.contexts.values().copied().collect();
+        for fd in files {
+            self.notify(fd, Record::asynchronous(element, kind.0));
+        }
+    }
+
+    /// Whether the port with this address, if there is one, is up.
+    pub(crate) fn is_up(&self, address: IpAddr) -> bool {
+        let mut ports = self.ports.iter();
+        ports.all(|port| port.active || !port.addresses.contains(&address))
     }
 
     /// Writes a record to a file, or later if the file is full: events are never lost or reordered.

@@ -57,8 +57,12 @@ impl Engine {
 
     /// Handles a received packet, from its base transport header to the invariant CRC.
     pub(crate) fn receive(&mut self, from: (IpAddr, u16), to: IpAddr, packet: &[u8]) {
+        if !self.core.is_up(to) {
+            return;
+        }
         self.core.counters.packets_received += 1;
-        let Some((bth, body)) = check(from, to, packet) else {
+        let exact = self.core.settings.network.is_some();
+        let Some((bth, body)) = check(from, to, packet, exact) else {
             self.core.counters.packets_malformed += 1;
             return;
         };
@@ -132,8 +136,8 @@ impl Engine {
     }
 }
 
-/// Checks that hold for every packet.
-fn check(from: (IpAddr, u16), to: IpAddr, packet: &[u8]) -> Option<(Bth, &[u8])> {
+/// Checks that hold for every packet. `exact`: the identification in the IPv4 header is known to be 0.
+fn check(from: (IpAddr, u16), to: IpAddr, packet: &[u8], exact: bool) -> Option<(Bth, &[u8])> {
     let (inside, sent) = packet.split_last_chunk::<{ icrc::SIZE }>()?;
     let bth = Bth::parse(inside)?;
     let body = inside.get(Bth::SIZE..)?;
@@ -142,8 +146,14 @@ fn check(from: (IpAddr, u16), to: IpAddr, packet: &[u8]) -> Option<(Bth, &[u8])>
     let one_partition = bth.pkey & 0x7fff == PKEY & 0x7fff;
     let same_family = from.0.is_ipv4() == to.is_ipv4();
     let whole = inside.len() % 4 == 0 && one_partition && same_family;
-    (whole && icrc::matches(from, (to, PORT), inside, u32::from_le_bytes(*sent)))
-        .then_some((bth, body))
+    let sent = u32::from_le_bytes(*sent);
+    let intact = whole
+        && if exact {
+            icrc::compute(from, (to, PORT), inside) == sent
+        } else {
+            icrc::matches(from, (to, PORT), inside, sent)
+        };
+    intact.then_some((bth, body))
 }
 
 /// Hands a packet to a queue pair; false if it is not for it.

@@ -55,6 +55,10 @@ impl Link for MemoryLink {
     }
 
     fn leave(&mut self, _: IpAddr) {}
+
+    fn set_addresses(&mut self, _: &[IpAddr]) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// xorshift64*

@@ -31,6 +31,43 @@ pub(crate) const FETCH_ADD: u8 = 20;
 pub(crate) const SEND_LAST_INVALIDATE: u8 = 22;
 pub(crate) const SEND_ONLY_INVALIDATE: u8 = 23;
 
+/// The name of an opcode, as the InfiniBand specification has it.
+pub(crate) fn name(opcode: u8) -> String {
+    let transport = match opcode & TRANSPORT {
+        RC => "RC",
+        UC => "UC",
+        UD => "UD",
+        _ => return format!("opcode {opcode:#04x}"),
+    };
+    let operation = match opcode & !TRANSPORT {
+        SEND_FIRST => "SEND_FIRST",
+        SEND_MIDDLE => "SEND_MIDDLE",
+        SEND_LAST => "SEND_LAST",
+        SEND_LAST_IMM => "SEND_LAST_WITH_IMMEDIATE",
+        SEND_ONLY => "SEND_ONLY",
+        SEND_ONLY_IMM => "SEND_ONLY_WITH_IMMEDIATE",
+        WRITE_FIRST => "RDMA_WRITE_FIRST",
+        WRITE_MIDDLE => "RDMA_WRITE_MIDDLE",
+        WRITE_LAST => "RDMA_WRITE_LAST",
+        WRITE_LAST_IMM => "RDMA_WRITE_LAST_WITH_IMMEDIATE",
+        WRITE_ONLY => "RDMA_WRITE_ONLY",
+        WRITE_ONLY_IMM => "RDMA_WRITE_ONLY_WITH_IMMEDIATE",
+        READ_REQUEST => "RDMA_READ_REQUEST",
+        READ_FIRST => "RDMA_READ_RESPONSE_FIRST",
+        READ_MIDDLE => "RDMA_READ_RESPONSE_MIDDLE",
+        READ_LAST => "RDMA_READ_RESPONSE_LAST",
+        READ_ONLY => "RDMA_READ_RESPONSE_ONLY",
+        ACK => "ACKNOWLEDGE",
+        ATOMIC_ACK => "ATOMIC_ACKNOWLEDGE",
+        COMPARE_SWAP => "COMPARE_SWAP",
+        FETCH_ADD => "FETCH_ADD",
+        SEND_LAST_INVALIDATE => "SEND_LAST_WITH_INVALIDATE",
+        SEND_ONLY_INVALIDATE => "SEND_ONLY_WITH_INVALIDATE",
+        _ => return format!("{transport} opcode {opcode:#04x}"),
+    };
+    format!("{transport} {operation}")
+}
+
 /// The position of a packet of a SEND or a WRITE in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {

@@ -1,0 +1,186 @@
+//! What hands packets to the engine of a device and keeps its timers: a thread, or a simulated network.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::device::Shared;
+use crate::link::udp::{Receiver, UdpLink, Waker};
+use crate::network::Membership;
+use crate::transport::Engine;
+use crate::transport::timers::Time;
+
+#[derive(Debug)]
+pub(crate) enum Driver {
+    Thread(Box<Threaded>),
+    Network(Simulated),
+}
+
+/// A thread of the device's own, with sockets.
+#[derive(Debug)]
+pub(crate) struct Threaded {
+    /// Taken before the engine's lock, never after it.
+    receiver: Mutex<Receiver>,
+    waker: Arc<Waker>,
+    /// The time until which the thread sleeps; 0 while it is awake. Changed with the lock held.
+    sleeps_until: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// A place in a simulated network.
+#[derive(Debug)]
+pub(crate) struct Simulated {
+    pub(crate) membership: Arc<Membership>,
+    /// [`Engine::due`], readable without the lock; `Time::MAX` for none.
+    due: AtomicU64,
+}
+
+impl Driver {
+    pub(crate) fn threaded(link: &UdpLink) -> Self {
+        Self::Thread(Box::new(Threaded {
+            receiver: Mutex::new(Receiver::new(link.sockets())),
+            waker: link.waker(),
+            sleeps_until: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn simulated(membership: Arc<Membership>) -> Self {
+        Self::Network(Simulated { membership, due: AtomicU64::new(Time::MAX) })
+    }
+
+    pub(crate) fn membership(&self) -> Option<&Arc<Membership>> {
+        match self {
+            Self::Thread(_) => None,
+            Self::Network(simulated) => Some(&simulated.membership),
+        }
+    }
+
+    /// When [`Engine::advance`] must be called; of a device on a network.
+    pub(crate) fn due(&self) -> Option<Time> {
+        match self {
+            Self::Thread(_) => None,
+            Self::Network(simulated) => {
+                Some(simulated.due.load(Ordering::SeqCst)).filter(|&due| due != Time::MAX)
+            }
+        }
+    }
+
+    /// Called before the engine is unlocked. Makes sure that someone does what is due. `drives`: the caller is
+    /// the driver of the network.
+    pub(crate) fn before_unlock(&self, engine: &Engine, drives: bool) {
+        match self {
+            Self::Thread(threaded) => threaded.before_unlock(engine),
+            Self::Network(simulated) => {
+                simulated.due.store(engine.due().unwrap_or(Time::MAX), Ordering::SeqCst);
+                if !drives {
+                    simulated.membership.network.sleepers().wake();
+                }
+            }
+        }
+    }
+
+    /// Called after an empty poll, without the lock: lets something happen.
+    pub(crate) fn make_progress(&self, shared: &Shared) {
+        match self {
+            Self::Thread(threaded) => threaded.make_progress(shared),
+            Self::Network(simulated) => {
+                let network = &simulated.membership.network;
+                if network.is_manual() || !network.step(Time::MAX) {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// The device is being freed.
+    pub(crate) fn stop(&self) {
+        match self {
+            Self::Thread(threaded) => {
+                threaded.stop.store(true, Ordering::Release);
+                threaded.waker.wake();
+            }
+            Self::Network(simulated) => simulated.membership.leave(),
+        }
+    }
+}
+
+impl Threaded {
+    /// Wakes the thread if there is something to do before it wakes by itself.
+    fn before_unlock(&self, engine: &Engine) {
+        let sleeps_until = &self.sleeps_until;
+        if engine.due().is_some_and(|due| due < sleeps_until.load(Ordering::Relaxed)) {
+            sleeps_until.store(0, Ordering::Relaxed);
+            self.waker.wake();
+        }
+    }
+
+    /// Hands the packets that have arrived to the engine; returns their number.
+    fn receive(shared: &Shared, receiver: &mut Receiver) -> usize {
+        let mut engine = None;
+        receiver.receive(|from, to, packet| {
+            let engine = engine.get_or_insert_with(|| shared.lock());
+            engine.receive((from.ip(), from.port()), to, packet);
+        })
+    }
+
+    /// Receives packets on the polling thread, which saves waking the device's thread; if there are none, it
+    /// yields, since no hardware works in the background.
+    fn make_progress(&self, shared: &Shared) {
+        let received = match self.receiver.try_lock() {
+            Ok(mut receiver) => Self::receive(shared, &mut receiver),
+            Err(_) => 0,
+        };
+        if received == 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Receives packets and keeps the timers, so that a peer's requests are served while the program does
+    /// something else.
+    fn run(&self, shared: &Shared) {
+        let mut sleeps_until: Time = 0;
+        let mut files = Vec::new();
+        while !self.stop.load(Ordering::Acquire) {
+            let wait_for = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            files.clear();
+            files.push(wait_for(self.waker.fd()));
+            // Cloned, so that a socket that is removed during the wait keeps its descriptor until the wait ends.
+            let sockets = {
+                let mut receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
+                Self::receive(shared, &mut receiver);
+                receiver.sockets().to_vec()
+            };
+            files.extend(sockets.iter().map(|socket| wait_for(socket.socket.as_raw_fd())));
+            let timeout = {
+                let mut engine = shared.lock();
+                engine.advance();
+                engine.settle();
+                let now = engine.core.now();
+                let due = engine.due().unwrap_or(Time::MAX);
+                // A wake-up that was due anyway is kept: then the next request need not wake the thread.
+                sleeps_until = if sleeps_until > now { due.min(sleeps_until) } else { due };
+                self.sleeps_until.store(sleeps_until, Ordering::Relaxed);
+                (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
+            };
+            let timeout = timeout.map(|ns| libc::timespec {
+                tv_sec: (ns / 1_000_000_000) as _,
+                tv_nsec: (ns % 1_000_000_000) as _,
+            });
+            let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            // SAFETY: the files and the time outlive the call.
+            unsafe { libc::ppoll(files.as_mut_ptr(), files.len() as _, timeout, std::ptr::null()) };
+            self.sleeps_until.store(0, Ordering::Relaxed);
+            if files[0].revents != 0 {
+                self.waker.clear();
+            }
+        }
+    }
+}
+
+/// The work of a device's own thread.
+pub(crate) fn run(shared: &Shared) {
+    if let Driver::Thread(threaded) = shared.driver() {
+        threaded.run(shared);
+    }
+}

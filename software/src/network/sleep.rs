@@ -1,0 +1,180 @@
+//! Threads that sleep until there is an event: while they do, they let things happen.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::simulation::Simulation;
+use crate::link::udp::Waker;
+use crate::transport::timers::Time;
+
+/// The sleeping threads of a network. Each has its own descriptor, so that waking one cannot wake another
+/// in its place.
+#[derive(Debug, Default)]
+pub(crate) struct Sleepers(Mutex<Vec<Arc<Waker>>>);
+
+impl Sleepers {
+    fn all(&self) -> MutexGuard<'_, Vec<Arc<Waker>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A verb has given the network something to do, or there is no thread that does it any more.
+    pub(crate) fn wake(&self) {
+        self.all().iter().for_each(|waker| waker.wake());
+    }
+
+    fn add(&self) -> io::Result<Sleeper<'_>> {
+        let waker = Arc::new(Waker::new()?);
+        self.all().push(waker.clone());
+        Ok(Sleeper { sleepers: self, waker })
+    }
+}
+
+struct Sleeper<'a> {
+    sleepers: &'a Sleepers,
+    waker: Arc<Waker>,
+}
+
+impl Drop for Sleeper<'_> {
+    /// What this thread would have driven, another one drives now.
+    fn drop(&mut self) {
+        let mut all = self.sleepers.all();
+        all.retain(|waker| !Arc::ptr_eq(waker, &self.waker));
+        all.iter().for_each(|waker| waker.wake());
+    }
+}
+
+/// The event files of the devices on networks, by descriptor. `inode` tells whether the descriptor is still
+/// that file: libibverbs closes completion channels without telling the provider.
+struct EventFile {
+    inode: u64,
+    network: Weak<Simulation>,
+}
+
+static FILES: Mutex<BTreeMap<c_int, EventFile>> = Mutex::new(BTreeMap::new());
+
+fn files() -> MutexGuard<'static, BTreeMap<c_int, EventFile>> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn inode(fd: c_int) -> Option<u64> {
+    // SAFETY: the structure is plain data, and the call gets its address.
+    unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        #[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
+        (libc::fstat(fd, &mut status) == 0).then_some(status.st_ino as u64)
+    }
+}
+
+/// A thread that sleeps on this file drives the network.
+pub(crate) fn add_file(fd: c_int, network: &Arc<Simulation>) {
+    if let Some(inode) = inode(fd) {
+        let mut files = files();
+        files.retain(|_, file| file.network.strong_count() > 0);
+        files.insert(fd, EventFile { inode, network: Arc::downgrade(network) });
+    }
+}
+
+fn network_of(fd: c_int) -> Option<Arc<Simulation>> {
+    let (expected, network) = {
+        let files = files();
+        let file = files.get(&fd)?;
+        (file.inode, file.network.upgrade()?)
+    };
+    (inode(fd) == Some(expected) && !network.manual).then_some(network)
+}
+
+fn wait_for(fd: c_int) -> libc::pollfd {
+    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}
+
+fn is_readable(fd: c_int) -> bool {
+    let mut file = wait_for(fd);
+    // SAFETY: one live structure. An error counts: the next read reports it.
+    unsafe { libc::poll(&mut file, 1, 0) != 0 }
+}
+
+/// Called by a thread that is about to sleep until `fd` is readable: drives the network of that file until it
+/// is, or the deadline has passed. Returns at once for all other files.
+pub(crate) fn before_sleep(fd: c_int, deadline: Option<Instant>) {
+    let Some(network) = network_of(fd) else { return };
+    // Without a descriptor, the caller sleeps without driving.
+    let Ok(sleeper) = network.sleepers.add() else { return };
+    loop {
+        // The deadline is looked at only when there is nothing to do: a network that keeps itself busy
+        // must not outlast it either.
+        for _ in 0..64 {
+            if is_readable(fd) {
+                return;
+            }
+            if !network.step(Time::MAX) {
+                break;
+            }
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) || is_readable(fd) {
+            return;
+        }
+        if network.is_idle() {
+            let milliseconds =
+                left.map_or(-1, |left| c_int::try_from(left.as_millis() + 1).unwrap_or(c_int::MAX));
+            let mut both = [wait_for(fd), wait_for(sleeper.waker.fd())];
+            // SAFETY: two live structures.
+            unsafe { libc::poll(both.as_mut_ptr(), 2, milliseconds) };
+            if both[1].revents != 0 {
+                sleeper.waker.clear();
+            }
+        }
+    }
+}
+
+/// A thread that lets things happen on a [`Network`](crate::Network), until this is dropped. See
+/// [`Network::drive_in_background`](crate::Network::drive_in_background).
+#[derive(Debug)]
+#[must_use = "the thread stops when this is dropped"]
+pub struct BackgroundDriver {
+    network: Arc<Simulation>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl BackgroundDriver {
+    pub(super) fn start(network: Arc<Simulation>) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, driven) = (stop.clone(), network.clone());
+        // Failing here is better than in the thread.
+        drop(Waker::new()?);
+        let thread = std::thread::Builder::new()
+            .name("ibverbs-network".to_owned())
+            .spawn(move || crate::device::without_signals(|| drive(&driven, &stopped)))?;
+        Ok(Self { network, stop, thread: Some(thread) })
+    }
+}
+
+fn drive(network: &Simulation, stop: &AtomicBool) {
+    let Ok(sleeper) = network.sleepers.add() else { return };
+    while !stop.load(Ordering::SeqCst) {
+        if network.step(Time::MAX) {
+            continue;
+        }
+        let mut file = wait_for(sleeper.waker.fd());
+        // SAFETY: one live structure. What wakes it before the call keeps the descriptor readable.
+        unsafe { libc::poll(&mut file, 1, -1) };
+        sleeper.waker.clear();
+    }
+}
+
+impl Drop for BackgroundDriver {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.network.sleepers.wake();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Ports that go down and up, and addresses that change: on a simulated network, and on UDP.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AckTimeout, AsyncEventKind, AsyncEventSubject, AsyncEvents, Channel, ChannelBuilder,
+    MaxAckRetries, PortState, ProtectionDomain, TransportError, WorkStatus,
+};
+use ibverbs_software::{Device, Network};
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// Two devices: on a network, and with sockets.
+fn kinds() -> [[Device; 2]; 2] {
+    let network = Network::new();
+    [[(); 2].map(|()| network.device().unwrap()), [(); 2].map(|()| Device::new().unwrap())]
+}
+
+fn channels<'a>(
+    one: &'a ProtectionDomain<'a>,
+    other: &'a ProtectionDomain<'a>,
+) -> [Channel<'a>; 2] {
+    let prepare = |domain: &'a ProtectionDomain<'a>| {
+        let timeout = AckTimeout::from_duration(Duration::from_millis(20)).unwrap();
+        let builder = ChannelBuilder::new(domain).ack_timeout(timeout);
+        builder.max_ack_retries(MaxAckRetries::new(2).unwrap()).build().unwrap()
+    };
+    let (one, other) = (prepare(one), prepare(other));
+    let endpoints = (one.endpoint(), other.endpoint());
+    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
+}
+
+/// Sends a message there.
+fn send(
+    [one, other]: &mut [Channel<'_>; 2],
+    domain: &ProtectionDomain<'_>,
+) -> Result<(), WorkStatus> {
+    let mut to = domain.allocate::<u8>(8).unwrap();
+    let sent = other.scope(|scope| {
+        let receive = scope.post_receive(to.slice_mut(..).unwrap())?;
+        one.send_deadline(&(), deadline())?;
+        receive.wait_deadline(deadline())?;
+        Ok::<(), TransportError>(())
+    });
+    sent.map_err(|error| match error {
+        ibverbs::ScopeError::Closure(TransportError::Work(error)) => error.status(),
+        other => panic!("{other}"),
+    })
+}
+
+#[test]
+fn a_port_goes_down_and_up() {
+    for devices in kinds() {
+        let contexts = devices.each_ref().map(|device| device.open().unwrap());
+        let events = AsyncEvents::new(&contexts[0]).unwrap();
+        let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+        send(&mut channels(&domains[0], &domains[1]), &domains[1]).unwrap();
+        let state = || contexts[0].query_port(1).unwrap().state();
+        assert_eq!(state(), PortState::Active);
+        let mut pairs = [(); 2].map(|()| channels(&domains[0], &domains[1]));
+        let before = devices[1].counters().packets_received;
+
+        devices[0].set_port_active(1, false).unwrap();
+        devices[0].set_port_active(1, false).unwrap();
+        assert_eq!(state(), PortState::Down);
+        let event = events.next_event().unwrap().unwrap();
+        assert_eq!(event.kind(), AsyncEventKind::PortError);
+        assert_eq!(event.subject(), AsyncEventSubject::Port(1));
+        let sent = send(&mut pairs[0], &domains[1]);
+        assert_eq!(sent, Err(WorkStatus::RetryExceeded));
+        assert_eq!(devices[1].counters().packets_received, before, "nothing left the port");
+
+        devices[0].set_port_active(1, true).unwrap();
+        assert_eq!(state(), PortState::Active);
+        assert_eq!(events.next_event().unwrap().unwrap().kind(), AsyncEventKind::PortActive);
+        assert!(events.next_event().unwrap().is_none(), "an event for each change, and no more");
+        send(&mut pairs[1], &domains[1]).unwrap();
+        for port in [0, 2, 255] {
+            let error = devices[0].set_port_active(port, true).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        }
+    }
+}
+
+/// An address of loopback that is likely free.
+fn another(of: IpAddr) -> IpAddr {
+    let IpAddr::V4(v4) = of else { panic!("IPv4") };
+    let [a, b, c, d] = v4.octets();
+    IpAddr::from([a, b ^ 0x80, c, d])
+}
+
+#[test]
+fn an_address_moves() {
+    for devices in kinds() {
+        let contexts = devices.each_ref().map(|device| device.open().unwrap());
+        let events = AsyncEvents::new(&contexts[1]).unwrap();
+        let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+        let mut old = channels(&domains[0], &domains[1]);
+        send(&mut old, &domains[1]).unwrap();
+        let (was, is) = (devices[1].address(), another(devices[1].address()));
+
+        devices[1].set_addresses(1, [is]).unwrap();
+        assert_eq!(devices[1].address(), is);
+        let gid = contexts[1].query_gid(1, 0).unwrap().gid.to_string();
+        assert_eq!(gid, format!("::ffff:{is}"));
+        let event = events.next_event().unwrap().unwrap();
+        assert_eq!(event.kind(), AsyncEventKind::GidChange);
+        assert_eq!(event.subject(), AsyncEventSubject::Port(1));
+        // What is connected stays with the old address; what connects anew has the new one.
+        assert_eq!(send(&mut old, &domains[1]), Err(WorkStatus::RetryExceeded));
+        send(&mut channels(&domains[0], &domains[1]), &domains[1]).unwrap();
+
+        // A change that fails changes nothing.
+        let taken = devices[0].address();
+        let error = devices[1].set_addresses(1, [was, taken]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{error}");
+        assert!(devices[1].set_addresses(1, []).is_err());
+        assert!(devices[1].set_addresses(2, [was]).is_err());
+        assert!(devices[1].set_addresses(1, vec![was; 256]).is_err());
+        assert_eq!(devices[1].address(), is);
+        assert!(events.next_event().unwrap().is_none());
+        send(&mut channels(&domains[0], &domains[1]), &domains[1]).unwrap();
+        devices[1].set_addresses(1, [was, is]).unwrap();
+        assert_eq!(contexts[1].query_gid(1, 1).unwrap().gid.to_string(), gid);
+    }
+}
