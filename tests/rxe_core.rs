@@ -98,6 +98,25 @@ fn the_gid_table_is_that_of_the_network_interface() {
     assert_eq!(table[1].gid.to_ipv4(), Some(Ipv4Addr::new(10, 77, 0, 1)));
 }
 
+/// More GIDs than the first query has room for.
+#[test]
+fn a_long_gid_table_is_read_whole() {
+    let _lock = one_at_a_time();
+    run("ip link add nic8 type dummy
+        ip link set nic8 up
+        rdma link add rxe8 type rxe netdev nic8
+        for n in {1..20}; do echo addr add 10.80.0.$n/24 dev nic8; done | ip -batch -");
+    let context = ibverbs::open("rxe8").unwrap();
+    let table = context.gid_table().unwrap();
+    for n in 1..=20 {
+        let gid = Gid::from(Ipv4Addr::new(10, 80, 0, n));
+        let entry = table.iter().find(|entry| entry.gid == gid).expect("each address has an entry");
+        assert_eq!(context.query_gid(1, entry.index).unwrap(), *entry);
+    }
+    drop(context);
+    run("rdma link delete rxe8; ip link delete nic8");
+}
+
 #[test]
 fn the_routable_gid_is_the_best_that_there_is() {
     let _lock = one_at_a_time();

@@ -19,8 +19,10 @@ use crate::queue_pair::{EndpointGid, EndpointGids, GidClass};
 
 object!(ibv_context, ibv_close_device);
 
+const QUERY_GID_TABLE: &str = "ibv_query_gid_table";
+
 const NO_GID: Error = Error::with_reason(
-    "ibv_query_gid_table",
+    QUERY_GID_TABLE,
     libc::ENODATA,
     "the port has no GID: is its network interface up, with an address?",
 );
@@ -216,27 +218,31 @@ impl<'a> Context<'a> {
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
-        const VERB: &str = "ibv_query_gid_table";
+        // Most ports have a few GIDs in a table of hundreds of entries. The kernel clears and copies all the
+        // room that it is given, so the first try gives little. It fails if there are more GIDs.
+        let mut few = [ffi::ibv_gid_entry::default(); 16];
+        if let Ok(filled) = self.fill_gid_table(&mut few) {
+            return Ok(few[..filled].iter().copied().map(GidEntry::from).collect());
+        }
         let mut room = 0;
         for port in 1..=self.query_device()?.phys_port_cnt() {
             room += self.query_port(port)?.gid_table_len() as usize;
         }
         let mut table = Vec::new();
-        table.try_reserve_exact(room).map_err(|_| Error::new(VERB, libc::ENOMEM))?;
+        table.try_reserve_exact(room).map_err(|_| Error::new(QUERY_GID_TABLE, libc::ENOMEM))?;
         table.resize(room, ffi::ibv_gid_entry::default());
-        // SAFETY: the context is live, and the table has room for as many entries as it says.
-        let returned = unsafe {
-            ffi::_ibv_query_gid_table(
-                self.as_raw(),
-                table.as_mut_ptr(),
-                room,
-                0,
-                size_of::<ffi::ibv_gid_entry>(),
-            )
-        };
-        let filled = ffi::count(VERB, returned)?;
+        let filled = self.fill_gid_table(&mut table)?;
         table.truncate(filled);
         Ok(table.into_iter().map(GidEntry::from).collect())
+    }
+
+    /// Writes the GIDs of all ports to the beginning of `table`, and returns their number.
+    fn fill_gid_table(&self, table: &mut [ffi::ibv_gid_entry]) -> Result<usize> {
+        let (room, size) = (table.len(), size_of::<ffi::ibv_gid_entry>());
+        // SAFETY: the context is live, and the table has room for as many entries as it says.
+        let returned =
+            unsafe { ffi::_ibv_query_gid_table(self.as_raw(), table.as_mut_ptr(), room, 0, size) };
+        ffi::count(QUERY_GID_TABLE, returned).map(|filled| filled.min(room))
     }
 
     /// The GID by which a peer in the network would reach `port`.
