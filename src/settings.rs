@@ -141,9 +141,10 @@ impl MinRnrTimer {
 }
 
 impl Default for MinRnrTimer {
-    /// 2.56 ms.
+    /// 81.92 ms. With [6 retries](MaxRnrRetries::default), a receiver that is not ready has 0.49 s, as
+    /// long as the defaults of [`AckTimeout`] and [`MaxAckRetries`] give one that does not answer.
     fn default() -> Self {
-        Self(16)
+        Self(26)
     }
 }
 
