@@ -4,11 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(doc)]
 use super::Channel;
 use super::core::CoreSettings;
 use super::in_flight::InFlight;
 use super::link::{Link, Recipe};
 use super::operation::Limits;
+use super::prepared::PreparedChannel;
 use super::shared_completion_queue::SharedCompletionQueue;
 use super::wait::Sleep;
 use crate::completion::CompletionQueue;
@@ -18,14 +20,11 @@ use crate::ffi;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
 use crate::queue_pair::ConnectionSettings;
-#[cfg(feature = "rdmacm")]
-use crate::queue_pair::QueuePair;
-use crate::queue_pair::{QueuePairBuilder, QueuePairEndpoint};
+use crate::queue_pair::QueuePairBuilder;
 use crate::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
 };
-use crate::state_error::StateError;
 
 /// The settings of a channel and its connection: see [`Channel::builder`].
 ///
@@ -259,7 +258,7 @@ impl<'res> ChannelBuilder<'res> {
             sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
         };
         let recipe = Recipe { capacities, connection: self.connection };
-        Ok(PreparedChannel { link: Link::new(queue_pair, recipe, &settings, table, router) })
+        Ok(PreparedChannel::from_link(Link::new(queue_pair, recipe, &settings, table, router)))
     }
 }
 
@@ -272,104 +271,6 @@ impl fmt::Debug for ChannelBuilder<'_> {
             .field("settle_timeout", &self.settle_timeout)
             .field("sleep_after", &self.sleep_after)
             .finish_non_exhaustive()
-    }
-}
-
-/// A channel that is not connected, with the address that the peer needs.
-#[derive(Debug)]
-#[must_use]
-pub struct PreparedChannel<'res> {
-    link: Link<'res>,
-}
-
-impl<'res> PreparedChannel<'res> {
-    /// A channel that was connected before.
-    pub(super) fn from_link(link: Link<'res>) -> Self {
-        Self { link }
-    }
-
-    /// The address of the channel, which the peer needs. A [reset](Channel::reset) changes it, so ask again
-    /// after one.
-    pub fn endpoint(&self) -> QueuePairEndpoint {
-        self.link.endpoint()
-    }
-
-    /// The number of the first packet that we send. The [endpoint](Self::endpoint) contains it. A peer that
-    /// gets the number by other means passes it to its `receive_psn`.
-    pub fn send_psn(&self) -> PacketSequenceNumber {
-        self.link.queue_pair().send_psn()
-    }
-
-    /// Sets the number of the first packet that we send on the next connection, as
-    /// [`ChannelBuilder::send_psn`] does.
-    pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.link.queue_pair_mut().set_send_psn(psn);
-        self
-    }
-
-    /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`] does, if the
-    /// peer's endpoint does not contain it.
-    pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
-        self.link.queue_pair_mut().set_receive_psn(psn);
-        self
-    }
-
-    /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`] does. The endpoint contains it
-    /// too.
-    pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
-        self.link.queue_pair_mut().set_path_mtu(mtu);
-        self
-    }
-
-    /// `ibv_modify_qp`: connects the channel to the peer's.
-    ///
-    /// The peer may call this earlier or later. The device retries what is sent before the peer is ready,
-    /// as often as the settings allow.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). The channel comes
-    /// back in the [`StateError`], with the same endpoint, for another attempt.
-    #[doc(alias = "ibv_modify_qp")]
-    pub fn handshake(
-        mut self,
-        remote: QueuePairEndpoint,
-    ) -> Result<Channel<'res>, StateError<Self>> {
-        match self.link.connect(&remote) {
-            Ok(()) => Ok(Channel::connected(self.link)),
-            Err(error) => Err(StateError::new(self, error)),
-        }
-    }
-
-    /// The queue pair. Callers must neither post to it nor change its state.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
-        self.link.queue_pair()
-    }
-
-    /// The queue pair, for changing its state on the way to RTS. Fails if the queue pair had to be
-    /// destroyed.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
-        self.link.live_queue_pair()
-    }
-
-    /// Makes the channel of a queue pair that the caller has already taken out of RESET.
-    #[cfg(feature = "rdmacm")]
-    pub(crate) fn into_opened(mut self) -> Channel<'res> {
-        self.link.open();
-        Channel::connected(self.link)
-    }
-
-    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure. Dropping ignores a failure.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The channel is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_destroy_qp")]
-    pub fn close(self) -> Result<()> {
-        self.link.close()
     }
 }
 

@@ -177,13 +177,23 @@ impl Core {
         self.epoch.set(u64::from(new_epoch()) << 32);
     }
 
-    /// To be called when the queue pair is connected and nothing is in flight.
-    pub(super) fn open(&self) {
+    /// Lets receives be posted. To be called when the queue pair is in INIT and nothing is in flight.
+    pub(super) fn open_receives(&self) {
         self.start_epoch();
         self.connection.set(self.epoch.get());
         self.blocking_id.set(self.epoch.get() | u64::from(BLOCKING));
         self.drop_owned_buffers();
-        self.table.open(self.epoch.get());
+        self.table.open_receives(self.epoch.get());
+        self.update_fast_path();
+    }
+
+    /// Lets everything be posted. To be called when the queue pair is connected, and nothing is in flight
+    /// but receives that were posted after `open_receives`.
+    pub(super) fn open(&self) {
+        if !self.table.is_open_for_receives() {
+            self.open_receives();
+        }
+        self.table.open_sends();
         self.update_fast_path();
     }
 
@@ -204,7 +214,7 @@ impl Core {
     fn refusal(&self) -> TransportError {
         if self.destroyed.get() {
             TransportError::Closed
-        } else if self.table.is_open() {
+        } else if self.table.is_open() || self.table.is_open_for_receives() {
             TransportError::QueueFull
         } else {
             TransportError::Stopped

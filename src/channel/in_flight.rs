@@ -160,8 +160,16 @@ pub(super) struct InFlight {
     next_receive: Cell<NonNull<Slot>>,
     /// Number of slots that are not free.
     in_use: Cell<u32>,
-    /// Whether slots may be taken: from when the channel is connected until it is stopped.
-    open: Cell<bool>,
+    /// Which slots may be taken: from when the channel is connected until it is stopped, all.
+    open: Cell<Open>,
+}
+
+/// The slots that may be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Open {
+    Nothing,
+    Receives,
+    Everything,
 }
 
 impl Drop for InFlight {
@@ -204,7 +212,7 @@ impl InFlight {
             next_send: Cell::new(dangling),
             next_receive: Cell::new(dangling),
             in_use: Cell::new(0),
-            open: Cell::new(false),
+            open: Cell::new(Open::Nothing),
         };
         table.close();
         Ok(table)
@@ -239,8 +247,8 @@ impl InFlight {
         unsafe { self.slots.add(index) }
     }
 
-    /// Frees every slot and lets slots be taken. Requests are numbered from `first` on.
-    pub(super) fn open(&self, first: u64) {
+    /// Frees every slot and lets slots for receives be taken. Requests are numbered from `first` on.
+    pub(super) fn open_receives(&self, first: u64) {
         let (sends, depth) = (self.sends as usize, self.depth);
         for (index, slot) in self.slots().iter().enumerate() {
             slot.wr_id.set(first + index as u64);
@@ -252,11 +260,17 @@ impl InFlight {
             };
             slot.next.set(self.pointer(next));
         }
-        self.next_send.set(self.pointer(if sends > 0 { 0 } else { depth }));
+        self.next_send.set(self.pointer(depth));
         // If there are no slots for receives, this is the sentinel.
         self.next_receive.set(self.pointer(sends));
         self.in_use.set(0);
-        self.open.set(true);
+        self.open.set(Open::Receives);
+    }
+
+    /// Lets slots for sends be taken too.
+    pub(super) fn open_sends(&self) {
+        self.next_send.set(self.pointer(if self.sends > 0 { 0 } else { self.depth }));
+        self.open.set(Open::Everything);
     }
 
     /// Lets no more slots be taken, until it is opened again.
@@ -264,12 +278,17 @@ impl InFlight {
         let sentinel = self.pointer(self.depth);
         self.next_send.set(sentinel);
         self.next_receive.set(sentinel);
-        self.open.set(false);
+        self.open.set(Open::Nothing);
     }
 
-    /// Whether slots may be taken at all.
+    /// Whether slots of both queues may be taken.
     pub(super) fn is_open(&self) -> bool {
-        self.open.get()
+        self.open.get() == Open::Everything
+    }
+
+    /// Whether slots for receives alone may be taken.
+    pub(super) fn is_open_for_receives(&self) -> bool {
+        self.open.get() == Open::Receives
     }
 
     /// The number of slots that are not free.
@@ -310,8 +329,9 @@ impl InFlight {
     /// Searches for a free slot, when the next one of the ring is in use.
     #[inline(never)]
     fn search(&self, queue: Queue) -> Option<&Slot> {
-        if !self.open.get() {
-            return None;
+        match (self.open.get(), queue) {
+            (Open::Everything, _) | (Open::Receives, Queue::Receive) => {}
+            _ => return None,
         }
         self.of(queue).iter().find(|slot| slot.state() == State::Free)
     }
@@ -356,8 +376,13 @@ mod tests {
 
     fn opened(sends: u32, receives: u32) -> InFlight {
         let table = InFlight::new(sends, receives).unwrap();
-        table.open(1 << 32);
+        open(&table);
         table
+    }
+
+    fn open(table: &InFlight) {
+        table.open_receives(1 << 32);
+        table.open_sends();
     }
 
     fn take(table: &InFlight, queue: Queue) -> Option<u64> {
@@ -414,15 +439,28 @@ mod tests {
     fn a_closed_table_gives_nothing_out_but_takes_back() {
         let table = InFlight::new(1, 1).unwrap();
         assert_eq!(take(&table, Queue::Send), None);
-        table.open(1 << 32);
+        open(&table);
         take(&table, Queue::Send).unwrap();
         table.close();
         release(&table, 0);
         assert!(!table.has_room(Queue::Send) && !table.is_open());
         assert_eq!(take(&table, Queue::Send), None);
         assert_eq!(table.in_use(), 0);
-        table.open(1 << 32);
+        open(&table);
         assert_eq!(take(&table, Queue::Send), Some(0));
+    }
+
+    #[test]
+    fn receives_come_first_and_stay_when_sends_may_be_posted() {
+        let table = InFlight::new(2, 2).unwrap();
+        table.open_receives(1 << 32);
+        assert!(table.is_open_for_receives() && !table.is_open());
+        assert!(!table.has_room(Queue::Send) && table.has_room(Queue::Receive));
+        assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (None, Some(2)));
+        table.open_sends();
+        assert!(table.is_open() && !table.is_open_for_receives());
+        assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (Some(0), Some(3)));
+        assert_eq!((table.in_use(), table.outstanding()), (3, 3));
     }
 
     #[test]

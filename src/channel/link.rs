@@ -25,8 +25,18 @@ pub(super) struct Link<'res> {
     /// queue pair is destroyed.
     pub(super) stream: Option<TcpStream>,
     recipe: Recipe,
-    /// Whether the queue pair is in RESET, with nothing in flight and nothing in the completion queue.
-    is_reset: bool,
+    stage: Stage,
+}
+
+/// What is known of the queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// It is in RESET, with nothing in flight and nothing in the completion queue.
+    Reset,
+    /// It is in INIT, unless the core was stopped. The core accepts receives.
+    Receiving,
+    /// It is in any state, or gone.
+    Used,
 }
 
 /// The settings for a channel's queue pairs: the first one, and one for each reset.
@@ -71,7 +81,7 @@ impl<'res> Link<'res> {
             leaked: false,
             stream: None,
             recipe,
-            is_reset: true,
+            stage: Stage::Reset,
         }
     }
 
@@ -98,14 +108,35 @@ impl<'res> Link<'res> {
         Ok(&mut self.queue_pair)
     }
 
-    /// Takes the queue pair from RESET to RTS, with nothing in flight. After a failure it goes back to
-    /// RESET, as far as possible.
+    /// Takes the queue pair from RESET to INIT, if it is not there yet, so that receives can be posted.
+    pub(super) fn open_receives(&mut self) -> Result<()> {
+        if !self.is_receiving() {
+            self.ensure_reset()?;
+            self.stage = Stage::Used;
+            self.queue_pair.initialize()?;
+            self.core.open_receives();
+            self.stage = Stage::Receiving;
+        }
+        Ok(())
+    }
+
+    /// Whether the queue pair is in INIT, where receives may be in flight.
+    fn is_receiving(&self) -> bool {
+        self.stage == Stage::Receiving && self.core.table.is_open_for_receives()
+    }
+
+    /// Takes the queue pair from RESET or INIT to RTS, with nothing in flight but receives. After a failure
+    /// it goes back to RESET, as far as possible, and nothing is in flight.
     pub(super) fn connect(&mut self, remote: &QueuePairEndpoint) -> Result<()> {
-        self.ensure_reset()?;
-        self.is_reset = false;
+        if !self.is_receiving() {
+            self.ensure_reset()?;
+        }
+        self.stage = Stage::Used;
         if let Err(error) = self.queue_pair.connect(Some(remote)) {
             // If this fails, the next attempt does it again.
-            let _ = self.ensure_reset();
+            if self.ensure_reset().is_ok() {
+                self.core.drop_owned_buffers();
+            }
             return Err(error);
         }
         self.core.open();
@@ -122,7 +153,7 @@ impl<'res> Link<'res> {
     /// numbers alone would not help either, because a late acknowledgement counts for all packets before
     /// its number.
     pub(super) fn reset(&mut self) -> Result<()> {
-        self.is_reset = false;
+        self.stage = Stage::Used;
         self.ensure_reset()?;
         trace::channel_reset(self.core.number);
         match self.replace_queue_pair() {
@@ -140,11 +171,11 @@ impl<'res> Link<'res> {
         if self.core.destroyed.get() {
             return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
         }
-        if !self.is_reset {
+        if self.stage != Stage::Reset {
             self.core.close();
             self.core.reset()?;
             self.core.discard()?;
-            self.is_reset = true;
+            self.stage = Stage::Reset;
         }
         Ok(())
     }
@@ -152,7 +183,7 @@ impl<'res> Link<'res> {
     /// For a caller that has taken the queue pair out of RESET: lets operations be posted.
     #[cfg(feature = "rdmacm")]
     pub(super) fn open(&mut self) {
-        self.is_reset = false;
+        self.stage = Stage::Used;
         self.core.open();
     }
 

@@ -392,27 +392,10 @@ impl Channel<'_> {
     #[inline]
     fn post_owned<B: OwnedBuffer>(
         &mut self,
-        mut buffer: B,
+        buffer: B,
         operation: impl Operation,
     ) -> Result<OwnedWork<B>, PostError<B>> {
-        let core = &self.link.core;
-        core.release_dropped();
-        let mut list = match buffer.element() {
-            Ok(element) => [element],
-            Err(error) => return Err(PostError { error: error.into(), buffer }),
-        };
-        // SAFETY: an `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot's entry next,
-        // with nothing in between that unwinds. It leaves the entry when the state of the slot says that
-        // the operation has ended; a core that is dropped before that leaks it.
-        match unsafe { core.post(operation, &mut list, Owner::Handle) } {
-            Ok(slot) => {
-                let wr_id = slot.wr_id();
-                core.table.entries.begin(wr_id);
-                core.table.entries.of(wr_id).buffer.put(buffer);
-                Ok(OwnedWork { core: core.clone(), wr_id, spent: false, buffer: PhantomData })
-            }
-            Err(error) => Err(PostError { error, buffer }),
-        }
+        post_owned(&self.link.core, buffer, operation)
     }
 
     /// Polls once, without waiting. Returns one ended operation among those that were given
@@ -453,6 +436,32 @@ impl Channel<'_> {
                 waited => waited?,
             }
         }
+    }
+}
+
+/// Posts an operation that owns its buffer. The caller has the core's link for itself.
+#[inline]
+pub(super) fn post_owned<B: OwnedBuffer>(
+    core: &Arc<Core>,
+    mut buffer: B,
+    operation: impl Operation,
+) -> Result<OwnedWork<B>, PostError<B>> {
+    core.release_dropped();
+    let mut list = match buffer.element() {
+        Ok(element) => [element],
+        Err(error) => return Err(PostError { error: error.into(), buffer }),
+    };
+    // SAFETY: an `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot's entry next,
+    // with nothing in between that unwinds. It leaves the entry when the state of the slot says that
+    // the operation has ended; a core that is dropped before that leaks it.
+    match unsafe { core.post(operation, &mut list, Owner::Handle) } {
+        Ok(slot) => {
+            let wr_id = slot.wr_id();
+            core.table.entries.begin(wr_id);
+            core.table.entries.of(wr_id).buffer.put(buffer);
+            Ok(OwnedWork { core: core.clone(), wr_id, spent: false, buffer: PhantomData })
+        }
+        Err(error) => Err(PostError { error, buffer }),
     }
 }
 

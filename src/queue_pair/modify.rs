@@ -269,18 +269,26 @@ impl<'res> QueuePair<'res> {
         }
     }
 
-    /// Takes the queue pair from RESET to RTS, with the settings that it was built with. Types that have a
-    /// peer require `remote`.
-    pub(crate) fn connect(&mut self, remote: Option<&QueuePairEndpoint>) -> Result<()> {
-        use QueuePairState as S;
+    /// Takes the queue pair from RESET to INIT, where receives can be posted. [`connect`](Self::connect)
+    /// goes on from there.
+    pub(crate) fn initialize(&mut self) -> Result<()> {
+        self.check_connects_by_hand()?;
+        self.advance(&self.early_attributes(), QueuePairState::Reset, QueuePairState::Init)
+    }
 
+    fn check_connects_by_hand(&self) -> Result<()> {
         if self.protection_domain().context().is_iwarp() {
             let reason = "iWARP queue pairs are connected by the connection manager alone: use \
                           Listener and Route, of feature rdmacm";
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
         }
-        let s = *self.settings();
-        let mut all = StateTransition::stay()
+        Ok(())
+    }
+
+    /// The attributes for the way to RTS, except those that depend on the peer.
+    fn early_attributes(&self) -> StateTransition {
+        let s = self.settings();
+        StateTransition::stay()
             .port(s.port)
             .pkey_index(s.pkey_index)
             .access(s.access)
@@ -290,7 +298,28 @@ impl<'res> QueuePair<'res> {
             .min_rnr_timer(s.min_rnr_timer)
             .ack_timeout(s.ack_timeout)
             .max_ack_retries(s.max_ack_retries)
-            .max_rnr_retries(s.max_rnr_retries);
+            .max_rnr_retries(s.max_rnr_retries)
+    }
+
+    /// Goes from one state to another with those of `attributes` that the step requires.
+    fn advance(
+        &mut self,
+        attributes: &StateTransition,
+        from: QueuePairState,
+        to: QueuePairState,
+    ) -> Result<()> {
+        let required = rule(self.queue_pair_type(), from, to).map(|rule| rule.required);
+        self.modify(attributes.part(required.unwrap_or(AttributeMask::empty()), to))
+    }
+
+    /// Takes the queue pair from RESET or INIT to RTS, with the settings that it was built with. Types that
+    /// have a peer require `remote`.
+    pub(crate) fn connect(&mut self, remote: Option<&QueuePairEndpoint>) -> Result<()> {
+        use QueuePairState as S;
+
+        self.check_connects_by_hand()?;
+        let s = *self.settings();
+        let mut all = self.early_attributes();
         let port = self.protection_domain().context().query_port(s.port)?;
         port.check_pkey_index(VERB, s.pkey_index)?;
         if self.is_connected_type() {
@@ -321,17 +350,16 @@ impl<'res> QueuePair<'res> {
                 all = all.path_mtu(mtu);
             }
         }
-        if self.last_state() != S::Reset {
-            // An earlier attempt has failed half-way, and then to reset the queue pair.
-            self.modify(StateTransition::to(S::Reset))?;
+        let state = self.last_state();
+        if state != S::Init {
+            if state != S::Reset {
+                // An earlier attempt has failed half-way, and then to reset the queue pair.
+                self.modify(StateTransition::to(S::Reset))?;
+            }
+            self.advance(&all, S::Reset, S::Init)?;
         }
-        for (from, to) in
-            [(S::Reset, S::Init), (S::Init, S::ReadyToReceive), (S::ReadyToReceive, S::ReadyToSend)]
-        {
-            let required = rule(self.queue_pair_type(), from, to).map(|rule| rule.required);
-            self.modify(all.part(required.unwrap_or(AttributeMask::empty()), to))?;
-        }
-        Ok(())
+        self.advance(&all, S::Init, S::ReadyToReceive)?;
+        self.advance(&all, S::ReadyToReceive, S::ReadyToSend)
     }
 
     /// Whether queue pairs of its type have a peer.

@@ -11,6 +11,7 @@ mod owned;
 mod pair;
 mod parts;
 mod posting;
+mod prepared;
 mod removed;
 mod reset;
 mod rules;

@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 
 use ibverbs::{
-    CompletionQueue, ErrorKind, MAX_PRIVATE_DATA, QueuePair, QueuePairState, QueuePairType,
-    peer_has_closed, wait_until_peer_closes,
+    AccessFlags, BufferPool, CompletionQueue, ErrorKind, MAX_PRIVATE_DATA, QueuePair,
+    QueuePairState, QueuePairType, peer_has_closed, wait_until_peer_closes,
 };
 
 use super::*;
@@ -181,6 +181,27 @@ fn attempts_that_fail_lose_no_channel() {
     });
     rig.talk(&mut one, &mut two);
     drop((one, two, doors, closed, streams));
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn receives_stay_posted_when_nobody_listens() {
+    let rig = Rig::new();
+    let free: SocketAddr = listener().local_addr().unwrap();
+    let pool = BufferPool::new(&rig.domain, 16, 1, AccessFlags::empty()).unwrap();
+    let (mut one, two) = (rig.prepared(), rig.prepared());
+    let mut receive = one.post_receive_owned(pool.take().unwrap()).unwrap();
+    let one = one.connect(free, b"", soon()).unwrap_err().object;
+    let doors = listener();
+    let address = doors.local_addr().unwrap();
+    let (mut one, mut two) = thread::scope(|threads| {
+        let client = threads.spawn(|| one.connect(address, b"", soon()).unwrap().0);
+        let two = two.accept(&doors, b"", soon()).unwrap().0;
+        (client.join().unwrap(), two)
+    });
+    two.send_inline(b"early").unwrap();
+    assert_eq!(&receive.wait(&mut one).unwrap().buffer[..5], b"early");
+    drop((one, two, doors, receive, pool));
     rig.assert_nothing_left();
 }
 

@@ -1,0 +1,155 @@
+//! Channels that are not connected yet.
+
+use super::Channel;
+use super::link::Link;
+use super::operation::Receive;
+use super::owned_buffer::OwnedBuffer;
+use super::owned_work::{OwnedWork, PostError, post_owned};
+use crate::error::Result;
+#[cfg(feature = "rdmacm")]
+use crate::queue_pair::QueuePair;
+use crate::queue_pair::QueuePairEndpoint;
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
+use crate::state_error::StateError;
+
+#[cfg(doc)]
+use super::builder::ChannelBuilder;
+
+/// A channel that is not connected, with the address that the peer needs.
+#[derive(Debug)]
+#[must_use]
+pub struct PreparedChannel<'res> {
+    link: Link<'res>,
+}
+
+impl<'res> PreparedChannel<'res> {
+    /// A channel that is new, or was connected before.
+    pub(super) fn from_link(link: Link<'res>) -> Self {
+        Self { link }
+    }
+
+    /// The address of the channel, which the peer needs. A [reset](Channel::reset) changes it, so ask again
+    /// after one.
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        self.link.endpoint()
+    }
+
+    /// The number of the first packet that we send. The [endpoint](Self::endpoint) contains it. A peer that
+    /// gets the number by other means passes it to its `receive_psn`.
+    pub fn send_psn(&self) -> PacketSequenceNumber {
+        self.link.queue_pair().send_psn()
+    }
+
+    /// Sets the number of the first packet that we send on the next connection, as
+    /// [`ChannelBuilder::send_psn`] does.
+    pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
+        self.link.queue_pair_mut().set_send_psn(psn);
+        self
+    }
+
+    /// Sets the number of the first packet that we receive, as [`ChannelBuilder::receive_psn`] does, if the
+    /// peer's endpoint does not contain it.
+    pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
+        self.link.queue_pair_mut().set_receive_psn(psn);
+        self
+    }
+
+    /// Sets the largest MTU of the path, as [`ChannelBuilder::path_mtu`] does. The endpoint contains it
+    /// too.
+    pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
+        self.link.queue_pair_mut().set_path_mtu(mtu);
+        self
+    }
+
+    /// `ibv_post_recv`: posts a receive before the channel is connected, so that not even the first message
+    /// of the peer comes before its receive. Its handle is waited for on the connected channel: see
+    /// [`Channel::post_receive_owned`].
+    ///
+    /// The first call takes the queue pair to INIT. Receives stay posted if an attempt to connect fails
+    /// before the handshake (nobody listens, for example). A handshake that fails ends them, and their
+    /// buffers are dropped. If the channel is dropped, so are the buffers, once the device no longer uses
+    /// them.
+    ///
+    /// ```no_run
+    /// # // not on Soft-RoCE alone: needs a peer
+    /// # fn serve(domain: &ibverbs::ProtectionDomain<'_>, pool: &ibverbs::BufferPool, listener: &std::net::TcpListener, deadline: std::time::Instant) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut prepared = domain.create_channel().max_recv_wr(16).build()?;
+    /// let mut receives = Vec::new();
+    /// while receives.len() < 16 {
+    ///     let buffer = pool.take().ok_or("all buffers are in use")?;
+    ///     receives.push(prepared.post_receive_owned(buffer)?);
+    /// }
+    /// let (mut channel, _) = prepared.accept(listener, b"", deadline)?;
+    /// let first = receives[0].wait(&mut channel)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [Those of owned operations](Channel#owned-operations), and those of a transition to INIT:
+    ///
+    ///  - [`Verbs`](crate::TransportError::Verbs): `EOPNOTSUPP` on iWARP, where the connection manager's
+    ///    [`PendingConnection`](crate#by-ip-address-through-the-connection-manager) takes receives.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_receive_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        match self.link.open_receives() {
+            Ok(()) => post_owned(&self.link.core, buffer, Receive),
+            Err(error) => Err(PostError { error: error.into(), buffer }),
+        }
+    }
+
+    /// `ibv_modify_qp`: connects the channel to the peer's.
+    ///
+    /// The peer may call this earlier or later. The device retries what is sent before the peer is ready,
+    /// as often as the settings allow.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). The channel comes
+    /// back in the [`StateError`], with the same endpoint, for another attempt.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn handshake(
+        mut self,
+        remote: QueuePairEndpoint,
+    ) -> Result<Channel<'res>, StateError<Self>> {
+        match self.link.connect(&remote) {
+            Ok(()) => Ok(Channel::connected(self.link)),
+            Err(error) => Err(StateError::new(self, error)),
+        }
+    }
+
+    /// The queue pair. Callers must neither post to it nor change its state.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
+        self.link.queue_pair()
+    }
+
+    /// The queue pair, for changing its state on the way to RTS. Fails if the queue pair had to be
+    /// destroyed.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
+        self.link.live_queue_pair()
+    }
+
+    /// Makes the channel of a queue pair that the caller has already taken out of RESET.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn into_opened(mut self) -> Channel<'res> {
+        self.link.open();
+        Channel::connected(self.link)
+    }
+
+    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure. Dropping ignores a failure.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The channel is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn close(self) -> Result<()> {
+        self.link.close()
+    }
+}
