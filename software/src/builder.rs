@@ -19,6 +19,7 @@ pub(crate) struct Settings {
     pub(crate) ports: Vec<Vec<IpAddr>>,
     pub(crate) mtu: ibv_mtu,
     pub(crate) max_mr_size: u64,
+    pub(crate) max_registered: u64,
     pub(crate) max_qp: u32,
     pub(crate) max_qp_wr: u32,
     pub(crate) max_sge: u32,
@@ -64,6 +65,9 @@ macro_rules! limits {
 limits! {
     /// The longest memory region, in bytes; the default is 2^40.
     max_mr_size: u64 => max_mr_size;
+    /// The most bytes in all memory regions together, as `RLIMIT_MEMLOCK` limits them on hardware: registering more
+    /// fails with `ENOMEM`. Without limit if not set.
+    max_registered_memory: u64 => max_registered;
     /// The most queue pairs at a time; the default is 65,000, which is also the maximum.
     max_qp: u32 => max_qp;
     /// The most work requests in a queue of a queue pair; 16,384 if not set.
@@ -103,6 +107,7 @@ impl Builder {
                 ports: Vec::new(),
                 mtu: ibv_mtu::IBV_MTU_1024,
                 max_mr_size: 1 << 40,
+                max_registered: u64::MAX,
                 max_qp: 65_000,
                 max_qp_wr: 16_384,
                 max_sge: 16,

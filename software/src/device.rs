@@ -14,9 +14,9 @@ use ibverbs::Context;
 
 use crate::builder::{Builder, Settings};
 use crate::driver::{self, Driver};
+use crate::faults::verbs::Failures;
 use crate::ffi::{
-    device_hold, device_put, ibv_device, ibv_node_type, ibv_open_device, ibv_transport_type,
-    verbs_device,
+    device_hold, device_put, ibv_device, ibv_node_type, ibv_transport_type, verbs_device,
 };
 use crate::link::clock::RealClock;
 use crate::link::udp::UdpLink;
@@ -31,6 +31,7 @@ use crate::transport::core::Counters;
 pub(crate) struct Shared {
     engine: Mutex<Engine>,
     driver: Driver,
+    failures: Failures,
     /// The process that created it. A child of `fork` lacks the thread, and the lock may be held forever there.
     process: u32,
 }
@@ -47,7 +48,8 @@ pub(crate) struct Locked<'a> {
 impl Shared {
     fn new(engine: Engine, driver: Driver) -> Arc<Self> {
         let process = std::process::id();
-        Arc::new(Self { engine: Mutex::new(engine), driver, process })
+        let failures = Failures::default();
+        Arc::new(Self { engine: Mutex::new(engine), driver, failures, process })
     }
 
     pub(crate) fn lock(&self) -> Locked<'_> {
@@ -64,6 +66,10 @@ impl Shared {
 
     pub(crate) fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    pub(crate) fn failures(&self) -> &Failures {
+        &self.failures
     }
 
     /// Whether this process created the device, rather than its parent before a fork.
@@ -251,7 +257,7 @@ impl Device {
     }
 
     pub(crate) fn membership(&self) -> Option<&Arc<Membership>> {
-        self.raw().shared.driver().membership()
+        self.shared().driver().membership()
     }
 
     fn raw(&self) -> &RawDevice {
@@ -265,12 +271,8 @@ impl Device {
     ///
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the system is out of files or memory.
     pub fn open(&self) -> ibverbs::Result<Context<'static>> {
-        // SAFETY: the handle holds the device through the call, and the context takes a reference of its
-        // own. A context that comes back is ours alone.
-        unsafe {
-            let context = ibv_open_device(self.0.as_ptr());
-            Context::from_raw(context)
-        }
+        // SAFETY: the handle holds the device through the call, and the context takes a reference of its own.
+        unsafe { ibverbs::provider::open(self.0) }
     }
 
     /// Makes [`ibverbs::devices`] list the device, and [`ibverbs::open`] find it by its name, for as long as
@@ -293,8 +295,12 @@ impl Device {
         self.lock().core.ports[0].addresses[0]
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.raw().shared
+    }
+
     pub(crate) fn lock(&self) -> Locked<'_> {
-        self.raw().shared.lock()
+        self.shared().lock()
     }
 
     /// Counts of packets and retries since it was created.

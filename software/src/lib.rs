@@ -15,6 +15,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Networks and faults for tests
+//!
+//! - [`Network`] simulates a network between devices of this process, in virtual time: a seed decides which
+//!   packets are lost, duplicated, reordered, delayed or corrupted.
+//! - [`Device::fail`] makes any verb fail with any errno, before or after it took effect.
+//! - Completions can be [held](Device::hold_completions), [shuffled](Device::shuffle_completions),
+//!   [dropped](Device::drop_completions) and [made up](Device::make_up_completion).
+//! - Ports [go down and up](Device::set_port_active), [addresses move](Device::set_addresses), and a device is
+//!   [removed](Device::remove). [`Builder`] limits numbers of objects and registered memory.
+//!
 //! # What differs from hardware
 //!
 //! - A READ whose answer was lost is sent and carried out again, and reads the memory as it is at that
@@ -43,6 +53,7 @@ mod builder;
 mod device;
 mod driver;
 mod fallback;
+mod faults;
 mod ffi;
 mod link;
 mod network;
@@ -55,6 +66,7 @@ mod wire;
 pub use builder::Builder;
 pub use device::Device;
 pub use fallback::register_if_none;
+pub use faults::{MadeUpCompletion, Verb, When};
 pub use network::{
     BackgroundDriver, Conditions, Network, NetworkBuilder, PacketFate, Trace, TracedPacket,
 };

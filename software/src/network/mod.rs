@@ -13,6 +13,7 @@ use std::time::Duration;
 
 pub use self::builder::NetworkBuilder;
 pub use self::conditions::Conditions;
+pub(crate) use self::conditions::Random;
 pub(crate) use self::link::NetworkLink;
 pub(crate) use self::simulation::{Membership, Simulation};
 pub use self::sleep::BackgroundDriver;

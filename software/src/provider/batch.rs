@@ -7,6 +7,7 @@ use std::ffi::c_int;
 use super::queue_pair::SoftQp;
 use super::translate::{Rules, bind_request, gather_inline, list};
 use super::{address, shared, status};
+use crate::faults::{Verb, When};
 use crate::ffi::*;
 use crate::transport::work::{Data, Destination, Extra, Operation, SendRequest};
 
@@ -76,7 +77,12 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as the module says; `wr_start` has locked it.
     unsafe {
         let batch = std::mem::take(batch(qp));
-        let result = post(qp, batch);
+        let failure = shared((*qp.cast::<ibv_qp>()).context).failures().of(Verb::PostSend);
+        let result = match failure {
+            None => post(qp, batch),
+            Some((errno, When::Before)) => Err(errno),
+            Some((errno, When::After)) => post(qp, batch).and(Err(errno)),
+        };
         libc::pthread_mutex_unlock((&raw mut (*qp.cast::<SoftQp>()).batching).cast());
         status(result)
     }

@@ -6,9 +6,9 @@ use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{address, completion, extended_completion, ioctl, memory, pd, post, query, queue_pair};
-use super::{set_errno, shared, shared_receive};
+use super::{faulty, ioctl, set_errno, shared};
 use crate::device::RawDevice;
+use crate::faults::Verb;
 use crate::ffi::{
     ibv_context, ibv_device, init_and_alloc_context, verbs_context, verbs_context_ops,
     verbs_device, verbs_device_ops, verbs_set_ops, verbs_uninit_context,
@@ -95,6 +95,11 @@ unsafe extern "C" fn alloc_context(
     // SAFETY: the device is one of ours. The functions of libibverbs get what they ask for: the file is open
     // and becomes the context's; the offset is that of the C structure in ours.
     unsafe {
+        let shared_state = (*device.cast::<RawDevice>()).shared();
+        if let Some((errno, _)) = shared_state.failures().of(Verb::OpenDevice) {
+            set_errno(errno);
+            return null_mut();
+        }
         // A file of its own, by which requests to the kernel are recognised.
         let fd = libc::eventfd(0, libc::EFD_CLOEXEC);
         if fd < 0 {
@@ -152,45 +157,45 @@ unsafe extern "C" fn free_context(context: *mut ibv_context) {
 /// All other functions are libibverbs' defaults, which return `EOPNOTSUPP`.
 static OPERATIONS: verbs_context_ops = verbs_context_ops {
     free_context: Some(free_context),
-    query_device_ex: Some(query::query_device_ex),
-    query_port: Some(query::query_port),
-    query_rt_values: Some(query::query_rt_values),
-    alloc_pd: Some(pd::alloc_pd),
-    dealloc_pd: Some(pd::dealloc_pd),
-    alloc_td: Some(pd::alloc_td),
-    dealloc_td: Some(pd::dealloc_td),
-    alloc_parent_domain: Some(pd::alloc_parent_domain),
-    reg_mr: Some(memory::reg_mr),
-    rereg_mr: Some(memory::rereg_mr),
-    dereg_mr: Some(memory::dereg_mr),
-    alloc_null_mr: Some(memory::alloc_null_mr),
-    alloc_mw: Some(memory::alloc_mw),
-    dealloc_mw: Some(memory::dealloc_mw),
-    bind_mw: Some(post::bind_mw),
-    create_cq: Some(completion::create_cq),
-    create_cq_ex: Some(extended_completion::create_cq_ex),
-    modify_cq: Some(completion::modify_cq),
-    resize_cq: Some(completion::resize_cq),
-    destroy_cq: Some(completion::destroy_cq),
-    poll_cq: Some(completion::poll_cq),
-    req_notify_cq: Some(completion::req_notify_cq),
-    create_srq: Some(shared_receive::create_srq),
-    create_srq_ex: Some(shared_receive::create_srq_ex),
-    modify_srq: Some(shared_receive::modify_srq),
-    query_srq: Some(shared_receive::query_srq),
-    destroy_srq: Some(shared_receive::destroy_srq),
-    post_srq_recv: Some(shared_receive::post_srq_recv),
-    create_qp: Some(queue_pair::create_qp),
-    create_qp_ex: Some(queue_pair::create_qp_ex),
-    modify_qp: Some(queue_pair::modify_qp),
-    query_qp: Some(queue_pair::query_qp),
-    destroy_qp: Some(queue_pair::destroy_qp),
-    post_send: Some(post::post_send),
-    post_recv: Some(post::post_recv),
-    create_ah: Some(address::create_ah),
-    destroy_ah: Some(address::destroy_ah),
-    attach_mcast: Some(address::attach_mcast),
-    detach_mcast: Some(address::detach_mcast),
+    query_device_ex: Some(faulty::query_device_ex),
+    query_port: Some(faulty::query_port),
+    query_rt_values: Some(faulty::query_rt_values),
+    alloc_pd: Some(faulty::alloc_pd),
+    dealloc_pd: Some(faulty::dealloc_pd),
+    alloc_td: Some(faulty::alloc_td),
+    dealloc_td: Some(faulty::dealloc_td),
+    alloc_parent_domain: Some(faulty::alloc_parent_domain),
+    reg_mr: Some(faulty::reg_mr),
+    rereg_mr: Some(faulty::rereg_mr),
+    dereg_mr: Some(faulty::dereg_mr),
+    alloc_null_mr: Some(faulty::alloc_null_mr),
+    alloc_mw: Some(faulty::alloc_mw),
+    dealloc_mw: Some(faulty::dealloc_mw),
+    bind_mw: Some(faulty::bind_mw),
+    create_cq: Some(faulty::create_cq),
+    create_cq_ex: Some(faulty::create_cq_ex),
+    modify_cq: Some(faulty::modify_cq),
+    resize_cq: Some(faulty::resize_cq),
+    destroy_cq: Some(faulty::destroy_cq),
+    poll_cq: Some(faulty::poll_cq),
+    req_notify_cq: Some(faulty::req_notify_cq),
+    create_srq: Some(faulty::create_srq),
+    create_srq_ex: Some(faulty::create_srq_ex),
+    modify_srq: Some(faulty::modify_srq),
+    query_srq: Some(faulty::query_srq),
+    destroy_srq: Some(faulty::destroy_srq),
+    post_srq_recv: Some(faulty::post_srq_recv),
+    create_qp: Some(faulty::create_qp),
+    create_qp_ex: Some(faulty::create_qp_ex),
+    modify_qp: Some(faulty::modify_qp),
+    query_qp: Some(faulty::query_qp),
+    destroy_qp: Some(faulty::destroy_qp),
+    post_send: Some(faulty::post_send),
+    post_recv: Some(faulty::post_recv),
+    create_ah: Some(faulty::create_ah),
+    destroy_ah: Some(faulty::destroy_ah),
+    attach_mcast: Some(faulty::attach_mcast),
+    detach_mcast: Some(faulty::detach_mcast),
     ..NO_OPERATIONS
 };
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::completion::create;
 use super::{object, shared, zeroed};
 use crate::device::Shared;
+use crate::faults::{Verb, When};
 use crate::ffi::*;
 use crate::transport::work::Completion;
 
@@ -108,6 +109,14 @@ unsafe fn advance(ex: *mut ibv_cq_ex) -> c_int {
     // SAFETY: as the caller says.
     unsafe {
         let shared = shared((*ex).context);
+        match shared.failures().of(Verb::PollCq) {
+            None => {}
+            Some((errno, When::Before)) => return errno,
+            Some((errno, When::After)) => {
+                shared.lock().poll((*ex).handle);
+                return errno;
+            }
+        }
         if (*cq).is_idle(shared) {
             return libc::ENOENT;
         }

@@ -6,6 +6,7 @@ use std::mem::size_of;
 use super::context::{OpenContext, files};
 use super::{set_errno, shared};
 use crate::device::Shared;
+use crate::faults::Verb;
 use crate::ffi::*;
 use crate::network::sleep;
 use crate::transport::events;
@@ -83,6 +84,12 @@ unsafe fn dispatch(context: *mut ibv_context, request: &Request<'_>) -> Result<(
     }
     // SAFETY: the caller vouches for both.
     unsafe {
+        if let Some((errno, _)) = verb_of(request).and_then(|verb| {
+            let context = context.as_mut()?;
+            shared(context).failures().of(verb)
+        }) {
+            return Err(errno);
+        }
         match u32::from(request.method) {
             UVERBS_METHOD_INVOKE_WRITE => match request.value(UVERBS_ATTR_WRITE_CMD) {
                 Some(command) if command == u64::from(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL) => {
@@ -103,6 +110,19 @@ unsafe fn dispatch(context: *mut ibv_context, request: &Request<'_>) -> Result<(
             UVERBS_METHOD_QUERY_GID_TABLE => gid_table(shared(context), request),
             _ => Err(libc::EOPNOTSUPP),
         }
+    }
+}
+
+/// The verb that a request belongs to, if it is one that can fail.
+fn verb_of(request: &Request<'_>) -> Option<Verb> {
+    let creates = u64::from(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL);
+    match u32::from(request.method) {
+        UVERBS_METHOD_QUERY_GID_ENTRY | UVERBS_METHOD_QUERY_GID_TABLE => Some(Verb::QueryGid),
+        UVERBS_METHOD_INVOKE_WRITE => request
+            .value(UVERBS_ATTR_WRITE_CMD)
+            .filter(|&command| command == creates)
+            .map(|_| Verb::CreateCompChannel),
+        _ => None,
     }
 }
 

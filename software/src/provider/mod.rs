@@ -10,6 +10,7 @@ mod batch;
 mod completion;
 mod context;
 mod extended_completion;
+mod faulty;
 pub(crate) mod ioctl;
 mod memory;
 mod pd;

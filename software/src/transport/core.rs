@@ -12,6 +12,7 @@ use super::table::{Table, Tag};
 use super::timers::{Time, Timer, Timers};
 use super::work::{Completion, Path};
 use crate::builder::Settings;
+use crate::faults::completions::CompletionFaults;
 use crate::ffi::ibv_event_type;
 use crate::link::{Clock, Link};
 use crate::wire::header::Bth;
@@ -66,6 +67,9 @@ pub(crate) struct Core {
     /// Completion queues that were overrun since the last `settle`.
     pub(crate) overrun: Vec<u32>,
     pub(crate) counters: Counters,
+    pub(crate) completion_faults: CompletionFaults,
+    /// The bytes of all registered regions.
+    pub(crate) registered: u64,
     /// Events that did not fit into their file.
     late: VecDeque<(c_int, Record)>,
     late_scheduled: Option<Time>,
@@ -93,6 +97,8 @@ impl Core {
             runnable: VecDeque::new(),
             overrun: Vec::new(),
             counters: Counters::default(),
+            completion_faults: CompletionFaults::default(),
+            registered: 0,
             late: VecDeque::new(),
             late_scheduled: None,
             clock,
@@ -169,6 +175,9 @@ impl Core {
         let now = self.clock.now();
         completion.time = now;
         completion.wall_clock = self.clock.wall_clock();
+        if self.completion_faults.take(number, &completion) {
+            return;
+        }
         let Some(cq) = self.cqs.get_mut(number) else { return };
         if cq.ready.len() >= cq.capacity as usize {
             if !std::mem::replace(&mut cq.overrun, true) {
@@ -260,6 +269,12 @@ impl Core {
             let at = self.now() + FULL_FILE;
             self.timers.set(Timer::Events, at, &mut self.late_scheduled);
         }
+    }
+
+    /// The device is removed: reading from a completion channel fails once its events are read.
+    pub(crate) fn end_channels(&mut self) {
+        let channels: Vec<c_int> = self.cqs.iter().filter_map(|(_, cq)| cq.channel).collect();
+        channels.into_iter().for_each(events::end);
     }
 
     pub(crate) fn events_timer(&mut self) {

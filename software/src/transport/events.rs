@@ -96,6 +96,12 @@ pub(crate) fn put(fd: c_int, record: &Record) -> bool {
         || !matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS))
 }
 
+/// Nothing is put in any more: who reads finds the end of the file, and who sleeps wakes.
+pub(crate) fn end(fd: c_int) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+}
+
 /// Takes back the unread records that are about `element`, whose object is going away; returns how many.
 pub(crate) fn take_back(fd: c_int, mut gone: impl FnMut(&Record) -> bool) -> u32 {
     let (mut kept, mut taken) = (Vec::new(), 0);

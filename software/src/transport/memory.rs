@@ -76,6 +76,11 @@ pub(crate) struct Target {
 pub(crate) struct Denied;
 
 impl Region {
+    /// How much of the program's memory it holds.
+    pub(crate) fn pinned(&self) -> u64 {
+        if self.backing == Backing::Null { 0 } else { self.length }
+    }
+
     fn target(&self, address: u64, length: u64) -> Result<Target, Denied> {
         let offset = address.checked_sub(self.iova).ok_or(Denied)?;
         if offset > self.length || length > self.length - offset {

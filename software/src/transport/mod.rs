@@ -30,7 +30,7 @@ use self::queue_pair::{QueuePair, Transport};
 use self::table::{Table, Tag};
 use self::timers::{Time, Timer};
 use crate::builder::Settings;
-use crate::ffi::ibv_event_type;
+use crate::ffi::{ibv_event_type, ibv_qp_state};
 use crate::link::{Clock, Link};
 use crate::wire::header::Bth;
 use crate::wire::{PKEY, PORT, icrc, opcode};
@@ -114,6 +114,20 @@ impl Engine {
                 qp.send_requests(&mut self.core);
             }
         }
+    }
+
+    /// The device is removed: nothing happens any more. No completion comes, not even for what is posted.
+    pub(crate) fn remove(&mut self) {
+        self.settle();
+        for qp in self.qps.iter_mut() {
+            self.core.timers.forget(Timer::QueuePair(qp.number), &mut qp.scheduled);
+            qp.state = ibv_qp_state::IBV_QPS_ERR;
+            qp.is_runnable = false;
+            qp.sq.stop();
+            qp.responder.stop();
+        }
+        self.core.runnable.clear();
+        self.core.end_channels();
     }
 
     /// Must follow every call from outside: handles overruns, and sends the queued packets.

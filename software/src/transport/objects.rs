@@ -75,13 +75,21 @@ impl Engine {
         if length > self.core.settings.max_mr_size {
             return Err(libc::EINVAL);
         }
+        let pinned = if backing == Backing::Null { 0 } else { length };
+        let registered = self.core.registered.saturating_add(pinned);
+        let regions = self.core.keys.0.len() - self.core.windows as usize;
+        let settings = &self.core.settings;
+        if registered > settings.max_registered || regions >= settings.max_mr as usize {
+            return Err(libc::ENOMEM);
+        }
         if !self.core.use_pd(pd) {
             return Err(libc::EINVAL);
         }
         let region = Region { pd, backing, iova, length, access, windows: 0 };
         let key = self.core.keys.0.insert(|_| Key::Region(region));
-        if key.is_none() {
-            self.core.leave_pd(pd);
+        match key {
+            Some(_) => self.core.registered = registered,
+            None => self.core.leave_pd(pd),
         }
         key.ok_or(libc::ENOMEM)
     }
@@ -91,7 +99,8 @@ impl Engine {
         if region.windows > 0 {
             return Err(libc::EBUSY);
         }
-        let pd = region.pd;
+        let (pd, pinned) = (region.pd, region.pinned());
+        self.core.registered -= pinned;
         self.core.keys.0.remove(key);
         self.core.leave_pd(pd);
         Ok(())
@@ -114,12 +123,20 @@ impl Engine {
             check_range(Backing::Memory(start), length, start)?;
         }
         let old_pd = old.pd;
+        let mut registered = self.core.registered;
+        if let Some((_, length)) = range {
+            registered = (registered - old.pinned()).saturating_add(length);
+            if registered > self.core.settings.max_registered {
+                return Err(libc::ENOMEM);
+            }
+        }
         if let Some(pd) = pd {
             if !self.core.use_pd(pd) {
                 return Err(libc::EINVAL);
             }
             self.core.leave_pd(old_pd);
         }
+        self.core.registered = registered;
         let region = self.core.keys.region_mut(key).ok_or(libc::EINVAL)?;
         region.pd = pd.unwrap_or(old_pd);
         region.access = access.unwrap_or(region.access);
@@ -130,6 +147,9 @@ impl Engine {
     }
 
     pub(crate) fn alloc_window(&mut self, pd: u32, type_2: bool) -> Result<u32, c_int> {
+        if self.core.windows >= self.core.settings.max_mw {
+            return Err(libc::ENOMEM);
+        }
         if !self.core.use_pd(pd) {
             return Err(libc::EINVAL);
         }
@@ -337,6 +357,7 @@ impl Engine {
 
     /// Removes the completions of a queue pair that is reset or destroyed.
     pub(crate) fn forget_completions(&mut self, number: u32, cqs: [u32; 2]) {
+        self.core.completion_faults.forget(number);
         for cq in cqs {
             if let Some(cq) = self.core.cqs.get_mut(cq) {
                 cq.ready.retain(|completion| completion.qpn != number);

@@ -1,0 +1,9 @@
+//! Faults that a test gives to a device: verbs that fail, completions that are held, dropped or made up, and a
+//! device that is removed.
+
+pub(crate) mod completions;
+mod device;
+pub(crate) mod verbs;
+
+pub use completions::MadeUpCompletion;
+pub use verbs::{Verb, When};
