@@ -15,6 +15,8 @@ mod connect;
 mod device;
 mod domain;
 mod error;
+#[cfg(test)]
+mod explore;
 pub mod ffi;
 mod foreign_enum;
 mod handle;
@@ -27,6 +29,7 @@ pub mod provider;
 mod queue_pair;
 mod settings;
 mod state_error;
+mod sync;
 mod trace;
 
 pub use channel::{

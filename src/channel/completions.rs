@@ -18,7 +18,8 @@ impl Core {
     #[inline(always)]
     pub(super) fn poll_raw(&self, most: usize) -> c_int {
         debug_assert!(self.batch.is_empty() && most <= BATCH);
-        // SAFETY: what is polled is live: it is a parent of the queue pair, or part of the core. There is
+        // SAFETY: what is polled is live: it is a parent of the queue pair, or part of the core. Only the
+        // channel polls, which holds both; a handle that outlives it finds that out before it polls. There is
         // room for `most` completions, and no reference to them: a function of the core that makes one
         // drops it before it polls or returns, and one thread at a time uses the core.
         unsafe { self.poll_cq.get()(self.polled.get(), most as c_int, self.batch.entries()) }

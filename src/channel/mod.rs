@@ -7,6 +7,8 @@ mod completions;
 mod core;
 mod epoch;
 mod error;
+#[cfg(test)]
+mod every_order;
 mod in_flight;
 mod inbox;
 mod link;

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::fmt;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::batch::{BATCH, PollCq};
 use super::epoch::new_epoch;
@@ -21,6 +21,7 @@ use super::inbox::{NO_NUMBER, Ring};
 use super::queue_pair_numbers::Numbers;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The index of an inbox.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -289,7 +290,7 @@ impl Router {
     /// It finds nothing only if the completion queue was empty, so a caller that has armed the queue
     /// may then sleep.
     #[inline]
-    fn poll(&self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
+    pub(super) fn poll(&self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
         let mut routes = self.lock();
         let Some(ring) = routes.inboxes.get(inbox.0) else { return -libc::EINVAL };
         let number = ring.number;

@@ -105,7 +105,8 @@ impl Core {
         }
         let (mut attributes, mut initial) = Default::default();
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
-        // SAFETY: the queue pair is live, since it was not destroyed yet; both structs are writable.
+        // SAFETY: the destroy verb was not called, whatever it would have returned, so the queue pair is
+        // live; both structs are writable.
         let returned =
             unsafe { ffi::ibv_query_qp(self.queue_pair, &mut attributes, mask, &mut initial) };
         match ffi::status("ibv_query_qp", returned) {
@@ -130,8 +131,8 @@ impl Core {
     pub(super) fn destroy(&self) -> Result<()> {
         self.close();
         self.destroyed.set(true);
-        // SAFETY: the queue pair is live, since the verb is called once; `destroyed` prevents any use of it
-        // after this.
+        // SAFETY: the queue pair is live, since the verb is called once: the caller has looked at `destroyed`,
+        // which prevents any use of it after this, also if the verb fails.
         let returned = unsafe { ffi::ibv_qp::destroy(self.queue_pair) };
         ffi::status("ibv_destroy_qp", returned).inspect_err(trace::object_leaked)?;
         self.mark_all_ended();
@@ -149,7 +150,8 @@ impl Core {
     fn modify(&self, state: ffi::ibv_qp_state) -> Result<()> {
         let mut attributes = ffi::ibv_qp_attr { qp_state: state, ..Default::default() };
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
-        // SAFETY: the queue pair is live, since it was not destroyed yet.
+        // SAFETY: the destroy verb was not called: every caller has looked at `destroyed`, which is set
+        // before the call. So the queue pair is live.
         let returned = unsafe { ffi::ibv_modify_qp(self.queue_pair, &mut attributes, mask) };
         ffi::status("ibv_modify_qp", returned).inspect_err(trace::verb_failed)
     }

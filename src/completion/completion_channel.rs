@@ -321,6 +321,17 @@ impl<'ctx> WaitChannel<'ctx> {
         self.waiters.rearm(|| Ok(self.channel.next_event()?.is_some()), arm)
     }
 
+    /// See [`Waiters::sleep_until`].
+    pub(super) fn sleep_until<R>(
+        &self,
+        deadline: Option<Instant>,
+        poll: impl FnMut() -> Result<Option<R>>,
+        arm: impl Fn() -> Result<()>,
+    ) -> Result<R> {
+        self.waiters
+            .sleep_until(deadline, poll, arm, || self.channel.wait_until(deadline).map(drop))
+    }
+
     /// See [`Waiters::wait`].
     pub(super) fn wait(&self, seen: u64, deadline: Option<Instant>) -> Result<()> {
         self.waiters.wait(seen, deadline, || self.channel.wait_until(deadline).map(|_| ()))

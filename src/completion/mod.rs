@@ -18,6 +18,8 @@ pub use extended_completion::{ExtendedCompletion, ExtendedSuccess, TagMatch};
 pub use extended_poller::{CompletionFields, ExtendedCompletions, ExtendedPoller};
 pub use queue::CompletionQueue;
 pub use queue_builder::CompletionQueueBuilder;
+#[cfg(test)]
+pub(crate) use waiters::Waiters;
 pub use work_completion::{
     WorkCompletion, WorkError, WorkErrorClass, WorkOpcode, WorkResult, WorkStatus, WorkSuccess,
 };

@@ -14,7 +14,7 @@ use super::queue_builder::CompletionQueueBuilder;
 use super::queue_builder::capacity;
 use super::work_completion::WorkCompletion;
 use crate::device::{Context, ModerationCapabilities, event_file, quirks};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
@@ -236,25 +236,9 @@ impl<'ctx> CompletionQueue<'ctx> {
     pub(crate) fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
-        mut poll: impl FnMut() -> Result<Option<R>>,
+        poll: impl FnMut() -> Result<Option<R>>,
     ) -> Result<R> {
-        let channel = self.own_channel()?;
-        loop {
-            if let Some(found) = poll()? {
-                return Ok(found);
-            }
-            let seen = channel.arm(|| self.arm())?;
-            if let Some(found) = poll()? {
-                return Ok(found);
-            }
-            match channel.wait(seen, deadline) {
-                // If the queue was armed for solicited completions, it may hold others by now.
-                Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    return poll()?.ok_or(error);
-                }
-                woken => woken?,
-            }
-        }
+        self.own_channel()?.sleep_until(deadline, poll, || self.arm())
     }
 
     /// The first half of sleeping on the queue's own channel: arms the queue. If a poll finds nothing

@@ -16,14 +16,15 @@
 //! if every wait finds something in its second poll and no thread ever reads. Otherwise unread events
 //! would pile up in the kernel without limit.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Instant;
 
 use crate::device::event_file;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The threads that wait for one queue.
-pub(super) struct Waiters {
+pub(crate) struct Waiters {
     verb: &'static str,
     state: Mutex<State>,
     changed: Condvar,
@@ -42,7 +43,7 @@ struct State {
 
 impl Waiters {
     /// Errors about a passed deadline name `verb`.
-    pub(super) fn new(verb: &'static str) -> Self {
+    pub(crate) fn new(verb: &'static str) -> Self {
         Self { verb, state: Mutex::default(), changed: Condvar::new() }
     }
 
@@ -86,6 +87,33 @@ impl Waiters {
         // Threads that saw the old count do not sleep.
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// Returns what `poll` finds; while it finds nothing, arms the queue with `arm`, polls again, and sleeps
+    /// until its event. `read` is that of [`wait`](Self::wait).
+    pub(crate) fn sleep_until<R>(
+        &self,
+        deadline: Option<Instant>,
+        mut poll: impl FnMut() -> Result<Option<R>>,
+        arm: impl Fn() -> Result<()>,
+        read: impl Fn() -> Result<()>,
+    ) -> Result<R> {
+        loop {
+            if let Some(found) = poll()? {
+                return Ok(found);
+            }
+            let seen = self.arm(&arm)?;
+            if let Some(found) = poll()? {
+                return Ok(found);
+            }
+            match self.wait(seen, deadline, &read) {
+                // If the queue was armed for solicited completions, it may hold others by now.
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    return poll()?.ok_or(error);
+                }
+                woken => woken?,
+            }
+        }
     }
 
     /// Sleeps until any thread has read another event after the first `seen` ones. `read` reads one
@@ -145,7 +173,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::error::{Error, ErrorKind};
+    use crate::error::Error;
+    use crate::explore::{self, explore, interruptions};
 
     const SOON: Duration = Duration::from_millis(50);
     const LATE: Duration = Duration::from_secs(60);
@@ -277,5 +306,109 @@ mod tests {
             assert!(scope.spawn(move || waiters.wait(seen, None, never)).join().is_err());
             waiters.wait(seen, None, || Ok(())).unwrap();
         });
+    }
+
+    /// A completion queue with an event channel, as a provider and the kernel have them.
+    struct Device {
+        queue: explore::Mutex<Queue>,
+        readable: explore::Condvar,
+        waiters: Waiters,
+    }
+
+    #[derive(Default)]
+    struct Queue {
+        completions: u32,
+        armed: bool,
+        events: u32,
+        /// What the threads have taken.
+        taken: u32,
+    }
+
+    impl Device {
+        fn new() -> Self {
+            let (queue, readable) = (explore::Mutex::default(), explore::Condvar::new());
+            Self { queue, readable, waiters: waiters() }
+        }
+
+        fn queue(&self) -> explore::MutexGuard<'_, Queue> {
+            self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        fn complete(&self) {
+            let mut queue = self.queue();
+            queue.completions += 1;
+            if std::mem::take(&mut queue.armed) {
+                queue.events += 1;
+                assert_eq!(queue.events, 1, "events pile up");
+                drop(queue);
+                self.readable.notify_all();
+            }
+        }
+
+        fn poll(&self) -> Result<Option<()>> {
+            let mut queue = self.queue();
+            let found = queue.completions > 0;
+            queue.completions -= u32::from(found);
+            queue.taken += u32::from(found);
+            Ok(found.then_some(()))
+        }
+
+        fn arm(&self) -> Result<()> {
+            self.queue().armed = true;
+            Ok(())
+        }
+
+        /// With `give_up`, the deadline passes where there is nothing to read.
+        fn read(&self, give_up: bool) -> Result<()> {
+            let mut queue = self.queue();
+            while queue.events == 0 {
+                if give_up {
+                    return Err(event_file::timed_out("ibv_x"));
+                }
+                queue = self.readable.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+            queue.events -= 1;
+            Ok(())
+        }
+
+        fn sleep(&self, give_up: bool) -> Result<()> {
+            let deadline = give_up.then(Instant::now);
+            let read = || self.read(give_up);
+            self.waiters.sleep_until(deadline, || self.poll(), || self.arm(), read)
+        }
+    }
+
+    /// In no order of two sleepers, a thread that only polls and a device is a wake-up lost.
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of runs")]
+    fn no_wake_up_is_lost() {
+        let sleeper = |device: &Device| device.sleep(false).unwrap();
+        let device = |device: &Device| (0..3).for_each(|_| device.complete());
+        let poller = |device: &Device| assert!(device.poll().is_ok());
+        let threads: [&(dyn Fn(&Device) + Sync); 4] = [&sleeper, &sleeper, &device, &poller];
+        let runs = explore(interruptions(), Device::new, &threads, |device| {
+            let queue = device.queue();
+            assert_eq!(queue.taken + queue.completions, 3);
+            assert!(queue.taken >= 2);
+        });
+        assert!(runs > 1_000, "{runs}");
+    }
+
+    /// Nor if a sleeper gives up, whether it was reading or not.
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of runs")]
+    fn no_wake_up_is_lost_if_a_sleeper_gives_up() {
+        let sleeper = |device: &Device| device.sleep(false).unwrap();
+        let hasty = |device: &Device| {
+            if let Err(error) = device.sleep(true) {
+                assert_eq!(error.kind(), ErrorKind::TimedOut);
+            }
+        };
+        let device = |device: &Device| (0..2).for_each(|_| device.complete());
+        let runs = explore(3, Device::new, &[&hasty, &sleeper, &device], |device| {
+            let queue = device.queue();
+            assert!(queue.taken >= 1 && queue.taken + queue.completions == 2);
+        });
+        assert!(runs > 1_000, "{runs}");
     }
 }

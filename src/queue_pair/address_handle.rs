@@ -107,14 +107,14 @@ impl<'pd> AddressHandle<'pd> {
 /// Finds the cause of an error, as far as possible.
 #[cold]
 fn explain(context: &Context<'_>, path: &AddressVector, error: Error) -> Error {
-    // mlx5 sets no errno value in some cases, which has become `EIO`.
-    if !matches!(error.raw_os_error(), libc::EINVAL | libc::EIO) {
-        return path.explain_unreachable(context, error);
-    }
     let Ok(device) = context.query_device() else { return error };
     let (port, ports) = (path.port(), device.phys_port_cnt());
     if port == 0 || port > ports {
         return Error::out_of_range(VERB, "port number", port.into(), 1, ports.into());
+    }
+    // mlx5 sets no errno value in some cases, which has become `EIO`.
+    if !matches!(error.raw_os_error(), libc::EINVAL | libc::EIO) {
+        return path.explain_unreachable(context, error);
     }
     let Ok(attributes) = context.query_port(port) else { return error };
     path.check_route(VERB, context, &attributes).err().unwrap_or(error)

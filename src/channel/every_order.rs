@@ -1,0 +1,239 @@
+//! Channels of one shared completion queue, in every order of their threads: their router, and the sleepers of
+//! the queue, on a device made of Rust.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::PoisonError;
+
+use super::router::{Inbox, Router};
+use crate::completion::Waiters;
+use crate::error::Result;
+use crate::explore::{Condvar, Mutex, MutexGuard, explore, interruptions};
+use crate::ffi;
+
+/// The completion queue, as the device and the kernel see it.
+#[derive(Default)]
+struct Queue {
+    completions: VecDeque<ffi::ibv_wc>,
+    armed: bool,
+    events: u32,
+    /// The queue pair that is in RESET: the device completes nothing for it.
+    reset: Option<u32>,
+}
+
+struct Device {
+    queue: Mutex<Queue>,
+    readable: Condvar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+unsafe extern "C" fn poll_cq(queue: *mut ffi::ibv_cq, most: c_int, out: *mut ffi::ibv_wc) -> c_int {
+    // SAFETY: the queue is that of a `World`, which outlives its router, and has room for `most`.
+    let (device, out) = unsafe {
+        let device = &*(*queue).cq_context.cast::<Device>();
+        (device, std::slice::from_raw_parts_mut(out, most as usize))
+    };
+    let mut queue = lock(&device.queue);
+    let mut count = 0;
+    for place in out {
+        let Some(completion) = queue.completions.pop_front() else { break };
+        *place = completion;
+        count += 1;
+    }
+    count
+}
+
+/// Two channels, with the queue pairs `A` and `B`, whose completions go to one queue.
+struct World {
+    router: Router,
+    inboxes: [Inbox; 2],
+    waiters: Waiters,
+    device: Box<Device>,
+    _queue: Box<ffi::ibv_cq>,
+    _context: Box<ffi::ibv_context>,
+}
+
+// SAFETY: its pointers lead to the device, which is `Sync`.
+unsafe impl Sync for World {}
+
+const A: u32 = 0x11;
+const B: u32 = 0x12;
+/// The queue pair that replaces the one of `A`.
+const NEW_A: u32 = 0x13;
+
+impl World {
+    fn new() -> Self {
+        let device = Box::new(Device { queue: Mutex::default(), readable: Condvar::new() });
+        // SAFETY: numbers, and pointers and functions that may be null.
+        let mut context =
+            Box::new(unsafe { MaybeUninit::<ffi::ibv_context>::zeroed().assume_init() });
+        context.ops.poll_cq = Some(poll_cq);
+        // SAFETY: as above.
+        let mut queue = Box::new(unsafe { MaybeUninit::<ffi::ibv_cq>::zeroed().assume_init() });
+        queue.context = &raw mut *context;
+        queue.cq_context = (&raw const *device).cast_mut().cast();
+        // SAFETY: the queue lives as long as the router, and nothing else polls it.
+        let router = unsafe { Router::new(&raw mut *queue, 8) };
+        let inboxes = [A, B].map(|number| {
+            let inbox = router.reserve(4, number.into()).unwrap();
+            router.register(inbox, number);
+            inbox
+        });
+        let waiters = Waiters::new("ibv_get_cq_event");
+        Self { router, inboxes, waiters, device, _queue: queue, _context: context }
+    }
+
+    /// The device completes a request.
+    fn complete(&self, number: u32, wr_id: u64) {
+        let mut queue = lock(&self.device.queue);
+        if queue.reset == Some(number) {
+            return;
+        }
+        queue.completions.push_back(ffi::ibv_wc { qp_num: number, wr_id, ..Default::default() });
+        if std::mem::take(&mut queue.armed) {
+            queue.events += 1;
+            assert_eq!(queue.events, 1, "events pile up");
+            drop(queue);
+            self.device.readable.notify_all();
+        }
+    }
+
+    /// What a channel finds, as (number, wr_id).
+    fn poll(&self, channel: usize) -> Result<Option<Vec<(u32, u64)>>> {
+        let mut out = [ffi::ibv_wc::default(); 2];
+        let found = self.router.poll(self.inboxes[channel], &mut out);
+        assert!(found >= 0, "{found}");
+        let list: Vec<_> = out[..found as usize].iter().map(|wc| (wc.qp_num, wc.wr_id)).collect();
+        Ok(Some(list).filter(|list| !list.is_empty()))
+    }
+
+    /// Sleeps as [`crate::CompletionQueue::wait`] and channels do.
+    fn sleep<R>(&self, poll: impl FnMut() -> Result<Option<R>>) -> R {
+        let arm = || {
+            lock(&self.device.queue).armed = true;
+            Ok(())
+        };
+        let read = || {
+            let mut queue = lock(&self.device.queue);
+            while queue.events == 0 {
+                let woken = self.device.readable.wait(queue);
+                queue = woken.unwrap_or_else(PoisonError::into_inner);
+            }
+            queue.events -= 1;
+            Ok(())
+        };
+        self.waiters.sleep_until(None, poll, arm, read).unwrap()
+    }
+
+    /// Sleeps until the channel has all of `expected`, which come in this order, and nothing else.
+    fn receive(&self, channel: usize, expected: &[(u32, u64)]) {
+        let mut found = Vec::new();
+        while found.len() < expected.len() {
+            found.extend(self.sleep(|| self.poll(channel)));
+        }
+        assert_eq!(found, expected);
+    }
+
+    /// Nothing is left anywhere.
+    fn is_empty(&self) {
+        for channel in [0, 1] {
+            assert_eq!(self.poll(channel).unwrap(), None);
+        }
+        assert_eq!(self.router.next_ready().unwrap(), None);
+    }
+}
+
+/// Each channel gets its own completions, once and in order, whoever polls them; and none sleeps on.
+#[test]
+#[cfg_attr(miri, ignore = "thousands of runs")]
+fn each_channel_gets_its_own() {
+    let a = |world: &World| world.receive(0, &[(A, 1), (A, 2)]);
+    let b = |world: &World| world.receive(1, &[(B, 1)]);
+    let device = |world: &World| {
+        world.complete(A, 1);
+        world.complete(B, 1);
+        world.complete(A, 2);
+    };
+    let runs = explore(interruptions(), World::new, &[&a, &b, &device], World::is_empty);
+    assert!(runs > 1_000, "{runs}");
+}
+
+/// The thread that waits for any channel is told of one that another thread has polled for.
+#[test]
+#[cfg_attr(miri, ignore = "thousands of runs")]
+fn who_waits_for_any_channel_misses_none() {
+    let any = |world: &World| {
+        let mut found = Vec::new();
+        while found.is_empty() {
+            // It may be told of B, whose thread then takes the completion itself.
+            let (number, token) = world.sleep(|| world.router.next_ready());
+            assert_eq!(u64::from(number), token);
+            if number == A {
+                found.extend(world.poll(0).unwrap());
+            }
+        }
+        assert_eq!(found, [[(A, 1)]]);
+    };
+    let b = |world: &World| world.receive(1, &[(B, 1)]);
+    let device = |world: &World| {
+        world.complete(B, 1);
+        world.complete(A, 1);
+    };
+    let runs = explore(interruptions(), World::new, &[&any, &b, &device], World::is_empty);
+    assert!(runs > 1_000, "{runs}");
+}
+
+/// A channel is stopped and reset while another one polls the same queue: after the reset it sees no
+/// completion of an earlier request, and the other channel loses none.
+#[test]
+#[cfg_attr(miri, ignore = "thousands of runs")]
+fn a_reset_leaves_nothing_of_the_earlier_connection() {
+    let a = |world: &World| {
+        // What was flushed and is polled before the reset is of this connection.
+        for (number, _) in world.poll(0).unwrap().into_iter().flatten() {
+            assert_eq!(number, A);
+        }
+        lock(&world.device.queue).reset = Some(A);
+        world.router.clear(world.inboxes[0]);
+        assert_eq!(world.poll(0).unwrap(), None, "after the reset");
+        world.router.renumber(world.inboxes[0], NEW_A);
+        world.complete(NEW_A, 1);
+        world.receive(0, &[(NEW_A, 1)]);
+    };
+    let b = |world: &World| world.receive(1, &[(B, 1), (B, 2)]);
+    let device = |world: &World| {
+        for wr_id in 1..=2 {
+            world.complete(A, wr_id);
+            world.complete(B, wr_id);
+        }
+    };
+    let runs = explore(interruptions(), World::new, &[&a, &b, &device], World::is_empty);
+    assert!(runs > 1_000, "{runs}");
+}
+
+/// A channel is dropped while another one polls the same queue, and a third one takes its inbox.
+#[test]
+#[cfg_attr(miri, ignore = "thousands of runs")]
+fn an_inbox_that_is_taken_again_holds_nothing() {
+    let a = |world: &World| {
+        lock(&world.device.queue).reset = Some(A);
+        world.router.release(world.inboxes[0]);
+        let inbox = world.router.reserve(4, NEW_A.into()).unwrap();
+        assert_eq!(inbox, world.inboxes[0]);
+        world.router.register(inbox, NEW_A);
+        assert_eq!(world.poll(0).unwrap(), None, "of the channel that is gone");
+        world.complete(NEW_A, 7);
+        world.receive(0, &[(NEW_A, 7)]);
+    };
+    let b = |world: &World| world.receive(1, &[(B, 1)]);
+    let device = |world: &World| {
+        world.complete(A, 1);
+        world.complete(B, 1);
+    };
+    let runs = explore(interruptions(), World::new, &[&a, &b, &device], World::is_empty);
+    assert!(runs > 100, "{runs}");
+}
