@@ -69,11 +69,12 @@ pub use error::{Error, ErrorKind, Result};
 pub use many::{BufferPool, PooledBuffer, SharedMemoryRange};
 pub use memory::{
     AccessFlags, AtomicElement, BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, Element,
-    GatherBuffer, GatherElement, HugePages, ImplicitMemoryRegion, LocalMemory, MAX_SGE_LENGTH,
-    MemoryAdvice, MemoryRegion, MemorySlice, MemorySliceMut, MemorySlicePart, MemoryWindow,
-    MemoryWindowType, NullMemoryRegion, RawMemoryRegion, ReadOnlyMemoryRegion, RegionOptions,
-    RemoteMemoryRegion, ReregisterError, ReregisteredState, Reregistration, ScatterBuffer,
-    ScatterElement, SharedMemoryRegion, SharedMemorySlice,
+    Field, GatherBuffer, GatherElement, HugePages, ImplicitMemoryRegion, LocalMemory,
+    LocalMemoryMut, MAX_SGE_LENGTH, MemoryAdvice, MemoryRegion, MemorySlice, MemorySliceMut,
+    MemorySlicePart, MemoryWindow, MemoryWindowType, NullMemoryRegion, RawMemoryRegion,
+    ReadOnlyMemoryRegion, RegionOptions, RemoteElement, RemoteMemoryRegion, RemoteRegion,
+    ReregisterError, ReregisteredState, Reregistration, ScatterBuffer, ScatterElement,
+    SharedMemoryRegion, SharedMemorySlice,
 };
 pub use parent::Parent;
 pub use queue_pair::work_request::{

@@ -13,7 +13,14 @@ use crate::handle::Leak;
 /// parent alive and has no lifetime of its own (`'static`), so both can be moved into one struct or
 /// into a thread: `ProtectionDomain::new(Arc::new(context))`.
 ///
-/// Constructors take `impl Into<Parent<..>>`, so a `&P`, an `Arc<P>` and an `&Arc<P>` all work.
+/// Constructors take `impl Into<Parent<..>>`:
+///
+/// | argument | the child |
+/// |---|---|
+/// | `&P` | borrows its parent |
+/// | `P` | owns its parent, and destroys it after itself |
+/// | `Arc<P>`, `&Arc<P>` | shares its parent |
+/// | `Parent<P>`, `&Parent<P>` | holds its parent as that one does: borrowed or shared |
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -26,9 +33,14 @@ use crate::handle::Leak;
 /// struct Server {
 ///     domain: ProtectionDomain<'static>,
 /// }
-/// let context = Arc::new(ibverbs::open("rxe0")?);
-/// let server = Server { domain: ProtectionDomain::new(&context)? };
+/// let server = Server { domain: ProtectionDomain::new(ibverbs::open("rxe0")?)? };
 /// std::thread::spawn(move || drop(server)).join().unwrap();
+///
+/// let context = Arc::new(ibverbs::open("rxe0")?);
+/// let servers = [
+///     Server { domain: ProtectionDomain::new(&context)? },
+///     Server { domain: ProtectionDomain::new(&context)? },
+/// ];
 /// # Ok(())
 /// # }
 /// ```
@@ -86,6 +98,19 @@ impl<'a, P> From<&'a P> for Parent<'a, P> {
     }
 }
 
+impl<P> From<P> for Parent<'_, P> {
+    /// The child owns its parent.
+    fn from(parent: P) -> Self {
+        Self(Inner::Shared(Arc::new(parent)))
+    }
+}
+
+impl<'a, P> From<&Parent<'a, P>> for Parent<'a, P> {
+    fn from(parent: &Parent<'a, P>) -> Self {
+        parent.clone()
+    }
+}
+
 impl<P> From<Arc<P>> for Parent<'_, P> {
     fn from(parent: Arc<P>) -> Self {
         Self(Inner::Shared(parent))
@@ -114,7 +139,15 @@ mod tests {
     fn borrowed_and_shared_read_alike() {
         let text = String::from("parent");
         let shared = Arc::new(text.clone());
-        for child in [Child::new(&text), Child::new(&shared), Child::new(Arc::clone(&shared))] {
+        let owned = Parent::from(text.clone());
+        for child in [
+            Child::new(&text),
+            Child::new(text.clone()),
+            Child::new(&shared),
+            Child::new(Arc::clone(&shared)),
+            Child::new(&owned),
+            Child::new(owned.clone()),
+        ] {
             assert_eq!(*child.0, "parent");
         }
     }

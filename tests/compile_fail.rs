@@ -74,6 +74,7 @@ right! {
     move_in_flight
     owned_buffer_in_flight
     owned_buffer_that_borrows
+    owned_parent_that_is_borrowed
     poll_after_wait
     poller_within_its_poll
     post_through_an_arc
@@ -97,6 +98,7 @@ right! {
     region_outlives_domain
     region_used_after_close
     register_twice
+    remote_field_of_another_type
     request_outlives_its_region
     reregister_in_flight
     scope_escapes

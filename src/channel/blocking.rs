@@ -157,8 +157,9 @@ impl Channel<'_> {
     pub fn write(
         &mut self,
         buffer: &impl GatherBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.gather(buffer, Write { remote }, None)
     }
 
@@ -171,9 +172,10 @@ impl Channel<'_> {
     pub fn write_deadline(
         &mut self,
         buffer: &impl GatherBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         deadline: Instant,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.gather(buffer, Write { remote }, Some(deadline))
     }
 
@@ -188,9 +190,10 @@ impl Channel<'_> {
     pub fn write_with_immediate(
         &mut self,
         buffer: &impl GatherBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         immediate: u32,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.gather(buffer, WriteWithImmediate { remote, immediate }, None)
     }
 
@@ -203,10 +206,11 @@ impl Channel<'_> {
     pub fn write_with_immediate_deadline(
         &mut self,
         buffer: &impl GatherBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         immediate: u32,
         deadline: Instant,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.gather(buffer, WriteWithImmediate { remote, immediate }, Some(deadline))
     }
 
@@ -221,8 +225,9 @@ impl Channel<'_> {
     pub fn write_inline(
         &mut self,
         bytes: &[u8],
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.inline(bytes, Write { remote }, None)
     }
 
@@ -235,9 +240,10 @@ impl Channel<'_> {
     pub fn write_inline_deadline(
         &mut self,
         bytes: &[u8],
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         deadline: Instant,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.inline(bytes, Write { remote }, Some(deadline))
     }
 
@@ -252,8 +258,9 @@ impl Channel<'_> {
     pub fn read(
         &mut self,
         buffer: &mut impl ScatterBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.scatter(buffer, Request::new(Read { remote }), None)
     }
 
@@ -266,9 +273,10 @@ impl Channel<'_> {
     pub fn read_deadline(
         &mut self,
         buffer: &mut impl ScatterBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         deadline: Instant,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.scatter(buffer, Request::new(Read { remote }), Some(deadline))
     }
 
@@ -287,10 +295,11 @@ impl Channel<'_> {
     pub fn compare_swap(
         &mut self,
         buffer: &mut impl ScatterBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         compare: u64,
         swap: u64,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.scatter(buffer, Request::new(CompareSwap { remote, compare, swap }), None)
     }
 
@@ -303,11 +312,12 @@ impl Channel<'_> {
     pub fn compare_swap_deadline(
         &mut self,
         buffer: &mut impl ScatterBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         compare: u64,
         swap: u64,
         deadline: Instant,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.scatter(buffer, Request::new(CompareSwap { remote, compare, swap }), Some(deadline))
     }
 
@@ -322,9 +332,10 @@ impl Channel<'_> {
     pub fn fetch_add(
         &mut self,
         buffer: &mut impl ScatterBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.scatter(buffer, Request::new(FetchAdd { remote, add }), None)
     }
 
@@ -337,10 +348,11 @@ impl Channel<'_> {
     pub fn fetch_add_deadline(
         &mut self,
         buffer: &mut impl ScatterBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         add: u64,
         deadline: Instant,
     ) -> TransportResult<WorkSuccess> {
+        let remote = remote.into();
         self.scatter(buffer, Request::new(FetchAdd { remote, add }), Some(deadline))
     }
 

@@ -317,8 +317,9 @@ impl Channel<'_> {
     pub fn post_write_owned<B: OwnedBuffer>(
         &mut self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> Result<OwnedWork<B>, PostError<B>> {
+        let remote = remote.into();
         self.post_owned(buffer, Request::new(Write { remote }))
     }
 
@@ -333,9 +334,10 @@ impl Channel<'_> {
     pub fn post_write_with_immediate_owned<B: OwnedBuffer>(
         &mut self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         immediate: u32,
     ) -> Result<OwnedWork<B>, PostError<B>> {
+        let remote = remote.into();
         self.post_owned(buffer, Request::new(WriteWithImmediate { remote, immediate }))
     }
 
@@ -349,8 +351,9 @@ impl Channel<'_> {
     pub fn post_read_owned<B: OwnedBuffer>(
         &mut self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> Result<OwnedWork<B>, PostError<B>> {
+        let remote = remote.into();
         self.post_owned(buffer, Request::new(Read { remote }))
     }
 
@@ -365,10 +368,11 @@ impl Channel<'_> {
     pub fn post_compare_swap_owned<B: OwnedBuffer>(
         &mut self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         compare: u64,
         swap: u64,
     ) -> Result<OwnedWork<B>, PostError<B>> {
+        let remote = remote.into();
         self.post_owned(buffer, Request::new(CompareSwap { remote, compare, swap }))
     }
 
@@ -383,9 +387,10 @@ impl Channel<'_> {
     pub fn post_fetch_add_owned<B: OwnedBuffer>(
         &mut self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<OwnedWork<B>, PostError<B>> {
+        let remote = remote.into();
         self.post_owned(buffer, Request::new(FetchAdd { remote, add }))
     }
 

@@ -243,8 +243,9 @@ impl Channel<'_> {
     pub unsafe fn write_unpolled(
         &mut self,
         buffer: &impl GatherBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<PendingWork> {
+        let remote = remote.into();
         let mut list = buffer.gather()?;
         // SAFETY: the caller keeps the memory until the operation has ended.
         unsafe { self.post_unpolled(Request::new(Write { remote }), list.as_mut()) }
@@ -264,9 +265,10 @@ impl Channel<'_> {
     pub unsafe fn write_with_immediate_unpolled(
         &mut self,
         buffer: &impl GatherBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         immediate: u32,
     ) -> TransportResult<PendingWork> {
+        let remote = remote.into();
         let mut list = buffer.gather()?;
         // SAFETY: the caller keeps the memory until the operation has ended.
         unsafe {
@@ -291,8 +293,9 @@ impl Channel<'_> {
     pub unsafe fn read_unpolled(
         &mut self,
         buffer: &mut impl ScatterBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<PendingWork> {
+        let remote = remote.into();
         let mut list = buffer.scatter()?;
         // SAFETY: the caller keeps the memory until the operation has ended.
         unsafe { self.post_unpolled(Request::new(Read { remote }), list.as_mut()) }
@@ -312,10 +315,11 @@ impl Channel<'_> {
     pub unsafe fn compare_swap_unpolled(
         &mut self,
         buffer: &mut impl ScatterBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         compare: u64,
         swap: u64,
     ) -> TransportResult<PendingWork> {
+        let remote = remote.into();
         let mut list = buffer.scatter()?;
         // SAFETY: the caller keeps the memory until the operation has ended.
         unsafe {
@@ -337,9 +341,10 @@ impl Channel<'_> {
     pub unsafe fn fetch_add_unpolled(
         &mut self,
         buffer: &mut impl ScatterBuffer,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> TransportResult<PendingWork> {
+        let remote = remote.into();
         let mut list = buffer.scatter()?;
         // SAFETY: the caller keeps the memory until the operation has ended.
         unsafe { self.post_unpolled(Request::new(FetchAdd { remote, add }), list.as_mut()) }

@@ -130,8 +130,9 @@ impl<'scope> Scope<'scope, '_> {
     pub fn post_write<B: GatherBuffer + 'scope>(
         &self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        let remote = remote.into();
         self.gather(buffer, Write { remote })
     }
 
@@ -145,9 +146,10 @@ impl<'scope> Scope<'scope, '_> {
     pub fn post_write_with_immediate<B: GatherBuffer + 'scope>(
         &self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         immediate: u32,
     ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        let remote = remote.into();
         self.gather(buffer, WriteWithImmediate { remote, immediate })
     }
 
@@ -161,8 +163,9 @@ impl<'scope> Scope<'scope, '_> {
     pub fn post_write_inline(
         &self,
         bytes: &[u8],
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<ScopedPendingWork<'scope, ()>> {
+        let remote = remote.into();
         self.inline(bytes, Write { remote })
     }
 
@@ -176,8 +179,9 @@ impl<'scope> Scope<'scope, '_> {
     pub fn post_read<B: ScatterBuffer + 'scope>(
         &self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        let remote = remote.into();
         self.scatter(buffer, Request::new(Read { remote }))
     }
 
@@ -191,10 +195,11 @@ impl<'scope> Scope<'scope, '_> {
     pub fn post_compare_swap<B: ScatterBuffer + 'scope>(
         &self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         compare: u64,
         swap: u64,
     ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        let remote = remote.into();
         self.scatter(buffer, Request::new(CompareSwap { remote, compare, swap }))
     }
 
@@ -208,9 +213,10 @@ impl<'scope> Scope<'scope, '_> {
     pub fn post_fetch_add<B: ScatterBuffer + 'scope>(
         &self,
         buffer: B,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> TransportResult<ScopedPendingWork<'scope, B>> {
+        let remote = remote.into();
         self.scatter(buffer, Request::new(FetchAdd { remote, add }))
     }
 

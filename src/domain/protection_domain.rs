@@ -174,8 +174,10 @@ impl<'ctx> ProtectionDomain<'ctx> {
         &self.context
     }
 
-    /// The context, to become the parent of another object too.
-    pub(crate) fn context_parent(&self) -> Parent<'ctx, Context<'ctx>> {
+    /// The context, as the parent of another object: a domain that owns its context or shares it makes a
+    /// completion queue that does so too, as in
+    /// `CompletionQueue::new(domain.context_parent(), 64)`.
+    pub fn context_parent(&self) -> Parent<'ctx, Context<'ctx>> {
         self.context.clone()
     }
 

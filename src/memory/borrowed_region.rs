@@ -20,7 +20,7 @@ use super::access::AccessFlags;
 use super::accessors::region_accessors;
 use super::options::{check_access, check_local};
 use super::registration::register;
-use super::scatter_gather::{Element, GatherElement, LocalMemory, ScatterElement};
+use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge};
 use super::slice::{MemorySlice, MemorySliceMut};
 use crate::domain::ProtectionDomain;
@@ -379,9 +379,18 @@ impl<T: Element> LocalMemory for BorrowedMemoryRegion<'_, '_, T> {
     }
 }
 
-// A `ReadOnlyMemoryRegion` is not `LocalMemory`, since `LocalMemory` can be posted to be written.
-// Devices refuse to write this region, but some providers copy short messages to their destination
-// themselves, without checking the access.
+impl<T: Element> LocalMemoryMut for BorrowedMemoryRegion<'_, '_, T> {}
+
+impl<T: Element> private::Sealed for ReadOnlyMemoryRegion<'_, '_, T> {}
+
+impl<T: Element> LocalMemory for ReadOnlyMemoryRegion<'_, '_, T> {
+    #[inline]
+    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        let range = resolve(range, self.data.len())?;
+        let address = self.data.as_ptr() as u64 + (range.start * size_of::<T>()) as u64;
+        sge(address, range.len() * size_of::<T>(), self.lkey())
+    }
+}
 
 impl<T: Element> fmt::Debug for BorrowedMemoryRegion<'_, '_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

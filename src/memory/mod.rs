@@ -43,6 +43,7 @@ mod borrowed_region;
 mod buffer;
 mod byte_region;
 mod device_memory;
+mod disjoint;
 mod huge_pages;
 mod implicit_region;
 mod null_region;
@@ -52,6 +53,7 @@ mod raw_region;
 mod region;
 mod registration;
 mod remote_region;
+mod remote_struct;
 mod scatter_gather;
 pub(crate) mod shared_copy;
 mod shared_region;
@@ -74,7 +76,10 @@ pub use raw_region::RawMemoryRegion;
 pub use region::MemoryRegion;
 pub use registration::{ReregisterError, ReregisteredState, Reregistration};
 pub use remote_region::RemoteMemoryRegion;
-pub use scatter_gather::{Element, GatherElement, LocalMemory, MAX_SGE_LENGTH, ScatterElement};
+pub use remote_struct::{Field, RemoteElement, RemoteRegion};
+pub use scatter_gather::{
+    Element, GatherElement, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH, ScatterElement,
+};
 pub(crate) use scatter_gather::{private, resolve, sge};
 pub use shared_region::SharedMemoryRegion;
 pub use shared_slice::SharedMemorySlice;

@@ -11,7 +11,7 @@ use super::byte_region::byte_region;
 use super::options::{check_access, check_iova};
 use super::registration::{ReregisterError, ReregisteredState, Reregistration};
 use super::registration::{register, reregister};
-use super::scatter_gather::{GatherElement, LocalMemory, ScatterElement};
+use super::scatter_gather::{GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge_at};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -388,6 +388,8 @@ impl<'pd> RawMemoryRegion<'pd> {
 }
 
 impl private::Sealed for RawMemoryRegion<'_> {}
+
+impl LocalMemoryMut for RawMemoryRegion<'_> {}
 
 impl LocalMemory for RawMemoryRegion<'_> {
     #[inline]

@@ -10,7 +10,7 @@ use super::options::RegionOptions;
 use super::options::check_local;
 use super::owned_buffer::RegisteredBuffer;
 use super::registration::{ReregisterError, Reregistration};
-use super::scatter_gather::{Element, GatherElement, LocalMemory, ScatterElement};
+use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge};
 use super::slice::{MemorySlice, MemorySliceMut};
 use crate::domain::ProtectionDomain;
@@ -222,6 +222,8 @@ impl ProtectionDomain<'_> {
 }
 
 impl<T: Element> private::Sealed for MemoryRegion<'_, T> {}
+
+impl<T: Element> LocalMemoryMut for MemoryRegion<'_, T> {}
 
 impl<T: Element> LocalMemory for MemoryRegion<'_, T> {
     #[inline]

@@ -42,8 +42,18 @@ use crate::ffi;
 /// is_element::<Entry>();
 /// is_element::<[Entry; 4]>();
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be an element of registered memory, in which a peer may write any bytes",
+    label = "not every sequence of bytes is a valid `{Self}`, or it has padding or is not `Copy`",
+    note = "instead of `bool`, use `u8` and `value != 0`; instead of `char`, `u32` and `char::from_u32`; \
+            instead of an enum, its integer and `TryFrom`, or bytes and `zerocopy::TryFromBytes`",
+    note = "a struct is an element if it is `Copy`, derives `FromBytes`, `IntoBytes` and `Immutable` of \
+            `zerocopy` 0.8, and has explicit fields where there would be padding"
+)]
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
 
+// Otherwise the compiler's message would be about the traits of `zerocopy`.
+#[diagnostic::do_not_recommend]
 impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Element for T {}
 
 /// The longest piece of memory that a scatter/gather element can name: 4 GiB - 1 bytes.
@@ -130,9 +140,13 @@ fn too_long(bytes: usize) -> Excess {
     Excess { what: "the length in bytes", value: bytes as u64, most: MAX_SGE_LENGTH as u64 }
 }
 
-/// Registered memory that work requests of this program can name.
+/// Registered memory that work requests of this program can read: every region and slice.
 ///
-/// The trait is sealed: only regions of this crate have it.
+/// The trait is sealed: only types of this crate have it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not registered memory",
+    label = "a region or a slice of one is needed here"
+)]
 pub trait LocalMemory: private::Sealed {
     /// The scatter/gather element of the elements in `range`.
     ///
@@ -142,6 +156,17 @@ pub trait LocalMemory: private::Sealed {
     #[doc(hidden)]
     fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge>;
 }
+
+/// Registered memory that work requests of this program can also write: for receives and reads.
+///
+/// [`ReadOnlyMemoryRegion`](crate::ReadOnlyMemoryRegion) and [`MemorySlice`](crate::MemorySlice) do not have
+/// it. Some providers copy short messages to their destination themselves, without checking the region's
+/// access.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not registered memory that the device can write",
+    label = "a region that can be written, or a `MemorySliceMut`, is needed here"
+)]
+pub trait LocalMemoryMut: LocalMemory {}
 
 pub(crate) mod private {
     /// Keeps [`LocalMemory`](super::LocalMemory) to this crate.

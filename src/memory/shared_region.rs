@@ -11,7 +11,7 @@ use super::owned_buffer::RegisteredBuffer;
 use super::registration::{ReregisterError, Reregistration};
 use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::private;
-use super::scatter_gather::{Element, GatherElement, LocalMemory, ScatterElement};
+use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::shared_slice::SharedMemorySlice;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
@@ -275,6 +275,8 @@ impl ProtectionDomain<'_> {
 }
 
 impl<T: Element> private::Sealed for SharedMemoryRegion<'_, T> {}
+
+impl<T: Element> LocalMemoryMut for SharedMemoryRegion<'_, T> {}
 
 impl<T: Element> LocalMemory for SharedMemoryRegion<'_, T> {
     #[inline]

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use super::buffer::{GatherBuffer, ScatterBuffer};
 use super::remote_region::RemoteMemoryRegion;
-use super::scatter_gather::{Element, GatherElement, LocalMemory, ScatterElement};
+use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge, sge_at};
 use super::shared_copy::{load, store};
 use crate::error::{Error, Result};
@@ -300,6 +300,8 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
 }
 
 impl<T: Element> private::Sealed for SharedMemorySlice<'_, T> {}
+
+impl<T: Element> LocalMemoryMut for SharedMemorySlice<'_, T> {}
 
 impl<T: Element> LocalMemory for SharedMemorySlice<'_, T> {
     #[inline]

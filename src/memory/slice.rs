@@ -5,7 +5,9 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 use std::ptr::NonNull;
 
-use super::scatter_gather::{Element, GatherElement, ScatterElement, resolve, sge};
+use super::scatter_gather::{
+    Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, resolve, sge,
+};
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -112,7 +114,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     /// For `'buf`, nobody else uses these elements: the caller gives `self` up, or uses it for other
     /// elements only.
     #[inline]
-    unsafe fn subslice(&self, range: Range<usize>) -> Self {
+    pub(super) unsafe fn subslice(&self, range: Range<usize>) -> Self {
         // SAFETY: the elements are part of this slice, and the caller vouches that they are used once.
         unsafe { Self::from_raw(self.pointer(range), self.lkey) }
     }
@@ -184,7 +186,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
     #[inline]
     pub fn gather_element(&self) -> Result<GatherElement<'_>> {
-        self.sge().map(GatherElement::new)
+        LocalMemory::sge(self, ..).map(GatherElement::new)
     }
 
     /// The whole slice, for a work request that writes it.
@@ -194,7 +196,7 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
     #[inline]
     pub fn scatter_element(&mut self) -> Result<ScatterElement<'_>> {
-        self.sge().map(ScatterElement::new)
+        LocalMemory::sge(self, ..).map(ScatterElement::new)
     }
 
     /// The whole slice, for a work request that writes it for as long as the region is borrowed.
@@ -204,15 +206,27 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
     #[inline]
     pub fn into_scatter_element(self) -> Result<ScatterElement<'buf>> {
-        self.sge().map(ScatterElement::new)
-    }
-
-    #[inline]
-    fn sge(&self) -> Result<ffi::ibv_sge> {
-        let bytes = self.data.len() * size_of::<T>();
-        sge(self.data.cast::<T>().as_ptr() as u64, bytes, self.lkey)
+        LocalMemory::sge(&self, ..).map(ScatterElement::new)
     }
 }
+
+impl<T: Element> LocalMemory for MemorySlice<'_, T> {
+    #[inline]
+    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        let data = &self.data[resolve(range, self.data.len())?];
+        sge(data.as_ptr() as u64, size_of_val(data), self.lkey)
+    }
+}
+
+impl<T: Element> LocalMemory for MemorySliceMut<'_, T> {
+    #[inline]
+    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        let data = self.pointer(resolve(range, self.data.len())?);
+        sge(data.cast::<T>().as_ptr() as u64, data.len() * size_of::<T>(), self.lkey)
+    }
+}
+
+impl<T: Element> LocalMemoryMut for MemorySliceMut<'_, T> {}
 
 impl<T> Deref for MemorySlice<'_, T> {
     type Target = [T];

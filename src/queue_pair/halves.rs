@@ -10,7 +10,7 @@ use super::post::{INLINE, SIGNALED, not_extended, receive_methods, request, send
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::sge;
-use crate::memory::{LocalMemory, RemoteMemoryRegion};
+use crate::memory::{LocalMemory, LocalMemoryMut, RemoteMemoryRegion};
 use crate::queue_pair::work_request::private::Post;
 use crate::queue_pair::work_request::remote::{check_remote, rdma};
 use crate::queue_pair::work_request::{

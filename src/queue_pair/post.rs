@@ -9,7 +9,7 @@ use super::halves::{ReceiveHalf, SendHalf};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::sge;
-use crate::memory::{LocalMemory, RemoteMemoryRegion};
+use crate::memory::{LocalMemory, LocalMemoryMut, RemoteMemoryRegion};
 use crate::queue_pair::work_request::remote::{check_remote, rdma};
 use crate::queue_pair::work_request::{
     Batch, ListError, ReceiveList, ReceiveListEntry, SendList, SendListEntry, WorkRequest,
@@ -99,9 +99,10 @@ macro_rules! send_methods {
             &mut self,
             region: &impl LocalMemory,
             range: impl RangeBounds<usize>,
-            remote: RemoteMemoryRegion,
+            remote: impl Into<RemoteMemoryRegion>,
             wr_id: u64,
         ) -> Result<()> {
+            let remote = remote.into();
             self.queue_pair().need_peer()?;
             let mut sge = region.sge(range)?;
             check_remote(&remote, sge.length.into())?;
@@ -131,11 +132,12 @@ macro_rules! send_methods {
         #[inline]
         pub unsafe fn post_read(
             &mut self,
-            region: &mut impl LocalMemory,
+            region: &mut impl LocalMemoryMut,
             range: impl RangeBounds<usize>,
-            remote: RemoteMemoryRegion,
+            remote: impl Into<RemoteMemoryRegion>,
             wr_id: u64,
         ) -> Result<()> {
+            let remote = remote.into();
             self.queue_pair().need_peer()?;
             let mut sge = region.sge(range)?;
             check_remote(&remote, sge.length.into())?;
@@ -350,7 +352,7 @@ macro_rules! receive_methods {
         #[inline]
         pub unsafe fn post_receive(
             &mut self,
-            region: &mut impl LocalMemory,
+            region: &mut impl LocalMemoryMut,
             range: impl RangeBounds<usize>,
             wr_id: u64,
         ) -> Result<()> {

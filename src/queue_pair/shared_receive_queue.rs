@@ -12,7 +12,7 @@ use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
-use crate::memory::LocalMemory;
+use crate::memory::LocalMemoryMut;
 use crate::parent::Parent;
 use crate::queue_pair::work_request::ReceiveWorkRequest;
 
@@ -253,7 +253,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     #[inline]
     pub unsafe fn post_receive(
         &self,
-        region: &mut impl LocalMemory,
+        region: &mut impl LocalMemoryMut,
         range: impl RangeBounds<usize>,
         wr_id: u64,
     ) -> Result<()> {

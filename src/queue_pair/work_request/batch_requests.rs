@@ -103,8 +103,9 @@ impl Batch<'_> {
         wr_id: u64,
         flags: SendFlags,
         data: impl BatchData,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> Result<()> {
+        let remote = remote.into();
         check_remote(&remote, data.length())?;
         let (rkey, address) = (remote.rkey(), remote.address());
         self.add(wr_id, flags, Op::WRITE, data, call!(wr_rdma_write, rkey, address))
@@ -123,9 +124,10 @@ impl Batch<'_> {
         wr_id: u64,
         flags: SendFlags,
         data: impl BatchData,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         immediate: u32,
     ) -> Result<()> {
+        let remote = remote.into();
         check_remote(&remote, data.length())?;
         let (rkey, address, immediate) = (remote.rkey(), remote.address(), immediate.to_be());
         let call = call!(wr_rdma_write_imm, rkey, address, immediate);
@@ -144,8 +146,9 @@ impl Batch<'_> {
         wr_id: u64,
         flags: SendFlags,
         elements: &mut [ScatterElement<'_>],
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> Result<()> {
+        let remote = remote.into();
         let data = ScatterElement::raw_list(elements);
         check_remote(&remote, data.length())?;
         let (rkey, address) = (remote.rkey(), remote.address());
@@ -166,9 +169,10 @@ impl Batch<'_> {
         wr_id: u64,
         flags: SendFlags,
         result: &mut ScatterElement<'_>,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         (compare, swap): (u64, u64),
     ) -> Result<()> {
+        let remote = remote.into();
         check_atomic(&remote, result.len().into())?;
         let (rkey, address) = (remote.rkey(), remote.address());
         let call = call!(wr_atomic_cmp_swp, rkey, address, compare, swap);
@@ -195,9 +199,10 @@ impl Batch<'_> {
         wr_id: u64,
         flags: SendFlags,
         result: &mut ScatterElement<'_>,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<()> {
+        let remote = remote.into();
         check_atomic(&remote, result.len().into())?;
         let call = call!(wr_atomic_fetch_add, remote.rkey(), remote.address(), add);
         self.add(
@@ -221,9 +226,10 @@ impl Batch<'_> {
         &mut self,
         wr_id: u64,
         flags: SendFlags,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         value: u64,
     ) -> Result<()> {
+        let remote = remote.into();
         check_atomic(&remote, 8)?;
         self.need(Op::ATOMIC_WRITE.bits() | function::READY)?;
         self.begin(wr_id, flags, 0);
@@ -244,10 +250,11 @@ impl Batch<'_> {
         &mut self,
         wr_id: u64,
         flags: SendFlags,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         placement: FlushPlacement,
         whole_region: bool,
     ) -> Result<()> {
+        let remote = remote.into();
         let Ok(length) = usize::try_from(remote.length()) else {
             return Err(Error::invalid("ibv_wr_flush", "the remote region is too long"));
         };

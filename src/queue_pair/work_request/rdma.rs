@@ -26,7 +26,11 @@ impl<'wr> WriteWorkRequest<'wr> {
     ///  - `EINVAL`: the remote region is shorter than the elements, there are more elements than C's `int`
     ///    can count, or more than [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
     #[inline]
-    pub fn new(elements: &'wr [GatherElement<'wr>], remote: RemoteMemoryRegion) -> Result<Self> {
+    pub fn new(
+        elements: &'wr [GatherElement<'wr>],
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> Result<Self> {
+        let remote = remote.into();
         let list = List::gather(elements)?;
         check_remote(&remote, list.length)?;
         let mut raw = list.request(ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE);
@@ -69,8 +73,9 @@ impl<'wr> ReadWorkRequest<'wr> {
     #[inline]
     pub fn new<'buf: 'wr>(
         elements: &'wr mut [ScatterElement<'buf>],
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
     ) -> Result<Self> {
+        let remote = remote.into();
         let list = List::scatter(VERB, elements)?;
         check_remote(&remote, list.length)?;
         let mut raw = list.request(ffi::ibv_wr_opcode::IBV_WR_RDMA_READ);
@@ -112,10 +117,11 @@ impl<'wr> CompareSwapWorkRequest<'wr> {
     #[inline]
     pub fn new<'buf: 'wr>(
         result: &'wr mut ScatterElement<'buf>,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         compare: u64,
         swap: u64,
     ) -> Result<Self> {
+        let remote = remote.into();
         let opcode = ffi::ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
         atomic(opcode, result, &remote, compare, swap).map(Self::from_raw)
     }
@@ -138,9 +144,10 @@ impl<'wr> FetchAddWorkRequest<'wr> {
     #[inline]
     pub fn new<'buf: 'wr>(
         result: &'wr mut ScatterElement<'buf>,
-        remote: RemoteMemoryRegion,
+        remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<Self> {
+        let remote = remote.into();
         let opcode = ffi::ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
         atomic(opcode, result, &remote, add, 0).map(Self::from_raw)
     }
