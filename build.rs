@@ -1,6 +1,6 @@
-//! Builds libibverbs and the enabled providers from `vendor/rdma-core`, statically, and generates
-//! the Rust bindings (feature `bindgen`) or takes the committed ones. Everything is written to `OUT_DIR`; nothing is fetched, and the source tree is
-//! only read.
+//! Builds libibverbs and the enabled providers from `vendor/rdma-core`, or from the tree that
+//! `IBVERBS_RDMA_CORE` names, statically, and generates the Rust bindings (feature `bindgen`) or takes the
+//! committed ones. Everything is written to `OUT_DIR`; nothing is fetched, and the source tree is only read.
 
 #[path = "build/bindings.rs"]
 mod bindings;
@@ -25,9 +25,9 @@ use std::panic;
 
 use bindings::{bindings, inline_functions, stage_headers, system_headers};
 use common::{exit_after_errors, exit_with_error, feature, message_of, report_error, variable};
-use inputs::{check_sources, rerun_if_changed};
+use inputs::{check_sources, rerun_if_changed, source_tree};
 use installed::link_system;
-use providers::PROVIDERS;
+use providers::providers;
 use rdma_core::build_rdma_core;
 use tools::check_tools;
 
@@ -42,8 +42,8 @@ fn main() {
 fn build() {
     let out = variable("OUT_DIR");
     let root = variable("CARGO_MANIFEST_DIR");
-    let source = root.join("vendor/rdma-core");
-    let enabled: Vec<_> = PROVIDERS.iter().filter(|p| feature(p.name)).collect();
+    let (source, another) = source_tree(&root);
+    let enabled = providers(&source, another);
     // docs.rs needs only the bindings, and has no network and few tools.
     let documentation_only = env::var_os("DOCS_RS").is_some();
     let bundled = !documentation_only && !feature("system");
@@ -52,8 +52,8 @@ fn build() {
         report_error("RDMA verbs exist on Linux only");
         exit_after_errors();
     }
-    rerun_if_changed(&root, &enabled, bundled);
-    check_sources(&source, &enabled);
+    rerun_if_changed(&root, &source, &enabled, bundled);
+    check_sources(&source, another, &enabled);
     let python = check_tools(documentation_only, bundled);
 
     let include = stage_headers(&source, &out);

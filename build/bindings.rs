@@ -66,8 +66,9 @@ fn copy_committed(source: &Path, out: &Path) {
     let version = crate::rdma_core::setting(source, "PACKAGE_VERSION");
     if version != COMMITTED_VERSION {
         exit_with_error(&format!(
-            "vendor/rdma-core is v{version}, and the committed bindings are those of \
-             v{COMMITTED_VERSION}: enable the feature `bindgen`"
+            "{} is v{version}, and the committed bindings are those of \
+             v{COMMITTED_VERSION}: enable the feature `bindgen`",
+            source.display()
         ));
     }
     for (name, contents) in COMMITTED {

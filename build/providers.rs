@@ -1,62 +1,111 @@
 //! The providers (user-space drivers) of rdma-core, and their registration.
 
+use std::fs;
 use std::path::Path;
 
-use crate::common::{compile, write};
+use crate::common::{compile, exit_with_error, feature, write};
 
 /// A provider (user-space driver) of rdma-core. Its Cargo feature, its folder, and its symbol
 /// (`verbs_provider_<name>`) use its name.
 pub(crate) struct Provider {
-    pub(crate) name: &'static str,
-    /// The CMake target of the static library.
-    pub(crate) target: &'static str,
+    pub(crate) name: String,
     /// The linker map of its exported symbols, if it does not use the common one.
-    pub(crate) map: Option<&'static str>,
+    pub(crate) map: Option<String>,
 }
 
 impl Provider {
+    /// The CMake target of the static library. A provider with a public API has another one for its
+    /// shared library, which uses the name alone.
+    pub(crate) fn target(&self) -> String {
+        match self.map {
+            Some(_) => format!("{}-static", self.name),
+            None => self.name.clone(),
+        }
+    }
+
     /// The library's name, without `lib` and `.a`. A provider without a public API is named after the
     /// version of the interface between libibverbs and its providers, as a plug-in is.
     pub(crate) fn archive(&self, abi: &str) -> String {
         match self.map {
-            Some(_) => self.name.to_owned(),
+            Some(_) => self.name.clone(),
             None => format!("{}-rdmav{abi}", self.name),
         }
     }
+
+    /// The provider whose folder has this name, as its CMake file declares it: either
+    /// `rdma_provider(NAME FILE..)` or `rdma_shared_provider(NAME MAP ..)`. `None`: the tree does not
+    /// have it.
+    fn of(source: &Path, name: &str) -> Option<Self> {
+        let file = source.join("providers").join(name).join("CMakeLists.txt");
+        let text = fs::read_to_string(&file).ok()?;
+        let arguments = |call: &str| {
+            let arguments = text.split_once(call)?.1.split_once(')')?.0;
+            Some(arguments.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        };
+        let (declared, map) = match arguments("rdma_shared_provider(") {
+            Some(arguments) => (arguments.first().cloned(), arguments.get(1).cloned()),
+            None => (arguments("rdma_provider(").and_then(|a| a.first().cloned()), None),
+        };
+        if declared.as_deref() != Some(name) {
+            exit_with_error(&format!("{}: it declares no provider {name}", file.display()));
+        }
+        Some(Self { name: name.to_owned(), map })
+    }
 }
 
-const fn plain(name: &'static str) -> Provider {
-    Provider { name, target: name, map: None }
-}
-
-const fn with_api(name: &'static str, target: &'static str, map: &'static str) -> Provider {
-    Provider { name, target, map: Some(map) }
-}
-
-/// The slowest to compile come first, so that none of them remains for the end.
-pub(crate) const PROVIDERS: &[Provider] = &[
-    with_api("mlx5", "mlx5-static", "libmlx5.map"),
-    with_api("hns", "hns-static", "libhns.map"),
-    with_api("mlx4", "mlx4-static", "libmlx4.map"),
-    plain("irdma"),
-    plain("bnxt_re"),
-    plain("cxgb4"),
-    plain("qedr"),
-    plain("ocrdma"),
-    plain("mthca"),
-    with_api("efa", "efa-static", "libefa.map"),
-    with_api("mana", "mana-static", "libmana.map"),
-    plain("vmw_pvrdma"),
-    plain("rxe"),
-    plain("erdma"),
-    plain("hfi1verbs"),
-    plain("siw"),
-    plain("ipathverbs"),
+/// The providers that have a Cargo feature. The slowest to compile come first, so that none of them
+/// remains for the end.
+const FEATURES: &[&str] = &[
+    "mlx5",
+    "hns",
+    "mlx4",
+    "irdma",
+    "bnxt_re",
+    "cxgb4",
+    "qedr",
+    "ocrdma",
+    "mthca",
+    "efa",
+    "mana",
+    "vmw_pvrdma",
+    "rxe",
+    "erdma",
+    "hfi1verbs",
+    "siw",
+    "ipathverbs",
 ];
+
+/// The providers to build: those whose features are enabled. If the tree is `another` than this
+/// crate's own, it may lack some, and it may have some that no feature names, which are built too.
+pub(crate) fn providers(source: &Path, another: bool) -> Vec<Provider> {
+    let mut providers = Vec::new();
+    for &name in FEATURES.iter().filter(|name| feature(name)) {
+        match Provider::of(source, name) {
+            Some(provider) => providers.push(provider),
+            None if another => {
+                println!("cargo::warning={} has no provider {name}", source.display());
+            }
+            // Reported with the other files that are missing.
+            None => providers.push(Provider { name: name.to_owned(), map: None }),
+        }
+    }
+    if another {
+        let folders = fs::read_dir(source.join("providers"));
+        let mut names: Vec<_> = folders
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| !FEATURES.contains(&name.as_str()))
+            .collect();
+        names.sort();
+        providers.extend(names.iter().filter_map(|name| Provider::of(source, name)));
+    }
+    providers
+}
 
 /// Generates a table that refers to each enabled provider, so that the linker takes in the provider's
 /// object file, whose constructor then registers the provider.
-pub(crate) fn register_providers(out: &Path, enabled: &[&Provider]) {
+pub(crate) fn register_providers(out: &Path, enabled: &[Provider]) {
     let mut text = String::from("struct verbs_device_ops;\n");
     for provider in enabled {
         text +=

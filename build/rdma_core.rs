@@ -64,7 +64,7 @@ pub(crate) fn build_rdma_core(
     root: &Path,
     source: &Path,
     out: &Path,
-    enabled: &[&Provider],
+    enabled: &[Provider],
     python: &str,
 ) {
     if enabled.is_empty() {
@@ -78,7 +78,8 @@ pub(crate) fn build_rdma_core(
     if feature("rdmacm") {
         targets.push("rdmacm-static");
     }
-    targets.extend(enabled.iter().map(|p| p.target));
+    let static_libraries: Vec<_> = enabled.iter().map(Provider::target).collect();
+    targets.extend(static_libraries.iter().map(String::as_str));
     compile_targets(&build, &targets);
     let version = setting(source, "PACKAGE_VERSION");
     let abi = setting(source, "IBVERBS_PABI_VERSION");
@@ -105,7 +106,7 @@ fn configure(
     root: &Path,
     source: &Path,
     out: &Path,
-    enabled: &[&Provider],
+    enabled: &[Provider],
     python: &str,
 ) -> PathBuf {
     let build = out.join("build");
@@ -192,7 +193,7 @@ fn finish_archives(
     source: &Path,
     out: &Path,
     build: &Path,
-    enabled: &[&Provider],
+    enabled: &[Provider],
     python: &str,
     (version, abi): (&str, &str),
 ) {
@@ -230,8 +231,8 @@ fn finish_archives(
     for provider in enabled {
         let archive = format!("lib/statics/lib{}.a", provider.archive(abi));
         option("--lib", build.join(archive).as_ref());
-        if let Some(map) = provider.map {
-            option("--map", source.join("providers").join(provider.name).join(map).as_ref());
+        if let Some(map) = &provider.map {
+            option("--map", source.join("providers").join(&provider.name).join(map).as_ref());
         }
     }
     option("--internal_lib", build.join("ccan/libccan.a").as_ref());
