@@ -61,10 +61,8 @@ impl<'res> PreparedChannel<'res> {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
-        match dial(address, deadline) {
-            Ok(stream) => over(self, Role::Connects, stream, private_data, deadline).map(keep),
-            Err(error) => Err(StateError::new(self, error)),
-        }
+        let stream = dial(address, deadline);
+        over(self, Role::Connects, stream, private_data, deadline).map(keep)
     }
 
     /// Waits for a peer that [connects](Self::connect) to the listener, and connects to it.
@@ -100,10 +98,8 @@ impl<'res> PreparedChannel<'res> {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
-        match next_client(listener, deadline) {
-            Ok(stream) => over(self, Role::Accepts, stream, private_data, deadline).map(keep),
-            Err(error) => Err(StateError::new(self, error)),
-        }
+        let stream = next_client(listener, deadline);
+        over(self, Role::Accepts, stream, private_data, deadline).map(keep)
     }
 
     /// As [`connect`](Self::connect), over a stream that is connected already: a Unix socket, TLS, or a
@@ -152,10 +148,8 @@ impl<'res> PreparedQueuePair<'res> {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
-        match dial(address, deadline) {
-            Ok(stream) => over(self, Role::Connects, stream, private_data, deadline),
-            Err(error) => Err(StateError::new(self, error)),
-        }
+        let stream = dial(address, deadline);
+        over(self, Role::Connects, stream, private_data, deadline)
     }
 
     /// As [`PreparedChannel::accept`], but also returns the TCP stream, which the program keeps: see
@@ -170,10 +164,8 @@ impl<'res> PreparedQueuePair<'res> {
         private_data: &[u8],
         deadline: Instant,
     ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
-        match next_client(listener, deadline) {
-            Ok(stream) => over(self, Role::Accepts, stream, private_data, deadline),
-            Err(error) => Err(StateError::new(self, error)),
-        }
+        let stream = next_client(listener, deadline);
+        over(self, Role::Accepts, stream, private_data, deadline)
     }
 
     /// As [`PreparedChannel::connect_over`].
@@ -304,18 +296,23 @@ fn keep<'res>(
     (channel, private_data)
 }
 
-/// Connects over a TCP stream that is to be kept.
+/// Connects over a TCP stream that is to be kept, if there is one.
 #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
 fn over<P: Prepared>(
     prepared: P,
     role: Role,
-    mut stream: TcpStream,
+    stream: Result<TcpStream, ExchangeError>,
     private_data: &[u8],
     deadline: Instant,
 ) -> Result<(P::Connected, Vec<u8>, TcpStream), StateError<P, ExchangeError>> {
-    if let Err(error) = stream.set_nodelay(true).and_then(|()| watch_host(&stream)) {
-        return Err(StateError::new(prepared, ExchangeError::Io(error)));
-    }
+    let set_up = |stream: TcpStream| {
+        stream.set_nodelay(true).and_then(|()| watch_host(&stream)).map_err(ExchangeError::Io)?;
+        Ok(stream)
+    };
+    let mut stream = match stream.and_then(set_up) {
+        Ok(stream) => stream,
+        Err(error) => return Err(StateError::new(prepared, error)),
+    };
     let (connected, told) = exchange(prepared, role, &mut stream, private_data, deadline)?;
     Ok((connected, told, stream))
 }
