@@ -250,18 +250,25 @@ impl Channel<'_> {
     /// `ibv_post_send`: fills the buffer from the peer's memory, which must have at least that many bytes.
     /// Reliable connections only.
     ///
+    /// On iWARP the buffer must be memory that peers may write (a slice of a
+    /// [`SharedMemoryRegion`](crate::SharedMemoryRegion) with
+    /// [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE)), because the peer answers a read by writing.
+    ///
     /// # Errors
     ///
-    /// [Those of blocking operations](Self#blocking-operations).
+    /// [Those of blocking operations](Self#blocking-operations), and on iWARP:
+    ///
+    ///  - `EINVAL`: the buffer is of a region that peers may never write. A shared region without
+    ///    `REMOTE_WRITE` is not noticed: most devices then fail the read or end the connection.
     #[doc(alias = "ibv_post_send")]
     #[inline]
-    pub fn read(
+    pub fn read<B: ScatterBuffer>(
         &mut self,
-        buffer: &mut impl ScatterBuffer,
+        buffer: &mut B,
         remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<WorkSuccess> {
         let remote = remote.into();
-        self.scatter(buffer, Request::new(Read { remote }), None)
+        self.scatter(buffer, Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }), None)
     }
 
     /// As [`read`](Self::read), but gives up at `deadline`.
@@ -270,14 +277,18 @@ impl Channel<'_> {
     ///
     /// [Those of blocking operations](Self#blocking-operations).
     #[inline]
-    pub fn read_deadline(
+    pub fn read_deadline<B: ScatterBuffer>(
         &mut self,
-        buffer: &mut impl ScatterBuffer,
+        buffer: &mut B,
         remote: impl Into<RemoteMemoryRegion>,
         deadline: Instant,
     ) -> TransportResult<WorkSuccess> {
         let remote = remote.into();
-        self.scatter(buffer, Request::new(Read { remote }), Some(deadline))
+        self.scatter(
+            buffer,
+            Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }),
+            Some(deadline),
+        )
     }
 
     /// `ibv_post_send`: replaces the aligned 64-bit number in the peer's memory by `swap` if it equals

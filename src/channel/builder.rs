@@ -250,6 +250,7 @@ impl<'res> ChannelBuilder<'res> {
             max_recv_sge: capacities.max_recv_sge,
             max_inline_data: queue_pair.max_inline_data(),
             reliable,
+            private_reads: reliable && !queue_pair.protection_domain().context().is_iwarp(),
         };
         let settings = CoreSettings {
             limits,

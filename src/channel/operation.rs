@@ -44,6 +44,8 @@ pub(super) struct Limits {
     pub(super) max_inline_data: u32,
     /// Whether the transport is a reliable connection.
     pub(super) reliable: bool,
+    /// Whether it is one, and reads may fill memory that peers may not write: not on iWARP.
+    pub(super) private_reads: bool,
 }
 
 /// One request of each kind, made once. A post changes only the fields that differ from one operation
@@ -236,6 +238,12 @@ pub(super) trait Kind: Copy {
     /// Whether it needs a reliable connection.
     const RELIABLE: bool;
 
+    /// Whether the transport has it.
+    #[inline]
+    fn is_allowed(&self, limits: &Limits) -> bool {
+        !Self::RELIABLE || limits.reliable
+    }
+
     /// Checks that the peer's memory has room for `bytes` bytes.
     fn fits(&self, bytes: u64) -> Result<()>;
 
@@ -251,8 +259,8 @@ impl<K: Kind> Operation for Request<K> {
 
     #[inline]
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
-        if K::RELIABLE && !limits.reliable {
-            return Err(unreliable().into());
+        if !self.kind.is_allowed(limits) {
+            return Err(refused(limits).into());
         }
         elements(Self::VERB, list, limits.max_send_sge)?;
         self.kind.fits(list.iter().map(|element| u64::from(element.length)).sum())?;
@@ -331,12 +339,16 @@ fn too_many(verb: &'static str, count: usize, most: u32) -> Error {
 }
 
 #[cold]
-fn unreliable() -> Error {
-    Error::with_reason(
-        "ibv_post_send",
-        libc::EOPNOTSUPP,
-        "only a reliable connection has reads and atomics",
-    )
+fn refused(limits: &Limits) -> Error {
+    const VERB: &str = "ibv_post_send";
+    if limits.reliable {
+        let reason = "on iWARP the peer answers a read by writing, so a read fills only memory that \
+                      peers may write: read into a slice of a SharedMemoryRegion with \
+                      AccessFlags::REMOTE_WRITE";
+        return Error::invalid(VERB, reason);
+    }
+    let reason = "only a reliable connection has reads and atomics";
+    Error::with_reason(VERB, libc::EOPNOTSUPP, reason)
 }
 
 fn inline_length(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
@@ -357,7 +369,7 @@ fn immediate(request: &mut ffi::ibv_send_wr, value: u32) {
 /// of the peer's memory, and how the fields are written to the request.
 macro_rules! kinds {
     ($($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* } = $opcode:ident,
-       reliable $reliable:literal, $fits:expr, $fill:expr;)+) => {
+       reliable $reliable:literal, $fits:expr, $fill:expr $(, allowed $allowed:expr)?;)+) => {
         /// The kinds, in order.
         #[derive(Clone, Copy)]
         enum Index { $($name),+ }
@@ -376,6 +388,14 @@ macro_rules! kinds {
         impl Kind for $name {
             const INDEX: usize = Index::$name as usize;
             const RELIABLE: bool = $reliable;
+
+            $(
+            #[inline]
+            fn is_allowed(&self, limits: &Limits) -> bool {
+                let allowed: fn(&Self, &Limits) -> bool = $allowed;
+                allowed(self, limits)
+            }
+            )?
 
             #[inline]
             fn fits(&self, bytes: u64) -> Result<()> {
@@ -405,8 +425,10 @@ kinds! {
             request.wr.rdma = rdma(&this.remote);
             immediate(request, this.immediate);
         };
-    Read { remote: RemoteMemoryRegion } = IBV_WR_RDMA_READ, reliable true,
-        |this, bytes| check_remote(&this.remote, bytes), |this, request| request.wr.rdma = rdma(&this.remote);
+    /// `shared`: peers may be allowed to write the memory that it fills, as far as its type tells.
+    Read { remote: RemoteMemoryRegion, shared: bool } = IBV_WR_RDMA_READ, reliable true,
+        |this, bytes| check_remote(&this.remote, bytes), |this, request| request.wr.rdma = rdma(&this.remote),
+        allowed |this, limits| if this.shared { limits.reliable } else { limits.private_reads };
     CompareSwap { remote: RemoteMemoryRegion, compare: u64, swap: u64 } = IBV_WR_ATOMIC_CMP_AND_SWP,
         reliable true,
         |this, bytes| check_atomic(&this.remote, bytes),

@@ -34,6 +34,10 @@ use crate::ffi;
     label = "a buffer without borrowed parts is needed here, such as a `PooledBuffer`"
 )]
 pub unsafe trait OwnedBuffer: sealed::Sealed + Send + 'static {
+    /// Whether peers may be allowed to write the memory, as far as the type tells.
+    #[doc(hidden)]
+    const PEERS_MAY_WRITE: bool = true;
+
     /// The scatter/gather element.
     ///
     /// # Errors

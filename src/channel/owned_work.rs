@@ -354,7 +354,7 @@ impl Channel<'_> {
         remote: impl Into<RemoteMemoryRegion>,
     ) -> Result<OwnedWork<B>, PostError<B>> {
         let remote = remote.into();
-        self.post_owned(buffer, Request::new(Read { remote }))
+        self.post_owned(buffer, Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }))
     }
 
     /// `ibv_post_send`: posts an atomic compare-and-swap, whose buffer has 8 bytes. See

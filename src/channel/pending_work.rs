@@ -290,15 +290,20 @@ impl Channel<'_> {
     /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_send")]
     #[inline]
-    pub unsafe fn read_unpolled(
+    pub unsafe fn read_unpolled<B: ScatterBuffer>(
         &mut self,
-        buffer: &mut impl ScatterBuffer,
+        buffer: &mut B,
         remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<PendingWork> {
         let remote = remote.into();
         let mut list = buffer.scatter()?;
         // SAFETY: the caller keeps the memory until the operation has ended.
-        unsafe { self.post_unpolled(Request::new(Read { remote }), list.as_mut()) }
+        unsafe {
+            self.post_unpolled(
+                Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }),
+                list.as_mut(),
+            )
+        }
     }
 
     /// `ibv_post_send`: posts an atomic compare-and-swap, to be polled by hand. See [`compare_swap`](Self::compare_swap).

@@ -182,7 +182,7 @@ impl<'scope> Scope<'scope, '_> {
         remote: impl Into<RemoteMemoryRegion>,
     ) -> TransportResult<ScopedPendingWork<'scope, B>> {
         let remote = remote.into();
-        self.scatter(buffer, Request::new(Read { remote }))
+        self.scatter(buffer, Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }))
     }
 
     /// `ibv_post_send`: posts an atomic compare-and-swap. See [`Channel::compare_swap`].

@@ -11,6 +11,8 @@ impl<T: Element> Sealed for Box<MemoryRegion<'static, T>> {}
 // SAFETY: the region owns its memory, which stays where it is, is registered for local writes until it
 // is dropped, and is accessed through the region only. Any bytes are a valid `Element`.
 unsafe impl<T: Element> OwnedBuffer for Box<MemoryRegion<'static, T>> {
+    const PEERS_MAY_WRITE: bool = false;
+
     fn element(&mut self) -> Result<ffi::ibv_sge> {
         let [element] = self.slice_mut(..)?.scatter()?;
         Ok(element)

@@ -67,6 +67,10 @@ pub unsafe trait GatherBuffer: private::Sealed {
     label = "an exclusive slice of a region is needed here, such as `region.slice_mut(..)?`"
 )]
 pub unsafe trait ScatterBuffer: GatherBuffer {
+    /// Whether peers may be allowed to write the memory, as far as the type tells.
+    #[doc(hidden)]
+    const PEERS_MAY_WRITE: bool = true;
+
     /// The scatter/gather elements.
     ///
     /// # Errors
@@ -106,6 +110,8 @@ unsafe impl<T: Element> GatherBuffer for MemorySliceMut<'_, T> {
 // SAFETY: the slice borrows the region exclusively for its lifetime; any bytes are a valid
 // `Element`.
 unsafe impl<T: Element> ScatterBuffer for MemorySliceMut<'_, T> {
+    const PEERS_MAY_WRITE: bool = false;
+
     #[inline]
     fn scatter(&mut self) -> Result<One> {
         Ok([*self.scatter_element()?.as_raw()])
@@ -150,6 +156,8 @@ unsafe impl<B: GatherBuffer<List = One>, const N: usize> GatherBuffer for [B; N]
 
 // SAFETY: what holds for each piece holds for all.
 unsafe impl<B: ScatterBuffer<List = One>, const N: usize> ScatterBuffer for [B; N] {
+    const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
+
     #[inline]
     fn scatter(&mut self) -> Result<Self::List> {
         let mut list = [ffi::ibv_sge::default(); N];
@@ -226,6 +234,8 @@ unsafe impl<B: GatherBuffer<List = One>> GatherBuffer for Vec<B> {
 
 // SAFETY: as above.
 unsafe impl<B: ScatterBuffer<List = One>> ScatterBuffer for Vec<B> {
+    const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
+
     fn scatter(&mut self) -> Result<ElementList> {
         scatter_all(self)
     }
@@ -252,6 +262,8 @@ unsafe impl<B: GatherBuffer<List = One>> GatherBuffer for &mut [B] {
 
 // SAFETY: as above.
 unsafe impl<B: ScatterBuffer<List = One>> ScatterBuffer for &mut [B] {
+    const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
+
     fn scatter(&mut self) -> Result<ElementList> {
         scatter_all(self)
     }
@@ -274,6 +286,8 @@ macro_rules! tuple {
 
         // SAFETY: what holds for each piece holds for all.
         unsafe impl<$($piece: ScatterBuffer<List = One>),+> ScatterBuffer for ($($piece,)+) {
+            const PEERS_MAY_WRITE: bool = $($piece::PEERS_MAY_WRITE)&&+;
+
             #[inline]
             fn scatter(&mut self) -> Result<Self::List> {
                 Ok([$(self.$index.scatter()?[0]),+])

@@ -83,6 +83,8 @@ unsafe impl<T: Element> GatherBuffer for MemorySlicePart<'_, T> {
 
 // SAFETY: as above; any bytes are a valid `Element`.
 unsafe impl<T: Element> ScatterBuffer for MemorySlicePart<'_, T> {
+    const PEERS_MAY_WRITE: bool = false;
+
     #[inline]
     fn scatter(&mut self) -> Result<Self::List> {
         self.gather()

@@ -118,6 +118,10 @@ macro_rules! send_methods {
         /// `ibv_post_send`: reads from the beginning of `remote` into the elements of `region` in
         /// `range`, with a completion. The peer does not notice.
         ///
+        /// On iWARP the peer answers a read by writing, so the region must allow
+        /// [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE): otherwise most devices (not Soft-iWARP) fail
+        /// the read or end the connection.
+        ///
         /// # Errors
         ///
         ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes or than the remote

@@ -134,7 +134,9 @@ impl Batch<'_> {
         self.add(wr_id, flags, Op::WRITE_WITH_IMMEDIATE, data, call)
     }
 
-    /// `ibv_wr_rdma_read`: reads from the beginning of `remote` into `elements`, one after the other.
+    /// `ibv_wr_rdma_read`: reads from the beginning of `remote` into `elements`, one after the other. On iWARP
+    /// their region must allow [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE), because the peer answers
+    /// by writing.
     ///
     /// # Errors
     ///
