@@ -4,8 +4,12 @@
 //! On iWARP a message that finds no receive ends the connection, so the tests post each receive before the peer
 //! may send. The target of an RDMA read must allow remote writes.
 
+#[path = "support/connections/deaths.rs"]
+mod deaths;
 #[path = "support/managed.rs"]
 mod managed;
+#[path = "support/connections/random.rs"]
+mod random;
 #[path = "support/vm/mod.rs"]
 mod vm;
 
@@ -17,32 +21,13 @@ use ibverbs::{
     Route, TransportError,
 };
 
-use managed::{Device, TIME, accept, connect, expect, listen, pair, transfer};
+use managed::{Device, TIME, accept, connect, expect, listen, nothing_is_left, pair, transfer};
 use vm::{alone, completions, success};
-
-fn nothing_is_left() {
-    let start = Instant::now();
-    loop {
-        let resources = vm::resources("siw0");
-        let counts: Vec<&str> = resources.split_whitespace().collect();
-        let count = |name: &str| {
-            let at = counts.iter().position(|word| *word == name).unwrap();
-            counts[at + 1].parse::<u32>().unwrap()
-        };
-        // librdmacm keeps the device open.
-        let objects = ["pd", "cq", "qp", "cm_id", "mr"].map(count);
-        if objects == [0; 5] && count("ctx") <= 1 {
-            return;
-        }
-        assert!(start.elapsed() < Duration::from_secs(20), "{resources}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
 
 #[test]
 fn a_handshake_says_what_is_needed() {
     let _alone = alone("handshake", 60);
-    let device = Device::named("siw0");
+    let device = Device::first();
     let prepared = device.prepare();
     let remote = prepared.endpoint();
     let error = prepared.handshake(remote).unwrap_err().error;
@@ -127,7 +112,29 @@ fn memory_of_the_peer() {
     while theirs.slice(..7).unwrap().to_vec() != b"written" {
         assert!(start.elapsed() < TIME, "a write arrives");
     }
-    drop((theirs, sink));
+    // Memory that peers may never write is refused before anything is sent, by every way to post.
+    let mut region = one.1.domain.allocate::<u8>(7).unwrap();
+    let refused = |error: TransportError| {
+        let TransportError::Verbs(error) = error else { panic!("{error}") };
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("REMOTE_WRITE"), "{error}");
+    };
+    let mut room = region.slice_mut(..).unwrap();
+    refused(one.0.read_deadline(&mut room, remote, deadline).unwrap_err());
+    refused(one.0.read(&mut [room.reborrow()], remote).unwrap_err());
+    refused(one.0.read(&mut vec![room.reborrow()], remote).unwrap_err());
+    let mixed = &mut (sink.slice(..3).unwrap(), room.reborrow().slice(..4).unwrap());
+    refused(one.0.read(mixed, remote).unwrap_err());
+    one.0
+        .scope(|scope| {
+            refused(scope.post_read(room, remote).map(drop).unwrap_err());
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+    // The channel is as before.
+    one.0.read_deadline(&mut sink.slice(..7).unwrap(), remote, deadline).unwrap();
+    assert_eq!(sink.slice(..7).unwrap().to_vec(), b"written");
+    drop((theirs, sink, region));
     drop((one, two));
     nothing_is_left();
 }
@@ -190,7 +197,7 @@ fn refusals_and_deadlines() {
         assert!(error.to_string().contains("is 253"), "{error}");
 
         // Nobody answers within the deadline.
-        let device = Device::named("siw0");
+        let device = Device::first();
         let route = Route::resolve(address, TIME).unwrap();
         let start = Instant::now();
         let error = route.connect(device.prepare(), b"", Duration::from_millis(300)).err().unwrap();
@@ -209,7 +216,7 @@ fn refusals_and_deadlines() {
 fn a_hundred_connections_leave_nothing() {
     let _alone = alone("a hundred connections", 300);
     let (mut listener, address) = listen();
-    let device = Device::named("siw0");
+    let device = Device::first();
     for round in 0..100 {
         let [one, two] = thread::scope(|scope| {
             let prepared = device.prepare();
@@ -234,7 +241,7 @@ fn a_hundred_connections_leave_nothing() {
 fn what_is_prepared_and_dropped_is_gone() {
     let _alone = alone("prepared", 60);
     let (mut listener, address) = listen();
-    let device = Device::named("siw0");
+    let device = Device::first();
     let route = Route::resolve(address, TIME).unwrap();
     let pending = route.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
     drop(pending);

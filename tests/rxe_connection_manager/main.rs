@@ -11,28 +11,15 @@ mod vm;
 
 mod connections;
 mod datagrams;
+#[path = "../support/connections/deaths.rs"]
 mod deaths;
 mod file;
+#[path = "../support/connections/random.rs"]
 mod random;
 mod refusals;
+mod relay;
 mod removed;
 mod steps;
 mod tools;
 
-use std::time::{Duration, Instant};
-
-/// The objects that remain when ours are gone. librdmacm keeps the device open once it has used it.
-const BASELINE: &str = "pd 1 cq 1 qp 1 cm_id 0 mr 0 ctx 1 srq 0";
-
-/// Asserts that nothing is left but the device that librdmacm keeps open.
-fn nothing_is_left() {
-    let start = Instant::now();
-    loop {
-        let resources = vm::resources("rxe0");
-        if resources == BASELINE || resources == vm::BASELINE {
-            return;
-        }
-        assert!(start.elapsed() < Duration::from_secs(20), "{resources}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
+use managed::nothing_is_left;

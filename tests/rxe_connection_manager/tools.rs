@@ -14,10 +14,10 @@ use crate::nothing_is_left;
 use crate::vm::alone;
 
 /// A program of rdma-core. It is stopped when this is dropped.
-struct Tool(Child, String);
+pub(crate) struct Tool(Child, String);
 
 impl Tool {
-    fn start(command: &str) -> Self {
+    pub(crate) fn start(command: &str) -> Self {
         let mut words = command.split_whitespace();
         let child = Command::new("timeout")
             .arg("60")
@@ -30,7 +30,7 @@ impl Tool {
     }
 
     /// Waits for it to end, with success.
-    fn finish(mut self) -> String {
+    pub(crate) fn finish(mut self) -> String {
         let name = self.1.clone();
         let output = std::mem::replace(&mut self.0, Command::new("true").spawn().unwrap())
             .wait_with_output()
@@ -52,7 +52,7 @@ impl Drop for Tool {
 }
 
 /// Connects as soon as the tool listens.
-fn connect_soon<T>(mut connect: impl FnMut() -> Result<T, ConnectionError>) -> T {
+pub(crate) fn connect_soon<T>(mut connect: impl FnMut() -> Result<T, ConnectionError>) -> T {
     let start = Instant::now();
     loop {
         match connect() {

@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +22,37 @@ pub const TIME: Duration = Duration::from_secs(30);
 
 pub type Managed = Connection<Channel<'static>>;
 
+/// Whether the machine has Soft-iWARP, not Soft-RoCE.
+pub fn is_iwarp() -> bool {
+    Path::new("/sys/class/infiniband/siw0").exists()
+}
+
+/// The device with the address [`HERE`].
+fn first_device() -> &'static str {
+    if is_iwarp() { "siw0" } else { "rxe0" }
+}
+
+/// Waits until nothing of this program is left but the device that librdmacm keeps open. The kernel destroys
+/// some objects a little later.
+pub fn nothing_is_left() {
+    // Those of the kernel itself.
+    let own = if is_iwarp() { [0; 6] } else { [1, 1, 1, 0, 0, 0] };
+    let start = Instant::now();
+    loop {
+        let resources = super::vm::resources(first_device());
+        let words: Vec<_> = resources.split_whitespace().collect();
+        let count = |name: &str| {
+            let at = words.iter().position(|word| *word == name).unwrap();
+            words[at + 1].parse::<u32>().unwrap()
+        };
+        if ["pd", "cq", "qp", "cm_id", "mr", "srq"].map(count) == own && count("ctx") <= 1 {
+            return;
+        }
+        assert!(start.elapsed() < TIME, "{resources}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A device that is open, for objects that share it.
 #[derive(Clone)]
 pub struct Device {
@@ -32,6 +64,11 @@ impl Device {
     pub fn of(context: Context<'static>, port: u8) -> Self {
         let domain = ProtectionDomain::new(Arc::new(context)).unwrap();
         Self { domain: Arc::new(domain), port }
+    }
+
+    /// The device with the address [`HERE`].
+    pub fn first() -> Self {
+        Self::named(first_device())
     }
 
     pub fn named(name: &str) -> Self {

@@ -8,8 +8,7 @@ use ibverbs::{
     Channel, Connecting, ConnectionEventKind as Kind, ConnectionRequest, Listener, Route, Step,
 };
 
-use crate::managed::{Device, Managed, TIME, listen, transfer};
-use crate::nothing_is_left;
+use crate::managed::{Device, Managed, TIME, listen, nothing_is_left, transfer};
 use crate::vm::alone;
 use crate::vm::process::open_files;
 
@@ -151,7 +150,7 @@ fn in_any_order() {
         let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let (listener, address) = listen();
         let mut world = World {
-            device: Device::named("rxe0"),
+            device: Device::first(),
             listener,
             address,
             routes: Vec::new(),
