@@ -33,9 +33,10 @@ mod sync;
 mod trace;
 
 pub use channel::{
-    AnyBuffer, Channel, ChannelBuilder, ChannelClosed, OwnedBuffer, OwnedResult, OwnedWork,
-    PendingWork, PostError, PreparedChannel, ReadyChannel, ReadyChannels, Scope, ScopeError,
-    ScopedPendingWork, SharedCompletionQueue, TokenResult, TransportError, TransportResult,
+    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, OwnedBuffer, OwnedResult,
+    OwnedWork, PendingWork, PostError, PreparedChannel, ReadyChannel, ReadyChannels, Scope,
+    ScopeError, ScopedPendingWork, SharedCompletionQueue, TokenResult, TransportError,
+    TransportResult,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,

@@ -44,6 +44,7 @@ fn resources_cross_threads() {
     send_and_sync::<PendingWork>();
     send_and_sync::<OwnedWork<PooledBuffer>>();
     send_and_sync::<BufferPool>();
+    send_and_sync::<CancelHandle>();
     send_and_sync::<PooledBuffer>();
     send_and_sync::<SharedMemoryRange<u8>>();
     send_and_sync::<TransportError>();

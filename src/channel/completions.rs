@@ -158,7 +158,8 @@ impl Core {
     /// To be called after each poll of a wait that found nothing: see [`Wait::on_empty_poll`].
     #[inline]
     pub(super) fn on_empty_poll(&self, wait: &mut Wait) -> TransportResult<()> {
-        wait.on_empty_poll(self.sleep.as_ref(), || self.check_device())
+        let cancel = self.cancel.get().map(|cancel| &**cancel);
+        wait.on_empty_poll(self.sleep.as_ref(), cancel, || self.check_device())
     }
 
     /// Dispatches the next completion, if there is one. Returns whether there was one.

@@ -12,7 +12,7 @@
 //! completion with an earlier epoch is dropped. Any other is an
 //! [`UnknownCompletion`](TransportError::UnknownCompletion).
 
-use std::cell::{Cell, UnsafeCell};
+use std::cell::{Cell, OnceCell, UnsafeCell};
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch::{Batch, PollCq};
+use super::cancel::Cancel;
 use super::epoch::new_epoch;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{BLOCKING, InFlight, Owner, Slot};
@@ -63,6 +64,8 @@ pub(super) struct Core {
     pub(super) router: Option<(Arc<Router>, Inbox)>,
     /// What to sleep on. `None`: waits spin.
     pub(super) sleep: Option<Sleep>,
+    /// What ends a wait from another thread. Empty until the first handle is made.
+    pub(super) cancel: OnceCell<Arc<Cancel>>,
     /// Whether the destroy verb was called, by `stop` or by the link: nothing uses the queue pair any
     /// more.
     pub(super) destroyed: Cell<bool>,
@@ -148,6 +151,7 @@ impl Core {
             limits: settings.limits,
             router,
             sleep: settings.sleep,
+            cancel: earlier.map_or_else(OnceCell::new, |earlier| earlier.cancel.clone()),
             destroyed: Cell::new(false),
             settle_timeout: settings.settle_timeout,
             unreported: Unreported::default(),

@@ -27,6 +27,10 @@ pub enum TransportError {
     /// The deadline has passed. The channel was stopped, and everything that was in flight has
     /// ended.
     TimedOut,
+    /// A [`CancelHandle`](crate::CancelHandle) has ended the wait. A wait of an operation that owns its
+    /// buffer leaves everything in flight. After every other wait the channel was stopped, and everything
+    /// that was in flight has ended.
+    Cancelled,
     /// The completion queue held a completion that no operation of this channel is waiting for.
     UnknownCompletion {
         /// The queue pair that it named.
@@ -88,6 +92,10 @@ impl fmt::Display for TransportError {
             Self::TimedOut => f.write_str(
                 "the deadline has passed; the channel was stopped and must be reset before it is \
                  used again",
+            ),
+            Self::Cancelled => f.write_str(
+                "the wait was cancelled; unless its operation owns its buffer, the channel was stopped \
+                 and must be reset before it is used again",
             ),
             Self::UnknownCompletion { queue_pair, wr_id } => write!(
                 f,

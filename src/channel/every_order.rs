@@ -117,14 +117,14 @@ impl World {
             lock(&self.device.queue).armed = true;
             Ok(())
         };
-        let read = || {
+        let read = |_: Option<&_>| {
             let mut queue = lock(&self.device.queue);
             while queue.events == 0 {
                 let woken = self.device.readable.wait(queue);
                 queue = woken.unwrap_or_else(PoisonError::into_inner);
             }
             queue.events -= 1;
-            Ok(())
+            Ok(true)
         };
         self.waiters.sleep_until(None, poll, arm, read).unwrap()
     }

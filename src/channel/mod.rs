@@ -3,6 +3,7 @@
 mod batch;
 mod blocking;
 mod builder;
+mod cancel;
 mod completions;
 mod core;
 mod epoch;
@@ -26,6 +27,7 @@ mod stop;
 mod wait;
 
 pub use builder::ChannelBuilder;
+pub use cancel::CancelHandle;
 pub use error::{ScopeError, TransportError, TransportResult};
 pub(crate) use owned_buffer::sealed as owned_buffer_sealed;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};

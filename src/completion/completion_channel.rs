@@ -20,9 +20,11 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::waiters::Waiters;
+use super::waker::Waker;
 use crate::device::{Context, event_file};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -302,13 +304,13 @@ impl Context<'_> {
 /// The channel of one completion queue, on which any number of threads can wait.
 pub(crate) struct WaitChannel<'ctx> {
     channel: CompletionChannel<'ctx>,
-    waiters: Waiters,
+    waiters: Arc<Waiters>,
 }
 
 impl<'ctx> WaitChannel<'ctx> {
     /// `channel` serves no other queue.
     pub(super) fn new(channel: CompletionChannel<'ctx>) -> Self {
-        Self { channel, waiters: Waiters::new(GET) }
+        Self { channel, waiters: Arc::new(Waiters::new(GET)) }
     }
 
     /// See [`Waiters::arm`].
@@ -328,13 +330,31 @@ impl<'ctx> WaitChannel<'ctx> {
         poll: impl FnMut() -> Result<Option<R>>,
         arm: impl Fn() -> Result<()>,
     ) -> Result<R> {
-        self.waiters
-            .sleep_until(deadline, poll, arm, || self.channel.wait_until(deadline).map(drop))
+        self.waiters.sleep_until(deadline, poll, arm, |waker| self.read(waker, deadline))
     }
 
     /// See [`Waiters::wait`].
-    pub(super) fn wait(&self, seen: u64, deadline: Option<Instant>) -> Result<()> {
-        self.waiters.wait(seen, deadline, || self.channel.wait_until(deadline).map(|_| ()))
+    pub(super) fn wait(
+        &self,
+        seen: u64,
+        deadline: Option<Instant>,
+        cancelled: impl Fn() -> bool,
+    ) -> Result<()> {
+        self.waiters.wait(seen, deadline, cancelled, |waker| self.read(waker, deadline))
+    }
+
+    /// Reads an event. Returns false if the waker has woken it.
+    fn read(&self, waker: Option<&Waker>, deadline: Option<Instant>) -> Result<bool> {
+        let Some(waker) = waker else { return self.channel.wait_until(deadline).map(|_| true) };
+        let (fd, next) = (self.channel.as_raw_fd(), || self.channel.next_event());
+        let read = event_file::take_before_or_woken(GET, fd, waker.fd(), deadline, next)?;
+        Ok(read.is_some())
+    }
+
+    /// See [`Waiters::make_wakeable`]. Returns the waiters.
+    pub(super) fn wakeable(&self) -> Result<Arc<Waiters>> {
+        self.waiters.make_wakeable()?;
+        Ok(self.waiters.clone())
     }
 
     pub(crate) fn channel(&self) -> &CompletionChannel<'ctx> {

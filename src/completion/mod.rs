@@ -11,6 +11,7 @@ mod extended_poller;
 mod queue;
 mod queue_builder;
 mod waiters;
+mod waker;
 mod work_completion;
 
 pub use completion_channel::{CompletionChannel, CompletionEvent};
@@ -18,7 +19,6 @@ pub use extended_completion::{ExtendedCompletion, ExtendedSuccess, TagMatch};
 pub use extended_poller::{CompletionFields, ExtendedCompletions, ExtendedPoller};
 pub use queue::CompletionQueue;
 pub use queue_builder::CompletionQueueBuilder;
-#[cfg(test)]
 pub(crate) use waiters::Waiters;
 pub use work_completion::{
     WorkCompletion, WorkError, WorkErrorClass, WorkOpcode, WorkResult, WorkStatus, WorkSuccess,

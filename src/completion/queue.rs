@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use super::extended_poller::Extended;
 use super::extended_poller::ExtendedPoller;
 use super::queue_builder::CompletionQueueBuilder;
 use super::queue_builder::capacity;
+use super::waiters::Waiters;
 use super::work_completion::WorkCompletion;
 use crate::device::{Context, ModerationCapabilities, event_file, quirks};
 use crate::error::{Error, Result};
@@ -253,9 +255,21 @@ impl<'ctx> CompletionQueue<'ctx> {
         self.own_channel()?.rearm(|| self.arm())
     }
 
-    /// The second half: sleeps until the queue has raised an event since it was armed.
-    pub(crate) fn sleep(&self, seen: u64, deadline: Option<Instant>) -> Result<()> {
-        self.own_channel()?.wait(seen, deadline)
+    /// The second half: sleeps until the queue has raised an event since it was armed, or until `cancelled`
+    /// returns true. After that becomes true, [`Waiters::wake_all`] must be called.
+    pub(crate) fn sleep(
+        &self,
+        seen: u64,
+        deadline: Option<Instant>,
+        cancelled: impl Fn() -> bool,
+    ) -> Result<()> {
+        self.own_channel()?.wait(seen, deadline, cancelled)
+    }
+
+    /// The threads that sleep on the queue's own channel. Those that begin to sleep after this call can be
+    /// woken.
+    pub(crate) fn wakeable(&self) -> Result<Arc<Waiters>> {
+        self.own_channel()?.wakeable()
     }
 
     /// The channel that belongs to this queue alone.

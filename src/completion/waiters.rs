@@ -15,10 +15,16 @@
 //! A queue that is armed already is not armed again. So there is never more than one unread event, even
 //! if every wait finds something in its second poll and no thread ever reads. Otherwise unread events
 //! would pile up in the kernel without limit.
+//!
+//! A wait can also be cancelled, by a flag that it checks under the lock before it sleeps. Who sets such a
+//! flag then calls [`Waiters::wake_all`], which takes the lock: so the thread that waits has seen the flag,
+//! or sleeps on the condition variable, or reads. A reader that may be cancelled has a [`Waker`], whose file
+//! it polls beside that of the events.
 
-use std::sync::PoisonError;
+use std::sync::{OnceLock, PoisonError};
 use std::time::Instant;
 
+use super::waker::Waker;
 use crate::device::event_file;
 use crate::error::{ErrorKind, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -28,6 +34,8 @@ pub(crate) struct Waiters {
     verb: &'static str,
     state: Mutex<State>,
     changed: Condvar,
+    /// Made for the first thread that may be cancelled, before it waits.
+    waker: OnceLock<Waker>,
 }
 
 #[derive(Default)]
@@ -44,7 +52,8 @@ struct State {
 impl Waiters {
     /// Errors about a passed deadline name `verb`.
     pub(crate) fn new(verb: &'static str) -> Self {
-        Self { verb, state: Mutex::default(), changed: Condvar::new() }
+        let waker = OnceLock::new();
+        Self { verb, state: Mutex::default(), changed: Condvar::new(), waker }
     }
 
     /// Ignores poisoning: every change of the state is complete before anything can panic.
@@ -96,7 +105,7 @@ impl Waiters {
         deadline: Option<Instant>,
         mut poll: impl FnMut() -> Result<Option<R>>,
         arm: impl Fn() -> Result<()>,
-        read: impl Fn() -> Result<()>,
+        read: impl Fn(Option<&Waker>) -> Result<bool>,
     ) -> Result<R> {
         loop {
             if let Some(found) = poll()? {
@@ -106,7 +115,7 @@ impl Waiters {
             if let Some(found) = poll()? {
                 return Ok(found);
             }
-            match self.wait(seen, deadline, &read) {
+            match self.wait(seen, deadline, || false, &read) {
                 // If the queue was armed for solicited completions, it may hold others by now.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return poll()?.ok_or(error);
@@ -116,25 +125,57 @@ impl Waiters {
         }
     }
 
-    /// Sleeps until any thread has read another event after the first `seen` ones. `read` reads one
-    /// event, sleeping until there is one or `deadline` has passed.
+    /// Lets waits that begin after this be cancelled.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`Waker::new`].
+    pub(super) fn make_wakeable(&self) -> Result<()> {
+        if self.waker.get().is_none() {
+            // If another thread was faster, its waker is as good.
+            let _ = self.waker.set(Waker::new()?);
+        }
+        Ok(())
+    }
+
+    /// Makes all threads that wait check whether they were cancelled.
+    pub(crate) fn wake_all(&self) {
+        let state = self.state();
+        if state.reading
+            && let Some(waker) = self.waker.get()
+        {
+            waker.wake();
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Sleeps until any thread has read another event after the first `seen` ones, or until `cancelled`
+    /// returns true. `read` reads one event, sleeping until there is one or `deadline` has passed; it
+    /// returns false if the waker has woken it.
     pub(super) fn wait(
         &self,
         seen: u64,
         deadline: Option<Instant>,
-        read: impl Fn() -> Result<()>,
+        cancelled: impl Fn() -> bool,
+        read: impl Fn(Option<&Waker>) -> Result<bool>,
     ) -> Result<()> {
         let mut state = self.state();
-        while state.events == seen {
+        while state.events == seen && !cancelled() {
             if !state.reading {
                 state.reading = true;
                 drop(state);
                 let turn = Turn(self);
-                let result = read();
-                if result.is_ok() {
-                    let mut state = self.state();
-                    state.events += 1;
-                    state.armed = false;
+                let waker = self.waker.get();
+                let result = read(waker);
+                match (&result, waker) {
+                    (Ok(true), _) => {
+                        let mut state = self.state();
+                        state.events += 1;
+                        state.armed = false;
+                    }
+                    (Ok(false), Some(waker)) => waker.drain(),
+                    _ => {}
                 }
                 drop(turn);
                 result?;
@@ -168,6 +209,7 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
     use std::thread;
     use std::time::Duration;
@@ -179,21 +221,26 @@ mod tests {
     const SOON: Duration = Duration::from_millis(50);
     const LATE: Duration = Duration::from_secs(60);
 
+    /// Is never cancelled.
+    const NOT: fn() -> bool = || false;
+
     fn waiters() -> Waiters {
         Waiters::new("ibv_x")
     }
 
-    fn never() -> Result<()> {
+    fn never(_: Option<&Waker>) -> Result<bool> {
         panic!("this is not to be called")
     }
 
     /// A reader that reports each time it reads, and then waits to be told what to return.
-    fn reader() -> (impl Fn() -> Result<()>, Receiver<()>, Sender<Result<()>>) {
+    #[expect(clippy::type_complexity, reason = "three simple things")]
+    fn reader() -> (impl Fn(Option<&Waker>) -> Result<bool>, Receiver<()>, Sender<Result<()>>) {
         let (reads, is_reading) = mpsc::channel();
         let (tell, told) = mpsc::channel();
-        let read = move || {
+        let read = move |_: Option<&Waker>| {
             reads.send(()).unwrap();
-            told.recv_timeout(LATE).unwrap()
+            let answer: Result<()> = told.recv_timeout(LATE).unwrap();
+            answer.map(|()| true)
         };
         (read, is_reading, tell)
     }
@@ -202,21 +249,22 @@ mod tests {
     fn an_event_that_another_read_in_between_keeps_nobody_asleep() {
         let waiters = waiters();
         let late = waiters.arm(|| Ok(())).unwrap();
-        let seen = waiters.arm(never).unwrap();
-        waiters.wait(seen, None, || Ok(())).unwrap();
-        waiters.wait(late, None, never).unwrap();
+        let seen = waiters.arm(|| unreachable!()).unwrap();
+        waiters.wait(seen, None, NOT, |_| Ok(true)).unwrap();
+        waiters.wait(late, None, NOT, never).unwrap();
     }
 
     #[test]
     fn each_event_needs_an_arming_and_only_one() {
         let waiters = waiters();
         let seen = waiters.arm(|| Ok(())).unwrap();
-        assert_eq!(waiters.arm(never).unwrap(), seen);
+        assert_eq!(waiters.arm(|| unreachable!()).unwrap(), seen);
         let past = Some(Instant::now());
-        let over = waiters.wait(seen, past, || Err(event_file::timed_out("ibv_x"))).unwrap_err();
+        let over =
+            waiters.wait(seen, past, NOT, |_| Err(event_file::timed_out("ibv_x"))).unwrap_err();
         assert_eq!(over.kind(), ErrorKind::TimedOut);
-        assert_eq!(waiters.arm(never).unwrap(), seen, "still armed");
-        waiters.wait(seen, None, || Ok(())).unwrap();
+        assert_eq!(waiters.arm(|| unreachable!()).unwrap(), seen, "still armed");
+        waiters.wait(seen, None, NOT, |_| Ok(true)).unwrap();
         let failed = waiters.arm(|| Err(Error::new("ibv_x", libc::EIO))).unwrap_err();
         assert_eq!(failed.raw_os_error(), libc::EIO);
         let armed = Cell::new(false);
@@ -244,7 +292,7 @@ mod tests {
                 })
             });
             is_arming.recv_timeout(LATE).unwrap();
-            scope.spawn(move || saw.send(waiters.arm(never).unwrap()).unwrap());
+            scope.spawn(move || saw.send(waiters.arm(|| unreachable!()).unwrap()).unwrap());
             assert_eq!(seen.recv_timeout(SOON), Err(RecvTimeoutError::Timeout), "not armed yet");
             finish.send(()).unwrap();
             seen.recv_timeout(LATE).unwrap();
@@ -259,12 +307,12 @@ mod tests {
         let (woken, wakes) = mpsc::channel();
         thread::scope(|scope| {
             let (waiters, first) = (&waiters, woken.clone());
-            scope.spawn(move || first.send(waiters.wait(seen, None, read)).unwrap());
+            scope.spawn(move || first.send(waiters.wait(seen, None, NOT, read)).unwrap());
             is_reading.recv_timeout(LATE).unwrap();
             for _ in 0..3 {
                 let deadline = Some(Instant::now() + LATE);
                 let woken = woken.clone();
-                scope.spawn(move || woken.send(waiters.wait(seen, deadline, never)).unwrap());
+                scope.spawn(move || woken.send(waiters.wait(seen, deadline, NOT, never)).unwrap());
             }
             assert!(wakes.recv_timeout(SOON).is_err(), "nobody wakes for nothing");
             tell.send(Ok(())).unwrap();
@@ -281,13 +329,13 @@ mod tests {
         let seen = waiters.arm(|| Ok(())).unwrap();
         thread::scope(|scope| {
             let waiters = &waiters;
-            let first = scope.spawn(move || waiters.wait(seen, None, read));
+            let first = scope.spawn(move || waiters.wait(seen, None, NOT, read));
             is_reading.recv_timeout(LATE).unwrap();
             let (read, is_reading, tell_second) = reader();
-            let second = scope.spawn(move || waiters.wait(seen, None, read));
+            let second = scope.spawn(move || waiters.wait(seen, None, NOT, read));
             assert!(is_reading.recv_timeout(SOON).is_err(), "one at a time");
             let soon = Some(Instant::now() + SOON);
-            let over = waiters.wait(seen, soon, never).unwrap_err();
+            let over = waiters.wait(seen, soon, NOT, never).unwrap_err();
             assert_eq!((over.kind(), over.verb()), (ErrorKind::TimedOut, "ibv_x"));
             tell.send(Err(Error::new("ibv_x", libc::ETIMEDOUT))).unwrap();
             assert_eq!(first.join().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
@@ -303,8 +351,8 @@ mod tests {
         let seen = waiters.arm(|| Ok(())).unwrap();
         thread::scope(|scope| {
             let waiters = &waiters;
-            assert!(scope.spawn(move || waiters.wait(seen, None, never)).join().is_err());
-            waiters.wait(seen, None, || Ok(())).unwrap();
+            assert!(scope.spawn(move || waiters.wait(seen, None, NOT, never)).join().is_err());
+            waiters.wait(seen, None, NOT, |_| Ok(true)).unwrap();
         });
     }
 
@@ -373,7 +421,7 @@ mod tests {
 
         fn sleep(&self, give_up: bool) -> Result<()> {
             let deadline = give_up.then(Instant::now);
-            let read = || self.read(give_up);
+            let read = |_: Option<&Waker>| self.read(give_up).map(|()| true);
             self.waiters.sleep_until(deadline, || self.poll(), || self.arm(), read)
         }
     }
@@ -410,5 +458,54 @@ mod tests {
             assert!(queue.taken >= 1 && queue.taken + queue.completions == 2);
         });
         assert!(runs > 1_000, "{runs}");
+    }
+
+    /// Waits until this becomes true, for which another thread is on its way.
+    fn until(condition: impl Fn() -> bool) {
+        while !condition() {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no ppoll")]
+    fn a_cancelled_thread_wakes_whether_it_reads_or_not() {
+        for (cancelled, other) in [(0, 1), (1, 0)] {
+            let waiters = waiters();
+            waiters.make_wakeable().unwrap();
+            let events = Waker::new().unwrap();
+            let flags = [(); 2].map(|()| AtomicBool::new(false));
+            let seen = waiters.arm(|| Ok(())).unwrap();
+            let read = |waker: Option<&Waker>| {
+                let take = || Ok(None::<()>);
+                let (fd, waker) = (events.fd(), waker.unwrap().fd());
+                let woken = event_file::take_before_or_woken("ibv_x", fd, waker, None, || {
+                    // SAFETY: the file is open, and the number is writable.
+                    let read = unsafe { libc::eventfd_read(fd, &mut 0) };
+                    if read == 0 { Ok(Some(())) } else { take() }
+                });
+                Ok(woken?.is_some())
+            };
+            thread::scope(|scope| {
+                let threads = [0, 1].map(|index| {
+                    let (waiters, flag, read) = (&waiters, &flags[index], &read);
+                    let wait = move || {
+                        waiters.wait(seen, None, || flag.load(Ordering::Acquire), read).unwrap();
+                    };
+                    let thread = scope.spawn(wait);
+                    // The first of them reads, the other one is asleep.
+                    until(|| waiters.state().reading);
+                    thread
+                });
+                thread::sleep(SOON);
+                flags[cancelled].store(true, Ordering::Release);
+                waiters.wake_all();
+                until(|| threads[cancelled].is_finished());
+                thread::sleep(SOON);
+                assert!(!threads[other].is_finished(), "it was not cancelled");
+                events.wake();
+            });
+            assert_eq!(waiters.state().events, seen + 1);
+        }
     }
 }

@@ -55,16 +55,40 @@ pub(crate) fn take_before<T>(
         if let Some(taken) = take()? {
             return Ok(taken);
         }
-        wait_readable(verb, fd, deadline)?;
+        wait_readable(verb, [fd], deadline)?;
     }
 }
 
-/// Sleeps until `fd` is readable, or has an error that the next read will report.
-fn wait_readable(verb: &'static str, fd: RawFd, deadline: Option<Instant>) -> Result<()> {
-    if let Some(hooks) = provider::hooks() {
-        (hooks.before_sleep)(fd, deadline);
+/// As [`take_before`], but returns `None` as soon as `waker` is readable.
+pub(crate) fn take_before_or_woken<T>(
+    verb: &'static str,
+    fd: RawFd,
+    waker: RawFd,
+    deadline: Option<Instant>,
+    mut take: impl FnMut() -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    loop {
+        if let Some(taken) = take()? {
+            return Ok(Some(taken));
+        }
+        if wait_readable(verb, [waker, fd], deadline)? == 0 {
+            return Ok(None);
+        }
     }
-    let mut file = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+}
+
+/// Sleeps until one of the files is readable, or has an error that the next read will report. Returns the
+/// index of the first such file.
+fn wait_readable<const N: usize>(
+    verb: &'static str,
+    files: [RawFd; N],
+    deadline: Option<Instant>,
+) -> Result<usize> {
+    if let Some(hooks) = provider::hooks() {
+        // The last file is that of the events.
+        (hooks.before_sleep)(files[N - 1], deadline);
+    }
+    let mut files = files.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     loop {
         let left = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -74,10 +98,11 @@ fn wait_readable(verb: &'static str, fd: RawFd, deadline: Option<Instant>) -> Re
             }
         });
         let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: there is one file, and the time is null or valid; the signal mask is left alone.
-        match unsafe { libc::ppoll(&mut file, 1, left, std::ptr::null()) } {
+        let count = N as libc::nfds_t;
+        // SAFETY: there are as many files, and the time is null or valid; the signal mask is left alone.
+        match unsafe { libc::ppoll(files.as_mut_ptr(), count, left, std::ptr::null()) } {
             0 => return Err(timed_out(verb)),
-            1.. => return Ok(()),
+            1.. => return Ok(files.iter().position(|file| file.revents != 0).unwrap_or(0)),
             _ => match ffi::errno() {
                 libc::EINTR => {}
                 errno => return Err(Error::new(verb, errno)),

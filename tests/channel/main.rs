@@ -2,6 +2,7 @@
 //! comes back while the device may still use it.
 
 mod blocking;
+mod cancelling;
 mod every_fault;
 mod faults;
 #[path = "../support/figures.rs"]

@@ -1,0 +1,187 @@
+//! Waits that another thread ends.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, BufferPool, CancelHandle, Channel, CompletionQueue, ProtectionDomain,
+    SharedCompletionQueue, TransportError,
+};
+use ibverbs_function_device::{FunctionDevice, Progress};
+
+use crate::pair::{Pair, builder, connect, outstanding};
+
+/// A wait for something that never comes, which returns its error.
+type WaitFor = fn(&mut Channel<'static>) -> TransportError;
+
+fn cancelled<T>(result: Result<T, impl Into<TransportError>>) -> TransportError {
+    result.err().expect("nothing comes").into()
+}
+
+/// Each kind of wait that borrows memory.
+const STOPPING: [WaitFor; 6] = [
+    |channel| cancelled(channel.receive(&mut ())),
+    |channel| cancelled(channel.receive_deadline(&mut (), Instant::now() + LONG)),
+    |channel| cancelled(channel.scope(|scope| scope.post_receive(())?.wait())),
+    |channel| cancelled(channel.scope(|scope| scope.post_receive(())?.spin_poll())),
+    |channel| cancelled(channel.scope(|scope| scope.post_receive(()).map(drop))),
+    // SAFETY: there is no memory.
+    |channel| cancelled(unsafe { channel.receive_unpolled(&mut ()) }.unwrap().wait(channel)),
+];
+
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(300);
+
+fn pair(sleep_after: Option<u32>) -> Pair {
+    let device = FunctionDevice::model();
+    device.progress(Progress::OnPost);
+    Pair::with(device, |builder| match sleep_after {
+        Some(polls) => builder.sleep_after(polls),
+        None => builder,
+    })
+}
+
+/// Cancels once the other thread has been waiting for a while.
+fn cancel_late(handle: &CancelHandle) -> thread::JoinHandle<()> {
+    let handle = handle.clone();
+    thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        handle.cancel();
+    })
+}
+
+#[test]
+fn every_wait_that_borrows_ends_and_stops_the_channel() {
+    for sleep_after in [None, Some(0), Some(200)] {
+        for wait_for in STOPPING {
+            let mut pair = pair(sleep_after);
+            let handle = pair.one.cancel_handle().unwrap();
+            let late = cancel_late(&handle);
+            assert_eq!(wait_for(&mut pair.one), TransportError::Cancelled);
+            late.join().unwrap();
+            assert!(!handle.is_pending(), "one call, one wait");
+            assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
+            assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+            let mut pair = pair.reconnect();
+            pair.exchange();
+            // The handle is that of the channel, also with another queue pair.
+            handle.cancel();
+            assert_eq!(wait_for(&mut pair.one), TransportError::Cancelled);
+            pair.finish();
+            handle.cancel();
+            assert!(handle.is_pending(), "nobody waits any more");
+        }
+    }
+}
+
+#[test]
+fn waits_of_owned_operations_leave_everything_in_flight() {
+    for sleep_after in [None, Some(0)] {
+        let mut pair = pair(sleep_after);
+        let pool = BufferPool::new(&pair.domain, 16, 2, AccessFlags::empty()).unwrap();
+        let handle = pair.one.cancel_handle().unwrap();
+        let mut receive = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
+        let other = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
+        other.into_token(&mut pair.one, 7).unwrap();
+        for kind in 0..3 {
+            let (late, limit) = (cancel_late(&handle), Instant::now() + LONG);
+            let error = match kind {
+                0 => cancelled(receive.wait(&mut pair.one)),
+                1 => cancelled(receive.wait_deadline(&mut pair.one, limit)),
+                _ => cancelled(pair.one.wait_token(limit)),
+            };
+            assert_eq!(error, TransportError::Cancelled);
+            late.join().unwrap();
+            assert_eq!(outstanding(&pair.device, &pair.one), (0, 2));
+            assert_eq!(pool.available(), 0);
+        }
+        // Both messages arrive as if nothing had been.
+        pair.two.send_inline(b"one").unwrap();
+        pair.two.send_inline(b"two").unwrap();
+        assert_eq!(&receive.wait(&mut pair.one).unwrap().buffer[..3], b"one");
+        let ended = pair.one.wait_token(Instant::now() + LONG).unwrap().unwrap();
+        assert_eq!(ended.token, 7);
+        drop((receive, ended, pool));
+        pair.exchange();
+        pair.finish();
+    }
+}
+
+#[test]
+fn what_has_ended_is_not_cancelled() {
+    let mut pair = pair(Some(0));
+    let handle = pair.one.cancel_handle().unwrap();
+    handle.cancel();
+    pair.one
+        .scope(|scope| {
+            let receive = scope.post_receive(())?;
+            pair.two.send_with_immediate(&(), 5)?;
+            assert_eq!(receive.wait()?.1.immediate(), Some(5));
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+    assert!(handle.is_pending() && handle.clear() && !handle.clear());
+    pair.exchange();
+    pair.finish();
+}
+
+/// Three channels sleep on one queue: only the one that is cancelled wakes for good, whether it is the one
+/// that reads the queue's events or not.
+#[test]
+fn among_channels_that_share_a_queue_one_is_cancelled() {
+    let device = FunctionDevice::model();
+    device.progress(Progress::OnPost);
+    let context = Arc::new(device.context());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let queue = CompletionQueue::builder(&context, 64).own_channel().build().unwrap();
+    let queue = Arc::new(SharedCompletionQueue::from(queue));
+    let sharing = || builder(&domain).shared_completion_queue(&queue).sleep_after(1);
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let mut pairs = [(); 3].map(|()| connect(sharing(), builder(&domain)));
+        let handles = pairs.each_mut().map(|(one, _)| one.cancel_handle().unwrap());
+        let threads = pairs.map(|(mut one, two)| {
+            thread::spawn(move || {
+                assert_eq!(one.receive(&mut ()).unwrap_err(), TransportError::Cancelled);
+                drop((one, two));
+            })
+        });
+        let mut threads = threads.map(Some);
+        for index in order {
+            thread::sleep(Duration::from_millis(20));
+            assert!(threads.iter().flatten().all(|thread| !thread.is_finished()));
+            handles[index].cancel();
+            threads[index].take().unwrap().join().unwrap();
+        }
+    }
+    drop((queue, domain, context));
+    device.assert_clean();
+}
+
+/// A message and a cancellation at the same time: neither is lost.
+#[test]
+fn neither_a_message_nor_a_cancellation_is_lost() {
+    let mut pair = pair(Some(0));
+    let pool = BufferPool::new(&pair.domain, 16, 1, AccessFlags::empty()).unwrap();
+    let handle = pair.one.cancel_handle().unwrap();
+    let (one, two) = (&mut pair.one, &mut pair.two);
+    for round in 0..200_u8 {
+        let mut receive = one.post_receive_owned(pool.take().unwrap()).unwrap();
+        thread::scope(|threads| {
+            threads.spawn(|| handle.cancel());
+            threads.spawn(|| two.send_inline(&[round]).unwrap());
+            let mut cancellations = 0;
+            let ended = loop {
+                match receive.wait(one) {
+                    Ok(ended) => break ended,
+                    Err(error) => assert_eq!(error, TransportError::Cancelled),
+                }
+                cancellations += 1;
+            };
+            assert!(cancellations <= 1 && ended.buffer[0] == round);
+        });
+        handle.clear();
+    }
+    drop(pool);
+    pair.finish();
+}
