@@ -17,6 +17,8 @@
 //!
 //! # Networks and faults for tests
 //!
+//! The page [Testing RDMA code without RDMA][page] shows tests with them, and a workflow for CI.
+//!
 //! - [`Network`] simulates a network between devices of this process, in virtual time: a seed decides which
 //!   packets are lost, duplicated, reordered, delayed or corrupted.
 //! - [`Device::fail`] makes any verb fail with any errno, before or after it took effect.
@@ -48,6 +50,8 @@
 //! - Deregistering a region fails with `EBUSY` while a window is bound to it.
 //!
 //! `software/README.md` in the repository describes the implementation.
+//!
+//! [page]: https://github.com/ibverbs-bundled/ibverbs-bundled/blob/main/docs/testing.md
 
 mod builder;
 mod device;

@@ -8,6 +8,8 @@ pub(crate) mod core;
 pub(crate) mod events;
 pub(crate) mod memory;
 pub(crate) mod modify;
+#[cfg(test)]
+mod mutations;
 pub(crate) mod objects;
 pub(crate) mod queue_pair;
 pub(crate) mod queues;

@@ -25,7 +25,7 @@ const NOTIFY: u32 = Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY.0;
 /// The attributes that a transition requires, and those that it allows; `None`: there is no such transition.
 ///
 /// The attributes of alternate paths are missing, since RoCE does not have them.
-fn row(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
+pub(super) fn row(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
     use Transport::{Rc, Uc, Ud};
     type S = State;
     Some(match (from, to, transport) {

@@ -20,7 +20,7 @@ use crate::wire::header::{AtomicEth, Bth, Reth};
 use crate::wire::{PORT, Packet, icrc, opcode};
 
 #[derive(Debug, Default)]
-struct VirtualClock(AtomicU64);
+pub(super) struct VirtualClock(pub(super) AtomicU64);
 
 impl Clock for VirtualClock {
     fn now(&self) -> Time {
@@ -36,10 +36,10 @@ impl Clock for VirtualClock {
     }
 }
 
-type Sent = Arc<Mutex<VecDeque<(IpAddr, IpAddr, Vec<u8>)>>>;
+pub(super) type Sent = Arc<Mutex<VecDeque<(IpAddr, IpAddr, Vec<u8>)>>>;
 
 #[derive(Debug)]
-struct MemoryLink(Sent);
+pub(super) struct MemoryLink(pub(super) Sent);
 
 impl Link for MemoryLink {
     fn send(&mut self, packets: &mut [Packet]) {
@@ -62,17 +62,17 @@ impl Link for MemoryLink {
 }
 
 /// xorshift64*
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
     }
 
-    fn below(&mut self, n: u64) -> u64 {
+    pub(super) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 }
@@ -239,6 +239,8 @@ struct World {
     random: Random,
     /// All packets that were sent, with their times.
     trace: crc32fast::Hasher,
+    /// Their bytes, without the CRC.
+    packets: Vec<Vec<u8>>,
 }
 
 impl World {
@@ -249,7 +251,14 @@ impl World {
         let numbers = [sides[0].qp, sides[1].qp];
         sides[0].connect(addresses[1], numbers[1]);
         sides[1].connect(addresses[0], numbers[0]);
-        Self { sides, clock, sent, random: Random(seed), trace: crc32fast::Hasher::new() }
+        Self {
+            sides,
+            clock,
+            sent,
+            random: Random(seed),
+            trace: crc32fast::Hasher::new(),
+            packets: Vec::new(),
+        }
     }
 
     /// Delivers packets, of which this percentage is lost, duplicated or delayed, until both engines are idle.
@@ -263,6 +272,7 @@ impl World {
             if let Some((from, to, bytes)) = packet {
                 self.trace.update(&self.clock.now().to_ne_bytes());
                 self.trace.update(&bytes);
+                self.packets.push(bytes[..bytes.len() - icrc::SIZE].to_vec());
                 if self.random.below(100) < percent {
                     continue;
                 }
@@ -291,8 +301,8 @@ impl World {
     }
 }
 
-/// Every kind of request at once, over a bad wire; returns what the wire saw.
-fn everything(seed: u64, percent: u64) -> u32 {
+/// Every kind of request at once, over a bad wire.
+fn everything(seed: u64, percent: u64) -> World {
     let mut world = World::new(seed);
     let pattern: Vec<u8> = (0..4096).map(|i| (i * 7 + i / 256) as u8).collect();
     world.sides[0].write(0, &pattern);
@@ -334,8 +344,12 @@ fn everything(seed: u64, percent: u64) -> u32 {
     assert_eq!(here[4096..4096 + length], pattern[..length]);
     one.assert_guards();
     two.assert_guards();
-    let seen = world.trace;
-    seen.finalize()
+    world
+}
+
+/// What the wire sees of every kind of request, with losses.
+pub(super) fn captures() -> Vec<Vec<u8>> {
+    everything(11, 10).packets
 }
 
 #[test]
@@ -349,12 +363,13 @@ fn everything_arrives_once_and_in_order_over_a_bad_wire() {
 
 #[test]
 fn the_same_seed_gives_the_same_packets_at_the_same_times() {
-    assert_eq!(everything(7, 10), everything(7, 10));
-    assert_ne!(everything(7, 10), everything(8, 10));
+    let seen = |seed| everything(seed, 10).trace.finalize();
+    assert_eq!(seen(7), seen(7));
+    assert_ne!(seen(7), seen(8));
 }
 
 /// A packet with a correct CRC and arbitrary contents.
-fn seal(from: IpAddr, to: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
+pub(super) fn seal(from: IpAddr, to: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
     packet.truncate(packet.len() / 4 * 4);
     let icrc = icrc::compute((from, PORT), (to, PORT), &packet);
     packet.extend_from_slice(&icrc.to_le_bytes());
