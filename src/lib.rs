@@ -52,8 +52,8 @@ pub use connect::rdmacm::{
     Step,
 };
 pub use connect::tcp::{
-    DeadlineStream, ExchangeError, MAX_PRIVATE_DATA, StreamWithDeadline, peer_has_closed,
-    wait_until_peer_closes,
+    AsyncStream, DeadlineStream, ExchangeError, MAX_PRIVATE_DATA, StreamWithDeadline,
+    peer_has_closed, wait_until_peer_closes,
 };
 pub use device::{
     AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents, AtomicCapability, Context, Counter,
@@ -67,7 +67,10 @@ pub use device::{
 };
 pub use domain::{ProtectionDomain, ThreadDomain, XrcDomain, XrcDomainScope};
 pub use error::{Error, ErrorKind, Result};
-pub use many::{BufferPool, PooledBuffer, SharedMemoryRange};
+pub use many::{
+    AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncShutdown, BufferPool,
+    OperationError, PooledBuffer, PreparedAsyncChannel, Reactor, ReactorRun, SharedMemoryRange,
+};
 pub use memory::{
     AccessFlags, AtomicElement, BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, Element,
     Field, GatherBuffer, GatherElement, HugePages, ImplicitMemoryRegion, LocalMemory,

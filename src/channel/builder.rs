@@ -184,6 +184,17 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
+    /// A channel of a reactor must not read the reactor's events.
+    pub(crate) fn check_never_sleeps(&self) -> Result<()> {
+        match self.sleep_after {
+            None => Ok(()),
+            Some(_) => {
+                let reason = "a channel of a reactor does not sleep itself: leave sleep_after out";
+                Err(Error::invalid("ibv_create_qp", reason))
+            }
+        }
+    }
+
     /// `ibv_create_qp`: creates the queue pair, and its completion queue unless that is shared.
     ///
     /// This allocates all that the channel will ever need.

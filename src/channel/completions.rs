@@ -131,8 +131,10 @@ impl Core {
             }
             Some((slot, State::InFlight(owner))) => {
                 slot.complete(owner, completion.as_raw());
-                if owner == Owner::OwnToken {
-                    self.table.entries.any_token_ended.set(true);
+                match owner {
+                    Owner::OwnToken => self.table.entries.any_token_ended.set(true),
+                    Owner::Task => self.table.entries.wake(slot.wr_id()),
+                    _ => {}
                 }
             }
             Some((slot, State::Abandoned)) => {
@@ -260,7 +262,7 @@ impl Core {
         let index = completion.wr_id.wrapping_sub(self.epoch.get());
         let slot = self.table.slot(usize::try_from(index).ok()?)?;
         match slot.state() {
-            State::InFlight(Owner::OwnToken | Owner::Nobody) => None,
+            State::InFlight(Owner::OwnToken | Owner::Task | Owner::Nobody) => None,
             State::InFlight(owner) => Some((slot, owner)),
             _ => None,
         }

@@ -38,6 +38,8 @@ pub(super) enum Owner {
     Token,
     /// An `OwnedWork`.
     Handle,
+    /// As `Handle`, for a task that is woken when the operation ends.
+    Task,
     /// `poll_token` or `wait_token`: the operation owns its buffer, and its handle was replaced by a token.
     OwnToken,
     /// Nobody: the `OwnedWork` was dropped.
@@ -65,7 +67,12 @@ pub(super) enum State {
 impl Owner {
     /// Whether the operation owns its buffer.
     pub(super) fn owns_buffer(self) -> bool {
-        matches!(self, Self::Handle | Self::OwnToken | Self::Nobody)
+        matches!(self, Self::Handle | Self::Task | Self::OwnToken | Self::Nobody)
+    }
+
+    /// Whether an `OwnedWork` will ask for the result.
+    pub(super) fn is_handle(self) -> bool {
+        matches!(self, Self::Handle | Self::Task)
     }
 }
 
@@ -355,6 +362,17 @@ impl InFlight {
     /// The number of requests that the device has.
     pub(super) fn outstanding(&self) -> u32 {
         self.slots().iter().map(|slot| u32::from(slot.state().is_outstanding())).sum()
+    }
+
+    /// The number of requests on the send queue that the device has.
+    pub(super) fn outstanding_sends(&self) -> u32 {
+        let sends = self.of(Queue::Send).iter();
+        sends.map(|slot| u32::from(slot.state().is_outstanding())).sum()
+    }
+
+    /// The number of slots of a queue.
+    pub(super) fn depth(&self, queue: Queue) -> usize {
+        self.of(queue).len()
     }
 
     /// Ends all requests that the device had, without completions. Call this after the queue pair was reset

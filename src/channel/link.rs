@@ -212,6 +212,16 @@ impl<'res> Link<'res> {
         destroyed
     }
 
+    /// Ends everything that is in flight, by the RESET state or else by destroying the queue pair, and
+    /// prevents further posts. It does not wait for completions. If both fail, operations stay in flight;
+    /// their buffers are leaked. To be called only if all operations own their buffers.
+    pub(super) fn end_now(&mut self) {
+        self.core.close();
+        if !self.core.destroyed.get() && self.core.reset().is_err() {
+            let _ = self.core.destroy().inspect_err(|_| self.leaked = true);
+        }
+    }
+
     /// Destroys the queue pair and reports a failure.
     pub(super) fn close(mut self) -> Result<()> {
         self.destroy()

@@ -9,6 +9,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Waker;
 
 use crate::error::Result;
 use crate::ffi;
@@ -174,6 +175,8 @@ pub(super) struct Entry {
     /// result any more. Handles may be dropped on any thread.
     dropped: AtomicU64,
     pub(super) token: Cell<u64>,
+    /// Of the task that waits for the operation, if one does.
+    pub(super) waker: Cell<Option<Waker>>,
 }
 
 /// An entry for each slot of the table of what is in flight.
@@ -183,6 +186,8 @@ pub(super) struct Entries {
     any_dropped: AtomicBool,
     /// Whether an operation with a token has ended since this flag was last read.
     pub(super) any_token_ended: Cell<bool>,
+    /// The wakers of operations that have ended, for the channel's owner to wake.
+    woken: Cell<Vec<Waker>>,
 }
 
 impl Entries {
@@ -195,11 +200,13 @@ impl Entries {
             // No request has this number: epochs begin at 1.
             dropped: AtomicU64::new(0),
             token: Cell::new(0),
+            waker: Cell::new(None),
         }));
         Some(Self {
             entries: entries.into(),
             any_dropped: AtomicBool::new(false),
             any_token_ended: Cell::new(false),
+            woken: Cell::new(Vec::new()),
         })
     }
 
@@ -235,6 +242,22 @@ impl Entries {
     #[inline]
     pub(super) fn begin(&self, wr_id: u64) {
         self.of(wr_id).dropped.store(0, Ordering::Relaxed);
+    }
+
+    /// Puts the waker of an operation that has ended among those to wake.
+    pub(super) fn wake(&self, wr_id: u64) {
+        if let Some(waker) = self.of(wr_id).waker.take() {
+            let mut woken = self.woken.take();
+            woken.push(waker);
+            self.woken.set(woken);
+        }
+    }
+
+    /// Moves the wakers of operations that have ended to `into`.
+    pub(super) fn take_woken(&self, into: &mut Vec<Waker>) {
+        let mut woken = self.woken.take();
+        into.append(&mut woken);
+        self.woken.set(woken);
     }
 
     /// Moves the buffer of a request out.

@@ -1,10 +1,13 @@
 //! Channels that are not connected yet.
 
 use super::Channel;
+use super::in_flight::Owner;
 use super::link::Link;
 use super::operation::Receive;
 use super::owned_buffer::OwnedBuffer;
-use super::owned_work::{OwnedWork, PostError, post_owned};
+use super::owned_post::post_owned;
+use super::owned_results::PostError;
+use super::owned_work::OwnedWork;
 use crate::error::Result;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair::QueuePair;
@@ -97,7 +100,7 @@ impl<'res> PreparedChannel<'res> {
         buffer: B,
     ) -> Result<OwnedWork<B>, PostError<B>> {
         match self.link.open_receives() {
-            Ok(()) => post_owned(&self.link.core, buffer, Receive),
+            Ok(()) => post_owned(&self.link.core, buffer, Receive, Owner::Handle),
             Err(error) => Err(PostError { error: error.into(), buffer }),
         }
     }

@@ -1,8 +1,15 @@
 //! Channels of many peers together.
 
+mod async_channel;
 mod owned_region;
 mod pool;
+mod reactor;
 mod shared_range;
 
+pub use async_channel::{
+    AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncShutdown, OperationError,
+    PreparedAsyncChannel,
+};
 pub use pool::{BufferPool, PooledBuffer};
+pub use reactor::{Reactor, ReactorRun};
 pub use shared_range::SharedMemoryRange;

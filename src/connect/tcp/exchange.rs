@@ -1,5 +1,10 @@
 //! The exchange between two sides over one stream.
+//!
+//! It is written once, as a future over [`Messages`]. Over a stream that blocks, the future is never pending.
 
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::error::ExchangeError;
@@ -11,13 +16,13 @@ use crate::state_error::StateError;
 
 /// Which of the two sides begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Role {
+pub(crate) enum Role {
     Connects,
     Accepts,
 }
 
 /// What can be connected: a prepared queue pair or channel.
-pub(super) trait Prepared: Sized {
+pub(crate) trait Prepared: Sized {
     type Connected;
 
     fn endpoint(&self) -> QueuePairEndpoint;
@@ -62,10 +67,32 @@ impl<'res> Prepared for PreparedChannel<'res> {
 
 /// What an exchange returns: the connected object and the peer's private data, or the object that is not
 /// connected.
-pub(super) type Exchanged<P> =
+pub(crate) type Exchanged<P> =
     Result<(<P as Prepared>::Connected, Vec<u8>), StateError<P, ExchangeError>>;
 
-/// Connects over the stream.
+/// Whole messages over a stream.
+pub(crate) trait Messages {
+    /// Fills `bytes`.
+    fn read(&mut self, bytes: &mut [u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send;
+
+    /// Sends all of `bytes` on its way.
+    fn write(&mut self, bytes: &[u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send;
+}
+
+/// A stream that blocks.
+struct Blocking<'s, S: DeadlineStream>(Timed<'s, S>);
+
+impl<S: DeadlineStream> Messages for Blocking<'_, S> {
+    fn read(&mut self, bytes: &mut [u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send {
+        std::future::ready(self.0.read(bytes))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> impl Future<Output = Result<(), ExchangeError>> + Send {
+        std::future::ready(self.0.write(bytes))
+    }
+}
+
+/// Connects over a stream that blocks.
 pub(super) fn exchange<P: Prepared, S: DeadlineStream + ?Sized>(
     prepared: P,
     role: Role,
@@ -73,8 +100,26 @@ pub(super) fn exchange<P: Prepared, S: DeadlineStream + ?Sized>(
     private_data: &[u8],
     deadline: Instant,
 ) -> Exchanged<P> {
-    let mut stream = Timed::new(&mut stream, deadline);
-    let greeted = greet(&mut stream, role, &prepared.endpoint(), private_data);
+    let mut stream = Blocking(Timed::new(&mut stream, deadline));
+    let mut exchanging = pin!(exchange_over(prepared, role, &mut stream, private_data));
+    loop {
+        // Ready at once, because each read and write blocks until it is done.
+        let polled = exchanging.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(exchanged) = polled {
+            return exchanged;
+        }
+    }
+}
+
+/// Connects over a stream.
+pub(crate) async fn exchange_over<P: Prepared, S: Messages>(
+    prepared: P,
+    role: Role,
+    stream: &mut S,
+    private_data: &[u8],
+) -> Exchanged<P> {
+    let endpoint = prepared.endpoint();
+    let greeted = greet(stream, role, &endpoint, private_data).await;
     let (remote, theirs) = match greeted {
         Ok(theirs) => theirs,
         Err(error) => return Err(StateError::new(prepared, error)),
@@ -83,23 +128,23 @@ pub(super) fn exchange<P: Prepared, S: DeadlineStream + ?Sized>(
         Ok(connected) => connected,
         Err(failed) => {
             // If the peer does not receive this, it will see the end of the stream.
-            let told = stream.write(&wire::verdict(Some(failed.error.raw_os_error())));
+            let told = stream.write(&wire::verdict(Some(failed.error.raw_os_error()))).await;
             if role == Role::Accepts && told.is_ok() {
                 // Read the peer's verdict: closing a TCP socket with unread data may lose our own.
-                let _ = stream.read(&mut [0; wire::VERDICT]);
+                let _ = stream.read(&mut [0; wire::VERDICT]).await;
             }
             return Err(failed.map(|prepared| prepared));
         }
     };
-    match exchange_verdicts(&mut stream, role) {
+    match exchange_verdicts(stream, role).await {
         Ok(()) => Ok((connected, theirs)),
         Err(error) => Err(StateError::new(P::take_back(connected), error)),
     }
 }
 
 /// Exchanges the greetings. Returns the endpoint and the private data of the peer.
-fn greet<S: DeadlineStream>(
-    stream: &mut Timed<'_, S>,
+async fn greet<S: Messages>(
+    stream: &mut S,
     role: Role,
     endpoint: &QueuePairEndpoint,
     private_data: &[u8],
@@ -107,14 +152,14 @@ fn greet<S: DeadlineStream>(
     let greeting = wire::greeting(endpoint, private_data)?;
     match role {
         Role::Connects => {
-            stream.write(&greeting)?;
-            read_greeting(stream)
+            stream.write(&greeting).await?;
+            read_greeting(stream).await
         }
         Role::Accepts => {
-            let theirs = read_greeting(stream);
+            let theirs = read_greeting(stream).await;
             // Tell a peer of another version our version. Tell other programs nothing.
             if matches!(theirs, Ok(_) | Err(ExchangeError::Version { .. })) {
-                stream.write(&greeting)?;
+                stream.write(&greeting).await?;
             }
             theirs
         }
@@ -122,33 +167,30 @@ fn greet<S: DeadlineStream>(
 }
 
 /// Tells the peer that this side is ready, and waits until the peer is.
-fn exchange_verdicts<S: DeadlineStream>(
-    stream: &mut Timed<'_, S>,
-    role: Role,
-) -> Result<(), ExchangeError> {
+async fn exchange_verdicts<S: Messages>(stream: &mut S, role: Role) -> Result<(), ExchangeError> {
     if role == Role::Connects {
-        stream.write(&wire::verdict(None))?;
+        stream.write(&wire::verdict(None)).await?;
     }
     let mut verdict = [0; wire::VERDICT];
-    stream.read(&mut verdict)?;
+    stream.read(&mut verdict).await?;
     wire::read_verdict(verdict)?;
     if role == Role::Accepts {
-        stream.write(&wire::verdict(None))?;
+        stream.write(&wire::verdict(None)).await?;
     }
     Ok(())
 }
 
 /// The endpoint and the private data of the peer.
-fn read_greeting<S: DeadlineStream>(
-    stream: &mut Timed<'_, S>,
+async fn read_greeting<S: Messages>(
+    stream: &mut S,
 ) -> Result<(QueuePairEndpoint, Vec<u8>), ExchangeError> {
     let mut header = [0; wire::HEADER];
-    stream.read(&mut header)?;
+    stream.read(&mut header).await?;
     let header = wire::Header::parse(&header)?;
     // Read to the end even if the endpoint is refused: when a TCP socket is closed with unread data, the
     // peer may lose the last data that was sent to it.
     let mut bytes = vec![0; header.endpoint + header.private_data];
-    stream.read(&mut bytes)?;
+    stream.read(&mut bytes).await?;
     header.check()?;
     let private_data = bytes.split_off(header.endpoint);
     Ok((wire::endpoint(&bytes)?, private_data))

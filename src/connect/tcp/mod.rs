@@ -14,6 +14,7 @@
 //!
 //! - `wire`: the messages as bytes, and the checks of received bytes.
 //! - `stream`: streams whose waits have a deadline.
+//! - `async_stream`: streams whose reads and writes are polled.
 //! - `exchange`: the exchange above, over any such stream.
 //! - `addresses`: TCP itself: `connect` and `accept`, and monitoring the peer through the stream.
 //!
@@ -22,12 +23,16 @@
 //! versions.
 
 mod addresses;
+mod async_stream;
 mod error;
 mod exchange;
 mod stream;
 mod wire;
 
 pub use addresses::{peer_has_closed, wait_until_peer_closes};
+pub use async_stream::AsyncStream;
+pub(crate) use async_stream::Polled;
 pub use error::ExchangeError;
+pub(crate) use exchange::{Role, exchange_over};
 pub use stream::{DeadlineStream, StreamWithDeadline};
 pub use wire::MAX_PRIVATE_DATA;

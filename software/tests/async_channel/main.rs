@@ -1,0 +1,153 @@
+//! Channels whose operations are futures: every operation, cancelling at any point, ends of all kinds.
+
+mod cancelling;
+mod ending;
+mod sides;
+mod waking;
+
+use std::sync::Arc;
+
+use ibverbs::{AccessFlags, SharedMemoryRange, SharedMemoryRegion, TransportError};
+
+use sides::{LEN, connect, number, on_both};
+
+#[test]
+fn messages_go_both_ways() {
+    on_both(|[one, other]| async move {
+        let [ours, theirs] = connect(&one, &other);
+        let echo = tokio::spawn({
+            let other = other.clone();
+            async move {
+                for _ in 0..200 {
+                    let (buffer, success) = theirs.receive(other.buffer(0)).await.unwrap();
+                    assert_eq!(success.byte_len() as usize, LEN);
+                    theirs.send(buffer).await.unwrap();
+                }
+                theirs
+            }
+        });
+        for n in 0..200 {
+            ours.send(one.buffer(n)).await.unwrap();
+            let (buffer, _) = ours.receive(one.buffer(0)).await.unwrap();
+            assert_eq!(number(&buffer), n);
+        }
+        echo.await.unwrap();
+    });
+}
+
+#[test]
+fn every_operation_gives_its_buffer_back() {
+    on_both(|[one, other]| async move {
+        let [ours, theirs] = connect(&one, &other);
+        let all = AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE_READ
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_ATOMIC;
+        let target = SharedMemoryRegion::<u64>::new(&other.domain, 4, all).unwrap();
+        let local = Arc::new(SharedMemoryRegion::<u64>::new(&one.domain, 4, all).unwrap());
+        local.write(0, &[1, 2, 3, 4]).unwrap();
+        let range = |range| SharedMemoryRange::new(local.clone(), range).unwrap();
+        let (written, _) = ours.write(range(0..4), target.remote()).await.unwrap();
+        drop(written);
+        assert_eq!(target.to_vec(), [1, 2, 3, 4]);
+        let word = target.remote_range(2..3).unwrap();
+        ours.fetch_add(range(0..1), word, 10).await.unwrap();
+        ours.compare_swap(range(1..2), word, 13, 99).await.unwrap();
+        ours.read(range(2..4), target.remote_range(2..4).unwrap()).await.unwrap();
+        assert_eq!(local.to_vec(), [3, 13, 99, 4]);
+        let receive = theirs.receive(other.buffer(0));
+        let send = ours.send_with_immediate(one.buffer(5), 77);
+        let (sent, received) = tokio::join!(send, receive);
+        assert_eq!(number(&sent.unwrap().0), 5);
+        assert_eq!(received.unwrap().1.immediate(), Some(77));
+        let receive = theirs.receive(other.buffer(0));
+        let write = ours.write_with_immediate(range(0..1), word, 78);
+        let (written, received) = tokio::join!(write, receive);
+        written.unwrap();
+        assert_eq!(received.unwrap().1.immediate(), Some(78));
+    });
+}
+
+#[test]
+fn more_operations_than_there_is_room_for_wait_in_line() {
+    on_both(|[one, other]| async move {
+        let [ours, theirs] = connect(&one, &other);
+        let ours = Arc::new(ours);
+        let receiver = tokio::spawn({
+            let other = other.clone();
+            async move {
+                for n in 0..60 {
+                    let (buffer, _) = theirs.receive(other.buffer(0)).await.unwrap();
+                    assert_eq!(number(&buffer), n, "in order");
+                }
+                theirs
+            }
+        });
+        let mut sends = tokio::task::JoinSet::new();
+        for n in 0..60 {
+            let (mut send, started) =
+                (ours.send(one.buffer(n)), Arc::new(tokio::sync::Notify::new()));
+            let notify = started.clone();
+            sends.spawn(async move {
+                // In line from here on.
+                std::future::poll_fn(|cx| {
+                    let polled = std::pin::Pin::new(&mut send).poll(cx);
+                    notify.notify_one();
+                    polled
+                })
+                .await
+            });
+            started.notified().await;
+        }
+        while let Some(sent) = sends.join_next().await {
+            sent.unwrap().unwrap();
+        }
+        receiver.await.unwrap();
+    });
+}
+
+#[test]
+fn receives_can_be_posted_before_anyone_waits() {
+    on_both(|[one, other]| async move {
+        let [ours, theirs] = connect(&one, &other);
+        for _ in 0..8 {
+            theirs.post_receive(other.buffer(0)).unwrap();
+        }
+        let full = theirs.post_receive(other.buffer(0)).unwrap_err();
+        assert!(full.error.is_queue_full());
+        drop(full);
+        for round in 0..10 {
+            for n in 0..8 {
+                ours.send(one.buffer(round * 8 + n)).await.unwrap();
+            }
+            for n in 0..8 {
+                let (buffer, _) = theirs.receive(other.buffer(0)).await.unwrap();
+                assert_eq!(number(&buffer), round * 8 + n);
+            }
+            // As many are posted as in the beginning.
+            assert_eq!(other.pool.available(), sides::CHUNKS - 8);
+        }
+    });
+}
+
+#[test]
+fn bad_input_comes_back_with_the_buffer() {
+    on_both(|[one, other]| async move {
+        let sleeps = one.reactor.prepare(one.builder().sleep_after(3)).unwrap_err();
+        assert_eq!(sleeps.raw_os_error(), libc::EINVAL);
+        assert!(sleeps.to_string().contains("sleep_after"), "{sleeps}");
+        let [ours, _theirs] = connect(&one, &other);
+        let small = SharedMemoryRegion::<u64>::new(&other.domain, 1, AccessFlags::REMOTE_READ);
+        let failed = ours.read(one.buffer(1), small.unwrap().remote()).await.unwrap_err();
+        assert!(matches!(failed.error, TransportError::Verbs(_)), "{failed}");
+        assert_eq!(number(&failed.buffer.unwrap()), 1);
+        // A channel that was built without receives says so instead of waiting.
+        let deaf = one.reactor.prepare(one.builder().max_recv_wr(0)).unwrap();
+        let remote = deaf.endpoint();
+        let deaf = deaf.handshake(remote).unwrap();
+        let error = deaf.receive(one.buffer(2)).await.unwrap_err();
+        assert_eq!((error.error, error.buffer.is_some()), (TransportError::QueueFull, true));
+    });
+}
+
+use std::future::Future;

@@ -1,0 +1,150 @@
+//! Who is woken, without a runtime: the test calls the reactor itself.
+
+use std::future::Future;
+use std::os::fd::AsRawFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use ibverbs::Reactor;
+
+use crate::sides::{connect, number, sides};
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Count {
+    fn get(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+fn poll<F: Future + Unpin>(future: &mut F, count: &Arc<Count>) -> Option<F::Output> {
+    let waker = Waker::from(count.clone());
+    match Pin::new(future).poll(&mut Context::from_waker(&waker)) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+/// Sleeps until the reactor has something, and serves it. Returns the number of channels.
+fn serve(reactor: &Reactor) -> usize {
+    let mut served = 0;
+    loop {
+        let turn = reactor.turn().unwrap();
+        if turn == 0 && served > 0 {
+            return served;
+        }
+        served += turn;
+        reactor.arm().unwrap();
+        let turn = reactor.turn().unwrap();
+        served += turn;
+        if turn == 0 && served == 0 {
+            let mut file =
+                libc::pollfd { fd: reactor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one live `pollfd`.
+            assert_eq!(unsafe { libc::poll(&mut file, 1, 60_000) }, 1, "it never wakes");
+        }
+    }
+}
+
+#[test]
+fn one_wake_up_serves_all_and_each_wakes_its_own_task_only() {
+    let [one, other] = sides();
+    let pairs: Vec<_> = (0..5).map(|_| connect(&one, &other)).collect();
+    let counts: Vec<_> = pairs.iter().map(|_| Arc::new(Count::default())).collect();
+    let mut receives: Vec<_> =
+        pairs.iter().map(|[_, theirs]| theirs.receive(other.buffer(0))).collect();
+    for (receive, count) in receives.iter_mut().zip(&counts) {
+        assert!(poll(receive, count).is_none());
+    }
+    let nobody = Arc::new(Count::default());
+    for served in [2, 4] {
+        let mut send = pairs[served][0].send(one.buffer(served as u64));
+        assert!(poll(&mut send, &nobody).is_none());
+        serve(&one.reactor);
+        poll(&mut send, &nobody).unwrap().unwrap();
+    }
+    // Both messages have arrived: the sends have ended.
+    assert_eq!(serve(&other.reactor), 2);
+    assert_eq!(counts.iter().map(|count| count.get()).collect::<Vec<_>>(), [0, 0, 1, 0, 1]);
+    for (index, receive) in receives.iter_mut().enumerate() {
+        match poll(receive, &counts[index]) {
+            Some(received) => assert_eq!(number(&received.unwrap().0), index as u64),
+            None => assert!(![2, 4].contains(&index)),
+        }
+    }
+    assert_eq!(counts.iter().map(|count| count.get()).sum::<usize>(), 2);
+}
+
+#[test]
+fn a_future_that_moves_to_another_task_wakes_that_one() {
+    let [one, other] = sides();
+    let [ours, theirs] = connect(&one, &other);
+    let counts = [(); 3].map(|()| Arc::new(Count::default()));
+    let mut receive = theirs.receive(other.buffer(0));
+    let mut send = ours.send(one.buffer(6));
+    assert!(poll(&mut receive, &counts[0]).is_none());
+    assert!(poll(&mut receive, &counts[1]).is_none());
+    assert!(poll(&mut send, &counts[2]).is_none());
+    serve(&one.reactor);
+    serve(&other.reactor);
+    assert_eq!(counts.each_ref().map(|count| count.get()), [0, 1, 1]);
+    poll(&mut send, &counts[0]).unwrap().unwrap();
+    assert_eq!(number(&poll(&mut receive, &counts[0]).unwrap().unwrap().0), 6);
+}
+
+#[test]
+fn two_receives_are_woken_in_their_order() {
+    let [one, other] = sides();
+    let [ours, theirs] = connect(&one, &other);
+    let counts = [(); 3].map(|()| Arc::new(Count::default()));
+    let mut first = theirs.receive(other.buffer(0));
+    let mut second = theirs.receive(other.buffer(0));
+    assert!(poll(&mut first, &counts[0]).is_none() && poll(&mut second, &counts[1]).is_none());
+    let mut send = ours.send(one.buffer(1));
+    assert!(poll(&mut send, &counts[2]).is_none());
+    serve(&one.reactor);
+    serve(&other.reactor);
+    assert_eq!((counts[0].get(), counts[1].get()), (1, 0));
+    // The first is woken, and dropped instead of being polled: the message is the second's.
+    drop(first);
+    assert_eq!((counts[0].get(), counts[1].get()), (1, 1));
+    assert_eq!(number(&poll(&mut second, &counts[1]).unwrap().unwrap().0), 1);
+}
+
+/// A waker that drops a future of the same channel when it is woken, as an executor may do.
+struct DropsAFuture<F>(std::sync::Mutex<Option<F>>);
+
+impl<F: Send + 'static> Wake for DropsAFuture<F> {
+    fn wake(self: Arc<Self>) {
+        drop(self.0.lock().unwrap().take());
+    }
+}
+
+#[test]
+fn a_waker_may_drop_another_future_of_the_channel() {
+    let [one, other] = sides();
+    let [ours, theirs] = connect(&one, &other);
+    let nobody = Arc::new(Count::default());
+    let mut victim = theirs.receive(other.buffer(0));
+    let mut receive = theirs.receive(other.buffer(0));
+    let mut send = ours.send(one.buffer(1));
+    assert!(poll(&mut receive, &nobody).is_none() && poll(&mut victim, &nobody).is_none());
+    let waker = Waker::from(Arc::new(DropsAFuture(std::sync::Mutex::new(Some(victim)))));
+    let polled = Pin::new(&mut receive).poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    assert!(poll(&mut send, &nobody).is_none());
+    serve(&one.reactor);
+    serve(&other.reactor);
+    assert_eq!(number(&poll(&mut receive, &nobody).unwrap().unwrap().0), 1);
+    drop((receive, send, waker));
+}

@@ -1,0 +1,216 @@
+//! Posting operations that own their buffers.
+
+use std::sync::Arc;
+
+use super::Channel;
+use super::core::Core;
+use super::in_flight::Owner;
+use super::operation::{
+    CompareSwap, FetchAdd, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
+    WriteWithImmediate,
+};
+use super::owned_buffer::OwnedBuffer;
+use super::owned_results::PostError;
+use super::owned_work::OwnedWork;
+use crate::memory::RemoteMemoryRegion;
+
+/// # Owned operations
+///
+/// Each posts one operation and moves its buffer into the channel until the operation has ended. Nothing
+/// is borrowed, and nothing is allocated. The handle gives the buffer back: see [`OwnedWork`].
+/// They may be in flight at the same time as a [`scope`](Self::scope) and blocking operations. A blocking
+/// operation or scope that stops the channel ends them too.
+///
+/// When posting fails, the buffer comes back in the [`PostError`], with the reason, which is one
+/// of [those of posting in a scope](crate::Scope#errors).
+impl Channel<'_> {
+    /// `ibv_post_recv`: posts a receive. See [`receive`](Self::receive).
+    ///
+    /// ```no_run
+    /// # fn receive(channel: &mut ibverbs::Channel<'_>, pool: &ibverbs::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::{Duration, Instant};
+    ///
+    /// let buffer = pool.take().ok_or("all buffers are in use")?;
+    /// let mut receive = channel.post_receive_owned(buffer).map_err(|error| error.error)?;
+    /// let soon = Instant::now() + Duration::from_millis(10);
+    /// match receive.wait_deadline(channel, soon)? {
+    ///     Some(ended) => println!("{:?}", &ended.buffer[..ended.result?.byte_len() as usize]),
+    ///     None => println!("nothing yet: the receive stays posted"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [Those of owned operations](Self#owned-operations).
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub fn post_receive_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        self.post_owned(buffer, Receive, Owner::Handle)
+    }
+
+    /// `ibv_post_send`: posts a send. See [`send`](Self::send).
+    ///
+    /// # Errors
+    ///
+    /// [Those of owned operations](Self#owned-operations).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post_send_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        self.post_owned(buffer, Request::new(Send {}), Owner::Handle)
+    }
+
+    /// `ibv_post_send`: posts a send with an immediate. See
+    /// [`send_with_immediate`](Self::send_with_immediate).
+    ///
+    /// # Errors
+    ///
+    /// [Those of owned operations](Self#owned-operations).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post_send_with_immediate_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+        immediate: u32,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        self.post_owned(buffer, Request::new(SendWithImmediate { immediate }), Owner::Handle)
+    }
+
+    /// `ibv_post_send`: posts an RDMA write. See [`write`](Self::write).
+    ///
+    /// # Errors
+    ///
+    /// [Those of owned operations](Self#owned-operations).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post_write_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        let remote = remote.into();
+        self.post_owned(buffer, Request::new(Write { remote }), Owner::Handle)
+    }
+
+    /// `ibv_post_send`: posts an RDMA write with an immediate. See
+    /// [`write_with_immediate`](Self::write_with_immediate).
+    ///
+    /// # Errors
+    ///
+    /// [Those of owned operations](Self#owned-operations).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post_write_with_immediate_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+        immediate: u32,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        self.post_owned(
+            buffer,
+            Request::new(WriteWithImmediate { remote: remote.into(), immediate }),
+            Owner::Handle,
+        )
+    }
+
+    /// `ibv_post_send`: posts an RDMA read. See [`read`](Self::read).
+    ///
+    /// # Errors
+    ///
+    /// [Those of owned operations](Self#owned-operations).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post_read_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        let remote = remote.into();
+        self.post_owned(
+            buffer,
+            Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }),
+            Owner::Handle,
+        )
+    }
+
+    /// `ibv_post_send`: posts an atomic compare-and-swap, whose buffer has 8 bytes. See
+    /// [`compare_swap`](Self::compare_swap).
+    ///
+    /// # Errors
+    ///
+    /// [Those of owned operations](Self#owned-operations).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post_compare_swap_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+        compare: u64,
+        swap: u64,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        let remote = remote.into();
+        self.post_owned(buffer, Request::new(CompareSwap { remote, compare, swap }), Owner::Handle)
+    }
+
+    /// `ibv_post_send`: posts an atomic fetch-and-add, whose buffer has 8 bytes. See
+    /// [`fetch_add`](Self::fetch_add).
+    ///
+    /// # Errors
+    ///
+    /// [Those of owned operations](Self#owned-operations).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post_fetch_add_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+        add: u64,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        let remote = remote.into();
+        self.post_owned(buffer, Request::new(FetchAdd { remote, add }), Owner::Handle)
+    }
+
+    #[inline]
+    pub(super) fn post_owned<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+        operation: impl Operation,
+        owner: Owner,
+    ) -> Result<OwnedWork<B>, PostError<B>> {
+        post_owned(&self.link.core, buffer, operation, owner)
+    }
+}
+
+/// Posts an operation that owns its buffer. The caller has the core's link for itself.
+#[inline]
+pub(super) fn post_owned<B: OwnedBuffer>(
+    core: &Arc<Core>,
+    mut buffer: B,
+    operation: impl Operation,
+    owner: Owner,
+) -> Result<OwnedWork<B>, PostError<B>> {
+    core.release_dropped();
+    let mut list = match buffer.element() {
+        Ok(element) => [element],
+        Err(error) => return Err(PostError { error: error.into(), buffer }),
+    };
+    // SAFETY: an `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot's entry next,
+    // with nothing in between that unwinds. It leaves the entry when the state of the slot says that
+    // the operation has ended; a core that is dropped before that leaks it.
+    match unsafe { core.post(operation, &mut list, owner) } {
+        Ok(slot) => {
+            let wr_id = slot.wr_id();
+            core.table.entries.begin(wr_id);
+            core.table.entries.of(wr_id).buffer.put(buffer);
+            Ok(OwnedWork::new(core, wr_id))
+        }
+        Err(error) => Err(PostError { error, buffer }),
+    }
+}

@@ -1,0 +1,214 @@
+//! A channel whose operations are futures.
+
+mod connect;
+mod error;
+mod operation;
+mod receive;
+mod shutdown;
+mod state;
+
+pub use connect::{AsyncConnect, PreparedAsyncChannel};
+pub use error::OperationError;
+pub use operation::AsyncOperation;
+pub use receive::AsyncReceive;
+pub use shutdown::AsyncShutdown;
+pub(super) use state::Shared;
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::pool::PooledBuffer;
+use super::reactor::Registry;
+use crate::channel::{Channel, OwnedBuffer, PostError, TaskRequest, TransportError};
+use crate::memory::RemoteMemoryRegion;
+
+/// A channel whose operations are futures that own their buffers. It is driven by a
+/// [`Reactor`](crate::Reactor), and tied to no runtime.
+///
+/// [`Reactor::prepare`](crate::Reactor::prepare) makes one. Its methods take `&self`: any number of tasks
+/// can use it.
+///
+/// # Cancelling
+///
+/// A future may be dropped at any time. The device may then still use the buffer, so what happens depends
+/// on how far the operation has come:
+///
+/// | dropped | the operation | the buffer |
+/// |---|---|---|
+/// | before its first poll, or while it waits for room in the queue | is never posted | is dropped with the future |
+/// | after that | goes on: a message is sent, a write takes effect | is dropped when the device is done with it (a pooled buffer goes back to its pool) |
+/// | a receive | its place in line is given up. **No message is lost**: what arrives in its buffer goes to the next receive, in order | holds the next message |
+///
+/// No drop waits for the device. A future that is forgotten ([`mem::forget`](std::mem::forget)) is as sound
+/// as one that is dropped, but it leaks: its operation goes on, and its buffer, its place in the queue and
+/// the channel's memory are never given back. If it waited for room, all later operations wait behind it
+/// until the channel is shut down.
+///
+/// # When it ends
+///
+/// After a failed operation ([`Work`](TransportError::Work)) all later ones fail too; make a new channel to
+/// connect again. Dropping the channel ends everything that is in flight without waiting; the reactor then
+/// destroys the queue pair. Futures that are left return [`Stopped`](TransportError::Stopped), with their
+/// buffers.
+pub struct AsyncChannel {
+    shared: Arc<Shared>,
+    number: u32,
+}
+
+impl AsyncChannel {
+    fn new(channel: Channel<'static>, registry: &Arc<Registry>, token: u64) -> Self {
+        let number = channel.number();
+        let shared = Arc::new(Shared::new(channel, registry.clone(), token));
+        registry.connect(token, &shared);
+        Self { shared, number }
+    }
+
+    /// The number of the queue pair.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn operation<B: OwnedBuffer>(&self, buffer: B, request: TaskRequest) -> AsyncOperation<B> {
+        AsyncOperation::new(&self.shared, request, buffer)
+    }
+
+    /// `ibv_post_send`: sends a message. See [`Channel::send`](crate::Channel::send).
+    #[doc(alias = "ibv_post_send")]
+    pub fn send<B: OwnedBuffer>(&self, buffer: B) -> AsyncOperation<B> {
+        self.operation(buffer, TaskRequest::Send)
+    }
+
+    /// `ibv_post_send`: sends a message with an immediate. See
+    /// [`Channel::send_with_immediate`](crate::Channel::send_with_immediate).
+    #[doc(alias = "ibv_post_send")]
+    pub fn send_with_immediate<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        immediate: u32,
+    ) -> AsyncOperation<B> {
+        self.operation(buffer, TaskRequest::SendWithImmediate { immediate })
+    }
+
+    /// `ibv_post_send`: writes to the peer's memory. See [`Channel::write`](crate::Channel::write).
+    #[doc(alias = "ibv_post_send")]
+    pub fn write<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> AsyncOperation<B> {
+        let remote = remote.into();
+        self.operation(buffer, TaskRequest::Write { remote })
+    }
+
+    /// `ibv_post_send`: writes to the peer's memory, and sends an immediate. See
+    /// [`Channel::write_with_immediate`](crate::Channel::write_with_immediate).
+    #[doc(alias = "ibv_post_send")]
+    pub fn write_with_immediate<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+        immediate: u32,
+    ) -> AsyncOperation<B> {
+        let remote = remote.into();
+        self.operation(buffer, TaskRequest::WriteWithImmediate { remote, immediate })
+    }
+
+    /// `ibv_post_send`: reads the peer's memory. See [`Channel::read`](crate::Channel::read).
+    #[doc(alias = "ibv_post_send")]
+    pub fn read<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> AsyncOperation<B> {
+        let remote = remote.into();
+        self.operation(buffer, TaskRequest::Read { remote })
+    }
+
+    /// `ibv_post_send`: compares 8 bytes of the peer's memory and swaps them if they are equal. The buffer
+    /// gets the old value. See [`Channel::compare_swap`](crate::Channel::compare_swap).
+    #[doc(alias = "ibv_post_send")]
+    pub fn compare_swap<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+        compare: u64,
+        swap: u64,
+    ) -> AsyncOperation<B> {
+        let remote = remote.into();
+        self.operation(buffer, TaskRequest::CompareSwap { remote, compare, swap })
+    }
+
+    /// `ibv_post_send`: adds to 8 bytes of the peer's memory. The buffer gets the old value. See
+    /// [`Channel::fetch_add`](crate::Channel::fetch_add).
+    #[doc(alias = "ibv_post_send")]
+    pub fn fetch_add<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        remote: impl Into<RemoteMemoryRegion>,
+        add: u64,
+    ) -> AsyncOperation<B> {
+        let remote = remote.into();
+        self.operation(buffer, TaskRequest::FetchAdd { remote, add })
+    }
+
+    /// `ibv_post_recv`: the next message. Messages are handed out in the order in which they arrive.
+    ///
+    /// The future gives `buffer` to the channel and gets the buffer with the message. That is mostly the
+    /// same one, but it may be one of an earlier receive that was dropped, or one of
+    /// [`post_receive`](Self::post_receive); `buffer` then takes its place, or is dropped if it is not
+    /// needed.
+    ///
+    /// A message that is longer than the buffer it arrives in fails, so use buffers of one length. If as
+    /// many receives are posted as the channel was built for, further buffers wait until there is room.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn receive(&self, buffer: PooledBuffer) -> AsyncReceive {
+        AsyncReceive::new(&self.shared, buffer)
+    }
+
+    /// `ibv_post_recv`: posts a receive for a message that nobody waits for yet. From then on the channel
+    /// keeps one more receive posted than there are tasks that wait, so that the peer need not wait for
+    /// the program to come back to [`receive`](Self::receive).
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](crate::Scope#errors), with the buffer.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_receive(&self, buffer: PooledBuffer) -> Result<(), PostError<PooledBuffer>> {
+        self.shared.with(|state| {
+            if let Some(error) = state.refusal() {
+                return Err(PostError { error, buffer });
+            }
+            let work = state.channel.post_task_receive(buffer)?;
+            state.posted.push_back(work);
+            state.ahead += 1;
+            Ok(())
+        })
+    }
+
+    /// Waits until all sends, writes, reads and atomics that were posted have ended, then ends everything
+    /// else. Operations that were not posted yet, and later ones, fail with
+    /// [`Stopped`](TransportError::Stopped). Messages that have arrived can still be
+    /// [received](Self::receive).
+    ///
+    /// The peer is not told. If this is dropped before it has ended, operations in flight go on, and no
+    /// new ones are posted.
+    pub fn shutdown(&self) -> AsyncShutdown {
+        AsyncShutdown::new(&self.shared)
+    }
+}
+
+impl Drop for AsyncChannel {
+    /// Ends everything that is in flight, without waiting. The reactor destroys the queue pair.
+    fn drop(&mut self) {
+        if let Err(shared) = self.shared.registry.close(self.shared.clone()) {
+            // The reactor is gone.
+            shared.end(TransportError::Stopped);
+        }
+    }
+}
+
+impl fmt::Debug for AsyncChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncChannel").field("number", &self.number).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,344 @@
+//! What an [`AsyncChannel`](super::AsyncChannel), its futures and the reactor share.
+//!
+//! Everything is behind one lock, which is held while something is posted or polled, and never while a
+//! task is woken: a waker may run any code. A future that is dropped does not wait for the lock. It leaves
+//! its place in line in a list, and whoever has the lock settles that after releasing it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::task::Waker;
+
+use crate::channel::{Channel, OwnedWork, TransportError};
+use crate::many::pool::PooledBuffer;
+use crate::many::reactor::Registry;
+
+/// The most tasks that are woken before the lock is taken again.
+const WAKE_AT_ONCE: usize = 16;
+
+/// See the [module](self).
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    /// Places in line of futures that were dropped.
+    cancelled: Mutex<Vec<Cancelled>>,
+    /// Whether something was dropped that is not settled yet.
+    any_cancelled: AtomicBool,
+    pub(super) registry: Arc<Registry>,
+    /// The channel's place in the registry.
+    pub(super) token: u64,
+}
+
+/// A place in line that nobody needs any more.
+#[derive(Clone, Copy)]
+pub(super) enum Cancelled {
+    /// In the line for room in the send queue.
+    Room(u64),
+    /// In the line of receives.
+    Receive(u64),
+    /// An operation that was posted: the channel itself knows which one.
+    Posted,
+}
+
+/// Behind the lock.
+pub(super) struct State {
+    pub(super) channel: Channel<'static>,
+    /// Those that wait for room in the send queue.
+    pub(super) room: Line,
+    /// Those that wait for a message.
+    pub(super) receivers: Line,
+    /// The receives that were posted and whose messages nobody has taken yet, in order.
+    pub(super) posted: VecDeque<OwnedWork<PooledBuffer>>,
+    /// Buffers of receives that could not be posted yet.
+    pub(super) held: VecDeque<PooledBuffer>,
+    /// The number of receives to keep posted beyond those that are waited for.
+    pub(super) ahead: usize,
+    /// Waits until the sends have ended.
+    pub(super) shutdown: Option<Waker>,
+    pub(super) draining: bool,
+    /// Why nothing can be posted any more.
+    pub(super) ended: Option<TransportError>,
+    /// To be woken when the lock is released.
+    wakers: Vec<Waker>,
+}
+
+impl Shared {
+    pub(super) fn new(channel: Channel<'static>, registry: Arc<Registry>, token: u64) -> Self {
+        let state = State {
+            channel,
+            room: Line::default(),
+            receivers: Line::default(),
+            posted: VecDeque::new(),
+            held: VecDeque::new(),
+            ahead: 0,
+            shutdown: None,
+            draining: false,
+            ended: None,
+            wakers: Vec::new(),
+        };
+        Self {
+            state: Mutex::new(state),
+            cancelled: Mutex::default(),
+            any_cancelled: AtomicBool::new(false),
+            registry,
+            token,
+        }
+    }
+
+    /// Calls `f` with the lock held, then wakes the tasks that are to be woken.
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = f(&mut state);
+        self.unlock(state);
+        result
+    }
+
+    /// Polls for completions, and wakes the tasks whose operations have ended.
+    pub(crate) fn progress(&self) {
+        self.with(State::progress);
+    }
+
+    /// Ends everything that is in flight. Later operations fail with `error`.
+    pub(crate) fn end(&self, error: TransportError) {
+        self.with(|state| state.end(error));
+    }
+
+    /// To be called when a future is dropped. It does not wait.
+    pub(super) fn cancel(&self, cancelled: Cancelled) {
+        if !matches!(cancelled, Cancelled::Posted) {
+            self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).push(cancelled);
+        }
+        self.any_cancelled.store(true, Ordering::SeqCst);
+        self.settle_cancelled();
+    }
+
+    /// Settles what dropped futures have left, unless another thread has the lock, which then does it.
+    fn settle_cancelled(&self) {
+        // Either this sees the lock released, or the one who releases it sees `any_cancelled`.
+        fence(Ordering::SeqCst);
+        match self.state.try_lock() {
+            Ok(state) => self.unlock(state),
+            Err(TryLockError::Poisoned(state)) => self.unlock(state.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+    }
+
+    /// Releases the lock, after everything is settled, and wakes tasks.
+    fn unlock<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+        loop {
+            if self.any_cancelled.swap(false, Ordering::SeqCst) {
+                state.channel.release_dropped_tasks();
+                // A slot may be free now.
+                state.wake_room();
+                while let Some(cancelled) = self.next_cancelled() {
+                    state.remove(cancelled);
+                }
+            }
+            let mut woken = [const { None }; WAKE_AT_ONCE];
+            let count = state.wakers.len().min(WAKE_AT_ONCE);
+            for (place, waker) in woken.iter_mut().zip(state.wakers.drain(..count)) {
+                *place = Some(waker);
+            }
+            let more = !state.wakers.is_empty();
+            drop(state);
+            woken.into_iter().flatten().for_each(Waker::wake);
+            fence(Ordering::SeqCst);
+            if !more && !self.any_cancelled.load(Ordering::SeqCst) {
+                return;
+            }
+            state = match self.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(state)) => state.into_inner(),
+                // Whoever has it does the rest.
+                Err(TryLockError::WouldBlock) => return,
+            };
+        }
+    }
+
+    fn next_cancelled(&self) -> Option<Cancelled> {
+        self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+}
+
+impl State {
+    /// Polls for completions. If that fails, everything ends.
+    pub(super) fn progress(&mut self) {
+        if self.ended.is_none()
+            && let Err(error) = self.channel.progress_tasks()
+        {
+            self.end(error);
+        }
+        self.collect_wakers();
+    }
+
+    /// Finds out who is to be woken.
+    pub(super) fn collect_wakers(&mut self) {
+        self.channel.take_woken(&mut self.wakers);
+        self.wake_receiver();
+        // An operation whose future was dropped leaves its slot when it ends.
+        if !self.room.is_empty() && self.channel.has_room_for_send() {
+            self.wake_room();
+        }
+        if self.shutdown.is_some() && self.channel.outstanding_sends() == 0 {
+            self.wakers.extend(self.shutdown.take());
+        }
+    }
+
+    /// Wakes the first receive in line, if there is a message, or will never be.
+    pub(super) fn wake_receiver(&mut self) {
+        let Self { channel, posted, receivers, wakers, ended, .. } = self;
+        if ended.is_some() || posted.front().is_some_and(|work| work.has_ended(channel)) {
+            receivers.wake_first(wakers);
+        }
+    }
+
+    /// Wakes the first in line for room in the send queue.
+    pub(super) fn wake_room(&mut self) {
+        self.room.wake_first(&mut self.wakers);
+    }
+
+    /// Wakes all in line for room in the send queue.
+    pub(super) fn wake_all_for_room(&mut self) {
+        self.room.wake_all(&mut self.wakers);
+    }
+
+    /// Why nothing can be posted, if that is so.
+    pub(super) fn refusal(&self) -> Option<TransportError> {
+        self.ended.or(self.draining.then_some(TransportError::Stopped))
+    }
+
+    /// Why an operation was ended with `error`.
+    pub(super) fn reason(&self, error: TransportError) -> TransportError {
+        match error {
+            TransportError::Stopped => self.ended.unwrap_or(error),
+            error => error,
+        }
+    }
+
+    /// Posts the buffers that were held back, as far as they are needed and there is room.
+    pub(super) fn fill(&mut self) {
+        while self.posted.len() < self.receivers.len() + self.ahead {
+            let Some(buffer) = self.held.pop_front() else { return };
+            match self.channel.post_task_receive(buffer) {
+                Ok(work) => self.posted.push_back(work),
+                Err(error) if error.error.is_queue_full() => {
+                    return self.held.push_front(error.buffer);
+                }
+                Err(error) => return self.end(error.error),
+            }
+        }
+        // What is left is needed only if more are in line than buffers were posted.
+        let surplus = (self.posted.len() + self.held.len())
+            .saturating_sub(self.receivers.len() + self.ahead)
+            .min(self.held.len());
+        self.held.truncate(self.held.len() - surplus);
+    }
+
+    /// Ends everything that is in flight.
+    pub(super) fn end(&mut self, error: TransportError) {
+        if self.ended.is_none() {
+            self.ended = Some(error);
+            self.channel.end_tasks();
+            self.channel.wake_all_tasks();
+        }
+        self.channel.take_woken(&mut self.wakers);
+        self.room.wake_all(&mut self.wakers);
+        self.receivers.wake_all(&mut self.wakers);
+        self.wakers.extend(self.shutdown.take());
+    }
+
+    /// Gives up a place in line.
+    fn remove(&mut self, cancelled: Cancelled) {
+        match cancelled {
+            Cancelled::Room(ticket) => {
+                self.room.remove(ticket);
+                // It may have been woken, and then it was to post next.
+                self.wake_room();
+            }
+            Cancelled::Receive(ticket) => {
+                self.receivers.remove(ticket);
+                self.fill();
+                self.wake_receiver();
+            }
+            Cancelled::Posted => {}
+        }
+    }
+}
+
+/// Tasks in the order of their arrival.
+#[derive(Default)]
+pub(super) struct Line {
+    next_ticket: u64,
+    /// Tickets in ascending order. The waker is taken when the task is woken.
+    waiting: VecDeque<(u64, Option<Waker>)>,
+}
+
+impl Line {
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Takes the last place, and returns its ticket.
+    pub(super) fn join(&mut self, waker: &Waker) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.waiting.push_back((ticket, Some(waker.clone())));
+        ticket
+    }
+
+    pub(super) fn is_first(&self, ticket: u64) -> bool {
+        self.waiting.front().is_some_and(|first| first.0 == ticket)
+    }
+
+    fn position(&self, ticket: u64) -> Option<usize> {
+        self.waiting.binary_search_by_key(&ticket, |waiting| waiting.0).ok()
+    }
+
+    pub(super) fn remove(&mut self, ticket: u64) {
+        if let Some(position) = self.position(ticket) {
+            self.waiting.remove(position);
+        }
+    }
+
+    /// Has this waker woken from now on.
+    pub(super) fn set_waker(&mut self, ticket: u64, waker: &Waker) {
+        if let Some(position) = self.position(ticket) {
+            let place = &mut self.waiting[position].1;
+            if !place.as_ref().is_some_and(|same| same.will_wake(waker)) {
+                *place = Some(waker.clone());
+            }
+        }
+    }
+
+    /// Wakes nobody at this place.
+    pub(super) fn clear_waker(&mut self, ticket: u64) {
+        if let Some(position) = self.position(ticket) {
+            self.waiting[position].1 = None;
+        }
+    }
+
+    /// Wakes the first one that was not woken yet.
+    fn wake_first(&mut self, wakers: &mut Vec<Waker>) {
+        wakers.extend(self.waiting.iter_mut().find_map(|(_, waker)| waker.take()));
+    }
+
+    fn wake_all(&mut self, wakers: &mut Vec<Waker>) {
+        wakers.extend(self.waiting.iter_mut().filter_map(|(_, waker)| waker.take()));
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.registry.release(self.token);
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("token", &self.token).finish_non_exhaustive()
+    }
+}

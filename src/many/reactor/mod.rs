@@ -1,0 +1,185 @@
+//! Drives the futures of many channels.
+
+mod registry;
+mod run;
+#[cfg(feature = "tokio")]
+mod tokio;
+
+pub(crate) use registry::Registry;
+pub use run::ReactorRun;
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+
+use super::async_channel::PreparedAsyncChannel;
+use crate::channel::{ChannelBuilder, SharedCompletionQueue, TransportError};
+use crate::device::Context;
+use crate::error::Result;
+use crate::parent::Parent;
+
+/// Channels that are served before other tasks get a turn.
+const CHANNELS_PER_TURN: usize = 64;
+
+/// Drives the [`AsyncChannel`](crate::AsyncChannel)s of one completion queue, within any runtime or event
+/// loop.
+///
+/// With feature `tokio`, spawn [`run_on_tokio`](Self::run_on_tokio). Elsewhere, [`run`](Self::run) does the
+/// same with the runtime's own way to wait for a descriptor. A hand-written loop calls
+/// [`turn`](Self::turn) and [`arm`](Self::arm):
+///
+/// ```no_run
+/// # fn sleep_until_readable(_: &ibverbs::Reactor) {}
+/// # fn run_other_tasks() {}
+/// # fn run(reactor: &ibverbs::Reactor) -> ibverbs::Result<()> {
+/// loop {
+///     while reactor.turn()? > 0 {
+///         run_other_tasks();
+///     }
+///     reactor.arm()?;
+///     // Once more: what came before the queue was armed raises no event.
+///     if reactor.turn()? == 0 {
+///         sleep_until_readable(reactor); // with `AsFd`
+///     }
+///     # break;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// One wake-up serves all completions that are there. Each wakes the task of its own operation only.
+///
+/// Dropping the reactor ends all operations of its channels; their futures return
+/// [`Stopped`](TransportError::Stopped).
+pub struct Reactor {
+    registry: Arc<Registry>,
+    spin: u32,
+}
+
+impl Reactor {
+    /// `ibv_create_comp_channel`, `ibv_create_cq`: creates a reactor whose completion queue has room for
+    /// at least `entries` completions. Each channel needs its
+    /// [`max_send_wr`](ChannelBuilder::max_send_wr) plus [`max_recv_wr`](ChannelBuilder::max_recv_wr).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedCompletionQueue::with_event_channel`].
+    #[doc(alias = "ibv_create_cq")]
+    pub fn new(
+        context: impl Into<Parent<'static, Context<'static>>>,
+        entries: u32,
+    ) -> Result<Self> {
+        let queue = SharedCompletionQueue::with_event_channel(context, entries)?;
+        Ok(Self { registry: Arc::new(Registry::new(queue)), spin: 0 })
+    }
+
+    /// Sets the number of turns that find nothing before [`run`](Self::run) sleeps (0 unless set). Between
+    /// two turns the other tasks of the runtime run. More means lower latency and a busy CPU.
+    #[must_use]
+    pub fn spin(mut self, turns: u32) -> Self {
+        self.spin = turns;
+        self
+    }
+
+    /// The part of the completion queue's capacity that no channel has reserved.
+    pub fn available(&self) -> u32 {
+        self.registry.queue.available()
+    }
+
+    /// `ibv_create_qp`: creates the queue pair of an [`AsyncChannel`](crate::AsyncChannel), on the
+    /// reactor's completion queue and with a [token](ChannelBuilder::token) of the reactor's.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ChannelBuilder::build`], and `EINVAL` if the builder was told to
+    /// [sleep](ChannelBuilder::sleep_after).
+    #[doc(alias = "ibv_create_qp")]
+    pub fn prepare(&self, builder: ChannelBuilder<'static>) -> Result<PreparedAsyncChannel> {
+        PreparedAsyncChannel::new(builder, &self.registry)
+    }
+
+    /// Polls, without waiting, and wakes the tasks whose operations have ended. Returns the number of
+    /// channels that had something: if it is not 0, there may be more.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedCompletionQueue::poll`].
+    pub fn turn(&self) -> Result<usize> {
+        self.registry.end_closing();
+        let mut served = 0;
+        while served < CHANNELS_PER_TURN
+            && let Some(ready) = self.registry.queue.poll()?
+        {
+            self.registry.serve(ready.token);
+            served += 1;
+        }
+        Ok(served)
+    }
+
+    /// `ibv_req_notify_cq`: from now on, the next completion makes the descriptor readable. Call
+    /// [`turn`](Self::turn) between this and sleeping.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedCompletionQueue::arm`].
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn arm(&self) -> Result<()> {
+        self.registry.queue.arm()
+    }
+
+    /// Ends all operations of all channels, because polling or sleeping has failed, or the program wants to
+    /// stop. The channels cannot be used after that; their futures return `error`. A task in
+    /// [`run`](Self::run) ends.
+    pub fn stop(&self, error: TransportError) {
+        self.registry.stop(error);
+    }
+
+    /// Runs the reactor: polls, spins for the [set number of turns](Self::spin), then arms the queue and
+    /// sleeps. It returns when the reactor is [stopped](Self::stop), or after an error, which ends all
+    /// operations of all channels.
+    ///
+    /// `poll_readable` waits for the descriptor ([`AsFd`]) as the runtime does it: it returns
+    /// [`Poll::Ready`] if the descriptor may have become readable since the last call, and otherwise has the
+    /// task woken then.
+    ///
+    /// Run it in one task at a time. If that task is dropped, the channels' futures wait until it is run
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`turn`](Self::turn), [`arm`](Self::arm) and `poll_readable`.
+    pub fn run<F>(&self, poll_readable: F) -> ReactorRun<'_, F>
+    where
+        F: FnMut(&mut TaskContext<'_>) -> Poll<io::Result<()>>,
+    {
+        ReactorRun::new(self, poll_readable)
+    }
+}
+
+impl AsFd for Reactor {
+    /// The file that is readable when there is an event. Only wait for it.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // Made with an event channel, in `new`.
+        self.registry.queue.event_fd().expect("the queue has an event channel")
+    }
+}
+
+impl AsRawFd for Reactor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        self.registry.stop(TransportError::Stopped);
+    }
+}
+
+impl fmt::Debug for Reactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reactor").field("registry", &self.registry).finish_non_exhaustive()
+    }
+}
