@@ -39,7 +39,7 @@ static int post_receive(struct handles *h, uint64_t wr_id)
 	return ibv_post_recv(h->qp, &wr, &bad);
 }
 
-/* Waits for this many completions. Returns the sum of their wr_id, or -1. */ */
+/* Waits for this many completions. Returns the sum of their wr_id, or -1. */
 static int64_t complete(struct handles *h, int count)
 {
 	struct ibv_wc wc[WINDOW];
@@ -228,7 +228,7 @@ int64_t c_plain_w8(struct handles *h, uint64_t operations)
 		.send_flags = IBV_SEND_SIGNALED,                                                   \
 	}
 
-/* Waits for one completion and adds its wr_id to the sum; false: the request failed. */ */
+/* Waits for one completion and adds its wr_id to the sum; false: the request failed. */
 static inline bool complete_one(struct ibv_cq *cq, int64_t *sum)
 {
 	struct ibv_wc wc;
@@ -243,7 +243,7 @@ static inline bool complete_one(struct ibv_cq *cq, int64_t *sum)
 	return true;
 }
 
-/* Waits for this many completions and adds up their wr_id; false: a request failed. */ */
+/* Waits for this many completions and adds up their wr_id; false: a request failed. */
 static inline bool complete_all(struct ibv_cq *cq, struct ibv_wc *wc, int left, int64_t *sum)
 {
 	do {

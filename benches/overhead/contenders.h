@@ -1,4 +1,4 @@
-/* The objects that a contender in C uses; laid out as `Handles` in src/c.rs. */ */
+/* The objects that a contender in C uses; laid out as `Handles` in src/c.rs. */
 #ifndef CONTENDERS_H
 #define CONTENDERS_H
 
@@ -15,7 +15,7 @@ struct handles {
 	uint32_t rkey;
 };
 
-/* Does this many operations. Returns the sum of all wr_id that completed, or -1. */ */
+/* Does this many operations. Returns the sum of all wr_id that completed, or -1. */
 typedef int64_t contender(struct handles *h, uint64_t operations);
 
 /* W6 is W1, in safe Rust. */

@@ -1,32 +1,40 @@
-//! Posting with pieces, typed remote memory, read-only memory and owned parents, to a queue pair that is its
-//! own peer.
+//! Posting with pieces, typed remote memory, read-only memory and owned parents, batches with and without the
+//! extended interface, and requests in one statement, to a queue pair that is its own peer.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairType, ReadOnlyMemoryRegion, ReceiveWorkRequest, RemoteRegion, SharedMemoryRegion,
-    WorkCompletion, field,
+    AccessFlags, Batch, Channel, CompletionQueue, Error, ErrorKind, Inline, InlineList,
+    MemoryRegion, ProtectionDomain, QueuePair, QueuePairType, ReadOnlyMemoryRegion,
+    ReceiveWorkRequest, RemoteMemoryRegion, RemoteRegion, Result, SendFlags, SendOperations,
+    SharedMemoryRegion, WorkCompletion, WorkSuccess, field,
 };
 use ibverbs_software::Device;
 
 /// A long time, for hosts that do something else.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for that many completions, which all succeed, and returns their numbers in order.
-fn succeeded(queue: &CompletionQueue<'_>, count: usize) -> Vec<u64> {
+/// Waits for that many completions, which all succeed, in the order of their numbers.
+fn successes(queue: &CompletionQueue<'_>, count: usize) -> Vec<(u64, WorkSuccess)> {
     let (start, mut all) = (Instant::now(), Vec::new());
     let mut slots = [WorkCompletion::default(); 16];
     while all.len() < count {
         assert!(start.elapsed() < PATIENCE, "{all:?}");
         for completion in queue.poll(&mut slots).unwrap() {
-            completion.result().unwrap_or_else(|error| panic!("{}: {error}", completion.wr_id()));
-            all.push(completion.wr_id());
+            let success = completion.result();
+            let success = success.unwrap_or_else(|e| panic!("{}: {e}", completion.wr_id()));
+            all.push((completion.wr_id(), success));
         }
     }
-    all.sort_unstable();
+    all.sort_unstable_by_key(|(wr_id, _)| *wr_id);
     all
+}
+
+/// Their numbers.
+fn succeeded(queue: &CompletionQueue<'_>, count: usize) -> Vec<u64> {
+    successes(queue, count).into_iter().map(|(wr_id, _)| wr_id).collect()
 }
 
 /// A queue pair, its memory and its completion queue, which own all that they were made from.
@@ -38,6 +46,11 @@ struct Loopback {
 
 impl Loopback {
     fn new() -> Self {
+        Self::with(SendOperations::empty())
+    }
+
+    /// With these operations of the extended interface, or without it.
+    fn with(operations: SendOperations) -> Self {
         let context = Device::new().unwrap().open().unwrap();
         let domain = Arc::new(ProtectionDomain::new(context).unwrap());
         let queue = Arc::new(CompletionQueue::new(domain.context_parent(), 64).unwrap());
@@ -51,6 +64,7 @@ impl Loopback {
             .max_send_sge(2)
             .max_recv_sge(2)
             .max_inline_data(64)
+            .extended(operations)
             .build()
             .unwrap();
         let own = prepared.endpoint();
@@ -156,4 +170,144 @@ fn an_owned_parent_is_closed_after_its_children() {
     })
     .join()
     .unwrap();
+}
+
+/// Adds a request of every kind that both interfaces have. Those of odd numbers have completions.
+fn every_kind(
+    batch: &mut Batch<'_>,
+    (source, target): (&MemoryRegion<'_, u64>, &mut MemoryRegion<'_, u64>),
+    remote: RemoteMemoryRegion,
+) -> Result<()> {
+    let none = SendFlags::empty();
+    let part = |from: u64| remote.sub_region(from * 8, remote.length() - from * 8);
+    let [mut a, mut b, c] = target.scatter_elements([0..1, 1..2, 2..4])?;
+    let two = [source.gather_element(0..1)?, source.gather_element(2..3)?];
+    batch.write(10, none, &two, part(0)?)?;
+    batch.write(12, none, Inline(&7_u64.to_ne_bytes()), part(2)?)?;
+    let pieces = [IoSlice::new(b"pie"), IoSlice::new(b""), IoSlice::new(b"ces!!")];
+    batch.write(14, none, InlineList(&pieces), part(3)?)?;
+    batch.write_with_immediate(15, SendFlags::default(), &[], remote, 0xabcd)?;
+    batch.compare_swap(16, none, &mut a, part(2)?, (7, 8))?;
+    batch.fetch_add(18, none, &mut b, part(2)?, 5)?;
+    batch.send(20, none, &[source.gather_element(1..2)?])?;
+    batch.send_with_immediate(21, SendFlags::default(), Inline(b""), 0x1234)?;
+    batch.read(23, SendFlags::SIGNALED | SendFlags::FENCE, &mut [c], part(2)?)
+}
+
+#[test]
+fn a_batch_does_the_same_with_and_without_the_extended_interface() {
+    for operations in [SendOperations::empty(), EXTENDED] {
+        let mut pair = Loopback::with(operations);
+        assert_eq!(pair.queue_pair.as_raw_extended().is_some(), !operations.is_empty());
+        let access =
+            AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+        let shared = SharedMemoryRegion::<u64>::new(&pair.domain, 8, access).unwrap();
+        let mut source = MemoryRegion::<u64>::new(&pair.domain, 4).unwrap();
+        let mut target = MemoryRegion::<u64>::new(&pair.domain, 8).unwrap();
+        source.copy_from_slice(&[1, 2, 3, 4]);
+        let mut received = MemoryRegion::<u64>::new(&pair.domain, 4).unwrap();
+        // SAFETY: the regions are not touched before the completions.
+        unsafe {
+            for n in 0..3 {
+                pair.queue_pair.post_receive(&mut received, n..=n, n as u64).unwrap();
+            }
+            pair.queue_pair
+                .batch(|batch| every_kind(batch, (&source, &mut target), shared.remote()))
+                .unwrap();
+        }
+        let done = successes(&pair.queue, 6);
+        let numbers: Vec<_> = done.iter().map(|(wr_id, _)| *wr_id).collect();
+        assert_eq!(numbers, [0, 1, 2, 15, 21, 23], "{operations:?}");
+        let immediate = |n: usize| done[n].1.immediate();
+        assert_eq!([0, 1, 2].map(immediate), [Some(0xabcd), None, Some(0x1234)]);
+        let mut there = [0; 8];
+        shared.read(0, &mut there).unwrap();
+        assert_eq!(there[..4], [1, 3, 13, u64::from_ne_bytes(*b"pieces!!")]);
+        assert_eq!(target[..4], [7, 8, 13, u64::from_ne_bytes(*b"pieces!!")]);
+        assert_eq!((received[1], received[2]), (2, 0));
+    }
+}
+
+const EXTENDED: SendOperations = SendOperations::WRITE
+    .union(SendOperations::WRITE_WITH_IMMEDIATE)
+    .union(SendOperations::SEND)
+    .union(SendOperations::SEND_WITH_IMMEDIATE)
+    .union(SendOperations::READ)
+    .union(SendOperations::COMPARE_SWAP)
+    .union(SendOperations::FETCH_ADD);
+
+#[test]
+fn a_batch_without_the_extended_interface_is_posted_whole_or_not_at_all() {
+    let mut pair = Loopback::new();
+    let access = AccessFlags::REMOTE_WRITE;
+    let shared = SharedMemoryRegion::<u8>::new(&pair.domain, 8, access).unwrap();
+    let remote = shared.remote();
+    let write = |batch: &mut Batch<'_>, byte: u8| {
+        batch.write(byte.into(), SendFlags::default(), Inline(&[byte; 8]), remote)
+    };
+    // SAFETY: inline data is copied.
+    unsafe {
+        let full = pair.queue_pair.batch(|b| (1..100).try_for_each(|n| write(b, n)));
+        assert_eq!(full.unwrap_err().kind(), ErrorKind::QueueFull);
+        let own = pair.queue_pair.batch(|batch| {
+            write(batch, 1)?;
+            Err::<(), _>(Box::<dyn std::error::Error>::from("an error of the program"))
+        });
+        assert_eq!(own.unwrap_err().to_string(), "an error of the program");
+        let refused = pair.queue_pair.batch(|batch| {
+            write(batch, 1)?;
+            batch.write(2, SendFlags::default(), Inline(&[2; 65]), remote)
+        });
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidInput);
+        let flush =
+            pair.queue_pair.batch(|batch| batch.atomic_write(3, SendFlags::default(), remote, 3));
+        assert_eq!(flush.unwrap_err().kind(), ErrorKind::Unsupported);
+        pair.queue_pair.batch(|_| Ok::<_, Error>(())).unwrap();
+        pair.queue_pair.split().0.batch(|batch| write(batch, 9)).unwrap();
+    }
+    assert_eq!(succeeded(&pair.queue, 1), [9]);
+    let mut there = [0; 8];
+    shared.read(0, &mut there).unwrap();
+    assert_eq!(there, [9; 8], "only the last batch was posted");
+    assert_eq!(pair.queue.poll(&mut [WorkCompletion::default(); 4]).unwrap().len(), 0);
+}
+
+#[test]
+fn requests_of_two_parts_are_one_statement() {
+    let mut pair = Loopback::new();
+    let access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+    let shared = SharedMemoryRegion::<u64>::new(&pair.domain, 4, access).unwrap();
+    let remote: RemoteRegion<u64> = shared.remote().typed().unwrap();
+    let at = |n| remote.element(n).unwrap();
+    let mut region = MemoryRegion::<u64>::new(&pair.domain, 8).unwrap();
+    region[0] = 5;
+    let mut received = MemoryRegion::<u8>::new(&pair.domain, 64).unwrap();
+    let queue_pair = &mut pair.queue_pair;
+    // SAFETY: the regions are not touched before the completions.
+    unsafe {
+        for n in 0..3 {
+            queue_pair.post_receive(&mut received, n * 8..n * 8 + 8, n as u64).unwrap();
+        }
+        queue_pair.post_write_with_immediate(&region, ..1, at(0), 11, 10).unwrap();
+        queue_pair.post_send_with_immediate(&region, ..1, 12, 11).unwrap();
+        queue_pair.post_write_inline(&6_u64.to_ne_bytes(), at(1), 12).unwrap();
+        let pieces = [IoSlice::new(b"in"), IoSlice::new(b"line")];
+        queue_pair.post_inline_list(&pieces, 13).unwrap();
+        queue_pair.post_compare_swap(&mut region, 1..2, at(0), (5, 7), 14).unwrap();
+        queue_pair.post_fetch_add(&mut region, 2..3, at(1), 2, 15).unwrap();
+        // What does not fit is refused before anything is posted.
+        assert!(queue_pair.post_write_inline(&[0; 9], at(1), 16).is_err());
+        assert!(queue_pair.post_write_inline(&[0; 65], shared.remote(), 16).is_err());
+        assert!(queue_pair.post_inline_list(&[IoSlice::new(&[0; 40]); 2], 16).is_err());
+        assert!(queue_pair.post_fetch_add(&mut region, 2..4, at(1), 2, 16).is_err());
+        assert!(queue_pair.post_write_with_immediate(&region, ..2, at(0), 1, 16).is_err());
+    }
+    let done = successes(&pair.queue, 9);
+    let numbers: Vec<_> = done.iter().map(|(wr_id, _)| *wr_id).collect();
+    assert_eq!(numbers, [0, 1, 2, 10, 11, 12, 13, 14, 15]);
+    assert_eq!([0, 1, 2].map(|n| done[n].1.immediate()), [Some(11), Some(12), None]);
+    assert_eq!(&received[16..22], b"inline");
+    let mut there = [0; 4];
+    shared.read(0, &mut there).unwrap();
+    assert_eq!((there, region[1], region[2]), ([7, 8, 0, 0], 5, 6));
 }

@@ -1,24 +1,28 @@
 //! The two halves of a queue pair, for use by two threads.
 
 use std::fmt;
+use std::io::IoSlice;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
 
 use super::QueuePair;
-use super::post::{INLINE, SIGNALED, not_extended, receive_methods, request, send_methods};
+use super::post::{INLINE, SIGNALED, request};
+use super::post_receive::receive_methods;
+use super::post_remote::remote_methods;
+use super::post_send::send_methods;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::memory::sge;
 use crate::memory::{LocalMemory, LocalMemoryMut, RemoteMemoryRegion};
 use crate::queue_pair::work_request::private::Post;
-use crate::queue_pair::work_request::remote::{check_remote, rdma};
+use crate::queue_pair::work_request::remote::{atomic, check_atomic, check_remote, rdma};
 use crate::queue_pair::work_request::{
-    Batch, ListError, ReceiveList, ReceiveListEntry, ReceiveWorkRequest, SendList, SendListEntry,
-    SendQueueRequest,
+    Batch, GATHERED, InlineList, ListError, ReceiveList, ReceiveListEntry, ReceiveWorkRequest,
+    SendList, SendListEntry, SendQueueRequest,
 };
 use crate::queue_pair::work_request::{
-    explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
+    explain_elements, explain_receive, explain_send, post_receive, post_send,
 };
 
 /// The send side of a queue pair: see [`QueuePair::split`].
@@ -72,6 +76,7 @@ impl<'q, 'res> SendHalf<'q, 'res> {
     }
 
     send_methods!();
+    remote_methods!();
 
     /// The whole queue pair, for queries.
     #[inline]

@@ -1,8 +1,8 @@
 //! Queue pairs, to which requests are posted.
 //!
-//! A [`QueuePairBuilder`] (`builder`, `create`) gives a [`PreparedQueuePair`], which has an address for
-//! the peer ([`QueuePairEndpoint`]) and is connected by `handshake`. [`QueuePair`] then posts (`post`,
-//! `halves`), with the requests of `work_request`. State changes are checked against the tables of the
+//! A [`QueuePairBuilder`] (`builder`, `create`) gives a [`PreparedQueuePair`] (`prepared`), which has an
+//! address for the peer ([`QueuePairEndpoint`]) and is connected by `handshake`. [`QueuePair`] then posts (`post`;
+//! `post_send`, `post_remote` and `post_receive` are its methods, which `halves` share), with the requests of `work_request`. State changes are checked against the tables of the
 //! specification (`state`, `transition`) before the kernel sees them (`modify`).
 
 mod address_handle;
@@ -20,6 +20,10 @@ mod halves;
 mod modify;
 mod multicast;
 mod post;
+mod post_receive;
+mod post_remote;
+mod post_send;
+mod prepared;
 mod rate_limit;
 mod sequence;
 mod shared_receive_queue;
@@ -32,12 +36,12 @@ pub use address_vector::AddressVector;
 pub use attributes::{AttributeMask, QueuePairAttributes};
 pub(crate) use builder::ConnectionSettings;
 pub use builder::{CreateFlags, QueuePairBuilder};
-pub use create::PreparedQueuePair;
 pub use data_in_order::DataInOrder;
 pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
 pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass};
 pub use halves::{ReceiveHalf, SendHalf};
+pub use prepared::PreparedQueuePair;
 pub use rate_limit::RateLimit;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 pub(crate) use state::TransitionError;

@@ -3,8 +3,8 @@
 use super::QueuePair;
 use super::address_vector::AddressVector;
 use super::attributes::{AttributeMask, QueuePairAttributes};
-use super::create::PreparedQueuePair;
 use super::endpoint::QueuePairEndpoint;
+use super::prepared::PreparedQueuePair;
 use super::state::QueuePairState;
 use super::state::rule;
 use super::transition::StateTransition;

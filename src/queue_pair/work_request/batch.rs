@@ -9,6 +9,8 @@
 //! added last, so no method calls a setter alone. And a function that a provider lacks is a null pointer in
 //! C. So the set of available functions is determined once, when the queue pair is built, and each request
 //! checks its functions against this set before it calls any of them.
+//!
+//! A queue pair without the interface has a batch too: see `batch_list`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -54,6 +56,25 @@ impl Drop for Abort {
 }
 
 impl Batch<'_> {
+    /// A batch whose requests are added by the functions of `raw`. `wr_flags` there must be `SIGNALED`.
+    #[inline]
+    pub(super) fn new(
+        raw: *mut ffi::ibv_qp_ex,
+        available: u64,
+        queue_pair: &QueuePair<'_>,
+    ) -> Self {
+        Self {
+            raw,
+            available,
+            flags: SendFlags::SIGNALED.bits(),
+            max_sge: queue_pair.max_send_sge(),
+            max_inline_data: queue_pair.max_inline_data(),
+            destination: None,
+            shared_receive_queue: None,
+            queue_pair: PhantomData,
+        }
+    }
+
     /// Posts the requests that `build` adds.
     ///
     /// # Safety
@@ -67,16 +88,7 @@ impl Batch<'_> {
         build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
         let raw = extended.as_ptr();
-        let mut batch = Batch {
-            raw,
-            available: queue_pair.extended_functions(),
-            flags: SendFlags::SIGNALED.bits(),
-            max_sge: queue_pair.max_send_sge(),
-            max_inline_data: queue_pair.max_inline_data(),
-            destination: None,
-            shared_receive_queue: None,
-            queue_pair: PhantomData,
-        };
+        let mut batch = Batch::new(raw, queue_pair.extended_functions(), queue_pair);
         // SAFETY: the queue pair is live, and one of this interface has the function.
         unsafe {
             (*raw).wr_start.unwrap_unchecked()(raw);

@@ -166,7 +166,32 @@ impl private::Data for Inline<'_> {
 impl BatchData for Inline<'_> {}
 
 /// Size of the buffer for gathering: more than any provider takes inline.
-const GATHERED: usize = 2048;
+pub(in crate::queue_pair) const GATHERED: usize = 2048;
+
+impl InlineList<'_, '_> {
+    fn check_length(&self, most: u32) -> Result<()> {
+        let (length, most) = (private::Data::length(self), most.min(GATHERED as u32));
+        if length > most.into() { Err(too_long_inline(length, most)) } else { Ok(()) }
+    }
+
+    /// Copies all pieces to the buffer, if they are at most that many bytes.
+    pub(in crate::queue_pair) fn gather<'b>(
+        &self,
+        most: u32,
+        buffer: &'b mut [MaybeUninit<u8>; GATHERED],
+    ) -> Result<&'b [u8]> {
+        self.check_length(most)?;
+        let mut length = 0;
+        for piece in self.0 {
+            for (to, from) in buffer[length..].iter_mut().zip(piece.iter()) {
+                to.write(*from);
+            }
+            length += piece.len();
+        }
+        // SAFETY: all pieces fit, so `length` bytes were written.
+        Ok(unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast(), length) })
+    }
+}
 
 /// `ibv_wr_set_inline_data_list` is not used: before rdma-core 64, rxe sends nothing with it.
 impl private::Data for InlineList<'_, '_> {
@@ -178,11 +203,7 @@ impl private::Data for InlineList<'_, '_> {
     }
 
     fn check(&self, batch: &Batch<'_>) -> Result<()> {
-        let most = batch.max_inline_data().min(GATHERED as u32);
-        if self.length() > most.into() {
-            return Err(too_long_inline(self.length(), most));
-        }
-        Ok(())
+        self.check_length(batch.max_inline_data())
     }
 
     fn length(&self) -> u64 {
@@ -190,16 +211,9 @@ impl private::Data for InlineList<'_, '_> {
     }
 
     unsafe fn set(&self, raw: *mut ffi::ibv_qp_ex) {
-        let mut gathered = [MaybeUninit::<u8>::uninit(); GATHERED];
-        let mut length = 0;
-        for piece in self.0 {
-            for (to, from) in gathered[length..].iter_mut().zip(piece.iter()) {
-                to.write(*from);
-            }
-            length += piece.len();
-        }
-        // SAFETY: `check` has found that all pieces fit, so `length` bytes were written.
-        let bytes = unsafe { std::slice::from_raw_parts(gathered.as_ptr().cast(), length) };
+        let mut buffer = [MaybeUninit::<u8>::uninit(); GATHERED];
+        // `check` has found that all pieces fit.
+        let Ok(bytes) = self.gather(GATHERED as u32, &mut buffer) else { return };
         // SAFETY: the caller's guarantees are passed on.
         unsafe { Inline(bytes).set(raw) }
     }

@@ -88,6 +88,13 @@ bitflags::bitflags! {
     }
 }
 
+impl Default for SendFlags {
+    /// [`SIGNALED`](Self::SIGNALED), as for the requests that are posted without a batch.
+    fn default() -> Self {
+        Self::SIGNALED
+    }
+}
+
 bitflags::bitflags! {
     /// `enum ibv_placement_type`: the guarantee that a flush gives for the written data.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

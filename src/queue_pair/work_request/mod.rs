@@ -2,6 +2,7 @@
 
 mod batch;
 mod batch_data;
+mod batch_list;
 mod batch_requests;
 mod bind_window;
 mod explain;
@@ -12,6 +13,7 @@ pub(crate) mod remote;
 mod send;
 
 pub use batch::Batch;
+pub(super) use batch_data::GATHERED;
 pub use batch_data::{BatchData, Inline, InlineList};
 pub use bind_window::{WindowBinding, WindowMemory};
 use explain::elements;

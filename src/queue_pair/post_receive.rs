@@ -1,0 +1,102 @@
+//! The methods that post to the receive queue.
+
+/// The methods of the receive side, which a queue pair and its [`ReceiveHalf`] share.
+macro_rules! receive_methods {
+    () => {
+        /// `ibv_post_recv`: receives one message into the elements of `region` in `range`.
+        ///
+        /// # Errors
+        ///
+        ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the queue pair
+        ///    is in RESET or has a shared receive queue. The error says which.
+        ///  - `ENOMEM`: the receive queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EIO`: the device is gone.
+        ///
+        /// # Safety
+        ///
+        /// [That of posting](QueuePair#the-contract-of-posting).
+        #[doc(alias = "ibv_post_recv")]
+        #[inline]
+        pub unsafe fn post_receive(
+            &mut self,
+            region: &mut impl LocalMemoryMut,
+            range: impl RangeBounds<usize>,
+            wr_id: u64,
+        ) -> Result<()> {
+            let mut sge = region.sge(range)?;
+            let next = std::ptr::null_mut();
+            // mlx4 and mthca interpret 0 bytes as 2 GiB.
+            let num_sge = i32::from(sge.length != 0);
+            let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };
+            // SAFETY: the queue pair is live, the request is well-formed, and the caller keeps the
+            // memory until the completion was polled.
+            let returned = unsafe { post_receive(self.as_raw(), &mut request) };
+            if returned == 0 { Ok(()) } else { Err(self.receive_failed(&request, returned)) }
+        }
+
+        /// `ibv_post_recv`: posts the receives of a list with one call, in order.
+        ///
+        /// # Errors
+        ///
+        /// [`ListError::posted`] receives were posted; the one after them was refused:
+        ///
+        ///  - `EINVAL`: it has more elements than the queue pair was built for, or the queue pair is in
+        ///    RESET or has a shared receive queue.
+        ///  - `ENOMEM`: the receive queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+        ///  - `EIO`: the device is gone.
+        ///
+        /// # Safety
+        ///
+        /// [That of posting](QueuePair#the-contract-of-posting), for each receive of the list, even if this
+        /// fails.
+        #[doc(alias = "ibv_post_recv")]
+        #[inline]
+        pub unsafe fn post_receive_list(
+            &mut self,
+            list: &mut ReceiveList<'_>,
+        ) -> Result<(), ListError> {
+            let (first, bad) = list.as_raw();
+            // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
+            // memory until the completions were polled.
+            let returned = unsafe { ffi::ibv_post_recv(self.as_raw(), first, bad) };
+            if returned == 0 {
+                return Ok(());
+            }
+            let (posted, request) = list.failed();
+            Err(ListError::new(self.receive_failed(request, returned), posted, list.len()))
+        }
+
+        /// `ibv_post_recv`: posts receives, each under its own number, with one call and in order.
+        ///
+        /// This allocates a vector for the list. To avoid that, keep a [`ReceiveList`] and post it with
+        /// [`post_receive_list`](Self::post_receive_list).
+        ///
+        /// # Errors
+        ///
+        /// Those of [`post_receive_list`](Self::post_receive_list), and:
+        ///
+        ///  - `EINVAL`: there are no receives.
+        ///
+        /// # Safety
+        ///
+        /// That of [`post_receive_list`](Self::post_receive_list).
+        #[doc(alias = "ibv_post_recv")]
+        pub unsafe fn post_receives<'wr, R: Into<ReceiveListEntry<'wr>>>(
+            &mut self,
+            receives: impl IntoIterator<Item = (u64, R)>,
+        ) -> Result<(), ListError> {
+            let mut entries = ReceiveListEntry::collect(receives);
+            let mut list =
+                ReceiveList::new(&mut entries).map_err(|error| ListError::new(error, 0, 0))?;
+            // SAFETY: the caller keeps the contract.
+            unsafe { self.post_receive_list(&mut list) }
+        }
+
+        #[cold]
+        fn receive_failed(&self, request: &ffi::ibv_recv_wr, returned: i32) -> Error {
+            explain_receive(self.queue_pair(), request, returned)
+        }
+    };
+}
+
+pub(super) use receive_methods;

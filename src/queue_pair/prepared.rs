@@ -1,0 +1,136 @@
+//! A queue pair between its creation and its connection.
+
+use super::QueuePair;
+#[cfg(doc)]
+use super::builder::QueuePairBuilder;
+use super::endpoint::QueuePairEndpoint;
+use crate::error::Result;
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
+use crate::state_error::StateError;
+
+/// A queue pair that is not connected: in the RESET state, with the address that a peer needs.
+#[derive(Debug)]
+#[must_use]
+pub struct PreparedQueuePair<'res> {
+    queue_pair: QueuePair<'res>,
+}
+
+impl<'res> PreparedQueuePair<'res> {
+    pub(super) fn new(queue_pair: QueuePair<'res>) -> Self {
+        Self { queue_pair }
+    }
+
+    /// The address of the queue pair, which the peer needs.
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        self.queue_pair.endpoint()
+    }
+
+    /// The number of the first packet that we send. The [endpoint](Self::endpoint) contains it. A peer that
+    /// gets the number by other means passes it to its `receive_psn`.
+    pub fn send_psn(&self) -> PacketSequenceNumber {
+        self.queue_pair.send_psn()
+    }
+
+    /// Sets the number of the first packet that we send on the next connection, as
+    /// [`QueuePairBuilder::send_psn`] does.
+    pub fn set_send_psn(mut self, psn: PacketSequenceNumber) -> Self {
+        self.queue_pair.set_send_psn(psn);
+        self
+    }
+
+    /// Sets the number of the first packet that we receive, as [`QueuePairBuilder::receive_psn`] does, if
+    /// the peer's endpoint does not contain it.
+    pub fn receive_psn(mut self, psn: PacketSequenceNumber) -> Self {
+        self.queue_pair.set_receive_psn(psn);
+        self
+    }
+
+    /// Sets the largest MTU of the path, as [`QueuePairBuilder::path_mtu`] does. The endpoint contains it
+    /// too.
+    pub fn path_mtu(mut self, mtu: MaximumTransferUnit) -> Self {
+        self.queue_pair.set_path_mtu(mtu);
+        self
+    }
+
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
+        &self.queue_pair
+    }
+
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res> {
+        &mut self.queue_pair
+    }
+
+    /// The queue pair in the RESET state, for a caller that changes its state step by step with
+    /// [`QueuePair::modify`].
+    pub fn into_queue_pair(self) -> QueuePair<'res> {
+        self.queue_pair
+    }
+
+    /// `ibv_destroy_qp`: destroys the queue pair and reports a failure. Dropping ignores a failure.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The queue pair is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn close(self) -> Result<()> {
+        self.queue_pair.close()
+    }
+
+    /// `ibv_modify_qp`: connects the queue pair to the peer's: RESET, INIT, RTR, RTS.
+    ///
+    /// Both sides derive the same parameters from the two endpoints: the smaller path MTU, at most as many
+    /// outstanding reads and atomics as the other side answers, the numbers of the first packets, and the
+    /// best matching pair of their GIDs.
+    ///
+    /// The peer may call this earlier or later. The device retries what is sent before the peer is ready,
+    /// as often as the settings allow. For a queue pair that has no peer, such as a UD one, call
+    /// [`activate`](Self::activate) instead.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a setting is wrong for this device (the error names it if known), or the endpoint
+    ///    belongs to the other link layer.
+    ///  - `EADDRNOTAVAIL`: none of our GIDs matches one of the peer's (the error names both), or our GID
+    ///    was removed from the port's table meanwhile.
+    ///  - `ETIMEDOUT`: on RoCE, the peer's MAC address could not be resolved.
+    ///  - `ENETUNREACH`, `EHOSTUNREACH`: on RoCE, there is no route to the peer's GID.
+    ///  - `ENOMEM`: the device has run out of a resource.
+    ///  - `EOPNOTSUPP`: the device speaks iWARP, where only the connection manager can connect (feature
+    ///    `rdmacm`).
+    ///
+    /// The queue pair comes back in the [`StateError`], in RESET and with the same endpoint, for another
+    /// attempt.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn handshake(self, remote: QueuePairEndpoint) -> Result<QueuePair<'res>, StateError<Self>> {
+        self.connected(Some(&remote))
+    }
+
+    /// `ibv_modify_qp`: makes a queue pair that has no peer ready, such as a UD one: RESET, INIT, RTR, RTS.
+    /// Each send then names its destination.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a setting is wrong for this device, or the type of the queue pair requires a peer.
+    ///
+    /// The queue pair comes back in the [`StateError`], in RESET, for another attempt.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn activate(self) -> Result<QueuePair<'res>, StateError<Self>> {
+        self.connected(None)
+    }
+
+    fn connected(
+        mut self,
+        remote: Option<&QueuePairEndpoint>,
+    ) -> Result<QueuePair<'res>, StateError<Self>> {
+        match self.queue_pair.connect(remote) {
+            Ok(()) => Ok(self.queue_pair),
+            Err(error) => {
+                self.queue_pair.back_to_reset();
+                Err(StateError::new(self, error))
+            }
+        }
+    }
+}
