@@ -219,10 +219,14 @@ impl<'a> Context<'a> {
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
         // Most ports have a few GIDs in a table of hundreds of entries. The kernel clears and copies all the
-        // room that it is given, so the first try gives little. It fails if there are more GIDs.
+        // room that it is given, so the first try gives little. It returns EINVAL if there are more GIDs.
         let mut few = [ffi::ibv_gid_entry::default(); 16];
-        if let Ok(filled) = self.fill_gid_table(&mut few) {
-            return Ok(few[..filled].iter().copied().map(GidEntry::from).collect());
+        match self.fill_gid_table(&mut few) {
+            Err(error) if error.raw_os_error() == libc::EINVAL => {}
+            result => {
+                let filled = result?;
+                return Ok(few[..filled].iter().copied().map(GidEntry::from).collect());
+            }
         }
         let mut room = 0;
         for port in 1..=self.query_device()?.phys_port_cnt() {
