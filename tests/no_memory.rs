@@ -61,7 +61,7 @@ fn a_region_without_memory_is_a_typed_error() {
     });
     assert_eq!(device.calls("reg_mr"), 0);
     domain.allocate::<u8>(size).unwrap().close().unwrap();
-    // No address has that many trailing zeros.
+    // Nobody has memory at a multiple of these: addresses of a process are below 2^47.
     for alignment in [1 << 48, 1 << 56, 1 << 62] {
         for size in [8, 1 << 20] {
             refused(domain.allocate_with::<u8>(size, RegionOptions::new().alignment(alignment)));

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, ErrorKind, QueuePairType,
-    Route, TransportError,
+    Route, TransportError, WorkCompletion, ffi,
 };
 
 use managed::{Device, TIME, accept, connect, expect, listen, nothing_is_left, pair, transfer};
@@ -252,4 +252,79 @@ fn what_is_prepared_and_dropped_is_gone() {
     drop(listener.next_timeout(Duration::from_millis(500)));
     drop((listener, device));
     nothing_is_left();
+}
+
+/// The provider unmaps a completion queue before it asks the kernel to destroy it. If the kernel refuses, nothing
+/// may use the queue again, nor unmap it again: other memory may be in its place.
+#[test]
+fn a_failed_destroy_leaves_nothing_dangling() {
+    const CHILD: &str = "SIW_TEST_CHILD";
+    const NAME: &str = "a_failed_destroy_leaves_nothing_dangling";
+    if std::env::var_os(CHILD).is_some() {
+        return close_a_queue_that_is_in_use();
+    }
+    let _alone = alone("failed destroy", 120);
+    // The queue is leaked for as long as the process lives.
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    nothing_is_left();
+}
+
+fn close_a_queue_that_is_in_use() {
+    const PAGE: usize = 4096;
+    let context = ibverbs::open("siw0").unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(64).unwrap();
+    let mut attributes = ffi::ibv_qp_init_attr {
+        send_cq: queue.as_raw(),
+        recv_cq: queue.as_raw(),
+        cap: ffi::ibv_qp_cap {
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            ..Default::default()
+        },
+        qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+        ..Default::default()
+    };
+    // SAFETY: domain and queue are live. The crate does not know of the queue pair.
+    let pair = unsafe { ffi::ibv_create_qp(domain.as_raw(), &mut attributes) };
+    assert!(!pair.is_null());
+    assert_eq!(queue.close().unwrap_err().kind(), ErrorKind::Busy);
+    // Memory that may get the addresses where the queue was mapped.
+    let pages: Vec<_> = (1..=64_u8)
+        .map(|byte| {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: a mapping of its own.
+            let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, access, flags, -1, 0) };
+            assert_ne!(page, libc::MAP_FAILED);
+            // SAFETY: the page was just mapped.
+            unsafe { page.cast::<u8>().write_bytes(byte, PAGE) };
+            (page.cast::<u8>(), byte)
+        })
+        .collect();
+    // The parents work on.
+    let other = context.create_cq(64).unwrap();
+    assert!(other.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
+    let kind = QueuePairType::ReliableConnected;
+    domain.create_qp(&other, &other, kind).build().unwrap().close().unwrap();
+    other.close().unwrap();
+    domain.allocate::<u8>(PAGE).unwrap().close().unwrap();
+    // SAFETY: the queue pair is live, and not used again.
+    assert_eq!(unsafe { ffi::ibv_destroy_qp(pair) }, 0);
+    domain.close().unwrap();
+    let error = context.close().unwrap_err();
+    assert!(error.to_string().contains("could not be destroyed"), "{error}");
+    for (page, byte) in pages {
+        // SAFETY: the page is mapped, if nobody has unmapped it.
+        let content = unsafe { std::slice::from_raw_parts(page, PAGE) };
+        assert!(content.iter().all(|&found| found == byte), "page {byte} was written");
+    }
 }

@@ -34,6 +34,10 @@ impl Bed for Model {
         self.device.fail(verb).errno(libc::EIO).times(times);
     }
 
+    fn can_fail(&self) -> bool {
+        true
+    }
+
     fn calm(&self) {
         self.device.clear_faults();
     }

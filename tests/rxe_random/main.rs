@@ -48,6 +48,10 @@ impl Bed for Rxe {
     /// Calls do not fail on this device.
     fn disturb(&self, _verb: &str, _times: u32) {}
 
+    fn can_fail(&self) -> bool {
+        false
+    }
+
     fn calm(&self) {}
 
     fn in_flight(&self, _queue_pair: u32) -> Option<u32> {

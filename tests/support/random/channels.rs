@@ -154,9 +154,10 @@ fn prepare(domain: &Arc<ProtectionDomain<'static>>) -> PreparedChannel<'static> 
 
 struct World<'bed, B> {
     sides: [Side; 2],
-    /// The number of forgotten channels of each side, and how many of them had a queue pair, which may have
+    /// The number of channels of each side that were forgotten or could not be destroyed, how many regions
+    /// were forgotten with them, and how many of them had a queue pair, which may have
     /// been destroyed.
-    forgotten: [(u32, u32); 2],
+    forgotten: [(u32, u32, u32); 2],
     books: Books,
     bed: &'bed B,
 }
@@ -171,7 +172,7 @@ pub(crate) fn run(episodes: &[Episode], ends: &[How; 2], bed: &impl Bed) -> Outc
         let (channel, pending) = (None, vec![]);
         Side { channel, pending, past: vec![], scoped, loose, used: [false; SLOTS], domain }
     });
-    let mut world = World { sides, forgotten: [(0, 0); 2], books: Books::default(), bed };
+    let mut world = World { sides, forgotten: [(0, 0, 0); 2], books: Books::default(), bed };
     world.connect([0, 1].map(|side| prepare(&world.sides[side].domain)));
     for episode in episodes {
         world.play(episode)?;
@@ -437,10 +438,19 @@ impl<B: Bed> World<'_, B> {
             let channel = self.channel(side);
             match how {
                 How::Drop => drop(channel),
-                How::Close => prop_assert!(channel.close().is_ok()),
+                // A queue pair that had to be destroyed is not destroyed again.
+                How::Fail if self.bed.can_fail() && !channel.as_raw().is_null() => {
+                    self.bed.disturb("destroy_qp", 1);
+                    prop_assert!(channel.close().is_err());
+                    self.bed.calm();
+                    self.forgotten[side].0 += 1;
+                    self.forgotten[side].2 += 1;
+                }
+                How::Close | How::Fail => prop_assert!(channel.close().is_ok()),
                 How::Forget => {
                     self.forgotten[side].0 += 1;
-                    self.forgotten[side].1 += u32::from(!channel.as_raw().is_null());
+                    self.forgotten[side].1 += 1;
+                    self.forgotten[side].2 += u32::from(!channel.as_raw().is_null());
                     forget(channel);
                     // Its operations stay in flight without end.
                     let at = &mut self.sides[side];
@@ -459,10 +469,8 @@ impl<B: Bed> World<'_, B> {
         let Self { sides, forgotten, bed, .. } = self;
         drop(sides);
         // Each has a completion queue, took a region with it, and keeps its parents.
-        bed.check_end(
-            &forgotten.map(|(channels, pairs)| {
-                [channels.min(1), channels.min(1), channels, channels, pairs]
-            }),
-        )
+        bed.check_end(&forgotten.map(|(channels, regions, pairs)| {
+            [channels.min(1), channels.min(1), channels, regions, pairs]
+        }))
     }
 }

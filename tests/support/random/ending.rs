@@ -5,23 +5,47 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
+use proptest::test_runner::TestCaseError;
 
 use super::Bed;
+use super::family::Member;
 use super::operations::{How, What};
 use super::world::{End, Outcome, State, World};
 
-/// Ends a shared object in one of several ways. It is closed only if this is the last owner.
-fn end_shared<T>(it: Arc<T>, how: How, close: impl FnOnce(T) -> bool) -> Outcome {
-    match how {
-        How::Forget => forget(it),
-        How::Close => {
-            if let Some(it) = Arc::into_inner(it) {
-                prop_assert!(close(it), "{} cannot be closed", std::any::type_name::<T>());
+impl<B: Bed> World<'_, B> {
+    /// Ends a shared object in one of several ways. It is closed only if this is the last owner. Returns whether
+    /// it is held without end.
+    fn end_shared<T>(
+        &mut self,
+        it: Arc<T>,
+        member: Member,
+        how: How,
+        verb: &str,
+        close: impl FnOnce(T) -> ibverbs::Result<()>,
+    ) -> Result<bool, TestCaseError> {
+        let leaked = self.family.is_leaked(member);
+        match how {
+            How::Forget => {
+                forget(it);
+                return Ok(true);
             }
+            How::Close | How::Fail => {
+                let Some(it) = Arc::into_inner(it) else { return Ok(false) };
+                let fails = how == How::Fail && self.bed.can_fail() && !leaked;
+                if fails {
+                    self.bed.disturb(verb, 1);
+                }
+                let closed = close(it);
+                self.bed.calm();
+                prop_assert_eq!(closed.is_err(), fails || leaked, "{}: {:?}", verb, closed);
+                if fails {
+                    self.family.leak(member);
+                }
+            }
+            How::Drop => drop(it),
         }
-        How::Drop => drop(it),
+        Ok(false)
     }
-    Ok(())
 }
 
 impl<B: Bed> World<'_, B> {
@@ -52,21 +76,23 @@ impl<B: Bed> World<'_, B> {
     }
 
     fn end_one(&mut self, what: What, at: usize, how: How) -> Outcome {
-        let member = match what {
+        let (forgotten, member) = match what {
             What::Context => {
                 let gone = self.contexts.swap_remove(at);
-                end_shared(gone.it, how, |it| it.close().is_ok())?;
-                gone.member
+                // A context that cannot be closed is not a case: libibverbs frees it whatever the kernel says.
+                let how = if how == How::Fail { How::Close } else { how };
+                let close = ibverbs::Context::close;
+                (self.end_shared(gone.it, gone.member, how, "free_context", close)?, gone.member)
             }
             What::Domain => {
                 let gone = self.domains.swap_remove(at);
-                end_shared(gone.it, how, |it| it.close().is_ok())?;
-                gone.member
+                let close = ibverbs::ProtectionDomain::close;
+                (self.end_shared(gone.it, gone.member, how, "dealloc_pd", close)?, gone.member)
             }
             What::Queue => {
                 let gone = self.queues.swap_remove(at);
-                end_shared(gone.it, how, |it| it.close().is_ok())?;
-                gone.member
+                let close = ibverbs::CompletionQueue::close;
+                (self.end_shared(gone.it, gone.member, how, "destroy_cq", close)?, gone.member)
             }
             What::Region => {
                 let region = &mut self.regions[at];
@@ -75,17 +101,28 @@ impl<B: Bed> World<'_, B> {
                 if region.is_busy() && how != How::Forget {
                     return Ok(());
                 }
+                let member = region.member;
+                let fails = how == How::Fail && self.bed.can_fail();
                 match (region.memory.take(), how) {
                     (None, _) => return Ok(()),
                     (Some(memory), How::Forget) => forget(memory),
-                    (Some(memory), How::Close) => prop_assert!(memory.close().is_ok()),
+                    (Some(memory), How::Close | How::Fail) => {
+                        if fails {
+                            self.bed.disturb("dereg_mr", 1);
+                        }
+                        prop_assert_eq!(memory.close().is_err(), fails);
+                        self.bed.calm();
+                    }
                     (Some(memory), How::Drop) => drop(memory),
                 }
-                region.member
+                if fails {
+                    self.family.leak(member);
+                }
+                (how == How::Forget, member)
             }
             What::QueuePair => return self.end_pair(at, how),
         };
-        if how != How::Forget {
+        if !forgotten {
             self.family.let_go(member);
         }
         Ok(())
@@ -100,11 +137,24 @@ impl<B: Bed> World<'_, B> {
             return Ok(());
         }
         let members = end.members;
+        if how == How::Fail && self.bed.can_fail() {
+            // The queue pair still exists, and its requests may complete: its memory is never touched again.
+            self.bed.disturb("destroy_qp", 1);
+            let closed = match pair {
+                State::Prepared(pair) => pair.close(),
+                State::Connected(pair) => pair.close(),
+            };
+            self.bed.calm();
+            prop_assert!(closed.is_err());
+            forget(end.target.take());
+            self.family.leak(members[0]);
+            return Ok(());
+        }
         match (pair, how) {
-            (State::Prepared(pair), How::Close) => {
+            (State::Prepared(pair), How::Close | How::Fail) => {
                 prop_assert!(pair.into_queue_pair().close().is_ok());
             }
-            (State::Connected(pair), How::Close) => prop_assert!(pair.close().is_ok()),
+            (State::Connected(pair), How::Close | How::Fail) => prop_assert!(pair.close().is_ok()),
             (pair, _) => drop(pair),
         }
         self.lose(at);

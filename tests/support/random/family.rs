@@ -23,6 +23,8 @@ struct Node {
     side: usize,
     parents: Vec<Member>,
     held: bool,
+    /// It could not be destroyed: it is held without end, and so are its parents.
+    leaked: bool,
 }
 
 #[derive(Debug, Default)]
@@ -31,14 +33,32 @@ pub(crate) struct Family(Vec<Node>);
 impl Family {
     /// Adds an object, which is held.
     pub(crate) fn add(&mut self, kind: Kind, side: usize, parents: &[Member]) -> Member {
-        self.0.push(Node { kind, side, parents: parents.to_vec(), held: true });
+        self.0.push(Node { kind, side, parents: parents.to_vec(), held: true, leaked: false });
         self.0.len() - 1
     }
 
     /// Ends the hold of an object. A forgotten object is held without end, so this is not called for it.
     pub(crate) fn let_go(&mut self, member: Member) {
         assert!(self.0[member].held, "{member} is let go of twice");
-        self.0[member].held = false;
+        self.0[member].held = self.0[member].leaked;
+    }
+
+    /// The destroy verb of an object has failed.
+    pub(crate) fn leak(&mut self, member: Member) {
+        assert!(self.0[member].held, "{member} was let go of");
+        let node = &mut self.0[member];
+        if !std::mem::replace(&mut node.leaked, true) {
+            for parent in node.parents.clone() {
+                // A parent that was let go of lives on, since this one holds it.
+                self.0[parent].held = true;
+                self.leak(parent);
+            }
+        }
+    }
+
+    /// Whether the object can no longer be destroyed.
+    pub(crate) fn is_leaked(&self, member: Member) -> bool {
+        self.0[member].leaked
     }
 
     /// The number of live objects.

@@ -1,13 +1,14 @@
 //! Random programs: they create, connect, post, poll, forget, drop, close and reset in any order, and
 //! keep the contract of what is unsafe.
 //!
-//! On queue pairs: a program consists of [`operations`], [`world`] runs it, [`books`] know
+//! On queue pairs, in every state: a program consists of [`operations`], [`world`] runs it, [`books`] know
 //! the allowed outcomes of each posted request, and [`family`] knows the objects that must be live. On channels:
 //! [`episodes`], [`channels`], and [`scoped`] for the actions within a scope. A [`Bed`] is the device that
 //! they run on.
 
 pub(crate) mod books;
 pub(crate) mod channels;
+mod early;
 mod ending;
 pub(crate) mod episodes;
 pub(crate) mod family;
@@ -28,6 +29,9 @@ pub(crate) trait Bed {
 
     /// The next calls of a verb fail, this many times.
     fn disturb(&self, verb: &str, times: u32);
+
+    /// Whether [`disturb`](Self::disturb) does anything.
+    fn can_fail(&self) -> bool;
 
     /// They succeed again.
     fn calm(&self);

@@ -64,6 +64,23 @@ pub(crate) enum Operation {
     Fail {
         end: Index,
     },
+    /// Posts in a state before RTS, and takes back with a reset what that has queued.
+    Early {
+        end: Index,
+        region: Index,
+        state: usize,
+    },
+    /// Posts while the send queue is drained, and resumes it.
+    Drained {
+        end: Index,
+        region: Index,
+    },
+    /// Makes a completion queue larger, or fails to.
+    Resize {
+        queue: Index,
+        entries: u32,
+        fails: bool,
+    },
     End {
         what: What,
         which: Index,
@@ -87,6 +104,8 @@ pub(crate) enum How {
     Drop,
     Close,
     Forget,
+    /// Closed, and the destroy verb fails.
+    Fail,
 }
 
 /// A whole program.
@@ -103,6 +122,8 @@ fn how(forgetting: bool) -> impl Strategy<Value = How> {
         2 => Just(How::Close),
         u32::from(forgetting) * 2 + 1 =>
             Just(if forgetting { How::Forget } else { How::Drop }),
+        u32::from(forgetting) + 1 =>
+            Just(if forgetting { How::Fail } else { How::Close }),
     ]
 }
 
@@ -137,6 +158,11 @@ fn operation(forgetting: bool) -> impl Strategy<Value = Operation> {
         4 => Just(O::Run),
         1 => at().prop_map(|end| O::Reset { end }),
         1 => at().prop_map(|end| O::Fail { end }),
+        2 => (at(), at(), 0..3_usize)
+            .prop_map(|(end, region, state)| O::Early { end, region, state }),
+        1 => (at(), at()).prop_map(|(end, region)| O::Drained { end, region }),
+        1 => (at(), super::world::DEPTH..1000, any::<bool>())
+            .prop_map(|(queue, entries, fails)| O::Resize { queue, entries, fails }),
         3 => (what, at(), how(forgetting))
             .prop_map(|(what, which, how)| O::End { what, which, how }),
     ]

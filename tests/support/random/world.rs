@@ -26,6 +26,9 @@ pub(crate) const LEN: usize = 64;
 pub(crate) const BLOCKS: usize = 2;
 pub(crate) const BLOCK: usize = LEN / BLOCKS;
 
+/// The completions that a queue has room for at least, which no program can exceed.
+pub(crate) const DEPTH: u32 = 256;
+
 const OPEN: AccessFlags = AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE);
 
 /// Longer than a completion that must come can take.
@@ -96,7 +99,7 @@ pub(crate) struct World<'bed, B> {
     pub(crate) next: u64,
 }
 
-fn pick<'a, T>(from: &'a [T], index: &Index) -> Option<&'a T> {
+pub(crate) fn pick<'a, T>(from: &'a [T], index: &Index) -> Option<&'a T> {
     if from.is_empty() { None } else { Some(index.get(from)) }
 }
 
@@ -171,6 +174,14 @@ impl<B: Bed> World<'_, B> {
             }
             O::Reset { end } => self.reset(end.index(ends)),
             O::Fail { end } => self.fail(end.index(ends)),
+            O::Early { end, region, state } => self.early(end.index(ends), region, *state),
+            O::Drained { end, region } => self
+                .choose(end, region, |region| !region.written)
+                .map_or(Ok(()), |(end, region)| self.drained(end, region)),
+            O::Resize { queue, entries, fails } => {
+                let queue = pick(&self.queues, queue).map(|queue| Arc::clone(&queue.it));
+                queue.map_or(Ok(()), |queue| self.resize(&queue, *entries, *fails))
+            }
             O::End { what, which, how } => self.end_any(*what, which, *how),
         }
     }
@@ -210,7 +221,7 @@ impl<B: Bed> World<'_, B> {
 
     fn queue(&mut self, context: usize) -> Outcome {
         let Shared { it: parent, member: context, side, .. } = &self.contexts[context];
-        let it = Arc::new(CompletionQueue::new(parent, 256).unwrap());
+        let it = Arc::new(CompletionQueue::new(parent, DEPTH).unwrap());
         let member = self.family.add(Kind::Queue, *side, &[*context]);
         self.queues.push(Shared { it, member, side: *side, context: *context });
         Ok(())
