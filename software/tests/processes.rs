@@ -1,0 +1,244 @@
+//! Two processes: one is killed in mid-transfer, runs out of descriptors, or forks. Nothing hangs, nothing leaks.
+
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, AckTimeout, Channel, MaxAckRetries, MaxRnrRetries, PreparedChannel,
+    ProtectionDomain, RemoteMemoryRegion, TransportError, WorkStatus,
+};
+use ibverbs_software::Device;
+
+/// The child processes run this binary with the name of their part here.
+const PART: &str = "IBVERBS_SOFTWARE_TEST_PART";
+/// The address of the parent's listener.
+const ADDRESS: &str = "IBVERBS_SOFTWARE_TEST_ADDRESS";
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// A child process that runs the test of this name. It is killed when the guard is dropped.
+struct Process(Child);
+
+impl Process {
+    fn run(test: &str, address: SocketAddr) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(PART, test)
+            .env(ADDRESS, address.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// SIGKILL, at once.
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    /// Waits for a line of the child that contains `text`.
+    fn wait_for(&mut self, text: &str) {
+        let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
+        let mut lines = lines.map(|line| line.expect("the child's output"));
+        assert!(lines.any(|line| line.contains(text)), "the child has ended without '{text}'");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The tests count descriptors: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static RUNS: Mutex<()> = Mutex::new(());
+    RUNS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether this process is the child that runs this part; the parent skips the test.
+fn is_child(part: &str) -> bool {
+    std::env::var(PART).is_ok_and(|name| name == part)
+}
+
+fn prepare<'a>(domain: &'a ProtectionDomain<'a>) -> PreparedChannel<'a> {
+    let access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+    domain
+        .create_channel()
+        .access(access)
+        .ack_timeout(AckTimeout::from_duration(Duration::from_millis(30)).unwrap())
+        .max_ack_retries(MaxAckRetries::new(7).unwrap())
+        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+        .build()
+        .unwrap()
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+const LENGTH: usize = 1 << 20;
+
+/// The child's part of the next test: writes to the parent's memory until it is killed.
+#[test]
+fn writes_until_it_is_killed() {
+    if !is_child("writes_until_it_is_killed") {
+        return;
+    }
+    let address: SocketAddr = std::env::var(ADDRESS).unwrap().parse().unwrap();
+    let context = Device::new().unwrap().open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let (mut channel, region) = prepare(&domain).connect(address, b"", deadline()).unwrap();
+    let remote = RemoteMemoryRegion::from_bytes(&region).unwrap();
+    let from = domain.allocate::<u8>(LENGTH).unwrap();
+    for round in 0.. {
+        channel.write_deadline(&from.slice(..).unwrap(), remote, deadline()).unwrap();
+        if round == 2 {
+            println!("writing");
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_is_killed_in_mid_transfer_is_noticed_and_leaves_nothing() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    let context = device.open().unwrap();
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        let domain = context.alloc_pd().unwrap();
+        let access = AccessFlags::REMOTE_WRITE | AccessFlags::LOCAL_WRITE;
+        let target = domain.allocate_shared::<u8>(LENGTH, access).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut child = Process::run("writes_until_it_is_killed", listener.local_addr().unwrap());
+        let region = target.remote().to_bytes();
+        let accepted = prepare(&domain).accept(&listener, &region, deadline());
+        let (mut channel, _) = accepted.unwrap();
+        child.wait_for("writing");
+        child.kill();
+        assert!(channel.wait_until_peer_is_gone(deadline()).unwrap());
+        // A send to the peer that is gone ends by its retries, or by the deadline that the program sets.
+        let error = channel.send_deadline(&(), deadline()).unwrap_err();
+        let TransportError::Work(error) = error else { panic!("{error}") };
+        assert_eq!(error.status(), WorkStatus::RetryExceeded);
+        drop((channel, target));
+        drop((domain, listener, child));
+        counts.push(descriptors());
+    }
+    assert_eq!(counts[1], counts[2], "descriptors leak: {counts:?}");
+    // The device works as before.
+    let domain = context.alloc_pd().unwrap();
+    let [one, other] = [(); 2].map(|()| prepare(&domain));
+    let endpoints = (one.endpoint(), other.endpoint());
+    let mut one: Channel<'_> = one.handshake(endpoints.1).unwrap();
+    let mut other = other.handshake(endpoints.0).unwrap();
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let mut room = domain.allocate::<u8>(8).unwrap();
+            other.receive_deadline(&mut room.slice_mut(..).unwrap(), deadline()).map(|_| ())
+        });
+        one.send_deadline(&(), deadline()).unwrap();
+        receiver.join().unwrap().unwrap();
+    });
+}
+
+/// The child's part of the next test: has few descriptors.
+#[test]
+fn works_without_descriptors() {
+    if !is_child("works_without_descriptors") {
+        return;
+    }
+    let device = Device::new().unwrap();
+    let before = descriptors();
+    // A limit at which opening fails after some steps, for each of the steps.
+    // SAFETY: no memory is involved.
+    let is_free = |fd: &usize| unsafe { libc::fcntl(*fd as i32, libc::F_GETFD) } < 0;
+    let free: Vec<usize> = (0..4096).filter(is_free).collect();
+    let mut opened = false;
+    for (room, &end) in free.iter().enumerate().take(12) {
+        let limit = libc::rlimit { rlim_cur: end as u64, rlim_max: 4096 };
+        let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: both are live structures.
+        unsafe {
+            libc::getrlimit(libc::RLIMIT_NOFILE, &mut old);
+            let limit = libc::rlimit { rlim_max: old.rlim_max, ..limit };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+        }
+        let attempts = (device.open(), Device::new(), device.open());
+        let channel = attempts.0.as_ref().ok().map(ibverbs::CompletionChannel::new);
+        // SAFETY: a live structure.
+        unsafe { assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &old), 0) };
+        for result in [&attempts.0, &attempts.2] {
+            if let Err(error) = result {
+                assert_eq!(error.raw_os_error(), libc::EMFILE, "{error}");
+            }
+        }
+        if let Err(error) = &attempts.1 {
+            // Its message begins with the address.
+            assert!(error.to_string().ends_with("(os error 24)"), "{error}");
+        }
+        if let Some(Err(error)) = &channel {
+            assert_eq!(error.raw_os_error(), libc::EMFILE, "{error}");
+        }
+        opened |= matches!(&channel, Some(Ok(_))) && attempts.1.is_ok() && attempts.2.is_ok();
+        assert!(room > 0 || attempts.0.is_err(), "the limit has no effect");
+        drop(channel);
+        drop(attempts);
+        assert_eq!(descriptors(), before, "with room for {room}");
+    }
+    assert!(opened, "even the highest limit is too low");
+    println!("no descriptor leaks");
+}
+
+#[test]
+fn a_process_without_descriptors_gets_errors_and_leaks_none() {
+    let _alone = alone();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut child = Process::run("works_without_descriptors", listener.local_addr().unwrap());
+    child.wait_for("no descriptor leaks");
+    assert!(child.0.wait().unwrap().success());
+}
+
+/// Children of `fork` come and go; the parent goes on as if nothing had happened.
+#[test]
+fn a_fork_in_mid_transfer_changes_nothing_for_the_parent() {
+    let _alone = alone();
+    let contexts = [(); 2].map(|()| Device::new().unwrap().open().unwrap());
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let (one, other) = (prepare(&domains[0]), prepare(&domains[1]));
+    let endpoints = (one.endpoint(), other.endpoint());
+    let mut one = one.handshake(endpoints.1).unwrap();
+    let _other = other.handshake(endpoints.0).unwrap();
+    let access = AccessFlags::REMOTE_WRITE | AccessFlags::LOCAL_WRITE;
+    let target = domains[1].allocate_shared::<u8>(LENGTH, access).unwrap();
+    let from = domains[0].allocate::<u8>(LENGTH).unwrap();
+    for _ in 0..5 {
+        let writer = |one: &mut Channel<'_>| {
+            for _ in 0..3 {
+                one.write_deadline(&from.slice(..).unwrap(), target.remote(), deadline()).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| writer(&mut one));
+            // SAFETY: the child calls functions that are safe after a fork only, and ends.
+            let child = unsafe { libc::fork() };
+            assert!(child >= 0);
+            if child == 0 {
+                // SAFETY: it ends the process at once.
+                unsafe { libc::_exit(0) };
+            }
+            writing.join().unwrap();
+            let mut status = 0;
+            // SAFETY: a live variable; the child is ours.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0);
+        });
+    }
+}
