@@ -49,6 +49,9 @@ fn shutting_down_waits_for_sends_and_keeps_what_has_arrived() {
         }
         let mut sends: Vec<_> = (0..4).map(|n| ours.send(one.buffer(n))).collect();
         assert!(sends.iter_mut().all(|send| poll(send).is_none()));
+        // Two tasks wait for the end.
+        let second = tokio::spawn(ours.shutdown());
+        tokio::task::yield_now().await;
         let mut shutdown = ours.shutdown();
         tokio::time::timeout(Duration::from_millis(30), &mut shutdown).await.unwrap_err();
         let refused = ours.send(one.buffer(9)).await.unwrap_err();
@@ -58,6 +61,7 @@ fn shutting_down_waits_for_sends_and_keeps_what_has_arrived() {
         assert_eq!(number(&buffer), 0);
         drop(buffer);
         shutdown.await;
+        tokio::time::timeout(Duration::from_secs(60), second).await.unwrap().unwrap();
         for send in sends {
             send.await.unwrap();
         }

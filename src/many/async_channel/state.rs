@@ -36,6 +36,8 @@ pub(super) enum Cancelled {
     Room(u64),
     /// In the line of receives.
     Receive(u64),
+    /// Among those that shut the channel down.
+    Shutdown(u64),
     /// An operation that was posted: the channel itself knows which one.
     Posted,
 }
@@ -53,8 +55,8 @@ pub(super) struct State {
     pub(super) held: VecDeque<PooledBuffer>,
     /// The number of receives to keep posted beyond those that are waited for.
     pub(super) ahead: usize,
-    /// Waits until the sends have ended.
-    pub(super) shutdown: Option<Waker>,
+    /// Those that wait until the sends have ended.
+    pub(super) shutdowns: Line,
     pub(super) draining: bool,
     /// Why nothing can be posted any more.
     pub(super) ended: Option<TransportError>,
@@ -71,7 +73,7 @@ impl Shared {
             posted: VecDeque::new(),
             held: VecDeque::new(),
             ahead: 0,
-            shutdown: None,
+            shutdowns: Line::default(),
             draining: false,
             ended: None,
             wakers: Vec::new(),
@@ -179,8 +181,8 @@ impl State {
         if !self.room.is_empty() && self.channel.has_room_for_send() {
             self.wake_room();
         }
-        if self.shutdown.is_some() && self.channel.outstanding_sends() == 0 {
-            self.wakers.extend(self.shutdown.take());
+        if !self.shutdowns.is_empty() && self.channel.outstanding_sends() == 0 {
+            self.shutdowns.wake_all(&mut self.wakers);
         }
     }
 
@@ -244,7 +246,7 @@ impl State {
         self.channel.take_woken(&mut self.wakers);
         self.room.wake_all(&mut self.wakers);
         self.receivers.wake_all(&mut self.wakers);
-        self.wakers.extend(self.shutdown.take());
+        self.shutdowns.wake_all(&mut self.wakers);
     }
 
     /// Gives up a place in line.
@@ -260,6 +262,7 @@ impl State {
                 self.fill();
                 self.wake_receiver();
             }
+            Cancelled::Shutdown(ticket) => self.shutdowns.remove(ticket),
             Cancelled::Posted => {}
         }
     }
