@@ -1,0 +1,151 @@
+//! A client.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibverbs::{
+    AccessFlags, AsyncChannel, BufferPool, Context, PooledBuffer, ProtectionDomain, Reactor,
+    SharedMemoryRange, SharedMemoryRegion,
+};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::Result;
+use crate::protocol::{Body, MAX_MESSAGE, MAX_SMALL, MAX_VALUE, Message, read};
+use crate::server::builder;
+
+/// How long a request may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A client. After a failure, the next request connects again.
+pub struct Client {
+    address: SocketAddr,
+    domain: Arc<ProtectionDomain<'static>>,
+    reactor: Arc<Reactor>,
+    pool: BufferPool,
+    running: JoinHandle<()>,
+    session: Option<Session>,
+}
+
+struct Session {
+    channel: AsyncChannel,
+    /// The server notices by its end that the client is gone.
+    _stream: TcpStream,
+}
+
+impl Client {
+    /// A client of the server at this address. It connects with the first request.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    pub fn new(context: Context<'static>, address: SocketAddr) -> Result<Self> {
+        let context = Arc::new(context);
+        let domain = Arc::new(ProtectionDomain::new(&context)?);
+        let pool = BufferPool::new(&domain, MAX_MESSAGE, 4, AccessFlags::empty())?;
+        let reactor = Arc::new(Reactor::new(&context, 64)?);
+        let run = reactor.clone();
+        let running = tokio::spawn(async move {
+            if let Err(error) = run.run_on_tokio().await {
+                eprintln!("the reactor: {error}");
+            }
+        });
+        Ok(Self { address, domain, reactor, pool, running, session: None })
+    }
+
+    /// The value of a key, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// The server refuses the request, or cannot be reached.
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let (answer, length) = self.ask(Message::Get { key }).await?;
+        match read(&answer[..length])? {
+            Message::Answer(Body::Nothing) => Ok(None),
+            Message::Answer(Body::Small(value)) => Ok(Some(value.to_vec())),
+            Message::Answer(Body::Large(remote)) => {
+                let length = usize::try_from(remote.length())?;
+                if length > MAX_VALUE {
+                    return Err("the server offers more than 1 MiB".into());
+                }
+                let region =
+                    SharedMemoryRegion::new(&self.domain, length, AccessFlags::LOCAL_WRITE)?;
+                let region = Arc::new(region);
+                let range = SharedMemoryRange::new(region.clone(), ..)?;
+                let session = self.session.as_ref().ok_or("not connected")?;
+                let done = timeout(PATIENCE, session.channel.read(range, remote)).await;
+                if !matches!(done, Ok(Ok(_))) {
+                    self.session = None;
+                }
+                done??;
+                Ok(Some(region.to_vec()))
+            }
+            Message::Refused(reason) => Err(reason.into()),
+            _ => Err("the server answers nonsense".into()),
+        }
+    }
+
+    /// Stores a value, or removes it (`None`).
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    pub async fn put(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<()> {
+        let region;
+        let value = match value {
+            None => Body::Nothing,
+            Some(value) if value.len() <= MAX_SMALL => Body::Small(value),
+            Some(value) if value.len() > MAX_VALUE => return Err("longer than 1 MiB".into()),
+            Some(value) => {
+                region =
+                    SharedMemoryRegion::new(&self.domain, value.len(), AccessFlags::REMOTE_READ)?;
+                region.write(0, value)?;
+                Body::Large(region.remote())
+            }
+        };
+        let (answer, length) = self.ask(Message::Put { key, value }).await?;
+        match read(&answer[..length])? {
+            Message::Answer(Body::Nothing) => Ok(()),
+            Message::Refused(reason) => Err(reason.into()),
+            _ => Err("the server answers nonsense".into()),
+        }
+    }
+
+    /// Sends a request and receives the answer, within a time limit. After a failure the session is over.
+    async fn ask(&mut self, request: Message<'_>) -> Result<(PooledBuffer, usize)> {
+        let mut buffer = self.pool.take().ok_or("all buffers are in use")?;
+        let length = request.write(&mut buffer)?;
+        buffer.set_len(length)?;
+        let session = match self.session.take() {
+            Some(session) => session,
+            None => timeout(PATIENCE, self.connect()).await??,
+        };
+        let room = self.pool.take().ok_or("all buffers are in use")?;
+        let exchange = async {
+            let (_, received) =
+                tokio::try_join!(session.channel.send(buffer), session.channel.receive(room))?;
+            Ok::<_, ibverbs::OperationError<PooledBuffer>>(received)
+        };
+        let (answer, success) = timeout(PATIENCE, exchange).await??;
+        self.session = Some(session);
+        Ok((answer, success.byte_len() as usize))
+    }
+
+    async fn connect(&self) -> Result<Session> {
+        let mut stream = TcpStream::connect(self.address).await?;
+        let prepared = self.reactor.prepare(builder(&self.domain))?;
+        let (channel, told) = prepared.connect(&mut stream, b"").await?;
+        if told != b"kv 1" {
+            return Err("that is another server".into());
+        }
+        Ok(Session { channel, _stream: stream })
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}

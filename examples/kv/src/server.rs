@@ -1,0 +1,165 @@
+//! The server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ibverbs::{
+    AccessFlags, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer,
+    PooledBuffer, ProtectionDomain, Reactor,
+};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use crate::protocol::MAX_MESSAGE;
+use crate::store::Store;
+use crate::{Result, session};
+
+/// Messages of all clients that are received or sent at the same time.
+const BUFFERS: usize = 512;
+/// Completions that the reactor's queue has room for.
+const COMPLETIONS: u32 = 4096;
+/// How long clients may take to finish their requests when the server stops.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The settings of the channels of both sides: one request at a time.
+pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder<'static> {
+    Channel::builder(domain)
+        .max_send_wr(4)
+        .max_recv_wr(4)
+        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+        .min_rnr_timer(MinRnrTimer::SHORTEST)
+        .access(AccessFlags::REMOTE_READ)
+}
+
+/// What all sessions share.
+pub(crate) struct Shared {
+    pub(crate) domain: Arc<ProtectionDomain<'static>>,
+    pub(crate) reactor: Reactor,
+    pub(crate) store: Store,
+    pub(crate) requests: AtomicU64,
+    clients: AtomicUsize,
+    /// Requests in the last second.
+    rate: AtomicU64,
+    pool: BufferPool,
+}
+
+impl Shared {
+    /// A buffer, once there is one.
+    pub(crate) async fn buffer(&self) -> PooledBuffer {
+        loop {
+            if let Some(buffer) = self.pool.take() {
+                return buffer;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn report(&self) -> String {
+        format!(
+            "clients {} keys {} requests {} rate {}\n",
+            self.clients.load(Ordering::Relaxed),
+            self.store.keys(),
+            self.requests.load(Ordering::Relaxed),
+            self.rate.load(Ordering::Relaxed),
+        )
+    }
+}
+
+/// Serves clients until `stop` is notified, or the admin socket says "shutdown". Then the clients' requests
+/// are finished.
+///
+/// # Errors
+///
+/// The device or a listener fails.
+pub async fn run(
+    context: Context<'static>,
+    clients: TcpListener,
+    admin: TcpListener,
+    stop: Arc<Notify>,
+) -> Result<()> {
+    let context = Arc::new(context);
+    let domain = Arc::new(ProtectionDomain::new(&context)?);
+    let pool = BufferPool::new(&domain, MAX_MESSAGE, BUFFERS, AccessFlags::empty())?;
+    let shared = Arc::new(Shared {
+        reactor: Reactor::new(&context, COMPLETIONS)?,
+        domain,
+        store: Store::default(),
+        requests: AtomicU64::new(0),
+        clients: AtomicUsize::new(0),
+        rate: AtomicU64::new(0),
+        pool,
+    });
+    let (stopping, stopped) = watch::channel(false);
+    let mut sessions = JoinSet::new();
+    let mut others = JoinSet::new();
+    let reactor = shared.clone();
+    others.spawn(async move { reactor.reactor.run_on_tokio().await.map_err(Into::into) });
+    others.spawn(count(shared.clone()));
+    others.spawn(administrate(shared.clone(), admin, stop.clone()));
+    let ended = loop {
+        tokio::select! {
+            accepted = clients.accept() => {
+                let Ok((stream, address)) = accepted else { continue };
+                let (shared, stopped) = (shared.clone(), stopped.clone());
+                sessions.spawn(async move {
+                    shared.clients.fetch_add(1, Ordering::Relaxed);
+                    if let Err(error) = session::serve(shared.clone(), stream, stopped).await {
+                        eprintln!("{address}: {error}");
+                    }
+                    shared.clients.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+            Some(_) = sessions.join_next() => {}
+            Some(ended) = others.join_next() => break ended?,
+            () = stop.notified() => break Ok(()),
+        }
+    };
+    drop(clients);
+    let _ = stopping.send(true);
+    let finished = async { while sessions.join_next().await.is_some() {} };
+    timeout(GRACE, finished).await?;
+    ended
+}
+
+/// Counts the requests of each second.
+async fn count(shared: Arc<Shared>) -> Result<()> {
+    let mut seconds = interval(Duration::from_secs(1));
+    seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut before = 0;
+    loop {
+        seconds.tick().await;
+        let now = shared.requests.load(Ordering::Relaxed);
+        shared.rate.store(now - before, Ordering::Relaxed);
+        before = now;
+    }
+}
+
+/// Answers the lines "stats" and "shutdown".
+async fn administrate(shared: Arc<Shared>, admin: TcpListener, stop: Arc<Notify>) -> Result<()> {
+    loop {
+        let Ok((stream, _)) = admin.accept().await else { continue };
+        let (shared, stop) = (shared.clone(), stop.clone());
+        tokio::spawn(async move { answer(&shared, stream, &stop).await });
+    }
+}
+
+async fn answer(shared: &Shared, mut stream: TcpStream, stop: &Notify) -> std::io::Result<()> {
+    let (input, mut output) = stream.split();
+    let mut lines = BufReader::new(input).lines();
+    while let Some(line) = lines.next_line().await? {
+        let answer = match line.trim() {
+            "stats" => shared.report(),
+            "shutdown" => {
+                stop.notify_one();
+                "stopping\n".into()
+            }
+            _ => "say stats or shutdown\n".into(),
+        };
+        output.write_all(answer.as_bytes()).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! One client of the server.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ibverbs::{
+    AccessFlags, AsyncChannel, PooledBuffer, RemoteMemoryRegion, SharedMemoryRange,
+    SharedMemoryRegion,
+};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::Result;
+use crate::protocol::{Body, MAX_VALUE, Message, read};
+use crate::server::{Shared, builder};
+use crate::store::Value;
+
+/// How long a client may take to connect, and one operation of a request.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Serves a client until it closes its stream, fails, or the server stops.
+pub(crate) async fn serve(
+    shared: Arc<Shared>,
+    mut stream: TcpStream,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<()> {
+    let prepared = shared.reactor.prepare(builder(&shared.domain))?;
+    let (channel, _) = timeout(PATIENCE, prepared.accept(&mut stream, b"kv 1")).await??;
+    let mut session = Session { shared, channel, offered: None };
+    loop {
+        let buffer = session.shared.buffer().await;
+        let request = tokio::select! {
+            // A receive that is dropped here loses no message.
+            received = session.channel.receive(buffer) => received?,
+            () = has_closed(&stream) => return Ok(()),
+            () = has_stopped(&mut stopping) => {
+                timeout(PATIENCE, session.channel.shutdown()).await?;
+                return Ok(());
+            }
+        };
+        let (buffer, success) = request;
+        // A client that is killed now: its stream closes, and what is in flight ends with the channel.
+        tokio::select! {
+            answered = timeout(PATIENCE, session.answer(buffer, success.byte_len() as usize)) => answered??,
+            () = has_closed(&stream) => return Ok(()),
+        }
+    }
+}
+
+/// Returns when the client has closed its stream, or sends something, which it should not.
+async fn has_closed(stream: &TcpStream) {
+    let _ = stream.peek(&mut [0]).await;
+}
+
+/// Returns when the server stops.
+async fn has_stopped(stopping: &mut watch::Receiver<bool>) {
+    let _ = stopping.wait_for(|stop| *stop).await;
+}
+
+struct Session {
+    shared: Arc<Shared>,
+    channel: AsyncChannel,
+    /// What the client may be reading, until its next request.
+    offered: Option<Arc<SharedMemoryRegion<'static, u8>>>,
+}
+
+impl Session {
+    /// Answers a request in the same buffer.
+    async fn answer(&mut self, mut buffer: PooledBuffer, length: usize) -> Result<()> {
+        self.offered = None;
+        let answer = match self.carry_out(&buffer[..length]).await {
+            Ok(value) => value,
+            Err(error) => {
+                let reason = error.to_string();
+                let length = Message::Refused(&reason).write(&mut buffer)?;
+                return self.send(buffer, length).await;
+            }
+        };
+        let body = match &answer {
+            None => Body::Nothing,
+            Some(Value::Small(bytes)) => Body::Small(bytes),
+            Some(Value::Large(region)) => Body::Large(region.remote()),
+        };
+        let length = Message::Answer(body).write(&mut buffer)?;
+        if let Some(Value::Large(region)) = answer {
+            self.offered = Some(region);
+        }
+        self.send(buffer, length).await
+    }
+
+    async fn send(&self, mut buffer: PooledBuffer, length: usize) -> Result<()> {
+        buffer.set_len(length)?;
+        self.channel.send(buffer).await?;
+        self.shared.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn carry_out(&self, request: &[u8]) -> Result<Option<Value>> {
+        let store = &self.shared.store;
+        match read(request)? {
+            Message::Get { key } => Ok(store.get(key)),
+            Message::Put { key, value } => {
+                let value = match value {
+                    Body::Nothing => None,
+                    Body::Small(bytes) => Some(Value::Small(bytes.into())),
+                    Body::Large(remote) => Some(Value::Large(self.fetch(remote).await?)),
+                };
+                store.put(key, value)?;
+                Ok(None)
+            }
+            Message::Answer(_) | Message::Refused(_) => Err("that is no request".into()),
+        }
+    }
+
+    /// Reads a value from the client's memory.
+    async fn fetch(
+        &self,
+        remote: RemoteMemoryRegion,
+    ) -> Result<Arc<SharedMemoryRegion<'static, u8>>> {
+        let length = usize::try_from(remote.length())?;
+        if length > MAX_VALUE {
+            return Err("the value is longer than 1 MiB".into());
+        }
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
+        let region = Arc::new(SharedMemoryRegion::new(&self.shared.domain, length, access)?);
+        self.channel.read(SharedMemoryRange::new(region.clone(), ..)?, remote).await?;
+        Ok(region)
+    }
+}

@@ -1,0 +1,156 @@
+//! The store on devices made of software: clients that come and go, are killed, and connect again.
+
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibverbs_kv::client::Client;
+use ibverbs_kv::server;
+use ibverbs_software::Device;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+struct Server {
+    clients: SocketAddr,
+    admin: SocketAddr,
+    task: JoinHandle<ibverbs_kv::Result<()>>,
+}
+
+async fn server_at(address: &str) -> Server {
+    let clients = TcpListener::bind(address).await.unwrap();
+    let admin = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (at, admin_at) = (clients.local_addr().unwrap(), admin.local_addr().unwrap());
+    let context = Device::new().unwrap().open().unwrap();
+    let task = tokio::spawn(server::run(context, clients, admin, Arc::new(Notify::new())));
+    Server { clients: at, admin: admin_at, task }
+}
+
+impl Server {
+    fn client(&self) -> Client {
+        Client::new(Device::new().unwrap().open().unwrap(), self.clients).unwrap()
+    }
+
+    /// What the admin socket answers.
+    async fn admin(&self, line: &str) -> String {
+        let mut stream = TcpStream::connect(self.admin).await.unwrap();
+        stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    async fn clients(&self) -> usize {
+        self.admin("stats").await.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    async fn until_clients_are(&self, count: usize) {
+        for _ in 0..600 {
+            if self.clients().await == count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("{}", self.admin("stats").await);
+    }
+
+    /// Shuts the server down, which must succeed.
+    async fn stop(self) {
+        assert_eq!(self.admin("shutdown").await, "stopping\n");
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+fn value(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|index| (index * 31 + index / 251) as u8 ^ seed).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn values_of_all_lengths_come_back_whole() {
+    let server = server_at("127.0.0.1:0").await;
+    let (mut one, mut other) = (server.client(), server.client());
+    assert_eq!(one.get(b"nothing").await.unwrap(), None);
+    for (seed, length) in [0, 1, 4095, 4096, 4097, 100_000, 1 << 20].into_iter().enumerate() {
+        let value = value(length, seed as u8);
+        one.put(b"key", Some(&value)).await.unwrap();
+        assert_eq!(other.get(b"key").await.unwrap().unwrap(), value);
+    }
+    other.put(b"key", None).await.unwrap();
+    assert_eq!(one.get(b"key").await.unwrap(), None);
+    assert!(one.put(b"key", Some(&vec![0; (1 << 20) + 1])).await.is_err());
+    assert!(one.put(&[0; 256], Some(b"")).await.is_err());
+    assert_eq!(server.admin("nonsense").await, "say stats or shutdown\n");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn clients_come_and_go_on_one_thread() {
+    let server = server_at("127.0.0.1:0").await;
+    for round in 0..3 {
+        let clients: Vec<_> = (0..8).map(|_| server.client()).collect();
+        let tasks = clients.into_iter().enumerate().map(|(index, mut client)| {
+            tokio::spawn(async move {
+                let key = format!("key {index}");
+                for step in 0..5 {
+                    let value = value(if step == 4 { 50_000 } else { 100 }, index as u8 ^ step);
+                    client.put(key.as_bytes(), Some(&value)).await.unwrap();
+                    assert_eq!(client.get(key.as_bytes()).await.unwrap().unwrap(), value);
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        server.until_clients_are(0).await;
+        let stats = server.admin("stats").await;
+        assert!(stats.contains(&format!("keys 8 requests {}", (round + 1) * 80)), "{stats}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_is_killed_hurts_nobody() {
+    let server = server_at("127.0.0.1:0").await;
+    let mut client = server.client();
+    client.put(b"mine", Some(&value(200_000, 1))).await.unwrap();
+    for _ in 0..3 {
+        let mut load = Command::new(env!("CARGO_BIN_EXE_kv"))
+            .args(["load", &server.clients.to_string()])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        server.until_clients_are(2).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(load.try_wait().unwrap().is_none(), "it works until it is killed");
+        load.kill().unwrap();
+        load.wait().unwrap();
+        for _ in 0..5 {
+            assert_eq!(client.get(b"mine").await.unwrap().unwrap(), value(200_000, 1));
+        }
+        server.until_clients_are(1).await;
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_connects_again_to_a_server_that_was_restarted() {
+    let server = server_at("127.0.0.1:0").await;
+    let address = server.clients.to_string();
+    let mut client = server.client();
+    client.put(b"key", Some(b"value")).await.unwrap();
+    // It waits for the client's session, which is idle.
+    server.stop().await;
+    let server = server_at(&address).await;
+    // The client finds out with the first request that the session is over.
+    let lost = tokio::time::timeout(Duration::from_secs(60), client.get(b"key")).await.unwrap();
+    assert!(lost.is_err() || lost.unwrap().is_none());
+    assert_eq!(client.get(b"key").await.unwrap(), None);
+    client.put(b"key", Some(b"new")).await.unwrap();
+    assert_eq!(client.get(b"key").await.unwrap().unwrap(), b"new");
+    server.stop().await;
+}
