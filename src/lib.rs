@@ -33,10 +33,10 @@ mod sync;
 mod trace;
 
 pub use channel::{
-    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, OwnedBuffer, OwnedResult,
-    OwnedWork, PendingWork, PostError, PreparedChannel, ReadyChannel, ReadyChannels, Scope,
-    ScopeError, ScopedPendingWork, SharedCompletionQueue, TokenResult, TransportError,
-    TransportResult,
+    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, OwnedBuffer,
+    OwnedResult, OwnedWork, PeerResults, PendingWork, PostError, PreparedChannel, ReadyChannel,
+    ReadyChannels, Scope, ScopeError, ScopedPendingWork, SetScope, SharedCompletionQueue,
+    TokenResult, TransportError, TransportResult,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,

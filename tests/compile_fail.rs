@@ -33,6 +33,7 @@ right! {
     borrowed_child_in_a_struct
     borrowed_child_in_a_thread
     buffer_of_the_closure
+    buffer_of_the_set_closure
     channel_dropped_under_its_queue
     channel_on_two_threads
     channel_outlives_context
@@ -104,6 +105,7 @@ right! {
     scope_escapes
     scope_on_another_thread
     send_what_is_received
+    set_scope_escapes
     shared_receive_queue_outlives_domain
     shared_region_outlives_domain
     short_reborrow

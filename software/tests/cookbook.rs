@@ -29,6 +29,7 @@ pages! {
     failed_peer: "../../examples/cookbook_failed_peer.rs";
     huge_pages_numa: "../../examples/cookbook_huge_pages_numa.rs";
     large_transfer: "../../examples/cookbook_large_transfer.rs";
+    many_peers: "../../examples/cookbook_many_peers.rs";
     many_threads: "../../examples/cookbook_many_threads.rs";
     receive_ring: "../../examples/cookbook_receive_ring.rs";
     remote_lock: "../../examples/cookbook_remote_lock.rs";

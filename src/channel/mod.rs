@@ -4,6 +4,7 @@ mod batch;
 mod blocking;
 mod builder;
 mod cancel;
+mod channel_set;
 mod completions;
 mod core;
 mod epoch;
@@ -32,6 +33,7 @@ mod wait;
 
 pub use builder::ChannelBuilder;
 pub use cancel::CancelHandle;
+pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
 pub(crate) use owned_buffer::sealed as owned_buffer_sealed;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};

@@ -54,6 +54,12 @@ impl<'scope> Scope<'scope, '_> {
         Self { core, scope: PhantomData, env: PhantomData, _one_thread: OneThread::default() }
     }
 
+    /// Begins a scope. The caller ends it with [`Core::end_scope`] before `'scope` ends, whatever happens.
+    pub(super) fn begin(core: &'scope Core) -> Self {
+        core.begin_scope();
+        Self::new(core)
+    }
+
     /// Whether there is room for one more send, write, read or atomic.
     #[inline]
     pub fn can_post_send(&self) -> bool {
@@ -415,7 +421,7 @@ impl Core {
     ///
     /// When it returns, no operation of the scope is in flight, and all its slots are free. It does not
     /// panic.
-    fn end_scope(&self, wait: Option<Wait>) -> TransportResult<()> {
+    pub(super) fn end_scope(&self, wait: Option<Wait>) -> TransportResult<()> {
         let mut result = Ok(());
         if self.table.in_use() > 0 {
             result = match wait {

@@ -3,6 +3,7 @@
 
 mod blocking;
 mod cancelling;
+mod channel_sets;
 mod every_fault;
 mod faults;
 #[path = "../support/figures.rs"]
