@@ -16,10 +16,10 @@ pub struct OwnedResult<B> {
     pub result: TransportResult<WorkSuccess>,
 }
 
-/// An owned operation that has ended and was known by a token: see [`Channel::poll_token`].
+/// An owned operation that has ended and was known by a token: see [`Channel::poll_token`](crate::Channel::poll_token).
 #[derive(Debug)]
 pub struct TokenResult {
-    /// What [`OwnedWork::into_token`] was given.
+    /// What [`OwnedWork::into_token`](crate::OwnedWork::into_token) was given.
     pub token: u64,
     /// The buffer.
     pub buffer: AnyBuffer,

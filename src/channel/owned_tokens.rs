@@ -12,7 +12,7 @@ use super::wait::Wait;
 /// # Owned operations by token
 impl Channel<'_> {
     /// Polls once, without waiting. Returns one ended operation among those that were given
-    /// [tokens](OwnedWork::into_token), or `None`.
+    /// [tokens](crate::OwnedWork::into_token), or `None`.
     ///
     /// # Errors
     ///
@@ -32,7 +32,7 @@ impl Channel<'_> {
         Ok(None)
     }
 
-    /// Waits until an operation with a [token](OwnedWork::into_token) has ended, or the deadline has
+    /// Waits until an operation with a [token](crate::OwnedWork::into_token) has ended, or the deadline has
     /// passed. If the deadline passes, it returns `None`, and everything stays in flight.
     ///
     /// # Errors
