@@ -10,7 +10,7 @@ use super::endpoint::QueuePairEndpoint;
 use super::endpoint_gids::EndpointGids;
 use super::prepared::PreparedQueuePair;
 use super::sequence::first_psn;
-use crate::device::{Context, DeviceAttributes, PortState};
+use crate::device::{Context, DeviceAttributes, PortState, quirks};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
@@ -276,7 +276,10 @@ impl<'res> QueuePairBuilder<'res> {
         let (kind, max_sge) = (self.kind, self.capacities.max_send_sge);
         let functions = extended.map_or(0, |extended| {
             // SAFETY: the queue pair is live, and has the operations.
-            unsafe { function::of(extended, operations, kind, max_sge) }
+            let functions = unsafe { function::of(extended, operations, kind, max_sge) };
+            let device = self.parents.domain.context().query_device();
+            let one_length = max_sge > 1 && device.is_ok_and(|device| quirks::is_rxe(&device));
+            functions | if one_length { function::ONE_LENGTH } else { 0 }
         });
         // SAFETY: the queue pair is live.
         let num = unsafe { (*raw.as_ptr()).qp_num };

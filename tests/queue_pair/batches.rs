@@ -1,7 +1,7 @@
 //! The extended posting interface.
 
 use super::*;
-use ibverbs_function_device::{Posted, Progress};
+use ibverbs_function_device::{Builder, Posted, Progress};
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -332,4 +332,28 @@ fn a_batch_fails_with_any_error_of_the_program() {
     assert!(
         matches!(failed, Err(Failure::Verbs(error)) if error.kind() == ErrorKind::InvalidInput)
     );
+}
+
+/// The provider rxe takes the first element's length for all elements of a list.
+#[test]
+fn elements_of_different_lengths_are_refused_on_soft_roce() {
+    for (vendor_id, is_rxe) in [(0xff_ffff, true), (0x02c9, false)] {
+        let device = Builder::model().limits(|limits| limits.vendor_id = vendor_id).build();
+        let context = device.context();
+        let domain = context.alloc_pd().unwrap();
+        let queue = context.create_cq(16).unwrap();
+        let region = domain.allocate::<u8>(24).unwrap();
+        let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+        let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
+        let elements = [0..4, 8..20].map(|range| region.gather_element(range).unwrap());
+        // SAFETY: the region is not touched before the queue pair is destroyed.
+        let sent = unsafe { queue_pair.batch(|b| b.send(1, SendFlags::SIGNALED, &elements)) };
+        assert_eq!(sent.is_err(), is_rxe, "{sent:?}");
+        if let Err(error) = sent {
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains("give them one length"), "{error}");
+        }
+        // SAFETY: as above.
+        unsafe { queue_pair.batch(|b| b.send(2, SendFlags::SIGNALED, &elements[..1])).unwrap() };
+    }
 }

@@ -173,3 +173,32 @@ fn a_failing_batch_leaves_a_working_queue_pair() {
         assert_eq!(words(&target)[..2], [0, 7]);
     });
 }
+
+/// rxe takes the first element's length for all elements of a list.
+#[test]
+fn elements_of_different_lengths_are_refused() {
+    with_rxe0(|_, domain, queue| {
+        let region = domain.allocate::<u8>(24).unwrap();
+        let target = shared(domain);
+        let new = || {
+            builder(domain, queue, QueuePairType::ReliableConnected).extended(SendOperations::WRITE)
+        };
+        let (mut one, _two) = pair(new);
+        let elements = |ranges: [std::ops::Range<usize>; 2]| {
+            ranges.map(|range| region.gather_element(range).unwrap())
+        };
+        let (different, equal) = (elements([0..4, 8..20]), elements([0..8, 8..16]));
+        // SAFETY: the region is not touched before the completion.
+        unsafe {
+            let refused = one
+                .batch::<(), ibverbs::Error>(|b| {
+                    b.write(1, SendFlags::SIGNALED, &different, target.remote())
+                })
+                .unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Unsupported);
+            assert!(refused.to_string().contains("give them one length"), "{refused}");
+            one.batch(|b| b.write(2, SendFlags::SIGNALED, &equal, target.remote())).unwrap();
+        }
+        success(&completions(queue, 1), 2);
+    });
+}

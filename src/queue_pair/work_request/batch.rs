@@ -154,6 +154,12 @@ impl Batch<'_> {
         self.max_sge
     }
 
+    /// Whether the elements of a list must all have one length.
+    #[inline]
+    pub(super) fn needs_one_length(&self) -> bool {
+        self.available & function::ONE_LENGTH != 0
+    }
+
     #[inline]
     pub(super) fn max_inline_data(&self) -> u32 {
         self.max_inline_data

@@ -59,6 +59,13 @@ fn too_many(count: usize, most: u32) -> Error {
     Error::out_of_range("ibv_wr_set_sge_list", what, count as u64, 0, most.into())
 }
 
+#[cold]
+fn different_lengths() -> Error {
+    let reason = "the provider rxe would take the first element's length for all elements: give them one \
+                  length, or use post_send, which is not affected";
+    Error::with_reason("ibv_wr_set_sge_list", libc::EOPNOTSUPP, reason)
+}
+
 impl private::Data for &[ffi::ibv_sge] {
     const FLAGS: u32 = 0;
 
@@ -72,6 +79,12 @@ impl private::Data for &[ffi::ibv_sge] {
         // `SET_SGE` implies room for one.
         if self.len() > 1 && self.len() > batch.max_sge() as usize {
             return Err(too_many(self.len(), batch.max_sge()));
+        }
+        if self.len() > 1
+            && batch.needs_one_length()
+            && self.iter().any(|element| element.length != self[0].length)
+        {
+            return Err(different_lengths());
         }
         Ok(())
     }

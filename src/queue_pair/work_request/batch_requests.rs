@@ -20,7 +20,8 @@ macro_rules! call {
 
 /// The requests. Each fails with `EOPNOTSUPP` if the queue pair was not built for the operation, or its
 /// provider does not support data in that form; and with `EINVAL` if there are more elements or more inline
-/// data than the queue pair was built for, or no destination was set although one is needed.
+/// data than the queue pair was built for, or no destination was set although one is needed. On Soft-RoCE, a
+/// list whose elements differ in length fails with `EOPNOTSUPP` too: rxe of v55.0 would send a wrong length.
 impl Batch<'_> {
     /// `ibv_wr_send`: sends one message.
     ///

@@ -120,6 +120,9 @@ pub(crate) mod function {
     pub(in crate::queue_pair) const SET_INLINE: u64 = 1 << 60;
     pub(in crate::queue_pair) const SET_UD_ADDRESS: u64 = 1 << 59;
     pub(in crate::queue_pair) const SET_XRC_SRQ: u64 = 1 << 58;
+    /// Not a function: all elements of a list must have one length, because `ibv_wr_set_sge_list` of rxe in
+    /// rdma-core before 55.4 and 64 takes the first element's length for all.
+    pub(in crate::queue_pair) const ONE_LENGTH: u64 = 1 << 57;
 
     /// The functions of a queue pair that was built for `operations`.
     ///
