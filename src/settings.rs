@@ -141,10 +141,11 @@ impl MinRnrTimer {
 }
 
 impl Default for MinRnrTimer {
-    /// 81.92 ms. With [6 retries](MaxRnrRetries::default), a receiver that is not ready has 0.49 s, as
-    /// long as the defaults of [`AckTimeout`] and [`MaxAckRetries`] give one that does not answer.
+    /// 10.24 ms. With [6 retries](MaxRnrRetries::default), a receiver has 61 ms to post a receive: a busy
+    /// one needs more than a few ms, and a longer timer delays each message that comes a little before its
+    /// receive.
     fn default() -> Self {
-        Self(26)
+        Self(20)
     }
 }
 

@@ -190,7 +190,7 @@ settings! {
     /// How many reads and atomics of the peer we answer at a time (the device's maximum, but at most 16,
     /// unless set).
     max_dest_rd_atomic: u8 => settings.max_dest_rd_atomic = Some;
-    /// How long the peer waits before it retries a message that found no receive (81.92 ms unless
+    /// How long the peer waits before it retries a message that found no receive (10.24 ms unless
     /// set).
     min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
     /// How long the peer has to answer a packet (67.1 ms unless set).

@@ -5,7 +5,6 @@ use std::io::IoSlice;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::RangeBounds;
-use std::ptr::NonNull;
 
 use super::QueuePair;
 use super::post::{INLINE, SIGNALED, request};
@@ -28,7 +27,6 @@ use crate::queue_pair::work_request::{
 /// The send side of a queue pair: see [`QueuePair::split`].
 pub struct SendHalf<'q, 'res> {
     raw: *mut ffi::ibv_qp,
-    extended: Option<NonNull<ffi::ibv_qp_ex>>,
     queue_pair: &'q QueuePair<'res>,
     whole: PhantomData<&'q mut ()>,
 }
@@ -54,8 +52,7 @@ impl<'q, 'res> SendHalf<'q, 'res> {
     /// The caller creates at most one send half and one receive half.
     #[inline]
     pub(super) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
-        let (raw, extended) = (queue_pair.as_raw(), queue_pair.as_raw_extended());
-        Self { raw, extended, queue_pair, whole: PhantomData }
+        Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
     }
 
     /// `ibv_post_send`: posts a request under the number `wr_id`. See [`QueuePair::post`].
@@ -88,11 +85,6 @@ impl<'q, 'res> SendHalf<'q, 'res> {
     #[inline]
     pub fn as_raw(&self) -> *mut ffi::ibv_qp {
         self.raw
-    }
-
-    #[inline]
-    fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_qp_ex>> {
-        self.extended
     }
 }
 

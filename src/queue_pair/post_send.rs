@@ -250,12 +250,8 @@ macro_rules! send_methods {
             &mut self,
             build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
         ) -> Result<T, E> {
-            let Some(extended) = self.as_raw_extended() else {
-                // SAFETY: the queue pair is live, and the caller keeps the contract.
-                return unsafe { Batch::run_as_list(self.as_raw(), self.queue_pair(), build) };
-            };
-            // SAFETY: the queue pair is live and has the interface; the caller keeps the contract.
-            unsafe { Batch::run(extended, self.queue_pair(), build) }
+            // SAFETY: the caller keeps the contract.
+            unsafe { Batch::run(self.queue_pair(), build) }
         }
 
         /// Posts a request with one element, or with none if that is empty. `set` sets the fields that only

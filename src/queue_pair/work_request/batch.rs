@@ -14,10 +14,11 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem;
-use std::ptr::NonNull;
+use std::mem::{self, MaybeUninit};
+use std::ptr::{self, NonNull};
 
 use super::batch_data::private::Data;
+use super::batch_list::Collector;
 use super::explain::explain_batch;
 use super::extended_operations::function;
 use super::extended_operations::{SendFlags, SendOperations};
@@ -44,25 +45,30 @@ pub struct Batch<'q> {
     queue_pair: PhantomData<&'q mut ()>,
 }
 
-/// Aborts a batch unless it is forgotten.
-struct Abort(*mut ffi::ibv_qp_ex);
+/// Aborts a batch unless it is forgotten, or drops its collector.
+struct Abort {
+    raw: *mut ffi::ibv_qp_ex,
+    is_list: bool,
+}
 
 impl Drop for Abort {
+    #[inline]
     fn drop(&mut self) {
-        // SAFETY: the queue pair is live and in a batch, and a queue pair of this interface has the
-        // function.
-        unsafe { (*self.0).wr_abort.unwrap_unchecked()(self.0) }
+        if self.is_list {
+            // SAFETY: the collector is live, and nothing uses it any more.
+            unsafe { ptr::drop_in_place(self.raw.cast::<Collector>()) }
+        } else {
+            // SAFETY: the queue pair is live and in a batch, and a queue pair of this interface has the
+            // function.
+            unsafe { (*self.raw).wr_abort.unwrap_unchecked()(self.raw) }
+        }
     }
 }
 
 impl Batch<'_> {
     /// A batch whose requests are added by the functions of `raw`. `wr_flags` there must be `SIGNALED`.
     #[inline]
-    pub(super) fn new(
-        raw: *mut ffi::ibv_qp_ex,
-        available: u64,
-        queue_pair: &QueuePair<'_>,
-    ) -> Self {
+    fn new(raw: *mut ffi::ibv_qp_ex, available: u64, queue_pair: &QueuePair<'_>) -> Self {
         Self {
             raw,
             available,
@@ -79,23 +85,40 @@ impl Batch<'_> {
     ///
     /// # Safety
     ///
-    /// `extended` is `queue_pair`, which nothing else posts sends to meanwhile, and the caller keeps
-    /// the contract of `QueuePair::post`.
+    /// Nothing else posts sends to `queue_pair` meanwhile, and the caller keeps the contract of
+    /// `QueuePair::post`.
     #[inline]
     pub(in crate::queue_pair) unsafe fn run<T, E: From<Error>>(
-        extended: NonNull<ffi::ibv_qp_ex>,
         queue_pair: &QueuePair<'_>,
         build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let raw = extended.as_ptr();
-        let mut batch = Batch::new(raw, queue_pair.extended_functions(), queue_pair);
-        // SAFETY: the queue pair is live, and one of this interface has the function.
-        unsafe {
-            (*raw).wr_start.unwrap_unchecked()(raw);
-            (*raw).wr_flags = batch.flags;
+        let mut collector = MaybeUninit::uninit();
+        let (raw, available, is_list) = match queue_pair.as_raw_extended() {
+            Some(extended) => (extended.as_ptr(), queue_pair.extended_functions(), false),
+            None => {
+                let collector = collector.write(Collector::new(queue_pair.max_send_wr()));
+                let collector = NonNull::from(collector);
+                let available = Collector::functions(collector, queue_pair);
+                (collector.cast().as_ptr(), available, true)
+            }
+        };
+        // One call of `build` for both, so that the compiler inlines it.
+        let mut batch = Batch::new(raw, available, queue_pair);
+        let abort = Abort { raw, is_list };
+        if !is_list {
+            // SAFETY: the queue pair is live, and one of this interface has the function.
+            unsafe {
+                (*raw).wr_start.unwrap_unchecked()(raw);
+                (*raw).wr_flags = batch.flags;
+            }
         }
-        let abort = Abort(raw);
         let value = build(&mut batch)?;
+        if is_list {
+            // SAFETY: it was written above, and `batch`, which has a pointer to it too, is not used any more.
+            // The caller vouches for the rest. `abort` drops it.
+            unsafe { (*raw.cast::<Collector>()).post(queue_pair)? };
+            return Ok(value);
+        }
         mem::forget(abort);
         // SAFETY: as above.
         let returned = unsafe { (*raw).wr_complete.unwrap_unchecked()(raw) };

@@ -1,7 +1,7 @@
 //! Batches of queue pairs without the extended posting interface: their requests are collected, and posted as
 //! one list.
 //!
-//! A [`Batch`] adds requests by the functions in a C struct, `ibv_qp_ex`. Here that struct is the first field
+//! A [`Batch`](super::Batch) adds requests by the functions in a C struct, `ibv_qp_ex`. Here that struct is the first field
 //! of one of this module, and its functions collect `ibv_send_wr`. So there is one way to add a request, with
 //! the same checks, and the provider's interface costs no branch.
 
@@ -9,7 +9,6 @@ use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
-use super::batch::Batch;
 use super::explain::explain_send;
 use super::extended_operations::{SendOperations, function};
 use super::remote;
@@ -37,7 +36,7 @@ enum Data {
 }
 
 #[repr(C)]
-struct Collector {
+pub(super) struct Collector {
     /// The first field: its functions get a pointer to it, and cast it to one to the collector.
     extended: ffi::ibv_qp_ex,
     requests: Vec<ffi::ibv_send_wr>,
@@ -51,7 +50,8 @@ struct Collector {
 }
 
 impl Collector {
-    fn new(most: u32) -> Self {
+    #[cold]
+    pub(super) fn new(most: u32) -> Self {
         let extended = ffi::ibv_qp_ex {
             wr_atomic_cmp_swp: Some(atomic_cmp_swp),
             wr_atomic_fetch_add: Some(atomic_fetch_add),
@@ -144,12 +144,22 @@ impl Collector {
         }
     }
 
+    /// The functions that a batch of the queue pair can use.
+    #[cold]
+    pub(super) fn functions(collector: NonNull<Self>, queue_pair: &QueuePair<'_>) -> u64 {
+        let (kind, max_sge) = (queue_pair.properties.kind, queue_pair.max_send_sge());
+        // SAFETY: the struct is live, and has the functions of the operations.
+        unsafe { function::of(collector.cast(), OPERATIONS, kind, max_sge) }
+    }
+
     /// Posts all that was collected.
     ///
     /// # Safety
     ///
-    /// `raw` is `queue_pair`, and the caller keeps the contract of `QueuePair::post`.
-    unsafe fn post(&mut self, raw: *mut ffi::ibv_qp, queue_pair: &QueuePair<'_>) -> Result<()> {
+    /// Nothing else posts sends to the queue pair meanwhile, and the caller keeps the contract of
+    /// `QueuePair::post`.
+    #[cold]
+    pub(super) unsafe fn post(&mut self, queue_pair: &QueuePair<'_>) -> Result<()> {
         if self.errno != 0 {
             return Err(explain_send(queue_pair, &ffi::ibv_send_wr::default(), self.errno));
         }
@@ -183,7 +193,7 @@ impl Collector {
         }
         let mut bad = ptr::null_mut();
         // SAFETY: the list and its elements live until the call returns; the caller vouches for the rest.
-        let returned = unsafe { ffi::ibv_post_send(raw, first, &mut bad) };
+        let returned = unsafe { ffi::ibv_post_send(queue_pair.as_raw(), first, &mut bad) };
         if returned == 0 {
             return Ok(());
         }
@@ -193,38 +203,11 @@ impl Collector {
     }
 }
 
-impl Batch<'_> {
-    /// Posts the requests that `build` adds as one list.
-    ///
-    /// # Safety
-    ///
-    /// `raw` is `queue_pair`, which nothing else posts sends to meanwhile, and the caller keeps the
-    /// contract of `QueuePair::post`.
-    pub(in crate::queue_pair) unsafe fn run_as_list<T, E: From<Error>>(
-        raw: *mut ffi::ibv_qp,
-        queue_pair: &QueuePair<'_>,
-        build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
-    ) -> Result<T, E> {
-        let mut collector = Collector::new(queue_pair.max_send_wr());
-        let collector = NonNull::from(&mut collector);
-        let (kind, max_sge) = (queue_pair.properties.kind, queue_pair.max_send_sge());
-        // SAFETY: the struct is live, and has the functions of the operations.
-        let available = unsafe { function::of(collector.cast(), OPERATIONS, kind, max_sge) };
-        let mut batch = Batch::new(collector.cast().as_ptr(), available, queue_pair);
-        let value = build(&mut batch)?;
-        // SAFETY: it is live, and `batch`, which has a pointer to it too, is not used any more.
-        let collector = unsafe { &mut *collector.as_ptr() };
-        // SAFETY: the caller vouches for it.
-        unsafe { collector.post(raw, queue_pair)? };
-        Ok(value)
-    }
-}
-
 /// The collector that a function was called for.
 ///
 /// # Safety
 ///
-/// `raw` is that of `Batch::run_as_list`, and nothing else accesses it during the function.
+/// `raw` is that of a batch that has a collector, and nothing else accesses it during the function.
 unsafe fn collector<'a>(raw: *mut ffi::ibv_qp_ex) -> &'a mut Collector {
     // SAFETY: the pointer was made from one to the whole collector, whose first field this is.
     unsafe { &mut *raw.cast::<Collector>() }
