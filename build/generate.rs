@@ -10,9 +10,9 @@ use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
 
 use crate::common::{exit_with_error, feature, utf8, write};
 
-/// What of the C library the headers of libibverbs use.
+/// The types of the C library that the headers of libibverbs use.
 const LIBC: &str = "pthread_cond_t|pthread_mutex_t|timespec";
-/// What those of librdmacm use besides.
+/// Further types that the headers of librdmacm use.
 const LIBC_RDMACM: &str = "sockaddr|sockaddr_in|sockaddr_in6|sockaddr_storage|socklen_t";
 
 pub(crate) fn generate(source: &Path, include: &Path, out: &Path, system: &[PathBuf]) {
@@ -79,7 +79,7 @@ fn save(builder: bindgen::Builder, include: &Path, out: &Path, name: &str, wrapp
     write(&path, portable);
 }
 
-/// Says what the types of the crate `libc` implement.
+/// Tells bindgen which traits the types of the crate `libc` implement.
 #[derive(Debug)]
 struct LibcTypes;
 

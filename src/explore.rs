@@ -52,7 +52,7 @@ struct State {
     /// The addresses of the mutexes that are locked.
     locked: Vec<usize>,
     decisions: Vec<Decision>,
-    /// How many of them this run has come to.
+    /// How many decisions of the list this run has made.
     decided: usize,
     /// How many more times a thread that could continue may be interrupted.
     interruptions: usize,

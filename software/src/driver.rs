@@ -1,4 +1,4 @@
-//! What hands packets to the engine of a device and keeps its timers: a thread, or a simulated network.
+//! The driver of a device's engine, which hands it packets and keeps its timers: a thread, or a simulated network.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

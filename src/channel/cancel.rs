@@ -21,7 +21,7 @@ impl Cancel {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// As `is_pending`, for a wait that reports it.
+    /// As `is_pending`, for the wait that then returns `Cancelled`.
     pub(super) fn take(&self) -> bool {
         self.is_pending() && self.cancelled.swap(false, Ordering::AcqRel)
     }

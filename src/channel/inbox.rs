@@ -19,7 +19,7 @@ pub(super) struct Ring {
     pub(super) number: u32,
     /// Whether there is a channel.
     pub(super) in_use: bool,
-    /// What names the channel to the program.
+    /// The program's name for the channel.
     pub(super) token: u64,
     /// Whether the router's list of inboxes that have something holds this one.
     pub(super) listed: bool,

@@ -28,7 +28,7 @@ pub(super) struct Link<'res> {
     stage: Stage,
 }
 
-/// What is known of the queue pair.
+/// The state of the queue pair, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// It is in RESET, with nothing in flight and nothing in the completion queue.

@@ -44,7 +44,7 @@ pub(super) struct Limits {
     pub(super) max_inline_data: u32,
     /// Whether the transport is a reliable connection.
     pub(super) reliable: bool,
-    /// Whether it is one, and reads may fill memory that peers may not write: not on iWARP.
+    /// Whether reads may fill memory that peers may not write, which is not so on iWARP.
     pub(super) private_reads: bool,
 }
 

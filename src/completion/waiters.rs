@@ -426,7 +426,7 @@ mod tests {
         }
     }
 
-    /// In no order of two sleepers, a thread that only polls and a device is a wake-up lost.
+    /// Two sleepers, a thread that only polls, and a device: no order of them loses a wake-up.
     #[test]
     #[cfg_attr(miri, ignore = "thousands of runs")]
     fn no_wake_up_is_lost() {
@@ -442,7 +442,7 @@ mod tests {
         assert!(runs > 1_000, "{runs}");
     }
 
-    /// Nor if a sleeper gives up, whether it was reading or not.
+    /// The same if a sleeper gives up, whether it was reading or not.
     #[test]
     #[cfg_attr(miri, ignore = "thousands of runs")]
     fn no_wake_up_is_lost_if_a_sleeper_gives_up() {

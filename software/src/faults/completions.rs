@@ -48,17 +48,17 @@ impl MadeUpCompletion {
     }
 }
 
-/// What happens to the completions of a device.
+/// The faults of a device's completions.
 #[derive(Debug, Default)]
 pub(crate) struct CompletionFaults {
-    /// They are kept here, with the number of their queue, until they are released.
+    /// Held completions, with the number of their queue.
     held: Option<VecDeque<(u32, Completion)>>,
     /// How many of the next ones never come.
     drop: u32,
 }
 
 impl CompletionFaults {
-    /// Takes a completion that is not to come, or not yet.
+    /// Takes a completion that is to be dropped or held.
     #[inline]
     pub(crate) fn take(&mut self, queue: u32, completion: &Completion) -> bool {
         if self.drop > 0 {

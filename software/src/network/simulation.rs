@@ -357,7 +357,7 @@ impl State {
         self.under_way.insert((at, self.sent), packet);
     }
 
-    /// The devices that a packet reaches, and what becomes of it.
+    /// The devices that a packet reaches, and what happens to it.
     fn receivers(&self, packet: &UnderWay, now: Time) -> (Vec<Arc<Shared>>, PacketFate) {
         let mut devices = Vec::new();
         let mut cut = false;

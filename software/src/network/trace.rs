@@ -10,7 +10,7 @@ use crate::transport::timers::Time;
 use crate::wire::header::Bth;
 use crate::wire::{icrc, opcode};
 
-/// What became of a packet.
+/// What happened to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PacketFate {
@@ -82,7 +82,7 @@ impl TracedPacket {
         self.again
     }
 
-    /// What became of it.
+    /// What happened to it.
     pub fn fate(&self) -> PacketFate {
         self.fate
     }

@@ -31,7 +31,7 @@ pub trait AsyncStream {
 /// Whole messages over such a stream.
 pub(crate) struct Polled<'s, S>(pub(crate) &'s mut S);
 
-/// What a call of the stream has done: 0 bytes are the end of the stream.
+/// The result of a call of the stream: 0 bytes mean the end of the stream.
 fn done(result: io::Result<usize>) -> Result<usize, ExchangeError> {
     match result {
         Ok(0) => Err(ExchangeError::Closed),

@@ -42,7 +42,7 @@ impl<B: OwnedBuffer> AsyncOperation<B> {
     }
 }
 
-/// What an operation's poll found.
+/// The output of an operation's future.
 type Output<B> = Result<(B, WorkSuccess), OperationError<B>>;
 
 // Nothing in it is pinned.

@@ -173,7 +173,7 @@ impl State {
         self.collect_wakers();
     }
 
-    /// Finds out who is to be woken.
+    /// Moves the wakers of all tasks that have something to `wakers`.
     pub(super) fn collect_wakers(&mut self) {
         self.channel.take_woken(&mut self.wakers);
         self.wake_receiver();
@@ -186,7 +186,7 @@ impl State {
         }
     }
 
-    /// Wakes the first receive in line, if there is a message, or will never be.
+    /// Wakes the first receive in line if there is a message, or if none can come any more.
     pub(super) fn wake_receiver(&mut self) {
         let Self { channel, posted, receivers, wakers, ended, .. } = self;
         if ended.is_some() || posted.front().is_some_and(|work| work.has_ended(channel)) {
@@ -254,7 +254,7 @@ impl State {
         match cancelled {
             Cancelled::Room(ticket) => {
                 self.room.remove(ticket);
-                // It may have been woken, and then it was to post next.
+                // If it was woken to post next, another one has to be.
                 self.wake_room();
             }
             Cancelled::Receive(ticket) => {
@@ -307,7 +307,7 @@ impl Line {
         }
     }
 
-    /// Has this waker woken from now on.
+    /// From now on, this waker is woken.
     pub(super) fn set_waker(&mut self, ticket: u64, waker: &Waker) {
         if let Some(position) = self.position(ticket) {
             let place = &mut self.waiting[position].1;
@@ -317,7 +317,7 @@ impl Line {
         }
     }
 
-    /// Wakes nobody at this place.
+    /// From now on, no waker of this place is woken.
     pub(super) fn clear_waker(&mut self, ticket: u64) {
         if let Some(position) = self.position(ticket) {
             self.waiting[position].1 = None;
