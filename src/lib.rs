@@ -76,9 +76,9 @@ pub use memory::{
     Field, GatherBuffer, GatherElement, HugePages, ImplicitMemoryRegion, LocalMemory,
     LocalMemoryMut, MAX_SGE_LENGTH, MemoryAdvice, MemoryRegion, MemorySlice, MemorySliceMut,
     MemorySlicePart, MemoryWindow, MemoryWindowType, NullMemoryRegion, RawMemoryRegion,
-    ReadOnlyMemoryRegion, RegionOptions, RemoteElement, RemoteMemoryRegion, RemoteRegion,
-    ReregisterError, ReregisteredState, Reregistration, ScatterBuffer, ScatterElement,
-    SharedMemoryRegion, SharedMemorySlice,
+    ReadOnlyMemoryRegion, RegionBuffer, RegionOptions, RemoteElement, RemoteMemoryRegion,
+    RemoteRegion, ReregisterError, ReregisteredState, Reregistration, ScatterBuffer,
+    ScatterElement, SharedMemoryRegion, SharedMemorySlice,
 };
 pub use parent::Parent;
 pub use queue_pair::work_request::{

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use super::access::AccessFlags;
 use super::allocation::Allocation;
 use super::options::RegionOptions;
+use super::region_buffer::RegionBuffer;
 use super::registration::{self, ReregisterError, Reregistration};
 use super::scatter_gather::Element;
 use crate::domain::ProtectionDomain;
@@ -93,6 +94,14 @@ impl<'pd, T: Element> RegisteredBuffer<'pd, T> {
     /// Deregisters the memory and frees it, or returns the error that prevented it.
     pub(super) fn close(mut self) -> Result<()> {
         self.destroy()
+    }
+
+    /// Deregisters the memory and returns it. If that fails, both are leaked.
+    pub(super) fn into_inner(mut self) -> Result<RegionBuffer<T>> {
+        self.region.destroy().inspect_err(|_| self.domain.leak())?;
+        // SAFETY: taken once, since the region is gone from now on, and `drop` does nothing then.
+        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
+        Ok(RegionBuffer::new(memory, self.len))
     }
 
     /// Changes access or domain. The caller ensures that the access is right for its kind of region.

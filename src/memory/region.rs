@@ -9,6 +9,7 @@ use super::accessors::region_accessors;
 use super::options::RegionOptions;
 use super::options::check_local;
 use super::owned_buffer::RegisteredBuffer;
+use super::region_buffer::RegionBuffer;
 use super::registration::{ReregisterError, Reregistration};
 use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge};
@@ -89,6 +90,16 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     #[doc(alias = "ibv_dereg_mr")]
     pub fn close(self) -> Result<()> {
         self.buffer.close()
+    }
+
+    /// `ibv_dereg_mr`: deregisters the region and returns its memory, without a copy.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`close`](Self::close).
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn into_inner(self) -> Result<RegionBuffer<T>> {
+        self.buffer.into_inner()
     }
 
     /// `ibv_rereg_mr`: changes the region's protection domain, or the local part of its access (relaxed

@@ -8,6 +8,7 @@ use super::accessors::{region_accessors, shared_region_accessors};
 use super::atomic_element::AtomicElement;
 use super::options::RegionOptions;
 use super::owned_buffer::RegisteredBuffer;
+use super::region_buffer::RegionBuffer;
 use super::registration::{ReregisterError, Reregistration};
 use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::private;
@@ -90,6 +91,17 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     #[doc(alias = "ibv_dereg_mr")]
     pub fn close(self) -> Result<()> {
         self.buffer.close()
+    }
+
+    /// `ibv_dereg_mr`: deregisters the region and returns its memory, without a copy. No peer can reach it any
+    /// more, so it is plain memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`close`](Self::close).
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn into_inner(self) -> Result<RegionBuffer<T>> {
+        self.buffer.into_inner()
     }
 
     /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both; its contents stay.

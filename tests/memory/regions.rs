@@ -169,6 +169,32 @@ fn what_cannot_be_deregistered_is_leaked() {
 }
 
 #[test]
+fn the_memory_of_a_region_outlives_it() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let mut region = domain.allocate::<u64>(4).unwrap();
+    region[1] = 17;
+    let shared = domain.allocate_shared::<u64>(4, AccessFlags::REMOTE_WRITE).unwrap();
+    shared.write_one(2, 18).unwrap();
+    let addresses = [region.as_ptr(), shared.as_slice().as_ptr()];
+    let mut inner = [region.into_inner().unwrap(), shared.into_inner().unwrap()];
+    assert_eq!(device.live(Kind::MemoryRegion), 0);
+
+    // If deregistering fails, the device may still use the memory, so it does not come back.
+    let refused = domain.allocate::<u64>(4).unwrap();
+    device.fail("dereg_mr").errno(libc::EBUSY).times(1);
+    assert_eq!(refused.into_inner().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!((device.live(Kind::MemoryRegion), device.calls("dereg_mr")), (1, 3));
+    drop(domain);
+    drop(context);
+
+    assert_eq!(inner.each_ref().map(|inner| inner.as_ptr()), addresses);
+    inner[0][3] = 19;
+    assert_eq!((&inner[0][..], &inner[1][..]), (&[0, 17, 0, 19][..], &[0, 0, 18, 0][..]));
+}
+
+#[test]
 fn shared_memory_is_copied_while_the_device_writes_it() {
     let device = FunctionDevice::model();
     let context = device.context();

@@ -26,7 +26,7 @@ const CHANNELS_PER_TURN: usize = 64;
 /// Drives the [`AsyncChannel`](crate::AsyncChannel)s of one completion queue, within any runtime or event
 /// loop.
 ///
-/// With feature `tokio`, spawn [`run_on_tokio`](Self::run_on_tokio). Elsewhere, [`run`](Self::run) does the
+/// With feature `tokio`, spawn `Reactor::run_on_tokio`. Elsewhere, [`run`](Self::run) does the
 /// same with the runtime's own way to wait for a descriptor. A hand-written loop calls
 /// [`turn`](Self::turn) and [`arm`](Self::arm):
 ///

@@ -1,0 +1,51 @@
+//! The memory of a region that was deregistered.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::slice;
+
+use super::allocation::Allocation;
+use super::scatter_gather::Element;
+
+/// The memory of a region after its deregistration: the same bytes at the same address, without a copy. It
+/// derefs to `[T]`, and is freed when it is dropped.
+///
+/// [`MemoryRegion::into_inner`](crate::MemoryRegion::into_inner) and
+/// [`SharedMemoryRegion::into_inner`](crate::SharedMemoryRegion::into_inner) return it. It has no lifetime, so it
+/// can outlive the domain and the context.
+pub struct RegionBuffer<T> {
+    memory: Allocation,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> RegionBuffer<T> {
+    /// The memory is aligned for `T`, has `len` initialised elements, and no device knows it any more.
+    pub(super) fn new(memory: Allocation, len: usize) -> Self {
+        Self { memory, len, elements: PhantomData }
+    }
+}
+
+impl<T: Element> Deref for RegionBuffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the memory is ours alone, aligned, and has that many elements, for which all bytes are
+        // valid: `new` asks for it.
+        unsafe { slice::from_raw_parts(self.memory.data().cast().as_ptr(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for RegionBuffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`.
+        unsafe { slice::from_raw_parts_mut(self.memory.data().cast().as_ptr(), self.len) }
+    }
+}
+
+impl<T> fmt::Debug for RegionBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionBuffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
