@@ -115,7 +115,7 @@ fn connection<'a>(
         let created = Instant::now();
         let connect = |one: PreparedQueuePair<'a>| {
             let itself = one.endpoint();
-            one.handshake(itself)
+            one.handshake(itself).map_err(|failed| failed.error)
         };
         let connected = prepared.into_iter().map(connect).collect::<Result<Vec<_>, _>>()?;
         let ready = Instant::now();
