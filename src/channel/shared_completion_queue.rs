@@ -33,6 +33,7 @@ use crate::parent::Parent;
 /// as often as any other that has something.
 ///
 /// ```no_run
+/// # // not on Soft-RoCE alone: needs peers
 /// use std::sync::Arc;
 /// use ibverbs::{AccessFlags, BufferPool, Channel, ProtectionDomain, SharedCompletionQueue};
 ///
