@@ -4,11 +4,11 @@
  */
 #include "internal.h"
 
-static void drop(struct td_qp *qp)
+static void drop(struct device_qp *qp)
 {
-	struct td_wqe *wqe;
+	struct device_wqe *wqe;
 
-	while ((wqe = list_pop(&qp->batch, struct td_wqe, entry)))
+	while ((wqe = list_pop(&qp->batch, struct device_wqe, entry)))
 		free(wqe);
 	qp->building = NULL;
 	qp->batch_open = false;
@@ -16,12 +16,12 @@ static void drop(struct td_qp *qp)
 
 static void wr_start(struct ibv_qp_ex *ex)
 {
-	struct td_qp *qp = to_td_qp(ex);
-	struct td_device *dev = to_device(qp->obj.context);
+	struct device_qp *qp = to_device_qp(ex);
+	struct function_device *dev = to_device(qp->obj.context);
 
 	pthread_mutex_lock(&dev->lock);
 	if (qp->batch_open)
-		td_violate(dev, "wr_start within a batch");
+		device_violate(dev, "wr_start within a batch");
 	drop(qp);
 	qp->batch_open = true;
 	qp->builder = pthread_self();
@@ -31,48 +31,48 @@ static void wr_start(struct ibv_qp_ex *ex)
 
 static int wr_complete(struct ibv_qp_ex *ex)
 {
-	struct td_qp *qp = to_td_qp(ex);
-	struct td_device *dev = to_device(qp->obj.context);
-	struct td_wqe *wqe;
+	struct device_qp *qp = to_device_qp(ex);
+	struct function_device *dev = to_device(qp->obj.context);
+	struct device_wqe *wqe;
 	uint32_t count = 0, added = 0;
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_wr_complete]++;
+	dev->call_count[DEVICE_wr_complete]++;
 	if (!qp->batch_open)
-		td_violate(dev, "wr_complete without wr_start");
-	int error = td_admit(dev, TD_wr_complete);
+		device_violate(dev, "wr_complete without wr_start");
+	int error = device_admit(dev, DEVICE_wr_complete);
 	if (!error)
 		error = qp->batch_error;
 	list_for_each(&qp->batch, wqe, entry)
 		count++;
 	if (!error && qp->send_used + count > qp->attr.cap.max_send_wr)
 		error = ENOMEM;
-	while (!error && (wqe = list_pop(&qp->batch, struct td_wqe, entry))) {
-		error = td_enqueue_send(dev, qp, wqe);
+	while (!error && (wqe = list_pop(&qp->batch, struct device_wqe, entry))) {
+		error = device_enqueue_send(dev, qp, wqe);
 		added += !error;
 	}
 	/* All or nothing. */
 	while (error && added--) {
-		wqe = list_tail(&qp->sends, struct td_wqe, entry);
+		wqe = list_tail(&qp->sends, struct device_wqe, entry);
 		list_del(&wqe->entry);
 		free(wqe);
 		qp->send_used--;
 	}
 	drop(qp);
 	if (!error)
-		td_after_post(dev, qp);
+		device_after_post(dev, qp);
 	pthread_mutex_unlock(&dev->lock);
 	return error;
 }
 
 static void wr_abort(struct ibv_qp_ex *ex)
 {
-	struct td_qp *qp = to_td_qp(ex);
-	struct td_device *dev = to_device(qp->obj.context);
+	struct device_qp *qp = to_device_qp(ex);
+	struct function_device *dev = to_device(qp->obj.context);
 
 	pthread_mutex_lock(&dev->lock);
 	if (!qp->batch_open)
-		td_violate(dev, "wr_abort without wr_start");
+		device_violate(dev, "wr_abort without wr_start");
 	drop(qp);
 	pthread_mutex_unlock(&dev->lock);
 }
@@ -81,8 +81,8 @@ static void wr_abort(struct ibv_qp_ex *ex)
 static struct ibv_send_wr *add(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode, uint64_t needs)
 {
 	static _Thread_local struct ibv_send_wr scratch;
-	struct td_qp *qp = to_td_qp(ex);
-	struct td_wqe *wqe = calloc(1, sizeof(*wqe) + TD_MAX_INLINE);
+	struct device_qp *qp = to_device_qp(ex);
+	struct device_wqe *wqe = calloc(1, sizeof(*wqe) + DEVICE_MAX_INLINE);
 
 	/* A function that was not asked for at creation may be absent; it must not be called. */
 	if (!(qp->send_ops & needs))
@@ -155,8 +155,8 @@ static void atomic(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode, uint64_t nee
 static void wr_atomic_cmp_swp(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t addr, uint64_t compare,
 			      uint64_t swap)
 {
-	atomic(ex, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, rkey, addr, compare,
-	       swap);
+	atomic(ex, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, rkey, addr,
+	       compare, swap);
 }
 
 static void wr_atomic_fetch_add(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t addr, uint64_t value)
@@ -167,7 +167,7 @@ static void wr_atomic_fetch_add(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t ad
 
 static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t addr, const void *value)
 {
-	struct td_qp *qp = to_td_qp(ex);
+	struct device_qp *qp = to_device_qp(ex);
 
 	rdma(ex, IBV_WR_ATOMIC_WRITE, IBV_QP_EX_WITH_ATOMIC_WRITE, rkey, addr);
 	if (qp->building) {
@@ -202,9 +202,9 @@ static void wr_bind_mw(struct ibv_qp_ex *ex, struct ibv_mw *mw, uint32_t rkey,
 
 static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t count, const struct ibv_sge *list)
 {
-	struct td_qp *qp = to_td_qp(ex);
+	struct device_qp *qp = to_device_qp(ex);
 
-	if (!qp->building || count > qp->attr.cap.max_send_sge || count > TD_MAX_SGE) {
+	if (!qp->building || count > qp->attr.cap.max_send_sge || count > DEVICE_MAX_SGE) {
 		qp->batch_error = EINVAL;
 		return;
 	}
@@ -222,8 +222,8 @@ static void wr_set_sge(struct ibv_qp_ex *ex, uint32_t lkey, uint64_t addr, uint3
 static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count,
 				    const struct ibv_data_buf *list)
 {
-	struct td_qp *qp = to_td_qp(ex);
-	struct td_wqe *wqe = qp->building;
+	struct device_qp *qp = to_device_qp(ex);
+	struct device_wqe *wqe = qp->building;
 
 	if (!wqe) {
 		qp->batch_error = EINVAL;
@@ -250,7 +250,7 @@ static void wr_set_inline_data(struct ibv_qp_ex *ex, void *addr, size_t length)
 
 static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t qpn, uint32_t qkey)
 {
-	struct td_qp *qp = to_td_qp(ex);
+	struct device_qp *qp = to_device_qp(ex);
 
 	if (!qp->building) {
 		qp->batch_error = EINVAL;
@@ -263,7 +263,7 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t qpn
 
 static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t srqn)
 {
-	struct td_qp *qp = to_td_qp(ex);
+	struct device_qp *qp = to_device_qp(ex);
 
 	if (qp->building)
 		qp->building->wr.qp_type.xrc.remote_srqn = srqn;
@@ -271,7 +271,7 @@ static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t srqn)
 		qp->batch_error = EINVAL;
 }
 
-void td_model_wr_functions(struct td_qp *qp)
+void device_model_wr_functions(struct device_qp *qp)
 {
 	struct ibv_qp_ex *ex = &qp->vqp.qp_ex;
 

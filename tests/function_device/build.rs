@@ -69,7 +69,7 @@ fn main() {
         fs::write(keys.join("0"), "0xffff\n").expect("OUT_DIR is writable");
     }
     let sysfs = sysfs.to_str().expect("the build path is UTF-8");
-    c.define("TD_SYSFS", format!("{sysfs:?}").as_str());
+    c.define("DEVICE_SYSFS", format!("{sysfs:?}").as_str());
     // Always optimised: benchmarks count the instructions of the device apart, in any profile.
     c.include(&include)
         .include(".")
@@ -96,7 +96,7 @@ fn bindings(include: &Path, out: &Path) {
     bindgen::Builder::default()
         .header("device.h")
         .clang_args(clang)
-        .allowlist_item("(td|TD)_.*")
+        .allowlist_item("function_device|(device|DEVICE)_.*")
         .blocklist_type("ibv_.*")
         .raw_line("use ibverbs::ffi::*;")
         .default_enum_style(bindgen::EnumVariation::Consts)

@@ -3,14 +3,14 @@
 #include <time.h>
 #include "internal.h"
 
-struct td_cq *td_find_cq(struct td_device *dev, const void *ibcq)
+struct device_cq *device_find_cq(struct function_device *dev, const void *ibcq)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	list_for_each(&dev->objects, obj, entry) {
-		struct td_cq *cq = container_of(obj, struct td_cq, obj);
+		struct device_cq *cq = container_of(obj, struct device_cq, obj);
 
-		if (obj->kind == TD_OBJECT_CQ && obj->context && (const void *)&cq->vcq == ibcq)
+		if (obj->kind == DEVICE_OBJECT_CQ && obj->context && (const void *)&cq->vcq == ibcq)
 			return cq;
 	}
 	return NULL;
@@ -18,34 +18,34 @@ struct td_cq *td_find_cq(struct td_device *dev, const void *ibcq)
 
 /* ---- Arrival ---- */
 
-void td_cq_event(struct td_cq *cq)
+void device_cq_event(struct device_cq *cq)
 {
 	struct ib_uverbs_comp_event_desc record = { .cq_handle = (uintptr_t)&cq->vcq };
 
 	if (cq->vcq.cq.channel)
-		td_pipe_write(cq->vcq.cq.channel->fd, &record, sizeof(record));
+		device_pipe_write(cq->vcq.cq.channel->fd, &record, sizeof(record));
 }
 
 /* A full queue is lost for good, and every queue pair that completes in it with it. */
-static void overrun(struct td_device *dev, struct td_cq *cq)
+static void overrun(struct function_device *dev, struct device_cq *cq)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	cq->overrun = true;
-	td_async(cq->obj.context, IBV_EVENT_CQ_ERR, (uintptr_t)&cq->vcq);
+	device_async(cq->obj.context, IBV_EVENT_CQ_ERR, (uintptr_t)&cq->vcq);
 	list_for_each(&dev->objects, obj, entry) {
-		struct td_qp *qp = container_of(obj, struct td_qp, obj);
+		struct device_qp *qp = container_of(obj, struct device_qp, obj);
 
-		if (obj->kind != TD_OBJECT_QP || !obj->context ||
+		if (obj->kind != DEVICE_OBJECT_QP || !obj->context ||
 		    (qp->send_cq != cq && qp->recv_cq != cq) || qp->attr.qp_state == IBV_QPS_ERR ||
 		    qp->attr.qp_state == IBV_QPS_RESET)
 			continue;
-		td_qp_to_error(dev, qp);
-		td_async(obj->context, IBV_EVENT_QP_FATAL, (uintptr_t)&qp->vqp);
+		device_qp_to_error(dev, qp);
+		device_async(obj->context, IBV_EVENT_QP_FATAL, (uintptr_t)&qp->vqp);
 	}
 }
 
-static void arrive(struct td_device *dev, struct td_cq *cq, struct td_cqe *cqe)
+static void arrive(struct function_device *dev, struct device_cq *cq, struct device_cqe *cqe)
 {
 	bool notable = cqe->solicited || cqe->wc.status != IBV_WC_SUCCESS;
 
@@ -59,15 +59,16 @@ static void arrive(struct td_device *dev, struct td_cq *cq, struct td_cqe *cqe)
 	cq->ready_count++;
 	if (cq->armed == 1 || (cq->armed == 2 && notable)) {
 		cq->armed = 0;
-		td_cq_event(cq);
+		device_cq_event(cq);
 	}
 }
 
-void td_complete(struct td_device *dev, struct td_cq *cq, struct td_qp *qp, const struct ibv_wc *wc,
-		 uint32_t send_slots, uint32_t receive_slots, bool solicited)
+void device_complete(struct function_device *dev, struct device_cq *cq, struct device_qp *qp,
+		     const struct ibv_wc *wc, uint32_t send_slots, uint32_t receive_slots,
+		     bool solicited)
 {
 	struct timespec now;
-	struct td_cqe *cqe;
+	struct device_cqe *cqe;
 
 	if (cq->overrun || !(cqe = calloc(1, sizeof(*cqe))))
 		return;
@@ -86,10 +87,10 @@ void td_complete(struct td_device *dev, struct td_cq *cq, struct td_qp *qp, cons
 	}
 }
 
-static void purge_list(struct td_device *dev, struct list_head *list, uint32_t *count,
-		       struct td_qp *qp)
+static void purge_list(struct function_device *dev, struct list_head *list, uint32_t *count,
+		       struct device_qp *qp)
 {
-	struct td_cqe *cqe, *next;
+	struct device_cqe *cqe, *next;
 
 	list_for_each_safe(list, cqe, next, entry) {
 		if (cqe->qp != qp)
@@ -103,7 +104,7 @@ static void purge_list(struct td_device *dev, struct list_head *list, uint32_t *
 	}
 }
 
-void td_cq_purge(struct td_device *dev, struct td_cq *cq, struct td_qp *qp)
+void device_cq_purge(struct function_device *dev, struct device_cq *cq, struct device_qp *qp)
 {
 	if (cq->current && cq->current->qp == qp)
 		cq->current->qp = NULL;
@@ -111,13 +112,13 @@ void td_cq_purge(struct td_device *dev, struct td_cq *cq, struct td_qp *qp)
 	purge_list(dev, &cq->held, &cq->held_count, qp);
 }
 
-void td_cq_clear(struct td_cq *cq)
+void device_cq_clear(struct device_cq *cq)
 {
-	struct td_cqe *cqe;
+	struct device_cqe *cqe;
 
-	while ((cqe = list_pop(&cq->ready, struct td_cqe, entry)))
+	while ((cqe = list_pop(&cq->ready, struct device_cqe, entry)))
 		free(cqe);
-	while ((cqe = list_pop(&cq->held, struct td_cqe, entry)))
+	while ((cqe = list_pop(&cq->held, struct device_cqe, entry)))
 		free(cqe);
 	free(cq->current);
 	free(cq->ring);
@@ -128,9 +129,9 @@ void td_cq_clear(struct td_cq *cq)
 
 /* ---- Polling ---- */
 
-static struct td_cqe *take(struct td_cq *cq)
+static struct device_cqe *take(struct device_cq *cq)
 {
-	struct td_cqe *cqe = list_pop(&cq->ready, struct td_cqe, entry);
+	struct device_cqe *cqe = list_pop(&cq->ready, struct device_cqe, entry);
 
 	if (cqe) {
 		cq->ready_count--;
@@ -143,42 +144,42 @@ static struct td_cqe *take(struct td_cq *cq)
 }
 
 /* EFA holds the lock of the completion queues too while a batch is open: the thread would wait for itself. */
-static void check_batches(struct td_device *dev, struct td_cq *cq)
+static void check_batches(struct function_device *dev, struct device_cq *cq)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	list_for_each(&dev->objects, obj, entry) {
-		struct td_qp *qp = container_of(obj, struct td_qp, obj);
+		struct device_qp *qp = container_of(obj, struct device_qp, obj);
 
-		if (obj->kind == TD_OBJECT_QP && obj->context && qp->batch_open &&
+		if (obj->kind == DEVICE_OBJECT_QP && obj->context && qp->batch_open &&
 		    (qp->send_cq == cq || qp->recv_cq == cq) &&
 		    pthread_equal(qp->builder, pthread_self()))
-			td_violate(dev, "a poll within a batch");
+			device_violate(dev, "a poll within a batch");
 	}
 }
 
 static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
 {
-	struct td_device *dev = to_device(ibcq->context);
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct function_device *dev = to_device(ibcq->context);
+	struct device_cq *cq = to_device_cq(ibcq);
 	int count = 0;
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_poll_cq]++;
-	td_use(dev, &cq->obj);
-	if (dev->progress != TD_MANUAL)
-		td_run(dev, 0);
+	dev->call_count[DEVICE_poll_cq]++;
+	device_use(dev, &cq->obj);
+	if (dev->progress != DEVICE_MANUAL)
+		device_run(dev, 0);
 	if (cq->polling)
-		td_violate(dev, "poll_cq between start_poll and end_poll");
+		device_violate(dev, "poll_cq between start_poll and end_poll");
 	check_batches(dev, cq);
 	if (cq->poll_limit && max > (int)cq->poll_limit)
 		max = cq->poll_limit;
-	int error = td_fault(dev, TD_poll_cq);
+	int error = device_fault(dev, DEVICE_poll_cq);
 	if (error) {
 		errno = error;
 		count = dev->poll_error;
 	} else {
-		struct td_cqe *cqe;
+		struct device_cqe *cqe;
 
 		while (count < max && (cqe = take(cq))) {
 			wc[count++] = cqe->wc;
@@ -189,7 +190,7 @@ static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
 	return count;
 }
 
-static int advance(struct td_cq *cq)
+static int advance(struct device_cq *cq)
 {
 	free(cq->current);
 	cq->current = take(cq);
@@ -202,18 +203,18 @@ static int advance(struct td_cq *cq)
 
 static int start_poll(struct ibv_cq_ex *ibcq, struct ibv_poll_cq_attr *attr)
 {
-	struct td_device *dev = to_device(ibcq->context);
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct function_device *dev = to_device(ibcq->context);
+	struct device_cq *cq = to_device_cq(ibcq);
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_start_poll]++;
-	td_use(dev, &cq->obj);
-	if (dev->progress != TD_MANUAL)
-		td_run(dev, 0);
+	dev->call_count[DEVICE_start_poll]++;
+	device_use(dev, &cq->obj);
+	if (dev->progress != DEVICE_MANUAL)
+		device_run(dev, 0);
 	if (cq->polling)
-		td_violate(dev, "start_poll before end_poll");
+		device_violate(dev, "start_poll before end_poll");
 	check_batches(dev, cq);
-	int error = attr->comp_mask ? EINVAL : td_fault(dev, TD_start_poll);
+	int error = attr->comp_mask ? EINVAL : device_fault(dev, DEVICE_start_poll);
 	if (!error)
 		error = advance(cq);
 	cq->polling = !error;
@@ -224,14 +225,14 @@ static int start_poll(struct ibv_cq_ex *ibcq, struct ibv_poll_cq_attr *attr)
 
 static int next_poll(struct ibv_cq_ex *ibcq)
 {
-	struct td_device *dev = to_device(ibcq->context);
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct function_device *dev = to_device(ibcq->context);
+	struct device_cq *cq = to_device_cq(ibcq);
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_next_poll]++;
+	dev->call_count[DEVICE_next_poll]++;
 	if (!cq->polling)
-		td_violate(dev, "next_poll without start_poll");
-	int error = td_fault(dev, TD_next_poll);
+		device_violate(dev, "next_poll without start_poll");
+	int error = device_fault(dev, DEVICE_next_poll);
 	if (!error)
 		error = advance(cq);
 	pthread_mutex_unlock(&dev->lock);
@@ -240,12 +241,12 @@ static int next_poll(struct ibv_cq_ex *ibcq)
 
 static void end_poll(struct ibv_cq_ex *ibcq)
 {
-	struct td_device *dev = to_device(ibcq->context);
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct function_device *dev = to_device(ibcq->context);
+	struct device_cq *cq = to_device_cq(ibcq);
 
 	pthread_mutex_lock(&dev->lock);
 	if (!cq->polling)
-		td_violate(dev, "end_poll without start_poll");
+		device_violate(dev, "end_poll without start_poll");
 	cq->polling = false;
 	free(cq->current);
 	cq->current = NULL;
@@ -255,7 +256,7 @@ static void end_poll(struct ibv_cq_ex *ibcq)
 #define READ(name, type, value)                                                                    \
 	static type read_##name(struct ibv_cq_ex *ibcq)                                            \
 	{                                                                                          \
-		const struct td_cqe *cqe = to_td_cq(ibcq)->current;                                \
+		const struct device_cqe *cqe = to_device_cq(ibcq)->current;                        \
                                                                                                    \
 		return value;                                                                      \
 	}
@@ -274,17 +275,17 @@ READ(completion_ts, uint64_t, cqe->time)
 
 /* ---- Control verbs ---- */
 
-static struct td_cq *make(struct ibv_context *context, enum td_verb verb, uint32_t cqe,
+static struct device_cq *make(struct ibv_context *context, enum device_verb verb, uint32_t cqe,
 			  uint32_t vector)
 {
-	struct td_device *dev = to_device(context);
-	struct td_cq *cq = NULL;
-	int error = td_admit(dev, verb);
+	struct function_device *dev = to_device(context);
+	struct device_cq *cq = NULL;
+	int error = device_admit(dev, verb);
 
 	if (!error && (!cqe || cqe > dev->opt.max_cqe || vector >= dev->opt.comp_vectors))
 		error = EINVAL;
 	if (!error) {
-		cq = td_new(dev, context, TD_OBJECT_CQ, td_cq, dev->opt.max_cq);
+		cq = device_new(dev, context, DEVICE_OBJECT_CQ, device_cq, dev->opt.max_cq);
 		if (!cq)
 			error = errno;
 	}
@@ -296,16 +297,16 @@ static struct td_cq *make(struct ibv_context *context, enum td_verb verb, uint32
 		cq->vcq.cq.handle = dev->next_key++;
 		for (cq->mask = 1; cq->mask < cqe; cq->mask <<= 1)
 			;
-		if (dev->opt.kind == TD_LEAN) {
+		if (dev->opt.kind == DEVICE_LEAN) {
 			cq->ring = calloc(cq->mask, sizeof(*cq->ring));
 			if (!cq->ring) {
-				td_free(dev, &cq->obj);
+				device_free(dev, &cq->obj);
 				error = ENOMEM;
 			}
 		}
 		cq->mask--;
 	}
-	td_unlock(context);
+	device_unlock(context);
 	if (!error)
 		return cq;
 	errno = error;
@@ -315,19 +316,19 @@ static struct td_cq *make(struct ibv_context *context, enum td_verb verb, uint32
 static struct ibv_cq *create_cq(struct ibv_context *context, int cqe,
 				struct ibv_comp_channel *channel, int vector)
 {
-	struct td_call *call = td_begin(context, TD_create_cq, context);
+	struct device_call *call = device_begin(context, DEVICE_create_cq, context);
 
 	call->cqe = cqe;
 	call->comp_vector = vector;
 	call->cq_init_attr.channel = channel;
-	struct td_cq *cq = make(context, TD_create_cq, cqe, vector);
+	struct device_cq *cq = make(context, DEVICE_create_cq, cqe, vector);
 	return cq ? &cq->vcq.cq : NULL;
 }
 
 static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
 {
-	struct td_call *call = td_begin(context, TD_create_cq_ex, context);
-	struct td_device *dev = to_device(context);
+	struct device_call *call = device_begin(context, DEVICE_create_cq_ex, context);
+	struct function_device *dev = to_device(context);
 	uint64_t flags = attr->wc_flags;
 
 	call->cq_init_attr = *attr;
@@ -335,17 +336,18 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq
 	call->comp_vector = attr->comp_vector;
 	/* What the device cannot report: VLANs, flow tags, tag matching, wall clock. */
 	uint64_t known = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
-	if (flags & ~known || attr->comp_mask & ~(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD)) {
-		td_unlock(context);
+	if (flags & ~known ||
+	    attr->comp_mask & ~(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD)) {
+		device_unlock(context);
 		errno = EOPNOTSUPP;
 		return NULL;
 	}
-	struct td_cq *cq = make(context, TD_create_cq_ex, attr->cqe, attr->comp_vector);
+	struct device_cq *cq = make(context, DEVICE_create_cq_ex, attr->cqe, attr->comp_vector);
 	if (!cq)
 		return NULL;
 	struct ibv_cq_ex *ex = &cq->vcq.cq_ex;
-	if (dev->opt.kind == TD_LEAN) {
-		td_lean_cq_functions(ex);
+	if (dev->opt.kind == DEVICE_LEAN) {
+		device_lean_cq_functions(ex);
 		return ex;
 	}
 	ex->start_poll = start_poll;
@@ -373,33 +375,34 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq
 static int destroy_cq(struct ibv_cq *ibcq)
 {
 	struct ibv_context *context = ibcq->context;
-	struct td_device *dev = to_device(context);
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct function_device *dev = to_device(context);
+	struct device_cq *cq = to_device_cq(ibcq);
 
-	td_begin(context, TD_destroy_cq, ibcq);
-	int error = td_destroy(dev, TD_destroy_cq, &cq->obj);
+	device_begin(context, DEVICE_destroy_cq, ibcq);
+	int error = device_destroy(dev, DEVICE_destroy_cq, &cq->obj);
 	if (!error) {
 		if (cq->polling)
-			td_violate(dev, "destroy_cq before end_poll");
+			device_violate(dev, "destroy_cq before end_poll");
 		if (ibcq->channel)
-			td_pipe_remove(ibcq->channel->fd, sizeof(struct ib_uverbs_comp_event_desc),
-				       0, (uintptr_t)ibcq);
-		td_pipe_remove(context->async_fd, sizeof(struct ib_uverbs_async_event_desc),
+			device_pipe_remove(ibcq->channel->fd,
+					   sizeof(struct ib_uverbs_comp_event_desc), 0,
+					   (uintptr_t)ibcq);
+		device_pipe_remove(context->async_fd, sizeof(struct ib_uverbs_async_event_desc),
 			       offsetof(struct ib_uverbs_async_event_desc, element),
 			       (uintptr_t)ibcq);
 	}
-	td_unlock(context);
+	device_unlock(context);
 	if (error)
 		return error;
 	if (!dev->removed)
-		td_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->comp_events_completed, &cq->events_reported,
-		     "ibv_destroy_cq (completion events)");
+		device_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->comp_events_completed,
+				 &cq->events_reported, "ibv_destroy_cq (completion events)");
 	if (!dev->removed)
-		td_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->async_events_completed, &cq->async_reported,
-		     "ibv_destroy_cq (asynchronous events)");
+		device_wait_acks(&ibcq->mutex, &ibcq->cond, &ibcq->async_events_completed,
+				 &cq->async_reported, "ibv_destroy_cq (asynchronous events)");
 	pthread_mutex_lock(&dev->lock);
-	td_cq_clear(cq);
-	td_free(dev, &cq->obj);
+	device_cq_clear(cq);
+	device_free(dev, &cq->obj);
 	pthread_mutex_unlock(&dev->lock);
 	return 0;
 }
@@ -407,63 +410,64 @@ static int destroy_cq(struct ibv_cq *ibcq)
 /* Called by libibverbs for each event that the program takes. */
 static void cq_event(struct ibv_cq *ibcq)
 {
-	struct td_device *dev = to_device(ibcq->context);
+	struct function_device *dev = to_device(ibcq->context);
 
 	pthread_mutex_lock(&dev->lock);
-	to_td_cq(ibcq)->events_reported++;
-	td_hold_reader(dev);
+	to_device_cq(ibcq)->events_reported++;
+	device_hold_reader(dev);
 	pthread_mutex_unlock(&dev->lock);
 }
 
 static int req_notify_cq(struct ibv_cq *ibcq, int solicited_only)
 {
-	struct td_device *dev = to_device(ibcq->context);
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct function_device *dev = to_device(ibcq->context);
+	struct device_cq *cq = to_device_cq(ibcq);
 
-	td_begin(ibcq->context, TD_req_notify_cq, ibcq)->solicited_only = solicited_only;
-	td_use(to_device(ibcq->context), &to_td_cq(ibcq)->obj);
-	int error = td_admit(dev, TD_req_notify_cq);
+	device_begin(ibcq->context, DEVICE_req_notify_cq, ibcq)->solicited_only = solicited_only;
+	device_use(to_device(ibcq->context), &to_device_cq(ibcq)->obj);
+	int error = device_admit(dev, DEVICE_req_notify_cq);
 	if (!error) {
 		/* A request for any completion is not narrowed by a later one. */
 		if (cq->armed != 1)
 			cq->armed = solicited_only ? 2 : 1;
-		if (dev->opt.kind == TD_MODEL && dev->progress != TD_MANUAL)
-			td_run(dev, 0);
+		if (dev->opt.kind == DEVICE_MODEL && dev->progress != DEVICE_MANUAL)
+			device_run(dev, 0);
 	}
-	td_unlock(ibcq->context);
+	device_unlock(ibcq->context);
 	return error;
 }
 
 static int modify_cq(struct ibv_cq *ibcq, struct ibv_modify_cq_attr *attr)
 {
-	td_begin(ibcq->context, TD_modify_cq, ibcq)->modify_cq_attr = *attr;
-	td_use(to_device(ibcq->context), &to_td_cq(ibcq)->obj);
-	int error = td_admit(to_device(ibcq->context), TD_modify_cq);
+	device_begin(ibcq->context, DEVICE_modify_cq, ibcq)->modify_cq_attr = *attr;
+	device_use(to_device(ibcq->context), &to_device_cq(ibcq)->obj);
+	int error = device_admit(to_device(ibcq->context), DEVICE_modify_cq);
 	if (!error && attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)
 		error = EOPNOTSUPP;
-	td_unlock(ibcq->context);
+	device_unlock(ibcq->context);
 	return error;
 }
 
 static int resize_cq(struct ibv_cq *ibcq, int cqe)
 {
-	struct td_device *dev = to_device(ibcq->context);
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct function_device *dev = to_device(ibcq->context);
+	struct device_cq *cq = to_device_cq(ibcq);
 
-	td_begin(ibcq->context, TD_resize_cq, ibcq)->cqe = cqe;
-	td_use(to_device(ibcq->context), &to_td_cq(ibcq)->obj);
-	int error = td_admit(dev, TD_resize_cq);
-	if (!error && dev->opt.kind == TD_LEAN)
+	device_begin(ibcq->context, DEVICE_resize_cq, ibcq)->cqe = cqe;
+	device_use(to_device(ibcq->context), &to_device_cq(ibcq)->obj);
+	int error = device_admit(dev, DEVICE_resize_cq);
+	if (!error && dev->opt.kind == DEVICE_LEAN)
 		error = EOPNOTSUPP;
-	if (!error && (cqe < 1 || (uint32_t)cqe > dev->opt.max_cqe || (uint32_t)cqe < cq->ready_count))
+	if (!error &&
+	    (cqe < 1 || (uint32_t)cqe > dev->opt.max_cqe || (uint32_t)cqe < cq->ready_count))
 		error = EINVAL;
 	if (!error)
 		cq->capacity = ibcq->cqe = cqe;
-	td_unlock(ibcq->context);
+	device_unlock(ibcq->context);
 	return error;
 }
 
-const struct verbs_context_ops td_cq_ops = {
+const struct verbs_context_ops device_cq_ops = {
 	.cq_event = cq_event,
 	.create_cq = create_cq,
 	.create_cq_ex = create_cq_ex,

@@ -17,10 +17,10 @@ static uint16_t header_checksum(const uint8_t *header)
 }
 
 /* The 40 bytes before the payload: an IPv6-like header, or an IPv4 one in the last 20 of them. */
-static void make_grh(struct td_device *dev, const struct ibv_ah_attr *ah, uint32_t length,
+static void make_grh(struct function_device *dev, const struct ibv_ah_attr *ah, uint32_t length,
 		     uint8_t *to)
 {
-	const struct td_gid *source = &dev->gid[ah->port_num - 1][ah->grh.sgid_index];
+	const struct device_gid *source = &dev->gid[ah->port_num - 1][ah->grh.sgid_index];
 	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 
 	memset(to, 0, GRH_LENGTH);
@@ -53,8 +53,9 @@ static void make_grh(struct td_device *dev, const struct ibv_ah_attr *ah, uint32
 	memcpy(to, &grh, GRH_LENGTH);
 }
 
-static void deliver(struct td_device *dev, struct td_qp *from, const struct td_wqe *wqe,
-		    struct td_qp *to, uint8_t *packet, uint32_t length)
+static void deliver(struct function_device *dev, struct device_qp *from,
+		    const struct device_wqe *wqe, struct device_qp *to, uint8_t *packet,
+		    uint32_t length)
 {
 	enum ibv_qp_state state = to->attr.qp_state;
 	/* With the top bit set, the sender's own Q key goes out instead. */
@@ -70,12 +71,12 @@ static void deliver(struct td_device *dev, struct td_qp *from, const struct td_w
 		dev->port[0].qkey_viol_cntr++;
 		return;
 	}
-	struct td_wqe *receive = td_take_receive(dev, to, to->srq);
+	struct device_wqe *receive = device_take_receive(dev, to, to->srq);
 	if (!receive)
 		return;
-	struct td_object *pd = to->srq ? to->srq->obj.uses[0] : to->obj.uses[0];
-	bool fits = td_length(receive) >= length + GRH_LENGTH;
-	if (fits && td_scatter(dev, container_of(pd, struct td_pd, obj), receive, packet,
+	struct device_object *pd = to->srq ? to->srq->obj.uses[0] : to->obj.uses[0];
+	bool fits = device_length(receive) >= length + GRH_LENGTH;
+	if (fits && device_scatter(dev, container_of(pd, struct device_pd, obj), receive, packet,
 			       length + GRH_LENGTH)) {
 		wc.wr_id = receive->wr.wr_id;
 		wc.opcode = IBV_WC_RECV;
@@ -90,21 +91,21 @@ static void deliver(struct td_device *dev, struct td_qp *from, const struct td_w
 			wc.wc_flags |= IBV_WC_WITH_IMM;
 			wc.imm_data = wqe->wr.imm_data;
 		}
-		td_complete(dev, to->recv_cq, to, &wc, 0, !to->srq,
+		device_complete(dev, to->recv_cq, to, &wc, 0, !to->srq,
 			    wqe->wr.send_flags & IBV_SEND_SOLICITED);
 	} else {
-		td_error_wc(&wc, to, receive->wr.wr_id,
+		device_error_wc(&wc, to, receive->wr.wr_id,
 			    fits ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR);
-		td_complete(dev, to->recv_cq, to, &wc, 0, !to->srq, false);
-		td_qp_to_error(dev, to);
+		device_complete(dev, to->recv_cq, to, &wc, 0, !to->srq, false);
+		device_qp_to_error(dev, to);
 	}
 	free(receive);
 }
 
-void td_send_datagram(struct td_device *dev, struct td_qp *qp, const struct td_wqe *wqe,
-		      const uint8_t *data, uint32_t length)
+void device_send_datagram(struct function_device *dev, struct device_qp *qp,
+			  const struct device_wqe *wqe, const uint8_t *data, uint32_t length)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	if (qp->lose) {
 		qp->lose--;
@@ -121,15 +122,15 @@ void td_send_datagram(struct td_device *dev, struct td_qp *qp, const struct td_w
 
 	if (wqe->ah.is_global && wqe->ah.grh.dgid.raw[0] == 0xff) {
 		list_for_each(&dev->objects, obj, entry) {
-			struct td_qp *to = container_of(obj, struct td_qp, obj);
+			struct device_qp *to = container_of(obj, struct device_qp, obj);
 
-			for (uint32_t i = 0; obj->kind == TD_OBJECT_QP && obj->context &&
+			for (uint32_t i = 0; obj->kind == DEVICE_OBJECT_QP && obj->context &&
 					     i < to->mcast_count && !dev->link_down; i++)
 				if (!memcmp(&to->mcast[i], &wqe->ah.grh.dgid, 16))
 					deliver(dev, qp, wqe, to, packet, length);
 		}
-	} else if (td_reachable(dev, &wqe->ah)) {
-		struct td_qp *to = td_find_qp(dev, wqe->wr.wr.ud.remote_qpn);
+	} else if (device_reachable(dev, &wqe->ah)) {
+		struct device_qp *to = device_find_qp(dev, wqe->wr.wr.ud.remote_qpn);
 
 		if (to)
 			deliver(dev, qp, wqe, to, packet, length);

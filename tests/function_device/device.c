@@ -3,15 +3,15 @@
 #include <stdio.h>
 #include "internal.h"
 
-static const char *const verb_names[TD_VERB_COUNT] = {
+static const char *const verb_names[DEVICE_VERB_COUNT] = {
 #define X(name) #name,
-	TD_VERBS(X)
+	DEVICE_VERBS(X)
 #undef X
 };
 
 static int find_verb(const char *name)
 {
-	for (int i = 0; i < TD_VERB_COUNT; i++)
+	for (int i = 0; i < DEVICE_VERB_COUNT; i++)
 		if (!strcmp(verb_names[i], name))
 			return i;
 	return -1;
@@ -19,12 +19,13 @@ static int find_verb(const char *name)
 
 /* ---- Calls ---- */
 
-struct td_call *td_begin(struct ibv_context *context, enum td_verb verb, const void *object)
+struct device_call *device_begin(struct ibv_context *context, enum device_verb verb,
+				 const void *object)
 {
-	struct td_device *dev = to_device(context);
+	struct function_device *dev = to_device(context);
 
 	pthread_mutex_lock(&dev->lock);
-	struct td_call *call = &dev->calls[dev->call_total++ % TD_CALLS_KEPT];
+	struct device_call *call = &dev->calls[dev->call_total++ % DEVICE_CALLS_KEPT];
 	dev->call_count[verb]++;
 	memset(call, 0, sizeof(*call));
 	call->verb = verb_names[verb];
@@ -32,9 +33,9 @@ struct td_call *td_begin(struct ibv_context *context, enum td_verb verb, const v
 	return call;
 }
 
-int td_fault(struct td_device *dev, enum td_verb verb)
+int device_fault(struct function_device *dev, enum device_verb verb)
 {
-	struct td_fault *fault = &dev->faults[verb];
+	struct device_fault *fault = &dev->faults[verb];
 
 	if (!fault->times)
 		return 0;
@@ -47,26 +48,26 @@ int td_fault(struct td_device *dev, enum td_verb verb)
 	return fault->error;
 }
 
-int td_admit(struct td_device *dev, enum td_verb verb)
+int device_admit(struct function_device *dev, enum device_verb verb)
 {
-	return dev->fatal ? EIO : td_fault(dev, verb);
+	return dev->fatal ? EIO : device_fault(dev, verb);
 }
 
-void td_unlock(struct ibv_context *context)
+void device_unlock(struct ibv_context *context)
 {
 	pthread_mutex_unlock(&to_device(context)->lock);
 }
 
-void *td_done(struct ibv_context *context, void *object, int error)
+void *device_done(struct ibv_context *context, void *object, int error)
 {
-	td_unlock(context);
+	device_unlock(context);
 	if (!error)
 		return object;
 	errno = error;
 	return NULL;
 }
 
-void td_violate(struct td_device *dev, const char *text)
+void device_violate(struct function_device *dev, const char *text)
 {
 	dev->violations++;
 	snprintf(dev->violation, sizeof(dev->violation), "%s", text);
@@ -74,8 +75,9 @@ void td_violate(struct td_device *dev, const char *text)
 
 /* ---- Objects ---- */
 
-void *td_alloc(struct td_device *dev, struct ibv_context *context, enum td_object_kind kind,
-	       size_t size, size_t object_offset, unsigned int limit)
+void *device_alloc(struct function_device *dev, struct ibv_context *context,
+		   enum device_object_kind kind, size_t size, size_t object_offset,
+		   unsigned int limit)
 {
 	if (limit && dev->live[kind] >= limit) {
 		errno = ENOMEM;
@@ -84,7 +86,7 @@ void *td_alloc(struct td_device *dev, struct ibv_context *context, enum td_objec
 	uint8_t *base = calloc(1, size);
 	if (!base)
 		return NULL;
-	struct td_object *obj = (void *)(base + object_offset);
+	struct device_object *obj = (void *)(base + object_offset);
 	obj->kind = kind;
 	obj->context = context;
 	obj->base = base;
@@ -93,9 +95,9 @@ void *td_alloc(struct td_device *dev, struct ibv_context *context, enum td_objec
 	return base;
 }
 
-int td_busy(struct td_device *dev, const struct td_object *obj)
+int device_busy(struct function_device *dev, const struct device_object *obj)
 {
-	struct td_object *other;
+	struct device_object *other;
 
 	list_for_each(&dev->objects, other, entry)
 		for (size_t i = 0; i < ARRAY_SIZE(other->uses); i++)
@@ -104,26 +106,27 @@ int td_busy(struct td_device *dev, const struct td_object *obj)
 	return 0;
 }
 
-int td_destroy(struct td_device *dev, enum td_verb verb, struct td_object *obj)
+int device_destroy(struct function_device *dev, enum device_verb verb, struct device_object *obj)
 {
-	struct td_object *other;
+	struct device_object *other;
 	bool orphans = false;
-	int error = td_fault(dev, verb);
+	int error = device_fault(dev, verb);
 
 	if (obj->failed)
-		td_violate(dev, "an object destroyed again after its destroy verb had failed");
+		device_violate(dev, "an object destroyed again after its destroy verb had failed");
 	list_for_each(&dev->objects, other, entry)
 		for (size_t i = 0; i < ARRAY_SIZE(other->uses); i++)
 			orphans |= other->uses[i] == obj && other->failed;
 	if (orphans)
-		td_violate(dev, "an object destroyed that one is made from whose own destroy verb "
-				"had failed");
+		device_violate(dev,
+			       "an object destroyed that one is made from whose own destroy verb "
+			       "had failed");
 	if (error)
 		obj->failed = true;
-	return error ? error : td_busy(dev, obj);
+	return error ? error : device_busy(dev, obj);
 }
 
-void td_hold_reader(struct td_device *dev)
+void device_hold_reader(struct function_device *dev)
 {
 	dev->readers++;
 	while (dev->hold_readers)
@@ -131,13 +134,13 @@ void td_hold_reader(struct td_device *dev)
 	dev->readers--;
 }
 
-void td_use(struct td_device *dev, const struct td_object *obj)
+void device_use(struct function_device *dev, const struct device_object *obj)
 {
 	if (obj->failed)
-		td_violate(dev, "an object used after its destroy verb had failed");
+		device_violate(dev, "an object used after its destroy verb had failed");
 }
 
-void td_free(struct td_device *dev, struct td_object *obj)
+void device_free(struct function_device *dev, struct device_object *obj)
 {
 	list_del(&obj->entry);
 	dev->live[obj->kind]--;
@@ -145,23 +148,25 @@ void td_free(struct td_device *dev, struct td_object *obj)
 }
 
 /* The device forgets what the objects of a context refer to, as the kernel does it on close. */
-static void abandon(struct td_device *dev, struct ibv_context *context)
+static void abandon(struct function_device *dev, struct ibv_context *context)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	list_for_each(&dev->objects, obj, entry) {
 		if (obj->context != context)
 			continue;
 		if (obj->failed)
-			td_violate(dev, "a context closed with an object whose destroy verb had failed");
-		if (obj->kind == TD_OBJECT_QP) {
-			struct td_qp *qp = container_of(obj, struct td_qp, obj);
+			device_violate(
+				dev,
+				"a context closed with an object whose destroy verb had failed");
+		if (obj->kind == DEVICE_OBJECT_QP) {
+			struct device_qp *qp = container_of(obj, struct device_qp, obj);
 
-			td_qp_clear(dev, qp);
+			device_qp_clear(dev, qp);
 			qp->attr.qp_state = IBV_QPS_RESET;
 		}
-		if (obj->kind == TD_OBJECT_MR)
-			container_of(obj, struct td_mr, obj)->key = 0;
+		if (obj->kind == DEVICE_OBJECT_MR)
+			container_of(obj, struct device_mr, obj)->key = 0;
 		obj->context = NULL;
 	}
 }
@@ -170,16 +175,16 @@ static void abandon(struct td_device *dev, struct ibv_context *context)
 
 static void free_context(struct ibv_context *context)
 {
-	struct td_device *dev = to_device(context);
-	struct td_context *ctx = container_of(context, struct td_context, vctx.context);
+	struct function_device *dev = to_device(context);
+	struct device_context *ctx = container_of(context, struct device_context, vctx.context);
 
-	td_begin(context, TD_free_context, context);
+	device_begin(context, DEVICE_free_context, context);
 	ctx->obj.context = NULL;
 	abandon(dev, context);
 	list_del(&ctx->obj.entry);
-	dev->live[TD_OBJECT_CONTEXT]--;
+	dev->live[DEVICE_OBJECT_CONTEXT]--;
 	pthread_mutex_unlock(&dev->lock);
-	td_forget_fd(context->cmd_fd);
+	device_forget_fd(context->cmd_fd);
 	verbs_uninit_context(&ctx->vctx);
 	free(ctx);
 }
@@ -188,42 +193,44 @@ static const struct verbs_context_ops context_ops = { .free_context = free_conte
 
 static struct verbs_context *alloc_context(struct ibv_device *device, int cmd_fd, void *unused)
 {
-	struct td_device *dev = container_of(verbs_get_device(device), struct td_device, vdev);
-	struct td_context *ctx;
-	int fd = td_pipe();
+	struct function_device *dev =
+		container_of(verbs_get_device(device), struct function_device, vdev);
+	struct device_context *ctx;
+	int fd = device_pipe();
 
-	if (fd < 0 || td_register_fd(fd, dev))
+	if (fd < 0 || device_register_fd(fd, dev))
 		return NULL;
 	ctx = verbs_init_and_alloc_context(device, fd, ctx, vctx, RDMA_DRIVER_UNKNOWN);
 	if (!ctx) {
-		td_forget_fd(fd);
+		device_forget_fd(fd);
 		return NULL;
 	}
 	verbs_set_ops(&ctx->vctx, &context_ops);
-	verbs_set_ops(&ctx->vctx, &td_port_ops);
-	verbs_set_ops(&ctx->vctx, &td_resource_ops);
-	verbs_set_ops(&ctx->vctx, &td_region_ops);
-	verbs_set_ops(&ctx->vctx, &td_srq_ops);
-	verbs_set_ops(&ctx->vctx, &td_cq_ops);
-	verbs_set_ops(&ctx->vctx, &td_qp_ops);
-	verbs_set_ops(&ctx->vctx, dev->opt.kind == TD_LEAN ? &td_lean_ops : &td_model_ops);
+	verbs_set_ops(&ctx->vctx, &device_port_ops);
+	verbs_set_ops(&ctx->vctx, &device_resource_ops);
+	verbs_set_ops(&ctx->vctx, &device_region_ops);
+	verbs_set_ops(&ctx->vctx, &device_srq_ops);
+	verbs_set_ops(&ctx->vctx, &device_cq_ops);
+	verbs_set_ops(&ctx->vctx, &device_qp_ops);
+	verbs_set_ops(&ctx->vctx,
+		      dev->opt.kind == DEVICE_LEAN ? &device_lean_ops : &device_model_ops);
 	ctx->vctx.context.num_comp_vectors = dev->opt.comp_vectors;
-	ctx->vctx.context.async_fd = td_pipe();
-	ctx->obj.kind = TD_OBJECT_CONTEXT;
+	ctx->vctx.context.async_fd = device_pipe();
+	ctx->obj.kind = DEVICE_OBJECT_CONTEXT;
 	ctx->obj.context = &ctx->vctx.context;
 	ctx->obj.base = ctx;
 	pthread_mutex_lock(&dev->lock);
 	list_add_tail(&dev->objects, &ctx->obj.entry);
-	dev->live[TD_OBJECT_CONTEXT]++;
+	dev->live[DEVICE_OBJECT_CONTEXT]++;
 	pthread_mutex_unlock(&dev->lock);
 	return &ctx->vctx;
 }
 
-struct ibv_context *td_open(struct td_device *dev)
+struct ibv_context *device_open(struct function_device *dev)
 {
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_open_device]++;
-	int error = td_admit(dev, TD_open_device);
+	dev->call_count[DEVICE_open_device]++;
+	int error = device_admit(dev, DEVICE_open_device);
 	/* With a sysfs directory libibverbs would look for a character device. */
 	struct verbs_sysfs_dev *sysfs = dev->vdev.sysfs;
 	dev->vdev.sysfs = NULL;
@@ -238,29 +245,29 @@ struct ibv_context *td_open(struct td_device *dev)
 
 /* ---- The device ---- */
 
-static void free_object(struct td_device *dev, struct td_object *obj)
+static void free_object(struct function_device *dev, struct device_object *obj)
 {
-	if (obj->kind == TD_OBJECT_CQ)
-		td_cq_clear(container_of(obj, struct td_cq, obj));
-	if (obj->kind == TD_OBJECT_SRQ) {
-		struct td_srq *srq = container_of(obj, struct td_srq, obj);
-		struct td_wqe *wqe;
+	if (obj->kind == DEVICE_OBJECT_CQ)
+		device_cq_clear(container_of(obj, struct device_cq, obj));
+	if (obj->kind == DEVICE_OBJECT_SRQ) {
+		struct device_srq *srq = container_of(obj, struct device_srq, obj);
+		struct device_wqe *wqe;
 
-		while ((wqe = list_pop(&srq->queue, struct td_wqe, entry)))
+		while ((wqe = list_pop(&srq->queue, struct device_wqe, entry)))
 			free(wqe);
 	}
-	if (obj->kind == TD_OBJECT_DM)
-		free(container_of(obj, struct td_dm, obj)->memory);
-	td_free(dev, obj);
+	if (obj->kind == DEVICE_OBJECT_DM)
+		free(container_of(obj, struct device_dm, obj)->memory);
+	device_free(dev, obj);
 }
 
 /* The last handle and the last context are gone: what was leaked goes too. */
 static void uninit_device(struct verbs_device *vdev)
 {
-	struct td_device *dev = container_of(vdev, struct td_device, vdev);
-	struct td_object *obj;
+	struct function_device *dev = container_of(vdev, struct function_device, vdev);
+	struct device_object *obj;
 
-	while ((obj = list_top(&dev->objects, struct td_object, entry)))
+	while ((obj = list_top(&dev->objects, struct device_object, entry)))
 		free_object(dev, obj);
 	pthread_mutex_destroy(&dev->lock);
 	free(dev->posted);
@@ -273,7 +280,7 @@ static const struct verbs_device_ops device_ops = {
 	.uninit_device = uninit_device,
 };
 
-static void defaults(struct td_options *opt)
+static void defaults(struct device_options *opt)
 {
 #define DEFAULT(field, value)                                                                      \
 	if (!opt->field)                                                                           \
@@ -281,7 +288,7 @@ static void defaults(struct td_options *opt)
 	DEFAULT(link_layer, IBV_LINK_LAYER_ETHERNET);
 	DEFAULT(ports, 1);
 	DEFAULT(max_qp_wr, 16384);
-	DEFAULT(max_sge, TD_MAX_SGE);
+	DEFAULT(max_sge, DEVICE_MAX_SGE);
 	DEFAULT(max_inline, 256);
 	DEFAULT(max_cqe, 65536);
 	if (!opt->vendor_id)
@@ -301,10 +308,10 @@ static void defaults(struct td_options *opt)
 #undef DEFAULT
 }
 
-struct td_device *td_create(const struct td_options *options)
+struct function_device *device_create(const struct device_options *options)
 {
 	static atomic_int serial;
-	struct td_device *dev = calloc(1, sizeof(*dev));
+	struct function_device *dev = calloc(1, sizeof(*dev));
 	struct verbs_sysfs_dev *sysfs = calloc(1, sizeof(*sysfs));
 	int error;
 
@@ -312,12 +319,12 @@ struct td_device *td_create(const struct td_options *options)
 		goto nomem;
 	dev->opt = *options;
 	defaults(&dev->opt);
-	if (dev->opt.max_sge > TD_MAX_SGE || dev->opt.max_inline > TD_MAX_INLINE ||
-	    dev->opt.ports > TD_MAX_PORTS || dev->opt.kind > TD_MODEL) {
+	if (dev->opt.max_sge > DEVICE_MAX_SGE || dev->opt.max_inline > DEVICE_MAX_INLINE ||
+	    dev->opt.ports > DEVICE_MAX_PORTS || dev->opt.kind > DEVICE_MODEL) {
 		error = EINVAL;
 		goto fail;
 	}
-	dev->posted = calloc(TD_POSTED_KEPT, sizeof(*dev->posted));
+	dev->posted = calloc(DEVICE_POSTED_KEPT, sizeof(*dev->posted));
 	if (!dev->posted)
 		goto nomem;
 	pthread_mutex_init(&dev->lock, NULL);
@@ -327,7 +334,7 @@ struct td_device *td_create(const struct td_options *options)
 	dev->next_qp_num = dev->opt.first_qp_num;
 	dev->next_key = 1;
 	dev->poll_error = -1;
-	td_init_ports(dev);
+	device_init_ports(dev);
 
 	int number = atomic_fetch_add(&serial, 1);
 	struct ibv_device *ibdev = &dev->vdev.device;
@@ -336,8 +343,9 @@ struct td_device *td_create(const struct td_options *options)
 	snprintf(ibdev->name, sizeof(ibdev->name), "testdev%d", number);
 	snprintf(ibdev->dev_name, sizeof(ibdev->dev_name), "testverbs%d", number);
 	/* libibverbs reads partition keys from files and nowhere else: the build made some. */
-	static_assert(sizeof(TD_SYSFS) <= sizeof(ibdev->ibdev_path), "the build path is too long");
-	strcpy(ibdev->ibdev_path, TD_SYSFS);
+	static_assert(sizeof(DEVICE_SYSFS) <= sizeof(ibdev->ibdev_path),
+		      "the build path is too long");
+	strcpy(ibdev->ibdev_path, DEVICE_SYSFS);
 	strcpy(sysfs->ibdev_name, ibdev->name);
 	strcpy(sysfs->ibdev_path, ibdev->ibdev_path);
 	sysfs->node_guid = 0x0200000000000000ull + number + 1;
@@ -362,19 +370,19 @@ fail:
 	return NULL;
 }
 
-void td_hold(struct td_device *dev)
+void device_hold(struct function_device *dev)
 {
 	ibverbs_device_hold(&dev->vdev.device);
 }
 
-void td_release(struct td_device *dev)
+void device_release(struct function_device *dev)
 {
 	ibverbs_device_put(&dev->vdev.device);
 }
 
 /* ---- Controls ---- */
 
-int td_fail(struct td_device *dev, const char *verb, int error, unsigned int skip,
+int device_fail(struct function_device *dev, const char *verb, int error, unsigned int skip,
 	    unsigned int times)
 {
 	int index = find_verb(verb);
@@ -382,27 +390,27 @@ int td_fail(struct td_device *dev, const char *verb, int error, unsigned int ski
 	if (index < 0)
 		return EINVAL;
 	pthread_mutex_lock(&dev->lock);
-	dev->faults[index] = (struct td_fault){ .error = error, .skip = skip, .times = times };
+	dev->faults[index] = (struct device_fault){ .error = error, .skip = skip, .times = times };
 	pthread_mutex_unlock(&dev->lock);
 	return 0;
 }
 
-void td_clear_faults(struct td_device *dev)
+void device_clear_faults(struct function_device *dev)
 {
 	pthread_mutex_lock(&dev->lock);
 	memset(dev->faults, 0, sizeof(dev->faults));
 	pthread_mutex_unlock(&dev->lock);
 }
 
-unsigned int td_live(struct td_device *dev, enum td_object_kind kind)
+unsigned int device_live(struct function_device *dev, enum device_object_kind kind)
 {
 	pthread_mutex_lock(&dev->lock);
-	unsigned int live = kind < TD_OBJECT_KINDS ? dev->live[kind] : 0;
+	unsigned int live = kind < DEVICE_OBJECT_KINDS ? dev->live[kind] : 0;
 	pthread_mutex_unlock(&dev->lock);
 	return live;
 }
 
-uint64_t td_calls(struct td_device *dev, const char *verb)
+uint64_t device_calls(struct function_device *dev, const char *verb)
 {
 	int index = find_verb(verb);
 
@@ -412,13 +420,15 @@ uint64_t td_calls(struct td_device *dev, const char *verb)
 	return count;
 }
 
-bool td_call_at(struct td_device *dev, const char *verb, unsigned int back, struct td_call *call)
+bool device_call_at(struct function_device *dev, const char *verb, unsigned int back,
+		    struct device_call *call)
 {
 	bool found = false;
 
 	pthread_mutex_lock(&dev->lock);
-	for (uint64_t i = 0; i < TD_CALLS_KEPT && i < dev->call_total && !found; i++) {
-		const struct td_call *at = &dev->calls[(dev->call_total - 1 - i) % TD_CALLS_KEPT];
+	for (uint64_t i = 0; i < DEVICE_CALLS_KEPT && i < dev->call_total && !found; i++) {
+		const struct device_call *at =
+			&dev->calls[(dev->call_total - 1 - i) % DEVICE_CALLS_KEPT];
 
 		if (!strcmp(at->verb, verb) && back-- == 0) {
 			*call = *at;
@@ -429,17 +439,17 @@ bool td_call_at(struct td_device *dev, const char *verb, unsigned int back, stru
 	return found;
 }
 
-bool td_posted_at(struct td_device *dev, unsigned int back, struct td_posted *posted)
+bool device_posted_at(struct function_device *dev, unsigned int back, struct device_posted *posted)
 {
 	pthread_mutex_lock(&dev->lock);
-	bool found = back < TD_POSTED_KEPT && back < dev->posted_total;
+	bool found = back < DEVICE_POSTED_KEPT && back < dev->posted_total;
 	if (found)
-		*posted = dev->posted[(dev->posted_total - 1 - back) % TD_POSTED_KEPT];
+		*posted = dev->posted[(dev->posted_total - 1 - back) % DEVICE_POSTED_KEPT];
 	pthread_mutex_unlock(&dev->lock);
 	return found;
 }
 
-unsigned int td_violations(struct td_device *dev, char *text, size_t size)
+unsigned int device_violations(struct function_device *dev, char *text, size_t size)
 {
 	pthread_mutex_lock(&dev->lock);
 	unsigned int count = dev->violations;
@@ -450,64 +460,65 @@ unsigned int td_violations(struct td_device *dev, char *text, size_t size)
 }
 
 #define SETTER(name, type, statement)                                                              \
-	void name(struct td_device *dev, type value)                                               \
+	void name(struct function_device *dev, type value)                                         \
 	{                                                                                          \
 		pthread_mutex_lock(&dev->lock);                                                    \
 		statement;                                                                         \
 		pthread_mutex_unlock(&dev->lock);                                                  \
 	}
-SETTER(td_set_progress, enum td_progress, dev->progress = value)
-SETTER(td_set_stale_translation, bool, dev->stale_translation = value)
-SETTER(td_set_keep_stale, bool, dev->keep_stale = value)
-SETTER(td_set_hold_readers, bool, dev->hold_readers = value; pthread_cond_broadcast(&dev->released))
+SETTER(device_set_progress, enum device_progress, dev->progress = value)
+SETTER(device_set_stale_translation, bool, dev->stale_translation = value)
+SETTER(device_set_keep_stale, bool, dev->keep_stale = value)
+SETTER(device_set_hold_readers, bool, dev->hold_readers = value;
+       pthread_cond_broadcast(&dev->released))
 
-unsigned int td_held_readers(struct td_device *dev)
+unsigned int device_held_readers(struct function_device *dev)
 {
 	pthread_mutex_lock(&dev->lock);
 	unsigned int count = dev->readers;
 	pthread_mutex_unlock(&dev->lock);
 	return count;
 }
-SETTER(td_set_next_qp_num, uint32_t, dev->next_qp_num = value)
-SETTER(td_set_poll_error, int, dev->poll_error = value)
+SETTER(device_set_next_qp_num, uint32_t, dev->next_qp_num = value)
+SETTER(device_set_poll_error, int, dev->poll_error = value)
 #undef SETTER
 
-unsigned int td_step(struct td_device *dev, unsigned int max)
+unsigned int device_step(struct function_device *dev, unsigned int max)
 {
 	pthread_mutex_lock(&dev->lock);
-	unsigned int count = td_run(dev, max);
+	unsigned int count = device_run(dev, max);
 	pthread_mutex_unlock(&dev->lock);
 	return count;
 }
 
-void td_device_fatal(struct td_device *dev)
+void device_fatal(struct function_device *dev)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	pthread_mutex_lock(&dev->lock);
 	dev->fatal = true;
 	list_for_each(&dev->objects, obj, entry) {
-		if (obj->kind == TD_OBJECT_QP && obj->context)
-			td_qp_to_error(dev, container_of(obj, struct td_qp, obj));
-		if (obj->kind == TD_OBJECT_CONTEXT)
-			td_async(obj->context, IBV_EVENT_DEVICE_FATAL, 0);
+		if (obj->kind == DEVICE_OBJECT_QP && obj->context)
+			device_qp_to_error(dev, container_of(obj, struct device_qp, obj));
+		if (obj->kind == DEVICE_OBJECT_CONTEXT)
+			device_async(obj->context, IBV_EVENT_DEVICE_FATAL, 0);
 	}
 	pthread_mutex_unlock(&dev->lock);
 }
 
-void td_device_removed(struct td_device *dev)
+void device_removed(struct function_device *dev)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	pthread_mutex_lock(&dev->lock);
 	dev->fatal = dev->removed = true;
 	list_for_each(&dev->objects, obj, entry) {
-		struct td_cq *cq = container_of(obj, struct td_cq, obj);
+		struct device_cq *cq = container_of(obj, struct device_cq, obj);
 
-		if (obj->kind == TD_OBJECT_CONTEXT)
-			td_async(obj->context, IBV_EVENT_DEVICE_FATAL, 0);
-		if (obj->kind == TD_OBJECT_CQ && obj->context && cq->vcq.cq.channel)
-			td_pipe_end(cq->vcq.cq.channel->fd);
+		if (obj->kind == DEVICE_OBJECT_CONTEXT)
+			device_async(obj->context, IBV_EVENT_DEVICE_FATAL, 0);
+		if (obj->kind == DEVICE_OBJECT_CQ && obj->context && cq->vcq.cq.channel)
+			device_pipe_end(cq->vcq.cq.channel->fd);
 	}
 	pthread_mutex_unlock(&dev->lock);
 }

@@ -19,7 +19,7 @@
 /* ---- Descriptors with records in them ---- */
 
 /* A pipe that is read and written through one descriptor, so that closing it leaves nothing. */
-int td_pipe(void)
+int device_pipe(void)
 {
 	char path[32];
 	int ends[2], fd;
@@ -38,7 +38,7 @@ int td_pipe(void)
  * it fails. Another pipe takes its number, one without a writer; the old one gets a byte that is no
  * record, for those that already sleep on it.
  */
-void td_pipe_end(int fd)
+void device_pipe_end(int fd)
 {
 	int old = fcntl(fd, F_DUPFD_CLOEXEC, 0), flags = fcntl(fd, F_GETFL), ends[2];
 
@@ -50,11 +50,11 @@ void td_pipe_end(int fd)
 	dup3(ends[0], fd, O_CLOEXEC);
 	close(ends[0]);
 	close(ends[1]);
-	td_pipe_write(old, "", 1);
+	device_pipe_write(old, "", 1);
 	close(old);
 }
 
-void td_pipe_write(int fd, const void *record, size_t size)
+void device_pipe_write(int fd, const void *record, size_t size)
 {
 	struct pollfd room = { .fd = fd, .events = POLLOUT };
 
@@ -65,7 +65,7 @@ void td_pipe_write(int fd, const void *record, size_t size)
 }
 
 /* Takes out the records whose u64 at offset is value: their object is going away. */
-void td_pipe_remove(int fd, size_t record_size, size_t offset, uint64_t value)
+void device_pipe_remove(int fd, size_t record_size, size_t offset, uint64_t value)
 {
 	int available = 0;
 	uint8_t record[64];
@@ -76,11 +76,12 @@ void td_pipe_remove(int fd, size_t record_size, size_t offset, uint64_t value)
 		struct pollfd ready = { .fd = fd, .events = POLLIN };
 		uint64_t found;
 
-		if (poll(&ready, 1, 0) != 1 || read(fd, record, record_size) != (ssize_t)record_size)
+		if (poll(&ready, 1, 0) != 1 ||
+		    read(fd, record, record_size) != (ssize_t)record_size)
 			return;
 		memcpy(&found, record + offset, sizeof(found));
 		if (found != value)
-			td_pipe_write(fd, record, record_size);
+			device_pipe_write(fd, record, record_size);
 	}
 }
 
@@ -88,7 +89,7 @@ void td_pipe_remove(int fd, size_t record_size, size_t offset, uint64_t value)
  * libibverbs waits here without end for events to be acknowledged; a test that forgot one should
  * say so instead.
  */
-void td_wait_acks(pthread_mutex_t *mutex, pthread_cond_t *cond, const uint32_t *completed,
+void device_wait_acks(pthread_mutex_t *mutex, pthread_cond_t *cond, const uint32_t *completed,
 		  const uint32_t *reported, const char *what)
 {
 	struct timespec until;
@@ -98,7 +99,8 @@ void td_wait_acks(pthread_mutex_t *mutex, pthread_cond_t *cond, const uint32_t *
 	pthread_mutex_lock(mutex);
 	while (*completed != *reported) {
 		if (pthread_cond_timedwait(cond, mutex, &until) == ETIMEDOUT) {
-			fprintf(stderr, "function device: %s would wait for ever: %u events got, %u acknowledged\n",
+			fprintf(stderr,
+				"function device: %s would wait for ever: %u events got, %u acknowledged\n",
 				what, *reported, *completed);
 			abort();
 		}
@@ -111,13 +113,13 @@ void td_wait_acks(pthread_mutex_t *mutex, pthread_cond_t *cond, const uint32_t *
 struct command_fd {
 	struct list_node entry;
 	int fd;
-	struct td_device *dev;
+	struct function_device *dev;
 };
 
 static pthread_mutex_t fds_lock = PTHREAD_MUTEX_INITIALIZER;
 static LIST_HEAD(fds);
 
-int td_register_fd(int fd, struct td_device *dev)
+int device_register_fd(int fd, struct function_device *dev)
 {
 	struct command_fd *entry = calloc(1, sizeof(*entry));
 
@@ -141,7 +143,7 @@ static struct command_fd *find_fd(int fd)
 	return NULL;
 }
 
-void td_forget_fd(int fd)
+void device_forget_fd(int fd)
 {
 	pthread_mutex_lock(&fds_lock);
 	struct command_fd *entry = find_fd(fd);
@@ -163,18 +165,18 @@ static const struct ib_uverbs_attr *attribute(const struct ib_uverbs_ioctl_hdr *
 	return &none;
 }
 
-static int create_channel(struct td_device *dev, const struct ib_uverbs_ioctl_hdr *hdr)
+static int create_channel(struct function_device *dev, const struct ib_uverbs_ioctl_hdr *hdr)
 {
 	struct ib_uverbs_create_comp_channel_resp resp = {};
 	const struct ib_uverbs_attr *out = attribute(hdr, UVERBS_ATTR_CORE_OUT);
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_create_comp_channel]++;
-	int error = td_admit(dev, TD_create_comp_channel);
+	dev->call_count[DEVICE_create_comp_channel]++;
+	int error = device_admit(dev, DEVICE_create_comp_channel);
 	pthread_mutex_unlock(&dev->lock);
 	if (error)
 		return error;
-	int fd = td_pipe();
+	int fd = device_pipe();
 	if (fd < 0)
 		return errno;
 	resp.fd = fd;
@@ -182,16 +184,17 @@ static int create_channel(struct td_device *dev, const struct ib_uverbs_ioctl_hd
 	return 0;
 }
 
-static bool empty(const struct td_gid *entry)
+static bool empty(const struct device_gid *entry)
 {
 	static const union ibv_gid zero;
 
 	return !memcmp(&entry->gid, &zero, sizeof(zero));
 }
 
-static void copy_gid(struct td_device *dev, uint32_t port, uint32_t index, void *to, size_t size)
+static void copy_gid(struct function_device *dev, uint32_t port, uint32_t index, void *to,
+		     size_t size)
 {
-	const struct td_gid *from = &dev->gid[port - 1][index];
+	const struct device_gid *from = &dev->gid[port - 1][index];
 	struct ibv_gid_entry entry = {
 		.gid = from->gid,
 		.gid_index = index,
@@ -203,16 +206,16 @@ static void copy_gid(struct td_device *dev, uint32_t port, uint32_t index, void 
 	memcpy(to, &entry, size < sizeof(entry) ? size : sizeof(entry));
 }
 
-static int query_gid(struct td_device *dev, const struct ib_uverbs_ioctl_hdr *hdr)
+static int query_gid(struct function_device *dev, const struct ib_uverbs_ioctl_hdr *hdr)
 {
 	uint32_t port = attribute(hdr, UVERBS_ATTR_QUERY_GID_ENTRY_PORT)->data;
 	uint32_t index = attribute(hdr, UVERBS_ATTR_QUERY_GID_ENTRY_GID_INDEX)->data;
 	const struct ib_uverbs_attr *out = attribute(hdr, UVERBS_ATTR_QUERY_GID_ENTRY_RESP_ENTRY);
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_query_gid]++;
-	int error = td_admit(dev, TD_query_gid);
-	if (!error && (port < 1 || port > dev->opt.ports || index >= TD_GIDS))
+	dev->call_count[DEVICE_query_gid]++;
+	int error = device_admit(dev, DEVICE_query_gid);
+	if (!error && (port < 1 || port > dev->opt.ports || index >= DEVICE_GIDS))
 		error = EINVAL;
 	if (!error && empty(&dev->gid[port - 1][index]))
 		error = ENODATA;
@@ -222,7 +225,7 @@ static int query_gid(struct td_device *dev, const struct ib_uverbs_ioctl_hdr *hd
 	return error;
 }
 
-static int query_gid_table(struct td_device *dev, const struct ib_uverbs_ioctl_hdr *hdr)
+static int query_gid_table(struct function_device *dev, const struct ib_uverbs_ioctl_hdr *hdr)
 {
 	uint64_t size = attribute(hdr, UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE)->data;
 	const struct ib_uverbs_attr *out = attribute(hdr, UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES);
@@ -232,12 +235,12 @@ static int query_gid_table(struct td_device *dev, const struct ib_uverbs_ioctl_h
 	uint64_t count = 0;
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_query_gid_table]++;
-	int error = td_admit(dev, TD_query_gid_table);
+	dev->call_count[DEVICE_query_gid_table]++;
+	int error = device_admit(dev, DEVICE_query_gid_table);
 	if (!error && !size)
 		error = EINVAL;
 	for (uint32_t port = 1; !error && port <= dev->opt.ports; port++) {
-		for (uint32_t index = 0; !error && index < TD_GIDS; index++) {
+		for (uint32_t index = 0; !error && index < DEVICE_GIDS; index++) {
 			if (empty(&dev->gid[port - 1][index]))
 				continue;
 			if ((count + 1) * size > out->len)
@@ -252,7 +255,7 @@ static int query_gid_table(struct td_device *dev, const struct ib_uverbs_ioctl_h
 	return error;
 }
 
-static int command(struct td_device *dev, const struct ib_uverbs_ioctl_hdr *hdr)
+static int command(struct function_device *dev, const struct ib_uverbs_ioctl_hdr *hdr)
 {
 	if (hdr->object_id != UVERBS_OBJECT_DEVICE)
 		return EOPNOTSUPP;
@@ -275,7 +278,7 @@ static int command(struct td_device *dev, const struct ib_uverbs_ioctl_hdr *hdr)
 
 int ioctl(int fd, unsigned long request, ...)
 {
-	struct td_device *dev = NULL;
+	struct function_device *dev = NULL;
 	va_list args;
 
 	va_start(args, request);

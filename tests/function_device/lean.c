@@ -20,13 +20,13 @@ static const uint8_t opcodes[16] = {
 	[IBV_WR_ATOMIC_WRITE] = IBV_WC_ATOMIC_WRITE,
 };
 
-static inline bool full(const struct td_cq *cq, uint32_t head)
+static inline bool full(const struct device_cq *cq, uint32_t head)
 {
 	return unlikely(head - cq->tail > cq->mask);
 }
 
 /* The other fields of an entry are zero from the start and stay so. */
-static inline void push(struct td_cq *cq, uint32_t head, uint64_t wr_id, uint32_t opcode,
+static inline void push(struct device_cq *cq, uint32_t head, uint64_t wr_id, uint32_t opcode,
 			uint32_t length, uint32_t qp_num)
 {
 	struct ibv_wc *wc = &cq->ring[head & cq->mask];
@@ -37,18 +37,18 @@ static inline void push(struct td_cq *cq, uint32_t head, uint64_t wr_id, uint32_
 	wc->qp_num = qp_num;
 }
 
-static inline void notify(struct td_cq *cq)
+static inline void notify(struct device_cq *cq)
 {
 	if (unlikely(cq->armed)) {
 		cq->armed = 0;
-		td_cq_event(cq);
+		device_cq_event(cq);
 	}
 }
 
 static int post_send(struct ibv_qp *ibqp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
-	struct td_qp *qp = to_td_qp(ibqp);
-	struct td_cq *cq = qp->send_cq;
+	struct device_qp *qp = to_device_qp(ibqp);
+	struct device_cq *cq = qp->send_cq;
 	uint32_t head = cq->head;
 	int error = 0;
 
@@ -68,7 +68,7 @@ static int post_send(struct ibv_qp *ibqp, struct ibv_send_wr *wr, struct ibv_sen
 	return error;
 }
 
-static inline int post_receive(struct td_cq *cq, uint32_t qp_num, struct ibv_recv_wr *wr,
+static inline int post_receive(struct device_cq *cq, uint32_t qp_num, struct ibv_recv_wr *wr,
 			       struct ibv_recv_wr **bad)
 {
 	uint32_t head = cq->head;
@@ -90,13 +90,13 @@ static inline int post_receive(struct td_cq *cq, uint32_t qp_num, struct ibv_rec
 
 static int post_recv(struct ibv_qp *ibqp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-	return post_receive(to_td_qp(ibqp)->recv_cq, ibqp->qp_num, wr, bad);
+	return post_receive(to_device_qp(ibqp)->recv_cq, ibqp->qp_num, wr, bad);
 }
 
 /* Completes in the receive queue of the queue pair that was created with it last. */
 static int post_srq_recv(struct ibv_srq *ibsrq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-	struct td_qp *qp = to_td_srq(ibsrq)->lean_user;
+	struct device_qp *qp = to_device_srq(ibsrq)->lean_user;
 
 	if (!qp) {
 		*bad = wr;
@@ -107,7 +107,7 @@ static int post_srq_recv(struct ibv_srq *ibsrq, struct ibv_recv_wr *wr, struct i
 
 static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
 {
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct device_cq *cq = to_device_cq(ibcq);
 	uint32_t tail = cq->tail;
 	int count = 0;
 
@@ -119,7 +119,7 @@ static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
 
 /* ---- Extended completion queue ---- */
 
-static inline int expose(struct td_cq *cq)
+static inline int expose(struct device_cq *cq)
 {
 	const struct ibv_wc *wc = &cq->ring[cq->tail & cq->mask];
 
@@ -132,12 +132,12 @@ static inline int expose(struct td_cq *cq)
 
 static int start_poll(struct ibv_cq_ex *ibcq, struct ibv_poll_cq_attr *attr)
 {
-	return expose(to_td_cq(ibcq));
+	return expose(to_device_cq(ibcq));
 }
 
 static int next_poll(struct ibv_cq_ex *ibcq)
 {
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct device_cq *cq = to_device_cq(ibcq);
 
 	if (cq->tail != cq->head)
 		cq->tail++;
@@ -146,7 +146,7 @@ static int next_poll(struct ibv_cq_ex *ibcq)
 
 static void end_poll(struct ibv_cq_ex *ibcq)
 {
-	struct td_cq *cq = to_td_cq(ibcq);
+	struct device_cq *cq = to_device_cq(ibcq);
 
 	if (cq->tail != cq->head)
 		cq->tail++;
@@ -155,7 +155,7 @@ static void end_poll(struct ibv_cq_ex *ibcq)
 #define READ(name, type, field)                                                                    \
 	static type read_##name(struct ibv_cq_ex *ibcq)                                            \
 	{                                                                                          \
-		struct td_cq *cq = to_td_cq(ibcq);                                                 \
+		struct device_cq *cq = to_device_cq(ibcq);                                         \
                                                                                                    \
 		return cq->ring[cq->tail & cq->mask].field;                                        \
 	}
@@ -172,7 +172,7 @@ READ(dlid_path_bits, uint8_t, dlid_path_bits)
 READ(completion_ts, uint64_t, wr_id)
 #undef READ
 
-void td_lean_cq_functions(struct ibv_cq_ex *ex)
+void device_lean_cq_functions(struct ibv_cq_ex *ex)
 {
 	ex->start_poll = start_poll;
 	ex->next_poll = next_poll;
@@ -194,8 +194,8 @@ void td_lean_cq_functions(struct ibv_cq_ex *ex)
 
 static inline void add(struct ibv_qp_ex *ex, uint32_t opcode)
 {
-	struct td_qp *qp = to_td_qp(ex);
-	struct td_cq *cq = qp->send_cq;
+	struct device_qp *qp = to_device_qp(ex);
+	struct device_cq *cq = qp->send_cq;
 
 	if (!((ex->wr_flags | qp->sig_all) & IBV_SEND_SIGNALED))
 		return;
@@ -208,8 +208,8 @@ static inline void add(struct ibv_qp_ex *ex, uint32_t opcode)
 
 static inline void set_length(struct ibv_qp_ex *ex, uint32_t length)
 {
-	struct td_qp *qp = to_td_qp(ex);
-	struct td_cq *cq = qp->send_cq;
+	struct device_qp *qp = to_device_qp(ex);
+	struct device_cq *cq = qp->send_cq;
 
 	if ((ex->wr_flags | qp->sig_all) & IBV_SEND_SIGNALED)
 		cq->ring[(qp->batch_head - 1) & cq->mask].byte_len = length;
@@ -217,7 +217,7 @@ static inline void set_length(struct ibv_qp_ex *ex, uint32_t length)
 
 static void wr_start(struct ibv_qp_ex *ex)
 {
-	struct td_qp *qp = to_td_qp(ex);
+	struct device_qp *qp = to_device_qp(ex);
 
 	qp->batch_head = qp->send_cq->head;
 	qp->batch_error = 0;
@@ -225,7 +225,7 @@ static void wr_start(struct ibv_qp_ex *ex)
 
 static int wr_complete(struct ibv_qp_ex *ex)
 {
-	struct td_qp *qp = to_td_qp(ex);
+	struct device_qp *qp = to_device_qp(ex);
 
 	if (unlikely(qp->batch_error))
 		return qp->batch_error;
@@ -315,7 +315,7 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t qpn
 {
 }
 
-void td_lean_wr_functions(struct td_qp *qp)
+void device_lean_wr_functions(struct device_qp *qp)
 {
 	struct ibv_qp_ex *ex = &qp->vqp.qp_ex;
 
@@ -339,7 +339,7 @@ void td_lean_wr_functions(struct td_qp *qp)
 	ex->wr_set_ud_addr = wr_set_ud_addr;
 }
 
-const struct verbs_context_ops td_lean_ops = {
+const struct verbs_context_ops device_lean_ops = {
 	.poll_cq = poll_cq,
 	.post_recv = post_recv,
 	.post_send = post_send,

@@ -1,23 +1,24 @@
 /* How the model reaches memory: keys, bounds, access, windows. */
 #include "internal.h"
 
-static struct td_mr *find_mr(struct td_device *dev, uint32_t key)
+static struct device_mr *find_mr(struct function_device *dev, uint32_t key)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	if (key)
 		list_for_each(&dev->objects, obj, entry)
-			if (obj->kind == TD_OBJECT_MR && container_of(obj, struct td_mr, obj)->key == key)
-				return container_of(obj, struct td_mr, obj);
+			if (obj->kind == DEVICE_OBJECT_MR &&
+			    container_of(obj, struct device_mr, obj)->key == key)
+				return container_of(obj, struct device_mr, obj);
 	return NULL;
 }
 
-static const struct td_pd *pd_of(const struct td_object *obj)
+static const struct device_pd *pd_of(const struct device_object *obj)
 {
-	return container_of(obj->uses[0], struct td_pd, obj)->real;
+	return container_of(obj->uses[0], struct device_pd, obj)->real;
 }
 
-static uint8_t *at(const struct td_mr *mr, uint64_t addr, uint64_t length)
+static uint8_t *at(const struct device_mr *mr, uint64_t addr, uint64_t length)
 {
 	if (addr < mr->iova || addr - mr->iova > mr->length ||
 	    length > mr->length - (addr - mr->iova))
@@ -25,10 +26,10 @@ static uint8_t *at(const struct td_mr *mr, uint64_t addr, uint64_t length)
 	return mr->memory + (addr - mr->iova);
 }
 
-uint8_t *td_local(struct td_device *dev, struct td_pd *pd, uint32_t lkey, uint64_t addr,
-		  uint64_t length, unsigned int access, bool *zero)
+uint8_t *device_local(struct function_device *dev, struct device_pd *pd, uint32_t lkey,
+		      uint64_t addr, uint64_t length, unsigned int access, bool *zero)
 {
-	const struct td_mr *mr = find_mr(dev, lkey);
+	const struct device_mr *mr = find_mr(dev, lkey);
 
 	*zero = false;
 	if (!mr || pd_of(&mr->obj) != pd->real || (mr->access & access) != access)
@@ -40,18 +41,19 @@ uint8_t *td_local(struct td_device *dev, struct td_pd *pd, uint32_t lkey, uint64
 	return at(mr, addr, length);
 }
 
-struct td_mw *td_find_rkey_window(struct td_device *dev, uint32_t rkey)
+struct device_mw *device_find_rkey_window(struct function_device *dev, uint32_t rkey)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	list_for_each(&dev->objects, obj, entry)
-		if (obj->kind == TD_OBJECT_MW && container_of(obj, struct td_mw, obj)->rkey == rkey)
-			return container_of(obj, struct td_mw, obj);
+		if (obj->kind == DEVICE_OBJECT_MW &&
+		    container_of(obj, struct device_mw, obj)->rkey == rkey)
+			return container_of(obj, struct device_mw, obj);
 	return NULL;
 }
 
-static uint8_t *through_window(const struct td_mw *mw, const struct td_qp *peer, uint64_t addr,
-			       uint64_t length, unsigned int access)
+static uint8_t *through_window(const struct device_mw *mw, const struct device_qp *peer,
+			       uint64_t addr, uint64_t length, unsigned int access)
 {
 	if (!mw->mr || pd_of(&mw->obj) != pd_of(&peer->obj) || (mw->access & access) != access)
 		return NULL;
@@ -64,11 +66,12 @@ static uint8_t *through_window(const struct td_mw *mw, const struct td_qp *peer,
 	return at(mw->mr, mw->addr + (addr - base), length);
 }
 
-uint8_t *td_remote(struct td_device *dev, struct td_qp *peer, uint32_t rkey, uint64_t addr,
-		   uint64_t length, unsigned int access, enum ibv_wc_status *status)
+uint8_t *device_remote(struct function_device *dev, struct device_qp *peer, uint32_t rkey,
+		       uint64_t addr, uint64_t length, unsigned int access,
+		       enum ibv_wc_status *status)
 {
-	const struct td_mr *mr = find_mr(dev, rkey);
-	const struct td_mw *mw = mr ? NULL : td_find_rkey_window(dev, rkey);
+	const struct device_mr *mr = find_mr(dev, rkey);
+	const struct device_mw *mw = mr ? NULL : device_find_rkey_window(dev, rkey);
 	uint8_t *memory = NULL;
 
 	if ((peer->attr.qp_access_flags & access) != access) {
@@ -84,7 +87,7 @@ uint8_t *td_remote(struct td_device *dev, struct td_qp *peer, uint32_t rkey, uin
 	return memory;
 }
 
-uint64_t td_length(const struct td_wqe *wqe)
+uint64_t device_length(const struct device_wqe *wqe)
 {
 	uint64_t length = wqe->inline_length;
 
@@ -94,19 +97,20 @@ uint64_t td_length(const struct td_wqe *wqe)
 }
 
 /* One element of a list; false: not allowed. *memory NULL then means zeros. */
-static bool element(struct td_device *dev, struct td_pd *pd, const struct td_wqe *wqe, uint32_t i,
-		    unsigned int access, uint8_t **memory)
+static bool element(struct function_device *dev, struct device_pd *pd, const struct device_wqe *wqe,
+		    uint32_t i, unsigned int access, uint8_t **memory)
 {
 	const struct ibv_sge *sge = &wqe->sge[i];
 	bool zero;
 
-	*memory = td_local(dev, pd, sge->lkey, sge->addr, sge->length, access, &zero);
+	*memory = device_local(dev, pd, sge->lkey, sge->addr, sge->length, access, &zero);
 	if (!*memory && !zero && dev->stale_translation)
 		*memory = wqe->memory[i];
 	return *memory || zero;
 }
 
-bool td_gather(struct td_device *dev, struct td_pd *pd, const struct td_wqe *wqe, uint8_t *data)
+bool device_gather(struct function_device *dev, struct device_pd *pd, const struct device_wqe *wqe,
+		   uint8_t *data)
 {
 	uint8_t *memory;
 
@@ -125,7 +129,7 @@ bool td_gather(struct td_device *dev, struct td_pd *pd, const struct td_wqe *wqe
 	return true;
 }
 
-bool td_scatter(struct td_device *dev, struct td_pd *pd, const struct td_wqe *wqe,
+bool device_scatter(struct function_device *dev, struct device_pd *pd, const struct device_wqe *wqe,
 		const uint8_t *data, uint64_t length)
 {
 	uint8_t *memory;
@@ -147,33 +151,34 @@ bool td_scatter(struct td_device *dev, struct td_pd *pd, const struct td_wqe *wq
 
 /* ---- Windows ---- */
 
-void td_unbind(struct td_mw *mw)
+void device_unbind(struct device_mw *mw)
 {
 	mw->mr = NULL;
 	mw->obj.uses[1] = NULL;
 }
 
-bool td_bind(struct td_device *dev, struct td_qp *qp, const struct ibv_send_wr *wr)
+bool device_bind(struct function_device *dev, struct device_qp *qp, const struct ibv_send_wr *wr)
 {
 	const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
-	struct td_object *obj;
-	struct td_mw *mw = NULL;
-	struct td_mr *mr = NULL;
+	struct device_object *obj;
+	struct device_mw *mw = NULL;
+	struct device_mr *mr = NULL;
 
 	list_for_each(&dev->objects, obj, entry) {
-		if (obj->kind == TD_OBJECT_MW &&
-		    &container_of(obj, struct td_mw, obj)->mw == wr->bind_mw.mw)
-			mw = container_of(obj, struct td_mw, obj);
-		if (obj->kind == TD_OBJECT_MR &&
-		    &container_of(obj, struct td_mr, obj)->vmr.ibv_mr == info->mr)
-			mr = container_of(obj, struct td_mr, obj);
+		if (obj->kind == DEVICE_OBJECT_MW &&
+		    &container_of(obj, struct device_mw, obj)->mw == wr->bind_mw.mw)
+			mw = container_of(obj, struct device_mw, obj);
+		if (obj->kind == DEVICE_OBJECT_MR &&
+		    &container_of(obj, struct device_mr, obj)->vmr.ibv_mr == info->mr)
+			mr = container_of(obj, struct device_mr, obj);
 	}
 	if (!mw || pd_of(&mw->obj) != pd_of(&qp->obj))
 		return false;
 	if (info->length) {
 		unsigned int writes = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
-		if (!mr || pd_of(&mr->obj) != pd_of(&mw->obj) || !(mr->access & IBV_ACCESS_MW_BIND) ||
+		if (!mr || pd_of(&mr->obj) != pd_of(&mw->obj) ||
+		    !(mr->access & IBV_ACCESS_MW_BIND) ||
 		    (info->mw_access_flags & writes && !(mr->access & IBV_ACCESS_LOCAL_WRITE)) ||
 		    !at(mr, info->addr, info->length))
 			return false;
@@ -183,7 +188,7 @@ bool td_bind(struct td_device *dev, struct td_qp *qp, const struct ibv_send_wr *
 	/* A bound type 2 window has to be invalidated first. */
 	if (mw->mw.type == IBV_MW_TYPE_2 && (mw->mr || !mr))
 		return false;
-	td_unbind(mw);
+	device_unbind(mw);
 	mw->rkey = (mw->rkey & ~0xffu) | (wr->bind_mw.rkey & 0xff);
 	mw->qp_num = qp->vqp.qp.qp_num;
 	if (mr) {

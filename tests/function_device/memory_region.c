@@ -4,15 +4,16 @@
 #include "internal.h"
 
 /* Keys look like hardware's: a number that is never used again, and a tag in the low byte. */
-uint32_t td_next_key(struct td_device *dev)
+uint32_t device_next_key(struct function_device *dev)
 {
 	return dev->next_key++ << 8 | 0x01;
 }
 
-static struct td_mr *new_mr(struct td_device *dev, struct ibv_pd *pd, enum ibv_mr_type type,
-			    unsigned int access)
+static struct device_mr *new_mr(struct function_device *dev, struct ibv_pd *pd,
+				enum ibv_mr_type type, unsigned int access)
 {
-	struct td_mr *mr = td_new(dev, pd->context, TD_OBJECT_MR, td_mr, dev->opt.max_mr);
+	struct device_mr *mr =
+		device_new(dev, pd->context, DEVICE_OBJECT_MR, device_mr, dev->opt.max_mr);
 
 	if (!mr)
 		return NULL;
@@ -20,15 +21,15 @@ static struct td_mr *new_mr(struct td_device *dev, struct ibv_pd *pd, enum ibv_m
 	mr->vmr.access = access;
 	mr->vmr.ibv_mr.context = pd->context;
 	mr->vmr.ibv_mr.pd = pd;
-	mr->key = td_next_key(dev);
+	mr->key = device_next_key(dev);
 	mr->vmr.ibv_mr.lkey = mr->vmr.ibv_mr.rkey = mr->vmr.ibv_mr.handle = mr->key;
 	mr->access = access;
-	mr->obj.uses[0] = &to_td_pd(pd)->obj;
+	mr->obj.uses[0] = &to_device_pd(pd)->obj;
 	return mr;
 }
 
 /* As the kernel checks it: what a peer may write, the owner must be able to. */
-static int check_access(const struct td_device *dev, unsigned int access)
+static int check_access(const struct function_device *dev, unsigned int access)
 {
 	unsigned int known = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 			     IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
@@ -49,15 +50,15 @@ static int check_access(const struct td_device *dev, unsigned int access)
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 			     int access)
 {
-	struct td_device *dev = to_device(pd->context);
-	struct td_mr *mr = NULL;
-	struct td_call *call = td_begin(pd->context, TD_reg_mr, pd);
+	struct function_device *dev = to_device(pd->context);
+	struct device_mr *mr = NULL;
+	struct device_call *call = device_begin(pd->context, DEVICE_reg_mr, pd);
 
 	call->addr = (uintptr_t)addr;
 	call->length = length;
 	call->iova = iova;
 	call->access = access;
-	int error = td_admit(dev, TD_reg_mr);
+	int error = device_admit(dev, DEVICE_reg_mr);
 	if (!error)
 		error = check_access(dev, access);
 	/* The whole address space, paged on demand, is longer than any other region can be. */
@@ -76,22 +77,22 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 			error = errno;
 		}
 	}
-	return td_done(pd->context, mr, error);
+	return device_done(pd->context, mr, error);
 }
 
 static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
 				    uint64_t iova, int fd, int access)
 {
-	struct td_device *dev = to_device(pd->context);
-	struct td_mr *mr = NULL;
-	struct td_call *call = td_begin(pd->context, TD_reg_dmabuf_mr, pd);
+	struct function_device *dev = to_device(pd->context);
+	struct device_mr *mr = NULL;
+	struct device_call *call = device_begin(pd->context, DEVICE_reg_dmabuf_mr, pd);
 
 	call->addr = offset;
 	call->length = length;
 	call->iova = iova;
 	call->access = access;
 	call->fd = fd;
-	int error = td_admit(dev, TD_reg_dmabuf_mr);
+	int error = device_admit(dev, DEVICE_reg_dmabuf_mr);
 	if (!error)
 		error = check_access(dev, access);
 	if (!error) {
@@ -112,21 +113,21 @@ static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t l
 				munmap(mapped, length + lead);
 		}
 	}
-	return td_done(pd->context, mr, error);
+	return device_done(pd->context, mr, error);
 }
 
 static struct ibv_mr *reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibdm, uint64_t offset,
 				size_t length, unsigned int access)
 {
-	struct td_device *dev = to_device(pd->context);
-	struct td_dm *dm = to_td_dm(ibdm);
-	struct td_mr *mr = NULL;
-	struct td_call *call = td_begin(pd->context, TD_reg_dm_mr, pd);
+	struct function_device *dev = to_device(pd->context);
+	struct device_dm *dm = to_device_dm(ibdm);
+	struct device_mr *mr = NULL;
+	struct device_call *call = device_begin(pd->context, DEVICE_reg_dm_mr, pd);
 
 	call->addr = offset;
 	call->length = length;
 	call->access = access;
-	int error = td_admit(dev, TD_reg_dm_mr);
+	int error = device_admit(dev, DEVICE_reg_dm_mr);
 	if (!error)
 		error = check_access(dev, access);
 	/* The kernel has zero-based regions of device memory only. */
@@ -144,16 +145,16 @@ static struct ibv_mr *reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibdm, uint64_t
 			error = errno;
 		}
 	}
-	return td_done(pd->context, mr, error);
+	return device_done(pd->context, mr, error);
 }
 
 static struct ibv_mr *alloc_null_mr(struct ibv_pd *pd)
 {
-	struct td_device *dev = to_device(pd->context);
-	struct td_mr *mr = NULL;
+	struct function_device *dev = to_device(pd->context);
+	struct device_mr *mr = NULL;
 
-	td_begin(pd->context, TD_alloc_null_mr, pd);
-	int error = td_admit(dev, TD_alloc_null_mr);
+	device_begin(pd->context, DEVICE_alloc_null_mr, pd);
+	int error = device_admit(dev, DEVICE_alloc_null_mr);
 	if (!error) {
 		mr = new_mr(dev, pd, IBV_MR_TYPE_NULL_MR, IBV_ACCESS_LOCAL_WRITE);
 		if (mr)
@@ -161,13 +162,13 @@ static struct ibv_mr *alloc_null_mr(struct ibv_pd *pd)
 		else
 			error = errno;
 	}
-	return td_done(pd->context, mr, error);
+	return device_done(pd->context, mr, error);
 }
 
 /* Whether a queue holds a request that names the key, in its own lists or in a remote address. */
 static bool names(const struct list_head *queue, uint32_t key)
 {
-	const struct td_wqe *wqe;
+	const struct device_wqe *wqe;
 
 	list_for_each(queue, wqe, entry)
 		for (uint32_t i = 0; i < wqe->num_sge; i++)
@@ -176,19 +177,19 @@ static bool names(const struct list_head *queue, uint32_t key)
 	return false;
 }
 
-static void check_outstanding(struct td_device *dev, uint32_t key, const char *text)
+static void check_outstanding(struct function_device *dev, uint32_t key, const char *text)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	list_for_each(&dev->objects, obj, entry) {
-		if (obj->kind == TD_OBJECT_QP) {
-			struct td_qp *qp = container_of(obj, struct td_qp, obj);
+		if (obj->kind == DEVICE_OBJECT_QP) {
+			struct device_qp *qp = container_of(obj, struct device_qp, obj);
 
 			if (names(&qp->sends, key) || names(&qp->receives, key))
-				td_violate(dev, text);
-		} else if (obj->kind == TD_OBJECT_SRQ) {
-			if (names(&container_of(obj, struct td_srq, obj)->queue, key))
-				td_violate(dev, text);
+				device_violate(dev, text);
+		} else if (obj->kind == DEVICE_OBJECT_SRQ) {
+			if (names(&container_of(obj, struct device_srq, obj)->queue, key))
+				device_violate(dev, text);
 		}
 	}
 }
@@ -197,15 +198,15 @@ static int rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *ad
 		    int access)
 {
 	struct ibv_context *context = vmr->ibv_mr.context;
-	struct td_device *dev = to_device(context);
-	struct td_mr *mr = to_td_mr(vmr);
-	struct td_call *call = td_begin(context, TD_rereg_mr, vmr);
+	struct function_device *dev = to_device(context);
+	struct device_mr *mr = to_device_mr(vmr);
+	struct device_call *call = device_begin(context, DEVICE_rereg_mr, vmr);
 
 	call->mask = flags;
 	call->addr = (uintptr_t)addr;
 	call->length = length;
 	call->access = access;
-	int error = td_admit(dev, TD_rereg_mr);
+	int error = device_admit(dev, DEVICE_rereg_mr);
 	if (!error && flags & IBV_REREG_MR_CHANGE_ACCESS)
 		error = check_access(dev, access);
 	if (!error) {
@@ -219,9 +220,9 @@ static int rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *ad
 		if (flags & IBV_REREG_MR_CHANGE_ACCESS)
 			mr->access = vmr->access = access;
 		if (flags & IBV_REREG_MR_CHANGE_PD)
-			mr->obj.uses[0] = &to_td_pd(pd)->obj;
+			mr->obj.uses[0] = &to_device_pd(pd)->obj;
 	}
-	td_unlock(context);
+	device_unlock(context);
 	if (error)
 		errno = error;
 	return error;
@@ -230,35 +231,35 @@ static int rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *ad
 static int dereg_mr(struct verbs_mr *vmr)
 {
 	struct ibv_context *context = vmr->ibv_mr.context;
-	struct td_device *dev = to_device(context);
-	struct td_mr *mr = to_td_mr(vmr);
+	struct function_device *dev = to_device(context);
+	struct device_mr *mr = to_device_mr(vmr);
 
-	td_begin(context, TD_dereg_mr, vmr);
-	int error = td_destroy(dev, TD_dereg_mr, &mr->obj);
+	device_begin(context, DEVICE_dereg_mr, vmr);
+	int error = device_destroy(dev, DEVICE_dereg_mr, &mr->obj);
 	if (!error) {
 		check_outstanding(dev, mr->key,
 				  "a region deregistered under an outstanding work request");
 		if (mr->mapped)
 			munmap(mr->mapped, mr->mapped_length);
-		td_free(dev, &mr->obj);
+		device_free(dev, &mr->obj);
 	}
-	td_unlock(context);
+	device_unlock(context);
 	return error;
 }
 
 /* The region goes on being the other's: same key, same memory. */
 static struct ibv_mr *import_mr(struct ibv_pd *pd, uint32_t handle)
 {
-	struct td_device *dev = to_device(pd->context);
-	struct td_object *obj;
-	struct td_mr *mr = NULL, *from = NULL;
+	struct function_device *dev = to_device(pd->context);
+	struct device_object *obj;
+	struct device_mr *mr = NULL, *from = NULL;
 
-	td_begin(pd->context, TD_import_mr, pd)->mask = (int)handle;
-	int error = td_admit(dev, TD_import_mr);
+	device_begin(pd->context, DEVICE_import_mr, pd)->mask = (int)handle;
+	int error = device_admit(dev, DEVICE_import_mr);
 	list_for_each(&dev->objects, obj, entry)
-		if (obj->kind == TD_OBJECT_MR &&
-		    container_of(obj, struct td_mr, obj)->vmr.ibv_mr.handle == handle)
-			from = container_of(obj, struct td_mr, obj);
+		if (obj->kind == DEVICE_OBJECT_MR &&
+		    container_of(obj, struct device_mr, obj)->vmr.ibv_mr.handle == handle)
+			from = container_of(obj, struct device_mr, obj);
 	if (!error && !from)
 		error = ENOENT;
 	if (!error) {
@@ -268,48 +269,49 @@ static struct ibv_mr *import_mr(struct ibv_pd *pd, uint32_t handle)
 			mr->iova = from->iova;
 			mr->memory = from->memory;
 			mr->length = from->length;
-			mr->vmr.ibv_mr.lkey = mr->vmr.ibv_mr.rkey = mr->vmr.ibv_mr.handle = from->key;
+			mr->vmr.ibv_mr.lkey = mr->vmr.ibv_mr.rkey = mr->vmr.ibv_mr.handle =
+				from->key;
 			mr->vmr.ibv_mr.length = from->length;
 		} else {
 			error = errno;
 		}
 	}
-	return td_done(pd->context, mr, error);
+	return device_done(pd->context, mr, error);
 }
 
 static void unimport_mr(struct ibv_mr *ibmr)
 {
 	struct ibv_context *context = ibmr->context;
-	struct td_mr *mr = to_td_mr(verbs_get_mr(ibmr));
+	struct device_mr *mr = to_device_mr(verbs_get_mr(ibmr));
 
-	td_begin(context, TD_unimport_mr, ibmr);
+	device_begin(context, DEVICE_unimport_mr, ibmr);
 	if (mr->vmr.mr_type != IBV_MR_TYPE_IMPORTED_MR)
-		td_violate(to_device(context), "a region unimported that was not imported");
-	td_free(to_device(context), &mr->obj);
-	td_unlock(context);
+		device_violate(to_device(context), "a region unimported that was not imported");
+	device_free(to_device(context), &mr->obj);
+	device_unlock(context);
 }
 
 static int advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags,
 		     struct ibv_sge *list, uint32_t count)
 {
-	struct td_call *call = td_begin(pd->context, TD_advise_mr, pd);
+	struct device_call *call = device_begin(pd->context, DEVICE_advise_mr, pd);
 
 	call->access = advice;
 	call->mask = flags;
-	int error = td_admit(to_device(pd->context), TD_advise_mr);
+	int error = device_admit(to_device(pd->context), DEVICE_advise_mr);
 	for (uint32_t i = 0; !error && i < count; i++) {
 		bool zero;
 
-		if (!td_local(to_device(pd->context), to_td_pd(pd), list[i].lkey, list[i].addr,
-			      list[i].length, IBV_ACCESS_ON_DEMAND, &zero) &&
+		if (!device_local(to_device(pd->context), to_device_pd(pd), list[i].lkey,
+				  list[i].addr, list[i].length, IBV_ACCESS_ON_DEMAND, &zero) &&
 		    !zero)
 			error = ENOENT;
 	}
-	td_unlock(pd->context);
+	device_unlock(pd->context);
 	return error;
 }
 
-const struct verbs_context_ops td_region_ops = {
+const struct verbs_context_ops device_region_ops = {
 	.advise_mr = advise_mr,
 	.alloc_null_mr = alloc_null_mr,
 	.dereg_mr = dereg_mr,

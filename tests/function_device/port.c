@@ -3,20 +3,23 @@
 #include <time.h>
 #include "internal.h"
 
-void td_init_ports(struct td_device *dev)
+void device_init_ports(struct function_device *dev)
 {
 	bool ethernet = dev->opt.link_layer == IBV_LINK_LAYER_ETHERNET;
 
 	for (uint32_t i = 0; i < dev->opt.ports; i++) {
-		const uint8_t local[16] = { 0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, i + 1 };
-		const uint8_t mapped[16] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, i + 1 };
-		struct td_gid *gid = dev->gid[i];
+		const uint8_t local[16] = {
+			0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, i + 1
+		};
+		const uint8_t mapped[16] = { 0, 0, 0,	 0,    0,  0, 0, 0,
+					     0, 0, 0xff, 0xff, 10, 0, 0, i + 1 };
+		struct device_gid *gid = dev->gid[i];
 
 		dev->port[i] = (struct ibv_port_attr){
 			.state = IBV_PORT_ACTIVE,
 			.max_mtu = IBV_MTU_4096,
 			.active_mtu = ethernet ? IBV_MTU_1024 : IBV_MTU_4096,
-			.gid_tbl_len = TD_GIDS,
+			.gid_tbl_len = DEVICE_GIDS,
 			.port_cap_flags = ethernet ? IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS :
 						     IBV_PORT_CM_SUP | IBV_PORT_SYS_IMAGE_GUID_SUP,
 			.max_msg_sz = 1u << 30,
@@ -50,8 +53,8 @@ static int query_device_ex(struct ibv_context *context,
 			   const struct ibv_query_device_ex_input *input,
 			   struct ibv_device_attr_ex *attr, size_t attr_size)
 {
-	struct td_device *dev = to_device(context);
-	const struct td_options *opt = &dev->opt;
+	struct function_device *dev = to_device(context);
+	const struct device_options *opt = &dev->opt;
 	struct ibv_device_attr_ex full = {
 		.orig_attr = {
 			.fw_ver = "1.2.3",
@@ -100,9 +103,9 @@ static int query_device_ex(struct ibv_context *context,
 		.phys_port_cnt_ex = opt->ports,
 	};
 
-	td_begin(context, TD_query_device_ex, context);
-	int error = td_admit(dev, TD_query_device_ex);
-	td_unlock(context);
+	device_begin(context, DEVICE_query_device_ex, context);
+	int error = device_admit(dev, DEVICE_query_device_ex);
+	device_unlock(context);
 	if (!error && ((input && input->comp_mask) || attr_size < sizeof(attr->orig_attr)))
 		error = EINVAL;
 	if (!error) {
@@ -114,15 +117,15 @@ static int query_device_ex(struct ibv_context *context,
 
 static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
 {
-	struct td_device *dev = to_device(context);
+	struct function_device *dev = to_device(context);
 
-	td_begin(context, TD_query_port, context);
-	int error = td_admit(dev, TD_query_port);
+	device_begin(context, DEVICE_query_port, context);
+	int error = device_admit(dev, DEVICE_query_port);
 	if (!error && (port < 1 || port > dev->opt.ports))
 		error = EINVAL;
 	if (!error)
 		*attr = dev->port[port - 1];
-	td_unlock(context);
+	device_unlock(context);
 	return error;
 }
 
@@ -130,9 +133,9 @@ static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *va
 {
 	uint32_t wanted = values->comp_mask;
 
-	td_begin(context, TD_query_rt_values, context)->mask = wanted;
-	int error = td_admit(to_device(context), TD_query_rt_values);
-	td_unlock(context);
+	device_begin(context, DEVICE_query_rt_values, context)->mask = wanted;
+	int error = device_admit(to_device(context), DEVICE_query_rt_values);
+	device_unlock(context);
 	if (error)
 		return error;
 	values->comp_mask = 0;
@@ -148,12 +151,12 @@ static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *va
 /* Called by libibverbs for each event that the program takes: what destroying waits for. */
 static void async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
-	struct td_device *dev = to_device(context);
+	struct function_device *dev = to_device(context);
 
 	pthread_mutex_lock(&dev->lock);
 	switch (event->event_type) {
 	case IBV_EVENT_CQ_ERR:
-		to_td_cq(event->element.cq)->async_reported++;
+		to_device_cq(event->element.cq)->async_reported++;
 		break;
 	case IBV_EVENT_QP_FATAL:
 	case IBV_EVENT_QP_REQ_ERR:
@@ -163,11 +166,11 @@ static void async_event(struct ibv_context *context, struct ibv_async_event *eve
 	case IBV_EVENT_PATH_MIG:
 	case IBV_EVENT_PATH_MIG_ERR:
 	case IBV_EVENT_QP_LAST_WQE_REACHED:
-		to_td_qp(event->element.qp)->events_reported++;
+		to_device_qp(event->element.qp)->events_reported++;
 		break;
 	case IBV_EVENT_SRQ_ERR:
 	case IBV_EVENT_SRQ_LIMIT_REACHED:
-		to_td_srq(event->element.srq)->events_reported++;
+		to_device_srq(event->element.srq)->events_reported++;
 		break;
 	default:
 		break;
@@ -175,23 +178,23 @@ static void async_event(struct ibv_context *context, struct ibv_async_event *eve
 	pthread_mutex_unlock(&dev->lock);
 }
 
-void td_async(struct ibv_context *context, uint32_t type, uint64_t element)
+void device_async(struct ibv_context *context, uint32_t type, uint64_t element)
 {
 	struct ib_uverbs_async_event_desc record = { .element = element, .event_type = type };
 
-	td_pipe_write(context->async_fd, &record, sizeof(record));
+	device_pipe_write(context->async_fd, &record, sizeof(record));
 }
 
-int td_raise_async(struct td_device *dev, struct ibv_context *context, uint32_t type,
+int device_raise_async(struct function_device *dev, struct ibv_context *context, uint32_t type,
 		   uint64_t element)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 	int error = EINVAL;
 
 	pthread_mutex_lock(&dev->lock);
 	list_for_each(&dev->objects, obj, entry) {
-		if (obj->kind == TD_OBJECT_CONTEXT && obj->context == context) {
-			td_async(context, type, element);
+		if (obj->kind == DEVICE_OBJECT_CONTEXT && obj->context == context) {
+			device_async(context, type, element);
 			error = 0;
 		}
 	}
@@ -201,18 +204,18 @@ int td_raise_async(struct td_device *dev, struct ibv_context *context, uint32_t 
 
 /* ---- Controls ---- */
 
-int td_set_gid(struct td_device *dev, uint32_t port, uint32_t index, const union ibv_gid *gid,
-	       uint32_t type, uint32_t ifindex)
+int device_set_gid(struct function_device *dev, uint32_t port, uint32_t index,
+		   const union ibv_gid *gid, uint32_t type, uint32_t ifindex)
 {
-	if (port < 1 || port > dev->opt.ports || index >= TD_GIDS)
+	if (port < 1 || port > dev->opt.ports || index >= DEVICE_GIDS)
 		return EINVAL;
 	pthread_mutex_lock(&dev->lock);
-	dev->gid[port - 1][index] = (struct td_gid){ *gid, type, ifindex };
+	dev->gid[port - 1][index] = (struct device_gid){ *gid, type, ifindex };
 	pthread_mutex_unlock(&dev->lock);
 	return 0;
 }
 
-int td_set_port(struct td_device *dev, uint32_t port, const struct ibv_port_attr *attr)
+int device_set_port(struct function_device *dev, uint32_t port, const struct ibv_port_attr *attr)
 {
 	if (port < 1 || port > dev->opt.ports)
 		return EINVAL;
@@ -222,7 +225,7 @@ int td_set_port(struct td_device *dev, uint32_t port, const struct ibv_port_attr
 	return 0;
 }
 
-int td_get_port(struct td_device *dev, uint32_t port, struct ibv_port_attr *attr)
+int device_get_port(struct function_device *dev, uint32_t port, struct ibv_port_attr *attr)
 {
 	if (port < 1 || port > dev->opt.ports)
 		return EINVAL;
@@ -232,7 +235,7 @@ int td_get_port(struct td_device *dev, uint32_t port, struct ibv_port_attr *attr
 	return 0;
 }
 
-void td_set_link(struct td_device *dev, bool up)
+void device_set_link(struct function_device *dev, bool up)
 {
 	pthread_mutex_lock(&dev->lock);
 	dev->link_down = !up;
@@ -243,7 +246,7 @@ void td_set_link(struct td_device *dev, bool up)
 	pthread_mutex_unlock(&dev->lock);
 }
 
-const struct verbs_context_ops td_port_ops = {
+const struct verbs_context_ops device_port_ops = {
 	.async_event = async_event,
 	.query_device_ex = query_device_ex,
 	.query_port = query_port,

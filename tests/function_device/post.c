@@ -1,10 +1,10 @@
 /* Posting to the model: requests are checked, copied with their lists, and queued. */
 #include "internal.h"
 
-static void log_posted(struct td_device *dev, uint32_t qp_num, bool receive,
-		       const struct td_wqe *wqe)
+static void log_posted(struct function_device *dev, uint32_t qp_num, bool receive,
+		       const struct device_wqe *wqe)
 {
-	struct td_posted *posted = &dev->posted[dev->posted_total++ % TD_POSTED_KEPT];
+	struct device_posted *posted = &dev->posted[dev->posted_total++ % DEVICE_POSTED_KEPT];
 
 	memset(posted, 0, sizeof(*posted));
 	posted->qp_num = qp_num;
@@ -19,22 +19,22 @@ static void log_posted(struct td_device *dev, uint32_t qp_num, bool receive,
 
 /* ---- Sends ---- */
 
-struct td_wqe *td_copy_send(const struct ibv_send_wr *wr)
+struct device_wqe *device_copy_send(const struct ibv_send_wr *wr)
 {
 	uint64_t length = 0;
 
-	if (wr->num_sge < 0 || wr->num_sge > TD_MAX_SGE) {
+	if (wr->num_sge < 0 || wr->num_sge > DEVICE_MAX_SGE) {
 		errno = EINVAL;
 		return NULL;
 	}
 	if (wr->send_flags & IBV_SEND_INLINE)
 		for (int i = 0; i < wr->num_sge; i++)
 			length += wr->sg_list[i].length;
-	if (length > TD_MAX_INLINE) {
+	if (length > DEVICE_MAX_INLINE) {
 		errno = EINVAL;
 		return NULL;
 	}
-	struct td_wqe *wqe = calloc(1, sizeof(*wqe) + length);
+	struct device_wqe *wqe = calloc(1, sizeof(*wqe) + length);
 	if (!wqe)
 		return NULL;
 	wqe->wr = *wr;
@@ -77,7 +77,7 @@ static bool opcode_ok(enum ibv_qp_type type, enum ibv_wr_opcode opcode)
 }
 
 /* What a provider refuses at once; the rest is for the device to find out. */
-static int check_send(struct td_qp *qp, const struct td_wqe *wqe)
+static int check_send(struct device_qp *qp, const struct device_wqe *wqe)
 {
 	enum ibv_qp_state state = qp->attr.qp_state;
 
@@ -99,33 +99,33 @@ static int check_send(struct td_qp *qp, const struct td_wqe *wqe)
 	return 0;
 }
 
-static void translate(struct td_device *dev, struct td_object *pd, struct td_wqe *wqe)
+static void translate(struct function_device *dev, struct device_object *pd, struct device_wqe *wqe)
 {
 	bool zero;
 
 	for (uint32_t i = 0; pd && i < wqe->num_sge; i++)
-		wqe->memory[i] = td_local(dev, container_of(pd, struct td_pd, obj),
+		wqe->memory[i] = device_local(dev, container_of(pd, struct device_pd, obj),
 					  wqe->sge[i].lkey, wqe->sge[i].addr, wqe->sge[i].length, 0,
 					  &zero);
 }
 
-int td_enqueue_send(struct td_device *dev, struct td_qp *qp, struct td_wqe *wqe)
+int device_enqueue_send(struct function_device *dev, struct device_qp *qp, struct device_wqe *wqe)
 {
-	int error = dev->fatal ? EIO : td_fault(dev, TD_post_send);
+	int error = dev->fatal ? EIO : device_fault(dev, DEVICE_post_send);
 
-	td_use(dev, &qp->obj);
+	device_use(dev, &qp->obj);
 	if (!error)
 		error = check_send(qp, wqe);
 	/* mlx4, mlx5 and hns look for room under the completion queue's lock, which that thread holds. */
 	if (error == ENOMEM && qp->send_cq && qp->send_cq->polling &&
 	    pthread_equal(qp->send_cq->poller, pthread_self()))
-		td_violate(dev, "a post to a full queue between start_poll and end_poll");
+		device_violate(dev, "a post to a full queue between start_poll and end_poll");
 	if (error) {
 		free(wqe);
 		return error;
 	}
 	if (qp->vqp.qp.qp_type == IBV_QPT_UD)
-		wqe->ah = to_td_ah(wqe->wr.wr.ud.ah)->attr;
+		wqe->ah = to_device_ah(wqe->wr.wr.ud.ah)->attr;
 	translate(dev, qp->obj.uses[0], wqe);
 	log_posted(dev, qp->vqp.qp.qp_num, false, wqe);
 	list_add_tail(&qp->sends, &wqe->entry);
@@ -133,44 +133,44 @@ int td_enqueue_send(struct td_device *dev, struct td_qp *qp, struct td_wqe *wqe)
 	return 0;
 }
 
-void td_after_post(struct td_device *dev, struct td_qp *qp)
+void device_after_post(struct function_device *dev, struct device_qp *qp)
 {
 	if (qp)
-		td_qp_flush(dev, qp);
-	if (dev->progress == TD_ON_POST)
-		td_run(dev, 0);
+		device_qp_flush(dev, qp);
+	if (dev->progress == DEVICE_ON_POST)
+		device_run(dev, 0);
 }
 
 static int post_send(struct ibv_qp *ibqp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
-	struct td_device *dev = to_device(ibqp->context);
-	struct td_qp *qp = to_td_qp(ibqp);
+	struct function_device *dev = to_device(ibqp->context);
+	struct device_qp *qp = to_device_qp(ibqp);
 	int error = 0;
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_post_send]++;
+	dev->call_count[DEVICE_post_send]++;
 	if (qp->batch_open)
-		td_violate(dev, "post_send within a batch");
+		device_violate(dev, "post_send within a batch");
 	for (; wr; wr = wr->next) {
-		struct td_wqe *wqe = td_copy_send(wr);
+		struct device_wqe *wqe = device_copy_send(wr);
 
-		error = wqe ? td_enqueue_send(dev, qp, wqe) : errno;
+		error = wqe ? device_enqueue_send(dev, qp, wqe) : errno;
 		if (error) {
 			*bad = wr;
 			break;
 		}
 	}
 	/* As with rxe and siw: all requests are where the device looks, and it was not told. */
-	if (!error && (error = td_fault(dev, TD_ring_doorbell)))
+	if (!error && (error = device_fault(dev, DEVICE_ring_doorbell)))
 		*bad = NULL;
-	td_after_post(dev, qp);
+	device_after_post(dev, qp);
 	pthread_mutex_unlock(&dev->lock);
 	return error;
 }
 
-int td_post_bind(struct td_qp *qp, struct td_mw *mw, const struct ibv_mw_bind *bind)
+int device_post_bind(struct device_qp *qp, struct device_mw *mw, const struct ibv_mw_bind *bind)
 {
-	struct td_device *dev = to_device(qp->obj.context);
+	struct function_device *dev = to_device(qp->obj.context);
 	struct ibv_send_wr wr = {
 		.wr_id = bind->wr_id,
 		.opcode = IBV_WR_BIND_MW,
@@ -179,26 +179,26 @@ int td_post_bind(struct td_qp *qp, struct td_mw *mw, const struct ibv_mw_bind *b
 			     .rkey = ibv_inc_rkey(mw->mw.rkey),
 			     .bind_info = bind->bind_info },
 	};
-	struct td_wqe *wqe = td_copy_send(&wr);
-	int error = wqe ? td_enqueue_send(dev, qp, wqe) : errno;
+	struct device_wqe *wqe = device_copy_send(&wr);
+	int error = wqe ? device_enqueue_send(dev, qp, wqe) : errno;
 
 	if (!error) {
 		mw->mw.rkey = wr.bind_mw.rkey;
-		td_after_post(dev, qp);
+		device_after_post(dev, qp);
 	}
 	return error;
 }
 
 /* ---- Receives ---- */
 
-static struct td_wqe *copy_receive(struct td_device *dev, struct td_object *pd,
+static struct device_wqe *copy_receive(struct function_device *dev, struct device_object *pd,
 				   const struct ibv_recv_wr *wr, uint32_t max_sge)
 {
 	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > max_sge) {
 		errno = EINVAL;
 		return NULL;
 	}
-	struct td_wqe *wqe = calloc(1, sizeof(*wqe));
+	struct device_wqe *wqe = calloc(1, sizeof(*wqe));
 	if (!wqe)
 		return NULL;
 	wqe->wr.wr_id = wr->wr_id;
@@ -211,17 +211,17 @@ static struct td_wqe *copy_receive(struct td_device *dev, struct td_object *pd,
 
 static int post_recv(struct ibv_qp *ibqp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-	struct td_device *dev = to_device(ibqp->context);
-	struct td_qp *qp = to_td_qp(ibqp);
+	struct function_device *dev = to_device(ibqp->context);
+	struct device_qp *qp = to_device_qp(ibqp);
 	int error = 0;
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_post_recv]++;
-	td_use(dev, &qp->obj);
+	dev->call_count[DEVICE_post_recv]++;
+	device_use(dev, &qp->obj);
 	for (; wr; wr = wr->next) {
-		struct td_wqe *wqe = NULL;
+		struct device_wqe *wqe = NULL;
 
-		error = dev->fatal ? EIO : td_fault(dev, TD_post_recv);
+		error = dev->fatal ? EIO : device_fault(dev, DEVICE_post_recv);
 		if (!error && (qp->attr.qp_state == IBV_QPS_RESET || qp->srq))
 			error = EINVAL;
 		if (!error && qp->recv_used >= qp->attr.cap.max_recv_wr)
@@ -237,24 +237,24 @@ static int post_recv(struct ibv_qp *ibqp, struct ibv_recv_wr *wr, struct ibv_rec
 		list_add_tail(&qp->receives, &wqe->entry);
 		qp->recv_used++;
 	}
-	td_after_post(dev, qp);
+	device_after_post(dev, qp);
 	pthread_mutex_unlock(&dev->lock);
 	return error;
 }
 
 static int post_srq_recv(struct ibv_srq *ibsrq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-	struct td_device *dev = to_device(ibsrq->context);
-	struct td_srq *srq = to_td_srq(ibsrq);
+	struct function_device *dev = to_device(ibsrq->context);
+	struct device_srq *srq = to_device_srq(ibsrq);
 	int error = 0;
 
 	pthread_mutex_lock(&dev->lock);
-	dev->call_count[TD_post_srq_recv]++;
-	td_use(dev, &srq->obj);
+	dev->call_count[DEVICE_post_srq_recv]++;
+	device_use(dev, &srq->obj);
 	for (; wr; wr = wr->next) {
-		struct td_wqe *wqe = NULL;
+		struct device_wqe *wqe = NULL;
 
-		error = dev->fatal ? EIO : td_fault(dev, TD_post_srq_recv);
+		error = dev->fatal ? EIO : device_fault(dev, DEVICE_post_srq_recv);
 		if (!error && srq->count >= srq->attr.max_wr)
 			error = ENOMEM;
 		if (!error &&
@@ -268,12 +268,12 @@ static int post_srq_recv(struct ibv_srq *ibsrq, struct ibv_recv_wr *wr, struct i
 		list_add_tail(&srq->queue, &wqe->entry);
 		srq->count++;
 	}
-	td_after_post(dev, NULL);
+	device_after_post(dev, NULL);
 	pthread_mutex_unlock(&dev->lock);
 	return error;
 }
 
-const struct verbs_context_ops td_model_ops = {
+const struct verbs_context_ops device_model_ops = {
 	.post_recv = post_recv,
 	.post_send = post_send,
 	.post_srq_recv = post_srq_recv,

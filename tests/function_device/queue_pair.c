@@ -1,14 +1,14 @@
 /* Queue pairs: control verbs of both kinds, states, flushing. */
 #include "internal.h"
 
-struct td_qp *td_find_qp(struct td_device *dev, uint32_t qp_num)
+struct device_qp *device_find_qp(struct function_device *dev, uint32_t qp_num)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	list_for_each(&dev->objects, obj, entry) {
-		struct td_qp *qp = container_of(obj, struct td_qp, obj);
+		struct device_qp *qp = container_of(obj, struct device_qp, obj);
 
-		if (obj->kind == TD_OBJECT_QP && obj->context && qp->vqp.qp.qp_num == qp_num)
+		if (obj->kind == DEVICE_OBJECT_QP && obj->context && qp->vqp.qp.qp_num == qp_num)
 			return qp;
 	}
 	return NULL;
@@ -17,7 +17,7 @@ struct td_qp *td_find_qp(struct td_device *dev, uint32_t qp_num)
 /* ---- Errors ---- */
 
 /* The fields that the standard leaves undefined in a failed completion hold what no one expects. */
-void td_error_wc(struct ibv_wc *wc, const struct td_qp *qp, uint64_t wr_id,
+void device_error_wc(struct ibv_wc *wc, const struct device_qp *qp, uint64_t wr_id,
 		 enum ibv_wc_status status)
 {
 	memset(wc, 0x5a, sizeof(*wc));
@@ -27,59 +27,59 @@ void td_error_wc(struct ibv_wc *wc, const struct td_qp *qp, uint64_t wr_id,
 	wc->vendor_err = 0x5a00 | status;
 }
 
-void td_qp_flush(struct td_device *dev, struct td_qp *qp)
+void device_qp_flush(struct function_device *dev, struct device_qp *qp)
 {
 	enum ibv_qp_state state = qp->attr.qp_state;
-	struct td_wqe *wqe;
+	struct device_wqe *wqe;
 	struct ibv_wc wc;
 
 	if (qp->executing || (state != IBV_QPS_ERR && state != IBV_QPS_SQE))
 		return;
-	while ((wqe = list_pop(&qp->sends, struct td_wqe, entry))) {
-		td_error_wc(&wc, qp, wqe->wr.wr_id, IBV_WC_WR_FLUSH_ERR);
+	while ((wqe = list_pop(&qp->sends, struct device_wqe, entry))) {
+		device_error_wc(&wc, qp, wqe->wr.wr_id, IBV_WC_WR_FLUSH_ERR);
 		free(wqe);
-		td_complete(dev, qp->send_cq, qp, &wc, 1 + qp->unreported, 0, false);
+		device_complete(dev, qp->send_cq, qp, &wc, 1 + qp->unreported, 0, false);
 		qp->unreported = 0;
 	}
-	while (state == IBV_QPS_ERR && (wqe = list_pop(&qp->receives, struct td_wqe, entry))) {
-		td_error_wc(&wc, qp, wqe->wr.wr_id, IBV_WC_WR_FLUSH_ERR);
+	while (state == IBV_QPS_ERR && (wqe = list_pop(&qp->receives, struct device_wqe, entry))) {
+		device_error_wc(&wc, qp, wqe->wr.wr_id, IBV_WC_WR_FLUSH_ERR);
 		free(wqe);
-		td_complete(dev, qp->recv_cq, qp, &wc, 0, 1, false);
+		device_complete(dev, qp->recv_cq, qp, &wc, 0, 1, false);
 	}
 }
 
-void td_qp_to_error(struct td_device *dev, struct td_qp *qp)
+void device_qp_to_error(struct function_device *dev, struct device_qp *qp)
 {
 	if (qp->attr.qp_state == IBV_QPS_RESET || qp->attr.qp_state == IBV_QPS_ERR)
 		return;
 	qp->attr.qp_state = IBV_QPS_ERR;
-	td_qp_flush(dev, qp);
+	device_qp_flush(dev, qp);
 	if (qp->srq)
-		td_async(qp->obj.context, IBV_EVENT_QP_LAST_WQE_REACHED, (uintptr_t)&qp->vqp);
+		device_async(qp->obj.context, IBV_EVENT_QP_LAST_WQE_REACHED, (uintptr_t)&qp->vqp);
 }
 
 static void drop_list(struct list_head *list)
 {
-	struct td_wqe *wqe;
+	struct device_wqe *wqe;
 
-	while ((wqe = list_pop(list, struct td_wqe, entry)))
+	while ((wqe = list_pop(list, struct device_wqe, entry)))
 		free(wqe);
 }
 
-void td_qp_clear(struct td_device *dev, struct td_qp *qp)
+void device_qp_clear(struct function_device *dev, struct device_qp *qp)
 {
 	drop_list(&qp->sends);
 	drop_list(&qp->receives);
 	if (qp->send_cq)
-		td_cq_purge(dev, qp->send_cq, qp);
+		device_cq_purge(dev, qp->send_cq, qp);
 	if (qp->recv_cq)
-		td_cq_purge(dev, qp->recv_cq, qp);
+		device_cq_purge(dev, qp->recv_cq, qp);
 	qp->send_used = qp->recv_used = qp->unreported = 0;
 }
 
 /* ---- Creation ---- */
 
-static int check_init(struct td_device *dev, const struct ibv_qp_init_attr_ex *attr)
+static int check_init(struct function_device *dev, const struct ibv_qp_init_attr_ex *attr)
 {
 	const struct ibv_qp_cap *cap = &attr->cap;
 
@@ -113,17 +113,17 @@ static int check_init(struct td_device *dev, const struct ibv_qp_init_attr_ex *a
 	return 0;
 }
 
-static struct ibv_qp *make(struct ibv_context *context, enum td_verb verb,
+static struct ibv_qp *make(struct ibv_context *context, enum device_verb verb,
 			   const struct ibv_qp_init_attr_ex *attr)
 {
-	struct td_device *dev = to_device(context);
-	struct td_qp *qp = NULL;
-	int error = td_admit(dev, verb);
+	struct function_device *dev = to_device(context);
+	struct device_qp *qp = NULL;
+	int error = device_admit(dev, verb);
 
 	if (!error)
 		error = check_init(dev, attr);
 	if (!error) {
-		qp = td_new(dev, context, TD_OBJECT_QP, td_qp, dev->opt.max_qp);
+		qp = device_new(dev, context, DEVICE_OBJECT_QP, device_qp, dev->opt.max_qp);
 		if (!qp)
 			error = errno;
 	}
@@ -147,29 +147,29 @@ static struct ibv_qp *make(struct ibv_context *context, enum td_verb verb,
 		qp->sig_all = attr->sq_sig_all ? IBV_SEND_SIGNALED : 0;
 		qp->attr.cap = attr->cap;
 		memcpy(&qp->init_attr, attr, sizeof(qp->init_attr));
-		qp->send_cq = attr->send_cq ? to_td_cq(attr->send_cq) : NULL;
-		qp->recv_cq = attr->recv_cq ? to_td_cq(attr->recv_cq) : NULL;
-		qp->srq = attr->srq ? to_td_srq(attr->srq) : NULL;
+		qp->send_cq = attr->send_cq ? to_device_cq(attr->send_cq) : NULL;
+		qp->recv_cq = attr->recv_cq ? to_device_cq(attr->recv_cq) : NULL;
+		qp->srq = attr->srq ? to_device_srq(attr->srq) : NULL;
 		if (qp->srq)
 			qp->srq->lean_user = qp;
-		qp->obj.uses[0] = attr->pd ? &to_td_pd(attr->pd)->obj : NULL;
+		qp->obj.uses[0] = attr->pd ? &to_device_pd(attr->pd)->obj : NULL;
 		qp->obj.uses[1] = qp->send_cq ? &qp->send_cq->obj : NULL;
 		qp->obj.uses[2] = qp->recv_cq ? &qp->recv_cq->obj : NULL;
 		qp->obj.uses[3] = qp->srq ? &qp->srq->obj : NULL;
 		if (attr->comp_mask & IBV_QP_INIT_ATTR_XRCD) {
-			qp->vqp.xrcd = &to_td_xrcd(attr->xrcd)->vxrcd;
-			qp->obj.uses[0] = &to_td_xrcd(attr->xrcd)->obj;
+			qp->vqp.xrcd = &to_device_xrcd(attr->xrcd)->vxrcd;
+			qp->obj.uses[0] = &to_device_xrcd(attr->xrcd)->obj;
 		}
 		if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
 			qp->send_ops = attr->send_ops_flags;
 			qp->vqp.comp_mask |= VERBS_QP_EX;
-			if (dev->opt.kind == TD_LEAN)
-				td_lean_wr_functions(qp);
+			if (dev->opt.kind == DEVICE_LEAN)
+				device_lean_wr_functions(qp);
 			else
-				td_model_wr_functions(qp);
+				device_model_wr_functions(qp);
 		}
 	}
-	td_unlock(context);
+	device_unlock(context);
 	if (!error)
 		return &qp->vqp.qp;
 	errno = error;
@@ -183,30 +183,30 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr
 	memcpy(&ex, attr, sizeof(*attr));
 	ex.comp_mask = IBV_QP_INIT_ATTR_PD;
 	ex.pd = pd;
-	td_begin(pd->context, TD_create_qp, pd)->qp_init_attr = ex;
-	return make(pd->context, TD_create_qp, &ex);
+	device_begin(pd->context, DEVICE_create_qp, pd)->qp_init_attr = ex;
+	return make(pd->context, DEVICE_create_qp, &ex);
 }
 
 static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
 {
-	td_begin(context, TD_create_qp_ex, context)->qp_init_attr = *attr;
-	return make(context, TD_create_qp_ex, attr);
+	device_begin(context, DEVICE_create_qp_ex, context)->qp_init_attr = *attr;
+	return make(context, DEVICE_create_qp_ex, attr);
 }
 
 /* ---- States ---- */
 
-static int check_av(struct td_device *dev, const struct ibv_ah_attr *av)
+static int check_av(struct function_device *dev, const struct ibv_ah_attr *av)
 {
 	if (av->port_num < 1 || av->port_num > dev->opt.ports)
 		return EINVAL;
 	if (dev->opt.link_layer == IBV_LINK_LAYER_ETHERNET && !av->is_global)
 		return EINVAL;
-	if (av->is_global && av->grh.sgid_index >= TD_GIDS)
+	if (av->is_global && av->grh.sgid_index >= DEVICE_GIDS)
 		return EINVAL;
 	return 0;
 }
 
-static int check_values(struct td_device *dev, const struct ibv_qp_attr *attr, int mask)
+static int check_values(struct function_device *dev, const struct ibv_qp_attr *attr, int mask)
 {
 	if (mask & IBV_QP_PORT && (attr->port_num < 1 || attr->port_num > dev->opt.ports))
 		return EINVAL;
@@ -234,7 +234,7 @@ static int check_values(struct td_device *dev, const struct ibv_qp_attr *attr, i
 	return 0;
 }
 
-static void store(struct td_qp *qp, const struct ibv_qp_attr *from, int mask)
+static void store(struct device_qp *qp, const struct ibv_qp_attr *from, int mask)
 {
 	struct ibv_qp_attr *to = &qp->attr;
 #define STORE(flag, field)                                                                         \
@@ -268,19 +268,19 @@ static void store(struct td_qp *qp, const struct ibv_qp_attr *from, int mask)
 
 static int modify_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask)
 {
-	struct td_device *dev = to_device(ibqp->context);
-	struct td_qp *qp = to_td_qp(ibqp);
-	struct td_call *call = td_begin(ibqp->context, TD_modify_qp, ibqp);
-	td_use(to_device(ibqp->context), &to_td_qp(ibqp)->obj);
+	struct function_device *dev = to_device(ibqp->context);
+	struct device_qp *qp = to_device_qp(ibqp);
+	struct device_call *call = device_begin(ibqp->context, DEVICE_modify_qp, ibqp);
+	device_use(to_device(ibqp->context), &to_device_qp(ibqp)->obj);
 
 	call->qp_attr = *attr;
 	call->mask = mask;
-	int error = td_admit(dev, TD_modify_qp);
+	int error = device_admit(dev, DEVICE_modify_qp);
 	if (!error && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_ERR)
-		error = td_fault(dev, TD_modify_to_err);
+		error = device_fault(dev, DEVICE_modify_to_err);
 	if (!error && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET)
-		error = td_fault(dev, TD_modify_to_reset);
-	if (!error && (mask & IBV_QP_CAP || !td_qp_transition_ok(qp, attr, mask)))
+		error = device_fault(dev, DEVICE_modify_to_reset);
+	if (!error && (mask & IBV_QP_CAP || !device_qp_transition_ok(qp, attr, mask)))
 		error = EINVAL;
 	if (!error && mask & IBV_QP_CUR_STATE && attr->cur_qp_state != qp->attr.qp_state)
 		error = EINVAL;
@@ -288,12 +288,12 @@ static int modify_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask)
 		error = check_values(dev, attr, mask);
 	if (!error) {
 		if (mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_ERR)
-			td_qp_to_error(dev, qp);
+			device_qp_to_error(dev, qp);
 		store(qp, attr, mask);
 		if (mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET) {
 			struct ibv_qp_cap cap = qp->attr.cap;
 
-			td_qp_clear(dev, qp);
+			device_qp_clear(dev, qp);
 			qp->attr = (struct ibv_qp_attr){ .cap = cap };
 		}
 		if (mask & IBV_QP_SQ_PSN)
@@ -303,61 +303,61 @@ static int modify_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask)
 		/* A model's requests are executed in one go: the queue is drained at once. */
 		if (mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_SQD &&
 		    qp->attr.en_sqd_async_notify)
-			td_async(ibqp->context, IBV_EVENT_SQ_DRAINED, (uintptr_t)&qp->vqp);
+			device_async(ibqp->context, IBV_EVENT_SQ_DRAINED, (uintptr_t)&qp->vqp);
 	}
-	td_unlock(ibqp->context);
+	device_unlock(ibqp->context);
 	return error;
 }
 
 static int query_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask,
 		    struct ibv_qp_init_attr *init)
 {
-	struct td_qp *qp = to_td_qp(ibqp);
+	struct device_qp *qp = to_device_qp(ibqp);
 
-	td_begin(ibqp->context, TD_query_qp, ibqp)->mask = mask;
-	td_use(to_device(ibqp->context), &to_td_qp(ibqp)->obj);
-	int error = td_admit(to_device(ibqp->context), TD_query_qp);
+	device_begin(ibqp->context, DEVICE_query_qp, ibqp)->mask = mask;
+	device_use(to_device(ibqp->context), &to_device_qp(ibqp)->obj);
+	int error = device_admit(to_device(ibqp->context), DEVICE_query_qp);
 	if (!error) {
 		*attr = qp->attr;
 		attr->cur_qp_state = qp->attr.qp_state;
 		*init = qp->init_attr;
 		init->cap = qp->attr.cap;
 	}
-	td_unlock(ibqp->context);
+	device_unlock(ibqp->context);
 	return error;
 }
 
 static int destroy_qp(struct ibv_qp *ibqp)
 {
 	struct ibv_context *context = ibqp->context;
-	struct td_device *dev = to_device(context);
-	struct td_qp *qp = to_td_qp(ibqp);
+	struct function_device *dev = to_device(context);
+	struct device_qp *qp = to_device_qp(ibqp);
 
-	td_begin(context, TD_destroy_qp, ibqp);
-	int error = td_destroy(dev, TD_destroy_qp, &qp->obj);
+	device_begin(context, DEVICE_destroy_qp, ibqp);
+	int error = device_destroy(dev, DEVICE_destroy_qp, &qp->obj);
 	/* A multicast attachment holds the queue pair. */
 	if (!error && qp->mcast_count)
 		error = EBUSY;
 	if (!error) {
 		if (qp->batch_open)
-			td_violate(dev, "destroy_qp with an open batch");
+			device_violate(dev, "destroy_qp with an open batch");
 		drop_list(&qp->batch);
-		td_qp_clear(dev, qp);
+		device_qp_clear(dev, qp);
 		qp->attr.qp_state = IBV_QPS_RESET;
 		if (qp->srq && qp->srq->lean_user == qp)
 			qp->srq->lean_user = NULL;
-		td_pipe_remove(context->async_fd, sizeof(struct ib_uverbs_async_event_desc),
+		device_pipe_remove(context->async_fd, sizeof(struct ib_uverbs_async_event_desc),
 			       offsetof(struct ib_uverbs_async_event_desc, element),
 			       (uintptr_t)ibqp);
 	}
-	td_unlock(context);
+	device_unlock(context);
 	if (error)
 		return error;
 	if (!dev->removed)
-		td_wait_acks(&ibqp->mutex, &ibqp->cond, &ibqp->events_completed, &qp->events_reported,
-		     "ibv_destroy_qp");
+		device_wait_acks(&ibqp->mutex, &ibqp->cond, &ibqp->events_completed,
+				 &qp->events_reported, "ibv_destroy_qp");
 	pthread_mutex_lock(&dev->lock);
-	td_free(dev, &qp->obj);
+	device_free(dev, &qp->obj);
 	pthread_mutex_unlock(&dev->lock);
 	return 0;
 }
@@ -366,34 +366,34 @@ static int destroy_qp(struct ibv_qp *ibqp)
 
 static int attach_mcast(struct ibv_qp *ibqp, const union ibv_gid *gid, uint16_t lid)
 {
-	struct td_device *dev = to_device(ibqp->context);
-	struct td_qp *qp = to_td_qp(ibqp);
-	struct td_call *call = td_begin(ibqp->context, TD_attach_mcast, ibqp);
-	td_use(to_device(ibqp->context), &to_td_qp(ibqp)->obj);
+	struct function_device *dev = to_device(ibqp->context);
+	struct device_qp *qp = to_device_qp(ibqp);
+	struct device_call *call = device_begin(ibqp->context, DEVICE_attach_mcast, ibqp);
+	device_use(to_device(ibqp->context), &to_device_qp(ibqp)->obj);
 
 	call->gid = *gid;
 	call->lid = lid;
-	int error = td_admit(dev, TD_attach_mcast);
+	int error = device_admit(dev, DEVICE_attach_mcast);
 	if (!error && (ibqp->qp_type != IBV_QPT_UD || gid->raw[0] != 0xff))
 		error = EINVAL;
 	if (!error && qp->mcast_count == ARRAY_SIZE(qp->mcast))
 		error = ENOMEM;
 	if (!error)
 		qp->mcast[qp->mcast_count++] = *gid;
-	td_unlock(ibqp->context);
+	device_unlock(ibqp->context);
 	return error;
 }
 
 static int detach_mcast(struct ibv_qp *ibqp, const union ibv_gid *gid, uint16_t lid)
 {
-	struct td_device *dev = to_device(ibqp->context);
-	struct td_qp *qp = to_td_qp(ibqp);
-	struct td_call *call = td_begin(ibqp->context, TD_detach_mcast, ibqp);
-	td_use(to_device(ibqp->context), &to_td_qp(ibqp)->obj);
+	struct function_device *dev = to_device(ibqp->context);
+	struct device_qp *qp = to_device_qp(ibqp);
+	struct device_call *call = device_begin(ibqp->context, DEVICE_detach_mcast, ibqp);
+	device_use(to_device(ibqp->context), &to_device_qp(ibqp)->obj);
 
 	call->gid = *gid;
 	call->lid = lid;
-	int error = td_admit(dev, TD_detach_mcast);
+	int error = device_admit(dev, DEVICE_detach_mcast);
 	if (!error) {
 		error = EINVAL;
 		for (uint32_t i = 0; error && i < qp->mcast_count; i++) {
@@ -403,33 +403,33 @@ static int detach_mcast(struct ibv_qp *ibqp, const union ibv_gid *gid, uint16_t 
 			}
 		}
 	}
-	td_unlock(ibqp->context);
+	device_unlock(ibqp->context);
 	return error;
 }
 
 static int set_ece(struct ibv_qp *ibqp, struct ibv_ece *ece)
 {
-	td_begin(ibqp->context, TD_set_ece, ibqp)->ece = *ece;
-	int error = td_admit(to_device(ibqp->context), TD_set_ece);
+	device_begin(ibqp->context, DEVICE_set_ece, ibqp)->ece = *ece;
+	int error = device_admit(to_device(ibqp->context), DEVICE_set_ece);
 	if (!error && ece->comp_mask)
 		error = EINVAL;
 	if (!error)
-		to_td_qp(ibqp)->ece = *ece;
-	td_unlock(ibqp->context);
+		to_device_qp(ibqp)->ece = *ece;
+	device_unlock(ibqp->context);
 	return error;
 }
 
 static int query_ece(struct ibv_qp *ibqp, struct ibv_ece *ece)
 {
-	td_begin(ibqp->context, TD_query_ece, ibqp);
-	int error = td_admit(to_device(ibqp->context), TD_query_ece);
+	device_begin(ibqp->context, DEVICE_query_ece, ibqp);
+	int error = device_admit(to_device(ibqp->context), DEVICE_query_ece);
 	if (!error)
-		*ece = to_td_qp(ibqp)->ece;
-	td_unlock(ibqp->context);
+		*ece = to_device_qp(ibqp)->ece;
+	device_unlock(ibqp->context);
 	return error;
 }
 
-const struct verbs_context_ops td_qp_ops = {
+const struct verbs_context_ops device_qp_ops = {
 	.attach_mcast = attach_mcast,
 	.create_qp = create_qp,
 	.create_qp_ex = create_qp_ex,

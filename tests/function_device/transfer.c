@@ -3,7 +3,7 @@
 
 enum outcome { FINISHED, WAITING };
 
-bool td_reachable(struct td_device *dev, const struct ibv_ah_attr *av)
+bool device_reachable(struct function_device *dev, const struct ibv_ah_attr *av)
 {
 	if (dev->link_down)
 		return false;
@@ -13,7 +13,7 @@ bool td_reachable(struct td_device *dev, const struct ibv_ah_attr *av)
 				return true;
 			continue;
 		}
-		for (uint32_t i = 0; i < TD_GIDS; i++)
+		for (uint32_t i = 0; i < DEVICE_GIDS; i++)
 			if (!memcmp(&dev->gid[port][i].gid, &av->grh.dgid, 16))
 				return true;
 	}
@@ -48,68 +48,69 @@ static enum ibv_wc_opcode completed_opcode(enum ibv_wr_opcode opcode)
 }
 
 /* Takes the request off its queue and reports it; a failed one takes its queue pair along. */
-static enum outcome finish(struct td_device *dev, struct td_qp *qp, struct td_wqe *wqe,
-			   enum ibv_wc_status status)
+static enum outcome finish(struct function_device *dev, struct device_qp *qp,
+			   struct device_wqe *wqe, enum ibv_wc_status status)
 {
 	struct ibv_wc wc = {};
 
 	list_del(&wqe->entry);
 	qp->executing = false;
 	if (status != IBV_WC_SUCCESS) {
-		td_error_wc(&wc, qp, wqe->wr.wr_id, status);
+		device_error_wc(&wc, qp, wqe->wr.wr_id, status);
 	} else if ((wqe->wr.send_flags | qp->sig_all) & IBV_SEND_SIGNALED) {
 		wc.wr_id = wqe->wr.wr_id;
 		wc.opcode = completed_opcode(wqe->wr.opcode);
-		wc.byte_len = td_length(wqe);
+		wc.byte_len = device_length(wqe);
 		wc.qp_num = qp->vqp.qp.qp_num;
 	} else {
 		qp->unreported++;
 		free(wqe);
-		td_qp_flush(dev, qp);
+		device_qp_flush(dev, qp);
 		return FINISHED;
 	}
 	uint32_t slots = qp->unreported + 1;
 	qp->unreported = 0;
 	free(wqe);
-	td_complete(dev, qp->send_cq, qp, &wc, slots, 0, false);
+	device_complete(dev, qp->send_cq, qp, &wc, slots, 0, false);
 	/* Connected to itself, the queue pair may have failed on the way. */
-	td_qp_flush(dev, qp);
+	device_qp_flush(dev, qp);
 	if (status == IBV_WC_SUCCESS)
 		return FINISHED;
 	if (qp->vqp.qp.qp_type == IBV_QPT_RC || qp->vqp.qp.qp_type == IBV_QPT_XRC_SEND) {
-		td_qp_to_error(dev, qp);
+		device_qp_to_error(dev, qp);
 	} else if (qp->attr.qp_state == IBV_QPS_RTS) {
 		/* An unreliable queue pair goes on receiving. */
 		qp->attr.qp_state = IBV_QPS_SQE;
-		td_qp_flush(dev, qp);
+		device_qp_flush(dev, qp);
 	}
 	return FINISHED;
 }
 
 /* ---- The other side ---- */
 
-struct td_wqe *td_take_receive(struct td_device *dev, struct td_qp *qp, struct td_srq *srq)
+struct device_wqe *device_take_receive(struct function_device *dev, struct device_qp *qp,
+				       struct device_srq *srq)
 {
 	if (!srq)
-		return list_pop(&qp->receives, struct td_wqe, entry);
-	struct td_wqe *wqe = list_pop(&srq->queue, struct td_wqe, entry);
+		return list_pop(&qp->receives, struct device_wqe, entry);
+	struct device_wqe *wqe = list_pop(&srq->queue, struct device_wqe, entry);
 	if (wqe) {
 		srq->count--;
 		if (srq->attr.srq_limit && srq->count < srq->attr.srq_limit) {
 			srq->attr.srq_limit = 0;
-			td_async(srq->obj.context, IBV_EVENT_SRQ_LIMIT_REACHED,
+			device_async(srq->obj.context, IBV_EVENT_SRQ_LIMIT_REACHED,
 				 (uintptr_t)&srq->vsrq);
 		}
 	}
 	return wqe;
 }
 
-static struct td_qp *find_peer(struct td_device *dev, struct td_qp *qp)
+static struct device_qp *find_peer(struct function_device *dev, struct device_qp *qp)
 {
-	struct td_qp *peer = td_find_qp(dev, qp->attr.dest_qp_num);
+	struct device_qp *peer = device_find_qp(dev, qp->attr.dest_qp_num);
 	enum ibv_qp_type type = qp->vqp.qp.qp_type;
 
-	if (!peer || !td_reachable(dev, &qp->attr.ah_attr))
+	if (!peer || !device_reachable(dev, &qp->attr.ah_attr))
 		return NULL;
 	if (peer->vqp.qp.qp_type != (type == IBV_QPT_XRC_SEND ? IBV_QPT_XRC_RECV : type) ||
 	    peer->attr.dest_qp_num != qp->vqp.qp.qp_num)
@@ -123,14 +124,15 @@ static struct td_qp *find_peer(struct td_device *dev, struct td_qp *qp)
 	return peer;
 }
 
-static struct td_srq *find_xrc_srq(struct td_device *dev, struct td_qp *peer, uint32_t number)
+static struct device_srq *find_xrc_srq(struct function_device *dev, struct device_qp *peer,
+				       uint32_t number)
 {
-	struct td_object *obj;
+	struct device_object *obj;
 
 	list_for_each(&dev->objects, obj, entry) {
-		struct td_srq *srq = container_of(obj, struct td_srq, obj);
+		struct device_srq *srq = container_of(obj, struct device_srq, obj);
 
-		if (obj->kind == TD_OBJECT_SRQ && srq->vsrq.srq_num == number &&
+		if (obj->kind == DEVICE_OBJECT_SRQ && srq->vsrq.srq_num == number &&
 		    srq->vsrq.xrcd == peer->vqp.xrcd)
 			return srq;
 	}
@@ -138,13 +140,13 @@ static struct td_srq *find_xrc_srq(struct td_device *dev, struct td_qp *peer, ui
 }
 
 /* The peer refuses: it goes to ERR itself, and says so with an event. An unreliable one drops. */
-static enum ibv_wc_status refuse(struct td_device *dev, struct td_qp *peer, uint32_t event,
-				 enum ibv_wc_status status)
+static enum ibv_wc_status refuse(struct function_device *dev, struct device_qp *peer,
+				 uint32_t event, enum ibv_wc_status status)
 {
 	if (peer->vqp.qp.qp_type == IBV_QPT_UC)
 		return status;
-	td_async(peer->obj.context, event, (uintptr_t)&peer->vqp);
-	td_qp_to_error(dev, peer);
+	device_async(peer->obj.context, event, (uintptr_t)&peer->vqp);
+	device_qp_to_error(dev, peer);
 	return status;
 }
 
@@ -155,12 +157,13 @@ static bool needs_receive(enum ibv_wr_opcode opcode)
 }
 
 /* Fills and completes a receive; the status is the sender's. */
-static enum ibv_wc_status receive(struct td_device *dev, struct td_qp *qp, const struct td_wqe *wqe,
-				  struct td_qp *peer, struct td_srq *srq, struct td_wqe *into,
+static enum ibv_wc_status receive(struct function_device *dev, struct device_qp *qp,
+				  const struct device_wqe *wqe, struct device_qp *peer,
+				  struct device_srq *srq, struct device_wqe *into,
 				  const uint8_t *data, uint64_t length)
 {
-	struct td_object *pd = srq ? srq->obj.uses[0] : peer->obj.uses[0];
-	struct td_cq *cq = srq && srq->vsrq.cq ? to_td_cq(srq->vsrq.cq) : peer->recv_cq;
+	struct device_object *pd = srq ? srq->obj.uses[0] : peer->obj.uses[0];
+	struct device_cq *cq = srq && srq->vsrq.cq ? to_device_cq(srq->vsrq.cq) : peer->recv_cq;
 	bool write = wqe->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 	enum ibv_wc_status here = IBV_WC_SUCCESS, there = IBV_WC_SUCCESS;
 	struct ibv_wc wc = {
@@ -171,11 +174,11 @@ static enum ibv_wc_status receive(struct td_device *dev, struct td_qp *qp, const
 		.src_qp = qp->vqp.qp.qp_num,
 	};
 
-	if (!write && td_length(into) < length) {
+	if (!write && device_length(into) < length) {
 		here = IBV_WC_LOC_LEN_ERR;
 		there = IBV_WC_REM_INV_REQ_ERR;
-	} else if (!write &&
-		   !td_scatter(dev, container_of(pd, struct td_pd, obj), into, data, length)) {
+	} else if (!write && !device_scatter(dev, container_of(pd, struct device_pd, obj), into,
+					     data, length)) {
 		here = IBV_WC_LOC_PROT_ERR;
 		there = IBV_WC_REM_OP_ERR;
 	}
@@ -183,10 +186,10 @@ static enum ibv_wc_status receive(struct td_device *dev, struct td_qp *qp, const
 		wc.wc_flags = IBV_WC_WITH_IMM;
 		wc.imm_data = wqe->wr.imm_data;
 	} else if (wqe->wr.opcode == IBV_WR_SEND_WITH_INV && here == IBV_WC_SUCCESS) {
-		struct td_mw *mw = td_find_rkey_window(dev, wqe->wr.invalidate_rkey);
+		struct device_mw *mw = device_find_rkey_window(dev, wqe->wr.invalidate_rkey);
 
 		if (mw && mw->mw.type == IBV_MW_TYPE_2 && mw->mr) {
-			td_unbind(mw);
+			device_unbind(mw);
 			wc.wc_flags = IBV_WC_WITH_INV;
 			wc.invalidated_rkey = wqe->wr.invalidate_rkey;
 		} else {
@@ -195,24 +198,24 @@ static enum ibv_wc_status receive(struct td_device *dev, struct td_qp *qp, const
 		}
 	}
 	if (here != IBV_WC_SUCCESS)
-		td_error_wc(&wc, peer, into->wr.wr_id, here);
-	td_complete(dev, cq, peer, &wc, 0, !srq, wqe->wr.send_flags & IBV_SEND_SOLICITED);
+		device_error_wc(&wc, peer, into->wr.wr_id, here);
+	device_complete(dev, cq, peer, &wc, 0, !srq, wqe->wr.send_flags & IBV_SEND_SOLICITED);
 	free(into);
 	if (here != IBV_WC_SUCCESS)
-		td_qp_to_error(dev, peer);
+		device_qp_to_error(dev, peer);
 	return there;
 }
 
-static enum ibv_wc_status atomic(struct td_device *dev, const struct td_wqe *wqe,
-				 struct td_qp *peer, uint8_t *result)
+static enum ibv_wc_status atomic(struct function_device *dev, const struct device_wqe *wqe,
+				 struct device_qp *peer, uint8_t *result)
 {
 	enum ibv_wc_status status;
 	uint64_t *at, old;
 
 	if (wqe->wr.wr.atomic.remote_addr % 8)
 		return refuse(dev, peer, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
-	at = (void *)td_remote(dev, peer, wqe->wr.wr.atomic.rkey, wqe->wr.wr.atomic.remote_addr, 8,
-			       IBV_ACCESS_REMOTE_ATOMIC, &status);
+	at = (void *)device_remote(dev, peer, wqe->wr.wr.atomic.rkey, wqe->wr.wr.atomic.remote_addr,
+				   8, IBV_ACCESS_REMOTE_ATOMIC, &status);
 	if (!at)
 		return refuse(dev, peer, IBV_EVENT_QP_ACCESS_ERR, status);
 	if (wqe->wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
@@ -227,8 +230,8 @@ static enum ibv_wc_status atomic(struct td_device *dev, const struct td_wqe *wqe
 }
 
 /* One-sided operations; data is what goes out, or what comes back. */
-static enum ibv_wc_status one_sided(struct td_device *dev, const struct td_wqe *wqe,
-				    struct td_qp *peer, uint8_t *data, uint64_t length)
+static enum ibv_wc_status one_sided(struct function_device *dev, const struct device_wqe *wqe,
+				    struct device_qp *peer, uint8_t *data, uint64_t length)
 {
 	enum ibv_wc_status status = IBV_WC_SUCCESS;
 	unsigned int access = IBV_ACCESS_REMOTE_WRITE;
@@ -244,7 +247,7 @@ static enum ibv_wc_status one_sided(struct td_device *dev, const struct td_wqe *
 	}
 	if (wqe->wr.opcode == IBV_WR_FLUSH || !length)
 		return IBV_WC_SUCCESS; /* the memory is coherent; nothing is checked for no bytes */
-	memory = td_remote(dev, peer, wqe->wr.wr.rdma.rkey, wqe->wr.wr.rdma.remote_addr, length,
+	memory = device_remote(dev, peer, wqe->wr.wr.rdma.rkey, wqe->wr.wr.rdma.remote_addr, length,
 			   access, &status);
 	if (!memory)
 		return refuse(dev, peer, IBV_EVENT_QP_ACCESS_ERR, status);
@@ -257,7 +260,8 @@ static enum ibv_wc_status one_sided(struct td_device *dev, const struct td_wqe *
 
 /* ---- One request ---- */
 
-static enum outcome lost(struct td_device *dev, struct td_qp *qp, struct td_wqe *wqe, bool attempt)
+static enum outcome lost(struct function_device *dev, struct device_qp *qp, struct device_wqe *wqe,
+			 bool attempt)
 {
 	if (qp->vqp.qp.qp_type == IBV_QPT_UC)
 		return finish(dev, qp, wqe, IBV_WC_SUCCESS);
@@ -266,8 +270,8 @@ static enum outcome lost(struct td_device *dev, struct td_qp *qp, struct td_wqe 
 	return WAITING;
 }
 
-static enum outcome not_ready(struct td_device *dev, struct td_qp *qp, struct td_wqe *wqe,
-			      bool attempt)
+static enum outcome not_ready(struct function_device *dev, struct device_qp *qp,
+			      struct device_wqe *wqe, bool attempt)
 {
 	if (qp->vqp.qp.qp_type == IBV_QPT_UC)
 		return finish(dev, qp, wqe, IBV_WC_SUCCESS);
@@ -277,26 +281,26 @@ static enum outcome not_ready(struct td_device *dev, struct td_qp *qp, struct td
 	return WAITING;
 }
 
-static enum outcome transfer(struct td_device *dev, struct td_qp *qp, struct td_wqe *wqe,
-			     uint8_t *data, uint64_t length, bool attempt)
+static enum outcome transfer(struct function_device *dev, struct device_qp *qp,
+			     struct device_wqe *wqe, uint8_t *data, uint64_t length, bool attempt)
 {
-	struct td_pd *pd = container_of(qp->obj.uses[0], struct td_pd, obj);
+	struct device_pd *pd = container_of(qp->obj.uses[0], struct device_pd, obj);
 	enum ibv_wr_opcode opcode = wqe->wr.opcode;
 	bool fetches = opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 		       opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 	enum ibv_wc_status status = IBV_WC_SUCCESS;
-	struct td_srq *srq = NULL;
+	struct device_srq *srq = NULL;
 
-	if (!fetches && !td_gather(dev, pd, wqe, data))
+	if (!fetches && !device_gather(dev, pd, wqe, data))
 		return finish(dev, qp, wqe, IBV_WC_LOC_PROT_ERR);
 	if (qp->vqp.qp.qp_type == IBV_QPT_UD) {
-		td_send_datagram(dev, qp, wqe, data, length);
+		device_send_datagram(dev, qp, wqe, data, length);
 		return finish(dev, qp, wqe, IBV_WC_SUCCESS);
 	}
 	if (fetches && !qp->attr.max_rd_atomic)
 		return finish(dev, qp, wqe, IBV_WC_LOC_QP_OP_ERR);
 
-	struct td_qp *peer = find_peer(dev, qp);
+	struct device_qp *peer = find_peer(dev, qp);
 	if (qp->lose) {
 		/* A reliable message is sent again, and each time may be lost again. */
 		if (attempt || qp->vqp.qp.qp_type == IBV_QPT_UC)
@@ -323,9 +327,9 @@ static enum outcome transfer(struct td_device *dev, struct td_qp *qp, struct td_
 	if (!needs_receive(opcode) || opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
 		status = one_sided(dev, wqe, peer, data, length);
 	if (needs_receive(opcode) && status == IBV_WC_SUCCESS)
-		status = receive(dev, qp, wqe, peer, srq, td_take_receive(dev, peer, srq), data,
+		status = receive(dev, qp, wqe, peer, srq, device_take_receive(dev, peer, srq), data,
 				 length);
-	if (status == IBV_WC_SUCCESS && fetches && !td_scatter(dev, pd, wqe, data, length))
+	if (status == IBV_WC_SUCCESS && fetches && !device_scatter(dev, pd, wqe, data, length))
 		status = IBV_WC_LOC_PROT_ERR;
 	/* An unreliable sender never learns what happened. */
 	if (qp->vqp.qp.qp_type == IBV_QPT_UC)
@@ -333,10 +337,10 @@ static enum outcome transfer(struct td_device *dev, struct td_qp *qp, struct td_
 	return finish(dev, qp, wqe, status);
 }
 
-static enum outcome execute(struct td_device *dev, struct td_qp *qp, struct td_wqe *wqe,
-			    bool attempt)
+static enum outcome execute(struct function_device *dev, struct device_qp *qp,
+			    struct device_wqe *wqe, bool attempt)
 {
-	uint64_t length = td_length(wqe), limit = dev->port[0].max_msg_sz;
+	uint64_t length = device_length(wqe), limit = dev->port[0].max_msg_sz;
 	bool atomic = wqe->wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 		      wqe->wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ||
 		      wqe->wr.opcode == IBV_WR_ATOMIC_WRITE;
@@ -344,13 +348,13 @@ static enum outcome execute(struct td_device *dev, struct td_qp *qp, struct td_w
 	switch (wqe->wr.opcode) {
 	case IBV_WR_BIND_MW:
 		return finish(dev, qp, wqe,
-			      td_bind(dev, qp, &wqe->wr) ? IBV_WC_SUCCESS : IBV_WC_MW_BIND_ERR);
+			      device_bind(dev, qp, &wqe->wr) ? IBV_WC_SUCCESS : IBV_WC_MW_BIND_ERR);
 	case IBV_WR_LOCAL_INV: {
-		struct td_mw *mw = td_find_rkey_window(dev, wqe->wr.invalidate_rkey);
+		struct device_mw *mw = device_find_rkey_window(dev, wqe->wr.invalidate_rkey);
 
 		if (!mw || mw->mw.type != IBV_MW_TYPE_2)
 			return finish(dev, qp, wqe, IBV_WC_LOC_QP_OP_ERR);
-		td_unbind(mw);
+		device_unbind(mw);
 		return finish(dev, qp, wqe, IBV_WC_SUCCESS);
 	}
 	default:
@@ -368,23 +372,23 @@ static enum outcome execute(struct td_device *dev, struct td_qp *qp, struct td_w
 	return outcome;
 }
 
-unsigned int td_run(struct td_device *dev, unsigned int max)
+unsigned int device_run(struct function_device *dev, unsigned int max)
 {
 	unsigned int count = 0;
 	bool moved, first = true;
-	struct td_object *obj;
+	struct device_object *obj;
 
 	if (dev->removed)
 		return 0;
 	do {
 		moved = false;
 		list_for_each(&dev->objects, obj, entry) {
-			struct td_qp *qp = container_of(obj, struct td_qp, obj);
+			struct device_qp *qp = container_of(obj, struct device_qp, obj);
 
-			if (obj->kind != TD_OBJECT_QP || !obj->context || qp->paused ||
+			if (obj->kind != DEVICE_OBJECT_QP || !obj->context || qp->paused ||
 			    qp->attr.qp_state != IBV_QPS_RTS || list_empty(&qp->sends))
 				continue;
-			struct td_wqe *wqe = list_top(&qp->sends, struct td_wqe, entry);
+			struct device_wqe *wqe = list_top(&qp->sends, struct device_wqe, entry);
 			qp->executing = true;
 			if (execute(dev, qp, wqe, first) == WAITING) {
 				qp->executing = false;
@@ -401,30 +405,31 @@ unsigned int td_run(struct td_device *dev, unsigned int max)
 
 /* ---- Controls ---- */
 
-int td_pause(struct td_device *dev, uint32_t qp_num, bool paused)
+int device_pause(struct function_device *dev, uint32_t qp_num, bool paused)
 {
 	pthread_mutex_lock(&dev->lock);
-	struct td_qp *qp = td_find_qp(dev, qp_num);
+	struct device_qp *qp = device_find_qp(dev, qp_num);
 	if (qp)
 		qp->paused = paused;
 	pthread_mutex_unlock(&dev->lock);
 	return qp ? 0 : EINVAL;
 }
 
-int td_lose(struct td_device *dev, uint32_t qp_num, unsigned int count)
+int device_lose(struct function_device *dev, uint32_t qp_num, unsigned int count)
 {
 	pthread_mutex_lock(&dev->lock);
-	struct td_qp *qp = td_find_qp(dev, qp_num);
+	struct device_qp *qp = device_find_qp(dev, qp_num);
 	if (qp)
 		qp->lose = count;
 	pthread_mutex_unlock(&dev->lock);
 	return qp ? 0 : EINVAL;
 }
 
-int td_outstanding(struct td_device *dev, uint32_t qp_num, uint32_t *sends, uint32_t *receives)
+int device_outstanding(struct function_device *dev, uint32_t qp_num, uint32_t *sends,
+		       uint32_t *receives)
 {
 	pthread_mutex_lock(&dev->lock);
-	struct td_qp *qp = td_find_qp(dev, qp_num);
+	struct device_qp *qp = device_find_qp(dev, qp_num);
 	if (qp) {
 		*sends = qp->send_used;
 		*receives = qp->recv_used;
@@ -433,12 +438,12 @@ int td_outstanding(struct td_device *dev, uint32_t qp_num, uint32_t *sends, uint
 	return qp ? 0 : EINVAL;
 }
 
-int td_qp_error(struct td_device *dev, uint32_t qp_num)
+int device_qp_error(struct function_device *dev, uint32_t qp_num)
 {
 	pthread_mutex_lock(&dev->lock);
-	struct td_qp *qp = td_find_qp(dev, qp_num);
+	struct device_qp *qp = device_find_qp(dev, qp_num);
 	if (qp)
-		td_qp_to_error(dev, qp);
+		device_qp_to_error(dev, qp);
 	pthread_mutex_unlock(&dev->lock);
 	return qp ? 0 : EINVAL;
 }

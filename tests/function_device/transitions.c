@@ -88,7 +88,7 @@ static int type_index(enum ibv_qp_type type)
 	}
 }
 
-bool td_qp_transition_ok(const struct td_qp *qp, const struct ibv_qp_attr *attr, int mask)
+bool device_qp_transition_ok(const struct device_qp *qp, const struct ibv_qp_attr *attr, int mask)
 {
 	enum ibv_qp_state from = mask & IBV_QP_CUR_STATE ? attr->cur_qp_state : qp->attr.qp_state;
 	enum ibv_qp_state to = mask & IBV_QP_STATE ? attr->qp_state : from;
@@ -104,7 +104,8 @@ bool td_qp_transition_ok(const struct td_qp *qp, const struct ibv_qp_attr *attr,
 
 		if (rule->from == from && rule->to == to)
 			return !(rule->required[type] & ~mask) &&
-			       !(mask & ~(rule->required[type] | rule->optional[type] | IBV_QP_STATE));
+			       !(mask &
+				 ~(rule->required[type] | rule->optional[type] | IBV_QP_STATE));
 	}
 	return false;
 }

@@ -37,7 +37,7 @@ impl Fault<'_> {
         let name = c_name(&self.verb);
         // SAFETY: the handle is valid, the name is NUL-terminated.
         let error = unsafe {
-            raw::td_fail(self.device.as_raw(), name.as_ptr(), self.errno, self.skip, calls)
+            raw::device_fail(self.device.as_raw(), name.as_ptr(), self.errno, self.skip, calls)
         };
         assert_eq!(error, 0, "no verb is named {}", self.verb);
     }
@@ -70,14 +70,14 @@ impl FunctionDevice {
     /// Takes all faults away.
     pub fn clear_faults(&self) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_clear_faults(self.as_raw()) }
+        unsafe { raw::device_clear_faults(self.as_raw()) }
     }
 
     /// The device dies: `IBV_EVENT_DEVICE_FATAL` on every context, all queue pairs flush, and every
     /// verb but polling and destroying fails with EIO from now on.
     pub fn kill(&self) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_device_fatal(self.as_raw()) }
+        unsafe { raw::device_fatal(self.as_raw()) }
     }
 
     /// The device is pulled out: `IBV_EVENT_DEVICE_FATAL` on every context; nothing flushes or
@@ -88,13 +88,13 @@ impl FunctionDevice {
     /// success; otherwise let that [fail](Self::fail) too.
     pub fn remove(&self) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_device_removed(self.as_raw()) }
+        unsafe { raw::device_removed(self.as_raw()) }
     }
 
     /// What a failing `poll_cq` returns: any negative number (-1; mlx5 has -2).
     pub fn poll_error(&self, value: i32) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_set_poll_error(self.as_raw(), value) }
+        unsafe { raw::device_set_poll_error(self.as_raw(), value) }
     }
 }
 
@@ -103,13 +103,13 @@ impl FunctionDevice {
     /// Changes when posted work is executed.
     pub fn progress(&self, progress: Progress) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_set_progress(self.as_raw(), progress.to_raw()) }
+        unsafe { raw::device_set_progress(self.as_raw(), progress.to_raw()) }
     }
 
     /// Executes all that can be executed; returns how many work requests that was.
     pub fn run(&self) -> u32 {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_step(self.as_raw(), 0) }
+        unsafe { raw::device_step(self.as_raw(), 0) }
     }
 
     /// Executes up to `max` work requests, of each queue pair in turn; returns how many.
@@ -118,7 +118,7 @@ impl FunctionDevice {
             return 0;
         }
         // SAFETY: the handle is valid.
-        unsafe { raw::td_step(self.as_raw(), max) }
+        unsafe { raw::device_step(self.as_raw(), max) }
     }
 
     /// While paused, the sends of a queue pair are not executed.
@@ -129,7 +129,7 @@ impl FunctionDevice {
     #[track_caller]
     pub fn pause(&self, qp_num: u32, paused: bool) {
         // SAFETY: the handle is valid.
-        known(unsafe { raw::td_pause(self.as_raw(), qp_num, paused) }, "queue pair");
+        known(unsafe { raw::device_pause(self.as_raw(), qp_num, paused) }, "queue pair");
     }
 
     /// The sends and receives in the queue pair's slots: posted, and not given back by a poll.
@@ -142,7 +142,7 @@ impl FunctionDevice {
         let (mut sends, mut receives) = (0, 0);
         // SAFETY: the handle is valid, and so are the places for the results.
         let error =
-            unsafe { raw::td_outstanding(self.as_raw(), qp_num, &mut sends, &mut receives) };
+            unsafe { raw::device_outstanding(self.as_raw(), qp_num, &mut sends, &mut receives) };
         known(error, "queue pair");
         (sends, receives)
     }
@@ -150,7 +150,7 @@ impl FunctionDevice {
     /// Link down: every message is lost and the ports say so; no event is raised by itself.
     pub fn link(&self, up: bool) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_set_link(self.as_raw(), up) }
+        unsafe { raw::device_set_link(self.as_raw(), up) }
     }
 
     /// Loses the next messages that a queue pair sends; a reliable one spends retries on it.
@@ -161,7 +161,7 @@ impl FunctionDevice {
     #[track_caller]
     pub fn lose(&self, qp_num: u32, messages: u32) {
         // SAFETY: the handle is valid.
-        known(unsafe { raw::td_lose(self.as_raw(), qp_num, messages) }, "queue pair");
+        known(unsafe { raw::device_lose(self.as_raw(), qp_num, messages) }, "queue pair");
     }
 
     /// The queue pair fails by itself: it is in ERR, and its requests flush.
@@ -172,7 +172,7 @@ impl FunctionDevice {
     #[track_caller]
     pub fn break_qp(&self, qp_num: u32) {
         // SAFETY: the handle is valid.
-        known(unsafe { raw::td_qp_error(self.as_raw(), qp_num) }, "queue pair");
+        known(unsafe { raw::device_qp_error(self.as_raw(), qp_num) }, "queue pair");
     }
 
     /// Memory is reached through the address seen when a request was posted, registered or not by
@@ -180,32 +180,32 @@ impl FunctionDevice {
     /// access that valgrind and AddressSanitizer report.
     pub fn stale_translation(&self, on: bool) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_set_stale_translation(self.as_raw(), on) }
+        unsafe { raw::device_set_stale_translation(self.as_raw(), on) }
     }
 
     /// Completions stay in their queue when the queue pair is reset or destroyed, as on rxe; by
     /// default they are removed, as on mlx5.
     pub fn keep_stale_completions(&self, on: bool) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_set_keep_stale(self.as_raw(), on) }
+        unsafe { raw::device_set_keep_stale(self.as_raw(), on) }
     }
 
     /// Threads that read an event of a completion queue stay between the read and the acknowledgement as long as this is on.
     pub fn hold_readers(&self, on: bool) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_set_hold_readers(self.as_raw(), on) }
+        unsafe { raw::device_set_hold_readers(self.as_raw(), on) }
     }
 
     /// How many threads are held there.
     pub fn held_readers(&self) -> u32 {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_held_readers(self.as_raw()) }
+        unsafe { raw::device_held_readers(self.as_raw()) }
     }
 
     /// The number of the next queue pair, to make numbers come again.
     pub fn next_qp_num(&self, number: u32) {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_set_next_qp_num(self.as_raw(), number) }
+        unsafe { raw::device_set_next_qp_num(self.as_raw(), number) }
     }
 }
 
@@ -216,7 +216,7 @@ impl FunctionDevice {
     #[track_caller]
     pub fn hold_completions(&self, cq: *mut ffi::ibv_cq, qp_num: u32, hold: bool) {
         // SAFETY: the handle is valid; the queue is looked up, not followed.
-        let error = unsafe { raw::td_hold_completions(self.as_raw(), cq, qp_num, hold) };
+        let error = unsafe { raw::device_hold_completions(self.as_raw(), cq, qp_num, hold) };
         known(error, "completion queue or queue pair");
     }
 
@@ -225,7 +225,7 @@ impl FunctionDevice {
     pub fn held(&self, cq: *mut ffi::ibv_cq) -> u32 {
         let mut count = 0;
         // SAFETY: as in `hold_completions`.
-        known(unsafe { raw::td_held(self.as_raw(), cq, &mut count) }, "completion queue");
+        known(unsafe { raw::device_held(self.as_raw(), cq, &mut count) }, "completion queue");
         count
     }
 
@@ -235,7 +235,7 @@ impl FunctionDevice {
         assert_ne!(index, u32::MAX);
         // SAFETY: as in `hold_completions`.
         known(
-            unsafe { raw::td_release_held(self.as_raw(), cq, index) },
+            unsafe { raw::device_release_held(self.as_raw(), cq, index) },
             "completion queue, or no completion is held there",
         );
     }
@@ -244,21 +244,21 @@ impl FunctionDevice {
     #[track_caller]
     pub fn release_all(&self, cq: *mut ffi::ibv_cq) {
         // SAFETY: as in `hold_completions`.
-        known(unsafe { raw::td_release_held(self.as_raw(), cq, u32::MAX) }, "completion queue");
+        known(unsafe { raw::device_release_held(self.as_raw(), cq, u32::MAX) }, "completion queue");
     }
 
     /// Drops all held completions: they never arrive.
     #[track_caller]
     pub fn drop_held(&self, cq: *mut ffi::ibv_cq) {
         // SAFETY: as in `hold_completions`.
-        known(unsafe { raw::td_drop_held(self.as_raw(), cq) }, "completion queue");
+        known(unsafe { raw::device_drop_held(self.as_raw(), cq) }, "completion queue");
     }
 
     /// Puts in a completion as it is, whatever it says.
     #[track_caller]
     pub fn inject(&self, cq: *mut ffi::ibv_cq, completion: &ffi::ibv_wc) {
         // SAFETY: as in `hold_completions`; the completion is copied.
-        known(unsafe { raw::td_inject(self.as_raw(), cq, completion) }, "completion queue");
+        known(unsafe { raw::device_inject(self.as_raw(), cq, completion) }, "completion queue");
     }
 
     /// Mixes what is in the queue, keeping the order of the sends and of the receives of each queue
@@ -266,14 +266,14 @@ impl FunctionDevice {
     #[track_caller]
     pub fn shuffle(&self, cq: *mut ffi::ibv_cq, seed: u64) {
         // SAFETY: as in `hold_completions`.
-        known(unsafe { raw::td_shuffle(self.as_raw(), cq, seed) }, "completion queue");
+        known(unsafe { raw::device_shuffle(self.as_raw(), cq, seed) }, "completion queue");
     }
 
     /// A poll returns at most `max` completions, however many it asks for; 0 for no limit.
     #[track_caller]
     pub fn limit_poll(&self, cq: *mut ffi::ibv_cq, max: u32) {
         // SAFETY: as in `hold_completions`.
-        known(unsafe { raw::td_limit_poll(self.as_raw(), cq, max) }, "completion queue");
+        known(unsafe { raw::device_limit_poll(self.as_raw(), cq, max) }, "completion queue");
     }
 }
 
@@ -312,7 +312,10 @@ impl FunctionDevice {
     #[track_caller]
     fn raise_raw(&self, context: *mut ffi::ibv_context, event: u32, element: u64) {
         // SAFETY: the handle is valid; the context is looked up, not followed.
-        known(unsafe { raw::td_raise_async(self.as_raw(), context, event, element) }, "context");
+        known(
+            unsafe { raw::device_raise_async(self.as_raw(), context, event, element) },
+            "context",
+        );
     }
 
     /// Puts an event of the completion queue into its channel, whether it was armed or not.
@@ -324,7 +327,7 @@ impl FunctionDevice {
     pub fn raise_cq_event(&self, cq: *mut ffi::ibv_cq) {
         // SAFETY: the handle is valid; the queue is looked up before it is followed.
         known(
-            unsafe { raw::td_raise_cq_event(self.as_raw(), cq) },
+            unsafe { raw::device_raise_cq_event(self.as_raw(), cq) },
             "completion queue (with a channel)",
         );
     }
@@ -339,7 +342,7 @@ impl FunctionDevice {
         let gid = ffi::ibv_gid { raw: gid };
         // SAFETY: the handle is valid, the GID is copied.
         known(
-            unsafe { raw::td_set_gid(self.as_raw(), port, index, &gid, gid_type, 1) },
+            unsafe { raw::device_set_gid(self.as_raw(), port, index, &gid, gid_type, 1) },
             "port or GID index",
         );
     }
@@ -353,9 +356,9 @@ impl FunctionDevice {
     pub fn change_port(&self, port: u32, change: impl FnOnce(&mut ffi::ibv_port_attr)) {
         let mut attr = ffi::ibv_port_attr::default();
         // SAFETY: the handle is valid, attr is written.
-        known(unsafe { raw::td_get_port(self.as_raw(), port, &mut attr) }, "port");
+        known(unsafe { raw::device_get_port(self.as_raw(), port, &mut attr) }, "port");
         change(&mut attr);
         // SAFETY: the handle is valid, attr is copied.
-        known(unsafe { raw::td_set_port(self.as_raw(), port, &attr) }, "port");
+        known(unsafe { raw::device_set_port(self.as_raw(), port, &attr) }, "port");
     }
 }

@@ -116,7 +116,7 @@ pub mod raw {
 /// A handle to a device; cloning it makes another handle to the same device.
 #[derive(Debug)]
 pub struct FunctionDevice {
-    raw: NonNull<raw::td_device>,
+    raw: NonNull<raw::function_device>,
 }
 
 // SAFETY: the functions of device.h lock the device, and its life is counted atomically.
@@ -127,14 +127,14 @@ unsafe impl Sync for FunctionDevice {}
 impl Drop for FunctionDevice {
     fn drop(&mut self) {
         // SAFETY: this handle holds one reference, given up here.
-        unsafe { raw::td_release(self.raw.as_ptr()) }
+        unsafe { raw::device_release(self.raw.as_ptr()) }
     }
 }
 
 impl Clone for FunctionDevice {
     fn clone(&self) -> Self {
         // SAFETY: this handle keeps the device alive.
-        unsafe { raw::td_hold(self.raw.as_ptr()) };
+        unsafe { raw::device_hold(self.raw.as_ptr()) };
         Self { raw: self.raw }
     }
 }
@@ -165,7 +165,7 @@ impl FunctionDevice {
     /// What [`fail`](Self::fail) put in for `"open_device"`; `EMFILE` without descriptors.
     pub fn open(&self) -> io::Result<*mut ffi::ibv_context> {
         // SAFETY: the handle is valid.
-        let context = unsafe { raw::td_open(self.raw.as_ptr()) };
+        let context = unsafe { raw::device_open(self.raw.as_ptr()) };
         if context.is_null() {
             return Err(io::Error::last_os_error());
         }
@@ -184,13 +184,13 @@ impl FunctionDevice {
     }
 
     /// The handle for the functions in [`raw`].
-    pub fn as_raw(&self) -> *mut raw::td_device {
+    pub fn as_raw(&self) -> *mut raw::function_device {
         self.raw.as_ptr()
     }
 
-    fn from_options(options: &raw::td_options) -> io::Result<Self> {
+    fn from_options(options: &raw::device_options) -> io::Result<Self> {
         // SAFETY: options is read only.
-        let raw = unsafe { raw::td_create(options) };
+        let raw = unsafe { raw::device_create(options) };
         NonNull::new(raw).map(|raw| Self { raw }).ok_or_else(io::Error::last_os_error)
     }
 }

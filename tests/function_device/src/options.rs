@@ -16,9 +16,9 @@ pub enum Progress {
 impl Progress {
     pub(crate) fn to_raw(self) -> u32 {
         match self {
-            Progress::Manual => raw::TD_MANUAL,
-            Progress::OnPoll => raw::TD_ON_POLL,
-            Progress::OnPost => raw::TD_ON_POST,
+            Progress::Manual => raw::DEVICE_MANUAL,
+            Progress::OnPoll => raw::DEVICE_ON_POLL,
+            Progress::OnPost => raw::DEVICE_ON_POST,
         }
     }
 }
@@ -36,21 +36,21 @@ pub enum LinkLayer {
 /// Makes a [`FunctionDevice`]. What is not set has a default large enough for most tests.
 #[derive(Clone, Debug)]
 pub struct Builder {
-    options: raw::td_options,
+    options: raw::device_options,
 }
 
 impl Builder {
     /// See [`FunctionDevice::lean`].
     pub fn lean() -> Self {
-        Self { options: raw::td_options { kind: raw::TD_LEAN, ..Default::default() } }
+        Self { options: raw::device_options { kind: raw::DEVICE_LEAN, ..Default::default() } }
     }
 
     /// See [`FunctionDevice::model`].
     pub fn model() -> Self {
         Self {
-            options: raw::td_options {
-                kind: raw::TD_MODEL,
-                progress: raw::TD_ON_POLL,
+            options: raw::device_options {
+                kind: raw::DEVICE_MODEL,
+                progress: raw::DEVICE_ON_POLL,
                 ..Default::default()
             },
         }
@@ -85,7 +85,7 @@ impl Builder {
     }
 
     /// Reaches the limits (`max_qp_wr`, `max_cqe` ..); a limit left 0 keeps its default.
-    pub fn limits(mut self, set: impl FnOnce(&mut raw::td_options)) -> Self {
+    pub fn limits(mut self, set: impl FnOnce(&mut raw::device_options)) -> Self {
         set(&mut self.options);
         self
     }

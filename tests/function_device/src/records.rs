@@ -41,17 +41,17 @@ impl Kind {
 
     fn to_raw(self) -> u32 {
         match self {
-            Kind::Context => raw::TD_OBJECT_CONTEXT,
-            Kind::ProtectionDomain => raw::TD_OBJECT_PD,
-            Kind::MemoryRegion => raw::TD_OBJECT_MR,
-            Kind::MemoryWindow => raw::TD_OBJECT_MW,
-            Kind::CompletionQueue => raw::TD_OBJECT_CQ,
-            Kind::QueuePair => raw::TD_OBJECT_QP,
-            Kind::SharedReceiveQueue => raw::TD_OBJECT_SRQ,
-            Kind::AddressHandle => raw::TD_OBJECT_AH,
-            Kind::DeviceMemory => raw::TD_OBJECT_DM,
-            Kind::ThreadDomain => raw::TD_OBJECT_TD,
-            Kind::XrcDomain => raw::TD_OBJECT_XRCD,
+            Kind::Context => raw::DEVICE_OBJECT_CONTEXT,
+            Kind::ProtectionDomain => raw::DEVICE_OBJECT_PD,
+            Kind::MemoryRegion => raw::DEVICE_OBJECT_MR,
+            Kind::MemoryWindow => raw::DEVICE_OBJECT_MW,
+            Kind::CompletionQueue => raw::DEVICE_OBJECT_CQ,
+            Kind::QueuePair => raw::DEVICE_OBJECT_QP,
+            Kind::SharedReceiveQueue => raw::DEVICE_OBJECT_SRQ,
+            Kind::AddressHandle => raw::DEVICE_OBJECT_AH,
+            Kind::DeviceMemory => raw::DEVICE_OBJECT_DM,
+            Kind::ThreadDomain => raw::DEVICE_OBJECT_TD,
+            Kind::XrcDomain => raw::DEVICE_OBJECT_XRCD,
         }
     }
 }
@@ -91,7 +91,7 @@ impl FunctionDevice {
     /// How many objects of a kind are alive.
     pub fn live(&self, kind: Kind) -> u32 {
         // SAFETY: the handle is valid.
-        unsafe { raw::td_live(self.as_raw(), kind.to_raw()) }
+        unsafe { raw::device_live(self.as_raw(), kind.to_raw()) }
     }
 
     /// Nothing is left, and no rule was broken.
@@ -112,28 +112,28 @@ impl FunctionDevice {
     /// counted.
     pub fn calls(&self, verb: &str) -> u64 {
         // SAFETY: the handle is valid, the name is NUL-terminated.
-        unsafe { raw::td_calls(self.as_raw(), c_name(verb).as_ptr()) }
+        unsafe { raw::device_calls(self.as_raw(), c_name(verb).as_ptr()) }
     }
 
     /// The arguments of the latest call of a control verb; what the verb does not take is zero.
     /// Only the latest 64 calls of all verbs are kept.
-    pub fn last_call(&self, verb: &str) -> Option<raw::td_call> {
+    pub fn last_call(&self, verb: &str) -> Option<raw::device_call> {
         self.call_before(verb, 0)
     }
 
     /// The call of the verb that came in before the latest `back` ones.
-    pub fn call_before(&self, verb: &str, back: u32) -> Option<raw::td_call> {
-        let mut call = raw::td_call::default();
+    pub fn call_before(&self, verb: &str, back: u32) -> Option<raw::device_call> {
+        let mut call = raw::device_call::default();
         // SAFETY: the handle is valid, the name is NUL-terminated, the call is copied out.
-        unsafe { raw::td_call_at(self.as_raw(), c_name(verb).as_ptr(), back, &mut call) }
+        unsafe { raw::device_call_at(self.as_raw(), c_name(verb).as_ptr(), back, &mut call) }
             .then_some(call)
     }
 
     /// The latest posted work request but `back`, on a model; the latest 64 are kept.
     pub fn posted(&self, back: u32) -> Option<Posted> {
-        let mut posted = Box::new(raw::td_posted::default());
+        let mut posted = Box::new(raw::device_posted::default());
         // SAFETY: the handle is valid, the request is copied out.
-        if !unsafe { raw::td_posted_at(self.as_raw(), back, &mut *posted) } {
+        if !unsafe { raw::device_posted_at(self.as_raw(), back, &mut *posted) } {
             return None;
         }
         Some(Posted {
@@ -155,7 +155,7 @@ impl FunctionDevice {
         let mut text = [0; 200];
         // SAFETY: the handle is valid; the text is written within its size, NUL-terminated.
         let count =
-            unsafe { raw::td_violations(self.as_raw(), text.as_mut_ptr().cast(), text.len()) };
+            unsafe { raw::device_violations(self.as_raw(), text.as_mut_ptr().cast(), text.len()) };
         let text = CStr::from_bytes_until_nul(&text).expect("NUL-terminated");
         (count, text.to_string_lossy().into_owned())
     }
