@@ -89,6 +89,7 @@ right! {
     queue_pair_used_while_split
     queue_pair_within_its_batch
     read_in_flight
+    read_into_read_only_memory
     read_the_half_in_flight
     receive_into_read_only_memory
     receive_into_what_is_borrowed

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, AckTimeout, Channel, CompletionQueue, Context, ErrorKind, MaxAckRetries,
-    MaxRnrRetries, ProtectionDomain, TransportError, WorkStatus,
+    MaxRnrRetries, MemoryRegion, ProtectionDomain, TransportError, WorkStatus,
 };
 use ibverbs_software::{Conditions, Device, Network, PacketFate};
 
-/// A long time, for hosts that do something else.
+/// Long enough for a host that is busy with other work.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// About a millisecond.
@@ -45,6 +45,21 @@ fn domains<'a>(contexts: &'a [Context<'static>; 2]) -> [ProtectionDomain<'a>; 2]
     contexts.each_ref().map(|context| context.alloc_pd().unwrap())
 }
 
+/// Sends the message in `from` from one channel to the other, into `to`.
+fn deliver(
+    (sender, from): (&mut Channel<'_>, &MemoryRegion<'_, u8>),
+    (receiver, to): (&mut Channel<'_>, &mut MemoryRegion<'_, u8>),
+) {
+    receiver
+        .scope(|scope| {
+            let receive = scope.post_receive(to.slice_mut(..).unwrap())?;
+            sender.send_deadline(&from.slice(..).unwrap(), deadline())?;
+            receive.wait_deadline(deadline())?;
+            Ok::<(), TransportError>(())
+        })
+        .unwrap();
+}
+
 /// Sends `rounds` messages there, and each back; returns the times of the network at their completions.
 fn ping_pong(
     network: &Network,
@@ -60,24 +75,11 @@ fn ping_pong(
     for round in 0..rounds {
         from.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 7 + i / 256 + round) as u8);
         let expected = from.to_vec();
-        other
-            .scope(|scope| {
-                let receive = scope.post_receive(to.slice_mut(..).unwrap())?;
-                one.send_deadline(&from.slice(..).unwrap(), deadline())?;
-                receive.wait_deadline(deadline())?;
-                Ok::<(), TransportError>(())
-            })
-            .unwrap();
+        deliver((one, &from), (other, &mut to));
         times.push(network.now());
         assert!(to[..] == expected[..], "round {round}");
         from.fill(0);
-        one.scope(|scope| {
-            let receive = scope.post_receive(from.slice_mut(..).unwrap())?;
-            other.send_deadline(&to.slice(..).unwrap(), deadline())?;
-            receive.wait_deadline(deadline())?;
-            Ok::<(), TransportError>(())
-        })
-        .unwrap();
+        deliver((other, &to), (one, &mut from));
         times.push(network.now());
         assert!(from[..] == expected[..], "round {round}");
     }
@@ -141,15 +143,8 @@ fn a_perfect_network_takes_the_time_that_it_says() {
     let [mut one, mut other] = channels(&domains[0], &domains[1]);
     let (from, mut to) =
         (domains[0].allocate::<u8>(8).unwrap(), domains[1].allocate::<u8>(8).unwrap());
-    other
-        .scope(|scope| {
-            let receive = scope.post_receive(to.slice_mut(..).unwrap())?;
-            one.send_deadline(&from.slice(..).unwrap(), deadline())?;
-            assert_eq!(network.now(), 2 * delay, "there, and the acknowledgement back");
-            receive.wait_deadline(deadline())?;
-            Ok::<(), TransportError>(())
-        })
-        .unwrap();
+    deliver((&mut one, &from), (&mut other, &mut to));
+    assert_eq!(network.now(), 2 * delay, "there, and the acknowledgement back");
     let fates: Vec<_> = network.trace().packets().map(|packet| packet.fate()).collect();
     assert_eq!(fates, [PacketFate::Delivered(delay), PacketFate::Delivered(2 * delay)]);
     assert!(network.run_until_idle(PATIENCE));
@@ -164,14 +159,7 @@ fn bandwidth_is_shared_by_the_packets_of_a_device() {
     let [mut one, mut other] = channels(&domains[0], &domains[1]);
     let from = domains[0].allocate::<u8>(100_000).unwrap();
     let mut to = domains[1].allocate::<u8>(100_000).unwrap();
-    other
-        .scope(|scope| {
-            let receive = scope.post_receive(to.slice_mut(..).unwrap())?;
-            one.send_deadline(&from.slice(..).unwrap(), deadline())?;
-            receive.wait_deadline(deadline())?;
-            Ok::<(), TransportError>(())
-        })
-        .unwrap();
+    deliver((&mut one, &from), (&mut other, &mut to));
     let bytes: usize = network
         .trace()
         .packets()
@@ -315,7 +303,7 @@ fn threads_that_sleep_let_the_network_work() {
     });
 }
 
-/// Nobody but the background thread delivers.
+/// The channels do not wait here, so only the background thread delivers packets.
 #[test]
 fn a_background_thread_drives_for_those_who_wait_for_files_themselves() {
     let network = Network::new();

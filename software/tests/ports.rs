@@ -109,7 +109,7 @@ fn an_address_moves() {
         let event = events.next_event().unwrap().unwrap();
         assert_eq!(event.kind(), AsyncEventKind::GidChange);
         assert_eq!(event.subject(), AsyncEventSubject::Port(1));
-        // What is connected stays with the old address; what connects anew has the new one.
+        // An old connection still uses the old address, and fails. A new connection uses the new address.
         assert_eq!(send(&mut old, &domains[1]), Err(WorkStatus::RetryExceeded));
         send(&mut channels(&domains[0], &domains[1]), &domains[1]).unwrap();
 

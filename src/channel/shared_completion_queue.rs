@@ -35,9 +35,9 @@ use crate::parent::Parent;
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs peers
 /// use std::sync::Arc;
+/// use std::time::{Duration, Instant};
 /// use ibverbs::{AccessFlags, BufferPool, Channel, ProtectionDomain, SharedCompletionQueue};
 ///
-/// # fn connect(_: ibverbs::PreparedChannel<'static>) -> Channel<'static> { unimplemented!() }
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = Arc::new(ibverbs::open("rxe0")?);
 /// let domain = Arc::new(ProtectionDomain::new(&context)?);
@@ -46,7 +46,8 @@ use crate::parent::Parent;
 /// let mut channels = Vec::new();
 /// for token in 0..4 {
 ///     let builder = Channel::builder(&domain).shared_completion_queue(&queue).token(token);
-///     let mut channel = connect(builder.build()?);
+///     let deadline = Instant::now() + Duration::from_secs(10);
+///     let (mut channel, _) = builder.build()?.connect("server:18515", b"", deadline)?;
 ///     let buffer = pool.take().ok_or("all buffers are in use")?;
 ///     if let Err(handle) = channel.post_receive_owned(buffer)?.into_token(&mut channel, 0) {
 ///         return Err(format!("{handle:?} is not of this channel").into());

@@ -10,6 +10,8 @@ mod extended_completion;
 mod extended_poller;
 mod queue;
 mod queue_builder;
+mod queue_modify;
+mod queue_wait;
 mod waiters;
 mod waker;
 mod work_completion;

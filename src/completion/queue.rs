@@ -3,27 +3,21 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::time::{Duration, Instant};
 
 use super::completion_channel::CompletionChannel;
 use super::completion_channel::WaitChannel;
 use super::extended_poller::Extended;
 use super::extended_poller::ExtendedPoller;
 use super::queue_builder::CompletionQueueBuilder;
-use super::queue_builder::capacity;
-use super::waiters::Waiters;
 use super::work_completion::WorkCompletion;
-use crate::device::{Context, ModerationCapabilities, event_file, quirks};
+use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 
 object!(ibv_cq, ibv_destroy_cq, no_event_is_read);
-
-const RESIZE: &str = "ibv_resize_cq";
 
 /// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
 ///
@@ -170,108 +164,6 @@ impl<'ctx> CompletionQueue<'ctx> {
         }
     }
 
-    /// `ibv_poll_cq`, for a queue with a [channel of its own](CompletionQueueBuilder::own_channel):
-    /// sleeps until there is at least one completion, then takes the oldest, at most as many as
-    /// `completions` has room for.
-    ///
-    /// It takes completions that are in the queue already without sleeping. Otherwise it arms the
-    /// queue, polls again, and sleeps until the queue's event, so it misses no completion in between.
-    /// Any number of threads can wait for the same queue; an event wakes all of them, and those that
-    /// find nothing go back to sleep. A signal does not end the wait (`EINTR` is retried).
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the queue has no channel of its own, or `completions` is empty.
-    ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
-    ///  - `EIO`: the device is gone.
-    ///  - those of [`poll`](Self::poll).
-    #[doc(alias = "ibv_req_notify_cq")]
-    #[doc(alias = "ibv_get_cq_event")]
-    pub fn wait<'c>(&self, completions: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
-        self.wait_until(completions, None)
-    }
-
-    /// [`wait`](Self::wait), but no longer than `timeout`.
-    ///
-    /// # Errors
-    ///
-    ///  - `ETIMEDOUT`: there was no completion in that time.
-    ///  - those of [`wait`](Self::wait).
-    pub fn wait_timeout<'c>(
-        &self,
-        completions: &'c mut [WorkCompletion],
-        timeout: Duration,
-    ) -> Result<&'c [WorkCompletion]> {
-        self.wait_until(completions, event_file::deadline(timeout))
-    }
-
-    /// [`wait`](Self::wait), but not after `deadline`.
-    ///
-    /// # Errors
-    ///
-    ///  - `ETIMEDOUT`: there was no completion before the deadline.
-    ///  - those of [`wait`](Self::wait).
-    pub fn wait_deadline<'c>(
-        &self,
-        completions: &'c mut [WorkCompletion],
-        deadline: Instant,
-    ) -> Result<&'c [WorkCompletion]> {
-        self.wait_until(completions, Some(deadline))
-    }
-
-    fn wait_until<'c>(
-        &self,
-        completions: &'c mut [WorkCompletion],
-        deadline: Option<Instant>,
-    ) -> Result<&'c [WorkCompletion]> {
-        if completions.is_empty() {
-            return Err(Error::invalid("ibv_poll_cq", "there is no room for a completion"));
-        }
-        let found = self.sleep_until(deadline, || {
-            Ok(Some(self.poll(completions)?.len()).filter(|&found| found > 0))
-        })?;
-        Ok(&completions[..found])
-    }
-
-    /// Returns what `poll` finds; while it finds nothing, sleeps until there may be more and polls
-    /// again.
-    pub(crate) fn sleep_until<R>(
-        &self,
-        deadline: Option<Instant>,
-        poll: impl FnMut() -> Result<Option<R>>,
-    ) -> Result<R> {
-        self.own_channel()?.sleep_until(deadline, poll, || self.arm())
-    }
-
-    /// The first half of sleeping on the queue's own channel: arms the queue. If a poll finds nothing
-    /// after this, [`sleep`](Self::sleep) with the returned value misses no completion.
-    pub(crate) fn arm_own(&self) -> Result<u64> {
-        self.own_channel()?.arm(|| self.arm())
-    }
-
-    /// Arms the queue for a caller that sleeps until the queue's own channel is readable. Reads the event of
-    /// the last arming first.
-    pub(crate) fn rearm_own(&self) -> Result<()> {
-        self.own_channel()?.rearm(|| self.arm())
-    }
-
-    /// The second half: sleeps until the queue has raised an event since it was armed, or until `cancelled`
-    /// returns true. After that becomes true, [`Waiters::wake_all`] must be called.
-    pub(crate) fn sleep(
-        &self,
-        seen: u64,
-        deadline: Option<Instant>,
-        cancelled: impl Fn() -> bool,
-    ) -> Result<()> {
-        self.own_channel()?.wait(seen, deadline, cancelled)
-    }
-
-    /// The threads that sleep on the queue's own channel. Those that begin to sleep after this call can be
-    /// woken.
-    pub(crate) fn wakeable(&self) -> Result<Arc<Waiters>> {
-        self.own_channel()?.wakeable()
-    }
-
     /// The channel that belongs to this queue alone.
     pub(crate) fn own_channel(&self) -> Result<&WaitChannel<'ctx>> {
         match &self.notifier {
@@ -287,141 +179,6 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// Whether arming the queue is for solicited completions only.
     pub(crate) fn is_solicited_only(&self) -> bool {
         self.solicited_only
-    }
-
-    /// `ibv_poll_cq`, then `ibv_req_notify_cq`: takes the oldest completions; if there are none, arms
-    /// the queue and polls again. If it returns an empty slice, the queue is armed and empty: the next
-    /// completion raises an event on the queue's channel.
-    ///
-    /// An event loop calls this until it returns an empty slice; see [`CompletionChannel`].
-    ///
-    /// # Errors
-    ///
-    ///  - those of [`poll`](Self::poll) and [`arm`](Self::arm).
-    ///  - `EINVAL`: `completions` is empty.
-    #[doc(alias = "ibv_poll_cq")]
-    #[doc(alias = "ibv_req_notify_cq")]
-    pub fn poll_or_arm<'c>(
-        &self,
-        completions: &'c mut [WorkCompletion],
-    ) -> Result<&'c [WorkCompletion]> {
-        if completions.is_empty() {
-            return Err(Error::invalid("ibv_poll_cq", "there is no room for a completion"));
-        }
-        let found = self.poll(completions)?.len();
-        if found > 0 {
-            return Ok(&completions[..found]);
-        }
-        self.arm()?;
-        self.poll(completions)
-    }
-
-    /// `ibv_req_notify_cq`: arms the queue. The next completion that is added, or the next solicited
-    /// one if the queue is [for those](CompletionQueueBuilder::solicited_only), raises one event.
-    ///
-    /// Completions that are already in the queue raise no event: poll after arming, before going to
-    /// sleep. [`poll_or_arm`](Self::poll_or_arm) does that.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the queue has no channel.
-    ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
-    #[doc(alias = "ibv_req_notify_cq")]
-    #[inline]
-    pub fn arm(&self) -> Result<()> {
-        const VERB: &str = "ibv_req_notify_cq";
-        // SAFETY: the queue is live.
-        if unsafe { (*self.as_raw()).channel.is_null() } {
-            return Err(Error::invalid(VERB, "the completion queue was made without a channel"));
-        }
-        // SAFETY: the queue is live.
-        let returned = unsafe { ffi::ibv_req_notify_cq(self.as_raw(), self.solicited_only.into()) };
-        ffi::status(VERB, returned)
-    }
-
-    /// `ibv_resize_cq`: changes the number of completions that the queue has room for, to at least
-    /// `entries`. Completions in the queue stay there.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: `entries` is 0, more than the device allows, or less than the number of completions
-    ///    in the queue.
-    ///  - `EOPNOTSUPP`, `ENOSYS`: the device cannot resize; or its provider may leave the queue without
-    ///    memory if this fails (`rxe`, `bnxt_re`, `hfi1verbs`, `ipathverbs`), so that the next poll
-    ///    would crash: for those, use [`resize_unchecked`](Self::resize_unchecked).
-    ///  - `EBUSY`: another resize is going on.
-    ///  - `ENOMEM`: no memory.
-    #[doc(alias = "ibv_resize_cq")]
-    pub fn resize(&self, entries: u32) -> Result<()> {
-        quirks::check_resize(RESIZE, &self.context.query_device()?)?;
-        // SAFETY: this provider leaves the queue unchanged if this fails.
-        unsafe { self.resize_unchecked(entries) }
-    }
-
-    /// [`resize`](Self::resize), on any device, including Soft-RoCE.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`resize`](Self::resize).
-    ///
-    /// # Safety
-    ///
-    /// If the provider is `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, and this fails with an error
-    /// other than `EINVAL`: no thread uses the queue during or after this call, and with `bnxt_re` the
-    /// queue is forgotten ([`std::mem::forget`]), not dropped. `EINVAL` leaves a queue of `rxe`
-    /// unchanged.
-    #[doc(alias = "ibv_resize_cq")]
-    pub unsafe fn resize_unchecked(&self, entries: u32) -> Result<()> {
-        let entries = capacity(RESIZE, entries, self.context.query_device()?.max_cqe())?;
-        // SAFETY: the queue is live.
-        let returned = unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) };
-        ffi::status(RESIZE, returned).map_err(|error| match error.raw_os_error() {
-            // The device supports the number, as was checked, so this is the only cause left.
-            libc::EINVAL => {
-                Error::holds_more(RESIZE, entries as u32, "completions: poll them first")
-            }
-            _ => error,
-        })
-    }
-
-    /// `ibv_modify_cq`: delays the event of an armed queue until it has `count` completions, or until
-    /// `period` has passed since the first of them. With zero for both, each event is raised
-    /// immediately.
-    ///
-    /// The device counts in microseconds: a fraction of one is rounded up.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the device does not support values that large; see
-    ///    [`DeviceAttributes::moderation`](crate::DeviceAttributes::moderation).
-    ///  - `EOPNOTSUPP`: the device does not support moderation.
-    #[doc(alias = "ibv_modify_cq")]
-    #[doc(alias = "ibv_moderate_cq")]
-    pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
-        const VERB: &str = "ibv_modify_cq";
-        let ModerationCapabilities { max_count, max_period } =
-            self.context.query_device()?.moderation();
-        if (max_count, max_period) == (0, 0) {
-            let reason = "the device does not moderate completion queues";
-            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
-        }
-        if count > max_count {
-            let (what, most) = ("the number of completions", max_count.into());
-            return Err(Error::out_of_range(VERB, what, count.into(), 0, most));
-        }
-        let micros = period.as_nanos().div_ceil(1000);
-        let Some(cq_period) = u16::try_from(micros).ok().filter(|&micros| micros <= max_period)
-        else {
-            let value = u64::try_from(micros).unwrap_or(u64::MAX);
-            let (what, most) = ("the period in microseconds", max_period.into());
-            return Err(Error::out_of_range(VERB, what, value, 0, most));
-        };
-        let mut attributes = ffi::ibv_modify_cq_attr {
-            attr_mask: ffi::ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0,
-            moderate: ffi::ibv_moderate_cq { cq_count: count, cq_period },
-        };
-        // SAFETY: the queue is live, and the attributes are read only.
-        ffi::status(VERB, unsafe { ffi::ibv_modify_cq(self.as_raw(), &mut attributes) })
     }
 
     /// The number of completions that it has room for: at least as many as were requested.

@@ -1,5 +1,24 @@
 //! Methods of the regions that are addressed byte by byte.
 
+use super::access::AccessFlags;
+use crate::error::{Error, Result};
+
+/// Checks that requests of this program may write a region of this access.
+///
+/// The device checks it too, but some providers copy short messages to their destination themselves.
+#[inline]
+pub(super) fn check_writable(access: AccessFlags) -> Result<()> {
+    if access.contains(AccessFlags::LOCAL_WRITE) { Ok(()) } else { Err(read_only()) }
+}
+
+#[cold]
+fn read_only() -> Error {
+    Error::invalid(
+        "ibv_sge",
+        "the region was registered without LOCAL_WRITE: the device only reads it",
+    )
+}
+
 /// Defines the methods by which requests name a region. The region has the fields `region` (whose
 /// `as_ptr` is its `ibv_mr`), `base` (the address by which requests name its first byte), `bytes`,
 /// `access` and `domain`.
@@ -44,7 +63,8 @@ macro_rules! byte_region {
             ///
             /// # Errors
             ///
-            ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+            ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was
+            ///    registered without [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE).
             ///
             /// # Safety
             ///
@@ -57,6 +77,7 @@ macro_rules! byte_region {
                 &self,
                 range: impl std::ops::RangeBounds<usize>,
             ) -> $crate::error::Result<$crate::memory::ScatterElement<'_>> {
+                $crate::memory::byte_region::check_writable(self.access)?;
                 self.sge_by_iova(range).map($crate::memory::ScatterElement::new)
             }
 

@@ -33,7 +33,7 @@ fn elements<'buf, const N: usize>(
 ) -> Result<[ScatterElement<'buf>; N]> {
     let mut raw = [crate::ffi::ibv_sge::default(); N];
     for (to, range) in raw.iter_mut().zip(ranges) {
-        *to = memory.sge(range)?;
+        *to = memory.sge_mut(range)?;
     }
     Ok(raw.map(ScatterElement::new))
 }

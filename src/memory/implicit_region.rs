@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::access::AccessFlags;
 use super::accessors::region_accessors;
-use super::registration::register;
+use super::registration::{adopt, register};
 use super::scatter_gather::Element;
 use super::slice::{MemorySlice, MemorySliceMut};
 use crate::device::OnDemandPaging;
@@ -84,14 +84,10 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
         raw: *mut ffi::ibv_mr,
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
     ) -> Result<Self> {
-        const VERB: &str = "ibv_reg_mr";
         let domain = domain.into();
-        // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
-            return Err(Error::invalid(VERB, "not a memory region of this domain"));
-        }
-        // SAFETY: the caller hands over a live region.
-        Ok(Self { region: unsafe { Handle::new(VERB, raw) }?, domain })
+        // SAFETY: the caller hands over a region.
+        let region = unsafe { adopt("ibv_reg_mr", raw, &domain) }?;
+        Ok(Self { region, domain })
     }
 
     /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping

@@ -3,10 +3,11 @@
 use std::fmt;
 
 use super::accessors::region_accessors;
+use super::registration::adopt;
 use super::scatter_gather::sge;
 use super::scatter_gather::{GatherElement, ScatterElement};
 use crate::domain::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ffi;
 use crate::handle::{Handle, resource};
 use crate::parent::Parent;
@@ -73,14 +74,10 @@ impl<'pd> NullMemoryRegion<'pd> {
         raw: *mut ffi::ibv_mr,
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
     ) -> Result<Self> {
-        const VERB: &str = "ibv_alloc_null_mr";
         let domain = domain.into();
-        // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
-            return Err(Error::invalid(VERB, "not a memory region of this domain"));
-        }
-        // SAFETY: the caller hands over a live region.
-        Ok(Self { region: unsafe { Handle::new(VERB, raw) }?, domain })
+        // SAFETY: the caller hands over a region.
+        let region = unsafe { adopt("ibv_alloc_null_mr", raw, &domain) }?;
+        Ok(Self { region, domain })
     }
 
     /// `ibv_dereg_mr`: deallocates the region, and returns the error if that fails, which dropping

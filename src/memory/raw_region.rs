@@ -7,10 +7,10 @@ use std::ptr;
 
 use super::access::AccessFlags;
 use super::allocation::page_size;
-use super::byte_region::byte_region;
+use super::byte_region::{byte_region, check_writable};
 use super::options::{check_access, check_iova};
 use super::registration::{ReregisterError, ReregisteredState, Reregistration};
-use super::registration::{register, reregister};
+use super::registration::{check_foreign, register, reregister};
 use super::scatter_gather::{GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge_at};
 use crate::domain::ProtectionDomain;
@@ -252,10 +252,8 @@ impl<'pd> RawMemoryRegion<'pd> {
     ) -> Result<Self> {
         const VERB: &str = "ibv_reg_mr";
         let domain = domain.into();
-        // SAFETY: the caller vouches for the pointer.
-        if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
-            return Err(Error::invalid(VERB, "not a memory region of this domain"));
-        }
+        // SAFETY: the caller vouches for a pointer that is not null.
+        unsafe { check_foreign(VERB, raw, &domain) }?;
         // SAFETY: the region is live.
         let (address, bytes) = unsafe { ((*raw).addr.cast(), (*raw).length) };
         if base.checked_add(bytes as u64).is_none() {
@@ -360,12 +358,13 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or requests do not
-    ///    address the region by its own address: it has another iova, is a dma-buf, or is imported. See
-    ///    [`scatter_element_by_iova`](Self::scatter_element_by_iova).
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was registered
+    ///    without [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE), so that the device may only read it; or requests
+    ///    do not address the region by its own address: it has another iova, is a dma-buf, or is imported.
+    ///    See [`scatter_element_by_iova`](Self::scatter_element_by_iova).
     #[inline]
     pub fn scatter_element(&self, range: impl RangeBounds<usize>) -> Result<ScatterElement<'_>> {
-        self.sge(range).map(ScatterElement::new)
+        self.sge_mut(range).map(ScatterElement::new)
     }
 
     /// The address of the memory; null for a dma-buf and an imported region.
@@ -389,7 +388,13 @@ impl<'pd> RawMemoryRegion<'pd> {
 
 impl private::Sealed for RawMemoryRegion<'_> {}
 
-impl LocalMemoryMut for RawMemoryRegion<'_> {}
+impl LocalMemoryMut for RawMemoryRegion<'_> {
+    #[inline]
+    fn sge_mut(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        check_writable(self.access)?;
+        self.sge(range)
+    }
+}
 
 impl LocalMemory for RawMemoryRegion<'_> {
     #[inline]

@@ -37,6 +37,40 @@ pub(super) unsafe fn register(
     registered.map_err(|error| too_long(verb, domain, bytes).unwrap_or(error))
 }
 
+/// Checks that a region that was registered elsewhere is of this domain.
+///
+/// # Safety
+///
+/// `raw` is null or a live region.
+pub(super) unsafe fn check_foreign(
+    verb: &'static str,
+    raw: *mut ffi::ibv_mr,
+    domain: &ProtectionDomain<'_>,
+) -> Result<()> {
+    // SAFETY: the caller vouches for a pointer that is not null.
+    if raw.is_null() || unsafe { (*raw).pd } != domain.as_raw() {
+        return Err(Error::invalid(verb, "not a memory region of this domain"));
+    }
+    Ok(())
+}
+
+/// Takes over a region that was registered elsewhere, if it is of this domain.
+///
+/// # Safety
+///
+/// `raw` is null or a live region, and nothing else deregisters it.
+pub(super) unsafe fn adopt(
+    verb: &'static str,
+    raw: *mut ffi::ibv_mr,
+    domain: &ProtectionDomain<'_>,
+) -> Result<Handle<ffi::ibv_mr>> {
+    // SAFETY: the caller hands over a live region.
+    unsafe {
+        check_foreign(verb, raw, domain)?;
+        Handle::new(verb, raw)
+    }
+}
+
 /// If a registration failed because of the length, an error that says so.
 #[cold]
 fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> Option<Error> {

@@ -161,12 +161,25 @@ pub trait LocalMemory: private::Sealed {
 ///
 /// [`ReadOnlyMemoryRegion`](crate::ReadOnlyMemoryRegion) and [`MemorySlice`](crate::MemorySlice) do not have
 /// it. Some providers copy short messages to their destination themselves, without checking the region's
-/// access.
+/// access. A [`RawMemoryRegion`](crate::RawMemoryRegion) has its access at run time: without
+/// [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE), requests that would write it are refused (`EINVAL`).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can write",
     label = "a region that can be written, or a `MemorySliceMut`, is needed here"
 )]
-pub trait LocalMemoryMut: LocalMemory {}
+pub trait LocalMemoryMut: LocalMemory {
+    /// The scatter/gather element of the elements in `range`, for a request that writes them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was registered
+    ///    for reading only.
+    #[doc(hidden)]
+    #[inline]
+    fn sge_mut(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        self.sge(range)
+    }
+}
 
 pub(crate) mod private {
     /// Keeps [`LocalMemory`](super::LocalMemory) to this crate.

@@ -20,6 +20,15 @@ use crate::settings::QueuePairType;
 
 const VERB: &str = "ibv_create_qp";
 
+/// What building looks up on the device and the port before it creates the queue pair.
+struct LookedUp {
+    lid: u16,
+    gids: EndpointGids,
+    settings: ConnectionSettings,
+    /// Whether the device is the kernel's Soft-RoCE.
+    is_rxe: bool,
+}
+
 impl<'res> QueuePairBuilder<'res> {
     /// `ibv_create_qp`: creates the queue pair and its endpoint, which a peer needs to connect to it.
     ///
@@ -37,7 +46,7 @@ impl<'res> QueuePairBuilder<'res> {
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn build(mut self) -> Result<PreparedQueuePair<'res>> {
-        let (endpoint, settings) = self.prepare()?;
+        let looked_up = self.prepare()?;
         let (raw, operations) = match self.extended.filter(|(wanted, _)| !wanted.is_empty()) {
             None => (self.create(None)?, SendOperations::empty()),
             Some((wanted, optional)) => match self.create_extended(wanted) {
@@ -47,7 +56,7 @@ impl<'res> QueuePairBuilder<'res> {
                 result => (result?, wanted),
             },
         };
-        Ok(self.finish(raw, operations, endpoint, settings))
+        Ok(self.finish(raw, operations, looked_up))
     }
 
     /// Takes over a queue pair that was created elsewhere, such as by a provider's own verb. `self`
@@ -69,7 +78,7 @@ impl<'res> QueuePairBuilder<'res> {
     /// `ibv_qp_to_qp_ex` accesses fields that the queue pairs of many providers do not have. If this fails,
     /// the caller keeps the queue pair.
     pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res>> {
-        let (endpoint, settings) = self.prepare()?;
+        let looked_up = self.prepare()?;
         let parents = &self.parents;
         // SAFETY: the caller vouches for a pointer that is not null.
         let fits = unsafe {
@@ -103,11 +112,11 @@ impl<'res> QueuePairBuilder<'res> {
         };
         // SAFETY: the caller hands over a live queue pair.
         let raw = unsafe { Handle::new(VERB, raw) }?;
-        Ok(self.finish(raw, operations, endpoint, settings))
+        Ok(self.finish(raw, operations, looked_up))
     }
 
     /// Checks everything, and looks up the values of settings that were not set.
-    fn prepare(&mut self) -> Result<((u16, EndpointGids), ConnectionSettings)> {
+    fn prepare(&mut self) -> Result<LookedUp> {
         let context = self.parents.domain.context();
         self.check_parents(context)?;
         let device = context.query_device()?;
@@ -129,7 +138,7 @@ impl<'res> QueuePairBuilder<'res> {
         let most = |limit: u32| u8::try_from(limit.min(16)).unwrap_or(16);
         settings.max_rd_atomic.get_or_insert(most(device.max_qp_init_rd_atom()));
         settings.max_dest_rd_atomic.get_or_insert(most(device.max_qp_rd_atom()));
-        Ok(((port.lid(), gids), settings))
+        Ok(LookedUp { lid: port.lid(), gids, settings, is_rxe: quirks::is_rxe(&device) })
     }
 
     /// Checks that the parents fit together.
@@ -264,8 +273,7 @@ impl<'res> QueuePairBuilder<'res> {
         self,
         raw: Handle<ffi::ibv_qp>,
         operations: SendOperations,
-        (lid, gids): (u16, EndpointGids),
-        settings: ConnectionSettings,
+        LookedUp { lid, gids, settings, is_rxe }: LookedUp,
     ) -> PreparedQueuePair<'res> {
         let extended = if operations.is_empty() {
             None
@@ -277,8 +285,7 @@ impl<'res> QueuePairBuilder<'res> {
         let functions = extended.map_or(0, |extended| {
             // SAFETY: the queue pair is live, and has the operations.
             let functions = unsafe { function::of(extended, operations, kind, max_sge) };
-            let device = self.parents.domain.context().query_device();
-            let one_length = max_sge > 1 && device.is_ok_and(|device| quirks::is_rxe(&device));
+            let one_length = max_sge > 1 && is_rxe;
             functions | if one_length { function::ONE_LENGTH } else { 0 }
         });
         // SAFETY: the queue pair is live.

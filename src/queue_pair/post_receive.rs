@@ -23,7 +23,7 @@ macro_rules! receive_methods {
             range: impl RangeBounds<usize>,
             wr_id: u64,
         ) -> Result<()> {
-            let mut sge = region.sge(range)?;
+            let mut sge = region.sge_mut(range)?;
             let next = std::ptr::null_mut();
             // mlx4 and mthca interpret 0 bytes as 2 GiB.
             let num_sge = i32::from(sge.length != 0);

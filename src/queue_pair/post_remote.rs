@@ -25,17 +25,9 @@ macro_rules! remote_methods {
             remote: impl Into<RemoteMemoryRegion>,
             wr_id: u64,
         ) -> Result<()> {
-            let remote = remote.into();
-            self.queue_pair().need_peer()?;
-            let element = region.sge(range)?;
-            check_remote(&remote, element.length.into())?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
             // SAFETY: the caller keeps the memory until the completion was polled.
-            unsafe {
-                self.post_element(wr_id, element, opcode, SIGNALED, |request| {
-                    (*request).wr.rdma = rdma(&remote);
-                })
-            }
+            unsafe { self.post_rdma(wr_id, || region.sge(range), remote.into(), opcode, |_| ()) }
         }
 
         /// `ibv_post_send`: writes the elements of `region` in `range` to the beginning of `remote`, with a
@@ -59,17 +51,18 @@ macro_rules! remote_methods {
             immediate: u32,
             wr_id: u64,
         ) -> Result<()> {
-            let remote = remote.into();
-            self.queue_pair().need_peer()?;
-            let element = region.sge(range)?;
-            check_remote(&remote, element.length.into())?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
             // SAFETY: the caller keeps the memory until the completion was polled.
             unsafe {
-                self.post_element(wr_id, element, opcode, SIGNALED, |request| {
-                    (*request).wr.rdma = rdma(&remote);
-                    (*request).__bindgen_anon_1.imm_data = immediate.to_be();
-                })
+                self.post_rdma(
+                    wr_id,
+                    || region.sge(range),
+                    remote.into(),
+                    opcode,
+                    |request| {
+                        (*request).__bindgen_anon_1.imm_data = immediate.to_be();
+                    },
+                )
             }
         }
 
@@ -131,16 +124,10 @@ macro_rules! remote_methods {
             remote: impl Into<RemoteMemoryRegion>,
             wr_id: u64,
         ) -> Result<()> {
-            let remote = remote.into();
-            self.queue_pair().need_peer()?;
-            let element = region.sge(range)?;
-            check_remote(&remote, element.length.into())?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_READ;
             // SAFETY: the caller keeps the memory until the completion was polled.
             unsafe {
-                self.post_element(wr_id, element, opcode, SIGNALED, |request| {
-                    (*request).wr.rdma = rdma(&remote);
-                })
+                self.post_rdma(wr_id, || region.sge_mut(range), remote.into(), opcode, |_| ())
             }
         }
 
@@ -167,16 +154,16 @@ macro_rules! remote_methods {
             (compare, swap): (u64, u64),
             wr_id: u64,
         ) -> Result<()> {
-            let remote = remote.into();
-            self.queue_pair().need_peer()?;
-            let element = result.sge(range)?;
-            check_atomic(&remote, element.length.into())?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
             // SAFETY: the caller keeps the memory until the completion was polled.
             unsafe {
-                self.post_element(wr_id, element, opcode, SIGNALED, |request| {
-                    (*request).wr.atomic = atomic(&remote, compare, swap);
-                })
+                self.post_atomic(
+                    wr_id,
+                    || result.sge_mut(range),
+                    remote.into(),
+                    opcode,
+                    (compare, swap),
+                )
             }
         }
 
@@ -200,15 +187,61 @@ macro_rules! remote_methods {
             add: u64,
             wr_id: u64,
         ) -> Result<()> {
-            let remote = remote.into();
-            self.queue_pair().need_peer()?;
-            let element = result.sge(range)?;
-            check_atomic(&remote, element.length.into())?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
             // SAFETY: the caller keeps the memory until the completion was polled.
             unsafe {
+                self.post_atomic(wr_id, || result.sge_mut(range), remote.into(), opcode, (add, 0))
+            }
+        }
+
+        /// Posts a read or a write between `element` and the beginning of `remote`. `set` sets the fields that
+        /// only this opcode has.
+        ///
+        /// # Safety
+        ///
+        /// The contract of posting; `set` gets a pointer to a request whose common fields are set.
+        #[inline]
+        unsafe fn post_rdma(
+            &mut self,
+            wr_id: u64,
+            element: impl FnOnce() -> Result<ffi::ibv_sge>,
+            remote: RemoteMemoryRegion,
+            opcode: ffi::ibv_wr_opcode,
+            set: impl FnOnce(*mut ffi::ibv_send_wr),
+        ) -> Result<()> {
+            self.queue_pair().need_peer()?;
+            let element = element()?;
+            check_remote(&remote, element.length.into())?;
+            // SAFETY: the caller keeps the contract.
+            unsafe {
                 self.post_element(wr_id, element, opcode, SIGNALED, |request| {
-                    (*request).wr.atomic = atomic(&remote, add, 0);
+                    (*request).wr.rdma = rdma(&remote);
+                    set(request);
+                })
+            }
+        }
+
+        /// Posts an atomic with its two operands, whose result the device writes to `element`.
+        ///
+        /// # Safety
+        ///
+        /// The contract of posting.
+        #[inline]
+        unsafe fn post_atomic(
+            &mut self,
+            wr_id: u64,
+            element: impl FnOnce() -> Result<ffi::ibv_sge>,
+            remote: RemoteMemoryRegion,
+            opcode: ffi::ibv_wr_opcode,
+            (compare_add, swap): (u64, u64),
+        ) -> Result<()> {
+            self.queue_pair().need_peer()?;
+            let element = element()?;
+            check_atomic(&remote, element.length.into())?;
+            // SAFETY: the caller keeps the contract.
+            unsafe {
+                self.post_element(wr_id, element, opcode, SIGNALED, |request| {
+                    (*request).wr.atomic = atomic(&remote, compare_add, swap);
                 })
             }
         }

@@ -257,7 +257,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         range: impl RangeBounds<usize>,
         wr_id: u64,
     ) -> Result<()> {
-        let mut sge = region.sge(range)?;
+        let mut sge = region.sge_mut(range)?;
         // mlx4 and mthca interpret 0 bytes as 2 GiB.
         let (next, num_sge) = (ptr::null_mut(), i32::from(sge.length != 0));
         let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };

@@ -46,10 +46,52 @@ fn raw_memory_is_registered_where_it_is() {
     refused(&device, raw(address, 1, AccessFlags::REMOTE_ATOMIC), libc::EINVAL, "LOCAL_WRITE");
     let demand = AccessFlags::ON_DEMAND;
     refused(&device, raw(address, 1, demand), libc::EOPNOTSUPP, "no on-demand paging");
-    // Without write access, the slice can only be read.
-    drop(raw(address, 1, AccessFlags::REMOTE_READ).unwrap());
-    assert_eq!(device.last_call("reg_mr").unwrap().access, AccessFlags::REMOTE_READ.bits());
     drop(memory);
+}
+
+/// A region without local write access is refused wherever a request would write it, before the device
+/// sees the request.
+#[test]
+fn raw_memory_without_write_access_is_only_read() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(8).unwrap();
+    let mut queue_pair = to_itself(&domain, &queue);
+    let shared_queue = SharedReceiveQueue::new(&domain, 1, 1).unwrap();
+    let mut memory = vec![7_u64; 8];
+    let (address, access) = (memory.as_mut_ptr().cast::<u8>(), AccessFlags::REMOTE_READ);
+    // SAFETY: the vector outlives the region, and is not touched meanwhile.
+    let mut region = unsafe { domain.register_raw(address, 64, access) }.unwrap();
+    assert_eq!(device.last_call("reg_mr").unwrap().access, access.bits());
+
+    let target = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE).unwrap();
+    let from = region.gather_element(..).unwrap();
+    assert_eq!(write(&mut queue_pair, &[from], target.remote()), WorkStatus::Success);
+    assert_eq!(target.as_slice().read_one(7), Ok(7));
+
+    let calls = (device.calls("post_send"), device.calls("post_recv"));
+    let only_read = |what: &str, result: Result<()>| {
+        let error = result.expect_err(what);
+        assert_eq!(error.raw_os_error(), libc::EINVAL, "{what}");
+        assert!(error.to_string().contains("without LOCAL_WRITE"), "{what}: {error}");
+    };
+    only_read("scatter_element", region.scatter_element(..).map(drop));
+    // SAFETY: nothing is posted.
+    let by_iova = unsafe { region.scatter_element_by_iova(..) }.map(drop);
+    only_read("scatter_element_by_iova", by_iova);
+    let remote = target.remote();
+    // SAFETY: all are refused, and the memory lives on anyway.
+    unsafe {
+        only_read("post_receive", queue_pair.post_receive(&mut region, .., 1));
+        only_read("post_read", queue_pair.post_read(&mut region, .., remote, 1));
+        let swap = queue_pair.post_compare_swap(&mut region, ..8, remote, (0, 1), 1);
+        only_read("post_compare_swap", swap);
+        only_read("post_fetch_add", queue_pair.post_fetch_add(&mut region, ..8, remote, 1, 1));
+        only_read("shared receive", shared_queue.post_receive(&mut region, .., 1));
+    }
+    assert_eq!((device.calls("post_send"), device.calls("post_recv")), calls);
+    drop((queue_pair, region, memory));
 }
 
 #[test]

@@ -1,0 +1,9 @@
+use ibverbs::{BorrowedMemoryRegion, QueuePair, RemoteMemoryRegion, Result};
+
+pub fn case(
+    pair: &mut QueuePair<'_>,
+    region: &mut BorrowedMemoryRegion<'_, '_, u8>,
+    remote: RemoteMemoryRegion,
+) -> Result<()> {
+    unsafe { pair.post_read(region, .., remote, 1) }
+}
