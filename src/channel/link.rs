@@ -159,6 +159,7 @@ impl<'res> Link<'res> {
         match self.replace_queue_pair() {
             // The device has no room for a second one. The first has random packet numbers at least.
             Err(error) if error.kind() == ErrorKind::Resource => {
+                self.queue_pair.complete_reset();
                 self.queue_pair.renew_psns();
                 Ok(())
             }

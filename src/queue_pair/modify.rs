@@ -8,6 +8,7 @@ use super::prepared::PreparedQueuePair;
 use super::state::QueuePairState;
 use super::state::rule;
 use super::transition::StateTransition;
+use crate::device::quirks;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::settings::QueuePairType;
@@ -43,10 +44,29 @@ impl<'res> QueuePair<'res> {
         let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
         match ffi::status(VERB, returned) {
             Ok(()) => {
+                if self.last_state() == QueuePairState::Reset {
+                    self.complete_reset();
+                }
                 trace::state_changed(self.number(), before, self.last_state());
                 Ok(())
             }
             Err(error) => Err(self.explain(error, &transition)).inspect_err(trace::verb_failed),
+        }
+    }
+
+    /// To be called when the queue pair has gone to RESET: does what the kernel's Soft-RoCE leaves undone.
+    ///
+    /// A reset there notes where the next send is, and then empties the queue, in this order (Linux 6.12). So
+    /// the next connection would begin with the emptied entries, which are RDMA writes of no data: the peer
+    /// refuses them if it allows no writes. Another reset finds the queue empty.
+    pub(crate) fn complete_reset(&self) {
+        let device = self.protection_domain().context().query_device();
+        if device.is_ok_and(|device| quirks::is_rxe(&device)) {
+            let (mut raw, mask) = StateTransition::to(QueuePairState::Reset).to_raw();
+            // SAFETY: as in `modify`.
+            let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
+            // It fails only if the device is gone. Then the queue pair is of no more use anyway.
+            let _ = ffi::status(VERB, returned).inspect_err(trace::verb_failed);
         }
     }
 

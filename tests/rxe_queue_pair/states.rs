@@ -361,3 +361,32 @@ fn a_reset_takes_back_what_a_failed_post_has_queued() {
         assert_eq!((&there[..5], &there[32..38]), (&b"first"[..], &b"second"[..]));
     });
 }
+
+/// What a reset has taken back is no part of the next connection. Linux 6.12 goes on with the cleared entries
+/// of its queue, which are RDMA writes without data, and this peer refuses writes.
+#[test]
+fn a_reset_leaves_no_trace_in_the_next_connection() {
+    with_rxe0(|_, domain, queue| {
+        let mut inbox = domain.allocate::<u8>(16).unwrap();
+        let new = || {
+            builder(domain, queue, QueuePairType::ReliableConnected).access(AccessFlags::empty())
+        };
+        let mut one = new().build().unwrap().into_queue_pair();
+        for wr_id in 0..3 {
+            // SAFETY: an inline post has copied its bytes.
+            unsafe { one.post_inline(b"refused", wr_id) }.unwrap_err();
+        }
+        let (one, two) = (one.reset().unwrap(), new().build().unwrap());
+        let (here, there) = (one.endpoint(), two.endpoint());
+        let (mut one, mut two) = (one.handshake(there).unwrap(), two.handshake(here).unwrap());
+        // SAFETY: the region is not touched before the completions.
+        unsafe {
+            two.post_receive(&mut inbox, .., 4).unwrap();
+            one.post_inline(b"a message", 3).unwrap();
+        }
+        let both = completions(queue, 2);
+        success(&both, 3);
+        assert_eq!(success(&both, 4).byte_len(), 9);
+        assert_eq!(inbox[..9], b"a message"[..]);
+    });
+}
