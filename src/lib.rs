@@ -33,10 +33,10 @@ mod sync;
 mod trace;
 
 pub use channel::{
-    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, OwnedBuffer,
-    OwnedResult, OwnedWork, PeerResults, PendingWork, PostError, PreparedChannel, ReadyChannel,
-    ReadyChannels, Scope, ScopeError, ScopedPendingWork, SetScope, SharedCompletionQueue,
-    TokenResult, TransportError, TransportResult,
+    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, OperationError,
+    OwnedBuffer, OwnedResult, OwnedWork, PeerResults, PendingWork, PostError, PreparedChannel,
+    ReadyChannel, ReadyChannels, Scope, ScopeError, ScopedPendingWork, SetScope,
+    SharedCompletionQueue, SharedReceives, TokenResult, TransportError, TransportResult,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,
@@ -68,8 +68,8 @@ pub use device::{
 pub use domain::{ProtectionDomain, ThreadDomain, XrcDomain, XrcDomainScope};
 pub use error::{Error, ErrorKind, Result};
 pub use many::{
-    AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncShutdown, BufferPool,
-    OperationError, PooledBuffer, PreparedAsyncChannel, Reactor, ReactorRun, SharedMemoryRange,
+    AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncSharedReceive, AsyncShutdown,
+    BufferPool, PooledBuffer, PreparedAsyncChannel, Reactor, ReactorRun, SharedMemoryRange,
 };
 pub use memory::{
     AccessFlags, AtomicElement, BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, Element,

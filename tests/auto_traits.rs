@@ -41,6 +41,7 @@ fn resources_cross_threads() {
     send_and_sync::<ChannelBuilder<'_>>();
     send_and_sync::<PreparedChannel<'_>>();
     send_and_sync::<SharedCompletionQueue<'_>>();
+    send_and_sync::<SharedReceives<PooledBuffer>>();
     send_and_sync::<PendingWork>();
     send_and_sync::<OwnedWork<PooledBuffer>>();
     send_and_sync::<BufferPool>();

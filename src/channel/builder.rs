@@ -10,8 +10,10 @@ use super::core::CoreSettings;
 use super::in_flight::InFlight;
 use super::link::{Link, Recipe};
 use super::operation::Limits;
+use super::owned_buffer::OwnedBuffer;
 use super::prepared::PreparedChannel;
 use super::shared_completion_queue::SharedCompletionQueue;
+use super::shared_receives::{Member, Receives, SharedReceives};
 use super::wait::Sleep;
 use crate::completion::CompletionQueue;
 use crate::domain::ProtectionDomain;
@@ -48,6 +50,7 @@ use crate::settings::{
 pub struct ChannelBuilder<'res> {
     domain: Parent<'res, ProtectionDomain<'res>>,
     shared: Option<Parent<'res, SharedCompletionQueue<'res>>>,
+    receives: Option<Arc<Receives>>,
     token: u64,
     queue_pair_type: QueuePairType,
     capacities: ffi::ibv_qp_cap,
@@ -104,6 +107,7 @@ impl<'res> ChannelBuilder<'res> {
         Self {
             domain: domain.into(),
             shared: None,
+            receives: None,
             token: 0,
             queue_pair_type: QueuePairType::ReliableConnected,
             capacities: ffi::ibv_qp_cap {
@@ -157,6 +161,14 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
+    /// Has the channel take its receives from a queue that it shares with other channels, instead of having one
+    /// of its own: see [`SharedReceives`]. [`max_recv_wr`](Self::max_recv_wr) then has no effect, and posting a
+    /// receive on the channel fails with `EINVAL`.
+    pub fn shared_receive_queue<B: OwnedBuffer>(mut self, receives: &SharedReceives<B>) -> Self {
+        self.receives = Some(receives.shared().clone());
+        self
+    }
+
     /// A number of the program's choice (0 unless set), by which
     /// [`SharedCompletionQueue::poll`] names the channel.
     pub fn token(mut self, value: u64) -> Self {
@@ -205,7 +217,7 @@ impl<'res> ChannelBuilder<'res> {
     ///
     ///  - `EINVAL`: the type of the queue pair is neither RC nor UC, or the shared completion queue
     ///    has not enough room left, or has no channel to sleep on, or wakes for solicited completions
-    ///    only.
+    ///    only; or the shared receive queue belongs to another context.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel<'res>> {
         const VERB: &str = "ibv_create_qp";
@@ -213,13 +225,23 @@ impl<'res> ChannelBuilder<'res> {
         if !reliable && self.queue_pair_type != QueuePairType::UnreliableConnected {
             return Err(Error::invalid(VERB, "a channel is of type RC or UC"));
         }
-        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = self.capacities;
-        let depth = max_send_wr.saturating_add(max_recv_wr);
         let mut capacities = self.capacities;
+        if self.receives.is_some() {
+            capacities.max_recv_wr = 0;
+        }
+        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = capacities;
+        let depth = max_send_wr.saturating_add(max_recv_wr);
         capacities.max_send_sge = capacities.max_send_sge.max(1);
         capacities.max_recv_sge = capacities.max_recv_sge.max(1);
+        let place = match &self.receives {
+            Some(receives) => Some(Place::join(receives)?),
+            None => None,
+        };
+        let receives = place.as_ref().map(|place| (place.receives.clone(), place.member));
         let (queue, router) = match &self.shared {
             None => {
+                let messages = self.receives.as_ref().map_or(0, |receives| receives.capacity());
+                let depth = depth.saturating_add(messages);
                 let queue = CompletionQueue::builder(self.domain.context_parent(), depth);
                 let queue = if self.sleep_after.is_some() { queue.own_channel() } else { queue };
                 (Arc::new(queue.build()?), None)
@@ -234,11 +256,15 @@ impl<'res> ChannelBuilder<'res> {
                     }
                 }
                 let router = shared.router().clone();
-                let inbox = router.reserve(depth, self.token)?;
+                let inbox = router.reserve(depth, self.token, receives.clone())?;
                 (shared.queue().clone(), Some((router, inbox)))
             }
         };
         let builder = QueuePairBuilder::new(self.domain, &queue, &queue, self.queue_pair_type);
+        let builder = match &receives {
+            Some((receives, _)) => builder.srq(receives.queue()),
+            None => builder,
+        };
         // The queue has room for both depths, so they are numbers that a device has.
         let made = InFlight::new(max_send_wr, max_recv_wr)
             .and_then(|table| Ok((builder.with(capacities, self.connection).build()?, table)));
@@ -270,7 +296,37 @@ impl<'res> ChannelBuilder<'res> {
             sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
         };
         let recipe = Recipe { capacities, connection: self.connection };
-        Ok(PreparedChannel::from_link(Link::new(queue_pair, recipe, &settings, table, router)))
+        let link = Link::new(queue_pair, recipe, &settings, table, router, receives);
+        // From here on, the link gives it back.
+        if let Some(place) = place {
+            place.keep();
+        }
+        Ok(PreparedChannel::from_link(link))
+    }
+}
+
+/// A channel's place among those that a shared receive queue feeds, until the channel is built.
+struct Place {
+    receives: Arc<Receives>,
+    member: Member,
+    kept: bool,
+}
+
+impl Place {
+    fn join(receives: &Arc<Receives>) -> Result<Self> {
+        Ok(Self { receives: receives.clone(), member: receives.join()?, kept: false })
+    }
+
+    fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.receives.leave(self.member, false);
+        }
     }
 }
 

@@ -101,7 +101,7 @@ impl Core {
     }
 
     /// Ends the operation that a completion belongs to. Returns false for a completion of an earlier
-    /// epoch, which is dropped.
+    /// epoch, which is dropped, and for one of a shared receive queue.
     ///
     /// # Errors
     ///
@@ -114,6 +114,11 @@ impl Core {
         let unknown =
             TransportError::UnknownCompletion { queue_pair: completion.queue_pair_number(), wr_id };
         if epoch != current {
+            if let Some((receives, _)) = &self.receives
+                && receives.owns(wr_id)
+            {
+                return if self.take_message(completion) { Ok(false) } else { Err(unknown) };
+            }
             // The counter may wrap around between the two.
             let age = current.wrapping_sub(epoch);
             let oldest = current.wrapping_sub(self.first_epoch);
@@ -147,6 +152,16 @@ impl Core {
             _ => return Err(unknown),
         }
         Ok(true)
+    }
+
+    /// Stores the completion of a receive of the shared queue, for whoever asks for messages. Returns false if it
+    /// is not such a completion.
+    pub(super) fn take_message(&self, completion: &WorkCompletion) -> bool {
+        let Some((receives, member)) = &self.receives else { return false };
+        // It may name a queue pair that the channel had before a reset.
+        let ours = completion.queue_pair_number() == self.number;
+        receives.owns(completion.wr_id())
+            && receives.complete(ours.then_some(*member), completion.as_raw())
     }
 
     /// Keeps the first failure of an operation whose handle was dropped, for the end of the scope.

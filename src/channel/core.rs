@@ -23,11 +23,13 @@ use super::batch::{Batch, PollCq};
 use super::cancel::Cancel;
 use super::epoch::new_epoch;
 use super::error::{TransportError, TransportResult};
-use super::in_flight::{BLOCKING, InFlight, Owner, Slot};
+use super::in_flight::{BLOCKING, InFlight, Owner, Queue, Slot};
 use super::operation::{Limits, Operation, Prepared};
-use super::router::{Inbox, Router, poll_routed};
+use super::router::{Inbox, Router, poll_routed, poll_routed_receives};
+use super::shared_receives::{Member, Receives};
 use super::wait::{Sleep, Wait};
 use crate::completion::{WorkError, WorkSuccess};
+use crate::error::Error;
 use crate::ffi;
 
 /// See the [module](self).
@@ -62,6 +64,8 @@ pub(super) struct Core {
     limits: Limits,
     /// The router of a shared completion queue, and this channel's inbox. `polled` points here.
     pub(super) router: Option<(Arc<Router>, Inbox)>,
+    /// The shared receive queue that feeds the channel, if there is one, and the channel's messages.
+    pub(super) receives: Option<(Arc<Receives>, Member)>,
     /// What to sleep on. `None`: waits spin.
     pub(super) sleep: Option<Sleep>,
     /// What ends a wait from another thread. Empty until the first handle is made.
@@ -120,6 +124,7 @@ impl Core {
         settings: &CoreSettings,
         table: InFlight,
         router: Option<(Arc<Router>, Inbox)>,
+        receives: Option<(Arc<Receives>, Member)>,
         earlier: Option<&Self>,
     ) -> Arc<Self> {
         let epoch = new_epoch();
@@ -150,6 +155,7 @@ impl Core {
             blocking: Cell::new(false),
             limits: settings.limits,
             router,
+            receives,
             sleep: settings.sleep,
             cancel: earlier.map_or_else(OnceCell::new, |earlier| earlier.cancel.clone()),
             destroyed: Cell::new(false),
@@ -158,7 +164,8 @@ impl Core {
         });
         if let Some(route) = &core.router {
             core.polled.set(std::ptr::from_ref(route).cast_mut().cast());
-            core.poll_cq.set(poll_routed);
+            let fed = core.receives.is_some();
+            core.poll_cq.set(if fed { poll_routed_receives } else { poll_routed });
         }
         // SAFETY: the core does not move any more; `post_raw` gets its pointer from the same cell.
         unsafe { Prepared::set_piece_pointers(core.prepared.get()) };
@@ -197,7 +204,11 @@ impl Core {
         if !self.table.is_open_for_receives() {
             self.open_receives();
         }
-        self.table.open_sends();
+        match self.receives {
+            None => self.table.open_sends(),
+            // A blocking receive must not be posted, so there is no fast path.
+            Some(_) => self.table.open_sends_only(),
+        }
         self.update_fast_path();
     }
 
@@ -209,15 +220,19 @@ impl Core {
 
     /// Computes `fast_path`. To be called after every change of what it depends on.
     pub(super) fn update_fast_path(&self) {
-        let idle = self.table.is_open() && self.table.in_use() == 0;
+        let idle = self.table.is_open_for_all() && self.table.in_use() == 0;
         self.fast_path.set(idle && self.batch.is_empty());
     }
 
     /// The reason why a queue has no free slot.
     #[cold]
-    fn refusal(&self) -> TransportError {
+    fn refusal(&self, queue: Queue) -> TransportError {
         if self.destroyed.get() {
             TransportError::Closed
+        } else if queue == Queue::Receive && self.receives.is_some() {
+            let reason = "the channel takes its receives from a shared receive queue: post to the \
+                          SharedReceives that it was built with";
+            Error::invalid("ibv_post_recv", reason).into()
         } else if self.table.is_open() || self.table.is_open_for_receives() {
             TransportError::QueueFull
         } else {
@@ -239,7 +254,9 @@ impl Core {
         owner: Owner,
     ) -> TransportResult<&Slot> {
         operation.check(&self.limits, list)?;
-        let Some(slot) = self.table.take(O::QUEUE, owner) else { return Err(self.refusal()) };
+        let Some(slot) = self.table.take(O::QUEUE, owner) else {
+            return Err(self.refusal(O::QUEUE));
+        };
         if owner != Owner::Scope {
             self.update_fast_path();
         }
@@ -325,7 +342,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> TransportResult<()> {
         if !self.table.has_room(O::QUEUE) {
-            return Err(self.refusal());
+            return Err(self.refusal(O::QUEUE));
         }
         // SAFETY: there is a free slot, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, self.blocking_id.get(), list) };
@@ -417,6 +434,14 @@ impl Core {
     /// Ends the blocking operation without a completion.
     pub(super) fn clear_blocking(&self) {
         self.blocking.set(false);
+    }
+
+    /// Why no message can come any more from a shared receive queue.
+    pub(super) fn why_no_message_comes(&self) -> Option<TransportError> {
+        if self.destroyed.get() {
+            return Some(TransportError::Closed);
+        }
+        (!self.table.is_open()).then_some(TransportError::Stopped)
     }
 
     /// Whether `wr_id` is of the latest connection.

@@ -79,7 +79,7 @@ impl World {
         // SAFETY: the queue lives as long as the router, and nothing else polls it.
         let router = unsafe { Router::new(&raw mut *queue, 8) };
         let inboxes = [A, B].map(|number| {
-            let inbox = router.reserve(4, number.into()).unwrap();
+            let inbox = router.reserve(4, number.into(), None).unwrap();
             router.register(inbox, number);
             inbox
         });
@@ -222,7 +222,7 @@ fn an_inbox_that_is_taken_again_holds_nothing() {
     let a = |world: &World| {
         lock(&world.device.queue).reset = Some(A);
         world.router.release(world.inboxes[0]);
-        let inbox = world.router.reserve(4, NEW_A.into()).unwrap();
+        let inbox = world.router.reserve(4, NEW_A.into(), None).unwrap();
         assert_eq!(inbox, world.inboxes[0]);
         world.router.register(inbox, NEW_A);
         assert_eq!(world.poll(0).unwrap(), None, "of the channel that is gone");

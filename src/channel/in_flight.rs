@@ -177,6 +177,8 @@ enum Open {
     Nothing,
     Receives,
     Everything,
+    /// As `Everything`, on a queue pair that takes its receives from a shared queue.
+    Sends,
 }
 
 impl Drop for InFlight {
@@ -280,6 +282,12 @@ impl InFlight {
         self.open.set(Open::Everything);
     }
 
+    /// As [`open_sends`](Self::open_sends), if the receives are those of a shared queue.
+    pub(super) fn open_sends_only(&self) {
+        self.open_sends();
+        self.open.set(Open::Sends);
+    }
+
     /// Lets no more slots be taken, until it is opened again.
     pub(super) fn close(&self) {
         let sentinel = self.pointer(self.depth);
@@ -290,6 +298,11 @@ impl InFlight {
 
     /// Whether slots of both queues may be taken.
     pub(super) fn is_open(&self) -> bool {
+        matches!(self.open.get(), Open::Everything | Open::Sends)
+    }
+
+    /// Whether the channel is open, and posts its own receives.
+    pub(super) fn is_open_for_all(&self) -> bool {
         self.open.get() == Open::Everything
     }
 
@@ -337,7 +350,7 @@ impl InFlight {
     #[inline(never)]
     fn search(&self, queue: Queue) -> Option<&Slot> {
         match (self.open.get(), queue) {
-            (Open::Everything, _) | (Open::Receives, Queue::Receive) => {}
+            (Open::Everything | Open::Sends, _) | (Open::Receives, Queue::Receive) => {}
             _ => return None,
         }
         self.of(queue).iter().find(|slot| slot.state() == State::Free)

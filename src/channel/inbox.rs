@@ -1,6 +1,9 @@
 //! The inbox of a channel that shares a completion queue.
 
+use std::sync::Arc;
+
 use super::in_flight::no_memory;
+use super::shared_receives::{Member, Receives};
 use crate::error::Result;
 use crate::ffi;
 
@@ -23,6 +26,8 @@ pub(super) struct Ring {
     pub(super) token: u64,
     /// Whether the router's list of inboxes that have something holds this one.
     pub(super) listed: bool,
+    /// The shared receive queue that feeds the channel. Completions of its receives go there.
+    pub(super) receives: Option<(Arc<Receives>, Member)>,
 }
 
 impl Ring {
@@ -48,7 +53,16 @@ impl Ring {
             in_use: false,
             token: 0,
             listed: false,
+            receives: None,
         }
+    }
+
+    /// Whether there is something for the channel.
+    pub(super) fn has_something(&self) -> bool {
+        let receives = self.receives.as_ref();
+        self.len > 0
+            || self.overflown
+            || receives.is_some_and(|(receives, member)| receives.has_message(*member))
     }
 
     /// The index after `index`, around the end.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::core::{Core, CoreSettings};
 use super::in_flight::InFlight;
 use super::router::{Inbox, Router};
+use super::shared_receives::{Member, Receives};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::queue_pair::{ConnectionSettings, QueuePair, QueuePairEndpoint};
@@ -57,6 +58,9 @@ impl Drop for Link<'_> {
         {
             router.release(*inbox);
         }
+        if let Some((receives, member)) = &self.core.receives {
+            receives.leave(*member, self.leaked);
+        }
         // SAFETY: it is taken once, here. The C object was destroyed or is leaked. The completion queue,
         // which the router has just used, is dropped with the parents.
         unsafe { ManuallyDrop::take(&mut self.queue_pair) }.disown(!self.leaked);
@@ -72,9 +76,11 @@ impl<'res> Link<'res> {
         settings: &CoreSettings,
         table: InFlight,
         router: Option<(Arc<Router>, Inbox)>,
+        receives: Option<(Arc<Receives>, Member)>,
     ) -> Self {
         // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
-        let core = unsafe { Core::new(queue_pair.as_raw(), settings, table, router, None) };
+        let core =
+            unsafe { Core::new(queue_pair.as_raw(), settings, table, router, receives, None) };
         Self {
             core,
             queue_pair: ManuallyDrop::new(queue_pair),
@@ -176,6 +182,10 @@ impl<'res> Link<'res> {
             self.core.close();
             self.core.reset()?;
             self.core.discard()?;
+            if let Some((receives, member)) = &self.core.receives {
+                // Messages of the earlier connection that nobody has taken.
+                receives.clear(*member);
+            }
             self.stage = Stage::Reset;
         }
         Ok(())
@@ -195,15 +205,16 @@ impl<'res> Link<'res> {
         (connection.send_psn, connection.receive_psn) = (None, None);
         let table = InFlight::new(capacities.max_send_wr, capacities.max_recv_wr)?;
         let fresh = self.queue_pair.another(capacities, connection)?;
-        let router = self.core.router.clone();
+        let (router, receives) = (self.core.router.clone(), self.core.receives.clone());
         if let Some((router, inbox)) = &router {
             router.renumber(*inbox, fresh.number());
         }
         let mut settings = self.core.settings();
         settings.limits.max_inline_data = fresh.max_inline_data();
         // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
-        let core =
-            unsafe { Core::new(fresh.as_raw(), &settings, table, router, Some(&*self.core)) };
+        let core = unsafe {
+            Core::new(fresh.as_raw(), &settings, table, router, receives, Some(&*self.core))
+        };
         let old_core = mem::replace(&mut self.core, core);
         let old = mem::replace(&mut self.queue_pair, ManuallyDrop::new(fresh));
         let destroyed = old_core.destroy();

@@ -123,7 +123,7 @@ impl HeldBuffer {
     }
 
     /// Moves the buffer out, of whatever type.
-    fn take_any(&self) -> Self {
+    pub(super) fn take_any(&self) -> Self {
         // SAFETY: possibly uninitialised bytes may be copied; `held` records which copy owns the value.
         let storage = unsafe { *self.storage.get() };
         Self { storage: UnsafeCell::new(storage), held: Cell::new(self.held.take()) }

@@ -19,6 +19,7 @@ use super::epoch::new_epoch;
 use super::in_flight::no_memory;
 use super::inbox::{NO_NUMBER, Ring};
 use super::queue_pair_numbers::Numbers;
+use super::shared_receives::{Member, Receives};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::sync::{Mutex, MutexGuard};
@@ -52,17 +53,55 @@ struct Routes {
     ready: VecDeque<usize>,
     /// The part of the capacity that channels have reserved.
     reserved: u32,
+    /// The shared receive queues that feed channels, each with the number of those channels.
+    fed: Vec<(Arc<Receives>, u32)>,
     /// For the router's own polls.
     batch: Box<[ffi::ibv_wc; BATCH]>,
 }
+
+/// The bit of an index in `Routes::numbers` that says that a shared receive queue feeds the channel.
+const FED: usize = 1 << (usize::BITS - 1);
 
 impl Routes {
     /// Puts a completion into the inbox that it is for. A completion without an inbox is of a queue pair
     /// that was destroyed, and is dropped.
     fn deliver(&mut self, completion: &ffi::ibv_wc) {
-        if let Some(inbox) = self.numbers.get(completion.qp_num) {
+        let Some(inbox) = self.numbers.get(completion.qp_num) else {
+            return self.deliver_to_nobody(completion);
+        };
+        match self.inboxes.get_mut(inbox) {
+            Some(ring) => {
+                ring.push(completion);
+                self.enlist(inbox);
+            }
+            // It has the bit `FED`.
+            None => self.deliver_fed(inbox & !FED, completion),
+        }
+    }
+
+    /// As `deliver`, to a channel that a shared receive queue feeds.
+    #[inline(never)]
+    fn deliver_fed(&mut self, inbox: usize, completion: &ffi::ibv_wc) {
+        if !self.take_message(inbox, completion) {
             self.inboxes[inbox].push(completion);
-            self.enlist(inbox);
+        }
+        self.enlist(inbox);
+    }
+
+    /// Stores the completion of a receive of the shared queue that feeds a channel. Returns false if it is not
+    /// such a completion.
+    fn take_message(&mut self, inbox: usize, completion: &ffi::ibv_wc) -> bool {
+        let receives = self.inboxes[inbox].receives.as_ref();
+        receives.is_some_and(|(receives, member)| {
+            receives.owns(completion.wr_id) && receives.complete(Some(*member), completion)
+        })
+    }
+
+    /// The queue pair was destroyed. If the receive was one of a shared queue, that can have its place again.
+    #[cold]
+    fn deliver_to_nobody(&mut self, completion: &ffi::ibv_wc) {
+        if let Some((receives, _)) = self.fed.iter().find(|fed| fed.0.owns(completion.wr_id)) {
+            receives.complete(None, completion);
         }
     }
 
@@ -80,7 +119,7 @@ impl Routes {
         while let Some(index) = self.ready.pop_front() {
             let ring = &mut self.inboxes[index];
             ring.listed = false;
-            if ring.number != NO_NUMBER && (ring.len > 0 || ring.overflown) {
+            if ring.number != NO_NUMBER && ring.has_something() {
                 return Some((ring.number, ring.token));
             }
         }
@@ -111,6 +150,7 @@ impl Router {
             inboxes: Vec::new(),
             ready: VecDeque::new(),
             reserved: 0,
+            fed: Vec::new(),
             batch: Box::default(),
         };
         // SAFETY: the caller vouches for the queue, and with it for its context.
@@ -143,30 +183,56 @@ impl Router {
     }
 
     /// Makes an inbox for `room` completions, for a queue pair that does not exist yet. The token names its
-    /// channel to the program.
+    /// channel to the program. If a shared receive queue feeds the channel, the completion queue needs room for
+    /// the receives of that too, once for all channels that it feeds.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: less than `room` of the capacity is left.
     ///  - `ENOMEM`: out of memory.
-    pub(super) fn reserve(&self, room: u32, token: u64) -> Result<Inbox> {
+    pub(super) fn reserve(
+        &self,
+        room: u32,
+        token: u64,
+        receives: Option<(Arc<Receives>, Member)>,
+    ) -> Result<Inbox> {
         let mut routes = self.lock();
         let left = self.capacity - routes.reserved;
-        if room > left {
+        let is_same = |fed: &Arc<Receives>| {
+            receives.as_ref().is_some_and(|(receives, _)| Arc::ptr_eq(fed, receives))
+        };
+        let known = routes.fed.iter().position(|(fed, _)| is_same(fed));
+        let messages = match (&receives, known) {
+            (Some((receives, _)), None) => receives.capacity(),
+            _ => 0,
+        };
+        let needed = room.saturating_add(messages);
+        if needed > left {
             // As `SharedCompletionQueue::available` counts.
-            let what =
-                "what the channel needs of the shared completion queue (max_send_wr + max_recv_wr)";
+            let what = if messages == 0 {
+                "what the channel needs of the shared completion queue (max_send_wr + max_recv_wr)"
+            } else {
+                "what the channel needs of the shared completion queue (max_send_wr + the capacity \
+                 of its SharedReceives)"
+            };
             let verb = "ChannelBuilder::build";
-            return Err(Error::out_of_range(verb, what, room.into(), 0, left.into()));
+            return Err(Error::out_of_range(verb, what, needed.into(), 0, left.into()));
         }
         let mut ring = Ring::new(room, token)?;
+        routes.fed.try_reserve(1).map_err(|_| no_memory())?;
         // Reserve now, so that neither the code below nor `register` nor `deliver` allocates.
         let channels = routes.inboxes.len() + 1;
         routes.inboxes.try_reserve(1).map_err(|_| no_memory())?;
         let listed = routes.ready.len();
         routes.ready.try_reserve(channels - listed).map_err(|_| no_memory())?;
         routes.numbers.reserve(channels)?;
-        routes.reserved += room;
+        routes.reserved += needed;
+        match (&receives, known) {
+            (Some(_), Some(known)) => routes.fed[known].1 += 1,
+            (Some((receives, _)), None) => routes.fed.push((receives.clone(), 1)),
+            (None, _) => {}
+        }
+        ring.receives = receives;
         let index = match routes.inboxes.iter().position(|ring| !ring.in_use) {
             Some(index) => {
                 // The list may still hold the index.
@@ -191,9 +257,10 @@ impl Router {
         if let Some(old) = routes.numbers.get(number) {
             // Completions of the old queue pair must not fill the new one's inbox.
             self.drain(&mut routes);
-            routes.inboxes[old].number = NO_NUMBER;
+            routes.inboxes[old & !FED].number = NO_NUMBER;
         }
-        routes.numbers.insert(number, inbox.0);
+        let fed = if routes.inboxes[inbox.0].receives.is_some() { FED } else { 0 };
+        routes.numbers.insert(number, inbox.0 | fed);
         routes.inboxes[inbox.0].number = number;
     }
 
@@ -216,7 +283,7 @@ impl Router {
         let ring = &mut routes.inboxes[inbox.0];
         let (number, room) = (ring.number, ring.entries.len() as u32);
         let listed = ring.listed;
-        *ring = Ring::unused();
+        let receives = mem::replace(ring, Ring::unused()).receives;
         ring.listed = listed;
         if number != NO_NUMBER {
             routes.numbers.remove(number);
@@ -224,6 +291,15 @@ impl Router {
         // Completions of the queue pair take up room in the completion queue until they are polled.
         self.drain(&mut routes);
         routes.reserved -= room;
+        if let Some((receives, _)) = receives
+            && let Some(index) = routes.fed.iter().position(|fed| Arc::ptr_eq(&fed.0, &receives))
+        {
+            routes.fed[index].1 -= 1;
+            if routes.fed[index].1 == 0 {
+                routes.fed.swap_remove(index);
+                routes.reserved -= receives.capacity();
+            }
+        }
     }
 
     /// Drops all completions of a queue pair that was reset.
@@ -308,6 +384,38 @@ impl Router {
         self.sort_and_poll_on(&mut routes, number, out, found as usize)
     }
 
+    /// As [`poll`](Self::poll), for a channel that a shared receive queue feeds. The completions of its receives go
+    /// there, and are not returned: so their order is that of the completion queue, whichever thread polls.
+    pub(super) fn poll_fed(&self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
+        let mut routes = self.lock();
+        let Some(ring) = routes.inboxes.get(inbox.0) else { return -libc::EINVAL };
+        let number = ring.number;
+        if ring.len > 0 || ring.overflown {
+            return routes.pop(inbox, out);
+        }
+        for _ in 0..=self.capacity {
+            let found = self.poll_queue(out);
+            let Ok(found) = usize::try_from(found) else { return found };
+            if found == 0 || found > out.len() {
+                return found as c_int;
+            }
+            let mut own = 0;
+            for index in 0..found {
+                let completion = out[index];
+                if completion.qp_num != number {
+                    routes.deliver(&completion);
+                } else if !routes.take_message(inbox.0, &completion) {
+                    out[own] = completion;
+                    own += 1;
+                }
+            }
+            if own > 0 {
+                return own as c_int;
+            }
+        }
+        0
+    }
+
     /// Polls the completion queue, with room for `out.len()` completions.
     #[inline]
     fn poll_queue(&self, out: &mut [ffi::ibv_wc]) -> c_int {
@@ -376,4 +484,24 @@ pub(super) unsafe extern "C" fn poll_routed(
         )
     };
     router.poll(*inbox, out)
+}
+
+/// As [`poll_routed`], for channels that a shared receive queue feeds.
+///
+/// # Safety
+///
+/// As for [`poll_routed`].
+pub(super) unsafe extern "C" fn poll_routed_receives(
+    route: *mut ffi::ibv_cq,
+    most: c_int,
+    completions: *mut ffi::ibv_wc,
+) -> c_int {
+    // SAFETY: the caller vouches for both.
+    let ((router, inbox), out) = unsafe {
+        (
+            &*route.cast::<(Arc<Router>, Inbox)>(),
+            std::slice::from_raw_parts_mut(completions, most as usize),
+        )
+    };
+    router.poll_fed(*inbox, out)
 }

@@ -91,7 +91,34 @@ impl Core {
             }
             vain = vain.wrapping_add(1);
         }
+        self.take_messages();
         true
+    }
+
+    /// If a shared receive queue feeds the channel: polls until the completion queue is empty, so that no
+    /// completion of a receive is lost with the queue pair.
+    fn take_messages(&self) {
+        let Some((receives, _)) = &self.receives else { return };
+        // There are at most so many completions. The bound matters only for a device that invents them.
+        let most = receives.capacity() as usize + self.table.slots().len();
+        for _ in 0..=most {
+            match self.poll() {
+                // One that is unknown ends nothing.
+                Ok(Some(completion)) => _ = self.dispatch(&completion),
+                _ => return,
+            }
+        }
+    }
+
+    /// To be called before the queue pair is reset or destroyed: if a shared receive queue feeds it, moves it to
+    /// ERR, where it takes no more receives, and takes the messages. A provider may drop completions of a queue
+    /// pair that is reset or destroyed.
+    fn stop_receiving(&self) {
+        if self.receives.is_some() {
+            // If this fails, receives without completions stay posted: nobody gets their buffers.
+            let _ = self.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
+            self.take_messages();
+        }
     }
 
     /// Checks that the kernel still has the device, by a query that the kernel must then answer.
@@ -100,8 +127,29 @@ impl Core {
     ///
     ///  - `EIO`, `ENODEV`: the device is gone.
     pub(super) fn check_device(&self) -> Result<()> {
+        self.query_state().map(drop)
+    }
+
+    /// As [`check_device`](Self::check_device), for a wait for a message of a shared receive queue: no completion
+    /// tells that the connection has failed.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOTCONN`: the queue pair is in the error state.
+    pub(super) fn check_connection(&self) -> Result<()> {
+        match self.query_state()? {
+            Some(ffi::ibv_qp_state::IBV_QPS_ERR) => {
+                let reason = "the connection has failed: the queue pair is in the error state";
+                Err(Error::with_reason("ibv_query_qp", libc::ENOTCONN, reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The state of the queue pair, if it can be known.
+    fn query_state(&self) -> Result<Option<ffi::ibv_qp_state>> {
         if self.destroyed.get() {
-            return Ok(());
+            return Ok(None);
         }
         let (mut attributes, mut initial) = Default::default();
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
@@ -112,13 +160,15 @@ impl Core {
         match ffi::status("ibv_query_qp", returned) {
             // Other failures do not concern the device.
             Err(error) if matches!(error.raw_os_error(), libc::EIO | libc::ENODEV) => Err(error),
-            _ => Ok(()),
+            Err(_) => Ok(None),
+            Ok(()) => Ok(Some(attributes.qp_state)),
         }
     }
 
     /// Moves the queue pair to RESET. Nothing is in flight any more, and completions of earlier requests
     /// that are polled later are dropped.
     pub(super) fn reset(&self) -> Result<()> {
+        self.stop_receiving();
         self.modify(ffi::ibv_qp_state::IBV_QPS_RESET)?;
         self.mark_all_ended();
         Ok(())
@@ -130,12 +180,14 @@ impl Core {
     /// The caller has checked `destroyed`, so this was not called before.
     pub(super) fn destroy(&self) -> Result<()> {
         self.close();
+        self.stop_receiving();
         self.destroyed.set(true);
         // SAFETY: the queue pair is live, since the verb is called once: the caller has looked at `destroyed`,
         // which prevents any use of it after this, also if the verb fails.
         let returned = unsafe { ffi::ibv_qp::destroy(self.queue_pair) };
         ffi::status("ibv_destroy_qp", returned).inspect_err(trace::object_leaked)?;
         self.mark_all_ended();
+        self.take_messages();
         Ok(())
     }
 
@@ -171,7 +223,10 @@ impl Core {
         loop {
             match self.poll() {
                 Ok(None) => return Ok(()),
-                Ok(Some(_)) => failures = 0,
+                Ok(Some(completion)) => {
+                    failures = 0;
+                    self.take_message(&completion);
+                }
                 Err(crate::channel::TransportError::Verbs(error)) if failures == POLL_FAILURES => {
                     return Err(error);
                 }

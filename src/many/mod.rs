@@ -7,7 +7,7 @@ mod reactor;
 mod shared_range;
 
 pub use async_channel::{
-    AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncShutdown, OperationError,
+    AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncSharedReceive, AsyncShutdown,
     PreparedAsyncChannel,
 };
 pub use pool::{BufferPool, PooledBuffer};

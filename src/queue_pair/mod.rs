@@ -323,8 +323,12 @@ impl<'res> QueuePair<'res> {
         capacities: ffi::ibv_qp_cap,
         settings: ConnectionSettings,
     ) -> Result<Self> {
-        let Parents { domain, send_cq, receive_cq, .. } = self.parents.clone();
+        let Parents { domain, send_cq, receive_cq, srq, .. } = self.parents.clone();
         let builder = QueuePairBuilder::new(domain, send_cq, receive_cq, self.queue_pair_type());
+        let builder = match srq {
+            Some(srq) => builder.srq(srq),
+            None => builder,
+        };
         Ok(builder.with(capacities, settings).build()?.into_queue_pair())
     }
 

@@ -1,16 +1,16 @@
 //! A channel whose operations are futures.
 
 mod connect;
-mod error;
 mod operation;
 mod receive;
+mod receive_shared;
 mod shutdown;
 mod state;
 
 pub use connect::{AsyncConnect, PreparedAsyncChannel};
-pub use error::OperationError;
 pub use operation::AsyncOperation;
 pub use receive::AsyncReceive;
+pub use receive_shared::AsyncSharedReceive;
 pub use shutdown::AsyncShutdown;
 pub(super) use state::Shared;
 
@@ -19,7 +19,9 @@ use std::sync::Arc;
 
 use super::pool::PooledBuffer;
 use super::reactor::Registry;
-use crate::channel::{Channel, OwnedBuffer, PostError, TaskRequest, TransportError};
+use crate::channel::{
+    Channel, OwnedBuffer, PostError, SharedReceives, TaskRequest, TransportError,
+};
 use crate::memory::RemoteMemoryRegion;
 
 /// A channel whose operations are futures that own their buffers. It is driven by a
@@ -183,6 +185,20 @@ impl AsyncChannel {
             state.ahead += 1;
             Ok(())
         })
+    }
+
+    /// The next message of a channel that was
+    /// [built with](crate::ChannelBuilder::shared_receive_queue) these receives. Messages are handed out in the
+    /// order in which they arrive. [`SharedReceives::post`] posts the buffers that they arrive in.
+    ///
+    /// A connection that fails while nothing is in flight but receives of the shared queue raises no completion.
+    /// [`AsyncEvents`](crate::AsyncEvents) tell it
+    /// ([`LastRequestReached`](crate::AsyncEventKind::LastRequestReached)).
+    pub fn receive_shared<B: OwnedBuffer>(
+        &self,
+        receives: &SharedReceives<B>,
+    ) -> AsyncSharedReceive<B> {
+        AsyncSharedReceive::new(&self.shared, receives)
     }
 
     /// Waits until all sends, writes, reads and atomics that were posted have ended, then ends everything

@@ -6,9 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::error::OperationError;
 use super::state::{Cancelled, Shared, State};
-use crate::channel::{OwnedBuffer, OwnedResult, OwnedWork, TaskRequest, TransportError};
+use crate::channel::{
+    OperationError, OwnedBuffer, OwnedResult, OwnedWork, TaskRequest, TransportError,
+};
 use crate::completion::WorkSuccess;
 
 /// A send, write, read or atomic operation of an [`AsyncChannel`](crate::AsyncChannel).

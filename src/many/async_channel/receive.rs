@@ -6,9 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::error::OperationError;
 use super::state::{Cancelled, Shared, State};
-use crate::channel::{OwnedResult, TransportError};
+use crate::channel::{OperationError, OwnedResult, TransportError};
 use crate::completion::WorkSuccess;
 use crate::many::pool::PooledBuffer;
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Waker;
 
 use crate::channel::{Channel, OwnedWork, TransportError};
+use crate::completion::WorkErrorClass;
 use crate::many::pool::PooledBuffer;
 use crate::many::reactor::Registry;
 
@@ -189,7 +190,9 @@ impl State {
     /// Wakes the first receive in line if there is a message, or if none can come any more.
     pub(super) fn wake_receiver(&mut self) {
         let Self { channel, posted, receivers, wakers, ended, .. } = self;
-        if ended.is_some() || posted.front().is_some_and(|work| work.has_ended(channel)) {
+        let has_message = posted.front().is_some_and(|work| work.has_ended(channel))
+            || channel.has_shared_message();
+        if ended.is_some() || has_message {
             receivers.wake_first(wakers);
         }
     }
@@ -213,6 +216,10 @@ impl State {
     pub(super) fn reason(&self, error: TransportError) -> TransportError {
         match error {
             TransportError::Stopped => self.ended.unwrap_or(error),
+            // A channel that a shared receive queue feeds is flushed when it is ended.
+            TransportError::Work(work) if work.class() == WorkErrorClass::Flushed => {
+                self.ended.unwrap_or(error)
+            }
             error => error,
         }
     }

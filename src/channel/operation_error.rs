@@ -1,18 +1,19 @@
-//! Why an operation of an asynchronous channel failed.
+//! Why an operation that owns its buffer failed.
 
 use std::fmt;
 
-use crate::channel::TransportError;
+use super::error::TransportError;
 
-/// Why an operation of an [`AsyncChannel`](crate::AsyncChannel) failed, with its buffer.
+/// Why an operation of an [`AsyncChannel`](crate::AsyncChannel), or a post to
+/// [`SharedReceives`](crate::SharedReceives), failed, with its buffer.
 pub struct OperationError<B> {
     /// The reason: one of [those of posting](crate::Scope#errors) or [`Work`](TransportError::Work); or
     /// [`Stopped`](TransportError::Stopped) or [`Closed`](TransportError::Closed) if the channel was shut
     /// down or dropped, or its reactor was.
     pub error: TransportError,
     /// The buffer. After a failure its contents are undefined where the operation writes it. `None` if
-    /// the queue pair could be neither reset nor destroyed: the device may still use the buffer, which is
-    /// leaked.
+    /// the device may still use the buffer: the queue pair could be neither reset nor destroyed, or a failed
+    /// post may have queued the receive.
     pub buffer: Option<B>,
 }
 

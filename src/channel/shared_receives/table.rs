@@ -1,0 +1,285 @@
+//! The receives of a shared receive queue, and the messages that have arrived for each channel.
+//!
+//! A receive has a slot, which holds its buffer. The slot's index is the lower half of its `wr_id`, and the
+//! upper half is an [epoch](crate::channel::epoch) that belongs to the queue alone: so whoever polls a
+//! completion knows that it is of this queue.
+//!
+//! A buffer leaves its slot when the completion was polled, or after the queue was destroyed. The end of a queue
+//! pair frees no slot: it is not known which receives the queue pair had taken.
+//!
+//! Messages of one channel (a *member*) are a list through the slots, in the order of their completions. So
+//! the memory for messages grows with the number of receives, and a member costs a few bytes.
+
+use crate::channel::owned_buffer::HeldBuffer;
+use crate::error::Result;
+use crate::ffi;
+
+use super::super::in_flight::no_memory;
+
+/// No slot.
+const NONE: u32 = u32::MAX;
+
+/// The index of a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::channel) struct Member(u32);
+
+/// See the [module](self).
+pub(super) struct Table {
+    slots: Box<[Slot]>,
+    free: Queue,
+    members: Vec<Messages>,
+    /// The receives that the device has, as far as is known.
+    pub(super) posted: u32,
+}
+
+struct Slot {
+    buffer: HeldBuffer,
+    state: State,
+    /// The next one of the same list, or `NONE`.
+    next: u32,
+    completion: ffi::ibv_wc,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Free,
+    /// The device may use the buffer.
+    Posted,
+    /// The message was not taken yet.
+    Arrived,
+}
+
+/// A list of slots.
+#[derive(Clone, Copy)]
+struct Queue {
+    first: u32,
+    last: u32,
+}
+
+impl Queue {
+    const EMPTY: Self = Self { first: NONE, last: NONE };
+
+    fn push(&mut self, slots: &mut [Slot], index: u32) {
+        slots[index as usize].next = NONE;
+        match self.last {
+            NONE => self.first = index,
+            last => slots[last as usize].next = index,
+        }
+        self.last = index;
+    }
+
+    fn pop(&mut self, slots: &[Slot]) -> Option<u32> {
+        let index = self.first;
+        let slot = slots.get(index as usize)?;
+        self.first = slot.next;
+        if self.first == NONE {
+            self.last = NONE;
+        }
+        Some(index)
+    }
+}
+
+/// What has arrived for one member.
+struct Messages {
+    arrived: Queue,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Nobody has the index.
+    Unused,
+    InUse,
+    /// The channel is gone, but its queue pair may still take receives.
+    Leaked,
+}
+
+impl Table {
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    pub(super) fn new(receives: u32) -> Result<Self> {
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(receives as usize).map_err(|_| no_memory())?;
+        slots.extend((0..receives).map(|_| Slot {
+            buffer: HeldBuffer::new(),
+            state: State::Free,
+            next: NONE,
+            completion: ffi::ibv_wc::default(),
+        }));
+        let (mut slots, mut free) = (slots.into_boxed_slice(), Queue::EMPTY);
+        for index in 0..receives {
+            free.push(&mut slots, index);
+        }
+        Ok(Self { slots, free, members: Vec::new(), posted: 0 })
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// Takes a free slot for a receive that is about to be posted.
+    pub(super) fn take(&mut self) -> Option<u32> {
+        let index = self.free.pop(&self.slots)?;
+        self.slots[index as usize].state = State::Posted;
+        self.posted += 1;
+        Some(index)
+    }
+
+    /// Where the buffer of a slot is kept.
+    pub(super) fn buffer(&self, index: u32) -> &HeldBuffer {
+        &self.slots[index as usize].buffer
+    }
+
+    /// Frees the slot of a receive that was not posted.
+    pub(super) fn untake(&mut self, index: u32) {
+        self.posted -= 1;
+        self.release(index);
+    }
+
+    fn release(&mut self, index: u32) {
+        self.slots[index as usize].state = State::Free;
+        self.free.push(&mut self.slots, index);
+    }
+
+    /// A new member.
+    ///
+    /// # Errors
+    ///
+    ///  - `ENOMEM`: out of memory.
+    pub(super) fn join(&mut self) -> Result<Member> {
+        let messages = Messages { arrived: Queue::EMPTY, stage: Stage::InUse };
+        let unused = self.members.iter().position(|messages| messages.stage == Stage::Unused);
+        let index = match unused {
+            Some(index) => {
+                self.members[index] = messages;
+                index
+            }
+            None => {
+                self.members.try_reserve(1).map_err(|_| no_memory())?;
+                self.members.push(messages);
+                self.members.len() - 1
+            }
+        };
+        Ok(Member(index as u32))
+    }
+
+    /// The member's channel is gone. If its queue pair may still exist, nobody gets the index again.
+    pub(super) fn leave(&mut self, member: Member, leaked: bool) {
+        let stage = if leaked { Stage::Leaked } else { Stage::Unused };
+        self.members[member.0 as usize].stage = stage;
+    }
+
+    /// Whether a message is there for the member.
+    pub(super) fn has_message(&self, member: Member) -> bool {
+        self.members[member.0 as usize].arrived.first != NONE
+    }
+
+    /// Takes the oldest message of a member: the buffer, and the completion.
+    pub(super) fn next(&mut self, member: Member) -> Option<(HeldBuffer, ffi::ibv_wc)> {
+        let index = self.members[member.0 as usize].arrived.pop(&self.slots)?;
+        let slot = &self.slots[index as usize];
+        let message = (slot.buffer.take_any(), slot.completion);
+        self.release(index);
+        Some(message)
+    }
+
+    /// A completion of the receive in this slot was polled. Its message is the member's. If there is none, this
+    /// returns the buffer.
+    ///
+    /// # Errors
+    ///
+    /// No receive is posted in this slot.
+    pub(super) fn complete(
+        &mut self,
+        index: u32,
+        member: Option<Member>,
+        completion: &ffi::ibv_wc,
+    ) -> std::result::Result<Option<HeldBuffer>, ()> {
+        let slot = self.slots.get_mut(index as usize).ok_or(())?;
+        if slot.state != State::Posted {
+            return Err(());
+        }
+        self.posted -= 1;
+        let member = member.map(|member| &mut self.members[member.0 as usize]);
+        match member.filter(|messages| messages.stage == Stage::InUse) {
+            Some(messages) => {
+                (slot.state, slot.completion) = (State::Arrived, *completion);
+                messages.arrived.push(&mut self.slots, index);
+                Ok(None)
+            }
+            None => {
+                let buffer = slot.buffer.take_any();
+                self.release(index);
+                Ok(Some(buffer))
+            }
+        }
+    }
+
+    /// Leaks the buffers that the device may still use.
+    pub(super) fn leak_posted(&self) {
+        for slot in &self.slots {
+            if slot.state == State::Posted {
+                slot.buffer.leak();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completion(wr_id: u32) -> ffi::ibv_wc {
+        ffi::ibv_wc { wr_id: wr_id.into(), ..Default::default() }
+    }
+
+    fn taken(table: &mut Table, member: Member) -> Option<u64> {
+        table.next(member).map(|(_, completion)| completion.wr_id)
+    }
+
+    #[test]
+    fn each_member_gets_its_messages_in_the_order_of_their_completions() {
+        let mut table = Table::new(4).unwrap();
+        let (one, other) = (table.join().unwrap(), table.join().unwrap());
+        for round in 0..10 {
+            let slots = [(); 4].map(|()| table.take().unwrap());
+            assert_eq!((table.take(), table.posted), (None, 4), "{round}");
+            for (index, member) in [(2, one), (0, other), (3, one), (1, one)] {
+                assert!(matches!(
+                    table.complete(slots[index], Some(member), &completion(index as u32)),
+                    Ok(None)
+                ));
+            }
+            assert_eq!(table.posted, 0);
+            assert_eq!([(); 4].map(|()| taken(&mut table, one)), [Some(2), Some(3), Some(1), None]);
+            assert!(table.has_message(other) && !table.has_message(one));
+            assert_eq!([(); 2].map(|()| taken(&mut table, other)), [Some(0), None]);
+        }
+    }
+
+    #[test]
+    fn what_nobody_gets_frees_its_slot() {
+        let mut table = Table::new(2).unwrap();
+        let member = table.join().unwrap();
+        let slots = [(); 2].map(|()| table.take().unwrap());
+        assert!(matches!(table.complete(slots[0], None, &completion(0)), Ok(Some(_))));
+        table.leave(member, true);
+        assert!(matches!(table.complete(slots[1], Some(member), &completion(0)), Ok(Some(_))));
+        assert_ne!(table.join().unwrap(), member, "a leaked queue pair keeps its index");
+        assert!(table.take().is_some() && table.take().is_some());
+    }
+
+    #[test]
+    fn a_receive_completes_once() {
+        let mut table = Table::new(2).unwrap();
+        let member = table.join().unwrap();
+        let slot = table.take().unwrap();
+        assert!(table.complete(slot, Some(member), &completion(0)).is_ok());
+        assert!(table.complete(slot, Some(member), &completion(0)).is_err());
+        assert!(table.complete(slot + 1, Some(member), &completion(0)).is_err());
+        assert!(table.complete(NONE, Some(member), &completion(0)).is_err());
+        table.leave(member, false);
+        assert_eq!(table.join().unwrap(), member);
+    }
+}

@@ -1,0 +1,106 @@
+//! The next message of a channel that a shared receive queue feeds, as a future.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::state::{Cancelled, Shared, State};
+use crate::channel::{OperationError, OwnedBuffer, OwnedResult, SharedReceives, TransportError};
+use crate::completion::WorkSuccess;
+
+/// The next message: see [`AsyncChannel::receive_shared`](crate::AsyncChannel::receive_shared).
+///
+/// It holds no buffer. Dropping it gives its place in line up, and loses no message.
+#[must_use = "futures do nothing unless polled"]
+pub struct AsyncSharedReceive<B: OwnedBuffer> {
+    shared: Arc<Shared>,
+    receives: SharedReceives<B>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    New,
+    /// In line, with this ticket.
+    Waiting(u64),
+    Over,
+}
+
+type Output<B> = Result<(B, WorkSuccess), OperationError<B>>;
+
+impl<B: OwnedBuffer> AsyncSharedReceive<B> {
+    pub(super) fn new(shared: &Arc<Shared>, receives: &SharedReceives<B>) -> Self {
+        Self { shared: shared.clone(), receives: receives.clone(), stage: Stage::New }
+    }
+}
+
+impl<B: OwnedBuffer> Future for AsyncSharedReceive<B> {
+    type Output = Output<B>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Output<B>> {
+        let Self { shared, receives, stage } = &mut *self;
+        shared.with(|state| {
+            let ticket = match *stage {
+                Stage::New => state.receivers.join(cx.waker()),
+                Stage::Waiting(ticket) => ticket,
+                Stage::Over => {
+                    let error = TransportError::UnknownWork;
+                    return Poll::Ready(Err(OperationError { error, buffer: None }));
+                }
+            };
+            let polled = state.next_shared_message(receives, ticket, cx);
+            *stage = if polled.is_pending() { Stage::Waiting(ticket) } else { Stage::Over };
+            polled
+        })
+    }
+}
+
+impl State {
+    /// The next message, for the receive with this ticket.
+    fn next_shared_message<B: OwnedBuffer>(
+        &mut self,
+        receives: &SharedReceives<B>,
+        ticket: u64,
+        cx: &Context<'_>,
+    ) -> Poll<Output<B>> {
+        if !self.channel.has_shared_message() {
+            // So that this task is not woken by what it finds itself.
+            self.receivers.clear_waker(ticket);
+            self.progress();
+        }
+        let taken = match receives.take(&mut self.channel) {
+            Ok(Some(OwnedResult { buffer, result: Ok(success) })) => Ok((buffer, success)),
+            Ok(Some(OwnedResult { buffer, result: Err(error) })) => {
+                let error = self.reason(error);
+                Err(OperationError { error, buffer: Some(buffer) })
+            }
+            Ok(None) => match self.refusal() {
+                Some(error) => Err(OperationError { error, buffer: None }),
+                None => {
+                    self.receivers.set_waker(ticket, cx.waker());
+                    return Poll::Pending;
+                }
+            },
+            Err(error) => Err(OperationError { error, buffer: None }),
+        };
+        self.receivers.remove(ticket);
+        self.wake_receiver();
+        Poll::Ready(taken)
+    }
+}
+
+impl<B: OwnedBuffer> Drop for AsyncSharedReceive<B> {
+    fn drop(&mut self) {
+        if let Stage::Waiting(ticket) = self.stage {
+            self.shared.cancel(Cancelled::Receive(ticket));
+        }
+    }
+}
+
+impl<B: OwnedBuffer> fmt::Debug for AsyncSharedReceive<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncSharedReceive").finish_non_exhaustive()
+    }
+}
