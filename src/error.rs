@@ -229,6 +229,9 @@ impl Error {
             ("ibv_dereg_mr", libc::EBUSY | libc::EINVAL) => {
                 "a memory window is still bound to the region"
             }
+            ("ibv_post_recv", libc::EINVAL) => {
+                "the queue pair is in RESET, or the device takes no receive without memory (Soft-iWARP)"
+            }
             ("ibv_create_qp" | "ibv_create_cq" | "ibv_create_srq", libc::ENOMEM) => {
                 "the device has none left, or RLIMIT_MEMLOCK is too low (ulimit -l)"
             }

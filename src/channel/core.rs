@@ -73,6 +73,8 @@ pub(super) struct Core {
     /// Whether the destroy verb was called, by `stop` or by the link: nothing uses the queue pair any
     /// more.
     pub(super) destroyed: Cell<bool>,
+    /// Whether the last check of the device found the queue pair in ERR.
+    pub(super) found_in_error: Cell<bool>,
     pub(super) settle_timeout: Duration,
     pub(super) unreported: Unreported,
 }
@@ -159,6 +161,7 @@ impl Core {
             sleep: settings.sleep,
             cancel: earlier.map_or_else(OnceCell::new, |earlier| earlier.cancel.clone()),
             destroyed: Cell::new(false),
+            found_in_error: Cell::new(false),
             settle_timeout: settings.settle_timeout,
             unreported: Unreported::default(),
         });

@@ -121,13 +121,22 @@ impl Core {
         }
     }
 
-    /// Checks that the kernel still has the device, by a query that the kernel must then answer.
+    /// Checks that the kernel still has the device, by a query that the kernel must then answer, and that the
+    /// connection has not ended long ago. A wait calls it about once a second while its polls find nothing.
     ///
     /// # Errors
     ///
     ///  - `EIO`, `ENODEV`: the device is gone.
+    ///  - `ENOTCONN`: the queue pair was in ERR at the last check too. Since then the device had time to flush
+    ///    what was posted. Soft-iWARP never flushes what is posted in ERR.
     pub(super) fn check_device(&self) -> Result<()> {
-        self.query_state().map(drop)
+        let failed = self.query_state()? == Some(ffi::ibv_qp_state::IBV_QPS_ERR);
+        if self.found_in_error.replace(failed) && failed {
+            let reason = "the connection has ended, and the device does not complete what was \
+                          posted after that";
+            return Err(Error::with_reason("ibv_query_qp", libc::ENOTCONN, reason));
+        }
+        Ok(())
     }
 
     /// As [`check_device`](Self::check_device), for a wait for a message of a shared receive queue: no completion

@@ -124,7 +124,8 @@ void device_set_poll_error(struct function_device *device, int value);
  * After skip calls that go through, the next times calls of the verb (UINT_MAX: all) fail with
  * error. Verbs are named as in struct verbs_context_ops, plus create_comp_channel, query_gid,
  * query_gid_table, start_poll, next_poll, wr_complete, modify_to_err, modify_to_reset, and
- * ring_doorbell: post_send fails though it has queued all requests. For post_send, post_recv and post_srq_recv
+ * ring_doorbell: post_send fails though it has queued all requests; and lose_error: post_send returns 0 if it has
+ * queued a part of a list and refused the rest. For post_send, post_recv and post_srq_recv
  * each work request of a list counts as one call. poll_cq fails with device_set_poll_error's value.
  * EINVAL: no verb has that name.
  */

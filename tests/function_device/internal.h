@@ -28,7 +28,7 @@ void ibverbs_device_put(struct ibv_device *dev);
 	X(create_cq) X(create_cq_ex) X(modify_cq) X(resize_cq) X(req_notify_cq) X(destroy_cq) \
 	X(create_qp) X(create_qp_ex) X(modify_qp) X(query_qp) X(destroy_qp) \
 	X(set_ece) X(query_ece) \
-	X(modify_to_err) X(modify_to_reset) X(post_send) X(ring_doorbell) X(post_recv) X(post_srq_recv) X(wr_complete) \
+	X(modify_to_err) X(modify_to_reset) X(post_send) X(ring_doorbell) X(lose_error) X(post_recv) X(post_srq_recv) X(wr_complete) \
 	X(poll_cq) X(start_poll) X(next_poll)
 /* clang-format on */
 

@@ -145,23 +145,27 @@ static int post_send(struct ibv_qp *ibqp, struct ibv_send_wr *wr, struct ibv_sen
 {
 	struct function_device *dev = to_device(ibqp->context);
 	struct device_qp *qp = to_device_qp(ibqp);
+	struct ibv_send_wr *first;
 	int error = 0;
 
 	pthread_mutex_lock(&dev->lock);
 	dev->call_count[DEVICE_post_send]++;
 	if (qp->batch_open)
 		device_violate(dev, "post_send within a batch");
-	for (; wr; wr = wr->next) {
+	for (first = wr; wr; wr = wr->next) {
 		struct device_wqe *wqe = device_copy_send(wr);
 
 		error = wqe ? device_enqueue_send(dev, qp, wqe) : errno;
 		if (error) {
 			*bad = wr;
+			/* As siw does, once it has queued a part of the list. */
+			if (wr != first && device_fault(dev, DEVICE_lose_error))
+				error = 0;
 			break;
 		}
 	}
 	/* As with rxe and siw: all requests are where the device looks, and it was not told. */
-	if (!error && (error = device_fault(dev, DEVICE_ring_doorbell)))
+	if (!error && !wr && (error = device_fault(dev, DEVICE_ring_doorbell)))
 		*bad = NULL;
 	device_after_post(dev, qp);
 	pthread_mutex_unlock(&dev->lock);

@@ -316,6 +316,20 @@ fn a_list_that_fails_says_how_far_it_came() {
         );
         assert!(error.error().to_string().contains("the number of gather elements is 5"));
         assert_eq!(successes(&queue), [1, 2]);
+        // The provider names the request that it has refused, and returns 0.
+        device.fail("lose_error").times(1);
+        // SAFETY: as above.
+        let error = unsafe { queue_pair.post_list(&mut list) }.unwrap_err();
+        assert_eq!(error.posted(), 2);
+        assert!(error.error().to_string().contains("the number of gather elements is 5"));
+        assert_eq!(successes(&queue), [1, 2]);
+        device.fail("lose_error").times(1);
+        device.fail("post_send").errno(libc::ENOMEM).skip(1).times(1);
+        // SAFETY: as above.
+        let error = unsafe { queue_pair.post_list(&mut list) }.unwrap_err();
+        assert_eq!((error.posted(), error.error().kind()), (1, ErrorKind::QueueFull));
+        assert!(error.to_string().contains("the provider does not say why"), "{error}");
+        assert_eq!(successes(&queue), [1]);
         // What is left can be posted: the failure has no later effect.
         list.truncate(2).unwrap();
         device.fail("post_send").errno(libc::ENOMEM).times(1);

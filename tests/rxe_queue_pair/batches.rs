@@ -1,76 +1,8 @@
-//! Many requests: prepared once, in lists, and by the extended interface.
+//! Many requests, by the extended interface.
 
 use std::io::IoSlice;
 
 use super::*;
-
-#[test]
-fn a_request_is_prepared_once_and_posted_often() {
-    with_rxe0(|_, domain, queue| {
-        let here = domain.allocate::<u64>(1).unwrap();
-        let target = shared(domain);
-        let (mut one, _two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
-        let element = [here.gather_element(..).unwrap()];
-        let mut write = WriteWorkRequest::new(&element, target.remote()).unwrap();
-        for round in 0..4 {
-            for n in 0..16 {
-                // SAFETY: the memory is not touched before the completions.
-                unsafe { one.post(&mut write, round * 16 + n).unwrap() };
-            }
-            let done = completions(queue, 16);
-            let numbers: Vec<_> = done.iter().map(WorkCompletion::wr_id).collect();
-            assert_eq!(numbers, (round * 16..round * 16 + 16).collect::<Vec<_>>());
-            assert!(done.iter().all(WorkCompletion::is_success));
-        }
-    });
-}
-
-#[test]
-fn lists_are_posted_whole_or_up_to_where_they_fail() {
-    with_rxe0(|_, domain, queue| {
-        let mut here = domain.allocate::<u64>(8).unwrap();
-        let mut there = domain.allocate::<u64>(8).unwrap();
-        let target = shared(domain);
-        let (mut one, mut two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
-        here.copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
-        {
-            let mut parts: Vec<_> = there.slice_mut(..).unwrap().chunks(1).unwrap().collect();
-            let mut lists: Vec<_> =
-                parts.iter_mut().map(|part| [part.scatter_element().unwrap()]).collect();
-            let mut entries: Vec<ReceiveListEntry<'_>> = lists
-                .iter_mut()
-                .map(|list| ReceiveWorkRequest::new(list).unwrap().into())
-                .collect();
-            let mut receives = ReceiveList::new(&mut entries).unwrap();
-            receives.set_wr_ids(100);
-            // SAFETY: the regions are not touched before the completions.
-            unsafe { two.post_receive_list(&mut receives).unwrap() };
-        }
-        let elements: [_; 8] = std::array::from_fn(|n| [here.gather_element(n..n + 1).unwrap()]);
-        let mut entries: [SendListEntry<'_>; 8] =
-            elements.each_ref().map(|list| SendWorkRequest::new(list).unwrap().into());
-        let mut sends = SendList::new(&mut entries).unwrap();
-        sends.set_wr_ids(0);
-        // SAFETY: as above.
-        unsafe { one.post_list(&mut sends).unwrap() };
-        let done = completions(queue, 16);
-        (0..8).for_each(|n| assert_eq!(success(&done, 100 + n).byte_len(), 8));
-        assert_eq!(there[..], here[..]);
-
-        let many = vec![here.gather_element(..1).unwrap(); one.max_send_sge() as usize + 1];
-        let write = |list| WriteWorkRequest::new(list, target.remote()).unwrap();
-        let mut entries: [SendListEntry<'_>; 3] =
-            [write(&elements[3]).into(), write(&many).into(), write(&elements[4]).into()];
-        let mut list = SendList::new(&mut entries).unwrap();
-        list.set_wr_ids(20);
-        // SAFETY: as above.
-        let error = unsafe { one.post_list(&mut list) }.unwrap_err();
-        assert_eq!(error.posted(), 1);
-        assert!(error.to_string().contains("gather elements"), "{error}");
-        success(&completions(queue, 1), 20);
-        assert_eq!(words(&target)[0], 4);
-    });
-}
 
 #[test]
 fn a_batch_carries_every_request() {

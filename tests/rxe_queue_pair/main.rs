@@ -1,9 +1,14 @@
 //! Queue pairs on Soft-RoCE: every supported operation, on every transport, with every method to post it, and
-//! every state. To be run by `script/test rxe`, in the machine of `script/vm`.
+//! every state. To be run by `script/test rxe`, in the machine of `script/vm`. Those tests that also pass on Soft-iWARP
+//! are in `support/reliable/queue_pairs.rs`.
 
 mod batches;
+#[path = "../support/reliable/queue_pairs.rs"]
+mod on_any_device;
 mod operations;
 mod states;
+#[path = "../support/reliable/by_handshake.rs"]
+mod transport;
 #[path = "../support/vm/mod.rs"]
 mod vm;
 

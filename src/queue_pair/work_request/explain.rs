@@ -12,7 +12,7 @@ const SEND: &str = "ibv_post_send";
 const RECEIVE: &str = "ibv_post_recv";
 
 /// The error for the return value of posting `request`. It names the limit of the queue pair that the
-/// request exceeds, or the state that does not allow it.
+/// request exceeds, or the state that does not allow it. A value of 0 stands for a refusal without a value.
 #[cold]
 pub(in crate::queue_pair) fn explain_send(
     queue_pair: &QueuePair<'_>,
@@ -41,6 +41,11 @@ pub(in crate::queue_pair) fn explain_elements(
         if length > most {
             return Error::out_of_range(SEND, "the length of inline data", length, 0, most);
         }
+    }
+    if returned == 0 {
+        // siw, after a part of a list.
+        let reason = "the provider does not say why: the queue is full, or the device does not have this operation";
+        return Error::with_reason(SEND, libc::ENOMEM, reason);
     }
     explain_state(queue_pair, ffi::failed(SEND, returned))
 }

@@ -60,7 +60,8 @@ impl FunctionDevice {
     /// `"create_comp_channel"`, `"query_gid"`, `"query_gid_table"`, `"start_poll"`, `"next_poll"`
     /// and `"wr_complete"`; `"modify_to_err"` and `"modify_to_reset"`, which are `"modify_qp"` with this
     /// state alone; and `"ring_doorbell"`, with which `"post_send"` fails though it has queued
-    /// all requests, and names none in `bad_wr`, as those of rxe and siw may. In `"post_send"`, `"post_recv"` and `"post_srq_recv"` each work request
+    /// all requests, and names none in `bad_wr`, as those of rxe and siw may; and `"lose_error"`, with which it
+    /// returns 0 if it has queued a part of a list and refused the rest, as that of siw does. In `"post_send"`, `"post_recv"` and `"post_srq_recv"` each work request
     /// of a list counts as a call, so that a list can fail in its middle. `"poll_cq"` returns
     /// [-1](Self::poll_error) and sets `errno`. On a lean device the data path never fails.
     pub fn fail(&self, verb: &str) -> Fault<'_> {

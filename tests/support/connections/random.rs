@@ -170,9 +170,10 @@ fn in_any_order() {
         moved += world.moved;
         made += world.one.len() + world.two.len();
         drop(world);
-        nothing_is_left();
         let open = open_files();
         assert_eq!(*files.get_or_insert(open), open, "files are left after program {seed}");
     }
+    // On Soft-iWARP the kernel needs seconds to give up connections that were left half made.
+    nothing_is_left();
     assert!(moved > 5 && made > 5, "{moved} transfers, {made} connections at the end");
 }
