@@ -156,5 +156,5 @@ unsafe fn post_send(
     }
     let data = region.gather_element(range)?;
     // SAFETY: the caller keeps the contract.
-    unsafe { queue_pair.batch(|batch| batch.send(SEND, SendFlags::SIGNALED, &[data])) }
+    unsafe { queue_pair.batch(|batch| batch.send(SEND, SendFlags::empty(), &[data])) }
 }

@@ -178,20 +178,20 @@ fn every_kind(
     (source, target): (&MemoryRegion<'_, u64>, &mut MemoryRegion<'_, u64>),
     remote: RemoteMemoryRegion,
 ) -> Result<()> {
-    let none = SendFlags::empty();
+    let unsignaled = SendFlags::UNSIGNALED;
     let part = |from: u64| remote.sub_region(from * 8, remote.length() - from * 8);
     let [mut a, mut b, c] = target.scatter_elements([0..1, 1..2, 2..4])?;
     let two = [source.gather_element(0..1)?, source.gather_element(2..3)?];
-    batch.write(10, none, &two, part(0)?)?;
-    batch.write(12, none, Inline(&7_u64.to_ne_bytes()), part(2)?)?;
+    batch.write(10, unsignaled, &two, part(0)?)?;
+    batch.write(12, unsignaled, Inline(&7_u64.to_ne_bytes()), part(2)?)?;
     let pieces = [IoSlice::new(b"pie"), IoSlice::new(b""), IoSlice::new(b"ces!!")];
-    batch.write(14, none, InlineList(&pieces), part(3)?)?;
+    batch.write(14, unsignaled, InlineList(&pieces), part(3)?)?;
     batch.write_with_immediate(15, SendFlags::default(), &[], remote, 0xabcd)?;
-    batch.compare_swap(16, none, &mut a, part(2)?, (7, 8))?;
-    batch.fetch_add(18, none, &mut b, part(2)?, 5)?;
-    batch.send(20, none, &[source.gather_element(1..2)?])?;
+    batch.compare_swap(16, unsignaled, &mut a, part(2)?, (7, 8))?;
+    batch.fetch_add(18, unsignaled, &mut b, part(2)?, 5)?;
+    batch.send(20, unsignaled, &[source.gather_element(1..2)?])?;
     batch.send_with_immediate(21, SendFlags::default(), Inline(b""), 0x1234)?;
-    batch.read(23, SendFlags::SIGNALED | SendFlags::FENCE, &mut [c], part(2)?)
+    batch.read(23, SendFlags::FENCE, &mut [c], part(2)?)
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn datagrams_go_where_each_says_in_requests_and_batches() {
     let path = AddressVector::new(1, 0).global(two.endpoint().gid(), 0);
     let path = domains[0].create_ah(&path).unwrap();
     let elements = [text.gather_element(..).unwrap()];
-    let flags = SendFlags::SIGNALED;
+    let flags = SendFlags::empty();
     // SAFETY: the regions are not touched before the completions.
     unsafe {
         for n in 0..3 {
@@ -107,7 +107,7 @@ fn an_extended_queue_tells_the_time_of_each_completion() {
             pair.post_receive(&mut region, n * 16..n * 16 + 16, 100 + n as u64).unwrap();
         }
         pair.batch(|b| {
-            (0..4).try_for_each(|n| b.send(n, SendFlags::SIGNALED, Inline(&[n as u8; 5])))
+            (0..4).try_for_each(|n| b.send(n, SendFlags::empty(), Inline(&[n as u8; 5])))
         })
         .unwrap();
     }

@@ -221,8 +221,8 @@ macro_rules! send_methods {
         /// // the queue pair.
         /// unsafe {
         ///     queue_pair.batch(|batch| {
-        ///         batch.send(1, SendFlags::empty(), Inline(b"header"))?;
-        ///         batch.send(2, SendFlags::SIGNALED, &[body])
+        ///         batch.send(1, SendFlags::UNSIGNALED, Inline(b"header"))?;
+        ///         batch.send(2, SendFlags::empty(), &[body])
         ///     })?;
         /// }
         /// # Ok(())

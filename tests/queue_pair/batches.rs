@@ -30,24 +30,29 @@ fn every_request_arrives_as_it_was_made() {
     let element = region.gather_element(..1).unwrap();
     let (lkey, address) = (region.lkey(), element.as_raw().addr);
     let one = (address, 8, lkey);
-    let flags = SendFlags::SIGNALED | SendFlags::FENCE;
+    let flags = SendFlags::FENCE;
     let mut result = results.scatter_element(..1).unwrap();
     // SAFETY: nothing is carried out, as the device does nothing by itself; the memory lives on.
     let count = unsafe {
         queue_pair.batch(|b| {
-            b.send(1, SendFlags::SIGNALED, &[element])?;
-            b.send_with_immediate(2, SendFlags::SOLICITED, &[element, element], 0x0102_0304)?;
-            b.send_with_invalidate(3, SendFlags::empty(), &[element], 0x33)?;
-            b.write(4, SendFlags::SIGNALED, Inline(b"inline"), there)?;
+            b.send(1, SendFlags::empty(), &[element])?;
+            b.send_with_immediate(
+                2,
+                SendFlags::SOLICITED | SendFlags::UNSIGNALED,
+                &[element, element],
+                0x0102_0304,
+            )?;
+            b.send_with_invalidate(3, SendFlags::UNSIGNALED, &[element], 0x33)?;
+            b.write(4, SendFlags::empty(), Inline(b"inline"), there)?;
             b.write_with_immediate(5, flags, [element].as_slice(), there, 7)?;
-            b.read(6, SendFlags::empty(), std::slice::from_mut(&mut result), there)?;
-            b.compare_swap(7, SendFlags::empty(), &mut result, word, (8, 9))?;
-            b.fetch_add(8, SendFlags::empty(), &mut result, word, 10)?;
-            b.atomic_write(9, SendFlags::empty(), word, 0x0506)?;
-            b.local_invalidate(10, SendFlags::empty(), 0x44)?;
-            b.flush(11, SendFlags::empty(), there, FlushPlacement::GLOBAL, false)?;
+            b.read(6, SendFlags::UNSIGNALED, std::slice::from_mut(&mut result), there)?;
+            b.compare_swap(7, SendFlags::UNSIGNALED, &mut result, word, (8, 9))?;
+            b.fetch_add(8, SendFlags::UNSIGNALED, &mut result, word, 10)?;
+            b.atomic_write(9, SendFlags::UNSIGNALED, word, 0x0506)?;
+            b.local_invalidate(10, SendFlags::UNSIGNALED, 0x44)?;
+            b.flush(11, SendFlags::UNSIGNALED, there, FlushPlacement::GLOBAL, false)?;
             let pieces = [IoSlice::new(b"in "), IoSlice::new(b""), IoSlice::new(b"pieces")];
-            b.send(12, SendFlags::SIGNALED, InlineList(&pieces))?;
+            b.send(12, SendFlags::empty(), InlineList(&pieces))?;
             Ok::<_, ibverbs::Error>(12)
         })
     }
@@ -118,18 +123,54 @@ fn flags_without_a_name_are_left_out() {
     let element = region.gather_element(..).unwrap();
     let inline = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
     let flags = SendFlags::from_bits_retain(SendFlags::FENCE.bits() | inline);
+    let fence = ffi::ibv_send_flags::IBV_SEND_FENCE.0 | ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
     // SAFETY: nothing is carried out, as the device does nothing by itself; the memory lives on.
     unsafe {
         queue_pair.batch(|b| {
             b.send(1, flags, &[element])?;
-            assert_eq!((*raw).wr_flags, SendFlags::FENCE.bits(), "elements are never inline");
+            assert_eq!((*raw).wr_flags, fence, "elements are never inline");
             b.send(2, flags, Inline(b"inline"))?;
-            assert_eq!((*raw).wr_flags, SendFlags::FENCE.bits() | inline);
+            assert_eq!((*raw).wr_flags, fence | inline);
             Ok::<_, ibverbs::Error>(())
         })
     }
     .unwrap();
     queue_pair.close().unwrap();
+}
+
+/// The same default in both ways of posting: a request has a completion unless it is unsignaled.
+#[test]
+fn a_request_has_a_completion_unless_it_says_otherwise() {
+    for operations in [SendOperations::empty(), SendOperations::SEND] {
+        let device = FunctionDevice::model();
+        device.progress(Progress::Manual);
+        let context = device.context();
+        let domain = context.alloc_pd().unwrap();
+        let queue = context.create_cq(8).unwrap();
+        let region = domain.allocate::<u64>(1).unwrap();
+        let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+        let mut queue_pair = to_itself(builder.extended(operations));
+        let elements = [region.gather_element(..).unwrap()];
+        let last = || device.posted(0).unwrap().send.send_flags;
+        let signaled = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        // SAFETY: nothing is carried out, as the device does nothing by itself; the memory lives on.
+        unsafe {
+            queue_pair.post_send(&region, .., 1).unwrap();
+            assert_eq!(last(), signaled);
+            let mut request = SendWorkRequest::new(&elements).unwrap();
+            queue_pair.post(&mut request, 2).unwrap();
+            assert_eq!(last(), signaled);
+            queue_pair.post(&mut request.unsignaled(), 3).unwrap();
+            assert_eq!(last(), 0);
+            queue_pair.batch(|b| b.send(4, SendFlags::empty(), &elements)).unwrap();
+            assert_eq!(last(), signaled);
+            queue_pair.batch(|b| b.send(5, SendFlags::default(), &elements)).unwrap();
+            assert_eq!(last(), signaled);
+            queue_pair.batch(|b| b.send(6, SendFlags::UNSIGNALED, &elements)).unwrap();
+            assert_eq!(last(), 0);
+        }
+        queue_pair.close().unwrap();
+    }
 }
 
 fn results_key(result: &ScatterElement<'_>) -> u32 {
@@ -145,7 +186,7 @@ fn a_batch_that_fails_or_panics_posts_nothing() {
     let mut region = domain.allocate::<u8>(64).unwrap();
     let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
     let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
-    let signaled = SendFlags::SIGNALED;
+    let signaled = SendFlags::empty();
     let number = queue_pair.number();
     let sends = || device.outstanding(number).0;
     // SAFETY: what is posted is inline, under a number of its own.
@@ -205,7 +246,7 @@ fn a_request_that_is_refused_adds_nothing() {
     let pieces = [IoSlice::new(&long[1..]), IoSlice::new(&[0])];
     let path = AddressVector::new(1, 0).global(queue_pair.endpoint().gid(), 1);
     let path = domain.create_ah(&path).unwrap();
-    let none = SendFlags::empty();
+    let flags = SendFlags::empty();
     let check = |result: Result<()>, kind, text: &str| {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
@@ -215,21 +256,21 @@ fn a_request_that_is_refused_adds_nothing() {
     // SAFETY: the one that is posted is inline, and the only one.
     unsafe {
         queue_pair.batch(|b| {
-            check(b.send(1, none, Inline(&long)), input, "the length of inline data is");
-            check(b.send(1, none, InlineList(&pieces)), input, "the length of inline data is");
-            check(b.send(1, none, &[element; 5]), input, "the number of elements is 5");
-            check(b.write(1, none, &[element; 2], there), input, "the remote region, is 128");
+            check(b.send(1, flags, Inline(&long)), input, "the length of inline data is");
+            check(b.send(1, flags, InlineList(&pieces)), input, "the length of inline data is");
+            check(b.send(1, flags, &[element; 5]), input, "the number of elements is 5");
+            check(b.write(1, flags, &[element; 2], there), input, "the remote region, is 128");
             let short = there.sub_region(0, 4).unwrap();
-            check(b.atomic_write(1, none, short, 0), input, "must be within 0..=4");
+            check(b.atomic_write(1, flags, short, 0), input, "must be within 0..=4");
             let odd = there.sub_region(4, 8).unwrap();
-            check(b.atomic_write(1, none, odd, 0), input, "not a multiple of 8");
+            check(b.atomic_write(1, flags, odd, 0), input, "not a multiple of 8");
             let lacking = ErrorKind::Unsupported;
             check(b.to(&path, 1, 1), lacking, "does not send datagrams");
             check(b.shared_receive_queue(1), lacking, "not a sending XRC one");
             let header = [0; 20];
-            let tso = b.send_segmented(1, none, &[element], &header, 100);
+            let tso = b.send_segmented(1, flags, &[element], &header, 100);
             check(tso, lacking, "was not built for this operation");
-            b.send(2, none, Inline(&long[1..]))
+            b.send(2, flags, Inline(&long[1..]))
         })
     }
     .unwrap();
@@ -251,7 +292,7 @@ fn datagrams_need_a_destination_and_keep_it() {
     let number = queue_pair.number();
     let path = AddressVector::new(1, 0).global(queue_pair.endpoint().gid(), 1);
     let path = domain.create_ah(&path).unwrap();
-    let flags = SendFlags::SIGNALED;
+    let flags = SendFlags::empty();
     // SAFETY: the region is not touched before the completions.
     unsafe {
         queue_pair.post_receive(&mut region, ..64, 1).unwrap();
@@ -286,7 +327,7 @@ fn the_send_half_has_batches_too() {
     // SAFETY: the region is not touched before the completions.
     unsafe {
         receive.post_receive(&mut region, .., 1).unwrap();
-        send.batch(|b| b.send(2, SendFlags::SIGNALED, Inline(b"half"))).unwrap();
+        send.batch(|b| b.send(2, SendFlags::empty(), Inline(b"half"))).unwrap();
     }
     assert_eq!(successes(&queue).len(), 2);
     assert_eq!(&region[..4], b"half");
@@ -318,7 +359,7 @@ fn a_batch_fails_with_any_error_of_the_program() {
     // SAFETY: the memory lives on, and is not written.
     let failed = unsafe {
         queue_pair.batch(|batch| {
-            batch.send(1, SendFlags::SIGNALED, &[element])?;
+            batch.send(1, SendFlags::empty(), &[element])?;
             Err::<(), _>(Failure::NothingToDo)
         })
     };
@@ -327,7 +368,8 @@ fn a_batch_fails_with_any_error_of_the_program() {
     let too_many = [element; 100];
     // SAFETY: as above.
     let failed = unsafe {
-        queue_pair.batch(|batch| Ok::<_, Failure>(batch.send(1, SendFlags::empty(), &too_many)?))
+        queue_pair
+            .batch(|batch| Ok::<_, Failure>(batch.send(1, SendFlags::UNSIGNALED, &too_many)?))
     };
     assert!(
         matches!(failed, Err(Failure::Verbs(error)) if error.kind() == ErrorKind::InvalidInput)
@@ -347,13 +389,13 @@ fn elements_of_different_lengths_are_refused_on_soft_roce() {
         let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
         let elements = [0..4, 8..20].map(|range| region.gather_element(range).unwrap());
         // SAFETY: the region is not touched before the queue pair is destroyed.
-        let sent = unsafe { queue_pair.batch(|b| b.send(1, SendFlags::SIGNALED, &elements)) };
+        let sent = unsafe { queue_pair.batch(|b| b.send(1, SendFlags::empty(), &elements)) };
         assert_eq!(sent.is_err(), is_rxe, "{sent:?}");
         if let Err(error) = sent {
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains("give them one length"), "{error}");
         }
         // SAFETY: as above.
-        unsafe { queue_pair.batch(|b| b.send(2, SendFlags::SIGNALED, &elements[..1])).unwrap() };
+        unsafe { queue_pair.batch(|b| b.send(2, SendFlags::empty(), &elements[..1])).unwrap() };
     }
 }

@@ -73,7 +73,7 @@ fn a_post_in_the_wrong_state_names_the_state() {
                 let mut request = SendWorkRequest::new(&elements).unwrap();
                 errors.push(queue_pair.split().0.post(&mut request, 1).unwrap_err());
                 fill("wr_complete");
-                let batch = |b: &mut Batch<'_>| b.send(1, SendFlags::SIGNALED, &[elements[0]]);
+                let batch = |b: &mut Batch<'_>| b.send(1, SendFlags::empty(), &[elements[0]]);
                 errors.push(queue_pair.batch(batch).unwrap_err());
                 errors
             };

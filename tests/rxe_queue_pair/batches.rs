@@ -16,7 +16,7 @@ fn a_batch_carries_every_request() {
         let (mut one, mut two) = pair(new);
         assert_eq!(one.extended_operations(), all);
         here[..3].copy_from_slice(&[11, 22, 33]);
-        let signaled = SendFlags::SIGNALED;
+        let signaled = SendFlags::empty();
         let (source, rest) = here.slice_mut(..).unwrap().split_at(4).unwrap();
         let (read, atomics) = rest.split_at(4).unwrap();
         let (swapped, added) = atomics.slice(..2).unwrap().split_at(1).unwrap();
@@ -36,7 +36,12 @@ fn a_batch_carries_every_request() {
             }
             one.batch(|b| {
                 b.send(1, signaled, &elements)?;
-                b.send_with_immediate(2, SendFlags::SOLICITED, &[elements[1]], 0xabcd)?;
+                b.send_with_immediate(
+                    2,
+                    SendFlags::SOLICITED | SendFlags::UNSIGNALED,
+                    &[elements[1]],
+                    0xabcd,
+                )?;
                 b.send(3, signaled, Inline(&7_u64.to_ne_bytes()))?;
                 let pieces = [8_u64.to_ne_bytes(), 9_u64.to_ne_bytes()];
                 let pieces = pieces.each_ref().map(|piece| IoSlice::new(piece));
@@ -44,7 +49,7 @@ fn a_batch_carries_every_request() {
                 b.write(5, signaled, &elements, remote)?;
                 b.write_with_immediate(6, signaled, &[], remote, 5)?;
                 b.write(7, signaled, Inline(&[1; 8]), remote.sub_region(16, 8)?)?;
-                b.read(8, signaled | SendFlags::FENCE, &mut read, remote)?;
+                b.read(8, SendFlags::FENCE, &mut read, remote)?;
                 b.fetch_add(9, signaled, &mut added, word, 3)?;
                 b.compare_swap(10, signaled, &mut swapped, word, (3, 50))?;
                 b.atomic_write(11, signaled, remote.sub_region(112, 8)?, 0x77)?;
@@ -77,7 +82,7 @@ fn a_failing_batch_leaves_a_working_queue_pair() {
             builder(domain, queue, QueuePairType::ReliableConnected).extended(SendOperations::WRITE)
         };
         let (mut one, _two) = pair(new);
-        let signaled = SendFlags::SIGNALED;
+        let signaled = SendFlags::empty();
         let part = |n: u64| target.remote().sub_region(n * 8, 8).unwrap();
         let word = |n: u64| n.to_ne_bytes();
         // SAFETY: all data is inline, and no two outstanding requests have the same number.
@@ -124,12 +129,12 @@ fn elements_of_different_lengths_are_refused() {
         unsafe {
             let refused = one
                 .batch::<(), ibverbs::Error>(|b| {
-                    b.write(1, SendFlags::SIGNALED, &different, target.remote())
+                    b.write(1, SendFlags::empty(), &different, target.remote())
                 })
                 .unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Unsupported);
             assert!(refused.to_string().contains("give them one length"), "{refused}");
-            one.batch(|b| b.write(2, SendFlags::SIGNALED, &equal, target.remote())).unwrap();
+            one.batch(|b| b.write(2, SendFlags::empty(), &equal, target.remote())).unwrap();
         }
         success(&completions(queue, 1), 2);
     });

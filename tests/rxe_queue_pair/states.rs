@@ -295,7 +295,7 @@ fn a_post_that_failed_before_rts_is_carried_out_in_rts() {
             // SAFETY: the device reads the memory as it is then, and all completions are polled below.
             let error = unsafe {
                 if wr_id == 3 {
-                    one.batch(|b| b.send(wr_id, SendFlags::SIGNALED, &element)).unwrap_err()
+                    one.batch(|b| b.send(wr_id, SendFlags::empty(), &element)).unwrap_err()
                 } else {
                     let mut request = SendWorkRequest::new(&element).unwrap();
                     one.post(&mut request, wr_id).unwrap_err()

@@ -122,7 +122,7 @@ pub(crate) fn w5_extended(rig: &mut Rig, operations: u64) -> Result<u64> {
         unsafe {
             queue_pair.batch(|batch| {
                 for (wr_id, element) in (start..).zip(&elements) {
-                    batch.send(wr_id, SendFlags::SIGNALED, std::slice::from_ref(element))?;
+                    batch.send(wr_id, SendFlags::empty(), std::slice::from_ref(element))?;
                 }
                 Ok::<_, ibverbs::Error>(())
             })?;

@@ -29,9 +29,9 @@ use crate::queue_pair::{AddressHandle, QueuePair};
 
 /// Requests that are about to be posted together: see [`QueuePair::batch`].
 ///
-/// Each method adds one request, under its number and with its flags; without
-/// [`SendFlags::SIGNALED`] it has no completion. A method that fails adds nothing; the other
-/// requests can still be posted.
+/// Each method adds one request, under its number and with its flags. It has a completion unless the flags
+/// contain [`SendFlags::UNSIGNALED`]. A method that fails adds nothing; the other requests can still be
+/// posted.
 pub struct Batch<'q> {
     raw: *mut ffi::ibv_qp_ex,
     /// The functions that are available, and [`function::READY`].
@@ -72,7 +72,7 @@ impl Batch<'_> {
         Self {
             raw,
             available,
-            flags: SendFlags::SIGNALED.bits(),
+            flags: SendFlags::empty().to_c(),
             max_sge: queue_pair.max_send_sge(),
             max_inline_data: queue_pair.max_inline_data(),
             destination: None,
@@ -188,13 +188,12 @@ impl Batch<'_> {
         self.max_inline_data
     }
 
-    /// Stores the number and the flags of the next request. Unknown flags of the caller are dropped: with
-    /// an inline flag, a provider would send the bytes behind the elements.
+    /// Stores the number and the flags of the next request.
     #[inline]
     pub(super) fn begin(&mut self, wr_id: u64, flags: SendFlags, of_the_data: u32) {
         // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
         unsafe { (*self.raw).wr_id = wr_id };
-        self.set_flags(flags.intersection(SendFlags::all()).bits() | of_the_data);
+        self.set_flags(flags.to_c() | of_the_data);
     }
 
     /// Stores the flags, if they have changed. Mostly all requests have the same flags, and then the

@@ -413,7 +413,7 @@ impl Batch<'_> {
             return Err(Error::invalid("ibv_wr_bind_mw", reason));
         }
         check(window, &binding.info)?;
-        let (rkey, flags) = (next_rkey(window), SendFlags::from_bits_retain(binding.flags));
+        let (rkey, flags) = (next_rkey(window), SendFlags::from_c(binding.flags));
         // SAFETY: the binding holds the region, and the caller the window. Both have the same domain; the
         // device checks that it is the queue pair's.
         unsafe { self.bind_raw(wr_id, flags, window.as_raw(), rkey, &binding.info) }?;

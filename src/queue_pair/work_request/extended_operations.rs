@@ -74,13 +74,20 @@ operations! {
 
 bitflags::bitflags! {
     /// `enum ibv_send_flags`: options of a request in a [`Batch`](crate::Batch).
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    ///
+    /// Without options ([`empty`](Self::empty)), a request has a completion, as every request that is posted
+    /// without a batch. In C a request has one if it has `IBV_SEND_SIGNALED`: here
+    /// [`UNSIGNALED`](Self::UNSIGNALED) is the option, as the method `unsignaled` of work requests.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     #[doc(alias = "ibv_send_flags")]
     pub struct SendFlags: u32 {
         /// The device begins the request only when all earlier reads and atomics have completed.
         const FENCE = ffi::ibv_send_flags::IBV_SEND_FENCE.0;
-        /// The request has a completion.
-        const SIGNALED = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        /// If the request succeeds it has no completion, unless the queue pair was built with
+        /// [`signal_all`](crate::QueuePairBuilder::signal_all). It holds its place in the queue until a later
+        /// request completes.
+        #[doc(alias = "IBV_SEND_SIGNALED")]
+        const UNSIGNALED = SIGNALED;
         /// The request raises an event at the peer, if the peer waits for solicited events only.
         const SOLICITED = ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
         /// The device computes the checksums of IPv4 and of TCP or UDP.
@@ -88,10 +95,20 @@ bitflags::bitflags! {
     }
 }
 
-impl Default for SendFlags {
-    /// [`SIGNALED`](Self::SIGNALED), as for the requests that are posted without a batch.
-    fn default() -> Self {
-        Self::SIGNALED
+/// C's flag of a request with a completion. [`SendFlags`] has the bit too, for the opposite.
+pub(super) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+
+impl SendFlags {
+    /// C's flags. Unknown flags of the caller are dropped: with an inline flag, a provider would send the
+    /// bytes behind the elements.
+    #[inline]
+    pub(super) const fn to_c(self) -> u32 {
+        (self.bits() & Self::all().bits()) ^ SIGNALED
+    }
+
+    /// The options that C's flags stand for. Flags that are not options stay, for `Debug`.
+    pub(super) const fn from_c(flags: u32) -> Self {
+        Self::from_bits_retain(flags ^ SIGNALED)
     }
 }
 
@@ -205,6 +222,19 @@ mod tests {
         raw.wr_complete = Some(complete);
         assert_eq!(of(&mut raw), SendOperations::SEND);
         assert_eq!(SendOperations::all().bits(), (1 << 13) - 1);
+    }
+
+    #[test]
+    fn options_and_flags_of_c_stand_for_each_other() {
+        for (options, flags) in [
+            (SendFlags::empty(), 2),
+            (SendFlags::UNSIGNALED, 0),
+            (SendFlags::FENCE | SendFlags::SOLICITED, 1 | 2 | 4),
+            (SendFlags::all(), 1 | 4 | 16),
+        ] {
+            assert_eq!((options.to_c(), SendFlags::from_c(flags)), (flags, options));
+        }
+        assert_eq!(SendFlags::from_bits_retain(8).to_c(), 2, "without the inline flag");
     }
 
     #[test]

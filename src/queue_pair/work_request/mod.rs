@@ -424,10 +424,7 @@ fn debug_send(
 ) -> std::fmt::Result {
     f.debug_struct(name)
         .field("opcode", &WorkRequestOpcode::from(raw.opcode))
-        .field(
-            "flags",
-            &crate::queue_pair::work_request::SendFlags::from_bits_retain(raw.send_flags),
-        )
+        .field("flags", &crate::queue_pair::work_request::SendFlags::from_c(raw.send_flags))
         .field("elements", &raw.num_sge)
         .finish_non_exhaustive()
 }
