@@ -61,6 +61,10 @@ use crate::provider;
 /// A machine without RDMA devices gives an empty list, or `ENOSYS` where the kernel has no support
 /// for them at all.
 ///
+/// The first call in a process that does not run as root makes libibverbs print a warning to the standard
+/// error if `RLIMIT_MEMLOCK` is 32 KiB or less. This crate does not hide it. With a limit of 0, registering
+/// memory fails with `EPERM`, and the error says so.
+///
 /// ```no_run
 /// for device in &ibverbs::devices()? {
 ///     println!("{} {}", device.name(), device.guid());

@@ -315,6 +315,20 @@ fn a_queue_of_another_context_is_refused() {
         error.to_string().contains("built with CompletionQueueBuilder::own_channel"),
         "{error}"
     );
+    assert_eq!(queue.available(), free);
+}
+
+/// A channel that several queues share is nothing that one of them can sleep on: the error says what is needed.
+#[test]
+fn sleeping_needs_a_channel_of_the_queues_own() {
+    let device = FunctionDevice::model();
+    let domain = domain(&device);
+    let events = domain.context().create_comp_channel().unwrap();
+    let queue = CompletionQueue::builder(domain.context(), 64).channel(&events);
+    let queue = SharedCompletionQueue::from(queue.build().unwrap());
+    let sleepy = Channel::builder(&*domain).shared_completion_queue(&queue).sleep_after(1);
+    let error = sleepy.build().unwrap_err().to_string();
+    assert!(error.ends_with("built with CompletionQueueBuilder::own_channel"), "{error}");
 }
 
 #[test]

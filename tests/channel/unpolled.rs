@@ -39,6 +39,31 @@ fn work_outlives_scopes_and_blocking_calls() {
     pair.finish();
 }
 
+/// The rule of the unpolled operations: parts of the region that no operation has are free to use.
+#[test]
+fn other_parts_of_the_region_stay_in_use() {
+    let mut pair = Pair::new();
+    let (outgoing, mut incoming) = (pair.region(4, 1), pair.region(12, 0));
+    // SAFETY: the part is not touched before the work has ended.
+    let work = unsafe { pair.two.receive_unpolled(&mut incoming.slice_mut(4..8).unwrap()) };
+    let work = work.unwrap();
+    incoming.slice_mut(..4).unwrap().fill(7);
+    pair.one.send(&outgoing.slice(..).unwrap()).unwrap();
+    // Another operation sends and receives the parts beside it.
+    assert_eq!(incoming.slice(..4).unwrap()[..], [7; 4]);
+    pair.one
+        .scope(|one| {
+            let receive = one.post_receive(incoming.slice_mut(8..)?)?;
+            pair.two.send(&outgoing.slice(..).unwrap()).unwrap();
+            receive.wait().map(drop)
+        })
+        .unwrap();
+    work.wait(&mut pair.two).unwrap();
+    assert_eq!(incoming[..], [7, 7, 7, 7, 1, 2, 3, 4, 1, 2, 3, 4]);
+    drop((outgoing, incoming));
+    pair.finish();
+}
+
 #[test]
 fn a_result_is_handed_out_once_though_its_slot_is_used_again() {
     let mut pair = Pair::new();

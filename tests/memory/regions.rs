@@ -119,6 +119,10 @@ fn a_region_longer_than_the_device_allows_says_so() {
     device.fail("reg_mr").errno(libc::ENOMEM).times(1);
     let error = domain.allocate::<u8>(1 << 20).unwrap_err();
     assert!(error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
+    // What the kernel says if the limit is 0.
+    device.fail("reg_mr").errno(libc::EPERM).times(1);
+    let error = domain.allocate::<u8>(1 << 20).unwrap_err();
+    assert!(error.to_string().contains("RLIMIT_MEMLOCK may be 0 (ulimit -l)"), "{error}");
     domain.allocate::<u8>(1 << 20).unwrap();
     assert_eq!(device.live(Kind::MemoryRegion), 0);
 }

@@ -4,7 +4,7 @@ use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use ibverbs::{TransportError, TransportResult};
+use ibverbs::{BorrowedMemoryRegion, TransportError, TransportResult};
 
 use crate::device;
 use crate::rig::Pair;
@@ -217,6 +217,36 @@ fn work_that_is_not_polled_is_taken_back() {
             receive.wait(two).map(drop).unwrap();
         }
         assert_eq!(sink[..], source[..]);
+    });
+}
+
+/// While an unpolled operation has one part of a region, the program may use the others by slices.
+#[test]
+fn other_parts_of_a_region_are_used_beside_unpolled_work() {
+    both(|| {
+        let mut pair = Pair::new();
+        let source = pair.region(4, 1);
+        let mut sink = pair.region(12, 0);
+        let mut memory = [0; 12];
+        let mut borrowed = BorrowedMemoryRegion::new(&pair.domain, &mut memory).unwrap();
+        let (one, two) = (&mut pair.one, &mut pair.two);
+        macro_rules! receive_into {
+            ($region:ident) => {
+                // SAFETY: the part is left alone until the work was waited for; the others are used by
+                // slices that do not contain it.
+                let receive = unsafe {
+                    two.receive_unpolled(&mut $region.slice_mut(4..8).unwrap()).unwrap()
+                };
+                $region.slice_mut(..4).unwrap().fill(7);
+                one.send(&source.slice(..).unwrap()).map(drop).unwrap();
+                $region.slice_mut(8..).unwrap().fill(8);
+                assert_eq!($region.slice(..4).unwrap()[..], [7; 4]);
+                receive.wait(two).map(drop).unwrap();
+                assert_eq!($region[..], [7, 7, 7, 7, 1, 2, 3, 4, 8, 8, 8, 8]);
+            };
+        }
+        receive_into!(sink);
+        receive_into!(borrowed);
     });
 }
 
