@@ -20,6 +20,7 @@ pub(crate) struct Settings {
     pub(crate) mtu: ibv_mtu,
     pub(crate) max_mr_size: u64,
     pub(crate) max_registered: u64,
+    pub(crate) max_device_memory: u64,
     pub(crate) max_qp: u32,
     pub(crate) max_qp_wr: u32,
     pub(crate) max_sge: u32,
@@ -68,6 +69,8 @@ limits! {
     /// The most bytes in all memory regions together, as `RLIMIT_MEMLOCK` limits them on hardware: registering more
     /// fails with `ENOMEM`. Without limit if not set.
     max_registered_memory: u64 => max_registered;
+    /// The bytes of device memory; the default is 256 KiB.
+    max_device_memory: u64 => max_device_memory;
     /// The most queue pairs at a time; the default is 65,000, which is also the maximum.
     max_qp: u32 => max_qp;
     /// The most work requests in a queue of a queue pair; 16,384 if not set.
@@ -108,6 +111,7 @@ impl Builder {
                 mtu: ibv_mtu::IBV_MTU_1024,
                 max_mr_size: 1 << 40,
                 max_registered: u64::MAX,
+                max_device_memory: 256 << 10,
                 max_qp: 65_000,
                 max_qp_wr: 16_384,
                 max_sge: 16,

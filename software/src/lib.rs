@@ -44,7 +44,7 @@
 //! - After a fork, the device belongs to the parent: the child has a copy without the thread. The child may
 //!   close the context, and should do nothing else with it.
 //! - The device locks no memory: `RLIMIT_MEMLOCK` has no effect.
-//! - There are no XRC queue pairs, no device memory, no on-demand paging and no raw packets.
+//! - There are no XRC queue pairs, no on-demand paging and no raw packets.
 //! - Posting a READ or an atomic operation fails with `EINVAL` on an unreliable connection, and on one whose
 //!   `max_rd_atomic` is 0.
 //! - Deregistering a region fails with `EBUSY` while a window is bound to it.

@@ -29,7 +29,7 @@ pub enum Verb {
     AllocTd,
     /// `ibv_dealloc_td`.
     DeallocTd,
-    /// `ibv_reg_mr`, `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`.
+    /// `ibv_reg_mr`, `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`, `ibv_reg_dm_mr`.
     RegMr,
     /// `ibv_alloc_null_mr`.
     AllocNullMr,
@@ -37,6 +37,10 @@ pub enum Verb {
     ReregMr,
     /// `ibv_dereg_mr`.
     DeregMr,
+    /// `ibv_alloc_dm`.
+    AllocDm,
+    /// `ibv_free_dm`.
+    FreeDm,
     /// `ibv_alloc_mw`.
     AllocMw,
     /// `ibv_dealloc_mw`.

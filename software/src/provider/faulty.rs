@@ -1,11 +1,11 @@
 //! The verbs, as libibverbs calls them: each asks first whether it is to fail.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 use super::{
-    address, completion, extended_completion, memory, pd, post, query, queue_pair, set_errno,
-    shared, shared_receive,
+    address, completion, device_memory, extended_completion, memory, pd, post, query, queue_pair,
+    set_errno, shared, shared_receive,
 };
 use crate::faults::{Verb, When};
 use crate::ffi::*;
@@ -32,6 +32,7 @@ macro_rules! arguments {
 arguments! {
     ibv_pd: context;
     verbs_mr: ibv_mr.context;
+    ibv_dm: context;
     ibv_mw: context;
     ibv_td: context;
     ibv_cq: context;
@@ -116,6 +117,11 @@ verbs! {
         access: c_int) -> c_int;
     DeregMr: memory::dereg_mr(mr: *mut verbs_mr) -> c_int;
     AllocNullMr: memory::alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr;
+    AllocDm: device_memory::alloc_dm(
+        context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
+    FreeDm: device_memory::free_dm(dm: *mut ibv_dm) -> c_int;
+    RegMr: device_memory::reg_dm_mr(
+        pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: c_uint) -> *mut ibv_mr;
     AllocMw: memory::alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw;
     DeallocMw: memory::dealloc_mw(mw: *mut ibv_mw) -> c_int;
     BindMw: post::bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int;

@@ -9,6 +9,7 @@ mod address;
 mod batch;
 mod completion;
 mod context;
+mod device_memory;
 mod extended_completion;
 mod faulty;
 pub(crate) mod ioctl;

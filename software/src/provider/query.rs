@@ -55,6 +55,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW
         | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
         .0;
+    all.max_dm_size = settings.max_device_memory;
     all.phys_port_cnt_ex = settings.ports.len() as u32;
     // Time stamps are nanoseconds: 64 bits of them, at 10^6 kHz.
     all.completion_timestamp_mask = u64::MAX;

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::device_memory::DeviceMemory;
 use super::events::{self, Record};
 use super::memory::Keys;
 use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
@@ -70,6 +71,9 @@ pub(crate) struct Core {
     pub(crate) completion_faults: CompletionFaults,
     /// The bytes of all registered regions.
     pub(crate) registered: u64,
+    pub(crate) device_memory: Table<DeviceMemory>,
+    /// The bytes of it that are allocated.
+    pub(crate) device_memory_used: u64,
     /// Events that did not fit into their file.
     late: VecDeque<(c_int, Record)>,
     late_scheduled: Option<Time>,
@@ -99,6 +103,8 @@ impl Core {
             counters: Counters::default(),
             completion_faults: CompletionFaults::default(),
             registered: 0,
+            device_memory: Table::new(Tag::Low, 1, u32::MAX),
+            device_memory_used: 0,
             late: VecDeque::new(),
             late_scheduled: None,
             clock,

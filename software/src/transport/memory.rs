@@ -23,8 +23,17 @@ pub(crate) struct Sge {
 pub(crate) enum Backing {
     /// Memory of the process, from this address on.
     Memory(u64),
+    /// Memory of the device, with its number, from this address on.
+    Device { memory: u32, address: u64 },
     /// No memory (a null region): reads give zeros, writes are dropped.
     Null,
+}
+
+impl Backing {
+    /// How much of the program's memory a region of this length holds.
+    pub(crate) fn pinned(self, length: u64) -> u64 {
+        if matches!(self, Self::Memory(_)) { length } else { 0 }
+    }
 }
 
 #[derive(Debug)]
@@ -78,7 +87,7 @@ pub(crate) struct Denied;
 impl Region {
     /// How much of the program's memory it holds.
     pub(crate) fn pinned(&self) -> u64 {
-        if self.backing == Backing::Null { 0 } else { self.length }
+        self.backing.pinned(self.length)
     }
 
     fn target(&self, address: u64, length: u64) -> Result<Target, Denied> {
@@ -87,7 +96,9 @@ impl Region {
             return Err(Denied);
         }
         let backing = match self.backing {
-            Backing::Memory(start) => Backing::Memory(start + offset),
+            Backing::Memory(start) | Backing::Device { address: start, .. } => {
+                Backing::Memory(start + offset)
+            }
             Backing::Null => Backing::Null,
         };
         Ok(Target { backing })

@@ -5,6 +5,7 @@
 
 pub(crate) mod completer;
 pub(crate) mod core;
+pub(crate) mod device_memory;
 pub(crate) mod events;
 pub(crate) mod memory;
 pub(crate) mod modify;

@@ -75,8 +75,7 @@ impl Engine {
         if length > self.core.settings.max_mr_size {
             return Err(libc::EINVAL);
         }
-        let pinned = if backing == Backing::Null { 0 } else { length };
-        let registered = self.core.registered.saturating_add(pinned);
+        let registered = self.core.registered.saturating_add(backing.pinned(length));
         let regions = self.core.keys.0.len() - self.core.windows as usize;
         let settings = &self.core.settings;
         if registered > settings.max_registered || regions >= settings.max_mr as usize {
@@ -99,10 +98,13 @@ impl Engine {
         if region.windows > 0 {
             return Err(libc::EBUSY);
         }
-        let (pd, pinned) = (region.pd, region.pinned());
+        let (pd, pinned, backing) = (region.pd, region.pinned(), region.backing);
         self.core.registered -= pinned;
         self.core.keys.0.remove(key);
         self.core.leave_pd(pd);
+        if let Backing::Device { memory, .. } = backing {
+            self.leave_device_memory(memory);
+        }
         Ok(())
     }
 
@@ -117,6 +119,9 @@ impl Engine {
         let old = self.core.keys.region(key).ok_or(libc::EINVAL)?;
         if old.windows > 0 {
             return Err(libc::EBUSY);
+        }
+        if matches!(old.backing, Backing::Device { .. }) {
+            return Err(libc::EOPNOTSUPP);
         }
         check_access(access.unwrap_or(old.access))?;
         if let Some((start, length)) = range {
@@ -477,7 +482,7 @@ fn check_access(access: u32) -> Result<(), c_int> {
 /// Refuses a range that wraps around the end of the address space.
 fn check_range(backing: Backing, length: u64, iova: u64) -> Result<(), c_int> {
     let start = match backing {
-        Backing::Memory(start) => start,
+        Backing::Memory(start) | Backing::Device { address: start, .. } => start,
         Backing::Null => 0,
     };
     let ends = (start.checked_add(length), iova.checked_add(length));
