@@ -9,15 +9,32 @@
 //! - `server`: clients that come and go, the admin socket, the timer, shutting down
 //! - `session`: one client of the server
 //! - `client`: the other side, which connects again after a failure
+//! - `load`: clients that check every answer, or measure
+//! - `plain`: the same store over TCP, for comparison
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs, missing_debug_implementations)] // an example
 
 pub mod client;
+pub mod load;
+pub mod plain;
 pub mod protocol;
 pub mod server;
 mod session;
 mod store;
 
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// Lets the kernel find out within seconds that the other machine is gone, also while nothing is sent.
+fn keep_alive(stream: &TcpStream) -> Result<()> {
+    let second = Duration::from_secs(1);
+    let probes =
+        TcpKeepalive::new().with_time(5 * second).with_interval(2 * second).with_retries(3);
+    Ok(SockRef::from(stream).set_tcp_keepalive(&probes)?)
+}

@@ -1,15 +1,23 @@
-//! `kv serve ADDRESS ADMIN-ADDRESS`, `kv get ADDRESS KEY`, `kv put ADDRESS KEY VALUE`, and `kv load ADDRESS`,
-//! which puts and gets without end.
+//! `kv serve ADDRESS ADMIN-ADDRESS [TCP-ADDRESS]` (with the third, it serves the same store over TCP there),
+//! `kv get ADDRESS KEY`, `kv put ADDRESS KEY VALUE`, `kv load ADDRESS`, which puts and gets without end,
+//! `kv check ADDRESS SECONDS NAME`, which compares what comes back, and `kv bench ADDRESS TCP-ADDRESS`.
+//!
+//! `kv -d DEVICE ..` uses that RDMA device, not the first one.
 
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ibverbs::Context;
 use ibverbs_kv::client::Client;
-use ibverbs_kv::{Result, server};
+use ibverbs_kv::plain::PlainClient;
+use ibverbs_kv::{Result, load, plain, server};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
+
+const USAGE: &str = "usage: kv [-d DEVICE] serve ADDRESS ADMIN [TCP] | get ADDRESS KEY | put ADDRESS KEY VALUE | \
+                     load ADDRESS | check ADDRESS SECONDS NAME | bench ADDRESS TCP";
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -17,44 +25,74 @@ async fn main() -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     // Where the machine has no RDMA device.
     let _software = ibverbs_software::register_if_none()?;
-    match arguments[..] {
-        ["serve", address, admin] => {
-            let stop = Arc::new(Notify::new());
-            let (clients, admin) = (TcpListener::bind(address).await?, TcpListener::bind(admin).await?);
-            let signalled = stop.clone();
-            tokio::spawn(async move {
-                if tokio::signal::ctrl_c().await.is_ok() {
-                    signalled.notify_one();
-                }
-            });
-            server::run(open()?, clients, admin, stop).await
+    let (device, arguments) = match &arguments[..] {
+        ["-d", device, rest @ ..] => (Some(*device), rest),
+        all => (None, all),
+    };
+    let client = |address: &str| Client::new(open(device)?, address.parse()?);
+    match *arguments {
+        ["serve", address, admin] => serve(device, address, admin).await,
+        ["serve", address, admin, tcp] => {
+            tokio::spawn(plain::run(TcpListener::bind(tcp).await?));
+            serve(device, address, admin).await
         }
         ["get", address, key] => {
-            match Client::new(open()?, address.parse()?)?.get(key.as_bytes()).await? {
+            match client(address)?.get(key.as_bytes()).await? {
                 Some(value) => println!("{}", String::from_utf8_lossy(&value)),
                 None => println!("there is no such key"),
             }
             Ok(())
         }
         ["put", address, key, value] => {
-            let mut client = Client::new(open()?, address.parse()?)?;
-            client.put(key.as_bytes(), Some(value.as_bytes())).await
+            client(address)?.put(key.as_bytes(), Some(value.as_bytes())).await
         }
         ["load", address] => {
-            let mut client = Client::new(open()?, address.parse()?)?;
+            let mut client = client(address)?;
             let value = vec![7; 1 << 20];
             for length in [10, 4096, 1 << 20].into_iter().cycle() {
                 client.put(b"load", Some(&value[..length])).await?;
                 client.get(b"load").await?;
+                if length > 4096 {
+                    println!("loading");
+                }
             }
             Ok(())
         }
-        _ => Err("usage: kv serve ADDRESS ADMIN | get ADDRESS KEY | put ADDRESS KEY VALUE | load ADDRESS".into()),
+        ["check", address, seconds, name] => {
+            let time = Duration::from_secs(seconds.parse()?);
+            println!("{}", load::check(&mut client(address)?, name, time).await?);
+            Ok(())
+        }
+        ["bench", address, tcp] => {
+            let mut tcp = PlainClient::connect(tcp.parse()?).await?;
+            println!("| request | RDMA, us | TCP, us | ratio |\n|---|---:|---:|---:|");
+            for line in load::bench(&mut client(address)?, &mut tcp).await? {
+                println!("{line}");
+            }
+            Ok(())
+        }
+        _ => Err(USAGE.into()),
     }
 }
 
-/// The first device.
-fn open() -> Result<Context<'static>> {
+/// Serves until it is interrupted, or told to stop by the admin socket.
+async fn serve(device: Option<&str>, address: &str, admin: &str) -> Result<()> {
+    let stop = Arc::new(Notify::new());
+    let (clients, admin) = (TcpListener::bind(address).await?, TcpListener::bind(admin).await?);
+    let signalled = stop.clone();
+    tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            signalled.notify_one();
+        }
+    });
+    server::run(open(device)?, clients, admin, stop).await
+}
+
+/// The device of this name, or the first one.
+fn open(device: Option<&str>) -> Result<Context<'static>> {
+    if let Some(device) = device {
+        return Ok(ibverbs::open(device)?);
+    }
     let devices = ibverbs::devices()?;
     let first = devices.iter().next().ok_or("there is no RDMA device")?;
     Ok(ibverbs::open(first.name())?)

@@ -12,10 +12,10 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::Result;
 use crate::protocol::{Body, MAX_VALUE, Message, read};
 use crate::server::{Shared, builder};
 use crate::store::Value;
+use crate::{Result, keep_alive};
 
 /// How long a client may take to connect, and one operation of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,6 +26,7 @@ pub(crate) async fn serve(
     mut stream: TcpStream,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
+    keep_alive(&stream)?;
     let prepared = shared.reactor.prepare(builder(&shared.domain))?;
     let (channel, _) = timeout(PATIENCE, prepared.accept(&mut stream, b"kv 1")).await??;
     let mut session = Session { shared, channel, offered: None };
@@ -49,7 +50,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Returns when the client has closed its stream, or sends something, which it should not.
+/// Returns when the client has closed its stream, its machine is gone, or it sends something, which it should not.
 async fn has_closed(stream: &TcpStream) {
     let _ = stream.peek(&mut [0]).await;
 }
