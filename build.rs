@@ -6,6 +6,8 @@
 mod bindings;
 #[path = "build/common.rs"]
 mod common;
+#[path = "build/direct.rs"]
+mod direct;
 #[cfg(feature = "bindgen")]
 #[path = "build/generate.rs"]
 mod generate;

@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::{env, fs};
 
 use crate::common::{compile, exit_with_error, feature, write};
+use crate::direct::direct_verbs;
 use crate::inputs::headers;
 
 /// The public headers under the names that programs include them by.
@@ -88,6 +89,26 @@ const COMMITTED: &[(&str, &str)] = &[
     ("bindings_rdmacm.rs", include_str!("committed/bindings_rdmacm.rs")),
     #[cfg(feature = "rdmacm")]
     ("inline_functions_rdmacm.c", include_str!("committed/inline_functions_rdmacm.c")),
+    #[cfg(feature = "efa")]
+    ("bindings_efa.rs", include_str!("committed/bindings_efa.rs")),
+    #[cfg(feature = "efa")]
+    ("inline_functions_efa.c", include_str!("committed/inline_functions_efa.c")),
+    #[cfg(feature = "hns")]
+    ("bindings_hns.rs", include_str!("committed/bindings_hns.rs")),
+    #[cfg(feature = "hns")]
+    ("inline_functions_hns.c", include_str!("committed/inline_functions_hns.c")),
+    #[cfg(feature = "mana")]
+    ("bindings_mana.rs", include_str!("committed/bindings_mana.rs")),
+    #[cfg(feature = "mana")]
+    ("inline_functions_mana.c", include_str!("committed/inline_functions_mana.c")),
+    #[cfg(feature = "mlx4")]
+    ("bindings_mlx4.rs", include_str!("committed/bindings_mlx4.rs")),
+    #[cfg(feature = "mlx4")]
+    ("inline_functions_mlx4.c", include_str!("committed/inline_functions_mlx4.c")),
+    #[cfg(feature = "mlx5")]
+    ("bindings_mlx5.rs", include_str!("committed/bindings_mlx5.rs")),
+    #[cfg(feature = "mlx5")]
+    ("inline_functions_mlx5.c", include_str!("committed/inline_functions_mlx5.c")),
 ];
 
 /// Compiles the headers' inline functions, which have no symbol of their own, into one archive.
@@ -96,6 +117,9 @@ pub(crate) fn inline_functions(source: &Path, include: &Path, out: &Path) {
     build.file(out.join("inline_functions.c"));
     if feature("rdmacm") {
         build.file(out.join("inline_functions_rdmacm.c"));
+    }
+    for direct in direct_verbs() {
+        build.file(out.join(direct.inline_functions()));
     }
     compile(build.include(include).include(source.join("kernel-headers")), "ibverbs_inline");
 }

@@ -4,11 +4,13 @@
 //! that depends on the target, so the bindings of one machine, committed, are good for all 64-bit ones.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
 
 use crate::common::{exit_with_error, feature, utf8, write};
+use crate::direct::direct_verbs;
 
 /// The types of the C library that the headers of libibverbs use.
 const LIBC: &str = "pthread_cond_t|pthread_mutex_t|timespec";
@@ -54,6 +56,24 @@ pub(crate) fn generate(source: &Path, include: &Path, out: &Path, system: &[Path
             .raw_line(format!("pub use libc::{{{}}};", LIBC_RDMACM.replace('|', ", ")));
         save(rdmacm, include, out, "bindings_rdmacm.rs", "inline_functions_rdmacm.c");
     }
+    for direct in direct_verbs() {
+        let (rust, c) = (direct.bindings(), direct.inline_functions());
+        let verbs = builder(&c)
+            .header(utf8(&include.join("infiniband").join(direct.header())))
+            .allowlist_recursively(false)
+            .allowlist_function(direct.items)
+            .allowlist_type(direct.items)
+            .allowlist_var(direct.constants)
+            .bitfield_enum(".*_(flags|mask|cap|caps|bits|fields)(_.*)?|.*_flag")
+            .constified_enum("_bindgen_ty_.*");
+        let verbs =
+            direct.libc.iter().fold(verbs, |b, name| b.raw_line(format!("use libc::{name};")));
+        let verbs = direct
+            .replaced
+            .iter()
+            .fold(verbs, |b, (name, text)| b.blocklist_type(name).raw_line(*text));
+        save(verbs, include, out, &rust, &c);
+    }
 }
 
 fn save(builder: bindgen::Builder, include: &Path, out: &Path, name: &str, wrappers: &str) {
@@ -66,8 +86,12 @@ fn save(builder: bindgen::Builder, include: &Path, out: &Path, name: &str, wrapp
     }
     // Headers under the names that programs include them by, which are the same on every machine.
     let path = out.join(wrappers);
-    let text = fs::read_to_string(&path)
-        .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", path.display())));
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        // bindgen writes no file for a header without inline functions.
+        Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
+        Err(e) => exit_with_error(&format!("{}: {e}", path.display())),
+    };
     let folder = format!("\"{}/", utf8(include));
     let mut portable = String::with_capacity(text.len());
     for line in text.lines() {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use crate::common::{exit_after_errors, feature, report_error};
+use crate::direct::direct_verbs;
 use crate::installed::LIBNL_DYNAMIC;
 use crate::providers::Provider;
 
@@ -29,7 +30,8 @@ pub(crate) fn sources() -> impl Iterator<Item = &'static str> {
 /// The public headers with the enabled features.
 pub(crate) fn headers() -> impl Iterator<Item = &'static str> {
     let connection_manager: &[&str] = if feature("rdmacm") { RDMACM_HEADERS } else { &[] };
-    HEADERS.iter().chain(connection_manager).copied()
+    let direct = direct_verbs().flat_map(|direct| direct.headers);
+    HEADERS.iter().chain(connection_manager).chain(direct).copied()
 }
 
 /// The public headers of libibverbs, which become `infiniband/*.h`.

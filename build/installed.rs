@@ -21,6 +21,8 @@ pub(crate) fn link_system() {
             first_line(&e)
         ));
     }
+    #[cfg(feature = "system")]
+    link_direct_verbs();
     #[cfg(all(feature = "system", feature = "rdmacm"))]
     if let Err(e) = pkg_config::Config::new().atleast_version("1.3").probe("librdmacm") {
         exit_with_error(&format!(
@@ -28,6 +30,26 @@ pub(crate) fn link_system() {
              librdmacm-dev (Debian, Ubuntu), or dnf install rdma-core-devel (Fedora). {}",
             first_line(&e)
         ));
+    }
+}
+
+/// The libraries with direct verbs that are wrapped. Those of other providers are linked if the machine has
+/// them: without, only a program that calls them by `ffi` fails to link.
+#[cfg(feature = "system")]
+const WRAPPED: &[&str] = &["efa", "mlx5"];
+
+#[cfg(feature = "system")]
+fn link_direct_verbs() {
+    for provider in crate::direct::direct_verbs().map(|direct| direct.provider) {
+        if let Err(e) = pkg_config::probe_library(&format!("lib{provider}"))
+            && WRAPPED.contains(&provider)
+        {
+            exit_with_error(&format!(
+                "features `system` and `{provider}` need lib{provider}: apt install libibverbs-dev (Debian, \
+                 Ubuntu), or dnf install rdma-core-devel (Fedora); or leave out `{provider}`. {}",
+                first_line(&e)
+            ));
+        }
     }
 }
 

@@ -1,5 +1,9 @@
-//! The raw bindings to `infiniband/verbs.h` of rdma-core v55.0 (and, with feature `rdmacm`, to
-//! `rdma/rdma_cma.h`), and the helpers for C's conventions.
+//! The raw bindings to `infiniband/verbs.h` of rdma-core v55.0, and the helpers for C's conventions.
+//!
+//! With feature `rdmacm` they include `rdma/rdma_cma.h`, and with the feature of a provider its direct verbs:
+//! `efadv.h` (`efa`), `hnsdv.h` (`hns`), `manadv.h` (`mana`), `mlx4dv.h` (`mlx4`) and `mlx5dv.h` (`mlx5`). The man
+//! pages are those of rdma-core, such as `efadv(7)` and `mlx5dv(7)`. Constants of unnamed enumerations are plain
+//! numbers there.
 //!
 //! Every function of the header is here under its C name. The header's `static inline` functions are
 //! compiled into this crate, except for the data path ([`ibv_post_send`], [`ibv_post_recv`],
@@ -37,7 +41,48 @@ mod bindings {
     include!(concat!(env!("OUT_DIR"), "/bindings_rdmacm.rs"));
 }
 
+#[allow(ambiguous_glob_reexports, reason = "see `direct_verbs`")]
 pub use bindings::*;
+
+/// The bindings to a provider's direct verbs. They are a module of their own, because the names that bindgen
+/// gives to unnamed types start from 1 in each header.
+macro_rules! direct_verbs {
+    ($($feature:literal: $module:ident, $file:literal;)+) => {$(
+        #[cfg(feature = $feature)]
+        #[allow(
+            dead_code,
+            unused_imports,
+            unreachable_pub,
+            missing_docs,
+            missing_debug_implementations,
+            non_camel_case_types,
+            non_snake_case,
+            non_upper_case_globals,
+            rustdoc::all,
+            clippy::all,
+            clippy::undocumented_unsafe_blocks,
+            clippy::missing_safety_doc,
+            unsafe_op_in_unsafe_fn
+        )]
+        mod $module {
+            use super::bindings::*;
+
+            include!(concat!(env!("OUT_DIR"), $file));
+        }
+
+        #[cfg(feature = $feature)]
+        #[allow(ambiguous_glob_reexports, reason = "those names of unnamed types")]
+        pub use $module::*;
+    )+};
+}
+
+direct_verbs! {
+    "efa": efadv, "/bindings_efa.rs";
+    "hns": hnsdv, "/bindings_hns.rs";
+    "mana": manadv, "/bindings_mana.rs";
+    "mlx4": mlx4dv, "/bindings_mlx4.rs";
+    "mlx5": mlx5dv, "/bindings_mlx5.rs";
+}
 
 /// A statically linked libibverbs knows a provider only if the provider's object file, with its
 /// registering constructor, is part of the program.

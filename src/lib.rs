@@ -55,6 +55,10 @@ pub use connect::tcp::{
     AsyncStream, DeadlineStream, ExchangeError, MAX_PRIVATE_DATA, StreamWithDeadline,
     peer_has_closed, wait_until_peer_closes,
 };
+#[cfg(feature = "efa")]
+pub use device::efa::{EfaAttributes, EfaCapabilities};
+#[cfg(feature = "mlx5")]
+pub use device::mlx5::Mlx5Attributes;
 pub use device::{
     AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents, AtomicCapability, Context, Counter,
     Counters, Device, DeviceAttributes, DeviceCapabilities, DeviceList, DeviceListIter, ForkStatus,
@@ -81,6 +85,8 @@ pub use memory::{
     ScatterElement, SharedMemoryRegion, SharedMemorySlice,
 };
 pub use parent::Parent;
+#[cfg(feature = "efa")]
+pub use queue_pair::SrdOptions;
 pub use queue_pair::work_request::{
     Batch, BatchData, CompareSwapWorkRequest, FetchAddWorkRequest, FlushPlacement, Inline,
     InlineList, ListEntry, ListError, LocalInvalidateWorkRequest, MAX_MESSAGE_LENGTH,
@@ -94,6 +100,8 @@ pub use queue_pair::{
     QueuePairEndpoint, QueuePairState, RateLimit, ReceiveHalf, SendHalf, SharedReceiveQueue,
     SharedReceiveQueueAttributes, StateTransition,
 };
+#[cfg(feature = "mlx5")]
+pub use queue_pair::{DcStreams, DcTarget};
 pub use settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,

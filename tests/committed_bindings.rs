@@ -22,3 +22,23 @@ fn bindings_of_librdmacm() {
     compare(BINDINGS, "bindings_rdmacm.rs");
     compare(BINDINGS, "inline_functions_rdmacm.c");
 }
+
+/// Those of the direct verbs of each provider that has any.
+macro_rules! direct_verbs {
+    ($($feature:literal: $test:ident;)+) => {$(
+        #[cfg(feature = $feature)]
+        #[test]
+        fn $test() {
+            compare(BINDINGS, concat!("bindings_", $feature, ".rs"));
+            compare(BINDINGS, concat!("inline_functions_", $feature, ".c"));
+        }
+    )+};
+}
+
+direct_verbs! {
+    "efa": bindings_of_efa;
+    "hns": bindings_of_hns;
+    "mana": bindings_of_mana;
+    "mlx4": bindings_of_mlx4;
+    "mlx5": bindings_of_mlx5;
+}

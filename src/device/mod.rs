@@ -2,7 +2,7 @@
 //!
 //! `attributes` and `capabilities` hold the limits of a device, `port` and `gid` the properties that
 //! can change while a program runs, `async_event` and `event_file` how a device reports events. `fork`
-//! and `process_sharing` are about more than one process.
+//! and `process_sharing` are about more than one process. `efa` and `mlx5` are what only these devices have.
 
 mod async_event;
 mod attributes;
@@ -10,9 +10,13 @@ mod capabilities;
 mod clock;
 mod context;
 mod counters;
+#[cfg(feature = "efa")]
+pub(crate) mod efa;
 pub(crate) mod event_file;
 pub(crate) mod fork;
 mod gid;
+#[cfg(feature = "mlx5")]
+pub(crate) mod mlx5;
 mod port;
 mod process_sharing;
 pub(crate) mod quirks;

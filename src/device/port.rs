@@ -166,10 +166,10 @@ impl PortAttributes {
         self.0.flags
     }
 
-    /// Whether every packet must carry a global route header: always on Ethernet, and on some
-    /// InfiniBand fabrics.
+    /// Whether every packet must carry a global route header: on some InfiniBand fabrics, and always on
+    /// Ethernet and on EFA (which is neither).
     pub fn grh_required(&self) -> bool {
-        self.link_layer() == LinkLayer::Ethernet || self.0.flags & GRH_REQUIRED != 0
+        self.link_layer() != LinkLayer::InfiniBand || self.0.flags & GRH_REQUIRED != 0
     }
 
     /// The C struct.
@@ -400,5 +400,6 @@ mod tests {
         assert!(port(|raw| raw.link_layer = 2).grh_required());
         assert!(port(|raw| (raw.link_layer, raw.flags) = (1, 1)).grh_required());
         assert!(!port(|raw| raw.link_layer = 1).grh_required());
+        assert!(port(|raw| raw.link_layer = 0).grh_required(), "EFA");
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::Parents;
 use super::address_vector::AddressVector;
+use super::driver::DriverTransport;
 use super::shared_receive_queue::SharedReceiveQueue;
 use crate::completion::CompletionQueue;
 use crate::domain::{ProtectionDomain, XrcDomain};
@@ -53,6 +54,8 @@ pub struct QueuePairBuilder<'res> {
     /// The operations of the extended posting interface, and whether to build without them if they are
     /// missing.
     pub(super) extended: Option<(SendOperations, bool)>,
+    /// The provider's own transport, for type `Driver`.
+    pub(super) driver: Option<DriverTransport>,
     pub(super) settings: ConnectionSettings,
 }
 
@@ -246,6 +249,7 @@ impl<'res> QueuePairBuilder<'res> {
             source_number: None,
             max_tso_header: 0,
             extended: None,
+            driver: None,
             settings: ConnectionSettings::default(),
         }
     }

@@ -120,7 +120,10 @@ impl<'res> QueuePairBuilder<'res> {
         let context = self.parents.domain.context();
         self.check_parents(context)?;
         let device = context.query_device()?;
-        self.check(&device)?;
+        if !self.prepare_driver()? {
+            self.check(&device)?;
+        }
+        let context = self.parents.domain.context();
         let mut settings = self.settings;
         let port = context.query_port(settings.port)?;
         if !matches!(port.state(), PortState::Active | PortState::ActiveDefer | PortState::Armed) {
@@ -256,7 +259,12 @@ impl<'res> QueuePairBuilder<'res> {
         let context = parents.domain.context().as_raw();
         // SAFETY: domains and queues are live, as their holder `self` is; a queue pair that comes
         // back is ours alone. Without extensions this is ibv_create_qp.
-        let raw = unsafe { Handle::new(VERB, ffi::ibv_create_qp_ex(context, &mut attributes)) };
+        let raw = unsafe {
+            match self.driver {
+                None => Handle::new(VERB, ffi::ibv_create_qp_ex(context, &mut attributes)),
+                Some(driver) => Handle::new(driver.verb(), driver.create(context, &mut attributes)),
+            }
+        };
         let raw = raw.map_err(|error| {
             // All values with a known limit are within it.
             if error.raw_os_error() == libc::EINVAL && self.capacities.max_inline_data > 0 {
@@ -284,7 +292,8 @@ impl<'res> QueuePairBuilder<'res> {
         let (kind, max_sge) = (self.kind, self.capacities.max_send_sge);
         let functions = extended.map_or(0, |extended| {
             // SAFETY: the queue pair is live, and has the operations.
-            let functions = unsafe { function::of(extended, operations, kind, max_sge) };
+            let functions =
+                unsafe { function::of(extended, operations, (kind, self.driver), max_sge) };
             let one_length = max_sge > 1 && is_rxe;
             functions | if one_length { function::ONE_LENGTH } else { 0 }
         });
@@ -314,6 +323,7 @@ impl<'res> QueuePairBuilder<'res> {
             },
             operations,
             functions,
+            driver: self.driver,
         };
         PreparedQueuePair::new(QueuePair::new(raw, extended, properties, self.parents))
     }

@@ -11,6 +11,9 @@ mod attributes;
 mod builder;
 mod create;
 mod data_in_order;
+#[cfg(feature = "mlx5")]
+mod dc;
+mod driver;
 mod ece;
 mod endpoint;
 mod endpoint_gids;
@@ -27,6 +30,8 @@ mod prepared;
 mod rate_limit;
 mod sequence;
 mod shared_receive_queue;
+#[cfg(feature = "efa")]
+mod srd;
 mod state;
 mod transition;
 pub(crate) mod work_request;
@@ -37,6 +42,9 @@ pub use attributes::{AttributeMask, QueuePairAttributes};
 pub(crate) use builder::ConnectionSettings;
 pub use builder::{CreateFlags, QueuePairBuilder};
 pub use data_in_order::DataInOrder;
+#[cfg(feature = "mlx5")]
+pub use dc::{DcStreams, DcTarget};
+use driver::DriverTransport;
 pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
 pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass};
@@ -44,6 +52,8 @@ pub use halves::{ReceiveHalf, SendHalf};
 pub use prepared::PreparedQueuePair;
 pub use rate_limit::RateLimit;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
+#[cfg(feature = "efa")]
+pub use srd::SrdOptions;
 pub(crate) use state::TransitionError;
 pub use state::{MigrationState, QueuePairState};
 pub use transition::StateTransition;
@@ -129,6 +139,8 @@ struct Properties {
     operations: SendOperations,
     /// The functions that the interface has.
     functions: u64,
+    /// The provider's own transport, for type `Driver`.
+    driver: Option<DriverTransport>,
 }
 
 /// The parents of a queue pair, held so that they outlive it.

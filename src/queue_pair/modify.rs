@@ -306,7 +306,7 @@ impl<'res> QueuePair<'res> {
     }
 
     /// The attributes for the way to RTS, except those that depend on the peer.
-    fn early_attributes(&self) -> StateTransition {
+    pub(super) fn early_attributes(&self) -> StateTransition {
         let s = self.settings();
         StateTransition::stay()
             .port(s.port)
@@ -322,14 +322,18 @@ impl<'res> QueuePair<'res> {
     }
 
     /// Goes from one state to another with those of `attributes` that the step requires.
-    fn advance(
+    pub(super) fn advance(
         &mut self,
         attributes: &StateTransition,
         from: QueuePairState,
         to: QueuePairState,
     ) -> Result<()> {
         let required = rule(self.queue_pair_type(), from, to).map(|rule| rule.required);
-        self.modify(attributes.part(required.unwrap_or(AttributeMask::empty()), to))
+        let mut required = required.unwrap_or(AttributeMask::empty());
+        if let Some(driver) = self.properties.driver {
+            required = driver.attributes(from, to, required);
+        }
+        self.modify(attributes.part(required, to))
     }
 
     /// Takes the queue pair from RESET or INIT to RTS, with the settings that it was built with. Types that
@@ -369,6 +373,10 @@ impl<'res> QueuePair<'res> {
             if let Some(mtu) = s.mtu.into_iter().chain(remote.path_mtu()).min() {
                 all = all.path_mtu(mtu);
             }
+        }
+        #[cfg(feature = "mlx5")]
+        if self.properties.driver.is_some_and(super::DriverTransport::is_dc) {
+            all = self.dc_attributes(all, port.active_mtu());
         }
         let state = self.last_state();
         if state != S::Init {

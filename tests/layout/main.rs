@@ -4,6 +4,8 @@
 //! compiler. These tests ask that compiler for the size of every structure and enumeration of
 //! `verbs.h`, for the place and size of every field, and for the value of every constant.
 
+#[cfg(any(feature = "efa", feature = "mlx5"))]
+mod direct;
 mod enumerations;
 mod structures;
 
@@ -50,7 +52,13 @@ fn constants_have_the_value_of_c() {
 /// Lets the C compiler evaluate the same expressions.
 #[track_caller]
 fn assert_agrees(name: &str, rust: Values) {
-    let c = values_in_c(name, &rust);
+    assert_agrees_with("verbs.h", name, rust);
+}
+
+/// The same for a header beside `verbs.h`.
+#[track_caller]
+fn assert_agrees_with(header: &str, name: &str, rust: Values) {
+    let c = values_in_c(header, name, &rust);
     let mut differences = String::new();
     for (expression, value) in &rust {
         let in_c = c.get(expression);
@@ -66,10 +74,11 @@ fn assert_agrees(name: &str, rust: Values) {
 const MARK: &str = "the values that verbs.h has in C:";
 
 /// Read from an object file, so that nothing has to run: this works for other machines too.
-fn values_in_c(name: &str, values: &Values) -> BTreeMap<String, i128> {
+fn values_in_c(header: &str, name: &str, values: &Values) -> BTreeMap<String, i128> {
     // Byte by byte, so that the order does not depend on the target.
-    let mut text = String::from(
-        "#include <stddef.h>\n#include <infiniband/verbs.h>\n\
+    let mut text = format!("#include <stddef.h>\n#include <infiniband/{header}>\n");
+    text.push_str(
+        "\
          #define BYTE(x, n) (unsigned char)((unsigned long long)(x) >> 8 * n)\n\
          #define BYTES(x) BYTE(x, 0), BYTE(x, 1), BYTE(x, 2), BYTE(x, 3), \\\n\
          \tBYTE(x, 4), BYTE(x, 5), BYTE(x, 6), BYTE(x, 7)\n\

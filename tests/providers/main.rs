@@ -124,4 +124,9 @@ fn child_lists_devices() {
     );
     // SAFETY: the list came from ibv_get_device_list and is not used again.
     unsafe { ffi::ibv_free_device_list(list) };
+    // A direct verb of mlx5 tells its devices from those of all others.
+    #[cfg(feature = "mlx5")]
+    for device in &ibverbs::devices().expect("a list") {
+        assert_eq!(device.is_mlx5(), device.name() == "mlx5-fake", "{}", device.name());
+    }
 }

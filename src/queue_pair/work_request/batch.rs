@@ -41,8 +41,21 @@ pub struct Batch<'q> {
     max_sge: u32,
     max_inline_data: u32,
     destination: Option<(*mut ffi::ibv_ah, u32, u32)>,
+    #[cfg(feature = "mlx5")]
+    dc_target: Option<DcDestination>,
     shared_receive_queue: Option<u32>,
     queue_pair: PhantomData<&'q mut ()>,
+}
+
+/// The target of the requests of a DC initiator.
+#[cfg(feature = "mlx5")]
+#[derive(Clone, Copy)]
+struct DcDestination {
+    queue_pair: *mut ffi::mlx5dv_qp_ex,
+    path: *mut ffi::ibv_ah,
+    number: u32,
+    access_key: u64,
+    stream: Option<u16>,
 }
 
 /// Aborts a batch unless it is forgotten, or drops its collector.
@@ -76,6 +89,8 @@ impl Batch<'_> {
             max_sge: queue_pair.max_send_sge(),
             max_inline_data: queue_pair.max_inline_data(),
             destination: None,
+            #[cfg(feature = "mlx5")]
+            dc_target: None,
             shared_receive_queue: None,
             queue_pair: PhantomData,
         }
@@ -154,6 +169,62 @@ impl Batch<'_> {
     pub fn shared_receive_queue(&mut self, number: u32) -> Result<()> {
         self.need(function::SET_XRC_SRQ)?;
         self.shared_receive_queue = Some(number);
+        self.available |= function::READY;
+        Ok(())
+    }
+
+    /// `mlx5dv_wr_set_dc_addr`: the destination of the requests that are added from here on, on a DC initiator
+    /// ([`dc_initiator`](crate::QueuePairBuilder::dc_initiator)), which needs it before its first request:
+    /// the path, and the number and the access key of a [`DcTarget`](crate::DcTarget) of the peer. The
+    /// contract of [`QueuePair::batch`] covers the address handle too.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the number has more than 24 bits.
+    ///  - `EOPNOTSUPP`: the queue pair is not a DC initiator.
+    #[cfg(feature = "mlx5")]
+    #[doc(alias = "mlx5dv_wr_set_dc_addr")]
+    #[inline]
+    pub fn to_dc(&mut self, path: &AddressHandle<'_>, number: u32, access_key: u64) -> Result<()> {
+        self.set_dc_target(function::SET_DC_ADDRESS, path, number, access_key, None)
+    }
+
+    /// `mlx5dv_wr_set_dc_addr_stream`: as [`to_dc`](Self::to_dc), on one of the initiator's streams, whose
+    /// requests the device carries out in order.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the number has more than 24 bits.
+    ///  - `EOPNOTSUPP`: the queue pair is not a DC initiator with [streams](crate::DcStreams).
+    #[cfg(feature = "mlx5")]
+    #[doc(alias = "mlx5dv_wr_set_dc_addr_stream")]
+    #[inline]
+    pub fn to_dc_on_stream(
+        &mut self,
+        path: &AddressHandle<'_>,
+        number: u32,
+        access_key: u64,
+        stream: u16,
+    ) -> Result<()> {
+        self.set_dc_target(function::SET_DC_STREAM, path, number, access_key, Some(stream))
+    }
+
+    #[cfg(feature = "mlx5")]
+    #[inline]
+    fn set_dc_target(
+        &mut self,
+        function: u64,
+        path: &AddressHandle<'_>,
+        number: u32,
+        access_key: u64,
+        stream: Option<u16>,
+    ) -> Result<()> {
+        check_number(number)?;
+        self.need(function)?;
+        // SAFETY: the queue pair is live, and one with this function is a DC initiator of mlx5.
+        let queue_pair = unsafe { ffi::mlx5dv_qp_ex_from_ibv_qp_ex(self.raw) };
+        let path = path.as_raw();
+        self.dc_target = Some(DcDestination { queue_pair, path, number, access_key, stream });
         self.available |= function::READY;
         Ok(())
     }
@@ -239,6 +310,20 @@ impl Batch<'_> {
             }
             if let Some(number) = self.shared_receive_queue {
                 (*raw).wr_set_xrc_srqn.unwrap_unchecked()(raw, number);
+            }
+            #[cfg(feature = "mlx5")]
+            if let Some(to) = self.dc_target {
+                let qp = to.queue_pair;
+                match to.stream {
+                    None => {
+                        let set = (*qp).wr_set_dc_addr.unwrap_unchecked();
+                        set(qp, to.path, to.number, to.access_key);
+                    }
+                    Some(stream) => {
+                        let set = (*qp).wr_set_dc_addr_stream.unwrap_unchecked();
+                        set(qp, to.path, to.number, to.access_key, stream);
+                    }
+                }
             }
         }
     }

@@ -148,8 +148,15 @@ impl Collector {
     #[cold]
     pub(super) fn functions(collector: NonNull<Self>, queue_pair: &QueuePair<'_>) -> u64 {
         let (kind, max_sge) = (queue_pair.properties.kind, queue_pair.max_send_sge());
+        // A DC initiator has the interface: it is not built without. SRD reads and writes by the interface
+        // alone.
+        let driver = queue_pair.properties.driver.filter(|driver| !driver.is_dc());
+        let operations = match driver {
+            Some(_) => SendOperations::SEND | SendOperations::SEND_WITH_IMMEDIATE,
+            None => OPERATIONS,
+        };
         // SAFETY: the struct is live, and has the functions of the operations.
-        unsafe { function::of(collector.cast(), OPERATIONS, kind, max_sge) }
+        unsafe { function::of(collector.cast(), operations, (kind, driver), max_sge) }
     }
 
     /// Posts all that was collected.

@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 
 use crate::ffi;
+use crate::queue_pair::DriverTransport;
 use crate::settings::QueuePairType;
 
 /// Defines the operations together with the functions that they need.
@@ -140,6 +141,10 @@ pub(crate) mod function {
     /// Not a function: all elements of a list must have one length, because `ibv_wr_set_sge_list` of rxe in
     /// rdma-core before 55.4 and 64 takes the first element's length for all.
     pub(in crate::queue_pair) const ONE_LENGTH: u64 = 1 << 57;
+    #[cfg(feature = "mlx5")]
+    pub(in crate::queue_pair) const SET_DC_ADDRESS: u64 = 1 << 56;
+    #[cfg(feature = "mlx5")]
+    pub(in crate::queue_pair) const SET_DC_STREAM: u64 = 1 << 55;
 
     /// The functions of a queue pair that was built for `operations`.
     ///
@@ -149,23 +154,37 @@ pub(crate) mod function {
     pub(in crate::queue_pair) unsafe fn of(
         queue_pair: NonNull<ffi::ibv_qp_ex>,
         operations: SendOperations,
-        kind: QueuePairType,
+        (kind, driver): (QueuePairType, Option<DriverTransport>),
         max_send_sge: u32,
     ) -> u64 {
         // SAFETY: the caller vouches for it.
         let raw = unsafe { queue_pair.as_ref() };
         let mut found = operations.bits();
-        let has_peer = !matches!(kind, QueuePairType::UnreliableDatagram | QueuePairType::XrcSend);
+        let has_peer = driver.is_none()
+            && !matches!(kind, QueuePairType::UnreliableDatagram | QueuePairType::XrcSend);
+        let by_address = !is_connected(kind) && !driver.is_some_and(DriverTransport::is_dc);
         for (there, function) in [
             (has_peer, READY),
             (raw.wr_set_sge.is_some() && max_send_sge > 0, SET_SGE),
             (raw.wr_set_sge_list.is_some(), SET_SGE_LIST),
             (raw.wr_set_inline_data.is_some(), SET_INLINE),
-            (raw.wr_set_ud_addr.is_some() && !is_connected(kind), SET_UD_ADDRESS),
+            (raw.wr_set_ud_addr.is_some() && by_address, SET_UD_ADDRESS),
             (raw.wr_set_xrc_srqn.is_some() && kind == QueuePairType::XrcSend, SET_XRC_SRQ),
         ] {
             if there {
                 found |= function;
+            }
+        }
+        #[cfg(feature = "mlx5")]
+        if driver.is_some_and(DriverTransport::is_dc) {
+            // SAFETY: the queue pair is live, and of an mlx5 device, which the builder has checked.
+            let direct = unsafe { ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair.as_ptr()).as_ref() };
+            let has = |there: bool, function| if there { function } else { 0 };
+            if let Some(direct) = direct {
+                found |= has(direct.wr_set_dc_addr.is_some(), SET_DC_ADDRESS);
+                let streams = direct.wr_set_dc_addr_stream.is_some()
+                    && driver.is_some_and(DriverTransport::has_streams);
+                found |= has(streams, SET_DC_STREAM);
             }
         }
         found
@@ -196,6 +215,15 @@ pub(crate) mod function {
             SET_SGE_LIST => ("ibv_wr_set_sge_list", "the provider takes no lists of elements"),
             SET_INLINE => ("ibv_wr_set_inline_data", "the provider takes no inline data"),
             SET_UD_ADDRESS => ("ibv_wr_set_ud_addr", "the queue pair does not send datagrams"),
+            #[cfg(feature = "mlx5")]
+            SET_DC_ADDRESS => {
+                ("mlx5dv_wr_set_dc_addr", "the queue pair is not a DC initiator of mlx5")
+            }
+            #[cfg(feature = "mlx5")]
+            SET_DC_STREAM => (
+                "mlx5dv_wr_set_dc_addr_stream",
+                "the queue pair is not a DC initiator with streams",
+            ),
             _ => ("ibv_wr_set_xrc_srqn", "the queue pair is not a sending XRC one"),
         };
         unsupported(verb, reason)

@@ -1,0 +1,13 @@
+// Generated from the headers of rdma-core v55.0 by bindgen (build/generate.rs); do not edit.
+// tests/committed_bindings.rs compares this file with what bindgen generates, and writes it again.
+//
+// rdma-core is under a choice of two licenses, GPL-2.0 or the OpenIB.org BSD license
+// (vendor/rdma-core/COPYING.md). This file is used under the latter; the copyright is that of the
+// authors of the headers.
+
+#include <infiniband/efadv.h>
+
+// Static wrappers
+
+int efadv_wc_read_sgid__bundled(struct efadv_cq *efadv_cq, union ibv_gid *sgid) { return efadv_wc_read_sgid(efadv_cq, sgid); }
+bool efadv_wc_is_unsolicited__bundled(struct efadv_cq *efadv_cq) { return efadv_wc_is_unsolicited(efadv_cq); }

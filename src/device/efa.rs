@@ -1,0 +1,137 @@
+//! EFA (feature `efa`): what an Elastic Fabric Adapter can do beyond `verbs.h`.
+
+use std::fmt;
+
+use super::context::Context;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::queue_pair::work_request::SendOperations;
+
+const VERB: &str = "efadv_query_device";
+
+bitflags::bitflags! {
+    /// `EFADV_DEVICE_ATTR_CAPS_*`: abilities that only some EFA devices have.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct EfaCapabilities: u32 {
+        /// SRD queue pairs can read the peer's memory.
+        const RDMA_READ = ffi::EFADV_DEVICE_ATTR_CAPS_RDMA_READ;
+        /// An SRD queue pair can be told how often a send is repeated when the peer has no receive posted
+        /// for it ([`max_rnr_retries`](crate::QueuePairBuilder::max_rnr_retries)).
+        const RNR_RETRY = ffi::EFADV_DEVICE_ATTR_CAPS_RNR_RETRY;
+        /// The completion of a receive can tell the GID of a sender that has no address handle here
+        /// (`efadv_create_cq`, in [`ffi`]).
+        const CQ_WITH_SGID = ffi::EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID;
+        /// SRD queue pairs can write to the peer's memory, with and without an immediate.
+        const RDMA_WRITE = ffi::EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE;
+        /// Writes with an immediate need not consume a receive: see
+        /// [`SrdOptions::unsolicited_write_receive`](crate::SrdOptions::unsolicited_write_receive).
+        const UNSOLICITED_WRITE_RECEIVE = ffi::EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV;
+        // Later releases define more.
+        const _ = !0;
+    }
+}
+
+/// `struct efadv_device_attr`: the limits and abilities of an EFA device. See [`Context::query_efa`].
+#[derive(Clone, Copy)]
+#[doc(alias = "efadv_device_attr")]
+pub struct EfaAttributes(ffi::efadv_device_attr);
+
+impl EfaAttributes {
+    /// How many requests a send queue can hold.
+    pub fn max_send_wr(&self) -> u32 {
+        self.0.max_sq_wr
+    }
+
+    /// How many requests a receive queue can hold.
+    pub fn max_recv_wr(&self) -> u32 {
+        self.0.max_rq_wr
+    }
+
+    /// How many gather elements a send can have.
+    pub fn max_send_sge(&self) -> u32 {
+        self.0.max_sq_sge.into()
+    }
+
+    /// How many scatter elements a receive can have.
+    pub fn max_recv_sge(&self) -> u32 {
+        self.0.max_rq_sge.into()
+    }
+
+    /// How many bytes a send can carry inline.
+    pub fn max_inline_data(&self) -> u32 {
+        self.0.inline_buf_size.into()
+    }
+
+    /// How many bytes one read or write can move; 0 if the device has neither. The longest *message* is
+    /// another limit: [`PortAttributes::max_message_size`](crate::PortAttributes::max_message_size).
+    pub fn max_rdma_size(&self) -> u32 {
+        self.0.max_rdma_size
+    }
+
+    /// What the device can do.
+    pub fn capabilities(&self) -> EfaCapabilities {
+        EfaCapabilities::from_bits_retain(self.0.device_caps)
+    }
+
+    /// The operations of an SRD queue pair on this device: sends, and the reads and writes that the device
+    /// has. EFA has no atomics.
+    pub fn send_operations(&self) -> SendOperations {
+        use SendOperations as S;
+
+        let (capabilities, mut operations) =
+            (self.capabilities(), S::SEND | S::SEND_WITH_IMMEDIATE);
+        operations.set(S::READ, capabilities.contains(EfaCapabilities::RDMA_READ));
+        let writes = capabilities.contains(EfaCapabilities::RDMA_WRITE);
+        operations.set(S::WRITE | S::WRITE_WITH_IMMEDIATE, writes);
+        operations
+    }
+
+    /// The C struct.
+    pub fn as_raw(&self) -> &ffi::efadv_device_attr {
+        &self.0
+    }
+}
+
+impl Context<'_> {
+    /// `efadv_query_device`: the limits and abilities that only EFA devices have. Also the way to tell an
+    /// EFA device from others.
+    ///
+    /// The man page is `efadv_query_device(3)`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: this is no EFA device.
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "efadv_query_device")]
+    pub fn query_efa(&self) -> Result<EfaAttributes> {
+        let mut raw = ffi::efadv_device_attr::default();
+        let size = size_of_val(&raw) as u32;
+        // SAFETY: the context is live, and `raw` is writable for its size.
+        let returned = unsafe { ffi::efadv_query_device(self.as_raw(), &mut raw, size) };
+        ffi::status(VERB, returned).map_err(|error| explain(VERB, error))?;
+        Ok(EfaAttributes(raw))
+    }
+}
+
+/// Says why a verb of EFA failed on a device of another provider.
+#[cold]
+pub(crate) fn explain(verb: &'static str, error: Error) -> Error {
+    match error.raw_os_error() {
+        libc::EOPNOTSUPP => Error::with_reason(verb, libc::EOPNOTSUPP, "this is no EFA device"),
+        _ => error,
+    }
+}
+
+impl fmt::Debug for EfaAttributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EfaAttributes")
+            .field("max_send_wr", &self.max_send_wr())
+            .field("max_recv_wr", &self.max_recv_wr())
+            .field("max_send_sge", &self.max_send_sge())
+            .field("max_recv_sge", &self.max_recv_sge())
+            .field("max_inline_data", &self.max_inline_data())
+            .field("max_rdma_size", &self.max_rdma_size())
+            .field("capabilities", &self.capabilities())
+            .finish()
+    }
+}

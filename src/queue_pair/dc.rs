@@ -1,0 +1,382 @@
+//! DC (feature `mlx5`): the dynamically connected transport of ConnectX and BlueField.
+//!
+//! One initiator reaches any number of targets, and connects to each for as long as it has requests for it.
+//! The initiator is a [`QueuePair`] that only posts, in batches, and names the target of its requests. The
+//! target only receives and answers: [`DcTarget`] has no posting methods.
+
+use std::fmt;
+
+use super::QueuePair;
+use super::address_vector::AddressVector;
+use super::attributes::AttributeMask;
+use super::builder::QueuePairBuilder;
+use super::driver::DriverTransport;
+use super::endpoint::QueuePairEndpoint;
+use super::shared_receive_queue::SharedReceiveQueue;
+use super::state::QueuePairState;
+use super::transition::StateTransition;
+use crate::completion::CompletionQueue;
+use crate::device::mlx5;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::parent::Parent;
+use crate::queue_pair::work_request::SendOperations;
+use crate::settings::{MaximumTransferUnit, QueuePairType};
+
+pub(super) const CREATE: &str = "mlx5dv_create_qp";
+
+/// `struct mlx5dv_dci_streams`: the streams of a DC initiator. See [`QueuePairBuilder::dc_initiator`].
+///
+/// The device carries out the requests of one stream in order; those of different streams may overtake each
+/// other, and an error of one stream does not stop the others. Both numbers are powers of two.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "mlx5dv_dci_streams")]
+pub struct DcStreams {
+    /// The base-2 logarithm of the number of streams that the device handles at a time.
+    pub log_concurrent: u8,
+    /// The base-2 logarithm of the number of streams that can fail before the queue pair itself does.
+    pub log_errored: u8,
+}
+
+/// The C struct for an initiator.
+pub(super) fn initiator(streams: Option<DcStreams>) -> ffi::mlx5dv_qp_init_attr {
+    use ffi::mlx5dv_qp_init_attr_mask as mask;
+
+    let mut raw = ffi::mlx5dv_qp_init_attr {
+        comp_mask: mask::MLX5DV_QP_INIT_ATTR_MASK_DC.0.into(),
+        ..Default::default()
+    };
+    raw.dc_init_attr.dc_type = ffi::mlx5dv_dc_type::MLX5DV_DCTYPE_DCI;
+    if let Some(DcStreams { log_concurrent, log_errored }) = streams {
+        raw.comp_mask |= u64::from(mask::MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS.0);
+        raw.dc_init_attr.__bindgen_anon_1.dci_streams = ffi::mlx5dv_dci_streams {
+            log_num_concurent: log_concurrent,
+            log_num_errored: log_errored,
+        };
+    }
+    raw
+}
+
+/// The C struct for a target.
+pub(super) fn target(access_key: u64) -> ffi::mlx5dv_qp_init_attr {
+    use ffi::mlx5dv_qp_init_attr_mask as mask;
+
+    let mut raw = ffi::mlx5dv_qp_init_attr {
+        comp_mask: mask::MLX5DV_QP_INIT_ATTR_MASK_DC.0.into(),
+        ..Default::default()
+    };
+    raw.dc_init_attr.dc_type = ffi::mlx5dv_dc_type::MLX5DV_DCTYPE_DCT;
+    raw.dc_init_attr.__bindgen_anon_1.dct_access_key = access_key;
+    raw
+}
+
+/// `mlx5dv_create_qp`: creates a queue pair.
+///
+/// # Safety
+///
+/// `context` is live, as is all that the attributes name.
+pub(super) unsafe fn create(
+    context: *mut ffi::ibv_context,
+    attributes: &mut ffi::ibv_qp_init_attr_ex,
+    mut direct: ffi::mlx5dv_qp_init_attr,
+) -> *mut ffi::ibv_qp {
+    // The provider fails without an errno value in some cases.
+    ffi::set_errno(0);
+    // SAFETY: the caller vouches for the context and the attributes.
+    unsafe { ffi::mlx5dv_create_qp(context, attributes, &mut direct) }
+}
+
+/// What an initiator needs on its way up.
+pub(super) fn initiator_attributes(from: QueuePairState, to: QueuePairState) -> AttributeMask {
+    use AttributeMask as A;
+    use QueuePairState as S;
+
+    match (from, to) {
+        (S::Reset, S::Init) => A::PKEY_INDEX | A::PORT,
+        (S::Init, S::ReadyToReceive) => A::PATH_MTU,
+        (S::ReadyToReceive, S::ReadyToSend) => {
+            A::ACK_TIMEOUT
+                | A::MAX_ACK_RETRIES
+                | A::MAX_RNR_RETRIES
+                | A::MAX_RD_ATOMIC
+                | A::SEND_PSN
+        }
+        _ => A::empty(),
+    }
+}
+
+/// What a target needs on its way up, which ends in RTR.
+pub(super) fn target_attributes(from: QueuePairState, to: QueuePairState) -> AttributeMask {
+    use AttributeMask as A;
+    use QueuePairState as S;
+
+    match (from, to) {
+        (S::Reset, S::Init) => A::PKEY_INDEX | A::PORT | A::ACCESS,
+        (S::Init, S::ReadyToReceive) => A::MIN_RNR_TIMER | A::PATH | A::PATH_MTU,
+        _ => A::empty(),
+    }
+}
+
+impl<'res> QueuePairBuilder<'res> {
+    /// Makes it a DC initiator of an mlx5 device, of type [`Driver`](QueuePairType::Driver), with or without
+    /// streams. [`build`](Self::build) then calls `mlx5dv_create_qp`, whose man page is
+    /// `mlx5dv_create_qp(3)`, and fails with `EOPNOTSUPP` on other devices.
+    ///
+    /// The queue pair posts [batches](QueuePair::batch) only, and receives nothing;
+    /// [`activate`](crate::PreparedQueuePair::activate) makes it ready. [`Batch::to_dc`](crate::Batch::to_dc)
+    /// tells where requests go: by an [`AddressHandle`](crate::AddressHandle), and by the number and the
+    /// access key of a [`DcTarget`]. Unless [`extended`](Self::extended) is called, it gets sends, reads,
+    /// writes and atomics.
+    ///
+    /// ```no_run
+    /// use ibverbs::{AddressVector, QueuePairType, SendFlags};
+    ///
+    /// # fn main() -> ibverbs::Result<()> {
+    /// let context = ibverbs::open("mlx5_0")?;
+    /// let domain = context.alloc_pd()?;
+    /// let region = domain.allocate::<u8>(4096)?;
+    /// let queue = context.create_cq(64)?;
+    /// let mut initiator = domain
+    ///     .create_qp(&queue, &queue, QueuePairType::Driver)
+    ///     .dc_initiator(None)
+    ///     .max_send_wr(32)
+    ///     .build()?
+    ///     .activate()?;
+    /// # let (peer, key) = (initiator.endpoint(), 7);
+    ///
+    /// // A peer has sent the endpoint and the access key of its target.
+    /// let path = domain.create_ah(&AddressVector::to_peer(&context, 1, &peer)?)?;
+    /// let data = [region.gather_element(..1024)?];
+    /// // SAFETY: region and address handle stay until the completion of 7 was polled.
+    /// unsafe {
+    ///     initiator.batch(|batch| {
+    ///         batch.to_dc(&path, peer.num(), key)?;
+    ///         batch.send(7, SendFlags::empty(), &data)
+    ///     })?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "mlx5dv_create_qp")]
+    pub fn dc_initiator(mut self, streams: Option<DcStreams>) -> Self {
+        self.kind = QueuePairType::Driver;
+        self.driver = Some(DriverTransport::DcInitiator(streams));
+        self
+    }
+
+    /// Checks the streams against the device, and chooses what was not set.
+    pub(super) fn prepare_dc_initiator(&mut self, streams: Option<DcStreams>) -> Result<()> {
+        use SendOperations as S;
+
+        let device = self.parents.domain.context().query_mlx5()?;
+        if let Some(streams) = streams {
+            let Some((concurrent, errored)) = device.max_dc_streams() else {
+                let reason = "the device has no streams of DC initiators";
+                return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
+            };
+            for (what, value, high) in [
+                ("log_num_concurent", streams.log_concurrent, concurrent),
+                ("log_num_errored", streams.log_errored, errored),
+            ] {
+                if value > high {
+                    return Err(Error::out_of_range(CREATE, what, value.into(), 0, high.into()));
+                }
+            }
+        }
+        if self.parents.srq.is_some() {
+            return Err(Error::invalid(CREATE, "a DC initiator receives nothing"));
+        }
+        (self.capacities.max_recv_wr, self.capacities.max_recv_sge) = (0, 0);
+        let usual = S::SEND
+            | S::SEND_WITH_IMMEDIATE
+            | S::WRITE
+            | S::WRITE_WITH_IMMEDIATE
+            | S::READ
+            | S::COMPARE_SWAP
+            | S::FETCH_ADD;
+        // It cannot do without: no other way of posting names a target.
+        let wanted = self.extended.map_or(usual, |(wanted, _)| wanted);
+        self.extended = Some((if wanted.is_empty() { usual } else { wanted }, false));
+        Ok(())
+    }
+
+    pub(super) fn prepare_dc_target(&mut self) -> Result<()> {
+        self.parents.domain.context().query_mlx5()?;
+        self.capacities = ffi::ibv_qp_cap::default();
+        self.extended = None;
+        Ok(())
+    }
+
+    /// `mlx5dv_create_qp`: creates a DC target with this access key, which initiators must name, and takes
+    /// it to RTR, its working state. It needs a [shared receive queue](Self::srq).
+    ///
+    /// Of the builder's settings, the port, its GID and partition, [`access`](Self::access), `path_mtu`,
+    /// `min_rnr_timer`, `hop_limit`, `traffic_class`, `flow_label` and `service_level` apply. The man page is
+    /// `mlx5dv_create_qp(3)`.
+    ///
+    /// ```no_run
+    /// use ibverbs::{QueuePairType, SharedReceiveQueue};
+    ///
+    /// # fn main() -> ibverbs::Result<()> {
+    /// let context = ibverbs::open("mlx5_0")?;
+    /// let domain = context.alloc_pd()?;
+    /// let queue = context.create_cq(64)?;
+    /// let receives = SharedReceiveQueue::new(&domain, 32, 1)?;
+    /// let target = domain
+    ///     .create_qp(&queue, &queue, QueuePairType::Driver)
+    ///     .srq(&receives)
+    ///     .allow_remote_rw()
+    ///     .build_dc_target(0x5ec2e7)?;
+    /// println!("tell the initiators: {} and the key", target.endpoint());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: this is no mlx5 device, or it has no DC.
+    ///  - `EINVAL`: there is no shared receive queue, or a setting is wrong for this device.
+    ///  - Those of [`build`](Self::build) that are about the port.
+    #[doc(alias = "mlx5dv_create_qp")]
+    pub fn build_dc_target(mut self, access_key: u64) -> Result<DcTarget<'res>> {
+        self.kind = QueuePairType::Driver;
+        self.driver = Some(DriverTransport::DcTarget { access_key });
+        let Some(shared_receive_queue) = self.parents.srq.clone() else {
+            let reason = "a DC target receives from a shared receive queue: srq() names it";
+            return Err(Error::invalid(CREATE, reason));
+        };
+        let mut queue_pair = self.build()?.into_queue_pair();
+        queue_pair.start_dc_target()?;
+        Ok(DcTarget { queue_pair, shared_receive_queue, access_key })
+    }
+}
+
+impl QueuePair<'_> {
+    /// The attributes of a DC queue pair that its settings do not have as they are.
+    pub(super) fn dc_attributes(
+        &self,
+        all: StateTransition,
+        mtu: Option<MaximumTransferUnit>,
+    ) -> StateTransition {
+        let s = self.settings();
+        let all = all.max_rd_atomic(s.max_rd_atomic.unwrap_or(1));
+        match s.mtu.or(mtu) {
+            Some(mtu) => all.path_mtu(mtu),
+            None => all,
+        }
+    }
+
+    /// Takes a target from RESET to RTR. The device gives it its number then.
+    fn start_dc_target(&mut self) -> Result<()> {
+        use QueuePairState as S;
+
+        let s = *self.settings();
+        let context = self.protection_domain().context();
+        let port = context.query_port(s.port)?;
+        let gid = match s.gid_index {
+            Some(index) => context.query_gid(s.port, index.into())?,
+            None => context.routable_gid(s.port)?,
+        };
+        let index = u8::try_from(gid.index)
+            .map_err(|_| Error::no_gid(CREATE, libc::EINVAL, s.port, gid.index))?;
+        // Only our end of the path counts: initiators differ.
+        let path = AddressVector::new(s.port, port.lid())
+            .global(gid.gid, index)
+            .service_level(s.service_level)
+            .static_rate(s.static_rate)
+            .traffic_class(s.traffic_class)
+            .flow_label(s.flow_label)
+            .hop_limit(s.hop_limit);
+        let all = self.dc_attributes(self.early_attributes().path(path), port.active_mtu());
+        self.advance(&all, S::Reset, S::Init)?;
+        self.advance(&all, S::Init, S::ReadyToReceive)?;
+        self.properties.endpoint.num = self.number();
+        Ok(())
+    }
+
+    /// `mlx5dv_dci_stream_id_reset`: makes a stream of a DC initiator usable again after one of its requests
+    /// has failed. The man page is `mlx5dv_dci_stream_id_reset(3)`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: it is not a DC initiator with streams in RTS, or the device lacks this.
+    #[doc(alias = "mlx5dv_dci_stream_id_reset")]
+    pub fn reset_dc_stream(&mut self, stream: u16) -> Result<()> {
+        const VERB: &str = "mlx5dv_dci_stream_id_reset";
+        if !matches!(self.properties.driver, Some(DriverTransport::DcInitiator(Some(_)))) {
+            let reason = "the queue pair is not a DC initiator with streams";
+            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
+        }
+        // SAFETY: the queue pair is live, and of mlx5, since its verb has created it.
+        let returned = unsafe { ffi::mlx5dv_dci_stream_id_reset(self.as_raw(), stream) };
+        ffi::status(VERB, returned).map_err(|error| mlx5::explain(VERB, error))
+    }
+}
+
+/// A DC target (DCT): it receives from the initiators that name its number and its access key, and answers
+/// their reads, writes and atomics. See [`QueuePairBuilder::build_dc_target`].
+///
+/// It has no queues of its own. Receives are posted to its shared receive queue, and complete on the
+/// completion queue for receives. It is in RTR from the beginning.
+#[doc(alias = "DCT")]
+pub struct DcTarget<'res> {
+    queue_pair: QueuePair<'res>,
+    shared_receive_queue: Parent<'res, SharedReceiveQueue<'res>>,
+    access_key: u64,
+}
+
+impl<'res> DcTarget<'res> {
+    /// Its number, by which initiators address it.
+    pub fn number(&self) -> u32 {
+        self.queue_pair.number()
+    }
+
+    /// Its address, which initiators need together with the access key.
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        self.queue_pair.endpoint()
+    }
+
+    /// The key that initiators must name.
+    pub fn access_key(&self) -> u64 {
+        self.access_key
+    }
+
+    /// The domain that it was created in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
+        self.queue_pair.protection_domain()
+    }
+
+    /// The queue that receives are posted to.
+    pub fn shared_receive_queue(&self) -> &SharedReceiveQueue<'res> {
+        &self.shared_receive_queue
+    }
+
+    /// The completion queue of its receives.
+    pub fn receive_cq(&self) -> &CompletionQueue<'res> {
+        self.queue_pair.receive_cq()
+    }
+
+    /// The C object. It is valid while the target is.
+    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
+        self.queue_pair.as_raw()
+    }
+
+    /// `ibv_destroy_qp`: destroys the target and reports a failure. Dropping ignores a failure.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The target is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn close(self) -> Result<()> {
+        self.queue_pair.close()
+    }
+}
+
+impl fmt::Debug for DcTarget<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the key, which is a secret.
+        f.debug_struct("DcTarget").field("number", &self.number()).finish_non_exhaustive()
+    }
+}

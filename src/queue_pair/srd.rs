@@ -1,0 +1,193 @@
+//! SRD (feature `efa`): the reliable datagrams of EFA.
+
+use super::address_handle::AddressHandle;
+use super::builder::QueuePairBuilder;
+use super::driver::DriverTransport;
+use crate::completion::CompletionQueue;
+use crate::device::efa;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::settings::QueuePairType;
+
+pub(super) const CREATE: &str = "efadv_create_qp_ex";
+
+/// `struct efadv_qp_init_attr`: the options of an SRD queue pair. See [`QueuePairBuilder::srd`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[doc(alias = "efadv_qp_init_attr")]
+#[must_use]
+pub struct SrdOptions {
+    unsolicited_write_receive: bool,
+    service_level: u8,
+}
+
+impl SrdOptions {
+    /// The device's defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Writes of a peer that carry an immediate do not consume a receive (they do, unless set). The device
+    /// must have
+    /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE), and
+    /// the completion queue must be one of `efadv_create_cq` ([`ffi`]) that can tell which completions have
+    /// no request.
+    #[doc(alias = "EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV")]
+    pub fn unsolicited_write_receive(mut self, on: bool) -> Self {
+        self.unsolicited_write_receive = on;
+        self
+    }
+
+    /// The service level of all traffic of the queue pair (0 unless set, which is the device's default).
+    pub fn service_level(mut self, level: u8) -> Self {
+        self.service_level = level;
+        self
+    }
+
+    /// The C struct.
+    pub fn to_raw(self) -> ffi::efadv_qp_init_attr {
+        let flags = ffi::EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV as u16;
+        ffi::efadv_qp_init_attr {
+            driver_qp_type: ffi::EFADV_QP_DRIVER_TYPE_SRD,
+            flags: if self.unsolicited_write_receive { flags } else { 0 },
+            sl: self.service_level,
+            ..Default::default()
+        }
+    }
+}
+
+/// `efadv_create_qp_ex`: creates an SRD queue pair.
+///
+/// # Safety
+///
+/// `context` is live, as is all that `attributes` names.
+pub(super) unsafe fn create(
+    context: *mut ffi::ibv_context,
+    attributes: &mut ffi::ibv_qp_init_attr_ex,
+    options: SrdOptions,
+) -> *mut ffi::ibv_qp {
+    let mut raw = options.to_raw();
+    let size = size_of_val(&raw) as u32;
+    // SAFETY: the caller vouches for the context and the attributes.
+    unsafe { ffi::efadv_create_qp_ex(context, attributes, &mut raw, size) }
+}
+
+impl<'res> QueuePairBuilder<'res> {
+    /// Makes it a queue pair of EFA's transport SRD (scalable reliable datagram), of type
+    /// [`Driver`](QueuePairType::Driver). [`build`](Self::build) then calls `efadv_create_qp_ex`, whose man
+    /// page is `efadv_create_qp_ex(3)`, and fails with `EOPNOTSUPP` on other devices.
+    ///
+    /// Like a UD queue pair it has no peer: [`activate`](crate::PreparedQueuePair::activate) makes it ready,
+    /// and [`Batch::to`](crate::Batch::to) tells where requests go, by an
+    /// [`AddressHandle`](crate::AddressHandle), a queue pair number and its Q_Key. Unlike on UD, what is
+    /// sent arrives or its completion tells that it did not; messages arrive **in any order**; there is no
+    /// room for a global route header before a message; and reads and writes exist, where
+    /// [the device has them](crate::EfaAttributes::send_operations). There are no atomics, no shared receive
+    /// queues and no memory windows.
+    ///
+    /// Unless [`extended`](Self::extended) is called, the queue pair gets all operations that the device has
+    /// for [`batch`](crate::QueuePair::batch). [`post`](crate::QueuePair::post) can send, not read or write.
+    /// The sizes are checked against the limits of [`Context::query_efa`](crate::Context::query_efa), which
+    /// are higher than those of [`Context::query_device`](crate::Context::query_device).
+    ///
+    /// ```no_run
+    /// use ibverbs::{AddressVector, SendFlags};
+    ///
+    /// # fn main() -> ibverbs::Result<()> {
+    /// let context = ibverbs::open("rdmap0s6")?;
+    /// let domain = context.alloc_pd()?;
+    /// let region = domain.allocate::<u8>(4096)?;
+    /// let queue = context.create_cq(64)?;
+    /// let prepared = domain.create_srd_qp(&queue, &queue).max_send_wr(32).build()?;
+    /// println!("tell the peer: {}", prepared.endpoint());
+    /// # let shared = domain.allocate_shared::<u8>(1024, ibverbs::AccessFlags::REMOTE_WRITE)?;
+    /// # let (peer, qkey, window) = (prepared.endpoint(), 0x1111_1111, shared.remote());
+    /// let mut queue_pair = prepared.activate()?;
+    ///
+    /// // The peer has sent its endpoint, its Q_Key and a remote region.
+    /// let path = domain.create_ah(&AddressVector::to_peer(&context, 1, &peer)?)?;
+    /// let data = [region.gather_element(..1024)?];
+    /// // SAFETY: region and address handle stay until the completion of 7 was polled.
+    /// unsafe {
+    ///     queue_pair.batch(|batch| {
+    ///         batch.to(&path, peer.num(), qkey)?;
+    ///         batch.write(7, SendFlags::empty(), &data, window)
+    ///     })?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "efadv_create_qp_ex")]
+    #[doc(alias = "efadv_create_driver_qp")]
+    pub fn srd(mut self, options: SrdOptions) -> Self {
+        self.kind = QueuePairType::Driver;
+        self.driver = Some(DriverTransport::Srd { options, rnr_retry: false });
+        self
+    }
+
+    /// Looks up what the device has, and checks the sizes against it.
+    pub(super) fn prepare_srd(&mut self, options: SrdOptions) -> Result<()> {
+        let device = self.parents.domain.context().query_efa()?;
+        let c = &self.capacities;
+        let limits = [
+            ("max_send_wr", c.max_send_wr, device.max_send_wr()),
+            ("max_recv_wr", c.max_recv_wr, device.max_recv_wr()),
+            ("max_send_sge", c.max_send_sge, device.max_send_sge()),
+            ("max_recv_sge", c.max_recv_sge, device.max_recv_sge()),
+            ("max_inline_data", c.max_inline_data, device.max_inline_data()),
+        ];
+        for (what, value, high) in limits {
+            if value > high {
+                return Err(Error::out_of_range(CREATE, what, value.into(), 0, high.into()));
+            }
+        }
+        if self.parents.srq.is_some() {
+            return Err(Error::invalid(CREATE, "EFA has no shared receive queues"));
+        }
+        let capabilities = device.capabilities();
+        if options.unsolicited_write_receive
+            && !capabilities.contains(efa::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE)
+        {
+            let reason = "the device cannot receive writes without consuming a receive";
+            return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
+        }
+        let rnr_retry = capabilities.contains(efa::EfaCapabilities::RNR_RETRY);
+        self.driver = Some(DriverTransport::Srd { options, rnr_retry });
+        self.extended.get_or_insert((device.send_operations(), false));
+        Ok(())
+    }
+}
+
+impl ProtectionDomain<'_> {
+    /// `efadv_create_qp_ex`: begins an SRD queue pair that borrows its parents. See
+    /// [`QueuePairBuilder::srd`].
+    #[doc(alias = "efadv_create_qp_ex")]
+    pub fn create_srd_qp<'res>(
+        &'res self,
+        send_cq: &'res CompletionQueue<'res>,
+        receive_cq: &'res CompletionQueue<'res>,
+    ) -> QueuePairBuilder<'res> {
+        self.create_qp(send_cq, receive_cq, QueuePairType::Driver).srd(SrdOptions::new())
+    }
+}
+
+impl AddressHandle<'_> {
+    /// `efadv_query_ah`: the number that the EFA device has given to this address handle. The completion of
+    /// a receive names the sender's by it ([`WorkSuccess::source_lid`](crate::WorkSuccess::source_lid)).
+    ///
+    /// The man page is `efadv_query_ah(3)`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: this is no EFA device.
+    #[doc(alias = "efadv_query_ah")]
+    pub fn efa_number(&self) -> Result<u16> {
+        const VERB: &str = "efadv_query_ah";
+        let mut raw = ffi::efadv_ah_attr::default();
+        let size = size_of_val(&raw) as u32;
+        // SAFETY: the handle is live, and `raw` is writable for its size.
+        let returned = unsafe { ffi::efadv_query_ah(self.as_raw(), &mut raw, size) };
+        ffi::status(VERB, returned).map_err(|error| efa::explain(VERB, error))?;
+        Ok(raw.ahn)
+    }
+}
