@@ -1,28 +1,27 @@
-//! Sends a greeting over RDMA, from a channel to itself. Not a line of it is unsafe.
+//! Sends a greeting over RDMA, between two threads that connect over TCP. Not a line of it is unsafe.
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     // Where there is no RDMA device, one made of software.
     let _software = ibverbs_software::register_if_none()?;
     let devices = ibverbs::devices()?;
-    let device = devices.iter().next().ok_or("this machine has no RDMA device")?;
-    let context = device.open()?;
+    let context = devices.iter().next().ok_or("this machine has no RDMA device")?.open()?;
     let domain = context.alloc_pd()?;
-
-    let prepared = domain.create_channel().build()?;
-    let remote = prepared.endpoint(); // a peer would send us its own, over TCP or otherwise
-    let mut channel = prepared.handshake(remote)?;
-
-    // Memory that the device can reach; it belongs to the device only while an operation runs.
-    let mut region = domain.allocate::<u8>(64)?;
-    region[..12].copy_from_slice(b"hello, RDMA!");
-    let (greeting, room) = region.slice_mut(..)?.split_at(12)?;
-    channel.scope(|scope| {
-        let receive = scope.post_receive(room)?;
-        scope.post_send(greeting)?.wait()?;
-        let (message, completion) = receive.wait()?;
-        let length = completion.byte_len() as usize;
-        println!("{}", String::from_utf8_lossy(&message[..length]));
-        Ok::<(), ibverbs::TransportError>(())
-    })?;
-    Ok(())
+    let prepare = || domain.create_channel().max_inline_data(12).build();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    std::thread::scope(|threads| {
+        // The peer, which is usually on another machine.
+        let peer = threads.spawn(|| {
+            let (mut channel, _) = prepare()?.connect(address, b"", deadline)?;
+            channel.send_inline_deadline(b"hello, RDMA!", deadline)?;
+            Ok(())
+        });
+        // Memory that the device can reach; it belongs to the device only while an operation runs.
+        let mut region = domain.allocate::<u8>(64)?;
+        let (mut channel, _) = prepare()?.accept(&listener, b"", deadline)?;
+        let received = channel.receive_deadline(&mut region.slice_mut(..)?, deadline)?;
+        println!("{}", String::from_utf8_lossy(&region[..received.byte_len() as usize]));
+        peer.join().map_err(|_| "the peer has panicked")?
+    })
 }
