@@ -33,9 +33,9 @@ mod sync;
 mod trace;
 
 pub use channel::{
-    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, OperationError,
-    OwnedBuffer, OwnedResult, OwnedWork, PeerResults, PendingWork, PostError, PreparedChannel,
-    ReadyChannel, ReadyChannels, Scope, ScopeError, ScopedPendingWork, SetScope,
+    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, NoBuffer,
+    OperationError, OwnedBuffer, OwnedResult, OwnedWork, PeerResults, PendingWork, PostError,
+    PreparedChannel, ReadyChannel, ReadyChannels, Scope, ScopeError, ScopedPendingWork, SetScope,
     SharedCompletionQueue, SharedReceives, TokenResult, TransportError, TransportResult,
 };
 pub use completion::{

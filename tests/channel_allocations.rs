@@ -5,9 +5,13 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
 use ibverbs::{
-    AccessFlags, Channel, MemoryRegion, ProtectionDomain, SharedCompletionQueue,
-    SharedMemoryRegion, TransportError,
+    AccessFlags, BufferPool, Channel, MemoryRegion, NoBuffer, ProtectionDomain, Reactor,
+    SharedCompletionQueue, SharedMemoryRegion, TransportError,
 };
 use ibverbs_function_device::FunctionDevice;
 
@@ -124,4 +128,64 @@ fn nothing_is_allocated_per_operation() {
         };
         assert_eq!(allocations(failing), 0, "shared: {shared}");
     }
+}
+
+#[test]
+fn an_owned_operation_allocates_nothing() {
+    for shared in [false, true] {
+        let device = FunctionDevice::model();
+        let Rig { mut one, mut two, domain } = Rig::new(&device, shared);
+        let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
+        let mut round = || {
+            let mut receive = two.post_receive_owned(pool.take().unwrap()).unwrap();
+            let mut send = one.post_send_owned(pool.take().unwrap()).unwrap();
+            send.wait(&mut one).unwrap().result.unwrap();
+            drop(receive.wait(&mut two).unwrap());
+            // By token, and with nobody who asks.
+            let receive = two.post_receive_owned(pool.take().unwrap()).unwrap();
+            receive.into_token(&mut two, 5).unwrap();
+            drop(one.post_send_owned(pool.take().unwrap()).unwrap());
+            while two.poll_token().unwrap().is_none() {}
+            assert!(one.poll_token().unwrap().is_none());
+            drop(one.post_send_owned(NoBuffer).unwrap());
+            drop(two.post_receive_owned(NoBuffer).unwrap());
+            assert!(one.poll_token().unwrap().is_none() && two.poll_token().unwrap().is_none());
+        };
+        round();
+        assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0, "shared: {shared}");
+    }
+}
+
+fn ready<F: Future>(future: F, reactor: &Reactor) -> F::Output {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        reactor.turn().unwrap();
+    }
+}
+
+#[test]
+fn a_future_that_is_ready_allocates_nothing() {
+    let device = FunctionDevice::model();
+    let context = Arc::new(device.context());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
+    let reactor = Reactor::new(&context, 128).unwrap();
+    let prepare = || reactor.prepare(Channel::builder(&domain).access(ALL)).unwrap();
+    let (one, two) = (prepare(), prepare());
+    let (to_one, to_two) = (one.endpoint(), two.endpoint());
+    let (one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
+    two.post_receive(pool.take().unwrap()).unwrap();
+    let round = || {
+        let (buffer, _) = ready(one.send(pool.take().unwrap()), &reactor).unwrap();
+        drop(buffer);
+        drop(ready(two.receive(pool.take().unwrap()), &reactor).unwrap());
+        ready(one.probe(), &reactor).unwrap();
+    };
+    // The queues of receives get their size.
+    (0..4).for_each(|_| round());
+    assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0);
 }

@@ -49,6 +49,7 @@ right! {
     completion_kept
     completions_kept_across_a_poll
     completions_on_another_thread
+    connecting_future_outlives_its_stream
     context_dropped_after_its_owner
     context_outlives_its_list
     device_outlives_its_list
@@ -65,6 +66,9 @@ right! {
     element_with_padding
     elements_of_one_request_overlap
     events_outlive_context
+    future_buffer_in_use
+    future_buffer_that_borrows
+    future_of_a_borrowed_domain
     half_outlives_queue_pair
     handle_escapes
     handle_is_returned
@@ -76,6 +80,8 @@ right! {
     owned_buffer_in_flight
     owned_buffer_that_borrows
     owned_parent_that_is_borrowed
+    owned_work_after_its_channel
+    owned_work_on_two_threads
     poll_after_wait
     poller_within_its_poll
     post_through_an_arc

@@ -163,7 +163,7 @@ impl<'res> ChannelBuilder<'res> {
 
     /// Has the channel take its receives from a queue that it shares with other channels, instead of having one
     /// of its own: see [`SharedReceives`]. [`max_recv_wr`](Self::max_recv_wr) then has no effect, and posting a
-    /// receive on the channel fails with `EINVAL`.
+    /// receive on the channel fails with [`ReceivesAreShared`](crate::TransportError::ReceivesAreShared).
     pub fn shared_receive_queue<B: OwnedBuffer>(mut self, receives: &SharedReceives<B>) -> Self {
         self.receives = Some(receives.shared().clone());
         self

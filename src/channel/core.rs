@@ -29,7 +29,6 @@ use super::router::{Inbox, Router, poll_routed, poll_routed_receives};
 use super::shared_receives::{Member, Receives};
 use super::wait::{Sleep, Wait};
 use crate::completion::{WorkError, WorkSuccess};
-use crate::error::Error;
 use crate::ffi;
 
 /// See the [module](self).
@@ -181,6 +180,11 @@ impl Core {
         CoreSettings { limits, settle_timeout, sleep }
     }
 
+    /// Whether the transport is a reliable connection.
+    pub(super) fn is_reliable(&self) -> bool {
+        self.limits.reliable
+    }
+
     #[inline]
     pub(super) fn queue_pair(&self) -> *mut ffi::ibv_qp {
         self.queue_pair
@@ -233,9 +237,7 @@ impl Core {
         if self.destroyed.get() {
             TransportError::Closed
         } else if queue == Queue::Receive && self.receives.is_some() {
-            let reason = "the channel takes its receives from a shared receive queue: post to the \
-                          SharedReceives that it was built with";
-            Error::invalid("ibv_post_recv", reason).into()
+            TransportError::ReceivesAreShared
         } else if self.table.is_open() || self.table.is_open_for_receives() {
             TransportError::QueueFull
         } else {

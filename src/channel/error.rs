@@ -41,6 +41,9 @@ pub enum TransportError {
     /// An earlier failure, time-out or unfinished scope has stopped the channel, and everything that
     /// was in flight has ended. [`reset`](crate::Channel::reset) makes it usable again.
     Stopped,
+    /// The channel posts no receives of its own: it takes them from the
+    /// [`SharedReceives`](crate::SharedReceives) that it was built with. Post there.
+    ReceivesAreShared,
     /// The queue pair had to be destroyed, since nothing else would stop it: the channel cannot be
     /// used again.
     Closed,
@@ -105,6 +108,10 @@ impl fmt::Display for TransportError {
             Self::Stopped => {
                 f.write_str("the channel was stopped by an earlier failure and must be reset")
             }
+            Self::ReceivesAreShared => f.write_str(
+                "the channel takes its receives from a shared receive queue: post to the SharedReceives \
+                 that it was built with",
+            ),
             Self::Closed => f.write_str("the channel's queue pair had to be destroyed"),
             Self::UnknownWork => f.write_str("the work is not of this channel, or has ended"),
         }

@@ -13,6 +13,7 @@ mod error;
 mod every_order;
 mod in_flight;
 mod inbox;
+mod keep_alive;
 mod link;
 mod operation;
 mod operation_error;
@@ -37,6 +38,8 @@ pub use builder::ChannelBuilder;
 pub use cancel::CancelHandle;
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
+pub use keep_alive::NoBuffer;
+pub(crate) use keep_alive::nowhere;
 pub use operation_error::OperationError;
 pub(crate) use owned_buffer::sealed as owned_buffer_sealed;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
@@ -152,6 +155,8 @@ use crate::state_error::StateError;
 /// [`SharedMemorySlice`]: crate::SharedMemorySlice
 pub struct Channel<'res> {
     link: Link<'res>,
+    /// The write that `keep_alive` has posted last.
+    probe: Option<OwnedWork<NoBuffer>>,
 }
 
 /// How a channel was closed.
@@ -173,7 +178,7 @@ impl<'res> Channel<'res> {
     }
 
     fn connected(link: Link<'res>) -> Self {
-        Self { link }
+        Self { link, probe: None }
     }
 
     /// The queue pair. Callers must neither post to it nor change its state.

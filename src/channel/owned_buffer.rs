@@ -22,6 +22,7 @@ use crate::ffi;
 /// | [`PooledBuffer`](crate::PooledBuffer) | a chunk of a [`BufferPool`](crate::BufferPool) |
 /// | [`SharedMemoryRange`](crate::SharedMemoryRange) | a range of an `Arc<SharedMemoryRegion<'static, T>>` |
 /// | `Box<MemoryRegion<'static, T>>` | all of a region |
+/// | [`NoBuffer`](crate::NoBuffer) | no bytes |
 ///
 /// The trait is sealed: only types of this crate have it.
 ///

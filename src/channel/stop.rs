@@ -156,6 +156,8 @@ impl Core {
     }
 
     /// The state of the queue pair, if it can be known.
+    #[cold]
+    #[inline(never)]
     fn query_state(&self) -> Result<Option<ffi::ibv_qp_state>> {
         if self.destroyed.get() {
             return Ok(None);

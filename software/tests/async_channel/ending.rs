@@ -199,7 +199,12 @@ fn two_sides_connect_over_tcp() {
             let (mut wrong, _) = listener.accept().await.unwrap();
             let prepared = other.reactor.prepare(other.builder()).unwrap();
             let error = prepared.accept(&mut wrong, b"").await.unwrap_err();
-            assert!(matches!(error, ibverbs::ExchangeError::Protocol(_)), "{error}");
+            assert!(matches!(error.error, ibverbs::ExchangeError::Protocol(_)), "{error}");
+            // What is not connected comes back, for the next client.
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (channel, _) = error.object.accept(&mut stream, b"").await.unwrap();
+            let (buffer, _) = channel.receive(other.buffer(0)).await.unwrap();
+            assert_eq!(number(&buffer), 43);
         });
         let mut stream = TcpStream::connect(address).await.unwrap();
         let prepared = one.reactor.prepare(one.builder()).unwrap();
@@ -211,6 +216,10 @@ fn two_sides_connect_over_tcp() {
         while wrong.try_write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").is_err() {
             wrong.writable().await.unwrap();
         }
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let prepared = one.reactor.prepare(one.builder()).unwrap();
+        let (channel, _) = prepared.connect(&mut stream, b"").await.unwrap();
+        channel.send(one.buffer(43)).await.unwrap();
         server.await.unwrap();
     });
 }

@@ -12,6 +12,7 @@ use crate::connect::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_ove
 use crate::error::Result;
 use crate::many::reactor::Registry;
 use crate::queue_pair::QueuePairEndpoint;
+use crate::state_error::StateError;
 
 /// An [`AsyncChannel`] that is not connected, with the address that the peer needs: see
 /// [`Reactor::prepare`](crate::Reactor::prepare).
@@ -56,13 +57,18 @@ impl PreparedAsyncChannel {
     ///
     /// # Errors
     ///
-    /// Those of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
+    /// Those of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake). The channel comes back in the
+    /// [`StateError`], for another attempt.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn handshake(self, remote: QueuePairEndpoint) -> Result<AsyncChannel> {
+    pub fn handshake(self, remote: QueuePairEndpoint) -> Result<AsyncChannel, StateError<Self>> {
         let Self { prepared, mut place } = self;
-        let channel = prepared.handshake(remote).map_err(|failed| failed.error)?;
-        place.taken = true;
-        Ok(AsyncChannel::new(channel, &place.registry, place.token))
+        match prepared.handshake(remote) {
+            Ok(channel) => {
+                place.taken = true;
+                Ok(AsyncChannel::new(channel, &place.registry, place.token))
+            }
+            Err(failed) => Err(failed.map(|prepared| Self { prepared, place })),
+        }
     }
 
     /// Connects to the peer that [accepts](Self::accept) over the same stream, as
@@ -78,7 +84,8 @@ impl PreparedAsyncChannel {
     ///
     /// # Errors
     ///
-    /// See [`ExchangeError`]. The queue pair is then destroyed. Close the stream.
+    /// See [`ExchangeError`]. The channel comes back in the [`StateError`], for another attempt over another stream;
+    /// its [endpoint](Self::endpoint) may have changed. Close the stream.
     pub fn connect<'a, S: AsyncStream + Send + 'a>(
         self,
         stream: &'a mut S,
@@ -110,11 +117,13 @@ impl PreparedAsyncChannel {
         let exchanging = async move {
             let Self { prepared, mut place } = self;
             let mut stream = Polled(stream);
-            let (channel, theirs) = exchange_over(prepared, role, &mut stream, &private_data)
-                .await
-                .map_err(|failed| failed.error)?;
-            place.taken = true;
-            Ok((AsyncChannel::new(channel, &place.registry, place.token), theirs))
+            match exchange_over(prepared, role, &mut stream, &private_data).await {
+                Ok((channel, theirs)) => {
+                    place.taken = true;
+                    Ok((AsyncChannel::new(channel, &place.registry, place.token), theirs))
+                }
+                Err(failed) => Err(failed.map(|prepared| Self { prepared, place })),
+            }
         };
         AsyncConnect { exchanging: Box::pin(exchanging) }
     }
@@ -128,8 +137,8 @@ impl fmt::Debug for PreparedAsyncChannel {
     }
 }
 
-/// The channel and the peer's private data.
-type Connected = std::result::Result<(AsyncChannel, Vec<u8>), ExchangeError>;
+/// The channel and the peer's private data, or what is not connected.
+type Connected = Result<(AsyncChannel, Vec<u8>), StateError<PreparedAsyncChannel, ExchangeError>>;
 
 /// Connects an asynchronous channel: see [`PreparedAsyncChannel::connect`] and
 /// [`accept`](PreparedAsyncChannel::accept). Dropping it destroys the queue pair.

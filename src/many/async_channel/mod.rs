@@ -15,12 +15,13 @@ pub use shutdown::AsyncShutdown;
 pub(super) use state::Shared;
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 
 use super::pool::PooledBuffer;
 use super::reactor::Registry;
 use crate::channel::{
-    Channel, OwnedBuffer, PostError, SharedReceives, TaskRequest, TransportError,
+    Channel, NoBuffer, OwnedBuffer, PostError, SharedReceives, TaskRequest, TransportError, nowhere,
 };
 use crate::memory::RemoteMemoryRegion;
 
@@ -151,6 +152,38 @@ impl AsyncChannel {
     ) -> AsyncOperation<B> {
         let remote = remote.into();
         self.operation(buffer, TaskRequest::FetchAdd { remote, add })
+    }
+
+    /// `ibv_post_send`: writes 0 bytes to the peer, whose device acknowledges that without the peer's program. An
+    /// error says that the peer is gone, after the retries of the device.
+    ///
+    /// The peer's channel must allow remote writes: see [`Channel::keep_alive`](crate::Channel::keep_alive).
+    #[doc(alias = "ibv_post_send")]
+    pub fn probe(&self) -> AsyncOperation<NoBuffer> {
+        self.write(NoBuffer, nowhere())
+    }
+
+    /// [Probes](Self::probe) the peer after each `sleep` that ends while no send, write, read or atomic is in
+    /// flight. It returns when the connection has failed, with the reason. Run it beside the other operations, in a
+    /// task of its own or with the runtime's `select!`; dropping it is harmless.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "tokio")]
+    /// # async fn watch(channel: std::sync::Arc<ibverbs::AsyncChannel>) {
+    /// use std::time::Duration;
+    ///
+    /// let error = channel.keep_alive(|| tokio::time::sleep(Duration::from_secs(5))).await;
+    /// eprintln!("the peer is gone: {error}");
+    /// # }
+    /// ```
+    pub async fn keep_alive<S: Future>(&self, mut sleep: impl FnMut() -> S) -> TransportError {
+        loop {
+            sleep().await;
+            let is_idle = self.shared.with(|state| state.channel.outstanding_sends() == 0);
+            if is_idle && let Err(failed) = self.probe().await {
+                return failed.error;
+            }
+        }
     }
 
     /// `ibv_post_recv`: the next message. Messages are handed out in the order in which they arrive.

@@ -1,0 +1,184 @@
+//! Idle connections whose peer goes away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibverbs::{
+    AccessFlags, AckTimeout, BufferPool, Channel, ChannelBuilder, ChannelClosed, Context,
+    ErrorKind, MaxAckRetries, NoBuffer, PooledBuffer, ProtectionDomain, QueuePairType, Reactor,
+    SharedMemoryRegion, TransportError, WorkStatus,
+};
+use ibverbs_software::{Device, Network};
+
+struct Side {
+    device: Device,
+    context: Arc<Context<'static>>,
+    domain: Arc<ProtectionDomain<'static>>,
+    pool: BufferPool,
+}
+
+impl Side {
+    fn new(device: Device) -> Self {
+        let context = Arc::new(device.open().unwrap());
+        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+        let pool = BufferPool::new(&domain, 64, 16, AccessFlags::empty()).unwrap();
+        Self { device, context, domain, pool }
+    }
+
+    fn builder(&self) -> ChannelBuilder<'static> {
+        let builder = Channel::builder(&self.domain).access(AccessFlags::REMOTE_WRITE);
+        // For completions that are held for ever.
+        let builder = builder.settle_timeout(Duration::from_millis(10));
+        builder
+            .ack_timeout(AckTimeout::new(12).unwrap())
+            .max_ack_retries(MaxAckRetries::new(3).unwrap())
+    }
+
+    fn buffer(&self) -> PooledBuffer {
+        self.pool.take().unwrap()
+    }
+}
+
+fn connect(builders: [ChannelBuilder<'static>; 2]) -> [Channel<'static>; 2] {
+    let [one, other] = builders.map(|builder| builder.build().unwrap());
+    let endpoints = (one.endpoint(), other.endpoint());
+    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
+}
+
+fn status(error: TransportError) -> WorkStatus {
+    error.work_error().unwrap_or_else(|| panic!("{error}")).status()
+}
+
+#[test]
+fn a_dead_idle_peer_is_noticed_and_a_live_one_is_not_disturbed() {
+    let network = Network::builder().seed(5).delay(Duration::from_micros(10)).build();
+    let sides = [(); 2].map(|()| Side::new(network.device().unwrap()));
+    let [mut one, mut other] = connect([sides[0].builder(), sides[1].builder()]);
+    let mut receive = one.post_receive_owned(sides[0].buffer()).unwrap();
+    for round in 0..100 {
+        one.keep_alive().unwrap();
+        other.keep_alive().unwrap();
+        if round % 10 == 0 {
+            other
+                .post_send_owned(sides[1].buffer())
+                .unwrap()
+                .wait(&mut other)
+                .unwrap()
+                .result
+                .unwrap();
+            receive.wait(&mut one).unwrap().result.unwrap();
+            receive = one.post_receive_owned(sides[0].buffer()).unwrap();
+        }
+    }
+    network.partition(&sides[0].device, &sides[1].device);
+    let mut calls = 0;
+    let error = loop {
+        calls += 1;
+        if let Err(error) = one.keep_alive() {
+            break error;
+        }
+        assert!(calls < 1_000_000);
+    };
+    assert_eq!(status(error), WorkStatus::RetryExceeded);
+    // The receive has ended too, and its buffer comes back.
+    let ended = receive.wait(&mut one).unwrap();
+    assert_eq!(status(ended.result.unwrap_err()), WorkStatus::Flushed);
+    // It stays failed.
+    let again = (0..10).find_map(|_| one.keep_alive().err()).expect("an error");
+    assert_eq!(status(again), WorkStatus::Flushed);
+}
+
+#[test]
+fn one_probe_at_a_time_and_none_beside_an_operation() {
+    let network = Network::builder().seed(1).build();
+    let sides = [(); 2].map(|()| Side::new(network.device().unwrap()));
+    let [mut one, mut other] = connect([sides[0].builder(), sides[1].builder()]);
+    sides[0].device.hold_completions();
+    for _ in 0..5 {
+        one.keep_alive().unwrap();
+    }
+    assert_eq!(one.close().unwrap(), ChannelClosed::Flushed(1));
+    sides[1].device.hold_completions();
+    let _send = other.post_write_owned(NoBuffer, nowhere()).unwrap();
+    other.keep_alive().unwrap();
+    assert_eq!(other.close().unwrap(), ChannelClosed::Flushed(1));
+}
+
+fn nowhere() -> ibverbs::RemoteMemoryRegion {
+    ibverbs::RemoteMemoryRegion::new(0, 0, 0).unwrap()
+}
+
+#[test]
+fn a_message_without_bytes_needs_no_memory() {
+    let network = Network::builder().seed(1).build();
+    let sides = [(); 2].map(|()| Side::new(network.device().unwrap()));
+    let [mut one, mut other] = connect([sides[0].builder(), sides[1].builder()]);
+    let mut receive = other.post_receive_owned(NoBuffer).unwrap();
+    let mut told = one.post_write_with_immediate_owned(NoBuffer, nowhere(), 77).unwrap();
+    told.wait(&mut one).unwrap().result.unwrap();
+    let success = receive.wait(&mut other).unwrap().result.unwrap();
+    assert_eq!((success.immediate(), success.byte_len()), (Some(77), 0));
+}
+
+#[test]
+fn what_cannot_be_probed_says_so() {
+    let network = Network::builder().seed(1).build();
+    let sides = [(); 2].map(|()| Side::new(network.device().unwrap()));
+    let [mut one, _other] = connect(
+        sides
+            .each_ref()
+            .map(|side| side.builder().queue_pair_type(QueuePairType::UnreliableConnected)),
+    );
+    let TransportError::Verbs(error) = one.keep_alive().unwrap_err() else { panic!() };
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+
+    // A peer that lets nobody write. Its memory was never in danger.
+    let region = SharedMemoryRegion::<u64>::new(
+        &sides[1].domain,
+        4,
+        AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE,
+    )
+    .unwrap();
+    let strict = Channel::builder(&sides[1].domain).access(AccessFlags::empty());
+    let [mut one, _other] = connect([sides[0].builder(), strict]);
+    let error = (0..1_000_000).find_map(|_| one.keep_alive().err()).expect("an error");
+    assert!(error.work_error().is_some(), "{error}");
+    assert_eq!(region.to_vec(), [0; 4]);
+}
+
+#[test]
+fn a_task_notices_that_the_peer_is_gone() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let [one, other] = [(); 2].map(|()| Side::new(Device::new().unwrap()));
+    let reactors = [&one, &other].map(|side| Arc::new(Reactor::new(&side.context, 256).unwrap()));
+    runtime.block_on(async {
+        let ours = reactors[0].prepare(one.builder()).unwrap();
+        let theirs = reactors[1].prepare(other.builder()).unwrap();
+        let endpoints = (ours.endpoint(), theirs.endpoint());
+        let ours = Arc::new(ours.handshake(endpoints.1).unwrap());
+        let theirs = theirs.handshake(endpoints.0).unwrap();
+        for reactor in reactors.clone() {
+            tokio::spawn(async move { reactor.run_on_tokio().await });
+        }
+        for _ in 0..3 {
+            ours.probe().await.unwrap();
+            theirs.probe().await.unwrap();
+        }
+        let receive = ours.receive(one.buffer());
+        let watched = ours.clone();
+        let watching = tokio::spawn(async move {
+            watched.keep_alive(|| tokio::time::sleep(Duration::from_millis(5))).await
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!watching.is_finished());
+        let (sent, received) = tokio::join!(theirs.send(other.buffer()), receive);
+        sent.unwrap();
+        received.unwrap();
+        let receive = ours.receive(one.buffer());
+        drop(theirs);
+        let minute = Duration::from_secs(60);
+        let error = tokio::time::timeout(minute, watching).await.unwrap().unwrap();
+        assert!(error.work_error().is_some(), "{error}");
+        assert!(receive.await.unwrap_err().buffer.is_some());
+    });
+}

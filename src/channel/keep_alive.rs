@@ -1,0 +1,106 @@
+//! Noticing that an idle peer is gone.
+
+use super::Channel;
+#[cfg(doc)]
+use super::error::TransportError;
+use super::error::TransportResult;
+use super::in_flight::Owner;
+use super::operation::{Request, Write};
+use super::owned_buffer::OwnedBuffer;
+use super::owned_buffer::sealed::Sealed;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::RemoteMemoryRegion;
+
+/// No bytes: an [`OwnedBuffer`] for messages without data, such as a write with an immediate that only tells
+/// something.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct NoBuffer;
+
+impl Sealed for NoBuffer {}
+
+// SAFETY: there is no memory.
+unsafe impl OwnedBuffer for NoBuffer {
+    fn element(&mut self) -> Result<ffi::ibv_sge> {
+        Ok(ffi::ibv_sge::default())
+    }
+}
+
+/// The place of a write that has no bytes. The peer does not look at the key.
+pub(crate) fn nowhere() -> RemoteMemoryRegion {
+    RemoteMemoryRegion::new(0, 0, 0).expect("nothing overflows")
+}
+
+/// # Signs of life
+impl Channel<'_> {
+    /// `ibv_post_send`: if the connection is idle, writes 0 bytes to the peer, whose device acknowledges that without
+    /// the peer's program. If the device does not answer, the connection fails, and a later call says so. It
+    /// never waits.
+    ///
+    /// Without it, nobody notices that the peer of an idle connection has lost its power or its network. Call this
+    /// from a timer: a dead peer is then noticed within the period of the timer, plus the time that the device
+    /// retries ([`ack_timeout`](crate::ChannelBuilder::ack_timeout),
+    /// [`max_ack_retries`](crate::ChannelBuilder::max_ack_retries)), plus the period again, as the next call reports
+    /// it. Receives that are posted end at once when the connection fails.
+    ///
+    /// If a send, write, read or atomic is in flight, that will tell, and nothing is written. Otherwise it costs one
+    /// place in the send queue, and one packet in each direction.
+    ///
+    /// The peer's channel must be built with
+    /// [`access`](crate::ChannelBuilder::access) [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE), although no
+    /// memory is written: its device ends the connection otherwise.
+    ///
+    /// ```no_run
+    /// # // not on Soft-RoCE alone: needs peers
+    /// # fn tick(channels: &mut Vec<ibverbs::Channel<'static>>) {
+    /// // Every second:
+    /// channels.retain_mut(|channel| match channel.keep_alive() {
+    ///     Ok(()) => true,
+    ///     Err(error) => {
+    ///         eprintln!("the peer of {:#x} is gone: {error}", channel.number());
+    ///         false
+    ///     }
+    /// });
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - [`Work`](TransportError::Work): the peer did not answer, or the connection had failed before.
+    ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): the channel is stopped.
+    ///  - [`Verbs`](TransportError::Verbs): `EOPNOTSUPP`, the connection is not reliable, so the peer acknowledges
+    ///    nothing; or polling or posting failed.
+    #[doc(alias = "ibv_post_send")]
+    pub fn keep_alive(&mut self) -> TransportResult<()> {
+        if !self.core().is_reliable() {
+            let reason = "only the peer of a reliable connection acknowledges a write";
+            return Err(Error::with_reason("ibv_post_send", libc::EOPNOTSUPP, reason).into());
+        }
+        let core = self.core();
+        core.release_dropped();
+        while core.progress()? {}
+        if let Some(mut probe) = self.probe.take() {
+            match probe.take_ended(self) {
+                Ok(None) => {
+                    self.probe = Some(probe);
+                    return Ok(());
+                }
+                Ok(Some(ended)) => _ = ended.result?,
+                Err(error) => return Err(error),
+            }
+        }
+        if self.core().table.outstanding_sends() > 0 {
+            return Ok(());
+        }
+        let write = Request::new(Write { remote: nowhere() });
+        match self.post_owned(NoBuffer, write, Owner::Handle) {
+            Ok(probe) => {
+                self.probe = Some(probe);
+                Ok(())
+            }
+            // The program has not taken the results of what was in flight: it has heard from the peer.
+            Err(refused) if refused.error.is_queue_full() => Ok(()),
+            Err(refused) => Err(refused.error),
+        }
+    }
+}

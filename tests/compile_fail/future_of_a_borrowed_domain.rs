@@ -1,0 +1,7 @@
+use ibverbs::{Channel, PreparedAsyncChannel, ProtectionDomain, Reactor};
+
+pub fn case(reactor: &Reactor, domain: &ProtectionDomain<'static>) -> Option<PreparedAsyncChannel> {
+    reactor.prepare(Channel::builder(domain)).ok()
+}
+
+fn main() {}

@@ -1,0 +1,11 @@
+use ibverbs::{Channel, OwnedWork, PooledBuffer};
+
+pub fn case(channel: &mut Channel<'_>, works: [OwnedWork<PooledBuffer>; 2]) {
+    let [mut one, mut other] = works;
+    std::thread::scope(|threads| {
+        threads.spawn(|| one.wait(channel).is_ok());
+        threads.spawn(|| other.wait(channel).is_ok());
+    });
+}
+
+fn main() {}

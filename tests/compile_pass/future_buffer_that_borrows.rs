@@ -1,0 +1,6 @@
+use ibverbs::{AsyncChannel, MemoryRegion};
+
+pub fn case(channel: &AsyncChannel, region: Box<MemoryRegion<'static, u8>>) -> usize {
+    let sending = channel.send(region);
+    size_of_val(&sending)
+}
