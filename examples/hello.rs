@@ -1,8 +1,7 @@
 //! Sends a greeting over RDMA, between two threads that connect over TCP. Not a line of it is unsafe.
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    // Where there is no RDMA device, one made of software.
-    let _software = ibverbs_software::register_if_none()?;
+    let _software = ibverbs_software::register_if_none()?; // a device, if the machine has none
     let devices = ibverbs::devices()?;
     let context = devices.iter().next().ok_or("this machine has no RDMA device")?.open()?;
     let domain = context.alloc_pd()?;

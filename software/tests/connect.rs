@@ -10,7 +10,7 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
-/// A long time, for hosts that do something else.
+/// Long enough for a host that is busy with other work.
 fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }

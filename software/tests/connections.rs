@@ -1,14 +1,15 @@
 //! Reliable connections between two devices of this process, over UDP on loopback.
 
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, Channel, CompletionQueue, Context, MaxRnrRetries, ProtectionDomain, QueuePair,
-    QueuePairType, RemoteMemoryRegion, WorkCompletion,
+    QueuePairType, RemoteMemoryRegion, TransportError, WorkCompletion,
 };
 use ibverbs_software::Device;
 
-/// A long time, for hosts that do something else.
+/// Long enough for a host that is busy with other work.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn deadline() -> Instant {
@@ -62,6 +63,42 @@ fn hello_goes_from_a_channel_to_itself() {
     drop(channel);
     drop(device);
     assert!(ibverbs::open("hello").is_err(), "it is not registered any more");
+}
+
+/// The example of `Channel`: after connecting, both sides do the same.
+fn greet<'a>(domain: &'a ProtectionDomain<'a>, mut channel: Channel<'a>) {
+    let mut region = domain.allocate::<u8>(4096).unwrap();
+    region[..5].copy_from_slice(b"hello");
+    let (message, room) = region.slice_mut(..).unwrap().split_at(5).unwrap();
+    channel
+        .scope_deadline(deadline(), |scope| {
+            let receive = scope.post_receive(room)?;
+            scope.post_send(message)?.wait()?;
+            let (room, completion) = receive.wait()?;
+            assert_eq!(&room[..completion.byte_len() as usize], b"hello");
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn both_sides_can_run_the_same_program() {
+    let contexts = contexts();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::scope(|threads| {
+        let [one, other] = &contexts;
+        threads.spawn(|| {
+            let domain = one.alloc_pd().unwrap();
+            let builder = domain.create_channel().max_rnr_retries(MaxRnrRetries::UNLIMITED);
+            let (channel, _) = builder.build().unwrap().accept(&listener, b"", deadline()).unwrap();
+            greet(&domain, channel);
+        });
+        let domain = other.alloc_pd().unwrap();
+        let builder = domain.create_channel().max_rnr_retries(MaxRnrRetries::UNLIMITED);
+        let (channel, _) = builder.build().unwrap().connect(address, b"", deadline()).unwrap();
+        greet(&domain, channel);
+    });
 }
 
 #[test]

@@ -287,7 +287,7 @@ fn threads_that_sleep_let_the_network_work() {
         let found = queues[i].wait_deadline(&mut room, deadline()).unwrap();
         assert!(found.iter().all(|completion| completion.is_success()), "{found:?}");
     };
-    // Before the other thread sends: time flies for a sender whose peer is not ready.
+    // The receives come before the sends: while a sender retries, virtual time passes quickly.
     for _ in 0..ROUNDS {
         // SAFETY: nobody touches the region before the completions.
         unsafe { other.post_receive(&mut to, .., 1).unwrap() };

@@ -13,7 +13,7 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
-/// A long time, for hosts that do something else.
+/// Long enough for a host that is busy with other work.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for that many completions, which all succeed, in the order of their numbers.

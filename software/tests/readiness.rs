@@ -11,7 +11,7 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
-/// A long time, for hosts that do something else.
+/// Long enough for a host that is busy with other work.
 fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
@@ -148,7 +148,7 @@ fn the_descriptor_is_readable_once_for_all_that_came_and_not_when_armed() {
         assert!(queue.ready().next().is_none());
         assert!(!readable(queue.event_fd().unwrap(), 0), "round {round}");
     }
-    // Not one descriptor is left behind in a state that would wake a loop for nothing.
+    // No descriptor stays readable: that would wake an event loop for nothing.
     drop(clients);
     drop(channels);
 }
@@ -182,7 +182,7 @@ fn a_channel_that_is_gone_is_never_ready_and_its_place_serves_another() {
     let Server { mut channels, mut clients, client_pool, queue, .. } = server(2, 2);
     send(&mut clients[0], &client_pool);
     send(&mut clients[1], &client_pool);
-    // The first one is listed when it goes.
+    // The first channel is in the list of ready channels when it is dropped.
     assert!(queue.poll().unwrap().is_some());
     drop(channels.remove(0));
     let mut left: Vec<_> = queue.ready().map(|ready| ready.unwrap().token).collect();

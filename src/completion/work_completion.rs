@@ -458,6 +458,15 @@ mod tests {
         assert_eq!(odd.opcode(), WorkOpcode::Unknown(99));
     }
 
+    /// Soft-RoCE reports a receive that is too short for its message with the status of a bad request.
+    #[test]
+    fn the_hint_of_a_bad_request_is_right_for_a_receive_too() {
+        let status = ffi::ibv_wc_status::IBV_WC_LOC_QP_OP_ERR;
+        let error = completion(|wc| wc.status = status).result().unwrap_err();
+        let text = "of a receive, the message may be longer than its memory";
+        assert!(error.to_string().contains(text), "{error}");
+    }
+
     #[test]
     fn it_is_the_c_struct() {
         assert_eq!(size_of::<WorkCompletion>(), size_of::<ffi::ibv_wc>());

@@ -126,8 +126,8 @@ fn what_has_ended_is_not_cancelled() {
     pair.finish();
 }
 
-/// Three channels sleep on one queue: only the one that is cancelled wakes for good, whether it is the one
-/// that reads the queue's events or not.
+/// Three channels sleep on one queue: only the wait of the cancelled one ends, whether
+/// its thread is the one that reads the queue's events or not.
 #[test]
 fn among_channels_that_share_a_queue_one_is_cancelled() {
     let device = FunctionDevice::model();

@@ -38,7 +38,7 @@ fn a_message_that_does_not_fit_is_a_length_error() {
     figure(
         "short-receive",
         "as the standard has it: LocalLength at the receiver, RemoteInvalidRequest at the sender, \
-         Flushed for what comes after; reset, connected anew and data moved; nothing left",
+         Flushed for what comes after; reset, connected again and data moved; nothing left",
     );
 }
 

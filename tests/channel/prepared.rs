@@ -61,7 +61,7 @@ fn the_first_messages_find_their_receives() {
         assert_eq!((ended.result.unwrap().byte_len(), ended.buffer[0]), (3, number));
     }
     drop(receives);
-    // And the channel is as any other.
+    // From now on the channel works like any other.
     let Rig { device, domain, pool } = rig;
     let mut pair = Pair { one, two, domain: domain.clone(), device: device.clone() };
     pair.exchange();
@@ -88,7 +88,7 @@ fn a_channel_that_is_dropped_gives_its_buffers_back() {
     rig.finish();
 }
 
-/// A handle that is forgotten, or outlives its channel, holds nothing up.
+/// A handle that is forgotten, or outlives its channel, delays nothing and leaks nothing.
 #[test]
 fn forgotten_handles_leak_nothing() {
     let rig = Rig::new();

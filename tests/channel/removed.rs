@@ -22,10 +22,20 @@ const SOON: Duration = Duration::from_millis(30);
 /// valgrind.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Runs a wait and removes the device meanwhile. Returns also how long the wait went on after the removal.
-fn pulled_out<T: Send>(device: &FunctionDevice, wait: impl FnOnce() -> T + Send) -> (T, Duration) {
+/// Runs a wait and, some time after `has_begun` is true, removes the device. Returns also how long the wait
+/// went on after the removal.
+fn pulled_out<T: Send>(
+    device: &FunctionDevice,
+    has_begun: impl Fn() -> bool + Send,
+    wait: impl FnOnce() -> T + Send,
+) -> (T, Duration) {
     thread::scope(|threads| {
-        let remover = threads.spawn(|| {
+        let remover = threads.spawn(move || {
+            let late = Instant::now() + LATE;
+            while !has_begun() {
+                assert!(Instant::now() < late, "the wait does not begin");
+                thread::sleep(Duration::from_millis(1));
+            }
             thread::sleep(SOON);
             let at = Instant::now();
             device.remove();
@@ -56,27 +66,32 @@ fn verbs_waits() -> (u32, Duration) {
     let events = context.async_events().unwrap();
     assert!(queue.poll_or_arm(&mut [WorkCompletion::default()]).unwrap().is_empty());
     let far = Instant::now() + 2 * LATE;
-    let ((), took) = pulled_out(&device, || {
-        thread::scope(|threads| {
-            let event = threads.spawn(|| events.wait());
-            // Two threads wait for the same queue, one of them with a deadline.
-            let mut waits = Vec::new();
-            waits.push(threads.spawn(|| channel.wait().map(drop)));
-            waits.push(
-                threads
-                    .spawn(|| own.wait_deadline(&mut [WorkCompletion::default()], far).map(drop)),
-            );
-            waits.push(threads.spawn(|| own.wait(&mut [WorkCompletion::default()]).map(drop)));
-            waits.push(threads.spawn(|| {
-                let mut poller = extended.extended_poller().unwrap();
-                poller.wait(|completions| drop(completions.next())).map(drop)
-            }));
-            let event = event.join().unwrap().unwrap();
-            assert_eq!(event.kind(), AsyncEventKind::DeviceFatal);
-            assert_eq!(event.subject(), AsyncEventSubject::Device);
-            waits.into_iter().for_each(|wait| assert_gone(wait.join().unwrap().unwrap_err()));
-        });
-    });
+    let ((), took) = pulled_out(
+        &device,
+        || true,
+        || {
+            thread::scope(|threads| {
+                let event = threads.spawn(|| events.wait());
+                // Two threads wait for the same queue, one of them with a deadline.
+                let mut waits = Vec::new();
+                waits.push(threads.spawn(|| channel.wait().map(drop)));
+                waits.push(
+                    threads.spawn(|| {
+                        own.wait_deadline(&mut [WorkCompletion::default()], far).map(drop)
+                    }),
+                );
+                waits.push(threads.spawn(|| own.wait(&mut [WorkCompletion::default()]).map(drop)));
+                waits.push(threads.spawn(|| {
+                    let mut poller = extended.extended_poller().unwrap();
+                    poller.wait(|completions| drop(completions.next())).map(drop)
+                }));
+                let event = event.join().unwrap().unwrap();
+                assert_eq!(event.kind(), AsyncEventKind::DeviceFatal);
+                assert_eq!(event.subject(), AsyncEventSubject::Device);
+                waits.into_iter().for_each(|wait| assert_gone(wait.join().unwrap().unwrap_err()));
+            });
+        },
+    );
     // The event is raised once. From now on every call fails at once.
     assert_eq!(events.next_event(), Ok(None));
     assert_gone(channel.next_event().unwrap_err());
@@ -156,7 +171,8 @@ fn channel_waits() -> (u32, Duration) {
                 );
             pair.exchange();
             let number = pair.one.number();
-            let (result, took) = pulled_out(&device, || wait(&mut pair));
+            let is_posted = || device.outstanding(number) != (0, 0);
+            let (result, took) = pulled_out(&device, is_posted, || wait(&mut pair));
             let Err(TransportError::Verbs(error)) = result else { panic!("{result:?}") };
             assert_gone(error);
             let verbs = ["ibv_query_qp", "ibv_get_cq_event", "ibv_req_notify_cq"];
@@ -249,7 +265,10 @@ fn when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts() {
         let mut region = pair.region(8, 0);
         pair.device.fail("destroy_qp").errno(libc::EIO).always();
         let device = pair.device.clone();
-        let _ = pulled_out(&device, || pair.one.receive(&mut region.slice_mut(..).unwrap()));
+        let number = pair.one.number();
+        let is_posted = || device.outstanding(number) != (0, 0);
+        let _ =
+            pulled_out(&device, is_posted, || pair.one.receive(&mut region.slice_mut(..).unwrap()));
         eprintln!("still here");
         return;
     }

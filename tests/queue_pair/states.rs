@@ -212,7 +212,7 @@ fn a_query_tells_what_was_set() {
 }
 
 #[test]
-fn an_error_flushes_and_a_reset_connects_anew() {
+fn an_error_flushes_and_a_reset_connects_again() {
     let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();

@@ -149,7 +149,7 @@ impl Trial {
                 "{how}: all {refused} requests (writes, reads and atomics) ended so, the slowest in \
                  {slowest:.1?} (bound {PATIENCE:?}); {WHOLE} bytes in and around the region \
                  unchanged after each, and the requester's too; the next request was Flushed, and \
-                 so was the peer's receive; reset, connected anew and data moved; resources at baseline"
+                 so was the peer's receive; reset, connected again and data moved; resources at baseline"
             ),
         );
     }

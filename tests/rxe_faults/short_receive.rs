@@ -71,7 +71,7 @@ fn a_message_that_does_not_fit_is_told_to_both() {
         &format!(
             "{cases} lengths: (receiver, sender) {seen:?}, within {slowest:.1?} (bound \
              {PATIENCE:?}); nothing written behind the receive's end; both queue pairs in ERR, the \
-             receive behind it Flushed; reset, connected anew and data moved after each; resources \
+             receive behind it Flushed; reset, connected again and data moved after each; resources \
              at baseline"
         ),
     );

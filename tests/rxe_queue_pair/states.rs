@@ -187,7 +187,7 @@ fn a_query_tells_what_was_set() {
 }
 
 #[test]
-fn an_error_flushes_and_a_reset_connects_anew() {
+fn an_error_flushes_and_a_reset_connects_again() {
     with_rxe0(|_, domain, queue| {
         let mut there = domain.allocate::<u8>(64).unwrap();
         let (mut one, mut two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));

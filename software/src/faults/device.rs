@@ -63,9 +63,8 @@ impl Device {
     ///
     /// # Safety
     ///
-    /// Programs give memory back when its request has completed, and this device has not finished with the
-    /// memory then: if the completion names a request that is in flight, nobody uses that request's memory until the
-    /// queue pair was reset or destroyed, or its true completion has come.
+    /// If the completion names a request that is in flight, the device still uses that request's memory. Nothing
+    /// else uses the memory until the true completion has come, or the queue pair was reset or destroyed.
     pub unsafe fn make_up_completion(&self, completion: MadeUpCompletion) -> io::Result<()> {
         let mut engine = self.lock();
         let Some(qp) = engine.qps.get(completion.queue_pair) else {

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// How a [`Network`](crate::Network) treats each packet. Probabilities are from 0 to 1; smaller and larger
-/// numbers, and those that are none, count as the nearest of the two, or 0.
+/// How a [`Network`](crate::Network) treats each packet. Probabilities are from 0 to 1. A smaller number counts
+/// as 0, a larger one as 1, and NaN as 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Conditions {

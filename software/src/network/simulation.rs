@@ -55,7 +55,7 @@ struct Member {
     addresses: Vec<IpAddr>,
     groups: BTreeSet<IpAddr>,
     device: Weak<Shared>,
-    /// When it has sent what it has to send.
+    /// The time at which its link is free: all packets that were sent so far have left the device.
     free_at: Time,
     /// Decides the first packet sequence numbers of its queue pairs.
     random: Random,
@@ -346,7 +346,7 @@ impl State {
         if full {
             return;
         }
-        // A partition loses also what is sent while it lasts, and would arrive after it.
+        // A partition also loses a packet that would arrive after the partition has ended.
         let cut = |to: u64| self.cut.contains(&(sender, to));
         if !to.is_multicast() && self.member_at(to).is_some_and(cut) {
             self.trace.set_fate(traced, PacketFate::Partitioned);

@@ -22,7 +22,7 @@ impl Sleepers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A verb has given the network something to do, or there is no thread that does it any more.
+    /// Wakes all sleepers: a verb has given the network something to do, or the thread that drove it has stopped.
     pub(crate) fn wake(&self) {
         self.all().iter().for_each(|waker| waker.wake());
     }
@@ -40,7 +40,7 @@ struct Sleeper<'a> {
 }
 
 impl Drop for Sleeper<'_> {
-    /// What this thread would have driven, another one drives now.
+    /// Another sleeping thread now drives the network instead of this one.
     fn drop(&mut self) {
         let mut all = self.sleepers.all();
         all.retain(|waker| !Arc::ptr_eq(waker, &self.waker));

@@ -27,7 +27,7 @@ const MTU: usize = 256;
 const LENGTH: usize = 8192;
 const GUARD: usize = 64;
 const IOVA: u64 = 0x10_0000;
-/// The contents of memory that nobody may read or write from afar.
+/// The contents of memory that no peer may read or write.
 const SECRET: u64 = 0x5ec2_e7a1_93d4_0b6f;
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -378,7 +378,7 @@ fn mutated_packets_do_no_harm() {
         ["fd00::1", "fd00::2"].map(|address| address.parse::<IpAddr>().unwrap()),
     ];
     let mut victims = families.map(|[address, peer]| Victim::new(address, peer));
-    // From whatever byte on it is read.
+    // A read may begin at any byte of it.
     let secrets = [0, 8, 16, 24, 32, 40, 48, 56].map(|bits| SECRET.rotate_left(bits).to_ne_bytes());
     let (mut answers, mut data, mut reconnects, mut begun) = (0_u64, 0_u64, 0_u64, 0);
     for i in 0..count {
@@ -435,7 +435,7 @@ fn mutated_packets_do_no_harm() {
     }
     victims.iter().for_each(Victim::assert_untouched);
     let grown = resident().saturating_sub(begun) * 4 / 1024;
-    // The mutations get to the point.
+    // The mutated packets reach the code that answers, reads memory and fails queue pairs.
     assert!(answers > count / 50, "{answers} answers");
     assert!(reconnects > count / 500, "{reconnects} queue pairs failed");
     assert!(data > count / 50, "{data} bytes were read");

@@ -44,7 +44,7 @@ fn a_cancelled_receive_loses_no_message() {
                 }
                 None => cancelled += 1,
             }
-            // What is posted for nobody does not grow.
+            // The receives that no future waits for do not become more.
             assert!(other.pool.available() >= CHUNKS - 3, "{:?}", other.pool);
         }
         assert!(cancelled > 0);

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::sides::{CHUNKS, connect, current_thread, multi_thread, number, on_both, sides};
 
-/// Polls once, and nobody is woken.
+/// Polls once, with a waker that wakes no task.
 fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
@@ -100,7 +100,7 @@ fn a_runtime_that_is_shut_down_in_mid_flight_leaves_everything_usable() {
         }
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(50)).await });
         drop(runtime);
-        // The same channels, on another runtime. What was in flight goes first.
+        // The same channels run on another runtime. What was in flight before is delivered first.
         let runtime = make();
         let _tasks = [one.run(&runtime), other.run(&runtime)];
         runtime.block_on(async {
@@ -195,7 +195,7 @@ fn two_sides_connect_over_tcp() {
             let accepting = prepared.accept(&mut silent, b"");
             tokio::time::timeout(Duration::from_millis(20), accepting).await.unwrap_err();
             assert!(other.reactor.available() > before);
-            // And another one talks nonsense.
+            // A third client sends bytes that are no endpoint.
             let (mut wrong, _) = listener.accept().await.unwrap();
             let prepared = other.reactor.prepare(other.builder()).unwrap();
             let error = prepared.accept(&mut wrong, b"").await.unwrap_err();

@@ -143,7 +143,7 @@ fn a_message_comes_while_a_blocking_send_waits() {
         work.wait_deadline(&mut peer, deadline()).unwrap().unwrap().result.unwrap();
     }
     let mut receive = peer.post_receive_owned(clients.buffer(0)).unwrap();
-    // Polls the three messages on its way.
+    // The send polls the three messages while it looks for its own completion.
     server.channels[0].send_inline_deadline(&7_u64.to_le_bytes(), deadline()).unwrap();
     let ended = receive.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
     assert_eq!(number(&ended.buffer), 7);

@@ -16,7 +16,7 @@ pub(crate) const QUEUE: u32 = 1024;
 /// The receives that the server can post.
 pub(crate) const CAPACITY: u32 = 32;
 
-/// A long time, for hosts that do something else.
+/// Long enough for a host that is busy with other work.
 pub(crate) fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }

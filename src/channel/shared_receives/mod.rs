@@ -43,9 +43,9 @@ use crate::queue_pair::SharedReceiveQueue;
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs peers
 /// use std::sync::Arc;
+/// use std::time::{Duration, Instant};
 /// use ibverbs::{AccessFlags, BufferPool, Channel, ProtectionDomain, SharedCompletionQueue, SharedReceives};
 ///
-/// # fn connect(_: ibverbs::PreparedChannel<'static>) -> Channel<'static> { unimplemented!() }
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = Arc::new(ibverbs::open("rxe0")?);
 /// let domain = Arc::new(ProtectionDomain::new(&context)?);
@@ -58,7 +58,10 @@ use crate::queue_pair::SharedReceiveQueue;
 /// let mut channels = Vec::new();
 /// for token in 0..1000 {
 ///     let builder = Channel::builder(&domain).shared_completion_queue(&queue).token(token);
-///     channels.push(connect(builder.shared_receive_queue(&receives).build()?));
+///     let prepared = builder.shared_receive_queue(&receives).build()?;
+///     let deadline = Instant::now() + Duration::from_secs(10);
+///     let (channel, _) = prepared.connect("server:18515", b"", deadline)?;
+///     channels.push(channel);
 /// }
 /// loop {
 ///     let ready = queue.wait()?;
