@@ -112,6 +112,8 @@ object!(ibv_qp, ibv_destroy_qp, no_event_is_read);
 ///    that is written, mthca for any). The methods that take a region and a range ensure this themselves.
 /// 6. The queue pair is not of type [`XrcReceive`](QueuePairType::XrcReceive), which has no queues: mlx4 and
 ///    mlx5 follow null pointers.
+/// 7. On a DC initiator of mlx5 (feature `mlx5`) every request is in a [`batch`](Self::batch): without, mlx5 posts
+///    it with no target.
 ///
 /// A thread must not post either while it holds a completion of an
 /// [`ExtendedPoller`](crate::ExtendedPoller) of one of the completion queues, and must not poll within a

@@ -13,6 +13,8 @@ struct Efa {
     attributes: efadv_device_attr,
     /// What `efadv_create_qp_ex` fails with.
     refuses: i32,
+    /// It has no extended posting interface.
+    lacks_operations: bool,
     created: Vec<(usize, ibv_qp_init_attr_ex, efadv_qp_init_attr, u32)>,
     queried: Vec<(usize, u32)>,
     handles: Vec<(usize, u32)>,
@@ -117,6 +119,9 @@ unsafe extern "C" fn __wrap_efadv_create_qp_ex(
         }
         let refused = EFA.with_borrow_mut(|played| {
             played.created.push((context as usize, *attr, *efa, size));
+            if played.lacks_operations && (*attr).send_ops_flags != 0 {
+                return libc::EOPNOTSUPP;
+            }
             played.refuses
         });
         if refused != 0 {
@@ -124,7 +129,7 @@ unsafe extern "C" fn __wrap_efadv_create_qp_ex(
             return std::ptr::null_mut();
         }
         let qp = support::create_datagram_qp(context, &*attr);
-        if !qp.is_null() {
+        if !qp.is_null() && (*attr).send_ops_flags != 0 {
             support::record_posting(qp, (*attr).send_ops_flags);
         }
         qp
@@ -413,6 +418,51 @@ fn the_provider_may_refuse() {
     let error = domain.create_srd_qp(&queue, &queue).build().unwrap_err();
     assert_eq!(error.raw_os_error(), libc::ENOMEM);
     assert!(error.to_string().starts_with("efadv_create_qp_ex: "), "{error}");
+}
+
+/// An old provider, or a program that goes without the interface: sends go as a list.
+#[test]
+fn without_the_interface_a_queue_pair_sends() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    play_efa(ALL);
+    EFA.with_borrow_mut(|efa| efa.lacks_operations = true);
+    let new = || domain.create_srd_qp(&queue, &queue);
+    let error = new().build().unwrap_err();
+    assert_eq!(error.raw_os_error(), libc::EOPNOTSUPP, "{error}");
+    let prepared = new().extended_if_available(SendOperations::all()).build().unwrap();
+    assert_eq!((created().1.send_ops_flags, created().2.driver_qp_type), (0, 0));
+    let peer = prepared.endpoint();
+    let mut queue_pair = prepared.activate().unwrap();
+    assert!(queue_pair.extended_operations().is_empty());
+    let region = domain.allocate::<u8>(64).unwrap();
+    let window = domain.allocate_shared::<u8>(64, AccessFlags::REMOTE_WRITE).unwrap();
+    let path = AddressVector::to_peer(&context, 1, &peer).unwrap();
+    let path = domain.create_ah(&path).unwrap();
+    let piece = [region.gather_element(..16).unwrap()];
+    // SAFETY: region and handle outlive the requests.
+    unsafe {
+        queue_pair
+            .batch(|batch| {
+                let error = batch.send(1, SendFlags::empty(), &piece).unwrap_err();
+                assert!(error.to_string().contains("where to send to"), "{error}");
+                batch.to(&path, peer.num(), 0x77)?;
+                // In the C struct, the address of a datagram is where that of a write would be.
+                let remote = window.remote();
+                let error = batch.write(1, SendFlags::empty(), &piece, remote).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                batch.send_with_immediate(2, SendFlags::empty(), &piece, 0xabcd)
+            })
+            .unwrap();
+    }
+    let posted = device.posted(0).unwrap();
+    assert_eq!((posted.wr_id, posted.send.opcode), (2, ibv_wr_opcode::IBV_WR_SEND_WITH_IMM));
+    // SAFETY: the request is a datagram.
+    let to = unsafe { posted.send.wr.ud };
+    assert_eq!((to.remote_qpn, to.remote_qkey), (peer.num(), 0x77));
+    assert!(device.posted(1).is_none(), "the others were not posted");
 }
 
 #[test]
