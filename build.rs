@@ -15,6 +15,8 @@ mod generate;
 mod inputs;
 #[path = "build/installed.rs"]
 mod installed;
+#[path = "build/musl.rs"]
+mod musl;
 #[path = "build/providers.rs"]
 mod providers;
 #[path = "build/rdma_core.rs"]
@@ -56,6 +58,9 @@ fn build() {
     }
     rerun_if_changed(&root, &source, &enabled, bundled);
     check_sources(&source, another, &enabled);
+    if !documentation_only {
+        musl::add_kernel_headers(&out);
+    }
     let python = check_tools(documentation_only, bundled);
 
     let include = stage_headers(&source, &out);

@@ -38,8 +38,8 @@ pub(crate) fn generate(source: &Path, include: &Path, out: &Path, system: &[Path
     };
     let verbs = builder("inline_functions.c")
         .header(utf8(&include.join("infiniband/verbs.h")))
-        .allowlist_function("_*ibv_.*")
-        .allowlist_type("ibv_.*|verbs_context")
+        .allowlist_function("_*ibv_.*|(mult|mbps)_to_ibv_rate")
+        .allowlist_type("ibv_.*|ib_uverbs_flow_action_esp.*|verbs_context")
         .allowlist_var("(IBV|IB)_.*")
         .bitfield_enum("ibv_.*_(flags|mask|cap|caps|bits|fields)(_.*)?|ibv_values_mask")
         .bitfield_enum("ibv_access_flags|ibv_qp_open_attr_mask|ibv_device_cap_flags")

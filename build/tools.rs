@@ -28,7 +28,14 @@ pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
     }
     let mut python = String::new();
     if !documentation_only {
-        if let Err(why) = c_compiler() {
+        let musl = env::var("CARGO_CFG_TARGET_ENV").as_deref() == Ok("musl");
+        if let (true, Ok(()), Err(_)) = (musl, finds(&["stdlib.h"]), finds(&["linux/types.h"])) {
+            // A compiler and musl's own headers are there.
+            lacks("linux/types.h", "linux-libc-dev", "kernel-headers", "");
+        } else if let (true, Err(why)) = (musl, c_compiler()) {
+            let why = format!(". {why}");
+            lacks("a C compiler for musl", "musl-tools", "musl-gcc", &why);
+        } else if let Err(why) = c_compiler() {
             lacks("a C compiler", "gcc libc6-dev", "gcc glibc-devel", &format!(". {why}"));
         } else if bundled && feature("valgrind") && finds(&["valgrind/memcheck.h"]).is_err() {
             // CMake would leave the annotations out, and only mention it in its output.
@@ -85,7 +92,7 @@ fn c_compiler() -> Result<(), String> {
 }
 
 /// Checks that the C compiler finds these headers. If there is no compiler, the error has the reason.
-fn finds(headers: &[&str]) -> Result<(), Option<String>> {
+pub(crate) fn finds(headers: &[&str]) -> Result<(), Option<String>> {
     let compiler = cc::Build::new().cargo_output(false).try_get_compiler();
     let compiler = compiler.map_err(|e| Some(e.to_string()))?;
     let name = compiler.path().display();

@@ -126,6 +126,12 @@ impl<P: Leak, const N: usize> Leak for [P; N] {
     }
 }
 
+impl<P: Leak> Leak for Vec<P> {
+    fn leak(&self) {
+        self.iter().for_each(P::leak);
+    }
+}
+
 impl<P: Leak> Leak for Option<P> {
     fn leak(&self) {
         self.iter().for_each(P::leak);

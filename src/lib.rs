@@ -18,6 +18,7 @@ mod error;
 #[cfg(test)]
 mod explore;
 pub mod ffi;
+mod flow;
 mod foreign_enum;
 mod handle;
 mod importable_handle;
@@ -31,6 +32,7 @@ mod settings;
 mod state_error;
 mod sync;
 mod trace;
+mod work_queue;
 
 pub use channel::{
     AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, NoBuffer,
@@ -69,8 +71,15 @@ pub use device::{
     SegmentationCapabilities, TagMatchingCapabilities, TagMatchingFlags, TransportType, devices,
     fork_init, is_fork_initialized, open, process_resources,
 };
-pub use domain::{ProtectionDomain, ThreadDomain, XrcDomain, XrcDomainScope};
+pub use domain::{
+    DomainAllocation, DomainAllocator, ProtectionDomain, ThreadDomain, XrcDomain, XrcDomainScope,
+};
 pub use error::{Error, ErrorKind, Result};
+pub use flow::{
+    EspAction, EspFlags, EspMatch, EspParameters, EthernetMatch, FlowCounter, FlowCounters,
+    FlowFlags, FlowId, FlowRule, GreMatch, HeaderMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch,
+    VxlanMatch,
+};
 pub use many::{
     AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncSharedReceive, AsyncShutdown,
     BufferPool, PooledBuffer, PreparedAsyncChannel, Reactor, ReactorRun, SharedMemoryRange,
@@ -96,9 +105,10 @@ pub use queue_pair::work_request::{
 };
 pub use queue_pair::{
     AddressHandle, AddressVector, AttributeMask, CreateFlags, DataInOrder, EnhancedConnection,
-    MigrationState, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
-    QueuePairEndpoint, QueuePairState, RateLimit, ReceiveHalf, SendHalf, SharedReceiveQueue,
-    SharedReceiveQueueAttributes, StateTransition,
+    MigrationState, OpenedQueuePair, PreparedQueuePair, QueuePair, QueuePairAttributes,
+    QueuePairBuilder, QueuePairEndpoint, QueuePairState, RateLimit, ReceiveHalf, ResolvedEthernet,
+    SendHalf, SharedReceiveQueue, SharedReceiveQueueAttributes, StateTransition, Tag, TagHandle,
+    TagListSize, TagOperation,
 };
 #[cfg(feature = "mlx5")]
 pub use queue_pair::{DcStreams, DcTarget};
@@ -107,3 +117,7 @@ pub use settings::{
     PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
 };
 pub use state_error::StateError;
+pub use work_queue::{
+    IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue,
+    WorkQueueFlags, WorkQueueState,
+};

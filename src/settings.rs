@@ -345,9 +345,81 @@ foreign_enum! {
     }
 }
 
+impl StaticRate {
+    /// `ibv_rate_to_mbps`: the rate in megabits per second; `None` for [`Max`](Self::Max) and for rates
+    /// without a name.
+    #[doc(alias = "ibv_rate_to_mbps")]
+    pub fn megabits(self) -> Option<u32> {
+        // SAFETY: a pure function of any number.
+        u32::try_from(unsafe { ffi::ibv_rate_to_mbps(self.into()) }).ok().filter(|&rate| rate > 0)
+    }
+
+    /// `mbps_to_ibv_rate`: the rate of that many megabits per second, if there is one.
+    #[doc(alias = "mbps_to_ibv_rate")]
+    pub fn from_megabits(megabits: u32) -> Option<Self> {
+        // SAFETY: a pure function of any number.
+        let rate = Self::from(unsafe { ffi::mbps_to_ibv_rate(megabits.try_into().ok()?) });
+        (rate != Self::Max).then_some(rate)
+    }
+
+    /// `ibv_rate_to_mult`: the rate as a multiple of 2.5 gigabits per second; `None` if it is none.
+    #[doc(alias = "ibv_rate_to_mult")]
+    pub fn multiple(self) -> Option<u32> {
+        // SAFETY: a pure function of any number.
+        u32::try_from(unsafe { ffi::ibv_rate_to_mult(self.into()) }).ok()
+    }
+
+    /// `mult_to_ibv_rate`: the rate of that many times 2.5 gigabits per second, if there is one.
+    #[doc(alias = "mult_to_ibv_rate")]
+    pub fn from_multiple(multiple: u32) -> Option<Self> {
+        // SAFETY: a pure function of any number.
+        let rate = Self::from(unsafe { ffi::mult_to_ibv_rate(multiple.try_into().ok()?) });
+        (rate != Self::Max).then_some(rate)
+    }
+}
+
+impl FlowLabel {
+    /// `ibv_flow_label_to_udp_sport`: the UDP source port that RoCE v2 packets with this flow label have,
+    /// which routers choose among paths by.
+    #[doc(alias = "ibv_flow_label_to_udp_sport")]
+    pub fn udp_source_port(self) -> u16 {
+        // SAFETY: a pure function of any number.
+        unsafe { ffi::ibv_flow_label_to_udp_sport(self.value()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_convert_both_ways() {
+        assert_eq!(StaticRate::from_megabits(100_000), None, "the rate of 4 lanes has 103 Gb/s");
+        for (rate, megabits, multiple) in [
+            (StaticRate::Gbps2_5, Some(2500), Some(1)),
+            (StaticRate::Gbps40, Some(40_000), Some(16)),
+            (StaticRate::Gbps14, Some(14_062), None),
+            (StaticRate::Max, None, None),
+            (StaticRate::Unknown(200), None, None),
+        ] {
+            assert_eq!((rate.megabits(), rate.multiple()), (megabits, multiple), "{rate:?}");
+            if let Some(megabits) = megabits {
+                assert_eq!(StaticRate::from_megabits(megabits), Some(rate));
+            }
+            if let Some(multiple) = multiple {
+                assert_eq!(StaticRate::from_multiple(multiple), Some(rate));
+            }
+        }
+        assert_eq!(StaticRate::from_multiple(u32::MAX), None);
+        assert_eq!(StaticRate::from_megabits(7), None);
+    }
+
+    #[test]
+    fn a_flow_label_chooses_the_udp_port() {
+        for (label, port) in [(0, 0xc000), (1, 0xc001), (0x4000, 0xc001), (0xf_ffff, 0xffc0)] {
+            assert_eq!(FlowLabel::new(label).unwrap().udp_source_port(), port, "{label:#x}");
+        }
+    }
 
     #[test]
     fn limits_are_checked() {

@@ -144,10 +144,39 @@ const CASES: &[Case] = &[
         &["dealloc_pd", "free_dm"],
     ),
     ("free_dm", |p| end!(DeviceMemory::new(&p.context, 64).unwrap()), &[]),
+    ("destroy_wq", |p| end!(work_queue(p)), &["dealloc_pd", "destroy_cq"]),
+    (
+        "destroy_rwq_ind_table",
+        |p| end!(IndirectionTable::new([work_queue(p)]).unwrap()),
+        &["destroy_wq", "dealloc_pd", "destroy_cq"],
+    ),
+    (
+        "destroy_qp",
+        |p| {
+            let table = IndirectionTable::new([work_queue(p)]).unwrap();
+            let hash = ReceiveHash::toeplitz([1; 40], ReceiveHashFields::SOURCE_IPV4).unwrap();
+            let kind = QueuePairType::RawPacket;
+            end!(ReceiveScalingQueuePair::new(&p.domain, table, kind, &hash).unwrap())
+        },
+        &["destroy_rwq_ind_table", "destroy_wq", "dealloc_pd", "destroy_cq"],
+    ),
+    ("destroy_counters", |p| end!(FlowCounters::new(&p.context).unwrap()), &[]),
+    (
+        "destroy_flow_action",
+        |p| {
+            let parameters = EspParameters::aes_gcm(&[1; 16], 0, 0).unwrap();
+            end!(EspAction::new(&p.context, &parameters).unwrap())
+        },
+        &[],
+    ),
 ];
 
+fn work_queue(p: &Parents) -> WorkQueue<'static> {
+    WorkQueue::new(&p.domain, &p.queue, 4, 1, WorkQueueFlags::empty()).unwrap()
+}
+
 /// All verbs that destroy.
-const VERBS: [&str; 11] = [
+const VERBS: [&str; 15] = [
     "destroy_qp",
     "destroy_srq",
     "destroy_cq",
@@ -158,6 +187,10 @@ const VERBS: [&str; 11] = [
     "dealloc_mw",
     "dereg_mr",
     "free_dm",
+    "destroy_wq",
+    "destroy_rwq_ind_table",
+    "destroy_counters",
+    "destroy_flow_action",
     "free_context",
 ];
 

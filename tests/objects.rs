@@ -1,9 +1,11 @@
 //! Shared receive queues, domains of all kinds, multicast, ECE and the clock, on a device made of
 //! functions: the arguments that the provider receives, and the handling of its answers.
 
+use std::alloc::Layout;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
 
 use ibverbs::*;
 use ibverbs_function_device::{Builder, FunctionDevice, Kind};
@@ -77,6 +79,269 @@ fn a_parent_domain_keeps_what_it_stands_for() {
     assert_eq!((device.live(Kind::ProtectionDomain), device.live(Kind::ThreadDomain)), (2, 1));
     parent.close().unwrap();
     device.assert_clean();
+}
+
+/// Memory from the system's allocator, with a record of what was asked for.
+#[derive(Default)]
+struct Recorder {
+    asked: Mutex<Vec<(Layout, u64)>>,
+    given: Mutex<Vec<usize>>,
+    answer: Mutex<Answer>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Answer {
+    #[default]
+    Memory,
+    Default,
+    Failed,
+    Panic,
+}
+
+const BUFFER: Layout = match Layout::from_size_align(8192, 4096) {
+    Ok(layout) => layout,
+    Err(_) => unreachable!(),
+};
+
+// SAFETY: the memory is zeroed, of that layout, and valid until it is freed. Nothing forks here.
+unsafe impl DomainAllocator for &Recorder {
+    fn alloc(&self, layout: Layout, resource_type: u64) -> DomainAllocation {
+        self.asked.lock().unwrap().push((layout, resource_type));
+        let answer = *self.answer.lock().unwrap();
+        match answer {
+            Answer::Default => return DomainAllocation::Default,
+            Answer::Failed => return DomainAllocation::Failed,
+            Answer::Panic => panic!("an allocator that panics"),
+            Answer::Memory => {}
+        }
+        // SAFETY: the device asks for more than 0 bytes.
+        let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+        self.given.lock().unwrap().push(memory as usize);
+        NonNull::new(memory).map_or(DomainAllocation::Failed, DomainAllocation::Memory)
+    }
+
+    unsafe fn free(&self, memory: NonNull<u8>, resource_type: u64) {
+        assert_eq!(resource_type, 0x5501);
+        let mut given = self.given.lock().unwrap();
+        let at = given.iter().position(|&other| other == memory.as_ptr() as usize).unwrap();
+        given.swap_remove(at);
+        // SAFETY: `alloc` has allocated it, with this layout.
+        unsafe { std::alloc::dealloc(memory.as_ptr(), BUFFER) };
+        if *self.answer.lock().unwrap() == Answer::Panic {
+            panic!("an allocator that panics");
+        }
+    }
+}
+
+#[test]
+fn a_parent_domain_takes_memory_from_an_allocator() {
+    let device = FunctionDevice::model();
+    let recorder = Recorder::default();
+    let context = device.context();
+    let base = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    // SAFETY: there is no thread domain.
+    let domain =
+        unsafe { ProtectionDomain::parent_domain_with_allocator(&base, None, &recorder) }.unwrap();
+    let call = device.last_call("alloc_parent_domain").unwrap().parent_domain_attr;
+    assert_eq!((call.pd, call.comp_mask), (base.as_raw(), 3));
+    assert!(call.td.is_null() && !call.pd_context.is_null());
+    let new = || domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build();
+
+    let pair = new().unwrap();
+    assert_eq!(*recorder.asked.lock().unwrap(), [(BUFFER, 0x5501)]);
+    assert_eq!(recorder.given.lock().unwrap().len(), 1);
+    pair.close().unwrap();
+    assert!(recorder.given.lock().unwrap().is_empty());
+
+    for (answer, created) in
+        [(Answer::Default, true), (Answer::Failed, false), (Answer::Panic, false)]
+    {
+        *recorder.answer.lock().unwrap() = answer;
+        match new() {
+            Ok(_) => assert!(created),
+            Err(error) => assert_eq!((created, error.raw_os_error()), (false, libc::ENOMEM)),
+        }
+        assert!(recorder.given.lock().unwrap().is_empty());
+    }
+    // A panic while memory is given back ends in the allocator.
+    *recorder.answer.lock().unwrap() = Answer::Memory;
+    let pair = new().unwrap();
+    *recorder.answer.lock().unwrap() = Answer::Panic;
+    pair.close().unwrap();
+    domain.close().unwrap();
+    device.fail("alloc_parent_domain").errno(libc::EOPNOTSUPP).times(1);
+    // SAFETY: as above.
+    let error = unsafe { ProtectionDomain::parent_domain_with_allocator(&base, None, &recorder) };
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+}
+
+/// Objects that could not be destroyed may still use the allocator: it is leaked with the domain.
+#[test]
+fn an_allocator_lives_as_long_as_what_may_use_it() {
+    struct Forwarding(Arc<Recorder>);
+    // SAFETY: that of the recorder.
+    unsafe impl DomainAllocator for Forwarding {
+        fn alloc(&self, layout: Layout, resource_type: u64) -> DomainAllocation {
+            (&*self.0).alloc(layout, resource_type)
+        }
+
+        unsafe fn free(&self, memory: NonNull<u8>, resource_type: u64) {
+            // SAFETY: the caller vouches for it.
+            unsafe { (&*self.0).free(memory, resource_type) }
+        }
+    }
+
+    for fails in [false, true] {
+        let device = FunctionDevice::model();
+        let recorder = Arc::new(Recorder::default());
+        let context = device.context();
+        let base = context.alloc_pd().unwrap();
+        let allocator = Forwarding(Arc::clone(&recorder));
+        // SAFETY: there is no thread domain.
+        let domain = unsafe {
+            ProtectionDomain::parent_domain_with_allocator(&base, None, allocator).unwrap()
+        };
+        if fails {
+            device.fail("dealloc_pd").errno(libc::EBUSY).times(1);
+        }
+        assert_eq!(domain.close().is_err(), fails);
+        assert_eq!(Arc::strong_count(&recorder), 1 + usize::from(fails));
+    }
+}
+
+#[test]
+fn a_receiving_xrc_queue_pair_is_opened_by_its_number() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    let xrc = XrcDomain::open(&context, XrcDomainScope::Private).unwrap();
+    let builder = domain.create_qp(&queue, &queue, QueuePairType::XrcReceive);
+    let original = builder.xrc_domain(&xrc).build().unwrap();
+    let number = original.endpoint().num();
+
+    let mut opened = OpenedQueuePair::open(&xrc, number).unwrap();
+    let call = device.last_call("open_qp").unwrap().open_attr;
+    assert_eq!((call.comp_mask, call.qp_num, call.xrcd), (1 | 2 | 8, number, xrc.as_raw()));
+    assert_eq!(call.qp_type, ffi::ibv_qp_type::IBV_QPT_XRC_RECV);
+    assert_eq!((opened.number(), opened.xrc_domain().as_raw()), (number, xrc.as_raw()));
+    assert_eq!(opened.state().unwrap(), QueuePairState::Reset);
+    let init = StateTransition::to(QueuePairState::Init).port(1).pkey_index(0);
+    let error = opened.modify(init).unwrap_err();
+    assert!(error.to_string().contains("qp_access_flags is missing"), "{error}");
+    opened.modify(init.access(AccessFlags::REMOTE_WRITE)).unwrap();
+    assert_eq!(opened.state().unwrap(), QueuePairState::Init);
+    opened.close().unwrap();
+
+    let calls = device.calls("open_qp");
+    let error = OpenedQueuePair::open(&xrc, 1 << 24).unwrap_err();
+    assert_eq!((error.verb(), device.calls("open_qp")), ("ibv_open_qp", calls));
+    let error = OpenedQueuePair::open(&xrc, number + 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    device.fail("open_qp").errno(libc::EOPNOTSUPP).times(1);
+    assert_eq!(OpenedQueuePair::open(&xrc, number).unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn tags_of_a_shared_receive_queue_are_added_removed_and_synchronized() {
+    let device = FunctionDevice::model();
+    let (context, other) = (device.context(), device.context());
+    let domain = context.alloc_pd().unwrap();
+    let completions = context.create_cq(16).unwrap();
+    let mut region = domain.allocate::<u8>(64).unwrap();
+    let (address, lkey) = (region.as_ptr() as u64, region.lkey());
+    let size = TagListSize { max_tags: 2, max_operations: 8 };
+    let queue = SharedReceiveQueue::with_tag_matching(&domain, &completions, 4, 1, size).unwrap();
+    let call = device.last_call("create_srq_ex").unwrap().srq_init_attr;
+    assert_eq!(call.comp_mask, 1 | 2 | 8 | 16);
+    assert_eq!(call.srq_type, ffi::ibv_srq_type::IBV_SRQT_TM);
+    assert_eq!(
+        (call.pd, call.cq, call.xrcd.is_null()),
+        (domain.as_raw(), completions.as_raw(), true)
+    );
+    assert_eq!((call.tm_cap.max_num_tags, call.tm_cap.max_ops), (2, 8));
+
+    let tag = Tag { value: 0xab00, mask: 0xff00 };
+    let mut elements = [region.scatter_element(8..24).unwrap()];
+    // SAFETY: the region is not touched, and outlives the queue.
+    let handle =
+        unsafe { queue.post_tag_add(tag, &mut elements, 77, TagOperation::new(1)) }.unwrap();
+    let call = device.last_call("post_srq_ops").unwrap();
+    let (ops, add) = (call.ops, call.ops.tm.add);
+    let opcode = ffi::ibv_ops_wr_opcode::IBV_WR_TAG_ADD;
+    assert_eq!((ops.wr_id, ops.opcode, ops.flags), (1, opcode, 1));
+    assert_eq!((add.recv_wr_id, add.num_sge, add.tag, add.mask), (77, 1, 0xab00, 0xff00));
+    let sge = call.ops_sge;
+    assert_eq!((sge.addr, sge.length, sge.lkey), (address + 8, 16, lkey));
+
+    let operation = TagOperation::new(2).unsignaled().synchronize(9);
+    // SAFETY: as above.
+    let second = unsafe { queue.post_tag_add(tag, &mut [], 78, operation) }.unwrap();
+    assert_ne!(handle, second);
+    let ops = device.last_call("post_srq_ops").unwrap().ops;
+    assert_eq!((ops.flags, ops.tm.unexpected_cnt, ops.tm.add.num_sge), (2, 9, 0));
+    // SAFETY: as above.
+    unsafe {
+        let error = queue.post_tag_add(tag, &mut [], 79, TagOperation::new(3)).unwrap_err();
+        assert_eq!((error.verb(), error.kind()), ("ibv_post_srq_ops", ErrorKind::QueueFull));
+        queue.post_tag_remove(handle, TagOperation::new(4)).unwrap();
+        let ops = device.last_call("post_srq_ops").unwrap().ops;
+        assert_eq!((ops.opcode, ops.flags), (ffi::ibv_ops_wr_opcode::IBV_WR_TAG_DEL, 1));
+        queue.post_tag_sync(TagOperation::new(5).synchronize(10)).unwrap();
+        let ops = device.last_call("post_srq_ops").unwrap().ops;
+        let opcode = ffi::ibv_ops_wr_opcode::IBV_WR_TAG_SYNC;
+        assert_eq!((ops.opcode, ops.flags, ops.tm.unexpected_cnt), (opcode, 3, 10));
+    }
+    let mut slice = [WorkCompletion::default(); 8];
+    let done: Vec<_> = completions
+        .poll(&mut slice)
+        .unwrap()
+        .iter()
+        .map(|done| (done.wr_id(), done.result().unwrap().opcode()))
+        .collect();
+    assert_eq!(
+        done,
+        [(1, WorkOpcode::TagAdd), (4, WorkOpcode::TagDelete), (5, WorkOpcode::TagSync)]
+    );
+
+    // What is refused before the device sees it.
+    let calls = device.calls("post_srq_ops");
+    let plain = domain.create_srq(4, 1).unwrap();
+    let mut more = domain.allocate::<u8>(8).unwrap();
+    let mut two = [region.scatter_element(..8).unwrap(), more.scatter_element(..8).unwrap()];
+    // SAFETY: as above.
+    unsafe {
+        for (error, what) in [
+            (plain.post_tag_add(tag, &mut [], 1, operation).unwrap_err(), "no list of tags"),
+            (plain.post_tag_sync(operation).unwrap_err(), "no list of tags"),
+            (
+                queue.post_tag_add(Tag { value: 1, mask: 2 }, &mut [], 1, operation).unwrap_err(),
+                "not in its mask",
+            ),
+            (
+                queue.post_tag_add(tag, &mut two, 1, operation).unwrap_err(),
+                "scatter elements is 2, and must be within 0..=1",
+            ),
+            (queue.post_tag_sync(TagOperation::new(1)).unwrap_err(), "unexpected messages"),
+        ] {
+            assert!(error.to_string().contains(what), "{error}");
+        }
+    }
+    assert_eq!(device.calls("post_srq_ops"), calls);
+    let foreign = other.create_cq(4).unwrap();
+    let error = SharedReceiveQueue::with_tag_matching(&domain, &foreign, 4, 1, size).unwrap_err();
+    assert!(error.to_string().contains("another context"), "{error}");
+    for (max_tags, max_operations, what) in
+        [(0, 1, "max_tags is 0"), (65, 1, "max_tags is 65"), (1, 33, "max_operations is 33")]
+    {
+        let size = TagListSize { max_tags, max_operations };
+        let error =
+            SharedReceiveQueue::with_tag_matching(&domain, &completions, 4, 1, size).unwrap_err();
+        assert!(error.to_string().contains(what), "{error}");
+    }
+    queue.close().unwrap();
 }
 
 #[test]
@@ -404,4 +669,17 @@ fn objects_of_c_are_taken_over() {
     drop((domain, foreign));
     drop((context, other));
     device.assert_clean();
+}
+
+#[test]
+fn the_ethernet_address_of_a_path_needs_the_feature() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let path = AddressVector::new(1, 0).global("::ffff:10.0.0.1".parse().unwrap(), 3);
+    let result = path.resolve_ethernet(&context);
+    let error = result.expect_err("the device is on no network");
+    assert_eq!(error.verb(), "ibv_resolve_eth_l2_from_gid");
+    if cfg!(not(any(feature = "neigh", feature = "system"))) {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    }
 }

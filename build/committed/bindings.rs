@@ -55,6 +55,23 @@ impl ib_uverbs_flow_action_esp_keymat {
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ib_uverbs_flow_action_esp_keymat(pub ::std::os::raw::c_uint);
+impl ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo {
+    pub const IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ: ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo =
+        ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo(0);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo(pub ::std::os::raw::c_uint);
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct ib_uverbs_flow_action_esp_keymat_aes_gcm {
+    pub iv: __u64,
+    pub iv_algo: __u32,
+    pub salt: __u32,
+    pub icv_len: __u32,
+    pub key_len: __u32,
+    pub aes_key: [__u32; 8usize],
+}
 impl ib_uverbs_flow_action_esp_replay {
     pub const IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE: ib_uverbs_flow_action_esp_replay =
         ib_uverbs_flow_action_esp_replay(0);
@@ -64,6 +81,30 @@ impl ib_uverbs_flow_action_esp_replay {
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ib_uverbs_flow_action_esp_replay(pub ::std::os::raw::c_uint);
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct ib_uverbs_flow_action_esp_replay_bmp {
+    pub size: __u32,
+}
+impl ib_uverbs_flow_action_esp_flags {
+    pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_INLINE_CRYPTO: ib_uverbs_flow_action_esp_flags =
+        ib_uverbs_flow_action_esp_flags(0);
+    pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD: ib_uverbs_flow_action_esp_flags =
+        ib_uverbs_flow_action_esp_flags(1);
+    pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TUNNEL: ib_uverbs_flow_action_esp_flags =
+        ib_uverbs_flow_action_esp_flags(0);
+    pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT: ib_uverbs_flow_action_esp_flags =
+        ib_uverbs_flow_action_esp_flags(2);
+    pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_DECRYPT: ib_uverbs_flow_action_esp_flags =
+        ib_uverbs_flow_action_esp_flags(0);
+    pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT: ib_uverbs_flow_action_esp_flags =
+        ib_uverbs_flow_action_esp_flags(4);
+    pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW: ib_uverbs_flow_action_esp_flags =
+        ib_uverbs_flow_action_esp_flags(8);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ib_uverbs_flow_action_esp_flags(pub ::std::os::raw::c_uint);
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ib_uverbs_flow_action_esp_encap {
@@ -1443,7 +1484,13 @@ unsafe extern "C" {
     pub fn ibv_rate_to_mult(rate: ibv_rate) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn mult_to_ibv_rate(mult: ::std::os::raw::c_int) -> ibv_rate;
+}
+unsafe extern "C" {
     pub fn ibv_rate_to_mbps(rate: ibv_rate) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn mbps_to_ibv_rate(mbps: ::std::os::raw::c_int) -> ibv_rate;
 }
 #[repr(C)]
 #[derive(Copy, Clone)]

@@ -5,10 +5,12 @@
 //! that it need not lock. An [`XrcDomain`] ties XRC queue pairs and shared receive queues together,
 //! across processes if the domain belongs to a file.
 
+mod allocator;
 mod protection_domain;
 mod thread_domain;
 mod xrc_domain;
 
+pub use allocator::{DomainAllocation, DomainAllocator};
 pub use protection_domain::ProtectionDomain;
 pub use thread_domain::ThreadDomain;
 pub use xrc_domain::{XrcDomain, XrcDomainScope};

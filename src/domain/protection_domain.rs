@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::allocator::{DomainAllocator, Registered};
 use super::thread_domain::ThreadDomain;
 use crate::device::Context;
 use crate::error::{Error, Result};
@@ -28,12 +29,14 @@ resource!(ProtectionDomain<'ctx>: raw, base, context);
 struct Base<'ctx> {
     domain: Parent<'ctx, ProtectionDomain<'ctx>>,
     thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
+    allocator: Option<Registered<'ctx>>,
 }
 
 impl Leak for Base<'_> {
     fn leak(&self) {
         self.domain.leak();
         self.thread.leak();
+        self.allocator.leak();
     }
 }
 
@@ -76,8 +79,43 @@ impl<'ctx> ProtectionDomain<'ctx> {
         base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
         thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
     ) -> Result<Self> {
+        // SAFETY: the caller vouches for the use of the thread domain.
+        unsafe { Self::stand_for(base.into(), thread, None) }
+    }
+
+    /// `ibv_alloc_parent_domain`: as [`parent_domain`](Self::parent_domain), but the queues of objects that
+    /// are created with the new domain are in memory of `allocator`: in huge pages, or on a certain node.
+    ///
+    /// Of the providers of rdma-core, mlx5 asks the allocator; others do not have parent domains, or ignore
+    /// it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`parent_domain`](Self::parent_domain), and `EOPNOTSUPP` or `EINVAL`: the device does not
+    /// take allocators.
+    ///
+    /// # Safety
+    ///
+    /// That of [`parent_domain`](Self::parent_domain).
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    pub unsafe fn parent_domain_with_allocator(
+        base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
+        thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
+        allocator: impl DomainAllocator + 'ctx,
+    ) -> Result<Self> {
+        // SAFETY: the caller vouches for the use of the thread domain.
+        unsafe { Self::stand_for(base.into(), thread, Some(Registered::new(allocator))) }
+    }
+
+    /// # Safety
+    ///
+    /// That of [`parent_domain`](Self::parent_domain).
+    unsafe fn stand_for(
+        domain: Parent<'ctx, ProtectionDomain<'ctx>>,
+        thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
+        allocator: Option<Registered<'ctx>>,
+    ) -> Result<Self> {
         const VERB: &str = "ibv_alloc_parent_domain";
-        let domain = base.into();
         let context = domain.context.clone();
         let mut attributes =
             ffi::ibv_parent_domain_init_attr { pd: domain.as_raw(), ..Default::default() };
@@ -87,12 +125,15 @@ impl<'ctx> ProtectionDomain<'ctx> {
             }
             attributes.td = thread.as_raw();
         }
+        if let Some(allocator) = &allocator {
+            allocator.register(&mut attributes);
+        }
         // SAFETY: context and domains are live, and kept by the new domain, which is ours alone.
         let raw = unsafe {
             let raw = ffi::ibv_alloc_parent_domain(context.as_raw(), &mut attributes);
             Handle::new(VERB, raw)
         }?;
-        let base = Some(Base { domain, thread });
+        let base = Some(Base { domain, thread, allocator });
         Ok(Self { raw: ImportableHandle::owned(raw), base, context })
     }
 

@@ -19,20 +19,24 @@ mod endpoint;
 mod endpoint_gids;
 #[cfg(feature = "serde")]
 mod endpoint_wire;
+mod flows;
 mod halves;
 mod modify;
 mod multicast;
+mod opened;
 mod post;
 mod post_receive;
 mod post_remote;
 mod post_send;
 mod prepared;
 mod rate_limit;
+mod resolved;
 mod sequence;
 mod shared_receive_queue;
 #[cfg(feature = "efa")]
 mod srd;
 mod state;
+mod tag_matching;
 mod transition;
 pub(crate) mod work_request;
 
@@ -49,13 +53,16 @@ pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
 pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass};
 pub use halves::{ReceiveHalf, SendHalf};
+pub use opened::OpenedQueuePair;
 pub use prepared::PreparedQueuePair;
 pub use rate_limit::RateLimit;
+pub use resolved::ResolvedEthernet;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 #[cfg(feature = "efa")]
 pub use srd::SrdOptions;
 pub(crate) use state::TransitionError;
 pub use state::{MigrationState, QueuePairState};
+pub use tag_matching::{Tag, TagHandle, TagListSize, TagOperation};
 pub use transition::StateTransition;
 
 use std::fmt;
@@ -68,6 +75,7 @@ use crate::device::Gid;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::Result;
 use crate::ffi;
+use crate::flow::Flows;
 use crate::handle::{Handle, Leak, object};
 use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
@@ -126,6 +134,8 @@ pub struct QueuePair<'res> {
     parents: Parents<'res>,
     /// The multicast groups that it is attached to, with their LIDs.
     groups: Vec<(Gid, u16)>,
+    /// What it receives, if it takes Ethernet frames.
+    flows: Flows<'res>,
 }
 
 /// The properties that do not change once the queue pair exists, except the settings.
@@ -183,7 +193,7 @@ impl<'res> QueuePair<'res> {
         properties: Properties,
         parents: Parents<'res>,
     ) -> Self {
-        Self { raw, extended, properties, parents, groups: Vec::new() }
+        Self { raw, extended, properties, parents, groups: Vec::new(), flows: Flows::new() }
     }
 
     /// Begins a queue pair: see [`QueuePairBuilder::new`].
@@ -371,6 +381,7 @@ impl<'res> QueuePair<'res> {
     fn destroy(&mut self) -> Result<()> {
         if !self.raw.is_gone() {
             self.leave_groups();
+            self.end_flows();
         }
         self.raw.destroy().inspect_err(|_| self.parents.leak())
     }

@@ -48,15 +48,18 @@ pub struct SharedReceiveQueue<'pd> {
     max_wr: AtomicU32,
     max_sge: u32,
     domain: Parent<'pd, ProtectionDomain<'pd>>,
-    /// The additional fields of a queue for extended reliable connections.
-    extended: Option<Extended<'pd>>,
+    /// The additional fields of a queue with completions of its own.
+    pub(super) extended: Option<Extended<'pd>>,
 }
 
 resource!(SharedReceiveQueue<'pd>: raw, extended, domain);
 
-struct Extended<'pd> {
-    domain: Parent<'pd, XrcDomain<'pd>>,
-    queue: Parent<'pd, CompletionQueue<'pd>>,
+/// A queue for extended reliable connections has a domain, one with tag matching has none.
+pub(super) struct Extended<'pd> {
+    pub(super) domain: Option<Parent<'pd, XrcDomain<'pd>>>,
+    pub(super) queue: Parent<'pd, CompletionQueue<'pd>>,
+    /// How many scatter elements a tagged receive can have.
+    pub(super) max_tag_sge: u32,
 }
 
 impl Leak for Extended<'_> {
@@ -159,8 +162,18 @@ impl<'pd> SharedReceiveQueue<'pd> {
         // alone.
         let raw = unsafe { Handle::new(VERB, ffi::ibv_create_srq_ex(context, &mut attributes)) }?;
         let ffi::ibv_srq_attr { max_wr, max_sge, .. } = attributes.attr;
-        let extended = Some(Extended { domain: xrc_domain, queue });
-        Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended })
+        let extended = Extended { domain: Some(xrc_domain), queue, max_tag_sge: 0 };
+        Ok(Self::from_parts(raw, max_wr, max_sge, domain, extended))
+    }
+
+    pub(super) fn from_parts(
+        raw: Handle<ffi::ibv_srq>,
+        max_wr: u32,
+        max_sge: u32,
+        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        extended: Extended<'pd>,
+    ) -> Self {
+        Self { raw, max_wr: max_wr.into(), max_sge, domain, extended: Some(extended) }
     }
 
     /// Takes over a queue that was created elsewhere, such as by a C library.
@@ -408,7 +421,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
 }
 
 /// Checks the sizes against the limits of the device.
-fn check(
+pub(super) fn check(
     verb: &'static str,
     domain: &ProtectionDomain<'_>,
     max_wr: u32,

@@ -164,7 +164,7 @@ impl StateTransition {
     }
 
     /// Checks that this change is allowed for a queue pair of type `kind` in the state `from`.
-    pub(super) fn check(&self, kind: QueuePairType, from: QueuePairState) -> Result<()> {
+    pub(crate) fn check(&self, kind: QueuePairType, from: QueuePairState) -> Result<()> {
         const VERB: &str = "ibv_modify_qp";
         if self.mask.contains(AttributeMask::REMOTE_NUMBER) && self.raw.dest_qp_num > 0xff_ffff {
             let value = self.raw.dest_qp_num.into();

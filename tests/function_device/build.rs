@@ -11,6 +11,7 @@ const SOURCES: &[&str] = &[
     "completion_queue.c",
     "datagram.c",
     "device.c",
+    "flow.c",
     "kernel.c",
     "lean.c",
     "memory.c",
@@ -18,10 +19,12 @@ const SOURCES: &[&str] = &[
     "port.c",
     "post.c",
     "queue_pair.c",
+    "raw_packet.c",
     "resources.c",
     "shared_receive_queue.c",
     "transfer.c",
     "transitions.c",
+    "work_queue.c",
 ];
 
 /// Functions for providers. rdma-core renames them in its static libraries.

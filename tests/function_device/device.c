@@ -212,6 +212,8 @@ static struct verbs_context *alloc_context(struct ibv_device *device, int cmd_fd
 	verbs_set_ops(&ctx->vctx, &device_srq_ops);
 	verbs_set_ops(&ctx->vctx, &device_cq_ops);
 	verbs_set_ops(&ctx->vctx, &device_qp_ops);
+	verbs_set_ops(&ctx->vctx, &device_wq_ops);
+	verbs_set_ops(&ctx->vctx, &device_flow_ops);
 	verbs_set_ops(&ctx->vctx,
 		      dev->opt.kind == DEVICE_LEAN ? &device_lean_ops : &device_model_ops);
 	ctx->vctx.context.num_comp_vectors = dev->opt.comp_vectors;
@@ -254,6 +256,14 @@ static void free_object(struct function_device *dev, struct device_object *obj)
 		struct device_wqe *wqe;
 
 		while ((wqe = list_pop(&srq->queue, struct device_wqe, entry)))
+			free(wqe);
+		free(srq->tags);
+	}
+	if (obj->kind == DEVICE_OBJECT_WQ) {
+		struct device_wq *wq = container_of(obj, struct device_wq, obj);
+		struct device_wqe *wqe;
+
+		while ((wqe = list_pop(&wq->receives, struct device_wqe, entry)))
 			free(wqe);
 	}
 	if (obj->kind == DEVICE_OBJECT_DM)

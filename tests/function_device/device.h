@@ -58,7 +58,11 @@ struct device_options {
 	uint32_t vendor_part_id;
 };
 
+enum { DEVICE_MAX_TABLE = 8, DEVICE_MAX_COUNTERS = 8, DEVICE_MAX_FLOW = 512, DEVICE_MAX_HASH_KEY = 64, DEVICE_MAX_TAGS = 64 };
 enum { DEVICE_MAX_SGE = 16, DEVICE_MAX_INLINE = 1024, DEVICE_GIDS = 8, DEVICE_MAX_PORTS = 4 };
+
+/* What a queue pair asks the allocator of its parent domain for. */
+enum { DEVICE_BUFFER_SIZE = 8192, DEVICE_BUFFER_ALIGNMENT = 4096, DEVICE_BUFFER_TYPE = 0x5501 };
 
 struct function_device *device_create(const struct device_options *options);
 /* The device lives on until every context of it is closed too. */
@@ -174,11 +178,32 @@ enum device_object_kind {
 	DEVICE_OBJECT_DM,
 	DEVICE_OBJECT_TD,
 	DEVICE_OBJECT_XRCD,
+	DEVICE_OBJECT_WQ,
+	DEVICE_OBJECT_TABLE,
+	DEVICE_OBJECT_FLOW,
+	DEVICE_OBJECT_ACTION,
+	DEVICE_OBJECT_COUNTERS,
 	DEVICE_OBJECT_KINDS,
 };
 
 /* The number of live objects. */
 unsigned int device_live(struct function_device *device, enum device_object_kind kind);
+
+/* The parts of struct ibv_flow_action_esp_attr, as far as they were given. */
+struct device_esp {
+	bool has_attr, has_keymat, has_replay;
+	uint32_t spi, seq, tfc_pad, flags;
+	uint64_t hard_limit_pkts;
+	uint32_t keymat_proto, keymat_len;
+	uint64_t iv;
+	uint32_t iv_algo, salt, icv_len, key_len;
+	uint32_t aes_key[8];
+	uint32_t replay_proto, replay_len, replay_size;
+	uint32_t encap_type, encap_len; /* 0: none */
+	uint8_t encap[64]; /* its filter */
+	bool encap_next;
+	uint32_t comp_mask, esn;
+};
 
 /* The arguments of a control verb; what a verb does not take is zero. Lists are not followed. */
 struct device_call {
@@ -205,11 +230,25 @@ struct device_call {
 	struct ibv_parent_domain_init_attr parent_domain_attr;
 	struct ibv_xrcd_init_attr xrcd_attr;
 	struct ibv_ece ece;
+	struct ibv_qp_open_attr open_attr;
+	uint8_t hash_key[DEVICE_MAX_HASH_KEY]; /* of qp_init_attr.rx_hash_conf */
+	struct ibv_wq_init_attr wq_init_attr;
+	struct ibv_wq_attr wq_attr;
+	uint32_t table_log_size;
+	struct ibv_wq *table[DEVICE_MAX_TABLE];
+	struct ibv_flow_attr flow_attr;
+	uint8_t flow_specs[DEVICE_MAX_FLOW]; /* what follows flow_attr */
+	struct ibv_counter_attach_attr counter_attr;
+	const void *flow;
+	uint32_t counters_read, read_flags;
+	struct device_esp esp;
+	struct ibv_ops_wr ops;
+	struct ibv_sge ops_sge;
 };
 
 /* A copy of a posted work request, its lists included (model only). */
 struct device_posted {
-	uint32_t qp_num; /* 0: a shared receive queue */
+	uint32_t qp_num; /* 0: a shared receive queue; of a work queue, its number */
 	bool receive;
 	uint64_t wr_id;
 	uint32_t num_sge;

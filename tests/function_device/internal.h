@@ -27,7 +27,13 @@ void ibverbs_device_put(struct ibv_device *dev);
 	X(create_srq) X(create_srq_ex) X(modify_srq) X(query_srq) X(get_srq_num) X(destroy_srq) \
 	X(create_cq) X(create_cq_ex) X(modify_cq) X(resize_cq) X(req_notify_cq) X(destroy_cq) \
 	X(create_qp) X(create_qp_ex) X(modify_qp) X(query_qp) X(destroy_qp) \
-	X(set_ece) X(query_ece) \
+	X(set_ece) X(query_ece) X(open_qp) \
+	X(create_wq) X(modify_wq) X(destroy_wq) X(post_wq_recv) \
+	X(create_rwq_ind_table) X(destroy_rwq_ind_table) \
+	X(create_flow) X(destroy_flow) \
+	X(create_flow_action_esp) X(modify_flow_action_esp) X(destroy_flow_action) \
+	X(create_counters) X(destroy_counters) X(attach_counters_point_flow) X(read_counters) \
+	X(post_srq_ops) \
 	X(modify_to_err) X(modify_to_reset) X(post_send) X(ring_doorbell) X(lose_error) X(post_recv) X(post_srq_recv) X(wr_complete) \
 	X(poll_cq) X(start_poll) X(next_poll)
 /* clang-format on */
@@ -45,7 +51,7 @@ struct device_object {
 	enum device_object_kind kind;
 	struct ibv_context *context;
 	void *base;
-	struct device_object *uses[4]; /* destroying one of these meanwhile is EBUSY */
+	struct device_object *uses[DEVICE_MAX_TABLE]; /* destroying one of these meanwhile is EBUSY */
 	bool failed; /* its destroy verb was made to: who uses it after that is at fault */
 };
 
@@ -58,6 +64,7 @@ struct device_pd {
 	struct ibv_pd pd;
 	struct device_object obj;
 	struct device_pd *real; /* a parent domain is another name of its protection domain */
+	struct ibv_parent_domain_init_attr attr; /* of a parent domain: its allocator */
 };
 
 struct device_mr {
@@ -125,6 +132,54 @@ struct device_srq {
 	uint32_t count; /* in queue */
 	uint32_t events_reported;
 	struct device_qp *lean_user;
+	/* Tag matching. */
+	struct device_cq *cq;
+	struct device_tag {
+		bool used;
+		uint64_t recv_wr_id, tag, mask;
+	} *tags;
+	uint32_t tag_count;
+};
+
+struct device_wq {
+	struct ibv_wq wq;
+	struct device_object obj; /* uses[0]: the protection domain */
+	struct device_cq *cq;
+	struct list_head receives;
+	uint32_t used, max_wr, max_sge, flags, events_reported;
+};
+
+/* Its uses are its work queues. */
+struct device_table {
+	struct ibv_rwq_ind_table table;
+	struct device_object obj;
+	uint32_t size;
+	struct device_wq *queues[DEVICE_MAX_TABLE];
+};
+
+struct device_counters {
+	struct ibv_counters counters;
+	struct device_object obj;
+	struct device_point {
+		enum ibv_counter_description what;
+		uint32_t index;
+	} points[DEVICE_MAX_COUNTERS];
+	uint32_t point_count;
+	uint64_t values[DEVICE_MAX_COUNTERS];
+};
+
+struct device_action {
+	struct ibv_flow_action action;
+	struct device_object obj;
+};
+
+struct device_flow {
+	struct ibv_flow flow;
+	struct device_object obj; /* uses[0]: the queue pair, then counters and actions */
+	struct ibv_flow_attr attr;
+	uint8_t specs[DEVICE_MAX_FLOW];
+	struct device_counters *counters;
+	bool drop;
 };
 
 struct device_qp;
@@ -180,6 +235,11 @@ struct device_qp {
 	bool executing; /* the first of sends: flushing waits until it is finished */
 	uint64_t send_ops;
 	uint32_t events_reported;
+	struct device_table *table; /* it spreads what arrives by a hash */
+	struct ibv_rx_hash_conf hash;
+	uint8_t hash_key[DEVICE_MAX_HASH_KEY];
+	void *buffer; /* from the allocator of its parent domain */
+	bool buffer_is_default;
 	union ibv_gid mcast[4];
 	uint32_t mcast_count;
 };
@@ -235,6 +295,11 @@ DEVICE_CAST(device_mr, vmr)
 DEVICE_CAST(device_dm, vdm)
 DEVICE_CAST(device_xrcd, vxrcd)
 DEVICE_CAST(device_srq, vsrq)
+DEVICE_CAST(device_wq, wq)
+DEVICE_CAST(device_table, table)
+DEVICE_CAST(device_counters, counters)
+DEVICE_CAST(device_action, action)
+DEVICE_CAST(device_flow, flow)
 DEVICE_CAST(device_cq, vcq)
 DEVICE_CAST(device_qp, vqp)
 #undef DEVICE_CAST
@@ -273,7 +338,8 @@ void device_free(struct function_device *dev, struct device_object *obj);
 void *device_done(struct ibv_context *context, void *object, int error);
 extern const struct verbs_context_ops device_resource_ops, device_region_ops, device_srq_ops,
 	device_cq_ops, device_qp_ops;
-extern const struct verbs_context_ops device_model_ops, device_lean_ops, device_port_ops;
+extern const struct verbs_context_ops device_model_ops, device_lean_ops, device_port_ops,
+	device_wq_ops, device_flow_ops;
 
 /* kernel.c */
 int device_pipe(void);
@@ -318,6 +384,14 @@ int device_enqueue_send(struct function_device *dev, struct device_qp *qp, struc
 struct device_wqe *device_copy_send(const struct ibv_send_wr *wr);
 /* What follows a post: flush in an error state, execute if the device does so on posts. */
 void device_after_post(struct function_device *dev, struct device_qp *qp);
+
+struct device_wqe *device_copy_receive(struct function_device *dev, struct device_object *pd,
+			       const struct ibv_recv_wr *wr, uint32_t max_sge);
+void device_log_posted(struct function_device *dev, uint32_t qp_num, bool receive, const struct device_wqe *wqe);
+
+/* raw_packet.c */
+/* Gives a frame to the queue pairs whose flows match it. */
+void device_send_frame(struct function_device *dev, struct device_qp *qp, const uint8_t *frame, uint32_t length);
 
 /* lean.c */
 void device_lean_wr_functions(struct device_qp *qp);

@@ -276,7 +276,14 @@ static int command(struct function_device *dev, const struct ib_uverbs_ioctl_hdr
 	return EOPNOTSUPP;
 }
 
-int ioctl(int fd, unsigned long request, ...)
+/* The C libraries disagree about the type of the request's number. */
+#ifdef __GLIBC__
+typedef unsigned long request_number;
+#else
+typedef int request_number;
+#endif
+
+int ioctl(int fd, request_number request, ...)
 {
 	struct function_device *dev = NULL;
 	va_list args;
@@ -284,7 +291,7 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(args, request);
 	void *arg = va_arg(args, void *);
 	va_end(args);
-	if (request == RDMA_VERBS_IOCTL) {
+	if ((uint32_t)request == (uint32_t)RDMA_VERBS_IOCTL) {
 		pthread_mutex_lock(&fds_lock);
 		struct command_fd *entry = find_fd(fd);
 		if (entry)

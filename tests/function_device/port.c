@@ -96,6 +96,24 @@ static int query_device_ex(struct ibv_context *context,
 		},
 		.completion_timestamp_mask = UINT64_MAX,
 		.hca_core_clock = 1000000, /* kHz: the clock counts nanoseconds */
+		.rss_caps = {
+			.supported_qpts = 1 << IBV_QPT_RAW_PACKET | 1 << IBV_QPT_UD,
+			.max_rwq_indirection_tables = 64,
+			.max_rwq_indirection_table_size = DEVICE_MAX_TABLE,
+			.rx_hash_fields_mask = IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4 |
+					       IBV_RX_HASH_SRC_PORT_TCP | IBV_RX_HASH_DST_PORT_TCP |
+					       IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP,
+			.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ,
+		},
+		.max_wq_type_rq = 1024,
+		.raw_packet_caps = IBV_RAW_PACKET_CAP_SCATTER_FCS | IBV_RAW_PACKET_CAP_CVLAN_STRIPPING,
+		.tm_caps = {
+			.max_rndv_hdr_size = 64,
+			.max_num_tags = DEVICE_MAX_TAGS,
+			.flags = IBV_TM_CAP_RC,
+			.max_ops = 32,
+			.max_sge = 1,
+		},
 		.cq_mod_caps = { .max_cq_count = 1024, .max_cq_period = 4096 },
 		.max_dm_size = 1 << 20,
 		.odp_caps.general_caps =
@@ -167,6 +185,9 @@ static void async_event(struct ibv_context *context, struct ibv_async_event *eve
 	case IBV_EVENT_PATH_MIG_ERR:
 	case IBV_EVENT_QP_LAST_WQE_REACHED:
 		to_device_qp(event->element.qp)->events_reported++;
+		break;
+	case IBV_EVENT_WQ_FATAL:
+		to_device_wq(event->element.wq)->events_reported++;
 		break;
 	case IBV_EVENT_SRQ_ERR:
 	case IBV_EVENT_SRQ_LIMIT_REACHED:

@@ -1,8 +1,7 @@
 /* Posting to the model: requests are checked, copied with their lists, and queued. */
 #include "internal.h"
 
-static void log_posted(struct function_device *dev, uint32_t qp_num, bool receive,
-		       const struct device_wqe *wqe)
+void device_log_posted(struct function_device *dev, uint32_t qp_num, bool receive, const struct device_wqe *wqe)
 {
 	struct device_posted *posted = &dev->posted[dev->posted_total++ % DEVICE_POSTED_KEPT];
 
@@ -127,7 +126,7 @@ int device_enqueue_send(struct function_device *dev, struct device_qp *qp, struc
 	if (qp->vqp.qp.qp_type == IBV_QPT_UD)
 		wqe->ah = to_device_ah(wqe->wr.wr.ud.ah)->attr;
 	translate(dev, qp->obj.uses[0], wqe);
-	log_posted(dev, qp->vqp.qp.qp_num, false, wqe);
+	device_log_posted(dev, qp->vqp.qp.qp_num, false, wqe);
 	list_add_tail(&qp->sends, &wqe->entry);
 	qp->send_used++;
 	return 0;
@@ -195,8 +194,8 @@ int device_post_bind(struct device_qp *qp, struct device_mw *mw, const struct ib
 
 /* ---- Receives ---- */
 
-static struct device_wqe *copy_receive(struct function_device *dev, struct device_object *pd,
-				   const struct ibv_recv_wr *wr, uint32_t max_sge)
+struct device_wqe *device_copy_receive(struct function_device *dev, struct device_object *pd,
+			       const struct ibv_recv_wr *wr, uint32_t max_sge)
 {
 	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > max_sge) {
 		errno = EINVAL;
@@ -230,14 +229,14 @@ static int post_recv(struct ibv_qp *ibqp, struct ibv_recv_wr *wr, struct ibv_rec
 			error = EINVAL;
 		if (!error && qp->recv_used >= qp->attr.cap.max_recv_wr)
 			error = ENOMEM;
-		if (!error && !(wqe = copy_receive(dev, qp->obj.uses[0], wr,
+		if (!error && !(wqe = device_copy_receive(dev, qp->obj.uses[0], wr,
 						   qp->attr.cap.max_recv_sge)))
 			error = errno;
 		if (error) {
 			*bad = wr;
 			break;
 		}
-		log_posted(dev, ibqp->qp_num, true, wqe);
+		device_log_posted(dev, ibqp->qp_num, true, wqe);
 		list_add_tail(&qp->receives, &wqe->entry);
 		qp->recv_used++;
 	}
@@ -262,13 +261,13 @@ static int post_srq_recv(struct ibv_srq *ibsrq, struct ibv_recv_wr *wr, struct i
 		if (!error && srq->count >= srq->attr.max_wr)
 			error = ENOMEM;
 		if (!error &&
-		    !(wqe = copy_receive(dev, srq->obj.uses[0], wr, srq->attr.max_sge)))
+		    !(wqe = device_copy_receive(dev, srq->obj.uses[0], wr, srq->attr.max_sge)))
 			error = errno;
 		if (error) {
 			*bad = wr;
 			break;
 		}
-		log_posted(dev, 0, true, wqe);
+		device_log_posted(dev, 0, true, wqe);
 		list_add_tail(&srq->queue, &wqe->entry);
 		srq->count++;
 	}

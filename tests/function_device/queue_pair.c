@@ -79,6 +79,24 @@ void device_qp_clear(struct function_device *dev, struct device_qp *qp)
 
 /* ---- Creation ---- */
 
+/* A queue pair that spreads packets has no queues of its own. */
+static int check_hash(const struct ibv_qp_init_attr_ex *attr)
+{
+	const struct ibv_rx_hash_conf *hash = &attr->rx_hash_conf;
+
+	if (attr->qp_type != IBV_QPT_RAW_PACKET && attr->qp_type != IBV_QPT_UD)
+		return EOPNOTSUPP;
+	if (attr->comp_mask != (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE |
+				IBV_QP_INIT_ATTR_RX_HASH) ||
+	    !attr->pd || !attr->rwq_ind_tbl || attr->send_cq || attr->recv_cq || attr->srq ||
+	    attr->cap.max_send_wr || attr->cap.max_recv_wr)
+		return EINVAL;
+	if (hash->rx_hash_function != IBV_RX_HASH_FUNC_TOEPLITZ || !hash->rx_hash_key ||
+	    hash->rx_hash_key_len != 40)
+		return EINVAL;
+	return 0;
+}
+
 static int check_init(struct function_device *dev, const struct ibv_qp_init_attr_ex *attr)
 {
 	const struct ibv_qp_cap *cap = &attr->cap;
@@ -87,6 +105,9 @@ static int check_init(struct function_device *dev, const struct ibv_qp_init_attr
 	case IBV_QPT_RC:
 	case IBV_QPT_UC:
 	case IBV_QPT_UD:
+	case IBV_QPT_RAW_PACKET:
+		if (attr->comp_mask & IBV_QP_INIT_ATTR_IND_TABLE)
+			return check_hash(attr);
 		if (!attr->send_cq || !attr->recv_cq)
 			return EINVAL;
 		break;
@@ -113,6 +134,39 @@ static int check_init(struct function_device *dev, const struct ibv_qp_init_attr
 	return 0;
 }
 
+/* Takes the memory of the queues from the allocator of a parent domain, as mlx5 does. */
+static int take_buffer(struct function_device *dev, struct device_qp *qp, struct ibv_pd *pd)
+{
+	const struct ibv_parent_domain_init_attr *attr = pd ? &to_device_pd(pd)->attr : NULL;
+
+	if (!attr || !(attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS))
+		return 0;
+	void *buffer = attr->alloc(pd, attr->pd_context, DEVICE_BUFFER_SIZE, DEVICE_BUFFER_ALIGNMENT, DEVICE_BUFFER_TYPE);
+	if (!buffer)
+		return ENOMEM;
+	qp->buffer_is_default = buffer == IBV_ALLOCATOR_USE_DEFAULT;
+	qp->buffer = qp->buffer_is_default ? calloc(1, DEVICE_BUFFER_SIZE) : buffer;
+	if (!qp->buffer)
+		return ENOMEM;
+	if ((uintptr_t)buffer % DEVICE_BUFFER_ALIGNMENT && !qp->buffer_is_default)
+		device_violate(dev, "an allocator's memory is not aligned");
+	for (size_t i = 0; i < DEVICE_BUFFER_SIZE; i++)
+		if (((uint8_t *)qp->buffer)[i])
+			device_violate(dev, "an allocator's memory is not zero");
+	memset(qp->buffer, 0xb5, DEVICE_BUFFER_SIZE);
+	return 0;
+}
+
+static void give_buffer(struct device_qp *qp)
+{
+	struct ibv_pd *pd = qp->vqp.qp.pd;
+
+	if (qp->buffer_is_default)
+		free(qp->buffer);
+	else if (qp->buffer)
+		to_device_pd(pd)->attr.free(pd, to_device_pd(pd)->attr.pd_context, qp->buffer, DEVICE_BUFFER_TYPE);
+}
+
 static struct ibv_qp *make(struct ibv_context *context, enum device_verb verb,
 			   const struct ibv_qp_init_attr_ex *attr)
 {
@@ -127,6 +181,8 @@ static struct ibv_qp *make(struct ibv_context *context, enum device_verb verb,
 		if (!qp)
 			error = errno;
 	}
+	if (!error && (error = take_buffer(dev, qp, attr->pd)))
+		device_free(dev, &qp->obj);
 	if (!error) {
 		struct ibv_qp *base = &qp->vqp.qp;
 
@@ -160,6 +216,13 @@ static struct ibv_qp *make(struct ibv_context *context, enum device_verb verb,
 			qp->vqp.xrcd = &to_device_xrcd(attr->xrcd)->vxrcd;
 			qp->obj.uses[0] = &to_device_xrcd(attr->xrcd)->obj;
 		}
+		if (attr->comp_mask & IBV_QP_INIT_ATTR_IND_TABLE) {
+			qp->table = to_device_table(attr->rwq_ind_tbl);
+			qp->hash = attr->rx_hash_conf;
+			memcpy(qp->hash_key, attr->rx_hash_conf.rx_hash_key,
+			       attr->rx_hash_conf.rx_hash_key_len);
+			qp->obj.uses[1] = &qp->table->obj;
+		}
 		if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
 			qp->send_ops = attr->send_ops_flags;
 			qp->vqp.comp_mask |= VERBS_QP_EX;
@@ -189,8 +252,54 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr
 
 static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
 {
-	device_begin(context, DEVICE_create_qp_ex, context)->qp_init_attr = *attr;
+	struct device_call *call = device_begin(context, DEVICE_create_qp_ex, context);
+
+	call->qp_init_attr = *attr;
+	if (attr->comp_mask & IBV_QP_INIT_ATTR_RX_HASH && attr->rx_hash_conf.rx_hash_key &&
+	    attr->rx_hash_conf.rx_hash_key_len <= DEVICE_MAX_HASH_KEY)
+		memcpy(call->hash_key, attr->rx_hash_conf.rx_hash_key,
+		       attr->rx_hash_conf.rx_hash_key_len);
 	return make(context, DEVICE_create_qp_ex, attr);
+}
+
+/* Another handle of a queue pair, in the domain that it belongs to. */
+static struct ibv_qp *open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr)
+{
+	struct function_device *dev = to_device(context);
+	struct device_qp *qp = NULL, *from;
+
+	device_begin(context, DEVICE_open_qp, context)->open_attr = *attr;
+	int error = device_admit(dev, DEVICE_open_qp);
+	if (!error && (attr->comp_mask & ~(uint32_t)IBV_QP_OPEN_ATTR_CONTEXT) !=
+			      (IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE))
+		error = EINVAL;
+	from = error ? NULL : device_find_qp(dev, attr->qp_num);
+	if (!error && (!from || from->vqp.qp.qp_type != IBV_QPT_XRC_RECV ||
+		       from->vqp.xrcd != &to_device_xrcd(attr->xrcd)->vxrcd || attr->qp_type != IBV_QPT_XRC_RECV))
+		error = EINVAL;
+	if (!error) {
+		qp = device_new(dev, context, DEVICE_OBJECT_QP, device_qp, dev->opt.max_qp);
+		if (!qp)
+			error = errno;
+	}
+	if (!error) {
+		struct ibv_qp *base = &qp->vqp.qp;
+
+		base->context = context;
+		base->qp_type = attr->qp_type;
+		base->qp_num = base->handle = attr->qp_num;
+		base->state = from->attr.qp_state;
+		pthread_mutex_init(&base->mutex, NULL);
+		pthread_cond_init(&base->cond, NULL);
+		list_head_init(&qp->sends);
+		list_head_init(&qp->receives);
+		list_head_init(&qp->batch);
+		qp->attr = from->attr;
+		qp->init_attr = from->init_attr;
+		qp->vqp.xrcd = from->vqp.xrcd;
+		qp->obj.uses[0] = &to_device_xrcd(attr->xrcd)->obj;
+	}
+	return device_done(context, qp, error);
 }
 
 /* ---- States ---- */
@@ -276,6 +385,9 @@ static int modify_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask)
 	call->qp_attr = *attr;
 	call->mask = mask;
 	int error = device_admit(dev, DEVICE_modify_qp);
+	/* As mlx5: it works from the beginning. */
+	if (!error && qp->table)
+		error = EOPNOTSUPP;
 	if (!error && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_ERR)
 		error = device_fault(dev, DEVICE_modify_to_err);
 	if (!error && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RESET)
@@ -357,6 +469,7 @@ static int destroy_qp(struct ibv_qp *ibqp)
 		device_wait_acks(&ibqp->mutex, &ibqp->cond, &ibqp->events_completed,
 				 &qp->events_reported, "ibv_destroy_qp");
 	pthread_mutex_lock(&dev->lock);
+	give_buffer(qp);
 	device_free(dev, &qp->obj);
 	pthread_mutex_unlock(&dev->lock);
 	return 0;
@@ -436,6 +549,7 @@ const struct verbs_context_ops device_qp_ops = {
 	.destroy_qp = destroy_qp,
 	.detach_mcast = detach_mcast,
 	.modify_qp = modify_qp,
+	.open_qp = open_qp,
 	.query_ece = query_ece,
 	.query_qp = query_qp,
 	.set_ece = set_ece,

@@ -117,6 +117,7 @@ static struct ibv_pd *alloc_parent_domain(struct ibv_context *context,
 		parent = device_new(dev, context, DEVICE_OBJECT_PD, device_pd, dev->opt.max_pd);
 		if (parent) {
 			ibv_initialize_parent_domain(&parent->pd, attr->pd);
+			parent->attr = *attr;
 			parent->real = to_device_pd(attr->pd)->real;
 			parent->obj.uses[0] = &to_device_pd(attr->pd)->obj;
 			if (attr->td)

@@ -12,8 +12,11 @@ static struct ibv_srq *make(struct ibv_context *context, enum device_verb verb,
 
 	if (!error && (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_PD) || !attr->pd))
 		error = EINVAL;
-	if (!error && type == IBV_SRQT_TM)
-		error = EOPNOTSUPP;
+	if (!error && type == IBV_SRQT_TM &&
+	    (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_CQ) || !(attr->comp_mask & IBV_SRQ_INIT_ATTR_TM) ||
+	     !attr->cq || !attr->tm_cap.max_num_tags || attr->tm_cap.max_num_tags > DEVICE_MAX_TAGS ||
+	     !attr->tm_cap.max_ops))
+		error = EINVAL;
 	if (!error && type == IBV_SRQT_XRC &&
 	    (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_XRCD) ||
 	     !(attr->comp_mask & IBV_SRQ_INIT_ATTR_CQ) || !attr->xrcd || !attr->cq))
@@ -36,6 +39,13 @@ static struct ibv_srq *make(struct ibv_context *context, enum device_verb verb,
 		srq->vsrq.srq_num = dev->next_key++;
 		srq->vsrq.srq.handle = srq->vsrq.srq_num;
 		srq->obj.uses[0] = &to_device_pd(attr->pd)->obj;
+		if (type == IBV_SRQT_TM) {
+			srq->tag_count = attr->tm_cap.max_num_tags;
+			srq->tags = calloc(srq->tag_count, sizeof(*srq->tags));
+			srq->vsrq.cq = attr->cq;
+			srq->cq = to_device_cq(attr->cq);
+			srq->obj.uses[1] = &srq->cq->obj;
+		}
 		if (type == IBV_SRQT_XRC) {
 			srq->vsrq.xrcd = &to_device_xrcd(attr->xrcd)->vxrcd;
 			srq->vsrq.cq = attr->cq;
@@ -154,9 +164,71 @@ static int destroy_srq(struct ibv_srq *ibsrq)
 	pthread_mutex_lock(&dev->lock);
 	while ((wqe = list_pop(&srq->queue, struct device_wqe, entry)))
 		free(wqe);
+	free(srq->tags);
 	device_free(dev, &srq->obj);
 	pthread_mutex_unlock(&dev->lock);
 	return 0;
+}
+
+/* Carries one operation on the list of tags out; *found is the tag that it is about. */
+static int change_tags(struct device_srq *srq, struct ibv_ops_wr *op, enum ibv_wc_status *status)
+{
+	uint32_t i = 0;
+
+	switch (op->opcode) {
+	case IBV_WR_TAG_ADD:
+		while (i < srq->tag_count && srq->tags[i].used)
+			i++;
+		if (i == srq->tag_count)
+			return ENOMEM;
+		if (op->tm.add.num_sge < 0 || op->tm.add.num_sge > 1)
+			return EINVAL;
+		srq->tags[i] = (struct device_tag){ true, op->tm.add.recv_wr_id, op->tm.add.tag,
+						op->tm.add.mask };
+		op->tm.handle = i;
+		return 0;
+	case IBV_WR_TAG_DEL:
+		if (op->tm.handle >= srq->tag_count || !srq->tags[op->tm.handle].used)
+			*status = IBV_WC_TM_ERR;
+		else
+			srq->tags[op->tm.handle].used = false;
+		return 0;
+	case IBV_WR_TAG_SYNC:
+		return 0;
+	default:
+		return EINVAL;
+	}
+}
+
+static int post_srq_ops(struct ibv_srq *ibsrq, struct ibv_ops_wr *op, struct ibv_ops_wr **bad)
+{
+	static const enum ibv_wc_opcode done[] = { IBV_WC_TM_ADD, IBV_WC_TM_DEL, IBV_WC_TM_SYNC };
+	struct function_device *dev = to_device(ibsrq->context);
+	struct device_srq *srq = to_device_srq(ibsrq);
+	int error = 0;
+
+	for (; op && !error; op = error ? op : op->next) {
+		struct device_call *call = device_begin(ibsrq->context, DEVICE_post_srq_ops, ibsrq);
+		struct ibv_wc wc = { .wr_id = op->wr_id };
+
+		device_use(dev, &srq->obj);
+		call->ops = *op;
+		if (op->opcode == IBV_WR_TAG_ADD && op->tm.add.num_sge == 1)
+			call->ops_sge = *op->tm.add.sg_list;
+		error = device_admit(dev, DEVICE_post_srq_ops);
+		if (!error && !srq->tags)
+			error = EINVAL;
+		if (!error)
+			error = change_tags(srq, op, &wc.status);
+		if (error) {
+			*bad = op;
+		} else if (op->flags & IBV_OPS_SIGNALED) {
+			wc.opcode = done[op->opcode];
+			device_complete(dev, srq->cq, NULL, &wc, 0, 0, false);
+		}
+		device_unlock(ibsrq->context);
+	}
+	return error;
 }
 
 const struct verbs_context_ops device_srq_ops = {
@@ -165,5 +237,6 @@ const struct verbs_context_ops device_srq_ops = {
 	.destroy_srq = destroy_srq,
 	.get_srq_num = get_srq_num,
 	.modify_srq = modify_srq,
+	.post_srq_ops = post_srq_ops,
 	.query_srq = query_srq,
 };

@@ -293,6 +293,10 @@ static enum outcome transfer(struct function_device *dev, struct device_qp *qp,
 
 	if (!fetches && !device_gather(dev, pd, wqe, data))
 		return finish(dev, qp, wqe, IBV_WC_LOC_PROT_ERR);
+	if (qp->vqp.qp.qp_type == IBV_QPT_RAW_PACKET) {
+		device_send_frame(dev, qp, data, length);
+		return finish(dev, qp, wqe, IBV_WC_SUCCESS);
+	}
 	if (qp->vqp.qp.qp_type == IBV_QPT_UD) {
 		device_send_datagram(dev, qp, wqe, data, length);
 		return finish(dev, qp, wqe, IBV_WC_SUCCESS);

@@ -255,7 +255,7 @@ impl<'wr> ReceiveWorkRequest<'wr> {
 
     /// The C struct, with this number.
     #[inline]
-    pub(super) fn numbered(&mut self, wr_id: u64) -> &mut ffi::ibv_recv_wr {
+    pub(crate) fn numbered(&mut self, wr_id: u64) -> &mut ffi::ibv_recv_wr {
         self.raw.wr_id = wr_id;
         &mut self.raw
     }

@@ -74,7 +74,9 @@
 //!
 //! The device is not in the list of `ibv_get_device_list`, and `ibv_open_device` opens it through
 //! [`FunctionDevice::open`] only. Partition keys are read from files that the build made, so
-//! `ibv_query_pkey` fails on another machine than the one that built the tests. Raw packets, flow steering, work queues and counters are unsupported.
+//! `ibv_query_pkey` fails on another machine than the one that built the tests. Frames of raw packet queue pairs
+//! reach the queue pairs of the device whose flows match their Ethernet, IPv4, TCP or UDP headers; other headers are
+//! recorded, and match nothing. Tags of shared receive queues are kept, but messages are not matched to them.
 //!
 //! The crate defines `ioctl` for the whole program, since libibverbs asks the kernel itself for
 //! completion channels and GIDs; calls for other descriptors go on to the kernel.

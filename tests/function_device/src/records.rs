@@ -21,11 +21,16 @@ pub enum Kind {
     DeviceMemory,
     ThreadDomain,
     XrcDomain,
+    WorkQueue,
+    IndirectionTable,
+    Flow,
+    FlowAction,
+    FlowCounters,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 16] = [
         Kind::Context,
         Kind::ProtectionDomain,
         Kind::MemoryRegion,
@@ -37,6 +42,11 @@ impl Kind {
         Kind::DeviceMemory,
         Kind::ThreadDomain,
         Kind::XrcDomain,
+        Kind::WorkQueue,
+        Kind::IndirectionTable,
+        Kind::Flow,
+        Kind::FlowAction,
+        Kind::FlowCounters,
     ];
 
     fn to_raw(self) -> u32 {
@@ -52,6 +62,11 @@ impl Kind {
             Kind::DeviceMemory => raw::DEVICE_OBJECT_DM,
             Kind::ThreadDomain => raw::DEVICE_OBJECT_TD,
             Kind::XrcDomain => raw::DEVICE_OBJECT_XRCD,
+            Kind::WorkQueue => raw::DEVICE_OBJECT_WQ,
+            Kind::IndirectionTable => raw::DEVICE_OBJECT_TABLE,
+            Kind::Flow => raw::DEVICE_OBJECT_FLOW,
+            Kind::FlowAction => raw::DEVICE_OBJECT_ACTION,
+            Kind::FlowCounters => raw::DEVICE_OBJECT_COUNTERS,
         }
     }
 }
@@ -59,7 +74,7 @@ impl Kind {
 /// A posted work request, as the device copied it.
 #[derive(Clone)]
 pub struct Posted {
-    /// The queue pair; 0 for a shared receive queue.
+    /// The queue pair or the work queue; 0 for a shared receive queue.
     pub qp_num: u32,
     /// A receive, or a send of some kind.
     pub receive: bool,

@@ -1,0 +1,124 @@
+//! Memory of the program's own for the queues of a device.
+
+use std::alloc::Layout;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use crate::ffi;
+use crate::handle::Leak;
+
+/// Where providers take the memory of queues from: see
+/// [`ProtectionDomain::parent_domain_with_allocator`](crate::ProtectionDomain::parent_domain_with_allocator).
+///
+/// mlx5 asks for the queues of queue pairs, completion queues and work queues, and for their doorbells.
+/// Verbs call the methods on the thread that creates or destroys an object. The methods must not call
+/// verbs: providers may hold locks.
+///
+/// # Safety
+///
+/// Memory that [`alloc`](Self::alloc) returns has the layout, is zeroed, and stays valid for reads and
+/// writes by the device and by any thread until [`free`](Self::free) is called with it: also after the
+/// allocator, and everything that it borrows, was dropped. `fork` does not copy it
+/// (`MADV_DONTFORK`, or shared memory).
+pub unsafe trait DomainAllocator: Send + Sync {
+    /// Allocates memory. `resource_type` is the provider's own number of its use. If this panics, the
+    /// allocation fails.
+    fn alloc(&self, layout: Layout, resource_type: u64) -> DomainAllocation;
+
+    /// Frees memory. If this panics, the memory is leaked.
+    ///
+    /// # Safety
+    ///
+    /// `alloc` has returned the memory for this type, and nothing uses it any more.
+    unsafe fn free(&self, memory: NonNull<u8>, resource_type: u64);
+}
+
+/// The answer of [`DomainAllocator::alloc`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DomainAllocation {
+    /// This memory.
+    Memory(NonNull<u8>),
+    /// The provider's own allocator shall be used (`IBV_ALLOCATOR_USE_DEFAULT`).
+    Default,
+    /// There is no memory: creating the object fails with `ENOMEM`.
+    Failed,
+}
+
+/// An allocator that C calls.
+pub(super) struct Registered<'a>(Arc<Box<dyn DomainAllocator + 'a>>);
+
+impl<'a> Registered<'a> {
+    pub(super) fn new(allocator: impl DomainAllocator + 'a) -> Self {
+        Self(Arc::new(Box::new(allocator)))
+    }
+
+    /// Makes a parent domain use it. It must outlive the domain.
+    pub(super) fn register(&self, attributes: &mut ffi::ibv_parent_domain_init_attr) {
+        use ffi::ibv_parent_domain_init_attr_mask as mask;
+
+        attributes.comp_mask |= (mask::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+            | mask::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
+            .0;
+        attributes.alloc = Some(alloc);
+        attributes.free = Some(free);
+        attributes.pd_context = Arc::as_ptr(&self.0).cast_mut().cast();
+    }
+}
+
+impl Leak for Registered<'_> {
+    /// Keeps the allocator for ever: objects of the domain that are leaked may still free.
+    fn leak(&self) {
+        std::mem::forget(Arc::clone(&self.0));
+    }
+}
+
+/// # Safety
+///
+/// `context` is that of a registered allocator, which is live.
+unsafe fn allocator<'a>(context: *mut c_void) -> &'a dyn DomainAllocator {
+    // SAFETY: the caller vouches for the pointer. The lifetime of the box's content ends with the borrow.
+    unsafe { &**context.cast::<Box<dyn DomainAllocator + 'a>>() }
+}
+
+unsafe extern "C" fn alloc(
+    _: *mut ffi::ibv_pd,
+    context: *mut c_void,
+    size: usize,
+    alignment: usize,
+    resource_type: u64,
+) -> *mut c_void {
+    let Ok(layout) = Layout::from_size_align(size, alignment.max(1)) else {
+        return ptr::null_mut();
+    };
+    // SAFETY: libibverbs passes the context that was registered; the domain keeps the allocator.
+    let allocator = unsafe { allocator(context) };
+    match catch_unwind(AssertUnwindSafe(|| allocator.alloc(layout, resource_type))) {
+        Ok(DomainAllocation::Memory(memory)) => memory.as_ptr().cast(),
+        // IBV_ALLOCATOR_USE_DEFAULT: a macro, which has no binding.
+        Ok(DomainAllocation::Default) => ptr::without_provenance_mut(usize::MAX),
+        Ok(DomainAllocation::Failed) => ptr::null_mut(),
+        Err(payload) => {
+            // Dropping it could panic again.
+            std::mem::forget(payload);
+            ptr::null_mut()
+        }
+    }
+}
+
+unsafe extern "C" fn free(
+    _: *mut ffi::ibv_pd,
+    context: *mut c_void,
+    memory: *mut c_void,
+    resource_type: u64,
+) {
+    let Some(memory) = NonNull::new(memory.cast()) else { return };
+    // SAFETY: as in `alloc`.
+    let allocator = unsafe { allocator(context) };
+    // SAFETY: providers free what `alloc` has returned, once.
+    let freed = catch_unwind(AssertUnwindSafe(|| unsafe { allocator.free(memory, resource_type) }));
+    if let Err(payload) = freed {
+        std::mem::forget(payload);
+    }
+}

@@ -1,0 +1,285 @@
+//! The rules of flows.
+
+use std::fmt;
+
+use super::esp_action::EspAction;
+use super::flow_counters::FlowCounters;
+use super::matches::HeaderMatch;
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::handle::Leak;
+use crate::parent::Parent;
+
+pub(super) const VERB: &str = "ibv_create_flow";
+
+bitflags::bitflags! {
+    /// `enum ibv_flow_flags`: options of a rule that few devices have.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    #[doc(alias = "ibv_flow_flags")]
+    pub struct FlowFlags: u32 {
+        /// Packets that match go on to rules of lower priority too.
+        const DONT_TRAP = ffi::ibv_flow_flags::IBV_FLOW_ATTR_FLAGS_DONT_TRAP.0;
+        /// The rule is about packets that are sent, not received.
+        const EGRESS = ffi::ibv_flow_flags::IBV_FLOW_ATTR_FLAGS_EGRESS.0;
+    }
+}
+
+/// `struct ibv_flow_attr`: which packets a flow takes, and what is done with them.
+///
+/// Without actions, the queue pair that the flow is created on receives the packets
+/// ([`QueuePair::create_flow`](crate::QueuePair::create_flow)). The flow keeps the counters and actions that
+/// it names.
+///
+/// ```
+/// use ibverbs::{EthernetMatch, FlowRule, Ipv4Match, PortMatch};
+///
+/// let rule = FlowRule::new(1)
+///     .matching(EthernetMatch::new().destination([2, 0, 0, 0, 0, 1]))
+///     .matching(Ipv4Match::new().source_masked([10, 0, 0, 0].into(), [255, 0, 0, 0].into()))
+///     .matching(PortMatch::udp().destination(4791))
+///     .priority(3);
+/// ```
+#[derive(Clone)]
+#[doc(alias = "ibv_flow_attr")]
+#[must_use = "it is for create_flow"]
+pub struct FlowRule<'res> {
+    kind: ffi::ibv_flow_attr_type,
+    port: u8,
+    priority: u16,
+    flags: FlowFlags,
+    headers: Vec<u8>,
+    header_count: usize,
+    tag: Option<u32>,
+    drops: bool,
+    pub(super) held: Vec<Held<'res>>,
+}
+
+/// What a flow refers to, and keeps.
+#[derive(Clone)]
+pub(super) enum Held<'res> {
+    Counters(Parent<'res, FlowCounters<'res>>),
+    Action(Parent<'res, EspAction<'res>>),
+}
+
+impl Leak for Held<'_> {
+    fn leak(&self) {
+        match self {
+            Self::Counters(counters) => counters.leak(),
+            Self::Action(action) => action.leak(),
+        }
+    }
+}
+
+impl Held<'_> {
+    fn context(&self) -> &Context<'_> {
+        match self {
+            Self::Counters(counters) => counters.context(),
+            Self::Action(action) => action.context(),
+        }
+    }
+}
+
+impl<'res> FlowRule<'res> {
+    fn of_kind(kind: ffi::ibv_flow_attr_type, port: u8) -> Self {
+        Self {
+            kind,
+            port,
+            priority: 0,
+            flags: FlowFlags::empty(),
+            headers: Vec::new(),
+            header_count: 0,
+            tag: None,
+            drops: false,
+            held: Vec::new(),
+        }
+    }
+
+    /// A rule for packets of this port whose headers [match](Self::matching). Ports count from 1.
+    pub fn new(port: u8) -> Self {
+        Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_NORMAL, port)
+    }
+
+    /// A rule for all packets of the port that no other rule takes.
+    pub fn all_default(port: u8) -> Self {
+        Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_ALL_DEFAULT, port)
+    }
+
+    /// A rule for all multicast packets of the port that no other rule takes.
+    pub fn multicast_default(port: u8) -> Self {
+        Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_MC_DEFAULT, port)
+    }
+
+    /// A rule for all packets of the port, whether or not another rule takes them too.
+    pub fn sniffer(port: u8) -> Self {
+        Self::of_kind(ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_SNIFFER, port)
+    }
+
+    /// Packets must have this header. The headers of a rule are named from the outermost on.
+    pub fn matching(mut self, header: impl HeaderMatch) -> Self {
+        header.append(&mut self.headers, false);
+        self.header_count += 1;
+        self
+    }
+
+    /// Packets must have this header inside a tunnel.
+    pub fn matching_inner(mut self, header: impl HeaderMatch) -> Self {
+        header.append(&mut self.headers, true);
+        self.header_count += 1;
+        self
+    }
+
+    /// The rule's priority (0 unless set): of several rules that match, the one with the lowest number
+    /// applies.
+    pub fn priority(mut self, priority: u16) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Options (none unless set).
+    pub fn flags(mut self, flags: FlowFlags) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// The completions of packets that match have this number
+    /// ([`FLOW_TAG`](crate::CompletionFields::FLOW_TAG)).
+    pub fn tag(mut self, tag: u32) -> Self {
+        self.tag = Some(tag);
+        self
+    }
+
+    /// Packets that match are dropped.
+    pub fn drop_packets(mut self) -> Self {
+        self.drops = true;
+        self
+    }
+
+    /// Packets that match are counted.
+    pub fn count(mut self, counters: impl Into<Parent<'res, FlowCounters<'res>>>) -> Self {
+        self.held.push(Held::Counters(counters.into()));
+        self
+    }
+
+    /// The action is applied to packets that match.
+    pub fn action(mut self, action: impl Into<Parent<'res, EspAction<'res>>>) -> Self {
+        self.held.push(Held::Action(action.into()));
+        self
+    }
+
+    /// The struct with its specifications, as C has them.
+    pub(super) fn to_raw(&self, context: &Context<'_>) -> Result<RawRule> {
+        let ports = context.query_device()?.phys_port_cnt();
+        if self.port == 0 || u32::from(self.port) > u32::from(ports) {
+            return Err(Error::out_of_range(VERB, "the port", self.port.into(), 1, ports.into()));
+        }
+        let normal = self.kind == ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_NORMAL;
+        if !normal && self.header_count > 0 {
+            return Err(Error::invalid(VERB, "a default rule and a sniffer match no headers"));
+        }
+        if self.held.iter().any(|held| held.context().as_raw() != context.as_raw()) {
+            let reason = "the counters or the action of the rule belong to another context";
+            return Err(Error::invalid(VERB, reason));
+        }
+        let count = self.header_count
+            + self.held.len()
+            + usize::from(self.tag.is_some())
+            + usize::from(self.drops);
+        let Ok(num_of_specs) = u8::try_from(count) else {
+            let what = "the number of headers and actions";
+            return Err(Error::out_of_range(VERB, what, count as u64, 0, u8::MAX.into()));
+        };
+        let mut specs = self.headers.clone();
+        let header = |kind: ffi::ibv_flow_spec_type, size: usize| {
+            let mut bytes = vec![0; size];
+            bytes[..4].copy_from_slice(&kind.0.to_ne_bytes());
+            bytes[4..6].copy_from_slice(&(size as u16).to_ne_bytes());
+            bytes
+        };
+        for held in &self.held {
+            let (kind, size, at, pointer) = match held {
+                Held::Counters(counters) => (
+                    ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_ACTION_COUNT,
+                    size_of::<ffi::ibv_flow_spec_counter_action>(),
+                    std::mem::offset_of!(ffi::ibv_flow_spec_counter_action, counters),
+                    counters.as_raw() as usize,
+                ),
+                Held::Action(action) => (
+                    ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_ACTION_HANDLE,
+                    size_of::<ffi::ibv_flow_spec_action_handle>(),
+                    std::mem::offset_of!(ffi::ibv_flow_spec_action_handle, action),
+                    action.as_raw() as usize,
+                ),
+            };
+            let mut bytes = header(kind, size);
+            bytes[at..at + size_of::<usize>()].copy_from_slice(&pointer.to_ne_bytes());
+            specs.extend(bytes);
+        }
+        if self.drops {
+            let size = size_of::<ffi::ibv_flow_spec_action_drop>();
+            specs.extend(header(ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_ACTION_DROP, size));
+        }
+        // The last one, since its length would misalign the pointers of those after it.
+        if let Some(tag) = self.tag {
+            let size = size_of::<ffi::ibv_flow_spec_action_tag>();
+            let mut bytes = header(ffi::ibv_flow_spec_type::IBV_FLOW_SPEC_ACTION_TAG, size);
+            let at = std::mem::offset_of!(ffi::ibv_flow_spec_action_tag, tag_id);
+            bytes[at..at + 4].copy_from_slice(&tag.to_ne_bytes());
+            specs.extend(bytes);
+        }
+        // 255 specifications of at most 88 bytes fit.
+        let size = (size_of::<ffi::ibv_flow_attr>() + specs.len()) as u16;
+        let attributes = ffi::ibv_flow_attr {
+            comp_mask: 0,
+            type_: self.kind,
+            size,
+            priority: self.priority,
+            num_of_specs,
+            port: self.port,
+            flags: self.flags.bits(),
+        };
+        Ok(RawRule::new(attributes, &specs))
+    }
+}
+
+/// `struct ibv_flow_attr`, and what follows it, in memory of its own.
+pub(super) struct RawRule {
+    words: Vec<u64>,
+}
+
+impl RawRule {
+    /// The struct has 20 bytes; it begins so that the specifications after it are aligned to 8.
+    const START: usize =
+        size_of::<ffi::ibv_flow_attr>().next_multiple_of(8) - size_of::<ffi::ibv_flow_attr>();
+
+    fn new(attributes: ffi::ibv_flow_attr, specs: &[u8]) -> Self {
+        let length = Self::START + size_of::<ffi::ibv_flow_attr>() + specs.len();
+        let mut this = Self { words: vec![0; length.div_ceil(8)] };
+        let to = this.as_mut_ptr();
+        // SAFETY: the words have room for both, one after the other, and are aligned for the struct.
+        unsafe {
+            to.write(attributes);
+            to.add(1).cast::<u8>().copy_from_nonoverlapping(specs.as_ptr(), specs.len());
+        }
+        this
+    }
+
+    pub(super) fn as_mut_ptr(&mut self) -> *mut ffi::ibv_flow_attr {
+        const { assert!(Self::START % align_of::<ffi::ibv_flow_attr>() == 0) };
+        // SAFETY: there are more bytes than that.
+        unsafe { self.words.as_mut_ptr().cast::<u8>().add(Self::START).cast() }
+    }
+}
+
+impl fmt::Debug for FlowRule<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlowRule")
+            .field("port", &self.port)
+            .field("priority", &self.priority)
+            .field("flags", &self.flags)
+            .field("headers", &self.header_count)
+            .field("tag", &self.tag)
+            .field("drops", &self.drops)
+            .finish_non_exhaustive()
+    }
+}

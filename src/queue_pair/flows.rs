@@ -1,0 +1,78 @@
+//! The flows of a queue pair.
+
+use super::QueuePair;
+use crate::error::Result;
+use crate::flow::{FlowCounter, FlowCounters, FlowId, FlowRule};
+use crate::handle::Leak;
+use crate::parent::Parent;
+
+/// Flow steering, for raw packet and UD queue pairs.
+impl<'res> QueuePair<'res> {
+    /// `ibv_create_flow`: directs the packets that match `rule` to this queue pair. The flow ends with
+    /// [`destroy_flow`](Self::destroy_flow) or with the queue pair.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: this is neither a raw packet nor a UD queue pair; the device has no such port; a default
+    ///    rule or a sniffer matches headers; the rule's counters or action belong to another context, or have
+    ///    no counter attached; or the device does not support the headers, or not in this order.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no flows, or not these options or actions.
+    ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
+    ///  - `EEXIST`: the device has the same rule already.
+    ///  - `EBUSY`: default rules and sniffers are taken.
+    ///  - `ENOMEM`: the device has no flow left.
+    #[doc(alias = "ibv_create_flow")]
+    pub fn create_flow(&mut self, rule: &FlowRule<'res>) -> Result<FlowId> {
+        let (raw, kind) = (self.as_raw(), self.queue_pair_type());
+        let context = self.parents.domain.context();
+        // SAFETY: the queue pair is live, of that type, and destroys its flows before itself.
+        unsafe { self.flows.create(raw, kind, context, rule) }
+    }
+
+    /// `ibv_destroy_flow`: ends a flow.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the flow has ended already, or belongs to another queue pair.
+    ///
+    /// If the device cannot destroy the flow, it is [leaked](crate#when-a-resource-cannot-be-destroyed),
+    /// with this queue pair and all that it was made from.
+    #[doc(alias = "ibv_destroy_flow")]
+    pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
+        let (raw, parents) = (&self.raw, &self.parents);
+        self.flows.destroy(flow, || {
+            raw.leak();
+            parents.leak();
+        })
+    }
+
+    /// `ibv_attach_counters_point_flow`: counts the packets of a flow that exists, at `index` of the
+    /// counters. See [`FlowCounters::attach`] for flows that are created later, which is all that mlx5 can
+    /// do.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the flow has ended already, or belongs to another queue pair, or the device has no such
+    ///    index.
+    ///  - `EOPNOTSUPP`: the device cannot attach counters to a flow that exists.
+    ///  - `ENOMEM`: out of memory.
+    #[doc(alias = "ibv_attach_counters_point_flow")]
+    pub fn attach_counters(
+        &mut self,
+        flow: FlowId,
+        counters: impl Into<Parent<'res, FlowCounters<'res>>>,
+        counter: FlowCounter,
+        index: u32,
+    ) -> Result<()> {
+        self.flows.attach(flow, counters.into(), counter, index)
+    }
+
+    /// Destroys all flows: the kernel refuses to destroy a queue pair that has one.
+    pub(super) fn end_flows(&mut self) {
+        let (raw, parents) = (&self.raw, &self.parents);
+        self.flows.destroy_all(|| {
+            raw.leak();
+            parents.leak();
+        });
+    }
+}

@@ -1,0 +1,260 @@
+//! Shared receive queues with tag matching.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use super::shared_receive_queue::{Extended, SharedReceiveQueue, check};
+use crate::completion::CompletionQueue;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::handle::Handle;
+use crate::memory::ScatterElement;
+use crate::parent::Parent;
+
+const CREATE: &str = "ibv_create_srq_ex";
+const POST: &str = "ibv_post_srq_ops";
+
+/// `struct ibv_tm_cap`: the size of the list of tags of a shared receive queue.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_tm_cap")]
+pub struct TagListSize {
+    /// How many tagged receives the list holds.
+    pub max_tags: u32,
+    /// How many operations on the list can be outstanding.
+    pub max_operations: u32,
+}
+
+/// A receive in the list of tags, by which it is removed
+/// ([`SharedReceiveQueue::post_tag_remove`](crate::SharedReceiveQueue::post_tag_remove)).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct TagHandle(u32);
+
+/// A tag and the bits of it that count: a message matches if its tag has the same value in the bits of
+/// `mask`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Tag {
+    /// The value. Bits that are not in `mask` are 0.
+    pub value: u64,
+    /// The bits that count.
+    pub mask: u64,
+}
+
+/// How an operation on the list of tags completes, and what it says to the device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[must_use = "it is to be posted"]
+pub struct TagOperation {
+    wr_id: u64,
+    signaled: bool,
+    unexpected: Option<u32>,
+}
+
+impl TagOperation {
+    /// An operation that completes under the number `wr_id`.
+    pub fn new(wr_id: u64) -> Self {
+        Self { wr_id, signaled: true, unexpected: None }
+    }
+
+    /// It has no completion.
+    pub fn unsignaled(mut self) -> Self {
+        self.signaled = false;
+        self
+    }
+
+    /// Tells the device how many messages without a matching tag the program has handled so far, modulo
+    /// 2³².
+    pub fn synchronize(mut self, unexpected: u32) -> Self {
+        self.unexpected = Some(unexpected);
+        self
+    }
+
+    fn to_raw(self, opcode: ffi::ibv_ops_wr_opcode) -> ffi::ibv_ops_wr {
+        let mut flags = 0;
+        if self.signaled {
+            flags |= ffi::ibv_ops_flags::IBV_OPS_SIGNALED.0;
+        }
+        if self.unexpected.is_some() {
+            flags |= ffi::ibv_ops_flags::IBV_OPS_TM_SYNC.0;
+        }
+        let mut raw = ffi::ibv_ops_wr { wr_id: self.wr_id, opcode, ..Default::default() };
+        raw.flags = flags as c_int;
+        raw.tm.unexpected_cnt = self.unexpected.unwrap_or(0);
+        raw
+    }
+}
+
+/// Tag matching: the device chooses the receive of a message by a tag in its header.
+///
+/// A message that matches no tag goes to a receive that was posted with
+/// [`post`](SharedReceiveQueue::post), and is *unexpected*. The program tells the device how many of these
+/// it has handled. See `ibv_post_srq_ops(3)`, and
+/// [`DeviceAttributes::tag_matching`](crate::DeviceAttributes::tag_matching) for the limits.
+impl<'pd> SharedReceiveQueue<'pd> {
+    /// `ibv_create_srq_ex`: creates a shared receive queue with a list of tags. Its operations and its
+    /// messages complete on `queue`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and
+    ///
+    ///  - `EINVAL`: the completion queue belongs to another context, or a size of the list is 0 or more
+    ///    than the device allows.
+    ///  - `EOPNOTSUPP`: the device has no tag matching.
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn with_tag_matching(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        queue: impl Into<Parent<'pd, CompletionQueue<'pd>>>,
+        max_wr: u32,
+        max_sge: u32,
+        size: TagListSize,
+    ) -> Result<Self> {
+        use ffi::ibv_srq_init_attr_mask as mask;
+
+        let (domain, queue) = (domain.into(), queue.into());
+        let context = domain.context();
+        if queue.context().as_raw() != context.as_raw() {
+            return Err(Error::invalid(CREATE, "the completion queue belongs to another context"));
+        }
+        check(CREATE, &domain, max_wr, max_sge)?;
+        let limits = context.query_device()?.tag_matching();
+        if limits.max_tags == 0 {
+            let reason = "the device has no tag matching";
+            return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
+        }
+        for (what, value, most) in [
+            ("max_tags", size.max_tags, limits.max_tags),
+            ("max_operations", size.max_operations, limits.max_operations),
+        ] {
+            if value == 0 || value > most {
+                return Err(Error::out_of_range(CREATE, what, value.into(), 1, most.into()));
+            }
+        }
+        let fields = mask::IBV_SRQ_INIT_ATTR_TYPE
+            | mask::IBV_SRQ_INIT_ATTR_PD
+            | mask::IBV_SRQ_INIT_ATTR_CQ
+            | mask::IBV_SRQ_INIT_ATTR_TM;
+        let mut attributes = ffi::ibv_srq_init_attr_ex {
+            attr: ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
+            comp_mask: fields.0,
+            srq_type: ffi::ibv_srq_type::IBV_SRQT_TM,
+            pd: domain.as_raw(),
+            cq: queue.as_raw(),
+            tm_cap: ffi::ibv_tm_cap { max_num_tags: size.max_tags, max_ops: size.max_operations },
+            ..Default::default()
+        };
+        let attributes = ptr::from_mut(&mut attributes);
+        // SAFETY: context, domain and queue are live, and kept; a queue that comes back is ours alone.
+        let raw =
+            unsafe { Handle::new(CREATE, ffi::ibv_create_srq_ex(context.as_raw(), attributes)) }?;
+        // SAFETY: the struct is ours.
+        let ffi::ibv_srq_attr { max_wr, max_sge, .. } = unsafe { (*attributes).attr };
+        let extended = Extended { domain: None, queue, max_tag_sge: limits.max_sge };
+        Ok(Self::from_parts(raw, max_wr, max_sge, domain, extended))
+    }
+
+    /// `ibv_post_srq_ops` (`IBV_WR_TAG_ADD`): adds a receive to the list of tags. The message that matches
+    /// completes under the number `receive_wr_id`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no list of tags, the tag has bits that are not in its mask, or there are
+    ///    more elements than the device allows.
+    ///  - `ENOMEM`: the list is full, or too many operations are outstanding
+    ///    ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///  - `EIO`: the device is gone.
+    ///
+    /// # Safety
+    ///
+    /// [That of posting](crate::QueuePair#the-contract-of-posting), for the memory of `elements` until the
+    /// receive has completed or was removed, and for the numbers of the receive and of the operation.
+    #[doc(alias = "ibv_post_srq_ops")]
+    pub unsafe fn post_tag_add(
+        &self,
+        tag: Tag,
+        elements: &mut [ScatterElement<'_>],
+        receive_wr_id: u64,
+        operation: TagOperation,
+    ) -> Result<TagHandle> {
+        let most = self.max_tag_sge()?;
+        if tag.value & !tag.mask != 0 {
+            return Err(Error::invalid(POST, "the tag has bits that are not in its mask"));
+        }
+        if elements.len() as u64 > u64::from(most) {
+            let (what, count) = ("the number of scatter elements", elements.len() as u64);
+            return Err(Error::out_of_range(POST, what, count, 0, most.into()));
+        }
+        let mut raw = operation.to_raw(ffi::ibv_ops_wr_opcode::IBV_WR_TAG_ADD);
+        raw.tm.add.recv_wr_id = receive_wr_id;
+        raw.tm.add.sg_list = elements.as_mut_ptr().cast();
+        raw.tm.add.num_sge = c_int::try_from(elements.len()).unwrap_or(c_int::MAX);
+        (raw.tm.add.tag, raw.tm.add.mask) = (tag.value, tag.mask);
+        // SAFETY: the elements are a list of C's, of that length; the caller keeps the memory.
+        unsafe { self.post_operation(&mut raw) }?;
+        Ok(TagHandle(raw.tm.handle))
+    }
+
+    /// `ibv_post_srq_ops` (`IBV_WR_TAG_DEL`): removes a receive from the list of tags. If a message has
+    /// taken it meanwhile, the operation completes with
+    /// [`TagMatching`](crate::WorkStatus::TagMatching).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no list of tags.
+    ///  - `ENOMEM`: too many operations are outstanding ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///  - `EIO`: the device is gone.
+    ///
+    /// # Safety
+    ///
+    /// The handle is from [`post_tag_add`](Self::post_tag_add) of this queue. Neither the completion of its
+    /// receive was polled, nor was it removed before. The number of the operation is that of no other.
+    #[doc(alias = "ibv_post_srq_ops")]
+    pub unsafe fn post_tag_remove(&self, handle: TagHandle, operation: TagOperation) -> Result<()> {
+        self.max_tag_sge()?;
+        let mut raw = operation.to_raw(ffi::ibv_ops_wr_opcode::IBV_WR_TAG_DEL);
+        raw.tm.handle = handle.0;
+        // SAFETY: the caller vouches for the handle.
+        unsafe { self.post_operation(&mut raw) }
+    }
+
+    /// `ibv_post_srq_ops` (`IBV_WR_TAG_SYNC`): tells the device how many unexpected messages the program
+    /// has handled so far, and changes nothing in the list.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no list of tags, or the operation does not
+    ///    [synchronize](TagOperation::synchronize).
+    ///  - `ENOMEM`: too many operations are outstanding ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///  - `EIO`: the device is gone.
+    ///
+    /// # Safety
+    ///
+    /// The number of the operation is that of no other one that is outstanding.
+    #[doc(alias = "ibv_post_srq_ops")]
+    pub unsafe fn post_tag_sync(&self, operation: TagOperation) -> Result<()> {
+        self.max_tag_sge()?;
+        if operation.unexpected.is_none() {
+            return Err(Error::invalid(POST, "the operation has no number of unexpected messages"));
+        }
+        let mut raw = operation.to_raw(ffi::ibv_ops_wr_opcode::IBV_WR_TAG_SYNC);
+        // SAFETY: it refers to nothing.
+        unsafe { self.post_operation(&mut raw) }
+    }
+
+    /// How many elements a tagged receive can have, if the queue has tags.
+    fn max_tag_sge(&self) -> Result<u32> {
+        match &self.extended {
+            Some(Extended { domain: None, max_tag_sge, .. }) => Ok(*max_tag_sge),
+            _ => Err(Error::invalid(POST, "the shared receive queue has no list of tags")),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The operation is well-formed, and the caller keeps the contract of the method that posts it.
+    unsafe fn post_operation(&self, operation: &mut ffi::ibv_ops_wr) -> Result<()> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue is live, `bad` is writable, and the caller vouches for the rest.
+        let returned = unsafe { ffi::ibv_post_srq_ops(self.as_raw(), operation, &mut bad) };
+        ffi::status(POST, returned)
+    }
+}

@@ -1,0 +1,239 @@
+//! Queue pairs that spread packets over work queues.
+
+use std::fmt;
+use std::ptr;
+
+use super::indirection_table::IndirectionTable;
+use super::receive_hash::ReceiveHash;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::flow::{FlowId, FlowRule, Flows};
+use crate::handle::{Handle, Leak};
+use crate::parent::Parent;
+use crate::queue_pair::StateTransition;
+use crate::settings::QueuePairType;
+
+const VERB: &str = "ibv_create_qp";
+
+/// A queue pair that spreads packets over the work queues of an [`IndirectionTable`] by a hash of their
+/// headers (RSS, receive-side scaling), so that several threads share the load, and the packets of one
+/// connection stay in order.
+///
+/// It has no queues of its own: nothing can be posted to it. Packets reach it through
+/// [flows](Self::create_flow). On mlx5 it works from the beginning, and has no states.
+///
+/// ```no_run
+/// # // not on Soft-RoCE alone: it has no work queues
+/// use ibverbs::{
+///     EthernetMatch, FlowRule, IndirectionTable, QueuePairType, ReceiveHash, ReceiveHashFields,
+///     ReceiveScalingQueuePair, WorkQueue, WorkQueueFlags, WorkQueueState,
+/// };
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("mlx5_0")?;
+/// let domain = context.alloc_pd()?;
+/// let completions = [context.create_cq(256)?, context.create_cq(256)?];
+/// let none = WorkQueueFlags::empty();
+/// let queues = [
+///     WorkQueue::new(&domain, &completions[0], 256, 1, none)?,
+///     WorkQueue::new(&domain, &completions[1], 256, 1, none)?,
+/// ];
+/// for queue in &queues {
+///     queue.modify(WorkQueueState::Ready)?;
+/// }
+/// let table = IndirectionTable::new(&queues)?;
+/// let fields = ReceiveHashFields::SOURCE_IPV4 | ReceiveHashFields::DESTINATION_IPV4;
+/// let hash = ReceiveHash::toeplitz([0x6d; 40], fields)?;
+/// let mut spreading =
+///     ReceiveScalingQueuePair::new(&domain, &table, QueuePairType::RawPacket, &hash)?;
+/// let to_us = EthernetMatch::new().destination([2, 0, 0, 0, 0, 1]);
+/// spreading.create_flow(&FlowRule::new(1).matching(to_us))?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct ReceiveScalingQueuePair<'res> {
+    raw: Handle<ffi::ibv_qp>,
+    kind: QueuePairType,
+    flows: Flows<'res>,
+    parents: Parents<'res>,
+}
+
+struct Parents<'res> {
+    domain: Parent<'res, ProtectionDomain<'res>>,
+    table: Parent<'res, IndirectionTable<'res>>,
+}
+
+impl Leak for Parents<'_> {
+    fn leak(&self) {
+        self.domain.leak();
+        self.table.leak();
+    }
+}
+
+impl Drop for ReceiveScalingQueuePair<'_> {
+    fn drop(&mut self) {
+        let _ = self.destroy();
+    }
+}
+
+// SAFETY: libibverbs allows every verb on a queue pair from any thread.
+unsafe impl Send for ReceiveScalingQueuePair<'_> {}
+// SAFETY: as above; methods that change it take `&mut self`.
+unsafe impl Sync for ReceiveScalingQueuePair<'_> {}
+
+impl<'res> ReceiveScalingQueuePair<'res> {
+    /// `ibv_create_qp_ex`: creates a queue pair with a table and a hash instead of queues. Its type is
+    /// [`RawPacket`](QueuePairType::RawPacket), or
+    /// [`UnreliableDatagram`](QueuePairType::UnreliableDatagram) where the device has that.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the table belongs to another context, or the device does not take a key of that
+    ///    length.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device does not spread packets of queue pairs of this type, or not by
+    ///    these fields.
+    ///  - `ENOMEM`: the device has no queue pair left.
+    ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn new(
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        table: impl Into<Parent<'res, IndirectionTable<'res>>>,
+        queue_pair_type: QueuePairType,
+        hash: &ReceiveHash,
+    ) -> Result<Self> {
+        use ffi::ibv_qp_init_attr_mask as mask;
+
+        let (domain, table) = (domain.into(), table.into());
+        let context = domain.context();
+        if table.context().as_raw() != context.as_raw() {
+            return Err(Error::invalid(VERB, "the indirection table belongs to another context"));
+        }
+        let device = context.query_device()?.receive_scaling();
+        if !device.supported_types.contains(queue_pair_type) {
+            let reason = "the device does not spread packets of queue pairs of this type";
+            return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
+        }
+        hash.check(&device)?;
+        let fields = mask::IBV_QP_INIT_ATTR_PD
+            | mask::IBV_QP_INIT_ATTR_IND_TABLE
+            | mask::IBV_QP_INIT_ATTR_RX_HASH;
+        let mut attributes = ffi::ibv_qp_init_attr_ex {
+            qp_type: queue_pair_type.into(),
+            comp_mask: fields.0,
+            pd: domain.as_raw(),
+            rwq_ind_tbl: table.as_raw(),
+            rx_hash_conf: hash.to_raw(),
+            ..Default::default()
+        };
+        let attributes = ptr::from_mut(&mut attributes);
+        // SAFETY: context, domain and table are live, and kept; C reads the key during the call only; a
+        // queue pair that comes back is ours alone.
+        let raw =
+            unsafe { Handle::new(VERB, ffi::ibv_create_qp_ex(context.as_raw(), attributes)) }?;
+        let parents = Parents { domain, table };
+        Ok(Self { raw, kind: queue_pair_type, flows: Flows::new(), parents })
+    }
+
+    /// `ibv_create_flow`: directs the packets that match `rule` to this queue pair. The flow ends with
+    /// [`destroy_flow`](Self::destroy_flow) or with the queue pair.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::create_flow`](crate::QueuePair::create_flow).
+    #[doc(alias = "ibv_create_flow")]
+    pub fn create_flow(&mut self, rule: &FlowRule<'res>) -> Result<FlowId> {
+        let context = self.parents.domain.context();
+        // SAFETY: the queue pair is live, of that type, and destroys its flows before itself.
+        unsafe { self.flows.create(self.raw.as_ptr(), self.kind, context, rule) }
+    }
+
+    /// `ibv_destroy_flow`: ends a flow.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::destroy_flow`](crate::QueuePair::destroy_flow).
+    #[doc(alias = "ibv_destroy_flow")]
+    pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
+        let (raw, parents) = (&self.raw, &self.parents);
+        self.flows.destroy(flow, || {
+            raw.leak();
+            parents.leak();
+        })
+    }
+
+    /// `ibv_modify_qp`: changes the state. On mlx4 the queue pair receives after it was moved from INIT,
+    /// with its port, to RTR; on mlx5 it receives from the beginning, and has no states.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no such transition, or an attribute is missing or not allowed for it.
+    ///  - `EOPNOTSUPP`: it has no states.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&mut self, transition: StateTransition) -> Result<()> {
+        // SAFETY: the queue pair is live.
+        let state = unsafe { (*self.as_raw()).state };
+        transition.check(self.kind, state.into())?;
+        let (mut raw, mask) = transition.to_raw();
+        // SAFETY: the queue pair is live; the mask is made of the defined bits, which fit.
+        let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
+        ffi::status("ibv_modify_qp", returned)
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        // SAFETY: the queue pair is live.
+        unsafe { (*self.as_raw()).qp_num }
+    }
+
+    /// Its type.
+    pub fn queue_pair_type(&self) -> QueuePairType {
+        self.kind
+    }
+
+    /// The table of its work queues.
+    pub fn indirection_table(&self) -> &IndirectionTable<'res> {
+        &self.parents.table
+    }
+
+    /// The domain that it was created in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
+        &self.parents.domain
+    }
+
+    /// The C object. It is valid while the queue pair is. Nothing may be posted to it.
+    pub fn as_raw(&self) -> *mut ffi::ibv_qp {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_destroy_qp`: destroys the flows and the queue pair, and reports a failure. Dropping ignores a
+    /// failure.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The queue pair is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
+    }
+
+    fn destroy(&mut self) -> Result<()> {
+        let (raw, parents) = (&self.raw, &self.parents);
+        self.flows.destroy_all(|| {
+            raw.leak();
+            parents.leak();
+        });
+        self.raw.destroy().inspect_err(|_| self.parents.leak())
+    }
+}
+
+impl fmt::Debug for ReceiveScalingQueuePair<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveScalingQueuePair")
+            .field("number", &self.number())
+            .field("queue_pair_type", &self.kind)
+            .field("table", &self.parents.table)
+            .finish_non_exhaustive()
+    }
+}

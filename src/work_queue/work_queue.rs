@@ -1,0 +1,323 @@
+//! Work queues.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::ops::RangeBounds;
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use super::state::{WorkQueueFlags, WorkQueueState};
+use crate::completion::CompletionQueue;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::handle::{Handle, object, resource};
+use crate::memory::LocalMemoryMut;
+use crate::parent::Parent;
+use crate::queue_pair::work_request::ReceiveWorkRequest;
+
+object!(ibv_wq, ibv_destroy_wq, no_event_is_read);
+
+const CREATE: &str = "ibv_create_wq";
+const MODIFY: &str = "ibv_modify_wq";
+const POST: &str = "ibv_post_wq_recv";
+
+/// `struct ibv_wq`: a receive queue that belongs to no queue pair.
+///
+/// Queue pairs reach it through an [`IndirectionTable`](crate::IndirectionTable). Its completions name its
+/// [`number`](Self::number) instead of the number of a queue pair.
+///
+/// ```no_run
+/// # // not on Soft-RoCE alone: it has no work queues
+/// use ibverbs::{WorkQueue, WorkQueueFlags, WorkQueueState};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// let context = ibverbs::open("mlx5_0")?;
+/// let domain = context.alloc_pd()?;
+/// let completions = context.create_cq(256)?;
+/// let queue = WorkQueue::new(&domain, &completions, 256, 1, WorkQueueFlags::empty())?;
+/// queue.modify(WorkQueueState::Ready)?;
+/// let mut region = domain.allocate::<u8>(256 * 2048)?;
+/// for slot in 0..256_usize {
+///     let range = slot * 2048..(slot + 1) * 2048;
+///     // SAFETY: the region is not touched until the completion of each slot was polled.
+///     unsafe { queue.post_receive(&mut region, range, slot as u64)? };
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_wq")]
+pub struct WorkQueue<'res> {
+    raw: Handle<ffi::ibv_wq>,
+    max_wr: u32,
+    max_sge: u32,
+    /// Held while the state changes: mlx5 does not lock the queue then.
+    changing: Mutex<()>,
+    domain: Parent<'res, ProtectionDomain<'res>>,
+    queue: Parent<'res, CompletionQueue<'res>>,
+}
+
+resource!(WorkQueue<'res>: raw, domain, queue);
+
+// SAFETY: libibverbs allows every verb on a work queue from any thread; providers lock it while they
+// post.
+unsafe impl Send for WorkQueue<'_> {}
+// SAFETY: as above; `modify` locks, and the contract of posting excludes a change of state meanwhile.
+unsafe impl Sync for WorkQueue<'_> {}
+
+impl<'res> WorkQueue<'res> {
+    /// `ibv_create_wq`: creates a receive queue for at least `max_wr` outstanding requests of at least
+    /// `max_sge` scatter elements each. It is in [`Reset`](WorkQueueState::Reset).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: one of the numbers is 0, or more than the device allows
+    ///    ([`DeviceAttributes::max_qp_wr`](crate::DeviceAttributes::max_qp_wr),
+    ///    [`max_sge`](crate::DeviceAttributes::max_sge)), or the completion queue belongs to another
+    ///    context.
+    ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no work queues, or not these options.
+    ///  - `ENOMEM`: the device has none left, or `RLIMIT_MEMLOCK` is too low.
+    ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
+    #[doc(alias = "ibv_create_wq")]
+    pub fn new(
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        queue: impl Into<Parent<'res, CompletionQueue<'res>>>,
+        max_wr: u32,
+        max_sge: u32,
+        flags: WorkQueueFlags,
+    ) -> Result<Self> {
+        let (domain, queue) = (domain.into(), queue.into());
+        let context = domain.context();
+        if queue.context().as_raw() != context.as_raw() {
+            return Err(Error::invalid(CREATE, "the completion queue belongs to another context"));
+        }
+        let device = context.query_device()?;
+        if device.max_wq_type_rq() == 0 {
+            let reason = "the device has no work queues";
+            return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
+        }
+        for (what, value, most) in
+            [("max_wr", max_wr, device.max_qp_wr()), ("max_sge", max_sge, device.max_sge())]
+        {
+            if value == 0 || value > most {
+                return Err(Error::out_of_range(CREATE, what, value.into(), 1, most.into()));
+            }
+        }
+        let mut attributes = ffi::ibv_wq_init_attr {
+            wq_type: ffi::ibv_wq_type::IBV_WQT_RQ,
+            max_wr,
+            max_sge,
+            pd: domain.as_raw(),
+            cq: queue.as_raw(),
+            ..Default::default()
+        };
+        if !flags.is_empty() {
+            attributes.comp_mask = ffi::ibv_wq_init_attr_mask::IBV_WQ_INIT_ATTR_FLAGS.0;
+            attributes.create_flags = flags.bits();
+        }
+        // SAFETY: context, domain and completion queue are live, and kept; a queue that comes back is
+        // ours alone.
+        let raw =
+            unsafe { Handle::new(CREATE, ffi::ibv_create_wq(context.as_raw(), &mut attributes)) }?;
+        let ffi::ibv_wq_init_attr { max_wr, max_sge, .. } = attributes;
+        Ok(Self { raw, max_wr, max_sge, changing: Mutex::new(()), domain, queue })
+    }
+
+    /// `ibv_modify_wq`: moves the queue to another state.
+    ///
+    /// A new queue goes to [`Ready`](WorkQueueState::Ready) before it receives. To
+    /// [`Reset`](WorkQueueState::Reset), outstanding requests end without completions; to
+    /// [`Error`](WorkQueueState::Error), they complete as flushed.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there is no such transition: a failed queue is reset before it is used again, and a
+    ///    queue in RESET does not fail.
+    ///  - `EOPNOTSUPP`: the device has no work queues.
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_modify_wq")]
+    pub fn modify(&self, to: WorkQueueState) -> Result<()> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.last_state().leads_to(to) {
+            let reason = match to {
+                WorkQueueState::Ready => "a failed work queue has to be reset before it is used",
+                WorkQueueState::Error => "a work queue in RESET cannot be moved to ERR",
+                _ => "there is no such state",
+            };
+            return Err(Error::invalid(MODIFY, reason));
+        }
+        self.change(ffi::ibv_wq_attr {
+            attr_mask: ffi::ibv_wq_attr_mask::IBV_WQ_ATTR_STATE.0,
+            wq_state: to.into(),
+            ..Default::default()
+        })
+    }
+
+    /// `ibv_modify_wq`: sets the options in `mask` to their values in `flags`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `flags` has options that are not in `mask`.
+    ///  - `EOPNOTSUPP`: the device does not have an option, or cannot change it (mlx5 changes
+    ///    [`CVLAN_STRIPPING`](WorkQueueFlags::CVLAN_STRIPPING) only, in
+    ///    [`Ready`](WorkQueueState::Ready)).
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[doc(alias = "ibv_modify_wq")]
+    pub fn set_flags(&self, flags: WorkQueueFlags, mask: WorkQueueFlags) -> Result<()> {
+        if !mask.contains(flags) {
+            return Err(Error::invalid(MODIFY, "flags has options that are not in mask"));
+        }
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.change(ffi::ibv_wq_attr {
+            attr_mask: ffi::ibv_wq_attr_mask::IBV_WQ_ATTR_FLAGS.0,
+            flags: flags.bits(),
+            flags_mask: mask.bits(),
+            ..Default::default()
+        })
+    }
+
+    fn change(&self, mut attributes: ffi::ibv_wq_attr) -> Result<()> {
+        // SAFETY: the queue is live, and the mask names the fields that are set.
+        let returned = unsafe { ffi::ibv_modify_wq(self.as_raw(), &mut attributes) };
+        ffi::status(MODIFY, returned)
+    }
+
+    fn last_state(&self) -> WorkQueueState {
+        // SAFETY: the queue is live, and the caller holds the lock under which the state changes.
+        unsafe { (*self.as_raw()).state }.into()
+    }
+
+    /// The state that the queue was moved to last. A device that moves a queue to ERR by itself raises
+    /// [`WorkQueueFatal`](crate::AsyncEventKind::WorkQueueFatal).
+    pub fn state(&self) -> WorkQueueState {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.last_state()
+    }
+
+    /// `ibv_post_wq_recv`: posts a receive under the number `wr_id`. The same request can be posted
+    /// repeatedly.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the request has more elements than the queue was created for.
+    ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///  - `EIO`: the device is gone.
+    ///
+    /// # Safety
+    ///
+    /// [That of posting](crate::QueuePair#the-contract-of-posting). A request ends when its completion
+    /// was polled, or the queue was moved to [`Reset`](WorkQueueState::Reset) or destroyed
+    /// ([`close`](Self::close) has returned `Ok`). No other thread changes the state or the options of the
+    /// queue meanwhile.
+    #[doc(alias = "ibv_post_wq_recv")]
+    #[inline]
+    pub unsafe fn post(&self, request: &mut ReceiveWorkRequest<'_>, wr_id: u64) -> Result<()> {
+        // SAFETY: a request names valid elements; the caller keeps the memory.
+        let returned = unsafe { self.post_raw(request.numbered(wr_id)) };
+        if returned == 0 {
+            return Ok(());
+        }
+        let (count, most) = (request.as_raw().num_sge as u64, self.max_sge.into());
+        if count > most {
+            let what = "the number of scatter elements";
+            return Err(Error::out_of_range(POST, what, count, 0, most));
+        }
+        Err(ffi::failed(POST, returned))
+    }
+
+    /// `ibv_post_wq_recv`: receives one packet into the elements of `region` in `range`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+    ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
+    ///  - `EIO`: the device is gone.
+    ///
+    /// # Safety
+    ///
+    /// That of [`post`](Self::post).
+    #[doc(alias = "ibv_post_wq_recv")]
+    #[inline]
+    pub unsafe fn post_receive(
+        &self,
+        region: &mut impl LocalMemoryMut,
+        range: impl RangeBounds<usize>,
+        wr_id: u64,
+    ) -> Result<()> {
+        let mut sge = region.sge(range)?;
+        // mlx4 interprets 0 bytes as 2 GiB.
+        let (next, num_sge) = (ptr::null_mut(), i32::from(sge.length != 0));
+        let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };
+        // SAFETY: the request is one well-formed element of a list, and the caller keeps the memory
+        // until the completion was polled.
+        ffi::status(POST, unsafe { self.post_raw(&mut request) })
+    }
+
+    /// Posts one request. Returns the verb's return value.
+    ///
+    /// # Safety
+    ///
+    /// The request is well-formed, and the caller keeps the contract of [`post`](Self::post).
+    #[inline]
+    unsafe fn post_raw(&self, request: &mut ffi::ibv_recv_wr) -> c_int {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue is live, `bad` is writable, and the caller vouches for the rest.
+        unsafe { ffi::ibv_post_wq_recv(self.as_raw(), request, &mut bad) }
+    }
+
+    /// Its number, which its completions and [`AsyncEvents`](crate::AsyncEvents) have.
+    pub fn number(&self) -> u32 {
+        // SAFETY: the queue is live.
+        unsafe { (*self.as_raw()).wq_num }
+    }
+
+    /// How many requests can be outstanding: at least as many as were asked for.
+    pub fn max_wr(&self) -> u32 {
+        self.max_wr
+    }
+
+    /// How many scatter elements a request can have: at least as many as were asked for.
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// The domain that it was created in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
+        &self.domain
+    }
+
+    /// The queue that its receives complete on.
+    pub fn completion_queue(&self) -> &CompletionQueue<'res> {
+        &self.queue
+    }
+
+    /// The C object. It is valid while the queue is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_wq {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_destroy_wq`: destroys the queue and reports a failure. Dropping ignores a failure. Outstanding
+    /// requests end without completion.
+    ///
+    /// # Errors
+    ///
+    /// The queue is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made
+    /// from.
+    ///
+    ///  - `EBUSY`: a table that lists it still exists (because it was leaked, or could not be destroyed).
+    #[doc(alias = "ibv_destroy_wq")]
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
+    }
+}
+
+impl fmt::Debug for WorkQueue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkQueue")
+            .field("number", &self.number())
+            .field("max_wr", &self.max_wr)
+            .field("max_sge", &self.max_sge)
+            .finish_non_exhaustive()
+    }
+}
