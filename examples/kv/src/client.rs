@@ -124,8 +124,9 @@ impl Client {
         };
         let room = self.pool.take().ok_or("all buffers are in use")?;
         let exchange = async {
-            let (_, received) =
-                tokio::try_join!(session.channel.send(buffer), session.channel.receive(room))?;
+            // The receive is posted first, so that the answer finds it.
+            let (received, _) =
+                tokio::try_join!(session.channel.receive(room), session.channel.send(buffer))?;
             Ok::<_, ibverbs::OperationError<PooledBuffer>>(received)
         };
         let (answer, success) = timeout(PATIENCE, exchange).await??;

@@ -18,8 +18,8 @@ use crate::protocol::MAX_MESSAGE;
 use crate::store::Store;
 use crate::{Result, session};
 
-/// Messages of all clients that are received or sent at the same time.
-const BUFFERS: usize = 512;
+/// Messages of all clients that are received or sent at the same time: two for each client.
+const BUFFERS: usize = 1024;
 /// Completions that the reactor's queue has room for.
 const COMPLETIONS: u32 = 4096;
 /// How long clients may take to finish their requests when the server stops.

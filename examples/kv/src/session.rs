@@ -29,6 +29,8 @@ pub(crate) async fn serve(
     keep_alive(&stream)?;
     let prepared = shared.reactor.prepare(builder(&shared.domain))?;
     let (channel, _) = timeout(PATIENCE, prepared.accept(&mut stream, b"kv 1")).await??;
+    // A request that comes while the last one is being finished finds a receive.
+    channel.post_receive(shared.buffer().await)?;
     let mut session = Session { shared, channel, offered: None };
     loop {
         let buffer = session.shared.buffer().await;
