@@ -227,7 +227,7 @@ fn other_parts_of_a_region_are_used_beside_unpolled_work() {
         let mut pair = Pair::new();
         let source = pair.region(4, 1);
         let mut sink = pair.region(12, 0);
-        let mut memory = [0; 12];
+        let mut memory = [0_u8; 12];
         let mut borrowed = BorrowedMemoryRegion::new(&pair.domain, &mut memory).unwrap();
         let (one, two) = (&mut pair.one, &mut pair.two);
         macro_rules! receive_into {
