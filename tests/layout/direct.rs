@@ -27,7 +27,7 @@ fn those_of_efa() {
             comp_mask, max_sq_wr, max_rq_wr, max_sq_sge, max_rq_sge, inline_buf_size, device_caps,
             max_rdma_size
         }
-        efadv_qp_init_attr { comp_mask, driver_qp_type, flags, sl, reserved }
+        efadv_qp_init_attr { comp_mask, driver_qp_type, flags, sl }
         efadv_ah_attr { comp_mask, ahn }
         efadv_cq { comp_mask, wc_read_sgid, wc_is_unsolicited }
         efadv_cq_init_attr { comp_mask, wc_flags }
