@@ -93,7 +93,7 @@ fn wait_readable<const N: usize>(
         let left = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             libc::timespec {
-                tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+                tv_sec: left.as_secs().try_into().unwrap_or(std::ffi::c_long::MAX),
                 tv_nsec: left.subsec_nanos() as libc::c_long,
             }
         });

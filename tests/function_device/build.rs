@@ -73,6 +73,13 @@ fn main() {
     }
     let sysfs = sysfs.to_str().expect("the build path is UTF-8");
     c.define("DEVICE_SYSFS", format!("{sysfs:?}").as_str());
+    // musl comes without the kernel's headers: its compiler finds them where the crate's build has found them.
+    if env::var("CARGO_CFG_TARGET_ENV").as_deref() == Ok("musl") {
+        let system = env::var_os("DEP_IBVERBS_SYSTEM_HEADERS").unwrap_or_default();
+        for folder in env::split_paths(&system).filter(|folder| folder.is_absolute()) {
+            c.flag("-idirafter").flag(folder);
+        }
+    }
     // Always optimised: benchmarks count the instructions of the device apart, in any profile.
     c.include(&include)
         .include(".")
