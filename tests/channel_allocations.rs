@@ -10,8 +10,8 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, MemoryRegion, NoBuffer, ProtectionDomain, Reactor,
-    SharedCompletionQueue, SharedMemoryRegion, TransportError,
+    AccessFlags, BufferPool, Channel, MemoryRegion, NoBuffer, PooledBuffer, ProtectionDomain,
+    Reactor, SharedCompletionQueue, SharedMemoryRegion, SharedReceives, TransportError,
 };
 use ibverbs_function_device::FunctionDevice;
 
@@ -20,17 +20,20 @@ struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    static BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
 // SAFETY: everything is left to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as isize));
         // SAFETY: as the caller's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        BYTES.with(|bytes| bytes.set(bytes.get() - layout.size() as isize));
         // SAFETY: as the caller's.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -188,4 +191,37 @@ fn a_future_that_is_ready_allocates_nothing() {
     // The queues of receives get their size.
     (0..4).for_each(|_| round());
     assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0);
+}
+
+/// The bytes that each of many idle channels of one reactor takes.
+fn bytes_of_a_channel(channels: u32, depth: u32, shared: bool) -> isize {
+    let device = FunctionDevice::model();
+    let context = Arc::new(device.context());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let reactor = Reactor::new(&context, channels * depth * 2 + 64).unwrap();
+    let receives = shared.then(|| SharedReceives::<PooledBuffer>::new(&domain, 64).unwrap());
+    let connect = || {
+        let builder = Channel::builder(&domain).max_send_wr(depth).max_recv_wr(depth);
+        let builder = match &receives {
+            Some(receives) => builder.shared_receive_queue(receives),
+            None => builder,
+        };
+        let prepared = reactor.prepare(builder).unwrap();
+        let itself = prepared.endpoint();
+        prepared.handshake(itself).unwrap()
+    };
+    let mut all = Vec::with_capacity(channels as usize);
+    let before = BYTES.with(Cell::get);
+    all.extend((0..channels).map(|_| connect()));
+    (BYTES.with(Cell::get) - before) / channels as isize
+}
+
+#[test]
+fn an_idle_channel_takes_few_bytes_however_many_there_are() {
+    // docs/performance.md has these numbers, rounded up.
+    for (depth, shared, most) in [(16, false, 10_240), (1, false, 4_096), (1, true, 3_584)] {
+        let taken = [10, 100, 500].map(|channels| bytes_of_a_channel(channels, depth, shared));
+        println!("depth {depth}, shared receives: {shared}: {taken:?} bytes");
+        assert!(taken.iter().all(|bytes| (1..=most).contains(bytes)), "{depth}: {taken:?}");
+    }
 }

@@ -1,12 +1,13 @@
 //! The list of contenders.
 
 use crate::channel::{ChannelRig, SharedRig};
+use crate::reactor::ReactorRig;
 use crate::rig::{LENGTH, Rig};
-use crate::{c, channel, events, prepared, verbs};
+use crate::{c, channel, events, prepared, reactor, verbs};
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W11`, `W5x` for the extended interface.
+    /// `W1` to `W12`, `W5x` for the extended interface.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -116,5 +117,10 @@ pub(crate) fn contenders() -> Vec<Contender> {
         in_c!("W11", "C tuned", 1, Rig::new(), c_tuned_w1),
         ours!("W11", "channel blocking", Bytes, SharedRig::new(), channel::shared_blocking),
         ours!("W11", "channel scoped", Bytes, SharedRig::new(), channel::shared_scoped),
+        in_c!("W12", "C tuned", 1, Rig::new(), c_tuned_w1),
+        ours!("W12", "futures, 1 channel", Bytes, ReactorRig::new(1), reactor::sends),
+        ours!("W12", "futures, 10 channels", Bytes, ReactorRig::new(10), reactor::sends),
+        ours!("W12", "futures, 100 channels", Bytes, ReactorRig::new(100), reactor::sends),
+        ours!("W12", "futures, 1000 channels", Bytes, ReactorRig::new(1000), reactor::sends),
     ]
 }

@@ -12,6 +12,7 @@ mod channel;
 mod contenders;
 mod events;
 mod prepared;
+mod reactor;
 mod rig;
 mod verbs;
 

@@ -17,6 +17,7 @@ mod channel;
 mod contenders;
 mod events;
 mod prepared;
+mod reactor;
 mod rig;
 mod verbs;
 

@@ -137,14 +137,12 @@ impl Shared {
                     state.remove(cancelled);
                 }
             }
-            let mut woken = [const { None }; WAKE_AT_ONCE];
-            let count = state.wakers.len().min(WAKE_AT_ONCE);
-            for (place, waker) in woken.iter_mut().zip(state.wakers.drain(..count)) {
-                *place = Some(waker);
-            }
-            let more = !state.wakers.is_empty();
-            drop(state);
-            woken.into_iter().flatten().for_each(Waker::wake);
+            let more = if state.wakers.is_empty() {
+                drop(state);
+                false
+            } else {
+                wake_some(state)
+            };
             fence(Ordering::SeqCst);
             if !more && !self.any_cancelled.load(Ordering::SeqCst) {
                 return;
@@ -161,6 +159,19 @@ impl Shared {
     fn next_cancelled(&self) -> Option<Cancelled> {
         self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
+}
+
+/// Releases the lock and wakes some tasks. Returns whether there are more to wake.
+fn wake_some(mut state: MutexGuard<'_, State>) -> bool {
+    let mut woken = [const { None }; WAKE_AT_ONCE];
+    let count = state.wakers.len().min(WAKE_AT_ONCE);
+    for (place, waker) in woken.iter_mut().zip(state.wakers.drain(..count)) {
+        *place = Some(waker);
+    }
+    let more = !state.wakers.is_empty();
+    drop(state);
+    woken.into_iter().take(count).flatten().for_each(Waker::wake);
+    more
 }
 
 impl State {

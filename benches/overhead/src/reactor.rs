@@ -1,0 +1,75 @@
+//! Futures of many channels on one reactor.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ibverbs::{
+    AccessFlags, AsyncChannel, AsyncOperation, BufferPool, Channel, PooledBuffer, ProtectionDomain,
+    Reactor, TransportError,
+};
+
+use crate::rig::{LENGTH, context};
+
+pub(crate) struct ReactorRig {
+    reactor: Reactor,
+    channels: Vec<AsyncChannel>,
+    /// The buffer of each channel, while it is not in flight.
+    buffers: Vec<PooledBuffer>,
+    /// With room for one operation of each channel.
+    operations: Vec<AsyncOperation<PooledBuffer>>,
+}
+
+impl ReactorRig {
+    pub(crate) fn new(channels: usize) -> Self {
+        let context = context();
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let pool = BufferPool::new(&domain, LENGTH, channels, AccessFlags::empty());
+        let pool = pool.expect("a pool");
+        let reactor = Reactor::new(&context, 2 * channels as u32).expect("a reactor");
+        let connect = |_| {
+            let builder = Channel::builder(&domain).max_send_wr(1).max_recv_wr(1);
+            let prepared = reactor.prepare(builder).expect("a channel");
+            let itself = prepared.endpoint();
+            prepared.handshake(itself).expect("a connection")
+        };
+        let connected = (0..channels).map(connect).collect();
+        let buffers = (0..channels).map(|_| pool.take().expect("a buffer")).collect();
+        let operations = Vec::with_capacity(channels);
+        let mut rig = Self { reactor, channels: connected, buffers, operations };
+        // Lists of wakers get their size with the first operations of each channel.
+        sends(&mut rig, 2 * channels as u64).expect("it works");
+        rig
+    }
+}
+
+/// Sends: one on each channel, then the reactor runs until it finds nothing, then each result is taken.
+#[inline(never)]
+pub(crate) fn sends(rig: &mut ReactorRig, operations: u64) -> Result<u64, TransportError> {
+    let ReactorRig { reactor, channels, buffers, operations: sending } = rig;
+    let mut context = Context::from_waker(Waker::noop());
+    let (mut sum, mut done) = (0, 0);
+    while done < operations {
+        for channel in &channels[..channels.len().min((operations - done) as usize)] {
+            let Some(buffer) = buffers.pop() else { break };
+            let mut send = channel.send(buffer);
+            // Posts it.
+            if Pin::new(&mut send).poll(&mut context).is_ready() {
+                return Err(TransportError::UnknownWork);
+            }
+            sending.push(send);
+        }
+        while reactor.turn()? > 0 {}
+        for mut send in sending.drain(..) {
+            let Poll::Ready(sent) = Pin::new(&mut send).poll(&mut context) else {
+                return Err(TransportError::UnknownWork);
+            };
+            let (buffer, success) = sent?;
+            buffers.push(buffer);
+            sum += u64::from(success.byte_len());
+            done += 1;
+        }
+    }
+    Ok(sum)
+}
