@@ -168,11 +168,12 @@ impl AsyncChannel {
     /// task of its own or with the runtime's `select!`; dropping it is harmless.
     ///
     /// ```no_run
-    /// # #[cfg(feature = "tokio")]
-    /// # async fn watch(channel: std::sync::Arc<ibverbs::AsyncChannel>) {
+    /// # async fn sleep(_: Duration) {}
     /// use std::time::Duration;
     ///
-    /// let error = channel.keep_alive(|| tokio::time::sleep(Duration::from_secs(5))).await;
+    /// # async fn watch(channel: std::sync::Arc<ibverbs::AsyncChannel>) {
+    /// // `sleep` is the runtime's, such as `tokio::time::sleep`.
+    /// let error = channel.keep_alive(|| sleep(Duration::from_secs(5))).await;
     /// eprintln!("the peer is gone: {error}");
     /// # }
     /// ```
