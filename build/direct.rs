@@ -21,7 +21,7 @@ pub(crate) struct DirectVerbs {
     pub(crate) replaced: &'static [(&'static str, &'static str)],
 }
 
-/// It is packed and yet aligned, for which bindgen has no words: it would move the fields.
+/// It is packed and also aligned, which bindgen cannot express: it would move the fields.
 const MLX5_WQE_CTRL_SEG: &str = "\
 #[repr(C, align(4))]
 #[derive(Debug, Default, Copy, Clone)]

@@ -43,8 +43,8 @@ impl Channel<'_> {
     /// [`max_ack_retries`](crate::ChannelBuilder::max_ack_retries)), plus the period again, as the next call reports
     /// it. Receives that are posted end at once when the connection fails.
     ///
-    /// If a send, write, read or atomic is in flight, that will tell, and nothing is written. Otherwise it costs one
-    /// place in the send queue, and one packet in each direction.
+    /// If a send, write, read or atomic is in flight, its result will show it, and nothing is written. Otherwise
+    /// this costs one place in the send queue, and one packet in each direction.
     ///
     /// The peer's channel must be built with
     /// [`access`](crate::ChannelBuilder::access) [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE), although no

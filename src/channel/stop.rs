@@ -99,7 +99,7 @@ impl Core {
     /// completion of a receive is lost with the queue pair.
     fn take_messages(&self) {
         let Some((receives, _)) = &self.receives else { return };
-        // There are at most so many completions. The bound matters only for a device that invents them.
+        // The queue cannot hold more. The bound matters only for a device that makes completions up.
         let most = receives.capacity() as usize + self.table.slots().len();
         for _ in 0..=most {
             match self.poll() {

@@ -130,7 +130,8 @@ macro_rules! send_methods {
             // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
             // memory until the completions were polled.
             let returned = unsafe { ffi::ibv_post_send(self.as_raw(), first, bad) };
-            // After a part of a list, siw returns 0 for the rest that it has refused, and names it all the same.
+            // If siw has posted a part of a list and refuses the rest, it returns 0, but names the first request
+            // that it has refused.
             // SAFETY: the list owns the pointer, which was null before the call.
             if returned == 0 && unsafe { (*bad).is_null() } {
                 return Ok(());

@@ -54,7 +54,7 @@ impl Request<'_> {
 /// As for `ioctl`: the argument is what the request needs.
 pub(crate) unsafe fn answer(fd: c_int, _request: u64, argument: *mut c_void) -> Option<c_int> {
     let OpenContext(context) = files().get(&fd).copied()?;
-    // SAFETY: libibverbs passes a header with so many attributes behind it; the context is live while a verb
+    // SAFETY: the attributes, whose number the header has, follow it; the context is live while a verb
     // on it runs.
     let result = unsafe {
         let header = argument.cast::<ib_uverbs_ioctl_hdr>();

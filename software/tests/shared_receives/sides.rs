@@ -68,7 +68,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// With room for so many channels, and so many receives posted.
+    /// With room for `channels` channels, and `posted` receives posted.
     pub(crate) fn new(channels: usize, posted: usize) -> Self {
         let side = Side::new();
         let queue = SharedCompletionQueue::with_event_channel(&side.context, QUEUE);
