@@ -309,7 +309,7 @@ pub(super) fn connect<P: Connectable>(
 }
 
 /// The time until `deadline`, for time-outs that the kernel measures.
-pub(super) fn left(deadline: Option<Instant>) -> Result<Duration, ConnectionError> {
+pub(super) fn time_left(deadline: Option<Instant>) -> Result<Duration, ConnectionError> {
     let Some(deadline) = deadline else { return Ok(Duration::MAX) };
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(event_file::timed_out(WAIT).into()) } else { Ok(left) }

@@ -128,7 +128,7 @@ impl RouteBuilder {
         if let Some(ack_timeout) = self.ack_timeout {
             id.set_option(ffi::RDMA_OPTION_ID_ACK_TIMEOUT.0, ack_timeout.value())?;
         }
-        id.resolve_address(self.source, self.destination, connecting::left(deadline)?)?;
+        id.resolve_address(self.source, self.destination, connecting::time_left(deadline)?)?;
         Ok(RouteResolution { id, deadline })
     }
 }
@@ -154,7 +154,7 @@ impl RouteResolution {
                 return Ok(Step::Done(Route { id: self.id }));
             }
         }
-        connecting::left(self.deadline)?;
+        connecting::time_left(self.deadline)?;
         Ok(Step::Pending(self))
     }
 
@@ -175,7 +175,7 @@ impl RouteResolution {
     fn is_done_by(&mut self, event: &Copied) -> Result<bool, ConnectionError> {
         match event.kind() {
             ConnectionEventKind::AddressResolved => {
-                self.id.resolve_route(connecting::left(self.deadline)?)?;
+                self.id.resolve_route(connecting::time_left(self.deadline)?)?;
                 Ok(false)
             }
             ConnectionEventKind::RouteResolved => Ok(true),
