@@ -20,8 +20,6 @@ pub(super) struct Ring {
     /// The number of the channel's queue pair, if completions with this number are for this inbox, or
     /// else `NO_NUMBER`.
     pub(super) number: u32,
-    /// Whether there is a channel.
-    pub(super) in_use: bool,
     /// The program's name for the channel.
     pub(super) token: u64,
     /// Whether the router's list of inboxes that have something holds this one.
@@ -38,7 +36,7 @@ impl Ring {
         let mut entries = Vec::new();
         entries.try_reserve_exact(room as usize).map_err(|_| no_memory())?;
         entries.resize(room as usize, ffi::ibv_wc::default());
-        Ok(Self { entries: entries.into(), in_use: true, token, ..Self::unused() })
+        Ok(Self { entries: entries.into(), token, ..Self::unused() })
     }
 
     /// An inbox that is free for a new channel.
@@ -50,7 +48,6 @@ impl Ring {
             len: 0,
             overflown: false,
             number: NO_NUMBER,
-            in_use: false,
             token: 0,
             listed: false,
             receives: None,

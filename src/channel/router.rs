@@ -47,8 +47,9 @@ unsafe impl Sync for Router {}
 
 struct Routes {
     numbers: Numbers,
-    /// Those that are not `in_use` are free for a new channel.
     inboxes: Vec<Ring>,
+    /// The inboxes that are free for a new channel. It has room for all.
+    free: Vec<usize>,
     /// The inboxes that got something since they were last taken from this list. It has room for all.
     ready: VecDeque<usize>,
     /// The part of the capacity that channels have reserved.
@@ -148,6 +149,7 @@ impl Router {
         let routes = Routes {
             numbers: Numbers::new(),
             inboxes: Vec::new(),
+            free: Vec::new(),
             ready: VecDeque::new(),
             reserved: 0,
             fed: Vec::new(),
@@ -220,12 +222,15 @@ impl Router {
         }
         let mut ring = Ring::new(room, token)?;
         routes.fed.try_reserve(1).map_err(|_| no_memory())?;
-        // Reserve now, so that neither the code below nor `register` nor `deliver` allocates.
-        let channels = routes.inboxes.len() + 1;
-        routes.inboxes.try_reserve(1).map_err(|_| no_memory())?;
-        let listed = routes.ready.len();
-        routes.ready.try_reserve(channels - listed).map_err(|_| no_memory())?;
-        routes.numbers.reserve(channels)?;
+        // Reserve now, so that neither the code below nor `register`, `deliver` or `release` allocates.
+        if routes.free.is_empty() {
+            let channels = routes.inboxes.len() + 1;
+            routes.inboxes.try_reserve(1).map_err(|_| no_memory())?;
+            routes.free.try_reserve(channels).map_err(|_| no_memory())?;
+            let listed = routes.ready.len();
+            routes.ready.try_reserve(channels - listed).map_err(|_| no_memory())?;
+            routes.numbers.reserve(channels)?;
+        }
         routes.reserved += needed;
         match (&receives, known) {
             (Some(_), Some(known)) => routes.fed[known].1 += 1,
@@ -233,7 +238,7 @@ impl Router {
             (None, _) => {}
         }
         ring.receives = receives;
-        let index = match routes.inboxes.iter().position(|ring| !ring.in_use) {
+        let index = match routes.free.pop() {
             Some(index) => {
                 // The list may still hold the index.
                 ring.listed = routes.inboxes[index].listed;
@@ -285,6 +290,7 @@ impl Router {
         let listed = ring.listed;
         let receives = mem::replace(ring, Ring::unused()).receives;
         ring.listed = listed;
+        routes.free.push(inbox.0);
         if number != NO_NUMBER {
             routes.numbers.remove(number);
         }

@@ -122,5 +122,6 @@ pub(crate) fn contenders() -> Vec<Contender> {
         ours!("W12", "futures, 10 channels", Bytes, ReactorRig::new(10), reactor::sends),
         ours!("W12", "futures, 100 channels", Bytes, ReactorRig::new(100), reactor::sends),
         ours!("W12", "futures, 1000 channels", Bytes, ReactorRig::new(1000), reactor::sends),
+        ours!("W12", "futures, 10000 channels", Bytes, ReactorRig::new(10_000), reactor::sends),
     ]
 }

@@ -19,6 +19,8 @@ pub(crate) struct ReactorRig {
     buffers: Vec<PooledBuffer>,
     /// With room for one operation of each channel.
     operations: Vec<AsyncOperation<PooledBuffer>>,
+    /// The channel whose turn it is.
+    next: usize,
 }
 
 impl ReactorRig {
@@ -37,7 +39,7 @@ impl ReactorRig {
         let connected = (0..channels).map(connect).collect();
         let buffers = (0..channels).map(|_| pool.take().expect("a buffer")).collect();
         let operations = Vec::with_capacity(channels);
-        let mut rig = Self { reactor, channels: connected, buffers, operations };
+        let mut rig = Self { reactor, channels: connected, buffers, operations, next: 0 };
         // Lists of wakers get their size with the first operations of each channel.
         sends(&mut rig, 2 * channels as u64).expect("it works");
         rig
@@ -47,13 +49,14 @@ impl ReactorRig {
 /// Sends: one on each channel, then the reactor runs until it finds nothing, then each result is taken.
 #[inline(never)]
 pub(crate) fn sends(rig: &mut ReactorRig, operations: u64) -> Result<u64, TransportError> {
-    let ReactorRig { reactor, channels, buffers, operations: sending } = rig;
+    let ReactorRig { reactor, channels, buffers, operations: sending, next } = rig;
     let mut context = Context::from_waker(Waker::noop());
     let (mut sum, mut done) = (0, 0);
     while done < operations {
-        for channel in &channels[..channels.len().min((operations - done) as usize)] {
+        for _ in 0..channels.len().min((operations - done) as usize) {
             let Some(buffer) = buffers.pop() else { break };
-            let mut send = channel.send(buffer);
+            let mut send = channels[*next].send(buffer);
+            *next = if *next + 1 == channels.len() { 0 } else { *next + 1 };
             // Posts it.
             if Pin::new(&mut send).poll(&mut context).is_ready() {
                 return Err(TransportError::UnknownWork);

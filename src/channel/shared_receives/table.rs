@@ -28,6 +28,8 @@ pub(super) struct Table {
     slots: Box<[Slot]>,
     free: Queue,
     members: Vec<Messages>,
+    /// The unused ones among the members. It has room for all.
+    unused: Vec<u32>,
     /// The receives that the device has, as far as is known.
     pub(super) posted: u32,
 }
@@ -111,7 +113,7 @@ impl Table {
         for index in 0..receives {
             free.push(&mut slots, index);
         }
-        Ok(Self { slots, free, members: Vec::new(), posted: 0 })
+        Ok(Self { slots, free, members: Vec::new(), unused: Vec::new(), posted: 0 })
     }
 
     pub(super) fn len(&self) -> u32 {
@@ -149,25 +151,24 @@ impl Table {
     ///  - `ENOMEM`: out of memory.
     pub(super) fn join(&mut self) -> Result<Member> {
         let messages = Messages { arrived: Queue::EMPTY, stage: Stage::InUse };
-        let unused = self.members.iter().position(|messages| messages.stage == Stage::Unused);
-        let index = match unused {
-            Some(index) => {
-                self.members[index] = messages;
-                index
-            }
-            None => {
-                self.members.try_reserve(1).map_err(|_| no_memory())?;
-                self.members.push(messages);
-                self.members.len() - 1
-            }
-        };
-        Ok(Member(index as u32))
+        if let Some(index) = self.unused.pop() {
+            self.members[index as usize] = messages;
+            return Ok(Member(index));
+        }
+        // So that `leave` need not allocate.
+        self.unused.try_reserve(self.members.len() + 1).map_err(|_| no_memory())?;
+        self.members.try_reserve(1).map_err(|_| no_memory())?;
+        self.members.push(messages);
+        Ok(Member(self.members.len() as u32 - 1))
     }
 
     /// The member's channel is gone. If its queue pair may still exist, nobody gets the index again.
     pub(super) fn leave(&mut self, member: Member, leaked: bool) {
         let stage = if leaked { Stage::Leaked } else { Stage::Unused };
         self.members[member.0 as usize].stage = stage;
+        if !leaked {
+            self.unused.push(member.0);
+        }
     }
 
     /// Whether a message is there for the member.
@@ -281,5 +282,16 @@ mod tests {
         assert!(table.complete(NONE, Some(member), &completion(0)).is_err());
         table.leave(member, false);
         assert_eq!(table.join().unwrap(), member);
+    }
+
+    #[test]
+    fn an_index_is_given_to_one_member_at_a_time() {
+        let mut table = Table::new(0).unwrap();
+        let members = [(); 4].map(|()| table.join().unwrap());
+        for (leaving, leaked) in [(2, false), (0, false), (3, true)] {
+            table.leave(members[leaving], leaked);
+        }
+        let again = [(); 3].map(|()| table.join().unwrap());
+        assert_eq!(again, [members[0], members[2], Member(4)]);
     }
 }
