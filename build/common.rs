@@ -74,8 +74,13 @@ pub(crate) fn run(what: &str, command: &mut Command) {
     }
 }
 
+/// The C compiler's option for symbols that no program and no shared library exports. The system's libibverbs would
+/// otherwise call functions of this one in a program that exports all it has (`-rdynamic`), because the names are the
+/// same.
+pub(crate) const HIDDEN: &str = "-fvisibility=hidden";
+
 pub(crate) fn compile(build: &mut cc::Build, archive: &str) {
-    if let Err(e) = build.warnings(false).try_compile(archive) {
+    if let Err(e) = build.flag(HIDDEN).warnings(false).try_compile(archive) {
         exit_with_error(&format!("compiling {archive}: {e}"));
     }
 }

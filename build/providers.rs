@@ -104,7 +104,8 @@ pub(crate) fn providers(source: &Path, another: bool) -> Vec<Provider> {
 }
 
 /// Generates a table that refers to each enabled provider, so that the linker takes in the provider's
-/// object file, whose constructor then registers the provider.
+/// object file, whose constructor then registers the provider. It also refers to `ibverbs_bundled_ioctl`, as a hidden
+/// symbol, which makes it one wherever it is linked: Rust exports what C can call.
 pub(crate) fn register_providers(out: &Path, enabled: &[Provider]) {
     let mut text = String::from("struct verbs_device_ops;\n");
     for provider in enabled {
@@ -116,6 +117,8 @@ pub(crate) fn register_providers(out: &Path, enabled: &[Provider]) {
         text += &format!("\t&verbs_provider_{},\n", provider.name);
     }
     text += "\t0\n};\n";
+    text += "extern int ibverbs_bundled_ioctl(void) __attribute__((visibility(\"hidden\")));\n";
+    text += "int (*const ibverbs_bundled_hidden)(void) = ibverbs_bundled_ioctl;\n";
     let file = out.join("providers.c");
     write(&file, text);
     compile(cc::Build::new().file(file), "ibverbs_providers");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use crate::common::{exit_with_error, feature, message_of, program, run, utf8, write};
+use crate::common::{HIDDEN, exit_with_error, feature, message_of, program, run, utf8, write};
 use crate::inputs::sources;
 use crate::installed::link_libnl;
 use crate::providers::{Provider, register_providers};
@@ -138,6 +138,7 @@ fn configure(
         .generator("Unix Makefiles")
         .init_cxx_cfg(no_cxx)
         .cflag("-Dioctl=ibverbs_bundled_ioctl") // src/provider.rs
+        .cflag(HIDDEN)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .define("CMAKE_C_FLAGS_RELEASE", "-O2 -DNDEBUG") // as rdma-core means its Release to be
         .define("CMAKE_INSTALL_PREFIX", "/usr")
