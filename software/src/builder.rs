@@ -9,6 +9,9 @@ use crate::device::Device;
 use crate::ffi::ibv_mtu;
 use crate::network::Network;
 
+/// The most queue pairs, and the most shared receive queues: their numbers have 16 bits of index.
+const MOST_NUMBERS: u32 = 65_000;
+
 /// The ports and limits of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -89,7 +92,7 @@ limits! {
     max_mw: u32 => max_mw;
     /// The most protection domains at a time; 65,536 if not set.
     max_pd: u32 => max_pd;
-    /// The most shared receive queues at a time; 65,536 if not set.
+    /// The most shared receive queues at a time; the default is 65,000, which is also the maximum.
     max_srq: u32 => max_srq;
     /// The most receives in a shared receive queue; 16,384 if not set.
     max_srq_wr: u32 => max_srq_wr;
@@ -112,7 +115,7 @@ impl Builder {
                 max_mr_size: 1 << 40,
                 max_registered: u64::MAX,
                 max_device_memory: 256 << 10,
-                max_qp: 65_000,
+                max_qp: MOST_NUMBERS,
                 max_qp_wr: 16_384,
                 max_sge: 16,
                 max_inline: 256,
@@ -121,7 +124,7 @@ impl Builder {
                 max_mr: 65_536,
                 max_mw: 65_536,
                 max_pd: 65_536,
-                max_srq: 65_536,
+                max_srq: MOST_NUMBERS,
                 max_srq_wr: 16_384,
                 max_ah: 65_536,
                 max_rd_atomic: 16,
@@ -187,6 +190,8 @@ impl Builder {
         let local = self.settings.network.is_some() || all.into_iter().all(IpAddr::is_loopback);
         let usual = if local { MaximumTransferUnit::Mtu4096 } else { MaximumTransferUnit::Mtu1024 };
         self.settings.mtu = self.mtu.unwrap_or(usual).as_raw();
+        self.settings.max_qp = self.settings.max_qp.min(MOST_NUMBERS);
+        self.settings.max_srq = self.settings.max_srq.min(MOST_NUMBERS);
         self.settings
     }
 }

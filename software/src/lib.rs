@@ -44,7 +44,12 @@
 //! - After a fork, the device belongs to the parent: the child has a copy without the thread. The child may
 //!   close the context, and should do nothing else with it.
 //! - The device locks no memory: `RLIMIT_MEMLOCK` has no effect.
-//! - There are no XRC queue pairs, no on-demand paging and no raw packets.
+//! - There is no on-demand paging, and there are no raw packets.
+//! - The XRC domain of a file is shared by the contexts of one device, and not with other processes, which have
+//!   devices of their own. It holds the file open by a descriptor of its own.
+//! - A request that names a shared receive queue that does not exist, or is of another XRC domain, is refused as an
+//!   invalid request, and the receiving queue pair gets `IBV_EVENT_QP_ACCESS_ERR`. Completions of such a queue
+//!   stay when the receiving queue pair is destroyed. Memory windows of type 2 cannot be reached over XRC.
 //! - Posting a READ or an atomic operation fails with `EINVAL` on an unreliable connection, and on one whose
 //!   `max_rd_atomic` is 0.
 //! - Deregistering a region fails with `EBUSY` while a window is bound to it.

@@ -29,6 +29,10 @@ pub enum Verb {
     AllocTd,
     /// `ibv_dealloc_td`.
     DeallocTd,
+    /// `ibv_open_xrcd`.
+    OpenXrcd,
+    /// `ibv_close_xrcd`.
+    CloseXrcd,
     /// `ibv_reg_mr`, `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`, `ibv_reg_dm_mr`.
     RegMr,
     /// `ibv_alloc_null_mr`.
@@ -68,12 +72,16 @@ pub enum Verb {
     ModifySrq,
     /// `ibv_query_srq`.
     QuerySrq,
+    /// `ibv_get_srq_num`.
+    GetSrqNum,
     /// `ibv_destroy_srq`.
     DestroySrq,
     /// `ibv_post_srq_recv`.
     PostSrqRecv,
     /// `ibv_create_qp`, `ibv_create_qp_ex`.
     CreateQp,
+    /// `ibv_open_qp`.
+    OpenQp,
     /// `ibv_modify_qp`.
     ModifyQp,
     /// `ibv_query_qp`.

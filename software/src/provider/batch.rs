@@ -36,6 +36,7 @@ pub(super) unsafe fn set_functions(qp: *mut ibv_qp_ex, operations: u64) {
     qp.wr_set_inline_data = Some(wr_set_inline_data);
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
     qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     qp.wr_send = has(F::IBV_QP_EX_WITH_SEND).then_some(wr_send);
     qp.wr_send_imm = has(F::IBV_QP_EX_WITH_SEND_WITH_IMM).then_some(wr_send_imm);
     qp.wr_send_inv = has(F::IBV_QP_EX_WITH_SEND_WITH_INV).then_some(wr_send_inv);
@@ -133,6 +134,7 @@ unsafe fn push(qp: *mut ibv_qp_ex, operation: Operation, extra: Extra) {
             solicited: has(ibv_send_flags::IBV_SEND_SOLICITED),
             fence: has(ibv_send_flags::IBV_SEND_FENCE),
             destination: None,
+            remote_srq: None,
         });
     }
 }
@@ -241,6 +243,16 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
         last(qp, |request| {
             let path = address::path(ah).ok_or(libc::EINVAL)?;
             request.destination = Some(Destination { path, qpn: qpn & 0xff_ffff, qkey });
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
+    // SAFETY: as the module says; a batch is open.
+    unsafe {
+        last(qp, |request| {
+            request.remote_srq = Some(number);
             Ok(())
         });
     }

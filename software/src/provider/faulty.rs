@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 use super::{
     address, completion, device_memory, extended_completion, memory, pd, post, query, queue_pair,
-    set_errno, shared, shared_receive,
+    set_errno, shared, shared_receive, xrc,
 };
 use crate::faults::{Verb, When};
 use crate::ffi::*;
@@ -39,6 +39,7 @@ arguments! {
     ibv_srq: context;
     ibv_qp: context;
     ibv_ah: context;
+    ibv_xrcd: context;
 }
 
 impl Argument for *mut ibv_context {
@@ -110,6 +111,9 @@ verbs! {
     DeallocTd: pd::dealloc_td(td: *mut ibv_td) -> c_int;
     AllocParentDomain: pd::alloc_parent_domain(
         context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
+    OpenXrcd: xrc::open_xrcd(
+        context: *mut ibv_context, attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd;
+    CloseXrcd: xrc::close_xrcd(xrcd: *mut ibv_xrcd) -> c_int;
     RegMr: memory::reg_mr(
         pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut ibv_mr;
     ReregMr: memory::rereg_mr(
@@ -141,10 +145,13 @@ verbs! {
     ModifySrq: shared_receive::modify_srq(
         srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int;
     QuerySrq: shared_receive::query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int;
+    GetSrqNum: shared_receive::get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int;
     DestroySrq: shared_receive::destroy_srq(srq: *mut ibv_srq) -> c_int;
     CreateQp: queue_pair::create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
     CreateQp: queue_pair::create_qp_ex(
         context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
+    OpenQp: queue_pair::open_qp(
+        context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp;
     ModifyQp: queue_pair::modify_qp(
         qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
     QueryQp: queue_pair::query_qp(

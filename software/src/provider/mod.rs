@@ -20,6 +20,7 @@ pub(crate) mod query;
 mod queue_pair;
 mod shared_receive;
 mod translate;
+mod xrc;
 
 pub(crate) use context::device_operations;
 pub(crate) use queue_pair::first_psn;

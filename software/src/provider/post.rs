@@ -88,6 +88,7 @@ pub(super) unsafe extern "C" fn bind_mw(
             solicited: false,
             fence: has(ibv_send_flags::IBV_SEND_FENCE),
             destination: None,
+            remote_srq: None,
         };
         let number = (*qp).handle;
         let mut engine = shared((*qp).context).lock();

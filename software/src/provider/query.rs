@@ -52,6 +52,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     plain.device_cap_flags = (ibv_device_cap_flags::IBV_DEVICE_RC_RNR_NAK_GEN
         | ibv_device_cap_flags::IBV_DEVICE_SYS_IMAGE_GUID
         | ibv_device_cap_flags::IBV_DEVICE_SRQ_RESIZE
+        | ibv_device_cap_flags::IBV_DEVICE_XRC
         | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW
         | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
         .0;

@@ -1,12 +1,13 @@
 //! Queue pairs.
 
 use std::ffi::c_int;
+use std::ptr::null_mut;
 
 use super::batch::{Batch, set_functions};
-use super::{context, init_wait, object, shared, status, wait_acknowledged, zeroed};
+use super::{context, init_wait, object, shared, status, wait_acknowledged, xrc, zeroed};
 use crate::ffi::*;
 use crate::transport::objects::NewQueuePair;
-use crate::transport::queue_pair::Transport;
+use crate::transport::queue_pair::{Owner, Transport};
 
 /// `struct verbs_qp`, and the batch that is being built.
 #[repr(C)]
@@ -23,7 +24,7 @@ pub(super) unsafe extern "C" fn create_qp(
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
     // SAFETY: as the module says.
-    object(unsafe { create(pd, &mut *attr, None) })
+    object(unsafe { create((*pd).context, (pd, null_mut()), &mut *attr, None) })
 }
 
 pub(super) unsafe extern "C" fn create_qp_ex(
@@ -34,11 +35,14 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     // SAFETY: as the module says; what a bit of the mask names is given.
     unsafe {
         let ex = &mut *attr;
-        let known = M::IBV_QP_INIT_ATTR_PD | M::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        let known =
+            M::IBV_QP_INIT_ATTR_PD | M::IBV_QP_INIT_ATTR_XRCD | M::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         let has = |bit: M| ex.comp_mask & bit.0 != 0;
-        if ex.comp_mask & !known.0 != 0 || !has(M::IBV_QP_INIT_ATTR_PD) || ex.pd.is_null() {
+        if ex.comp_mask & !known.0 != 0 {
             return object(Err(libc::EOPNOTSUPP));
         }
+        let pd = if has(M::IBV_QP_INIT_ATTR_PD) { ex.pd } else { null_mut() };
+        let xrcd = if has(M::IBV_QP_INIT_ATTR_XRCD) { ex.xrcd } else { null_mut() };
         let operations = has(M::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(ex.send_ops_flags);
         let mut plain = ibv_qp_init_attr {
             qp_context: ex.qp_context,
@@ -49,10 +53,9 @@ pub(super) unsafe extern "C" fn create_qp_ex(
             qp_type: ex.qp_type,
             sq_sig_all: ex.sq_sig_all,
         };
-        let made = create(ex.pd, &mut plain, operations);
-        if let Ok(qp) = made {
+        let made = create(context, (pd, xrcd), &mut plain, operations);
+        if made.is_ok() {
             ex.cap = plain.cap;
-            (*qp).context = context;
         }
         object(made)
     }
@@ -73,7 +76,8 @@ fn operations_of(transport: Transport) -> u64 {
         | F::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | F::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
     u64::from(match transport {
-        Transport::Rc => reliable.0,
+        Transport::Rc | Transport::XrcSend => reliable.0,
+        Transport::XrcReceive => 0,
         Transport::Uc => unreliable.0,
         Transport::Ud => datagrams.0,
     })
@@ -83,7 +87,8 @@ fn operations_of(transport: Transport) -> u64 {
 ///
 /// As the module says.
 unsafe fn create(
-    pd: *mut ibv_pd,
+    context: *mut ibv_context,
+    (pd, xrcd): (*mut ibv_pd, *mut ibv_xrcd),
     attr: &mut ibv_qp_init_attr,
     operations: Option<u64>,
 ) -> Result<*mut ibv_qp, c_int> {
@@ -91,42 +96,49 @@ unsafe fn create(
         ibv_qp_type::IBV_QPT_RC => Transport::Rc,
         ibv_qp_type::IBV_QPT_UC => Transport::Uc,
         ibv_qp_type::IBV_QPT_UD => Transport::Ud,
+        ibv_qp_type::IBV_QPT_XRC_SEND => Transport::XrcSend,
+        ibv_qp_type::IBV_QPT_XRC_RECV => Transport::XrcReceive,
         _ => return Err(libc::EOPNOTSUPP),
     };
     if operations.is_some_and(|operations| operations & !operations_of(transport) != 0) {
         return Err(libc::EOPNOTSUPP);
     }
-    if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+    let sends = transport != Transport::XrcReceive;
+    let receives = !matches!(transport, Transport::XrcSend | Transport::XrcReceive);
+    let has_domain = if sends { !pd.is_null() && xrcd.is_null() } else { !xrcd.is_null() };
+    let has_queues = if receives { !attr.recv_cq.is_null() } else { attr.srq.is_null() };
+    if !has_domain || !has_queues || (sends && attr.send_cq.is_null()) {
         return Err(libc::EINVAL);
+    }
+    if !receives {
+        (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
+    }
+    if !sends {
+        attr.cap = ibv_qp_cap::default();
     }
     // SAFETY: as the caller says. The object is complete before anybody else can access it.
     unsafe {
-        let soft = Box::into_raw(Box::new(SoftQp {
-            verbs: *zeroed::<verbs_qp>(),
-            batching: *zeroed::<pthread_mutex_t>(),
-            batch: Batch::default(),
-            max_inline: attr.cap.max_inline_data as usize,
-        }));
+        let soft = allocate(context, attr.cap.max_inline_data);
         let qp = soft.cast::<ibv_qp>();
         let new = NewQueuePair {
             handle: qp as u64,
-            context: context::number((*pd).context),
-            pd: (*pd).handle,
+            context: context::number(context),
+            pd: sends.then(|| (*pd).handle),
+            xrc_domain: xrcd.as_ref().map(|_| xrc::handle(xrcd)),
             transport,
-            send_cq: (*attr.send_cq).handle,
-            receive_cq: (*attr.recv_cq).handle,
+            send_cq: sends.then(|| (*attr.send_cq).handle),
+            receive_cq: receives.then(|| (*attr.recv_cq).handle),
             srq: attr.srq.as_ref().map(|srq| srq.handle),
             all_signaled: attr.sq_sig_all != 0,
             cap: attr.cap,
         };
-        let number = match shared((*pd).context).lock().create_qp(new) {
+        let number = match shared(context).lock().create_qp(new) {
             Ok(number) => number,
             Err(errno) => {
                 drop(Box::from_raw(soft));
                 return Err(errno);
             }
         };
-        (*qp).context = (*pd).context;
         (*qp).qp_context = attr.qp_context;
         (*qp).pd = pd;
         (*qp).send_cq = attr.send_cq;
@@ -136,14 +148,90 @@ unsafe fn create(
         (*qp).qp_num = number;
         (*qp).state = ibv_qp_state::IBV_QPS_RESET;
         (*qp).qp_type = attr.qp_type;
-        init_wait(&raw mut (*qp).mutex, &raw mut (*qp).cond);
-        libc::pthread_mutex_init((&raw mut (*soft).batching).cast(), std::ptr::null());
+        if !xrcd.is_null() {
+            set_domain(soft, xrcd);
+        }
         if let Some(operations) = operations {
             set_functions(qp.cast(), operations);
             // What `ibv_qp_to_qp_ex` looks for.
             (*soft).verbs.comp_mask |= VERBS_QP_EX;
         }
         Ok(qp)
+    }
+}
+
+/// A C object for a queue pair that nobody else can access yet.
+///
+/// # Safety
+///
+/// As the module says.
+unsafe fn allocate(context: *mut ibv_context, max_inline: u32) -> *mut SoftQp {
+    let soft = Box::into_raw(Box::new(SoftQp {
+        verbs: *zeroed::<verbs_qp>(),
+        batching: *zeroed::<pthread_mutex_t>(),
+        batch: Batch::default(),
+        max_inline: max_inline as usize,
+    }));
+    let qp = soft.cast::<ibv_qp>();
+    // SAFETY: it is ours, and stays where it is.
+    unsafe {
+        (*qp).context = context;
+        init_wait(&raw mut (*qp).mutex, &raw mut (*qp).cond);
+        libc::pthread_mutex_init((&raw mut (*soft).batching).cast(), std::ptr::null());
+    }
+    soft
+}
+
+/// # Safety
+///
+/// As the module says.
+unsafe fn set_domain(soft: *mut SoftQp, xrcd: *mut ibv_xrcd) {
+    // SAFETY: as the caller says.
+    unsafe {
+        (*soft).verbs.comp_mask |= VERBS_QP_XRCD;
+        (*soft).verbs.xrcd = xrcd.cast();
+    }
+}
+
+/// Opens a receiving XRC queue pair that exists by its number.
+pub(super) unsafe extern "C" fn open_qp(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_open_attr,
+) -> *mut ibv_qp {
+    type M = ibv_qp_open_attr_mask;
+    // SAFETY: as the module says; what a bit of the mask names is given.
+    unsafe {
+        let attr = &*attr;
+        let needed = M::IBV_QP_OPEN_ATTR_NUM | M::IBV_QP_OPEN_ATTR_XRCD | M::IBV_QP_OPEN_ATTR_TYPE;
+        let known = needed | M::IBV_QP_OPEN_ATTR_CONTEXT;
+        if attr.comp_mask & !known.0 != 0 {
+            return object(Err(libc::EOPNOTSUPP));
+        }
+        let receiving = attr.qp_type == ibv_qp_type::IBV_QPT_XRC_RECV;
+        if attr.comp_mask & needed.0 != needed.0 || attr.xrcd.is_null() || !receiving {
+            return object(Err(libc::EINVAL));
+        }
+        let soft = allocate(context, 0);
+        let qp = soft.cast::<ibv_qp>();
+        let owner = Owner {
+            handle: qp as u64,
+            context: context::number(context),
+            xrc_domain: Some(xrc::handle(attr.xrcd)),
+            async_events: 0,
+        };
+        if let Err(errno) = shared(context).lock().open_qp(attr.qp_num, owner) {
+            drop(Box::from_raw(soft));
+            return object(Err(errno));
+        }
+        if attr.comp_mask & M::IBV_QP_OPEN_ATTR_CONTEXT.0 != 0 {
+            (*qp).qp_context = attr.qp_context;
+        }
+        (*qp).handle = attr.qp_num;
+        (*qp).qp_num = attr.qp_num;
+        (*qp).state = ibv_qp_state::IBV_QPS_UNKNOWN;
+        (*qp).qp_type = attr.qp_type;
+        set_domain(soft, attr.xrcd);
+        qp
     }
 }
 
@@ -193,7 +281,8 @@ pub(super) unsafe extern "C" fn query_qp(
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: as the module says; it is ours, and freed once.
     unsafe {
-        let read = match shared((*qp).context).lock().destroy_qp((*qp).handle) {
+        let destroyed = shared((*qp).context).lock().destroy_qp((*qp).handle, qp as u64);
+        let read = match destroyed {
             Ok(read) => read,
             Err(errno) => return status(Err(errno)),
         };

@@ -3,16 +3,16 @@
 use std::ffi::c_int;
 
 use super::translate::receive;
-use super::{context, init_wait, object, shared, status, wait_acknowledged, zeroed};
+use super::{context, init_wait, object, shared, status, wait_acknowledged, xrc, zeroed};
 use crate::ffi::*;
-use crate::transport::queues::SharedReceiveQueue;
+use crate::transport::queues::{SharedReceiveQueue, XrcQueue};
 
 pub(super) unsafe extern "C" fn create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
     // SAFETY: as the module says.
-    object(unsafe { create(pd, (*init).attr, (*init).srq_context) })
+    object(unsafe { create(pd, (*init).attr, (*init).srq_context, None) })
 }
 
 pub(super) unsafe extern "C" fn create_srq_ex(
@@ -24,12 +24,29 @@ pub(super) unsafe extern "C" fn create_srq_ex(
     unsafe {
         let init = &*init;
         let typed = init.comp_mask & M::IBV_SRQ_INIT_ATTR_TYPE.0 != 0;
-        let basic = !typed || init.srq_type == ibv_srq_type::IBV_SRQT_BASIC;
-        let known = M::IBV_SRQ_INIT_ATTR_TYPE | M::IBV_SRQ_INIT_ATTR_PD;
-        if !basic || init.comp_mask & !known.0 != 0 || init.pd.is_null() {
+        let xrc = match init.srq_type {
+            _ if !typed => false,
+            ibv_srq_type::IBV_SRQT_BASIC => false,
+            ibv_srq_type::IBV_SRQT_XRC => true,
+            _ => return object(Err(libc::EOPNOTSUPP)),
+        };
+        let mut known = M::IBV_SRQ_INIT_ATTR_TYPE | M::IBV_SRQ_INIT_ATTR_PD;
+        let extended = M::IBV_SRQ_INIT_ATTR_XRCD | M::IBV_SRQ_INIT_ATTR_CQ;
+        if xrc {
+            known |= extended;
+        }
+        if init.comp_mask & !known.0 != 0 {
             return object(Err(libc::EOPNOTSUPP));
         }
-        object(create(init.pd, init.attr, init.srq_context))
+        if init.comp_mask & M::IBV_SRQ_INIT_ATTR_PD.0 == 0 || init.pd.is_null() {
+            return object(Err(libc::EINVAL));
+        }
+        let given = init.comp_mask & extended.0 == extended.0;
+        if xrc && (!given || init.xrcd.is_null() || init.cq.is_null()) {
+            return object(Err(libc::EINVAL));
+        }
+        let xrc = xrc.then_some((init.xrcd, init.cq));
+        object(create(init.pd, init.attr, init.srq_context, xrc))
     }
 }
 
@@ -40,6 +57,7 @@ unsafe fn create(
     pd: *mut ibv_pd,
     attr: ibv_srq_attr,
     user: *mut std::ffi::c_void,
+    xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
 ) -> Result<*mut ibv_srq, c_int> {
     // SAFETY: as the caller says.
     unsafe {
@@ -56,6 +74,10 @@ unsafe fn create(
             limit: 0,
             users: 0,
             async_events: 0,
+            xrc: xrc.map(|(domain, cq)| {
+                // The engine looks up which domain it is.
+                XrcQueue { handle: xrc::handle(domain), domain: 0, cq: (*cq).handle }
+            }),
         };
         match shared((*pd).context).lock().create_srq(queue) {
             Ok(number) => (*srq).handle = number,
@@ -65,6 +87,12 @@ unsafe fn create(
             }
         }
         (*srq).context = (*pd).context;
+        if let Some((domain, cq)) = xrc {
+            (*soft).srq_type = ibv_srq_type::IBV_SRQT_XRC;
+            (*soft).xrcd = domain.cast();
+            (*soft).cq = cq;
+            (*soft).srq_num = (*srq).handle;
+        }
         (*srq).srq_context = user;
         (*srq).pd = pd;
         init_wait(&raw mut (*srq).mutex, &raw mut (*srq).cond);
@@ -96,6 +124,19 @@ pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
             max_sge: known.max_sge,
             srq_limit: known.limit,
         });
+    }
+    0
+}
+
+/// Only those for extended reliable connections have a number that others may use.
+pub(super) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    // SAFETY: as the module says; it is ours.
+    unsafe {
+        let soft = srq.cast::<verbs_srq>();
+        if (*soft).srq_type != ibv_srq_type::IBV_SRQT_XRC {
+            return status(Err(libc::EOPNOTSUPP));
+        }
+        number.write((*soft).srq_num);
     }
     0
 }

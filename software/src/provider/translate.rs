@@ -35,13 +35,16 @@ impl Rules {
     pub(super) fn check(&self, request: &mut SendRequest) -> Result<(), c_int> {
         let operation = &request.operation;
         let allowed = match (self.transport, operation) {
-            (Transport::Rc, _) => !(operation.is_fetching() && self.no_fetches),
+            (Transport::Rc | Transport::XrcSend, _) => {
+                !(operation.is_fetching() && self.no_fetches)
+            }
+            (Transport::XrcReceive, _) => false,
             (Transport::Uc, _) => !operation.is_fetching(),
             (Transport::Ud, Operation::Send) => true,
             (Transport::Ud, _) => false,
         };
         let invalidates = matches!(request.extra, Extra::Invalidate(_));
-        if !allowed || (invalidates && self.transport != Transport::Rc) {
+        if !allowed || (invalidates && !self.transport.is_reliable()) {
             return Err(libc::EINVAL);
         }
         let length = match &request.data {
@@ -62,7 +65,11 @@ impl Rules {
             _ => true,
         };
         let addressed = request.destination.is_some() == (self.transport == Transport::Ud);
-        if length > most || !eight || !addressed {
+        // Requests that stay on this device name no queue of the peer.
+        let named = request.remote_srq.is_some() == (self.transport == Transport::XrcSend)
+            || operation.is_local();
+        let exists = request.remote_srq.is_none_or(|number| number <= 0xff_ffff);
+        if length > most || !eight || !addressed || !named || !exists {
             return Err(libc::EINVAL);
         }
         request.length = length as u32;
@@ -159,6 +166,7 @@ pub(super) unsafe fn send_request(wr: &ibv_send_wr, rules: &Rules) -> Result<Sen
         } else {
             None
         };
+        let is_extended = rules.transport == Transport::XrcSend && !operation.is_local();
         SendRequest {
             id: wr.wr_id,
             operation,
@@ -169,6 +177,7 @@ pub(super) unsafe fn send_request(wr: &ibv_send_wr, rules: &Rules) -> Result<Sen
             solicited: has(ibv_send_flags::IBV_SEND_SOLICITED),
             fence: has(ibv_send_flags::IBV_SEND_FENCE),
             destination,
+            remote_srq: is_extended.then_some(wr.qp_type.xrc.remote_srqn),
         }
     };
     rules.check(&mut request)?;

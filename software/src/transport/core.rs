@@ -12,6 +12,7 @@ use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
 use super::table::{Table, Tag};
 use super::timers::{Time, Timer, Timers};
 use super::work::{Completion, Path};
+use super::xrc::XrcDomain;
 use crate::builder::Settings;
 use crate::faults::completions::CompletionFaults;
 use crate::ffi::ibv_event_type;
@@ -51,7 +52,12 @@ pub(crate) struct Core {
     pub(crate) ports: Vec<Port>,
     pub(crate) keys: Keys,
     pub(crate) cqs: Table<CompletionQueue>,
+    /// Their numbers have 24 bits, as packets of extended reliable connections have them.
     pub(crate) srqs: Table<SharedReceiveQueue>,
+    /// The handles of XRC domains.
+    pub(crate) xrc_domains: Table<XrcDomain>,
+    /// The last XRC domain that was made.
+    pub(crate) last_xrc_domain: u64,
     /// How many objects use each protection domain.
     pub(crate) pds: Table<u32>,
     /// The files of asynchronous events of the open contexts.
@@ -90,7 +96,9 @@ impl Core {
             ports: settings.ports.iter().map(port).collect(),
             keys: Keys(Table::new(Tag::Low, 1, settings.max_mr.saturating_add(settings.max_mw))),
             cqs: Table::new(Tag::Low, 1, settings.max_cq),
-            srqs: Table::new(Tag::Low, 1, settings.max_srq),
+            srqs: Table::new(Tag::High, 1, settings.max_srq),
+            xrc_domains: Table::new(Tag::Low, 1, u32::MAX),
+            last_xrc_domain: 0,
             pds: Table::new(Tag::Low, 1, settings.max_pd),
             contexts: BTreeMap::new(),
             next_context: 0,

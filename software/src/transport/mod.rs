@@ -24,6 +24,7 @@ pub(crate) mod timers;
 pub(crate) mod unreliable;
 pub(crate) mod windows;
 pub(crate) mod work;
+pub(crate) mod xrc;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -191,9 +192,13 @@ fn deliver(
     if qp.path.is_none_or(|path| path.to != from || path.from != to) {
         return false;
     }
-    match (qp.transport, bth.opcode & !opcode::TRANSPORT) {
-        (Transport::Rc, opcode::READ_FIRST..=opcode::ATOMIC_ACK) => qp.response(core, bth, body),
-        (Transport::Rc, _) => qp.request(core, bth, body),
+    let operation = bth.opcode & !opcode::TRANSPORT;
+    let answers = matches!(operation, opcode::READ_FIRST..=opcode::ATOMIC_ACK);
+    match (qp.transport, answers) {
+        (Transport::Rc | Transport::XrcSend, true) => qp.response(core, bth, body),
+        (Transport::Rc | Transport::XrcReceive, false) => qp.request(core, bth, body),
+        // A sending XRC queue pair carries out no requests, and a receiving one has none that are answered.
+        (Transport::XrcSend, false) | (Transport::XrcReceive, true) => return false,
         _ => qp.unreliable(core, bth, body),
     }
     true

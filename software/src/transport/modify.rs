@@ -133,8 +133,10 @@ impl Engine {
         match to {
             State::IBV_QPS_RESET => {
                 qp.reset(&mut self.core);
-                let cqs = [qp.send_cq, qp.receive_cq];
-                self.forget_completions(number, cqs);
+                if qp.transport != Transport::XrcReceive {
+                    let cqs = [qp.send_cq, qp.receive_cq];
+                    self.forget_completions(number, cqs);
+                }
                 if self.core.windows > 0 {
                     self.core.unbind_all_of(number);
                 }

@@ -12,11 +12,11 @@ use super::memory::{Backing, Sge};
 use super::objects::NewQueuePair;
 use super::queue_pair::Transport;
 use super::queues::{CompletionQueue, SharedReceiveQueue};
-use super::tests::{MemoryLink, Random, Sent, VirtualClock, seal};
+use super::tests::{MemoryLink, Random, Sent, VirtualClock, extended_queue, receiving, seal};
 use super::work::{Data, Extra, Operation, Receive, SendRequest};
 use crate::builder::Builder;
 use crate::ffi::*;
-use crate::wire::header::{Bth, Reader};
+use crate::wire::header::{Bth, Reader, XrcEth};
 use crate::wire::{PORT, icrc, opcode};
 
 /// Packets of each kind, as two devices sent them: two bytes of length before each.
@@ -44,7 +44,7 @@ fn corpus() -> Vec<Vec<u8>> {
     all
 }
 
-/// A region with its rights, between guards.
+/// A region between guards, with the rights that the peer has.
 struct Memory {
     words: Box<[u64]>,
     key: u32,
@@ -60,6 +60,9 @@ struct Victim {
     peer: IpAddr,
     cq: u32,
     srq: u32,
+    /// Shared receive queues that packets may name: of the domain of the receiving XRC queue pair, of that
+    /// domain too but with another protection domain, of another XRC domain, of none.
+    named: [u32; 4],
     qps: Vec<(u32, Transport)>,
     regions: Vec<Memory>,
 }
@@ -77,8 +80,15 @@ fn rights() -> [u32; 4] {
     [all.0, Access::IBV_ACCESS_REMOTE_READ.0, write.0, 0]
 }
 
-const TRANSPORTS: [Transport; 5] =
-    [Transport::Rc, Transport::Rc, Transport::Rc, Transport::Uc, Transport::Ud];
+const TRANSPORTS: [Transport; 7] = [
+    Transport::Rc,
+    Transport::Rc,
+    Transport::Rc,
+    Transport::Uc,
+    Transport::Ud,
+    Transport::XrcReceive,
+    Transport::XrcSend,
+];
 
 impl Victim {
     fn new(address: IpAddr, peer: IpAddr) -> Self {
@@ -97,16 +107,28 @@ impl Victim {
             limit: 0,
             users: 0,
             async_events: 0,
+            xrc: None,
         };
         let srq = engine.create_srq(shared).unwrap();
+        let domains = [(); 2].map(|()| engine.open_xrc_domain(None, true, false).unwrap());
+        let [stranger, outsider] = [(); 2].map(|()| engine.alloc_pd().unwrap());
+        let mut extended =
+            |domain, pd| engine.create_srq(extended_queue((domain, pd, cq), 64)).unwrap();
+        let named = [
+            extended(domains[0], pd),
+            extended(domains[0], stranger),
+            extended(domains[1], outsider),
+            srq,
+        ];
         let qps = TRANSPORTS.iter().enumerate().map(|(i, &transport)| {
             let new = NewQueuePair {
                 handle: 2,
                 context: 0,
-                pd,
+                pd: Some(pd),
+                xrc_domain: None,
                 transport,
-                send_cq: cq,
-                receive_cq: cq,
+                send_cq: Some(cq),
+                receive_cq: Some(cq).filter(|_| transport != Transport::XrcSend),
                 srq: (i == 2).then_some(srq),
                 all_signaled: true,
                 cap: ibv_qp_cap {
@@ -117,21 +139,25 @@ impl Victim {
                     max_inline_data: 64,
                 },
             };
+            let is_target = transport == Transport::XrcReceive;
+            let new = if is_target { receiving(domains[0]) } else { new };
             (engine.create_qp(new).unwrap(), transport)
         });
         let qps = qps.collect();
-        let regions = rights().map(|access| {
+        let mut region = |pd, access, may: u32| {
             let mut words = vec![SECRET; (LENGTH + 2 * GUARD) / 8];
-            if access != 0 {
+            if may != 0 {
                 words[GUARD / 8..(GUARD + LENGTH) / 8].fill(0);
             }
             let words = words.into_boxed_slice();
             let start = Backing::Memory(words.as_ptr() as u64 + GUARD as u64);
             let key = engine.register(pd, start, LENGTH as u64, IOVA, access).unwrap();
-            Memory { words, key, access }
-        });
-        let regions = regions.into();
-        let mut victim = Self { engine, clock, sent, address, peer, cq, srq, qps, regions };
+            Memory { words, key, access: may }
+        };
+        let mut regions = Vec::from(rights().map(|access| region(pd, access, access)));
+        // Memory that only the peers of the other XRC domain may reach.
+        regions.push(region(outsider, rights()[0], 0));
+        let mut victim = Self { engine, clock, sent, address, peer, cq, srq, named, qps, regions };
         for index in 0..victim.qps.len() {
             victim.connect(index);
         }
@@ -185,9 +211,12 @@ impl Victim {
             // A full queue is fine.
             let receive = Receive { id, list: list.clone() };
             let _ = self.engine.post_receive(number, receive.clone());
-            let _ = self.engine.post_srq(self.srq, receive);
+            let _ = self.engine.post_srq(self.srq, receive.clone());
+            for srq in &self.named[..3] {
+                let _ = self.engine.post_srq(*srq, receive.clone());
+            }
         }
-        if transport != Transport::Rc {
+        if !matches!(transport, Transport::Rc | Transport::XrcSend) {
             return;
         }
         let (address, rkey) = (IOVA, 7);
@@ -209,6 +238,7 @@ impl Victim {
                 solicited: false,
                 fence: false,
                 destination: None,
+                remote_srq: (transport == Transport::XrcSend).then_some(5),
             };
             let _ = self.engine.post_send(number, request);
         }
@@ -251,9 +281,18 @@ impl Victim {
     }
 }
 
+/// Whether packets with this opcode name a shared receive queue behind the base transport header.
+fn names_a_queue(opcode: u8) -> bool {
+    let answers = opcode::READ_FIRST..=opcode::ATOMIC_ACK;
+    opcode & opcode::TRANSPORT == opcode::XRC && !answers.contains(&(opcode & !opcode::TRANSPORT))
+}
+
 /// A packet that is almost right: of the corpus, addressed to a live queue pair, then mutated.
 fn mutate(random: &mut Random, victim: &Victim, capture: &[u8]) -> Vec<u8> {
     let mut packet = capture.to_vec();
+    if names_a_queue(packet[0]) {
+        packet.drain(Bth::SIZE..Bth::SIZE + XrcEth::SIZE);
+    }
     let (number, transport) = victim.qps[random.below(victim.qps.len() as u64) as usize];
     let qp = victim.engine.qps.get(number).unwrap();
     if let Some(mut bth) = Bth::parse(&packet) {
@@ -290,6 +329,16 @@ fn mutate(random: &mut Random, victim: &Victim, capture: &[u8]) -> Vec<u8> {
             packet[Bth::SIZE + 12..Bth::SIZE + 16].copy_from_slice(&length.to_be_bytes());
         }
     }
+    if names_a_queue(packet[0]) {
+        let srq = match random.below(16) {
+            0 => random.next() as u32,
+            1..=4 => victim.named[random.below(4) as usize],
+            _ => victim.named[0],
+        };
+        let mut header = Vec::new();
+        XrcEth { srq }.write(&mut header);
+        packet.splice(Bth::SIZE..Bth::SIZE, header);
+    }
     for _ in 0..random.below(4) {
         let at = random.below(packet.len().max(1) as u64) as usize;
         match random.below(6) {
@@ -315,8 +364,9 @@ fn resident() -> u64 {
 /// How many bytes of data the answers to a request may have in total.
 fn may_read(packet: &[u8]) -> usize {
     let Some(bth) = Bth::parse(packet) else { return 0 };
-    let body = packet.get(Bth::SIZE..).unwrap_or_default();
-    if bth.opcode == opcode::RC | opcode::READ_REQUEST {
+    let header = if names_a_queue(bth.opcode) { XrcEth::SIZE } else { 0 };
+    let body = packet.get(Bth::SIZE + header..).unwrap_or_default();
+    if bth.opcode & !opcode::TRANSPORT == opcode::READ_REQUEST {
         Reader(body).reth().map_or(0, |reth| (reth.length as usize).min(LENGTH))
     } else {
         0
@@ -347,6 +397,7 @@ fn capture() -> Vec<Vec<u8>> {
     // Every NAK, and "receiver not ready".
     for syndrome in [0x00, 0x1f, 0x20, 0x3f, 0x60, 0x61, 0x62, 0x63, 0x64, 0x80] {
         all.push(first(opcode::RC | opcode::ACK, &[&[syndrome, 0, 0, 1]]));
+        all.push(first(opcode::XRC | opcode::ACK, &[&[syndrome, 0, 0, 1]]));
     }
     all
 }
@@ -381,6 +432,7 @@ fn mutated_packets_do_no_harm() {
     // A read may begin at any byte of it.
     let secrets = [0, 8, 16, 24, 32, 40, 48, 56].map(|bits| SECRET.rotate_left(bits).to_ne_bytes());
     let (mut answers, mut data, mut reconnects, mut begun) = (0_u64, 0_u64, 0_u64, 0);
+    let mut extended = 0_u64;
     for i in 0..count {
         let victim = &mut victims[random.below(2) as usize];
         let capture = &corpus[random.below(corpus.len() as u64) as usize];
@@ -400,6 +452,7 @@ fn mutated_packets_do_no_harm() {
                 continue; // a request of ours, sent again
             }
             answers += 1;
+            extended += u64::from(sent[0] & opcode::TRANSPORT == opcode::XRC);
             let headers = if operation == opcode::READ_MIDDLE { 0 } else { 4 };
             let body = &sent[Bth::SIZE + headers..sent.len() - icrc::SIZE];
             match operation {
@@ -437,8 +490,11 @@ fn mutated_packets_do_no_harm() {
     let grown = resident().saturating_sub(begun) * 4 / 1024;
     // The mutated packets reach the code that answers, reads memory and fails queue pairs.
     assert!(answers > count / 50, "{answers} answers");
+    assert!(extended > count / 200, "{extended} answers of an XRC queue pair");
     assert!(reconnects > count / 500, "{reconnects} queue pairs failed");
     assert!(data > count / 50, "{data} bytes were read");
     assert!(grown < 64, "{grown} MiB more after 90 % of the packets");
-    eprintln!("{count} packets: {answers} answers, {data} bytes read, {reconnects} reconnections");
+    eprintln!(
+        "{count} packets: {answers} answers ({extended} XRC), {data} bytes read, {reconnects} reconnections"
+    );
 }

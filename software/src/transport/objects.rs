@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::Engine;
 use super::memory::{Backing, Key, Region, Window};
-use super::queue_pair::{QueuePair, Transport};
+use super::queue_pair::{Owner, QueuePair, Transport};
 use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
 use super::requester::SendQueue;
 use super::responder::Responder;
@@ -24,13 +24,16 @@ pub(crate) struct EventsRead {
     pub(crate) asynchronous: u32,
 }
 
+/// A receiving XRC queue pair has no domain and no queues; a sending one has no receives.
 pub(crate) struct NewQueuePair {
     pub(crate) handle: u64,
     pub(crate) context: u32,
-    pub(crate) pd: u32,
+    pub(crate) pd: Option<u32>,
+    /// The handle of an XRC domain.
+    pub(crate) xrc_domain: Option<u32>,
     pub(crate) transport: Transport,
-    pub(crate) send_cq: u32,
-    pub(crate) receive_cq: u32,
+    pub(crate) send_cq: Option<u32>,
+    pub(crate) receive_cq: Option<u32>,
     pub(crate) srq: Option<u32>,
     pub(crate) all_signaled: bool,
     pub(crate) cap: ibv_qp_cap,
@@ -234,19 +237,32 @@ impl Engine {
 
     // ---- Shared receive queues ----
 
-    pub(crate) fn create_srq(&mut self, srq: SharedReceiveQueue) -> Result<u32, c_int> {
+    pub(crate) fn create_srq(&mut self, mut srq: SharedReceiveQueue) -> Result<u32, c_int> {
         let settings = &self.core.settings;
         let fits = srq.max_wr > 0
             && srq.max_wr <= settings.max_srq_wr
             && srq.max_sge <= settings.max_sge
             && srq.limit <= srq.max_wr;
-        let pd = srq.pd;
-        if !fits || !self.core.use_pd(pd) {
+        let (pd, xrc) = (srq.pd, srq.xrc);
+        let known = xrc.is_none_or(|xrc| self.core.cqs.get(xrc.cq).is_some());
+        if !fits || !known || !self.core.use_pd(pd) {
             return Err(libc::EINVAL);
         }
+        if let Some(xrc) = &mut srq.xrc {
+            let Some(domain) = self.core.use_xrc_domain(xrc.handle) else {
+                self.core.leave_pd(pd);
+                return Err(libc::EINVAL);
+            };
+            xrc.domain = domain;
+        }
         let number = self.core.srqs.insert(|_| srq);
-        if number.is_none() {
-            self.core.leave_pd(pd);
+        let cq = xrc.map(|xrc| xrc.cq);
+        match (number, xrc) {
+            (Some(_), _) => self.count_users([cq, None], None, 1),
+            (None, xrc) => {
+                self.core.leave_pd(pd);
+                xrc.iter().for_each(|xrc| self.core.leave_xrc_domain(xrc.handle));
+            }
         }
         number.ok_or(libc::ENOMEM)
     }
@@ -277,6 +293,11 @@ impl Engine {
         }
         let srq = self.core.srqs.remove(number).ok_or(libc::EINVAL)?;
         self.core.leave_pd(srq.pd);
+        if let Some(xrc) = srq.xrc {
+            self.core.leave_xrc_domain(xrc.handle);
+            self.count_users([Some(xrc.cq), None], None, -1);
+            self.forget_named_queue(number);
+        }
         let file = self.core.contexts.get(&srq.context).copied();
         let kinds = [Event::IBV_EVENT_SRQ_ERR, Event::IBV_EVENT_SRQ_LIMIT_REACHED];
         let unread = self.core.take_back(file, srq.handle, &kinds);
@@ -309,23 +330,34 @@ impl Engine {
         {
             return Err(libc::EINVAL);
         }
-        let known = self.core.cqs.get(new.send_cq).is_some()
-            && self.core.cqs.get(new.receive_cq).is_some()
-            && new.srq.is_none_or(|srq| self.core.srqs.get(srq).is_some());
-        if !known || !self.core.use_pd(new.pd) {
+        let cqs = [new.send_cq, new.receive_cq];
+        let srq = new.srq.map(|srq| self.core.srqs.get(srq));
+        let known = cqs.iter().flatten().all(|cq| self.core.cqs.get(*cq).is_some())
+            // Those of XRC domains serve no particular queue pair.
+            && srq.is_none_or(|srq| srq.is_some_and(|srq| srq.xrc.is_none()))
+            && new.xrc_domain.is_none_or(|domain| self.core.xrc_domains.get(domain).is_some());
+        if !known || !new.pd.is_none_or(|pd| self.core.use_pd(pd)) {
             return Err(libc::EINVAL);
         }
+        let handle = new.xrc_domain;
+        let xrc_domain = handle.and_then(|handle| self.core.use_xrc_domain(handle)).unwrap_or(0);
         let mtu = 128 << self.core.settings.mtu.0;
-        let (pd, users) = (new.pd, (new.send_cq, new.receive_cq, new.srq));
-        let number = self.qps.insert(|number| QueuePair {
-            number,
+        let (pd, srq) = (new.pd, new.srq);
+        let owner = Owner {
             handle: new.handle,
             context: new.context,
-            pd: new.pd,
-            transport: new.transport,
-            send_cq: new.send_cq,
-            receive_cq: new.receive_cq,
+            xrc_domain: new.xrc_domain,
+            async_events: 0,
+        };
+        let number = self.qps.insert(|number| QueuePair {
+            number,
+            owners: vec![owner],
+            pd: new.pd.unwrap_or(0),
+            receive_cq: new.receive_cq.unwrap_or(0),
             srq: new.srq,
+            transport: new.transport,
+            send_cq: new.send_cq.unwrap_or(0),
+            xrc_domain,
             all_signaled: new.all_signaled,
             cap: new.cap,
             attr: ibv_qp_attr::default(),
@@ -338,19 +370,21 @@ impl Engine {
             responder: Responder::default(),
             draining: false,
             drained_event: false,
-            async_events: 0,
             scheduled: None,
             is_runnable: false,
         });
         match number {
-            Some(_) => self.count_users(users, 1),
-            None => self.core.leave_pd(pd),
+            Some(_) => self.count_users(cqs, srq, 1),
+            None => {
+                pd.iter().for_each(|pd| self.core.leave_pd(*pd));
+                handle.iter().for_each(|handle| self.core.leave_xrc_domain(*handle));
+            }
         }
         number.ok_or(libc::ENOMEM)
     }
 
-    fn count_users(&mut self, (send, receive, srq): (u32, u32, Option<u32>), by: i32) {
-        for cq in [send, receive] {
+    fn count_users(&mut self, cqs: [Option<u32>; 2], srq: Option<u32>, by: i32) {
+        for cq in cqs.into_iter().flatten() {
             if let Some(cq) = self.core.cqs.get_mut(cq) {
                 cq.users = cq.users.saturating_add_signed(by);
             }
@@ -371,12 +405,29 @@ impl Engine {
         }
     }
 
-    pub(crate) fn destroy_qp(&mut self, number: u32) -> Result<EventsRead, c_int> {
-        let mut qp = self.qps.remove(number).ok_or(libc::EINVAL)?;
+    /// Ends what the C object at the address `handle` has of a queue pair, which is destroyed with the last one.
+    pub(crate) fn destroy_qp(&mut self, number: u32, handle: u64) -> Result<EventsRead, c_int> {
+        let qp = self.qps.get_mut(number).ok_or(libc::EINVAL)?;
+        let at = qp.owners.iter().position(|owner| owner.handle == handle).ok_or(libc::EINVAL)?;
+        let owner = qp.owners.remove(at);
+        if qp.owners.is_empty() {
+            self.remove_qp(number);
+        }
+        owner.xrc_domain.iter().for_each(|domain| self.core.leave_xrc_domain(*domain));
+        let file = self.core.contexts.get(&owner.context).copied();
+        let unread = self.core.take_back(file, owner.handle, QUEUE_PAIR_EVENTS);
+        Ok(EventsRead { completion: 0, asynchronous: owner.async_events.wrapping_sub(unread) })
+    }
+
+    fn remove_qp(&mut self, number: u32) {
+        let Some(mut qp) = self.qps.remove(number) else { return };
         self.core.timers.forget(Timer::QueuePair(number), &mut qp.scheduled);
-        self.forget_completions(number, [qp.send_cq, qp.receive_cq]);
-        self.count_users((qp.send_cq, qp.receive_cq, qp.srq), -1);
-        self.core.leave_pd(qp.pd);
+        // What a receiving XRC queue pair names was never its own. The completions of shared queues stay.
+        if qp.transport != Transport::XrcReceive {
+            self.forget_completions(number, [qp.send_cq, qp.receive_cq]);
+            self.count_users([Some(qp.send_cq), Some(qp.receive_cq)], qp.srq, -1);
+            self.core.leave_pd(qp.pd);
+        }
         if self.core.windows > 0 {
             self.core.unbind_all_of(number);
         }
@@ -384,9 +435,6 @@ impl Engine {
         for group in groups {
             let _ = self.detach(number, group);
         }
-        let file = self.core.contexts.get(&qp.context).copied();
-        let unread = self.core.take_back(file, qp.handle, QUEUE_PAIR_EVENTS);
-        Ok(EventsRead { completion: 0, asynchronous: qp.async_events.wrapping_sub(unread) })
     }
 
     /// Adds a queue pair to a multicast group.
@@ -425,7 +473,8 @@ impl Engine {
             return Err(libc::EINVAL);
         }
         if qp.sq.used as usize + count > qp.cap.max_send_wr as usize {
-            return Err(libc::ENOMEM);
+            let none = qp.transport == Transport::XrcReceive;
+            return Err(if none { libc::EINVAL } else { libc::ENOMEM });
         }
         Ok(qp)
     }
@@ -452,6 +501,7 @@ impl Engine {
         let qp = self.qps.get_mut(number).ok_or(libc::EINVAL)?;
         if qp.state == State::IBV_QPS_RESET
             || qp.srq.is_some()
+            || matches!(qp.transport, Transport::XrcSend | Transport::XrcReceive)
             || receive.list.len() > qp.cap.max_recv_sge as usize
         {
             return Err(libc::EINVAL);

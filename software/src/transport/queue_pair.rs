@@ -17,6 +17,10 @@ pub(crate) enum Transport {
     Rc,
     Uc,
     Ud,
+    /// The sending half of an extended reliable connection: it only sends requests.
+    XrcSend,
+    /// The receiving half: it only answers. See [`xrc`](super::xrc).
+    XrcReceive,
 }
 
 impl Transport {
@@ -26,20 +30,40 @@ impl Transport {
             Self::Rc => opcode::RC,
             Self::Uc => opcode::UC,
             Self::Ud => opcode::UD,
+            Self::XrcSend | Self::XrcReceive => opcode::XRC,
         }
     }
+
+    /// Whether requests are answered, and sent again if no answer comes.
+    pub(crate) fn is_reliable(self) -> bool {
+        !matches!(self, Self::Uc | Self::Ud)
+    }
+}
+
+/// A C object of a queue pair. Receiving XRC queue pairs may have several of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner {
+    /// Its address, which identifies it in events.
+    pub(crate) handle: u64,
+    pub(crate) context: u32,
+    /// The handle of the XRC domain that it was made with.
+    pub(crate) xrc_domain: Option<u32>,
+    /// The number of asynchronous events that were raised, minus those that were taken back.
+    pub(crate) async_events: u32,
 }
 
 pub(crate) struct QueuePair {
     pub(crate) number: u32,
-    /// The address of the C object, which identifies it in events.
-    pub(crate) handle: u64,
-    pub(crate) context: u32,
+    pub(crate) owners: Vec<Owner>,
+    /// These three are those of the shared receive queue that the current request names, if it is a receiving
+    /// XRC queue pair; 0 or `None` before the first request.
     pub(crate) pd: u32,
-    pub(crate) transport: Transport,
-    pub(crate) send_cq: u32,
     pub(crate) receive_cq: u32,
     pub(crate) srq: Option<u32>,
+    pub(crate) transport: Transport,
+    pub(crate) send_cq: u32,
+    /// The XRC domain of a receiving XRC queue pair.
+    pub(crate) xrc_domain: u64,
     /// All sends are signaled.
     pub(crate) all_signaled: bool,
     pub(crate) cap: ibv_qp_cap,
@@ -56,8 +80,6 @@ pub(crate) struct QueuePair {
     /// The send queue is draining (SQD). `drained_event`: the program asked for an event when that is done.
     pub(crate) draining: bool,
     pub(crate) drained_event: bool,
-    /// The number of asynchronous events that were raised, minus those that were taken back.
-    pub(crate) async_events: u32,
     pub(crate) scheduled: Option<Time>,
     pub(crate) is_runnable: bool,
 }
@@ -83,8 +105,10 @@ impl QueuePair {
     }
 
     pub(crate) fn raise(&mut self, core: &mut Core, kind: ibv_event_type) {
-        self.async_events += 1;
-        core.raise(self.context, kind, self.handle);
+        for owner in &mut self.owners {
+            owner.async_events += 1;
+            core.raise(owner.context, kind, owner.handle);
+        }
     }
 
     /// Requests another turn: there are more packets to send than fit in one turn.
@@ -112,7 +136,7 @@ impl QueuePair {
         self.responder.stop();
         self.flush_sends(core);
         self.flush_receives(core);
-        if self.srq.is_some() {
+        if self.srq.is_some() && self.transport != Transport::XrcReceive {
             self.raise(core, ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED);
         }
     }
@@ -188,9 +212,10 @@ impl QueuePair {
     /// Fails the oldest send, and with it the queue pair.
     pub(crate) fn fail_front(&mut self, core: &mut Core, status: ibv_wc_status) {
         self.complete_front(core, status);
-        match self.transport {
-            Transport::Rc => self.enter_error(core),
-            Transport::Uc | Transport::Ud => self.enter_send_error(core),
+        if self.transport.is_reliable() {
+            self.enter_error(core);
+        } else {
+            self.enter_send_error(core);
         }
     }
 
@@ -208,6 +233,9 @@ impl QueuePair {
         self.rq.clear();
         self.rq_used = 0;
         self.responder = Responder::default();
+        if self.transport == Transport::XrcReceive {
+            self.name_no_queue();
+        }
         self.path = None;
         self.draining = false;
         self.attr = ibv_qp_attr::default();

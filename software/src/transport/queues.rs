@@ -82,6 +82,16 @@ impl CompletionQueue {
     }
 }
 
+/// What a shared receive queue for extended reliable connections has in addition.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct XrcQueue {
+    /// The handle of the XRC domain that it was made with, and which domain that is.
+    pub(crate) handle: u32,
+    pub(crate) domain: u64,
+    /// The completion queue of its receives.
+    pub(crate) cq: u32,
+}
+
 #[derive(Debug)]
 pub(crate) struct SharedReceiveQueue {
     pub(crate) handle: u64,
@@ -94,4 +104,5 @@ pub(crate) struct SharedReceiveQueue {
     pub(crate) limit: u32,
     pub(crate) users: u32,
     pub(crate) async_events: u32,
+    pub(crate) xrc: Option<XrcQueue>,
 }

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use super::core::Core;
 use super::memory::Denied;
-use super::queue_pair::{QueuePair, Transport};
+use super::queue_pair::QueuePair;
 use super::timers::Time;
 use super::work::{Bind, Data, Extra, Operation, Posted, Release, SendRequest};
 use crate::ffi::{ibv_event_type, ibv_qp_state as State, ibv_wc_status as Status};
-use crate::wire::header::{AtomicEth, Bth, Deth, Reth};
+use crate::wire::header::{AtomicEth, Bth, Deth, Reth, XrcEth};
 use crate::wire::opcode::{self, Part};
 use crate::wire::sequence::{add, distance};
 
@@ -146,7 +146,7 @@ impl QueuePair {
     }
 
     fn start_timer(&mut self, core: &mut Core) {
-        if self.transport != Transport::Rc || !self.is_up() {
+        if !self.transport.is_reliable() || !self.is_up() {
             return;
         }
         if !self.is_waiting() {
@@ -225,7 +225,7 @@ impl QueuePair {
 
     /// Whether this many packets, from `psn` on, fit into the window.
     fn has_room(&self, psn: u32, packets: u32) -> bool {
-        self.transport != Transport::Rc
+        !self.transport.is_reliable()
             || distance(add(psn, packets), self.sq.unacknowledged) <= self.sq.window as i32
     }
 
@@ -261,12 +261,15 @@ impl QueuePair {
         let qpn = request.destination.map_or(self.attr.dest_qp_num, |to| to.qpn);
         let mut bth = Bth::new(self.transport.bits() | part.operation(), qpn, psn);
         bth.solicited = last && request.solicited;
-        bth.acknowledge = self.transport == Transport::Rc
+        bth.acknowledge = self.transport.is_reliable()
             && (last || psn.is_multiple_of(ACK_EVERY) || !self.has_room(psn, 2));
         let (pd, number, qkey) = (self.pd, self.number, self.attr.qkey);
         let from = offset as usize * self.mtu;
         let length = self.mtu.min(request.length as usize - from);
         let sent = core.transmit(path, bth, |keys, packet| {
+            if let Some(srq) = request.remote_srq {
+                XrcEth { srq }.write(packet);
+            }
             if let Some(to) = &request.destination {
                 // A Q_Key with the highest bit set means the Q_Key of the sending queue pair.
                 let qkey = if to.qkey & 1 << 31 != 0 { qkey } else { to.qkey };
@@ -296,7 +299,7 @@ impl QueuePair {
         if last {
             self.sq.cursor += 1;
             self.sq.offset = 0;
-            if self.transport != Transport::Rc {
+            if !self.transport.is_reliable() {
                 // UC and UD have no answers, so all requests before this one are complete too.
                 self.sq.unacknowledged = self.sq.high;
                 self.complete_front(core, Status::IBV_WC_SUCCESS);
@@ -331,11 +334,14 @@ impl QueuePair {
             Operation::CompareSwap { .. } => opcode::COMPARE_SWAP,
             _ => opcode::READ_REQUEST,
         };
-        let mut bth = Bth::new(opcode::RC | operation, self.attr.dest_qp_num, psn);
+        let mut bth = Bth::new(self.transport.bits() | operation, self.attr.dest_qp_num, psn);
         bth.acknowledge = true;
         let skip = offset * self.mtu as u32;
         let length = (request.length - skip.min(request.length)).min(count * self.mtu as u32);
         let sent = core.transmit(path, bth, |_, packet| {
+            if let Some(srq) = request.remote_srq {
+                XrcEth { srq }.write(packet);
+            }
             match request.operation {
                 Operation::FetchAdd { address, rkey, add } => {
                     AtomicEth { address, rkey, swap_add: add, compare: 0 }.write(packet);

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::core::Core;
 use super::memory::Atomic;
-use super::queue_pair::QueuePair;
+use super::queue_pair::{QueuePair, Transport};
 use super::requester::TURN;
 use super::work::{Completion, Extra, Receive};
 use crate::ffi::{
@@ -49,6 +49,8 @@ enum Answer {
     /// The remaining data of a READ; `begins` says whether its first packet is still to be sent.
     Read {
         psn: u32,
+        /// The protection domain that the request was made in.
+        pd: u32,
         address: u64,
         rkey: u32,
         left: u32,
@@ -109,6 +111,10 @@ pub(crate) enum Refusal {
     TooLong,
     /// The memory of the receive may not be written.
     Protection,
+    /// The shared receive queue that it names does not exist, or is of another XRC domain.
+    Domain,
+    /// The completion queue of that shared receive queue was overrun.
+    Overrun,
 }
 
 impl QueuePair {
@@ -130,6 +136,14 @@ impl QueuePair {
             return self.duplicate(core, bth, body);
         }
         self.responder.refused = false;
+        let body = if self.transport == Transport::XrcReceive {
+            match self.name_queue(core, body) {
+                Ok(rest) => rest,
+                Err(refusal) => return self.refuse(core, bth.psn, refusal),
+            }
+        } else {
+            body
+        };
         let operation = bth.opcode & !opcode::TRANSPORT;
         let done = match (operation, Part::of(operation)) {
             (_, Some(part)) => self.accept(core, bth, part, body).map(|()| 1),
@@ -174,6 +188,15 @@ impl QueuePair {
             ),
             Refusal::TooLong => (Nak::InvalidRequest, Status::IBV_WC_LOC_LEN_ERR, None),
             Refusal::Protection => (Nak::RemoteOperation, Status::IBV_WC_LOC_PROT_ERR, None),
+            // The event is that of hardware's drivers.
+            Refusal::Domain => (
+                Nak::InvalidRequest,
+                Status::IBV_WC_WR_FLUSH_ERR,
+                Some(Event::IBV_EVENT_QP_ACCESS_ERR),
+            ),
+            Refusal::Overrun => {
+                (Nak::RemoteOperation, Status::IBV_WC_WR_FLUSH_ERR, Some(Event::IBV_EVENT_QP_FATAL))
+            }
         };
         // Earlier answers are sent first; no answer follows it.
         self.answer(core, Answer::Acknowledge { psn, syndrome: Syndrome::Nak(nak) });
@@ -191,18 +214,25 @@ impl QueuePair {
         match bth.opcode & !opcode::TRANSPORT {
             opcode::READ_REQUEST => {
                 // The specification says to read again, with the current contents.
+                let (pd, body) = if self.transport == Transport::XrcReceive {
+                    // The request under way keeps its queue.
+                    let Ok((named, rest)) = self.named_queue(core, body) else { return };
+                    (named.pd, rest)
+                } else {
+                    (self.pd, body)
+                };
                 let Some(reth) = Reader(body).reth() else { return };
                 let end = add(bth.psn, self.packets_of(reth.length));
                 if reth.length > MAX_MESSAGE
                     || distance(end, self.responder.expected) > 0
-                    || self.may_read(core, reth).is_err()
+                    || self.may_read(core, pd, reth).is_err()
                 {
                     return;
                 }
                 let psn = bth.psn;
                 self.responder.answers.retain(|answer| distance(answer.psn(), psn) < 0);
                 if self.responder.answers.len() <= self.most_fetches() {
-                    self.answer(core, Answer::read(psn, reth));
+                    self.answer(core, Answer::read(psn, pd, reth));
                 }
             }
             opcode::COMPARE_SWAP | opcode::FETCH_ADD => {
@@ -226,14 +256,14 @@ impl QueuePair {
         usize::from(self.attr.max_dest_rd_atomic)
     }
 
-    fn may_read(&self, core: &Core, reth: Reth) -> Result<(), Refusal> {
+    fn may_read(&self, core: &Core, pd: u32, reth: Reth) -> Result<(), Refusal> {
         if self.attr.qp_access_flags & Access::IBV_ACCESS_REMOTE_READ.0 == 0 {
             return Err(Refusal::Invalid);
         }
         if reth.length == 0 {
             return Ok(());
         }
-        let who = (self.pd, self.number);
+        let who = (pd, self.number);
         let access = Access::IBV_ACCESS_REMOTE_READ;
         core.keys
             .remote(who, reth.rkey, reth.address, reth.length.into(), access)
@@ -257,9 +287,9 @@ impl QueuePair {
         if reth.length > MAX_MESSAGE {
             return Err(Refusal::Invalid);
         }
-        self.may_read(core, reth)?;
+        self.may_read(core, self.pd, reth)?;
         self.responder.msn = add(self.responder.msn, 1);
-        self.responder.answers.push_back(Answer::read(psn, reth));
+        self.responder.answers.push_back(Answer::read(psn, self.pd, reth));
         Ok(self.packets_of(reth.length))
     }
 
@@ -478,15 +508,16 @@ impl QueuePair {
             _ => Syndrome::Ack,
         };
         let aeth = Aeth { syndrome: syndrome.code(), msn };
-        let bth = Bth::new(opcode::RC | operation, qpn, answer.psn());
-        let (who, mtu) = ((self.pd, self.number), self.mtu);
+        let bth = Bth::new(self.transport.bits() | operation, qpn, answer.psn());
+        let (number, mtu) = (self.number, self.mtu);
         let sent = core.transmit(path, bth, |keys, packet| {
             if operation != opcode::READ_MIDDLE {
                 packet.extend_from_slice(&aeth.bytes());
             }
             match answer {
                 Answer::Value { value, .. } => packet.extend_from_slice(&value.to_be_bytes()),
-                Answer::Read { address, rkey, left, .. } if left > 0 => {
+                Answer::Read { pd, address, rkey, left, .. } if left > 0 => {
+                    let who = (pd, number);
                     let part = mtu.min(left as usize);
                     let access = Access::IBV_ACCESS_REMOTE_READ;
                     keys.remote(who, rkey, address, part as u64, access)?.read(part, packet);
@@ -504,9 +535,10 @@ impl QueuePair {
             return None;
         }
         match answer {
-            Answer::Read { psn, address, rkey, left, .. } if left as usize > mtu => {
+            Answer::Read { psn, pd, address, rkey, left, .. } if left as usize > mtu => {
                 let (psn, address) = (add(psn, 1), address.wrapping_add(mtu as u64));
-                Some(Answer::Read { psn, address, rkey, left: left - mtu as u32, begins: false })
+                let left = left - mtu as u32;
+                Some(Answer::Read { psn, pd, address, rkey, left, begins: false })
             }
             _ => None,
         }
@@ -514,8 +546,8 @@ impl QueuePair {
 }
 
 impl Answer {
-    fn read(psn: u32, reth: Reth) -> Self {
+    fn read(psn: u32, pd: u32, reth: Reth) -> Self {
         let Reth { address, rkey, length } = reth;
-        Self::Read { psn, address, rkey, left: length, begins: true }
+        Self::Read { psn, pd, address, rkey, left: length, begins: true }
     }
 }

@@ -26,25 +26,36 @@ const NOTIFY: u32 = Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY.0;
 ///
 /// The attributes of alternate paths are missing, since RoCE does not have them.
 pub(super) fn row(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
-    use Transport::{Rc, Uc, Ud};
+    use Transport::{Rc, Uc, Ud, XrcReceive, XrcSend};
     type S = State;
     Some(match (from, to, transport) {
         (_, S::IBV_QPS_RESET | S::IBV_QPS_ERR, _) => (0, 0),
-        (S::IBV_QPS_RESET, S::IBV_QPS_INIT, Rc | Uc) => (PKEY | PORT | ACCESS, 0),
         (S::IBV_QPS_RESET, S::IBV_QPS_INIT, Ud) => (PKEY | PORT | QKEY, 0),
-        (S::IBV_QPS_INIT, S::IBV_QPS_INIT, Rc | Uc) => (0, PKEY | PORT | ACCESS),
+        (S::IBV_QPS_RESET, S::IBV_QPS_INIT, _) => (PKEY | PORT | ACCESS, 0),
         (S::IBV_QPS_INIT, S::IBV_QPS_INIT, Ud) => (0, PKEY | PORT | QKEY),
-        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Rc) => {
+        (S::IBV_QPS_INIT, S::IBV_QPS_INIT, _) => (0, PKEY | PORT | ACCESS),
+        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Rc | XrcReceive) => {
             (AV | PATH_MTU | DEST_QPN | RQ_PSN | READS_IN | MIN_RNR, ACCESS | PKEY)
         }
-        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Uc) => (AV | PATH_MTU | DEST_QPN | RQ_PSN, ACCESS | PKEY),
+        (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Uc | XrcSend) => {
+            (AV | PATH_MTU | DEST_QPN | RQ_PSN, ACCESS | PKEY)
+        }
         (S::IBV_QPS_INIT, S::IBV_QPS_RTR, Ud) => (0, PKEY | QKEY),
         (S::IBV_QPS_RTR, S::IBV_QPS_RTS, Rc) => {
             (TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | READS_OUT, CURRENT | ACCESS | MIN_RNR)
         }
+        (S::IBV_QPS_RTR, S::IBV_QPS_RTS, XrcSend) => {
+            (TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | READS_OUT, CURRENT | ACCESS)
+        }
+        (S::IBV_QPS_RTR, S::IBV_QPS_RTS, XrcReceive) => {
+            (TIMEOUT | SQ_PSN, CURRENT | ACCESS | MIN_RNR)
+        }
         (S::IBV_QPS_RTR, S::IBV_QPS_RTS, Uc) => (SQ_PSN, CURRENT | ACCESS),
         (S::IBV_QPS_RTR, S::IBV_QPS_RTS, Ud) => (SQ_PSN, CURRENT | QKEY),
-        (S::IBV_QPS_RTS | S::IBV_QPS_SQD, S::IBV_QPS_RTS, Rc) => (0, CURRENT | ACCESS | MIN_RNR),
+        (S::IBV_QPS_RTS | S::IBV_QPS_SQD, S::IBV_QPS_RTS, Rc | XrcReceive) => {
+            (0, CURRENT | ACCESS | MIN_RNR)
+        }
+        (S::IBV_QPS_RTS | S::IBV_QPS_SQD, S::IBV_QPS_RTS, XrcSend) => (0, CURRENT | ACCESS),
         (S::IBV_QPS_RTS | S::IBV_QPS_SQD | S::IBV_QPS_SQE, S::IBV_QPS_RTS, Uc) => {
             (0, CURRENT | ACCESS)
         }
@@ -64,6 +75,12 @@ pub(super) fn row(transport: Transport, from: State, to: State) -> Option<(u32, 
                 | PKEY
                 | MIN_RNR,
         ),
+        (S::IBV_QPS_SQD, S::IBV_QPS_SQD, XrcSend) => {
+            (0, PORT | AV | TIMEOUT | RETRY | RNR_RETRY | READS_OUT | ACCESS | PKEY)
+        }
+        (S::IBV_QPS_SQD, S::IBV_QPS_SQD, XrcReceive) => {
+            (0, PORT | AV | TIMEOUT | READS_IN | ACCESS | PKEY | MIN_RNR)
+        }
         (S::IBV_QPS_SQD, S::IBV_QPS_SQD, Uc) => (0, AV | ACCESS | PKEY),
         (S::IBV_QPS_SQD, S::IBV_QPS_SQD, Ud) => (0, PKEY | QKEY),
         _ => return None,
@@ -83,6 +100,9 @@ pub(crate) fn allows(transport: Transport, from: State, to: State, mask: u32) ->
 mod tests {
     use super::*;
 
+    const ALL: [Transport; 5] =
+        [Transport::Rc, Transport::Uc, Transport::Ud, Transport::XrcSend, Transport::XrcReceive];
+
     #[test]
     fn the_way_up_needs_everything_and_takes_nothing_else() {
         let steps = [
@@ -90,7 +110,7 @@ mod tests {
             (State::IBV_QPS_INIT, State::IBV_QPS_RTR),
             (State::IBV_QPS_RTR, State::IBV_QPS_RTS),
         ];
-        for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+        for transport in ALL {
             for (from, to) in steps {
                 let (needed, allowed) = row(transport, from, to).unwrap();
                 assert!(allows(transport, from, to, needed | Mask::IBV_QP_STATE.0));
@@ -109,7 +129,7 @@ mod tests {
     #[test]
     fn no_state_is_skipped_and_reset_and_error_are_always_there() {
         let all = (0..=6).map(State).collect::<Vec<_>>();
-        for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+        for transport in ALL {
             for &from in &all {
                 assert!(allows(transport, from, State::IBV_QPS_RESET, 0));
                 assert!(allows(transport, from, State::IBV_QPS_ERR, 0));
@@ -119,7 +139,25 @@ mod tests {
             assert!(row(transport, State::IBV_QPS_RTR, State::IBV_QPS_SQD).is_none());
             assert!(row(transport, State::IBV_QPS_ERR, State::IBV_QPS_RTS).is_none());
         }
-        assert!(row(Transport::Rc, State::IBV_QPS_SQE, State::IBV_QPS_RTS).is_none());
+        for reliable in [Transport::Rc, Transport::XrcSend, Transport::XrcReceive] {
+            assert!(row(reliable, State::IBV_QPS_SQE, State::IBV_QPS_RTS).is_none());
+        }
         assert!(row(Transport::Ud, State::IBV_QPS_SQE, State::IBV_QPS_RTS).is_some());
+    }
+
+    /// Each half of an XRC connection takes the attributes of its own direction.
+    #[test]
+    fn the_halves_of_an_xrc_connection_take_what_a_reliable_connection_takes() {
+        let way = [State::IBV_QPS_INIT, State::IBV_QPS_RTR, State::IBV_QPS_RTS];
+        for step in way.windows(2) {
+            let row = |transport| row(transport, step[0], step[1]).unwrap();
+            let (whole, send, receive) =
+                (row(Transport::Rc), row(Transport::XrcSend), row(Transport::XrcReceive));
+            assert_eq!(send.0 | receive.0, whole.0);
+            assert_eq!(send.1 | receive.1, whole.1);
+        }
+        let row = |transport| row(transport, State::IBV_QPS_RTR, State::IBV_QPS_RTS).unwrap();
+        assert_eq!(row(Transport::XrcReceive).0, TIMEOUT | SQ_PSN);
+        assert_eq!(row(Transport::XrcSend).0, row(Transport::Rc).0);
     }
 }

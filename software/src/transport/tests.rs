@@ -1,5 +1,7 @@
 //! Two engines on a simulated wire and virtual time: lost, delayed, duplicated and forged packets.
 
+mod xrc;
+
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
@@ -10,13 +12,13 @@ use super::Engine;
 use super::memory::{Backing, Sge};
 use super::objects::NewQueuePair;
 use super::queue_pair::Transport;
-use super::queues::CompletionQueue;
+use super::queues::{CompletionQueue, SharedReceiveQueue, XrcQueue};
 use super::timers::Time;
 use super::work::{Completion, Data, Extra, Operation, Receive, SendRequest};
 use crate::builder::Builder;
 use crate::ffi::*;
 use crate::link::{Clock, Link};
-use crate::wire::header::{AtomicEth, Bth, Reth};
+use crate::wire::header::{AtomicEth, Bth, Reth, XrcEth};
 use crate::wire::{PORT, Packet, icrc, opcode};
 
 #[derive(Debug, Default)]
@@ -83,14 +85,51 @@ const LENGTH: usize = 8192;
 const GUARD: usize = 512;
 const GUARD_BYTE: u8 = 0xa5;
 
-/// A device with one queue pair, and a region for everything.
+/// A device with one queue pair for each direction, and a region for everything.
 struct Side {
     engine: Engine,
     address: IpAddr,
     cq: u32,
+    /// Sends requests; on reliable connections it is also the target of the peer's.
     qp: u32,
+    target: u32,
+    /// The shared receive queue for extended reliable connections, and the peer's.
+    srq: Option<u32>,
+    remote_srq: Option<u32>,
     memory: Box<[u64]>,
     key: u32,
+}
+
+/// A shared receive queue for extended reliable connections.
+pub(super) fn extended_queue((domain, pd, cq): (u32, u32, u32), max_wr: u32) -> SharedReceiveQueue {
+    SharedReceiveQueue {
+        handle: 3,
+        context: 0,
+        pd,
+        receives: Default::default(),
+        max_wr,
+        max_sge: 4,
+        limit: 0,
+        users: 0,
+        async_events: 0,
+        xrc: Some(XrcQueue { handle: domain, domain: 0, cq }),
+    }
+}
+
+/// The receiving half of an extended reliable connection.
+pub(super) fn receiving(domain: u32) -> NewQueuePair {
+    NewQueuePair {
+        handle: 4,
+        context: 0,
+        pd: None,
+        xrc_domain: Some(domain),
+        transport: Transport::XrcReceive,
+        send_cq: None,
+        receive_cq: None,
+        srq: None,
+        all_signaled: false,
+        cap: ibv_qp_cap::default(),
+    }
 }
 
 const SEND_LOCAL: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
@@ -99,8 +138,15 @@ const ALL: u32 = SEND_LOCAL
     | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 
+/// The two halves of an extended reliable connection, or twice the same queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Reliable,
+    Extended,
+}
+
 impl Side {
-    fn new(address: IpAddr, clock: &Arc<VirtualClock>, sent: &Sent) -> Self {
+    fn new(kind: Kind, address: IpAddr, clock: &Arc<VirtualClock>, sent: &Sent) -> Self {
         let settings = Builder::new().port([address]).settings();
         let link = Box::new(MemoryLink(sent.clone()));
         let mut engine = Engine::new(settings, clock.clone(), link);
@@ -113,29 +159,43 @@ impl Side {
             max_recv_sge: 4,
             max_inline_data: 64,
         };
-        let new = NewQueuePair {
+        let new = |transport| NewQueuePair {
             handle: 2,
             context: 0,
-            pd,
-            transport: Transport::Rc,
-            send_cq: cq,
-            receive_cq: cq,
+            pd: Some(pd),
+            xrc_domain: None,
+            transport,
+            send_cq: Some(cq),
+            receive_cq: Some(cq),
             srq: None,
             all_signaled: true,
             cap,
         };
-        let qp = engine.create_qp(new).unwrap();
+        let (qp, target, srq) = match kind {
+            Kind::Reliable => {
+                let qp = engine.create_qp(new(Transport::Rc)).unwrap();
+                (qp, qp, None)
+            }
+            Kind::Extended => {
+                let domain = engine.open_xrc_domain(None, true, false).unwrap();
+                let srq = engine.create_srq(extended_queue((domain, pd, cq), 1024)).unwrap();
+                let sending = NewQueuePair { receive_cq: None, ..new(Transport::XrcSend) };
+                let sending = engine.create_qp(sending).unwrap();
+                let target = engine.create_qp(receiving(domain)).unwrap();
+                (sending, target, Some(srq))
+            }
+        };
         let guard = u64::from_ne_bytes([GUARD_BYTE; 8]);
         let mut memory = vec![guard; (LENGTH + 2 * GUARD) / 8].into_boxed_slice();
         memory[GUARD / 8..(GUARD + LENGTH) / 8].fill(0);
         let start = memory.as_ptr() as u64 + GUARD as u64;
         let backing = Backing::Memory(start);
         let key = engine.register(pd, backing, LENGTH as u64, 0x10_0000, ALL).unwrap();
-        Self { engine, address, cq, qp, memory, key }
+        Self { engine, address, cq, qp, target, srq, remote_srq: None, memory, key }
     }
 
-    fn connect(&mut self, to: IpAddr, qpn: u32) {
-        type M = ibv_qp_attr_mask;
+    /// Connects a queue pair, from RESET to RTS.
+    fn connect(&mut self, number: u32, to: IpAddr, qpn: u32) {
         let mut attr = ibv_qp_attr {
             qp_state: ibv_qp_state::IBV_QPS_INIT,
             port_num: 1,
@@ -156,29 +216,18 @@ impl Side {
         attr.ah_attr.port_num = 1;
         let IpAddr::V4(v4) = to else { panic!("IPv4") };
         attr.ah_attr.grh.dgid.raw = v4.to_ipv6_mapped().octets();
-        let init = M::IBV_QP_STATE | M::IBV_QP_PORT | M::IBV_QP_PKEY_INDEX | M::IBV_QP_ACCESS_FLAGS;
-        let rtr = M::IBV_QP_STATE
-            | M::IBV_QP_AV
-            | M::IBV_QP_PATH_MTU
-            | M::IBV_QP_DEST_QPN
-            | M::IBV_QP_RQ_PSN
-            | M::IBV_QP_MAX_DEST_RD_ATOMIC
-            | M::IBV_QP_MIN_RNR_TIMER;
-        let rts = M::IBV_QP_STATE
-            | M::IBV_QP_TIMEOUT
-            | M::IBV_QP_RETRY_CNT
-            | M::IBV_QP_RNR_RETRY
-            | M::IBV_QP_SQ_PSN
-            | M::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.engine.modify_qp(self.qp, &attr, init.0).unwrap();
-        attr.qp_state = ibv_qp_state::IBV_QPS_RTR;
-        self.engine.modify_qp(self.qp, &attr, rtr.0).unwrap();
-        attr.qp_state = ibv_qp_state::IBV_QPS_RTS;
-        self.engine.modify_qp(self.qp, &attr, rts.0).unwrap();
+        type S = ibv_qp_state;
+        for state in [S::IBV_QPS_INIT, S::IBV_QPS_RTR, S::IBV_QPS_RTS] {
+            attr.qp_state = state;
+            let qp = self.engine.qps.get(number).unwrap();
+            let needed = super::state::row(qp.transport, qp.state, state).unwrap().0;
+            let mask = needed | ibv_qp_attr_mask::IBV_QP_STATE.0;
+            self.engine.modify_qp(number, &attr, mask).unwrap();
+        }
     }
 
     fn state(&self) -> ibv_qp_state {
-        self.engine.qps.get(self.qp).unwrap().state
+        self.engine.qps.get(self.target).unwrap().state
     }
 
     fn sge(&self, at: usize, length: usize) -> Sge {
@@ -196,6 +245,7 @@ impl Side {
             solicited: false,
             fence: false,
             destination: None,
+            remote_srq: self.remote_srq,
         };
         self.engine.post_send(self.qp, request).unwrap();
         self.engine.kick(self.qp);
@@ -204,7 +254,11 @@ impl Side {
 
     fn receive(&mut self, id: u64, at: usize, length: usize) {
         let list = vec![self.sge(at, length)];
-        self.engine.post_receive(self.qp, Receive { id, list }).unwrap();
+        let receive = Receive { id, list };
+        match self.srq {
+            Some(srq) => self.engine.post_srq(srq, receive).unwrap(),
+            None => self.engine.post_receive(self.qp, receive).unwrap(),
+        }
     }
 
     fn poll(&mut self) -> Vec<Completion> {
@@ -245,12 +299,22 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
+        Self::of(Kind::Reliable, seed)
+    }
+
+    fn of(kind: Kind, seed: u64) -> Self {
         let (clock, sent) = (Arc::new(VirtualClock::default()), Sent::default());
         let addresses = [IpAddr::from([127, 9, 9, 1]), IpAddr::from([127, 9, 9, 2])];
-        let mut sides = addresses.map(|address| Side::new(address, &clock, &sent));
-        let numbers = [sides[0].qp, sides[1].qp];
-        sides[0].connect(addresses[1], numbers[1]);
-        sides[1].connect(addresses[0], numbers[0]);
+        let mut sides = addresses.map(|address| Side::new(kind, address, &clock, &sent));
+        for (i, peer) in [(0, 1), (1, 0)] {
+            let (qp, target, srq) = (sides[peer].qp, sides[peer].target, sides[peer].srq);
+            let side = &mut sides[i];
+            side.remote_srq = srq;
+            side.connect(side.qp, addresses[peer], target);
+            if side.target != side.qp {
+                side.connect(side.target, addresses[peer], qp);
+            }
+        }
         Self {
             sides,
             clock,
@@ -302,8 +366,8 @@ impl World {
 }
 
 /// Every kind of request at once, over a bad wire.
-fn everything(seed: u64, percent: u64) -> World {
-    let mut world = World::new(seed);
+fn everything(kind: Kind, seed: u64, percent: u64) -> World {
+    let mut world = World::of(kind, seed);
     let pattern: Vec<u8> = (0..4096).map(|i| (i * 7 + i / 256) as u8).collect();
     world.sides[0].write(0, &pattern);
     let rkey = world.sides[1].key;
@@ -349,23 +413,28 @@ fn everything(seed: u64, percent: u64) -> World {
 
 /// What the wire sees of every kind of request, with losses.
 pub(super) fn captures() -> Vec<Vec<u8>> {
-    everything(11, 10).packets
+    let mut packets = everything(Kind::Reliable, 11, 10).packets;
+    packets.extend(everything(Kind::Extended, 11, 10).packets);
+    packets
 }
 
 #[test]
 fn everything_arrives_once_and_in_order_over_a_bad_wire() {
     for percent in [0, 1, 5, 20] {
         for seed in 1..=25 {
-            everything(seed, percent);
+            everything(Kind::Reliable, seed, percent);
+            everything(Kind::Extended, seed, percent);
         }
     }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_packets_at_the_same_times() {
-    let seen = |seed| everything(seed, 10).trace.finalize();
-    assert_eq!(seen(7), seen(7));
-    assert_ne!(seen(7), seen(8));
+    for kind in [Kind::Reliable, Kind::Extended] {
+        let seen = |seed| everything(kind, seed, 10).trace.finalize();
+        assert_eq!(seen(7), seen(7));
+        assert_ne!(seen(7), seen(8));
+    }
 }
 
 /// A packet with a correct CRC and arbitrary contents.
@@ -377,14 +446,21 @@ pub(super) fn seal(from: IpAddr, to: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
 }
 
 /// Packets of a malicious peer: almost correct.
-fn forge(random: &mut Random, qpn: u32, expected: u32, key: u32) -> Vec<u8> {
+fn forge(random: &mut Random, side: &Side) -> Vec<u8> {
+    let (qpn, key) = (side.target, side.key);
+    let qp = side.engine.qps.get(qpn).unwrap();
+    let expected = qp.responder.expected;
     let near = |random: &mut Random, n: u32| n.wrapping_add(random.below(5) as u32).wrapping_sub(2);
     let operation = random.below(26) as u8;
     let psn = if random.below(3) > 0 { expected } else { near(random, expected) };
-    let mut bth = Bth::new(opcode::RC | operation, qpn, psn & 0xff_ffff);
+    let mut bth = Bth::new(qp.transport.bits() | operation, qpn, psn & 0xff_ffff);
     bth.acknowledge = random.below(2) == 0;
     bth.pad = if random.below(4) == 0 { random.below(4) as u8 } else { 0 };
     let mut packet = bth.bytes().to_vec();
+    if let Some(srq) = side.srq {
+        let srq = if random.below(16) == 0 { near(random, srq) } else { srq };
+        XrcEth { srq }.write(&mut packet);
+    }
     let rkey = if random.below(8) == 0 { near(random, key) } else { key };
     let edges = [0, 1, 8, MTU as u64, LENGTH as u64 - 8, LENGTH as u64, 1 << 31, u64::MAX / 2];
     let offset = edges[random.below(8) as usize].wrapping_add(random.below(3)).wrapping_sub(1);
@@ -411,7 +487,8 @@ fn forge(random: &mut Random, qpn: u32, expected: u32, key: u32) -> Vec<u8> {
 fn forged_packets_do_no_harm() {
     let mut answered = 0;
     for seed in 1..=2000 {
-        let mut world = World::new(seed);
+        let kind = if seed % 2 == 0 { Kind::Extended } else { Kind::Reliable };
+        let mut world = World::of(kind, seed);
         for i in 0..64 {
             world.sides[1].receive(i, 0, LENGTH);
         }
@@ -421,8 +498,7 @@ fn forged_packets_do_no_harm() {
             if side.state() == ibv_qp_state::IBV_QPS_ERR {
                 break;
             }
-            let expected = side.engine.qps.get(side.qp).unwrap().responder.expected;
-            let packet = forge(&mut world.random, side.qp, expected, side.key);
+            let packet = forge(&mut world.random, side);
             let packet = seal(from, to, packet);
             side.engine.receive((from, PORT), to, &packet);
             while side.engine.due() == Some(0) {

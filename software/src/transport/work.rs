@@ -97,6 +97,8 @@ pub(crate) struct SendRequest {
     pub(crate) solicited: bool,
     pub(crate) fence: bool,
     pub(crate) destination: Option<Destination>,
+    /// The number of the peer's shared receive queue, for extended reliable connections.
+    pub(crate) remote_srq: Option<u32>,
 }
 
 /// A request that was posted, and its progress.

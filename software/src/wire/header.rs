@@ -96,6 +96,11 @@ impl<'a> Reader<'a> {
         Some(Deth { qkey: self.u32()?, source: self.u32()? & 0xff_ffff })
     }
 
+    /// XRC extended transport header: the number of a shared receive queue. The other eight bits are reserved.
+    pub(crate) fn xrceth(&mut self) -> Option<u32> {
+        self.u32().map(|word| word & 0xff_ffff)
+    }
+
     /// The remaining bytes: the payload.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0
@@ -147,6 +152,22 @@ impl Deth {
     pub(crate) fn write(&self, to: &mut Vec<u8>) {
         to.extend_from_slice(&self.qkey.to_be_bytes());
         to.extend_from_slice(&(self.source & 0xff_ffff).to_be_bytes());
+    }
+}
+
+/// XRC extended transport header, which follows the base transport header of each request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct XrcEth {
+    /// The number of a shared receive queue.
+    pub(crate) srq: u32,
+}
+
+impl XrcEth {
+    #[cfg(test)]
+    pub(crate) const SIZE: usize = 4;
+
+    pub(crate) fn write(&self, to: &mut Vec<u8>) {
+        to.extend_from_slice(&(self.srq & 0xff_ffff).to_be_bytes());
     }
 }
 
@@ -237,10 +258,14 @@ mod tests {
         reth.write(&mut bytes);
         atomic.write(&mut bytes);
         deth.write(&mut bytes);
+        XrcEth { srq: 0xab_cdef }.write(&mut bytes);
         let mut reader = Reader(&bytes);
         assert_eq!(reader.reth(), Some(reth));
         assert_eq!(reader.atomic(), Some(atomic));
         assert_eq!(reader.deth(), Some(deth));
+        assert_eq!(reader.0.len(), XrcEth::SIZE);
+        assert_eq!(Reader(&[0xff; 4]).xrceth(), Some(0xff_ffff), "the reserved bits do not count");
+        assert_eq!(reader.xrceth(), Some(0xab_cdef));
         assert_eq!((reader.u32(), reader.rest().len()), (None, 0));
     }
 

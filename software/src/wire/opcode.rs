@@ -3,6 +3,7 @@
 pub(crate) const RC: u8 = 0x00;
 pub(crate) const UC: u8 = 0x20;
 pub(crate) const UD: u8 = 0x60;
+pub(crate) const XRC: u8 = 0xa0;
 
 /// The bits of the transport.
 pub(crate) const TRANSPORT: u8 = 0xe0;
@@ -37,6 +38,7 @@ pub(crate) fn name(opcode: u8) -> String {
         RC => "RC",
         UC => "UC",
         UD => "UD",
+        XRC => "XRC",
         _ => return format!("opcode {opcode:#04x}"),
     };
     let operation = match opcode & !TRANSPORT {

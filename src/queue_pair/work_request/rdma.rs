@@ -46,15 +46,6 @@ impl<'wr> WriteWorkRequest<'wr> {
         self.raw.__bindgen_anon_1.imm_data = immediate.to_be();
         self
     }
-
-    /// The number of the peer's shared receive queue
-    /// ([`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number)); sending XRC queue pairs
-    /// need it.
-    #[inline]
-    pub fn shared_receive_queue(mut self, number: u32) -> Self {
-        self.raw.qp_type.xrc.remote_srqn = number;
-        self
-    }
 }
 
 send_queue_request! {
@@ -153,6 +144,25 @@ impl<'wr> FetchAddWorkRequest<'wr> {
     }
 }
 
+macro_rules! names_a_shared_receive_queue {
+    ($($request:ident),*) => {
+        $(impl $request<'_> {
+            /// The number of the peer's shared receive queue
+            /// ([`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number)); sending XRC queue pairs
+            /// need it. The request may reach the memory of that queue's protection domain.
+            #[inline]
+            pub fn shared_receive_queue(mut self, number: u32) -> Self {
+                self.raw.qp_type.xrc.remote_srqn = number;
+                self
+            }
+        })*
+    };
+}
+
+names_a_shared_receive_queue! {
+    WriteWorkRequest, ReadWorkRequest, CompareSwapWorkRequest, FetchAddWorkRequest
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,6 +218,10 @@ mod tests {
         assert_eq!(request.as_raw().opcode.0, 6);
         // SAFETY: the arm was just written.
         assert_eq!(unsafe { request.as_raw().wr.atomic.compare_add }, 5);
+        let request = request.shared_receive_queue(9);
+        // SAFETY: as above; the arms do not overlap.
+        let raw = unsafe { (request.as_raw().qp_type.xrc.remote_srqn, request.as_raw().wr.atomic) };
+        assert_eq!((raw.0, raw.1.compare_add), (9, 5));
     }
 
     #[test]
