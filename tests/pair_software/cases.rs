@@ -1,0 +1,197 @@
+//! The table of cases, and the machine with the software device, which runs it.
+
+use std::net::{IpAddr, TcpListener};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use ibverbs::{Context, QueuePairType};
+use ibverbs_software::Device;
+
+use crate::examples;
+use crate::exchange::Exchange;
+use crate::kernel::Kernel;
+use crate::memory::Result;
+use crate::perftest::{Test, Transfer};
+use crate::ping_pong::PingPong;
+use crate::two_machines::report;
+use crate::{KERNEL, SOFTWARE};
+
+const MIB: usize = 1 << 20;
+const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
+
+#[derive(Clone, Copy, Debug)]
+enum Play {
+    PingPong(PingPong),
+    Transfer(Transfer),
+    Example(&'static str, &'static str),
+}
+
+struct Case {
+    play: Play,
+    /// An index of [`FAMILIES`].
+    family: usize,
+    /// The server is here; the kernel's side is the client.
+    serves: bool,
+}
+
+/// All cases in both directions.
+fn cases(long: bool, loss: u32) -> Vec<Case> {
+    use QueuePairType::{
+        ReliableConnected as Rc, UnreliableConnected as Uc, UnreliableDatagram as Ud,
+    };
+    let ping = |kind, shared, size, rounds| Play::PingPong(PingPong { kind, shared, size, rounds });
+    let move_ = |test, size, count| Play::Transfer(Transfer { test, size, count });
+    let tests = [Test::Send, Test::Write, Test::Read];
+    let (mut both, mut one) = (Vec::new(), Vec::new()); // with both families; with IPv4 only
+    if loss == 0 {
+        // The C programs wait for ever for a message that is lost: no loss for UC and UD.
+        both.extend([ping(Uc, 0, 5001, 20), ping(Ud, 0, 1001, 20)]);
+    }
+    both.extend([ping(Rc, 0, 5001, 20), ping(Rc, 16, 3000, 60)]);
+    both.extend(tests.map(|test| move_(test, 5001, 40)));
+    both.push(move_(Test::FetchAdd, 8, 100));
+    one.extend([ping(Rc, 0, MIB, 2), move_(Test::Write, MIB, 5)]);
+    one.extend([
+        Play::Example("channel", "-n 20"),
+        Play::Example("stream", "-n 2"),
+        Play::Example("remote_memory", "-n 10"),
+    ]);
+    if long {
+        both.append(&mut one);
+        both.extend([Test::Send, Test::Read].map(|test| move_(test, MIB, 20)));
+        if loss == 0 {
+            both.extend([ping(Uc, 0, MIB, 5), ping(Ud, 0, 1, 500), ping(Ud, 0, 1024, 500)]);
+        }
+        both.extend([ping(Rc, 0, 1, 500), ping(Rc, 0, 65536, 50)]);
+        both.extend([ping(Rc, 1, 3000, 100), ping(Rc, 16, 65536, 100)]);
+        both.extend(tests.map(|test| move_(test, 65536, 200)));
+        both.push(move_(Test::FetchAdd, 8, 1000));
+    } else if loss > 0 {
+        // What IPv6 does differently has nothing to do with losses.
+        one = both.split_off(0);
+    }
+    let mut cases = Vec::new();
+    for (families, plays) in [(0..2, both), (0..1, one)] {
+        for (number, play) in plays.into_iter().enumerate() {
+            for family in families.clone() {
+                for serves in [false, true] {
+                    // In the short table IPv6 has one of the two directions, in turns.
+                    if long || family == 0 || serves == number.is_multiple_of(2) {
+                        cases.push(Case { play, family, serves });
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let (name, arguments) = match self.play {
+            Play::PingPong(game) => (game.program(), game.arguments()),
+            Play::Transfer(transfer) => (transfer.program(), transfer.arguments()),
+            Play::Example(name, arguments) => (name, arguments.into()),
+        };
+        let direction = if self.serves { "to us" } else { "from us" };
+        format!("{name} {arguments}, {}, {direction}", FAMILIES[self.family])
+    }
+
+    fn run(
+        &self,
+        context: &Context<'_>,
+        kernel: &mut Kernel,
+        gids: [u8; 2],
+        port: u16,
+    ) -> Result<()> {
+        let theirs = gids[self.family];
+        // The indexes of our GIDs are those of the addresses.
+        let ours = self.family as u8;
+        let command = match self.play {
+            Play::PingPong(game) => format!("{} -g {theirs} {}", game.program(), game.arguments()),
+            Play::Transfer(test) => format!("{} -x {theirs} {}", test.program(), test.arguments()),
+            Play::Example(name, arguments) => {
+                let arguments = format!("-p {port} {arguments}");
+                return examples::run(kernel, name, &arguments, self.family, self.serves);
+            }
+        };
+        let command = format!("{command} -d rxe1 -p {port}");
+        let peer = if self.serves {
+            let address = SOFTWARE[0];
+            let listener = TcpListener::bind((address, port))?;
+            kernel.start(&format!("{command} {address}"))?;
+            Exchange::accept(&listener)?
+        } else {
+            kernel.start(&command)?;
+            Exchange::connect(port)?
+        };
+        let finish = || {
+            let output = kernel.finish()?;
+            if output.contains("invalid data") { Err(output.into()) } else { Ok(()) }
+        };
+        match self.play {
+            Play::PingPong(game) => game.play(context, ours, peer, finish),
+            Play::Transfer(transfer) => transfer.play(context, ours, peer, finish),
+            Play::Example(..) => Ok(()),
+        }
+    }
+}
+
+fn gid(address: IpAddr) -> ibverbs::Gid {
+    match address {
+        IpAddr::V4(v4) => v4.into(),
+        IpAddr::V6(v6) => v6.into(),
+    }
+}
+
+/// Runs all cases of a table at a loss.
+pub(crate) fn run(table: &str, loss: u32) {
+    let mut kernel = Kernel::connect().unwrap();
+    if table == "end" {
+        return kernel.say_goodbye().unwrap();
+    }
+    kernel.lose(loss).unwrap();
+    let own = |name: &str| {
+        std::fs::read_to_string("/proc/self/status")
+            .unwrap()
+            .lines()
+            .find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_owned()))
+    };
+    assert_eq!(own("CapEff:").as_deref(), Some("0000000000000000"), "without any capability");
+    // SAFETY: a plain system call.
+    assert_ne!(unsafe { libc::geteuid() }, 0, "not as root");
+    let gids = KERNEL.map(|address| kernel.gid_index(gid(address.parse().unwrap())).unwrap());
+    let (mut passed, mut failed) = (0, Vec::new());
+    for (number, case) in cases(table == "long", loss).iter().enumerate() {
+        let start = Instant::now();
+        // Examples make a device of their own, at the same address.
+        let device = Device::builder().port(SOFTWARE.map(|address| address.parse().unwrap()));
+        let device = match case.play {
+            Play::Example(..) => None,
+            _ => Some(device.build().unwrap()),
+        };
+        let empty = Device::new().unwrap();
+        let context = device.as_ref().unwrap_or(&empty).open().unwrap();
+        let port = 20_000 + number as u16;
+        let result = catch_unwind(AssertUnwindSafe(|| case.run(&context, &mut kernel, gids, port)));
+        let result = result.unwrap_or_else(|_| Err("panicked".into()));
+        let seconds = start.elapsed().as_secs_f64();
+        let counters = device.as_ref().map(Device::counters);
+        let again = counters.map_or(0, |counters| counters.retransmissions);
+        let name = format!("{}, loss {loss} %", case.name());
+        match result {
+            Ok(()) => {
+                println!("ok: {name} ({seconds:.2} s, sent again {again} times)");
+                passed += 1;
+            }
+            Err(error) => {
+                println!("FAILED: {name}: {error} ({seconds:.2} s, {counters:?})");
+                println!("{}", kernel.kill());
+                failed.push(name);
+            }
+        }
+    }
+    let verdict = if failed.is_empty() { "passed" } else { "failed" };
+    report(&format!("{verdict}: {passed} of {} at a loss of {loss} %", passed + failed.len()));
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}

@@ -1,0 +1,62 @@
+//! The software device against the kernel's Soft-RoCE, between two machines. `script/test pair` runs it.
+//!
+//! Machine 1 has Soft-RoCE, and runs rdma-core's and perftest's programs as machine 2 asks for them (`kernel`).
+//! Machine 2 has a software device in a process without any privilege, which speaks those programs' exchanges of
+//! addresses and plays their peer (`software`). It checks every byte that the exchange lets it check.
+
+mod cases;
+mod examples;
+mod exchange;
+mod kernel;
+mod memory;
+mod perftest;
+mod ping_pong;
+#[path = "../support/two_machines.rs"]
+mod two_machines;
+
+use std::process::ExitCode;
+
+use two_machines::{pair, role, soak_seconds};
+
+/// The addresses of the two machines on the wire, of each family.
+const KERNEL: [&str; 2] = ["10.78.0.1", "fd78::1"];
+const SOFTWARE: [&str; 2] = ["10.78.0.2", "fd78::2"];
+
+fn main() -> ExitCode {
+    let tests: &[(&str, fn())] = &[("the_kernel_understands_the_software_device", run)];
+    two_machines::main(tests, |role, arguments| match role {
+        "kernel" => kernel::serve(),
+        "software" => cases::run(&arguments[0], arguments[1].parse().expect("a percentage")),
+        role => panic!("{role} is not a role"),
+    })
+}
+
+fn run() {
+    // Many times of what it takes on a host that does nothing else.
+    let (table, losses, time) = match soak_seconds() {
+        0 => ("short", "0 1", "1200"),
+        _ => ("long", "0 1 5", "7200"),
+    };
+    // With a user's rights only. An rxe device would keep UDP port 4791 to itself.
+    let software = format!(
+        "rdma link delete rxe0; rdma link delete rxe1; rmmod rdma_rxe
+        ip address add {}/64 dev eth0 nodad
+        user='setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --bounding-set=-all'
+        for loss in {losses}; do
+            [ $loss = 0 ] || tc qdisc replace dev eth0 root netem loss $loss%
+            $user {} || status=1
+        done
+        $user {}
+        exit ${{status:-0}}",
+        SOFTWARE[1],
+        role(&format!("software {table} $loss")),
+        role("software end 0"),
+    );
+    let kernel = format!("ip address add {}/64 dev eth0 nodad; {}", KERNEL[1], role("kernel"));
+    let reports = pair(&["-t", time], &kernel, &software);
+    let ends = losses.split(' ').count();
+    assert!(
+        reports.len() == ends && reports.iter().all(|r| r.starts_with("passed")),
+        "{reports:?}"
+    );
+}
