@@ -22,11 +22,13 @@ use crate::handle::Leak;
 /// | `Arc<P>`, `&Arc<P>` | shares its parent |
 /// | `Parent<P>`, `&Parent<P>` | holds its parent as that one does: borrowed or shared |
 ///
-/// ```no_run
+/// ```
 /// use std::sync::Arc;
 /// use ibverbs::{Context, ProtectionDomain};
 ///
 /// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// let context = ibverbs::open("rxe0")?;
 /// let borrowing = ProtectionDomain::new(&context)?;
 ///

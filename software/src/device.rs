@@ -157,6 +157,12 @@ fn invalid(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
 
+/// An address of 127.0.0.0/8, but not of 127.0.0.0/16: those are often configured by hand.
+fn nth_address(nth: u32) -> Option<IpAddr> {
+    let [_, b, c, d] = (0x01_0000 + nth % 0xff_0000).to_be_bytes();
+    (d != 0 && d != 255).then(|| IpAddr::V4(Ipv4Addr::new(127, b, c, d)))
+}
+
 /// Opens sockets at a free address of 127.0.0.0/8.
 fn free_address() -> io::Result<(IpAddr, UdpLink)> {
     /// Another process may try the same addresses.
@@ -164,13 +170,8 @@ fn free_address() -> io::Result<(IpAddr, UdpLink)> {
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let start = std::process::id().wrapping_mul(0x9e37_79b9);
     for _ in 0..TRIES {
-        let nth = start.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) & 0xff_ffff;
-        // Addresses in 127.0 are often configured by hand.
-        let [_, b, c, d] = nth.to_be_bytes();
-        if b == 0 || d == 0 || d == 255 {
-            continue;
-        }
-        let address = IpAddr::V4(Ipv4Addr::new(127, b, c, d));
+        let nth = start.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed));
+        let Some(address) = nth_address(nth) else { continue };
         match UdpLink::new(&[address]) {
             Ok(link) => return Ok((address, link)),
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
@@ -331,4 +332,21 @@ pub(crate) fn without_signals(work: impl FnOnce()) {
         libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut());
     }
     work();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Wherever a process begins, the next addresses are good ones.
+    #[test]
+    fn addresses_are_found_from_every_start() {
+        for start in (0..1 << 24).step_by(4093).chain([u32::MAX - 100, u32::MAX]) {
+            let found = (0..10).filter_map(|i| nth_address(start.wrapping_add(i)));
+            let found: Vec<IpAddr> = found.collect();
+            assert!(found.len() >= 8, "{start:#x}: {found:?}");
+            let first = Ipv4Addr::new(127, 1, 0, 1);
+            assert!(found.iter().all(|&address| address >= IpAddr::V4(first)), "{found:?}");
+        }
+    }
 }

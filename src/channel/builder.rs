@@ -33,10 +33,12 @@ use crate::settings::{
 /// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE. [`QueuePairBuilder`] describes
 /// the settings of the queue pair.
 ///
-/// ```no_run
+/// ```
 /// use ibverbs::Channel;
 ///
 /// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// let context = ibverbs::open("rxe0")?;
 /// let domain = context.alloc_pd()?;
 /// let prepared = Channel::builder(&domain).max_send_wr(64).max_recv_wr(64).build()?;

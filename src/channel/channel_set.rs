@@ -190,7 +190,9 @@ impl<'res> ChannelSet<'res> {
     /// operations succeeded. When `f` returns an error or panics, the channels that have operations in
     /// flight are stopped. Either way no operation of the scope is in flight when this returns.
     ///
-    /// ```no_run
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
     /// # use ibverbs::{ChannelSet, MemoryRegion, TransportError};
     /// # fn ask(peers: &mut ChannelSet<'_>, question: &MemoryRegion<'_, u8>, answers: &mut MemoryRegion<'_, u8>) -> Result<(), Box<dyn std::error::Error>> {
     /// let (first, second) = answers.slice_mut(..)?.split_at(64)?;

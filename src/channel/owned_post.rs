@@ -26,7 +26,9 @@ use crate::memory::RemoteMemoryRegion;
 impl Channel<'_> {
     /// `ibv_post_recv`: posts a receive. See [`receive`](Self::receive).
     ///
-    /// ```no_run
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
     /// # fn receive(channel: &mut ibverbs::Channel<'_>, pool: &ibverbs::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
     /// use std::time::{Duration, Instant};
     ///

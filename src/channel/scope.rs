@@ -285,7 +285,9 @@ impl Channel<'_> {
     /// A handle gives its buffer back when it is [waited for](ScopedPendingWork::wait), so a scope can
     /// run for any time with a fixed number of buffers:
     ///
-    /// ```no_run
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
     /// # use ibverbs::{Channel, MemoryRegion, TransportError};
     /// # fn stream(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>, mut next: impl FnMut(&mut [u8]) -> bool) -> Result<(), Box<dyn std::error::Error>> {
     /// let (one, two) = region.slice_mut(..)?.split_at(4096)?;

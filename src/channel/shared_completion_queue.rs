@@ -72,7 +72,9 @@ use crate::parent::Parent;
 /// and then [`poll`](Self::poll) until that returns `None`. In this order no completion is missed, even if
 /// the loop is edge-triggered:
 ///
-/// ```no_run
+/// ```
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// # fn sleep_until_readable(_: std::os::fd::BorrowedFd<'_>) {}
 /// # fn serve(_: ibverbs::ReadyChannel) {}
 /// # fn run(queue: &ibverbs::SharedCompletionQueue<'_>) -> ibverbs::Result<()> {

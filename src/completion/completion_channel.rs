@@ -63,11 +63,13 @@ const GET: &str = "ibv_get_cq_event";
 /// completion is missed, even by an edge-triggered loop (`epoll` with `EPOLLET`, `mio`,
 /// `tokio::io::unix::AsyncFd`).
 ///
-/// ```no_run
+/// ```
 /// # fn readable(_: &ibverbs::CompletionChannel<'_>) {}
 /// use ibverbs::{CompletionChannel, CompletionQueue, WorkCompletion};
 ///
 /// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// let context = ibverbs::open("rxe0")?;
 /// let channel = CompletionChannel::new(&context)?;
 /// let queues = (0..4)

@@ -69,7 +69,9 @@ use crate::provider;
 /// error if `RLIMIT_MEMLOCK` is 32 KiB or less. This crate does not hide it. With a limit of 0, registering
 /// memory fails with `EPERM`, and the error says so.
 ///
-/// ```no_run
+/// ```
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// for device in &ibverbs::devices()? {
 ///     println!("{} {}", device.name(), device.guid());
 /// }

@@ -22,12 +22,14 @@ const ALIGNMENT: usize = 64;
 /// A clone is the same pool. The region is deregistered when the pool and all its buffers are dropped.
 /// Taking and giving back is lock-free: a bit for each chunk says whether it is free.
 ///
-/// ```no_run
+/// ```
 /// use std::sync::Arc;
 ///
 /// use ibverbs::{AccessFlags, BufferPool, ProtectionDomain};
 ///
 /// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// let context = Arc::new(ibverbs::open("rxe0")?);
 /// let domain = Arc::new(ProtectionDomain::new(context)?);
 /// let pool = BufferPool::new(&domain, 4096, 1024, AccessFlags::empty())?;

@@ -36,7 +36,9 @@ use crate::parent::Parent;
 /// takes many microseconds and pins whole pages, so it pays off for memory that is large or used
 /// repeatedly.
 ///
-/// ```no_run
+/// ```
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// # let context = ibverbs::open("rxe0")?;
 /// let domain = context.alloc_pd()?;
 /// let mut samples = vec![0_f32; 1 << 20];

@@ -44,7 +44,9 @@ macro_rules! scatter_elements {
             /// The elements in each of the ranges, for one work request that writes them all: a message is
             /// spread over them, in this order.
             ///
-            /// ```no_run
+            /// ```
+            /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+            /// # rxe0.register();
             /// # fn f(region: &mut ibverbs::MemoryRegion<'_, u8>) -> ibverbs::Result<()> {
             /// let elements = region.scatter_elements([0..4, 32..36])?;
             /// # Ok(())
@@ -71,7 +73,9 @@ macro_rules! slices_mut {
             /// The elements in each of the ranges, exclusively. An array of slices is one buffer of a
             /// channel's operation: a message that is received into it is spread over them, in this order.
             ///
-            /// ```no_run
+            /// ```
+            /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+            /// # rxe0.register();
             /// # fn f(region: &mut ibverbs::MemoryRegion<'_, u8>) -> ibverbs::Result<()> {
             /// let [header, body] = region.slices_mut([0..16, 64..1024])?;
             /// # Ok(())

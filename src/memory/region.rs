@@ -26,7 +26,9 @@ use crate::parent::Parent;
 /// but cannot read or write it by RDMA: for that, use
 /// [`SharedMemoryRegion`](crate::SharedMemoryRegion).
 ///
-/// ```no_run
+/// ```
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// # let context = ibverbs::open("rxe0")?;
 /// let domain = context.alloc_pd()?;
 /// let mut region = domain.allocate::<u64>(1024)?;

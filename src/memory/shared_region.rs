@@ -27,7 +27,9 @@ use crate::parent::Parent;
 /// [`write`](Self::write) copy. [`SharedMemorySlice`], which is a part of a region, explains what they
 /// see of a concurrent write.
 ///
-/// ```no_run
+/// ```
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// use ibverbs::AccessFlags;
 ///
 /// # let context = ibverbs::open("rxe0")?;

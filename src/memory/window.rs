@@ -42,7 +42,9 @@ foreign_enum! {
 /// it is bound to, until it is bound to other bytes, invalidated or deallocated. Binding it is a work
 /// request ([`QueuePair::post_bind_mw`](crate::QueuePair::post_bind_mw)), without a system call.
 ///
-/// ```no_run
+/// ```
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// # use ibverbs::{AccessFlags, MemoryWindowType, QueuePair, RegionOptions, WindowBinding};
 /// # fn grant(queue_pair: &mut QueuePair<'_>) -> ibverbs::Result<()> {
 /// # let context = ibverbs::open("rxe0")?;

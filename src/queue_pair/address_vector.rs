@@ -16,10 +16,12 @@ use crate::settings::{FlowLabel, ServiceLevel, StaticRate};
 /// the peer's port; everything else has a default that works, but on RoCE [`global`](Self::global)
 /// is needed too.
 ///
-/// ```no_run
+/// ```
 /// use ibverbs::AddressVector;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
 /// # let peer = domain.create_channel().build()?.endpoint();

@@ -22,10 +22,12 @@ use crate::settings::{
 ///
 /// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE; each method states it.
 ///
-/// ```no_run
+/// ```
 /// use ibverbs::{AccessFlags, QueuePairType};
 ///
 /// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// let context = ibverbs::open("rxe0")?;
 /// let domain = context.alloc_pd()?;
 /// let queue = context.create_cq(128)?;

@@ -95,9 +95,11 @@ impl<'res> QueuePair<'res> {
 
     /// The send half and the receive half, for use by two threads.
     ///
-    /// ```no_run
+    /// ```
     /// # use ibverbs::QueuePairType;
     /// # fn main() -> ibverbs::Result<()> {
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
     /// # let context = ibverbs::open("rxe0")?;
     /// # let domain = context.alloc_pd()?;
     /// # let queue = context.create_cq(16)?;

@@ -146,7 +146,9 @@ macro_rules! send_methods {
 
         /// `ibv_post_send`: posts requests, each under its own number, with one call and in order.
         ///
-        /// ```no_run
+        /// ```
+        /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+        /// # rxe0.register();
         /// # use ibverbs::{QueuePair, ReadWorkRequest, Result, SendListEntry, SendWorkRequest};
         /// # unsafe fn f(
         /// #     queue_pair: &mut QueuePair<'_>,
@@ -200,10 +202,12 @@ macro_rules! send_methods {
         /// While `build` runs, the queue pair's send queue is locked, and on EFA also its completion
         /// queues: `build` must neither poll them nor post to this queue pair, as that may wait for ever.
         ///
-        /// ```no_run
+        /// ```
         /// use ibverbs::{Inline, QueuePairType, SendFlags, SendOperations};
         ///
         /// # fn main() -> ibverbs::Result<()> {
+        /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+        /// # rxe0.register();
         /// # let context = ibverbs::open("rxe0")?;
         /// # let domain = context.alloc_pd()?;
         /// # let queue = context.create_cq(16)?;

@@ -26,10 +26,12 @@ const POST: &str = "ibv_post_srq_recv";
 /// memory for the messages of all its peers together instead of for each peer. A completion names the queue
 /// pair that the message arrived on.
 ///
-/// ```no_run
+/// ```
 /// use ibverbs::{QueuePairType, SharedReceiveQueue};
 ///
 /// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// let context = ibverbs::open("rxe0")?;
 /// let domain = context.alloc_pd()?;
 /// let receives = domain.create_srq(256, 1)?;

@@ -20,10 +20,12 @@ use crate::settings::{
 /// The states and the type of the queue pair determine the attributes that a change requires and allows:
 /// see the tables of `ibv_modify_qp(3)`. `modify` names the attribute that is wrong.
 ///
-/// ```no_run
+/// ```
 /// use ibverbs::{AccessFlags, QueuePairState, QueuePairType, StateTransition};
 ///
 /// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
 /// # let queue = context.create_cq(16)?;

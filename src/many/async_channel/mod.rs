@@ -167,7 +167,9 @@ impl AsyncChannel {
     /// flight. It returns when the connection has failed, with the reason. Run it beside the other operations, in a
     /// task of its own or with the runtime's `select!`; dropping it is harmless.
     ///
-    /// ```no_run
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
     /// # async fn sleep(_: Duration) {}
     /// use std::time::Duration;
     ///

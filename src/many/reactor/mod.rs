@@ -30,7 +30,9 @@ const CHANNELS_PER_TURN: usize = 64;
 /// same with the runtime's own way to wait for a descriptor. A hand-written loop calls
 /// [`turn`](Self::turn) and [`arm`](Self::arm):
 ///
-/// ```no_run
+/// ```
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// # fn sleep_until_readable(_: &ibverbs::Reactor) {}
 /// # fn run_other_tasks() {}
 /// # fn run(reactor: &ibverbs::Reactor) -> ibverbs::Result<()> {

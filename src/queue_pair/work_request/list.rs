@@ -112,10 +112,12 @@ impl<R> fmt::Debug for ListEntry<'_, R> {
 /// posting it costs what posting a linked list costs in C. The same list can be posted repeatedly, under
 /// the same numbers or others.
 ///
-/// ```no_run
+/// ```
 /// use ibverbs::{QueuePairType, SendList, SendListEntry, SendWorkRequest};
 ///
 /// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
 /// # let queue = context.create_cq(16)?;

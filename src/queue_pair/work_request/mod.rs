@@ -195,10 +195,12 @@ fn too_long(verb: &'static str, length: u64) -> Error {
 
 /// `struct ibv_recv_wr`: receives one message.
 ///
-/// ```no_run
+/// ```
 /// use ibverbs::{QueuePairType, ReceiveWorkRequest};
 ///
 /// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
 /// let (mut header, mut body) = (domain.allocate::<u64>(2)?, domain.allocate::<u8>(1024)?);

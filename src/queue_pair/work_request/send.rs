@@ -9,10 +9,12 @@ use crate::queue_pair::AddressHandle;
 send_queue_request! {
     /// `struct ibv_send_wr`: sends one message to a receive of the peer.
     ///
-    /// ```no_run
+    /// ```
     /// use ibverbs::{QueuePairType, SendWorkRequest};
     ///
     /// # fn main() -> ibverbs::Result<()> {
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
     /// # let context = ibverbs::open("rxe0")?;
     /// # let domain = context.alloc_pd()?;
     /// let (header, body) = (domain.allocate::<u64>(2)?, domain.allocate::<u8>(1024)?);
