@@ -44,6 +44,18 @@ fn resources_cross_threads() {
     send_and_sync::<SharedReceives<PooledBuffer>>();
     send_and_sync::<PendingWork>();
     send_and_sync::<OwnedWork<PooledBuffer>>();
+    send_and_sync::<WorkQueue<'_>>();
+    send_and_sync::<IndirectionTable<'_>>();
+    send_and_sync::<ReceiveScalingQueuePair<'_>>();
+    send_and_sync::<OpenedQueuePair<'_>>();
+    send_and_sync::<SharedReceiveQueue<'_>>();
+    send_and_sync::<XrcDomain<'_>>();
+    send_and_sync::<ThreadDomain<'_>>();
+    send_and_sync::<FlowRule<'_>>();
+    send_and_sync::<FlowCounters<'_>>();
+    send_and_sync::<EspAction<'_>>();
+    send_and_sync::<FlowId>();
+    send_and_sync::<ChannelSet<'_>>();
     send_and_sync::<BufferPool>();
     send_and_sync::<CancelHandle>();
     send_and_sync::<PooledBuffer>();
@@ -51,6 +63,41 @@ fn resources_cross_threads() {
     send_and_sync::<TransportError>();
     send_and_sync::<WorkCompletion>();
     send_and_sync::<Error>();
+}
+
+/// The objects of direct verbs.
+#[test]
+fn direct_objects_cross_threads() {
+    #[cfg(feature = "mlx5")]
+    send_and_sync::<DcTarget<'_>>();
+    #[cfg(feature = "mlx5")]
+    send_and_sync::<DcStreams>();
+    #[cfg(feature = "efa")]
+    send_and_sync::<SrdOptions>();
+}
+
+/// What belongs to a reactor, on a runtime that moves tasks from thread to thread.
+#[test]
+fn futures_cross_threads() {
+    send_and_sync::<Reactor>();
+    send_and_sync::<PreparedAsyncChannel>();
+    send_and_sync::<AsyncChannel>();
+    send_and_sync::<AsyncOperation<PooledBuffer>>();
+    send_and_sync::<AsyncReceive>();
+    send_and_sync::<AsyncSharedReceive<PooledBuffer>>();
+    send_and_sync::<AsyncShutdown>();
+}
+
+/// A connection that is being made reads from a stream, which need not be `Sync`.
+#[test]
+fn connecting_futures_are_sent() {
+    fn send<T: Send>() {}
+    send::<AsyncConnect<'_>>();
+    // Probing, of which keep-alive consists.
+    #[expect(dead_code, reason = "compiling is the test")]
+    fn probe(channel: &AsyncChannel) -> impl Send + Sync + 'static {
+        channel.probe()
+    }
 }
 
 /// Each function compiles only if the type is covariant in its lifetime.
@@ -127,6 +174,40 @@ mod covariant {
         x
     }
     fn queue_pair<'a>(x: QueuePair<'static>) -> QueuePair<'a> {
+        x
+    }
+    fn opened_queue_pair<'a>(x: OpenedQueuePair<'static>) -> OpenedQueuePair<'a> {
+        x
+    }
+    fn xrc_domain<'a>(x: XrcDomain<'static>) -> XrcDomain<'a> {
+        x
+    }
+    fn thread_domain<'a>(x: ThreadDomain<'static>) -> ThreadDomain<'a> {
+        x
+    }
+    fn work_queue<'a>(x: WorkQueue<'static>) -> WorkQueue<'a> {
+        x
+    }
+    fn indirection_table<'a>(x: IndirectionTable<'static>) -> IndirectionTable<'a> {
+        x
+    }
+    fn scaling_queue_pair<'a>(x: ReceiveScalingQueuePair<'static>) -> ReceiveScalingQueuePair<'a> {
+        x
+    }
+    fn flow_rule<'a>(x: FlowRule<'static>) -> FlowRule<'a> {
+        x
+    }
+    fn flow_counters<'a>(x: FlowCounters<'static>) -> FlowCounters<'a> {
+        x
+    }
+    fn esp_action<'a>(x: EspAction<'static>) -> EspAction<'a> {
+        x
+    }
+    fn channel_set<'a>(x: ChannelSet<'static>) -> ChannelSet<'a> {
+        x
+    }
+    #[cfg(feature = "mlx5")]
+    fn dc_target<'a>(x: DcTarget<'static>) -> DcTarget<'a> {
         x
     }
 }

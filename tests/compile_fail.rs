@@ -57,6 +57,7 @@ right! {
     domain_dropped_after_context
     domain_dropped_under_a_channel
     domain_outlives_context
+    domain_outlives_its_allocator
     domain_used_after_close
     drop_in_flight
     element_bool
@@ -65,7 +66,11 @@ right! {
     element_with_invalid_values
     element_with_padding
     elements_of_one_request_overlap
+    esp_action_outlives_context
     events_outlive_context
+    flow_counters_outlive_context
+    flow_outlives_its_action
+    flow_outlives_its_counters
     future_buffer_in_use
     future_buffer_that_borrows
     future_of_a_borrowed_domain
@@ -75,8 +80,10 @@ right! {
     handle_on_another_thread
     handshake_twice
     index_into_shared_memory
+    indirection_table_outlives_work_queue
     local_region_for_a_peer
     move_in_flight
+    opened_queue_pair_outlives_domain
     owned_buffer_in_flight
     owned_buffer_that_borrows
     owned_parent_that_is_borrowed
@@ -109,11 +116,13 @@ right! {
     remote_field_of_another_type
     request_outlives_its_region
     reregister_in_flight
+    scaling_queue_pair_outlives_table
     scope_escapes
     scope_on_another_thread
     send_what_is_received
     set_scope_escapes
     shared_receive_queue_outlives_domain
+    shared_receives_of_a_borrowed_domain
     shared_region_outlives_domain
     short_reborrow
     slice_outlives_region
@@ -126,6 +135,7 @@ right! {
     vector_written_while_read_only
     window_outlives_domain
     window_outlives_its_region
+    work_queue_outlives_queue
     write_in_flight
 }
 

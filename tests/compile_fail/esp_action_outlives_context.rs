@@ -1,0 +1,10 @@
+use ibverbs::{Context, EspAction, EspParameters, Result};
+
+pub fn case(context: Context<'_>, parameters: &EspParameters) -> Result<()> {
+    let action = EspAction::new(&context, parameters)?;
+    drop(context);
+    drop(action);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use ibverbs::{Context, FlowCounters, Result};
+
+pub fn case(context: Context<'_>) -> Result<()> {
+    let counters = FlowCounters::new(&context)?;
+    drop(context);
+    drop(counters);
+    Ok(())
+}
+
+fn main() {}

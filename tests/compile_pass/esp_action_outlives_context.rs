@@ -1,0 +1,8 @@
+use ibverbs::{Context, EspAction, EspParameters, Result};
+
+pub fn case(context: Context<'_>, parameters: &EspParameters) -> Result<()> {
+    let action = EspAction::new(&context, parameters)?;
+    drop(action);
+    drop(context);
+    Ok(())
+}

@@ -1,0 +1,8 @@
+use ibverbs::{Context, FlowCounters, Result};
+
+pub fn case(context: Context<'_>) -> Result<()> {
+    let counters = FlowCounters::new(&context)?;
+    drop(counters);
+    drop(context);
+    Ok(())
+}
