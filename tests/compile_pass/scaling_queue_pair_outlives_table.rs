@@ -1,10 +1,9 @@
-use ibverbs::{
-    IndirectionTable, ProtectionDomain, QueuePairType, ReceiveHash, ReceiveScalingQueuePair, Result,
-};
+use ibverbs::*;
 
-pub fn case(domain: &ProtectionDomain<'_>, table: IndirectionTable<'_>, hash: &ReceiveHash) -> Result<()> {
+pub fn case(domain: &ProtectionDomain<'_>, table: IndirectionTable<'_>) -> Result<()> {
     let kind = QueuePairType::RawPacket;
-    let queue_pair = ReceiveScalingQueuePair::new(domain, &table, kind, hash)?;
+    let hash = ReceiveHash::toeplitz([7; 40], ReceiveHashFields::SOURCE_IPV4)?;
+    let queue_pair = ReceiveScalingQueuePair::new(domain, &table, kind, &hash)?;
     drop(queue_pair);
     drop(table);
     Ok(())
