@@ -93,9 +93,19 @@ impl Core {
         let completion = unsafe { &*self.batch.head() };
         // SAFETY: the caller has found the batch not to be empty.
         unsafe { self.batch.advance() };
-        if let Some((slot, owner)) = self.slot_in_flight(completion) {
-            slot.complete(owner, completion);
-            return Ok(());
+        if let Some(slot) = self.slot_of_completion(completion) {
+            match slot.state() {
+                State::InFlight(Owner::Scope | Owner::Token | Owner::Handle) => {
+                    slot.complete_for_owner(completion);
+                    return Ok(());
+                }
+                State::InFlight(Owner::Task) => {
+                    slot.complete(Owner::Task, completion);
+                    self.table.entries.wake(slot.wr_id());
+                    return Ok(());
+                }
+                _ => {}
+            }
         }
         self.dispatch(&(*completion).into()).map(drop)
     }
@@ -189,6 +199,31 @@ impl Core {
         unsafe { self.dispatch_head() }.map(|()| true)
     }
 
+    /// As [`progress`](Self::progress), for all that is in the inbox of a channel with a shared completion queue,
+    /// which is not polled.
+    pub(super) fn progress_inbox(&self) -> TransportResult<()> {
+        let Some((router, inbox)) = &self.router else {
+            while self.progress()? {}
+            return Ok(());
+        };
+        let mut last = false;
+        loop {
+            while !self.batch.is_empty() {
+                // SAFETY: the batch is not empty.
+                unsafe { self.dispatch_head() }?;
+            }
+            if last {
+                return Ok(());
+            }
+            // SAFETY: there are `BATCH` initialised entries. No reference to one is held, as in `poll_raw`, and
+            // this one is not used after the call.
+            let out = unsafe { std::slice::from_raw_parts_mut(self.batch.entries(), BATCH) };
+            let taken = router.take(*inbox, out);
+            self.fill(taken)?;
+            last = taken < BATCH as c_int;
+        }
+    }
+
     /// Waits until the operation in this slot has ended, takes its result and frees the slot. If polling
     /// fails, the slot is left abandoned.
     #[inline(always)]
@@ -254,8 +289,7 @@ impl Core {
                     return None;
                 }
             } else {
-                let slot = self.slot_in_flight(completion)?;
-                slot.0.complete(slot.1, completion);
+                self.slot_in_flight(completion)?.complete_for_owner(completion);
             }
             // SAFETY: the batch is not empty.
             unsafe { self.batch.advance() };
@@ -266,21 +300,26 @@ impl Core {
         None
     }
 
-    /// The slot of a completion and the slot's owner, if the operation is in flight and only the owner
-    /// needs to learn that it has ended.
+    /// The slot of a completion, if the operation is in flight and only its owner needs to learn that it has
+    /// ended.
     #[inline(always)]
-    fn slot_in_flight(&self, completion: &ffi::ibv_wc) -> Option<(&Slot, Owner)> {
+    fn slot_in_flight(&self, completion: &ffi::ibv_wc) -> Option<&Slot> {
+        let slot = self.slot_of_completion(completion)?;
+        match slot.state() {
+            State::InFlight(Owner::Scope | Owner::Token | Owner::Handle) => Some(slot),
+            _ => None,
+        }
+    }
+
+    /// The slot of a completion of the current epoch, in whatever state.
+    #[inline(always)]
+    fn slot_of_completion(&self, completion: &ffi::ibv_wc) -> Option<&Slot> {
         if completion.qp_num != self.number {
             return None;
         }
         // Out of range if the completion is of another epoch.
         let index = completion.wr_id.wrapping_sub(self.epoch.get());
-        let slot = self.table.slot(usize::try_from(index).ok()?)?;
-        match slot.state() {
-            State::InFlight(Owner::OwnToken | Owner::Task | Owner::Nobody) => None,
-            State::InFlight(owner) => Some((slot, owner)),
-            _ => None,
-        }
+        self.table.slot(usize::try_from(index).ok()?)
     }
 
     /// The rest of `wait`, after a poll that returned `found`, or 0 if there was none. If `found` is

@@ -145,6 +145,16 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// As [`complete`](Self::complete), for the owner that it has. It must be in flight.
+    #[inline(always)]
+    pub(super) fn complete_for_owner(&self, completion: &ffi::ibv_wc) {
+        if let State::InFlight(owner) = self.state.get() {
+            self.complete(owner, completion);
+        }
+    }
+}
+
 /// The error when there is no memory for the table of a channel's operations.
 #[cold]
 pub(super) fn no_memory() -> Error {

@@ -171,6 +171,14 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         self.slot_of(channel).is_some_and(|slot| !matches!(slot.state(), State::InFlight(_)))
     }
 
+    /// As [`set_waker`](Self::set_waker), for an operation that was just posted and has no waker yet.
+    #[inline]
+    pub(crate) fn set_first_waker(&self, channel: &mut Channel<'_>, waker: &Waker) {
+        if self.slot_of(channel).is_some() {
+            self.core.table.entries.of(self.wr_id).waker.set(Some(waker.clone()));
+        }
+    }
+
     /// Has `waker` woken when the operation ends. For an operation in flight.
     pub(crate) fn set_waker(&self, channel: &mut Channel<'_>, waker: &Waker) {
         if self.slot_of(channel).is_some() {

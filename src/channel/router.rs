@@ -380,14 +380,24 @@ impl Router {
             return routes.pop(inbox, out);
         }
         let found = self.poll_queue(out);
-        if found <= 0 || found > out.len() as c_int {
+        // A negative value is larger than any length, so one comparison finds failures too.
+        let count = found as u32 as usize;
+        let Some(polled) = out.get(..count) else { return found };
+        // Mostly a single completion, or several of the channel that polls; or none.
+        if polled.iter().all(|completion| completion.qp_num == number) {
             return found;
         }
-        // Mostly a single completion, or several of the channel that polls.
-        if out[..found as usize].iter().all(|completion| completion.qp_num == number) {
-            return found;
+        self.sort_and_poll_on(&mut routes, number, out, count)
+    }
+
+    /// As [`poll`](Self::poll), without polling the completion queue: returns what is in the inbox.
+    pub(super) fn take(&self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
+        let mut routes = self.lock();
+        match routes.inboxes.get(inbox.0) {
+            Some(ring) if ring.len > 0 || ring.overflown => routes.pop(inbox, out),
+            Some(_) => 0,
+            None => -libc::EINVAL,
         }
-        self.sort_and_poll_on(&mut routes, number, out, found as usize)
     }
 
     /// As [`poll`](Self::poll), for a channel that a shared receive queue feeds. The completions of its receives go

@@ -78,6 +78,14 @@ impl Channel<'_> {
         Ok(())
     }
 
+    /// As [`progress_tasks`](Self::progress_tasks), for what is in the channel's inbox. The shared completion queue
+    /// is not polled: the reactor does that.
+    pub(crate) fn progress_delivered(&mut self) -> TransportResult<()> {
+        let core = self.core();
+        core.release_dropped();
+        core.progress_inbox()
+    }
+
     /// Frees what dropped handles have left, as far as it has ended.
     pub(crate) fn release_dropped_tasks(&mut self) {
         self.core().release_dropped();

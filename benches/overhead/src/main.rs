@@ -4,6 +4,8 @@
 //! call of `overhead_section`, which is where callgrind cuts; what each section is goes to standard
 //! output. The first of the three warms up. The other two differ by N operations and nothing else.
 //!
+//! `overhead run N W9 W10` runs those of two workloads, for a profiler.
+//!
 //! It fails where a contender allocates, or does not complete what it posts.
 
 mod allocator;
@@ -27,15 +29,15 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let result = match arguments[..] {
-        ["run", operations] => match operations.parse() {
-            Ok(operations) if operations > 0 && operations % 16 == 0 => run(operations),
+        ["run", operations, ref only @ ..] => match operations.parse() {
+            Ok(operations) if operations > 0 && operations % 16 == 0 => run(operations, only),
             _ => Err(format!("{operations} is not a positive multiple of 16")),
         },
         ["compiler"] => {
             println!("{}", env!("OVERHEAD_CC"));
             Ok(())
         }
-        _ => Err("usage: overhead run N | compiler".to_owned()),
+        _ => Err("usage: overhead run N [WORKLOAD..] | compiler".to_owned()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -53,9 +55,13 @@ extern "C" fn overhead_section(section: u32) -> u32 {
     std::hint::black_box(section)
 }
 
-fn run(operations: u64) -> Result<(), String> {
+/// Runs the contenders of these workloads, or all.
+fn run(operations: u64, only: &[&str]) -> Result<(), String> {
     let mut section = 0;
     for contender in contenders() {
+        if !only.is_empty() && !only.contains(&contender.workload) {
+            continue;
+        }
         let mut body = (contender.make)();
         for operations in [2 * operations, operations, 2 * operations] {
             println!("{section}\t{}\t{}\t{operations}", contender.workload, contender.layer);

@@ -58,7 +58,7 @@ impl<B: OwnedBuffer> Future for AsyncOperation<B> {
             Stage::New { buffer, ticket } => {
                 let polled = post(state, *request, buffer, ticket, cx)?;
                 Ok(polled.map(|work| {
-                    work.set_waker(&mut state.channel, cx.waker());
+                    work.set_first_waker(&mut state.channel, cx.waker());
                     *stage = Stage::Posted(work);
                     None
                 }))

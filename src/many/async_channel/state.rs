@@ -92,13 +92,23 @@ impl Shared {
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let result = f(&mut state);
-        self.unlock(state);
+        if !state.wakers.is_empty() {
+            self.unlock(state);
+            return result;
+        }
+        drop(state);
+        // As at the end of `unlock`.
+        fence(Ordering::SeqCst);
+        if self.any_cancelled.load(Ordering::SeqCst) {
+            self.settle_cancelled();
+        }
         result
     }
 
-    /// Polls for completions, and wakes the tasks whose operations have ended.
-    pub(crate) fn progress(&self) {
-        self.with(State::progress);
+    /// Takes the completions that the reactor has polled for this channel, and wakes the tasks whose operations
+    /// have ended.
+    pub(crate) fn serve(&self) {
+        self.with(State::serve);
     }
 
     /// Ends everything that is in flight. Later operations fail with `error`.
@@ -129,7 +139,10 @@ impl Shared {
     /// Releases the lock, after everything is settled, and wakes tasks.
     fn unlock<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         loop {
-            if self.any_cancelled.swap(false, Ordering::SeqCst) {
+            // What this load misses, the one after the fence finds.
+            if self.any_cancelled.load(Ordering::Relaxed)
+                && self.any_cancelled.swap(false, Ordering::SeqCst)
+            {
                 state.channel.release_dropped_tasks();
                 // A slot may be free now.
                 state.wake_room();
@@ -137,11 +150,20 @@ impl Shared {
                     state.remove(cancelled);
                 }
             }
-            let more = if state.wakers.is_empty() {
-                drop(state);
-                false
-            } else {
-                wake_some(state)
+            let more = match (state.wakers.pop(), state.wakers.is_empty()) {
+                (Some(only), true) => {
+                    drop(state);
+                    only.wake();
+                    false
+                }
+                (Some(last), false) => {
+                    state.wakers.push(last);
+                    wake_some(state)
+                }
+                (None, _) => {
+                    drop(state);
+                    false
+                }
             };
             fence(Ordering::SeqCst);
             if !more && !self.any_cancelled.load(Ordering::SeqCst) {
@@ -161,7 +183,8 @@ impl Shared {
     }
 }
 
-/// Releases the lock and wakes some tasks. Returns whether there are more to wake.
+/// Releases the lock and wakes several tasks. Returns whether there are more to wake.
+#[inline(never)]
 fn wake_some(mut state: MutexGuard<'_, State>) -> bool {
     let mut woken = [const { None }; WAKE_AT_ONCE];
     let count = state.wakers.len().min(WAKE_AT_ONCE);
@@ -179,6 +202,16 @@ impl State {
     pub(super) fn progress(&mut self) {
         if self.ended.is_none()
             && let Err(error) = self.channel.progress_tasks()
+        {
+            self.end(error);
+        }
+        self.collect_wakers();
+    }
+
+    /// As [`progress`](Self::progress), for what the reactor has polled.
+    fn serve(&mut self) {
+        if self.ended.is_none()
+            && let Err(error) = self.channel.progress_delivered()
         {
             self.end(error);
         }
@@ -343,7 +376,11 @@ impl Line {
     }
 
     /// Wakes the first one that was not woken yet.
+    #[inline]
     fn wake_first(&mut self, wakers: &mut Vec<Waker>) {
+        if self.is_empty() {
+            return;
+        }
         wakers.extend(self.waiting.iter_mut().find_map(|(_, waker)| waker.take()));
     }
 

@@ -77,7 +77,7 @@ impl Registry {
     pub(super) fn serve(&self, token: u64) {
         let channel = lock(&self.places).channels.get(token as usize).and_then(Weak::upgrade);
         if let Some(channel) = channel {
-            channel.progress();
+            channel.serve();
         }
     }
 
