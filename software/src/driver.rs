@@ -1,14 +1,22 @@
 //! The driver of a device's engine, which hands it packets and keeps its timers: a thread, or a simulated network.
 
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::Shared;
-use crate::link::udp::{Receiver, UdpLink, Waker};
+use crate::link::receive::Receiver;
+use crate::link::udp::{UdpLink, Waker};
 use crate::network::Membership;
 use crate::transport::Engine;
 use crate::transport::timers::Time;
+
+/// After so many empty polls, without a request for an event between them, a program is taken to poll all the time.
+const MANY_POLLS: u32 = 64;
+
+/// It still does if it polls so often while the device's thread sleeps for this long.
+const FEW_POLLS: u32 = 8;
+const POLLED_FOR: Time = 1_000_000;
 
 #[derive(Debug)]
 pub(crate) enum Driver {
@@ -24,6 +32,11 @@ pub(crate) struct Threaded {
     waker: Arc<Waker>,
     /// The time until which the thread sleeps; 0 while it is awake. Changed with the lock held.
     sleeps_until: AtomicU64,
+    /// Empty polls since the last request for an event; while `polled`, since the thread last looked.
+    polls: AtomicU32,
+    /// A program polls all the time, and so receives the packets: the thread does not wake for them, which would
+    /// only take the processor from the program. Changed with the engine's lock held.
+    polled: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -41,6 +54,8 @@ impl Driver {
             receiver: Mutex::new(Receiver::new(link.sockets())),
             waker: link.waker(),
             sleeps_until: AtomicU64::new(0),
+            polls: AtomicU32::new(0),
+            polled: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         }))
     }
@@ -93,6 +108,16 @@ impl Driver {
         }
     }
 
+    /// A program is about to sleep until an event. Called with the engine's lock held.
+    pub(crate) fn before_sleep(&self) {
+        if let Self::Thread(threaded) = self {
+            threaded.polls.store(0, Ordering::Relaxed);
+            if threaded.polled.swap(false, Ordering::Relaxed) {
+                threaded.waker.wake();
+            }
+        }
+    }
+
     /// The device is being freed.
     pub(crate) fn stop(&self) {
         match self {
@@ -127,6 +152,7 @@ impl Threaded {
     /// Receives packets on the polling thread, which saves waking the device's thread; if there are none, it
     /// yields, since no hardware works in the background.
     fn make_progress(&self, shared: &Shared) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
         let received = match self.receiver.try_lock() {
             Ok(mut receiver) => Self::receive(shared, &mut receiver),
             Err(_) => 0,
@@ -134,6 +160,18 @@ impl Threaded {
         if received == 0 {
             std::thread::yield_now();
         }
+    }
+
+    /// Decides whether the program's polls are enough to receive the packets. Called with the engine's lock held.
+    fn look_at_polls(&self) -> bool {
+        let polls = self.polls.load(Ordering::Relaxed);
+        let was = self.polled.load(Ordering::Relaxed);
+        let polled = polls >= if was { FEW_POLLS } else { MANY_POLLS };
+        if was || polled {
+            self.polls.store(0, Ordering::Relaxed);
+        }
+        self.polled.store(polled, Ordering::Relaxed);
+        polled
     }
 
     /// Receives packets and keeps the timers, so that a peer's requests are served while the program does
@@ -151,18 +189,23 @@ impl Threaded {
                 Self::receive(shared, &mut receiver);
                 receiver.sockets().to_vec()
             };
-            files.extend(sockets.iter().map(|socket| wait_for(socket.socket.as_raw_fd())));
+            let polled;
             let timeout = {
                 let mut engine = shared.lock();
                 engine.advance();
                 engine.settle();
                 let now = engine.core.now();
-                let due = engine.due().unwrap_or(Time::MAX);
+                polled = self.look_at_polls();
+                let look_again = if polled { now + POLLED_FOR } else { Time::MAX };
+                let due = engine.due().unwrap_or(Time::MAX).min(look_again);
                 // A wake-up that was due anyway is kept: then the next request need not wake the thread.
                 sleeps_until = if sleeps_until > now { due.min(sleeps_until) } else { due };
                 self.sleeps_until.store(sleeps_until, Ordering::Relaxed);
                 (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
             };
+            if !polled {
+                files.extend(sockets.iter().map(|socket| wait_for(socket.socket.as_raw_fd())));
+            }
             let timeout = timeout.map(|ns| libc::timespec {
                 tv_sec: (ns / 1_000_000_000) as _,
                 tv_nsec: (ns % 1_000_000_000) as _,

@@ -1,6 +1,8 @@
 //! The interfaces that the engine uses: a link that sends packets, and a clock.
 
 pub(crate) mod clock;
+pub(crate) mod receive;
+mod send;
 pub(crate) mod udp;
 
 use std::fmt::Debug;

@@ -1,31 +1,38 @@
 //! An ordinary UDP socket at each of the device's addresses, port 4791. Root is not needed for it, nor
 //! any capability.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Link;
+use super::{Link, send};
 use crate::wire::{PORT, Packet};
 
-/// The longest packet: 4096 bytes, the longest headers, padding and CRC.
-pub(crate) const LONGEST: usize = 4096 + 128;
-
-/// How many packets one system call moves.
-pub(crate) const BATCH: usize = 32;
-
-/// Accepts IPv6 datagrams without a checksum. Missing in some C libraries' headers.
+// Missing in some C libraries' headers.
+/// Accepts IPv6 datagrams without a checksum.
 const UDP_NO_CHECK6_RX: c_int = 102;
+/// Accepts several datagrams of one length as one message, with their length beside it.
+pub(crate) const UDP_GRO: c_int = 104;
 
 /// A socket, and the address that its packets are sent to.
 #[derive(Debug)]
 pub(crate) struct Socket {
     pub(crate) address: IpAddr,
     pub(crate) socket: UdpSocket,
+    /// The kernel cuts a message into datagrams, until it refuses to.
+    pub(crate) segments: AtomicBool,
+}
+
+impl Socket {
+    fn new(address: IpAddr, socket: UdpSocket) -> Self {
+        // Without it the kernel cuts them before it hands them over: no error.
+        let _ = option(&socket, libc::IPPROTO_UDP, UDP_GRO, 1);
+        Self { address, socket, segments: AtomicBool::new(true) }
+    }
 }
 
 /// The sockets that packets come from; the link adds those of multicast groups.
@@ -37,6 +44,15 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
+    /// The sockets, if they are not those of this version any more, with their version.
+    pub(crate) fn newer_than(&self, version: u32) -> Option<(u32, Vec<Arc<Socket>>)> {
+        let current = self.version.load(Ordering::Acquire);
+        (current != version).then(|| {
+            let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+            (current, all.clone())
+        })
+    }
+
     /// Must not be called while a thread receives from one of them: the engine's lock is held here.
     fn change(&self, change: impl FnOnce(&mut Vec<Arc<Socket>>)) {
         change(&mut self.all.lock().unwrap_or_else(PoisonError::into_inner));
@@ -119,7 +135,7 @@ fn open(address: IpAddr) -> io::Result<UdpSocket> {
 fn open_own(address: IpAddr) -> io::Result<Arc<Socket>> {
     let at = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
     let socket = open(address).map_err(at)?;
-    Ok(Arc::new(Socket { address, socket }))
+    Ok(Arc::new(Socket::new(address, socket)))
 }
 
 impl UdpLink {
@@ -135,13 +151,21 @@ impl UdpLink {
         self.all.clone()
     }
 
+    #[cfg(test)]
+    pub(crate) fn own(&self) -> &[Arc<Socket>] {
+        &self.own
+    }
+
     pub(crate) fn waker(&self) -> Arc<Waker> {
         self.wake.clone()
     }
 }
 
 /// A socket address as C has it.
-fn write_address(address: SocketAddr, to: &mut libc::sockaddr_storage) -> libc::socklen_t {
+pub(crate) fn write_address(
+    address: SocketAddr,
+    to: &mut libc::sockaddr_storage,
+) -> libc::socklen_t {
     let to: *mut libc::sockaddr_storage = to;
     match address {
         SocketAddr::V4(v4) => {
@@ -167,7 +191,7 @@ fn write_address(address: SocketAddr, to: &mut libc::sockaddr_storage) -> libc::
     }
 }
 
-fn read_address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
+pub(crate) fn read_address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let raw: *const libc::sockaddr_storage = from;
     match c_int::from(from.ss_family) {
         libc::AF_INET => {
@@ -192,11 +216,10 @@ impl Link for UdpLink {
         while !left.is_empty() {
             let from = left[0].addresses.map(|addresses| addresses.0);
             // Consecutive packets that leave by the same socket.
-            let run = left.iter().take(BATCH);
-            let run = run.take_while(|p| p.addresses.map(|a| a.0) == from).count();
+            let run = left.iter().take_while(|p| p.addresses.map(|a| a.0) == from).count();
             let (now, later) = left.split_at_mut(run);
             if let Some(socket) = self.own.iter().find(|socket| Some(socket.address) == from) {
-                send_batch(&socket.socket, now);
+                send::send(socket, now);
             }
             left = later;
         }
@@ -215,7 +238,7 @@ impl Link for UdpLink {
         };
         let socket = open_group(group_v4, interface)?;
         set_interface(&own.socket, interface)?;
-        let socket = Arc::new(Socket { address: group, socket });
+        let socket = Arc::new(Socket::new(group, socket));
         self.all.change(|all| all.push(socket));
         self.wake.wake();
         Ok(())
@@ -270,140 +293,4 @@ fn open_group(group: Ipv4Addr, interface: Ipv4Addr) -> io::Result<UdpSocket> {
     }
     socket.join_multicast_v4(&group, &interface)?;
     Ok(socket)
-}
-
-/// Sends without blocking. A packet that the kernel refuses counts as lost; the protocol sends it again.
-fn send_batch(socket: &UdpSocket, packets: &mut [Packet]) {
-    // SAFETY: all zeros is a valid value of these C structures.
-    let (mut headers, mut parts, mut names): (
-        [libc::mmsghdr; BATCH],
-        [libc::iovec; BATCH],
-        [libc::sockaddr_storage; BATCH],
-    ) = unsafe { (zeroed(), zeroed(), zeroed()) };
-    let count = packets.len().min(BATCH);
-    for (i, packet) in packets[..count].iter_mut().enumerate() {
-        let Some((_, to)) = packet.addresses else { continue };
-        let size = write_address(SocketAddr::new(to, PORT), &mut names[i]);
-        parts[i] = libc::iovec {
-            iov_base: packet.bytes.as_mut_ptr().cast::<c_void>(),
-            iov_len: packet.bytes.len(),
-        };
-        let header = &mut headers[i].msg_hdr;
-        header.msg_name = (&raw mut names[i]).cast();
-        header.msg_namelen = size;
-        header.msg_iov = &raw mut parts[i];
-        header.msg_iovlen = 1;
-    }
-    let mut done = 0;
-    while done < count {
-        // SAFETY: the headers from `done` on are filled in; names, parts and packets live.
-        let sent = unsafe {
-            let first = headers.as_mut_ptr().add(done);
-            libc::sendmmsg(socket.as_raw_fd(), first, (count - done) as _, libc::MSG_DONTWAIT as _)
-        };
-        // Skip a packet that cannot be sent.
-        done += usize::try_from(sent).unwrap_or(1).max(1);
-    }
-}
-
-/// Receives from all sockets of a device, with room for a batch of packets.
-pub(crate) struct Receiver {
-    all: Arc<Sockets>,
-    version: u32,
-    sockets: Vec<Arc<Socket>>,
-    buffers: Box<[u8]>,
-    headers: Box<[libc::mmsghdr; BATCH]>,
-    // The headers point into both.
-    parts: Box<[libc::iovec; BATCH]>,
-    names: Box<[libc::sockaddr_storage; BATCH]>,
-}
-
-// SAFETY: its pointers are into its own boxes.
-unsafe impl Send for Receiver {}
-
-impl std::fmt::Debug for Receiver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Receiver").field("sockets", &self.sockets).finish_non_exhaustive()
-    }
-}
-
-impl Receiver {
-    pub(crate) fn new(all: Arc<Sockets>) -> Self {
-        // SAFETY: all zeros is a valid value of these C structures.
-        let (headers, parts, names) = unsafe { (zeroed(), zeroed(), zeroed()) };
-        let mut receiver = Self {
-            all,
-            version: 0,
-            sockets: Vec::new(),
-            buffers: vec![0; BATCH * LONGEST].into_boxed_slice(),
-            headers: Box::new(headers),
-            parts: Box::new(parts),
-            names: Box::new(names),
-        };
-        let start = receiver.buffers.as_mut_ptr();
-        for i in 0..BATCH {
-            let buffer = start.wrapping_add(i * LONGEST);
-            receiver.parts[i] = libc::iovec { iov_base: buffer.cast::<c_void>(), iov_len: LONGEST };
-        }
-        let (parts, names) = (receiver.parts.as_mut_ptr(), receiver.names.as_mut_ptr());
-        for (i, header) in receiver.headers.iter_mut().enumerate() {
-            header.msg_hdr.msg_name = names.wrapping_add(i).cast();
-            header.msg_hdr.msg_iov = parts.wrapping_add(i);
-            header.msg_hdr.msg_iovlen = 1;
-        }
-        receiver
-    }
-
-    /// The current sockets.
-    pub(crate) fn sockets(&mut self) -> &[Arc<Socket>] {
-        let version = self.all.version.load(Ordering::Acquire);
-        if version != self.version {
-            let all = self.all.all.lock().unwrap_or_else(PoisonError::into_inner);
-            self.sockets.clone_from(&all);
-            self.version = version;
-        }
-        &self.sockets
-    }
-
-    /// Receives the packets that have arrived, without blocking, and passes on each with its source and
-    /// destination address; returns their number.
-    pub(crate) fn receive(&mut self, mut each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
-        self.sockets();
-        let mut count = 0;
-        for i in 0..self.sockets.len() {
-            count += self.receive_from(i, &mut each);
-        }
-        count
-    }
-
-    fn receive_from(
-        &mut self,
-        index: usize,
-        each: &mut impl FnMut(SocketAddr, IpAddr, &[u8]),
-    ) -> usize {
-        let Socket { address, socket } = &*self.sockets[index];
-        for header in self.headers.iter_mut() {
-            header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
-        }
-        // SAFETY: the headers point to names, parts and buffers, which are in boxes of ours.
-        let received = unsafe {
-            libc::recvmmsg(
-                socket.as_raw_fd(),
-                self.headers.as_mut_ptr(),
-                BATCH as _,
-                libc::MSG_DONTWAIT as _,
-                std::ptr::null_mut(),
-            )
-        };
-        let received = usize::try_from(received).unwrap_or(0);
-        let headers = self.headers.iter().zip(self.names.iter());
-        let packets = headers.zip(self.buffers.chunks_exact(LONGEST)).take(received);
-        for ((header, name), buffer) in packets {
-            let cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-            if let (false, Some(from)) = (cut, read_address(name)) {
-                each(from, *address, &buffer[..LONGEST.min(header.msg_len as usize)]);
-            }
-        }
-        received
-    }
 }

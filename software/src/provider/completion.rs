@@ -100,7 +100,12 @@ pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: as the module says.
-    unsafe { status(shared((*cq).context).lock().arm((*cq).handle, solicited_only != 0)) }
+    unsafe {
+        let shared = shared((*cq).context);
+        let mut engine = shared.lock();
+        shared.driver().before_sleep();
+        status(engine.arm((*cq).handle, solicited_only != 0))
+    }
 }
 
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, to: *mut ibv_wc) -> c_int {

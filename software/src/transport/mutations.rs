@@ -351,7 +351,7 @@ fn mutate(random: &mut Random, victim: &Victim, capture: &[u8]) -> Vec<u8> {
             _ => {}
         }
     }
-    packet.truncate(crate::link::udp::LONGEST - icrc::SIZE);
+    packet.truncate(crate::link::receive::LONGEST - icrc::SIZE);
     packet
 }
 

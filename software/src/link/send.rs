@@ -1,0 +1,203 @@
+//! Sends packets by few system calls: several messages by one, and several datagrams as one message.
+//!
+//! The kernel carries a message of up to 64 datagrams through its network stack once, and cuts it into datagrams of
+//! equal length at the end, or hands it over whole (`UDP_SEGMENT`). That copies what is here: each datagram has its
+//! own headers and its own CRC. On IPv4 the datagrams get ascending identifications, which the invariant CRC covers.
+//! So IPv4 packets are sent that way only within this machine, where the receiver is a socket, which cannot see
+//! the identification (see `icrc`).
+
+use std::ffi::{c_int, c_void};
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+use super::udp::{Socket, write_address};
+use crate::wire::{PORT, Packet};
+
+/// The most messages, and packets, of one system call.
+const MESSAGES: usize = 32;
+const PARTS: usize = 64;
+
+/// The most datagrams and bytes of a message.
+const MOST: usize = 64;
+const BYTES: usize = 64_000;
+
+/// The length of the datagrams of a message. Missing in some C libraries' headers.
+const UDP_SEGMENT: c_int = 103;
+
+/// A control message with room for a `u16`, aligned as C has it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Control {
+    header: libc::cmsghdr,
+    length: [u8; 8],
+}
+
+/// Whether datagrams to this address may be sent as one message.
+fn allows_segments(to: IpAddr) -> bool {
+    to.is_ipv6() || to.is_loopback()
+}
+
+/// How many of the packets, which are not none, make up the next message.
+fn group(packets: &[Packet]) -> usize {
+    let (to, length) = (packets[0].addresses, packets[0].bytes.len());
+    if !to.is_some_and(|(_, to)| allows_segments(to)) || length == 0 {
+        return 1;
+    }
+    let most = packets.len().min(MOST).min(BYTES / length).max(1);
+    let fits = |packet: &&Packet| packet.addresses == to && packet.bytes.len() == length;
+    let equal = packets[..most].iter().take_while(fits).count();
+    // The last one may be shorter.
+    let shorter = |packet: &Packet| packet.addresses == to && packet.bytes.len() < length;
+    equal + usize::from(equal < most && shorter(&packets[equal]))
+}
+
+/// Sends packets of one source address, without blocking. A packet that the kernel refuses counts as lost; the
+/// protocol sends it again.
+pub(super) fn send(socket: &Socket, packets: &mut [Packet]) {
+    let mut left = packets;
+    while !left.is_empty() {
+        let sent = send_some(socket, left);
+        left = &mut left[sent..];
+    }
+}
+
+/// Sends at least one of the packets; returns how many.
+fn send_some(socket: &Socket, packets: &mut [Packet]) -> usize {
+    // SAFETY: all zeros is a valid value of these C structures.
+    let (mut headers, mut parts, mut names, mut controls): (
+        [libc::mmsghdr; MESSAGES],
+        [libc::iovec; PARTS],
+        [libc::sockaddr_storage; MESSAGES],
+        [Control; MESSAGES],
+    ) = unsafe { (zeroed(), zeroed(), zeroed(), zeroed()) };
+    // How many packets each message has.
+    let mut counts = [0; MESSAGES];
+    let count = PARTS.min(packets.len());
+    let packets = &mut packets[..count];
+    let segments = socket.segments.load(Ordering::Relaxed);
+    let (mut messages, mut used) = (0, 0);
+    while messages < MESSAGES && used < packets.len() {
+        let count = if segments { group(&packets[used..]) } else { 1 };
+        let message = &mut packets[used..used + count];
+        let length = message[0].bytes.len();
+        let header = &mut headers[messages].msg_hdr;
+        if let Some((_, to)) = message[0].addresses {
+            header.msg_namelen = write_address(SocketAddr::new(to, PORT), &mut names[messages]);
+            header.msg_name = (&raw mut names[messages]).cast();
+        }
+        for (part, packet) in parts[used..].iter_mut().zip(message) {
+            part.iov_base = packet.bytes.as_mut_ptr().cast::<c_void>();
+            part.iov_len = packet.bytes.len();
+        }
+        header.msg_iov = &raw mut parts[used];
+        header.msg_iovlen = count as _;
+        if count > 1 {
+            let control = &mut controls[messages];
+            // SAFETY: arithmetic only.
+            control.header.cmsg_len = unsafe { libc::CMSG_LEN(2) } as _;
+            control.header.cmsg_level = libc::IPPROTO_UDP;
+            control.header.cmsg_type = UDP_SEGMENT;
+            control.length[..2].copy_from_slice(&(length as u16).to_ne_bytes());
+            header.msg_control = (&raw mut *control).cast();
+            header.msg_controllen = size_of::<Control>() as _;
+        }
+        counts[messages] = count;
+        (messages, used) = (messages + 1, used + count);
+    }
+    let mut done = 0;
+    while done < messages {
+        // SAFETY: the headers from `done` on are filled in; names, parts, controls and packets live.
+        let sent = unsafe {
+            let first = headers.as_mut_ptr().add(done);
+            let flags = libc::MSG_DONTWAIT;
+            libc::sendmmsg(socket.socket.as_raw_fd(), first, (messages - done) as _, flags as _)
+        };
+        if let Ok(sent @ 1..) = usize::try_from(sent) {
+            done += sent;
+            continue;
+        }
+        let full = matches!(errno(), libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR);
+        if counts[done] > 1 && !full {
+            // The kernel or the network device cannot cut messages: one by one from now on.
+            socket.segments.store(false, Ordering::Relaxed);
+            return counts[..done].iter().sum::<usize>();
+        }
+        // Skip a message that cannot be sent.
+        done += 1;
+    }
+    used
+}
+
+fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::Link;
+    use crate::link::receive::{LONGEST, Receiver};
+    use crate::link::udp::UdpLink;
+
+    fn packet(addresses: (IpAddr, IpAddr), length: usize, number: usize) -> Packet {
+        let bytes = (0..length).map(|i| (i * 7 + number * 31) as u8).collect();
+        Packet { addresses: Some(addresses), bytes }
+    }
+
+    fn exchange(addresses: [&str; 2], segments: bool) {
+        let [from, to] = addresses.map(|address| address.parse::<IpAddr>().unwrap());
+        let mut link = UdpLink::new(&[from]).unwrap();
+        let other = UdpLink::new(&[to]).unwrap();
+        let mut receiver = Receiver::new(other.sockets());
+        for socket in link.own() {
+            socket.segments.store(segments, Ordering::Relaxed);
+        }
+        // Runs of equal lengths, a shorter and a longer one behind them, and more than one message holds.
+        let lengths = [20, 1056, 1040, 1040, 1040, 500, 1040, 1040, 1056, 16, 20, 20, 20, LONGEST];
+        let mut lengths = lengths.to_vec();
+        lengths.extend([1040; 70]);
+        lengths.extend([4112; 20]);
+        let packets = lengths.iter().enumerate();
+        let mut packets: Vec<_> = packets.map(|(i, &n)| packet((from, to), n, i)).collect();
+        let mut arrived = Vec::new();
+        for few in packets.chunks_mut(40) {
+            link.send(few);
+            receiver.receive(|source, own, bytes| {
+                assert_eq!((source.ip(), source.port(), own), (from, PORT, to));
+                arrived.push(bytes.to_vec());
+            });
+        }
+        while receiver.receive(|_, _, bytes| arrived.push(bytes.to_vec())) > 0 {}
+        assert_eq!(arrived.len(), packets.len());
+        for (number, (packet, arrived)) in packets.iter().zip(&arrived).enumerate() {
+            assert!(packet.bytes == *arrived, "packet {number}");
+        }
+        let still = link.own().iter().all(|socket| socket.segments.load(Ordering::Relaxed));
+        assert_eq!(still, segments, "the kernel has refused nothing");
+    }
+
+    #[test]
+    fn packets_arrive_as_they_were_sent() {
+        exchange(["127.200.7.1", "127.200.7.2"], true);
+        exchange(["127.200.7.1", "127.200.7.2"], false);
+    }
+
+    #[test]
+    fn messages_hold_packets_of_one_length_and_destination() {
+        let [one, other, far] = ["127.0.0.1", "127.0.0.2", "192.0.2.1"].map(|a| a.parse().unwrap());
+        let packets = |to: IpAddr, lengths: &[usize]| -> Vec<Packet> {
+            lengths.iter().map(|&length| packet((one, to), length, 0)).collect()
+        };
+        assert_eq!(group(&packets(other, &[8, 8, 8])), 3);
+        assert_eq!(group(&packets(other, &[8, 8, 4, 4])), 3, "one shorter one at the end");
+        assert_eq!(group(&packets(other, &[8, 12, 8])), 1);
+        assert_eq!(group(&packets(other, &[8; 100])), MOST);
+        assert_eq!(group(&packets(other, &[4112; 100])), BYTES / 4112);
+        assert_eq!(group(&packets(far, &[8, 8, 8])), 1, "the identification would be wrong");
+        let mut mixed = packets(other, &[8, 8]);
+        mixed.extend(packets(one, &[8]));
+        assert_eq!(group(&mixed), 2);
+    }
+}

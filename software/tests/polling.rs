@@ -1,0 +1,78 @@
+//! A program that polls receives the packets by itself. When it stops, the device's thread does so again.
+
+use std::time::{Duration, Instant};
+
+use ibverbs::{AccessFlags, Channel, CompletionQueue, Context, ProtectionDomain, WorkCompletion};
+use ibverbs_software::Device;
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn contexts() -> [Context<'static>; 2] {
+    [(); 2].map(|()| Device::new().unwrap().open().unwrap())
+}
+
+fn channels<'a>(
+    one: &'a ProtectionDomain<'a>,
+    other: &'a ProtectionDomain<'a>,
+) -> [Channel<'a>; 2] {
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+    let prepare = |domain: &'a ProtectionDomain<'a>| domain.create_channel().access(access).build();
+    let (one, other) = (prepare(one).unwrap(), prepare(other).unwrap());
+    let endpoints = (one.endpoint(), other.endpoint());
+    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
+}
+
+/// So often that the device takes the program for one that polls all the time.
+fn poll_in_vain(queue: &CompletionQueue<'_>) {
+    let mut room = [WorkCompletion::default()];
+    for _ in 0..200 {
+        assert!(queue.poll(&mut room).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn who_has_stopped_polling_still_serves_its_peer() {
+    let contexts = contexts();
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let queue = contexts[1].create_cq(1).unwrap();
+    let [mut one, _other] = channels(&domains[0], &domains[1]);
+    let from = domains[0].allocate::<u8>(5000).unwrap();
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+    let to = domains[1].allocate_shared::<u8>(5000, access).unwrap();
+    for _ in 0..30 {
+        poll_in_vain(&queue);
+        one.write_deadline(&from.slice(..).unwrap(), to.remote(), deadline()).unwrap();
+    }
+}
+
+#[test]
+fn who_sleeps_after_polling_is_woken() {
+    let contexts = contexts();
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let queue = contexts[1].create_cq(1).unwrap();
+    let sleeper = CompletionQueue::builder(&contexts[1], 4).own_channel().build().unwrap();
+    let pair = domains[1]
+        .create_qp(&sleeper, &sleeper, ibverbs::QueuePairType::ReliableConnected)
+        .max_recv_wr(4)
+        .build()
+        .unwrap();
+    let other = domains[0].create_channel().build().unwrap();
+    let endpoints = (pair.endpoint(), other.endpoint());
+    let mut pair = pair.handshake(endpoints.1).unwrap();
+    let mut other = other.handshake(endpoints.0).unwrap();
+    let from = domains[0].allocate::<u8>(8).unwrap();
+    let mut to = domains[1].allocate::<u8>(8).unwrap();
+    for number in 0..30 {
+        // SAFETY: nobody touches the region until the completion was polled, below.
+        unsafe { pair.post_receive(&mut to, .., number).unwrap() };
+        poll_in_vain(&queue);
+        std::thread::scope(|scope| {
+            scope.spawn(|| other.send_deadline(&from.slice(..).unwrap(), deadline()).unwrap());
+            let mut room = [WorkCompletion::default()];
+            let received = sleeper.wait_deadline(&mut room, deadline()).unwrap();
+            assert!(received[0].is_success() && received[0].wr_id() == number);
+        });
+    }
+}
