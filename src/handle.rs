@@ -14,6 +14,9 @@ pub(crate) trait Object {
     /// The name of the destroy verb.
     const DESTROY: &'static str;
 
+    /// Notes that a verb has made this object.
+    fn is_made(_object: *mut Self) {}
+
     /// Calls the destroy verb; returns 0 or an errno value.
     ///
     /// # Safety
@@ -54,6 +57,7 @@ impl<T: Object> Handle<T> {
     pub(crate) unsafe fn new(verb: &'static str, pointer: *mut T) -> Result<Self> {
         let object = ffi::object(verb, pointer).inspect_err(trace::verb_failed)?;
         T::live().fetch_add(1, Ordering::Relaxed);
+        T::is_made(pointer);
         Ok(Self { object, gone: false, leaked: AtomicBool::new(false) })
     }
 
@@ -170,18 +174,35 @@ macro_rules! resource {
 
 pub(crate) use resource;
 
-/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer to it. An object that
-/// events name is not destroyed while an event is read.
+/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer to it. For an object that
+/// asynchronous or completion events name, the third argument is `event_file`.
 macro_rules! object {
-    ($object:ident, $destroy:ident $(, $no_event_is_read:ident)?) => {
+    ($object:ident, $destroy:ident, event_file) => {
+        $crate::handle::object!(@ $object, $destroy, |object| {
+            $crate::device::event_file::destroy(object, |object| {
+                // SAFETY: the caller of `Object::destroy` vouches for the object.
+                unsafe { $crate::ffi::$destroy(object) }
+            })
+        }, {
+            fn is_made(object: *mut Self) {
+                $crate::device::event_file::is_made(object);
+            }
+        });
+    };
+    ($object:ident, $destroy:ident) => {
+        // SAFETY: the caller of `Object::destroy` vouches for the object.
+        $crate::handle::object!(@ $object, $destroy, |object| unsafe { $crate::ffi::$destroy(object) }, {});
+    };
+    (@ $object:ident, $destroy:ident, $call:expr, { $($is_made:item)* }) => {
         impl $crate::handle::Object for $crate::ffi::$object {
             const DESTROY: &'static str = stringify!($destroy);
 
             unsafe fn destroy(object: *mut Self) -> std::ffi::c_int {
-                $(let _events = $crate::device::event_file::$no_event_is_read();)?
-                // SAFETY: the caller vouches for the object.
-                unsafe { $crate::ffi::$destroy(object) }
+                let call: fn(*mut Self) -> std::ffi::c_int = $call;
+                call(object)
             }
+
+            $($is_made)*
 
             fn live() -> &'static std::sync::atomic::AtomicUsize {
                 static LIVE: std::sync::atomic::AtomicUsize =

@@ -254,6 +254,38 @@ fn what_cannot_be_destroyed_is_leaked_with_its_borrowed_parents() {
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
 }
 
+/// ocrdma frees a queue pair even if its destroy verb fails, and the kernel may raise events about it later.
+#[test]
+fn events_about_what_could_not_be_destroyed_are_dropped() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    let events = context.async_events().unwrap();
+    let kind = QueuePairType::ReliableConnected;
+    let new = || {
+        let pair = domain.create_qp(&queue, &queue, kind).build().unwrap();
+        let endpoint = pair.endpoint();
+        pair.handshake(endpoint).unwrap()
+    };
+    let (leaked, live) = (new(), new());
+    let (raw, number) = (leaked.as_raw(), live.number());
+    device.fail("destroy_qp").errno(libc::EIO).times(1);
+    drop(leaked);
+    for subject in [raw, live.as_raw(), raw] {
+        // SAFETY: this device keeps a queue pair whose destroy verb fails.
+        unsafe {
+            device.raise_about(context.as_raw(), ffi::ibv_event_type::IBV_EVENT_QP_FATAL, subject)
+        };
+    }
+    let event = events.next_event().unwrap().unwrap();
+    assert_eq!(event.subject(), AsyncEventSubject::QueuePair(number));
+    assert!(events.next_event().unwrap().is_none());
+    // SAFETY: the device keeps it, and nothing else has its pointer.
+    assert_eq!(unsafe { (*raw).events_completed }, 0, "the dropped events were acknowledged");
+    assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+}
+
 /// A parent that is forgotten leaks its own parents too.
 #[test]
 fn a_forgotten_parent_does_not_hide_the_failure() {

@@ -17,7 +17,7 @@ use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 
-object!(ibv_cq, ibv_destroy_cq, no_event_is_read);
+object!(ibv_cq, ibv_destroy_cq, event_file);
 
 /// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
 ///

@@ -229,7 +229,8 @@ impl<'ctx> AsyncEvents<'ctx> {
     }
 
     /// `ibv_get_async_event`: takes the oldest event, if there is one, and acknowledges it
-    /// (`ibv_ack_async_event`). It never waits.
+    /// (`ibv_ack_async_event`). It never waits. An event about an object whose destroy verb failed is
+    /// dropped.
     ///
     /// # Errors
     ///
@@ -237,23 +238,32 @@ impl<'ctx> AsyncEvents<'ctx> {
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn next_event(&self) -> Result<Option<AsyncEvent>> {
-        let mut raw = ffi::ibv_async_event::default();
-        let _reading = event_file::event_is_read();
-        let read = event_file::read_event(GET, || {
-            // SAFETY: the context is live, and `raw` is writable.
-            unsafe { ffi::ibv_get_async_event(self.context.as_raw(), &mut raw) }
-        })?;
-        if !read {
-            return Ok(None);
-        }
-        // SAFETY: the object that the event is about is live: this crate destroys none before
-        // `_reading` is dropped, and a destroy by C code waits for the acknowledgement, which happens
-        // once, here.
-        unsafe {
-            let event = AsyncEvent::read(&raw);
-            ffi::ibv_ack_async_event(&mut raw);
-            trace::async_event(&event);
-            Ok(Some(event))
+        let reading = event_file::event_is_read();
+        loop {
+            let mut raw = ffi::ibv_async_event::default();
+            let read = event_file::read_event(GET, || {
+                // SAFETY: the context is live, and `raw` is writable.
+                unsafe { ffi::ibv_get_async_event(self.context.as_raw(), &mut raw) }
+            })?;
+            if !read {
+                return Ok(None);
+            }
+            // SAFETY: every member of the union is a number or a pointer, so its bytes are a number. It is
+            // the address of the object if the event is about one; a port's number is no object's address.
+            let address = unsafe { raw.element.qp }.addr();
+            if reading.failed_to_destroy(address) {
+                // Acknowledging would write to the object, and nothing waits for that.
+                continue;
+            }
+            // SAFETY: the object that the event is about is live: this crate destroys none before
+            // `reading` is dropped, or knows that it has tried to; and a destroy by C code waits for the
+            // acknowledgement, which happens once, here.
+            unsafe {
+                let event = AsyncEvent::read(&raw);
+                ffi::ibv_ack_async_event(&mut raw);
+                trace::async_event(&event);
+                return Ok(Some(event));
+            }
         }
     }
 

@@ -1,28 +1,54 @@
 //! Waiting on the files through which the kernel reports events.
 
+use std::ffi::c_int;
 use std::os::fd::RawFd;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::{ffi, provider};
 
-/// Locked for reading while an event is read and acknowledged; locked for writing while an object that
-/// events name is destroyed.
+/// The addresses of objects whose destroy verb failed. Locked for reading while an event is read and
+/// acknowledged; locked for writing while an object that events name is destroyed.
 ///
 /// An event carries a pointer to its object, which libibverbs follows. Its destroy verbs wait until the
 /// events that were read are acknowledged, with one exception: the kernel answers `EIO`, and the
 /// environment variable `RDMAV_ALLOW_DISASSOC_DESTROY` makes libibverbs treat that as success.
-static EVENTS: RwLock<()> = RwLock::new(());
+///
+/// After a destroy verb that failed, the kernel may still raise events about the object, but the provider
+/// may have freed it (ocrdma frees queue pairs).
+static FAILED: RwLock<Vec<usize>> = RwLock::new(Vec::new());
 
-/// While the guard lives, no object that events name is destroyed.
-pub(crate) fn event_is_read() -> RwLockReadGuard<'static, ()> {
-    EVENTS.read().unwrap_or_else(PoisonError::into_inner)
+/// While this lives, no object that events name is destroyed.
+pub(crate) struct EventIsRead(RwLockReadGuard<'static, Vec<usize>>);
+
+pub(crate) fn event_is_read() -> EventIsRead {
+    EventIsRead(FAILED.read().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// While the guard lives, no event is read.
-pub(crate) fn no_event_is_read() -> RwLockWriteGuard<'static, ()> {
-    EVENTS.write().unwrap_or_else(PoisonError::into_inner)
+impl EventIsRead {
+    /// Whether the destroy verb of the object at this address has failed.
+    pub(crate) fn failed_to_destroy(&self, address: usize) -> bool {
+        self.0.contains(&address)
+    }
+}
+
+/// Calls the destroy verb of an object that events name, while no event is read.
+pub(crate) fn destroy<T>(object: *mut T, destroy: impl FnOnce(*mut T) -> c_int) -> c_int {
+    let mut failed = FAILED.write().unwrap_or_else(PoisonError::into_inner);
+    let status = destroy(object);
+    if status != 0 {
+        failed.push(object.addr());
+    }
+    status
+}
+
+/// Notes that there is a new object at this address, where one may have been that the provider has freed.
+pub(crate) fn is_made<T>(object: *mut T) {
+    if event_is_read().failed_to_destroy(object.addr()) {
+        let mut failed = FAILED.write().unwrap_or_else(PoisonError::into_inner);
+        failed.retain(|&address| address != object.addr());
+    }
 }
 
 /// Makes reads from `fd` return at once when there is nothing to read.

@@ -81,7 +81,7 @@ use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
 
-object!(ibv_qp, ibv_destroy_qp, no_event_is_read);
+object!(ibv_qp, ibv_destroy_qp, event_file);
 
 /// `struct ibv_qp`: a queue pair, to which sends and receives are posted.
 ///

@@ -16,7 +16,7 @@ use crate::memory::LocalMemoryMut;
 use crate::parent::Parent;
 use crate::queue_pair::work_request::ReceiveWorkRequest;
 
-object!(ibv_srq, ibv_destroy_srq, no_event_is_read);
+object!(ibv_srq, ibv_destroy_srq, event_file);
 
 const POST: &str = "ibv_post_srq_recv";
 

@@ -16,7 +16,7 @@ use crate::memory::LocalMemoryMut;
 use crate::parent::Parent;
 use crate::queue_pair::work_request::ReceiveWorkRequest;
 
-object!(ibv_wq, ibv_destroy_wq, no_event_is_read);
+object!(ibv_wq, ibv_destroy_wq, event_file);
 
 const CREATE: &str = "ibv_create_wq";
 const MODIFY: &str = "ibv_modify_wq";
