@@ -8,12 +8,14 @@ mod transport;
 #[path = "support/vm/mod.rs"]
 mod vm;
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    ChannelClosed, QueuePairType, SharedMemoryRegion, TransportError, WorkErrorClass, WorkOpcode,
-    WorkStatus,
+    AccessFlags, BufferPool, ChannelClosed, MaxAckRetries, PooledBuffer, QueuePairType,
+    SharedCompletionQueue, SharedMemoryRegion, SharedReceives, TransportError, WorkErrorClass,
+    WorkOpcode, WorkStatus,
 };
 
 use vm::channels::{ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides};
@@ -118,5 +120,75 @@ fn an_unreliable_connection_carries_messages_too() {
     });
     assert_eq!(received.unwrap(), u64::from_ne_bytes([9; 8]));
     drop((one, two, region));
+    nothing_is_left(sides);
+}
+
+#[test]
+fn shared_receives_serve_several_peers_in_the_order_of_each() {
+    const MESSAGES: u64 = 20;
+    let _lock = one_at_a_time();
+    let sides = sides();
+    let pool = BufferPool::new(&sides.1.domain, 64, 4, AccessFlags::empty()).unwrap();
+    let receives = SharedReceives::<PooledBuffer>::new(&sides.1.domain, 4).unwrap();
+    for _ in 0..4 {
+        receives.post(pool.take().unwrap()).unwrap();
+    }
+    let queue = Arc::new(SharedCompletionQueue::with_event_channel(&sides.1.context, 64).unwrap());
+    let (mut clients, mut served): (Vec<_>, Vec<_>) = (0..3)
+        .map(|token| {
+            let builder = sides.1.builder().shared_completion_queue(&queue).token(token);
+            connect(sides.0.builder(), builder.max_send_sge(1).shared_receive_queue(&receives))
+        })
+        .unzip();
+    let mut seen = [0; 3];
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            for number in 0..MESSAGES {
+                for client in &mut clients {
+                    client.send_inline(&number.to_ne_bytes()).unwrap();
+                }
+            }
+        });
+        while seen != [MESSAGES; 3] {
+            let ready = queue.wait_deadline(deadline()).unwrap().expect("a message");
+            let index = ready.token as usize;
+            while let Some(message) = receives.poll(&mut served[index]).unwrap() {
+                assert_eq!(message.result.unwrap().byte_len(), 8);
+                assert_eq!(message.buffer[..8], seen[index].to_ne_bytes());
+                seen[index] += 1;
+                receives.post(message.buffer).unwrap();
+            }
+        }
+    });
+    assert_eq!(receives.posted(), 4);
+    drop((clients, served));
+    receives.close().unwrap();
+    drop((pool, queue));
+    nothing_is_left(sides);
+}
+
+#[test]
+fn keep_alive_notices_that_an_idle_peer_is_gone() {
+    let _lock = one_at_a_time();
+    let sides = sides();
+    let builder = || sides.0.builder().max_ack_retries(MaxAckRetries::new(2).unwrap());
+    let (mut one, two) = connect(builder(), sides.1.builder());
+    let alive = Instant::now() + Duration::from_millis(200);
+    while Instant::now() < alive {
+        one.keep_alive().unwrap();
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(two);
+    let late = deadline();
+    let error = loop {
+        match one.keep_alive() {
+            Ok(()) => assert!(Instant::now() < late, "nobody notices"),
+            Err(error) => break error,
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let status = error.work_error().map(|error| error.status());
+    assert_eq!(status, Some(WorkStatus::RetryExceeded), "{error}");
+    drop(one);
     nothing_is_left(sides);
 }
