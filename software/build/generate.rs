@@ -48,6 +48,9 @@ fn bindings(include: &Path, out: &Path) {
         .blocklist_type("pthread_.*|__pthread.*|__atomic.*")
         .raw_line("use ibverbs::ffi::*;")
         .raw_line("#[allow(non_camel_case_types)] pub(crate) type ibv_mr_type = u32;")
+        // Unions with the size of their members, which differs between processors (`pthread_mutex_t`): the default
+        // for members that cannot be copied is an array of the size that they have here.
+        .default_non_copy_union_style(bindgen::NonCopyUnionStyle::ManuallyDrop)
         .generate_comments(false)
         .layout_tests(true)
         .derive_default(true)

@@ -41,49 +41,6 @@ impl<T> ::std::fmt::Debug for __IncompleteArrayField<T> {
         fmt.write_str("__IncompleteArrayField")
     }
 }
-#[repr(C)]
-pub struct __BindgenUnionField<T>(::std::marker::PhantomData<T>);
-impl<T> __BindgenUnionField<T> {
-    #[inline]
-    pub const fn new() -> Self {
-        __BindgenUnionField(::std::marker::PhantomData)
-    }
-    #[inline]
-    pub unsafe fn as_ref(&self) -> &T {
-        ::std::mem::transmute(self)
-    }
-    #[inline]
-    pub unsafe fn as_mut(&mut self) -> &mut T {
-        ::std::mem::transmute(self)
-    }
-}
-impl<T> ::std::default::Default for __BindgenUnionField<T> {
-    #[inline]
-    fn default() -> Self {
-        Self::new()
-    }
-}
-impl<T> ::std::clone::Clone for __BindgenUnionField<T> {
-    #[inline]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> ::std::marker::Copy for __BindgenUnionField<T> {}
-impl<T> ::std::fmt::Debug for __BindgenUnionField<T> {
-    fn fmt(&self, fmt: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-        fmt.write_str("__BindgenUnionField")
-    }
-}
-impl<T> ::std::hash::Hash for __BindgenUnionField<T> {
-    fn hash<H: ::std::hash::Hasher>(&self, _state: &mut H) {}
-}
-impl<T> ::std::cmp::PartialEq for __BindgenUnionField<T> {
-    fn eq(&self, _other: &__BindgenUnionField<T>) -> bool {
-        true
-    }
-}
-impl<T> ::std::cmp::Eq for __BindgenUnionField<T> {}
 pub type __dev_t = ::std::os::raw::c_ulong;
 pub type __time_t = ::std::os::raw::c_long;
 pub type __syscall_slong_t = ::std::os::raw::c_long;
@@ -369,10 +326,9 @@ pub struct verbs_qp {
     pub xrcd: *mut verbs_xrcd,
 }
 #[repr(C)]
-pub struct verbs_qp__bindgen_ty_1 {
-    pub qp: __BindgenUnionField<ibv_qp>,
-    pub qp_ex: __BindgenUnionField<ibv_qp_ex>,
-    pub bindgen_union_field: [u64; 45usize],
+pub union verbs_qp__bindgen_ty_1 {
+    pub qp: ::std::mem::ManuallyDrop<ibv_qp>,
+    pub qp_ex: ::std::mem::ManuallyDrop<ibv_qp_ex>,
 }
 impl Default for verbs_qp__bindgen_ty_1 {
     fn default() -> Self {
@@ -397,10 +353,9 @@ pub struct verbs_cq {
     pub __bindgen_anon_1: verbs_cq__bindgen_ty_1,
 }
 #[repr(C)]
-pub struct verbs_cq__bindgen_ty_1 {
-    pub cq: __BindgenUnionField<ibv_cq>,
-    pub cq_ex: __BindgenUnionField<ibv_cq_ex>,
-    pub bindgen_union_field: [u64; 36usize],
+pub union verbs_cq__bindgen_ty_1 {
+    pub cq: ::std::mem::ManuallyDrop<ibv_cq>,
+    pub cq_ex: ::std::mem::ManuallyDrop<ibv_cq_ex>,
 }
 impl Default for verbs_cq__bindgen_ty_1 {
     fn default() -> Self {
