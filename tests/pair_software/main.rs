@@ -41,6 +41,7 @@ fn run() {
     let software = format!(
         "rdma link delete rxe0; rdma link delete rxe1; rmmod rdma_rxe
         ip address add {}/64 dev eth0 nodad
+        {}
         user='setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --bounding-set=-all'
         for loss in {losses}; do
             [ $loss = 0 ] || tc qdisc replace dev eth0 root netem loss $loss%
@@ -49,14 +50,31 @@ fn run() {
         $user {}
         exit ${{status:-0}}",
         SOFTWARE[1],
+        neighbours(KERNEL, 1),
         role(&format!("software {table} $loss")),
         role("software end 0"),
     );
-    let kernel = format!("ip address add {}/64 dev eth0 nodad; {}", KERNEL[1], role("kernel"));
+    let kernel = format!(
+        "ip address add {}/64 dev eth0 nodad; {}; {}",
+        KERNEL[1],
+        neighbours(SOFTWARE, 2),
+        role("kernel")
+    );
     let reports = pair(&["-t", time], &kernel, &software);
     let ends = losses.split(' ').count();
     assert!(
         reports.len() == ends && reports.iter().all(|r| r.starts_with("passed")),
         "{reports:?}"
     );
+}
+
+/// The command that tells a machine where the other one's addresses are: a question for that may be lost, and then
+/// connecting fails.
+fn neighbours(addresses: [&str; 2], machine: u8) -> String {
+    let one = |address| {
+        format!(
+            "ip neigh replace {address} lladdr 52:54:00:77:00:0{machine} dev eth0 nud permanent"
+        )
+    };
+    addresses.map(one).join("; ")
 }
