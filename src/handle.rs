@@ -174,35 +174,23 @@ macro_rules! resource {
 
 pub(crate) use resource;
 
-/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer to it. For an object that
-/// asynchronous or completion events name, the third argument is `event_file`.
+/// Implements [`Object`] for a C struct whose destroy verb takes only a pointer to it. The third argument is
+/// `event_file` for an object that events name.
 macro_rules! object {
-    ($object:ident, $destroy:ident, event_file) => {
-        $crate::handle::object!(@ $object, $destroy, |object| {
-            $crate::device::event_file::destroy(object, |object| {
-                // SAFETY: the caller of `Object::destroy` vouches for the object.
-                unsafe { $crate::ffi::$destroy(object) }
-            })
-        }, {
-            fn is_made(object: *mut Self) {
-                $crate::device::event_file::is_made(object);
-            }
-        });
-    };
-    ($object:ident, $destroy:ident) => {
-        // SAFETY: the caller of `Object::destroy` vouches for the object.
-        $crate::handle::object!(@ $object, $destroy, |object| unsafe { $crate::ffi::$destroy(object) }, {});
-    };
-    (@ $object:ident, $destroy:ident, $call:expr, { $($is_made:item)* }) => {
+    ($object:ident, $destroy:ident $(, $event_file:ident)?) => {
         impl $crate::handle::Object for $crate::ffi::$object {
             const DESTROY: &'static str = stringify!($destroy);
 
-            unsafe fn destroy(object: *mut Self) -> std::ffi::c_int {
-                let call: fn(*mut Self) -> std::ffi::c_int = $call;
-                call(object)
-            }
+            $(fn is_made(object: *mut Self) {
+                $crate::device::$event_file::is_free(object);
+            })?
 
-            $($is_made)*
+            unsafe fn destroy(object: *mut Self) -> std::ffi::c_int {
+                // SAFETY: the caller vouches for the object.
+                let verb = |object| unsafe { $crate::ffi::$destroy(object) };
+                $(let verb = |object| $crate::device::$event_file::destroy(object, verb);)?
+                verb(object)
+            }
 
             fn live() -> &'static std::sync::atomic::AtomicUsize {
                 static LIVE: std::sync::atomic::AtomicUsize =

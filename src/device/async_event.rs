@@ -238,7 +238,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn next_event(&self) -> Result<Option<AsyncEvent>> {
-        let reading = event_file::event_is_read();
+        let _reading = event_file::event_is_read();
         loop {
             let mut raw = ffi::ibv_async_event::default();
             let read = event_file::read_event(GET, || {
@@ -251,12 +251,12 @@ impl<'ctx> AsyncEvents<'ctx> {
             // SAFETY: every member of the union is a number or a pointer, so its bytes are a number. It is
             // the address of the object if the event is about one; a port's number is no object's address.
             let address = unsafe { raw.element.qp }.addr();
-            if reading.failed_to_destroy(address) {
+            if event_file::failed_to_destroy(address) {
                 // Acknowledging would write to the object, and nothing waits for that.
                 continue;
             }
             // SAFETY: the object that the event is about is live: this crate destroys none before
-            // `reading` is dropped, or knows that it has tried to; and a destroy by C code waits for the
+            // `_reading` is dropped, or knows that it has tried to; and a destroy by C code waits for the
             // acknowledgement, which happens once, here.
             unsafe {
                 let event = AsyncEvent::read(&raw);

@@ -2,53 +2,57 @@
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::{ffi, provider};
 
-/// The addresses of objects whose destroy verb failed. Locked for reading while an event is read and
-/// acknowledged; locked for writing while an object that events name is destroyed.
+/// Locked for reading while an event is read and acknowledged; locked for writing while an object that
+/// events name is destroyed.
 ///
 /// An event carries a pointer to its object, which libibverbs follows. Its destroy verbs wait until the
 /// events that were read are acknowledged, with one exception: the kernel answers `EIO`, and the
 /// environment variable `RDMAV_ALLOW_DISASSOC_DESTROY` makes libibverbs treat that as success.
+static EVENTS: RwLock<()> = RwLock::new(());
+
+/// The addresses of objects that are being destroyed, or whose destroy verb failed. The kernel may still
+/// raise events about the latter, but the provider may have freed them (ocrdma frees queue pairs).
 ///
-/// After a destroy verb that failed, the kernel may still raise events about the object, but the provider
-/// may have freed it (ocrdma frees queue pairs).
-static FAILED: RwLock<Vec<usize>> = RwLock::new(Vec::new());
+/// It is never locked while a verb runs, so making an object does not wait for another's destruction.
+static DESTROYED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// While this lives, no object that events name is destroyed.
-pub(crate) struct EventIsRead(RwLockReadGuard<'static, Vec<usize>>);
-
-pub(crate) fn event_is_read() -> EventIsRead {
-    EventIsRead(FAILED.read().unwrap_or_else(PoisonError::into_inner))
+fn destroyed() -> MutexGuard<'static, Vec<usize>> {
+    DESTROYED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl EventIsRead {
-    /// Whether the destroy verb of the object at this address has failed.
-    pub(crate) fn failed_to_destroy(&self, address: usize) -> bool {
-        self.0.contains(&address)
-    }
+/// While the guard lives, no object that events name is destroyed.
+pub(crate) fn event_is_read() -> RwLockReadGuard<'static, ()> {
+    EVENTS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether the destroy verb of the object at this address has failed. Asked while an event is read.
+pub(crate) fn failed_to_destroy(address: usize) -> bool {
+    destroyed().contains(&address)
 }
 
 /// Calls the destroy verb of an object that events name, while no event is read.
-pub(crate) fn destroy<T>(object: *mut T, destroy: impl FnOnce(*mut T) -> c_int) -> c_int {
-    let mut failed = FAILED.write().unwrap_or_else(PoisonError::into_inner);
-    let status = destroy(object);
-    if status != 0 {
-        failed.push(object.addr());
+pub(crate) fn destroy<T>(object: *mut T, verb: impl FnOnce(*mut T) -> c_int) -> c_int {
+    let _no_event_is_read = EVENTS.write().unwrap_or_else(PoisonError::into_inner);
+    destroyed().push(object.addr());
+    let status = verb(object);
+    if status == 0 {
+        is_free(object);
     }
     status
 }
 
-/// Notes that there is a new object at this address, where one may have been that the provider has freed.
-pub(crate) fn is_made<T>(object: *mut T) {
-    if event_is_read().failed_to_destroy(object.addr()) {
-        let mut failed = FAILED.write().unwrap_or_else(PoisonError::into_inner);
-        failed.retain(|&address| address != object.addr());
-    }
+/// Notes that no object whose destroy verb failed is at this address: there is none, or a new one.
+///
+/// A provider may free an object before its destroy verb fails, and another thread may get the address for a
+/// new object before the verb returns.
+pub(crate) fn is_free<T>(object: *mut T) {
+    destroyed().retain(|&address| address != object.addr());
 }
 
 /// Makes reads from `fd` return at once when there is nothing to read.
