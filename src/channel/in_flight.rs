@@ -143,9 +143,7 @@ impl Slot {
         self.completion.set((*completion).into());
         self.state.set(State::Done(owner));
     }
-}
 
-impl Slot {
     /// As [`complete`](Self::complete), for the owner that it has. It must be in flight.
     #[inline(always)]
     pub(super) fn complete_for_owner(&self, completion: &ffi::ibv_wc) {

@@ -26,6 +26,7 @@ mod pending_work;
 mod prepared;
 mod queue_pair_numbers;
 mod router;
+mod routes;
 mod scope;
 mod scoped_work;
 mod shared_completion_queue;

@@ -19,6 +19,7 @@ use super::epoch::new_epoch;
 use super::in_flight::no_memory;
 use super::inbox::{NO_NUMBER, Ring};
 use super::queue_pair_numbers::Numbers;
+use super::routes::{FED, Routes};
 use super::shared_receives::{Member, Receives};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -44,99 +45,6 @@ pub(super) struct Router {
 unsafe impl Send for Router {}
 // SAFETY: as above; everything that changes is behind the lock.
 unsafe impl Sync for Router {}
-
-struct Routes {
-    numbers: Numbers,
-    inboxes: Vec<Ring>,
-    /// The inboxes that are free for a new channel. It has room for all.
-    free: Vec<usize>,
-    /// The inboxes that got something since they were last taken from this list. It has room for all.
-    ready: VecDeque<usize>,
-    /// The part of the capacity that channels have reserved.
-    reserved: u32,
-    /// The shared receive queues that feed channels, each with the number of those channels.
-    fed: Vec<(Arc<Receives>, u32)>,
-    /// For the router's own polls.
-    batch: Box<[ffi::ibv_wc; BATCH]>,
-}
-
-/// The bit of an index in `Routes::numbers` that says that a shared receive queue feeds the channel.
-const FED: usize = 1 << (usize::BITS - 1);
-
-impl Routes {
-    /// Puts a completion into the inbox that it is for. A completion without an inbox is of a queue pair
-    /// that was destroyed, and is dropped.
-    fn deliver(&mut self, completion: &ffi::ibv_wc) {
-        let Some(inbox) = self.numbers.get(completion.qp_num) else {
-            return self.deliver_to_nobody(completion);
-        };
-        match self.inboxes.get_mut(inbox) {
-            Some(ring) => {
-                ring.push(completion);
-                self.enlist(inbox);
-            }
-            // It has the bit `FED`.
-            None => self.deliver_fed(inbox & !FED, completion),
-        }
-    }
-
-    /// As `deliver`, to a channel that a shared receive queue feeds.
-    #[inline(never)]
-    fn deliver_fed(&mut self, inbox: usize, completion: &ffi::ibv_wc) {
-        if !self.take_message(inbox, completion) {
-            self.inboxes[inbox].push(completion);
-        }
-        self.enlist(inbox);
-    }
-
-    /// Stores the completion of a receive of the shared queue that feeds a channel. Returns false if it is not
-    /// such a completion.
-    fn take_message(&mut self, inbox: usize, completion: &ffi::ibv_wc) -> bool {
-        let receives = self.inboxes[inbox].receives.as_ref();
-        receives.is_some_and(|(receives, member)| {
-            receives.owns(completion.wr_id) && receives.complete(Some(*member), completion)
-        })
-    }
-
-    /// The queue pair was destroyed. If the receive was one of a shared queue, that can have its place again.
-    #[cold]
-    fn deliver_to_nobody(&mut self, completion: &ffi::ibv_wc) {
-        if let Some((receives, _)) = self.fed.iter().find(|fed| fed.0.owns(completion.wr_id)) {
-            receives.complete(None, completion);
-        }
-    }
-
-    /// Puts an inbox that has something into the list of those, unless it is in the list.
-    #[inline]
-    fn enlist(&mut self, inbox: usize) {
-        if !mem::replace(&mut self.inboxes[inbox].listed, true) {
-            self.ready.push_back(inbox);
-        }
-    }
-
-    /// Takes the first inbox that still has something from the list: the queue pair's number, and the
-    /// token.
-    fn take_ready(&mut self) -> Option<(u32, u64)> {
-        while let Some(index) = self.ready.pop_front() {
-            let ring = &mut self.inboxes[index];
-            ring.listed = false;
-            if ring.number != NO_NUMBER && ring.has_something() {
-                return Some((ring.number, ring.token));
-            }
-        }
-        None
-    }
-
-    /// Moves completions from an inbox to `out`, and returns how many, or a negative errno value.
-    #[inline(never)]
-    fn pop(&mut self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
-        let count = self.inboxes[inbox.0].pop(out);
-        if self.inboxes[inbox.0].len > 0 {
-            self.enlist(inbox.0);
-        }
-        if count == 0 { -libc::EOVERFLOW } else { count as c_int }
-    }
-}
 
 impl Router {
     /// Drops the completions that are in the queue: they are of queue pairs that were destroyed, whose
@@ -377,7 +285,7 @@ impl Router {
         let Some(ring) = routes.inboxes.get(inbox.0) else { return -libc::EINVAL };
         let number = ring.number;
         if ring.len > 0 || ring.overflown {
-            return routes.pop(inbox, out);
+            return routes.pop(inbox.0, out);
         }
         let found = self.poll_queue(out);
         // A negative value is larger than any length, so one comparison finds failures too.
@@ -394,7 +302,7 @@ impl Router {
     pub(super) fn take(&self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
         let mut routes = self.lock();
         match routes.inboxes.get(inbox.0) {
-            Some(ring) if ring.len > 0 || ring.overflown => routes.pop(inbox, out),
+            Some(ring) if ring.len > 0 || ring.overflown => routes.pop(inbox.0, out),
             Some(_) => 0,
             None => -libc::EINVAL,
         }
@@ -407,7 +315,7 @@ impl Router {
         let Some(ring) = routes.inboxes.get(inbox.0) else { return -libc::EINVAL };
         let number = ring.number;
         if ring.len > 0 || ring.overflown {
-            return routes.pop(inbox, out);
+            return routes.pop(inbox.0, out);
         }
         for _ in 0..=self.capacity {
             let found = self.poll_queue(out);
