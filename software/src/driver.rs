@@ -11,10 +11,10 @@ use crate::network::Membership;
 use crate::transport::Engine;
 use crate::transport::timers::Time;
 
-/// After so many empty polls, without a request for an event between them, a program is taken to poll all the time.
+/// A program counts as polling all the time once it has polled empty queues this often without arming one.
 const MANY_POLLS: u32 = 64;
 
-/// It still does if it polls so often while the device's thread sleeps for this long.
+/// It goes on counting so while it polls at least this often in each `POLLED_FOR`, in nanoseconds.
 const FEW_POLLS: u32 = 8;
 const POLLED_FOR: Time = 1_000_000;
 

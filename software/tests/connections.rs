@@ -1,40 +1,18 @@
 //! Reliable connections between two devices of this process, over UDP on loopback.
 
+#[path = "support/two_devices.rs"]
+mod two_devices;
+
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ibverbs::{
-    AccessFlags, Channel, CompletionQueue, Context, MaxRnrRetries, ProtectionDomain, QueuePair,
+    AccessFlags, Channel, CompletionQueue, MaxRnrRetries, ProtectionDomain, QueuePair,
     QueuePairType, RemoteMemoryRegion, TransportError, WorkCompletion,
 };
 use ibverbs_software::Device;
 
-/// Long enough for a host that is busy with other work.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn deadline() -> Instant {
-    Instant::now() + PATIENCE
-}
-
-/// Two channels that are connected to each other, each on a device of its own.
-fn channels<'a>(
-    one: &'a ProtectionDomain<'a>,
-    other: &'a ProtectionDomain<'a>,
-) -> [Channel<'a>; 2] {
-    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-    // However late a receive is posted.
-    let patient = MaxRnrRetries::UNLIMITED;
-    let prepare = |domain: &'a ProtectionDomain<'a>| {
-        domain.create_channel().access(access).max_rnr_retries(patient).build()
-    };
-    let (one, other) = (prepare(one).unwrap(), prepare(other).unwrap());
-    let endpoints = (one.endpoint(), other.endpoint());
-    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
-}
-
-fn contexts() -> [Context<'static>; 2] {
-    [(); 2].map(|()| Device::new().unwrap().open().unwrap())
-}
+use two_devices::{PATIENCE, channels, contexts, deadline};
 
 #[test]
 fn hello_goes_from_a_channel_to_itself() {

@@ -1,35 +1,15 @@
 //! Other threads destroy objects and devices while packets arrive.
 
+#[path = "support/two_devices.rs"]
+mod two_devices;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    AccessFlags, Channel, Context, MemoryRegion, ProtectionDomain, RemoteMemoryRegion,
-    SharedMemoryRegion,
-};
+use ibverbs::{AccessFlags, Channel, MemoryRegion, RemoteMemoryRegion, SharedMemoryRegion};
 use ibverbs_software::Device;
 
-/// A long time, for hosts that do something else.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn deadline() -> Instant {
-    Instant::now() + PATIENCE
-}
-
-fn contexts() -> [Context<'static>; 2] {
-    [(); 2].map(|()| Device::new().unwrap().open().unwrap())
-}
-
-fn channels<'a>(
-    one: &'a ProtectionDomain<'a>,
-    other: &'a ProtectionDomain<'a>,
-) -> [Channel<'a>; 2] {
-    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
-    let prepare = |domain: &'a ProtectionDomain<'a>| domain.create_channel().access(access).build();
-    let (one, other) = (prepare(one).unwrap(), prepare(other).unwrap());
-    let endpoints = (one.endpoint(), other.endpoint());
-    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
-}
+use two_devices::{PATIENCE, channels, contexts, deadline};
 
 const LENGTH: usize = 64 << 10;
 

@@ -1,30 +1,13 @@
 //! A program that polls receives the packets by itself. When it stops, the device's thread does so again.
 
-use std::time::{Duration, Instant};
+#[path = "support/two_devices.rs"]
+mod two_devices;
 
-use ibverbs::{AccessFlags, Channel, CompletionQueue, Context, ProtectionDomain, WorkCompletion};
-use ibverbs_software::Device;
+use ibverbs::{AccessFlags, CompletionQueue, WorkCompletion};
 
-fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(60)
-}
+use two_devices::{channels, contexts, deadline};
 
-fn contexts() -> [Context<'static>; 2] {
-    [(); 2].map(|()| Device::new().unwrap().open().unwrap())
-}
-
-fn channels<'a>(
-    one: &'a ProtectionDomain<'a>,
-    other: &'a ProtectionDomain<'a>,
-) -> [Channel<'a>; 2] {
-    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
-    let prepare = |domain: &'a ProtectionDomain<'a>| domain.create_channel().access(access).build();
-    let (one, other) = (prepare(one).unwrap(), prepare(other).unwrap());
-    let endpoints = (one.endpoint(), other.endpoint());
-    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
-}
-
-/// So often that the device takes the program for one that polls all the time.
+/// Polls until the device counts the program as polling all the time.
 fn poll_in_vain(queue: &CompletionQueue<'_>) {
     let mut room = [WorkCompletion::default()];
     for _ in 0..200 {
@@ -33,7 +16,7 @@ fn poll_in_vain(queue: &CompletionQueue<'_>) {
 }
 
 #[test]
-fn who_has_stopped_polling_still_serves_its_peer() {
+fn a_program_that_stops_polling_still_serves_its_peer() {
     let contexts = contexts();
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let queue = contexts[1].create_cq(1).unwrap();
@@ -48,7 +31,7 @@ fn who_has_stopped_polling_still_serves_its_peer() {
 }
 
 #[test]
-fn who_sleeps_after_polling_is_woken() {
+fn a_program_that_sleeps_after_polling_is_woken() {
     let contexts = contexts();
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let queue = contexts[1].create_cq(1).unwrap();

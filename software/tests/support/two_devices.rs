@@ -1,0 +1,33 @@
+//! Two devices of this process, and channels between them.
+
+use std::time::{Duration, Instant};
+
+use ibverbs::{AccessFlags, Channel, Context, MaxRnrRetries, ProtectionDomain};
+use ibverbs_software::Device;
+
+/// Long enough for a host that is busy with other work.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// Two channels that are connected to each other, each on a device of its own.
+pub(crate) fn channels<'a>(
+    one: &'a ProtectionDomain<'a>,
+    other: &'a ProtectionDomain<'a>,
+) -> [Channel<'a>; 2] {
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    // However late a receive is posted.
+    let patient = MaxRnrRetries::UNLIMITED;
+    let prepare = |domain: &'a ProtectionDomain<'a>| {
+        domain.create_channel().access(access).max_rnr_retries(patient).build()
+    };
+    let (one, other) = (prepare(one).unwrap(), prepare(other).unwrap());
+    let endpoints = (one.endpoint(), other.endpoint());
+    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
+}
+
+pub(crate) fn contexts() -> [Context<'static>; 2] {
+    [(); 2].map(|()| Device::new().unwrap().open().unwrap())
+}
