@@ -188,6 +188,12 @@ impl<'ctx> CompletionChannel<'ctx> {
     #[doc(alias = "ibv_get_cq_event")]
     #[doc(alias = "ibv_ack_cq_events")]
     pub fn next_event(&self) -> Result<Option<CompletionEvent>> {
+        self.take_event()
+    }
+
+    /// Inlined into `wait`, where the event mostly is there: it is what every message costs.
+    #[inline(always)]
+    fn take_event(&self) -> Result<Option<CompletionEvent>> {
         let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
         let _reading = event_file::event_is_read();
         let read = event_file::read_event(GET, || {
@@ -210,6 +216,7 @@ impl<'ctx> CompletionChannel<'ctx> {
     ///
     /// Those of [`next_event`](Self::next_event).
     #[doc(alias = "ibv_get_cq_event")]
+    #[inline]
     pub fn wait(&self) -> Result<CompletionEvent> {
         self.wait_until(None)
     }
@@ -236,7 +243,16 @@ impl<'ctx> CompletionChannel<'ctx> {
         self.wait_until(Some(deadline))
     }
 
+    #[inline(always)]
     fn wait_until(&self, deadline: Option<Instant>) -> Result<CompletionEvent> {
+        match self.take_event()? {
+            Some(event) => Ok(event),
+            None => self.sleep_until(deadline),
+        }
+    }
+
+    #[cold]
+    fn sleep_until(&self, deadline: Option<Instant>) -> Result<CompletionEvent> {
         event_file::take_before(GET, self.as_raw_fd(), deadline, || self.next_event())
     }
 

@@ -27,6 +27,7 @@ fn destroyed() -> MutexGuard<'static, Vec<usize>> {
 }
 
 /// While the guard lives, no object that events name is destroyed.
+#[inline]
 pub(crate) fn event_is_read() -> RwLockReadGuard<'static, ()> {
     EVENTS.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -149,6 +150,7 @@ pub(crate) fn timed_out(verb: &'static str) -> Error {
 
 /// Calls a verb that reads an event and returns 0, or -1 with `errno`. Returns whether it read an
 /// event: `false` if there was nothing to read.
+#[inline]
 pub(crate) fn read_event(verb: &'static str, mut read: impl FnMut() -> i32) -> Result<bool> {
     loop {
         // A short read does not set `errno`.
