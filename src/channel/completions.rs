@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
+use std::task::Waker;
 use std::time::Instant;
 
 use super::batch::BATCH;
@@ -108,6 +109,19 @@ impl Core {
             }
         }
         self.dispatch(&(*completion).into()).map(drop)
+    }
+
+    /// Dispatches a completion that was polled for this channel. Returns the waker of its task, if that is all that
+    /// has to be woken.
+    #[inline]
+    pub(super) fn complete_task(&self, completion: &ffi::ibv_wc) -> TransportResult<Option<Waker>> {
+        if let Some(slot) = self.slot_of_completion(completion)
+            && slot.state() == State::InFlight(Owner::Task)
+        {
+            slot.complete(Owner::Task, completion);
+            return Ok(self.table.entries.of(slot.wr_id()).waker.take());
+        }
+        self.dispatch(&(*completion).into()).map(|_| None)
     }
 
     /// Ends the operation that a completion belongs to. Returns false for a completion of an earlier

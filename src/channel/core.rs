@@ -226,6 +226,7 @@ impl Core {
     }
 
     /// Computes `fast_path`. To be called after every change of what it depends on.
+    #[inline]
     pub(super) fn update_fast_path(&self) {
         let idle = self.table.is_open_for_all() && self.table.in_use() == 0;
         self.fast_path.set(idle && self.batch.is_empty());
@@ -263,7 +264,8 @@ impl Core {
             return Err(self.refusal(O::QUEUE));
         };
         if owner != Owner::Scope {
-            self.update_fast_path();
+            // As `update_fast_path`: a slot is in use.
+            self.fast_path.set(false);
         }
         // SAFETY: slots are given out only while the queue pair is live; the caller vouches for the
         // memory.
@@ -418,6 +420,7 @@ impl Core {
 
     /// Frees a slot and computes `fast_path`. Within a scope `table.release` is enough: blocking
     /// operations cannot run before the scope has ended.
+    #[inline]
     pub(super) fn release(&self, slot: &Slot) {
         self.table.release(slot);
         self.update_fast_path();

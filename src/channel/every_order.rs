@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::PoisonError;
 
+use super::polled::{Found, Polled};
 use super::router::{Inbox, Router};
 use crate::completion::Waiters;
 use crate::error::Result;
@@ -53,6 +54,8 @@ struct World {
     inboxes: [Inbox; 2],
     waiters: Waiters,
     device: Box<Device>,
+    /// What was found, in any order.
+    found: std::sync::Mutex<Vec<(u32, u64)>>,
     _queue: Box<ffi::ibv_cq>,
     _context: Box<ffi::ibv_context>,
 }
@@ -84,7 +87,8 @@ impl World {
             inbox
         });
         let waiters = Waiters::new("ibv_get_cq_event");
-        Self { router, inboxes, waiters, device, _queue: queue, _context: context }
+        let found = std::sync::Mutex::default();
+        Self { router, inboxes, waiters, device, found, _queue: queue, _context: context }
     }
 
     /// The device completes a request.
@@ -136,6 +140,10 @@ impl World {
             found.extend(self.sleep(|| self.poll(channel)));
         }
         assert_eq!(found, expected);
+    }
+
+    fn note(&self, found: impl IntoIterator<Item = (u32, u64)>) {
+        self.found.lock().unwrap().extend(found);
     }
 
     /// Nothing is left anywhere.
@@ -235,5 +243,50 @@ fn an_inbox_that_is_taken_again_holds_nothing() {
         world.complete(B, 1);
     };
     let runs = explore(interruptions(), World::new, &[&a, &b, &device], World::is_empty);
+    assert!(runs > 100, "{runs}");
+}
+
+/// A reactor takes completions past the inboxes. What it puts back because the channel is in use, and what it has
+/// when it ends early, is found by the channels.
+#[test]
+#[cfg_attr(miri, ignore = "thousands of runs")]
+fn what_a_reactor_does_not_hand_out_is_not_lost() {
+    let reactor = |world: &World| {
+        for _ in 0..2 {
+            let mut polled = Polled::new(&world.router);
+            if let Found::Completions = world.router.poll_into(&mut polled).unwrap()
+                && let Some((token, completions)) = polled.next()
+            {
+                assert!(!completions.is_empty());
+                if token == u64::from(A) {
+                    world.router.put_back(completions);
+                } else {
+                    world.note(completions.iter().map(|polled| {
+                        let completion = polled.completion();
+                        assert_eq!(u64::from(completion.qp_num), token);
+                        (completion.qp_num, completion.wr_id)
+                    }));
+                }
+            }
+        }
+    };
+    let a = |world: &World| world.note(world.poll(0).unwrap().into_iter().flatten());
+    let device = |world: &World| {
+        world.complete(A, 1);
+        world.complete(B, 1);
+        world.complete(A, 2);
+    };
+    let all = |world: &World| {
+        for channel in [0, 1] {
+            while let Some(found) = world.poll(channel).unwrap() {
+                world.note(found);
+            }
+        }
+        world.is_empty();
+        let mut found = world.found.lock().unwrap();
+        found.sort();
+        assert_eq!(*found, [(A, 1), (A, 2), (B, 1)]);
+    };
+    let runs = explore(interruptions(), World::new, &[&reactor, &a, &device], all);
     assert!(runs > 100, "{runs}");
 }

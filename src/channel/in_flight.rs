@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use super::owned_buffer::Entries;
-use crate::completion::WorkCompletion;
+use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -128,6 +128,13 @@ impl Slot {
         // SAFETY: it is initialised, and nobody writes to it while this reference exists: it is a cell
         // that one thread at a time uses.
         unsafe { &*self.completion.as_ptr() }.is_success()
+    }
+
+    /// The completion, which is a [success](Self::has_success).
+    #[inline]
+    pub(super) fn success(&self) -> WorkSuccess {
+        // SAFETY: as in `has_success`.
+        WorkSuccess::from_raw(unsafe { *self.completion_ptr() })
     }
 
     /// A pointer to the completion, which is initialised from the beginning.

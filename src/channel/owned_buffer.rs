@@ -8,6 +8,7 @@ use std::any::TypeId;
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 
@@ -107,7 +108,8 @@ impl HeldBuffer {
     #[inline]
     pub(super) fn take<B: OwnedBuffer>(&self) -> Option<B> {
         let held = self.held.get()?;
-        if (held.id)() != TypeId::of::<B>() {
+        // The same pointer: the same type, without a call. Another pointer may be of the same type too.
+        if !ptr::eq(held, &TypeOf::<B>::BUFFER_TYPE) && (held.id)() != TypeId::of::<B>() {
             return None;
         }
         self.held.set(None);
@@ -239,20 +241,30 @@ impl Entries {
         self.of(wr_id).dropped.load(Ordering::Relaxed) == wr_id
     }
 
-    /// Forgets earlier handles of the request with this number. For a slot that was just taken.
+    /// Stores the buffer of the request with this number, and forgets earlier handles. For a slot that was just
+    /// taken.
     #[inline]
-    pub(super) fn begin(&self, wr_id: u64) {
-        self.of(wr_id).dropped.store(0, Ordering::Relaxed);
+    pub(super) fn begin<B: OwnedBuffer>(&self, wr_id: u64, buffer: B) {
+        let entry = self.of(wr_id);
+        entry.dropped.store(0, Ordering::Relaxed);
+        entry.buffer.put(buffer);
     }
 
     /// Puts the waker of an operation that has ended among those to wake.
     pub(super) fn wake(&self, wr_id: u64) {
         if let Some(waker) = self.of(wr_id).waker.take() {
-            // SAFETY: only this function and `take_woken` refer to the list, for the duration of a call. One
+            // SAFETY: only this function, `has_woken` and `take_woken` refer to the list, for the duration of a call. One
             // thread at a time uses the core. No code of the program runs meanwhile: wakers are moved, not
             // cloned or dropped.
             unsafe { &mut *self.woken.get() }.push(waker);
         }
+    }
+
+    /// Whether `take_woken` has something to take.
+    #[inline]
+    pub(super) fn has_woken(&self) -> bool {
+        // SAFETY: as in `wake`.
+        !unsafe { &*self.woken.get() }.is_empty()
     }
 
     /// Moves the wakers of operations that have ended to `into`.

@@ -194,10 +194,22 @@ impl Channel<'_> {
 #[inline]
 pub(super) fn post_owned<B: OwnedBuffer>(
     core: &Arc<Core>,
-    mut buffer: B,
+    buffer: B,
     operation: impl Operation,
     owner: Owner,
 ) -> Result<OwnedWork<B>, PostError<B>> {
+    let wr_id = post_numbered_owned(core, buffer, operation, owner)?;
+    Ok(OwnedWork::new(core, wr_id))
+}
+
+/// As [`post_owned`], and returns the number of the operation.
+#[inline(always)]
+pub(super) fn post_numbered_owned<B: OwnedBuffer>(
+    core: &Core,
+    mut buffer: B,
+    operation: impl Operation,
+    owner: Owner,
+) -> Result<u64, PostError<B>> {
     core.release_dropped();
     let mut list = match buffer.element() {
         Ok(element) => [element],
@@ -209,9 +221,8 @@ pub(super) fn post_owned<B: OwnedBuffer>(
     match unsafe { core.post(operation, &mut list, owner) } {
         Ok(slot) => {
             let wr_id = slot.wr_id();
-            core.table.entries.begin(wr_id);
-            core.table.entries.of(wr_id).buffer.put(buffer);
-            Ok(OwnedWork::new(core, wr_id))
+            core.table.entries.begin(wr_id, buffer);
+            Ok(wr_id)
         }
         Err(error) => Err(PostError { error, buffer }),
     }

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::Instant;
 
 use super::Channel;
@@ -169,32 +168,6 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     /// Whether the operation has ended. False for one of another channel.
     pub(crate) fn has_ended(&self, channel: &mut Channel<'_>) -> bool {
         self.slot_of(channel).is_some_and(|slot| !matches!(slot.state(), State::InFlight(_)))
-    }
-
-    /// As [`set_waker`](Self::set_waker), for an operation that was just posted and has no waker yet.
-    #[inline]
-    pub(crate) fn set_first_waker(&self, channel: &mut Channel<'_>, waker: &Waker) {
-        if self.slot_of(channel).is_some() {
-            self.core.table.entries.of(self.wr_id).waker.set(Some(waker.clone()));
-        }
-    }
-
-    /// Has `waker` woken when the operation ends. For an operation in flight.
-    pub(crate) fn set_waker(&self, channel: &mut Channel<'_>, waker: &Waker) {
-        if self.slot_of(channel).is_some() {
-            let place = &self.core.table.entries.of(self.wr_id).waker;
-            let waker = match place.take() {
-                Some(same) if same.will_wake(waker) => same,
-                _ => waker.clone(),
-            };
-            place.set(Some(waker));
-        }
-    }
-
-    /// Takes the waker back that [`set_waker`](Self::set_waker) has set.
-    pub(crate) fn take_waker(&self, channel: &mut Channel<'_>) -> Option<Waker> {
-        self.slot_of(channel)?;
-        self.core.table.entries.of(self.wr_id).waker.take()
     }
 
     /// The slot, if this is the channel of the operation.

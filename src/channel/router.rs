@@ -18,6 +18,7 @@ use super::batch::{BATCH, PollCq};
 use super::epoch::new_epoch;
 use super::in_flight::no_memory;
 use super::inbox::{NO_NUMBER, Ring};
+use super::polled::{Found, Polled, PolledCompletion};
 use super::queue_pair_numbers::Numbers;
 use super::routes::{FED, Routes};
 use super::shared_receives::{Member, Receives};
@@ -27,7 +28,7 @@ use crate::sync::{Mutex, MutexGuard};
 
 /// The index of an inbox.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Inbox(usize);
+pub(super) struct Inbox(pub(super) usize);
 
 /// See the [module](self).
 pub(super) struct Router {
@@ -264,14 +265,60 @@ impl Router {
                         routes.deliver(&completion);
                     }
                 }
-                _ => {
-                    // More completions than there was room for: the provider is broken.
-                    let found = if found > 0 { -libc::EIO } else { found };
-                    return Err(ffi::failed("ibv_poll_cq", found));
-                }
+                _ => return Err(poll_failed(found)),
             }
         }
         Ok(None)
+    }
+
+    /// As [`next_ready`](Self::next_ready), for a caller that hands completions to the channels itself: polls into
+    /// `polled`, which must be empty, if no channel has something yet.
+    ///
+    /// # Errors
+    ///
+    /// Those of `ibv_poll_cq`.
+    pub(super) fn poll_into(&self, polled: &mut Polled<'_>) -> Result<Found> {
+        debug_assert!(polled.is_empty());
+        polled.clear();
+        let mut routes = self.lock();
+        // As in `next_ready`.
+        for _ in 0..=self.capacity {
+            if let Some((_, token)) = routes.take_ready() {
+                return Ok(Found::Ready(token));
+            }
+            let found = self.poll_queue(&mut routes.batch[..]);
+            // A negative value is larger than any length.
+            let count = found as u32 as usize;
+            if count == 0 {
+                break;
+            }
+            if count > BATCH {
+                return Err(poll_failed(found));
+            }
+            routes.sort(count, polled);
+            if !polled.is_empty() {
+                return Ok(Found::Completions);
+            }
+        }
+        Ok(Found::Nothing)
+    }
+
+    /// Puts completions of one channel, which was not dropped since, into its inbox.
+    #[cold]
+    pub(super) fn put_back(&self, polled: &[PolledCompletion]) {
+        let mut routes = self.lock();
+        for polled in polled {
+            routes.put_back(polled);
+        }
+    }
+
+    /// Puts completions into the inboxes that they are for.
+    #[cold]
+    pub(super) fn deliver<'a>(&self, completions: impl Iterator<Item = &'a ffi::ibv_wc>) {
+        let mut routes = self.lock();
+        for completion in completions {
+            routes.deliver(completion);
+        }
     }
 
     /// As `ibv_poll_cq`, for one channel: returns the number of its completions that were put at the
@@ -387,6 +434,13 @@ impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Router").field("capacity", &self.capacity).finish_non_exhaustive()
     }
+}
+
+#[cold]
+fn poll_failed(found: c_int) -> Error {
+    // More completions than there was room for: the provider is broken.
+    let found = if found > 0 { -libc::EIO } else { found };
+    ffi::failed("ibv_poll_cq", found)
 }
 
 /// A `poll_cq` for channels that share a completion queue.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use super::batch::BATCH;
 use super::inbox::{NO_NUMBER, Ring};
+use super::polled::{Polled, PolledCompletion};
 use super::queue_pair_numbers::Numbers;
+use super::router::Inbox;
 use super::shared_receives::Receives;
 use crate::ffi;
 
@@ -44,6 +46,32 @@ impl Routes {
             }
             // It has the bit `FED`.
             None => self.deliver_fed(inbox & !FED, completion),
+        }
+    }
+
+    /// Moves the first `count` completions of the router's batch to `polled`, except those that have to go to an
+    /// inbox or to a shared receive queue.
+    #[inline]
+    pub(super) fn sort(&mut self, count: usize, polled: &mut Polled<'_>) {
+        for index in 0..count.min(BATCH) {
+            let completion = &self.batch[index];
+            let inbox = self.numbers.get(completion.qp_num);
+            match inbox.and_then(|inbox| Some((inbox, self.inboxes.get(inbox)?))) {
+                Some((inbox, ring)) => polled.push(Inbox(inbox), ring.token, *completion),
+                None => {
+                    let completion = *completion;
+                    self.deliver(&completion);
+                }
+            }
+        }
+    }
+
+    /// Puts a completion into the inbox that it was for when it was polled, if that is still its channel's.
+    pub(super) fn put_back(&mut self, polled: &PolledCompletion) {
+        let (Inbox(inbox), completion) = (polled.inbox(), polled.completion());
+        if self.inboxes[inbox].number == completion.qp_num {
+            self.inboxes[inbox].push(completion);
+            self.enlist(inbox);
         }
     }
 

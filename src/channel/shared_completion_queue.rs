@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::polled::{Found, Polled, PolledCompletion};
 use super::router::Router;
 use crate::completion::CompletionQueue;
 use crate::device::Context;
@@ -132,6 +133,22 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
     pub fn poll(&self) -> Result<Option<ReadyChannel>> {
         let ready = self.router.next_ready()?;
         Ok(ready.map(|(number, token)| ReadyChannel { number, token }))
+    }
+
+    /// As [`poll`](Self::poll), for a caller that hands completions to the channels itself.
+    pub(crate) fn poll_into(&self, polled: &mut Polled<'_>) -> Result<Found> {
+        self.router.poll_into(polled)
+    }
+
+    /// Puts completions of one channel, which was not dropped since, into its inbox. [`poll_into`](Self::poll_into)
+    /// then returns the channel.
+    pub(crate) fn put_back(&self, polled: &[PolledCompletion]) {
+        self.router.put_back(polled);
+    }
+
+    /// Room for completions of [`poll_into`](Self::poll_into).
+    pub(crate) fn polled(&self) -> Polled<'_> {
+        Polled::new(&self.router)
     }
 
     /// The channels that have something: [`poll`](Self::poll) until it returns `None` or an error.

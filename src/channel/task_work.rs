@@ -1,18 +1,33 @@
 //! Operations that own their buffers and wake tasks: what `AsyncChannel` is made of.
 
+use std::sync::Arc;
 use std::task::Waker;
 
 use super::Channel;
-use super::error::TransportResult;
-use super::in_flight::{Owner, Queue};
+use super::core::Core;
+use super::error::{TransportError, TransportResult};
+use super::in_flight::{Owner, Queue, State};
 use super::operation::{
-    CompareSwap, FetchAdd, Read, Receive, Request, Send, SendWithImmediate, Write,
+    CompareSwap, FetchAdd, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
     WriteWithImmediate,
 };
 use super::owned_buffer::OwnedBuffer;
-use super::owned_results::PostError;
+use super::owned_post::post_numbered_owned;
+use super::owned_results::{OwnedResult, PostError};
 use super::owned_work::OwnedWork;
+use super::polled::PolledCompletion;
+use crate::completion::WorkSuccess;
 use crate::memory::RemoteMemoryRegion;
+
+/// Marks operations whose handles were dropped, on any thread and without the channel.
+pub(crate) struct TaskDrops(Arc<Core>);
+
+impl TaskDrops {
+    /// To be called when the handle of the operation with this number is dropped.
+    pub(crate) fn mark(&self, wr_id: u64) {
+        self.0.table.entries.mark_dropped(wr_id);
+    }
+}
 
 /// An operation on the send queue.
 #[derive(Clone, Copy, Debug)]
@@ -27,37 +42,118 @@ pub(crate) enum TaskRequest {
 }
 
 impl Channel<'_> {
-    /// Posts an operation whose end wakes the task that [`set_waker`](OwnedWork::set_waker) names.
+    /// Posts an operation whose end wakes a task. Returns its number.
+    ///
+    /// The other methods of this block that take a number take one of this channel whose result was not taken.
+    #[inline]
     pub(crate) fn post_task<B: OwnedBuffer>(
         &mut self,
         buffer: B,
         request: TaskRequest,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
-        let owner = Owner::Task;
-        match request {
-            TaskRequest::Send => self.post_owned(buffer, Request::new(Send {}), owner),
+        waker: &Waker,
+    ) -> Result<u64, PostError<B>> {
+        let core = self.core();
+        let wr_id = match request {
+            TaskRequest::Send => post_numbered(core, buffer, Request::new(Send {})),
             TaskRequest::SendWithImmediate { immediate } => {
-                self.post_owned(buffer, Request::new(SendWithImmediate { immediate }), owner)
+                post_numbered(core, buffer, Request::new(SendWithImmediate { immediate }))
             }
             TaskRequest::Write { remote } => {
-                self.post_owned(buffer, Request::new(Write { remote }), owner)
+                post_numbered(core, buffer, Request::new(Write { remote }))
             }
             TaskRequest::WriteWithImmediate { remote, immediate } => {
                 let request = WriteWithImmediate { remote, immediate };
-                self.post_owned(buffer, Request::new(request), owner)
+                post_numbered(core, buffer, Request::new(request))
             }
-            TaskRequest::Read { remote } => self.post_owned(
-                buffer,
-                Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }),
-                owner,
-            ),
+            TaskRequest::Read { remote } => {
+                let request = Read { remote, shared: B::PEERS_MAY_WRITE };
+                post_numbered(core, buffer, Request::new(request))
+            }
             TaskRequest::CompareSwap { remote, compare, swap } => {
-                self.post_owned(buffer, Request::new(CompareSwap { remote, compare, swap }), owner)
+                post_numbered(core, buffer, Request::new(CompareSwap { remote, compare, swap }))
             }
             TaskRequest::FetchAdd { remote, add } => {
-                self.post_owned(buffer, Request::new(FetchAdd { remote, add }), owner)
+                post_numbered(core, buffer, Request::new(FetchAdd { remote, add }))
             }
+        }?;
+        core.table.entries.of(wr_id).waker.set(Some(waker.clone()));
+        Ok(wr_id)
+    }
+
+    /// Whether an operation has ended.
+    pub(crate) fn has_task_ended(&self, wr_id: u64) -> bool {
+        let slot = self.core().table.slot(wr_id as u32 as usize);
+        slot.is_some_and(|slot| !matches!(slot.state(), State::InFlight(_)))
+    }
+
+    /// The buffer and the completion of an operation that has ended, if it is a success.
+    #[inline]
+    pub(crate) fn take_task_success<B: OwnedBuffer>(
+        &mut self,
+        wr_id: u64,
+    ) -> Option<(B, WorkSuccess)> {
+        let core = self.core();
+        let slot = core.table.slot(wr_id as u32 as usize)?;
+        if slot.state() != State::Done(Owner::Task) || !slot.has_success() {
+            return None;
         }
+        let buffer = core.table.entries.of(wr_id).buffer.take()?;
+        let success = slot.success();
+        core.release(slot);
+        Some((buffer, success))
+    }
+
+    /// The buffer and the result of an operation, if it has ended.
+    pub(crate) fn take_task<B: OwnedBuffer>(
+        &mut self,
+        wr_id: u64,
+    ) -> TransportResult<Option<OwnedResult<B>>> {
+        let core = self.core();
+        let Some(slot) = core.table.slot(wr_id as u32 as usize) else {
+            return Err(TransportError::UnknownWork);
+        };
+        match slot.state() {
+            State::InFlight(Owner::Task) => Ok(None),
+            State::Done(Owner::Task) | State::Discarded(Owner::Task) => {
+                let Some(buffer) = core.table.entries.of(wr_id).buffer.take() else {
+                    return Err(TransportError::UnknownWork);
+                };
+                let result = core.take_result(slot);
+                Ok(Some(OwnedResult { buffer, result }))
+            }
+            _ => Err(TransportError::UnknownWork),
+        }
+    }
+
+    /// Has `waker` woken when an operation in flight ends.
+    pub(crate) fn set_task_waker(&mut self, wr_id: u64, waker: Waker) {
+        self.core().table.entries.of(wr_id).waker.set(Some(waker));
+    }
+
+    /// Takes the waker of an operation back.
+    pub(crate) fn take_task_waker(&mut self, wr_id: u64) -> Option<Waker> {
+        self.core().table.entries.of(wr_id).waker.take()
+    }
+
+    /// Where operations whose handles were dropped are marked.
+    pub(crate) fn task_drops(&self) -> TaskDrops {
+        TaskDrops(self.link.core.clone())
+    }
+
+    /// Ends the operation of a completion that was polled for this channel. Returns the waker of its task, if only
+    /// that has to be woken.
+    #[inline]
+    pub(crate) fn complete_task(
+        &mut self,
+        polled: &PolledCompletion,
+    ) -> TransportResult<Option<Waker>> {
+        self.core().complete_task(polled.completion())
+    }
+
+    /// Whether there are wakers to [take](Self::take_woken).
+    #[inline]
+    pub(crate) fn has_woken(&self) -> bool {
+        self.core().table.entries.has_woken()
     }
 
     /// Posts a receive, as [`post_task`](Self::post_task).
@@ -124,4 +220,13 @@ impl Channel<'_> {
     pub(crate) fn end_tasks(&mut self) {
         self.link.end_now();
     }
+}
+
+#[inline(always)]
+fn post_numbered<B: OwnedBuffer>(
+    core: &Core,
+    buffer: B,
+    operation: impl Operation,
+) -> Result<u64, PostError<B>> {
+    post_numbered_owned(core, buffer, operation, Owner::Task)
 }

@@ -46,6 +46,8 @@ pub struct BufferPool {
 
 struct Pool {
     region: SharedMemoryRegion<'static, u8>,
+    /// The element of the first chunk, or why requests cannot name the region.
+    first: Result<ffi::ibv_sge>,
     /// The bytes of a chunk.
     chunk_len: usize,
     /// The bytes from the beginning of one chunk to that of the next.
@@ -111,7 +113,8 @@ impl BufferPool {
             _ => AtomicU64::new(u64::MAX),
         }));
         let free = free.into();
-        Ok(Self { pool: Arc::new(Pool { region, chunk_len, stride, chunks, free }) })
+        let first = region.slice(..chunk_len)?.scatter().map(|[element]| element);
+        Ok(Self { pool: Arc::new(Pool { region, first, chunk_len, stride, chunks, free }) })
     }
 
     /// A buffer, or `None` if all are in use.
@@ -191,6 +194,7 @@ impl PooledBuffer {
     }
 
     /// The offset of the chunk in the region.
+    #[inline]
     fn offset(&self) -> usize {
         self.index as usize * self.pool.stride
     }
@@ -226,9 +230,9 @@ impl Sealed for PooledBuffer {}
 unsafe impl OwnedBuffer for PooledBuffer {
     #[inline]
     fn element(&mut self) -> Result<ffi::ibv_sge> {
-        let range = self.offset()..self.offset() + self.len as usize;
-        let [element] = self.pool.region.slice(range)?.scatter()?;
-        Ok(element)
+        let first = self.pool.first?;
+        let addr = first.addr + self.offset() as u64;
+        Ok(ffi::ibv_sge { addr, length: self.len, ..first })
     }
 }
 

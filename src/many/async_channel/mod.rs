@@ -1,6 +1,7 @@
 //! A channel whose operations are futures.
 
 mod connect;
+mod line;
 mod operation;
 mod receive;
 mod receive_shared;

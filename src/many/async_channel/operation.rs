@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::state::{Cancelled, Shared, State};
-use crate::channel::{
-    OperationError, OwnedBuffer, OwnedResult, OwnedWork, TaskRequest, TransportError,
-};
+use crate::channel::{OperationError, OwnedBuffer, OwnedResult, TaskRequest, TransportError};
 use crate::completion::WorkSuccess;
 
 /// A send, write, read or atomic operation of an [`AsyncChannel`](crate::AsyncChannel).
@@ -23,23 +21,25 @@ use crate::completion::WorkSuccess;
 pub struct AsyncOperation<B: OwnedBuffer> {
     shared: Arc<Shared>,
     request: TaskRequest,
-    stage: Stage<B>,
+    /// Until it is posted.
+    buffer: Option<B>,
+    stage: Stage,
 }
 
-enum Stage<B: OwnedBuffer> {
+#[derive(Clone, Copy)]
+enum Stage {
+    New,
     /// The ticket is that of the line for room.
-    New {
-        buffer: Option<B>,
-        ticket: Option<u64>,
-    },
-    Posted(OwnedWork<B>),
+    InLine(u64),
+    /// The number is that of the request.
+    Posted(u64),
     Over,
 }
 
 impl<B: OwnedBuffer> AsyncOperation<B> {
+    #[inline]
     pub(super) fn new(shared: &Arc<Shared>, request: TaskRequest, buffer: B) -> Self {
-        let stage = Stage::New { buffer: Some(buffer), ticket: None };
-        Self { shared: shared.clone(), request, stage }
+        Self { shared: shared.clone(), request, buffer: Some(buffer), stage: Stage::New }
     }
 }
 
@@ -52,131 +52,134 @@ impl<B: OwnedBuffer> Unpin for AsyncOperation<B> {}
 impl<B: OwnedBuffer> Future for AsyncOperation<B> {
     type Output = Output<B>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Output<B>> {
-        let Self { shared, request, stage } = &mut *self;
-        let polled = shared.with(|state| match stage {
-            Stage::New { buffer, ticket } => {
-                let polled = post(state, *request, buffer, ticket, cx)?;
-                Ok(polled.map(|work| {
-                    work.set_first_waker(&mut state.channel, cx.waker());
-                    *stage = Stage::Posted(work);
-                    None
-                }))
+        let Self { shared, request, buffer, stage } = &mut *self;
+        let mut state = shared.lock();
+        let polled = match *stage {
+            Stage::Posted(wr_id) => match state.channel.take_task_success(wr_id) {
+                Some(success) => {
+                    state.wake_room();
+                    Poll::Ready(Ok(success))
+                }
+                None => poll_posted(&mut state, wr_id, cx),
+            },
+            Stage::New | Stage::InLine(_) => match post(&mut state, *request, buffer, stage, cx) {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(error)),
+            },
+            Stage::Over => {
+                let error = TransportError::UnknownWork;
+                Poll::Ready(Err(OperationError { error, buffer: None }))
             }
-            Stage::Posted(work) => poll_posted(state, work, cx).map(|polled| polled.map(Some)),
-            Stage::Over => Err(OperationError { error: TransportError::UnknownWork, buffer: None }),
-        });
-        let output = match polled {
-            // It was posted just now.
-            Ok(Poll::Ready(None)) | Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Some(success))) => Ok(success),
-            Err(error) => Err(error),
         };
-        *stage = Stage::Over;
-        Poll::Ready(output)
+        if polled.is_ready() {
+            *stage = Stage::Over;
+        }
+        shared.release(state);
+        polled
     }
 }
 
 /// Posts an operation, unless it is not its turn or there is no room.
+#[inline]
 fn post<B: OwnedBuffer>(
     state: &mut State,
     request: TaskRequest,
     buffer: &mut Option<B>,
-    ticket: &mut Option<u64>,
+    stage: &mut Stage,
     cx: &Context<'_>,
-) -> Result<Poll<OwnedWork<B>>, OperationError<B>> {
+) -> Result<(), OperationError<B>> {
     if let Some(error) = state.refusal() {
-        return fail(state, ticket, error, buffer.take());
+        return fail(state, stage, error, buffer.take());
     }
-    let is_next = match *ticket {
-        Some(ticket) => state.room.is_first(ticket),
-        None => state.room.is_empty(),
+    let is_next = match *stage {
+        Stage::InLine(ticket) => state.room.is_first(ticket),
+        _ => state.room.is_empty(),
     };
     if is_next {
         let Some(taken) = buffer.take() else {
-            return fail(state, ticket, TransportError::UnknownWork, None);
+            return fail(state, stage, TransportError::UnknownWork, None);
         };
-        match state.channel.post_task(taken, request) {
-            Ok(work) => {
-                if let Some(ticket) = ticket.take() {
+        match state.channel.post_task(taken, request, cx.waker()) {
+            Ok(wr_id) => {
+                if let Stage::InLine(ticket) = *stage {
                     state.room.remove(ticket);
                     // There may be room for more than one.
                     state.wake_room();
                 }
-                return Ok(Poll::Ready(work));
+                *stage = Stage::Posted(wr_id);
+                return Ok(());
             }
             Err(refused) => {
                 let waits = refused.error.is_queue_full() && state.channel.has_queues().0;
                 if !waits {
-                    return fail(state, ticket, refused.error, Some(refused.buffer));
+                    return fail(state, stage, refused.error, Some(refused.buffer));
                 }
                 *buffer = Some(refused.buffer);
             }
         }
     }
-    match *ticket {
-        Some(ticket) => state.room.set_waker(ticket, cx.waker()),
-        None => *ticket = Some(state.room.join(cx.waker())),
+    match *stage {
+        Stage::InLine(ticket) => state.room.set_waker(ticket, cx.waker()),
+        _ => *stage = Stage::InLine(state.room.join(cx.waker())),
     }
-    Ok(Poll::Pending)
+    Ok(())
 }
 
 /// Gives up the place in line.
+#[cold]
 fn fail<T, B>(
     state: &mut State,
-    ticket: &mut Option<u64>,
+    stage: &mut Stage,
     error: TransportError,
     buffer: Option<B>,
 ) -> Result<T, OperationError<B>> {
-    if let Some(ticket) = ticket.take() {
+    if let Stage::InLine(ticket) = *stage {
         state.room.remove(ticket);
         state.wake_room();
     }
+    *stage = Stage::Over;
     Err(OperationError { error, buffer })
 }
 
 /// The result of an operation that was posted, if it has ended.
-fn poll_posted<B: OwnedBuffer>(
-    state: &mut State,
-    work: &mut OwnedWork<B>,
-    cx: &Context<'_>,
-) -> Result<Poll<(B, WorkSuccess)>, OperationError<B>> {
-    if !work.has_ended(&mut state.channel) {
+#[inline(never)]
+fn poll_posted<B: OwnedBuffer>(state: &mut State, wr_id: u64, cx: &Context<'_>) -> Poll<Output<B>> {
+    if !state.channel.has_task_ended(wr_id) {
         // So that this task is not woken by what it finds itself.
-        let own = work.take_waker(&mut state.channel);
+        let own = state.channel.take_task_waker(wr_id);
         state.progress();
-        if !work.has_ended(&mut state.channel) {
+        if !state.channel.has_task_ended(wr_id) {
             if let Some(error) = state.ended {
                 // The device may still use the buffer, since nothing would end the operation.
-                return Err(OperationError { error, buffer: None });
+                return Poll::Ready(Err(OperationError { error, buffer: None }));
             }
-            let waker = own.as_ref().filter(|own| own.will_wake(cx.waker()));
-            work.set_waker(&mut state.channel, waker.unwrap_or(cx.waker()));
-            return Ok(Poll::Pending);
+            let own = own.filter(|own| own.will_wake(cx.waker()));
+            state.channel.set_task_waker(wr_id, own.unwrap_or_else(|| cx.waker().clone()));
+            return Poll::Pending;
         }
     }
-    let ended = work.take_ended(&mut state.channel);
+    let ended = state.channel.take_task(wr_id);
     state.wake_room();
     match ended {
-        Ok(Some(OwnedResult { buffer, result })) => match result {
-            Ok(success) => Ok(Poll::Ready((buffer, success))),
+        Ok(Some(OwnedResult { buffer, result })) => Poll::Ready(match result {
+            Ok(success) => Ok((buffer, success)),
             Err(error) => Err(OperationError { error: state.reason(error), buffer: Some(buffer) }),
-        },
-        Ok(None) => Ok(Poll::Pending),
-        Err(error) => Err(OperationError { error, buffer: None }),
+        }),
+        Ok(None) => Poll::Pending,
+        Err(error) => Poll::Ready(Err(OperationError { error, buffer: None })),
     }
 }
 
 impl<B: OwnedBuffer> Drop for AsyncOperation<B> {
+    #[inline]
     fn drop(&mut self) {
-        let cancelled = match &self.stage {
-            Stage::New { ticket: Some(ticket), .. } => Cancelled::Room(*ticket),
-            Stage::Posted(_) => Cancelled::Posted,
-            _ => return,
-        };
-        // The handle first: it marks the operation.
-        self.stage = Stage::Over;
-        self.shared.cancel(cancelled);
+        match self.stage {
+            Stage::InLine(ticket) => self.shared.cancel(Cancelled::Room(ticket)),
+            Stage::Posted(wr_id) => self.shared.cancel(Cancelled::Posted(wr_id)),
+            Stage::New | Stage::Over => {}
+        }
     }
 }
 

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Waker;
 
-use crate::channel::{Channel, OwnedWork, TransportError};
+use super::line::Line;
+use crate::channel::{Channel, OwnedWork, PolledCompletion, TaskDrops, TransportError};
 use crate::completion::WorkErrorClass;
 use crate::many::pool::PooledBuffer;
 use crate::many::reactor::Registry;
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     cancelled: Mutex<Vec<Cancelled>>,
     /// Whether something was dropped that is not settled yet.
     any_cancelled: AtomicBool,
+    /// Where operations whose futures were dropped are marked, without the lock.
+    drops: TaskDrops,
     pub(super) registry: Arc<Registry>,
     /// The channel's place in the registry.
     pub(super) token: u64,
@@ -39,8 +42,8 @@ pub(super) enum Cancelled {
     Receive(u64),
     /// Among those that shut the channel down.
     Shutdown(u64),
-    /// An operation that was posted: the channel itself knows which one.
-    Posted,
+    /// An operation that was posted, by its number.
+    Posted(u64),
 }
 
 /// Behind the lock.
@@ -67,6 +70,7 @@ pub(super) struct State {
 
 impl Shared {
     pub(super) fn new(channel: Channel<'static>, registry: Arc<Registry>, token: u64) -> Self {
+        let drops = channel.task_drops();
         let state = State {
             channel,
             room: Line::default(),
@@ -83,18 +87,22 @@ impl Shared {
             state: Mutex::new(state),
             cancelled: Mutex::default(),
             any_cancelled: AtomicBool::new(false),
+            drops,
             registry,
             token,
         }
     }
 
-    /// Calls `f` with the lock held, then wakes the tasks that are to be woken.
-    pub(super) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = f(&mut state);
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases the lock, then wakes the tasks that are to be woken.
+    #[inline]
+    pub(super) fn release<'a>(&'a self, state: MutexGuard<'a, State>) {
         if !state.wakers.is_empty() {
-            self.unlock(state);
-            return result;
+            return self.unlock(state);
         }
         drop(state);
         // As at the end of `unlock`.
@@ -102,13 +110,37 @@ impl Shared {
         if self.any_cancelled.load(Ordering::SeqCst) {
             self.settle_cancelled();
         }
+    }
+
+    /// Calls `f` with the lock held, then wakes the tasks that are to be woken.
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = f(&mut state);
+        self.release(state);
         result
     }
 
-    /// Takes the completions that the reactor has polled for this channel, and wakes the tasks whose operations
-    /// have ended.
+    /// Takes the completions that are in the channel's inbox, and wakes the tasks whose operations have ended.
     pub(crate) fn serve(&self) {
         self.with(State::serve);
+    }
+
+    /// As [`serve`](Self::serve), for completions that the reactor has just polled. Returns false if another thread
+    /// has the lock: nothing was done then. The caller waits for the lock only after it has put the completions
+    /// into the inbox: that thread may need them to go on.
+    #[inline]
+    pub(crate) fn try_serve(&self, polled: &[PolledCompletion]) -> bool {
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let waker = state.complete(polled);
+        self.release(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        true
     }
 
     /// Ends everything that is in flight. Later operations fail with `error`.
@@ -118,8 +150,9 @@ impl Shared {
 
     /// To be called when a future is dropped. It does not wait.
     pub(super) fn cancel(&self, cancelled: Cancelled) {
-        if !matches!(cancelled, Cancelled::Posted) {
-            self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).push(cancelled);
+        match cancelled {
+            Cancelled::Posted(wr_id) => self.drops.mark(wr_id),
+            _ => self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).push(cancelled),
         }
         self.any_cancelled.store(true, Ordering::SeqCst);
         self.settle_cancelled();
@@ -208,7 +241,7 @@ impl State {
         self.collect_wakers();
     }
 
-    /// As [`progress`](Self::progress), for what the reactor has polled.
+    /// As [`progress`](Self::progress), for what is in the inbox.
     fn serve(&mut self) {
         if self.ended.is_none()
             && let Err(error) = self.channel.progress_delivered()
@@ -218,7 +251,35 @@ impl State {
         self.collect_wakers();
     }
 
+    /// As [`progress`](Self::progress), for what the reactor has just polled. The waker of the first operation that
+    /// has ended is returned, and not in `wakers`.
+    #[inline]
+    fn complete(&mut self, polled: &[PolledCompletion]) -> Option<Waker> {
+        if self.ended.is_some() {
+            return None;
+        }
+        let mut first = None;
+        self.channel.release_dropped_tasks();
+        for polled in polled {
+            match self.channel.complete_task(polled) {
+                Ok(None) => {}
+                Ok(waker) if first.is_none() => first = waker,
+                Ok(waker) => self.wakers.extend(waker),
+                Err(error) => {
+                    self.end(error);
+                    break;
+                }
+            }
+        }
+        let anyone_waits = self.room.len() | self.receivers.len() | self.shutdowns.len() != 0;
+        if anyone_waits || self.channel.has_woken() {
+            self.collect_wakers();
+        }
+        first
+    }
+
     /// Moves the wakers of all tasks that have something to `wakers`.
+    #[inline(never)]
     pub(super) fn collect_wakers(&mut self) {
         self.channel.take_woken(&mut self.wakers);
         self.wake_receiver();
@@ -242,6 +303,7 @@ impl State {
     }
 
     /// Wakes the first in line for room in the send queue.
+    #[inline]
     pub(super) fn wake_room(&mut self) {
         self.room.wake_first(&mut self.wakers);
     }
@@ -314,78 +376,9 @@ impl State {
                 self.wake_receiver();
             }
             Cancelled::Shutdown(ticket) => self.shutdowns.remove(ticket),
-            Cancelled::Posted => {}
+            // Its mark says it.
+            Cancelled::Posted(_) => {}
         }
-    }
-}
-
-/// Tasks in the order of their arrival.
-#[derive(Default)]
-pub(super) struct Line {
-    next_ticket: u64,
-    /// Tickets in ascending order. The waker is taken when the task is woken.
-    waiting: VecDeque<(u64, Option<Waker>)>,
-}
-
-impl Line {
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    /// Takes the last place, and returns its ticket.
-    pub(super) fn join(&mut self, waker: &Waker) -> u64 {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.waiting.push_back((ticket, Some(waker.clone())));
-        ticket
-    }
-
-    pub(super) fn is_first(&self, ticket: u64) -> bool {
-        self.waiting.front().is_some_and(|first| first.0 == ticket)
-    }
-
-    fn position(&self, ticket: u64) -> Option<usize> {
-        self.waiting.binary_search_by_key(&ticket, |waiting| waiting.0).ok()
-    }
-
-    pub(super) fn remove(&mut self, ticket: u64) {
-        if let Some(position) = self.position(ticket) {
-            self.waiting.remove(position);
-        }
-    }
-
-    /// From now on, this waker is woken.
-    pub(super) fn set_waker(&mut self, ticket: u64, waker: &Waker) {
-        if let Some(position) = self.position(ticket) {
-            let place = &mut self.waiting[position].1;
-            if !place.as_ref().is_some_and(|same| same.will_wake(waker)) {
-                *place = Some(waker.clone());
-            }
-        }
-    }
-
-    /// From now on, no waker of this place is woken.
-    pub(super) fn clear_waker(&mut self, ticket: u64) {
-        if let Some(position) = self.position(ticket) {
-            self.waiting[position].1 = None;
-        }
-    }
-
-    /// Wakes the first one that was not woken yet.
-    #[inline]
-    fn wake_first(&mut self, wakers: &mut Vec<Waker>) {
-        if self.is_empty() {
-            return;
-        }
-        wakers.extend(self.waiting.iter_mut().find_map(|(_, waker)| waker.take()));
-    }
-
-    fn wake_all(&mut self, wakers: &mut Vec<Waker>) {
-        wakers.extend(self.waiting.iter_mut().filter_map(|(_, waker)| waker.take()));
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use super::async_channel::PreparedAsyncChannel;
-use crate::channel::{ChannelBuilder, SharedCompletionQueue, TransportError};
+use crate::channel::{ChannelBuilder, Found, SharedCompletionQueue, TransportError};
 use crate::device::Context;
 use crate::error::Result;
 use crate::parent::Parent;
@@ -111,11 +111,21 @@ impl Reactor {
     pub fn turn(&self) -> Result<usize> {
         self.registry.end_closing();
         let mut served = 0;
-        while served < CHANNELS_PER_TURN
-            && let Some(ready) = self.registry.queue.poll()?
-        {
-            self.registry.serve(ready.token);
-            served += 1;
+        let mut polled = self.registry.queue.polled();
+        while served < CHANNELS_PER_TURN {
+            match self.registry.queue.poll_into(&mut polled)? {
+                Found::Nothing => break,
+                Found::Ready(token) => {
+                    self.registry.serve(token);
+                    served += 1;
+                }
+                Found::Completions => {
+                    while let Some((token, completions)) = polled.next() {
+                        self.registry.serve_polled(token, completions);
+                        served += 1;
+                    }
+                }
+            }
         }
         Ok(served)
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
-use crate::channel::{SharedCompletionQueue, TransportError};
+use crate::channel::{PolledCompletion, SharedCompletionQueue, TransportError};
 use crate::many::async_channel::Shared;
 
 /// What a reactor shares with its channels.
@@ -73,12 +73,27 @@ impl Registry {
         }
     }
 
-    /// Serves the channel with this token.
+    /// Serves the channel with this token: it takes what is in its inbox.
     pub(super) fn serve(&self, token: u64) {
-        let channel = lock(&self.places).channels.get(token as usize).and_then(Weak::upgrade);
-        if let Some(channel) = channel {
+        if let Some(channel) = self.channel(token) {
             channel.serve();
         }
+    }
+
+    /// Serves the channel with this token: these completions were polled for it. If it is gone, they are dropped:
+    /// nothing is posted before a channel is connected.
+    #[inline]
+    pub(super) fn serve_polled(&self, token: u64, polled: &[PolledCompletion]) {
+        if let Some(channel) = self.channel(token)
+            && !channel.try_serve(polled)
+        {
+            self.queue.put_back(polled);
+        }
+    }
+
+    #[inline]
+    fn channel(&self, token: u64) -> Option<Arc<Shared>> {
+        lock(&self.places).channels.get(token as usize).and_then(Weak::upgrade)
     }
 
     /// Has the reactor end and destroy a channel. Returns it if the reactor is gone.
