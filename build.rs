@@ -2,6 +2,8 @@
 //! `IBVERBS_RDMA_CORE` names, statically, and generates the Rust bindings (feature `bindgen`) or takes the
 //! committed ones. Everything is written to `OUT_DIR`; nothing is fetched, and the source tree is only read.
 
+#[path = "build/archives.rs"]
+mod archives;
 #[path = "build/bindings.rs"]
 mod bindings;
 #[path = "build/common.rs"]
@@ -17,6 +19,8 @@ mod inputs;
 mod installed;
 #[path = "build/musl.rs"]
 mod musl;
+#[path = "build/presets.rs"]
+mod presets;
 #[path = "build/providers.rs"]
 mod providers;
 #[path = "build/rdma_core.rs"]

@@ -5,6 +5,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
+use std::sync::Mutex;
 
 /// Reports an error and ends the build. Below it, cargo shows the output that the script has printed so
 /// far.
@@ -60,6 +61,22 @@ pub(crate) fn write(path: &Path, contents: impl AsRef<[u8]>) {
 pub(crate) fn utf8(path: &Path) -> &str {
     path.to_str()
         .unwrap_or_else(|| exit_with_error(&format!("{}: the path is not UTF-8", path.display())))
+}
+
+/// Calls `job` for each item, for as many at once as cargo allows.
+pub(crate) fn at_once<T: Sync>(items: &[T], job: impl Fn(&T) + Sync) {
+    let jobs = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let queue = Mutex::new(items.iter());
+    let next = || queue.lock().ok().and_then(|mut queue| queue.next());
+    std::thread::scope(|scope| {
+        for _ in 0..items.len().min(jobs) {
+            scope.spawn(|| {
+                while let Some(item) = next() {
+                    job(item);
+                }
+            });
+        }
+    });
 }
 
 pub(crate) fn run(what: &str, command: &mut Command) {

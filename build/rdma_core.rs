@@ -1,16 +1,18 @@
 //! Builds libibverbs and its providers with rdma-core's own CMake files.
 
 use std::env;
-use std::ffi::OsStr;
 use std::fs;
 use std::panic;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 
-use crate::common::{HIDDEN, exit_with_error, feature, message_of, program, run, utf8, write};
+use crate::archives::{self, Tools};
+use crate::common::{
+    HIDDEN, at_once, exit_with_error, feature, message_of, program, run, utf8, write,
+};
 use crate::inputs::sources;
 use crate::installed::link_libnl;
+use crate::presets::presets;
 use crate::providers::{Provider, register_providers};
 
 /// CMake reads this right after `project()`. It leaves out the folders of rdma-core that are not built
@@ -32,33 +34,6 @@ const CMAKE_PYTHON: &str = r#"
 set(Python_FOUND TRUE)
 set(Python_Interpreter_FOUND TRUE)
 "#;
-
-/// Answers to checks of rdma-core's CMake files that do not affect the result, so that CMake skips the
-/// checks: whether the compiler knows a warning (the build shows none), which programs exist for tools
-/// and tests, and how to version a shared library (this check fails if the path contains spaces).
-const CMAKE_PRESETS: &[(&str, &str)] = &[
-    ("HAVE_C_WARNINGS", "0"),
-    ("HAVE_C_WMISSING_PROTOTYPES", "0"),
-    ("HAVE_C_WMISSING_DECLARATIONS", "0"),
-    ("HAVE_C_WWRITE_STRINGS", "0"),
-    ("HAVE_C_WFORMAT_2", "0"),
-    ("HAVE_C_WCAST_FUNCTION", "0"),
-    ("HAVE_C_WFORMAT_NONLITERAL", "0"),
-    ("HAVE_C_WDATE_TIME", "0"),
-    ("HAVE_C_WNESTED_EXTERNS", "0"),
-    ("HAVE_C_WSTRICT_PROTOTYPES", "0"),
-    ("HAVE_C_WOLD_STYLE_DEFINITION", "0"),
-    ("HAVE_C_WREDUNDANT_DECLS", "0"),
-    ("HAVE_C_WORKING_SHADOW", "0"),
-    ("HAVE_C_WORKING_MISSING_FIELD_INITIALIZERS", "1"),
-    ("HAVE_C_VARIABLE_SIZE", "1"),
-    ("HAVE_NO_VAR_TRACKING_ASSIGNMENTS", "0"),
-    ("_LDSYMVER_SUCCESS", "1"),
-    ("CMAKE_DISABLE_FIND_PACKAGE_UDev", "1"),
-    ("CMAKE_DISABLE_FIND_PACKAGE_Systemd", "1"),
-    ("DRM_INCLUDE_DIRS", "/nonexistent"),
-    ("SYSTEMCTL_BIN", "/bin/systemctl"),
-];
 
 pub(crate) fn build_rdma_core(
     root: &Path,
@@ -83,12 +58,12 @@ pub(crate) fn build_rdma_core(
     compile_targets(&build, &targets);
     let version = setting(source, "PACKAGE_VERSION");
     let abi = setting(source, "IBVERBS_PABI_VERSION");
-    finish_archives(source, out, &build, enabled, python, (&version, &abi));
+    let prefix = format!("rdmacore{}_", version.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
+    finish_archives(source, out, &build, enabled, &abi, &prefix);
     register_providers(out, enabled);
 
     println!("cargo::metadata=build={}", build.display());
-    // `sanitize_static_lib.py` puts this prefix before the names of internal functions.
-    println!("cargo::metadata=symbol_prefix=rdmacore{}_", version.replace('.', "_"));
+    println!("cargo::metadata=symbol_prefix={prefix}");
     println!("cargo::rustc-link-search=native={}", build.join("lib").display());
     for provider in enabled {
         println!("cargo::rustc-link-lib=static={}", provider.archive(&abi));
@@ -153,7 +128,7 @@ fn configure(
         .define("NO_MAN_PAGES", "1")
         .define("NO_PYVERBS", "1")
         .build_target("kern-abi");
-    for (name, value) in CMAKE_PRESETS {
+    for (name, value) in presets() {
         config.define(name, value);
     }
     if let Err(panic) = panic::catch_unwind(panic::AssertUnwindSafe(|| config.build())) {
@@ -165,38 +140,26 @@ fn configure(
     build
 }
 
-/// Builds each target alone, and as many at once as cargo allows; each takes further jobs from cargo's
-/// job server if it has spare ones.
+/// Builds each target alone; each takes further jobs from cargo's job server if it has spare ones.
 fn compile_targets(build: &Path, targets: &[&str]) {
-    let jobs = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
-    let queue = Mutex::new(targets.iter());
-    let next = || queue.lock().ok().and_then(|mut queue| queue.next());
-    std::thread::scope(|scope| {
-        for _ in 0..targets.len().min(jobs) {
-            scope.spawn(|| {
-                while let Some(target) = next() {
-                    let mut make = Command::new(program("CMAKE", "cmake"));
-                    make.arg("--build").arg(build).args(["--target", &format!("{target}/fast")]);
-                    if let Some(flags) = env::var_os("CARGO_MAKEFLAGS") {
-                        make.env("MAKEFLAGS", flags);
-                    }
-                    run(&format!("compiling {target} of rdma-core"), &mut make);
-                }
-            });
+    at_once(targets, |target| {
+        let mut make = Command::new(program("CMAKE", "cmake"));
+        make.arg("--build").arg(build).args(["--target", &format!("{target}/fast")]);
+        if let Some(flags) = env::var_os("CARGO_MAKEFLAGS") {
+            make.env("MAKEFLAGS", flags);
         }
+        run(&format!("compiling {target} of rdma-core"), &mut make);
     });
 }
 
-/// rdma-core gives static libraries their final form with a script of its own: it makes internal names
-/// unique, and adds the common helpers. Running the script directly limits it to the libraries that
-/// were built.
+/// Gives the static libraries their final form, with the tools that CMake has found.
 fn finish_archives(
     source: &Path,
     out: &Path,
     build: &Path,
     enabled: &[Provider],
-    python: &str,
-    (version, abi): (&str, &str),
+    abi: &str,
+    prefix: &str,
 ) {
     let cache = build.join("CMakeCache.txt");
     let cache = fs::read_to_string(&cache)
@@ -209,36 +172,26 @@ fn finish_archives(
             .unwrap_or_else(|| {
                 exit_with_error(&format!("CMake found no {name}: apt install binutils (Debian, Ubuntu), or dnf install binutils (Fedora)"))
             })
+            .to_owned()
     };
-    let temporary = out.join("tmp");
-    write(&temporary.join(".keep"), "");
-    let mut finish = Command::new(python);
-    finish
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("TMPDIR", &temporary)
-        .arg(source.join("buildlib/sanitize_static_lib.py"))
-        .args(["--version", version, "--ar", tool("CMAKE_AR")])
-        .args(["--nm", tool("CMAKE_NM"), "--objcopy", tool("CMAKE_OBJCOPY")]);
-    let mut option = |name: &str, value: &OsStr| {
-        finish.arg(name).arg(value);
-    };
-    option("--map", build.join("libibverbs/libibverbs.map").as_ref());
-    option("--map", source.join("buildlib/provider.map").as_ref());
-    option("--lib", build.join("lib/statics/libibverbs.a").as_ref());
+    let tools =
+        Tools { ar: tool("CMAKE_AR"), nm: tool("CMAKE_NM"), objcopy: tool("CMAKE_OBJCOPY") };
+    let statics = build.join("lib/statics");
+    let mut libraries = vec![statics.join("libibverbs.a")];
+    let mut maps =
+        vec![build.join("libibverbs/libibverbs.map"), source.join("buildlib/provider.map")];
     if feature("rdmacm") {
-        option("--map", source.join("librdmacm/librdmacm.map").as_ref());
-        option("--lib", build.join("lib/statics/librdmacm.a").as_ref());
+        libraries.push(statics.join("librdmacm.a"));
+        maps.push(source.join("librdmacm/librdmacm.map"));
     }
     for provider in enabled {
-        let archive = format!("lib/statics/lib{}.a", provider.archive(abi));
-        option("--lib", build.join(archive).as_ref());
-        if let Some(map) = &provider.map {
-            option("--map", source.join("providers").join(&provider.name).join(map).as_ref());
-        }
+        libraries.push(statics.join(format!("lib{}.a", provider.archive(abi))));
+        let map = provider.map.iter();
+        maps.extend(map.map(|map| source.join("providers").join(&provider.name).join(map)));
     }
-    option("--internal_lib", build.join("ccan/libccan.a").as_ref());
-    option("--internal_lib", build.join("util/librdma_util.a").as_ref());
-    run("finishing the static libraries", &mut finish);
+    let internal = [build.join("ccan/libccan.a"), build.join("util/librdma_util.a")];
+    let folders = (&*out.join("tmp"), &*build.join("lib"));
+    archives::finish(&tools, &libraries, &internal, &maps, prefix, folders);
 }
 
 /// Reads a variable that rdma-core's CMake files set: `set(NAME "value")`.

@@ -1,7 +1,9 @@
 //! The symbols of the static libraries: no program and no shared library exports one of them, so that none meets the
-//! same name in the system's libibverbs, which the process may also load.
+//! same name in the system's libibverbs, which the process may also load. They are those that rdma-core's own build
+//! makes.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,7 +12,7 @@ fn archives() -> Vec<PathBuf> {
     let out = Path::new(env!("OUT_DIR"));
     let mut found = Vec::new();
     for folder in [out.to_owned(), out.join("build/lib")] {
-        for entry in std::fs::read_dir(&folder).expect("the build script writes there").flatten() {
+        for entry in fs::read_dir(&folder).expect("the build script writes there").flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "a") {
                 found.push(entry.path());
             }
@@ -57,4 +59,96 @@ fn no_symbol_of_rdma_core_can_be_exported() {
     for name in wanted {
         assert!(names.contains(name), "{name} is in none of the libraries");
     }
+}
+
+/// The members of an archive of `ar`, sorted: their names and contents.
+fn members(archive: &Path) -> Vec<(String, Vec<u8>)> {
+    let bytes = fs::read(archive).expect("the archive is there");
+    let mut rest = bytes.strip_prefix(b"!<arch>\n").expect("an archive");
+    let (mut members, mut long_names) = (Vec::new(), String::new());
+    while let Some((header, after)) = rest.split_at_checked(60) {
+        let text = str::from_utf8(header).expect("a header is text");
+        let size: usize = text[48..58].trim().parse().expect("a size");
+        let contents = &after[..size];
+        match text[..16].trim() {
+            "/" | "/SYM64/" => {}
+            "//" => long_names = String::from_utf8(contents.to_owned()).expect("names"),
+            name => {
+                let long = name.strip_prefix('/').and_then(|start| start.parse::<usize>().ok());
+                let name = long.map_or(name, |start| &long_names[start..]);
+                let name = name.split('/').next().unwrap_or_default();
+                members.push((name.to_owned(), contents.to_owned()));
+            }
+        }
+        rest = after.get(size.next_multiple_of(2)..).unwrap_or_default();
+    }
+    members.sort();
+    members
+}
+
+fn files_with(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let paths = entries.flatten().map(|entry| entry.path());
+    paths.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
+}
+
+/// The build script gives archives their final form. rdma-core has a slower script for that, which serves as the
+/// reference.
+#[test]
+fn the_archives_are_those_of_rdma_cores_own_script() {
+    let build = Path::new(env!("OUT_DIR")).join("build");
+    let source = option_env!("IBVERBS_RDMA_CORE").filter(|tree| !tree.is_empty());
+    let bundled = concat!(env!("CARGO_MANIFEST_DIR"), "/vendor/rdma-core");
+    let source = Path::new(source.unwrap_or(bundled));
+    let settings = fs::read_to_string(source.join("CMakeLists.txt")).expect("CMake's file");
+    let version =
+        settings.split("PACKAGE_VERSION \"").nth(1).and_then(|rest| rest.split('"').next());
+
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("archives");
+    let _ = fs::remove_dir_all(&scratch);
+    fs::create_dir_all(scratch.join("statics")).expect("the target folder is writable");
+    let mut script = Command::new("python3");
+    script.arg("-B").arg(source.join("buildlib/sanitize_static_lib.py"));
+    script.args([
+        "--version",
+        version.expect("a version"),
+        "--ar",
+        "ar",
+        "--nm",
+        "nm",
+        "--objcopy",
+        "objcopy",
+    ]);
+    // Not all providers: the script is slow.
+    let taken = ["libibverbs.a", "librdmacm.a", "libmlx5.a", "libefa.a"];
+    let statics = build.join("lib/statics");
+    for archive in taken.iter().filter(|name| statics.join(name).exists()) {
+        let copy = scratch.join("statics").join(archive);
+        fs::copy(statics.join(archive), &copy).expect("the target folder is writable");
+        script.arg("--lib").arg(copy);
+    }
+    for internal in ["ccan/libccan.a", "util/librdma_util.a"] {
+        script.arg("--internal_lib").arg(build.join(internal));
+    }
+    let mut maps =
+        vec![build.join("libibverbs/libibverbs.map"), source.join("buildlib/provider.map")];
+    maps.push(source.join("librdmacm/librdmacm.map"));
+    for provider in fs::read_dir(source.join("providers")).expect("a source tree").flatten() {
+        if provider.path().is_dir() {
+            maps.extend(files_with(&provider.path(), "map"));
+        }
+    }
+    let output =
+        script.args(maps.iter().flat_map(|map| ["--map".as_ref(), map.as_os_str()])).output();
+    let output = output.expect("python3 starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let expected = files_with(&scratch, "a");
+    assert!(!expected.is_empty(), "the script wrote nothing");
+    for expected in expected {
+        let name = expected.file_name().expect("a name");
+        let same = members(&expected) == members(&build.join("lib").join(name));
+        assert!(same, "{} differs", expected.display());
+    }
+    let _ = fs::remove_dir_all(&scratch);
 }
