@@ -6,7 +6,7 @@
 
 use std::env;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -58,6 +58,26 @@ impl Machine {
         Self { folder, script }
     }
 
+    /// For the musl target of this processor, whose compiler is a script that lacks the headers that match `pattern`.
+    /// Without a pattern there is no compiler.
+    fn for_musl(test: &str, pattern: Option<&str>) -> Self {
+        let mut machine = Self::without(test, &[]);
+        let target = target().replace("-gnu", "-musl");
+        machine.script.env("TARGET", &target).envs(target_configuration(&target));
+        if let Some(pattern) = pattern {
+            // It is asked whether headers are there by `-E -`, and what compiler it is by `-E FILE`.
+            let compiler = machine.folder.join("bin/compiler");
+            let text = format!(
+                "#!/bin/sh\nfor last; do :; done\n[ \"$last\" = - ] || exit 0\n\
+                 while read -r line; do case $line in {pattern}) exit 1 ;; esac; done\n"
+            );
+            fs::write(&compiler, text).expect("the folder is writable");
+            fs::set_permissions(&compiler, PermissionsExt::from_mode(0o755)).expect("its owner");
+            machine.script.env(format!("CC_{}", target.replace('-', "_")), &compiler);
+        }
+        machine
+    }
+
     fn set(mut self, name: &str, value: &str) -> Self {
         self.script.env(name, value);
         self
@@ -75,7 +95,9 @@ impl Machine {
         for noise in ["panicked", "backtrace", "stack"] {
             assert!(!stderr.contains(noise) && !text.contains(noise), "{text}\n{stderr}");
         }
-        let built = fs::read_dir(self.folder.join("out")).expect("a folder").count();
+        let built = fs::read_dir(self.folder.join("out")).expect("a folder").flatten();
+        // For musl, the check itself needs links to the kernel's headers.
+        let built = built.filter(|entry| entry.file_name() != "kernel-headers").count();
         assert_eq!(built, 0, "the build had begun");
         text.lines().filter_map(|l| l.strip_prefix("cargo::error=")).map(str::to_owned).collect()
     }
@@ -200,6 +222,34 @@ fn c_library_headers() {
         "gcc libc6-dev",
         "gcc glibc-devel",
     );
+}
+
+#[test]
+fn musl_c_compiler() {
+    let errors = Machine::for_musl("musl cc", None).errors();
+    assert_names(&errors, "a C compiler for musl is missing", "musl-tools", "musl-gcc");
+}
+
+#[test]
+fn musl_c_library_headers() {
+    let errors = Machine::for_musl("musl headers", Some("*")).errors();
+    assert_names(&errors, "a C compiler for musl is missing", "musl-tools", "musl-gcc");
+    assert!(errors[0].contains("does not find the C library's headers"), "{errors:?}");
+}
+
+#[test]
+fn musl_kernel_headers() {
+    let errors = Machine::for_musl("musl kernel", Some("*linux/*")).errors();
+    assert_names(&errors, "linux/types.h is missing", "linux-libc-dev", "kernel-headers");
+}
+
+/// The same compiler, which finds all headers: nothing is missing but what is taken away.
+#[test]
+#[cfg(not(feature = "system"))]
+fn musl_complete() {
+    let machine = Machine::for_musl("musl complete", Some("nothing"));
+    fs::remove_file(machine.folder.join("bin/make")).expect("a link");
+    assert_names(&machine.errors(), "`make` is missing", "make", "make");
 }
 
 #[test]
