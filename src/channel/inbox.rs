@@ -17,6 +17,8 @@ pub(super) struct Ring {
     pub(super) len: usize,
     /// A completion found no room: the device has made more completions than there were requests.
     pub(super) overflown: bool,
+    /// Whether it has a completion, or is `overflown`.
+    pub(super) is_pending: bool,
     /// The number of the channel's queue pair, if completions with this number are for this inbox, or
     /// else `NO_NUMBER`.
     pub(super) number: u32,
@@ -47,6 +49,7 @@ impl Ring {
             first: 0,
             len: 0,
             overflown: false,
+            is_pending: false,
             number: NO_NUMBER,
             token: 0,
             listed: false,
@@ -57,9 +60,7 @@ impl Ring {
     /// Whether there is something for the channel.
     pub(super) fn has_something(&self) -> bool {
         let receives = self.receives.as_ref();
-        self.len > 0
-            || self.overflown
-            || receives.is_some_and(|(receives, member)| receives.has_message(*member))
+        self.is_pending || receives.is_some_and(|(receives, member)| receives.has_message(*member))
     }
 
     /// The index after `index`, around the end.
@@ -69,6 +70,7 @@ impl Ring {
     }
 
     pub(super) fn push(&mut self, completion: &ffi::ibv_wc) {
+        self.is_pending = true;
         if self.len == self.entries.len() {
             self.overflown = true;
             return;
@@ -89,7 +91,13 @@ impl Ring {
             self.first = self.after(self.first);
         }
         self.len -= count;
+        self.is_pending = self.len > 0 || self.overflown;
         count
+    }
+
+    /// Drops everything.
+    pub(super) fn clear(&mut self) {
+        (self.len, self.overflown, self.is_pending) = (0, false, false);
     }
 }
 

@@ -65,6 +65,12 @@ impl<'a> Polled<'a> {
         self.next == self.len
     }
 
+    /// Whether there may be more in the completion queue than the poll had room for.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.len == BATCH
+    }
+
     /// Adds a completion. There is room for `BATCH` after `clear`.
     #[inline]
     pub(super) fn push(&mut self, inbox: Inbox, token: u64, completion: ffi::ibv_wc) {

@@ -221,8 +221,7 @@ impl Router {
     pub(super) fn clear(&self, inbox: Inbox) {
         let mut routes = self.lock();
         self.drain(&mut routes);
-        let ring = &mut routes.inboxes[inbox.0];
-        (ring.len, ring.overflown) = (0, false);
+        routes.inboxes[inbox.0].clear();
     }
 
     /// Polls until the completion queue is empty, or polling fails. All completions go to inboxes.
@@ -331,14 +330,17 @@ impl Router {
         let mut routes = self.lock();
         let Some(ring) = routes.inboxes.get(inbox.0) else { return -libc::EINVAL };
         let number = ring.number;
-        if ring.len > 0 || ring.overflown {
+        if ring.is_pending {
             return routes.pop(inbox.0, out);
         }
         let found = self.poll_queue(out);
+        if found == 1 && out.first().is_some_and(|only| only.qp_num == number) {
+            return found;
+        }
         // A negative value is larger than any length, so one comparison finds failures too.
         let count = found as u32 as usize;
         let Some(polled) = out.get(..count) else { return found };
-        // Mostly a single completion, or several of the channel that polls; or none.
+        // None, or several of the channel that polls.
         if polled.iter().all(|completion| completion.qp_num == number) {
             return found;
         }
@@ -349,7 +351,7 @@ impl Router {
     pub(super) fn take(&self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
         let mut routes = self.lock();
         match routes.inboxes.get(inbox.0) {
-            Some(ring) if ring.len > 0 || ring.overflown => routes.pop(inbox.0, out),
+            Some(ring) if ring.is_pending => routes.pop(inbox.0, out),
             Some(_) => 0,
             None => -libc::EINVAL,
         }
@@ -361,7 +363,7 @@ impl Router {
         let mut routes = self.lock();
         let Some(ring) = routes.inboxes.get(inbox.0) else { return -libc::EINVAL };
         let number = ring.number;
-        if ring.len > 0 || ring.overflown {
+        if ring.is_pending {
             return routes.pop(inbox.0, out);
         }
         for _ in 0..=self.capacity {

@@ -124,6 +124,10 @@ impl Reactor {
                         self.registry.serve_polled(token, completions);
                         served += 1;
                     }
+                    // Otherwise the queue was empty after that poll: now the tasks run.
+                    if !polled.is_full() {
+                        break;
+                    }
                 }
             }
         }
