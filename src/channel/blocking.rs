@@ -28,6 +28,9 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 ///    earlier failure has stopped the channel.
 ///  - [`TimedOut`](crate::TransportError::TimedOut): the deadline has passed, where there is one. The
 ///    channel was stopped, and must be [reset](Self::reset).
+///  - [`NoCredit`](crate::TransportError::NoCredit): the channel has
+///    [flow control](crate::ChannelBuilder::flow_control), and the deadline has passed before the peer has
+///    posted a receive. Nothing was posted, and the channel was not stopped.
 impl Channel<'_> {
     /// `ibv_post_send`: sends one message and waits until the peer has it (on a reliable
     /// connection: until it has acknowledged it).

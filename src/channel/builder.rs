@@ -7,6 +7,7 @@ use std::time::Duration;
 #[cfg(doc)]
 use super::Channel;
 use super::core::CoreSettings;
+use super::credits::{self, CreditWords};
 use super::in_flight::InFlight;
 use super::link::{Link, Recipe};
 use super::operation::Limits;
@@ -59,6 +60,7 @@ pub struct ChannelBuilder<'res> {
     connection: ConnectionSettings,
     settle_timeout: Duration,
     sleep_after: Option<u32>,
+    flow_control: bool,
 }
 
 /// Defines builder methods that store a value. [`QueuePairBuilder`] documents each of them.
@@ -122,6 +124,7 @@ impl<'res> ChannelBuilder<'res> {
             connection: ConnectionSettings::default(),
             settle_timeout: Duration::from_secs(5),
             sleep_after: None,
+            flow_control: false,
         }
     }
 
@@ -198,6 +201,37 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
+    /// Has the channel send only what the peer has posted receives for (`false` unless set). Both sides need it,
+    /// or connecting fails.
+    ///
+    /// Without it, the device of the sender tries again when the peer has no receive for a message, and the
+    /// connection fails when it gives up ([`max_rnr_retries`](Self::max_rnr_retries)); on iWARP it fails at
+    /// once. With it, each receive that the peer has posted is a **credit**: a send, a send with an immediate
+    /// and a write with an immediate use up one each. Without a credit,
+    ///
+    ///  - blocking operations wait, within their deadline. If that passes, nothing was posted, the error is
+    ///    [`NoCredit`](crate::TransportError::NoCredit), and the channel is not stopped.
+    ///  - the futures of an [`AsyncChannel`](crate::AsyncChannel) wait, as for room in the queue.
+    ///  - all others are refused with [`NoCredit`](crate::TransportError::NoCredit), as if the queue were full.
+    ///    [`Channel::wait_for_credit`] waits until they can be posted.
+    ///
+    /// A channel counts its receives in a word of memory, which the peer reads by an RDMA read when its credits
+    /// run low. So the receiving side need not do anything in time, and the sending side reads about once per
+    /// half of the receives that the peer keeps posted. While it waits without credit it reads again and again,
+    /// with pauses that grow to a millisecond.
+    ///
+    /// It takes a place in the send queue and the completion queue beyond those of the program, a region of
+    /// memory, and time: operations do not take the fast path. It needs a reliable connection and receives
+    /// that are the channel's own (no [`shared_receive_queue`](Self::shared_receive_queue)), and lets the peer
+    /// [read](AccessFlags::REMOTE_READ) memory whose region allows that.
+    ///
+    /// The [endpoint](PreparedChannel::endpoint) tells the peer where the word is. The connection manager does
+    /// not exchange endpoints: there, give the peer's word to [`Channel::set_peer_credit_word`].
+    pub fn flow_control(mut self, value: bool) -> Self {
+        self.flow_control = value;
+        self
+    }
+
     /// A channel of a reactor must not read the reactor's events.
     pub(crate) fn check_never_sleeps(&self) -> Result<()> {
         match self.sleep_after {
@@ -207,6 +241,22 @@ impl<'res> ChannelBuilder<'res> {
                 Err(Error::invalid("ibv_create_qp", reason))
             }
         }
+    }
+
+    /// Checks what flow control needs.
+    fn check_flow_control(&self, verb: &'static str) -> Result<()> {
+        let ConnectionSettings { max_rd_atomic, max_dest_rd_atomic, .. } = self.connection;
+        let reason = if self.queue_pair_type != QueuePairType::ReliableConnected {
+            "flow control needs a reliable connection: elsewhere messages are lost, and credits with them"
+        } else if self.receives.is_some() {
+            "flow control counts the receives of one channel: it cannot count those of a shared receive \
+             queue"
+        } else if max_rd_atomic == Some(0) || max_dest_rd_atomic == Some(0) {
+            "flow control needs reads: max_rd_atomic and max_dest_rd_atomic must not be 0"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(verb, reason))
     }
 
     /// `ibv_create_qp`: creates the queue pair, and its completion queue unless that is shared.
@@ -219,7 +269,8 @@ impl<'res> ChannelBuilder<'res> {
     ///
     ///  - `EINVAL`: the type of the queue pair is neither RC nor UC, or the shared completion queue
     ///    has not enough room left, or has no channel to sleep on, or wakes for solicited completions
-    ///    only; or the shared receive queue belongs to another context.
+    ///    only; or the shared receive queue belongs to another context; or a channel with
+    ///    [`flow_control`](Self::flow_control) is not of type RC, may not read, or shares its receives.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel<'res>> {
         const VERB: &str = "ibv_create_qp";
@@ -227,12 +278,17 @@ impl<'res> ChannelBuilder<'res> {
         if !reliable && self.queue_pair_type != QueuePairType::UnreliableConnected {
             return Err(Error::invalid(VERB, "a channel is of type RC or UC"));
         }
-        let mut capacities = self.capacities;
+        let (mut capacities, mut connection) = (self.capacities, self.connection);
+        if self.flow_control {
+            self.check_flow_control(VERB)?;
+            connection.access |= AccessFlags::REMOTE_READ;
+        }
         if self.receives.is_some() {
             capacities.max_recv_wr = 0;
         }
         let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = capacities;
-        let depth = max_send_wr.saturating_add(max_recv_wr);
+        let own_sends = if self.flow_control { credits::OWN_SENDS } else { 0 };
+        let depth = max_send_wr.saturating_add(max_recv_wr).saturating_add(own_sends);
         capacities.max_send_sge = capacities.max_send_sge.max(1);
         capacities.max_recv_sge = capacities.max_recv_sge.max(1);
         let place = match &self.receives {
@@ -262,15 +318,21 @@ impl<'res> ChannelBuilder<'res> {
                 (shared.queue().clone(), Some((router, inbox)))
             }
         };
+        let domain = self.flow_control.then(|| self.domain.clone());
         let builder = QueuePairBuilder::new(self.domain, &queue, &queue, self.queue_pair_type);
         let builder = match &receives {
             Some((receives, _)) => builder.srq(receives.queue()),
             None => builder,
         };
         // The queue has room for both depths, so they are numbers that a device has.
-        let made = InFlight::new(max_send_wr, max_recv_wr)
-            .and_then(|table| Ok((builder.with(capacities, self.connection).build()?, table)));
-        let (prepared, table) = match (made, &router) {
+        let made = InFlight::new(max_send_wr, max_recv_wr).and_then(|table| {
+            let region = domain.map(credits::register).transpose()?;
+            let words = region.as_ref().map(CreditWords::new).transpose()?;
+            let with_own = credits::with_own_sends(capacities, self.flow_control);
+            let prepared = builder.with(with_own, connection).build()?;
+            Ok((prepared, table, region, words))
+        });
+        let (prepared, table, credit_region, credit_words) = match (made, &router) {
             (Ok(made), _) => made,
             (Err(error), Some((router, inbox))) => {
                 router.release(*inbox);
@@ -296,9 +358,10 @@ impl<'res> ChannelBuilder<'res> {
             settle_timeout: self.settle_timeout,
             // The queue pair holds the queue in an `Arc`, so its address stays the same.
             sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
+            credit_words,
         };
-        let recipe = Recipe { capacities, connection: self.connection };
-        let link = Link::new(queue_pair, recipe, &settings, table, router, receives);
+        let recipe = Recipe { capacities, connection };
+        let link = Link::new(queue_pair, recipe, &settings, table, router, receives, credit_region);
         // From here on, the link gives it back.
         if let Some(place) = place {
             place.keep();
@@ -340,6 +403,7 @@ impl fmt::Debug for ChannelBuilder<'_> {
             .field("connection", &self.connection)
             .field("settle_timeout", &self.settle_timeout)
             .field("sleep_after", &self.sleep_after)
+            .field("flow_control", &self.flow_control)
             .finish_non_exhaustive()
     }
 }

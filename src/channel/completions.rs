@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::batch::BATCH;
 use super::core::Core;
+use super::credits::CREDITS;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{BLOCKING, Owner, Slot, State};
 use super::wait::Wait;
@@ -125,7 +126,7 @@ impl Core {
     }
 
     /// Ends the operation that a completion belongs to. Returns false for a completion of an earlier
-    /// epoch, which is dropped, and for one of a shared receive queue.
+    /// epoch, which is dropped, and for one of a shared receive queue or of the flow control.
     ///
     /// # Errors
     ///
@@ -173,6 +174,8 @@ impl Core {
                 self.release(slot);
             }
             None if index == BLOCKING && self.blocking.replace(false) => {}
+            // It is not counted among the operations in flight.
+            None if index == CREDITS && self.take_credits(completion) => return Ok(false),
             _ => return Err(unknown),
         }
         Ok(true)

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use super::batch::{Batch, PollCq};
 use super::cancel::Cancel;
+use super::credits::{COUNTING, CreditWords, Credits, NO_CREDIT};
 use super::epoch::new_epoch;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{BLOCKING, InFlight, Owner, Queue, Slot};
@@ -65,6 +66,8 @@ pub(super) struct Core {
     pub(super) router: Option<(Arc<Router>, Inbox)>,
     /// The shared receive queue that feeds the channel, if there is one, and the channel's messages.
     pub(super) receives: Option<(Arc<Receives>, Member)>,
+    /// The flow control, if the channel has it.
+    pub(super) credits: Option<Credits>,
     /// What to sleep on. `None`: waits spin.
     pub(super) sleep: Option<Sleep>,
     /// What ends a wait from another thread. Empty until the first handle is made.
@@ -107,6 +110,8 @@ pub(super) struct CoreSettings {
     pub(super) limits: Limits,
     pub(super) settle_timeout: Duration,
     pub(super) sleep: Option<Sleep>,
+    /// For a channel with flow control.
+    pub(super) credit_words: Option<CreditWords>,
 }
 
 impl Core {
@@ -119,7 +124,9 @@ impl Core {
     ///
     /// The queue pair is live, and only [`destroy`](Self::destroy) destroys it while the core is used.
     /// Only this core posts to it, and only this core (with its router) polls its completions. The
-    /// queue in `settings.sleep` is its completion queue.
+    /// queue in `settings.sleep` is its completion queue. The memory of `settings.credit_words` stays
+    /// registered while the core is used, and until the queue pair was reset or destroyed; nobody else
+    /// accesses it.
     pub(super) unsafe fn new(
         queue_pair: *mut ffi::ibv_qp,
         settings: &CoreSettings,
@@ -157,6 +164,7 @@ impl Core {
             limits: settings.limits,
             router,
             receives,
+            credits: settings.credit_words.map(Credits::new),
             sleep: settings.sleep,
             cancel: earlier.map_or_else(OnceCell::new, |earlier| earlier.cancel.clone()),
             destroyed: Cell::new(false),
@@ -171,13 +179,19 @@ impl Core {
         }
         // SAFETY: the core does not move any more; `post_raw` gets its pointer from the same cell.
         unsafe { Prepared::set_piece_pointers(core.prepared.get()) };
+        if core.credits.is_some() {
+            let this = Arc::as_ptr(&core).cast_mut().cast();
+            // SAFETY: nothing else accesses the requests yet. The functions get the core that they expect.
+            unsafe { Prepared::replace_functions(core.prepared.get(), this, COUNTING) };
+        }
         core
     }
 
     /// The settings that the core was made with.
     pub(super) fn settings(&self) -> CoreSettings {
         let Self { limits, settle_timeout, sleep, .. } = *self;
-        CoreSettings { limits, settle_timeout, sleep }
+        let credit_words = self.credits.as_ref().map(Credits::words);
+        CoreSettings { limits, settle_timeout, sleep, credit_words }
     }
 
     /// Whether the transport is a reliable connection.
@@ -201,6 +215,9 @@ impl Core {
         self.connection.set(self.epoch.get());
         self.blocking_id.set(self.epoch.get() | u64::from(BLOCKING));
         self.drop_owned_buffers();
+        if let Some(credits) = &self.credits {
+            credits.open();
+        }
         self.table.open_receives(self.epoch.get());
         self.update_fast_path();
     }
@@ -211,10 +228,11 @@ impl Core {
         if !self.table.is_open_for_receives() {
             self.open_receives();
         }
-        match self.receives {
-            None => self.table.open_sends(),
-            // A blocking receive must not be posted, so there is no fast path.
-            Some(_) => self.table.open_sends_only(),
+        if self.receives.is_none() && self.credits.is_none() {
+            self.table.open_sends();
+        } else {
+            // A blocking receive must not be posted, or a send needs credit, so there is no fast path.
+            self.table.open_sends_only();
         }
         self.update_fast_path();
     }
@@ -234,7 +252,7 @@ impl Core {
 
     /// The reason why a queue has no free slot.
     #[cold]
-    fn refusal(&self, queue: Queue) -> TransportError {
+    pub(super) fn refusal(&self, queue: Queue) -> TransportError {
         if self.destroyed.get() {
             TransportError::Closed
         } else if queue == Queue::Receive && self.receives.is_some() {
@@ -351,6 +369,9 @@ impl Core {
         if !self.table.has_room(O::QUEUE) {
             return Err(self.refusal(O::QUEUE));
         }
+        if O::TAKES_RECEIVE && self.credits.is_some() {
+            self.wait_for_blocking_credit(deadline)?;
+        }
         // SAFETY: there is a free slot, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, self.blocking_id.get(), list) };
         if returned != 0 {
@@ -394,6 +415,11 @@ impl Core {
 
     #[cold]
     fn post_failed<O: Operation>(&self, slot: &Slot, returned: c_int) -> TransportError {
+        if returned == NO_CREDIT && O::TAKES_RECEIVE {
+            let owner = slot.state();
+            self.release(slot);
+            return self.refuse_without_credit(owner);
+        }
         let error = ffi::failed(O::VERB, returned).into();
         self.ensure_not_posted::<O>(Some(slot));
         error

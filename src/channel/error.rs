@@ -24,12 +24,16 @@ pub enum TransportError {
     /// As many operations are outstanding on this queue as the channel was built for. Nothing was
     /// posted.
     QueueFull,
+    /// The channel has [flow control](crate::ChannelBuilder::flow_control), and the peer has posted no receive
+    /// for this message yet. Nothing was posted, and the channel works.
+    /// [`wait_for_credit`](crate::Channel::wait_for_credit) waits until there is a receive.
+    NoCredit,
     /// The deadline has passed. The channel was stopped, and everything that was in flight has
     /// ended.
     TimedOut,
     /// A [`CancelHandle`](crate::CancelHandle) has ended the wait. A wait of an operation that owns its
-    /// buffer leaves everything in flight. After every other wait the channel was stopped, and everything
-    /// that was in flight has ended.
+    /// buffer, or for a [credit](crate::Channel::wait_for_credit), leaves everything in flight. After every
+    /// other wait the channel was stopped, and everything that was in flight has ended.
     Cancelled,
     /// The completion queue held a completion that no operation of this channel is waiting for.
     UnknownCompletion {
@@ -92,13 +96,16 @@ impl fmt::Display for TransportError {
                 "the queue is full: complete operations before posting more, or build the channel \
                  deeper",
             ),
+            Self::NoCredit => f.write_str(
+                "the peer has posted no receive for this message: wait for credit, and post it then",
+            ),
             Self::TimedOut => f.write_str(
                 "the deadline has passed; the channel was stopped and must be reset before it is \
                  used again",
             ),
             Self::Cancelled => f.write_str(
-                "the wait was cancelled; unless its operation owns its buffer, the channel was stopped \
-                 and must be reset before it is used again",
+                "the wait was cancelled; unless it was that of an operation that owns its buffer, or for a \
+                 credit, the channel was stopped and must be reset before it is used again",
             ),
             Self::UnknownCompletion { queue_pair, wr_id } => write!(
                 f,
@@ -163,7 +170,9 @@ impl From<TransportError> for std::io::Error {
         match error {
             TransportError::Verbs(error) => error.into(),
             TransportError::TimedOut => Self::new(Kind::TimedOut, error),
-            TransportError::QueueFull => Self::new(Kind::WouldBlock, error),
+            TransportError::QueueFull | TransportError::NoCredit => {
+                Self::new(Kind::WouldBlock, error)
+            }
             TransportError::Stopped | TransportError::Closed => {
                 Self::new(Kind::NotConnected, error)
             }

@@ -6,11 +6,14 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::core::{Core, CoreSettings};
+use super::credits::{self, CreditRegion};
 use super::in_flight::InFlight;
 use super::router::{Inbox, Router};
 use super::shared_receives::{Member, Receives};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
+use crate::handle::Leak;
+use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{ConnectionSettings, QueuePair, QueuePairEndpoint};
 use crate::trace;
 
@@ -27,6 +30,9 @@ pub(super) struct Link<'res> {
     pub(super) stream: Option<TcpStream>,
     recipe: Recipe,
     stage: Stage,
+    /// The words of the flow control, which the device may access until the queue pair is destroyed. The core
+    /// points to them.
+    credit_region: Option<CreditRegion<'res>>,
 }
 
 /// The state of the queue pair, as far as it is known.
@@ -43,6 +49,7 @@ enum Stage {
 /// The settings for a channel's queue pairs: the first one, and one for each reset.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recipe {
+    /// What the program asked for.
     pub(super) capacities: ffi::ibv_qp_cap,
     pub(super) connection: ConnectionSettings,
 }
@@ -64,6 +71,11 @@ impl Drop for Link<'_> {
         // SAFETY: it is taken once, here. The C object was destroyed or is leaked. The completion queue,
         // which the router has just used, is dropped with the parents.
         unsafe { ManuallyDrop::take(&mut self.queue_pair) }.disown(!self.leaked);
+        if self.leaked
+            && let Some(region) = &self.credit_region
+        {
+            region.leak();
+        }
     }
 }
 
@@ -77,8 +89,10 @@ impl<'res> Link<'res> {
         table: InFlight,
         router: Option<(Arc<Router>, Inbox)>,
         receives: Option<(Arc<Receives>, Member)>,
+        credit_region: Option<CreditRegion<'res>>,
     ) -> Self {
-        // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
+        // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only. It owns the
+        // region of the credit words too, and leaks it if destroying the queue pair fails.
         let core =
             unsafe { Core::new(queue_pair.as_raw(), settings, table, router, receives, None) };
         Self {
@@ -88,11 +102,22 @@ impl<'res> Link<'res> {
             stream: None,
             recipe,
             stage: Stage::Reset,
+            credit_region,
         }
     }
 
     pub(super) fn endpoint(&self) -> QueuePairEndpoint {
-        self.queue_pair.endpoint()
+        QueuePairEndpoint { credit_word: self.credit_word(), ..self.queue_pair.endpoint() }
+    }
+
+    /// Where the peer finds how many receives the channel has posted, if it has flow control.
+    pub(super) fn credit_word(&self) -> Option<RemoteMemoryRegion> {
+        self.credit_region.as_ref().and_then(credits::word_for_peer)
+    }
+
+    /// Sets where the peer's count of receives is.
+    pub(super) fn set_peer_credit_word(&self, word: Option<RemoteMemoryRegion>) -> Result<()> {
+        credits::agree(self.core.credits.as_ref(), word)
     }
 
     /// The queue pair. Only the core may post to it and change its state.
@@ -137,6 +162,7 @@ impl<'res> Link<'res> {
         if !self.is_receiving() {
             self.ensure_reset()?;
         }
+        self.set_peer_credit_word(remote.credit_word())?;
         self.stage = Stage::Used;
         if let Err(error) = self.queue_pair.connect(Some(remote)) {
             // If this fails, the next attempt does it again.
@@ -182,6 +208,9 @@ impl<'res> Link<'res> {
             self.core.close();
             self.core.reset()?;
             self.core.discard()?;
+            if let Some(credits) = &self.core.credits {
+                credits.forget_peer();
+            }
             if let Some((receives, member)) = &self.core.receives {
                 // Messages of the earlier connection that nobody has taken.
                 receives.clear(*member);
@@ -204,6 +233,7 @@ impl<'res> Link<'res> {
         // The caller chose these numbers for the first connection only.
         (connection.send_psn, connection.receive_psn) = (None, None);
         let table = InFlight::new(capacities.max_send_wr, capacities.max_recv_wr)?;
+        let capacities = credits::with_own_sends(capacities, self.credit_region.is_some());
         let fresh = self.queue_pair.another(capacities, connection)?;
         let (router, receives) = (self.core.router.clone(), self.core.receives.clone());
         if let Some((router, inbox)) = &router {
@@ -211,7 +241,7 @@ impl<'res> Link<'res> {
         }
         let mut settings = self.core.settings();
         settings.limits.max_inline_data = fresh.max_inline_data();
-        // SAFETY: the queue pair is live. The link owns it, and destroys it through the core only.
+        // SAFETY: as in `new`. The old core is used no more when the new one begins to count credits.
         let core = unsafe {
             Core::new(fresh.as_raw(), &settings, table, router, receives, Some(&*self.core))
         };

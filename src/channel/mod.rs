@@ -7,6 +7,7 @@ mod cancel;
 mod channel_set;
 mod completions;
 mod core;
+mod credits;
 mod epoch;
 mod error;
 #[cfg(test)]

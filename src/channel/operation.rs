@@ -20,6 +20,9 @@ pub(super) trait Operation {
     /// Whether the device writes the memory.
     const WRITES: bool;
 
+    /// Whether it uses up a receive of the peer.
+    const TAKES_RECEIVE: bool;
+
     /// Finds errors before the device sees the request.
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()>;
 
@@ -63,6 +66,9 @@ pub(super) struct Prepared {
     bad_receive: *mut ffi::ibv_recv_wr,
 }
 
+/// The functions that post.
+pub(super) type PostFunctions = (PostSend, PostRecv);
+
 type PostSend = unsafe extern "C" fn(
     *mut ffi::ibv_qp,
     *mut ffi::ibv_send_wr,
@@ -104,6 +110,25 @@ impl Prepared {
             piece: ffi::ibv_sge::default(),
             bad_send: ptr::null_mut(),
             bad_receive: ptr::null_mut(),
+        }
+    }
+
+    /// Has requests posted by these functions, whose first argument is then `queue_pair`, whatever that is.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is valid, and nothing else accesses what is there meanwhile. The functions accept
+    /// `queue_pair` for as long as operations are posted, and do what the provider's do.
+    pub(super) unsafe fn replace_functions(
+        this: *mut Self,
+        queue_pair: *mut ffi::ibv_qp,
+        (post_send, post_recv): PostFunctions,
+    ) {
+        // SAFETY: the caller vouches for the pointer. A reference would invalidate the pointers to the piece.
+        unsafe {
+            (*this).queue_pair = queue_pair;
+            (*this).post_send = post_send;
+            (*this).post_recv = post_recv;
         }
     }
 
@@ -153,6 +178,7 @@ pub(super) struct Receive;
 impl Operation for Receive {
     const QUEUE: Queue = Queue::Receive;
     const WRITES: bool = true;
+    const TAKES_RECEIVE: bool = false;
     const VERB: &'static str = "ibv_post_recv";
 
     #[inline]
@@ -255,6 +281,7 @@ impl<K: Kind> Operation for Request<K> {
     const QUEUE: Queue = Queue::Send;
     // Reads and atomics write their result.
     const WRITES: bool = K::RELIABLE;
+    const TAKES_RECEIVE: bool = takes_receive(OPCODES[K::INDEX]);
     const VERB: &'static str = "ibv_post_send";
 
     #[inline]
@@ -300,6 +327,15 @@ impl<K: Kind> Operation for Request<K> {
             returned
         }
     }
+}
+
+/// Whether a request with this opcode uses up a receive of the peer.
+pub(super) const fn takes_receive(opcode: ffi::ibv_wr_opcode) -> bool {
+    use ffi::ibv_wr_opcode as Opcode;
+
+    opcode.0 == Opcode::IBV_WR_SEND.0
+        || opcode.0 == Opcode::IBV_WR_SEND_WITH_IMM.0
+        || opcode.0 == Opcode::IBV_WR_RDMA_WRITE_WITH_IMM.0
 }
 
 /// The list element of bytes that need not be registered.

@@ -35,6 +35,10 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 ///    are in flight, or have ended and were not waited for. The buffer stays borrowed until the scope
 ///    has ended; to avoid that, ask [`can_post_send`](Self::can_post_send) or
 ///    [`can_post_receive`](Self::can_post_receive) first.
+///  - [`NoCredit`](crate::TransportError::NoCredit): the channel has
+///    [flow control](crate::ChannelBuilder::flow_control), and the peer has no receive for the message.
+///    The buffer stays borrowed as above; to avoid that,
+///    [wait for a credit](Self::wait_for_credit) first.
 ///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong, or the device has refused it; or
 ///    the provider cannot tell whether the device has it (Soft-RoCE and Soft-iWARP, if the kernel could
 ///    not be told), and the channel was stopped.
@@ -60,7 +64,8 @@ impl<'scope> Scope<'scope, '_> {
         Self::new(core)
     }
 
-    /// Whether there is room for one more send, write, read or atomic.
+    /// Whether there is room for one more send, write, read or atomic. With
+    /// [flow control](crate::ChannelBuilder::flow_control), a send also needs a [credit](Self::credits).
     #[inline]
     pub fn can_post_send(&self) -> bool {
         self.core.table.has_room(Queue::Send)
@@ -70,6 +75,29 @@ impl<'scope> Scope<'scope, '_> {
     #[inline]
     pub fn can_post_receive(&self) -> bool {
         self.core.table.has_room(Queue::Receive)
+    }
+
+    /// The number of messages that may be sent: see [`Channel::credits`].
+    pub fn credits(&self) -> Option<u32> {
+        self.core.available_credits()
+    }
+
+    /// Waits until a message may be sent: see [`Channel::wait_for_credit`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Channel::wait_for_credit`].
+    pub fn wait_for_credit(&self) -> TransportResult<()> {
+        self.core.wait_for_credit(None)
+    }
+
+    /// As [`wait_for_credit`](Self::wait_for_credit), but gives up at `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Channel::wait_for_credit_deadline`].
+    pub fn wait_for_credit_deadline(&self, deadline: Instant) -> TransportResult<()> {
+        self.core.wait_for_credit(Some(deadline))
     }
 
     /// `ibv_post_send`: posts a send. See [`Channel::send`].

@@ -208,6 +208,9 @@ impl Core {
         self.table.discard_outstanding();
         self.end_discarded_owned();
         self.clear_blocking();
+        if let Some(credits) = &self.credits {
+            credits.close();
+        }
     }
 
     fn modify(&self, state: ffi::ibv_qp_state) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use super::Channel;
 use super::core::Core;
@@ -208,6 +209,17 @@ impl Channel<'_> {
     /// Whether one more operation can be posted to the send queue.
     pub(crate) fn has_room_for_send(&self) -> bool {
         self.core().table.has_room(Queue::Send)
+    }
+
+    /// How long a send that was refused for lack of credit is to pause. `None`: the end of a read tells when it
+    /// can be posted.
+    pub(crate) fn credit_pause(&self) -> Option<Duration> {
+        self.core().credit_pause()
+    }
+
+    /// Whether a send has no credit, and the end of a read will tell when it may have one.
+    pub(crate) fn is_asking_for_credit(&self) -> bool {
+        self.core().is_asking_for_credit()
     }
 
     /// Whether the channel was built for operations on the send queue, and for receives.

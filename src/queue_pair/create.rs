@@ -320,6 +320,7 @@ impl<'res> QueuePairBuilder<'res> {
                 path_mtu: settings.mtu,
                 max_dest_rd_atomic: settings.max_dest_rd_atomic,
                 gids,
+                credit_word: None,
             },
             operations,
             functions,

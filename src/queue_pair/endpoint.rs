@@ -5,6 +5,7 @@ use std::fmt;
 use super::endpoint_gids::{EndpointGid, EndpointGids, GidClass};
 use crate::device::{Gid, LinkLayer};
 use crate::error::{Error, Result};
+use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
 /// The address of a queue pair, and the limits that its peer must respect. Both sides exchange their
@@ -27,6 +28,7 @@ pub struct QueuePairEndpoint {
     pub(crate) path_mtu: Option<MaximumTransferUnit>,
     pub(crate) max_dest_rd_atomic: Option<u8>,
     pub(crate) gids: EndpointGids,
+    pub(crate) credit_word: Option<RemoteMemoryRegion>,
 }
 
 impl QueuePairEndpoint {
@@ -51,6 +53,7 @@ impl QueuePairEndpoint {
             path_mtu: None,
             max_dest_rd_atomic: None,
             gids: EndpointGids::one(gid, GidClass::Unspecified),
+            credit_word: None,
         })
     }
 
@@ -72,6 +75,14 @@ impl QueuePairEndpoint {
     #[must_use]
     pub const fn with_max_dest_rd_atomic(mut self, reads: u8) -> Self {
         self.max_dest_rd_atomic = Some(reads);
+        self
+    }
+
+    /// The same endpoint, of a channel with [flow control](crate::ChannelBuilder::flow_control): where it counts
+    /// its receives, as [`credit_word`](Self::credit_word) told the peer.
+    #[must_use]
+    pub const fn with_credit_word(mut self, word: RemoteMemoryRegion) -> Self {
+        self.credit_word = Some(word);
         self
     }
 
@@ -110,6 +121,12 @@ impl QueuePairEndpoint {
     /// How many reads and atomics of its peer it answers at a time, if known.
     pub const fn max_dest_rd_atomic(&self) -> Option<u8> {
         self.max_dest_rd_atomic
+    }
+
+    /// Where a channel with [flow control](crate::ChannelBuilder::flow_control) counts its receives. The peer
+    /// reads it there.
+    pub const fn credit_word(&self) -> Option<RemoteMemoryRegion> {
+        self.credit_word
     }
 
     /// Checks that a port with this link layer can reach it. If not, returns an error of `verb`.
@@ -154,10 +171,11 @@ impl fmt::Display for QueuePairEndpoint {
         if let Some(mtu) = self.path_mtu {
             write!(f, ", MTU {}", mtu.bytes())?;
         }
-        match self.max_dest_rd_atomic {
-            Some(reads) => write!(f, ", answers {reads} reads"),
-            None => Ok(()),
+        if let Some(reads) = self.max_dest_rd_atomic {
+            write!(f, ", answers {reads} reads")?;
         }
+        // Not the key: a log must not give its readers access to the memory.
+        f.write_str(if self.credit_word.is_some() { ", flow control" } else { "" })
     }
 }
 
@@ -211,5 +229,8 @@ mod tests {
             .with_max_dest_rd_atomic(16);
         let text = endpoint.to_string();
         assert!(text.ends_with("GID ::, PSN 0x000abc, MTU 1024, answers 16 reads"), "{text}");
+        let text =
+            endpoint.with_credit_word(RemoteMemoryRegion::new(8, 8, 0x77).unwrap()).to_string();
+        assert!(text.ends_with("answers 16 reads, flow control") && !text.contains("77"), "{text}");
     }
 }

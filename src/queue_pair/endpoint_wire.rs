@@ -6,22 +6,28 @@
 
 use std::fmt;
 
-use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::ser::{SerializeSeq, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::QueuePairEndpoint;
 use super::endpoint_gids::{EndpointGid, EndpointGids, GidClass, MAX_GIDS};
 use crate::device::Gid;
+use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
-/// The version of the form. It changes with every change of the form.
+/// The versions of the form. It changes with every change of the form. An endpoint is written in the oldest
+/// one that can tell all of it.
 const VERSION: u32 = 1;
+/// With the credit word, of a channel with flow control.
+const CREDITS_VERSION: u32 = 2;
 
 /// "QPE": a number that begins with it is larger than any queue pair number.
 const MAGIC: u32 = 0x5150_4500;
 
-#[derive(Serialize, Deserialize)]
+/// Version 1.
+#[derive(Serialize)]
 #[serde(rename = "QueuePairEndpoint")]
 struct Wire {
     version: Version,
@@ -33,13 +39,31 @@ struct Wire {
     gids: EndpointGids,
 }
 
-/// Can only be deserialised if it is [`VERSION`].
-struct Version;
+/// Version 2; with field names, also version 1.
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "QueuePairEndpoint")]
+struct CreditsWire {
+    version: Version,
+    num: u32,
+    lid: u16,
+    send_psn: Option<u32>,
+    path_mtu: Option<u32>,
+    max_dest_rd_atomic: Option<u8>,
+    gids: EndpointGids,
+    #[serde(default)]
+    credit_word: Option<RemoteMemoryRegion>,
+}
+
+const FIELDS: &[&str] =
+    &["version", "num", "lid", "send_psn", "path_mtu", "max_dest_rd_atomic", "gids", "credit_word"];
+
+/// Can only be deserialised if it is one of those above, with or without [`MAGIC`].
+struct Version(u32);
 
 impl Serialize for Version {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let magic = if serializer.is_human_readable() { 0 } else { MAGIC };
-        serializer.serialize_u32(magic | VERSION)
+        serializer.serialize_u32(magic | self.0)
     }
 }
 
@@ -47,9 +71,6 @@ impl<'de> Deserialize<'de> for Version {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let magic = if deserializer.is_human_readable() { 0 } else { MAGIC };
         let found = u32::deserialize(deserializer)?;
-        if found == magic | VERSION {
-            return Ok(Self);
-        }
         if magic != 0 && found & !0xff != magic {
             return Err(D::Error::custom(format_args!(
                 "this is not a queue pair endpoint with a version, as this crate has it: does the \
@@ -57,11 +78,14 @@ impl<'de> Deserialize<'de> for Version {
                  {found:#010x}.)"
             )));
         }
-        Err(D::Error::custom(format_args!(
-            "the queue pair endpoint has version {}, but this crate reads version {VERSION}: both \
-             sides must use versions of the crate that agree",
-            found & !magic
-        )))
+        let version = found & !magic;
+        if !(VERSION..=CREDITS_VERSION).contains(&version) {
+            return Err(D::Error::custom(format_args!(
+                "the queue pair endpoint has version {version}, but this crate reads versions \
+                 {VERSION} and {CREDITS_VERSION}: both sides must use versions of the crate that agree"
+            )));
+        }
+        Ok(Self(version))
     }
 }
 
@@ -117,22 +141,72 @@ impl<'de> Deserialize<'de> for EndpointGids {
 
 impl Serialize for QueuePairEndpoint {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let wire = Wire {
-            version: Version,
-            num: self.num,
-            lid: self.lid,
-            send_psn: self.send_psn.map(PacketSequenceNumber::value),
-            path_mtu: self.path_mtu.map(MaximumTransferUnit::bytes),
-            max_dest_rd_atomic: self.max_dest_rd_atomic,
-            gids: self.gids,
-        };
-        wire.serialize(serializer)
+        let Self { num, lid, max_dest_rd_atomic, gids, credit_word, .. } = *self;
+        let send_psn = self.send_psn.map(PacketSequenceNumber::value);
+        let path_mtu = self.path_mtu.map(MaximumTransferUnit::bytes);
+        if credit_word.is_none() {
+            let version = Version(VERSION);
+            Wire { version, num, lid, send_psn, path_mtu, max_dest_rd_atomic, gids }
+                .serialize(serializer)
+        } else {
+            CreditsWire {
+                version: Version(CREDITS_VERSION),
+                num,
+                lid,
+                send_psn,
+                path_mtu,
+                max_dest_rd_atomic,
+                gids,
+                credit_word,
+            }
+            .serialize(serializer)
+        }
+    }
+}
+
+/// Reads both versions.
+struct AnyVersion;
+
+impl<'de> Visitor<'de> for AnyVersion {
+    type Value = CreditsWire;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("struct QueuePairEndpoint")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<CreditsWire, A::Error> {
+        fn field<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(
+            seq: &mut A,
+            index: usize,
+        ) -> Result<T, A::Error> {
+            seq.next_element()?.ok_or_else(|| A::Error::invalid_length(index, &AnyVersion))
+        }
+
+        let version: Version = field(&mut seq, 0)?;
+        Ok(CreditsWire {
+            num: field(&mut seq, 1)?,
+            lid: field(&mut seq, 2)?,
+            send_psn: field(&mut seq, 3)?,
+            path_mtu: field(&mut seq, 4)?,
+            max_dest_rd_atomic: field(&mut seq, 5)?,
+            gids: field(&mut seq, 6)?,
+            credit_word: if version.0 < CREDITS_VERSION { None } else { field(&mut seq, 7)? },
+            version,
+        })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CreditsWire, A::Error> {
+        CreditsWire::deserialize(MapAccessDeserializer::new(map))
     }
 }
 
 impl<'de> Deserialize<'de> for QueuePairEndpoint {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let wire = Wire::deserialize(deserializer)?;
+        let wire = if deserializer.is_human_readable() {
+            CreditsWire::deserialize(deserializer)?
+        } else {
+            deserializer.deserialize_struct("QueuePairEndpoint", FIELDS, AnyVersion)?
+        };
         let mut endpoint = Self::new(wire.num, wire.lid, Gid::ZERO).map_err(D::Error::custom)?;
         let psn = wire.send_psn.map(PacketSequenceNumber::new).transpose();
         endpoint.send_psn = psn.map_err(D::Error::custom)?;
@@ -140,6 +214,7 @@ impl<'de> Deserialize<'de> for QueuePairEndpoint {
         endpoint.path_mtu = mtu.map_err(D::Error::custom)?;
         endpoint.max_dest_rd_atomic = wire.max_dest_rd_atomic;
         endpoint.gids = wire.gids;
+        endpoint.credit_word = wire.credit_word;
         Ok(endpoint)
     }
 }
@@ -208,15 +283,40 @@ mod tests {
     }
 
     #[test]
+    fn a_credit_word_makes_it_version_two() {
+        let word = RemoteMemoryRegion::new(0x1122_3344_5566_7788, 8, 0x99aa_bbcc).unwrap();
+        let with = endpoint().with_credit_word(word);
+        let plain = bincode::serde::encode_to_vec(endpoint(), binary()).unwrap();
+        let bytes = bincode::serde::encode_to_vec(with, binary()).unwrap();
+        let mut expected = plain.clone();
+        expected[0] = 2;
+        expected.push(1);
+        expected.extend(0x1122_3344_5566_7788_u64.to_le_bytes());
+        expected.extend(8_u64.to_le_bytes());
+        expected.extend(0x99aa_bbcc_u32.to_le_bytes());
+        assert_eq!(bytes, expected);
+        assert_eq!((read(&bytes).unwrap(), read(&plain).unwrap()), (with, endpoint()));
+        assert!(read(&bytes[..bytes.len() - 1]).is_err());
+
+        let text = serde_json::to_string(&with).unwrap();
+        assert!(text.starts_with(r#"{"version":2,"#), "{text}");
+        let tail = r#""credit_word":{"address":1234605616436508552,"length":8,"rkey":2578103244}}"#;
+        assert!(text.ends_with(tail), "{text}");
+        assert_eq!(serde_json::from_str::<QueuePairEndpoint>(&text).unwrap(), with);
+        let overflow = text.replace(r#""length":8"#, r#""length":18446744073709551615"#);
+        assert!(serde_json::from_str::<QueuePairEndpoint>(&overflow).is_err());
+    }
+
+    #[test]
     fn other_versions_are_refused_by_name() {
         let mut bytes = bincode::serde::encode_to_vec(endpoint(), binary()).unwrap();
-        bytes[0] = 2;
+        bytes[0] = 3;
         let error = read(&bytes).unwrap_err();
-        assert!(error.contains("has version 2, but this crate reads version 1"), "{error}");
+        assert!(error.contains("has version 3, but this crate reads versions 1 and 2"), "{error}");
         let text = serde_json::to_string(&endpoint()).unwrap();
-        let text = text.replace(r#""version":1"#, r#""version":2,"news":true"#);
+        let text = text.replace(r#""version":1"#, r#""version":3,"news":true"#);
         let error = serde_json::from_str::<QueuePairEndpoint>(&text).unwrap_err().to_string();
-        assert!(error.contains("has version 2, but this crate reads version 1"), "{error}");
+        assert!(error.contains("has version 3, but this crate reads versions 1 and 2"), "{error}");
     }
 
     #[test]

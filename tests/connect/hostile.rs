@@ -93,14 +93,14 @@ fn other_programs_and_other_versions_are_told_by_name() {
 
     // A newer peer sends a longer greeting: it is read to its end, and answered by our version.
     let mut newer = greeting;
-    newer[7] = 2;
+    newer[7] = 3;
     let more = u16::from_be_bytes([newer[8], newer[9]]) + 40;
     newer[8..10].copy_from_slice(&more.to_be_bytes());
     newer.extend([0xee; 40]);
     let (mut client, mut server) = tcp_pair();
     client.write_all(&newer).unwrap();
     let reason = error(rig.prepared().accept_over(&mut server, b"", soon()));
-    assert!(matches!(reason, ExchangeError::Version { ours: 1, theirs: 2 }), "{reason}");
+    assert!(matches!(reason, ExchangeError::Version { ours: 2, theirs: 3 }), "{reason}");
     drop(server);
     let mut answer = Vec::new();
     client.read_to_end(&mut answer).unwrap();
@@ -111,7 +111,7 @@ fn other_programs_and_other_versions_are_told_by_name() {
     let (mut client, mut server) = tcp_pair();
     server.write_all(b"ibverbs\x09\0\0\0\0").unwrap();
     let reason = error(rig.prepared().connect_over(&mut client, b"", soon()));
-    assert!(matches!(reason, ExchangeError::Version { ours: 1, theirs: 9 }), "{reason}");
+    assert!(matches!(reason, ExchangeError::Version { ours: 2, theirs: 9 }), "{reason}");
     drop((client, server));
     rig.assert_nothing_left();
 }

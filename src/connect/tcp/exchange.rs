@@ -193,5 +193,5 @@ async fn read_greeting<S: Messages>(
     stream.read(&mut bytes).await?;
     header.check()?;
     let private_data = bytes.split_off(header.endpoint);
-    Ok((wire::endpoint(&bytes)?, private_data))
+    Ok((wire::endpoint(&header, &bytes)?, private_data))
 }

@@ -12,6 +12,7 @@
 
 use super::error::ExchangeError;
 use crate::device::Gid;
+use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{EndpointGid, EndpointGids, GidClass, QueuePairEndpoint};
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
@@ -19,8 +20,10 @@ use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 /// [`PreparedChannel::connect`](crate::PreparedChannel::connect) and similar methods: 8 KiB.
 pub const MAX_PRIVATE_DATA: usize = 8192;
 
-/// The version of the exchange.
-pub(super) const VERSION: u8 = 1;
+/// The versions of the exchange. A side greets in the oldest one that can tell all of its endpoint.
+const VERSION: u8 = 1;
+/// As version 1, with the credit word at the end of the endpoint: of a channel with flow control.
+const CREDITS_VERSION: u8 = 2;
 
 const NAME: &[u8; 7] = b"ibverbs";
 
@@ -31,6 +34,8 @@ pub(super) const HEADER: usize = 12;
 const ENDPOINT: usize = 4 + 2 + 4 + 2 + 2 + 1;
 /// A class and the GID.
 const GID: usize = 1 + 16;
+/// A region.
+const CREDIT_WORD: usize = 20;
 
 /// Stands for an absent PSN or number of reads. It is larger than any valid one.
 const NO_PSN: u32 = u32::MAX;
@@ -58,8 +63,8 @@ impl Header {
 
     /// Whether it is of our version, and within our limits.
     pub(super) fn check(&self) -> Result<(), ExchangeError> {
-        if self.version != VERSION {
-            return Err(ExchangeError::Version { ours: VERSION, theirs: self.version });
+        if !(VERSION..=CREDITS_VERSION).contains(&self.version) {
+            return Err(ExchangeError::Version { ours: CREDITS_VERSION, theirs: self.version });
         }
         if self.private_data > MAX_PRIVATE_DATA {
             return Err(ExchangeError::Protocol("its private data is longer than 8192 bytes"));
@@ -78,11 +83,16 @@ pub(super) fn greeting(
         return Err(ExchangeError::PrivateDataTooLong(private_data.len()));
     };
     let gids = endpoint.gids.as_slice();
-    let mut bytes = Vec::with_capacity(HEADER + ENDPOINT + GID * gids.len() + private_data.len());
+    let (version, word) = match endpoint.credit_word {
+        None => (VERSION, None),
+        Some(word) => (CREDITS_VERSION, Some(word.to_bytes())),
+    };
+    let endpoint_length = ENDPOINT + GID * gids.len() + word.map_or(0, |word| word.len());
+    let mut bytes = Vec::with_capacity(HEADER + endpoint_length + private_data.len());
     bytes.extend_from_slice(NAME);
-    bytes.push(VERSION);
+    bytes.push(version);
     // At most six GIDs: it fits.
-    bytes.extend_from_slice(&((ENDPOINT + GID * gids.len()) as u16).to_be_bytes());
+    bytes.extend_from_slice(&(endpoint_length as u16).to_be_bytes());
     bytes.extend_from_slice(&length.to_be_bytes());
     bytes.extend_from_slice(&endpoint.num.to_be_bytes());
     bytes.extend_from_slice(&endpoint.lid.to_be_bytes());
@@ -98,13 +108,22 @@ pub(super) fn greeting(
         bytes.push(gid.class.code());
         bytes.extend_from_slice(&gid.gid.to_bytes());
     }
+    bytes.extend_from_slice(word.as_ref().map_or(&[], |word| &word[..]));
     bytes.extend_from_slice(private_data);
     Ok(bytes)
 }
 
-/// The endpoint of a greeting.
-pub(super) fn endpoint(bytes: &[u8]) -> Result<QueuePairEndpoint, ExchangeError> {
-    read_endpoint(bytes).ok_or(ExchangeError::Protocol("its endpoint is not valid"))
+/// The endpoint of a greeting with this header.
+pub(super) fn endpoint(header: &Header, bytes: &[u8]) -> Result<QueuePairEndpoint, ExchangeError> {
+    let read = || {
+        if header.version < CREDITS_VERSION {
+            return read_endpoint(bytes);
+        }
+        let (bytes, word) = bytes.split_last_chunk::<CREDIT_WORD>()?;
+        let word = RemoteMemoryRegion::from_bytes(word).ok()?;
+        Some(read_endpoint(bytes)?.with_credit_word(word))
+    };
+    read().ok_or(ExchangeError::Protocol("its endpoint is not valid"))
 }
 
 fn read_endpoint(bytes: &[u8]) -> Option<QueuePairEndpoint> {
@@ -193,16 +212,45 @@ mod tests {
         assert_eq!(bytes, expected);
         let (header, ours, data) = parts(&bytes);
         assert!(header.check().is_ok());
-        assert_eq!((endpoint(ours).unwrap(), data), (sample(), &b"data"[..]));
+        assert_eq!((endpoint(&header, ours).unwrap(), data), (sample(), &b"data"[..]));
 
         let bare = QueuePairEndpoint::new(1, 2, Gid::ZERO).unwrap();
         let bytes = greeting(&bare, b"").unwrap();
-        assert_eq!(endpoint(parts(&bytes).1).unwrap(), bare);
+        let (header, ours, _) = parts(&bytes);
+        assert_eq!(endpoint(&header, ours).unwrap(), bare);
+    }
+
+    #[test]
+    fn a_credit_word_makes_it_version_two() {
+        let word = RemoteMemoryRegion::new(0x1122_3344_5566_7788, 8, 0x99aa_bbcc).unwrap();
+        let with = sample().with_credit_word(word);
+        let bytes = greeting(&with, b"data").unwrap();
+        let plain = greeting(&sample(), b"").unwrap();
+        let mut expected = b"ibverbs\x02\0\x45\0\x04".to_vec();
+        expected.extend(&plain[HEADER..]);
+        expected.extend(word.to_bytes());
+        expected.extend(b"data");
+        assert_eq!(bytes, expected);
+        let (header, ours, data) = parts(&bytes);
+        assert!(header.check().is_ok());
+        assert_eq!((endpoint(&header, ours).unwrap(), data), (with, &b"data"[..]));
+        for len in 0..ours.len() {
+            assert!(endpoint(&header, &ours[..len]).is_err(), "{len} bytes");
+        }
+        // Each version has its own length.
+        assert!(endpoint(&Header { version: 1, ..header }, ours).is_err());
+        assert!(endpoint(&header, &plain[HEADER..]).is_err());
+        let mut beyond = ours.to_vec();
+        let at = beyond.len() - CREDIT_WORD;
+        beyond[at..at + 16].fill(0xff);
+        assert!(endpoint(&header, &beyond).is_err(), "a region beyond the address space");
     }
 
     #[test]
     fn only_what_is_whole_and_valid_is_an_endpoint() {
         let bytes = greeting(&sample(), b"").unwrap();
+        let header = parts(&bytes).0;
+        let endpoint = |bytes: &[u8]| endpoint(&header, bytes);
         let right = &bytes[HEADER..];
         for len in 0..right.len() {
             assert!(endpoint(&right[..len]).is_err(), "{len} bytes");
@@ -236,8 +284,9 @@ mod tests {
     fn headers_of_others_are_told_apart() {
         let parse = |bytes: &[u8; HEADER]| Header::parse(bytes).and_then(|header| header.check());
         assert!(matches!(parse(b"GET / HTTP/1"), Err(ExchangeError::Protocol(_))));
-        let newer = parse(b"ibverbs\x02\0\0\0\0");
-        assert!(matches!(newer, Err(ExchangeError::Version { ours: 1, theirs: 2 })));
+        let newer = parse(b"ibverbs\x03\0\0\0\0");
+        assert!(matches!(newer, Err(ExchangeError::Version { ours: 2, theirs: 3 })));
+        assert!(parse(b"ibverbs\x02\0\0\0\0").is_ok() && parse(b"ibverbs\0\0\0\0\0").is_err());
         assert!(matches!(parse(b"ibverbs\x01\0\x0f\x20\x01"), Err(ExchangeError::Protocol(_))));
         assert!(parse(b"ibverbs\x01\0\x0f\x20\0").is_ok());
         let long = greeting(&sample(), &[0; MAX_PRIVATE_DATA + 1]);

@@ -1,6 +1,7 @@
 //! A channel whose operations are futures.
 
 mod connect;
+mod credit_clock;
 mod line;
 mod operation;
 mod receive;
@@ -70,6 +71,12 @@ impl AsyncChannel {
     /// The number of the queue pair.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// The number of messages that may be sent before the peer is asked again: see
+    /// [`Channel::credits`](crate::Channel::credits).
+    pub fn credits(&self) -> Option<u32> {
+        self.shared.with(|state| state.channel.credits())
     }
 
     fn operation<B: OwnedBuffer>(&self, buffer: B, request: TaskRequest) -> AsyncOperation<B> {

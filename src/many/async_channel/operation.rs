@@ -6,14 +6,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use super::credit_clock;
 use super::state::{Cancelled, Shared, State};
 use crate::channel::{OperationError, OwnedBuffer, OwnedResult, TaskRequest, TransportError};
 use crate::completion::WorkSuccess;
 
 /// A send, write, read or atomic operation of an [`AsyncChannel`](crate::AsyncChannel).
 ///
-/// It is posted when it is first polled, or once there is room for it: operations are posted in the order
-/// of their first polls. Its output is the buffer and the completion.
+/// It is posted when it is first polled, or once there is room for it, and with
+/// [flow control](crate::ChannelBuilder::flow_control) a credit: operations are posted in the order of their
+/// first polls. Its output is the buffer and the completion.
 ///
 /// Dropping it before it was posted gives the buffer up and sends nothing. Dropping it later discards the
 /// result only: the operation goes on, and the channel drops the buffer when the device is done with it.
@@ -64,10 +66,12 @@ impl<B: OwnedBuffer> Future for AsyncOperation<B> {
                 }
                 None => poll_posted(&mut state, wr_id, cx),
             },
-            Stage::New | Stage::InLine(_) => match post(&mut state, *request, buffer, stage, cx) {
-                Ok(()) => Poll::Pending,
-                Err(error) => Poll::Ready(Err(error)),
-            },
+            Stage::New | Stage::InLine(_) => {
+                match post(&mut state, shared, *request, buffer, stage, cx) {
+                    Ok(()) => Poll::Pending,
+                    Err(error) => Poll::Ready(Err(error)),
+                }
+            }
             Stage::Over => {
                 let error = TransportError::UnknownWork;
                 Poll::Ready(Err(OperationError { error, buffer: None }))
@@ -85,6 +89,7 @@ impl<B: OwnedBuffer> Future for AsyncOperation<B> {
 #[inline]
 fn post<B: OwnedBuffer>(
     state: &mut State,
+    shared: &Arc<Shared>,
     request: TaskRequest,
     buffer: &mut Option<B>,
     stage: &mut Stage,
@@ -112,8 +117,12 @@ fn post<B: OwnedBuffer>(
                 return Ok(());
             }
             Err(refused) => {
-                let waits = refused.error.is_queue_full() && state.channel.has_queues().0;
-                if !waits {
+                state.lacks_credit = refused.error == TransportError::NoCredit;
+                if state.lacks_credit {
+                    pause(state, shared, cx);
+                }
+                let is_full = refused.error.is_queue_full() && state.channel.has_queues().0;
+                if !is_full && !state.lacks_credit {
                     return fail(state, stage, refused.error, Some(refused.buffer));
                 }
                 *buffer = Some(refused.buffer);
@@ -125,6 +134,18 @@ fn post<B: OwnedBuffer>(
         _ => *stage = Stage::InLine(state.room.join(cx.waker())),
     }
     Ok(())
+}
+
+/// Has the first in line look again when it may ask for credit, unless the end of a read will do that.
+#[cold]
+fn pause(state: &mut State, shared: &Arc<Shared>, cx: &Context<'_>) {
+    if let Some(pause) = state.start_pause()
+        && !credit_clock::call_after(pause, shared)
+    {
+        // Nobody keeps the time, so it does not pause.
+        state.on_clock = false;
+        state.wake(cx.waker());
+    }
 }
 
 /// Gives up the place in line.

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Waker;
+use std::time::Duration;
 
 use super::line::Line;
 use crate::channel::{Channel, OwnedWork, PolledCompletion, TaskDrops, TransportError};
@@ -51,6 +52,10 @@ pub(super) struct State {
     pub(super) channel: Channel<'static>,
     /// Those that wait for room in the send queue.
     pub(super) room: Line,
+    /// The first in that line lacks credit, not room.
+    pub(super) lacks_credit: bool,
+    /// The clock will wake the first in line.
+    pub(super) on_clock: bool,
     /// Those that wait for a message.
     pub(super) receivers: Line,
     /// The receives that were posted and whose messages nobody has taken yet, in order.
@@ -74,6 +79,8 @@ impl Shared {
         let state = State {
             channel,
             room: Line::default(),
+            lacks_credit: false,
+            on_clock: false,
             receivers: Line::default(),
             posted: VecDeque::new(),
             held: VecDeque::new(),
@@ -141,6 +148,14 @@ impl Shared {
             waker.wake();
         }
         true
+    }
+
+    /// The pause of a sender without credit is over: see [`credit_clock`](super::credit_clock).
+    pub(super) fn ask_for_credit(&self) {
+        self.with(|state| {
+            state.on_clock = false;
+            state.wake_room();
+        });
     }
 
     /// Ends everything that is in flight. Later operations fail with `error`.
@@ -284,12 +299,17 @@ impl State {
         self.channel.take_woken(&mut self.wakers);
         self.wake_receiver();
         // An operation whose future was dropped leaves its slot when it ends.
-        if !self.room.is_empty() && self.channel.has_room_for_send() {
+        if !self.room.is_empty() && self.channel.has_room_for_send() && !self.will_get_credit() {
             self.wake_room();
         }
         if !self.shutdowns.is_empty() && self.channel.outstanding_sends() == 0 {
             self.shutdowns.wake_all(&mut self.wakers);
         }
+    }
+
+    /// Whether the first in line for room can only be posted after something that will wake it.
+    fn will_get_credit(&self) -> bool {
+        self.lacks_credit && (self.on_clock || self.channel.is_asking_for_credit())
     }
 
     /// Wakes the first receive in line if there is a message, or if none can come any more.
@@ -311,6 +331,22 @@ impl State {
     /// Wakes all in line for room in the send queue.
     pub(super) fn wake_all_for_room(&mut self) {
         self.room.wake_all(&mut self.wakers);
+    }
+
+    /// Has this task woken when the lock is released.
+    pub(super) fn wake(&mut self, waker: &Waker) {
+        self.wakers.push(waker.clone());
+    }
+
+    /// If the first in line, which lacks credit, has to pause before it asks again: how long. The caller then
+    /// sets the clock.
+    pub(super) fn start_pause(&mut self) -> Option<Duration> {
+        if self.on_clock {
+            return None;
+        }
+        let pause = self.channel.credit_pause();
+        self.on_clock = pause.is_some();
+        pause
     }
 
     /// Why nothing can be posted, if that is so.

@@ -95,6 +95,7 @@ pub fn short_name(error: &TransportError) -> String {
         TransportError::TimedOut => "TimedOut".to_owned(),
         TransportError::Stopped => "Stopped".to_owned(),
         TransportError::QueueFull => "QueueFull".to_owned(),
+        TransportError::NoCredit => "NoCredit".to_owned(),
         error => error.to_string(),
     }
 }

@@ -1,0 +1,128 @@
+//! Resets, new connections, and channels that end while a credit is asked for.
+
+use ibverbs::ChannelClosed;
+use ibverbs_software::{Verb, When};
+
+use super::*;
+
+fn exchange(sides: &[Side; 2], [one, other]: &mut [Channel<'static>; 2]) {
+    for _ in 0..2 {
+        let receives = [0; 5].map(|_| other.post_receive_owned(sides[1].buffer(0)).unwrap());
+        for message in 0..5 {
+            one.wait_for_credit_deadline(deadline()).unwrap();
+            let _ = one.post_send_owned(sides[0].buffer(message)).unwrap();
+        }
+        for (expected, receive) in receives.into_iter().enumerate() {
+            assert_eq!(received(other, receive), expected as u64);
+        }
+    }
+}
+
+#[test]
+fn the_counters_start_over_after_a_reset() {
+    let network = Network::builder().seed(9).loss(0.02).build();
+    let sides = simulated(&network);
+    let mut channels = connect(sides.each_ref().map(Side::builder));
+    for round in 0..4 {
+        exchange(&sides, &mut channels);
+        let [mut one, mut other] = channels;
+        match round {
+            // Receives are left over: they are no credits of the next connection.
+            0 => drop(other.post_receive_owned(sides[1].buffer(0)).unwrap()),
+            // A question is left over.
+            1 => _ = one.post_send_owned(sides[0].buffer(0)).unwrap_err(),
+            // A failure is.
+            2 => {
+                network.partition(&sides[0].device, &sides[1].device);
+                let error = one.wait_for_credit().unwrap_err();
+                assert!(error.work_error().is_some(), "{error}");
+                network.heal_all();
+            }
+            _ => {}
+        }
+        let prepared = [one.reset().unwrap(), other.reset().unwrap()];
+        channels = handshake(prepared);
+        assert_eq!(channels[0].credits(), Some(0));
+        let soon = Instant::now() + Duration::from_millis(1);
+        let error = channels[0].wait_for_credit_deadline(soon).unwrap_err();
+        assert_eq!(error, TransportError::NoCredit, "round {round}");
+    }
+    exchange(&sides, &mut channels);
+}
+
+#[test]
+fn a_reset_without_room_for_a_second_queue_pair_starts_over_too() {
+    let sides = sides();
+    let mut channels = connect(sides.each_ref().map(Side::builder));
+    exchange(&sides, &mut channels);
+    let [one, mut other] = channels;
+    drop(other.post_receive_owned(sides[1].buffer(0)).unwrap());
+    for side in &sides {
+        side.device.fail(Verb::CreateQp, libc::ENOMEM, When::Before, 1);
+    }
+    let mut channels = handshake([one.reset().unwrap(), other.reset().unwrap()]);
+    let soon = Instant::now() + Duration::from_millis(1);
+    let error = channels[0].wait_for_credit_deadline(soon).unwrap_err();
+    assert_eq!(error, TransportError::NoCredit);
+    exchange(&sides, &mut channels);
+}
+
+#[test]
+fn a_stopped_channel_says_so() {
+    let sides = sides();
+    let [mut one, _other] = connect(sides.each_ref().map(Side::builder));
+    let mut receive = one.post_receive_owned(sides[0].buffer(0)).unwrap();
+    let soon = Instant::now() + Duration::from_millis(1);
+    assert_eq!(one.receive_deadline(&mut (), soon).unwrap_err(), TransportError::TimedOut);
+    assert!(receive.wait(&mut one).unwrap().result.is_err());
+    assert_eq!(one.wait_for_credit().unwrap_err(), TransportError::Stopped);
+    assert_eq!(one.send_inline(&[]).unwrap_err(), TransportError::Stopped);
+    assert_eq!(one.post_send_owned(NoBuffer).unwrap_err().error, TransportError::Stopped);
+    assert_eq!(one.close().unwrap(), ChannelClosed::Drained);
+}
+
+/// The read is not one of the program's operations.
+#[test]
+fn a_channel_is_closed_while_a_credit_is_asked_for() {
+    let network = Network::builder().seed(1).build();
+    let sides = simulated(&network);
+    let [mut one, other] = connect(sides.each_ref().map(Side::builder));
+    sides[0].device.hold_completions();
+    let refused = one.post_send_owned(NoBuffer).unwrap_err();
+    assert_eq!(refused.error, TransportError::NoCredit);
+    assert_eq!(one.close().unwrap(), ChannelClosed::Drained);
+    drop(other);
+}
+
+/// The device may still write the answer: its memory stays.
+#[test]
+fn a_queue_pair_that_cannot_be_destroyed_keeps_the_memory_of_the_answer() {
+    let network = Network::builder().seed(1).build();
+    let sides = simulated(&network);
+    let [mut one, mut other] = connect(sides.each_ref().map(Side::builder));
+    let _ = other.post_receive_owned(sides[1].buffer(0)).unwrap();
+    let refused = one.post_send_owned(NoBuffer).unwrap_err();
+    assert_eq!(refused.error, TransportError::NoCredit);
+    let other_region = sides[0].domain.allocate::<u64>(1).unwrap();
+    sides[0].device.fail(Verb::DestroyQp, libc::EIO, When::Before, 1);
+    sides[0].device.fail(Verb::DeregMr, libc::EIO, When::Before, 1);
+    assert_eq!(one.close().unwrap_err().verb(), "ibv_destroy_qp");
+    // The answer arrives in memory that is still there.
+    assert!(network.run_until_idle(Duration::from_secs(1)));
+    // That verb was not called yet.
+    assert_eq!(other_region.close().unwrap_err().verb(), "ibv_dereg_mr");
+}
+
+/// A device that takes no request.
+#[test]
+fn a_question_that_cannot_be_posted_is_an_error_of_the_verb() {
+    let sides = sides();
+    let [mut one, mut other] = connect(sides.each_ref().map(Side::builder));
+    sides[0].device.fail(Verb::PostSend, libc::ENOMEM, When::Before, 1);
+    let refused = one.post_send_owned(sides[0].buffer(1)).unwrap_err();
+    assert!(matches!(refused.error, TransportError::Verbs(_)), "{refused}");
+    let receive = other.post_receive_owned(sides[1].buffer(0)).unwrap();
+    one.wait_for_credit_deadline(deadline()).unwrap();
+    let _ = one.post_send_owned(refused.buffer).unwrap();
+    assert_eq!(received(&mut other, receive), 1);
+}

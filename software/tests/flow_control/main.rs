@@ -1,0 +1,324 @@
+//! Channels with flow control: a sender that knows how many receives its peer has posted.
+
+mod agreement;
+mod asynchronous;
+mod ending;
+mod random;
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, AckTimeout, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries, NoBuffer,
+    OwnedWork, PooledBuffer, PreparedChannel, ProtectionDomain, SharedCompletionQueue,
+    SharedMemoryRegion, TransportError,
+};
+use ibverbs_software::{Device, Network};
+
+/// Long enough for a host that is busy with other work.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+struct Side {
+    device: Device,
+    context: Arc<Context<'static>>,
+    domain: Arc<ProtectionDomain<'static>>,
+    pool: BufferPool,
+}
+
+impl Side {
+    fn new(device: Device) -> Self {
+        let context = Arc::new(device.open().unwrap());
+        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+        let pool = BufferPool::new(&domain, 8, 64, AccessFlags::empty()).unwrap();
+        Self { device, context, domain, pool }
+    }
+
+    /// Of channels that do not survive a single message without a receive.
+    fn builder(&self) -> ChannelBuilder<'static> {
+        Channel::builder(&self.domain)
+            .access(AccessFlags::empty())
+            .flow_control(true)
+            .max_rnr_retries(MaxRnrRetries::NONE)
+            .ack_timeout(AckTimeout::new(8).unwrap())
+            .settle_timeout(Duration::from_millis(10))
+    }
+
+    fn buffer(&self, number: u64) -> PooledBuffer {
+        let mut buffer = self.pool.take().unwrap();
+        buffer.copy_from_slice(&number.to_le_bytes());
+        buffer
+    }
+}
+
+/// Two sides whose devices have a network of their own.
+fn sides() -> [Side; 2] {
+    [(); 2].map(|()| Side::new(Device::new().unwrap()))
+}
+
+fn simulated(network: &Network) -> [Side; 2] {
+    [(); 2].map(|()| Side::new(network.device().unwrap()))
+}
+
+fn connect(builders: [ChannelBuilder<'static>; 2]) -> [Channel<'static>; 2] {
+    handshake(builders.map(|builder| builder.build().unwrap()))
+}
+
+fn handshake([one, other]: [PreparedChannel<'static>; 2]) -> [Channel<'static>; 2] {
+    let endpoints = (one.endpoint(), other.endpoint());
+    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
+}
+
+fn number(buffer: &PooledBuffer) -> u64 {
+    u64::from_le_bytes(buffer[..].try_into().unwrap())
+}
+
+/// The number of the message that ends this receive.
+fn received(channel: &mut Channel<'_>, mut receive: OwnedWork<PooledBuffer>) -> u64 {
+    let ended = receive.wait_deadline(channel, deadline()).unwrap().expect("a message");
+    ended.result.unwrap();
+    number(&ended.buffer)
+}
+
+/// Receives `count` messages with at most `ahead` receives posted, and loses time now and then.
+fn receive_slowly(side: &Side, mut channel: Channel<'static>, count: u64, ahead: u64) {
+    let mut posted = std::collections::VecDeque::new();
+    for expected in 0..count {
+        while posted.len() < ahead.min(count - expected) as usize {
+            posted.push_back(channel.post_receive_owned(side.buffer(0)).unwrap());
+        }
+        if expected % 16 == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(received(&mut channel, posted.pop_front().unwrap()), expected);
+    }
+}
+
+#[test]
+fn a_sender_that_outruns_its_receiver_loses_nothing() {
+    const COUNT: u64 = 500;
+    for (ahead, sleep_after) in [(1, None), (4, None), (16, None), (4, Some(10))] {
+        let sides = sides();
+        let builder = sides[0].builder();
+        let builder = match sleep_after {
+            Some(polls) => builder.sleep_after(polls),
+            None => builder,
+        };
+        let [mut one, other] = connect([builder, sides[1].builder()]);
+        thread::scope(|threads| {
+            threads.spawn(|| receive_slowly(&sides[1], other, COUNT, ahead));
+            let mut region = sides[0].domain.allocate::<u64>(1).unwrap();
+            for message in 0..COUNT {
+                region[0] = message.to_le();
+                one.send_deadline(&region.slice(..).unwrap(), deadline()).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_window_of_sends_on_a_lossy_network_never_finds_the_receiver_unready() {
+    let network = Network::builder().seed(3).loss(0.05).duplicate(0.05).reorder(0.1).build();
+    let sides = simulated(&network);
+    let [mut one, mut other] =
+        connect([sides[0].builder().max_send_wr(3), sides[1].builder().max_recv_wr(5)]);
+    let (mut sent, mut arrived) = (0, 0);
+    let (mut sends, mut receives) = (Vec::new(), std::collections::VecDeque::new());
+    while arrived < 300 {
+        // The queue may be full, or credit lack. The reads have their own place in the queue.
+        while sent < 300 {
+            match one.post_send_owned(sides[0].buffer(sent)) {
+                Ok(send) => sends.push(send),
+                Err(refused) => {
+                    let expected = [TransportError::QueueFull, TransportError::NoCredit];
+                    assert!(expected.contains(&refused.error), "{refused}");
+                    break;
+                }
+            }
+            sent += 1;
+        }
+        sends.retain_mut(|send| match send.poll(&mut one).unwrap() {
+            Some(ended) => ended.result.map(|_| false).unwrap(),
+            None => true,
+        });
+        // Nothing is sent now, and the answer to a read must be seen.
+        if sends.is_empty() {
+            let _ = one.poll_token().unwrap();
+        }
+        if receives.len() < 5 && arrived + (receives.len() as u64) < 300 {
+            receives.push_back(other.post_receive_owned(sides[1].buffer(0)).unwrap());
+        }
+        if let Some(first) = receives.front_mut()
+            && let Some(ended) = first.poll(&mut other).unwrap()
+        {
+            ended.result.unwrap();
+            assert_eq!(number(&ended.buffer), arrived);
+            receives.pop_front();
+            arrived += 1;
+        }
+    }
+    assert!(network.trace().lost() > 0);
+}
+
+#[test]
+fn both_sides_send_to_each_other() {
+    const COUNT: u64 = 300;
+    let sides = sides();
+    let channels = connect(sides.each_ref().map(|side| side.builder().max_recv_wr(4)));
+    thread::scope(|threads| {
+        for (side, mut channel) in sides.iter().zip(channels) {
+            threads.spawn(move || {
+                let mut posted = std::collections::VecDeque::new();
+                let (mut sent, mut arrived) = (0, 0);
+                let mut sends = Vec::new();
+                while sent < COUNT || arrived < COUNT {
+                    while posted.len() < 4 && arrived + (posted.len() as u64) < COUNT {
+                        posted.push_back(channel.post_receive_owned(side.buffer(0)).unwrap());
+                    }
+                    if sent < COUNT {
+                        match channel.post_send_owned(side.buffer(sent)) {
+                            Ok(send) => {
+                                sends.push(send);
+                                sent += 1;
+                            }
+                            Err(refused) => assert!(
+                                refused.error.is_queue_full()
+                                    || refused.error == TransportError::NoCredit
+                            ),
+                        }
+                    }
+                    sends.retain_mut(|send| match send.poll(&mut channel).unwrap() {
+                        Some(ended) => ended.result.map(|_| false).unwrap(),
+                        None => true,
+                    });
+                    if let Some(first) = posted.front_mut()
+                        && let Some(ended) = first.poll(&mut channel).unwrap()
+                    {
+                        ended.result.unwrap();
+                        assert_eq!(number(&ended.buffer), arrived);
+                        posted.pop_front();
+                        arrived += 1;
+                    }
+                }
+                for mut send in sends {
+                    send.wait(&mut channel).unwrap().result.unwrap();
+                }
+                // The other side may still read this one's word: the channel stays until both are done.
+                channel
+            });
+        }
+    });
+}
+
+#[test]
+fn what_uses_up_no_receive_needs_no_credit() {
+    let sides = sides();
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    let region = SharedMemoryRegion::<u64>::new(&sides[1].domain, 1, access).unwrap();
+    let builders = sides.each_ref().map(|side| side.builder().access(access));
+    let [mut one, mut other] = connect(builders);
+    let mut word = sides[0].domain.allocate::<u64>(1).unwrap();
+    word[0] = 5;
+    one.write_deadline(&word.slice(..).unwrap(), region.remote(), deadline()).unwrap();
+    one.fetch_add(&mut word.slice_mut(..).unwrap(), region.remote(), 2).unwrap();
+    one.read(&mut word.slice_mut(..).unwrap(), region.remote()).unwrap();
+    assert_eq!((word[0], one.credits()), (7, Some(0)));
+    one.keep_alive().unwrap();
+
+    // A write with an immediate does.
+    let soon = Instant::now() + Duration::from_millis(5);
+    let told = one.write_with_immediate_deadline(&(), region.remote(), 9, soon);
+    assert_eq!(told.unwrap_err(), TransportError::NoCredit);
+    let mut receive = other.post_receive_owned(NoBuffer).unwrap();
+    one.write_with_immediate_deadline(&(), region.remote(), 9, deadline()).unwrap();
+    let ended = receive.wait_deadline(&mut other, deadline()).unwrap().unwrap();
+    assert_eq!(ended.result.unwrap().immediate(), Some(9));
+}
+
+#[test]
+fn without_credit_nothing_is_posted_and_the_connection_lives() {
+    let sides = sides();
+    let [mut one, mut other] = connect(sides.each_ref().map(Side::builder));
+    let mut region = sides[0].domain.allocate::<u64>(1).unwrap();
+    region[0] = 7;
+    let started = Instant::now();
+    for wait in [0, 1, 20] {
+        let soon = Instant::now() + Duration::from_millis(wait);
+        let sent = one.send_deadline(&region.slice(..).unwrap(), soon);
+        assert_eq!(sent.unwrap_err(), TransportError::NoCredit);
+        assert_eq!(one.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
+    }
+    assert!(started.elapsed() >= Duration::from_millis(21));
+    // An owned post gives the buffer back.
+    let refused = one.post_send_owned(sides[0].buffer(3)).unwrap_err();
+    assert_eq!((refused.error, number(&refused.buffer)), (TransportError::NoCredit, 3));
+    one.scope(|scope| {
+        assert!(scope.can_post_send() && scope.credits() == Some(0));
+        let refused = scope.post_send_inline(&[]).unwrap_err();
+        assert_eq!(refused, TransportError::NoCredit);
+        let soon = Instant::now();
+        assert_eq!(scope.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+    // A handle ends the wait.
+    one.cancel_handle().unwrap().cancel();
+    assert_eq!(one.wait_for_credit().unwrap_err(), TransportError::Cancelled);
+
+    let receive = other.post_receive_owned(sides[1].buffer(0)).unwrap();
+    one.wait_for_credit_deadline(deadline()).unwrap();
+    assert_eq!(one.credits(), Some(1));
+    one.scope(|scope| scope.post_send(region.slice(..).unwrap())?.wait().map(drop)).unwrap();
+    assert_eq!((received(&mut other, receive), one.credits()), (7, Some(0)));
+}
+
+#[test]
+fn receives_that_were_posted_before_the_handshake_are_credits() {
+    let sides = sides();
+    let [one, mut other] = sides.each_ref().map(|side| side.builder().build().unwrap());
+    let receives = [0; 3].map(|_| other.post_receive_owned(sides[1].buffer(0)).unwrap());
+    let [mut one, mut other] = handshake([one, other]);
+    one.wait_for_credit_deadline(deadline()).unwrap();
+    assert_eq!(one.credits(), Some(3));
+    for message in 0..3 {
+        let _ = one.post_send_owned(sides[0].buffer(message)).unwrap();
+    }
+    let refused = one.post_send_owned(sides[0].buffer(3)).unwrap_err();
+    assert_eq!(refused.error, TransportError::NoCredit);
+    for (expected, receive) in receives.into_iter().enumerate() {
+        assert_eq!(received(&mut other, receive), expected as u64);
+    }
+}
+
+#[test]
+fn channels_that_share_a_completion_queue_have_their_own_credits() {
+    let sides = sides();
+    let queue = Arc::new(SharedCompletionQueue::new(&sides[0].context, 128).unwrap());
+    let mut pairs: Vec<_> = (0..3)
+        .map(|_| connect([sides[0].builder().shared_completion_queue(&queue), sides[1].builder()]))
+        .collect();
+    let receives: Vec<_> = pairs
+        .iter_mut()
+        .enumerate()
+        .map(|(index, [_, other])| {
+            (0..index).map(|_| other.post_receive_owned(sides[1].buffer(0)).unwrap()).collect()
+        })
+        .collect::<Vec<Vec<_>>>();
+    for (index, [one, _]) in pairs.iter_mut().enumerate() {
+        for message in 0..index as u64 {
+            one.wait_for_credit_deadline(deadline()).unwrap();
+            let _ = one.post_send_owned(sides[0].buffer(message)).unwrap();
+        }
+        let soon = Instant::now() + Duration::from_millis(1);
+        assert_eq!(one.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
+    }
+    for ([_, other], receives) in pairs.iter_mut().zip(receives) {
+        for (expected, receive) in receives.into_iter().enumerate() {
+            assert_eq!(received(other, receive), expected as u64);
+        }
+    }
+}
