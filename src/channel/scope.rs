@@ -205,6 +205,9 @@ impl<'scope> Scope<'scope, '_> {
 
     /// `ibv_post_send`: posts an RDMA read. See [`Channel::read`].
     ///
+    /// If the answer is lost, the device reads again, and then finds what writes posted after the read have written.
+    /// To know what the read finds, wait for it before you post them.
+    ///
     /// # Errors
     ///
     /// [Those of posting](Self#errors).

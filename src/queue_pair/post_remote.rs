@@ -101,6 +101,9 @@ macro_rules! remote_methods {
         /// `ibv_post_send`: reads from the beginning of `remote` into the elements of `region` in
         /// `range`, with a completion. The peer does not notice.
         ///
+        /// If the answer is lost, the device reads again, and then finds what later requests of this queue pair have
+        /// written, unless they carry a [fence](crate::WriteWorkRequest::fence).
+        ///
         /// On iWARP the peer answers a read by writing, so the region must allow
         /// [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE): otherwise most devices (not Soft-iWARP) fail
         /// the read or end the connection.

@@ -1,8 +1,8 @@
 //! Random programs on Soft-RoCE, in the machine that `script/vm` starts: those of
 //! `tests/random_model`; here the kernel counts the objects.
 //!
-//! A few of them also run under valgrind there, which is slow (step "rxe-memcheck" of
-//! `script/test`), with feature `valgrind`: without it, valgrind does not know which memory the kernel
+//! A few of them also run under valgrind there, which is slow (part "memcheck" of
+//! `script/soak`), with feature `valgrind`: without it, valgrind does not know which memory the kernel
 //! writes, and treats that memory as undefined.
 
 #[path = "../support/property_tests.rs"]

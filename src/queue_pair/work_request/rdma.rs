@@ -50,6 +50,9 @@ impl<'wr> WriteWorkRequest<'wr> {
 
 send_queue_request! {
     /// `struct ibv_send_wr`: an RDMA read: copies from the peer's memory without notifying the peer.
+    ///
+    /// If the answer is lost, the device reads again, and then finds what later requests of this queue pair have
+    /// written, unless they carry a [fence](WriteWorkRequest::fence).
     pub struct ReadWorkRequest;
 }
 

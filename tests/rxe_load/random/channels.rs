@@ -132,6 +132,10 @@ impl<'s> End<'s, '_> {
         self.sent < self.between.ready[1 - self.side].load(Ordering::Acquire)
     }
 
+    fn is_reading(&self) -> bool {
+        self.flying.iter().any(|(_, expect)| matches!(expect, Expect::Message(_)))
+    }
+
     fn at(&self, first: usize, words: usize) -> RemoteMemoryRegion {
         self.remote.sub_region(8 * first as u64, 8 * words as u64).unwrap()
     }
@@ -175,8 +179,9 @@ impl<'s> End<'s, '_> {
                 self.fly(work, Expect::Nothing)?;
                 self.sent += 1;
             }
-            // Written and read back, in this order: one send queue carries out one after the other.
-            70..85 if self.idle.len() >= 2 => {
+            // Written and read back, in this order: one send queue carries out one after the other. A read whose
+            // answer is lost or late is carried out again, so the next write to the area waits for it.
+            70..85 if self.idle.len() >= 2 && !self.is_reading() => {
                 let (Some(one), Some(two)) = (self.take(), self.take()) else { unreachable!() };
                 let (mut from, to) = if one.len() > two.len() { (one, two) } else { (two, one) };
                 let tag = self.random.next() >> 40;

@@ -49,11 +49,11 @@ fn word(stream: u64, number: u64, index: usize) -> u64 {
     (stream << 48 ^ number << 20 ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// For how long: `IBVERBS_SOAK_SECONDS`, or 30 s.
+/// For how long: `IBVERBS_SOAK_SECONDS`, or 15 s.
 fn duration() -> Duration {
     let seconds = std::env::var("IBVERBS_SOAK_SECONDS").ok();
     let seconds = seconds.map(|text| text.parse().expect("IBVERBS_SOAK_SECONDS is a number"));
-    Duration::from_secs(seconds.unwrap_or(30))
+    Duration::from_secs(seconds.unwrap_or(15))
 }
 
 #[test]

@@ -155,6 +155,10 @@ fn post(
         two.coming.push_back((number_of_send, words));
         return true;
     }
+    // A read whose answer is lost or late is carried out again, so the next write to the area waits for it.
+    if one.outstanding.values().any(|request| matches!(request, Request::Read(..))) {
+        return false;
+    }
     let remote = two.area.remote_range(..words).unwrap();
     let first = one.fill(number_of_send, words);
     // SAFETY: as above.
