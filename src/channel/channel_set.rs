@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use super::Channel;
-use super::error::TransportResult;
+use super::error::{TransportError, TransportResult};
 use super::scope::Scope;
 use super::scoped_work::ScopedPendingWork;
 use super::wait::Wait;
@@ -130,7 +130,7 @@ impl<'res> ChannelSet<'res> {
     /// parts or peers, whichever are fewer.
     ///
     /// Each result is that of [`Channel::send_deadline`]. A channel whose deadline has passed was stopped,
-    /// alone.
+    /// alone, unless it had no credit.
     #[doc(alias = "ibv_post_send")]
     pub fn scatter<B: GatherBuffer>(
         &mut self,
@@ -138,7 +138,7 @@ impl<'res> ChannelSet<'res> {
         deadline: Instant,
     ) -> PeerResults<WorkSuccess> {
         let parts: Vec<_> = parts.into_iter().collect();
-        self.each(parts, deadline, |scope, part| scope.post_send(part))
+        self.each(parts, deadline, |scope| scope.poll_credit(), |scope, part| scope.post_send(part))
     }
 
     /// `ibv_post_recv`: receives a message from the first peer into the first room, from the second into
@@ -154,29 +154,42 @@ impl<'res> ChannelSet<'res> {
         deadline: Instant,
     ) -> PeerResults<WorkSuccess> {
         let rooms: Vec<_> = rooms.into_iter().collect();
-        self.each(rooms, deadline, |scope, room| scope.post_receive(room))
+        self.each(rooms, deadline, |_| Ok(true), |scope, room| scope.post_receive(room))
     }
 
-    /// Posts one operation for each peer, and waits for all of them.
+    /// Posts one operation for each peer, as soon as it is ready for it, and waits for all of them.
     fn each<'env, B: 'env>(
         &mut self,
         buffers: Vec<B>,
         deadline: Instant,
+        is_ready: impl for<'scope> Fn(&Scope<'scope, 'env>) -> TransportResult<bool>,
         post: impl for<'scope> Fn(
             &Scope<'scope, 'env>,
             B,
         ) -> TransportResult<ScopedPendingWork<'scope, B>>,
     ) -> PeerResults<WorkSuccess> {
         let run = |scope: &SetScope<'_, 'env>| {
-            let posted: Vec<_> = scope
-                .peers()
-                .iter()
-                .zip(buffers)
-                .map(|(peer, buffer)| post(peer, buffer))
-                .collect();
+            let mut left: Vec<_> = buffers.into_iter().map(Some).collect();
+            let mut posted: Vec<_> = scope.peers().iter().zip(&left).map(|_| None).collect();
+            let mut in_time = true;
+            while posted.iter().any(Option::is_none) {
+                for ((peer, buffer), posted) in scope.peers().iter().zip(&mut left).zip(&mut posted)
+                {
+                    if posted.is_some() {
+                        continue;
+                    }
+                    match is_ready(peer) {
+                        Ok(true) => *posted = buffer.take().map(|buffer| post(peer, buffer)),
+                        Ok(false) if in_time => {}
+                        Ok(false) => *posted = Some(Err(TransportError::NoCredit)),
+                        Err(error) => *posted = Some(Err(error)),
+                    }
+                }
+                in_time = Instant::now() < deadline;
+            }
             let wait =
                 |work: ScopedPendingWork<'_, B>| work.wait_deadline(deadline).map(|done| done.1);
-            posted.into_iter().map(|work| work.and_then(wait)).collect()
+            posted.into_iter().flatten().map(|work| work.and_then(wait)).collect()
         };
         self.scope(Some(deadline), |scope| Ok::<_, std::convert::Infallible>(run(scope)))
             .map_or_else(|never| match never {}, |(results, _)| results)

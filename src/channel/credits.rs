@@ -463,6 +463,19 @@ impl Core {
         }
     }
 
+    /// Polls once, without waiting. Returns whether a message may be sent.
+    pub(super) fn poll_credit(&self) -> TransportResult<bool> {
+        let Some(credits) = &self.credits else { return Ok(true) };
+        if !self.table.is_open() {
+            return Err(self.refusal(Queue::Send));
+        }
+        self.progress()?;
+        match self.require_credit(credits) {
+            Err(TransportError::NoCredit) => Ok(false),
+            result => result.map(|()| true),
+        }
+    }
+
     /// A part of a pause: spins, or sleeps if the channel may.
     fn pause_for_credit(&self, pause: Duration, deadline: Option<Instant>) -> TransportResult<()> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

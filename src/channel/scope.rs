@@ -82,6 +82,11 @@ impl<'scope> Scope<'scope, '_> {
         self.core.available_credits()
     }
 
+    /// Polls once, without waiting: whether a message may be sent.
+    pub(super) fn poll_credit(&self) -> TransportResult<bool> {
+        self.core.poll_credit()
+    }
+
     /// Waits until a message may be sent: see [`Channel::wait_for_credit`].
     ///
     /// # Errors

@@ -10,9 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AckTimeout, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries, NoBuffer,
-    OwnedWork, PooledBuffer, PreparedChannel, ProtectionDomain, SharedCompletionQueue,
-    SharedMemoryRegion, TransportError,
+    AccessFlags, AckTimeout, BufferPool, Channel, ChannelBuilder, ChannelSet, Context,
+    MaxRnrRetries, NoBuffer, OwnedWork, PooledBuffer, PreparedChannel, ProtectionDomain,
+    SharedCompletionQueue, SharedMemoryRegion, TransportError,
 };
 use ibverbs_software::{Device, Network};
 
@@ -320,5 +320,39 @@ fn channels_that_share_a_completion_queue_have_their_own_credits() {
         for (expected, receive) in receives.into_iter().enumerate() {
             assert_eq!(received(other, receive), expected as u64);
         }
+    }
+}
+
+#[test]
+fn a_broadcast_waits_for_each_peer_and_leaves_those_that_have_no_receive() {
+    let sides = sides();
+    let mut pairs = Vec::new();
+    let mut set = ChannelSet::new((0..3).map(|_| {
+        let [one, other] = connect(sides.each_ref().map(Side::builder));
+        pairs.push(other);
+        one
+    }));
+    let mut region = sides[0].domain.allocate::<u64>(1).unwrap();
+    region[0] = 4;
+    let receives = [0, 2].map(|peer| pairs[peer].post_receive_owned(sides[1].buffer(0)).unwrap());
+    for peer in [0, 2] {
+        set.channels()[peer].wait_for_credit_deadline(deadline()).unwrap();
+    }
+    let message = region.slice(..).unwrap();
+    let results = set.broadcast(message, Instant::now() + Duration::from_secs(1));
+    assert!(results[0].is_ok() && results[2].is_ok(), "{results:?}");
+    assert_eq!(*results[1].as_ref().unwrap_err(), TransportError::NoCredit);
+    for (receive, peer) in receives.into_iter().zip([0, 2]) {
+        assert_eq!(received(&mut pairs[peer], receive), 4);
+    }
+    // The one without is as good as the others.
+    let receives: Vec<_> = pairs
+        .iter_mut()
+        .map(|other| other.post_receive_owned(sides[1].buffer(0)).unwrap())
+        .collect();
+    let message = region.slice(..).unwrap();
+    assert!(set.broadcast(message, deadline()).iter().all(Result::is_ok));
+    for (receive, other) in receives.into_iter().zip(&mut pairs) {
+        assert_eq!(received(other, receive), 4);
     }
 }
