@@ -6,6 +6,7 @@ mod figures;
 #[path = "support/vm/mod.rs"]
 mod vm;
 
+use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,9 @@ use ibverbs::{
     QueuePairEndpoint, QueuePairState, QueuePairType, TransportError, WorkStatus,
 };
 
-use vm::channels::{handshake, reconnect};
+use vm::channels::{
+    Side, deadline, handshake, nothing_is_left as no_side_is_left, reconnect, sides,
+};
 use vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time, success};
 
 /// How long the one without receives tells the other to wait: 81.92 ms.
@@ -231,4 +234,63 @@ fn unlimited_tries_end_at_the_deadline() {
             DEADLINE.as_millis(),
         ),
     );
+}
+
+#[test]
+fn with_flow_control_no_message_finds_the_receiver_unready() {
+    const MESSAGES: u64 = 200;
+    let _lock = one_at_a_time();
+    let sides = sides();
+    let build = |side: &Side| {
+        let builder = side.builder().flow_control(true).max_recv_wr(4);
+        // The first message without a receive would end the connection.
+        builder.max_rnr_retries(MaxRnrRetries::NONE).build().unwrap()
+    };
+    let (mut one, mut two) = handshake(build(&sides.0), build(&sides.1));
+    for round in 0..2 {
+        let mut message = sides.0.region(1);
+        let soon = Instant::now() + Duration::from_millis(300);
+        let refused = one.send_deadline(&message.slice(..).unwrap(), soon).unwrap_err();
+        assert_eq!(refused, TransportError::NoCredit);
+        let mut inbox = sides.1.region(4);
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                for number in 0..MESSAGES {
+                    message[0] = number;
+                    one.send_deadline(&message.slice(..).unwrap(), deadline()).unwrap();
+                }
+            });
+            let rooms = inbox.slice_mut(..).unwrap().split_at(2).unwrap();
+            let (one, other) = rooms.0.split_at(1).unwrap();
+            let (third, fourth) = rooms.1.split_at(1).unwrap();
+            two.scope(|scope| {
+                let mut posted = VecDeque::new();
+                for room in [one, other, third, fourth] {
+                    posted.push_back(scope.post_receive(room)?);
+                }
+                for number in 0..MESSAGES {
+                    if number % 32 == 0 {
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                    let (room, _) = posted.pop_front().unwrap().wait_deadline(deadline())?;
+                    assert_eq!(room[0], number, "round {round}");
+                    if number + 4 < MESSAGES {
+                        posted.push_back(scope.post_receive(room)?);
+                    }
+                }
+                Ok::<_, TransportError>(())
+            })
+            .unwrap();
+        });
+        (one, two) = reconnect(one, two);
+    }
+    figure(
+        "rnr-flow-control",
+        &format!(
+            "no receive: NoCredit at the deadline of 300 ms; then {MESSAGES} messages arrived at a slow receiver \
+             with 4 receives; again after reset and handshake"
+        ),
+    );
+    drop((one, two));
+    no_side_is_left(sides);
 }
