@@ -25,7 +25,7 @@ use super::in_flight::{Owner, Queue, State};
 use super::operation::{PostFunctions, takes_receive};
 use super::wait::Wait;
 use crate::completion::{WorkCompletion, WorkError};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
 use crate::queue_pair::work_request::remote::rdma;
@@ -402,7 +402,12 @@ impl Core {
     ) -> TransportResult<()> {
         self.wait_for_credit(deadline).inspect_err(|error| {
             // As every other wait of a blocking operation that fails.
-            let stops = !matches!(error, TransportError::NoCredit | TransportError::Work(_));
+            let stops = match error {
+                TransportError::NoCredit | TransportError::Work(_) => false,
+                // The peer's word is not known.
+                TransportError::Verbs(error) => error.kind() != ErrorKind::InvalidInput,
+                _ => true,
+            };
             if stops && self.table.is_open() {
                 self.stop();
             }
