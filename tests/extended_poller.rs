@@ -43,6 +43,9 @@ fn fields_are_read_lazily_and_only_if_asked_for() {
     let all = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
     let none =
         CompletionQueue::builder(&context, 16).extended(CompletionFields::empty()).build().unwrap();
+    let raw = all.as_raw_extended().map(|raw| raw.as_ptr().cast());
+    assert_eq!(raw, Some(all.as_raw()));
+    assert!(context.create_cq(16).unwrap().as_raw_extended().is_none(), "a classic queue");
     let mut wc = ffi::ibv_wc {
         wr_id: 1,
         opcode: ffi::ibv_wc_opcode::IBV_WC_RECV,
