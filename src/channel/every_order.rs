@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use super::polled::{Found, Polled};
 use super::router::{Inbox, Router};
@@ -53,7 +53,7 @@ struct World {
     router: Router,
     inboxes: [Inbox; 2],
     waiters: Waiters,
-    device: Box<Device>,
+    device: Arc<Device>,
     /// What was found, in any order.
     found: std::sync::Mutex<Vec<(u32, u64)>>,
     _queue: Box<ffi::ibv_cq>,
@@ -70,7 +70,7 @@ const NEW_A: u32 = 0x13;
 
 impl World {
     fn new() -> Self {
-        let device = Box::new(Device { queue: Mutex::default(), readable: Condvar::new() });
+        let device = Arc::new(Device { queue: Mutex::default(), readable: Condvar::new() });
         // SAFETY: numbers, and pointers and functions that may be null.
         let mut context =
             Box::new(unsafe { MaybeUninit::<ffi::ibv_context>::zeroed().assume_init() });
@@ -78,7 +78,7 @@ impl World {
         // SAFETY: as above.
         let mut queue = Box::new(unsafe { MaybeUninit::<ffi::ibv_cq>::zeroed().assume_init() });
         queue.context = &raw mut *context;
-        queue.cq_context = (&raw const *device).cast_mut().cast();
+        queue.cq_context = Arc::as_ptr(&device).cast_mut().cast();
         // SAFETY: the queue lives as long as the router, and nothing else polls it.
         let router = unsafe { Router::new(&raw mut *queue, 8) };
         let inboxes = [A, B].map(|number| {
@@ -289,4 +289,29 @@ fn what_a_reactor_does_not_hand_out_is_not_lost() {
     };
     let runs = explore(interruptions(), World::new, &[&reactor, &a, &device], all);
     assert!(runs > 100, "{runs}");
+}
+
+/// A reactor gets the completions that follow one another for one channel together, and in order.
+#[test]
+fn a_reactor_gets_what_is_for_one_channel_together() {
+    let world = World::new();
+    for (number, wr_id) in [(A, 1), (A, 2), (B, 1), (A, 3)] {
+        world.complete(number, wr_id);
+    }
+    let mut polled = Polled::new(&world.router);
+    assert!(matches!(world.router.poll_into(&mut polled), Ok(Found::Completions)));
+    assert!(!polled.is_full());
+    for expected in [&[(A, 1), (A, 2)][..], &[(B, 1)]] {
+        let (token, completions) = polled.next().unwrap();
+        let found = completions.iter().map(|polled| polled.completion());
+        let found: Vec<_> = found.map(|completion| (completion.qp_num, completion.wr_id)).collect();
+        assert_eq!((token, &found[..]), (expected[0].0.into(), expected));
+    }
+    world.router.put_back(polled.next().unwrap().1);
+    assert!(polled.next().is_none());
+    assert!(
+        matches!(world.router.poll_into(&mut polled), Ok(Found::Ready(token)) if token == u64::from(A))
+    );
+    assert_eq!(world.poll(0).unwrap(), Some(vec![(A, 3)]));
+    world.is_empty();
 }
