@@ -60,11 +60,17 @@ fn a_reset_without_room_for_a_second_queue_pair_starts_over_too() {
     for side in &sides {
         side.device.fail(Verb::CreateQp, libc::ENOMEM, When::Before, 1);
     }
+    let numbers = [one.number(), other.number()];
     let mut channels = handshake([one.reset().unwrap(), other.reset().unwrap()]);
-    let soon = Instant::now() + Duration::from_millis(1);
-    let error = channels[0].wait_for_credit_deadline(soon).unwrap_err();
-    assert_eq!(error, TransportError::NoCredit);
+    assert_eq!(channels.each_ref().map(Channel::number), numbers);
+    let nothing_is_left = |channel: &mut Channel<'_>| {
+        let soon = Instant::now() + Duration::from_millis(1);
+        let error = channel.wait_for_credit_deadline(soon).unwrap_err();
+        assert_eq!((error, channel.credits()), (TransportError::NoCredit, Some(0)));
+    };
+    nothing_is_left(&mut channels[0]);
     exchange(&sides, &mut channels);
+    nothing_is_left(&mut channels[0]);
 }
 
 #[test]
