@@ -66,8 +66,8 @@ pub(super) struct Core {
     pub(super) router: Option<(Arc<Router>, Inbox)>,
     /// The shared receive queue that feeds the channel, if there is one, and the channel's messages.
     pub(super) receives: Option<(Arc<Receives>, Member)>,
-    /// The flow control, if the channel has it.
-    pub(super) credits: Option<Credits>,
+    /// The flow control, if the channel has it. Boxed, since few channels have it.
+    pub(super) credits: Option<Box<Credits>>,
     /// What to sleep on. `None`: waits spin.
     pub(super) sleep: Option<Sleep>,
     /// What ends a wait from another thread. Empty until the first handle is made.
@@ -164,7 +164,7 @@ impl Core {
             limits: settings.limits,
             router,
             receives,
-            credits: settings.credit_words.map(Credits::new),
+            credits: settings.credit_words.map(|words| Box::new(Credits::new(words))),
             sleep: settings.sleep,
             cancel: earlier.map_or_else(OnceCell::new, |earlier| earlier.cancel.clone()),
             destroyed: Cell::new(false),
@@ -190,7 +190,7 @@ impl Core {
     /// The settings that the core was made with.
     pub(super) fn settings(&self) -> CoreSettings {
         let Self { limits, settle_timeout, sleep, .. } = *self;
-        let credit_words = self.credits.as_ref().map(Credits::words);
+        let credit_words = self.credits.as_deref().map(Credits::words);
         CoreSettings { limits, settle_timeout, sleep, credit_words }
     }
 

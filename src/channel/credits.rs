@@ -74,7 +74,7 @@ unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: the caller vouches for it.
     let (core, opcode) = unsafe { (&*core.cast_const().cast::<Core>(), (*request).opcode) };
-    let credits = core.credits.as_ref().filter(|_| takes_receive(opcode));
+    let credits = core.credits.as_deref().filter(|_| takes_receive(opcode));
     if credits.is_some_and(|credits| credits.available() == 0 || credits.failed.get().is_some()) {
         // SAFETY: the caller vouches for the place.
         unsafe { *refused = request };
@@ -416,21 +416,21 @@ impl Core {
 
     /// How long a sender that was refused for lack of credit pauses before it asks. `None`: a question is in flight.
     pub(super) fn credit_pause(&self) -> Option<Duration> {
-        let credits = self.credits.as_ref().filter(|credits| !credits.reading.get())?;
+        let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
         // The pause may be over by now, and nothing was asked.
         Some(credits.pause().unwrap_or_default())
     }
 
     /// Whether there is no credit, and a question is in flight whose answer will tell.
     pub(super) fn is_asking_for_credit(&self) -> bool {
-        self.credits.as_ref().is_some_and(|credits| {
+        self.credits.as_deref().is_some_and(|credits| {
             credits.reading.get() && credits.available() == 0 && credits.failed.get().is_none()
         })
     }
 
     /// The number of credits, if the channel has flow control.
     pub(super) fn available_credits(&self) -> Option<u32> {
-        self.credits.as_ref().map(Credits::available)
+        self.credits.as_deref().map(Credits::available)
     }
 
     /// Counts a message that was sent. If few credits are left, asks the peer for more.
@@ -568,7 +568,7 @@ impl Channel<'_> {
     ///
     ///  - `EINVAL`: the channel has no flow control, or the word has less than 8 bytes.
     pub fn set_peer_credit_word(&mut self, word: RemoteMemoryRegion) -> Result<()> {
-        agree(self.core().credits.as_ref(), Some(word))
+        agree(self.core().credits.as_deref(), Some(word))
     }
 }
 

@@ -117,7 +117,7 @@ impl<'res> Link<'res> {
 
     /// Sets where the peer's count of receives is.
     pub(super) fn set_peer_credit_word(&self, word: Option<RemoteMemoryRegion>) -> Result<()> {
-        credits::agree(self.core.credits.as_ref(), word)
+        credits::agree(self.core.credits.as_deref(), word)
     }
 
     /// The queue pair. Only the core may post to it and change its state.
