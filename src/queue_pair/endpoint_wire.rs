@@ -207,6 +207,11 @@ impl<'de> Deserialize<'de> for QueuePairEndpoint {
         } else {
             deserializer.deserialize_struct("QueuePairEndpoint", FIELDS, AnyVersion)?
         };
+        if (wire.version.0 == CREDITS_VERSION) != wire.credit_word.is_some() {
+            return Err(D::Error::custom(
+                "the queue pair endpoint has a credit word in version 2, and only there",
+            ));
+        }
         let mut endpoint = Self::new(wire.num, wire.lid, Gid::ZERO).map_err(D::Error::custom)?;
         let psn = wire.send_psn.map(PacketSequenceNumber::new).transpose();
         endpoint.send_psn = psn.map_err(D::Error::custom)?;
@@ -303,6 +308,14 @@ mod tests {
         let tail = r#""credit_word":{"address":1234605616436508552,"length":8,"rkey":2578103244}}"#;
         assert!(text.ends_with(tail), "{text}");
         assert_eq!(serde_json::from_str::<QueuePairEndpoint>(&text).unwrap(), with);
+        // Each version has its own fields.
+        for wrong in [
+            text.replace(r#""version":2"#, r#""version":1"#),
+            serde_json::to_string(&endpoint()).unwrap().replace(r#""version":1"#, r#""version":2"#),
+        ] {
+            let error = serde_json::from_str::<QueuePairEndpoint>(&wrong).unwrap_err();
+            assert!(error.to_string().contains("in version 2, and only there"), "{error}");
+        }
         let overflow = text.replace(r#""length":8"#, r#""length":18446744073709551615"#);
         assert!(serde_json::from_str::<QueuePairEndpoint>(&overflow).is_err());
     }
