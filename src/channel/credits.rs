@@ -457,7 +457,8 @@ impl Core {
             if self.progress()? {
                 continue;
             }
-            if let Some(pause) = credits.pause() {
+            // Only the end of a read would wake a thread that sleeps.
+            if let Some(pause) = self.credit_pause() {
                 self.pause_for_credit(pause, deadline)?;
             } else {
                 match self.on_empty_poll(&mut wait) {
