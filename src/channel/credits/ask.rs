@@ -1,0 +1,297 @@
+//! Asking the peer for credits, and waiting for them.
+
+use std::hint;
+use std::ptr;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::super::Channel;
+use super::super::core::Core;
+use super::super::error::{TransportError, TransportResult};
+use super::super::in_flight::{Owner, Queue, State};
+use super::super::wait::Wait;
+use super::{CREDITS, Credits, agree, decode};
+use crate::completion::WorkCompletion;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::memory::RemoteMemoryRegion;
+use crate::queue_pair::work_request::remote::rdma;
+
+impl Core {
+    /// Handles the end of a read of the peer's word. Returns false if there is none in flight.
+    #[cold]
+    pub(in crate::channel) fn take_credits(&self, completion: &WorkCompletion) -> bool {
+        let Some(credits) = &self.credits else { return false };
+        if !credits.reading.replace(false) {
+            return false;
+        }
+        match completion.result() {
+            Ok(_) => {
+                // SAFETY: the caller of `Core::new` vouches for the memory.
+                let word = unsafe { &*credits.words.answer }.load(Ordering::Acquire);
+                let before = credits.available();
+                if let Some(count) = decode(word) {
+                    credits.granted.set(count);
+                }
+                let now = credits.available();
+                credits.most.set(credits.most.get().max(now));
+                credits.note_answer(now > before);
+            }
+            Err(error) => credits.failed.set(Some(error)),
+        }
+        true
+    }
+
+    /// Posts a read of the peer's word, unless one is in flight, or the last ones have found nothing and it is too
+    /// early for the next.
+    ///
+    /// # Errors
+    ///
+    /// Those of the verb. The device may have the read nevertheless: its buffer is the channel's.
+    fn read_credits(&self, credits: &Credits) -> Result<()> {
+        const VERB: &str = "ibv_post_send";
+
+        if credits.reading.get() || credits.pause().is_some() {
+            return Ok(());
+        }
+        let Some(remote) = credits.peer.get() else {
+            let reason = "the peer's credit word is not known: the connection manager does not exchange \
+                          it, so give it to Channel::set_peer_credit_word";
+            return Err(Error::invalid(VERB, reason));
+        };
+        let mut element = credits.words.answer_element;
+        let mut request = ffi::ibv_send_wr {
+            wr_id: self.epoch.get() | u64::from(CREDITS),
+            sg_list: &raw mut element,
+            num_sge: 1,
+            opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_READ,
+            send_flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,
+            ..Default::default()
+        };
+        request.wr.rdma = rdma(&remote);
+        let mut refused = ptr::null_mut();
+        // SAFETY: the callers have found the table open, or are called by its posts, so the queue pair is live.
+        // The request is one well-formed element of a list. The caller of `Core::new` vouches for the memory,
+        // which is read only when no read is in flight.
+        let returned =
+            unsafe { ffi::ibv_post_send(self.queue_pair, &raw mut request, &raw mut refused) };
+        // If no request is named, the device may have it: see `Prepared::may_be_posted`.
+        credits.reading.set(returned == 0 || refused.is_null());
+        ffi::status(VERB, returned)
+    }
+
+    /// Checks that a message may be sent. If there is no credit, asks the peer for more.
+    fn require_credit(&self, credits: &Credits) -> TransportResult<()> {
+        if let Some(error) = credits.failed.get() {
+            return Err(TransportError::Work(error));
+        }
+        if credits.available() > 0 {
+            return Ok(());
+        }
+        self.read_credits(credits)?;
+        Err(TransportError::NoCredit)
+    }
+
+    /// The error of a post without credit, of an operation in this state.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::channel) fn refuse_without_credit(&self, state: State) -> TransportError {
+        let Some(credits) = &self.credits else { return TransportError::NoCredit };
+        // A program may post again and again, and poll nothing meanwhile, as there is nothing in flight. Tasks
+        // must not be woken here; their reactor polls.
+        if state != State::InFlight(Owner::Task) {
+            while credits.reading.get() {
+                match self.progress() {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => return error,
+                }
+            }
+        }
+        self.require_credit(credits).err().unwrap_or(TransportError::NoCredit)
+    }
+
+    /// Waits for the credit of a blocking operation. If the deadline passes, the channel is not stopped, since
+    /// nothing was posted.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::channel) fn wait_for_blocking_credit(
+        &self,
+        deadline: Option<Instant>,
+    ) -> TransportResult<()> {
+        self.wait_for_credit(deadline).inspect_err(|error| {
+            // As every other wait of a blocking operation that fails.
+            let stops = match error {
+                TransportError::NoCredit | TransportError::Work(_) => false,
+                // The peer's word is not known.
+                TransportError::Verbs(error) => error.kind() != ErrorKind::InvalidInput,
+                _ => true,
+            };
+            if stops && self.table.is_open() {
+                self.stop();
+            }
+        })
+    }
+
+    /// How long a sender that was refused for lack of credit pauses before it asks. `None`: a question is in flight.
+    pub(in crate::channel) fn credit_pause(&self) -> Option<Duration> {
+        let credits = self.credits.as_deref().filter(|credits| !credits.reading.get())?;
+        // The pause may be over by now, and nothing was asked.
+        Some(credits.pause().unwrap_or_default())
+    }
+
+    /// Whether there is no credit, and a question is in flight whose answer will tell.
+    pub(in crate::channel) fn is_asking_for_credit(&self) -> bool {
+        self.credits.as_deref().is_some_and(|credits| {
+            credits.reading.get() && credits.available() == 0 && credits.failed.get().is_none()
+        })
+    }
+
+    /// The number of credits, if the channel has flow control.
+    pub(in crate::channel) fn available_credits(&self) -> Option<u32> {
+        self.credits.as_deref().map(Credits::available)
+    }
+
+    /// Counts a message that was sent. If few credits are left, asks the peer for more.
+    pub(super) fn use_credit(&self, credits: &Credits) {
+        credits.sent.set(credits.sent.get().wrapping_add(1));
+        if credits.available() <= credits.most.get() / 2 {
+            // If it fails, it is tried again when there is no credit left.
+            let _ = self.read_credits(credits);
+        }
+    }
+
+    /// Waits until there is a credit, or the deadline has passed. Without flow control it returns at once.
+    pub(in crate::channel) fn wait_for_credit(
+        &self,
+        deadline: Option<Instant>,
+    ) -> TransportResult<()> {
+        let Some(credits) = &self.credits else { return Ok(()) };
+        let mut wait = Wait::new(deadline);
+        loop {
+            if !self.table.is_open() {
+                return Err(self.refusal(Queue::Send));
+            }
+            match self.require_credit(credits) {
+                Err(TransportError::NoCredit) => {}
+                result => return result,
+            }
+            if self.progress()? {
+                continue;
+            }
+            // Only the end of a read would wake a thread that sleeps.
+            if let Some(pause) = self.credit_pause() {
+                self.pause_for_credit(pause, deadline)?;
+            } else {
+                match self.on_empty_poll(&mut wait) {
+                    Err(TransportError::TimedOut) => return Err(TransportError::NoCredit),
+                    waited => waited?,
+                }
+            }
+        }
+    }
+
+    /// Polls once, without waiting. Returns whether a message may be sent.
+    pub(in crate::channel) fn poll_credit(&self) -> TransportResult<bool> {
+        let Some(credits) = &self.credits else { return Ok(true) };
+        if !self.table.is_open() {
+            return Err(self.refusal(Queue::Send));
+        }
+        self.progress()?;
+        match self.require_credit(credits) {
+            Err(TransportError::NoCredit) => Ok(false),
+            result => result.map(|()| true),
+        }
+    }
+
+    /// A part of a pause: spins, or sleeps if the channel may.
+    fn pause_for_credit(&self, pause: Duration, deadline: Option<Instant>) -> TransportResult<()> {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(TransportError::NoCredit);
+        }
+        if self.cancel.get().is_some_and(|cancel| cancel.take()) {
+            return Err(TransportError::Cancelled);
+        }
+        match self.sleep {
+            Some(_) => thread::sleep(left.map_or(pause, |left| left.min(pause))),
+            None => hint::spin_loop(),
+        }
+        Ok(())
+    }
+}
+
+/// # Flow control
+///
+/// For a channel that was built with [`flow_control`](crate::ChannelBuilder::flow_control).
+impl Channel<'_> {
+    /// The number of messages that may be sent before the peer is asked again: so many of its receives are known
+    /// to be free. The peer may have posted more. `None`: the channel has no flow control.
+    ///
+    /// It is 0 after the channel was connected. What asks the peer is a send, or
+    /// [`wait_for_credit`](Self::wait_for_credit); the answer is seen when completions are polled.
+    pub fn credits(&self) -> Option<u32> {
+        self.core().available_credits()
+    }
+
+    /// Waits until a message may be sent, however long that takes. A channel without flow control may always
+    /// send.
+    ///
+    /// ```
+    /// # fn send(channel: &mut ibverbs::Channel<'_>, pool: &ibverbs::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use ibverbs::TransportError;
+    ///
+    /// let mut buffer = pool.take().ok_or("all buffers are in use")?;
+    /// let mut sending = loop {
+    ///     match channel.post_send_owned(buffer) {
+    ///         Ok(sending) => break sending,
+    ///         Err(refused) if refused.error == TransportError::NoCredit => {
+    ///             buffer = refused.buffer;
+    ///             channel.wait_for_credit()?;
+    ///         }
+    ///         Err(refused) => return Err(refused.into()),
+    ///     }
+    /// };
+    /// sending.wait(channel)?.result?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - [`Work`](TransportError::Work): the peer could not be asked, and the connection has failed.
+    ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion): polling
+    ///    or posting failed.
+    ///  - [`Cancelled`](TransportError::Cancelled): a [`CancelHandle`](crate::CancelHandle) has ended the wait.
+    ///    Nothing was stopped.
+    ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): the channel is stopped.
+    pub fn wait_for_credit(&mut self) -> TransportResult<()> {
+        self.core().wait_for_credit(None)
+    }
+
+    /// As [`wait_for_credit`](Self::wait_for_credit), but gives up at `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`wait_for_credit`](Self::wait_for_credit), and
+    ///
+    ///  - [`NoCredit`](TransportError::NoCredit): the deadline has passed. Nothing was stopped.
+    pub fn wait_for_credit_deadline(&mut self, deadline: Instant) -> TransportResult<()> {
+        self.core().wait_for_credit(Some(deadline))
+    }
+
+    /// Sets where the peer counts its receives: the [`credit_word`](crate::QueuePairEndpoint::credit_word) of its
+    /// endpoint.
+    ///
+    /// Only a channel that was connected by the connection manager needs this, because that does not exchange
+    /// endpoints. Send the word as private data
+    /// ([`RemoteMemoryRegion::to_bytes`](crate::RemoteMemoryRegion::to_bytes)). Until it is set, sends fail.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the channel has no flow control, or the word has less than 8 bytes.
+    pub fn set_peer_credit_word(&mut self, word: RemoteMemoryRegion) -> Result<()> {
+        agree(self.core().credits.as_deref(), Some(word))
+    }
+}

@@ -1,0 +1,297 @@
+//! Flow control: a channel sends only what the peer has posted receives for.
+//!
+//! Each side counts the receives that it has posted since it was connected, in a word of memory that the peer
+//! may read. The peer counts the messages that it has sent. The difference is the number of its credits. When
+//! they run low, it reads the word again by an RDMA read, whose result takes effect when its completion is
+//! dispatched: see [`Core::take_credits`]. So the side that receives does nothing but count, and cannot forget
+//! to tell the last receives; and the side that sends waits for a completion, as for everything else, so it can
+//! sleep.
+//!
+//! Nothing of the peer is believed. Whatever the word holds, at worst a message is sent that has no receive,
+//! as without flow control, or none is sent.
+
+mod ask;
+mod post;
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+#[cfg(doc)]
+use super::core::Core;
+use crate::completion::WorkError;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
+
+pub(super) use post::{COUNTING, NO_CREDIT};
+
+/// The index of the read of the peer's word. It has no slot, as there is at most one at a time.
+pub(super) const CREDITS: u32 = u32::MAX - 1;
+
+/// Requests on the send queue beyond those of the program: the read of the peer's word.
+pub(super) const OWN_SENDS: u32 = 1;
+
+/// The indices of the words in their region: the count that the peer reads, and what was read from the peer.
+/// They are on different cache lines.
+const COUNT: usize = 0;
+const ANSWER: usize = 8;
+const WORDS: usize = 16;
+
+/// The length of the word that a peer reads.
+pub(super) const WORD: u64 = size_of::<u64>() as u64;
+
+/// The memory that a channel with flow control needs.
+pub(super) type CreditRegion<'res> = SharedMemoryRegion<'res, u64>;
+
+/// The number of reads in a row without a new credit after which a wait pauses before the next one.
+const READS_WITHOUT_PAUSE: u32 = 4;
+
+/// The longest pause is `1 << MAX_PAUSE` microseconds.
+const MAX_PAUSE: u32 = 10;
+
+/// Where the words of a channel are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CreditWords {
+    count: *const AtomicU64,
+    answer: *const AtomicU64,
+    answer_element: ffi::ibv_sge,
+}
+
+/// The region of a channel's words.
+pub(super) fn register<'res>(
+    domain: crate::parent::Parent<'res, crate::domain::ProtectionDomain<'res>>,
+) -> Result<CreditRegion<'res>> {
+    let mut access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
+    if domain.context().is_iwarp() {
+        // There the peer answers a read by writing.
+        access |= AccessFlags::REMOTE_WRITE;
+    }
+    SharedMemoryRegion::new(domain, WORDS, access)
+}
+
+impl CreditWords {
+    pub(super) fn new(region: &CreditRegion<'_>) -> Result<Self> {
+        Ok(Self {
+            count: region.atomic(COUNT)?,
+            answer: region.atomic(ANSWER)?,
+            answer_element: region.sge(ANSWER..ANSWER + 1)?,
+        })
+    }
+}
+
+/// The part of the region that the peer needs to know.
+pub(super) fn word_for_peer(region: &CreditRegion<'_>) -> Option<RemoteMemoryRegion> {
+    region.remote_range(COUNT..COUNT + 1).ok()
+}
+
+/// The capacities of the queue pair of a channel with or without flow control.
+pub(super) fn with_own_sends(
+    mut capacities: ffi::ibv_qp_cap,
+    flow_control: bool,
+) -> ffi::ibv_qp_cap {
+    if flow_control {
+        capacities.max_send_wr = capacities.max_send_wr.saturating_add(OWN_SENDS);
+    }
+    capacities
+}
+
+/// Sets the word of the peer, if both sides have flow control.
+///
+/// # Errors
+///
+///  - `EINVAL`: only one side has flow control, or the word is too short.
+pub(super) fn agree(ours: Option<&Credits>, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
+    let reason = match (ours, theirs) {
+        (None, None) => return Ok(()),
+        (Some(ours), Some(word)) if word.length() >= WORD => {
+            ours.peer.set(Some(word));
+            return Ok(());
+        }
+        (Some(_), Some(_)) => "the peer's credit word has less than 8 bytes",
+        (Some(_), None) => {
+            "this channel was built with flow_control, and the peer's was not: both sides need it"
+        }
+        (None, Some(_)) => {
+            "the peer's channel was built with flow_control, and this one was not: both sides need it"
+        }
+    };
+    Err(Error::invalid("ibv_modify_qp", reason))
+}
+
+/// A count as it is in memory, in network order. The upper half is the complement of the lower one, so that a
+/// word that was read while it was written, or holds something else, is not taken for a count.
+fn encode(count: u32) -> u64 {
+    (u64::from(!count) << 32 | u64::from(count)).to_be()
+}
+
+fn decode(word: u64) -> Option<u32> {
+    let word = u64::from_be(word);
+    let (complement, count) = ((word >> 32) as u32, word as u32);
+    (complement == !count).then_some(count)
+}
+
+/// The state of both directions. Counts begin at 0 with each connection, and wrap around.
+#[derive(Debug)]
+pub(super) struct Credits {
+    words: CreditWords,
+    /// The peer's word, if it is known.
+    peer: Cell<Option<RemoteMemoryRegion>>,
+    /// The receives that we have posted.
+    posted: Cell<u32>,
+    /// The messages that we have sent.
+    sent: Cell<u32>,
+    /// The receives that the peer has posted, as far as we know.
+    granted: Cell<u32>,
+    /// The most credits that there were at a time.
+    most: Cell<u32>,
+    /// Whether the device has a read of the peer's word.
+    reading: Cell<bool>,
+    /// How many reads in a row have found nothing new.
+    vain: Cell<u32>,
+    /// When the peer may be asked again.
+    ask_at: Cell<Option<Instant>>,
+    /// A read has failed, and with it the connection.
+    failed: Cell<Option<WorkError>>,
+}
+
+impl Credits {
+    pub(super) fn new(words: CreditWords) -> Self {
+        Self {
+            words,
+            peer: Cell::new(None),
+            posted: Cell::new(0),
+            sent: Cell::new(0),
+            granted: Cell::new(0),
+            most: Cell::new(0),
+            reading: Cell::new(false),
+            vain: Cell::new(0),
+            ask_at: Cell::new(None),
+            failed: Cell::new(None),
+        }
+    }
+
+    pub(super) fn words(&self) -> CreditWords {
+        self.words
+    }
+
+    fn publish(&self, word: u64) {
+        // SAFETY: the caller of `Core::new` vouches for the memory.
+        unsafe { &*self.words.count }.store(word, Ordering::Release);
+    }
+
+    /// Begins to count the receives of a connection.
+    pub(super) fn open(&self) {
+        self.close();
+        self.publish(encode(0));
+    }
+
+    /// Ends the counting: the queue pair was reset or destroyed.
+    pub(super) fn close(&self) {
+        // Not a count.
+        self.publish(0);
+        self.posted.set(0);
+        self.sent.set(0);
+        self.granted.set(0);
+        self.most.set(0);
+        self.reading.set(false);
+        self.note_answer(true);
+        self.failed.set(None);
+    }
+
+    /// There is no peer any more.
+    pub(super) fn forget_peer(&self) {
+        self.peer.set(None);
+    }
+
+    /// The number of messages that may be sent. At most half of the range of the counters: more is not
+    /// possible, whatever a peer says.
+    pub(super) fn available(&self) -> u32 {
+        let available = self.granted.get().wrapping_sub(self.sent.get());
+        if available > u32::MAX / 2 { 0 } else { available }
+    }
+
+    /// Counts a receive that was posted.
+    fn count_receive(&self) {
+        self.posted.set(self.posted.get().wrapping_add(1));
+        self.publish(encode(self.posted.get()));
+    }
+
+    /// Decides when the peer may be asked again.
+    fn note_answer(&self, has_news: bool) {
+        let vain = if has_news { 0 } else { self.vain.get().saturating_add(1) };
+        self.vain.set(vain);
+        self.ask_at.set(vain.checked_sub(READS_WITHOUT_PAUSE).and_then(|vain| {
+            Instant::now().checked_add(Duration::from_micros(1 << vain.min(MAX_PAUSE)))
+        }));
+    }
+
+    /// How long to wait until the peer may be asked again.
+    fn pause(&self) -> Option<Duration> {
+        if self.reading.get() {
+            return None;
+        }
+        let left = self.ask_at.get()?.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            self.ask_at.set(None);
+            return None;
+        }
+        Some(left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_words_are_counts() {
+        for count in [0, 1, 255, 256, 0x8000_0000, u32::MAX] {
+            assert_eq!(decode(encode(count)), Some(count));
+        }
+        assert_eq!(decode(0), None);
+        assert_eq!(decode(u64::MAX), None);
+        assert_eq!(encode(0x0102_0304).to_ne_bytes(), [0xfe, 0xfd, 0xfc, 0xfb, 1, 2, 3, 4]);
+        // Read while it changes from one count to the next, byte after byte, from either end.
+        for (old, new) in [(0, 1), (255, 256), (0xffff, 0x1_0000), (u32::MAX, 0), (41, 42)] {
+            let (old_word, new_word) = (encode(old).to_ne_bytes(), encode(new).to_ne_bytes());
+            for done in 0..=8 {
+                let mut forward = old_word;
+                forward[..done].copy_from_slice(&new_word[..done]);
+                let mut backward = old_word;
+                backward[done..].copy_from_slice(&new_word[done..]);
+                for torn in [forward, backward] {
+                    let read = decode(u64::from_ne_bytes(torn));
+                    assert!(read.is_none_or(|count| count == old || count == new), "{torn:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn counters_wrap_around_and_lies_are_no_credits() {
+        let words = [AtomicU64::new(1), AtomicU64::new(1)];
+        let words = CreditWords {
+            count: &raw const words[0],
+            answer: &raw const words[1],
+            answer_element: ffi::ibv_sge::default(),
+        };
+        let credits = Credits::new(words);
+        for (granted, sent, available) in
+            [(0, 0, 0), (5, 3, 2), (1, u32::MAX, 2), (3, 5, 0), (0x8000_0003, 2, 0), (7, 7, 0)]
+        {
+            credits.granted.set(granted);
+            credits.sent.set(sent);
+            assert_eq!(credits.available(), available, "{granted} - {sent}");
+        }
+        // SAFETY: it is a local variable.
+        let word = || unsafe { &*words.count }.load(Ordering::Relaxed);
+        credits.open();
+        assert_eq!((decode(word()), credits.available()), (Some(0), 0));
+        credits.posted.set(u32::MAX);
+        credits.count_receive();
+        assert_eq!(decode(word()), Some(0));
+        credits.close();
+        assert_eq!(decode(word()), None);
+    }
+}

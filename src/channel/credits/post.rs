@@ -1,0 +1,61 @@
+//! The functions that a channel with flow control posts with.
+
+use std::ffi::c_int;
+
+use super::super::core::Core;
+use super::super::operation::{PostFunctions, takes_receive};
+use crate::ffi;
+
+/// What [`COUNTING`] returns for a message without credit. No provider returns it.
+pub(in crate::channel) const NO_CREDIT: c_int = c_int::MIN;
+
+/// The functions that a channel with flow control posts with. Their first argument is the channel's core. So a
+/// channel without flow control does not even check whether it has any.
+pub(in crate::channel) const COUNTING: PostFunctions = (post_send, post_recv);
+
+/// As `ibv_post_send`, for a message that has a credit.
+///
+/// # Safety
+///
+/// `core` points to the core of a live queue pair, with flow control, and the rest is as for `ibv_post_send`,
+/// for a list of one request.
+unsafe extern "C" fn post_send(
+    core: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_send_wr,
+    refused: *mut *mut ffi::ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let (core, opcode) = unsafe { (&*core.cast_const().cast::<Core>(), (*request).opcode) };
+    let credits = core.credits.as_deref().filter(|_| takes_receive(opcode));
+    if credits.is_some_and(|credits| credits.available() == 0 || credits.failed.get().is_some()) {
+        // SAFETY: the caller vouches for the place.
+        unsafe { *refused = request };
+        return NO_CREDIT;
+    }
+    // SAFETY: the caller vouches for everything.
+    let returned = unsafe { ffi::ibv_post_send(core.queue_pair, request, refused) };
+    if let (Some(credits), 0) = (credits, returned) {
+        core.use_credit(credits);
+    }
+    returned
+}
+
+/// As `ibv_post_recv`, and counts the receive.
+///
+/// # Safety
+///
+/// As for [`post_send`].
+unsafe extern "C" fn post_recv(
+    core: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_recv_wr,
+    refused: *mut *mut ffi::ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let core = unsafe { &*core.cast_const().cast::<Core>() };
+    // SAFETY: the caller vouches for everything.
+    let returned = unsafe { ffi::ibv_post_recv(core.queue_pair, request, refused) };
+    if let (Some(credits), 0) = (&core.credits, returned) {
+        credits.count_receive();
+    }
+    returned
+}
