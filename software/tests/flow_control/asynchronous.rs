@@ -1,6 +1,8 @@
 //! Futures that wait for credit.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
 
 use ibverbs::{AsyncChannel, Reactor};
 use tokio::time::{sleep, timeout};
@@ -122,5 +124,45 @@ fn a_channel_ends_while_its_senders_wait_for_credit() {
             assert_eq!(error.error, TransportError::Stopped);
             assert!(error.buffer.is_some());
         }
+    });
+}
+
+/// Panics in the thread that wakes senders after a pause.
+#[derive(Default)]
+struct Panics(AtomicBool);
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        if std::thread::current().name() == Some("ibverbs credits") {
+            self.0.store(true, Ordering::SeqCst);
+            panic!("this waker panics, as the test wants");
+        }
+    }
+}
+
+#[test]
+fn a_waker_that_panics_does_not_stop_other_senders() {
+    let sides = sides();
+    runtime(2).block_on(async {
+        let [one, _other] = connect_async(&sides);
+        let panics = Arc::new(Panics::default());
+        let waker = Waker::from(panics.clone());
+        let mut context = std::task::Context::from_waker(&waker);
+        let mut send = pin!(one.send(sides[0].buffer(1)));
+        within(async {
+            while !panics.0.load(Ordering::SeqCst) {
+                assert!(send.as_mut().poll(&mut context).is_pending());
+                sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+
+        let [one, other] = connect_async(&sides);
+        let sending = tokio::spawn(one.send(sides[0].buffer(2)));
+        // Long enough for pauses.
+        sleep(Duration::from_millis(10)).await;
+        let (buffer, _) = within(other.receive(sides[1].buffer(0))).await.unwrap();
+        assert_eq!(number(&buffer), 2);
+        within(sending).await.unwrap().unwrap();
     });
 }

@@ -7,6 +7,7 @@
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -93,7 +94,8 @@ impl Clock {
     /// The thread.
     fn run(&self) {
         while let Some(call) = self.next() {
-            call.make();
+            // A task's waker may panic; the panic was printed. It must not take the time from the others.
+            let _ = panic::catch_unwind(AssertUnwindSafe(|| call.make()));
         }
     }
 
