@@ -45,7 +45,7 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): an
 ///    earlier failure has stopped the channel.
 pub struct Scope<'scope, 'env: 'scope> {
-    core: &'scope Core,
+    pub(super) core: &'scope Core,
     /// Makes both lifetimes invariant: if either could be shortened, a buffer that is local to the
     /// closure would be accepted.
     scope: PhantomData<&'scope mut &'scope ()>,
@@ -75,34 +75,6 @@ impl<'scope> Scope<'scope, '_> {
     #[inline]
     pub fn can_post_receive(&self) -> bool {
         self.core.table.has_room(Queue::Receive)
-    }
-
-    /// The number of messages that may be sent: see [`Channel::credits`].
-    pub fn credits(&self) -> Option<u32> {
-        self.core.available_credits()
-    }
-
-    /// Polls once, without waiting: whether a message may be sent.
-    pub(super) fn poll_credit(&self) -> TransportResult<bool> {
-        self.core.poll_credit()
-    }
-
-    /// Waits until a message may be sent: see [`Channel::wait_for_credit`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Channel::wait_for_credit`].
-    pub fn wait_for_credit(&self) -> TransportResult<()> {
-        self.core.wait_for_credit(None)
-    }
-
-    /// As [`wait_for_credit`](Self::wait_for_credit), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Channel::wait_for_credit_deadline`].
-    pub fn wait_for_credit_deadline(&self, deadline: Instant) -> TransportResult<()> {
-        self.core.wait_for_credit(Some(deadline))
     }
 
     /// `ibv_post_send`: posts a send. See [`Channel::send`].

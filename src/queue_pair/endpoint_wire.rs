@@ -26,8 +26,8 @@ const CREDITS_VERSION: u32 = 2;
 /// "QPE": a number that begins with it is larger than any queue pair number.
 const MAGIC: u32 = 0x5150_4500;
 
-/// Version 1.
-#[derive(Serialize)]
+/// Both versions: version 1 ends before the credit word.
+#[derive(Serialize, Deserialize)]
 #[serde(rename = "QueuePairEndpoint")]
 struct Wire {
     version: Version,
@@ -37,27 +37,14 @@ struct Wire {
     path_mtu: Option<u32>,
     max_dest_rd_atomic: Option<u8>,
     gids: EndpointGids,
-}
-
-/// Version 2; with field names, also version 1.
-#[derive(Serialize, Deserialize)]
-#[serde(rename = "QueuePairEndpoint")]
-struct CreditsWire {
-    version: Version,
-    num: u32,
-    lid: u16,
-    send_psn: Option<u32>,
-    path_mtu: Option<u32>,
-    max_dest_rd_atomic: Option<u8>,
-    gids: EndpointGids,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     credit_word: Option<RemoteMemoryRegion>,
 }
 
 const FIELDS: &[&str] =
     &["version", "num", "lid", "send_psn", "path_mtu", "max_dest_rd_atomic", "gids", "credit_word"];
 
-/// Can only be deserialised if it is one of those above, with or without [`MAGIC`].
+/// Can only be deserialised if it is one of the two versions, with or without [`MAGIC`].
 struct Version(u32);
 
 impl Serialize for Version {
@@ -144,23 +131,9 @@ impl Serialize for QueuePairEndpoint {
         let Self { num, lid, max_dest_rd_atomic, gids, credit_word, .. } = *self;
         let send_psn = self.send_psn.map(PacketSequenceNumber::value);
         let path_mtu = self.path_mtu.map(MaximumTransferUnit::bytes);
-        if credit_word.is_none() {
-            let version = Version(VERSION);
-            Wire { version, num, lid, send_psn, path_mtu, max_dest_rd_atomic, gids }
-                .serialize(serializer)
-        } else {
-            CreditsWire {
-                version: Version(CREDITS_VERSION),
-                num,
-                lid,
-                send_psn,
-                path_mtu,
-                max_dest_rd_atomic,
-                gids,
-                credit_word,
-            }
+        let version = Version(if credit_word.is_none() { VERSION } else { CREDITS_VERSION });
+        Wire { version, num, lid, send_psn, path_mtu, max_dest_rd_atomic, gids, credit_word }
             .serialize(serializer)
-        }
     }
 }
 
@@ -168,13 +141,13 @@ impl Serialize for QueuePairEndpoint {
 struct AnyVersion;
 
 impl<'de> Visitor<'de> for AnyVersion {
-    type Value = CreditsWire;
+    type Value = Wire;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("struct QueuePairEndpoint")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<CreditsWire, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Wire, A::Error> {
         fn field<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(
             seq: &mut A,
             index: usize,
@@ -183,7 +156,7 @@ impl<'de> Visitor<'de> for AnyVersion {
         }
 
         let version: Version = field(&mut seq, 0)?;
-        Ok(CreditsWire {
+        Ok(Wire {
             num: field(&mut seq, 1)?,
             lid: field(&mut seq, 2)?,
             send_psn: field(&mut seq, 3)?,
@@ -195,15 +168,15 @@ impl<'de> Visitor<'de> for AnyVersion {
         })
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CreditsWire, A::Error> {
-        CreditsWire::deserialize(MapAccessDeserializer::new(map))
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Wire, A::Error> {
+        Wire::deserialize(MapAccessDeserializer::new(map))
     }
 }
 
 impl<'de> Deserialize<'de> for QueuePairEndpoint {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let wire = if deserializer.is_human_readable() {
-            CreditsWire::deserialize(deserializer)?
+            Wire::deserialize(deserializer)?
         } else {
             deserializer.deserialize_struct("QueuePairEndpoint", FIELDS, AnyVersion)?
         };

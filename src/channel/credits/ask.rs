@@ -10,6 +10,7 @@ use super::super::Channel;
 use super::super::core::Core;
 use super::super::error::{TransportError, TransportResult};
 use super::super::in_flight::{Owner, Queue, State};
+use super::super::scope::Scope;
 use super::super::wait::Wait;
 use super::{CREDITS, Credits, agree, decode};
 use crate::completion::WorkCompletion;
@@ -226,8 +227,8 @@ impl Core {
 ///
 /// For a channel that was built with [`flow_control`](crate::ChannelBuilder::flow_control).
 impl Channel<'_> {
-    /// The number of messages that may be sent before the peer is asked again: so many of its receives are known
-    /// to be free. The peer may have posted more. `None`: the channel has no flow control.
+    /// The number of the peer's receives that are known to be free. The channel sends that many messages before it
+    /// asks the peer again, which may have posted more. `None`: the channel has no flow control.
     ///
     /// It is 0 after the channel was connected. What asks the peer is a send, or
     /// [`wait_for_credit`](Self::wait_for_credit); the answer is seen when completions are polled.
@@ -293,5 +294,38 @@ impl Channel<'_> {
     ///  - `EINVAL`: the channel has no flow control, or the word has less than 8 bytes.
     pub fn set_peer_credit_word(&mut self, word: RemoteMemoryRegion) -> Result<()> {
         agree(self.core().credits.as_deref(), Some(word))
+    }
+}
+
+/// # Flow control
+///
+/// As for [a channel](Channel#flow-control).
+impl Scope<'_, '_> {
+    /// The number of messages that may be sent: see [`Channel::credits`].
+    pub fn credits(&self) -> Option<u32> {
+        self.core.available_credits()
+    }
+
+    /// Polls once, without waiting: whether a message may be sent.
+    pub(in crate::channel) fn poll_credit(&self) -> TransportResult<bool> {
+        self.core.poll_credit()
+    }
+
+    /// Waits until a message may be sent: see [`Channel::wait_for_credit`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Channel::wait_for_credit`].
+    pub fn wait_for_credit(&self) -> TransportResult<()> {
+        self.core.wait_for_credit(None)
+    }
+
+    /// As [`wait_for_credit`](Self::wait_for_credit), but gives up at `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Channel::wait_for_credit_deadline`].
+    pub fn wait_for_credit_deadline(&self, deadline: Instant) -> TransportResult<()> {
+        self.core.wait_for_credit(Some(deadline))
     }
 }
