@@ -25,6 +25,7 @@ mod owned_tokens;
 mod owned_work;
 mod pending_work;
 mod polled;
+mod posting;
 mod prepared;
 mod queue_pair_numbers;
 mod router;

@@ -1,0 +1,203 @@
+//! How operations are posted: with a slot, or as the one blocking operation that is waited for at once.
+
+use std::ffi::c_int;
+use std::time::Instant;
+
+use super::core::Core;
+use super::credits::NO_CREDIT;
+use super::error::{TransportError, TransportResult};
+use super::in_flight::{Owner, Slot};
+use super::operation::{Operation, Prepared};
+use super::wait::Wait;
+use crate::completion::WorkSuccess;
+use crate::ffi;
+
+impl Core {
+    /// Posts an operation whose result `owner` will ask for. Returns its slot.
+    ///
+    /// # Safety
+    ///
+    /// Until the state of the slot says that the operation has ended, the memory in `list` is valid.
+    /// Meanwhile nobody writes it, and if the operation writes it, nobody reads it either.
+    #[inline(always)]
+    pub(super) unsafe fn post<O: Operation>(
+        &self,
+        operation: O,
+        list: &mut [ffi::ibv_sge],
+        owner: Owner,
+    ) -> TransportResult<&Slot> {
+        operation.check(&self.limits, list)?;
+        let Some(slot) = self.table.take(O::QUEUE, owner) else {
+            return Err(self.refusal(O::QUEUE));
+        };
+        if owner != Owner::Scope {
+            // As `update_fast_path`: a slot is in use.
+            self.fast_path.set(false);
+        }
+        // SAFETY: slots are given out only while the queue pair is live; the caller vouches for the
+        // memory.
+        let returned = unsafe { self.post_raw(operation, slot.wr_id(), list) };
+        if returned != 0 {
+            return Err(self.post_failed::<O>(slot, returned));
+        }
+        Ok(slot)
+    }
+
+    /// # Safety
+    ///
+    /// As [`Operation::post`].
+    #[inline(always)]
+    unsafe fn post_raw<O: Operation>(
+        &self,
+        operation: O,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int {
+        // SAFETY: the caller vouches for the queue pair and the memory. Only this function accesses the
+        // requests; it does not call itself, and one thread at a time uses the core.
+        unsafe { operation.post(self.prepared.get(), wr_id, list) }
+    }
+
+    /// Posts an operation and waits until it has ended. If waiting fails, the channel is stopped.
+    ///
+    /// # Safety
+    ///
+    /// For the duration of the call, the memory in `list` is valid, nobody writes it, and if the
+    /// operation writes it, nobody reads it either.
+    #[inline(always)]
+    pub(super) unsafe fn run<O: Operation>(
+        &self,
+        operation: O,
+        list: &mut [ffi::ibv_sge],
+        deadline: Option<Instant>,
+    ) -> TransportResult<WorkSuccess> {
+        operation.check(&self.limits, list)?;
+        if !self.fast_path.get() {
+            // Pass a copy of a single piece: if the original's address went to a function that is not
+            // inlined, the compiler could not keep it in registers on the fast path either.
+            let mut only;
+            let list = match list {
+                [piece] => {
+                    only = [*piece];
+                    &mut only[..]
+                }
+                list => list,
+            };
+            // SAFETY: the caller vouches for the memory.
+            unsafe { self.run_slow_path(operation, list, deadline) }?;
+            return Ok(self.first_success());
+        }
+        let wr_id = self.blocking_id.get();
+        // SAFETY: the table is open, so the queue pair is live; the caller vouches for the memory.
+        let returned = unsafe { self.post_raw(operation, wr_id, list) };
+        if returned != 0 {
+            let error = ffi::failed(O::VERB, returned);
+            self.ensure_not_posted::<O>(None);
+            return Err(error.into());
+        }
+        // One completion is enough: nothing else is in flight.
+        let found = self.poll_raw(1);
+        if !self.found_success(found, wr_id) {
+            self.wait_for_blocking(Some(found), deadline)?;
+        }
+        Ok(self.first_success())
+    }
+
+    /// As `run`, with all checks. On success the completion is the first entry of the batch.
+    ///
+    /// # Safety
+    ///
+    /// As for [`run`](Self::run).
+    #[inline(never)]
+    unsafe fn run_slow_path<O: Operation>(
+        &self,
+        operation: O,
+        list: &mut [ffi::ibv_sge],
+        deadline: Option<Instant>,
+    ) -> TransportResult<()> {
+        if !self.table.has_room(O::QUEUE) {
+            return Err(self.refusal(O::QUEUE));
+        }
+        if O::TAKES_RECEIVE && self.credits.is_some() {
+            self.wait_for_blocking_credit(deadline)?;
+        }
+        // SAFETY: there is a free slot, so the queue pair is live; the caller vouches for the memory.
+        let returned = unsafe { self.post_raw(operation, self.blocking_id.get(), list) };
+        if returned != 0 {
+            let error = ffi::failed(O::VERB, returned);
+            self.ensure_not_posted::<O>(None);
+            return Err(error.into());
+        }
+        self.wait_for_blocking(None, deadline)
+    }
+
+    /// The rest of `run`: the first poll found something other than the success of the operation, or there
+    /// was no first poll (`None`). On success the completion is the first entry of the batch.
+    #[inline(never)]
+    fn wait_for_blocking(
+        &self,
+        first_poll: Option<c_int>,
+        deadline: Option<Instant>,
+    ) -> TransportResult<()> {
+        if let Some(found) = first_poll
+            && let Err(error) = self.fill(found)
+        {
+            return Err(self.abandon_blocking(error));
+        }
+        let (wr_id, mut wait) = (self.blocking_id.get(), Wait::new(deadline));
+        loop {
+            let progress = match self.poll() {
+                Ok(Some(completion)) if self.is_completion_of(&completion, wr_id) => {
+                    self.batch.set_first(completion.as_raw());
+                    self.update_fast_path();
+                    return Ok(completion.result().map(drop)?);
+                }
+                Ok(Some(completion)) => self.dispatch(&completion).map(drop),
+                Ok(None) => self.on_empty_poll(&mut wait),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = progress {
+                return Err(self.abandon_blocking(error));
+            }
+        }
+    }
+
+    #[cold]
+    fn post_failed<O: Operation>(&self, slot: &Slot, returned: c_int) -> TransportError {
+        if returned == NO_CREDIT && O::TAKES_RECEIVE {
+            let owner = slot.state();
+            self.release(slot);
+            return self.refuse_without_credit(owner);
+        }
+        let error = ffi::failed(O::VERB, returned).into();
+        self.ensure_not_posted::<O>(Some(slot));
+        error
+    }
+
+    /// After a post that failed: makes sure that the device does not have the request. The request belongs
+    /// to `slot`, which is then released, or to a blocking operation (`None`).
+    #[cold]
+    #[inline(never)]
+    fn ensure_not_posted<O: Operation>(&self, slot: Option<&Slot>) {
+        // SAFETY: as in `post_raw`.
+        if unsafe { Prepared::may_be_posted(self.prepared.get(), O::QUEUE) } {
+            self.blocking.set(slot.is_none());
+            // A buffer that the device only reads can be given back even if it may still read it.
+            if !self.try_stop() && O::WRITES {
+                self.stop();
+            }
+            self.blocking.set(false);
+        }
+        if let Some(slot) = slot {
+            self.release(slot);
+        }
+    }
+
+    /// Stops the channel with a blocking operation in flight.
+    #[cold]
+    fn abandon_blocking(&self, error: TransportError) -> TransportError {
+        self.blocking.set(true);
+        self.stop();
+        error
+    }
+}
