@@ -76,7 +76,8 @@ fn queries_tell_what_the_kernel_says() {
     assert!([1 << 23, 1 << 31].contains(&said), "{said}");
     assert!(port.grh_required());
     assert_eq!(context.query_pkey(1, 0).unwrap(), 0xffff);
-    assert_eq!(context.completion_vectors(), 2);
+    let processors = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(context.completion_vectors() as usize, processors);
 }
 
 #[test]
