@@ -91,7 +91,7 @@ mod tests {
         let mut model = std::collections::BTreeMap::new();
         // Few distinct low bits, so that many collide.
         let mut state = 1_u32;
-        for step in 0..if cfg!(miri) { 30 } else { 5_000 } {
+        for step in 0..if cfg!(miri) { 12 } else { 5_000 } {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let number = (state >> 16) % 16 + ((state >> 24) % 8) * 1024;
             if state & 0x800 == 0 {

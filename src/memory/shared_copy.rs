@@ -225,7 +225,7 @@ mod tests {
     /// checks the result.
     fn check<T: Copy + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> T) {
         // Miri takes a hundred times as long, and a few words and their edges suffice for it.
-        const LEN: usize = if cfg!(miri) { 20 } else { 70 };
+        const LEN: usize = if cfg!(miri) { 14 } else { 70 };
         let mut shared = [value(0); LEN];
         let shared = shared.as_mut_ptr();
         for start in 0..10 {

@@ -8,7 +8,7 @@ use ibverbs::{
     Channel, Connecting, ConnectionEventKind as Kind, ConnectionRequest, Listener, Route, Step,
 };
 
-use crate::managed::{Device, Managed, TIME, listen, nothing_is_left, transfer};
+use crate::managed::{Device, Managed, TIME, is_iwarp, listen, nothing_is_left, transfer};
 use crate::vm::alone;
 use crate::vm::process::open_files;
 
@@ -146,7 +146,9 @@ fn in_any_order() {
     let _alone = alone("random", 600);
     let (mut moved, mut made) = (0, 0);
     let mut files = None;
-    for seed in 1..=6_u64 {
+    // On Soft-iWARP the kernel needs ten seconds for each connection that is given up half made.
+    let programs: u64 = if is_iwarp() { 2 } else { 6 };
+    for seed in 1..=programs {
         let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let (listener, address) = listen();
         let mut world = World {
@@ -173,7 +175,8 @@ fn in_any_order() {
         let open = open_files();
         assert_eq!(*files.get_or_insert(open), open, "files are left after program {seed}");
     }
-    // On Soft-iWARP the kernel needs seconds to give up connections that were left half made.
     nothing_is_left();
-    assert!(moved > 5 && made > 5, "{moved} transfers, {made} connections at the end");
+    // On average, each program gets to one of both.
+    let least = programs as usize;
+    assert!(moved >= least && made >= least, "{moved} transfers, {made} connections at the end");
 }
