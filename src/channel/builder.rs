@@ -225,8 +225,8 @@ impl<'res> ChannelBuilder<'res> {
     /// that are the channel's own (no [`shared_receive_queue`](Self::shared_receive_queue)), and lets the peer
     /// [read](AccessFlags::REMOTE_READ) memory whose region allows that.
     ///
-    /// The [endpoint](PreparedChannel::endpoint) tells the peer where the word is. The connection manager does
-    /// not exchange endpoints: there, give the peer's word to [`Channel::set_peer_credit_word`].
+    /// The [endpoint](PreparedChannel::endpoint) tells the peer where the word is. The connection manager, which
+    /// exchanges no endpoints, sends it in front of the private data, where it takes up 24 bytes.
     pub fn flow_control(mut self, value: bool) -> Self {
         self.flow_control = value;
         self

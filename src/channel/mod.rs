@@ -67,6 +67,8 @@ use self::link::Link;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;
+#[cfg(feature = "rdmacm")]
+use crate::memory::RemoteMemoryRegion;
 use crate::parent::Parent;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair::QueuePair;
@@ -190,6 +192,18 @@ impl<'res> Channel<'res> {
     #[cfg(feature = "rdmacm")]
     pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
         self.link.queue_pair()
+    }
+
+    /// Where the peer finds how many receives the channel has posted, if it has flow control.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn credit_word(&self) -> Option<RemoteMemoryRegion> {
+        self.link.credit_word()
+    }
+
+    /// Sets where the peer counts its receives. Fails if only one side has flow control.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn set_peer_credit_word(&self, word: Option<RemoteMemoryRegion>) -> Result<()> {
+        self.link.set_peer_credit_word(word)
     }
 
     /// Ends all that is in flight, if that is possible.

@@ -10,6 +10,8 @@ use super::owned_results::PostError;
 use super::owned_work::OwnedWork;
 use crate::error::Result;
 #[cfg(feature = "rdmacm")]
+use crate::memory::RemoteMemoryRegion;
+#[cfg(feature = "rdmacm")]
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
@@ -129,6 +131,18 @@ impl<'res> PreparedChannel<'res> {
     #[cfg(feature = "rdmacm")]
     pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
         self.link.queue_pair()
+    }
+
+    /// Where the peer finds how many receives the channel has posted, if it has flow control.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn credit_word(&self) -> Option<RemoteMemoryRegion> {
+        self.link.credit_word()
+    }
+
+    /// Sets where the peer counts its receives. Fails if only one side has flow control.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn set_peer_credit_word(&self, word: Option<RemoteMemoryRegion>) -> Result<()> {
+        self.link.set_peer_credit_word(word)
     }
 
     /// The queue pair, for changing its state on the way to RTS. Fails if the queue pair had to be

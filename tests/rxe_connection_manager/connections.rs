@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, AckTimeout, AttributeMask, ConnectionEventKind as Kind, EnhancedConnection,
-    Listener, MaxRnrRetries, QueuePairType, RemoteMemoryRegion, Route, TransportError,
+    Listener, QueuePairType, Route, TransportError,
 };
 
 use crate::managed::{Device, TIME, accept, connect, expect, here, listen, pair, transfer};
@@ -59,56 +59,6 @@ fn a_request_says_who_and_what() {
         drop(two);
     });
     drop(listener);
-    nothing_is_left();
-}
-
-/// The connection manager exchanges no endpoints: the words go as private data.
-#[test]
-fn channels_with_flow_control_exchange_their_credit_words() {
-    let _alone = alone("credit words", 60);
-    {
-        let context = ibverbs::open("rxe0").unwrap();
-        let domain = context.alloc_pd().unwrap();
-        let prepare = || {
-            let builder = domain.create_channel().flow_control(true);
-            let prepared = builder.max_rnr_retries(MaxRnrRetries::NONE).build().unwrap();
-            let word = prepared.endpoint().credit_word().unwrap().to_bytes();
-            (prepared, word)
-        };
-        // Padding follows.
-        let read = |data: &[u8]| RemoteMemoryRegion::from_bytes(&data[..20]).unwrap();
-        let (mut listener, address) = listen();
-        let (mut one, mut two) = thread::scope(|scope| {
-            let ((prepared, word), (other, answer)) = (prepare(), prepare());
-            let one = scope.spawn(move || {
-                let route = Route::to(address).resolve(TIME).unwrap();
-                let mut one = route.connect(prepared, &word, TIME).unwrap();
-                let unknown = one.send_inline_deadline(&[], Instant::now() + TIME).unwrap_err();
-                assert!(unknown.to_string().contains("set_peer_credit_word"), "{unknown}");
-                let theirs = read(one.private_data());
-                one.set_peer_credit_word(theirs).unwrap();
-                one
-            });
-            let request = listener.next_timeout(TIME).unwrap();
-            let theirs = read(request.private_data());
-            let mut two = request.accept(other, &answer, TIME).unwrap();
-            two.set_peer_credit_word(theirs).unwrap();
-            (one.join().unwrap(), two)
-        });
-        for round in 0..10 {
-            let (from, to) =
-                if round % 2 == 0 { (&mut *one, &mut *two) } else { (&mut *two, &mut *one) };
-            let soon = Instant::now() + Duration::from_millis(50);
-            let refused = from.wait_for_credit_deadline(soon).unwrap_err();
-            assert_eq!(refused, TransportError::NoCredit);
-            to.scope(|scope| {
-                let receive = scope.post_receive(())?;
-                from.send_inline_deadline(&[], Instant::now() + TIME)?;
-                receive.wait_deadline(Instant::now() + TIME).map(drop)
-            })
-            .unwrap();
-        }
-    }
     nothing_is_left();
 }
 

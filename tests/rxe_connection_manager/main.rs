@@ -10,6 +10,8 @@ mod managed;
 mod vm;
 
 mod connections;
+#[path = "../support/connections/credits.rs"]
+mod credits;
 mod datagrams;
 #[path = "../support/connections/deaths.rs"]
 mod deaths;

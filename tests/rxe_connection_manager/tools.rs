@@ -207,3 +207,24 @@ fn we_connect_to_cmtime() {
     drop(cmtime); // it keeps listening
     nothing_is_left();
 }
+
+/// It answers without a credit word.
+#[test]
+fn rping_has_no_flow_control() {
+    let _alone = alone("rping without credits", 60);
+    let rping = Tool::start(&format!("rping -s -P -a {} -p 7505", here(0).ip()));
+    let device = Device::named("rxe0");
+    let error = connect_soon(|| {
+        let route = Route::resolve(here(7505), TIME)?;
+        let prepared = Channel::builder(&device.domain).flow_control(true).build().unwrap();
+        match route.connect(prepared, b"", TIME) {
+            Ok(_) => panic!("rping has flow control"),
+            Err(ConnectionError::Verbs(error)) => Ok(error),
+            Err(error) => Err(error),
+        }
+    });
+    assert!(error.to_string().contains("both sides need it"), "{error}");
+    drop(rping);
+    drop(device);
+    nothing_is_left();
+}

@@ -35,9 +35,9 @@ fn each_side_says_which_one_has_no_flow_control() {
     let [mut plain, _other] = handshake([plain, failed.object]);
     assert_eq!(plain.credits(), None);
     plain.wait_for_credit().unwrap();
-    let word = RemoteMemoryRegion::new(0, 8, 0).unwrap();
-    assert!(plain.set_peer_credit_word(word).is_err());
-    assert!(one.set_peer_credit_word(RemoteMemoryRegion::new(0, 7, 0).unwrap()).is_err());
+    let short = endpoints.0.with_credit_word(RemoteMemoryRegion::new(0, 7, 0).unwrap());
+    let failed = sides[0].builder().build().unwrap().handshake(short).unwrap_err();
+    assert!(failed.error.to_string().contains("less than 8 bytes"), "{}", failed.error);
 }
 
 #[test]

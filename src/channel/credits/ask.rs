@@ -12,11 +12,10 @@ use super::super::error::{TransportError, TransportResult};
 use super::super::in_flight::{Owner, Queue, State};
 use super::super::scope::Scope;
 use super::super::wait::Wait;
-use super::{CREDITS, Credits, agree, decode};
+use super::{CREDITS, Credits, decode};
 use crate::completion::WorkCompletion;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
-use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::work_request::remote::rdma;
 
 impl Core {
@@ -57,9 +56,7 @@ impl Core {
             return Ok(());
         }
         let Some(remote) = credits.peer.get() else {
-            let reason = "the peer's credit word is not known: the connection manager does not exchange \
-                          it, so give it to Channel::set_peer_credit_word";
-            return Err(Error::invalid(VERB, reason));
+            return Err(Error::invalid(VERB, "the peer's credit word is not known"));
         };
         let mut element = credits.words.answer_element;
         let mut request = ffi::ibv_send_wr {
@@ -280,20 +277,6 @@ impl Channel<'_> {
     ///  - [`NoCredit`](TransportError::NoCredit): the deadline has passed. Nothing was stopped.
     pub fn wait_for_credit_deadline(&mut self, deadline: Instant) -> TransportResult<()> {
         self.core().wait_for_credit(Some(deadline))
-    }
-
-    /// Sets where the peer counts its receives: the [`credit_word`](crate::QueuePairEndpoint::credit_word) of its
-    /// endpoint.
-    ///
-    /// Only a channel that was connected by the connection manager needs this, because that does not exchange
-    /// endpoints. Send the word as private data
-    /// ([`RemoteMemoryRegion::to_bytes`](crate::RemoteMemoryRegion::to_bytes)). Until it is set, sends fail.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the channel has no flow control, or the word has less than 8 bytes.
-    pub fn set_peer_credit_word(&mut self, word: RemoteMemoryRegion) -> Result<()> {
-        agree(self.core().credits.as_deref(), Some(word))
     }
 }
 

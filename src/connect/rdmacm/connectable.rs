@@ -7,6 +7,7 @@ use super::id::Id;
 use crate::channel::{Channel, PreparedChannel};
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{PreparedQueuePair, QueuePair, QueuePairState};
 use crate::settings::QueuePairType;
 
@@ -23,6 +24,7 @@ pub(super) type Connected<P> = <P as sealed::Prepared>::Connected;
 pub(crate) mod sealed {
     use crate::error::Result;
     use crate::ffi;
+    use crate::memory::RemoteMemoryRegion;
 
     /// The settings of a queue pair that the connection manager needs.
     #[derive(Clone, Copy, Debug)]
@@ -37,6 +39,7 @@ pub(crate) mod sealed {
         pub(in crate::connect::rdmacm) ack_timeout: u8,
         pub(in crate::connect::rdmacm) max_ack_retries: u8,
         pub(in crate::connect::rdmacm) max_rnr_retries: u8,
+        pub(in crate::connect::rdmacm) credit_word: Option<RemoteMemoryRegion>,
     }
 
     /// A queue pair in RESET.
@@ -62,6 +65,9 @@ pub(crate) mod sealed {
         /// The context of the queue pair, and whether its type is RC.
         fn place(&self) -> (*mut ffi::ibv_context, bool);
 
+        /// Takes the peer's credit word. Fails if only one side has flow control.
+        fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()>;
+
         /// Changes its state.
         fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()>;
     }
@@ -86,12 +92,22 @@ impl Object for QueuePair<'_> {
             ack_timeout: s.ack_timeout.value(),
             max_ack_retries: s.max_ack_retries.value(),
             max_rnr_retries: s.max_rnr_retries.value(),
+            credit_word: None,
         }
     }
 
     fn place(&self) -> (*mut ffi::ibv_context, bool) {
         let context = self.protection_domain().context().as_raw();
         (context, self.queue_pair_type() == QueuePairType::ReliableConnected)
+    }
+
+    fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
+        if theirs.is_none() {
+            return Ok(());
+        }
+        let reason =
+            "the peer's channel was built with flow_control, which a queue pair does not have";
+        Err(Error::invalid("rdma_accept", reason))
     }
 
     fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
@@ -116,6 +132,10 @@ impl Object for PreparedQueuePair<'_> {
         self.queue_pair().place()
     }
 
+    fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
+        self.queue_pair().agree(theirs)
+    }
+
     fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
         Object::modify(self.queue_pair_mut(), attributes, mask)
     }
@@ -131,11 +151,15 @@ impl<'res> sealed::Prepared for PreparedQueuePair<'res> {
 
 impl Object for PreparedChannel<'_> {
     fn settings(&self) -> Settings {
-        Object::settings(self.queue_pair())
+        Settings { credit_word: self.credit_word(), ..Object::settings(self.queue_pair()) }
     }
 
     fn place(&self) -> (*mut ffi::ibv_context, bool) {
         self.queue_pair().place()
+    }
+
+    fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
+        self.set_peer_credit_word(theirs)
     }
 
     fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
@@ -153,11 +177,15 @@ impl<'res> sealed::Prepared for PreparedChannel<'res> {
 
 impl Object for Channel<'_> {
     fn settings(&self) -> Settings {
-        Object::settings(self.queue_pair())
+        Settings { credit_word: self.credit_word(), ..Object::settings(self.queue_pair()) }
     }
 
     fn place(&self) -> (*mut ffi::ibv_context, bool) {
         self.queue_pair().place()
+    }
+
+    fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
+        self.set_peer_credit_word(theirs)
     }
 
     fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {

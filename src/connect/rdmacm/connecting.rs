@@ -14,13 +14,18 @@ use super::private_data::{Message, PrivateData};
 use super::{Connectable, Step};
 use crate::device::event_file;
 use crate::ffi;
+use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::QueuePairState;
 
-/// The peer's side of the agreement on reads and atomics.
+/// What a peer's request says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PeerLimits {
+pub(super) struct Offer {
+    /// The reads and atomics of ours that it answers at a time.
     pub(super) responder_resources: u8,
+    /// The reads and atomics that it has in flight at a time.
     pub(super) initiator_depth: u8,
+    /// Where it counts its receives, if it has flow control.
+    pub(super) credit_word: Option<RemoteMemoryRegion>,
 }
 
 /// A queue pair or channel that is about to be connected. Nothing was sent yet, but receives can already be
@@ -33,8 +38,8 @@ pub struct PendingConnection<Q> {
     object: Q,
     id: Id,
     iwarp: bool,
-    /// The peer's limits. `None` on the side that connects.
-    limits: Option<PeerLimits>,
+    /// What the peer has asked for. `None` on the side that connects.
+    offer: Option<Offer>,
 }
 
 impl<Q: sealed::Connected> PendingConnection<Q> {
@@ -42,16 +47,21 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
     pub(super) fn new<P: Connectable + sealed::Prepared<Connected = Q>>(
         mut id: Id,
         mut prepared: P,
-        limits: Option<PeerLimits>,
+        offer: Option<Offer>,
     ) -> Result<Self, (Id, P, ConnectionError)> {
         if let Err(error) = check(&id, &prepared) {
             return Err((id, prepared, error));
+        }
+        if let Some(offer) = &offer
+            && let Err(error) = prepared.agree(offer.credit_word)
+        {
+            return Err((id, prepared, error.into()));
         }
         if let Err(error) = advance(&mut id, &mut prepared, QueuePairState::Init) {
             return Err((id, prepared, error.into()));
         }
         let iwarp = id.is_iwarp();
-        Ok(Self { object: prepared.into_connected(), id, iwarp, limits })
+        Ok(Self { object: prepared.into_connected(), id, iwarp, offer })
     }
 
     /// The queue pair or channel that is being connected, for posting receives.
@@ -60,7 +70,8 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
     }
 
     /// `rdma_connect` or `rdma_accept`: sends the request or the answer to the peer, with private data of
-    /// up to 56 bytes on the side that connects, and 196 on the side that accepts (252 on iWARP).
+    /// up to 56 bytes on the side that connects, and 196 on the side that accepts (252 on iWARP; 24 less
+    /// [with flow control](PrivateData)).
     ///
     /// # Errors
     ///
@@ -69,33 +80,29 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
     #[doc(alias = "rdma_connect")]
     #[doc(alias = "rdma_accept")]
     pub fn start(mut self, private_data: &[u8]) -> Result<Connecting<Q>, ConnectionError> {
-        let (message, verb) = match self.limits {
+        let (message, verb) = match self.offer {
             None => (Message::Request, "rdma_connect"),
             Some(_) => (Message::Reply, "rdma_accept"),
         };
-        let len = message.check(verb, private_data, self.iwarp)?;
         let settings = self.object.settings();
-        let ours = PeerLimits {
-            responder_resources: settings.max_dest_rd_atomic,
-            initiator_depth: settings.max_rd_atomic,
-        };
+        let data = message.compose(verb, settings.credit_word, private_data, self.iwarp)?;
+        let ours = (settings.max_dest_rd_atomic, settings.max_rd_atomic);
         // The peer cannot use more than it has asked for.
-        let limits = self.limits.map_or(ours, |theirs| PeerLimits {
-            responder_resources: ours.responder_resources.min(theirs.responder_resources),
-            initiator_depth: ours.initiator_depth.min(theirs.initiator_depth),
+        let (responder_resources, initiator_depth) = self.offer.map_or(ours, |theirs| {
+            (ours.0.min(theirs.responder_resources), ours.1.min(theirs.initiator_depth))
         });
         let mut parameters = ffi::rdma_conn_param {
-            private_data: private_data.as_ptr().cast(),
-            private_data_len: len,
-            responder_resources: limits.responder_resources,
-            initiator_depth: limits.initiator_depth,
+            private_data: data.as_ptr().cast(),
+            private_data_len: data.len() as u8, // it has a `u8` itself
+            responder_resources,
+            initiator_depth,
             flow_control: 1,
             retry_count: settings.max_ack_retries,
             rnr_retry_count: settings.max_rnr_retries,
             srq: settings.shared_receives.into(),
             qp_num: settings.number,
         };
-        if self.limits.is_none() {
+        if self.offer.is_none() {
             self.id.connect(&mut parameters).map_err(|error| {
                 // iWARP may report the refusal at once.
                 if error.raw_os_error() == libc::ECONNREFUSED {
@@ -110,7 +117,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
             }
             self.id.accept(&mut parameters)?;
         }
-        let active = self.limits.is_none();
+        let active = self.offer.is_none();
         Ok(Connecting { object: self.object, id: self.id, iwarp: self.iwarp, active })
     }
 }
@@ -129,20 +136,20 @@ impl PendingAccept {
     pub(super) fn new<P: Connectable>(
         id: Id,
         prepared: P,
-        limits: PeerLimits,
+        offer: Offer,
     ) -> Result<(Connected<P>, Self), (Id, Option<P>, ConnectionError)> {
-        let pending = PendingConnection::new(id, prepared, Some(limits))
+        let pending = PendingConnection::new(id, prepared, Some(offer))
             .map_err(|(id, prepared, error)| (id, Some(prepared), error))?;
-        let PendingConnection { mut object, mut id, iwarp, limits } = pending;
+        let PendingConnection { mut object, mut id, iwarp, offer } = pending;
         if !iwarp && let Err(error) = make_ready(&mut id, &mut object) {
             return Err((id, None, error.into()));
         }
         let number = Number(sealed::Object::settings(&object));
-        Ok((object, Self { pending: PendingConnection { object: number, id, iwarp, limits } }))
+        Ok((object, Self { pending: PendingConnection { object: number, id, iwarp, offer } }))
     }
 
-    /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP), and
-    /// waits until the connection is established, `timeout` at most.
+    /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP; 24 less
+    /// [with flow control](PrivateData)), and waits until the connection is established, `timeout` at most.
     ///
     /// # Errors
     ///
@@ -177,6 +184,10 @@ impl sealed::Object for Number {
 
     fn place(&self) -> (*mut ffi::ibv_context, bool) {
         (std::ptr::null_mut(), true)
+    }
+
+    fn agree(&self, _: Option<RemoteMemoryRegion>) -> crate::error::Result<()> {
+        Ok(())
     }
 
     fn modify(&mut self, _: &mut ffi::ibv_qp_attr, _: u32) -> crate::error::Result<()> {
@@ -255,6 +266,9 @@ impl<Q: sealed::Connected> Connecting<Q> {
     fn is_done_by(&mut self, event: &Copied) -> Result<bool, ConnectionError> {
         use ConnectionEventKind as Kind;
 
+        if self.active && matches!(event.kind(), Kind::Established | Kind::ConnectResponse) {
+            self.object.agree(event.public.private_data.split().0)?;
+        }
         match event.kind() {
             Kind::Established => Ok(true),
             Kind::ConnectResponse if self.active => {
@@ -274,7 +288,9 @@ impl<Q: sealed::Connected> Connecting<Q> {
     }
 
     fn established(self, event: &Copied) -> Connection<Q> {
-        let private_data = if self.active { event.public.private_data } else { PrivateData::EMPTY };
+        // The side that accepts has read those of the request.
+        let private_data =
+            if self.active { event.public.private_data.split().1 } else { PrivateData::EMPTY };
         Connection::new(self.object, self.id, self.iwarp, private_data)
     }
 }
@@ -299,12 +315,12 @@ impl<Q: fmt::Debug> fmt::Debug for Connecting<Q> {
 pub(super) fn connect<P: Connectable>(
     id: Id,
     prepared: P,
-    limits: Option<PeerLimits>,
+    offer: Option<Offer>,
     private_data: &[u8],
     timeout: Duration,
 ) -> Result<Connection<Connected<P>>, ConnectionError> {
     let deadline = event_file::deadline(timeout);
-    let pending = PendingConnection::new(id, prepared, limits).map_err(|(.., error)| error)?;
+    let pending = PendingConnection::new(id, prepared, offer).map_err(|(.., error)| error)?;
     pending.start(private_data)?.finish_before(deadline)
 }
 

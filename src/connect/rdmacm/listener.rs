@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use super::connecting::PeerLimits;
+use super::connecting::Offer;
 use super::datagram::DatagramListener;
 use super::event::{ConnectionEventKind, Copied};
 use super::event_channel::EventChannel;
@@ -168,8 +168,9 @@ impl Listener {
 
 fn request((id, event): (Id, Copied)) -> ConnectionRequest {
     let Copied { responder_resources, initiator_depth, .. } = event;
-    let limits = PeerLimits { responder_resources, initiator_depth };
-    ConnectionRequest::new(id, limits, event.public.private_data)
+    let (credit_word, private_data) = event.public.private_data.split();
+    let offer = Offer { responder_resources, initiator_depth, credit_word };
+    ConnectionRequest::new(id, offer, private_data)
 }
 
 impl AsFd for Listener {

@@ -4,17 +4,27 @@ use std::fmt;
 use std::ops::Deref;
 
 use crate::error::{Error, Result};
+use crate::memory::RemoteMemoryRegion;
 
 /// The program's private data that came with a connection request, an answer or a rejection.
 ///
 /// On InfiniBand and RoCE the messages have a fixed size: the bytes arrive **padded with zeros** to that
 /// size (56 bytes with a request). So the program must encode where its bytes end. On iWARP no padding is
 /// added.
+///
+/// A channel with [flow control](crate::ChannelBuilder::flow_control) uses the first 24 bytes of a request and of an
+/// answer to tell the peer where it counts its receives. They are not shown here, and the program has 24 bytes less.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     len: u8,
     bytes: [u8; 255],
 }
+
+/// What stands in front of a credit word.
+const MARK: [u8; 4] = [0xfc, b'c', b'r', 1];
+
+/// The length of a credit word, with the mark.
+const FRONT: u8 = MARK.len() as u8 + 20;
 
 impl PrivateData {
     /// No bytes.
@@ -27,6 +37,17 @@ impl PrivateData {
         let len = usize::from(len);
         data.bytes[..len].copy_from_slice(&bytes[..len]);
         data
+    }
+
+    /// Splits what came with a request or an answer into the peer's credit word, if there is one, and the program's
+    /// bytes.
+    pub(super) fn split(self) -> (Option<RemoteMemoryRegion>, Self) {
+        let word = || {
+            let (front, rest) = self.split_at_checked(FRONT.into())?;
+            let word = front.strip_prefix(&MARK)?;
+            Some((RemoteMemoryRegion::from_bytes(word).ok()?, Self::new(rest)))
+        };
+        word().map_or((None, self), |(word, rest)| (Some(word), rest))
     }
 
     /// The bytes without the zeros at their end.
@@ -87,13 +108,42 @@ impl Message {
     ///
     ///  - `EINVAL`: `data` is too long.
     pub(super) fn check(self, verb: &'static str, data: &[u8], iwarp: bool) -> Result<u8> {
-        let limit = self.limit(iwarp);
-        match u8::try_from(data.len()) {
-            Ok(len) if len <= limit => Ok(len),
-            _ => {
-                let what = "the length of the private data";
-                Err(Error::out_of_range(verb, what, data.len() as u64, 0, limit.into()))
-            }
+        check(verb, data, self.limit(iwarp))
+    }
+
+    /// The bytes of a request or an answer: the credit word, if there is one, and `data`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: `data` is too long.
+    pub(super) fn compose(
+        self,
+        verb: &'static str,
+        word: Option<RemoteMemoryRegion>,
+        data: &[u8],
+        iwarp: bool,
+    ) -> Result<PrivateData> {
+        let Some(word) = word else {
+            self.check(verb, data, iwarp)?;
+            return Ok(PrivateData::new(data));
+        };
+        let len = check(verb, data, self.limit(iwarp) - FRONT)?;
+        let mut all = PrivateData { len: FRONT + len, ..PrivateData::EMPTY };
+        let (front, rest) = all.bytes.split_at_mut(FRONT.into());
+        front[..MARK.len()].copy_from_slice(&MARK);
+        front[MARK.len()..].copy_from_slice(&word.to_bytes());
+        rest[..data.len()].copy_from_slice(data);
+        Ok(all)
+    }
+}
+
+/// The length in C's type, if it is not above `limit`.
+fn check(verb: &'static str, data: &[u8], limit: u8) -> Result<u8> {
+    match u8::try_from(data.len()) {
+        Ok(len) if len <= limit => Ok(len),
+        _ => {
+            let what = "the length of the private data";
+            Err(Error::out_of_range(verb, what, data.len() as u64, 0, limit.into()))
         }
     }
 }
@@ -101,6 +151,46 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_credit_word_goes_in_front() {
+        let word = RemoteMemoryRegion::new(0x1122_3344_5566_7788, 8, 9).unwrap();
+        for (message, iwarp, room) in [
+            (Message::Request, false, 56 - 24),
+            (Message::Reply, false, 196 - 24),
+            (Message::Request, true, 252 - 24),
+        ] {
+            let compose = |word, len: usize| message.compose("verb", word, &vec![3; len], iwarp);
+            for len in [0, 1, room] {
+                let all = compose(Some(word), len).unwrap();
+                assert_eq!(all.len(), 24 + len);
+                let (found, rest) = all.split();
+                assert_eq!((found, &rest[..]), (Some(word), &vec![3; len][..]));
+                // As the other kinds of networks deliver it.
+                let mut padded = [0; 255];
+                padded[..all.len()].copy_from_slice(&all);
+                let (found, rest) = PrivateData::new(&padded).split();
+                assert_eq!((found, rest.trim_end()), (Some(word), &vec![3; len][..]));
+            }
+            let error = compose(Some(word), room + 1).unwrap_err().to_string();
+            assert!(error.contains(&format!("is {}", room + 1)), "{error}");
+            let plain = compose(None, room + 24).unwrap();
+            assert_eq!(plain.split(), (None, plain));
+            assert!(compose(None, room + 25).is_err());
+        }
+    }
+
+    #[test]
+    fn what_only_looks_like_a_credit_word_is_the_program_s() {
+        // Too short, another mark, and a region that ends beyond 64 bits.
+        let short = [&MARK[..], &[0; 19]].concat();
+        let other = [&b"\xfccr\x02"[..], &[0; 20]].concat();
+        let beyond = [&MARK[..], &[0xff; 20]].concat();
+        for bytes in [&short, &other, &beyond] {
+            let data = PrivateData::new(bytes);
+            assert_eq!(data.split(), (None, data));
+        }
+    }
 
     #[test]
     fn the_padding_can_be_cut_off() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Connectable;
 use super::connectable::Connected;
-use super::connecting::{PeerLimits, PendingAccept, PendingConnection, connect};
+use super::connecting::{Offer, PendingAccept, PendingConnection, connect};
 use super::connection::Connection;
 use super::error::ConnectionError;
 use super::id::Id;
@@ -20,7 +20,7 @@ use crate::queue_pair::EnhancedConnection;
 pub struct ConnectionRequest {
     /// `None` once the request was answered.
     id: Option<Id>,
-    limits: PeerLimits,
+    offer: Offer,
     private_data: PrivateData,
 }
 
@@ -34,8 +34,8 @@ impl Drop for ConnectionRequest {
 }
 
 impl ConnectionRequest {
-    pub(super) fn new(id: Id, limits: PeerLimits, private_data: PrivateData) -> Self {
-        Self { id: Some(id), limits, private_data }
+    pub(super) fn new(id: Id, offer: Offer, private_data: PrivateData) -> Self {
+        Self { id: Some(id), offer, private_data }
     }
 
     /// The private data of the peer's request.
@@ -106,8 +106,8 @@ impl ConnectionRequest {
         self.id.as_mut().ok_or_else(answered)?.set_local_ece(ece)
     }
 
-    /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP), and waits
-    /// until the connection is established, `timeout` at most.
+    /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP; 24 less [with
+    /// flow control](PrivateData)), and waits until the connection is established, `timeout` at most.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl ConnectionRequest {
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
     ///    queue pair is not on the device and port of the request.
     ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long, the queue pair is not of type
-    ///    RC, or something failed.
+    ///    RC, only one side has [flow control](crate::ChannelBuilder::flow_control), or something failed.
     ///
     /// The queue pair is then destroyed and the peer rejected. [`prepare`](Self::prepare) returns both
     /// instead.
@@ -129,7 +129,7 @@ impl ConnectionRequest {
         timeout: Duration,
     ) -> Result<Connection<Connected<P>>, ConnectionError> {
         let id = self.id.take().ok_or_else(answered)?;
-        connect(id, prepared, Some(self.limits), private_data, timeout)
+        connect(id, prepared, Some(self.offer), private_data, timeout)
     }
 
     /// Takes the queue pair to INIT, where it accepts receives, and does not answer the peer yet: the first
@@ -141,14 +141,15 @@ impl ConnectionRequest {
     ///
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
     ///    queue pair is not on the device and port of the request.
-    ///  - [`Verbs`](ConnectionError::Verbs): it is not of type RC (`EINVAL`), or the device failed.
+    ///  - [`Verbs`](ConnectionError::Verbs): it is not of type RC, or only one side has
+    ///    [flow control](crate::ChannelBuilder::flow_control) (both `EINVAL`), or the device failed.
     pub fn prepare<P: Connectable>(
         mut self,
         prepared: P,
     ) -> Result<PendingConnection<Connected<P>>, (Self, P, ConnectionError)> {
         let Some(id) = self.id.take() else { return Err((self, prepared, answered().into())) };
-        let limits = self.limits;
-        PendingConnection::new(id, prepared, Some(limits)).map_err(|(id, prepared, error)| {
+        let offer = self.offer;
+        PendingConnection::new(id, prepared, Some(offer)).map_err(|(id, prepared, error)| {
             self.id = Some(id);
             (self, prepared, error)
         })
@@ -196,7 +197,7 @@ impl ConnectionRequest {
         let Some(id) = self.id.take() else {
             return Err((self, Some(prepared), answered().into()));
         };
-        PendingAccept::new(id, prepared, self.limits).map_err(|(id, prepared, error)| {
+        PendingAccept::new(id, prepared, self.offer).map_err(|(id, prepared, error)| {
             self.id = Some(id);
             (self, prepared, error)
         })

@@ -285,8 +285,8 @@ impl Route {
         self.id.set_local_ece(ece)
     }
 
-    /// `rdma_connect`: connects, with up to 56 bytes of private data for the peer (252 on iWARP), within
-    /// `timeout`.
+    /// `rdma_connect`: connects, with up to 56 bytes of private data for the peer (252 on iWARP; 24 less [with
+    /// flow control](crate::PrivateData)), within `timeout`.
     ///
     /// Both sides agree on the path, the MTU and the number of outstanding reads. The peer's access rights,
     /// the time-outs and the numbers of retries are those that the queue pair was built with.
@@ -299,7 +299,8 @@ impl Route {
     ///  - [`WrongDevice`](ConnectionError::WrongDevice), [`WrongPort`](ConnectionError::WrongPort): the
     ///    queue pair is not on the device and port of the route.
     ///  - [`Verbs`](ConnectionError::Verbs): the private data are too long, the queue pair is not of type
-    ///    RC, or something failed.
+    ///    RC, only one side has [flow control](crate::ChannelBuilder::flow_control) (a peer of this crate rejects
+    ///    that itself), or something failed.
     ///  - Others: see [`ConnectionError`].
     ///
     /// The queue pair is then destroyed. [`prepare`](Self::prepare) returns it instead.
