@@ -1,8 +1,10 @@
 //! Connecting over TCP, and connecting again while the peer of the last connection still sends.
 
+#[path = "support/patience.rs"]
+mod patience;
+
 use std::net::TcpListener;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, Channel, MaxRnrRetries, PreparedChannel, ProtectionDomain, RemoteMemoryRegion,
@@ -10,10 +12,7 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
-/// Long enough for a host that is busy with other work.
-fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(60)
-}
+use patience::deadline;
 
 fn prepare<'a>(domain: &'a ProtectionDomain<'a>) -> PreparedChannel<'a> {
     domain.create_channel().max_rnr_retries(MaxRnrRetries::UNLIMITED).build().unwrap()

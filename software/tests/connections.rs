@@ -1,5 +1,7 @@
 //! Reliable connections between two devices of this process, over UDP on loopback.
 
+#[path = "support/patience.rs"]
+mod patience;
 #[path = "support/two_devices.rs"]
 mod two_devices;
 
@@ -12,7 +14,8 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
-use two_devices::{PATIENCE, channels, contexts, deadline};
+use patience::{PATIENCE, deadline};
+use two_devices::{channels, contexts};
 
 #[test]
 fn hello_goes_from_a_channel_to_itself() {

@@ -1,30 +1,20 @@
 //! Idle connections whose peer goes away.
 
+#[path = "support/side.rs"]
+mod side;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, AckTimeout, BufferPool, Channel, ChannelBuilder, ChannelClosed, Context,
-    ErrorKind, MaxAckRetries, NoBuffer, PooledBuffer, ProtectionDomain, QueuePairType, Reactor,
-    SharedMemoryRegion, TransportError, WorkStatus,
+    AccessFlags, AckTimeout, Channel, ChannelBuilder, ChannelClosed, ErrorKind, MaxAckRetries,
+    NoBuffer, PooledBuffer, QueuePairType, Reactor, SharedMemoryRegion, TransportError, WorkStatus,
 };
 use ibverbs_software::{Device, Network};
 
-struct Side {
-    device: Device,
-    context: Arc<Context<'static>>,
-    domain: Arc<ProtectionDomain<'static>>,
-    pool: BufferPool,
-}
+use side::{Side, connect, simulated};
 
 impl Side {
-    fn new(device: Device) -> Self {
-        let context = Arc::new(device.open().unwrap());
-        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
-        let pool = BufferPool::new(&domain, 64, 16, AccessFlags::empty()).unwrap();
-        Self { device, context, domain, pool }
-    }
-
     fn builder(&self) -> ChannelBuilder<'static> {
         let builder = Channel::builder(&self.domain).access(AccessFlags::REMOTE_WRITE);
         // For completions that are held for ever.
@@ -39,12 +29,6 @@ impl Side {
     }
 }
 
-fn connect(builders: [ChannelBuilder<'static>; 2]) -> [Channel<'static>; 2] {
-    let [one, other] = builders.map(|builder| builder.build().unwrap());
-    let endpoints = (one.endpoint(), other.endpoint());
-    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
-}
-
 fn status(error: TransportError) -> WorkStatus {
     error.work_error().unwrap_or_else(|| panic!("{error}")).status()
 }
@@ -52,7 +36,7 @@ fn status(error: TransportError) -> WorkStatus {
 #[test]
 fn a_dead_idle_peer_is_noticed_and_a_live_one_is_not_disturbed() {
     let network = Network::builder().seed(5).delay(Duration::from_micros(10)).build();
-    let sides = [(); 2].map(|()| Side::new(network.device().unwrap()));
+    let sides = simulated(&network);
     let [mut one, mut other] = connect([sides[0].builder(), sides[1].builder()]);
     let mut receive = one.post_receive_owned(sides[0].buffer()).unwrap();
     for round in 0..100 {
@@ -91,7 +75,7 @@ fn a_dead_idle_peer_is_noticed_and_a_live_one_is_not_disturbed() {
 #[test]
 fn one_probe_at_a_time_and_none_beside_an_operation() {
     let network = Network::builder().seed(1).build();
-    let sides = [(); 2].map(|()| Side::new(network.device().unwrap()));
+    let sides = simulated(&network);
     let [mut one, mut other] = connect([sides[0].builder(), sides[1].builder()]);
     sides[0].device.hold_completions();
     for _ in 0..5 {
@@ -111,7 +95,7 @@ fn nowhere() -> ibverbs::RemoteMemoryRegion {
 #[test]
 fn a_message_without_bytes_needs_no_memory() {
     let network = Network::builder().seed(1).build();
-    let sides = [(); 2].map(|()| Side::new(network.device().unwrap()));
+    let sides = simulated(&network);
     let [mut one, mut other] = connect([sides[0].builder(), sides[1].builder()]);
     let mut receive = other.post_receive_owned(NoBuffer).unwrap();
     let mut told = one.post_write_with_immediate_owned(NoBuffer, nowhere(), 77).unwrap();
@@ -123,7 +107,7 @@ fn a_message_without_bytes_needs_no_memory() {
 #[test]
 fn what_cannot_be_probed_says_so() {
     let network = Network::builder().seed(1).build();
-    let sides = [(); 2].map(|()| Side::new(network.device().unwrap()));
+    let sides = simulated(&network);
     let [mut one, _other] = connect(
         sides
             .each_ref()

@@ -1,5 +1,7 @@
 //! Other threads destroy objects and devices while packets arrive.
 
+#[path = "support/patience.rs"]
+mod patience;
 #[path = "support/two_devices.rs"]
 mod two_devices;
 
@@ -9,7 +11,8 @@ use std::time::{Duration, Instant};
 use ibverbs::{AccessFlags, Channel, MemoryRegion, RemoteMemoryRegion, SharedMemoryRegion};
 use ibverbs_software::Device;
 
-use two_devices::{PATIENCE, channels, contexts, deadline};
+use patience::{PATIENCE, deadline};
+use two_devices::{channels, contexts};
 
 const LENGTH: usize = 64 << 10;
 

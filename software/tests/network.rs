@@ -1,5 +1,8 @@
 //! The simulated network: what it does to packets, when time passes, and that a seed decides everything.
 
+#[path = "support/patience.rs"]
+mod patience;
+
 use std::time::{Duration, Instant};
 
 use ibverbs::{
@@ -8,18 +11,13 @@ use ibverbs::{
 };
 use ibverbs_software::{Conditions, Device, Network, PacketFate};
 
-/// Long enough for a host that is busy with other work.
-const PATIENCE: Duration = Duration::from_secs(60);
+use patience::{PATIENCE, deadline};
 
 /// About a millisecond.
 const ACK_TIMEOUT: AckTimeout = match AckTimeout::new(8) {
     Ok(timeout) => timeout,
     Err(_) => unreachable!(),
 };
-
-fn deadline() -> Instant {
-    Instant::now() + PATIENCE
-}
 
 fn channels<'a>(
     one: &'a ProtectionDomain<'a>,

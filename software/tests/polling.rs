@@ -1,11 +1,14 @@
 //! A program that polls receives the packets by itself. When it stops, the device's thread does so again.
 
+#[path = "support/patience.rs"]
+mod patience;
 #[path = "support/two_devices.rs"]
 mod two_devices;
 
 use ibverbs::{AccessFlags, CompletionQueue, WorkCompletion};
 
-use two_devices::{channels, contexts, deadline};
+use patience::deadline;
+use two_devices::{channels, contexts};
 
 /// Polls until the device counts the program as polling all the time.
 fn poll_in_vain(queue: &CompletionQueue<'_>) {

@@ -1,7 +1,10 @@
 //! Ports that go down and up, and addresses that change: on a simulated network, and on UDP.
 
+#[path = "support/patience.rs"]
+mod patience;
+
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ibverbs::{
     AckTimeout, AsyncEventKind, AsyncEventSubject, AsyncEvents, Channel, ChannelBuilder,
@@ -9,9 +12,7 @@ use ibverbs::{
 };
 use ibverbs_software::{Device, Network};
 
-fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(60)
-}
+use patience::deadline;
 
 /// Two devices: on a network, and with sockets.
 fn kinds() -> [[Device; 2]; 2] {

@@ -1,9 +1,12 @@
 //! Posting with pieces, typed remote memory, read-only memory and owned parents, batches with and without the
 //! extended interface, and requests in one statement, to a queue pair that is its own peer.
 
+#[path = "support/patience.rs"]
+mod patience;
+
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ibverbs::{
     AccessFlags, Batch, Channel, CompletionQueue, Error, ErrorKind, Inline, InlineList,
@@ -13,8 +16,7 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
-/// Long enough for a host that is busy with other work.
-const PATIENCE: Duration = Duration::from_secs(60);
+use patience::PATIENCE;
 
 /// Waits for that many completions, which all succeed, in the order of their numbers.
 fn successes(queue: &CompletionQueue<'_>, count: usize) -> Vec<(u64, WorkSuccess)> {

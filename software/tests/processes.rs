@@ -1,10 +1,13 @@
 //! Two processes: one is killed in mid-transfer, runs out of descriptors, or forks. Nothing hangs, nothing leaks.
 
+#[path = "support/patience.rs"]
+mod patience;
+
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ibverbs::{
     AccessFlags, AckTimeout, Channel, MaxAckRetries, MaxRnrRetries, PreparedChannel,
@@ -12,14 +15,12 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
+use patience::deadline;
+
 /// The child processes run this binary with the name of their part here.
 const PART: &str = "IBVERBS_SOFTWARE_TEST_PART";
 /// The address of the parent's listener.
 const ADDRESS: &str = "IBVERBS_SOFTWARE_TEST_ADDRESS";
-
-fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(60)
-}
 
 /// A child process that runs the test of this name. It is killed when the guard is dropped.
 struct Process(Child);

@@ -1,5 +1,8 @@
 //! One thread that serves many channels of one completion queue.
 
+#[path = "support/patience.rs"]
+mod patience;
+
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
@@ -11,10 +14,7 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
-/// Long enough for a host that is busy with other work.
-fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(60)
-}
+use patience::deadline;
 
 struct Server {
     channels: Vec<Channel<'static>>,

@@ -1,6 +1,9 @@
 //! Verbs beyond reliable connections posted one by one: datagrams, batches, extended completion queues.
 
-use std::time::{Duration, Instant};
+#[path = "support/patience.rs"]
+mod patience;
+
+use std::time::Instant;
 
 use ibverbs::{
     AccessFlags, AddressVector, CompletionFields, CompletionQueue, Error, Inline,
@@ -9,8 +12,7 @@ use ibverbs::{
 };
 use ibverbs_software::Device;
 
-/// Long enough for a host that is busy with other work.
-const PATIENCE: Duration = Duration::from_secs(60);
+use patience::PATIENCE;
 
 fn completions(queue: &CompletionQueue<'_>, count: usize) -> Vec<WorkCompletion> {
     let (start, mut all) = (Instant::now(), Vec::new());

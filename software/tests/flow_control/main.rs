@@ -3,41 +3,26 @@
 mod agreement;
 mod asynchronous;
 mod ending;
+#[path = "../support/patience.rs"]
+mod patience;
 mod random;
+#[path = "../support/side.rs"]
+mod side;
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AckTimeout, BufferPool, Channel, ChannelBuilder, ChannelSet, Context,
-    MaxRnrRetries, NoBuffer, OwnedWork, PooledBuffer, PreparedChannel, ProtectionDomain,
-    SharedCompletionQueue, SharedMemoryRegion, TransportError,
+    AccessFlags, AckTimeout, Channel, ChannelBuilder, ChannelSet, MaxRnrRetries, NoBuffer,
+    OwnedWork, PooledBuffer, SharedCompletionQueue, SharedMemoryRegion, TransportError,
 };
 use ibverbs_software::{Device, Network};
 
-/// Long enough for a host that is busy with other work.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn deadline() -> Instant {
-    Instant::now() + PATIENCE
-}
-
-struct Side {
-    device: Device,
-    context: Arc<Context<'static>>,
-    domain: Arc<ProtectionDomain<'static>>,
-    pool: BufferPool,
-}
+use patience::{PATIENCE, deadline};
+use side::{Side, connect, handshake, simulated};
 
 impl Side {
-    fn new(device: Device) -> Self {
-        let context = Arc::new(device.open().unwrap());
-        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
-        let pool = BufferPool::new(&domain, 8, 64, AccessFlags::empty()).unwrap();
-        Self { device, context, domain, pool }
-    }
-
     /// Of channels that do not survive a single message without a receive.
     fn builder(&self) -> ChannelBuilder<'static> {
         Channel::builder(&self.domain)
@@ -58,19 +43,6 @@ impl Side {
 /// Two sides whose devices have a network of their own.
 fn sides() -> [Side; 2] {
     [(); 2].map(|()| Side::new(Device::new().unwrap()))
-}
-
-fn simulated(network: &Network) -> [Side; 2] {
-    [(); 2].map(|()| Side::new(network.device().unwrap()))
-}
-
-fn connect(builders: [ChannelBuilder<'static>; 2]) -> [Channel<'static>; 2] {
-    handshake(builders.map(|builder| builder.build().unwrap()))
-}
-
-fn handshake([one, other]: [PreparedChannel<'static>; 2]) -> [Channel<'static>; 2] {
-    let endpoints = (one.endpoint(), other.endpoint());
-    [one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap()]
 }
 
 fn number(buffer: &PooledBuffer) -> u64 {

@@ -4,7 +4,8 @@
 use ibverbs::{Channel, TransportError};
 use ibverbs_software::{Verb, When};
 
-use super::sides::{CAPACITY, CHUNKS, LEN, QUEUE, Server, Side, connect, deadline, number};
+use super::patience::deadline;
+use super::sides::{CAPACITY, CHUNKS, LEN, QUEUE, Server, Side, connect, number};
 
 fn send(peer: &mut Channel<'_>, clients: &Side, number: u64) {
     let mut work = peer.post_send_owned(clients.buffer(number)).unwrap();

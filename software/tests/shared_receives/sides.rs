@@ -1,7 +1,6 @@
 //! A server whose channels share everything, and clients on another device.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer,
@@ -15,11 +14,6 @@ pub(crate) const LEN: usize = 64;
 pub(crate) const QUEUE: u32 = 1024;
 /// The receives that the server can post.
 pub(crate) const CAPACITY: u32 = 32;
-
-/// Long enough for a host that is busy with other work.
-pub(crate) fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(60)
-}
 
 pub(crate) struct Side {
     pub(crate) context: Arc<Context<'static>>,

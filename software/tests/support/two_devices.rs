@@ -1,16 +1,7 @@
 //! Two devices of this process, and channels between them.
 
-use std::time::{Duration, Instant};
-
 use ibverbs::{AccessFlags, Channel, Context, MaxRnrRetries, ProtectionDomain};
 use ibverbs_software::Device;
-
-/// Long enough for a host that is busy with other work.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-pub(crate) fn deadline() -> Instant {
-    Instant::now() + PATIENCE
-}
 
 /// Two channels that are connected to each other, each on a device of its own.
 pub(crate) fn channels<'a>(
