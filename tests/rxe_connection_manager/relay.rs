@@ -150,8 +150,10 @@ fn ib_send_bw_with_us_on_either_end() {
     let _alone = alone("ib_send_bw", 180);
     let (outside, server) = (here(7506), here(7507));
     let mut listener = Listener::bind(outside).unwrap();
-    let tool =
-        |more: String| Tool::start(&format!("ib_send_bw -d rxe0 -R -n {MESSAGES} -s 64 -p {more}"));
+    // -e: three programs that poll all the time would leave each other little of a processor.
+    let tool = |more: String| {
+        Tool::start(&format!("ib_send_bw -e -d rxe0 -R -n {MESSAGES} -s 64 -p {more}"))
+    };
     let tools = [tool("7507".to_owned()), tool(format!("7506 {}", outside.ip()))];
     {
         let context = ibverbs::open("rxe0").unwrap();
