@@ -1,20 +1,22 @@
 //! Runs a small concurrent program in every order in which its threads can take their locks.
 //!
-//! The threads are real, but one at a time runs. Where a thread takes a lock, or waits for a condition
-//! variable, [`explore`] decides which one continues; then it runs the program again with another decision,
-//! until there is none left (depth first). Between two locks nothing is shared, so no other point needs a
+//! The threads are real, but one at a time runs. Where a thread takes a lock, uses a flag, or waits for a
+//! condition variable, [`explore`] decides which one continues; then it runs the program again with another
+//! decision, until there is none left (depth first). In between nothing is shared, so no other point needs a
 //! decision. Only switches away from a thread that could continue are limited in number: two or three of them
 //! show nearly all defects, and without a limit there are too many orders.
 //!
 //! If no thread can continue and not all have ended, a wake-up was lost: the program has failed. It has failed
 //! also if it does not end.
 //!
-//! [`Mutex`] and [`Condvar`] are those of the standard library outside of [`explore`]. Time does not pass in an
-//! exploration: a wait with a time limit lasts until it is woken. There are no spurious wake-ups.
+//! [`Mutex`], [`Condvar`] and [`AtomicBool`] are those of the standard library outside of [`explore`]. Time does not
+//! pass in an exploration: a wait with a time limit lasts until it is woken. There are no spurious wake-ups. Memory
+//! is sequentially consistent: what a weaker order of a flag allows is not explored.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::{self, Arc, LockResult, PoisonError};
+use std::sync::atomic::{self, Ordering};
+use std::sync::{self, Arc, LockResult, PoisonError, TryLockError, TryLockResult};
 use std::thread;
 use std::time::Duration;
 
@@ -64,6 +66,8 @@ struct State {
 
 /// One execution of the program.
 struct Run {
+    /// Whether releasing a lock is a point of decision too.
+    at_releases: bool,
     state: sync::Mutex<State>,
     /// One for each thread.
     turns: Vec<sync::Condvar>,
@@ -147,6 +151,17 @@ impl Run {
         state.locked.push(mutex);
     }
 
+    /// Whether the mutex was free, and is now locked.
+    fn try_lock(&self, me: usize, mutex: usize) -> bool {
+        self.switch(self.state(), Some(me));
+        let mut state = self.state();
+        let free = !state.locked.contains(&mutex);
+        if free {
+            state.locked.push(mutex);
+        }
+        free
+    }
+
     /// Lets those that wait for what is at this address try again.
     fn wake(state: &mut State, address: usize) {
         for status in &mut state.threads {
@@ -199,6 +214,27 @@ pub(crate) fn explore<W: Sync>(
     threads: &[&(dyn Fn(&W) + Sync)],
     check: impl Fn(&W),
 ) -> usize {
+    explore_points(false, interruptions, new, threads, check)
+}
+
+/// As [`explore`], for programs with [`Mutex::try_lock`]: that sees how long another thread has a lock, so
+/// releasing one is a point of decision too.
+pub(crate) fn explore_with_tries<W: Sync>(
+    interruptions: usize,
+    new: impl Fn() -> W,
+    threads: &[&(dyn Fn(&W) + Sync)],
+    check: impl Fn(&W),
+) -> usize {
+    explore_points(true, interruptions, new, threads, check)
+}
+
+fn explore_points<W: Sync>(
+    at_releases: bool,
+    interruptions: usize,
+    new: impl Fn() -> W,
+    threads: &[&(dyn Fn(&W) + Sync)],
+    check: impl Fn(&W),
+) -> usize {
     let mut decisions = Vec::new();
     for runs in 1.. {
         let world = new();
@@ -213,7 +249,7 @@ pub(crate) fn explore<W: Sync>(
             stuck: false,
         };
         let turns = threads.iter().map(|_| sync::Condvar::new()).collect();
-        let run = Arc::new(Run { state: sync::Mutex::new(state), turns });
+        let run = Arc::new(Run { at_releases, state: sync::Mutex::new(state), turns });
         let failed = thread::scope(|scope| {
             let handles: Vec<_> = threads
                 .iter()
@@ -269,6 +305,22 @@ impl<T> Mutex<T> {
         let guard = |inner| MutexGuard { inner: Some(inner), mutex: self };
         self.inner.lock().map(guard).map_err(|error| PoisonError::new(guard(error.into_inner())))
     }
+
+    pub(crate) fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
+        if let Some((run, me)) = current()
+            && !run.try_lock(me, self.address())
+        {
+            return Err(TryLockError::WouldBlock);
+        }
+        let guard = |inner| MutexGuard { inner: Some(inner), mutex: self };
+        match self.inner.try_lock() {
+            Ok(inner) => Ok(guard(inner)),
+            Err(TryLockError::Poisoned(error)) => {
+                Err(TryLockError::Poisoned(PoisonError::new(guard(error.into_inner()))))
+            }
+            Err(TryLockError::WouldBlock) => Err(TryLockError::WouldBlock),
+        }
+    }
 }
 
 /// As [`std::sync::MutexGuard`].
@@ -295,11 +347,45 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 
 impl<T> Drop for MutexGuard<'_, T> {
     fn drop(&mut self) {
-        if self.inner.take().is_some()
-            && let Some((run, _)) = current()
-        {
-            run.unlock(self.mutex.address());
+        // Nothing if it waits.
+        let Some(inner) = self.inner.take() else { return };
+        let Some((run, me)) = current() else { return };
+        if run.at_releases {
+            run.switch(run.state(), Some(me));
         }
+        drop(inner);
+        run.unlock(self.mutex.address());
+    }
+}
+
+/// As [`std::sync::atomic::AtomicBool`], and each access is a point of decision for [`explore`].
+#[derive(Debug, Default)]
+pub(crate) struct AtomicBool(atomic::AtomicBool);
+
+impl AtomicBool {
+    pub(crate) const fn new(value: bool) -> Self {
+        Self(atomic::AtomicBool::new(value))
+    }
+
+    fn point() {
+        if let Some((run, me)) = current() {
+            run.switch(run.state(), Some(me));
+        }
+    }
+
+    pub(crate) fn load(&self, order: Ordering) -> bool {
+        Self::point();
+        self.0.load(order)
+    }
+
+    pub(crate) fn store(&self, value: bool, order: Ordering) {
+        Self::point();
+        self.0.store(value, order);
+    }
+
+    pub(crate) fn swap(&self, value: bool, order: Ordering) -> bool {
+        Self::point();
+        self.0.swap(value, order)
     }
 }
 
@@ -413,6 +499,35 @@ mod tests {
             }
         };
         explore(3, new, &[&sleeper, &sleeper, &waker], |world| assert!(*lock(&world.0)));
+    }
+
+    #[test]
+    fn who_tries_a_lock_finds_it_free_or_taken() {
+        let found = sync::Mutex::new(std::collections::BTreeSet::new());
+        let tries = |mutex: &Mutex<()>| {
+            found.lock().unwrap().insert(mutex.try_lock().is_ok());
+        };
+        let locks = |mutex: &Mutex<()>| drop(lock(mutex));
+        explore(2, || Mutex::new(()), &[&locks, &tries], |_| ());
+        assert_eq!(found.lock().unwrap().iter().copied().collect::<Vec<_>>(), [true]);
+        explore_with_tries(2, || Mutex::new(()), &[&locks, &tries], |_| ());
+        assert_eq!(found.lock().unwrap().iter().copied().collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
+    fn a_flag_changes_between_two_looks() {
+        let found = sync::Mutex::new(std::collections::BTreeSet::new());
+        let looks = |flag: &AtomicBool| {
+            let both = (flag.load(Ordering::Relaxed), flag.load(Ordering::Relaxed));
+            found.lock().unwrap().insert(both);
+        };
+        let sets = |flag: &AtomicBool| flag.store(true, Ordering::Relaxed);
+        explore(1, || AtomicBool::new(false), &[&looks, &sets], |_| ());
+        let found = found.into_inner().unwrap();
+        assert_eq!(
+            found.into_iter().collect::<Vec<_>>(),
+            [(false, false), (false, true), (true, true)]
+        );
     }
 
     #[test]

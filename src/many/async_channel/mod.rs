@@ -2,6 +2,7 @@
 
 mod connect;
 mod credit_clock;
+mod handover;
 mod line;
 mod operation;
 mod receive;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::credit_clock;
-use super::state::{Cancelled, Shared, State};
+use super::handover::Cancelled;
+use super::state::{Shared, State};
 use crate::channel::{OperationError, OwnedBuffer, OwnedResult, TaskRequest, TransportError};
 use crate::completion::WorkSuccess;
 
@@ -198,7 +199,7 @@ impl<B: OwnedBuffer> Drop for AsyncOperation<B> {
     fn drop(&mut self) {
         match self.stage {
             Stage::InLine(ticket) => self.shared.cancel(Cancelled::Room(ticket)),
-            Stage::Posted(wr_id) => self.shared.cancel(Cancelled::Posted(wr_id)),
+            Stage::Posted(wr_id) => self.shared.cancel_posted(wr_id),
             Stage::New | Stage::Over => {}
         }
     }

@@ -6,7 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::state::{Cancelled, Shared, State};
+use super::handover::Cancelled;
+use super::state::{Shared, State};
 use crate::channel::{OperationError, OwnedBuffer, OwnedResult, SharedReceives, TransportError};
 use crate::completion::WorkSuccess;
 

@@ -1,50 +1,28 @@
 //! What an [`AsyncChannel`](super::AsyncChannel), its futures and the reactor share.
-//!
-//! Everything is behind one lock, which is held while something is posted or polled, and never while a
-//! task is woken: a waker may run any code. A future that is dropped does not wait for the lock. It leaves
-//! its place in line in a list, and whoever has the lock settles that after releasing it.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use super::handover::{Cancelled, Handover, Settle};
 use super::line::Line;
 use crate::channel::{Channel, OwnedWork, PolledCompletion, TaskDrops, TransportError};
 use crate::completion::WorkErrorClass;
 use crate::many::pool::PooledBuffer;
 use crate::many::reactor::Registry;
-
-/// The most tasks that are woken before the lock is taken again.
-const WAKE_AT_ONCE: usize = 16;
+use crate::sync::MutexGuard;
 
 /// See the [module](self).
 pub(crate) struct Shared {
-    state: Mutex<State>,
-    /// Places in line of futures that were dropped.
-    cancelled: Mutex<Vec<Cancelled>>,
-    /// Whether something was dropped that is not settled yet.
-    any_cancelled: AtomicBool,
+    /// Everything that changes.
+    handover: Handover<State>,
     /// Where operations whose futures were dropped are marked, without the lock.
     drops: TaskDrops,
     pub(super) registry: Arc<Registry>,
     /// The channel's place in the registry.
     pub(super) token: u64,
-}
-
-/// A place in line that nobody needs any more.
-#[derive(Clone, Copy)]
-pub(super) enum Cancelled {
-    /// In the line for room in the send queue.
-    Room(u64),
-    /// In the line of receives.
-    Receive(u64),
-    /// Among those that shut the channel down.
-    Shutdown(u64),
-    /// An operation that was posted, by its number.
-    Posted(u64),
 }
 
 /// Behind the lock.
@@ -90,33 +68,18 @@ impl Shared {
             ended: None,
             wakers: Vec::new(),
         };
-        Self {
-            state: Mutex::new(state),
-            cancelled: Mutex::default(),
-            any_cancelled: AtomicBool::new(false),
-            drops,
-            registry,
-            token,
-        }
+        Self { handover: Handover::new(state), drops, registry, token }
     }
 
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handover.lock()
     }
 
     /// Releases the lock, then wakes the tasks that are to be woken.
     #[inline]
     pub(super) fn release<'a>(&'a self, state: MutexGuard<'a, State>) {
-        if !state.wakers.is_empty() {
-            return self.unlock(state);
-        }
-        drop(state);
-        // As at the end of `unlock`.
-        fence(Ordering::SeqCst);
-        if self.any_cancelled.load(Ordering::SeqCst) {
-            self.settle_cancelled();
-        }
+        self.handover.release(state);
     }
 
     /// Calls `f` with the lock held, then wakes the tasks that are to be woken.
@@ -137,11 +100,7 @@ impl Shared {
     /// into the inbox: that thread may need them to go on.
     #[inline]
     pub(crate) fn try_serve(&self, polled: &[PolledCompletion]) -> bool {
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(mut state) = self.handover.try_lock() else { return false };
         let waker = state.complete(polled);
         self.release(state);
         if let Some(waker) = waker {
@@ -163,86 +122,30 @@ impl Shared {
         self.with(|state| state.end(error));
     }
 
-    /// To be called when a future is dropped. It does not wait.
-    pub(super) fn cancel(&self, cancelled: Cancelled) {
-        match cancelled {
-            Cancelled::Posted(wr_id) => self.drops.mark(wr_id),
-            _ => self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).push(cancelled),
-        }
-        self.any_cancelled.store(true, Ordering::SeqCst);
-        self.settle_cancelled();
+    /// To be called when a future is dropped that has this place in line. It does not wait.
+    pub(super) fn cancel(&self, place: Cancelled) {
+        self.handover.cancel(Some(place));
     }
 
-    /// Settles what dropped futures have left, unless another thread has the lock, which then does it.
-    fn settle_cancelled(&self) {
-        // Either this sees the lock released, or the one who releases it sees `any_cancelled`.
-        fence(Ordering::SeqCst);
-        match self.state.try_lock() {
-            Ok(state) => self.unlock(state),
-            Err(TryLockError::Poisoned(state)) => self.unlock(state.into_inner()),
-            Err(TryLockError::WouldBlock) => {}
-        }
-    }
-
-    /// Releases the lock, after everything is settled, and wakes tasks.
-    fn unlock<'a>(&'a self, mut state: MutexGuard<'a, State>) {
-        loop {
-            // What this load misses, the one after the fence finds.
-            if self.any_cancelled.load(Ordering::Relaxed)
-                && self.any_cancelled.swap(false, Ordering::SeqCst)
-            {
-                state.channel.release_dropped_tasks();
-                // A slot may be free now.
-                state.wake_room();
-                while let Some(cancelled) = self.next_cancelled() {
-                    state.remove(cancelled);
-                }
-            }
-            let more = match (state.wakers.pop(), state.wakers.is_empty()) {
-                (Some(only), true) => {
-                    drop(state);
-                    only.wake();
-                    false
-                }
-                (Some(last), false) => {
-                    state.wakers.push(last);
-                    wake_some(state)
-                }
-                (None, _) => {
-                    drop(state);
-                    false
-                }
-            };
-            fence(Ordering::SeqCst);
-            if !more && !self.any_cancelled.load(Ordering::SeqCst) {
-                return;
-            }
-            state = match self.state.try_lock() {
-                Ok(state) => state,
-                Err(TryLockError::Poisoned(state)) => state.into_inner(),
-                // Whoever has it does the rest.
-                Err(TryLockError::WouldBlock) => return,
-            };
-        }
-    }
-
-    fn next_cancelled(&self) -> Option<Cancelled> {
-        self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    /// To be called when the future of a posted operation is dropped. It does not wait.
+    pub(super) fn cancel_posted(&self, wr_id: u64) {
+        self.drops.mark(wr_id);
+        self.handover.cancel(None);
     }
 }
 
-/// Releases the lock and wakes several tasks. Returns whether there are more to wake.
-#[inline(never)]
-fn wake_some(mut state: MutexGuard<'_, State>) -> bool {
-    let mut woken = [const { None }; WAKE_AT_ONCE];
-    let count = state.wakers.len().min(WAKE_AT_ONCE);
-    for (place, waker) in woken.iter_mut().zip(state.wakers.drain(..count)) {
-        *place = Some(waker);
+impl Settle for State {
+    fn settle(&mut self, places: impl Iterator<Item = Cancelled>) {
+        self.channel.release_dropped_tasks();
+        // A slot may be free now.
+        self.wake_room();
+        places.for_each(|place| self.remove(place));
     }
-    let more = !state.wakers.is_empty();
-    drop(state);
-    woken.into_iter().take(count).flatten().for_each(Waker::wake);
-    more
+
+    #[inline]
+    fn wakers(&mut self) -> &mut Vec<Waker> {
+        &mut self.wakers
+    }
 }
 
 impl State {
@@ -412,8 +315,6 @@ impl State {
                 self.wake_receiver();
             }
             Cancelled::Shutdown(ticket) => self.shutdowns.remove(ticket),
-            // Its mark says it.
-            Cancelled::Posted(_) => {}
         }
     }
 }

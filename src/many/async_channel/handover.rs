@@ -1,0 +1,313 @@
+//! The lock of a channel, and what others leave for whoever has it.
+//!
+//! The lock is held while something is posted or polled, and never while a task is woken: a waker may run any
+//! code. So whoever has the lock collects wakers, and wakes after releasing it. A future that is dropped does not
+//! wait for the lock. It leaves its place in line here, and whoever has the lock settles that when releasing it.
+
+use std::sync::{PoisonError, TryLockError};
+use std::task::Waker;
+
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
+
+/// The most tasks that are woken before the lock is taken again.
+const WAKE_AT_ONCE: usize = 16;
+
+/// A place in line that nobody needs any more.
+#[derive(Clone, Copy)]
+pub(super) enum Cancelled {
+    /// In the line for room in the send queue.
+    Room(u64),
+    /// In the line of receives.
+    Receive(u64),
+    /// Among those that shut the channel down.
+    Shutdown(u64),
+}
+
+/// What is behind the lock.
+pub(super) trait Settle {
+    /// Settles what dropped futures have left: these places, and what they have marked elsewhere.
+    fn settle(&mut self, places: impl Iterator<Item = Cancelled>);
+
+    /// Those to be woken when the lock is released.
+    fn wakers(&mut self) -> &mut Vec<Waker>;
+}
+
+/// See the [module](self).
+pub(super) struct Handover<S> {
+    state: Mutex<S>,
+    cancelled: Mutex<Vec<Cancelled>>,
+    /// Whether something was dropped that is not settled yet.
+    any_cancelled: AtomicBool,
+}
+
+impl<S: Settle> Handover<S> {
+    pub(super) fn new(state: S) -> Self {
+        Self {
+            state: Mutex::new(state),
+            cancelled: Mutex::default(),
+            any_cancelled: AtomicBool::new(false),
+        }
+    }
+
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, S> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, S>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Releases the lock, then wakes the tasks that are to be woken.
+    #[inline]
+    pub(super) fn release<'a>(&'a self, mut state: MutexGuard<'a, S>) {
+        if !state.wakers().is_empty() {
+            return self.settle_and_release(state);
+        }
+        drop(state);
+        // As at the end of `settle_and_release`.
+        fence(Ordering::SeqCst);
+        if self.any_cancelled.load(Ordering::SeqCst) {
+            self.settle();
+        }
+    }
+
+    /// To be called when a future is dropped that has left its mark, or this place. It does not wait.
+    pub(super) fn cancel(&self, place: Option<Cancelled>) {
+        if let Some(place) = place {
+            self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).push(place);
+        }
+        self.any_cancelled.store(true, Ordering::SeqCst);
+        self.settle();
+    }
+
+    /// Settles what dropped futures have left, unless another thread has the lock, which then does it.
+    fn settle(&self) {
+        // Either this sees the lock released, or the one who releases it sees `any_cancelled`.
+        fence(Ordering::SeqCst);
+        if let Some(state) = self.try_lock() {
+            self.settle_and_release(state);
+        }
+    }
+
+    /// Releases the lock, after everything is settled, and wakes tasks.
+    fn settle_and_release<'a>(&'a self, mut state: MutexGuard<'a, S>) {
+        loop {
+            // What this load misses, the one after the fence finds.
+            if self.any_cancelled.load(Ordering::Relaxed)
+                && self.any_cancelled.swap(false, Ordering::SeqCst)
+            {
+                state.settle(std::iter::from_fn(|| self.next_cancelled()));
+            }
+            let wakers = state.wakers();
+            let more = match (wakers.pop(), wakers.is_empty()) {
+                (Some(only), true) => {
+                    drop(state);
+                    only.wake();
+                    false
+                }
+                (Some(last), false) => {
+                    wakers.push(last);
+                    wake_some(state)
+                }
+                (None, _) => {
+                    drop(state);
+                    false
+                }
+            };
+            fence(Ordering::SeqCst);
+            if !more && !self.any_cancelled.load(Ordering::SeqCst) {
+                return;
+            }
+            // Whoever has it does the rest.
+            let Some(again) = self.try_lock() else { return };
+            state = again;
+        }
+    }
+
+    fn next_cancelled(&self) -> Option<Cancelled> {
+        self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+}
+
+/// Releases the lock and wakes several tasks. Returns whether there are more to wake.
+#[inline(never)]
+fn wake_some<S: Settle>(mut state: MutexGuard<'_, S>) -> bool {
+    let mut woken = [const { None }; WAKE_AT_ONCE];
+    let wakers = state.wakers();
+    let count = wakers.len().min(WAKE_AT_ONCE);
+    for (place, waker) in woken.iter_mut().zip(wakers.drain(..count)) {
+        *place = Some(waker);
+    }
+    let more = !wakers.is_empty();
+    drop(state);
+    woken.into_iter().take(count).flatten().for_each(Waker::wake);
+    more
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::task::Wake;
+
+    use super::super::line::Line;
+    use super::*;
+    use crate::explore::{Condvar, explore_with_tries, interruptions};
+
+    /// A send queue, as far as futures wait for it.
+    struct Room {
+        free: u32,
+        line: Line,
+        wakers: Vec<Waker>,
+        /// Whether the future of an operation that has ended was dropped.
+        dropped: Arc<AtomicBool>,
+    }
+
+    impl Room {
+        fn wake_first(&mut self) {
+            self.line.wake_first(&mut self.wakers);
+        }
+    }
+
+    impl Settle for Room {
+        fn settle(&mut self, places: impl Iterator<Item = Cancelled>) {
+            self.free += u32::from(self.dropped.swap(false, Ordering::SeqCst));
+            self.wake_first();
+            for place in places {
+                if let Cancelled::Room(ticket) = place {
+                    self.line.remove(ticket);
+                    self.wake_first();
+                }
+            }
+        }
+
+        fn wakers(&mut self) -> &mut Vec<Waker> {
+            &mut self.wakers
+        }
+    }
+
+    /// A task that is the only one of its thread.
+    #[derive(Default)]
+    struct Task {
+        woken: Mutex<bool>,
+        changed: Condvar,
+    }
+
+    impl Task {
+        fn sleep(&self) {
+            let mut woken = self.woken.lock().unwrap();
+            while !*woken {
+                woken = self.changed.wait(woken).unwrap();
+            }
+            *woken = false;
+        }
+    }
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            *self.woken.lock().unwrap() = true;
+            self.changed.notify_all();
+        }
+    }
+
+    struct World {
+        handover: Handover<Room>,
+        dropped: Arc<AtomicBool>,
+    }
+
+    impl World {
+        fn new(free: u32) -> Self {
+            let dropped = Arc::new(AtomicBool::new(false));
+            let line = Line::default();
+            let room = Room { free, line, wakers: Vec::new(), dropped: dropped.clone() };
+            Self { handover: Handover::new(room), dropped }
+        }
+
+        /// As an operation when it is polled: returns false if it is not its turn, or there is no room.
+        fn poll(&self, ticket: &mut Option<u64>, waker: &Waker) -> bool {
+            let mut room = self.handover.lock();
+            let is_next = match *ticket {
+                Some(ticket) => room.line.is_first(ticket),
+                None => room.line.is_empty(),
+            };
+            let posted = is_next && room.free > 0;
+            if posted {
+                room.free -= 1;
+                if let Some(ticket) = ticket.take() {
+                    room.line.remove(ticket);
+                    room.wake_first();
+                }
+            } else {
+                match *ticket {
+                    Some(ticket) => room.line.set_waker(ticket, waker),
+                    None => *ticket = Some(room.line.join(waker)),
+                }
+            }
+            self.handover.release(room);
+            posted
+        }
+
+        /// A task that waits until its operation is posted.
+        fn post(&self) {
+            let (task, mut ticket) = (Arc::new(Task::default()), None);
+            let waker = Waker::from(task.clone());
+            while !self.poll(&mut ticket, &waker) {
+                task.sleep();
+            }
+        }
+
+        /// A task that drops its future after the first poll.
+        fn give_up(&self) {
+            let mut ticket = None;
+            let posted = self.poll(&mut ticket, &Waker::from(Arc::new(Task::default())));
+            if posted {
+                self.dropped.store(true, Ordering::SeqCst);
+            }
+            self.handover.cancel(ticket.map(Cancelled::Room));
+        }
+
+        /// The completion of another operation.
+        fn complete(&self) {
+            let mut room = self.handover.lock();
+            room.free += 1;
+            room.wake_first();
+            self.handover.release(room);
+        }
+
+        /// Nobody waits, and nothing is left.
+        fn check(&self, free: u32) {
+            let room = self.handover.lock();
+            assert_eq!((room.free, room.line.len(), room.wakers.len()), (free, 0, 0));
+            assert!(self.handover.cancelled.lock().unwrap().is_empty());
+            assert!(!self.handover.any_cancelled.load(Ordering::SeqCst));
+            assert!(!self.dropped.load(Ordering::SeqCst));
+        }
+    }
+
+    /// The future that is dropped may be the one that was woken.
+    #[test]
+    fn a_dropped_future_takes_no_wake_up_with_it() {
+        let threads: [&(dyn Fn(&World) + Sync); 3] =
+            [&World::post, &World::give_up, &World::complete];
+        let runs =
+            explore_with_tries(interruptions(), || World::new(0), &threads, |world| world.check(0));
+        assert!(runs > 100, "{runs}");
+        let threads: [&(dyn Fn(&World) + Sync); 4] =
+            [&World::give_up, &World::post, &World::give_up, &World::complete];
+        explore_with_tries(interruptions() - 1, || World::new(0), &threads, |world| world.check(0));
+    }
+
+    #[test]
+    fn tasks_in_line_are_woken_one_by_one() {
+        let threads: [&(dyn Fn(&World) + Sync); 3] = [&World::post, &World::post, &|world| {
+            world.complete();
+            world.complete();
+        }];
+        explore_with_tries(interruptions(), || World::new(1), &threads, |world| world.check(1));
+    }
+}
