@@ -20,9 +20,9 @@ use crate::queue_pair::QueuePairState;
 /// What a peer's request says.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
-    /// The reads and atomics of ours that it answers at a time.
+    /// The number of the peer's reads and atomics that we are to answer at a time.
     pub(super) responder_resources: u8,
-    /// The reads and atomics that it has in flight at a time.
+    /// The number of reads and atomics that we may have in flight.
     pub(super) initiator_depth: u8,
     /// Where it counts its receives, if it has flow control.
     pub(super) credit_word: Option<RemoteMemoryRegion>,
@@ -93,7 +93,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
         });
         let mut parameters = ffi::rdma_conn_param {
             private_data: data.as_ptr().cast(),
-            private_data_len: data.len() as u8, // it has a `u8` itself
+            private_data_len: data.len() as u8, // 255 at most
             responder_resources,
             initiator_depth,
             flow_control: 1,
@@ -288,7 +288,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
     }
 
     fn established(self, event: &Copied) -> Connection<Q> {
-        // The side that accepts has read those of the request.
+        // On the side that accepts, the request has the peer's data.
         let private_data =
             if self.active { event.public.private_data.split().1 } else { PrivateData::EMPTY };
         Connection::new(self.object, self.id, self.iwarp, private_data)
