@@ -291,6 +291,7 @@ mod tests {
 
     /// The future that is dropped may be the one that was woken.
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of runs")]
     fn a_dropped_future_takes_no_wake_up_with_it() {
         let threads: [&(dyn Fn(&World) + Sync); 3] =
             [&World::post, &World::give_up, &World::complete];
@@ -303,6 +304,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of runs")]
     fn tasks_in_line_are_woken_one_by_one() {
         let threads: [&(dyn Fn(&World) + Sync); 3] = [&World::post, &World::post, &|world| {
             world.complete();
