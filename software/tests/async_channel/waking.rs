@@ -121,6 +121,47 @@ fn two_receives_are_woken_in_their_order() {
     assert_eq!(number(&poll(&mut second, &counts[1]).unwrap().unwrap().0), 1);
 }
 
+/// A waker that panics, as no executor should have.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_takes_no_wake_up_from_other_tasks() {
+    let [one, other] = sides();
+    let pairs: Vec<_> = (0..3).map(|_| connect(&one, &other)).collect();
+    let waker = Waker::from(Arc::new(Panics));
+    let counts = [(); 12].map(|()| Arc::new(Count::default()));
+    // On each of three channels, four sends in flight: one of them has the waker, another one on each.
+    let mut sends: Vec<_> = (0..12).map(|n| pairs[n / 4][0].send(one.buffer(n as u64))).collect();
+    for (number, (send, count)) in sends.iter_mut().zip(&counts).enumerate() {
+        if number % 5 == 0 {
+            let polled = Pin::new(send).poll(&mut Context::from_waker(&waker));
+            assert!(polled.is_pending());
+        } else {
+            assert!(poll(send, count).is_none());
+        }
+    }
+    for [_, theirs] in &pairs {
+        (0..4).for_each(|_| theirs.post_receive(other.buffer(0)).unwrap());
+    }
+    let mut panics = 0;
+    let woken = || counts.iter().map(|count| count.get()).sum::<usize>();
+    while woken() < 9 || panics < 3 {
+        let turn = std::panic::AssertUnwindSafe(|| serve(&one.reactor));
+        panics += usize::from(std::panic::catch_unwind(turn).is_err());
+        assert!(panics <= 3, "each wakes once");
+    }
+    for (number, (send, count)) in sends.iter_mut().zip(&counts).enumerate() {
+        assert_eq!(count.get(), usize::from(number % 5 != 0));
+        poll(send, count).expect("it has ended").unwrap();
+    }
+}
+
 /// A waker that drops a future of the same channel when it is woken, as an executor may do.
 struct DropsAFuture<F>(std::sync::Mutex<Option<F>>);
 

@@ -3,7 +3,11 @@
 //! The lock is held while something is posted or polled, and never while a task is woken: a waker may run any
 //! code. So whoever has the lock collects wakers, and wakes after releasing it. A future that is dropped does not
 //! wait for the lock. It leaves its place in line here, and whoever has the lock settles that when releasing it.
+//!
+//! A waker that panics takes no wake-up from other tasks: the panic goes on when the others are woken.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{PoisonError, TryLockError};
 use std::task::Waker;
 
@@ -97,6 +101,7 @@ impl<S: Settle> Handover<S> {
 
     /// Releases the lock, after everything is settled, and wakes tasks.
     fn settle_and_release<'a>(&'a self, mut state: MutexGuard<'a, S>) {
+        let mut panic = None;
         loop {
             // What this load misses, the one after the fence finds.
             if self.any_cancelled.load(Ordering::Relaxed)
@@ -108,12 +113,12 @@ impl<S: Settle> Handover<S> {
             let more = match (wakers.pop(), wakers.is_empty()) {
                 (Some(only), true) => {
                     drop(state);
-                    only.wake();
+                    wake(only, &mut panic);
                     false
                 }
                 (Some(last), false) => {
                     wakers.push(last);
-                    wake_some(state)
+                    wake_some(state, &mut panic)
                 }
                 (None, _) => {
                     drop(state);
@@ -122,11 +127,14 @@ impl<S: Settle> Handover<S> {
             };
             fence(Ordering::SeqCst);
             if !more && !self.any_cancelled.load(Ordering::SeqCst) {
-                return;
+                break;
             }
             // Whoever has it does the rest.
-            let Some(again) = self.try_lock() else { return };
+            let Some(again) = self.try_lock() else { break };
             state = again;
+        }
+        if let Some(panic) = panic {
+            resume_unwind(panic);
         }
     }
 
@@ -135,9 +143,20 @@ impl<S: Settle> Handover<S> {
     }
 }
 
+/// What a waker that panicked has thrown.
+type Panic = Option<Box<dyn Any + Send>>;
+
+/// Wakes a task. If that panics, `panic` has what it threw, unless it has something.
+fn wake(waker: Waker, panic: &mut Panic) {
+    // Nothing of ours is used after a panic that it could have changed.
+    if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+        panic.get_or_insert(thrown);
+    }
+}
+
 /// Releases the lock and wakes several tasks. Returns whether there are more to wake.
 #[inline(never)]
-fn wake_some<S: Settle>(mut state: MutexGuard<'_, S>) -> bool {
+fn wake_some<S: Settle>(mut state: MutexGuard<'_, S>, panic: &mut Panic) -> bool {
     let mut woken = [const { None }; WAKE_AT_ONCE];
     let wakers = state.wakers();
     let count = wakers.len().min(WAKE_AT_ONCE);
@@ -146,7 +165,7 @@ fn wake_some<S: Settle>(mut state: MutexGuard<'_, S>) -> bool {
     }
     let more = !wakers.is_empty();
     drop(state);
-    woken.into_iter().take(count).flatten().for_each(Waker::wake);
+    woken.into_iter().take(count).flatten().for_each(|waker| wake(waker, panic));
     more
 }
 

@@ -101,7 +101,11 @@ impl Shared {
     #[inline]
     pub(crate) fn try_serve(&self, polled: &[PolledCompletion]) -> bool {
         let Some(mut state) = self.handover.try_lock() else { return false };
-        let waker = state.complete(polled);
+        let mut waker = state.complete(polled);
+        if !state.wakers.is_empty() {
+            // With others, which are woken even if it panics.
+            state.wakers.extend(waker.take());
+        }
         self.release(state);
         if let Some(waker) = waker {
             waker.wake();
