@@ -26,7 +26,8 @@ pub(super) struct Batch {
     entries: NonNull<ffi::ibv_wc>,
     /// The first completion that was not taken yet. It points to an entry, or is `end`.
     next: Cell<NonNull<ffi::ibv_wc>>,
-    /// The end of the completions that were polled. It points to an entry or to the end of the entries.
+    /// The end of the completions that were polled and are not taken. It points to an entry or to the end of the
+    /// entries.
     end: Cell<NonNull<ffi::ibv_wc>>,
 }
 
@@ -66,6 +67,30 @@ impl Batch {
         debug_assert!(!self.is_empty());
         // SAFETY: `next` points to an entry, as the batch is not empty.
         self.next.set(unsafe { self.next.get().add(1) });
+    }
+
+    /// A pointer to the last completion.
+    ///
+    /// # Safety
+    ///
+    /// The batch is not empty.
+    #[inline]
+    pub(super) unsafe fn last(&self) -> *const ffi::ibv_wc {
+        debug_assert!(!self.is_empty());
+        // SAFETY: `end` is behind an entry, as the batch is not empty.
+        unsafe { self.end.get().sub(1) }.as_ptr()
+    }
+
+    /// Marks the last completion as taken.
+    ///
+    /// # Safety
+    ///
+    /// The batch is not empty.
+    #[inline]
+    pub(super) unsafe fn shorten(&self) {
+        debug_assert!(!self.is_empty());
+        // SAFETY: as in `last`.
+        self.end.set(unsafe { self.end.get().sub(1) });
     }
 
     /// Sets the number of completions that a poll wrote. Those that were not taken are dropped.

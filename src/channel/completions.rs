@@ -40,9 +40,9 @@ impl Core {
     fn is_success(&self, completion: *const ffi::ibv_wc, wr_id: u64) -> bool {
         // SAFETY: it points to an entry, which is initialised; for the rest see `poll_raw`.
         let completion = unsafe { &*completion };
-        completion.wr_id == wr_id
-            && completion.qp_num == self.number
-            && completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS
+        // The status of a success is 0, so one comparison finds a wrong queue pair and a failure.
+        const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
+        completion.wr_id == wr_id && (completion.qp_num ^ self.number) | completion.status.0 == 0
     }
 
     /// The first entry of the batch, whose status is success.
@@ -259,22 +259,20 @@ impl Core {
             } else {
                 self.wait_slow_path(slot, 0, deadline)?
             }
-        } else {
-            match slot.state() {
-                State::InFlight(_) => {
-                    let found = self.poll_raw(BATCH);
-                    if self.found_success(found, wr_id) {
-                        self.batch.entries()
-                    } else {
-                        match self.take_from_poll(found, wr_id) {
-                            Some(completion) => completion.as_ptr(),
-                            None => self.wait_slow_path(slot, found, deadline)?,
-                        }
-                    }
+        } else if matches!(slot.state(), State::InFlight(_)) {
+            let found = self.poll_raw(BATCH);
+            if self.found_success(found, wr_id) {
+                self.batch.entries()
+            } else {
+                match self.take_from_poll(found, wr_id) {
+                    Some(completion) => completion.as_ptr(),
+                    None => self.wait_slow_path(slot, found, deadline)?,
                 }
-                State::Done(_) => self.success_of(slot)?,
-                _ => self.wait_slow_path(slot, 0, deadline)?,
             }
+        } else if matches!(slot.state(), State::Done(_)) {
+            self.success_of(slot)?
+        } else {
+            self.wait_slow_path(slot, 0, deadline)?
         };
         self.table.release(slot);
         // SAFETY: it points to an entry of the batch or into the slot, and is initialised; for the rest
@@ -282,10 +280,13 @@ impl Core {
         Ok(WorkSuccess::from_raw(unsafe { *completion }))
     }
 
-    /// The common case of a poll that found several completions: puts them into the batch, dispatches those
-    /// that come before the one with this number, and takes that one. Returns `None` in every other case:
-    /// the poll failed, the batch does not hold the number, or it holds a completion before it that is a
-    /// failure or unknown.
+    /// The common case of a poll that found several completions: puts them into the batch, and takes the one
+    /// with this number. If that is the first or the last, the others stay in the batch: of a receive and the send
+    /// that was posted after it, whose completion is waited for first, each is then taken by its own wait.
+    /// Otherwise those that come before it are dispatched.
+    ///
+    /// Returns `None` in every other case: the poll failed, or the batch does not hold a success with the number,
+    /// or it holds an unknown completion before it.
     ///
     /// It calls no function, so that the compiler need not save any registers.
     #[inline(never)]
@@ -294,18 +295,25 @@ impl Core {
             return None;
         }
         self.batch.set_len(found as usize);
+        let head = self.batch.head();
+        if self.is_success(head, wr_id) {
+            // SAFETY: the batch is not empty.
+            unsafe { self.batch.advance() };
+            return NonNull::new(head.cast_mut());
+        }
+        // SAFETY: the batch is not empty.
+        let last = unsafe { self.batch.last() };
+        if self.is_success(last, wr_id) {
+            // SAFETY: the batch is not empty.
+            unsafe { self.batch.shorten() };
+            return NonNull::new(last.cast_mut());
+        }
         while !self.batch.is_empty() {
             let head = self.batch.head();
-            // SAFETY: the entry is initialised; for the rest see `poll_raw`.
-            let completion = unsafe { &*head };
-            let taken = completion.wr_id == wr_id;
-            if taken {
-                if completion.status != ffi::ibv_wc_status::IBV_WC_SUCCESS
-                    || completion.qp_num != self.number
-                {
-                    return None;
-                }
-            } else {
+            let taken = self.is_success(head, wr_id);
+            if !taken {
+                // SAFETY: the entry is initialised; for the rest see `poll_raw`.
+                let completion = unsafe { &*head };
                 self.slot_in_flight(completion)?.complete_for_owner(completion);
             }
             // SAFETY: the batch is not empty.
@@ -343,6 +351,7 @@ impl Core {
     /// positive, the batch has the completions already. Returns a pointer
     /// to the operation's completion, which is a success: into the batch or the slot. The slot is not
     /// free yet.
+    #[cold]
     #[inline(never)]
     fn wait_slow_path(
         &self,

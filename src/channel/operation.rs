@@ -305,8 +305,10 @@ impl<K: Kind> Operation for Request<K> {
             (*request).wr_id = wr_id;
             // As for receives.
             if let [piece] = list {
+                if piece.length == 0 {
+                    return self.post_empty(prepared);
+                }
                 (*prepared).piece = *piece;
-                (*request).num_sge = c_int::from(piece.length != 0);
             } else {
                 (*request).num_sge = without_empty(list) as c_int;
                 (*request).sg_list = list.as_mut_ptr();
@@ -320,10 +322,36 @@ impl<K: Kind> Operation for Request<K> {
             let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
             if list.len() != 1 {
                 (*request).sg_list = &raw mut (*prepared).piece;
+                (*request).num_sge = 1;
             }
             if self.flags != 0 {
                 (*request).send_flags = flags;
             }
+            returned
+        }
+    }
+}
+
+impl<K: Kind> Request<K> {
+    /// Posts the request without its piece, which is empty: see [`without_empty`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`post`](Operation::post).
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_empty(self, prepared: *mut Prepared) -> c_int {
+        // SAFETY: as in `post`.
+        unsafe {
+            let request = &raw mut (*prepared).sends[K::INDEX];
+            let flags = (*request).send_flags;
+            (*request).num_sge = 0;
+            (*request).send_flags = flags | self.flags;
+            self.kind.fill(&mut *request);
+            let Prepared { post_send, queue_pair, .. } = *prepared;
+            let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
+            (*request).num_sge = 1;
+            (*request).send_flags = flags;
             returned
         }
     }

@@ -322,6 +322,7 @@ impl Channel<'_> {
     /// # Panics
     ///
     /// If `f` does.
+    #[inline]
     pub fn scope<'env, T, E, F>(&mut self, f: F) -> Result<T, ScopeError<E>>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
@@ -340,6 +341,7 @@ impl Channel<'_> {
     /// # Panics
     ///
     /// If `f` does.
+    #[inline]
     pub fn scope_deadline<'env, T, E, F>(
         &mut self,
         deadline: Instant,
@@ -351,6 +353,7 @@ impl Channel<'_> {
         self.scope_with(f, Some(deadline))
     }
 
+    #[inline]
     fn scope_with<'env, T, E, F>(
         &mut self,
         f: F,
@@ -385,6 +388,7 @@ impl Channel<'_> {
     ///
     /// If `f` does, or if it returns `Ok` and there is an operation whose result it has not seen. The
     /// panic comes after all operations have ended.
+    #[inline]
     pub fn manual_scope<'env, T, E, F>(&mut self, f: F) -> Result<T, E>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
@@ -407,6 +411,7 @@ impl Channel<'_> {
 }
 
 impl Core {
+    #[inline]
     fn begin_scope(&self) {
         self.unreported.unpolled.set(false);
         self.unreported.error.set(None);

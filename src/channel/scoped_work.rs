@@ -27,6 +27,10 @@ pub struct ScopedPendingWork<'scope, B> {
 
 impl<B> Drop for ScopedPendingWork<'_, B> {
     /// Leaves the operation to the scope. Soundness does not depend on this call.
+    ///
+    /// Inlined, and the rest is a function of the slot: a function that got the handle's address would keep the handle
+    /// in memory.
+    #[inline]
     fn drop(&mut self) {
         if std::mem::needs_drop::<B>() {
             // SAFETY: `new` initialised it, and `wait_with` reads it only from a value that is not
@@ -34,20 +38,27 @@ impl<B> Drop for ScopedPendingWork<'_, B> {
             // touch registered memory (the contract of `GatherBuffer`).
             unsafe { self.buffer.assume_init_drop() };
         }
-        let (slot, core) = (self.slot, self.core);
+        self.core.leave_to_scope(self.slot);
+    }
+}
+
+impl Core {
+    /// The handle of the operation was dropped.
+    #[inline(never)]
+    fn leave_to_scope(&self, slot: &Slot) {
         match slot.state() {
             State::InFlight(_) => {
-                core.unreported.unpolled.set(true);
+                self.unreported.unpolled.set(true);
                 slot.set_state(State::Abandoned);
             }
             State::Done(_) => {
-                core.unreported.unpolled.set(true);
+                self.unreported.unpolled.set(true);
                 if let Err(error) = slot.completion().result() {
-                    core.record_unreported(error);
+                    self.record_unreported(error);
                 }
-                core.table.release(slot);
+                self.table.release(slot);
             }
-            State::Seen | State::Discarded(_) => core.table.release(slot),
+            State::Seen | State::Discarded(_) => self.table.release(slot),
             State::Free | State::Abandoned => {}
         }
     }

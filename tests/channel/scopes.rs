@@ -8,7 +8,7 @@ use ibverbs::{
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
-use crate::pair::{Pair, outstanding, queue, soon};
+use crate::pair::{ModelPair as Pair, outstanding, queue, soon};
 
 #[test]
 fn a_buffer_comes_back_within_the_scope() {
@@ -209,6 +209,44 @@ fn sends_and_receives_interleave() {
         assert_eq!(to[..32], from_two[..]);
         assert_eq!(to[32..], from_one[..]);
         drop(regions);
+        pair.finish();
+    }
+}
+
+/// Completions that one poll found, in every order of the waits: whichever is the first, in the middle or the last.
+#[test]
+fn completions_that_were_polled_together_find_their_owners() {
+    for order in 0..24 {
+        let device = FunctionDevice::model();
+        device.progress(Progress::Manual);
+        let mut pair = Pair::with(device, |builder| builder);
+        let mut region = pair.region(16, 0);
+        let device = &pair.device;
+        let (one, two) = (&mut pair.one, &mut pair.two);
+        two.scope(|two| {
+            let parts = region.slice_mut(..)?.chunks(4)?;
+            let receives = parts.map(|part| two.post_receive(part));
+            let receives = receives.collect::<TransportResult<Vec<_>>>()?;
+            let mut receives: Vec<_> = (1..).zip(receives).collect();
+            one.scope(|one| {
+                let sends = [&[1; 1][..], &[2; 2], &[3; 3], &[4; 4]];
+                let sends = sends.map(|bytes| one.post_send_inline(bytes));
+                device.run();
+                sends.into_iter().try_for_each(|send| send?.wait().map(drop))
+            })
+            .unwrap();
+            let polls = device.calls("poll_cq");
+            for digit in [order % 4, order / 4 % 3, order / 12, 0] {
+                let (len, receive) = receives.remove(digit);
+                let (part, received) = receive.wait()?;
+                assert_eq!(received.byte_len(), len, "order {order}");
+                assert!(part[..len as usize].iter().all(|byte| u32::from(*byte) == len));
+            }
+            assert_eq!(device.calls("poll_cq"), polls + 1);
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+        drop(region);
         pair.finish();
     }
 }
