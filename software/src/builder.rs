@@ -17,6 +17,7 @@ const MOST_NUMBERS: u32 = 65_000;
 pub(crate) struct Settings {
     /// None: a UDP socket.
     pub(crate) network: Option<Network>,
+    pub(crate) through_kernel: bool,
     pub(crate) name: Option<String>,
     /// The addresses of each port, one GID each.
     pub(crate) ports: Vec<Vec<IpAddr>>,
@@ -109,6 +110,7 @@ impl Builder {
         Self {
             settings: Settings {
                 network: None,
+                through_kernel: false,
                 name: None,
                 ports: Vec::new(),
                 mtu: ibv_mtu::IBV_MTU_1024,
@@ -145,6 +147,14 @@ impl Builder {
     /// and its time is the network's.
     pub fn network(mut self, network: &Network) -> Self {
         self.settings.network = Some(network.clone());
+        self
+    }
+
+    /// Whether packets to and from other devices of this process pass through the kernel too, as those of other
+    /// processes do: `tcpdump` then shows them, and rules for the network interface apply to them. Unless set, they go
+    /// from device to device. Of two devices, one with this setting is enough.
+    pub fn through_kernel(mut self, through_kernel: bool) -> Self {
+        self.settings.through_kernel = through_kernel;
         self
     }
 

@@ -164,7 +164,7 @@ fn nth_address(nth: u32) -> Option<IpAddr> {
 }
 
 /// Opens sockets at a free address of 127.0.0.0/8.
-fn free_address() -> io::Result<(IpAddr, UdpLink)> {
+fn free_address(through_kernel: bool) -> io::Result<(IpAddr, UdpLink)> {
     /// Another process may try the same addresses.
     const TRIES: u32 = 10_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
@@ -172,7 +172,7 @@ fn free_address() -> io::Result<(IpAddr, UdpLink)> {
     for _ in 0..TRIES {
         let nth = start.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed));
         let Some(address) = nth_address(nth) else { continue };
-        match UdpLink::new(&[address]) {
+        match UdpLink::new(&[address], through_kernel) {
             Ok(link) => return Ok((address, link)),
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
             Err(e) => return Err(e),
@@ -186,11 +186,11 @@ type Made = (Arc<Shared>, Option<JoinHandle<()>>);
 /// A device with sockets and a thread.
 fn threaded(mut settings: Settings, name: String) -> io::Result<Made> {
     let link = if settings.ports.is_empty() {
-        let (address, link) = free_address()?;
+        let (address, link) = free_address(settings.through_kernel)?;
         settings.ports.push(vec![address]);
         link
     } else {
-        UdpLink::new(&settings.ports.concat())?
+        UdpLink::new(&settings.ports.concat(), settings.through_kernel)?
     };
     let driver = Driver::threaded(&link);
     let engine = Engine::new(settings, Arc::new(RealClock::new()), Box::new(link));

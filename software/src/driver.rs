@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::Shared;
+use crate::link::neighbours::Inbox;
 use crate::link::receive::Receiver;
 use crate::link::udp::{UdpLink, Waker};
 use crate::network::Membership;
@@ -34,9 +35,8 @@ pub(crate) struct Threaded {
     sleeps_until: AtomicU64,
     /// Empty polls since the last request for an event; while `polled`, since the thread last looked.
     polls: AtomicU32,
-    /// A program polls all the time, and so receives the packets: the thread does not wake for them, which would
-    /// only take the processor from the program. Changed with the engine's lock held.
-    polled: AtomicBool,
+    /// Its `polled` is changed with the engine's lock held.
+    inbox: Arc<Inbox>,
     stop: AtomicBool,
 }
 
@@ -51,11 +51,11 @@ pub(crate) struct Simulated {
 impl Driver {
     pub(crate) fn threaded(link: &UdpLink) -> Self {
         Self::Thread(Box::new(Threaded {
-            receiver: Mutex::new(Receiver::new(link.sockets())),
+            receiver: Mutex::new(Receiver::new(link.sockets(), link.inbox())),
+            inbox: link.inbox(),
             waker: link.waker(),
             sleeps_until: AtomicU64::new(0),
             polls: AtomicU32::new(0),
-            polled: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         }))
     }
@@ -112,7 +112,7 @@ impl Driver {
     pub(crate) fn before_sleep(&self) {
         if let Self::Thread(threaded) = self {
             threaded.polls.store(0, Ordering::Relaxed);
-            if threaded.polled.swap(false, Ordering::Relaxed) {
+            if threaded.inbox.polled.swap(false, Ordering::Relaxed) {
                 threaded.waker.wake();
             }
         }
@@ -165,12 +165,12 @@ impl Threaded {
     /// Decides whether the program's polls are enough to receive the packets. Called with the engine's lock held.
     fn look_at_polls(&self) -> bool {
         let polls = self.polls.load(Ordering::Relaxed);
-        let was = self.polled.load(Ordering::Relaxed);
+        let was = self.inbox.polled.load(Ordering::Relaxed);
         let polled = polls >= if was { FEW_POLLS } else { MANY_POLLS };
         if was || polled {
             self.polls.store(0, Ordering::Relaxed);
         }
-        self.polled.store(polled, Ordering::Relaxed);
+        self.inbox.polled.store(polled, Ordering::Relaxed);
         polled
     }
 
@@ -206,6 +206,8 @@ impl Threaded {
             if !polled {
                 files.extend(sockets.iter().map(|socket| wait_for(socket.socket.as_raw_fd())));
             }
+            // What came before `polled` was cleared has woken nobody.
+            let timeout = if polled || self.inbox.is_empty() { timeout } else { Some(0) };
             let timeout = timeout.map(|ns| libc::timespec {
                 tv_sec: (ns / 1_000_000_000) as _,
                 tv_nsec: (ns % 1_000_000_000) as _,

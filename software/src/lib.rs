@@ -23,7 +23,10 @@
 //!   packets are lost, duplicated, reordered, delayed or corrupted.
 //! - [`Device::fail`] makes any verb fail with any errno, before or after it took effect.
 //! - Completions can be [held](Device::hold_completions), [shuffled](Device::shuffle_completions),
-//!   [dropped](Device::drop_completions) and [made up](Device::make_up_completion).
+//!   [dropped](Device::drop_completions) and [made up](Device::make_up_completion), and
+//!   asynchronous events [made up](Device::make_up_event).
+//! - [`Device::live_objects`] tells what was not given back, [`Device::calls`] which verbs were called, and
+//!   [`Device::early_deregistrations`] whether memory was deregistered under a request.
 //! - Ports [go down and up](Device::set_port_active), [addresses move](Device::set_addresses), and a device is
 //!   [removed](Device::remove). [`Builder`] limits numbers of objects and registered memory.
 //!
@@ -64,6 +67,7 @@ mod driver;
 mod fallback;
 mod faults;
 mod ffi;
+mod inspect;
 mod link;
 mod network;
 mod port;
@@ -75,7 +79,8 @@ mod wire;
 pub use builder::Builder;
 pub use device::Device;
 pub use fallback::register_if_none;
-pub use faults::{MadeUpCompletion, Verb, When};
+pub use faults::{EventSubject, MadeUpCompletion, Verb, When};
+pub use inspect::LiveObjects;
 pub use network::{
     BackgroundDriver, Conditions, Network, NetworkBuilder, PacketFate, Trace, TracedPacket,
 };

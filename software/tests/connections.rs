@@ -64,7 +64,7 @@ fn greet<'a>(domain: &'a ProtectionDomain<'a>, mut channel: Channel<'a>) {
 
 #[test]
 fn both_sides_can_run_the_same_program() {
-    let contexts = contexts();
+    let contexts = contexts(false);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::scope(|threads| {
@@ -84,7 +84,7 @@ fn both_sides_can_run_the_same_program() {
 
 #[test]
 fn messages_of_all_lengths_arrive_whole() {
-    let contexts = contexts();
+    let contexts = contexts(false);
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let [mut one, mut other] = channels(&domains[0], &domains[1]);
     for length in [0, 1, 3, 4095, 4096, 4097, 8192, 100_000, 1 << 20] {
@@ -109,7 +109,7 @@ fn messages_of_all_lengths_arrive_whole() {
 
 #[test]
 fn memory_is_written_read_and_changed_from_afar() {
-    let contexts = contexts();
+    let contexts = contexts(false);
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let [mut one, _other] = channels(&domains[0], &domains[1]);
     const LENGTH: usize = 100_000;
@@ -152,7 +152,7 @@ fn completions(queue: &CompletionQueue<'_>, count: usize) -> Vec<WorkCompletion>
 
 #[test]
 fn queue_pairs_of_two_devices_talk_in_lists() {
-    let contexts = contexts();
+    let contexts = contexts(false);
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let queues = contexts.each_ref().map(|context| context.create_cq(64).unwrap());
     let prepare = |i: usize| {
@@ -189,7 +189,7 @@ fn queue_pairs_of_two_devices_talk_in_lists() {
 
 #[test]
 fn a_peer_that_is_not_there_is_given_up() {
-    let contexts = contexts();
+    let contexts = contexts(false);
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let prepare = |i: usize| {
         let builder = domains[i].create_channel();

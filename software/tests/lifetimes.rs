@@ -37,8 +37,8 @@ fn hammer(
 /// contents, or cause SIGSEGV.
 #[test]
 fn memory_is_not_touched_after_it_was_deregistered() {
-    for _ in 0..20 {
-        let contexts = contexts();
+    for round in 0..20 {
+        let contexts = contexts(round % 2 == 0);
         let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
         let [mut one, _other] = channels(&domains[0], &domains[1]);
         let mut from = domains[0].allocate::<u8>(LENGTH).unwrap();
@@ -67,8 +67,8 @@ fn memory_is_not_touched_after_it_was_deregistered() {
 
 #[test]
 fn a_channel_may_go_while_its_peer_writes() {
-    for _ in 0..10 {
-        let contexts = contexts();
+    for round in 0..10 {
+        let contexts = contexts(round % 2 == 0);
         let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
         let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         let prepare = |domain| {

@@ -5,7 +5,7 @@ mod patience;
 #[path = "support/two_devices.rs"]
 mod two_devices;
 
-use ibverbs::{AccessFlags, CompletionQueue, WorkCompletion};
+use ibverbs::{AccessFlags, CompletionQueue, Context, WorkCompletion};
 
 use patience::deadline;
 use two_devices::{channels, contexts};
@@ -18,9 +18,16 @@ fn poll_in_vain(queue: &CompletionQueue<'_>) {
     }
 }
 
+fn on_both_ways(test: fn([Context<'static>; 2])) {
+    [false, true].map(contexts).into_iter().for_each(test);
+}
+
 #[test]
 fn a_program_that_stops_polling_still_serves_its_peer() {
-    let contexts = contexts();
+    on_both_ways(serves_its_peer);
+}
+
+fn serves_its_peer(contexts: [Context<'static>; 2]) {
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let queue = contexts[1].create_cq(1).unwrap();
     let [mut one, _other] = channels(&domains[0], &domains[1]);
@@ -35,7 +42,10 @@ fn a_program_that_stops_polling_still_serves_its_peer() {
 
 #[test]
 fn a_program_that_sleeps_after_polling_is_woken() {
-    let contexts = contexts();
+    on_both_ways(is_woken);
+}
+
+fn is_woken(contexts: [Context<'static>; 2]) {
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let queue = contexts[1].create_cq(1).unwrap();
     let sleeper = CompletionQueue::builder(&contexts[1], 4).own_channel().build().unwrap();

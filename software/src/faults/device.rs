@@ -26,6 +26,24 @@ impl Device {
         self.shared().failures().add(verb, errno, when, count);
     }
 
+    /// Lets the next `count` calls of a verb through. It counts as a call of [`fail`](Self::fail): what is added later
+    /// for the same verb comes after them.
+    ///
+    /// ```
+    /// use ibverbs_software::{Device, Verb, When};
+    ///
+    /// let device = Device::new()?;
+    /// let context = device.open()?;
+    /// device.let_pass(Verb::AllocPd, 1);
+    /// device.fail(Verb::AllocPd, 12, When::Before, 1); // the second one
+    /// assert!(context.alloc_pd().is_ok());
+    /// assert!(context.alloc_pd().is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn let_pass(&self, verb: Verb, count: u32) {
+        self.shared().failures().let_pass(verb, count);
+    }
+
     /// Takes back all failures that are still to come.
     pub fn clear_failures(&self) {
         self.shared().failures().clear();

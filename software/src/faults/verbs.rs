@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A verb that can fail: see [`Device::fail`](crate::Device::fail).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -115,19 +115,24 @@ pub enum When {
 #[derive(Clone, Copy, Debug)]
 struct Failure {
     verb: Verb,
-    errno: c_int,
-    when: When,
+    /// `None`: the call goes through.
+    outcome: Option<(c_int, When)>,
     left: u32,
 }
+
+/// How many verbs there are.
+const VERBS: usize = Verb::DetachMcast as usize + 1;
 
 /// The failures that are still to come.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
-    /// Whether there is any: all that a verb reads otherwise.
+    /// Whether there is anything below: all that a verb reads otherwise.
     any: AtomicBool,
     list: Mutex<VecDeque<Failure>>,
     /// The device is removed: verbs that hardware's drivers send to the kernel fail.
     removed: AtomicBool,
+    /// How often each verb was called, once that is counted.
+    calls: OnceLock<[AtomicU64; VERBS]>,
 }
 
 impl Failures {
@@ -136,16 +141,40 @@ impl Failures {
     }
 
     pub(crate) fn add(&self, verb: Verb, errno: c_int, when: When, count: u32) {
+        self.push(verb, Some((errno, when)), count);
+    }
+
+    pub(crate) fn let_pass(&self, verb: Verb, count: u32) {
+        self.push(verb, None, count);
+    }
+
+    fn push(&self, verb: Verb, outcome: Option<(c_int, When)>, count: u32) {
         let mut list = self.list();
         if count > 0 {
-            list.push_back(Failure { verb, errno, when, left: count });
+            list.push_back(Failure { verb, outcome, left: count });
             self.any.store(true, Ordering::Release);
         }
     }
 
     pub(crate) fn clear(&self) {
-        self.list().clear();
-        self.any.store(self.is_removed(), Ordering::Release);
+        let mut list = self.list();
+        list.clear();
+        self.forget_list();
+    }
+
+    /// The list, whose lock the caller holds, is empty.
+    fn forget_list(&self) {
+        self.any.store(self.is_removed() || self.calls.get().is_some(), Ordering::Release);
+    }
+
+    pub(crate) fn observe(&self) {
+        let _list = self.list();
+        self.calls.get_or_init(|| [const { AtomicU64::new(0) }; VERBS]);
+        self.any.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn calls(&self, verb: Verb) -> u64 {
+        self.calls.get().map_or(0, |calls| calls[verb as usize].load(Ordering::Relaxed))
     }
 
     pub(crate) fn remove_device(&self) {
@@ -165,6 +194,9 @@ impl Failures {
 
     #[cold]
     fn take(&self, verb: Verb) -> Option<(c_int, When)> {
+        if let Some(calls) = self.calls.get() {
+            calls[verb as usize].fetch_add(1, Ordering::Relaxed);
+        }
         // A poll reads memory of the program only: it returns what had completed.
         if self.is_removed() && verb != Verb::PollCq {
             return Some((libc::EIO, When::Before));
@@ -173,14 +205,14 @@ impl Failures {
         let index = list.iter().position(|failure| failure.verb == verb)?;
         let failure = &mut list[index];
         failure.left -= 1;
-        let Failure { errno, when, left, .. } = *failure;
+        let Failure { outcome, left, .. } = *failure;
         if left == 0 {
             list.remove(index);
         }
         if list.is_empty() {
-            self.any.store(self.is_removed(), Ordering::Release);
+            self.forget_list();
         }
-        Some((errno, when))
+        outcome
     }
 }
 

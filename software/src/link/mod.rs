@@ -1,6 +1,7 @@
 //! The interfaces that the engine uses: a link that sends packets, and a clock.
 
 pub(crate) mod clock;
+pub(crate) mod neighbours;
 pub(crate) mod receive;
 mod send;
 pub(crate) mod udp;
@@ -37,4 +38,11 @@ pub(crate) trait Clock: Debug + Send + Sync {
     /// The shortest time to wait for an answer. A shorter one makes no sense if each packet has to wake a
     /// thread.
     fn min_timeout(&self) -> Time;
+}
+
+/// An address of this machine that no test of another process has, for each number below 60.
+#[cfg(test)]
+fn own_address(number: u8) -> IpAddr {
+    let [_, _, c, d] = std::process::id().to_be_bytes();
+    IpAddr::from([127, 192 + number, c, d])
 }

@@ -1,12 +1,15 @@
 //! Receives packets by few system calls: several messages by one, and several datagrams as one message.
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use super::neighbours::Inbox;
 use super::udp::{Socket, Sockets, UDP_GRO, read_address};
+use crate::wire::{PORT, Packet};
 
 /// The longest packet: 4096 bytes, the longest headers, padding and CRC.
 pub(crate) const LONGEST: usize = 4096 + 128;
@@ -24,8 +27,16 @@ struct Control {
     rest: [u64; 6],
 }
 
-/// Receives from all sockets of a device.
+/// How many times in a row the sockets may be left out.
+const INBOX_ALONE: u32 = 16;
+
+/// Receives from all sockets of a device, and from its inbox.
 pub(crate) struct Receiver {
+    inbox: Arc<Inbox>,
+    /// Packets from the inbox.
+    packets: VecDeque<Packet>,
+    /// How many times in a row the sockets were left out, because there were packets in the inbox.
+    inbox_alone: u32,
     all: Arc<Sockets>,
     version: u32,
     sockets: Vec<Arc<Socket>>,
@@ -47,10 +58,13 @@ impl std::fmt::Debug for Receiver {
 }
 
 impl Receiver {
-    pub(crate) fn new(all: Arc<Sockets>) -> Self {
+    pub(crate) fn new(all: Arc<Sockets>, inbox: Arc<Inbox>) -> Self {
         // SAFETY: all zeros is a valid value of these C structures.
         let (headers, parts, names, controls) = unsafe { (zeroed(), zeroed(), zeroed(), zeroed()) };
         let mut receiver = Self {
+            inbox,
+            packets: VecDeque::new(),
+            inbox_alone: 0,
             all,
             version: 0,
             sockets: Vec::new(),
@@ -88,9 +102,28 @@ impl Receiver {
     /// destination address; returns their number.
     pub(crate) fn receive(&mut self, mut each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
         self.sockets();
-        let mut count = 0;
+        let mut count = self.receive_from_inbox(&mut each);
+        self.inbox_alone = if count > 0 { self.inbox_alone + 1 } else { 0 };
+        if count > 0 && self.inbox_alone < INBOX_ALONE {
+            return count;
+        }
+        self.inbox_alone = 0;
         for i in 0..self.sockets.len() {
             count += self.receive_from(i, &mut each);
+        }
+        count
+    }
+
+    fn receive_from_inbox(&mut self, each: &mut impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
+        self.inbox.take(&mut self.packets);
+        for packet in &self.packets {
+            if let Some((from, to)) = packet.addresses {
+                each(SocketAddr::new(from, PORT), to, &packet.bytes);
+            }
+        }
+        let count = self.packets.len();
+        if count > 0 {
+            self.inbox.give_back(&mut self.packets);
         }
         count
     }

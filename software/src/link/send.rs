@@ -137,20 +137,19 @@ fn errno() -> c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::Link;
     use crate::link::receive::{LONGEST, Receiver};
     use crate::link::udp::UdpLink;
+    use crate::link::{Link, own_address};
 
     fn packet(addresses: (IpAddr, IpAddr), length: usize, number: usize) -> Packet {
         let bytes = (0..length).map(|i| (i * 7 + number * 31) as u8).collect();
         Packet { addresses: Some(addresses), bytes }
     }
 
-    fn exchange(addresses: [&str; 2], segments: bool) {
-        let [from, to] = addresses.map(|address| address.parse::<IpAddr>().unwrap());
-        let mut link = UdpLink::new(&[from]).unwrap();
-        let other = UdpLink::new(&[to]).unwrap();
-        let mut receiver = Receiver::new(other.sockets());
+    fn exchange([from, to]: [IpAddr; 2], segments: bool) {
+        let mut link = UdpLink::new(&[from], true).unwrap();
+        let other = UdpLink::new(&[to], true).unwrap();
+        let mut receiver = Receiver::new(other.sockets(), other.inbox());
         for socket in link.own() {
             socket.segments.store(segments, Ordering::Relaxed);
         }
@@ -180,8 +179,8 @@ mod tests {
 
     #[test]
     fn packets_arrive_as_they_were_sent() {
-        exchange(["127.200.7.1", "127.200.7.2"], true);
-        exchange(["127.200.7.1", "127.200.7.2"], false);
+        exchange([0, 1].map(own_address), true);
+        exchange([0, 1].map(own_address), false);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::neighbours::{Inbox, Place};
 use super::{Link, send};
 use crate::wire::{PORT, Packet};
 
@@ -62,6 +63,7 @@ impl Sockets {
 
 #[derive(Debug)]
 pub(crate) struct UdpLink {
+    place: Place,
     /// One for each address of the device.
     own: Vec<Arc<Socket>>,
     all: Arc<Sockets>,
@@ -139,12 +141,20 @@ fn open_own(address: IpAddr) -> io::Result<Arc<Socket>> {
 }
 
 impl UdpLink {
-    pub(crate) fn new(addresses: &[IpAddr]) -> io::Result<Self> {
+    /// `through_kernel`: packets between this and other devices of the process are sent like all others.
+    pub(crate) fn new(addresses: &[IpAddr], through_kernel: bool) -> io::Result<Self> {
         let own = addresses.iter().map(|&address| open_own(address));
         let own = own.collect::<io::Result<Vec<_>>>()?;
         let all = Mutex::new(own.clone());
         let all = Arc::new(Sockets { all, version: AtomicU32::new(1) });
-        Ok(Self { own, all, wake: Arc::new(Waker::new()?) })
+        let wake = Arc::new(Waker::new()?);
+        let mut place = Place::new(Arc::new(Inbox::new(wake.clone())), !through_kernel);
+        place.set_addresses(addresses);
+        Ok(Self { place, own, all, wake })
+    }
+
+    pub(crate) fn inbox(&self) -> Arc<Inbox> {
+        self.place.inbox().clone()
     }
 
     pub(crate) fn sockets(&self) -> Arc<Sockets> {
@@ -215,13 +225,17 @@ impl Link for UdpLink {
         let mut left = packets;
         while !left.is_empty() {
             let from = left[0].addresses.map(|addresses| addresses.0);
-            // Consecutive packets that leave by the same socket.
-            let run = left.iter().take_while(|p| p.addresses.map(|a| a.0) == from).count();
-            let (now, later) = left.split_at_mut(run);
-            if let Some(socket) = self.own.iter().find(|socket| Some(socket.address) == from) {
-                send::send(socket, now);
+            // Consecutive packets that leave by the same socket, or go to the same neighbour.
+            let mut run = left.iter().take_while(|p| p.addresses.map(|a| a.0) == from).count();
+            let socket = self.own.iter().find(|socket| Some(socket.address) == from);
+            if let Some(socket) = socket {
+                let is_sent;
+                (run, is_sent) = self.place.send_some(&mut left[..run]);
+                if !is_sent {
+                    send::send(socket, &mut left[..run]);
+                }
             }
-            left = later;
+            left = &mut left[run..];
         }
     }
 
@@ -261,6 +275,7 @@ impl Link for UdpLink {
             all.extend(own.iter().cloned());
         });
         self.own = own;
+        self.place.set_addresses(addresses);
         self.wake.wake();
         Ok(())
     }

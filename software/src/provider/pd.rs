@@ -29,6 +29,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         let mut engine = shared((*pd).context).lock();
         let result = if (*pd.cast::<SoftPd>()).is_parent {
             engine.core.leave_pd((*pd).handle);
+            engine.core.parent_domains -= 1;
             Ok(())
         } else {
             engine.dealloc_pd((*pd).handle)
@@ -51,7 +52,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         // The caller's allocators are for provider memory, which this device does not need.
         if parent.is_null() || mask != 0 {
             Err(libc::EINVAL)
-        } else if shared(context).lock().core.use_pd((*parent).handle) {
+        } else if shared(context).lock().core.add_parent_domain((*parent).handle) {
             let mut pd = zeroed::<SoftPd>();
             pd.pd.handle = (*parent).handle;
             pd.pd.context = context;
@@ -69,13 +70,18 @@ pub(super) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     _attr: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
+    // SAFETY: as the module says.
+    unsafe { shared(context) }.lock().core.thread_domains += 1;
     let mut td = zeroed::<ibv_td>();
     td.context = context;
     Box::into_raw(td)
 }
 
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: `alloc_td` made it, and it is freed once.
-    drop(unsafe { Box::from_raw(td) });
+    // SAFETY: as the module says; `alloc_td` made it, and it is freed once.
+    unsafe {
+        shared((*td).context).lock().core.thread_domains -= 1;
+        drop(Box::from_raw(td));
+    }
     0
 }

@@ -64,6 +64,8 @@ pub(crate) struct Core {
     pub(crate) contexts: BTreeMap<u32, c_int>,
     pub(crate) next_context: u32,
     pub(crate) address_handles: u32,
+    pub(crate) thread_domains: u32,
+    pub(crate) parent_domains: u32,
     /// How many memory windows there are.
     pub(crate) windows: u32,
     /// The queue pairs in each multicast group.
@@ -75,6 +77,9 @@ pub(crate) struct Core {
     pub(crate) overrun: Vec<u32>,
     pub(crate) counters: Counters,
     pub(crate) completion_faults: CompletionFaults,
+    /// A test counts early deregistrations: of regions that a request names which was not carried out yet.
+    pub(crate) is_observed: bool,
+    pub(crate) early_deregistrations: u64,
     /// The bytes of all registered regions.
     pub(crate) registered: u64,
     pub(crate) device_memory: Table<DeviceMemory>,
@@ -103,6 +108,8 @@ impl Core {
             contexts: BTreeMap::new(),
             next_context: 0,
             address_handles: 0,
+            thread_domains: 0,
+            parent_domains: 0,
             windows: 0,
             groups: BTreeMap::new(),
             timers: Timers::default(),
@@ -110,6 +117,8 @@ impl Core {
             overrun: Vec::new(),
             counters: Counters::default(),
             completion_faults: CompletionFaults::default(),
+            is_observed: false,
+            early_deregistrations: 0,
             registered: 0,
             device_memory: Table::new(Tag::Low, 1, u32::MAX),
             device_memory_used: 0,
@@ -333,6 +342,12 @@ impl Core {
 
     pub(crate) fn use_pd(&mut self, pd: u32) -> bool {
         self.pds.get_mut(pd).map(|users| *users += 1).is_some()
+    }
+
+    pub(crate) fn add_parent_domain(&mut self, pd: u32) -> bool {
+        let found = self.use_pd(pd);
+        self.parent_domains += u32::from(found);
+        found
     }
 
     pub(crate) fn leave_pd(&mut self, pd: u32) {

@@ -102,6 +102,9 @@ impl Engine {
             return Err(libc::EBUSY);
         }
         let (pd, pinned, backing) = (region.pd, region.pinned(), region.backing);
+        if self.core.is_observed && self.is_named(key) {
+            self.core.early_deregistrations += 1;
+        }
         self.core.registered -= pinned;
         self.core.keys.0.remove(key);
         self.core.leave_pd(pd);

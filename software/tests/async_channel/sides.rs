@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, MaxRnrRetries, MinRnrTimer,
-    PooledBuffer, ProtectionDomain, Reactor,
+    AccessFlags, AckTimeout, AsyncChannel, BufferPool, Channel, ChannelBuilder, MaxRnrRetries,
+    MinRnrTimer, PooledBuffer, ProtectionDomain, Reactor,
 };
 use ibverbs_software::Device;
 use tokio::runtime::{Builder, Runtime};
@@ -21,8 +21,8 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    pub(crate) fn new() -> Self {
-        let context = Arc::new(Device::new().unwrap().open().unwrap());
+    fn new(device: &Device) -> Self {
+        let context = Arc::new(device.open().unwrap());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let reactor = Arc::new(Reactor::new(&context, 1024).unwrap());
         let pool = BufferPool::new(&domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
@@ -36,6 +36,8 @@ impl Side {
             .max_recv_wr(8)
             .max_rnr_retries(MaxRnrRetries::UNLIMITED)
             .min_rnr_timer(MinRnrTimer::SHORTEST)
+            // However late the other device's thread runs.
+            .ack_timeout(AckTimeout::new(20).unwrap())
             .allow_remote_rw()
             .access(
                 AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC,
@@ -77,7 +79,7 @@ pub(crate) fn connect(one: &Side, other: &Side) -> [AsyncChannel; 2] {
 }
 
 pub(crate) fn sides() -> [Side; 2] {
-    [Side::new(), Side::new()]
+    [(); 2].map(|()| Side::new(&Device::new().unwrap()))
 }
 
 pub(crate) fn current_thread() -> Runtime {
@@ -88,10 +90,12 @@ pub(crate) fn multi_thread() -> Runtime {
     Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap()
 }
 
-/// Runs `test` with both reactors running, on both kinds of runtime.
+/// Runs `test` with both reactors running, on both kinds of runtime, with packets that pass through the kernel and
+/// with packets that do not.
 pub(crate) fn on_both<F: Future<Output = ()>>(test: impl Fn([Arc<Side>; 2]) -> F) {
-    for runtime in [current_thread(), multi_thread()] {
-        let sides = sides().map(Arc::new);
+    for (runtime, through_kernel) in [(current_thread(), true), (multi_thread(), false)] {
+        let device = || Device::builder().through_kernel(through_kernel).build().unwrap();
+        let sides = [(); 2].map(|()| Arc::new(Side::new(&device())));
         let tasks = sides.each_ref().map(|side| side.run(&runtime));
         runtime.block_on(async {
             tokio::time::timeout(Duration::from_secs(120), test(sides.clone())).await.unwrap();

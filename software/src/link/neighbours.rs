@@ -1,0 +1,332 @@
+//! Packets between devices of one process, which do not pass through the kernel.
+//!
+//! Each device has an inbox. Whoever sends a packet to the address of a device of this process puts it there, as the
+//! kernel puts it into a socket's buffer: behind those that are there, and if there is no room, the packet is lost.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::time::Duration;
+
+use super::udp::Waker;
+use crate::wire::Packet;
+
+/// How many packets may wait for a device.
+const ROOM: usize = 4096;
+
+/// How many unused buffers an inbox keeps.
+const SPARE: usize = 256;
+
+/// The packets that wait for a device.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    contents: Mutex<Contents>,
+    /// Wakes the device's thread.
+    waker: Arc<Waker>,
+    /// A program polls all the time, and so receives the packets: nobody wakes the thread for them, which would only
+    /// take the processor from the program.
+    pub(crate) polled: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Contents {
+    waiting: VecDeque<Packet>,
+    /// Buffers of packets that were received, for those that come.
+    spare: Vec<Vec<u8>>,
+}
+
+impl Inbox {
+    pub(super) fn new(waker: Arc<Waker>) -> Self {
+        Self { contents: Mutex::default(), waker, polled: AtomicBool::new(false) }
+    }
+
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the bytes of the packets, and leaves other buffers in their place.
+    fn put(&self, packets: &mut [Packet]) {
+        let was_empty = {
+            let mut contents = self.contents();
+            let Contents { waiting, spare } = &mut *contents;
+            let was_empty = waiting.is_empty();
+            let room = ROOM - waiting.len();
+            for packet in packets.iter_mut().take(room) {
+                let other = spare.pop().unwrap_or_default();
+                let bytes = std::mem::replace(&mut packet.bytes, other);
+                waiting.push_back(Packet { addresses: packet.addresses, bytes });
+            }
+            was_empty
+        };
+        // The thread looks here after it has cleared `polled`: either it finds the packets, or this wakes it.
+        if was_empty && !self.polled.load(Ordering::Relaxed) {
+            self.waker.wake();
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.contents().waiting.is_empty()
+    }
+
+    /// Moves all packets to `to`, which is empty.
+    pub(super) fn take(&self, to: &mut VecDeque<Packet>) {
+        std::mem::swap(&mut self.contents().waiting, to);
+    }
+
+    /// Takes the buffers of packets back, as far as it needs them.
+    pub(super) fn give_back(&self, packets: &mut VecDeque<Packet>) {
+        let mut contents = self.contents();
+        let free = SPARE - contents.spare.len();
+        contents.spare.extend(packets.drain(..).map(|packet| packet.bytes).take(free));
+        packets.clear();
+    }
+}
+
+/// A network namespace. The same address may be there in several, in which threads of one process may be.
+type Namespace = (u64, u64);
+
+/// The inboxes of the devices of a process.
+#[derive(Debug)]
+struct Neighbours {
+    process: u32,
+    inboxes: BTreeMap<(Namespace, IpAddr), Arc<Inbox>>,
+}
+
+static NEIGHBOURS: RwLock<Neighbours> =
+    RwLock::new(Neighbours { process: 0, inboxes: BTreeMap::new() });
+
+/// Incremented by every change.
+static VERSION: AtomicU32 = AtomicU32::new(1);
+
+/// The namespace of this thread.
+fn namespace() -> Option<Namespace> {
+    let file = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
+    Some((file.dev(), file.ino()))
+}
+
+/// Changes the inboxes. Returns false if that was not possible: another thread had the lock when this process was
+/// forked, so that nobody will release it.
+fn change(change: impl FnOnce(&mut BTreeMap<(Namespace, IpAddr), Arc<Inbox>>)) -> bool {
+    for _ in 0..1000 {
+        let mut neighbours = match NEIGHBOURS.try_write() {
+            Ok(neighbours) => neighbours,
+            Err(TryLockError::Poisoned(neighbours)) => neighbours.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+        };
+        let process = std::process::id();
+        if neighbours.process != process {
+            // Those of the parent of a forked process are not here.
+            *neighbours = Neighbours { process, inboxes: BTreeMap::new() };
+        }
+        change(&mut neighbours.inboxes);
+        VERSION.fetch_add(1, Ordering::Release);
+        return true;
+    }
+    false
+}
+
+/// A device's place among its neighbours.
+#[derive(Debug)]
+pub(super) struct Place {
+    inbox: Arc<Inbox>,
+    /// `None`: packets from and to this device pass through the kernel.
+    namespace: Option<Namespace>,
+    /// The addresses that neighbours find it at.
+    addresses: Vec<IpAddr>,
+    /// The last destination, and its inbox, of this version of the neighbours.
+    last: Option<(u32, IpAddr, Option<Arc<Inbox>>)>,
+}
+
+impl Place {
+    /// Without `joins`, its packets pass through the kernel.
+    pub(super) fn new(inbox: Arc<Inbox>, joins: bool) -> Self {
+        let namespace = if joins { namespace() } else { None };
+        Self { inbox, namespace, addresses: Vec::new(), last: None }
+    }
+
+    pub(super) fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
+    }
+
+    /// From now on, neighbours find the device at these addresses, whose sockets it has.
+    pub(super) fn set_addresses(&mut self, addresses: &[IpAddr]) {
+        let Some(namespace) = self.namespace else { return };
+        let before = std::mem::take(&mut self.addresses);
+        let changed = change(|inboxes| {
+            for address in before {
+                // Another device may have taken the address since.
+                let is_ours = |inbox: &Arc<Inbox>| Arc::ptr_eq(inbox, &self.inbox);
+                if inboxes.get(&(namespace, address)).is_some_and(is_ours) {
+                    inboxes.remove(&(namespace, address));
+                }
+            }
+            for &address in addresses {
+                inboxes.insert((namespace, address), self.inbox.clone());
+            }
+        });
+        if changed {
+            self.addresses = addresses.to_vec();
+        }
+    }
+
+    /// The inbox of the device with this address, if that is a neighbour.
+    fn neighbour(&mut self, address: IpAddr) -> Option<&Inbox> {
+        let namespace = self.namespace?;
+        let version = VERSION.load(Ordering::Acquire);
+        if self.last.as_ref().is_none_or(|last| (last.0, last.1) != (version, address)) {
+            // If it cannot be read, the packet takes the other way.
+            let neighbours = NEIGHBOURS.try_read().ok()?;
+            let ours = neighbours.process == std::process::id();
+            let inbox = neighbours.inboxes.get(&(namespace, address)).filter(|_| ours).cloned();
+            self.last = Some((version, address, inbox));
+        }
+        self.last.as_ref()?.2.as_deref()
+    }
+
+    /// Splits off the first packets, as many as go the same way, and sends them if that is to a neighbour. Returns
+    /// their number, and whether they were sent.
+    pub(super) fn send_some(&mut self, packets: &mut [Packet]) -> (usize, bool) {
+        let is_to = |packet: &Packet, to| packet.addresses.is_some_and(|(_, it)| it == to);
+        let mut count = 0;
+        while let Some((_, to)) = packets.get(count).and_then(|packet| packet.addresses) {
+            let same = packets[count..].iter().take_while(|packet| is_to(packet, to)).count();
+            if let Some(inbox) = self.neighbour(to) {
+                if count == 0 {
+                    inbox.put(&mut packets[..same]);
+                    return (same, true);
+                }
+                break;
+            }
+            count += same;
+        }
+        (count, false)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.set_addresses(&[]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::receive::Receiver;
+    use crate::link::udp::UdpLink;
+    use crate::link::{Link, own_address};
+    use crate::wire::PORT;
+
+    fn link(address: u8, through_kernel: bool) -> UdpLink {
+        UdpLink::new(&[own_address(address)], through_kernel).unwrap()
+    }
+
+    fn packet(from: u8, to: u8, number: usize) -> Packet {
+        let addresses = Some((own_address(from), own_address(to)));
+        Packet { addresses, bytes: number.to_le_bytes().to_vec() }
+    }
+
+    fn number(bytes: &[u8]) -> usize {
+        usize::from_le_bytes(bytes.try_into().unwrap())
+    }
+
+    /// The numbers of all packets that have arrived.
+    fn received(receiver: &mut Receiver) -> Vec<usize> {
+        let mut numbers = Vec::new();
+        while receiver.receive(|_, _, bytes| numbers.push(number(bytes))) > 0 {}
+        numbers
+    }
+
+    fn is_awake(link: &UdpLink) -> bool {
+        let mut file = libc::pollfd { fd: link.waker().fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live `pollfd`.
+        let ready = unsafe { libc::poll(&raw mut file, 1, 0) };
+        link.waker().clear();
+        ready == 1
+    }
+
+    #[test]
+    fn neighbours_get_packets_without_the_kernel() {
+        let (mut one, other) = (link(2, false), link(3, false));
+        let mut receiver = Receiver::new(other.sockets(), other.inbox());
+
+        // In order, with their addresses; one wake-up for all that came while there was something.
+        for few in (0..200).collect::<Vec<_>>().chunks(64) {
+            let mut packets: Vec<_> = few.iter().map(|&n| packet(2, 3, n)).collect();
+            one.send(&mut packets);
+        }
+        assert!(is_awake(&other) && !is_awake(&other) && !other.inbox().is_empty());
+        let mut next = 0;
+        let count = receiver.receive(|from, to, bytes| {
+            assert_eq!((from.ip(), from.port()), (own_address(2), PORT));
+            assert_eq!((to, number(bytes)), (own_address(3), next));
+            next += 1;
+        });
+        assert!(count == 200 && next == 200 && other.inbox().is_empty());
+
+        // Nobody wakes the thread of a device whose program polls.
+        other.inbox().polled.store(true, Ordering::Relaxed);
+        one.send(&mut [packet(2, 3, 1)]);
+        assert!(!is_awake(&other));
+        assert_eq!(received(&mut receiver), [1]);
+
+        // The buffers go back and forth.
+        let mut packets = [packet(2, 3, 2)];
+        one.send(&mut packets);
+        assert!(packets[0].bytes.capacity() > 0);
+
+        // What does not fit is lost.
+        let mut many: Vec<_> = (0..ROOM + 10).map(|n| packet(2, 3, n)).collect();
+        one.send(&mut many);
+        let numbers = received(&mut receiver);
+        assert_eq!((numbers.len(), numbers[0], numbers[ROOM - 1]), (ROOM, 2, ROOM - 2));
+
+        // To several: neighbours, itself, one that wants it through the kernel, and nobody.
+        let third = link(4, true);
+        let mut at_third = Receiver::new(third.sockets(), third.inbox());
+        let mut at_one = Receiver::new(one.sockets(), one.inbox());
+        let to = [4, 4, 3, 5, 2, 4, 3];
+        let mut packets: Vec<_> = (0..).zip(to).map(|(n, to)| packet(2, to, n)).collect();
+        one.send(&mut packets);
+        assert_eq!(received(&mut receiver), [2, 6]);
+        assert_eq!(received(&mut at_one), [4]);
+        assert!(third.inbox().is_empty(), "they have passed through the kernel");
+        assert_eq!(received(&mut at_third), [0, 1, 5]);
+
+        // A packet that is not from one of its addresses is not sent at all.
+        one.send(&mut [packet(4, 3, 7)]);
+        assert_eq!(received(&mut receiver), []);
+
+        // An address that moves, and one whose device is gone.
+        let mut other = other;
+        other.set_addresses(&[own_address(6)]).unwrap();
+        one.send(&mut [packet(2, 3, 8), packet(2, 6, 9)]);
+        assert_eq!(received(&mut receiver), [9]);
+        let inbox = other.inbox();
+        drop((other, receiver));
+        one.send(&mut [packet(2, 6, 10)]);
+        assert!(inbox.is_empty());
+        let again = link(6, false);
+        one.send(&mut [packet(2, 6, 11)]);
+        assert!(inbox.is_empty() && !again.inbox().is_empty());
+    }
+
+    /// The kernel's packets are received even if the inbox always has some.
+    #[test]
+    fn sockets_are_not_forgotten() {
+        let (mut one, mut other) = (link(7, false), link(8, true));
+        let mut receiver = Receiver::new(one.sockets(), one.inbox());
+        other.send(&mut [packet(8, 7, 1)]);
+        let mut numbers = Vec::new();
+        for _ in 0..40 {
+            one.send(&mut [packet(7, 7, 0)]);
+            receiver.receive(|_, _, bytes| numbers.push(number(bytes)));
+        }
+        assert_eq!(numbers.iter().sum::<usize>(), 1);
+    }
+}
