@@ -1,7 +1,9 @@
-//! Asynchronous events, on the function device.
+//! Asynchronous events, on a device of software.
 
 #[path = "support/figures.rs"]
 mod figures;
+#[path = "support/software.rs"]
+mod software;
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,18 +15,19 @@ use ibverbs::AsyncEventKind as Kind;
 use ibverbs::AsyncEventSubject as Subject;
 use ibverbs::{
     AsyncEvents, CompletionQueue, ErrorKind, ProtectionDomain, QueuePair, QueuePairState,
-    QueuePairType, ReceiveWorkRequest, SharedReceiveQueue, WorkCompletion, ffi,
+    QueuePairType, ReceiveWorkRequest, SharedReceiveQueue, WorkCompletion,
 };
-use ibverbs_function_device::FunctionDevice;
+use ibverbs_software::EventSubject;
 
 use figures::figure;
+use software::Software;
 
 const SOON: Duration = Duration::from_millis(20);
 const LATE: Duration = Duration::from_secs(60);
 
 #[test]
 fn every_kind_names_its_subject() {
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = CompletionQueue::builder(&context, 16).token(0xc0ffee).build().unwrap();
@@ -36,56 +39,50 @@ fn every_kind_names_its_subject() {
     let events = context.async_events().unwrap();
     assert_eq!(events.next_event().unwrap(), None);
 
-    use ffi::ibv_event_type as raw;
-    let of_pairs = [
-        (raw::IBV_EVENT_QP_FATAL, Kind::QueuePairFatal),
-        (raw::IBV_EVENT_QP_REQ_ERR, Kind::QueuePairRequestError),
-        (raw::IBV_EVENT_QP_ACCESS_ERR, Kind::QueuePairAccessError),
-        (raw::IBV_EVENT_COMM_EST, Kind::CommunicationEstablished),
-        (raw::IBV_EVENT_SQ_DRAINED, Kind::SendQueueDrained),
-        (raw::IBV_EVENT_PATH_MIG, Kind::PathMigrated),
-        (raw::IBV_EVENT_PATH_MIG_ERR, Kind::PathMigrationError),
-        (raw::IBV_EVENT_QP_LAST_WQE_REACHED, Kind::LastRequestReached),
-    ];
-    for (event, kind) in of_pairs {
-        // SAFETY: the queue pair is live.
-        unsafe { device.raise_about(context.as_raw(), event, pair.as_raw()) };
+    for kind in [
+        Kind::QueuePairFatal,
+        Kind::QueuePairRequestError,
+        Kind::QueuePairAccessError,
+        Kind::CommunicationEstablished,
+        Kind::SendQueueDrained,
+        Kind::PathMigrated,
+        Kind::PathMigrationError,
+        Kind::LastRequestReached,
+    ] {
+        device.make_up_event(kind, EventSubject::QueuePair(pair.number())).unwrap();
         let event = events.next_event().unwrap().unwrap();
         assert_eq!((event.kind(), event.subject()), (kind, Subject::QueuePair(pair.number())));
     }
-    for (event, kind) in [
-        (raw::IBV_EVENT_SRQ_ERR, Kind::SharedReceiveQueueError),
-        (raw::IBV_EVENT_SRQ_LIMIT_REACHED, Kind::SharedReceiveQueueLimit),
-    ] {
-        // SAFETY: the shared receive queue is live.
-        unsafe { device.raise_about(context.as_raw(), event, receives.as_raw()) };
+    for kind in [Kind::SharedReceiveQueueError, Kind::SharedReceiveQueueLimit] {
+        let about = EventSubject::SharedReceiveQueue(receives.as_raw());
+        device.make_up_event(kind, about).unwrap();
         let event = events.wait().unwrap();
         assert_eq!(event.kind(), kind);
         assert_eq!(event.subject(), Subject::SharedReceiveQueue(usize::MAX));
     }
-    // SAFETY: the completion queue is live.
-    unsafe { device.raise_about(context.as_raw(), raw::IBV_EVENT_CQ_ERR, queue.as_raw()) };
+    let about = EventSubject::CompletionQueue(queue.as_raw());
+    device.make_up_event(Kind::CompletionQueueError, about).unwrap();
     let event = events.wait_timeout(LATE).unwrap();
     assert_eq!(event.kind(), Kind::CompletionQueueError);
     assert_eq!(event.subject(), Subject::CompletionQueue(0xc0ffee));
-    for (event, kind) in [
-        (raw::IBV_EVENT_PORT_ACTIVE, Kind::PortActive),
-        (raw::IBV_EVENT_PORT_ERR, Kind::PortError),
-        (raw::IBV_EVENT_LID_CHANGE, Kind::LidChange),
-        (raw::IBV_EVENT_PKEY_CHANGE, Kind::PkeyChange),
-        (raw::IBV_EVENT_SM_CHANGE, Kind::SubnetManagerChange),
-        (raw::IBV_EVENT_CLIENT_REREGISTER, Kind::ClientReregister),
-        (raw::IBV_EVENT_GID_CHANGE, Kind::GidChange),
+    for kind in [
+        Kind::PortActive,
+        Kind::PortError,
+        Kind::LidChange,
+        Kind::PkeyChange,
+        Kind::SubnetManagerChange,
+        Kind::ClientReregister,
+        Kind::GidChange,
     ] {
-        device.raise(context.as_raw(), event, 3);
+        device.make_up_event(kind, EventSubject::Port(3)).unwrap();
         let event = events.wait_deadline(Instant::now()).unwrap();
         assert_eq!((event.kind(), event.subject()), (kind, Subject::Port(3)));
     }
-    device.raise(context.as_raw(), raw::IBV_EVENT_DEVICE_FATAL, 0);
+    device.make_up_event(Kind::DeviceFatal, EventSubject::Device).unwrap();
     let event = events.wait().unwrap();
     assert_eq!((event.kind(), event.subject()), (Kind::DeviceFatal, Subject::Device));
     for odd in [20, 4711, u32::MAX] {
-        device.raise(context.as_raw(), ffi::ibv_event_type(odd), 77);
+        device.make_up_event(Kind::Unknown(odd), EventSubject::Other(77)).unwrap();
         let event = events.wait().unwrap();
         assert_eq!((event.kind(), event.subject()), (Kind::Unknown(odd), Subject::Unknown(77)));
     }
@@ -99,7 +96,7 @@ fn every_kind_names_its_subject() {
 
 #[test]
 fn waiting_has_an_end() {
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let context = device.context();
     let events = AsyncEvents::new(&context).unwrap();
     let start = Instant::now();
@@ -115,47 +112,52 @@ fn waiting_has_an_end() {
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(SOON);
-            device.raise(context.as_raw(), ffi::ibv_event_type::IBV_EVENT_PORT_ERR, 1);
+            device.make_up_event(Kind::PortError, EventSubject::Port(1)).unwrap();
         });
         assert_eq!(events.wait().unwrap().kind(), Kind::PortError);
     });
-    device.raise(context.as_raw(), ffi::ibv_event_type::IBV_EVENT_PORT_ERR, 1);
+    device.make_up_event(Kind::PortError, EventSubject::Port(1)).unwrap();
     assert!(readable(&events));
 }
 
 #[test]
 fn each_event_goes_to_one_thread() {
     const EVENTS: u32 = 2000;
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let context = device.context();
-    let (seen, count) = (AtomicU32::new(0), AtomicU32::new(0));
+    let (seen, count, start) = (AtomicU32::new(0), AtomicU32::new(0), Instant::now());
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 let events = context.async_events().unwrap();
                 loop {
-                    match events.wait_timeout(Duration::from_millis(500)) {
+                    match events.wait_timeout(SOON) {
                         Ok(event) => {
                             let Subject::Port(port) = event.subject() else { panic!("{event:?}") };
                             seen.fetch_add(port, Ordering::Relaxed);
                             count.fetch_add(1, Ordering::Relaxed);
                         }
-                        Err(error) => break assert_eq!(error.kind(), ErrorKind::TimedOut),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut),
                     }
+                    if count.load(Ordering::Relaxed) >= EVENTS {
+                        break;
+                    }
+                    assert!(start.elapsed() < LATE, "{count:?} events");
                 }
             });
         }
         for port in 1..=EVENTS {
-            device.raise(context.as_raw(), ffi::ibv_event_type::IBV_EVENT_PORT_ACTIVE, port);
+            device.make_up_event(Kind::PortActive, EventSubject::Port(port)).unwrap();
         }
     });
+    assert_eq!(context.async_events().unwrap().next_event().unwrap(), None);
     assert_eq!(count.into_inner(), EVENTS);
     assert_eq!(seen.into_inner(), EVENTS * (EVENTS + 1) / 2);
 }
 
 #[test]
 fn objects_go_at_once_whatever_became_of_their_events() {
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = Arc::new(CompletionQueue::new(&context, 16).unwrap());
@@ -164,16 +166,13 @@ fn objects_go_at_once_whatever_became_of_their_events() {
     let pair = QueuePair::builder(&domain, &queue, &queue, reliable).build().unwrap();
     let pair = pair.into_queue_pair();
     let events = context.async_events().unwrap();
-    // SAFETY: all three are live.
-    unsafe {
-        for _ in 0..2 {
-            let fatal = ffi::ibv_event_type::IBV_EVENT_QP_FATAL;
-            device.raise_about(context.as_raw(), fatal, pair.as_raw());
-            let error = ffi::ibv_event_type::IBV_EVENT_SRQ_ERR;
-            device.raise_about(context.as_raw(), error, receives.as_raw());
-            let error = ffi::ibv_event_type::IBV_EVENT_CQ_ERR;
-            device.raise_about(context.as_raw(), error, queue.as_raw());
-        }
+    let about = [
+        (Kind::QueuePairFatal, EventSubject::QueuePair(pair.number())),
+        (Kind::SharedReceiveQueueError, EventSubject::SharedReceiveQueue(receives.as_raw())),
+        (Kind::CompletionQueueError, EventSubject::CompletionQueue(queue.as_raw())),
+    ];
+    for (kind, subject) in about.into_iter().chain(about) {
+        device.make_up_event(kind, subject).unwrap();
     }
     // Half of the events are read but not acted upon; the others stay unread in the file.
     for _ in 0..3 {
@@ -196,7 +195,7 @@ fn objects_go_at_once_whatever_became_of_their_events() {
 #[test]
 fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
     const ROOM: u32 = 3;
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let events = context.async_events().unwrap();
@@ -242,7 +241,7 @@ fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
 
 #[test]
 fn a_context_without_a_file_is_an_error() {
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let context = device.context();
     // SAFETY: the context is live; its file is put back before it is closed.
     unsafe {

@@ -3,10 +3,12 @@
 
 #[path = "support/figures.rs"]
 mod figures;
+#[path = "support/software.rs"]
+mod software;
 
 use figures::figure;
 use ibverbs::{ForkStatus, fork_init, is_fork_initialized};
-use ibverbs_function_device::FunctionDevice;
+use software::Software;
 
 #[test]
 fn the_parent_goes_on_after_a_fork() {
@@ -14,7 +16,7 @@ fn the_parent_goes_on_after_a_fork() {
     let status = is_fork_initialized();
     assert!(matches!(status, ForkStatus::Enabled | ForkStatus::Unneeded), "{status:?}");
 
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut region = domain.allocate::<u8>(4096).unwrap();
@@ -55,7 +57,7 @@ fn the_parent_goes_on_after_a_fork() {
     figure(
         "fork",
         &format!(
-            "fork status {status:?} (function device): a child that writes to registered memory {}; the \
+            "fork status {status:?} (software device): a child that writes to registered memory {}; the \
              parent's is as it was, and is deregistered",
             if status == ForkStatus::Enabled { "is killed" } else { "writes to a copy" }
         ),

@@ -1,8 +1,12 @@
-//! The RDMA resources of a process, on the function device. It is a separate program, because other tests would
-//! hold resources too.
+//! The RDMA resources of a process, on a device of software. It is a separate program, because other tests
+//! would hold resources too.
+
+#[path = "support/software.rs"]
+mod software;
 
 use ibverbs::{ProcessResources, QueuePairType, SharedReceiveQueue, process_resources};
-use ibverbs_function_device::FunctionDevice;
+use ibverbs_software::Verb;
+use software::Software;
 
 fn held() -> [usize; 6] {
     let ProcessResources {
@@ -27,7 +31,7 @@ fn held() -> [usize; 6] {
 #[test]
 fn objects_count_until_they_are_destroyed() {
     assert_eq!(held(), [0; 6]);
-    let device = FunctionDevice::model();
+    let device = Software::new();
     {
         let context = device.context();
         let domain = context.alloc_pd().unwrap();
@@ -42,8 +46,7 @@ fn objects_count_until_they_are_destroyed() {
         receives.close().unwrap();
         drop(queue_pairs);
         assert_eq!(held(), [1, 1, 1, 0, 0, 0]);
-        device.fail("create_qp_ex").errno(libc::ENOMEM).times(1);
-        device.fail("create_qp").errno(libc::ENOMEM).times(1);
+        device.fail_next(Verb::CreateQp, libc::ENOMEM);
         let refused = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build();
         assert!(refused.is_err());
         assert_eq!(held(), [1, 1, 1, 0, 0, 0], "what was never made does not count");
@@ -55,7 +58,7 @@ fn objects_count_until_they_are_destroyed() {
     let queue = context.create_cq(8).unwrap();
     std::mem::forget(domain.allocate::<u8>(100).unwrap());
     assert_eq!(held(), [1, 1, 1, 0, 0, 1], "what was forgotten is still held");
-    device.fail("destroy_cq").errno(libc::EIO).times(1);
+    device.fail_next(Verb::DestroyCq, libc::EIO);
     assert!(queue.close().is_err());
     assert_eq!(held(), [1, 1, 1, 0, 0, 1], "what could not be destroyed is leaked, and held");
 }

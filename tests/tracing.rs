@@ -1,10 +1,14 @@
-//! The events of feature `tracing`, on the function device.
+//! The events of feature `tracing`, on a device of software.
+
+#[path = "support/software.rs"]
+mod software;
 
 use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex};
 
 use ibverbs::{Channel, TransportError};
-use ibverbs_function_device::FunctionDevice;
+use ibverbs_software::Verb;
+use software::Software;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -58,7 +62,7 @@ impl Events {
 
 /// A channel that is connected to itself, a message that fails, and the events of that.
 fn life_of_a_channel(events: &Events) -> [Vec<(Level, String)>; 4] {
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let mut sent = domain.allocate::<u8>(8).unwrap();
@@ -78,13 +82,13 @@ fn life_of_a_channel(events: &Events) -> [Vec<(Level, String)>; 4] {
         .unwrap();
     let moved = events.take();
 
-    device.fail("poll_cq").errno(libc::EIO).times(1);
+    device.fail_next(Verb::PollCq, libc::EIO);
     sent.fill(1);
     assert!(channel.send(&sent.slice(..).unwrap()).is_err());
     let failed = events.take();
 
     let prepared = channel.reset().unwrap();
-    device.fail("destroy_qp").errno(libc::EIO).times(1);
+    device.fail_next(Verb::DestroyQp, libc::EIO);
     assert!(prepared.close().is_err());
     [connected, moved, failed, events.take()]
 }

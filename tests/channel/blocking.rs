@@ -6,9 +6,10 @@ use ibverbs::{
     Channel, ErrorKind, MaxRnrRetries, MaximumTransferUnit, MemoryRegion, PacketSequenceNumber,
     QueuePairType, TransportError, WorkErrorClass, WorkOpcode, WorkStatus, ffi,
 };
-use ibverbs_function_device::FunctionDevice;
+use ibverbs_software::Verb;
 
-use crate::pair::{Pair, builder, connect, domain, outstanding, soon};
+use crate::pair::{ModelPair, Pair, builder, connect, domain, outstanding, soon};
+use crate::software::Software;
 
 #[test]
 fn messages_arrive_with_length_and_immediate() {
@@ -149,7 +150,7 @@ fn bad_input_is_refused_before_the_device_sees_it() {
     check(one.compare_swap(&mut eight, odd, 0, 1), "not a multiple of 8");
     let short = remote.sub_region(8, 4).unwrap();
     check(one.fetch_add(&mut eight, short, 1), "within 0..=4");
-    assert_eq!(pair.device.calls("post_send"), 0);
+    assert_eq!(pair.device.calls(Verb::PostSend), 0);
     // The channel still works.
     pair.one.read(&mut region.slice_mut(..16).unwrap(), remote).unwrap();
     drop((target, region));
@@ -158,25 +159,27 @@ fn bad_input_is_refused_before_the_device_sees_it() {
 
 #[test]
 fn an_unreliable_connection_writes_but_does_not_read() {
-    let mut pair = Pair::with(FunctionDevice::model(), |builder| {
+    let mut pair = Pair::with(Software::new(), |builder| {
         builder.queue_pair_type(QueuePairType::UnreliableConnected)
     });
     let target = pair.shared(1);
     let mut region = pair.region(8, 3);
     pair.one.write(&region.slice(..).unwrap(), target.remote()).unwrap();
+    // It has been sent, and may still be on its way.
+    pair.device.run();
     assert_eq!(target.read_one(0).unwrap().to_ne_bytes(), region[..]);
-    let posts = pair.device.calls("post_send");
+    let posts = pair.device.calls(Verb::PostSend);
     let error = pair.one.read(&mut region.slice_mut(..).unwrap(), target.remote()).unwrap_err();
     let TransportError::Verbs(error) = error else { panic!("{error}") };
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert_eq!(pair.device.calls("post_send"), posts);
+    assert_eq!(pair.device.calls(Verb::PostSend), posts);
     drop((target, region));
     pair.finish();
 }
 
 #[test]
 fn only_connected_types_make_a_channel() {
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let domain = domain(&device);
     let datagram = builder(&domain).queue_pair_type(QueuePairType::UnreliableDatagram).build();
     assert_eq!(datagram.unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -190,7 +193,7 @@ fn only_connected_types_make_a_channel() {
 
 #[test]
 fn a_failed_operation_is_told_and_the_next_is_its_consequence() {
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let domain = domain(&device);
     let impatient = |domain| builder(domain).max_rnr_retries(MaxRnrRetries::NONE);
     let (one, two) = connect(impatient(&domain), impatient(&domain));
@@ -214,13 +217,13 @@ fn a_post_that_the_device_refuses_is_not_in_flight() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
     for _ in 0..10 {
-        pair.device.fail("post_send").errno(libc::EIO).times(1);
+        pair.device.fail_next(Verb::PostSend, libc::EIO);
         let error = pair.one.send(&region.slice(..).unwrap()).unwrap_err();
         assert!(matches!(error, TransportError::Verbs(e) if e.verb() == "ibv_post_send"));
-        pair.device.fail("post_recv").errno(libc::ENOMEM).times(1);
+        pair.device.fail_next(Verb::PostRecv, libc::ENOMEM);
         let error = pair.one.receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
         assert!(error.is_queue_full(), "{error}");
-        pair.device.fail("post_send").errno(libc::EIO).times(1);
+        pair.device.fail_next(Verb::PostSend, libc::EIO);
         let scope = pair.one.scope(|s| s.post_send(region.slice(..)?).map(drop));
         assert!(scope.is_err());
     }
@@ -249,11 +252,11 @@ fn a_receive_that_never_arrives_ends_at_its_deadline() {
 
 #[test]
 fn a_deadline_that_has_passed_takes_what_is_there() {
-    let mut pair = Pair::new();
+    let mut pair = ModelPair::new();
     let region = pair.region(8, 0);
     let past = Instant::now() - Duration::from_millis(1);
     let target = pair.shared(1);
-    // The device executes it in the first poll.
+    // The model executes it in the first poll.
     pair.one.write_deadline(&region.slice(..).unwrap(), target.remote(), past).unwrap();
     let error = pair.one.send_deadline(&region.slice(..).unwrap(), past).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
@@ -293,7 +296,7 @@ fn every_blocking_method_has_a_deadline() {
 /// connection.
 #[test]
 fn what_is_agreed_with_the_peer_is_set_before_the_handshake() {
-    let pair = Pair::new();
+    let pair = ModelPair::new();
     let device = pair.device.clone();
     let [here, there] = [0x111, 0x222].map(|psn| PacketSequenceNumber::new(psn).unwrap());
     let mtu = MaximumTransferUnit::Mtu256;
@@ -305,7 +308,7 @@ fn what_is_agreed_with_the_peer_is_set_before_the_handshake() {
     let attributes = |back| device.call_before("modify_qp", back).unwrap().qp_attr;
     assert_eq!((attributes(1).rq_psn, attributes(0).sq_psn), (0x222, 0x111));
     assert_eq!(attributes(1).path_mtu, ffi::ibv_mtu::IBV_MTU_256);
-    let mut pair = Pair { one, two: two.handshake(to_one).unwrap(), ..pair };
+    let mut pair = ModelPair { one, two: two.handshake(to_one).unwrap(), ..pair };
     pair.exchange();
     pair.finish();
 }

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::pair::{Pair, builder, connect, outstanding};
+use crate::software::Software;
 use ibverbs::{
     AccessFlags, BufferPool, CancelHandle, Channel, CompletionQueue, ProtectionDomain,
     SharedCompletionQueue, TransportError,
 };
-use ibverbs_function_device::{FunctionDevice, Progress};
-
-use crate::pair::{Pair, builder, connect, outstanding};
 
 /// A wait for something that never comes, which returns its error.
 type WaitFor = fn(&mut Channel<'static>) -> TransportError;
@@ -34,9 +33,7 @@ const STOPPING: [WaitFor; 6] = [
 const LONG: Duration = Duration::from_secs(300);
 
 fn pair(sleep_after: Option<u32>) -> Pair {
-    let device = FunctionDevice::model();
-    device.progress(Progress::OnPost);
-    Pair::with(device, |builder| match sleep_after {
+    Pair::with(Software::on_sockets(), |builder| match sleep_after {
         Some(polls) => builder.sleep_after(polls),
         None => builder,
     })
@@ -130,8 +127,7 @@ fn what_has_ended_is_not_cancelled() {
 /// its thread is the one that reads the queue's events or not.
 #[test]
 fn among_channels_that_share_a_queue_one_is_cancelled() {
-    let device = FunctionDevice::model();
-    device.progress(Progress::OnPost);
+    let device = Software::on_sockets();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = CompletionQueue::builder(&context, 64).own_channel().build().unwrap();

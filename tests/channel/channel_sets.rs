@@ -4,13 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::pair::{break_queue_pair, builder, connect, domain, outstanding};
+use crate::software::Software;
 use ibverbs::{
     Channel, ChannelSet, MemoryRegion, ProtectionDomain, SharedCompletionQueue, TransportError,
     WorkErrorClass,
 };
-use ibverbs_function_device::{FunctionDevice, Kind};
-
-use crate::pair::{builder, connect, domain, outstanding};
 
 const PEERS: usize = 3;
 
@@ -19,12 +18,12 @@ struct Rig {
     set: ChannelSet<'static>,
     peers: Vec<Channel<'static>>,
     domain: Arc<ProtectionDomain<'static>>,
-    device: FunctionDevice,
+    device: Software,
 }
 
 impl Rig {
     fn new() -> Self {
-        let device = FunctionDevice::model();
+        let device = Software::new();
         let domain = domain(&device);
         let pairs = (0..PEERS).map(|_| connect(builder(&domain), builder(&domain)));
         let (ours, peers): (Vec<_>, Vec<_>) = pairs.unzip();
@@ -121,7 +120,7 @@ fn gathered_messages_are_in_the_order_of_the_peers() {
 fn a_peer_that_fails_fails_alone() {
     let mut rig = Rig::new();
     let message = rig.region(4);
-    rig.device.break_qp(rig.set.channels()[1].number());
+    break_queue_pair(&rig.set.channels()[1]);
     let sent = rig.set.broadcast(message.slice(..0).unwrap(), late());
     // Nobody receives: the others wait until the deadline, and each is stopped.
     let classes = sent.map_errors();
@@ -134,7 +133,7 @@ fn a_peer_that_fails_fails_alone() {
     let broken = rig.set.remove(1).unwrap();
     assert_eq!((rig.set.len(), rig.set.remove(2).is_none()), (2, true));
     let peer = rig.peers.remove(1);
-    rig.device.break_qp(broken.number());
+    break_queue_pair(&broken);
     let mut set = ChannelSet::new([broken]);
     set.push(rig.set.remove(0).unwrap());
     let message = rig.region(4);
@@ -173,22 +172,23 @@ fn a_deadline_stops_those_whose_message_did_not_come() {
     let mut rig = Rig::new();
     let mut inbox = rig.region(4 * PEERS);
     let numbers: Vec<_> = rig.set.channels().iter().map(Channel::number).collect();
-    std::thread::scope(|threads| {
-        threads.spawn(|| rig.peers[2].send_inline_deadline(b"here", soon()).unwrap());
-        let until = Instant::now() + Duration::from_millis(300);
-        let came = rig.set.gather(rooms(&mut inbox), until);
-        assert_eq!(came[0].unwrap_err(), TransportError::TimedOut);
-        assert_eq!(came[1].unwrap_err(), TransportError::TimedOut);
-        assert_eq!(came[2].unwrap().byte_len(), 4);
-    });
+    let here = rig.region(4);
+    // SAFETY: the region is not touched before the work has ended.
+    let sent = unsafe { rig.peers[2].send_unpolled(&here.slice(..).unwrap()) }.unwrap();
+    let until = Instant::now() + Duration::from_millis(300);
+    let came = rig.set.gather(rooms(&mut inbox), until);
+    assert_eq!(came[0].unwrap_err(), TransportError::TimedOut);
+    assert_eq!(came[1].unwrap_err(), TransportError::TimedOut);
+    assert_eq!(came[2].unwrap().byte_len(), 4);
+    sent.wait(&mut rig.peers[2]).unwrap();
     for number in numbers {
-        assert_eq!(rig.device.outstanding(number), (0, 0));
+        assert_eq!(rig.device.outstanding(number), Some((0, 0)));
     }
     let mut channels = rig.set.into_channels();
     assert_eq!(channels[0].send(&()).unwrap_err(), TransportError::Stopped);
     assert!(channels[2].send_deadline(&(), late()).unwrap_err() != TransportError::Stopped);
     rig.set = ChannelSet::from_iter(channels);
-    drop(inbox);
+    drop((inbox, here));
     rig.finish();
 }
 
@@ -216,7 +216,7 @@ fn an_error_or_a_panic_ends_what_is_in_flight() {
             assert_eq!(result.unwrap_err(), "an error");
         }
         for &number in &numbers {
-            assert_eq!(rig.device.outstanding(number), (0, 0));
+            assert_eq!(rig.device.outstanding(number), Some((0, 0)));
         }
         drop(rooms);
         inbox.fill(9);
@@ -232,7 +232,7 @@ fn an_error_or_a_panic_ends_what_is_in_flight() {
 
 #[test]
 fn a_set_may_share_a_completion_queue_and_be_empty() {
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = Arc::new(SharedCompletionQueue::new(&context, 64).unwrap());
@@ -247,7 +247,7 @@ fn a_set_may_share_a_completion_queue_and_be_empty() {
     assert_eq!(came[..], message.repeat(PEERS)[..]);
     let mut empty = ChannelSet::default();
     assert!(empty.is_empty() && empty.broadcast(message.slice(..).unwrap(), late()).is_empty());
-    assert_eq!(rig.device.live(Kind::QueuePair), 2 * PEERS as u32);
+    assert_eq!(rig.device.live_objects().queue_pairs, 2 * PEERS as u32);
     drop((empty, message, queue, context));
     rig.finish();
 }

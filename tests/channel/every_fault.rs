@@ -15,7 +15,7 @@ use std::time::Duration;
 use ibverbs::{AccessFlags, BufferPool, ScopeError, TransportError};
 use ibverbs_function_device::FunctionDevice;
 
-use crate::pair::{Pair, peek, queue, soon};
+use crate::pair::{ModelPair as Pair, peek, queue, soon};
 
 /// How polling works while the channel is stopped.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -1,14 +1,13 @@
 //! Faults with the completion status of the standard (Soft-RoCE reports another one), and a device
 //! without free resources.
 
+use crate::figures::figure;
+use crate::pair::{Pair, builder, domain};
+use crate::software::Software;
 use ibverbs::{
     AccessFlags, Channel, ErrorKind, MemoryRegion, RemoteMemoryRegion, SharedMemoryRegion,
     TransportError, WorkErrorClass, WorkStatus,
 };
-use ibverbs_function_device::{Builder, Kind};
-
-use crate::figures::figure;
-use crate::pair::{Pair, builder, domain};
 
 fn status(error: TransportError) -> WorkStatus {
     error.work_error().unwrap_or_else(|| panic!("{error}")).status()
@@ -88,14 +87,14 @@ fn a_peer_without_the_right_to_it_changes_nothing() {
 
 #[test]
 fn a_device_that_has_run_out_of_queue_pairs_says_so() {
-    let device = Builder::model().limits(|limits| limits.max_qp = 2).build();
+    let device = Software::with(|builder| builder.max_qp(2));
     let domain = domain(&device);
     let channels = [(); 2].map(|()| builder(&domain).build().unwrap());
     for _ in 0..10 {
         let error = builder(&domain).build().map(drop).unwrap_err();
         assert_eq!((error.verb(), error.kind()), ("ibv_create_qp", ErrorKind::Resource));
         assert!(error.to_string().contains("the device has none left"), "{error}");
-        assert_eq!(device.live(Kind::CompletionQueue), 2, "the queue made for it is gone");
+        assert_eq!(device.live_objects().completion_queues, 2, "the queue made for it is gone");
     }
     drop(channels);
     drop(builder(&domain).build().unwrap());

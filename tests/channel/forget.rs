@@ -6,7 +6,7 @@ use std::mem::forget;
 use ibverbs::{Channel, MemoryRegion, SharedMemoryRegion, TransportError};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
-use crate::pair::{ALL, Pair, builder, connect, domain};
+use crate::pair::{ALL, ModelPair as Pair, builder, connect, domain};
 
 /// A device that writes where requests told it to, whether or not the region still exists.
 fn relentless() -> FunctionDevice {

@@ -1,5 +1,5 @@
-//! Channels on a device made of functions: data, errors, and above all that no buffer
-//! comes back while the device may still use it.
+//! Channels on devices of this process: data, errors, and above all that no buffer comes back while the device may
+//! still use it.
 
 mod blocking;
 mod cancelling;
@@ -21,4 +21,6 @@ mod scopes;
 mod settling;
 mod shared_queue;
 mod sleeping;
+#[path = "../support/software.rs"]
+mod software;
 mod unpolled;

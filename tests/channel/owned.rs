@@ -9,9 +9,10 @@ use ibverbs::{
     AccessFlags, BufferPool, MemoryRegion, PooledBuffer, SharedMemoryRange, SharedMemoryRegion,
     TransportError,
 };
-use ibverbs_function_device::{FunctionDevice, Progress};
+use ibverbs_software::Verb;
 
 use crate::pair::{ALL, Pair};
+use crate::software::Software;
 
 const CHUNKS: usize = 8;
 
@@ -20,9 +21,7 @@ fn pool(pair: &Pair) -> BufferPool {
 }
 
 fn manual() -> Pair {
-    let device = FunctionDevice::model();
-    device.progress(Progress::Manual);
-    Pair::with(device, |builder| builder)
+    Pair::with(Software::manual(), |builder| builder)
 }
 
 fn filled(pool: &BufferPool, byte: u8) -> PooledBuffer {
@@ -107,9 +106,9 @@ fn a_wait_that_times_out_leaves_everything_in_flight() {
     pair.device.run();
     assert!(receive.wait(&mut pair.two).unwrap().result.is_ok());
     assert!(send.wait(&mut pair.one).unwrap().result.is_ok());
-    pair.device.progress(Progress::OnPoll);
+    let driver = pair.device.drive();
     pair.exchange();
-    drop((send, receive, pool));
+    drop((send, receive, pool, driver));
     pair.finish();
 }
 
@@ -144,11 +143,11 @@ fn a_dropped_handle_gives_its_buffer_back_after_the_completion() {
             }
             assert_eq!(pool.available(), CHUNKS);
             // The slots in the queues are free too.
-            pair.device.progress(Progress::OnPoll);
+            let driver = pair.device.drive();
             for _ in 0..8 {
                 pair.exchange();
             }
-            drop(pool);
+            drop((pool, driver));
             pair.finish();
         }
     }
@@ -195,10 +194,10 @@ fn when_nothing_ends_the_operations_their_buffers_are_leaked() {
     let mut pair = manual();
     let pool = pool(&pair);
     let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
-    pair.device.fail("modify_qp").always();
-    pair.device.fail("destroy_qp").always();
+    pair.device.fail_always(Verb::ModifyQp, libc::EIO);
+    pair.device.fail_always(Verb::DestroyQp, libc::EIO);
     drop(pair.two);
-    pair.device.clear_faults();
+    pair.device.clear_failures();
     drop(receive);
     assert_eq!(pool.available(), CHUNKS - 1, "the device may still use it");
 }

@@ -1,14 +1,67 @@
-//! Two connected channels on one device.
+//! Two connected channels on one device: of software, or the model of the function device.
 
 use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, ChannelBuilder, MaxRnrRetries, MemoryRegion, ProtectionDomain,
+    AccessFlags, Channel, ChannelBuilder, Context, MaxRnrRetries, MemoryRegion, ProtectionDomain,
     SharedMemoryRegion, ffi,
 };
 use ibverbs_function_device::FunctionDevice;
+
+use crate::software::Software;
+
+/// What a pair needs of its device.
+pub(crate) trait TestDevice: Clone {
+    fn make() -> Self;
+    fn open(&self) -> Context<'static>;
+    /// The sends and receives of a queue pair that the device still owns.
+    fn in_flight(&self, queue_pair: u32) -> (u32, u32);
+    /// Nothing is left, and no memory was taken from the device too early.
+    #[track_caller]
+    fn assert_clean(&self);
+}
+
+impl TestDevice for Software {
+    fn make() -> Self {
+        Self::new()
+    }
+
+    fn open(&self) -> Context<'static> {
+        self.context()
+    }
+
+    #[track_caller]
+    fn in_flight(&self, queue_pair: u32) -> (u32, u32) {
+        self.outstanding(queue_pair).expect("the device has the queue pair")
+    }
+
+    #[track_caller]
+    fn assert_clean(&self) {
+        Self::assert_clean(self);
+    }
+}
+
+impl TestDevice for FunctionDevice {
+    fn make() -> Self {
+        Self::model()
+    }
+
+    fn open(&self) -> Context<'static> {
+        self.context()
+    }
+
+    #[track_caller]
+    fn in_flight(&self, queue_pair: u32) -> (u32, u32) {
+        self.outstanding(queue_pair)
+    }
+
+    #[track_caller]
+    fn assert_clean(&self) {
+        Self::assert_clean(self);
+    }
+}
 
 pub(crate) const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_READ)
@@ -16,12 +69,17 @@ pub(crate) const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_ATOMIC);
 
 /// The channels come first, so that they are dropped first.
-pub(crate) struct Pair {
+pub(crate) struct PairOn<D> {
     pub(crate) one: Channel<'static>,
     pub(crate) two: Channel<'static>,
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
-    pub(crate) device: FunctionDevice,
+    pub(crate) device: D,
 }
+
+pub(crate) type Pair = PairOn<Software>;
+
+/// For what only the model can do: carry requests out one by one, write late, put any completion into a queue.
+pub(crate) type ModelPair = PairOn<FunctionDevice>;
 
 /// Ends the process if a test hangs: what a defect breaks is often that a wait ends.
 fn watch() {
@@ -35,10 +93,9 @@ fn watch() {
     });
 }
 
-pub(crate) fn domain(device: &FunctionDevice) -> Arc<ProtectionDomain<'static>> {
+pub(crate) fn domain(device: &impl TestDevice) -> Arc<ProtectionDomain<'static>> {
     watch();
-    let context = device.context();
-    Arc::new(ProtectionDomain::new(Arc::new(context)).unwrap())
+    Arc::new(ProtectionDomain::new(Arc::new(device.open())).unwrap())
 }
 
 pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder<'static> {
@@ -49,7 +106,7 @@ pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder
         .max_recv_sge(3)
         .max_inline_data(32)
         .access(ALL)
-        // The device counts polls, not time, so a send waits without limit for its receive.
+        // Time of a device flies while a thread polls, so a send waits without limit for its receive.
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
         .settle_timeout(Duration::from_millis(50))
 }
@@ -63,13 +120,13 @@ pub(crate) fn connect(
     (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap())
 }
 
-impl Pair {
+impl<D: TestDevice> PairOn<D> {
     pub(crate) fn new() -> Self {
-        Self::with(FunctionDevice::model(), |builder| builder)
+        Self::with(D::make(), |builder| builder)
     }
 
     pub(crate) fn with(
-        device: FunctionDevice,
+        device: D,
         set: impl Fn(ChannelBuilder<'static>) -> ChannelBuilder<'static>,
     ) -> Self {
         let domain = domain(&device);
@@ -120,7 +177,7 @@ impl Pair {
         assert_eq!(to[8..], from_one[..]);
     }
 
-    /// Nothing is left of the pair, and the device counted no violation.
+    /// Nothing is left of the pair, and no memory was taken from the device too early.
     #[track_caller]
     pub(crate) fn finish(self) {
         let Self { one, two, domain, device } = self;
@@ -137,8 +194,17 @@ pub(crate) fn queue(channel: &Channel<'_>) -> *mut ffi::ibv_cq {
 
 /// The sends and receives of a channel that the device still owns.
 #[track_caller]
-pub(crate) fn outstanding(device: &FunctionDevice, channel: &Channel<'_>) -> (u32, u32) {
-    device.outstanding(channel.number())
+pub(crate) fn outstanding(device: &impl TestDevice, channel: &Channel<'_>) -> (u32, u32) {
+    device.in_flight(channel.number())
+}
+
+/// Moves the queue pair of a channel to ERR behind its back, as a device does after an error.
+pub(crate) fn break_queue_pair(channel: &Channel<'_>) {
+    let mut error =
+        ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
+    let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
+    // SAFETY: the queue pair is live; what was posted is flushed.
+    assert_eq!(unsafe { ffi::ibv_modify_qp(channel.as_raw(), &mut error, mask) }, 0);
 }
 
 pub(crate) fn soon() -> Instant {

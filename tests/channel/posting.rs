@@ -3,7 +3,7 @@
 use ibverbs::{Channel, PendingWork, ScopeError, TransportError, WorkSuccess};
 use ibverbs_function_device::Progress;
 
-use crate::pair::{Pair, outstanding, soon};
+use crate::pair::{ModelPair as Pair, outstanding, soon};
 
 #[track_caller]
 fn refused<T: std::fmt::Debug>(result: Result<T, TransportError>) {

@@ -5,21 +5,22 @@ use std::sync::Arc;
 use ibverbs::{
     AccessFlags, BufferPool, ErrorKind, PreparedChannel, ProtectionDomain, TransportError,
 };
-use ibverbs_function_device::{FunctionDevice, Kind};
+use ibverbs_software::Verb;
 
 use crate::pair::{Pair, builder, domain};
+use crate::software::Software;
 
 const CHUNKS: usize = 8;
 
 struct Rig {
-    device: FunctionDevice,
+    device: Software,
     domain: Arc<ProtectionDomain<'static>>,
     pool: BufferPool,
 }
 
 impl Rig {
     fn new() -> Self {
-        let device = FunctionDevice::model();
+        let device = Software::new();
         let domain = domain(&device);
         let pool = BufferPool::new(&domain, 16, CHUNKS, AccessFlags::empty()).unwrap();
         Self { device, domain, pool }
@@ -45,7 +46,7 @@ fn the_first_messages_find_their_receives() {
     let mut receives: Vec<_> =
         (0..4).map(|_| one.post_receive_owned(rig.pool.take().unwrap()).unwrap()).collect();
     assert_eq!(one.endpoint(), endpoint);
-    assert_eq!(rig.device.outstanding(endpoint.num()), (0, 4));
+    assert_eq!(rig.device.outstanding(endpoint.num()), Some((0, 4)));
     let full = one.post_receive_owned(rig.pool.take().unwrap()).unwrap_err();
     assert_eq!(full.error, TransportError::QueueFull);
     drop(full);
@@ -82,7 +83,7 @@ fn a_channel_that_is_dropped_gives_its_buffers_back() {
         } else {
             drop(prepared);
         }
-        assert_eq!((rig.pool.available(), rig.device.live(Kind::QueuePair)), (CHUNKS, 0));
+        assert_eq!((rig.pool.available(), rig.device.live_objects().queue_pairs), (CHUNKS, 0));
         drop(receives);
     }
     rig.finish();
@@ -110,14 +111,13 @@ fn buffers_of_a_queue_pair_that_cannot_be_destroyed_are_leaked() {
     let Rig { device, domain, pool } = Rig::new();
     let mut prepared = builder(&domain).build().unwrap();
     let receive = prepared.post_receive_owned(pool.take().unwrap()).unwrap();
-    device.fail("modify_qp").errno(libc::EIO).always();
-    device.fail("destroy_qp").errno(libc::EIO).always();
+    device.fail_always(Verb::ModifyQp, libc::EIO);
+    device.fail_always(Verb::DestroyQp, libc::EIO);
     drop(prepared);
     assert_eq!(pool.available(), CHUNKS - 1);
     drop((receive, pool));
-    device.clear_faults();
-    let (violations, reasons) = device.violations();
-    assert_eq!(violations, 0, "{reasons}");
+    device.clear_failures();
+    assert_eq!(device.early_deregistrations(), 0);
 }
 
 #[test]
@@ -128,7 +128,8 @@ fn a_failed_handshake_ends_the_receives_and_the_next_starts_again() {
         let (mut one, two) = (rig.prepared(), rig.prepared());
         let mut early = one.post_receive_owned(rig.pool.take().unwrap()).unwrap();
         let (to_one, to_two) = (one.endpoint(), two.endpoint());
-        rig.device.fail("modify_qp").errno(libc::ENETUNREACH).skip(step).times(1);
+        rig.device.let_pass(Verb::ModifyQp, step);
+        rig.device.fail_next(Verb::ModifyQp, libc::ENETUNREACH);
         let failed = one.handshake(to_two).unwrap_err();
         assert_eq!(failed.error.raw_os_error(), libc::ENETUNREACH);
         assert_eq!(rig.pool.available(), CHUNKS, "its buffer is back");
@@ -147,7 +148,7 @@ fn a_failed_handshake_ends_the_receives_and_the_next_starts_again() {
 fn a_queue_pair_that_does_not_reach_init_takes_no_receive() {
     let rig = Rig::new();
     let mut prepared = rig.prepared();
-    rig.device.fail("modify_qp").errno(libc::ENOMEM).times(1);
+    rig.device.fail_next(Verb::ModifyQp, libc::ENOMEM);
     let refused = prepared.post_receive_owned(rig.pool.take().unwrap()).unwrap_err();
     let TransportError::Verbs(error) = refused.error else { panic!("{refused}") };
     assert_eq!(error.kind(), ErrorKind::Resource);

@@ -12,7 +12,7 @@ use ibverbs::{
 use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::figures::figure;
-use crate::pair::{Pair, outstanding};
+use crate::pair::{ModelPair as Pair, outstanding};
 use crate::settling::{assert_aborts, is_child};
 
 /// Time from the beginning of a wait to the removal of the device.

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use ibverbs::{ErrorKind, ProtectionDomain, SharedCompletionQueue, TransportError};
-use ibverbs_function_device::{FunctionDevice, Kind};
+use ibverbs_software::Verb;
 
 use crate::pair::*;
+use crate::software::Software;
 
 #[test]
 fn each_connection_has_a_queue_pair_of_its_own() {
@@ -17,7 +18,7 @@ fn each_connection_has_a_queue_pair_of_its_own() {
         assert!(!numbers.contains(&pair.one.number()), "{numbers:?}");
         numbers.push(pair.one.number());
         pair.exchange();
-        assert_eq!(pair.device.live(Kind::QueuePair), 2, "the old ones are destroyed");
+        assert_eq!(pair.device.live_objects().queue_pairs, 2, "the old ones are destroyed");
     }
     pair.finish();
 }
@@ -26,13 +27,13 @@ fn each_connection_has_a_queue_pair_of_its_own() {
 fn where_there_is_no_room_for_another_the_channel_keeps_its_own() {
     let mut pair = Pair::new();
     let (number, psn) = (pair.one.number(), pair.one.endpoint().send_psn());
-    pair.device.fail("create_qp").errno(libc::ENOMEM).always();
+    pair.device.fail_always(Verb::CreateQp, libc::ENOMEM);
     pair = pair.reconnect();
     assert_eq!(pair.one.number(), number);
     // Two random numbers of 24 bits are equal once in 16 million runs.
     assert_ne!(pair.one.endpoint().send_psn(), psn);
     pair.exchange();
-    pair.device.clear_faults();
+    pair.device.clear_failures();
     pair = pair.reconnect();
     assert_ne!(pair.one.number(), number);
     pair.exchange();
@@ -43,26 +44,26 @@ fn where_there_is_no_room_for_another_the_channel_keeps_its_own() {
 #[test]
 fn a_reset_that_fails_gives_the_channel_back() {
     let faults = [
-        ("create_qp", libc::EIO),
-        ("query_port", libc::ENODEV),
-        ("modify_qp", libc::EIO),
-        ("poll_cq", libc::EIO),
+        (Verb::CreateQp, libc::EIO),
+        (Verb::QueryPort, libc::ENODEV),
+        (Verb::ModifyQp, libc::EIO),
+        (Verb::PollCq, libc::EIO),
     ];
     for (verb, errno) in faults {
         let Pair { one, mut two, domain, device } = Pair::new();
-        device.fail(verb).errno(errno).always();
+        device.fail_always(verb, errno);
         let failed = one.reset().unwrap_err();
         let kind = failed.error.kind();
         assert_eq!((failed.error.raw_os_error(), kind == ErrorKind::Resource), (errno, false));
-        device.clear_faults();
+        device.clear_failures();
         let mut one = failed.object;
-        assert_eq!(one.send(&()).unwrap_err(), TransportError::Stopped, "{verb}");
+        assert_eq!(one.send(&()).unwrap_err(), TransportError::Stopped, "{verb:?}");
         let (again, other) = (one.reset().unwrap(), two.reset().unwrap());
         let (to_one, to_two) = (again.endpoint(), other.endpoint());
         one = again.handshake(to_two).unwrap();
         two = other.handshake(to_one).unwrap();
         let mut pair = Pair { one, two, domain, device };
-        assert_eq!(pair.device.live(Kind::QueuePair), 2, "{verb}");
+        assert_eq!(pair.device.live_objects().queue_pairs, 2, "{verb:?}");
         pair.exchange();
         pair.finish();
     }
@@ -73,14 +74,18 @@ fn a_reset_that_fails_gives_the_channel_back() {
 #[test]
 fn an_old_queue_pair_that_cannot_be_destroyed_is_an_error() {
     let Pair { one, two, domain, device } = Pair::new();
-    device.fail("destroy_qp").errno(libc::EIO).times(1);
+    device.fail_next(Verb::DestroyQp, libc::EIO);
     let failed = one.reset().unwrap_err();
     assert_eq!(failed.error.raw_os_error(), libc::EIO);
-    assert_eq!(device.live(Kind::QueuePair), 3, "the leaked one, the new one, and the other's");
+    assert_eq!(
+        device.live_objects().queue_pairs,
+        3,
+        "the leaked one, the new one, and the other's"
+    );
     drop(failed);
-    assert_eq!(device.live(Kind::QueuePair), 2);
+    assert_eq!(device.live_objects().queue_pairs, 2);
     drop(two);
-    assert_eq!(device.live(Kind::QueuePair), 1);
+    assert_eq!(device.live_objects().queue_pairs, 1);
     drop(domain);
 }
 
@@ -88,11 +93,12 @@ fn an_old_queue_pair_that_cannot_be_destroyed_is_an_error() {
 #[test]
 fn a_handshake_that_fails_gives_the_channel_back() {
     for step in 0..3 {
-        let device = FunctionDevice::model();
+        let device = Software::new();
         let domain = domain(&device);
         let (one, two) = (builder(&domain).build().unwrap(), builder(&domain).build().unwrap());
         let (to_one, to_two) = (one.endpoint(), two.endpoint());
-        device.fail("modify_qp").errno(libc::ENETUNREACH).skip(step).times(1);
+        device.let_pass(Verb::ModifyQp, step);
+        device.fail_next(Verb::ModifyQp, libc::ENETUNREACH);
         let failed = one.handshake(to_two).unwrap_err();
         assert_eq!(failed.error.raw_os_error(), libc::ENETUNREACH);
         assert_eq!(failed.object.endpoint(), to_one, "the peer may have it already");
@@ -106,14 +112,15 @@ fn a_handshake_that_fails_gives_the_channel_back() {
 /// The queue pair cannot even go back to RESET at first: the next attempt does that too.
 #[test]
 fn a_handshake_can_fail_twice() {
-    let device = FunctionDevice::model();
+    let device = Software::new();
     let domain = domain(&device);
     let (one, two) = (builder(&domain).build().unwrap(), builder(&domain).build().unwrap());
     let (to_one, to_two) = (one.endpoint(), two.endpoint());
-    device.fail("modify_qp").errno(libc::EAGAIN).skip(1).always();
+    device.let_pass(Verb::ModifyQp, 1);
+    device.fail_always(Verb::ModifyQp, libc::EAGAIN);
     let one = one.handshake(to_two).unwrap_err().object;
     let one = one.handshake(to_two).unwrap_err().object;
-    device.clear_faults();
+    device.clear_failures();
     let one = one.handshake(to_two).unwrap();
     let mut pair = Pair { one, two: two.handshake(to_one).unwrap(), domain, device };
     pair.exchange();
@@ -144,7 +151,7 @@ fn the_question_mark_keeps_the_reason() {
     }
     let failing = || {
         let Pair { one, device, .. } = Pair::new();
-        device.fail("modify_qp").errno(libc::ENODEV).times(1);
+        device.fail_next(Verb::ModifyQp, libc::ENODEV);
         one
     };
     let expected = plain(failing()).unwrap_err();
@@ -159,7 +166,7 @@ fn the_question_mark_keeps_the_reason() {
 
 #[test]
 fn channels_on_a_shared_queue_find_their_completions_after_a_reset() {
-    let device = ibverbs_function_device::FunctionDevice::model();
+    let device = Software::new();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = Arc::new(SharedCompletionQueue::new(&context, 64).unwrap());

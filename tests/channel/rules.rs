@@ -4,7 +4,7 @@
 use ibverbs::{ScopeError, TransportError, ffi};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
-use crate::pair::{Pair, outstanding, peek, queue};
+use crate::pair::{ModelPair as Pair, outstanding, peek, queue};
 
 fn is_poll_error(error: TransportError) -> bool {
     matches!(error, TransportError::Verbs(error) if error.verb() == "ibv_poll_cq")

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ibverbs::{ScopeError, TransportError, ffi};
 use ibverbs_function_device::{FunctionDevice, Kind};
 
-use crate::pair::{Pair, builder, connect, domain, outstanding, queue, soon};
+use crate::pair::{ModelPair as Pair, builder, connect, domain, outstanding, queue, soon};
 
 /// Leaves a receive in flight in a scope that has to stop the channel.
 fn force(pair: &mut Pair) -> Result<(), ScopeError<&'static str>> {

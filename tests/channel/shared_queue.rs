@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ibverbs::{Channel, CompletionQueue, ErrorKind, SharedCompletionQueue, TransportError, ffi};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
-use crate::pair::{Pair, builder, connect, domain, outstanding, soon};
+use crate::pair::{ModelPair as Pair, builder, connect, domain, outstanding, soon};
 
 /// Two channels, connected to each other, on one queue.
 struct Sharing {

@@ -8,33 +8,33 @@ use ibverbs::{
     CompletionQueue, ErrorKind, ProtectionDomain, SharedCompletionQueue, SharedMemoryRegion,
     TransportError,
 };
-use ibverbs_function_device::{FunctionDevice, Progress};
+use ibverbs_software::Verb;
 
 use crate::pair::{ALL, Pair, builder, connect, outstanding, soon};
+use crate::software::Software;
 
 fn sleeping(polls: u32) -> Pair {
-    let device = FunctionDevice::model();
-    // What is posted is executed, and wakes the thread that sleeps.
-    device.progress(Progress::OnPost);
-    Pair::with(device, |builder| builder.sleep_after(polls))
+    Pair::with(Software::on_sockets(), |builder| builder.sleep_after(polls))
 }
 
 #[test]
 fn a_receive_sleeps_until_the_message_is_there() {
     for polls in [0, 1, 100] {
         let mut pair = sleeping(polls);
-        let before = pair.device.calls("poll_cq");
+        let (before, start) = (pair.device.calls(Verb::PollCq), Instant::now());
         let (one, two, device) = (&mut pair.one, &mut pair.two, &pair.device);
         thread::scope(|threads| {
             threads.spawn(|| {
-                thread::sleep(Duration::from_millis(100));
+                while device.calls(Verb::ReqNotifyCq) == 0 {
+                    assert!(start.elapsed() < Duration::from_secs(60), "it never slept");
+                    thread::yield_now();
+                }
                 one.send_with_immediate(&(), 9).unwrap();
             });
             assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(9));
         });
-        let polled = device.calls("poll_cq") - before;
+        let polled = device.calls(Verb::PollCq) - before;
         assert!(polled < u64::from(polls) + 50, "it slept: {polled} polls");
-        assert!(device.calls("req_notify_cq") >= 1);
         pair.exchange();
         pair.finish();
     }
@@ -80,7 +80,7 @@ fn a_scope_sleeps_too() {
 #[test]
 fn a_device_that_cannot_be_armed_is_an_error_with_nothing_in_flight() {
     let mut pair = sleeping(0);
-    pair.device.fail("req_notify_cq").errno(libc::EIO).always();
+    pair.device.fail_always(Verb::ReqNotifyCq, libc::EIO);
     let error = pair.one.receive(&mut ()).unwrap_err();
     assert!(
         matches!(error, TransportError::Verbs(e) if e.verb() == "ibv_req_notify_cq"),
@@ -92,8 +92,7 @@ fn a_device_that_cannot_be_armed_is_an_error_with_nothing_in_flight() {
 
 #[test]
 fn channels_that_share_a_queue_wake_each_other() {
-    let device = FunctionDevice::model();
-    device.progress(Progress::OnPost);
+    let device = Software::on_sockets();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = CompletionQueue::builder(&context, 32).own_channel().build().unwrap();
@@ -119,8 +118,7 @@ fn channels_that_share_a_queue_wake_each_other() {
 /// Completions that are in the queue when it is armed raise no event.
 #[test]
 fn nobody_sleeps_while_its_completion_is_behind_many_others() {
-    let device = FunctionDevice::model();
-    device.progress(Progress::OnPost);
+    let device = Software::on_sockets();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = CompletionQueue::builder(&context, 128).own_channel().build().unwrap();
@@ -144,7 +142,7 @@ fn nobody_sleeps_while_its_completion_is_behind_many_others() {
 
 #[test]
 fn a_queue_that_wakes_for_solicited_completions_only_is_nothing_to_sleep_on() {
-    let device = FunctionDevice::model();
+    let device = Software::on_sockets();
     let context = Arc::new(device.context());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = CompletionQueue::builder(&context, 64).own_channel().solicited_only();

@@ -1,9 +1,10 @@
 //! Unpolled operations, which the program polls by hand.
 
 use ibverbs::{ChannelClosed, TransportError, WorkErrorClass, WorkOpcode};
-use ibverbs_function_device::{FunctionDevice, Kind, Progress};
+use ibverbs_software::Verb;
 
-use crate::pair::{Pair, outstanding, queue, soon};
+use crate::pair::{Pair, outstanding, soon};
+use crate::software::Software;
 
 #[test]
 fn work_outlives_scopes_and_blocking_calls() {
@@ -140,11 +141,11 @@ fn a_failed_poll_leaves_work_in_flight() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
     let mut work = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
-    pair.device.fail("poll_cq").errno(libc::EIO).times(1);
+    pair.device.fail_next(Verb::PollCq, libc::EIO);
     assert!(matches!(work.poll(&mut pair.one), Some(Err(TransportError::Verbs(_)))));
     assert!(work.poll(&mut pair.one).is_none());
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 1));
-    pair.device.fail("poll_cq").errno(libc::EIO).times(1);
+    pair.device.fail_next(Verb::PollCq, libc::EIO);
     assert!(matches!(work.wait(&mut pair.one), Err(TransportError::Verbs(_))));
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
     pair.finish();
@@ -174,9 +175,7 @@ fn a_stopped_channel_has_flushed_its_work() {
 
 #[test]
 fn the_queue_is_full_for_all_alike() {
-    let device = FunctionDevice::model();
-    device.progress(Progress::Manual);
-    let mut pair = Pair::with(device, |builder| builder);
+    let mut pair = Pair::with(Software::manual(), |builder| builder);
     // SAFETY: there is no memory.
     let work: Vec<_> = (0..4).map(|_| unsafe { pair.one.receive_unpolled(&mut ()) }).collect();
     // SAFETY: there is no memory.
@@ -185,7 +184,7 @@ fn the_queue_is_full_for_all_alike() {
     assert_eq!(pair.one.receive(&mut ()).unwrap_err(), TransportError::QueueFull);
     let scoped = pair.one.scope(|s| s.post_receive(()).map(drop));
     assert_eq!(TransportError::from(scoped.unwrap_err()), TransportError::QueueFull);
-    assert_eq!(pair.device.calls("post_recv"), 4);
+    assert_eq!(pair.device.calls(Verb::PostRecv), 4);
     drop(work);
     let Pair { one, two, domain, device } = pair;
     assert_eq!(one.close().unwrap(), ChannelClosed::Flushed(4));
@@ -205,13 +204,13 @@ fn closing_says_what_became_of_the_work() {
     let Pair { one, two, domain, device } = pair;
     // Both have arrived, whether or not the program asked.
     assert_eq!(two.close().unwrap(), ChannelClosed::Drained);
-    device.fail("destroy_qp").errno(libc::EBUSY).times(1);
+    device.fail_next(Verb::DestroyQp, libc::EBUSY);
     assert_eq!(one.close().unwrap_err().raw_os_error(), libc::EBUSY);
     drop(domain);
     // The destroy verb is called once for each. The parents of the leaked one are leaked too.
-    let calls = ["destroy_qp", "destroy_cq", "dealloc_pd", "free_context"];
-    assert_eq!(calls.map(|verb| device.calls(verb)), [2, 1, 0, 0]);
-    assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+    let calls = [Verb::DestroyQp, Verb::DestroyCq, Verb::DeallocPd];
+    assert_eq!(calls.map(|verb| device.calls(verb)), [2, 1, 0]);
+    assert_eq!((device.live_objects().contexts, device.early_deregistrations()), (1, 0));
 }
 
 #[test]
@@ -221,12 +220,12 @@ fn dropping_a_channel_ends_its_work() {
     // SAFETY: the region outlives the channel.
     drop(unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..).unwrap()) }.unwrap());
     // The reset succeeds, and the destroy verb fails, so the queue pair is leaked.
-    pair.device.fail("destroy_qp").errno(libc::EBUSY).times(1);
-    let (number, completions) = (pair.one.number(), queue(&pair.one));
+    pair.device.fail_next(Verb::DestroyQp, libc::EBUSY);
+    let number = pair.one.number();
     drop(pair.one);
-    assert_eq!(pair.device.outstanding(number), (0, 0));
-    assert_eq!(pair.device.held(completions), 0);
+    assert_eq!(pair.device.outstanding(number), Some((0, 0)));
     drop(region);
-    assert_eq!(pair.device.violations().0, 0, "{}", pair.device.violations().1);
-    assert_eq!((pair.device.live(Kind::MemoryRegion), pair.device.calls("destroy_qp")), (0, 1));
+    assert_eq!(pair.device.early_deregistrations(), 0);
+    assert_eq!(pair.device.live_objects().memory_regions, 0);
+    assert_eq!(pair.device.calls(Verb::DestroyQp), 1);
 }

@@ -1,7 +1,9 @@
-//! Connecting over TCP and other streams, on a device made of functions: either both sides are ready, or both
+//! Connecting over TCP and other streams, on a device of software: either both sides are ready, or both
 //! get an error; also with peers that violate the protocol.
 
 mod hostile;
+#[path = "../support/software.rs"]
+mod software;
 mod streams;
 mod tcp;
 
@@ -14,12 +16,12 @@ use ibverbs::{
     Channel, ChannelBuilder, ExchangeError, MaxRnrRetries, MemoryRegion, PreparedChannel,
     ProtectionDomain,
 };
-use ibverbs_function_device::{FunctionDevice, Kind};
+use software::Software;
 
 /// A device with a domain. The tests take turns: they count what the process has open.
 struct Rig {
     domain: Arc<ProtectionDomain<'static>>,
-    device: FunctionDevice,
+    device: Software,
     files: usize,
     _turn: MutexGuard<'static, ()>,
 }
@@ -28,7 +30,7 @@ impl Rig {
     fn new() -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let device = FunctionDevice::model();
+        let device = Software::new();
         let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).unwrap());
         let rig = Self { domain, device, files: 0, _turn: turn };
         // Open what is opened once per process, such as by the first channel, so that it is not counted as a
@@ -40,7 +42,7 @@ impl Rig {
     fn builder(&self) -> ChannelBuilder<'static> {
         Channel::builder(&self.domain)
             .max_inline_data(64)
-            // The device counts polls, not time, so a send waits without limit for its receive.
+            // Virtual time flies while a thread polls, so a send waits without limit for its receive.
             .max_rnr_retries(MaxRnrRetries::UNLIMITED)
             .settle_timeout(Duration::from_millis(50))
     }
@@ -52,8 +54,8 @@ impl Rig {
     /// No connection has left anything behind: neither queue pairs nor files.
     #[track_caller]
     fn assert_nothing_left(&self) {
-        let live = [Kind::QueuePair, Kind::CompletionQueue].map(|kind| self.device.live(kind));
-        assert_eq!(live, [0, 0], "queue pairs and completion queues");
+        let live = self.device.live_objects();
+        assert_eq!((live.queue_pairs, live.completion_queues), (0, 0));
         assert_eq!(open_files(), self.files, "open files");
     }
 

@@ -7,6 +7,7 @@ use ibverbs::{
     AccessFlags, BufferPool, CompletionQueue, ErrorKind, MAX_PRIVATE_DATA, QueuePair,
     QueuePairState, QueuePairType, peer_has_closed, wait_until_peer_closes,
 };
+use ibverbs_software::Verb;
 
 use super::*;
 
@@ -157,7 +158,7 @@ fn attempts_that_fail_lose_no_channel() {
     assert_eq!([&one, &two].map(|prepared| prepared.endpoint().num()), numbers);
 
     // A verb fails on one side: the other has made its handshake by then.
-    rig.device.fail("modify_qp").errno(libc::ENETUNREACH).times(1);
+    rig.device.fail_next(Verb::ModifyQp, libc::ENETUNREACH);
     let mut streams = tcp_pair();
     let (one, two) = thread::scope(|threads| {
         let client = threads.spawn(|| one.connect_over(&mut streams.0, b"", soon()));
@@ -214,7 +215,8 @@ fn a_queue_pair_survives_attempts_that_fail() {
     let prepared = QueuePair::builder(&rig.domain, &queue, &queue, kind).build().unwrap();
     let endpoint = prepared.endpoint();
     let failed = prepared.connect(free, b"", soon()).unwrap_err();
-    rig.device.fail("modify_qp").errno(libc::ENETUNREACH).skip(1).times(1);
+    rig.device.let_pass(Verb::ModifyQp, 1);
+    rig.device.fail_next(Verb::ModifyQp, libc::ENETUNREACH);
     let failed = failed.object.handshake(endpoint).unwrap_err();
     assert_eq!(failed.error.raw_os_error(), libc::ENETUNREACH);
     assert_eq!(failed.object.endpoint(), endpoint);
@@ -298,13 +300,14 @@ fn a_handshake_that_fails_is_told_to_both() {
         let listener = listener();
         let address = listener.local_addr().unwrap();
         let (one, two) = (rig.prepared(), rig.prepared());
-        rig.device.fail("modify_qp").errno(libc::ENOMEM).skip(step).times(1);
+        rig.device.let_pass(Verb::ModifyQp, step);
+        rig.device.fail_next(Verb::ModifyQp, libc::ENOMEM);
         let (client, server) = thread::scope(|threads| {
             let client = threads.spawn(move || one.connect(address, b"", soon()).map(drop));
             let server = two.accept(&listener, b"", soon()).map(drop);
             (client.join().unwrap(), server)
         });
-        rig.device.clear_faults();
+        rig.device.clear_failures();
         let sides = [error(client), error(server)];
         let verbs = sides.iter().filter(|side| {
             matches!(side, ExchangeError::Verbs(error) if error.kind() == ErrorKind::Resource)

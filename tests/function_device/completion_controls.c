@@ -90,20 +90,6 @@ int device_release_held(struct function_device *dev, struct ibv_cq *ibcq, unsign
 	return error;
 }
 
-int device_drop_held(struct function_device *dev, struct ibv_cq *ibcq)
-{
-	struct device_cq *cq = lock_cq(dev, ibcq);
-	struct device_cqe *cqe;
-
-	if (!cq)
-		return EINVAL;
-	while ((cqe = list_pop(&cq->held, struct device_cqe, entry)))
-		free(cqe);
-	cq->held_count = 0;
-	pthread_mutex_unlock(&dev->lock);
-	return 0;
-}
-
 int device_inject(struct function_device *dev, struct ibv_cq *ibcq, const struct ibv_wc *wc)
 {
 	struct device_cq *cq = lock_cq(dev, ibcq);
@@ -158,17 +144,6 @@ int device_shuffle(struct function_device *dev, struct ibv_cq *ibcq, uint64_t se
 		list_add_tail(&cq->ready, &cqe->entry);
 		cq->ready_count++;
 	}
-	pthread_mutex_unlock(&dev->lock);
-	return 0;
-}
-
-int device_limit_poll(struct function_device *dev, struct ibv_cq *ibcq, unsigned int max)
-{
-	struct device_cq *cq = lock_cq(dev, ibcq);
-
-	if (!cq)
-		return EINVAL;
-	cq->poll_limit = max;
 	pthread_mutex_unlock(&dev->lock);
 	return 0;
 }

@@ -172,8 +172,6 @@ static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
 	if (cq->polling)
 		device_violate(dev, "poll_cq between start_poll and end_poll");
 	check_batches(dev, cq);
-	if (cq->poll_limit && max > (int)cq->poll_limit)
-		max = cq->poll_limit;
 	int error = device_fault(dev, DEVICE_poll_cq);
 	if (error) {
 		errno = error;

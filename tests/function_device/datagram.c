@@ -107,10 +107,6 @@ void device_send_datagram(struct function_device *dev, struct device_qp *qp,
 {
 	struct device_object *obj;
 
-	if (qp->lose) {
-		qp->lose--;
-		return;
-	}
 	uint8_t *packet = malloc(GRH_LENGTH + length);
 	if (!packet)
 		return;
@@ -125,7 +121,7 @@ void device_send_datagram(struct function_device *dev, struct device_qp *qp,
 			struct device_qp *to = container_of(obj, struct device_qp, obj);
 
 			for (uint32_t i = 0; obj->kind == DEVICE_OBJECT_QP && obj->context &&
-					     i < to->mcast_count && !dev->link_down; i++)
+					     i < to->mcast_count; i++)
 				if (!memcmp(&to->mcast[i], &wqe->ah.grh.dgid, 16))
 					deliver(dev, qp, wqe, to, packet, length);
 		}

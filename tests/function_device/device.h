@@ -7,7 +7,7 @@
  * DEVICE_LEAN   a post pushes its completion into a ring, a poll pops it. Nothing is locked, nothing is
  *           copied, nothing is checked but the ring's own bounds: for counting instructions.
  *           One thread at a time.
- * DEVICE_MODEL  a model of an RDMA device: RC, UC, UD and XRC queue pairs of one device reach each other
+ * DEVICE_MODEL  a model of an RDMA device, for what the software device (crate ibverbs-software) does not show: RC, UC, UD and XRC queue pairs of one device reach each other
  *           and really move bytes, at a moment that the test controls, with keys, bounds, access
  *           flags, states and retries checked as hardware checks them. Every fault can be injected.
  *           Thread-safe.
@@ -84,10 +84,6 @@ int device_pause(struct function_device *device, uint32_t qp_num, bool paused);
 /* The number of work requests that the device still owns: not executed, or not yet polled. */
 int device_outstanding(struct function_device *device, uint32_t qp_num, uint32_t *sends,
 		       uint32_t *receives);
-/* Every packet is lost while the link is down; the port's state changes, no event is raised. */
-void device_set_link(struct function_device *device, bool up);
-/* Loses the next count messages that the queue pair sends. */
-int device_lose(struct function_device *device, uint32_t qp_num, unsigned int count);
 /*
  * With a stale translation, memory is reached through the pointer seen when the request was posted,
  * even if the region was deregistered since: what DMA in flight does. Off by default: then such a
@@ -111,14 +107,10 @@ int device_hold_completions(struct function_device *device, struct ibv_cq *cq, u
 int device_held(struct function_device *device, struct ibv_cq *cq, unsigned int *count);
 /* Lets out the held completion at index (oldest is 0), or all of them in order: UINT_MAX. */
 int device_release_held(struct function_device *device, struct ibv_cq *cq, unsigned int index);
-/* Drops all held completions: they never arrive. */
-int device_drop_held(struct function_device *device, struct ibv_cq *cq);
 /* Puts in a completion as it is, whatever it says. */
 int device_inject(struct function_device *device, struct ibv_cq *cq, const struct ibv_wc *wc);
 /* Mixes the queue, keeping the order within each queue pair's sends and within its receives. */
 int device_shuffle(struct function_device *device, struct ibv_cq *cq, uint64_t seed);
-/* Each poll returns at most this many completions (0: no limit). */
-int device_limit_poll(struct function_device *device, struct ibv_cq *cq, unsigned int max);
 /* What a failing poll_cq returns; -1 by default, mlx5 has -2. */
 void device_set_poll_error(struct function_device *device, int value);
 

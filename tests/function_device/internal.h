@@ -206,7 +206,6 @@ struct device_cq {
 	uint32_t ready_count, held_count, capacity;
 	bool hold_all, overrun, polling;
 	pthread_t poller; /* the thread that polls, while polling */
-	uint32_t poll_limit;
 	struct device_cqe *current; /* between start_poll and end_poll */
 	uint32_t events_reported, async_reported;
 };
@@ -229,7 +228,6 @@ struct device_qp {
 	pthread_t builder; /* the thread that builds the batch, while it is open */
 	uint32_t send_used, recv_used; /* slots not given back yet */
 	uint32_t unreported; /* slots of executed unsignalled sends, given back with the next one */
-	uint32_t lose;
 	uint32_t send_psn, recv_psn; /* count messages here, packets in hardware */
 	bool paused, hold;
 	bool executing; /* the first of sends: flushing waits until it is finished */
@@ -275,7 +273,7 @@ struct function_device {
 	bool hold_readers;
 	unsigned int readers; /* that are held between the read of an event and its acknowledgement */
 	pthread_cond_t released;
-	bool fatal, removed, link_down, stale_translation, keep_stale;
+	bool fatal, removed, stale_translation, keep_stale;
 	int poll_error;
 	struct ibv_port_attr port[DEVICE_MAX_PORTS];
 	struct device_gid gid[DEVICE_MAX_PORTS][DEVICE_GIDS];

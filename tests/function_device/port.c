@@ -256,17 +256,6 @@ int device_get_port(struct function_device *dev, uint32_t port, struct ibv_port_
 	return 0;
 }
 
-void device_set_link(struct function_device *dev, bool up)
-{
-	pthread_mutex_lock(&dev->lock);
-	dev->link_down = !up;
-	for (uint32_t i = 0; i < dev->opt.ports; i++) {
-		dev->port[i].state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-		dev->port[i].phys_state = up ? 5 : 3;
-	}
-	pthread_mutex_unlock(&dev->lock);
-}
-
 const struct verbs_context_ops device_port_ops = {
 	.async_event = async_event,
 	.query_device_ex = query_device_ex,

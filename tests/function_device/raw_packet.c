@@ -163,12 +163,8 @@ void device_send_frame(struct function_device *dev, struct device_qp *from, cons
 	struct device_flow *best = NULL;
 	struct device_object *obj;
 
-	if (length < ETHERNET || dev->link_down)
+	if (length < ETHERNET)
 		return;
-	if (from->lose) {
-		from->lose--;
-		return;
-	}
 	/* Sniffers see everything; the others in the order of their kinds, then of their priorities. */
 	list_for_each(&dev->objects, obj, entry) {
 		struct device_flow *flow = container_of(obj, struct device_flow, obj);

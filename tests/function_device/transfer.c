@@ -5,8 +5,6 @@ enum outcome { FINISHED, WAITING };
 
 bool device_reachable(struct function_device *dev, const struct ibv_ah_attr *av)
 {
-	if (dev->link_down)
-		return false;
 	for (uint32_t port = 0; port < dev->opt.ports; port++) {
 		if (!av->is_global) {
 			if (dev->port[port].lid == av->dlid)
@@ -305,12 +303,6 @@ static enum outcome transfer(struct function_device *dev, struct device_qp *qp,
 		return finish(dev, qp, wqe, IBV_WC_LOC_QP_OP_ERR);
 
 	struct device_qp *peer = find_peer(dev, qp);
-	if (qp->lose) {
-		/* A reliable message is sent again, and each time may be lost again. */
-		if (attempt || qp->vqp.qp.qp_type == IBV_QPT_UC)
-			qp->lose--;
-		peer = NULL;
-	}
 	if (!peer)
 		return lost(dev, qp, wqe, attempt);
 	if (needs_receive(opcode)) {
@@ -415,16 +407,6 @@ int device_pause(struct function_device *dev, uint32_t qp_num, bool paused)
 	struct device_qp *qp = device_find_qp(dev, qp_num);
 	if (qp)
 		qp->paused = paused;
-	pthread_mutex_unlock(&dev->lock);
-	return qp ? 0 : EINVAL;
-}
-
-int device_lose(struct function_device *dev, uint32_t qp_num, unsigned int count)
-{
-	pthread_mutex_lock(&dev->lock);
-	struct device_qp *qp = device_find_qp(dev, qp_num);
-	if (qp)
-		qp->lose = count;
 	pthread_mutex_unlock(&dev->lock);
 	return qp ? 0 : EINVAL;
 }

@@ -114,8 +114,9 @@ fn held_completions_arrive_when_told() {
     rig.b.receive(9, 0, 1);
     rig.device.break_qp(rig.b.number());
     assert_eq!(rig.device.held(rig.b.cq), 1);
-    rig.device.drop_held(rig.b.cq);
     assert!(rig.b.poll().is_empty());
+    rig.device.release_all(rig.b.cq);
+    assert_eq!(rig.b.one().wr_id, 9);
     rig.finish();
 }
 
@@ -164,19 +165,6 @@ fn anything_can_be_injected() {
 }
 
 #[test]
-fn polls_can_be_short() {
-    let rig = Rig::rc();
-    for _ in 0..5 {
-        rig.device.inject(rig.a.cq, &ibv_wc::default());
-    }
-    rig.device.limit_poll(rig.a.cq, 2);
-    assert_eq!(rig.a.poll().len(), 2);
-    assert_eq!(rig.a.poll().len(), 2);
-    assert_eq!(rig.a.poll().len(), 1);
-    rig.finish();
-}
-
-#[test]
 fn a_region_deregistered_too_early() {
     let mut rig = Rig::rc();
     rig.b.receive(1, 0, 8);
@@ -220,19 +208,6 @@ fn numbers_come_again() {
     device.next_qp_num(0x42);
     let rig = Rig::new(device, ibv_qp_type::IBV_QPT_RC, null_mut());
     assert_eq!(rig.a.number(), 0x42);
-    rig.finish();
-}
-
-#[test]
-fn the_link_goes_down_and_up() {
-    let rig = Rig::rc();
-    rig.b.receive(1, 0, 1);
-    rig.device.link(false);
-    rig.a.send(2, 0, 1);
-    assert_eq!(rig.device.run(), 0);
-    rig.device.link(true);
-    assert_eq!(rig.device.run(), 1);
-    assert_eq!(rig.a.one().status, ibv_wc_status::IBV_WC_SUCCESS);
     rig.finish();
 }
 

@@ -148,23 +148,6 @@ impl FunctionDevice {
         (sends, receives)
     }
 
-    /// Link down: every message is lost and the ports say so; no event is raised by itself.
-    pub fn link(&self, up: bool) {
-        // SAFETY: the handle is valid.
-        unsafe { raw::device_set_link(self.as_raw(), up) }
-    }
-
-    /// Loses the next messages that a queue pair sends; a reliable one spends retries on it.
-    ///
-    /// # Panics
-    ///
-    /// When the device has no such queue pair.
-    #[track_caller]
-    pub fn lose(&self, qp_num: u32, messages: u32) {
-        // SAFETY: the handle is valid.
-        known(unsafe { raw::device_lose(self.as_raw(), qp_num, messages) }, "queue pair");
-    }
-
     /// The queue pair fails by itself: it is in ERR, and its requests flush.
     ///
     /// # Panics
@@ -248,13 +231,6 @@ impl FunctionDevice {
         known(unsafe { raw::device_release_held(self.as_raw(), cq, u32::MAX) }, "completion queue");
     }
 
-    /// Drops all held completions: they never arrive.
-    #[track_caller]
-    pub fn drop_held(&self, cq: *mut ffi::ibv_cq) {
-        // SAFETY: as in `hold_completions`.
-        known(unsafe { raw::device_drop_held(self.as_raw(), cq) }, "completion queue");
-    }
-
     /// Puts in a completion as it is, whatever it says.
     #[track_caller]
     pub fn inject(&self, cq: *mut ffi::ibv_cq, completion: &ffi::ibv_wc) {
@@ -268,13 +244,6 @@ impl FunctionDevice {
     pub fn shuffle(&self, cq: *mut ffi::ibv_cq, seed: u64) {
         // SAFETY: as in `hold_completions`.
         known(unsafe { raw::device_shuffle(self.as_raw(), cq, seed) }, "completion queue");
-    }
-
-    /// A poll returns at most `max` completions, however many it asks for; 0 for no limit.
-    #[track_caller]
-    pub fn limit_poll(&self, cq: *mut ffi::ibv_cq, max: u32) {
-        // SAFETY: as in `hold_completions`.
-        known(unsafe { raw::device_limit_poll(self.as_raw(), cq, max) }, "completion queue");
     }
 }
 

@@ -1,6 +1,6 @@
 //! An RDMA device made of functions, for tests and benchmarks: no hardware, no kernel driver, no
 //! privileges. It is opened through the real, statically linked libibverbs, so the tested code takes
-//! the same path as on hardware.
+//! the same path as on hardware. Tests use it for what the software device does not show: `docs/design.md` has the list.
 //!
 //! There are two kinds:
 //!
@@ -40,7 +40,7 @@
 //!
 //! Between execution and poll, completions can be [held](FunctionDevice::hold_completions) and
 //! [released](FunctionDevice::release) one by one, [shuffled](FunctionDevice::shuffle) (within what
-//! hardware may do), [dropped](FunctionDevice::drop_held), or [made up](FunctionDevice::inject). A failed
+//! hardware may do), or [made up](FunctionDevice::inject). A failed
 //! completion has garbage in all fields that the standard leaves undefined.
 //!
 //! # Faults
