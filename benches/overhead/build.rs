@@ -6,6 +6,7 @@ use std::process::{Command, exit};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=callgrind.c");
     println!("cargo::rerun-if-changed=contenders.c");
     println!("cargo::rerun-if-changed=contenders.h");
     println!("cargo::rerun-if-env-changed=OVERHEAD_CC");
@@ -23,6 +24,7 @@ fn main() {
     println!("cargo::rustc-env=OVERHEAD_CC={}", version.lines().next().unwrap_or(&compiler));
     cc::Build::new()
         .compiler(Path::new(&compiler))
+        .file("callgrind.c")
         .file("contenders.c")
         .include(include)
         .opt_level(2)

@@ -13,7 +13,14 @@ struct handles {
 	uint64_t remote_address; /* the same of the peer's */
 	uint32_t lkey;
 	uint32_t rkey;
+	int epoll; /* -1 unless made for events: with the channel's file */
 };
+
+/* An epoll instance with one file; -1: it failed. */
+int epoll_of(int file);
+
+/* Sleeps until the file is readable; -1: it failed. */
+int sleep_in(int epoll);
 
 /* Does this many operations. Returns the sum of all wr_id that completed, or -1. */
 typedef int64_t contender(struct handles *h, uint64_t operations);
@@ -22,6 +29,6 @@ typedef int64_t contender(struct handles *h, uint64_t operations);
 contender c_plain_w1, c_plain_w2, c_plain_w3, c_plain_w4, c_plain_w5, c_plain_w5_ex;
 contender c_plain_w7, c_plain_w8;
 contender c_tuned_w1, c_tuned_w2, c_tuned_w3, c_tuned_w4, c_tuned_w5, c_tuned_w5_ex;
-contender c_tuned_w7, c_tuned_w8;
+contender c_tuned_w7, c_tuned_w8, c_tuned_w13;
 
 #endif

@@ -1,5 +1,7 @@
 //! The contenders in C: `contenders.c`.
 
+use std::ffi::c_int;
+use std::os::fd::AsRawFd;
 use std::ptr::{NonNull, null_mut};
 
 use ibverbs::ffi;
@@ -17,6 +19,7 @@ pub(crate) struct Handles {
     remote_address: u64,
     lkey: u32,
     rkey: u32,
+    epoll: c_int,
 }
 
 impl Handles {
@@ -32,6 +35,7 @@ impl Handles {
             remote_address: remote.address(),
             lkey: rig.region.lkey(),
             rkey: remote.rkey(),
+            epoll: rig.epoll.as_ref().map_or(-1, |epoll| epoll.as_raw_fd()),
         }
     }
 }
@@ -47,4 +51,4 @@ macro_rules! contenders {
 contenders!(c_plain_w1 c_plain_w2 c_plain_w3 c_plain_w4 c_plain_w5 c_plain_w5_ex);
 contenders!(c_plain_w7 c_plain_w8);
 contenders!(c_tuned_w1 c_tuned_w2 c_tuned_w3 c_tuned_w4 c_tuned_w5 c_tuned_w5_ex);
-contenders!(c_tuned_w7 c_tuned_w8);
+contenders!(c_tuned_w7 c_tuned_w8 c_tuned_w13);

@@ -1,13 +1,13 @@
 //! The list of contenders.
 
 use crate::channel::{ChannelRig, SharedRig};
-use crate::reactor::ReactorRig;
+use crate::reactor::{ReactorRig, SleepingRig};
 use crate::rig::{LENGTH, Rig};
 use crate::{c, channel, events, prepared, reactor, verbs};
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W12`, `W5x` for the extended interface.
+    /// `W1` to `W13`, `W5x` for the extended interface.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -123,5 +123,7 @@ pub(crate) fn contenders() -> Vec<Contender> {
         ours!("W12", "futures, 100 channels", Bytes, ReactorRig::new(100), reactor::sends),
         ours!("W12", "futures, 1000 channels", Bytes, ReactorRig::new(1000), reactor::sends),
         ours!("W12", "futures, 10000 channels", Bytes, ReactorRig::new(10_000), reactor::sends),
+        in_c!("W13", "C tuned", 1, Rig::with_events(), c_tuned_w13),
+        ours!("W13", "futures", Bytes, SleepingRig::new(), reactor::sends_asleep),
     ]
 }

@@ -48,6 +48,11 @@ fn main() -> ExitCode {
     }
 }
 
+unsafe extern "C" {
+    /// Whether callgrind counts, which takes it much longer than only to run the program.
+    safe fn overhead_count(on: bool);
+}
+
 /// Callgrind ends one section and begins the next at this function.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -63,6 +68,7 @@ fn run(operations: u64, only: &[&str]) -> Result<(), String> {
             continue;
         }
         let mut body = (contender.make)();
+        overhead_count(true);
         for operations in [2 * operations, operations, 2 * operations] {
             println!("{section}\t{}\t{}\t{operations}", contender.workload, contender.layer);
             overhead_section(section);
@@ -81,6 +87,7 @@ fn run(operations: u64, only: &[&str]) -> Result<(), String> {
                 ));
             }
         }
+        overhead_count(false);
     }
     Ok(())
 }

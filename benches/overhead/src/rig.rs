@@ -1,5 +1,7 @@
 //! The objects that contenders use: a queue pair on the lean device, made through the crate, also for C.
 
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use ibverbs::{
@@ -24,6 +26,8 @@ pub(crate) struct Rig {
     pub(crate) region: MemoryRegion<'static, u8>,
     /// The channel of the queue's events, if it has one.
     pub(crate) channel: Option<Arc<CompletionChannel<'static>>>,
+    /// Sleeps until the channel has an event.
+    pub(crate) epoll: Option<OwnedFd>,
     pub(crate) shared: SharedMemoryRegion<'static, u8>,
 }
 
@@ -75,7 +79,8 @@ impl Rig {
         let region = MemoryRegion::new(&domain, WINDOW * LENGTH).expect("a region");
         let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         let shared = SharedMemoryRegion::new(&domain, LENGTH, access).expect("a shared region");
-        Self { queue_pair, queue, region, channel, shared }
+        let epoll = channel.as_ref().map(|channel| epoll_of(channel.as_fd()));
+        Self { queue_pair, queue, region, channel, epoll, shared }
     }
 
     pub(crate) fn remote(&self) -> RemoteMemoryRegion {
@@ -86,4 +91,22 @@ impl Rig {
 /// A context of a lean device; it keeps the device.
 pub(crate) fn context() -> Arc<Context<'static>> {
     Arc::new(FunctionDevice::lean().context())
+}
+
+/// What `epoll_of` and `sleep_in` of `contenders.h` do, which the contenders in C use too.
+pub(crate) fn epoll_of(file: BorrowedFd<'_>) -> OwnedFd {
+    unsafe extern "C" {
+        safe fn epoll_of(file: c_int) -> c_int;
+    }
+    let epoll = epoll_of(file.as_raw_fd());
+    assert!(epoll >= 0, "epoll");
+    // SAFETY: it was just made, and nobody else has it.
+    unsafe { OwnedFd::from_raw_fd(epoll) }
+}
+
+pub(crate) fn sleep_in(epoll: &OwnedFd) {
+    unsafe extern "C" {
+        safe fn sleep_in(epoll: c_int) -> c_int;
+    }
+    assert_eq!(sleep_in(epoll.as_raw_fd()), 0, "epoll");
 }

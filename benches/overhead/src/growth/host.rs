@@ -11,8 +11,9 @@ use ibverbs::{
     QueuePair, QueuePairType, SendWorkRequest, WorkCompletion,
 };
 
-use crate::rig::{LENGTH, context};
-use crate::{allocator, connection, doublings, point, queue_pairs};
+use crate::reactor::{ReactorRig, sends};
+use crate::rig::{LENGTH, WINDOW, context};
+use crate::{allocator, connection, doublings, point, queue_pairs, steps};
 
 /// How often each is measured. Those that are compared take turns, so that other work of the machine at some
 /// moment does not fall on one of them alone.
@@ -21,6 +22,7 @@ const ROUNDS: usize = 101;
 pub(crate) fn measure() -> Result<(), Box<dyn Error>> {
     poll()?;
     outstanding()?;
+    channels()?;
     connections()
 }
 
@@ -189,6 +191,51 @@ fn outstanding() -> Result<(), Box<dyn Error>> {
         Ok::<_, ibverbs::TransportError>(())
     })?;
     by_scope.print("outstanding", "Scope::post_send and wait");
+    Ok(())
+}
+
+/// The cost of a future by the number of channels of its reactor, each of which sends in turn; beside it, sends on as
+/// many queue pairs with one completion queue.
+fn channels() -> Result<(), Box<dyn Error>> {
+    const OPERATIONS: usize = 20_000;
+    const MOST: usize = 10_000;
+    let context = context();
+    let domain = Arc::new(ProtectionDomain::new(&context)?);
+    let region = MemoryRegion::<u8>::new(&domain, MOST * LENGTH)?;
+    let queue = Arc::new(CompletionQueue::new(&context, MOST as u32)?);
+    let pairs = (0..MOST).map(|_| queue_pair(&domain, &queue, 1));
+    let mut pairs = pairs.collect::<Result<Vec<_>, _>>()?;
+    let mut completions = [WorkCompletion::default(); WINDOW];
+    let counts: Vec<_> = steps(MOST).collect();
+    let mut rigs: Vec<_> = counts.iter().map(|&count| ReactorRig::new(count)).collect();
+    let (mut by_pairs, mut by_channels) = (Shortest::default(), Shortest::default());
+    for _ in 0..ROUNDS {
+        for (&count, rig) in counts.iter().zip(&mut rigs) {
+            let start = Instant::now();
+            black_box(sends(rig, OPERATIONS as u64)?);
+            by_channels.note(count, start.elapsed(), OPERATIONS);
+
+            let turns = OPERATIONS.div_ceil(count);
+            let mut sum = 0;
+            let start = Instant::now();
+            for _ in 0..turns {
+                for (place, pair) in pairs[..count].iter_mut().enumerate() {
+                    let message = place * LENGTH..(place + 1) * LENGTH;
+                    // SAFETY: the region lives on, and nobody writes it.
+                    unsafe { pair.post_send(&region, message, place as u64)? };
+                }
+                while let found @ [_, ..] = queue.poll(&mut completions)? {
+                    for completion in found {
+                        sum += completion.result()?.byte_len();
+                    }
+                }
+            }
+            by_pairs.note(count, start.elapsed(), turns * count);
+            black_box(sum);
+        }
+    }
+    by_channels.print("channels", "AsyncChannel::send, on one reactor");
+    by_pairs.print("channels", "QueuePair::post_send, and one queue to poll");
     Ok(())
 }
 

@@ -10,6 +10,9 @@
 mod allocator;
 mod device;
 mod host;
+#[path = "../reactor.rs"]
+#[allow(dead_code, reason = "shared with the contenders")]
+mod reactor;
 #[path = "../rig.rs"]
 #[allow(dead_code, reason = "shared with the contenders")]
 mod rig;

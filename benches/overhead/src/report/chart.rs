@@ -42,6 +42,12 @@ const CHARTS: &[Chart] = &[
         y: ("ns per operation, posted and completed", Scale::Linear),
     },
     Chart {
+        name: "channels",
+        title: "A send on each of many channels in turn, by their number",
+        x: ("channels", Scale::Decades),
+        y: ("ns per send, posted and completed", Scale::Decades),
+    },
+    Chart {
         name: "queue-pair-time",
         title: "Making and connecting one more queue pair, by how many there are",
         x: ("queue pairs", Scale::Decades),

@@ -31,6 +31,7 @@ pub(crate) fn measure(binary: &Path, folder: &Path) -> Result<Vec<Measured>, Str
     option.push(&out);
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--quiet", "--dump-before=overhead_section"].map(OsStr::new))
+        .arg("--instr-atstart=no") // the program says when: src/main.rs
         .args([option.as_os_str(), binary.as_os_str()])
         .args(["run", &OPERATIONS.to_string()])
         .output()
