@@ -20,7 +20,7 @@ impl Tool {
     pub(crate) fn start(command: &str) -> Self {
         let mut words = command.split_whitespace();
         let child = Command::new("timeout")
-            .arg("60")
+            .arg("300")
             .args(&mut words)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -12,8 +12,12 @@ use ibverbs_kv::server;
 use ibverbs_software::Device;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinHandle;
+
+/// Held while a program is started: until that runs, it has a copy of each of this process's sockets, and listens on
+/// those that listen here.
+static STARTING: Mutex<()> = Mutex::const_new(());
 
 struct Server {
     clients: SocketAddr,
@@ -119,11 +123,13 @@ async fn a_client_that_is_killed_hurts_nobody() {
     let mut client = server.client();
     client.put(b"mine", Some(&value(200_000, 1))).await.unwrap();
     for _ in 0..3 {
+        let starting = STARTING.lock().await;
         let mut load = Command::new(env!("CARGO_BIN_EXE_kv"))
             .args(["load", &server.clients.to_string()])
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
+        drop(starting);
         server.until_clients_are(2).await;
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(load.try_wait().unwrap().is_none(), "it works until it is killed");
@@ -141,6 +147,7 @@ async fn a_client_that_is_killed_hurts_nobody() {
 async fn a_client_connects_again_to_a_server_that_was_restarted() {
     // An address of this process alone: elsewhere, another socket may take the port between the two servers.
     let process = std::process::id().to_be_bytes();
+    let starting = STARTING.lock().await;
     let server =
         server_at(&format!("127.{}.{}.{}:0", 64 + process[1] % 64, process[2], process[3])).await;
     let address = server.clients.to_string();
@@ -149,6 +156,7 @@ async fn a_client_connects_again_to_a_server_that_was_restarted() {
     // It waits for the client's session, which is idle.
     server.stop().await;
     let server = server_at(&address).await;
+    drop(starting);
     // The client finds out with the first request that the session is over.
     let lost = tokio::time::timeout(Duration::from_secs(60), client.get(b"key")).await.unwrap();
     assert!(lost.is_err() || lost.unwrap().is_none());
