@@ -1,6 +1,8 @@
 //! Which completion ends which operation: a failed poll ends none, and neither does a completion of another
 //! queue pair.
 
+use std::time::Duration;
+
 use ibverbs::{ScopeError, TransportError, ffi};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -227,6 +229,32 @@ fn what_an_earlier_connection_left_is_not_heeded() {
         });
         assert!(start.elapsed().as_millis() >= 20);
         assert_eq!(late.unwrap_err(), ScopeError::Closure(TransportError::TimedOut));
+        pair = pair.reconnect();
+        pair.exchange();
+    }
+    drop(region);
+    pair.finish();
+}
+
+/// The time that settling may take can pass while the thread has no processor.
+#[test]
+fn a_queue_is_emptied_however_little_time_there_is() {
+    let device = FunctionDevice::model();
+    device.keep_stale_completions(true);
+    let mut pair = Pair::with(device, |builder| builder.settle_timeout(Duration::ZERO));
+    let mut region = pair.region(8, 0);
+    for _ in 0..3 {
+        let (device, completions) = (pair.device.clone(), queue(&pair.one));
+        device.hold_completions(completions, 0, true);
+        let parts = region.slice_mut(..).unwrap().chunks(2).unwrap();
+        let stopped = pair.one.scope(|s| {
+            parts.into_iter().try_for_each(|part| s.post_receive(part).map(std::mem::forget))?;
+            Err::<(), _>(TransportError::TimedOut)
+        });
+        assert_eq!(stopped.unwrap_err(), ScopeError::Closure(TransportError::TimedOut));
+        assert_eq!(device.held(completions), 4);
+        device.hold_completions(completions, 0, false);
+        device.release_all(completions);
         pair = pair.reconnect();
         pair.exchange();
     }
