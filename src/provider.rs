@@ -33,9 +33,10 @@ pub struct Hooks {
     /// Chooses the first packet sequence number of a live queue pair, so that a simulation can repeat
     /// itself. `None`: a random one.
     pub first_psn: unsafe fn(*mut ffi::ibv_qp) -> Option<u32>,
-    /// Called by a thread that is about to sleep until an event file is readable, or the deadline has
-    /// passed. It may let the provider's devices work until then, or return at once.
-    pub before_sleep: fn(c_int, Option<Instant>),
+    /// Called by a thread that is about to sleep until one of the files is readable, or the deadline has
+    /// passed. The last file is that of the events. It may let the provider's devices work until then, or
+    /// return at once.
+    pub before_sleep: fn(&[c_int], Option<Instant>),
 }
 
 static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();

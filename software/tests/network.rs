@@ -393,3 +393,30 @@ fn conditions_change_while_the_network_runs() {
     ping_pong(&network, &domains, &mut channels, 5);
     assert!(network.trace().lost() > 0);
 }
+
+/// A thread that drives the network while it sleeps has two reasons to wake up.
+#[test]
+fn a_thread_that_sleeps_and_drives_can_be_cancelled() {
+    let network = Network::new();
+    let contexts = devices(&network).map(|device| device.open().unwrap());
+    let domains = domains(&contexts);
+    for when in [Duration::ZERO, Duration::from_millis(20)] {
+        let prepare = |domain| {
+            let builder = ProtectionDomain::create_channel(domain).sleep_after(0);
+            builder.build().unwrap()
+        };
+        let (one, other) = (prepare(&domains[0]), prepare(&domains[1]));
+        let endpoints = (one.endpoint(), other.endpoint());
+        let mut one = one.handshake(endpoints.1).unwrap();
+        let _other = other.handshake(endpoints.0).unwrap();
+        let handle = one.cancel_handle().unwrap();
+        let error = std::thread::scope(|threads| {
+            threads.spawn(|| {
+                std::thread::sleep(when);
+                handle.cancel();
+            });
+            one.receive_deadline(&mut (), deadline()).unwrap_err()
+        });
+        assert_eq!(error, TransportError::Cancelled);
+    }
+}

@@ -109,15 +109,14 @@ pub(crate) fn take_before_or_woken<T>(
 }
 
 /// Sleeps until one of the files is readable, or has an error that the next read will report. Returns the
-/// index of the first such file.
+/// index of the first such file. The last file is that of the events.
 fn wait_readable<const N: usize>(
     verb: &'static str,
     files: [RawFd; N],
     deadline: Option<Instant>,
 ) -> Result<usize> {
     if let Some(hooks) = provider::hooks() {
-        // The last file is that of the events.
-        (hooks.before_sleep)(files[N - 1], deadline);
+        (hooks.before_sleep)(&files, deadline);
     }
     let mut files = files.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     loop {

@@ -58,10 +58,6 @@ use crate::transport::timers::Time;
 /// A program that waits for the file of a completion channel by itself (`epoll`, tokio) calls none of these
 /// functions: [`drive_in_background`](Self::drive_in_background) starts a thread that does.
 ///
-/// A thread that sleeps for an event of a device here does not notice that another thread cancels its wait
-/// (`CancelHandle`): its wait ends with the next event or at its deadline. One that polls does, and one on a device with
-/// sockets.
-///
 /// # What is the same in each run
 ///
 /// A program that uses the devices from one thread, and makes the same calls with the same seed, gets the same

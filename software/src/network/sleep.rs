@@ -92,23 +92,28 @@ fn wait_for(fd: c_int) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
 }
 
-fn is_readable(fd: c_int) -> bool {
-    let mut file = wait_for(fd);
-    // SAFETY: one live structure. An error counts: the next read reports it.
-    unsafe { libc::poll(&mut file, 1, 0) != 0 }
+/// Waits until one of the files is readable; for ever if `milliseconds` is -1. Returns whether one may be: an error
+/// counts, since the next read reports it.
+fn wait(files: &mut [libc::pollfd], milliseconds: c_int) -> bool {
+    // SAFETY: there are as many live structures.
+    unsafe { libc::poll(files.as_mut_ptr(), files.len() as libc::nfds_t, milliseconds) != 0 }
 }
 
-/// Called by a thread that is about to sleep until `fd` is readable: drives the network of that file until it
-/// is, or the deadline has passed. Returns at once for all other files.
-pub(crate) fn before_sleep(fd: c_int, deadline: Option<Instant>) {
-    let Some(network) = network_of(fd) else { return };
+/// Called by a thread that is about to sleep until one of the files is readable, of which the last is that of the
+/// events: drives the network of that file until then, or until the deadline has passed. Returns at once if it is of no
+/// network.
+pub(crate) fn before_sleep(files: &[c_int], deadline: Option<Instant>) {
+    let Some(network) = files.last().and_then(|&fd| network_of(fd)) else { return };
     // Without a descriptor, the caller sleeps without driving.
     let Ok(sleeper) = network.sleepers.add() else { return };
+    let mut files: Vec<_> =
+        files.iter().copied().chain([sleeper.waker.fd()]).map(wait_for).collect();
+    let own = files.len() - 1;
     loop {
         // The deadline is looked at only when there is nothing to do: a network that keeps itself busy
         // must not outlast it either.
         for _ in 0..64 {
-            if is_readable(fd) {
+            if wait(&mut files[..own], 0) {
                 return;
             }
             if !network.step(Time::MAX) {
@@ -116,16 +121,14 @@ pub(crate) fn before_sleep(fd: c_int, deadline: Option<Instant>) {
             }
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) || is_readable(fd) {
+        if left.is_some_and(|left| left.is_zero()) || wait(&mut files[..own], 0) {
             return;
         }
         if network.is_idle() {
             let milliseconds =
                 left.map_or(-1, |left| c_int::try_from(left.as_millis() + 1).unwrap_or(c_int::MAX));
-            let mut both = [wait_for(fd), wait_for(sleeper.waker.fd())];
-            // SAFETY: two live structures.
-            unsafe { libc::poll(both.as_mut_ptr(), 2, milliseconds) };
-            if both[1].revents != 0 {
+            wait(&mut files, milliseconds);
+            if files[own].revents != 0 {
                 sleeper.waker.clear();
             }
         }
@@ -161,9 +164,8 @@ fn drive(network: &Simulation, stop: &AtomicBool) {
         if network.step(Time::MAX) {
             continue;
         }
-        let mut file = wait_for(sleeper.waker.fd());
-        // SAFETY: one live structure. What wakes it before the call keeps the descriptor readable.
-        unsafe { libc::poll(&mut file, 1, -1) };
+        // What wakes it before the call keeps the descriptor readable.
+        wait(&mut [wait_for(sleeper.waker.fd())], -1);
         sleeper.waker.clear();
     }
 }
