@@ -3,14 +3,17 @@
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::device::Shared;
+use crate::files::{wait, wait_for};
 use crate::link::neighbours::Inbox;
 use crate::link::receive::Receiver;
 use crate::link::udp::{UdpLink, Waker};
 use crate::network::Membership;
 use crate::transport::Engine;
 use crate::transport::timers::Time;
+use crate::turns::{PAUSE, Turns};
 
 /// A program counts as polling all the time once it has polled empty queues this often without arming one.
 const MANY_POLLS: u32 = 64;
@@ -37,6 +40,7 @@ pub(crate) struct Threaded {
     polls: AtomicU32,
     /// Its `polled` is changed with the engine's lock held.
     inbox: Arc<Inbox>,
+    turns: Turns,
     stop: AtomicBool,
 }
 
@@ -46,6 +50,7 @@ pub(crate) struct Simulated {
     pub(crate) membership: Arc<Membership>,
     /// [`Engine::due`], readable without the lock; `Time::MAX` for none.
     due: AtomicU64,
+    turns: Turns,
 }
 
 impl Driver {
@@ -56,12 +61,14 @@ impl Driver {
             waker: link.waker(),
             sleeps_until: AtomicU64::new(0),
             polls: AtomicU32::new(0),
+            turns: Turns::default(),
             stop: AtomicBool::new(false),
         }))
     }
 
     pub(crate) fn simulated(membership: Arc<Membership>) -> Self {
-        Self::Network(Simulated { membership, due: AtomicU64::new(Time::MAX) })
+        let due = AtomicU64::new(Time::MAX);
+        Self::Network(Simulated { membership, due, turns: Turns::default() })
     }
 
     pub(crate) fn membership(&self) -> Option<&Arc<Membership>> {
@@ -102,7 +109,7 @@ impl Driver {
             Self::Network(simulated) => {
                 let network = &simulated.membership.network;
                 if network.is_manual() || !network.step(Time::MAX) {
-                    std::thread::yield_now();
+                    simulated.turns.give(|| std::thread::sleep(PAUSE));
                 }
             }
         }
@@ -149,8 +156,8 @@ impl Threaded {
         })
     }
 
-    /// Receives packets on the polling thread, which saves waking the device's thread; if there are none, it
-    /// yields, since no hardware works in the background.
+    /// Receives packets on the polling thread, which saves waking the device's thread; if there are none, others get
+    /// their turn, since no hardware works in the background.
     fn make_progress(&self, shared: &Shared) {
         self.polls.fetch_add(1, Ordering::Relaxed);
         let received = match self.receiver.try_lock() {
@@ -158,8 +165,25 @@ impl Threaded {
             Err(_) => 0,
         };
         if received == 0 {
-            std::thread::yield_now();
+            self.turns.give(|| self.pause());
         }
+    }
+
+    /// Sleeps until a packet arrives from the kernel, but not for longer than `PAUSE`: the inbox wakes nobody who polls.
+    #[cold]
+    fn pause(&self) {
+        // Cloned, as in `run`.
+        let sockets = match self.receiver.try_lock() {
+            Ok(mut receiver) => receiver.sockets().to_vec(),
+            Err(_) => Vec::new(),
+        };
+        if self.inbox.is_empty() {
+            let mut files: Vec<_> =
+                sockets.iter().map(|socket| wait_for(socket.socket.as_raw_fd())).collect();
+            wait(&mut files, Some(PAUSE));
+        }
+        // The program attends to the packets no less than if it had polled.
+        self.polls.fetch_add(FEW_POLLS, Ordering::Relaxed);
     }
 
     /// Decides whether the program's polls are enough to receive the packets. Called with the engine's lock held.
@@ -180,7 +204,6 @@ impl Threaded {
         let mut sleeps_until: Time = 0;
         let mut files = Vec::new();
         while !self.stop.load(Ordering::Acquire) {
-            let wait_for = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             files.clear();
             files.push(wait_for(self.waker.fd()));
             // Cloned, so that a socket that is removed during the wait keeps its descriptor until the wait ends.
@@ -208,13 +231,7 @@ impl Threaded {
             }
             // What came before `polled` was cleared has woken nobody.
             let timeout = if polled || self.inbox.is_empty() { timeout } else { Some(0) };
-            let timeout = timeout.map(|ns| libc::timespec {
-                tv_sec: (ns / 1_000_000_000) as _,
-                tv_nsec: (ns % 1_000_000_000) as _,
-            });
-            let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-            // SAFETY: the files and the time outlive the call.
-            unsafe { libc::ppoll(files.as_mut_ptr(), files.len() as _, timeout, std::ptr::null()) };
+            wait(&mut files, timeout.map(Duration::from_nanos));
             self.sleeps_until.store(0, Ordering::Relaxed);
             if files[0].revents != 0 {
                 self.waker.clear();

@@ -67,6 +67,7 @@ mod driver;
 mod fallback;
 mod faults;
 mod ffi;
+mod files;
 mod inspect;
 mod link;
 mod network;
@@ -74,6 +75,7 @@ mod port;
 mod provider;
 mod register;
 mod transport;
+mod turns;
 mod wire;
 
 pub use builder::Builder;

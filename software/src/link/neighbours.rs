@@ -217,6 +217,7 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::{wait, wait_for};
     use crate::link::receive::Receiver;
     use crate::link::udp::UdpLink;
     use crate::link::{Link, own_address};
@@ -243,11 +244,9 @@ mod tests {
     }
 
     fn is_awake(link: &UdpLink) -> bool {
-        let mut file = libc::pollfd { fd: link.waker().fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one live `pollfd`.
-        let ready = unsafe { libc::poll(&raw mut file, 1, 0) };
+        let awake = wait(&mut [wait_for(link.waker().fd())], Some(Duration::ZERO));
         link.waker().clear();
-        ready == 1
+        awake
     }
 
     #[test]

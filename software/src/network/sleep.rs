@@ -6,9 +6,10 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::simulation::Simulation;
+use crate::files::{wait, wait_for};
 use crate::link::udp::Waker;
 use crate::transport::timers::Time;
 
@@ -88,17 +89,6 @@ fn network_of(fd: c_int) -> Option<Arc<Simulation>> {
     (inode(fd) == Some(expected) && !network.manual).then_some(network)
 }
 
-fn wait_for(fd: c_int) -> libc::pollfd {
-    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
-}
-
-/// Waits until one of the files is readable; for ever if `milliseconds` is -1. Returns whether one may be: an error
-/// counts, since the next read reports it.
-fn wait(files: &mut [libc::pollfd], milliseconds: c_int) -> bool {
-    // SAFETY: there are as many live structures.
-    unsafe { libc::poll(files.as_mut_ptr(), files.len() as libc::nfds_t, milliseconds) != 0 }
-}
-
 /// Called by a thread that is about to sleep until one of the files is readable, of which the last is that of the
 /// events: drives the network of that file until then, or until the deadline has passed. Returns at once if it is of no
 /// network.
@@ -113,7 +103,7 @@ pub(crate) fn before_sleep(files: &[c_int], deadline: Option<Instant>) {
         // The deadline is looked at only when there is nothing to do: a network that keeps itself busy
         // must not outlast it either.
         for _ in 0..64 {
-            if wait(&mut files[..own], 0) {
+            if wait(&mut files[..own], Some(Duration::ZERO)) {
                 return;
             }
             if !network.step(Time::MAX) {
@@ -121,13 +111,12 @@ pub(crate) fn before_sleep(files: &[c_int], deadline: Option<Instant>) {
             }
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) || wait(&mut files[..own], 0) {
+        if left.is_some_and(|left| left.is_zero()) || wait(&mut files[..own], Some(Duration::ZERO))
+        {
             return;
         }
         if network.is_idle() {
-            let milliseconds =
-                left.map_or(-1, |left| c_int::try_from(left.as_millis() + 1).unwrap_or(c_int::MAX));
-            wait(&mut files, milliseconds);
+            wait(&mut files, left);
             if files[own].revents != 0 {
                 sleeper.waker.clear();
             }
@@ -165,7 +154,7 @@ fn drive(network: &Simulation, stop: &AtomicBool) {
             continue;
         }
         // What wakes it before the call keeps the descriptor readable.
-        wait(&mut [wait_for(sleeper.waker.fd())], -1);
+        wait(&mut [wait_for(sleeper.waker.fd())], None);
         sleeper.waker.clear();
     }
 }
