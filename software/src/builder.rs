@@ -167,6 +167,9 @@ impl Builder {
 
     /// Adds a port with these addresses, each of which becomes a GID of it, in this order. Without any port, the
     /// device has one port with a free address of 127.0.0.0/8.
+    ///
+    /// Multicast groups are joined where the device's first address of their family is. `::1` is no such place: Linux has
+    /// no route for groups of IPv6 there. A link-local address (`fe80::/10`) belongs to the first interface that has it.
     pub fn port(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         self.settings.ports.push(addresses.into_iter().collect());
         self

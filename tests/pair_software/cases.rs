@@ -11,13 +11,14 @@ use crate::examples;
 use crate::exchange::Exchange;
 use crate::kernel::Kernel;
 use crate::memory::Result;
+use crate::multicast::a_group_hears_what_is_sent_to_it;
 use crate::perftest::{Test, Transfer};
 use crate::ping_pong::PingPong;
 use crate::two_machines::report;
-use crate::{KERNEL, SOFTWARE};
+use crate::{KERNEL, SECOND, SOFTWARE};
 
 const MIB: usize = 1 << 20;
-const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
+const FAMILIES: [&str; 3] = ["IPv4", "IPv6", "IPv6, link-local"];
 
 #[derive(Clone, Copy, Debug)]
 enum Play {
@@ -43,7 +44,9 @@ fn cases(long: bool, loss: u32) -> Vec<Case> {
     let move_ = |test, size, count| Play::Transfer(Transfer { test, size, count });
     let tests = [Test::Send, Test::Write, Test::Read];
     let (mut both, mut one) = (Vec::new(), Vec::new()); // with both families; with IPv4 only
+    let mut local = Vec::new(); // with addresses of the link
     if loss == 0 {
+        local.extend([ping(Rc, 0, 5001, 20), ping(Ud, 0, 1001, 20)]);
         // The C programs wait for ever for a message that is lost: no loss for UC and UD.
         both.extend([ping(Uc, 0, 5001, 20), ping(Ud, 0, 1001, 20)]);
     }
@@ -71,7 +74,7 @@ fn cases(long: bool, loss: u32) -> Vec<Case> {
         one = both.split_off(0);
     }
     let mut cases = Vec::new();
-    for (families, plays) in [(0..2, both), (0..1, one)] {
+    for (families, plays) in [(0..2, both), (0..1, one), (2..3, local)] {
         for (number, play) in plays.into_iter().enumerate() {
             for family in families.clone() {
                 for serves in [false, true] {
@@ -108,7 +111,7 @@ impl Case {
         &self,
         context: &Context<'_>,
         kernel: &mut Kernel,
-        gids: [u8; 2],
+        gids: [u8; 3],
         port: u16,
     ) -> Result<()> {
         let theirs = gids[self.family];
@@ -169,6 +172,17 @@ pub(crate) fn run(table: &str, loss: u32) {
     assert_ne!(unsafe { libc::geteuid() }, 0, "not as root");
     let gids = KERNEL.map(|address| kernel.gid_index(gid(address.parse().unwrap())).unwrap());
     let (mut passed, mut failed) = (0, Vec::new());
+    // Only here is an interface with a route for groups.
+    if loss == 0 {
+        let contexts = [SOFTWARE[1], SECOND].map(|address| {
+            let device = Device::builder().address(address.parse().unwrap());
+            device.build().unwrap().open().unwrap()
+        });
+        for group in ["ff02::1:2", "ff0e::1234"] {
+            a_group_hears_what_is_sent_to_it(&contexts, 0, group.parse().unwrap());
+        }
+        println!("ok: multicast groups of IPv6");
+    }
     for (number, case) in cases(table == "long", loss).iter().enumerate() {
         let start = Instant::now();
         // Examples make a device of their own, at the same address.

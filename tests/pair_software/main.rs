@@ -9,6 +9,10 @@ mod examples;
 mod exchange;
 mod kernel;
 mod memory;
+#[path = "../../software/tests/support/multicast.rs"]
+mod multicast;
+#[path = "../../software/tests/support/patience.rs"]
+mod patience;
 mod perftest;
 mod ping_pong;
 #[path = "../support/two_machines.rs"]
@@ -19,8 +23,10 @@ use std::process::ExitCode;
 use two_machines::{pair, role, soak_seconds};
 
 /// The addresses of the two machines on the wire, of each family.
-const KERNEL: [&str; 2] = ["10.78.0.1", "fd78::1"];
-const SOFTWARE: [&str; 2] = ["10.78.0.2", "fd78::2"];
+const KERNEL: [&str; 3] = ["10.78.0.1", "fd78::1", "fe80::78:1"];
+const SOFTWARE: [&str; 3] = ["10.78.0.2", "fd78::2", "fe80::78:2"];
+/// Another one, for a second device beside that.
+const SECOND: &str = "fd78::3";
 
 fn main() -> ExitCode {
     let tests: &[(&str, fn())] = &[("the_kernel_understands_the_software_device", run)];
@@ -40,8 +46,7 @@ fn run() {
     // With a user's rights only. An rxe device would keep UDP port 4791 to itself.
     let software = format!(
         "rdma link delete rxe0; rdma link delete rxe1; rmmod rdma_rxe
-        ip address add {}/64 dev eth0 nodad
-        {}
+        {}; {}; ip address add {SECOND}/64 dev eth0 nodad
         user='setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --bounding-set=-all'
         for loss in {losses}; do
             [ $loss = 0 ] || tc qdisc replace dev eth0 root netem loss $loss%
@@ -49,17 +54,12 @@ fn run() {
         done
         $user {}
         exit ${{status:-0}}",
-        SOFTWARE[1],
+        addresses(SOFTWARE),
         neighbours(KERNEL, 1),
         role(&format!("software {table} $loss")),
         role("software end 0"),
     );
-    let kernel = format!(
-        "ip address add {}/64 dev eth0 nodad; {}; {}",
-        KERNEL[1],
-        neighbours(SOFTWARE, 2),
-        role("kernel")
-    );
+    let kernel = format!("{}; {}; {}", addresses(KERNEL), neighbours(SOFTWARE, 2), role("kernel"));
     let reports = pair(&["-t", time], &kernel, &software);
     let ends = losses.split(' ').count();
     assert!(
@@ -68,9 +68,15 @@ fn run() {
     );
 }
 
+/// The commands that give a machine its addresses of IPv6.
+fn addresses(addresses: [&str; 3]) -> String {
+    let one = |address| format!("ip address add {address}/64 dev eth0 nodad");
+    [addresses[1], addresses[2]].map(one).join("; ")
+}
+
 /// The command that tells a machine where the other one's addresses are: a question for that may be lost, and then
 /// connecting fails.
-fn neighbours(addresses: [&str; 2], machine: u8) -> String {
+fn neighbours(addresses: [&str; 3], machine: u8) -> String {
     let one = |address| {
         format!(
             "ip neigh replace {address} lladdr 52:54:00:77:00:0{machine} dev eth0 nud permanent"

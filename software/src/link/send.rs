@@ -8,12 +8,12 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::{size_of, zeroed};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use super::udp::{Socket, write_address};
-use crate::wire::{PORT, Packet};
+use crate::wire::Packet;
 
 /// The most messages, and packets, of one system call.
 const MESSAGES: usize = 32;
@@ -84,7 +84,7 @@ fn send_some(socket: &Socket, packets: &mut [Packet]) -> usize {
         let length = message[0].bytes.len();
         let header = &mut headers[messages].msg_hdr;
         if let Some((_, to)) = message[0].addresses {
-            header.msg_namelen = write_address(SocketAddr::new(to, PORT), &mut names[messages]);
+            header.msg_namelen = write_address(socket.destination(to), &mut names[messages]);
             header.msg_name = (&raw mut names[messages]).cast();
         }
         for (part, packet) in parts[used..].iter_mut().zip(message) {
@@ -140,6 +140,7 @@ mod tests {
     use crate::link::receive::{LONGEST, Receiver};
     use crate::link::udp::UdpLink;
     use crate::link::{Link, own_address};
+    use crate::wire::PORT;
 
     fn packet(addresses: (IpAddr, IpAddr), length: usize, number: usize) -> Packet {
         let bytes = (0..length).map(|i| (i * 7 + number * 31) as u8).collect();

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,15 +24,21 @@ pub(crate) const UDP_GRO: c_int = 104;
 pub(crate) struct Socket {
     pub(crate) address: IpAddr,
     pub(crate) socket: UdpSocket,
+    interface: u32,
     /// The kernel cuts a message into datagrams, until it refuses to.
     pub(crate) segments: AtomicBool,
 }
 
 impl Socket {
-    fn new(address: IpAddr, socket: UdpSocket) -> Self {
+    fn new(address: IpAddr, socket: UdpSocket, interface: u32) -> Self {
         // Without it the kernel cuts them before it hands them over: no error.
         let _ = option(&socket, libc::IPPROTO_UDP, UDP_GRO, 1);
-        Self { address, socket, segments: AtomicBool::new(true) }
+        Self { address, socket, interface, segments: AtomicBool::new(true) }
+    }
+
+    /// Where a packet to this address is sent.
+    pub(super) fn destination(&self, to: IpAddr) -> SocketAddr {
+        on(to, self.interface)
     }
 }
 
@@ -113,9 +119,47 @@ fn option(socket: &UdpSocket, level: c_int, name: c_int, value: c_int) -> io::Re
     if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The socket address of an address and RoCE's port. On IPv6, one interface is meant.
+fn on(address: IpAddr, interface: u32) -> SocketAddr {
+    match address {
+        IpAddr::V4(v4) => SocketAddrV4::new(v4, PORT).into(),
+        IpAddr::V6(v6) => {
+            // The same address may exist on each link; elsewhere, the routes decide.
+            let scope = v6.is_unicast_link_local() || v6.is_multicast();
+            SocketAddrV6::new(v6, PORT, 0, if scope { interface } else { 0 }).into()
+        }
+    }
+}
+
+/// The index of the interface that has this address, or 0.
+fn interface_of(address: Ipv6Addr) -> u32 {
+    let mut first = std::ptr::null_mut();
+    // SAFETY: the call fills in the pointer to a list, which is followed while it lives; each name is a string.
+    unsafe {
+        if libc::getifaddrs(&mut first) != 0 {
+            return 0;
+        }
+        let (mut found, mut next) = (0, first);
+        while let Some(entry) = next.as_ref() {
+            let is_it = entry.ifa_addr.as_ref().is_some_and(|it| {
+                c_int::from(it.sa_family) == libc::AF_INET6
+                    && (*entry.ifa_addr.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr
+                        == address.octets()
+            });
+            if is_it {
+                found = libc::if_nametoindex(entry.ifa_name);
+                break;
+            }
+            next = entry.ifa_next;
+        }
+        libc::freeifaddrs(first);
+        found
+    }
+}
+
 /// Creates a socket with the options that RoCE needs.
-fn open(address: IpAddr) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(SocketAddr::new(address, PORT))?;
+fn open(address: IpAddr, interface: u32) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(on(address, interface))?;
     // Never fragmented, and with identification 0: the invariant CRC covers both.
     let (level, discover, how) = if address.is_ipv4() {
         (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
@@ -127,17 +171,39 @@ fn open(address: IpAddr) -> io::Result<UdpSocket> {
         // RoCE devices send UDP without a checksum.
         option(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
     }
+    // Multicast leaves by the device's own address.
+    match address {
+        IpAddr::V4(v4) => {
+            let own = c_int::from_ne_bytes(v4.octets());
+            option(&socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, own)?;
+        }
+        IpAddr::V6(_) => {
+            let (level, name) = (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF);
+            option(&socket, level, name, interface as c_int)?;
+        }
+    }
     // As much as an ordinary user may have.
     let _ = option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 8 << 20);
     let _ = option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, 4 << 20);
     Ok(socket)
 }
 
+fn not_available() -> io::Error {
+    io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)
+}
+
 /// Opens the socket of one of the device's addresses.
 fn open_own(address: IpAddr) -> io::Result<Arc<Socket>> {
     let at = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
-    let socket = open(address).map_err(at)?;
-    Ok(Arc::new(Socket::new(address, socket)))
+    let interface = match address {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(v6) => match interface_of(v6) {
+            0 if v6.is_unicast_link_local() => return Err(at(not_available())),
+            interface => interface,
+        },
+    };
+    let socket = open(address, interface).map_err(at)?;
+    Ok(Arc::new(Socket::new(address, socket, interface)))
 }
 
 impl UdpLink {
@@ -195,6 +261,7 @@ pub(crate) fn write_address(
                 (*to).sin6_family = libc::AF_INET6 as _;
                 (*to).sin6_port = v6.port().to_be();
                 (*to).sin6_addr.s6_addr = v6.ip().octets();
+                (*to).sin6_scope_id = v6.scope_id();
             }
             size_of::<libc::sockaddr_in6>() as _
         }
@@ -240,19 +307,9 @@ impl Link for UdpLink {
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        let IpAddr::V4(group_v4) = group else {
-            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
-        };
-        let own = self.own.iter().find_map(|socket| match socket.address {
-            IpAddr::V4(v4) => Some((socket, v4)),
-            IpAddr::V6(_) => None,
-        });
-        let Some((own, interface)) = own else {
-            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
-        };
-        let socket = open_group(group_v4, interface)?;
-        set_interface(&own.socket, interface)?;
-        let socket = Arc::new(Socket::new(group, socket));
+        let of_family = |own: &&Arc<Socket>| own.address.is_ipv4() == group.is_ipv4();
+        let own = self.own.iter().find(of_family).ok_or_else(not_available)?;
+        let socket = Arc::new(Socket::new(group, open_group(group, own)?, own.interface));
         self.all.change(|all| all.push(socket));
         self.wake.wake();
         Ok(())
@@ -281,18 +338,14 @@ impl Link for UdpLink {
     }
 }
 
-/// Multicast leaves by the device's own address.
-fn set_interface(socket: &UdpSocket, interface: Ipv4Addr) -> io::Result<()> {
-    let interface = c_int::from_ne_bytes(interface.octets());
-    option(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, interface)
-}
-
-/// A socket for packets to a group; other devices of the machine can open one at the same address.
-fn open_group(group: Ipv4Addr, interface: Ipv4Addr) -> io::Result<UdpSocket> {
+/// A socket for packets to a group, from where the device has its own address; other devices of the machine can open
+/// one at the same address.
+fn open_group(group: IpAddr, own: &Socket) -> io::Result<UdpSocket> {
     use std::os::fd::FromRawFd;
+    let family = if group.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
     let socket = unsafe {
-        match libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) {
+        match libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) {
             -1 => return Err(io::Error::last_os_error()),
             fd => UdpSocket::from_raw_fd(fd),
         }
@@ -301,11 +354,18 @@ fn open_group(group: Ipv4Addr, interface: Ipv4Addr) -> io::Result<UdpSocket> {
     // SAFETY: all zeros is a valid address structure; the calls get its true size.
     unsafe {
         let mut address: libc::sockaddr_storage = zeroed();
-        let size = write_address(SocketAddr::new(group.into(), PORT), &mut address);
+        let size = write_address(own.destination(group), &mut address);
         if libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) != 0 {
             return Err(io::Error::last_os_error());
         }
     }
-    socket.join_multicast_v4(&group, &interface)?;
+    match (group, own.address) {
+        (IpAddr::V4(group), IpAddr::V4(own)) => socket.join_multicast_v4(&group, &own)?,
+        (IpAddr::V6(group), _) => {
+            option(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+            socket.join_multicast_v6(&group, own.interface)?;
+        }
+        (IpAddr::V4(_), IpAddr::V6(_)) => return Err(not_available()),
+    }
     Ok(socket)
 }

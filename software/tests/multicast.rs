@@ -1,0 +1,42 @@
+//! Multicast groups. IPv6 on real sockets needs an interface with a route for groups: `tests/pair_software` has one.
+
+#[path = "support/multicast.rs"]
+mod multicast;
+#[path = "support/patience.rs"]
+mod patience;
+
+use ibverbs_software::{Device, Network};
+
+use multicast::a_group_hears_what_is_sent_to_it;
+
+#[test]
+fn a_group_of_ipv4_hears() {
+    let contexts = [(); 2].map(|()| Device::new().unwrap().open().unwrap());
+    a_group_hears_what_is_sent_to_it(&contexts, 0, "::ffff:239.1.2.3".parse().unwrap());
+    // As the connection manager writes it.
+    a_group_hears_what_is_sent_to_it(&contexts, 0, "ff0e::ffff:239.1.2.3".parse().unwrap());
+}
+
+#[test]
+fn a_group_of_ipv6_hears() {
+    let network = Network::new();
+    let contexts = ["fd00::1", "fd00::2"].map(|address| {
+        let device = Device::builder().network(&network).address(address.parse().unwrap());
+        device.build().unwrap().open().unwrap()
+    });
+    for group in ["ff02::1:2", "ff0e::1234"] {
+        a_group_hears_what_is_sent_to_it(&contexts, 0, group.parse().unwrap());
+    }
+}
+
+/// A device without an address of the group's family.
+#[test]
+fn a_group_of_the_other_family_is_refused() {
+    let context = Device::new().unwrap().open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    let kind = ibverbs::QueuePairType::UnreliableDatagram;
+    let queue_pair = domain.create_qp(&queue, &queue, kind).qkey(1).build().unwrap();
+    let error = queue_pair.activate().unwrap().attach_multicast("ff0e::1".parse().unwrap(), 0);
+    assert_eq!(error.unwrap_err().raw_os_error(), libc::EADDRNOTAVAIL);
+}

@@ -1,0 +1,102 @@
+//! A message to a group, between two devices of this process.
+
+use std::time::Duration;
+
+use ibverbs::{
+    AddressVector, CompletionQueue, Context, Gid, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairType, SendWorkRequest, WorkCompletion,
+};
+
+use crate::patience::deadline;
+
+const QKEY: u32 = 0x1234;
+/// Names all members.
+const MEMBERS: u32 = 0xff_ffff;
+/// The bytes before a datagram in its receive buffer.
+const ROUTE: usize = 40;
+/// The number of the send.
+const SENT: u64 = 99;
+
+struct Member<'a> {
+    queue: &'a CompletionQueue<'a>,
+    queue_pair: QueuePair<'a>,
+    region: MemoryRegion<'a, u8>,
+}
+
+impl<'a> Member<'a> {
+    fn new(domain: &'a ProtectionDomain<'a>, queue: &'a CompletionQueue<'a>) -> Self {
+        let queue_pair = domain
+            .create_qp(queue, queue, QueuePairType::UnreliableDatagram)
+            .max_send_wr(4)
+            .max_recv_wr(4)
+            .qkey(QKEY)
+            .build()
+            .unwrap();
+        let region = domain.allocate(64).unwrap();
+        Self { queue, queue_pair: queue_pair.activate().unwrap(), region }
+    }
+
+    fn post_receive(&mut self, number: u64) {
+        // SAFETY: the region is not touched before the completion was polled.
+        unsafe { self.queue_pair.post_receive(&mut self.region, 8.., number) }.unwrap();
+    }
+
+    fn completion(&self) -> WorkCompletion {
+        let mut found = [WorkCompletion::default()];
+        let end = deadline();
+        while self.queue.poll(&mut found).unwrap().is_empty() {
+            assert!(std::time::Instant::now() < end, "no completion");
+        }
+        found[0]
+    }
+
+    fn hears(&self, number: u64, text: &[u8]) {
+        let heard = self.completion();
+        assert_eq!(heard.wr_id(), number);
+        assert_eq!(heard.result().unwrap().byte_len() as usize, ROUTE + text.len());
+        assert_eq!(&self.region[8 + ROUTE..][..text.len()], text);
+    }
+
+    fn send(&mut self, domain: &ProtectionDomain<'_>, path: &AddressVector, text: &[u8]) {
+        let handle = domain.create_ah(path).unwrap();
+        self.region[..text.len()].copy_from_slice(text);
+        let elements = [self.region.gather_element(..text.len()).unwrap()];
+        let mut request =
+            SendWorkRequest::new(&elements).unwrap().to(&handle, MEMBERS, QKEY).unwrap();
+        // SAFETY: region and handle are not touched until the completion was polled, right below.
+        unsafe { self.queue_pair.post(&mut request, SENT) }.unwrap();
+        assert_eq!(self.completion().wr_id(), SENT);
+    }
+}
+
+/// Members on both devices hear what is sent to the group, and those that have left do not. The sender's address is the
+/// one at `index`.
+pub(crate) fn a_group_hears_what_is_sent_to_it(contexts: &[Context<'_>; 2], index: u8, group: Gid) {
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let queues = [0, 0, 1, 1].map(|at| (contexts[at].create_cq(8).unwrap(), &domains[at]));
+    let [mut sender, mut near, mut far, mut left] =
+        queues.each_ref().map(|(queue, domain)| Member::new(domain, queue));
+    for member in [&mut near, &mut far, &mut left] {
+        member.queue_pair.attach_multicast(group, 0).unwrap();
+    }
+    left.queue_pair.detach_multicast(group, 0).unwrap();
+    let path = AddressVector::new(1, 0).global(group, index).hop_limit(1);
+    for (number, text) in [(1, &b"all"[..]), (2, b"again")] {
+        for member in [&mut near, &mut far, &mut left] {
+            member.post_receive(number);
+        }
+        sender.send(&domains[0], &path, text);
+        near.hears(number, text);
+        far.hears(number, text);
+    }
+    // Once the last member has left, nobody on that device hears anything.
+    far.queue_pair.detach_multicast(group, 0).unwrap();
+    far.post_receive(3);
+    near.post_receive(3);
+    sender.send(&domains[0], &path, b"some");
+    near.hears(3, b"some");
+    for deaf in [&far, &left] {
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(deaf.queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
+    }
+}
