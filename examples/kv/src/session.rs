@@ -95,8 +95,9 @@ impl Session {
 
     async fn send(&self, mut buffer: PooledBuffer, length: usize) -> Result<()> {
         buffer.set_len(length)?;
-        self.channel.send(buffer).await?;
+        // Now, not when the send has completed: the client may have gone by then, with its answer.
         self.shared.requests.fetch_add(1, Ordering::Relaxed);
+        self.channel.send(buffer).await?;
         Ok(())
     }
 
