@@ -171,17 +171,14 @@ fn open(address: IpAddr, interface: u32) -> io::Result<UdpSocket> {
         // RoCE devices send UDP without a checksum.
         option(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
     }
-    // Multicast leaves by the device's own address.
-    match address {
+    // Multicast leaves by the device's own address; if no interface has that, by the routes.
+    let (level, name, value) = match address {
         IpAddr::V4(v4) => {
-            let own = c_int::from_ne_bytes(v4.octets());
-            option(&socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, own)?;
+            (libc::IPPROTO_IP, libc::IP_MULTICAST_IF, c_int::from_ne_bytes(v4.octets()))
         }
-        IpAddr::V6(_) => {
-            let (level, name) = (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF);
-            option(&socket, level, name, interface as c_int)?;
-        }
-    }
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, interface as c_int),
+    };
+    let _ = option(&socket, level, name, value);
     // As much as an ordinary user may have.
     let _ = option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 8 << 20);
     let _ = option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, 4 << 20);
