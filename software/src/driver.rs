@@ -61,14 +61,14 @@ impl Driver {
             waker: link.waker(),
             sleeps_until: AtomicU64::new(0),
             polls: AtomicU32::new(0),
-            turns: Turns::default(),
+            turns: Turns::new(),
             stop: AtomicBool::new(false),
         }))
     }
 
     pub(crate) fn simulated(membership: Arc<Membership>) -> Self {
         let due = AtomicU64::new(Time::MAX);
-        Self::Network(Simulated { membership, due, turns: Turns::default() })
+        Self::Network(Simulated { membership, due, turns: Turns::new() })
     }
 
     pub(crate) fn membership(&self) -> Option<&Arc<Membership>> {

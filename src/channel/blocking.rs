@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use super::Channel;
 use super::error::TransportResult;
-use super::operation::{
-    CompareSwap, FetchAdd, Kind, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
-    WriteWithImmediate, inline_element,
+use super::kinds::{
+    CompareSwap, FetchAdd, Kind, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
+use super::operation::{Operation, Receive, Request, inline_element};
 use crate::completion::WorkSuccess;
 use crate::memory::RemoteMemoryRegion;
 use crate::memory::{GatherBuffer, ScatterBuffer};

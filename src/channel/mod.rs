@@ -15,6 +15,7 @@ mod every_order;
 mod in_flight;
 mod inbox;
 mod keep_alive;
+mod kinds;
 mod link;
 mod operation;
 mod operation_error;

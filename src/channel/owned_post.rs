@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::Channel;
 use super::core::Core;
 use super::in_flight::Owner;
-use super::operation::{
-    CompareSwap, FetchAdd, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
-    WriteWithImmediate,
+use super::kinds::{
+    CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
+use super::operation::{Operation, Receive, Request};
 use super::owned_buffer::OwnedBuffer;
 use super::owned_results::PostError;
 use super::owned_work::OwnedWork;

@@ -6,10 +6,10 @@ use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{Owner, State};
-use super::operation::{
-    CompareSwap, FetchAdd, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
-    WriteWithImmediate,
+use super::kinds::{
+    CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
+use super::operation::{Operation, Receive, Request};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
 use crate::memory::RemoteMemoryRegion;

@@ -9,10 +9,10 @@ use super::Channel;
 use super::core::{Core, OneThread};
 use super::error::{ScopeError, TransportResult};
 use super::in_flight::{Owner, Queue, State};
-use super::operation::{
-    CompareSwap, FetchAdd, Kind, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
-    WriteWithImmediate, inline_element,
+use super::kinds::{
+    CompareSwap, FetchAdd, Kind, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
+use super::operation::{Operation, Receive, Request, inline_element};
 use super::scoped_work::ScopedPendingWork;
 use super::wait::Wait;
 use crate::memory::RemoteMemoryRegion;

@@ -8,10 +8,10 @@ use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{Owner, Queue, State};
-use super::operation::{
-    CompareSwap, FetchAdd, Operation, Read, Receive, Request, Send, SendWithImmediate, Write,
-    WriteWithImmediate,
+use super::kinds::{
+    CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
+use super::operation::{Operation, Receive, Request};
 use super::owned_buffer::OwnedBuffer;
 use super::owned_post::post_numbered_owned;
 use super::owned_results::{OwnedResult, PostError};
