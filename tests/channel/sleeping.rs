@@ -33,8 +33,10 @@ fn a_receive_sleeps_until_the_message_is_there() {
             });
             assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(9));
         });
+        // Either side polls that often before it sleeps: the sender too, if
+        // its acknowledgement takes long.
         let polled = device.calls(Verb::PollCq) - before;
-        assert!(polled < u64::from(polls) + 50, "it slept: {polled} polls");
+        assert!(polled < 2 * u64::from(polls) + 50, "nobody slept: {polled} polls");
         pair.exchange();
         pair.finish();
     }
