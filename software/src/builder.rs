@@ -150,9 +150,10 @@ impl Builder {
         self
     }
 
-    /// Whether packets to and from other devices of this process pass through the kernel too, as those of other
-    /// processes do: `tcpdump` then shows them, and rules for the network interface apply to them. Unless set, they go
-    /// from device to device. Of two devices, one with this setting is enough.
+    /// Whether packets to and from other software devices of this machine pass through the kernel too, as those of
+    /// other machines do: `tcpdump` then shows them, and rules for the network interface apply to them. Unless set, they
+    /// go from device to device, within the process, or in memory that two processes of one user share. Of two devices,
+    /// one with this setting is enough.
     pub fn through_kernel(mut self, through_kernel: bool) -> Self {
         self.settings.through_kernel = through_kernel;
         self

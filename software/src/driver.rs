@@ -1,8 +1,7 @@
 //! The driver of a device's engine, which hands it packets and keeps its timers: a thread, or a simulated network.
 
-use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::device::Shared;
@@ -169,18 +168,25 @@ impl Threaded {
         }
     }
 
-    /// Sleeps until a packet arrives from the kernel, but not for longer than `PAUSE`: the inbox wakes nobody who polls.
+    /// Sleeps until a packet arrives, but not for longer than `PAUSE`: the inbox wakes nobody who polls.
     #[cold]
     fn pause(&self) {
-        // Cloned, as in `run`.
-        let sockets = match self.receiver.try_lock() {
-            Ok(mut receiver) => receiver.sockets().to_vec(),
-            Err(_) => Vec::new(),
-        };
-        if self.inbox.is_empty() {
-            let mut files: Vec<_> =
-                sockets.iter().map(|socket| wait_for(socket.socket.as_raw_fd())).collect();
-            wait(&mut files, Some(PAUSE));
+        let found =
+            self.receiver.try_lock().map(|mut receiver| (receiver.sources(), receiver.may_sleep()));
+        match found {
+            Ok((_, false)) => {}
+            Ok((sources, true)) => {
+                let mut files: Vec<_> = sources.sockets().chain(sources.bells()).collect();
+                if wait(&mut files, Some(PAUSE)) {
+                    self.receiver().attend(&files);
+                    // This may have heard a bell that was for the thread.
+                    fence(Ordering::SeqCst);
+                    if !self.inbox.polled.load(Ordering::Relaxed) {
+                        self.waker.wake();
+                    }
+                }
+            }
+            Err(_) => std::thread::sleep(PAUSE),
         }
         // The program attends to the packets no less than if it had polled.
         self.polls.fetch_add(FEW_POLLS, Ordering::Relaxed);
@@ -204,14 +210,11 @@ impl Threaded {
         let mut sleeps_until: Time = 0;
         let mut files = Vec::new();
         while !self.stop.load(Ordering::Acquire) {
-            files.clear();
-            files.push(wait_for(self.waker.fd()));
-            // Cloned, so that a socket that is removed during the wait keeps its descriptor until the wait ends.
-            let sockets = {
-                let mut receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
+            {
+                let mut receiver = self.receiver();
+                receiver.attend(&files);
                 Self::receive(shared, &mut receiver);
-                receiver.sockets().to_vec()
-            };
+            }
             let polled;
             let timeout = {
                 let mut engine = shared.lock();
@@ -226,17 +229,33 @@ impl Threaded {
                 self.sleeps_until.store(sleeps_until, Ordering::Relaxed);
                 (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
             };
+            let (sources, may_sleep) = {
+                let mut receiver = self.receiver();
+                // What came before `polled` was cleared has woken nobody.
+                (receiver.sources(), polled || receiver.may_sleep())
+            };
+            let timeout = if may_sleep { timeout } else { Some(0) };
+            files.clear();
+            files.push(wait_for(self.waker.fd()));
+            files.extend(sources.doors());
             if !polled {
-                files.extend(sockets.iter().map(|socket| wait_for(socket.socket.as_raw_fd())));
+                files.extend(sources.sockets().chain(sources.bells()));
             }
-            // What came before `polled` was cleared has woken nobody.
-            let timeout = if polled || self.inbox.is_empty() { timeout } else { Some(0) };
             wait(&mut files, timeout.map(Duration::from_nanos));
             self.sleeps_until.store(0, Ordering::Relaxed);
             if files[0].revents != 0 {
                 self.waker.clear();
             }
+            if polled {
+                let mut bells: Vec<_> = sources.bells().collect();
+                wait(&mut bells, Some(Duration::ZERO));
+                files.extend(bells);
+            }
         }
+    }
+
+    fn receiver(&self) -> MutexGuard<'_, Receiver> {
+        self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! It needs no root, no kernel module and no device file: a [`Device`] is a provider behind rdma-core's own
 //! interface, in this process, so a program takes the same path through `ibverbs` and libibverbs as on
-//! hardware. On the wire it speaks RoCE v2 over an ordinary UDP socket, with other devices of this process
-//! or machine, and with hardware and the kernel's Soft-RoCE on other machines.
+//! hardware. On the wire it speaks RoCE v2 over an ordinary UDP socket, with hardware and the kernel's Soft-RoCE on other
+//! machines. The same packets go to other software devices of this machine without the kernel's network, unless
+//! [`Builder::through_kernel`] is set.
 //!
 //! ```
 //! use ibverbs_software::Device;

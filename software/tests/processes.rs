@@ -1,10 +1,11 @@
-//! Two processes: one is killed in mid-transfer, runs out of descriptors, or forks. Nothing hangs, nothing leaks.
+//! Two processes: one is killed in mid-transfer, runs out of descriptors, or forks. Nothing hangs, nothing leaks. Their
+//! packets are in memory that they share.
 
 #[path = "support/patience.rs"]
 mod patience;
 
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -85,6 +86,21 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// The number of rings of packets that this process has in its memory.
+fn rings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("/memfd:ibverbs-software")).count()
+}
+
+/// Waits until something is true that the device's thread brings about.
+fn wait_until(what: &str, is_true: impl Fn() -> bool) {
+    let end = deadline();
+    while !is_true() {
+        assert!(std::time::Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 const LENGTH: usize = 1 << 20;
 
 /// The child's part of the next test: writes to the parent's memory until it is killed.
@@ -131,6 +147,7 @@ fn a_peer_that_is_killed_in_mid_transfer_is_noticed_and_leaves_nothing() {
         assert_eq!(error.status(), WorkStatus::RetryExceeded);
         drop((channel, target));
         drop((domain, listener, child));
+        wait_until("the thread forgets the peer", || rings() <= 1);
         counts.push(descriptors());
     }
     assert_eq!(counts[1], counts[2], "descriptors leak: {counts:?}");
@@ -148,6 +165,88 @@ fn a_peer_that_is_killed_in_mid_transfer_is_noticed_and_leaves_nothing() {
         one.send_deadline(&(), deadline()).unwrap();
         receiver.join().unwrap().unwrap();
     });
+}
+
+/// The address of a child's device, which other processes do not use.
+fn fixed_address() -> IpAddr {
+    let [_, b, c, d] = std::os::unix::process::parent_id().to_be_bytes();
+    IpAddr::from([127, 160 | b, c, d])
+}
+
+/// The child's part of the next test: sends back what it receives.
+#[test]
+fn sends_back_until_its_peer_is_gone() {
+    if !is_child("sends_back_until_its_peer_is_gone") {
+        return;
+    }
+    let address: SocketAddr = std::env::var(ADDRESS).unwrap().parse().unwrap();
+    let device = Device::builder().address(fixed_address()).build().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let (mut channel, _) = prepare(&domain).connect(address, b"", deadline()).unwrap();
+    let mut buffer = domain.allocate::<u32>(1).unwrap();
+    while channel.receive_deadline(&mut buffer.slice_mut(..).unwrap(), deadline()).is_ok() {
+        channel.send_deadline(&buffer.slice(..).unwrap(), deadline()).unwrap();
+    }
+}
+
+/// Sends messages to the child of the test before, and receives them again, until `is_enough`.
+fn exchange(
+    channel: &mut Channel<'_>,
+    domain: &ProtectionDomain<'_>,
+    mut is_enough: impl FnMut(u32) -> bool,
+) {
+    let mut buffer = domain.allocate::<u32>(1).unwrap();
+    let end = deadline();
+    for number in 0.. {
+        buffer[0] = number;
+        channel.send_deadline(&buffer.slice(..).unwrap(), deadline()).unwrap();
+        buffer[0] = u32::MAX;
+        channel.receive_deadline(&mut buffer.slice_mut(..).unwrap(), deadline()).unwrap();
+        assert_eq!(buffer[0], number);
+        if is_enough(number) {
+            break;
+        }
+        assert!(std::time::Instant::now() < end, "after {number} messages");
+    }
+}
+
+/// One ring in each direction, also with a process that has the address of one that was killed.
+#[test]
+fn packets_to_other_processes_are_in_shared_memory() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    let context = device.open().unwrap();
+    for _ in 0..3 {
+        let domain = context.alloc_pd().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut child = Process::run("sends_back_until_its_peer_is_gone", address);
+        let accepted = prepare(&domain).accept(&listener, b"", deadline());
+        let (mut channel, _) = accepted.unwrap();
+        exchange(&mut channel, &domain, |_| rings() == 2);
+        exchange(&mut channel, &domain, |number| number == 100);
+        assert_eq!(rings(), 2);
+        child.kill();
+        wait_until("the thread forgets the peer", || rings() == 1);
+    }
+    drop((context, device));
+    wait_until("nothing is left", || rings() == 0);
+}
+
+#[test]
+fn packets_pass_through_the_kernel_if_the_program_wants_it() {
+    let _alone = alone();
+    let device = Device::builder().through_kernel(true).build().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let _child = Process::run("sends_back_until_its_peer_is_gone", address);
+    let accepted = prepare(&domain).accept(&listener, b"", deadline());
+    let (mut channel, _) = accepted.unwrap();
+    exchange(&mut channel, &domain, |number| number == 100);
+    assert_eq!(rings(), 0);
 }
 
 /// The child's part of the next test: has few descriptors.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
+use super::machine::Ways;
 use super::udp::Waker;
 use crate::wire::Packet;
 
@@ -140,13 +141,21 @@ pub(super) struct Place {
     addresses: Vec<IpAddr>,
     /// The last destination, and its inbox, of this version of the neighbours.
     last: Option<(u32, IpAddr, Option<Arc<Inbox>>)>,
+    /// To devices of other processes. `None`: as above.
+    ways: Option<Ways>,
 }
 
 impl Place {
     /// Without `joins`, its packets pass through the kernel.
     pub(super) fn new(inbox: Arc<Inbox>, joins: bool) -> Self {
         let namespace = if joins { namespace() } else { None };
-        Self { inbox, namespace, addresses: Vec::new(), last: None }
+        let ways = joins.then(Ways::new);
+        Self { inbox, namespace, addresses: Vec::new(), last: None, ways }
+    }
+
+    /// Whether packets from and to this device pass through the kernel.
+    pub(super) fn is_alone(&self) -> bool {
+        self.ways.is_none()
     }
 
     pub(super) fn inbox(&self) -> &Arc<Inbox> {
@@ -155,6 +164,9 @@ impl Place {
 
     /// From now on, neighbours find the device at these addresses, whose sockets it has.
     pub(super) fn set_addresses(&mut self, addresses: &[IpAddr]) {
+        if let Some(ways) = &mut self.ways {
+            ways.clear();
+        }
         let Some(namespace) = self.namespace else { return };
         let before = std::mem::take(&mut self.addresses);
         let changed = change(|inboxes| {
@@ -188,19 +200,33 @@ impl Place {
         self.last.as_ref()?.2.as_deref()
     }
 
-    /// Splits off the first packets, as many as go the same way, and sends them if that is to a neighbour. Returns
-    /// their number, and whether they were sent.
+    /// Splits off the first packets, as many as go the same way, and sends them if that is not through the kernel.
+    /// Returns their number, and whether they were sent.
     pub(super) fn send_some(&mut self, packets: &mut [Packet]) -> (usize, bool) {
-        let is_to = |packet: &Packet, to| packet.addresses.is_some_and(|(_, it)| it == to);
         let mut count = 0;
-        while let Some((_, to)) = packets.get(count).and_then(|packet| packet.addresses) {
-            let same = packets[count..].iter().take_while(|packet| is_to(packet, to)).count();
+        while let Some(addresses @ (from, to)) =
+            packets.get(count).and_then(|packet| packet.addresses)
+        {
+            let same =
+                packets[count..].iter().take_while(|packet| packet.addresses == Some(addresses));
+            let same = same.count();
             if let Some(inbox) = self.neighbour(to) {
                 if count == 0 {
                     inbox.put(&mut packets[..same]);
                     return (same, true);
                 }
                 break;
+            }
+            if let Some(ways) = &mut self.ways
+                && let Some(ring) = ways.ring(from, to)
+            {
+                if count > 0 {
+                    break;
+                }
+                if ring.send(&packets[..same]).is_ok() {
+                    return (same, true);
+                }
+                ways.forget(from, to);
             }
             count += same;
         }

@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use super::machine::Senders;
 use super::neighbours::Inbox;
 use super::udp::{Socket, Sockets, UDP_GRO, read_address};
+use crate::files::wait_for;
 use crate::wire::{PORT, Packet};
 
 /// The longest packet: 4096 bytes, the longest headers, padding and CRC.
@@ -28,15 +30,16 @@ struct Control {
 }
 
 /// How many times in a row the sockets may be left out.
-const INBOX_ALONE: u32 = 16;
+const WITHOUT_SOCKETS: u32 = 16;
 
-/// Receives from all sockets of a device, and from its inbox.
+/// Receives from all sockets of a device, from its inbox, and from other processes' rings.
 pub(crate) struct Receiver {
     inbox: Arc<Inbox>,
     /// Packets from the inbox.
     packets: VecDeque<Packet>,
-    /// How many times in a row the sockets were left out, because there were packets in the inbox.
-    inbox_alone: u32,
+    senders: Senders,
+    /// How many times in a row the sockets were left out, because there were packets elsewhere.
+    without_sockets: u32,
     all: Arc<Sockets>,
     version: u32,
     sockets: Vec<Arc<Socket>>,
@@ -64,7 +67,8 @@ impl Receiver {
         let mut receiver = Self {
             inbox,
             packets: VecDeque::new(),
-            inbox_alone: 0,
+            senders: Senders::default(),
+            without_sockets: 0,
             all,
             version: 0,
             sockets: Vec::new(),
@@ -94,8 +98,41 @@ impl Receiver {
     pub(crate) fn sockets(&mut self) -> &[Arc<Socket>] {
         if let Some((version, sockets)) = self.all.newer_than(self.version) {
             (self.version, self.sockets) = (version, sockets);
+            let sockets = &self.sockets;
+            self.senders.keep(|address| sockets.iter().any(|socket| socket.address == address));
         }
         &self.sockets
+    }
+
+    /// What to wait for until there are packets.
+    pub(crate) fn sources(&mut self) -> Sources {
+        let sockets = self.sockets().to_vec();
+        let doors = self.senders.looks_at_doors();
+        let guests = self.senders.guests().cloned().collect();
+        let senders = self.senders.admitted().cloned().collect();
+        Sources { sockets, doors, guests, senders }
+    }
+
+    /// Asks all who write to rings to wake us. Returns false if there are packets already.
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.inbox.is_empty() && self.senders.may_sleep()
+    }
+
+    /// Attends to other processes who come and go, and hears the bells; `files` are those of `Sources`, after the wait.
+    pub(crate) fn attend(&mut self, files: &[libc::pollfd]) {
+        let ready: Vec<_> = files.iter().filter(|f| f.revents != 0).map(|f| f.fd).collect();
+        let all_doors = !self.senders.looks_at_doors();
+        if ready.is_empty() && !all_doors {
+            return;
+        }
+        for socket in &self.sockets {
+            if let Some(door) = &socket.door
+                && (all_doors || ready.contains(&door.as_raw_fd()))
+            {
+                self.senders.open(socket.address, door);
+            }
+        }
+        self.senders.attend(|fd| ready.contains(&fd));
     }
 
     /// Receives the packets that have arrived, without blocking, and passes on each with its source and
@@ -103,13 +140,33 @@ impl Receiver {
     pub(crate) fn receive(&mut self, mut each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
         self.sockets();
         let mut count = self.receive_from_inbox(&mut each);
-        self.inbox_alone = if count > 0 { self.inbox_alone + 1 } else { 0 };
-        if count > 0 && self.inbox_alone < INBOX_ALONE {
+        if self.senders.is_one_new() {
+            // What it has sent before, through the kernel's network, comes first.
+            count += self.receive_from_sockets(&mut each);
+        }
+        count +=
+            self.senders.receive(|from, to, packet| each(SocketAddr::new(from, PORT), to, packet));
+        self.without_sockets = if count > 0 { self.without_sockets + 1 } else { 0 };
+        if count > 0 && self.without_sockets < WITHOUT_SOCKETS {
             return count;
         }
-        self.inbox_alone = 0;
+        self.without_sockets = 0;
         for i in 0..self.sockets.len() {
             count += self.receive_from(i, &mut each);
+        }
+        count
+    }
+
+    /// Receives all that is in the sockets, unless that does not end.
+    fn receive_from_sockets(&mut self, each: &mut impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
+        let mut count = 0;
+        for i in 0..self.sockets.len() {
+            for _ in 0..64 {
+                match self.receive_from(i, each) {
+                    0 => break,
+                    received => count += received,
+                }
+            }
         }
         count
     }
@@ -166,6 +223,34 @@ impl Receiver {
             count += usize::saturating_sub(packets, 1);
         }
         count
+    }
+}
+
+/// Files to wait for. They stay open for the wait, even if they are removed meanwhile.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    sockets: Vec<Arc<Socket>>,
+    doors: bool,
+    guests: Vec<Arc<OwnedFd>>,
+    senders: Vec<Arc<OwnedFd>>,
+}
+
+impl Sources {
+    /// Those that tell of processes that come.
+    pub(crate) fn doors(&self) -> impl Iterator<Item = libc::pollfd> {
+        let doors = self.sockets.iter().filter_map(|socket| socket.door.as_ref());
+        let doors = doors.filter(|_| self.doors).map(AsRawFd::as_raw_fd);
+        doors.chain(self.guests.iter().map(AsRawFd::as_raw_fd)).map(wait_for)
+    }
+
+    /// Those that tell of packets in rings, and of processes that go.
+    pub(crate) fn bells(&self) -> impl Iterator<Item = libc::pollfd> {
+        self.senders.iter().map(AsRawFd::as_raw_fd).map(wait_for)
+    }
+
+    /// Those that packets are received from.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = libc::pollfd> {
+        self.sockets.iter().map(|socket| socket.socket.as_raw_fd()).map(wait_for)
     }
 }
 

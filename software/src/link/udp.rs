@@ -5,12 +5,12 @@ use std::ffi::c_int;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::neighbours::{Inbox, Place};
-use super::{Link, send};
+use super::{Link, machine, send};
 use crate::wire::{PORT, Packet};
 
 // Missing in some C libraries' headers.
@@ -27,13 +27,15 @@ pub(crate) struct Socket {
     interface: u32,
     /// The kernel cuts a message into datagrams, until it refuses to.
     pub(crate) segments: AtomicBool,
+    /// Where other processes of this machine hand over rings.
+    pub(super) door: Option<OwnedFd>,
 }
 
 impl Socket {
     fn new(address: IpAddr, socket: UdpSocket, interface: u32) -> Self {
         // Without it the kernel cuts them before it hands them over: no error.
         let _ = option(&socket, libc::IPPROTO_UDP, UDP_GRO, 1);
-        Self { address, socket, interface, segments: AtomicBool::new(true) }
+        Self { address, socket, interface, segments: AtomicBool::new(true), door: None }
     }
 
     /// Where a packet to this address is sent.
@@ -79,7 +81,7 @@ pub(crate) struct UdpLink {
 
 /// Wakes a thread that sleeps on it and on sockets.
 #[derive(Debug)]
-pub(crate) struct Waker(std::os::fd::OwnedFd);
+pub(crate) struct Waker(OwnedFd);
 
 impl Waker {
     pub(crate) fn new() -> io::Result<Self> {
@@ -88,7 +90,7 @@ impl Waker {
         unsafe {
             match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
                 -1 => Err(io::Error::last_os_error()),
-                fd => Ok(Self(std::os::fd::OwnedFd::from_raw_fd(fd))),
+                fd => Ok(Self(OwnedFd::from_raw_fd(fd))),
             }
         }
     }
@@ -189,8 +191,8 @@ fn not_available() -> io::Error {
     io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)
 }
 
-/// Opens the socket of one of the device's addresses.
-fn open_own(address: IpAddr) -> io::Result<Arc<Socket>> {
+/// Opens the socket of one of the device's addresses; `through_kernel`: without a door.
+fn open_own(address: IpAddr, through_kernel: bool) -> io::Result<Arc<Socket>> {
     let at = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
     let interface = match address {
         IpAddr::V4(_) => 0,
@@ -200,13 +202,17 @@ fn open_own(address: IpAddr) -> io::Result<Arc<Socket>> {
         },
     };
     let socket = open(address, interface).map_err(at)?;
-    Ok(Arc::new(Socket::new(address, socket, interface)))
+    let mut socket = Socket::new(address, socket, interface);
+    if !through_kernel {
+        socket.door = machine::door(address);
+    }
+    Ok(Arc::new(socket))
 }
 
 impl UdpLink {
-    /// `through_kernel`: packets between this and other devices of the process are sent like all others.
+    /// `through_kernel`: packets between this and other devices of the machine are sent like all others.
     pub(crate) fn new(addresses: &[IpAddr], through_kernel: bool) -> io::Result<Self> {
-        let own = addresses.iter().map(|&address| open_own(address));
+        let own = addresses.iter().map(|&address| open_own(address, through_kernel));
         let own = own.collect::<io::Result<Vec<_>>>()?;
         let all = Mutex::new(own.clone());
         let all = Arc::new(Sockets { all, version: AtomicU32::new(1) });
@@ -321,7 +327,7 @@ impl Link for UdpLink {
         let socket =
             |&address: &IpAddr| match self.own.iter().find(|socket| socket.address == address) {
                 Some(socket) => Ok(socket.clone()),
-                None => open_own(address),
+                None => open_own(address, self.place.is_alone()),
             };
         let own = addresses.iter().map(socket).collect::<io::Result<Vec<_>>>()?;
         self.all.change(|all| {

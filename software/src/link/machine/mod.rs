@@ -1,0 +1,201 @@
+//! Packets between devices of different processes of one machine, which do not pass through the kernel's network.
+//!
+//! Each device has a door at each of its addresses: a socket of the machine's abstract name space, whose name has the
+//! address. That name space belongs to the network namespace, as addresses do. Whoever wants to send to an address
+//! knocks at its door, and hands over a ring (`ring`) that it writes to from then on. The connection wakes the reader,
+//! and ends with either process. Until the other side has answered, and where there is no door, packets go through
+//! the kernel's network.
+//!
+//! Both sides make sure that the other process is of the same user. They do not trust it otherwise (`ring`).
+
+mod ring;
+mod senders;
+mod ways;
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+pub(super) use self::senders::Senders;
+pub(super) use self::ways::Ways;
+
+/// How many connections a device accepts, and opens. Packets of more processes go through the kernel's network.
+const MOST: usize = 256;
+
+/// The longest text of an address.
+const TEXT: usize = 64;
+
+fn check(returned: isize) -> io::Result<usize> {
+    usize::try_from(returned).map_err(|_| io::Error::last_os_error())
+}
+
+/// The name of the door of an address. An address that is valid on one interface only has none: it can be there twice.
+fn name(address: IpAddr) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
+    if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) || address.is_multicast() {
+        return None;
+    }
+    // Changed whenever what is said there, or the ring, changes.
+    let text = format!("\0ibverbs-software 1 {address}");
+    // SAFETY: all zeros is a valid address structure.
+    let mut name: libc::sockaddr_un = unsafe { zeroed() };
+    name.sun_family = libc::AF_UNIX as _;
+    for (to, from) in name.sun_path.iter_mut().zip(text.bytes()) {
+        *to = from as _;
+    }
+    Some((name, (std::mem::offset_of!(libc::sockaddr_un, sun_path) + text.len()) as _))
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
+    unsafe {
+        let fd = check(libc::socket(libc::AF_UNIX, kind, 0) as _)?;
+        Ok(OwnedFd::from_raw_fd(fd as _))
+    }
+}
+
+/// Opens the door of an address; without one, all packets come through the kernel's network.
+pub(super) fn door(address: IpAddr) -> Option<OwnedFd> {
+    let (name, size) = name(address)?;
+    let socket = socket().ok()?;
+    // SAFETY: the address has that size; otherwise plain system calls for a socket of ours.
+    let opened = unsafe {
+        libc::bind(socket.as_raw_fd(), (&raw const name).cast(), size) == 0
+            && libc::listen(socket.as_raw_fd(), MOST as _) == 0
+    };
+    opened.then_some(socket)
+}
+
+/// Connects to the door of an address, if there is one, without blocking.
+fn connect(to: IpAddr) -> Option<OwnedFd> {
+    let (name, size) = name(to)?;
+    let connection = socket().ok()?;
+    // SAFETY: the address has that size.
+    let status = unsafe { libc::connect(connection.as_raw_fd(), (&raw const name).cast(), size) };
+    (status == 0).then_some(connection)
+}
+
+/// The next connection at a door, if there is one.
+fn accept(door: &OwnedFd) -> io::Result<OwnedFd> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: a plain system call for a socket of ours; what it returns is a new descriptor, ours alone.
+    unsafe {
+        let null = std::ptr::null_mut();
+        let fd = check(libc::accept4(door.as_raw_fd(), null, null.cast(), flags) as _)?;
+        Ok(OwnedFd::from_raw_fd(fd as _))
+    }
+}
+
+/// Whether the process at the other end is of this user.
+fn is_ours(connection: &OwnedFd) -> bool {
+    // SAFETY: the call fills in the structure, whose size it is told; all zeros is a valid value.
+    unsafe {
+        let mut other: libc::ucred = zeroed();
+        let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+        let (to, fd) = ((&raw mut other).cast(), connection.as_raw_fd());
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut size) == 0
+            && other.uid == libc::geteuid()
+    }
+}
+
+/// Sends one byte, without blocking. Fails if the other end is gone.
+fn ring_bell(connection: &OwnedFd) -> io::Result<()> {
+    // SAFETY: one byte is read from a live variable.
+    let sent = unsafe {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        libc::send(connection.as_raw_fd(), [1_u8].as_ptr().cast(), 1, flags)
+    };
+    match check(sent) {
+        // So much is there to be read that the other end wakes anyway.
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        sent => sent.map(drop),
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Heard {
+    Nothing,
+    Something,
+    /// The other end is gone.
+    End,
+}
+
+/// Receives one message, without blocking.
+fn listen(connection: &OwnedFd) -> Heard {
+    let mut byte = [0_u8];
+    // SAFETY: at most one byte is written to a live variable.
+    let received = unsafe {
+        libc::recv(connection.as_raw_fd(), byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT)
+    };
+    match check(received) {
+        Ok(0) => Heard::End,
+        Ok(_) => Heard::Something,
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Heard::Nothing,
+        Err(_) => Heard::End,
+    }
+}
+
+/// A control message with room for a descriptor, aligned as C has it.
+#[repr(C)]
+struct Control {
+    header: libc::cmsghdr,
+    file: [c_int; 2],
+}
+
+/// Says who we are, and hands over the ring.
+fn introduce(connection: &OwnedFd, from: IpAddr, file: &OwnedFd) -> io::Result<()> {
+    let text = from.to_string();
+    // SAFETY: all zeros is a valid value of these C structures; the message points to live variables of the sizes
+    // that it names. The arithmetic of `CMSG_LEN` is that of the structure.
+    unsafe {
+        let mut control: Control = zeroed();
+        control.header.cmsg_len = libc::CMSG_LEN(size_of::<c_int>() as _) as _;
+        control.header.cmsg_level = libc::SOL_SOCKET;
+        control.header.cmsg_type = libc::SCM_RIGHTS;
+        control.file[0] = file.as_raw_fd();
+        let mut part =
+            libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() };
+        let mut message: libc::msghdr = zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = libc::CMSG_SPACE(size_of::<c_int>() as _) as _;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        check(libc::sendmsg(connection.as_raw_fd(), &message, flags)).map(drop)
+    }
+}
+
+/// Receives what [`introduce`] sent, if it is there.
+fn meet(connection: &OwnedFd) -> io::Result<(IpAddr, OwnedFd)> {
+    let mut text = [0_u8; TEXT];
+    // SAFETY: as in `introduce`. The control message is read if the kernel has written one; there is room for one
+    // descriptor only, which is ours from here on.
+    let (length, file) = unsafe {
+        let mut control: Control = zeroed();
+        let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
+        let mut message: libc::msghdr = zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = libc::CMSG_LEN(size_of::<c_int>() as _) as _;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        let length = check(libc::recvmsg(connection.as_raw_fd(), &mut message, flags))?;
+        let (mut file, header) = (None, libc::CMSG_FIRSTHDR(&message));
+        if let Some(header) = header.as_ref()
+            && (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS)
+            && header.cmsg_len >= libc::CMSG_LEN(size_of::<c_int>() as _) as _
+        {
+            file = Some(OwnedFd::from_raw_fd(control.file[0]));
+        }
+        (length, file)
+    };
+    let text = std::str::from_utf8(&text[..length]).ok();
+    match (text.and_then(|text| text.parse().ok()), file) {
+        (Some(from), Some(file)) => Ok((from, file)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! The side that receives: the processes that send to a device.
+
+use std::ffi::c_int;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use super::ring::Reader;
+use super::{Heard, MOST, accept, is_ours, listen, meet, ring_bell};
+
+/// How many packets are read from a ring before others get their turn, and the answers are sent.
+const TURN: usize = 64;
+
+/// A process that sends to us.
+#[derive(Debug)]
+struct Sender {
+    from: IpAddr,
+    /// The address of ours that it sends to.
+    to: IpAddr,
+    connection: Arc<OwnedFd>,
+    reader: Reader,
+    /// What it sent before, through the kernel's network, may be in the socket still.
+    is_new: bool,
+    /// It is gone, or has another connection: what is in the ring is the last.
+    is_ending: bool,
+}
+
+/// The processes that send to a device.
+#[derive(Debug, Default)]
+pub(in crate::link) struct Senders {
+    /// Those who have not introduced themselves yet; the address whose door it was.
+    guests: Vec<(IpAddr, Arc<OwnedFd>)>,
+    all: Vec<Sender>,
+    /// Somebody could not be let in, for want of descriptors or memory. Not to be woken for it again and again, the
+    /// doors are left alone until something else happens.
+    is_waiting: bool,
+}
+
+impl Senders {
+    /// The connections of those who have not introduced themselves. [`Senders::attend`] is for them, and for all others.
+    pub(in crate::link) fn guests(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+        self.guests.iter().map(|(_, connection)| connection)
+    }
+
+    /// The connections of those who have. They tell of packets, and of the end.
+    pub(in crate::link) fn admitted(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+        self.all.iter().map(|sender| &sender.connection)
+    }
+
+    /// Ends the connections to addresses that the device has no more.
+    pub(in crate::link) fn keep(&mut self, has: impl Fn(IpAddr) -> bool) {
+        self.guests.retain(|&(to, _)| has(to));
+        self.all.retain(|sender| has(sender.to));
+    }
+
+    /// Whether to be woken for the doors.
+    pub(in crate::link) fn looks_at_doors(&self) -> bool {
+        !self.is_waiting
+    }
+
+    /// Lets in whoever is at the door of an address.
+    pub(in crate::link) fn open(&mut self, to: IpAddr, door: &OwnedFd) {
+        loop {
+            let guest = match accept(door) {
+                Ok(guest) => guest,
+                Err(e) => {
+                    self.is_waiting = e.kind() != io::ErrorKind::WouldBlock;
+                    return;
+                }
+            };
+            if is_ours(&guest) && self.guests.len() + self.all.len() < MOST {
+                self.guests.push((to, Arc::new(guest)));
+            }
+        }
+    }
+
+    /// Attends to those of its files that `is_ready` names.
+    pub(in crate::link) fn attend(&mut self, is_ready: impl Fn(c_int) -> bool) {
+        for sender in &mut self.all {
+            if is_ready(sender.connection.as_raw_fd()) {
+                // Bells since then; one that rings all the time is heard again the next time.
+                let mut heard = (0..8).map(|_| listen(&sender.connection));
+                sender.is_ending |=
+                    heard.find(|heard| *heard != Heard::Something) == Some(Heard::End);
+            }
+        }
+        let (ready, waiting) = std::mem::take(&mut self.guests)
+            .into_iter()
+            .partition(|(_, connection)| is_ready(connection.as_raw_fd()));
+        self.guests = waiting;
+        for (to, connection) in ready {
+            self.admit(to, connection);
+        }
+        self.all.retain(|sender| !sender.is_ending || !sender.reader.is_empty());
+    }
+
+    fn admit(&mut self, to: IpAddr, connection: Arc<OwnedFd>) {
+        let Ok((from, file)) = meet(&connection) else { return };
+        let Ok(reader) = Reader::new(&file) else { return };
+        if ring_bell(&connection).is_err() {
+            return;
+        }
+        for older in &mut self.all {
+            older.is_ending |= (older.from, older.to) == (from, to);
+        }
+        self.all.push(Sender { from, to, connection, reader, is_new: true, is_ending: false });
+    }
+
+    /// Asks all to wake us. Returns false if there are packets already.
+    pub(in crate::link) fn may_sleep(&self) -> bool {
+        self.all.iter().all(|sender| sender.reader.may_sleep())
+    }
+
+    /// Whether there is a packet of a process whose earlier packets may be in the socket still. Asked once: they are to
+    /// be received first.
+    pub(in crate::link) fn is_one_new(&mut self) -> bool {
+        let mut found = false;
+        for sender in &mut self.all {
+            if sender.is_new && !sender.reader.is_empty() {
+                sender.is_new = false;
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// Passes on packets with their source and destination; returns their number.
+    pub(in crate::link) fn receive(
+        &mut self,
+        mut each: impl FnMut(IpAddr, IpAddr, &[u8]),
+    ) -> usize {
+        let (mut count, mut is_over) = (0, false);
+        for sender in &mut self.all {
+            let (from, to) = (sender.from, sender.to);
+            match sender.reader.read(TURN, |packet| each(from, to, packet)) {
+                Ok(read) => count += read,
+                Err(_) => sender.is_ending = true,
+            }
+            is_over |= sender.is_ending;
+        }
+        if is_over {
+            self.all.retain(|sender| !sender.is_ending || !sender.reader.is_empty());
+        }
+        count
+    }
+}

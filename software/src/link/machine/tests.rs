@@ -1,0 +1,164 @@
+//! Both sides of connections, in one process.
+
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use super::ways::LOOK;
+use super::{Heard, MOST, Senders, Ways, connect, door, introduce, listen, name, ring_bell};
+use crate::files::{wait, wait_for};
+use crate::link::own_address;
+use crate::wire::Packet;
+
+fn files(senders: &Senders) -> Vec<libc::pollfd> {
+    senders.guests().chain(senders.admitted()).map(|file| wait_for(file.as_raw_fd())).collect()
+}
+
+/// Attends to everything that is ready, also at the door.
+fn attend(senders: &mut Senders, to: IpAddr, door: &OwnedFd) {
+    senders.open(to, door);
+    let mut files = files(senders);
+    wait(&mut files, Some(Duration::ZERO));
+    let ready: Vec<_> = files.iter().filter(|file| file.revents != 0).map(|file| file.fd).collect();
+    senders.attend(|fd| ready.contains(&fd));
+}
+
+fn received(senders: &mut Senders) -> Vec<(IpAddr, IpAddr, Vec<u8>)> {
+    let mut packets = Vec::new();
+    senders.receive(|from, to, packet| packets.push((from, to, packet.to_vec())));
+    packets
+}
+
+fn packet(number: u8) -> Packet {
+    Packet { addresses: None, bytes: vec![number; 20] }
+}
+
+#[test]
+fn a_ring_is_handed_over_and_ends_with_either_side() {
+    let (from, to) = (own_address(20), own_address(21));
+    let mut ways = Ways::new();
+    // Nobody is there, and is not asked again at once.
+    assert!(ways.ring(from, to).is_none());
+    let opened = door(to).unwrap();
+    assert!(ways.ring(from, to).is_none());
+    assert!(door(to).is_none(), "an address has one door");
+
+    ways.clear();
+    let mut senders = Senders::default();
+    assert!(ways.ring(from, to).is_none(), "no answer yet");
+    attend(&mut senders, to, &opened);
+    attend(&mut senders, to, &opened);
+    let ring = ways.ring(from, to).expect("it was admitted");
+    ring.send(&[packet(1), packet(2)]).unwrap();
+    assert!(senders.is_one_new() && !senders.is_one_new());
+    let expected = [1, 2].map(|number| (from, to, vec![number; 20]));
+    assert_eq!(received(&mut senders), expected);
+
+    // A bell wakes the reader, once.
+    assert!(senders.may_sleep());
+    ring.send(&[packet(3)]).unwrap();
+    ring.send(&[packet(4)]).unwrap();
+    let mut bells = files(&senders);
+    assert!(wait(&mut bells, Some(Duration::ZERO)) && !senders.may_sleep());
+    attend(&mut senders, to, &opened);
+    assert!(!wait(&mut bells, Some(Duration::ZERO)));
+    assert_eq!(received(&mut senders).len(), 2);
+
+    // The last packets of a process that is gone arrive; then it is forgotten.
+    ring.send(&[packet(5)]).unwrap();
+    ways.clear();
+    attend(&mut senders, to, &opened);
+    assert_eq!(files(&senders).len(), 1);
+    assert_eq!(received(&mut senders).len(), 1);
+    assert_eq!(files(&senders).len(), 0);
+
+    // The reader goes: the writer notices it when it is to be woken, or when it has not read for a while.
+    for asleep in [true, false] {
+        ways.clear();
+        assert!(ways.ring(from, to).is_none());
+        attend(&mut senders, to, &opened);
+        attend(&mut senders, to, &opened);
+        let ring = ways.ring(from, to).unwrap();
+        assert!(!asleep || senders.may_sleep());
+        senders.keep(|_| false);
+        assert_eq!(ring.send(&[packet(6)]).is_err(), asleep);
+        if asleep {
+            ways.forget(from, to);
+        } else {
+            std::thread::sleep(LOOK);
+        }
+        assert!(ways.ring(from, to).is_none(), "it has knocked again");
+        attend(&mut senders, to, &opened);
+        attend(&mut senders, to, &opened);
+        assert!(ways.ring(from, to).is_some());
+    }
+}
+
+#[test]
+fn who_connects_again_replaces_its_earlier_connection() {
+    let (from, to) = (own_address(22), own_address(23));
+    let opened = door(to).unwrap();
+    let mut senders = Senders::default();
+    let mut both = [Ways::new(), Ways::new()];
+    for (ways, number) in both.iter_mut().zip(1..) {
+        assert!(ways.ring(from, to).is_none());
+        attend(&mut senders, to, &opened);
+        attend(&mut senders, to, &opened);
+        ways.ring(from, to).unwrap().send(&[packet(number)]).unwrap();
+    }
+    let numbers: Vec<_> = received(&mut senders).iter().map(|packet| packet.2[0]).collect();
+    assert_eq!(numbers, [1, 2]);
+    assert_eq!(files(&senders).len(), 1);
+}
+
+#[test]
+fn guests_that_say_nothing_sensible_are_sent_away() {
+    let (from, to) = (own_address(24), own_address(25));
+    let opened = door(to).unwrap();
+    let mut senders = Senders::default();
+    let silent = connect(to).unwrap();
+    let says_one_byte = connect(to).unwrap();
+    ring_bell(&says_one_byte).unwrap();
+    let has_no_ring = connect(to).unwrap();
+    let other = std::fs::File::open("/proc/self/exe").unwrap().into();
+    introduce(&has_no_ring, from, &other).unwrap();
+    drop(connect(to).unwrap());
+    for _ in 0..3 {
+        attend(&mut senders, to, &opened);
+    }
+    assert_eq!(files(&senders).len(), 1, "the silent one");
+    for ended in [&says_one_byte, &has_no_ring] {
+        assert_eq!(listen(ended), Heard::End);
+    }
+    assert_eq!(listen(&silent), Heard::Nothing);
+    drop(silent);
+    attend(&mut senders, to, &opened);
+    assert_eq!(files(&senders).len(), 0);
+}
+
+/// There is room for so many; others go through the kernel's network.
+#[test]
+fn there_are_not_too_many_connections() {
+    let to = own_address(26);
+    let opened = door(to).unwrap();
+    let mut senders = Senders::default();
+    let mut guests = Vec::new();
+    for _ in 0..MOST + 10 {
+        let mut ways = Ways::new();
+        assert!(ways.ring(own_address(27), to).is_none());
+        guests.push(ways);
+        senders.open(to, &opened);
+    }
+    assert_eq!(files(&senders).len(), MOST);
+    drop(guests);
+    attend(&mut senders, to, &opened);
+    assert_eq!(files(&senders).len(), 0);
+}
+
+#[test]
+fn addresses_that_may_be_there_twice_have_no_door() {
+    for address in ["fe80::1", "ff02::1", "224.0.0.1"] {
+        assert!(door(address.parse().unwrap()).is_none());
+    }
+    assert!(name("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap()).is_some());
+}
