@@ -121,7 +121,7 @@ impl Receiver {
     /// Attends to other processes who come and go, and hears the bells; `files` are those of `Sources`, after the wait.
     pub(crate) fn attend(&mut self, files: &[libc::pollfd]) {
         let ready: Vec<_> = files.iter().filter(|f| f.revents != 0).map(|f| f.fd).collect();
-        let all_doors = !self.senders.looks_at_doors();
+        let all_doors = self.senders.stop_waiting();
         if ready.is_empty() && !all_doors {
             return;
         }

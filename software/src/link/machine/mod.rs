@@ -27,6 +27,9 @@ const MOST: usize = 256;
 /// The longest text of an address.
 const TEXT: usize = 64;
 
+/// What the kernel says instead of any user that this process's namespace does not have.
+const NO_USER: libc::uid_t = 65_534;
+
 fn check(returned: isize) -> io::Result<usize> {
     usize::try_from(returned).map_err(|_| io::Error::last_os_error())
 }
@@ -97,6 +100,7 @@ fn is_ours(connection: &OwnedFd) -> bool {
         let (to, fd) = ((&raw mut other).cast(), connection.as_raw_fd());
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut size) == 0
             && other.uid == libc::geteuid()
+            && other.uid != NO_USER
     }
 }
 

@@ -59,13 +59,19 @@ impl Senders {
         !self.is_waiting
     }
 
+    /// Whether somebody waits at a door, who is now to be let in.
+    pub(in crate::link) fn stop_waiting(&mut self) -> bool {
+        std::mem::take(&mut self.is_waiting)
+    }
+
     /// Lets in whoever is at the door of an address.
     pub(in crate::link) fn open(&mut self, to: IpAddr, door: &OwnedFd) {
-        loop {
+        // Those of other users, who are sent away, could go on for ever.
+        for _ in 0..64 {
             let guest = match accept(door) {
                 Ok(guest) => guest,
                 Err(e) => {
-                    self.is_waiting = e.kind() != io::ErrorKind::WouldBlock;
+                    self.is_waiting |= e.kind() != io::ErrorKind::WouldBlock;
                     return;
                 }
             };

@@ -149,6 +149,7 @@ fn there_are_not_too_many_connections() {
         guests.push(ways);
         senders.open(to, &opened);
     }
+    assert!(senders.looks_at_doors());
     assert_eq!(files(&senders).len(), MOST);
     drop(guests);
     attend(&mut senders, to, &opened);
@@ -161,4 +162,45 @@ fn addresses_that_may_be_there_twice_have_no_door() {
         assert!(door(address.parse().unwrap()).is_none());
     }
     assert!(name("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap()).is_some());
+}
+
+/// Nobody is forgotten because another process comes.
+#[test]
+fn several_processes_have_a_ring_each() {
+    let from = own_address(28);
+    let addresses = [29, 30, 31].map(own_address);
+    let doors = addresses.map(|to| door(to).unwrap());
+    let mut senders = Senders::default();
+    let mut ways = Ways::new();
+    for &to in &addresses {
+        assert!(ways.ring(from, to).is_none());
+    }
+    for _ in 0..2 {
+        for (&to, door) in addresses.iter().zip(&doors) {
+            attend(&mut senders, to, door);
+        }
+    }
+    // The answers are there, and are heard by whoever looks for processes that are gone.
+    let other = own_address(32);
+    let _door = door(other).unwrap();
+    assert!(ways.ring(from, other).is_none());
+    for (&to, number) in addresses.iter().zip(1..) {
+        ways.ring(from, to).unwrap().send(&[packet(number)]).unwrap();
+    }
+    let numbers: Vec<_> = received(&mut senders).iter().map(|packet| packet.2[0]).collect();
+    assert_eq!(numbers, [1, 2, 3]);
+}
+
+/// Without descriptors nobody is let in, and nobody is woken for it again and again.
+#[test]
+fn who_cannot_be_let_in_waits() {
+    let to = own_address(33);
+    let opened = door(to).unwrap();
+    let mut senders = Senders::default();
+    let closed = std::fs::File::open("/dev/null").unwrap().into();
+    senders.open(to, &closed);
+    assert!(!senders.looks_at_doors(), "that file is no door, which is an error as well");
+    senders.open(to, &opened);
+    assert!(!senders.looks_at_doors(), "somebody waits at the other one");
+    assert!(senders.stop_waiting() && senders.looks_at_doors() && !senders.stop_waiting());
 }

@@ -64,12 +64,15 @@ impl Connection {
 
     /// Whether the other process is gone. It is looked up now and then, while it has not answered or does not read.
     fn is_gone(&mut self) -> bool {
-        if self.is_admitted {
-            if self.writer.is_empty() || self.looked.elapsed() < LOOK {
-                return false;
-            }
-            self.looked = Instant::now();
+        if self.is_admitted && (self.writer.is_empty() || self.looked.elapsed() < LOOK) {
+            return false;
         }
+        self.looked = Instant::now();
+        self.is_cut_off()
+    }
+
+    /// Hears what the other process says, and returns whether it is gone.
+    fn is_cut_off(&mut self) -> bool {
         let heard = listen(&self.connection);
         self.is_admitted |= heard == Heard::Something;
         heard == Heard::End
@@ -142,7 +145,7 @@ impl Ways {
         if matches!(way, Way::Ring(_)) || self.ways.len() >= MOST {
             self.ways.retain(|_, way| match way {
                 Way::Network(since) => since.elapsed() < AGAIN,
-                Way::Ring(ring) => listen(&ring.connection) != Heard::End,
+                Way::Ring(ring) => !ring.is_cut_off(),
             });
         }
         if self.ways.len() < MOST {
