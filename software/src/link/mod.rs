@@ -14,10 +14,22 @@ use std::net::IpAddr;
 use crate::transport::timers::Time;
 use crate::wire::Packet;
 
+/// How many bytes may be under way to where nothing else is known: about the receive buffer of an ordinary user's
+/// socket.
+pub(crate) const LITTLE_ROOM: usize = 128 << 10;
+
+/// The same for a device of this process, which has more room: so the two devices' threads wait less for each other.
+const MUCH_ROOM: usize = 512 << 10;
+
 /// Sends packets. It may lose them, as any network may; it never blocks.
 pub(crate) trait Link: Debug + Send {
     /// Sends packets, each with its addresses set. The caller keeps them.
     fn send(&mut self, packets: &mut [Packet]);
+
+    /// How many bytes one queue pair may have under way to this address.
+    fn room(&mut self, _to: IpAddr) -> usize {
+        LITTLE_ROOM
+    }
 
     /// Receives packets to a multicast group from now on.
     fn join(&mut self, group: IpAddr) -> io::Result<()>;

@@ -200,6 +200,11 @@ impl Place {
         self.last.as_ref()?.2.as_deref()
     }
 
+    /// Whether the device with this address is in this process.
+    pub(super) fn is_neighbour(&mut self, address: IpAddr) -> bool {
+        self.neighbour(address).is_some()
+    }
+
     /// Splits off the first packets, as many as go the same way, and sends them if that is not through the kernel.
     /// Returns their number, and whether they were sent.
     pub(super) fn send_some(&mut self, packets: &mut [Packet]) -> (usize, bool) {
@@ -246,7 +251,7 @@ mod tests {
     use crate::files::{wait, wait_for};
     use crate::link::receive::Receiver;
     use crate::link::udp::UdpLink;
-    use crate::link::{Link, own_address};
+    use crate::link::{LITTLE_ROOM, Link, MUCH_ROOM, own_address};
     use crate::wire::PORT;
 
     fn link(address: u8, through_kernel: bool) -> UdpLink {
@@ -279,6 +284,9 @@ mod tests {
     fn neighbours_get_packets_without_the_kernel() {
         let (mut one, other) = (link(2, false), link(3, false));
         let mut receiver = Receiver::new(other.sockets(), other.inbox());
+
+        let room = [3, 4].map(|to| one.room(own_address(to)));
+        assert_eq!(room, [MUCH_ROOM, LITTLE_ROOM]);
 
         // In order, with their addresses; one wake-up for all that came while there was something.
         for few in (0..200).collect::<Vec<_>>().chunks(64) {

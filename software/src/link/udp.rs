@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::neighbours::{Inbox, Place};
-use super::{Link, machine, send};
+use super::{LITTLE_ROOM, Link, MUCH_ROOM, machine, send};
 use crate::wire::{PORT, Packet};
 
 // Missing in some C libraries' headers.
@@ -307,6 +307,10 @@ impl Link for UdpLink {
             }
             left = &mut left[run..];
         }
+    }
+
+    fn room(&mut self, to: IpAddr) -> usize {
+        if self.place.is_neighbour(to) { MUCH_ROOM } else { LITTLE_ROOM }
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

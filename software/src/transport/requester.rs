@@ -8,15 +8,13 @@ use super::queue_pair::QueuePair;
 use super::timers::Time;
 use super::work::{Bind, Data, Extra, Operation, Posted, Release, SendRequest};
 use crate::ffi::{ibv_event_type, ibv_qp_state as State, ibv_wc_status as Status};
+use crate::link::LITTLE_ROOM;
 use crate::wire::header::{AtomicEth, Bth, Deth, Reth, XrcEth};
 use crate::wire::opcode::{self, Part};
 use crate::wire::sequence::{add, distance};
 
 /// The number of packets that a queue pair sends in one turn, before others get theirs.
 pub(crate) const TURN: u32 = 32;
-
-/// The most unacknowledged bytes: about the receive buffer of an ordinary user's socket.
-const WINDOW_BYTES: usize = 128 << 10;
 
 /// The number of packets that one READ request asks for; a longer READ is several requests on the wire.
 const READ_PACKETS: u32 = 16;
@@ -48,8 +46,10 @@ pub(crate) struct SendQueue {
     pub(crate) deadline: Option<Time>,
     /// The peer had no receive: nothing is sent before this time.
     pub(crate) not_ready_until: Option<Time>,
-    /// The window in packets, if losses have reduced it below the maximum.
+    /// The most packets without an acknowledgement. Losses reduce it.
     pub(crate) window: u32,
+    /// What it is without losses.
+    pub(crate) full_window: u32,
     /// A gap in the answers was seen, and they were requested again. Prevents a second request for the same gap.
     pub(crate) asked_again: bool,
 }
@@ -73,11 +73,6 @@ impl SendQueue {
 
 fn packets(length: u32, mtu: usize) -> u32 {
     (length as usize).div_ceil(mtu).max(1) as u32
-}
-
-/// The maximum window for packets of this size.
-pub(crate) fn full_window(mtu: usize) -> u32 {
-    (WINDOW_BYTES / mtu).clamp(32, 128) as u32
 }
 
 /// The outcome of an attempt to send at the cursor.
@@ -112,8 +107,9 @@ impl QueuePair {
 
     /// Sends as many packets as state, window and turn allow.
     pub(crate) fn send_requests(&mut self, core: &mut Core) {
-        if self.sq.window == 0 {
-            self.sq.window = full_window(self.mtu);
+        let asked_for = distance(self.sq.next, self.sq.unacknowledged);
+        if asked_for > self.sq.window as i32 && self.transport.is_reliable() {
+            self.open_window(core);
         }
         let mut turn = TURN;
         while self.is_up()
@@ -387,13 +383,26 @@ impl QueuePair {
         self.send_requests(core);
     }
 
+    /// Determines how large the window is for the current way to the peer, which may change.
+    fn open_window(&mut self, core: &mut Core) {
+        let bytes = match self.path {
+            Some(path) => core.link().room(path.to),
+            None => LITTLE_ROOM,
+        };
+        let full = (bytes / self.mtu).clamp(32, 128) as u32;
+        if self.sq.window == self.sq.full_window {
+            self.sq.window = full;
+        }
+        self.sq.full_window = full;
+    }
+
     /// Shrinks the window after a loss; acknowledgements make it grow again.
     pub(crate) fn shrink_window(&mut self) {
         self.sq.window = (self.sq.window / 2).max(4);
     }
 
     pub(crate) fn grow_window(&mut self) {
-        self.sq.window = (self.sq.window + 1).min(full_window(self.mtu));
+        self.sq.window = (self.sq.window + 1).min(self.sq.full_window);
     }
 
     /// Handles the timer: an answer is overdue, or the peer may be ready now.
