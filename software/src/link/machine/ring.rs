@@ -405,7 +405,7 @@ mod tests {
     fn a_hostile_writer_is_noticed() {
         let mut random = Random::new(7);
         let mut broken = 0;
-        for _ in 0..3_000 {
+        for _ in 0..300 {
             let (mut writer, mut reader) = ring();
             for number in 0..random.below(20) as u32 {
                 writer.write(&packet(number));
@@ -440,7 +440,7 @@ mod tests {
                 assert!(reader.is_empty() && reader.may_sleep());
             }
         }
-        assert!(broken > 1_000, "{broken}");
+        assert!(broken > 100, "{broken}");
     }
 
     /// The other process says that it has read what is not there.
