@@ -31,6 +31,9 @@ const NEAR: u32 = 256 << 10;
 /// A file of this size stays as it is: a shorter one would end whoever uses the memory.
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
+/// Nobody can make the file a program; some systems insist on it. Missing in some C libraries' headers.
+const MFD_NOEXEC_SEAL: u32 = 8;
+
 /// What the reader and the writer change often is on cache lines of their own.
 #[repr(C, align(64))]
 struct Line(AtomicU32);
@@ -103,10 +106,20 @@ impl Drop for Mapping {
 
 /// A new file in memory.
 fn memory_file(size: usize, seals: c_int) -> io::Result<OwnedFd> {
-    // SAFETY: the name is a string; what the first call returns is a new descriptor, ours alone.
+    // SAFETY: the name is a string, the limit a live structure; what `create` returns is a new descriptor, ours alone.
     unsafe {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        let fd = check(libc::memfd_create(c"ibverbs-software".as_ptr(), flags) as _)? as c_int;
+        // Beyond this limit there is no error, but a signal that ends the program.
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        check(libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) as _)?;
+        if limit.rlim_cur < size as libc::rlim_t {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+        let create = |more| {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | more;
+            check(libc::memfd_create(c"ibverbs-software".as_ptr(), flags) as _)
+        };
+        // Before Linux 6.3 that is not known.
+        let fd = create(MFD_NOEXEC_SEAL).or_else(|_| create(0))? as c_int;
         let file = OwnedFd::from_raw_fd(fd);
         check(libc::ftruncate(fd, size as _) as _)?;
         check(libc::fcntl(fd, libc::F_ADD_SEALS, seals) as _)?;
@@ -453,6 +466,27 @@ mod tests {
             while writer.write(&[0; LONGEST]) {}
             assert!(!writer.is_empty());
         }
+    }
+
+    /// The limit is of a process: its own tests of it are in a child, which ends.
+    #[test]
+    fn a_limit_on_files_is_an_error_and_no_signal() {
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+            // SAFETY: a live structure.
+            let limited = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) } == 0;
+            let error = memory_file(Mapping::LENGTH, SEALS).map_err(|e| e.raw_os_error()).err();
+            let is_good = limited && error == Some(Some(libc::EFBIG));
+            // SAFETY: it ends the process at once.
+            unsafe { libc::_exit(if is_good { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: a live variable; the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
     }
 
     #[test]
