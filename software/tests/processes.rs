@@ -6,6 +6,7 @@ mod patience;
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,7 +29,16 @@ struct Process(Child);
 
 impl Process {
     fn run(test: &str, address: SocketAddr) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
+        Self::spawn(test, address, &mut Command::new(std::env::current_exe().unwrap()))
+    }
+
+    /// As another user, who need not have access to the folder of this program.
+    fn run_as(user: u32, test: &str, address: SocketAddr) -> Self {
+        Self::spawn(test, address, Command::new("/proc/self/exe").uid(user))
+    }
+
+    fn spawn(test: &str, address: SocketAddr, program: &mut Command) -> Self {
+        let child = program
             .args(["--exact", test, "--nocapture"])
             .env(PART, test)
             .env(ADDRESS, address.to_string())
@@ -232,6 +242,26 @@ fn packets_to_other_processes_are_in_shared_memory() {
     }
     drop((context, device));
     wait_until("nothing is left", || rings() == 0);
+}
+
+#[test]
+fn processes_of_other_users_share_no_memory() {
+    // SAFETY: no memory is involved.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("NOT CHECKED: only root can run a process as another user");
+        return;
+    }
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let _child = Process::run_as(1, "sends_back_until_its_peer_is_gone", address);
+    let accepted = prepare(&domain).accept(&listener, b"", deadline());
+    let (mut channel, _) = accepted.unwrap();
+    exchange(&mut channel, &domain, |number| number == 100);
+    assert_eq!(rings(), 0);
 }
 
 #[test]
