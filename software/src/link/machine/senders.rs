@@ -84,12 +84,9 @@ impl Senders {
     /// Attends to those of its files that `is_ready` names.
     pub(in crate::link) fn attend(&mut self, is_ready: impl Fn(c_int) -> bool) {
         for sender in &mut self.all {
-            if is_ready(sender.connection.as_raw_fd()) {
-                // Bells since then; one that rings all the time is heard again the next time.
-                let mut heard = (0..8).map(|_| listen(&sender.connection));
-                sender.is_ending |=
-                    heard.find(|heard| *heard != Heard::Something) == Some(Heard::End);
-            }
+            // If there is more to hear, it will be ready again.
+            let is_ready = is_ready(sender.connection.as_raw_fd());
+            sender.is_ending |= is_ready && listen(&sender.connection) == Heard::End;
         }
         let (ready, waiting) = std::mem::take(&mut self.guests)
             .into_iter()
