@@ -86,7 +86,7 @@ impl Inbox {
 }
 
 /// A network namespace. The same address may be there in several, in which threads of one process may be.
-type Namespace = (u64, u64);
+pub(super) type Namespace = (u64, u64);
 
 /// The inboxes of the devices of a process.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ static NEIGHBOURS: RwLock<Neighbours> =
 static VERSION: AtomicU32 = AtomicU32::new(1);
 
 /// The namespace of this thread.
-fn namespace() -> Option<Namespace> {
+pub(super) fn namespace() -> Option<Namespace> {
     let file = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
     Some((file.dev(), file.ino()))
 }
@@ -149,7 +149,7 @@ impl Place {
     /// Without `joins`, its packets pass through the kernel.
     pub(super) fn new(inbox: Arc<Inbox>, joins: bool) -> Self {
         let namespace = if joins { namespace() } else { None };
-        let ways = joins.then(Ways::new);
+        let ways = namespace.map(Ways::new);
         Self { inbox, namespace, addresses: Vec::new(), last: None, ways }
     }
 

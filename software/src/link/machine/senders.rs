@@ -99,7 +99,13 @@ impl Senders {
     }
 
     fn admit(&mut self, to: IpAddr, connection: Arc<OwnedFd>) {
-        let Ok((from, file)) = meet(&connection) else { return };
+        let (from, file) = match meet(&connection) {
+            Ok(met) => met,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                return self.guests.push((to, connection));
+            }
+            Err(_) => return,
+        };
         let Ok(reader) = Reader::new(&file) else { return };
         if ring_bell(&connection).is_err() {
             return;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::ways::LOOK;
 use super::{Heard, MOST, Senders, Ways, connect, door, introduce, listen, name, ring_bell};
 use crate::files::{wait, wait_for};
+use crate::link::neighbours::namespace;
 use crate::link::own_address;
 use crate::wire::Packet;
 
@@ -23,6 +24,10 @@ fn attend(senders: &mut Senders, to: IpAddr, door: &OwnedFd) {
     senders.attend(|fd| ready.contains(&fd));
 }
 
+fn new_ways() -> Ways {
+    Ways::new(namespace().unwrap())
+}
+
 fn received(senders: &mut Senders) -> Vec<(IpAddr, IpAddr, Vec<u8>)> {
     let mut packets = Vec::new();
     senders.receive(|from, to, packet| packets.push((from, to, packet.to_vec())));
@@ -36,7 +41,7 @@ fn packet(number: u8) -> Packet {
 #[test]
 fn a_ring_is_handed_over_and_ends_with_either_side() {
     let (from, to) = (own_address(20), own_address(21));
-    let mut ways = Ways::new();
+    let mut ways = new_ways();
     // Nobody is there, and is not asked again at once.
     assert!(ways.ring(from, to).is_none());
     let opened = door(to).unwrap();
@@ -101,7 +106,7 @@ fn who_connects_again_replaces_its_earlier_connection() {
     let (from, to) = (own_address(22), own_address(23));
     let opened = door(to).unwrap();
     let mut senders = Senders::default();
-    let mut both = [Ways::new(), Ways::new()];
+    let mut both = [new_ways(), new_ways()];
     for (ways, number) in both.iter_mut().zip(1..) {
         assert!(ways.ring(from, to).is_none());
         attend(&mut senders, to, &opened);
@@ -146,7 +151,7 @@ fn there_are_not_too_many_connections() {
     let mut senders = Senders::default();
     let mut guests = Vec::new();
     for _ in 0..MOST + 10 {
-        let mut ways = Ways::new();
+        let mut ways = new_ways();
         assert!(ways.ring(own_address(27), to).is_none());
         guests.push(ways);
         senders.open(to, &opened);
@@ -173,7 +178,7 @@ fn several_processes_have_a_ring_each() {
     let addresses = [29, 30, 31].map(own_address);
     let doors = addresses.map(|to| door(to).unwrap());
     let mut senders = Senders::default();
-    let mut ways = Ways::new();
+    let mut ways = new_ways();
     for &to in &addresses {
         assert!(ways.ring(from, to).is_none());
     }
@@ -205,4 +210,30 @@ fn who_cannot_be_let_in_waits() {
     senders.open(to, &opened);
     assert!(!senders.looks_at_doors(), "somebody waits at the other one");
     assert!(senders.stop_waiting() && senders.looks_at_doors() && !senders.stop_waiting());
+}
+
+/// A thread in another network namespace would find the doors of that one.
+#[test]
+fn threads_elsewhere_do_not_knock() {
+    let (from, to) = (own_address(34), own_address(35));
+    let opened = door(to).unwrap();
+    let mut senders = Senders::default();
+    assert!(Ways::new((0, 0)).ring(from, to).is_none());
+    senders.open(to, &opened);
+    assert_eq!(files(&senders).len(), 0);
+    assert!(new_ways().ring(from, to).is_none());
+    senders.open(to, &opened);
+    assert_eq!(files(&senders).len(), 1);
+}
+
+/// Who connects may be seen before it has said who it is.
+#[test]
+fn a_guest_has_time_to_introduce_itself() {
+    let to = own_address(36);
+    let opened = door(to).unwrap();
+    let mut senders = Senders::default();
+    let _guest = connect(to).unwrap();
+    senders.open(to, &opened);
+    senders.attend(|_| true);
+    assert_eq!(files(&senders).len(), 1);
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::ring::Writer;
 use super::{Heard, MOST, connect, introduce, is_ours, listen, ring_bell};
+use crate::link::neighbours::{Namespace, namespace};
 use crate::wire::Packet;
 
 /// How long to wait before knocking again at a door that was not there, or stayed closed.
@@ -94,11 +95,13 @@ pub(in crate::link) struct Ways {
     ways: BTreeMap<(IpAddr, IpAddr), Way>,
     /// [`forks`] of the process that has opened them.
     forks: u32,
+    /// Where the device's addresses are. A thread that sends may be elsewhere, and would find other doors there.
+    namespace: Namespace,
 }
 
 impl Ways {
-    pub(in crate::link) fn new() -> Self {
-        Self { ways: BTreeMap::new(), forks: forks() }
+    pub(in crate::link) fn new(namespace: Namespace) -> Self {
+        Self { ways: BTreeMap::new(), forks: forks(), namespace }
     }
 
     /// Ends all connections: the device has other addresses now.
@@ -141,7 +144,9 @@ impl Ways {
 
     fn knock(&mut self, from: IpAddr, to: IpAddr) {
         self.ways.remove(&(from, to));
-        let way = Connection::new(from, to).map_or_else(|| Way::Network(Instant::now()), Way::Ring);
+        let is_here = namespace() == Some(self.namespace);
+        let ring = if is_here { Connection::new(from, to) } else { None };
+        let way = ring.map_or_else(|| Way::Network(Instant::now()), Way::Ring);
         if matches!(way, Way::Ring(_)) || self.ways.len() >= MOST {
             self.ways.retain(|_, way| match way {
                 Way::Network(since) => since.elapsed() < AGAIN,
