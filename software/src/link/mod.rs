@@ -48,9 +48,11 @@ pub(crate) trait Clock: Debug + Send + Sync {
     /// Nanoseconds since 1970.
     fn wall_clock(&self) -> Time;
 
-    /// The shortest time to wait for an answer. A shorter one makes no sense if each packet has to wake a
-    /// thread.
-    fn min_timeout(&self) -> Time;
+    /// How long to wait for an answer after so many retries. Where threads have to be woken, that may be longer than it
+    /// was configured.
+    fn timeout(&self, configured: Time, _retries: u8) -> Time {
+        configured
+    }
 }
 
 /// An address of this machine that no test of another process has, for each number below 60.

@@ -35,10 +35,6 @@ impl Clock for VirtualClock {
     fn wall_clock(&self) -> Time {
         self.now()
     }
-
-    fn min_timeout(&self) -> Time {
-        0
-    }
 }
 
 #[derive(Debug)]

@@ -136,8 +136,8 @@ impl Core {
         self.clock.now()
     }
 
-    pub(crate) fn min_timeout(&self) -> Time {
-        self.clock.min_timeout()
+    pub(crate) fn timeout(&self, configured: Time, retries: u8) -> Time {
+        self.clock.timeout(configured, retries)
     }
 
     // ---- Packets ----

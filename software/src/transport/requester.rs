@@ -157,7 +157,7 @@ impl QueuePair {
     pub(crate) fn restart_timer(&mut self, core: &mut Core) {
         let exponent = self.attr.timeout & 0x1f;
         self.sq.deadline = (exponent != 0 && self.is_waiting())
-            .then(|| core.now() + (4096_u64 << exponent).max(core.min_timeout()));
+            .then(|| core.now() + core.timeout(4096 << exponent, self.sq.retries));
         self.schedule(core);
     }
 

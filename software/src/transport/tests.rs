@@ -32,10 +32,6 @@ impl Clock for VirtualClock {
     fn wall_clock(&self) -> Time {
         self.now()
     }
-
-    fn min_timeout(&self) -> Time {
-        0
-    }
 }
 
 pub(super) type Sent = Arc<Mutex<VecDeque<(IpAddr, IpAddr, Vec<u8>)>>>;
