@@ -40,6 +40,10 @@ pub(crate) struct Threaded {
     /// Its `polled` is changed with the engine's lock held.
     inbox: Arc<Inbox>,
     turns: Turns,
+    /// How many threads pause, since there is no processor for all who poll.
+    pausing: AtomicU32,
+    /// Whether one of them waits for packets.
+    watched: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -61,6 +65,8 @@ impl Driver {
             sleeps_until: AtomicU64::new(0),
             polls: AtomicU32::new(0),
             turns: Turns::new(),
+            pausing: AtomicU32::new(0),
+            watched: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         }))
     }
@@ -168,9 +174,24 @@ impl Threaded {
         }
     }
 
-    /// Sleeps until a packet arrives, but not for longer than `PAUSE`: the inbox wakes nobody who polls.
+    /// Sleeps for `PAUSE` at most: one thread until a packet arrives, which it then receives for all, and the others the
+    /// longer the more they are. If all of them woke for each packet, nobody would get to work.
     #[cold]
     fn pause(&self) {
+        let others = self.pausing.fetch_add(1, Ordering::Relaxed);
+        if self.watched.swap(true, Ordering::Acquire) {
+            std::thread::sleep(PAUSE * (1 + others / 8));
+        } else {
+            self.watch();
+            self.watched.store(false, Ordering::Release);
+        }
+        self.pausing.fetch_sub(1, Ordering::Relaxed);
+        // The program attends to the packets no less than if it had polled.
+        self.polls.fetch_add(FEW_POLLS, Ordering::Relaxed);
+    }
+
+    /// Sleeps until a packet arrives, but not for longer than `PAUSE`: the inbox wakes nobody who polls.
+    fn watch(&self) {
         let found =
             self.receiver.try_lock().map(|mut receiver| (receiver.sources(), receiver.may_sleep()));
         match found {
@@ -188,8 +209,6 @@ impl Threaded {
             }
             Err(_) => std::thread::sleep(PAUSE),
         }
-        // The program attends to the packets no less than if it had polled.
-        self.polls.fetch_add(FEW_POLLS, Ordering::Relaxed);
     }
 
     /// Decides whether the program's polls are enough to receive the packets. Called with the engine's lock held.
