@@ -174,8 +174,8 @@ impl Threaded {
         }
     }
 
-    /// Sleeps for `PAUSE` at most: one thread until a packet arrives, which it then receives for all, and the others the
-    /// longer the more they are. If all of them woke for each packet, nobody would get to work.
+    /// One thread sleeps until a packet arrives, which it then receives for all, but not for longer than `PAUSE`. The
+    /// others sleep for `PAUSE`, or longer if they are many. If all woke for each packet, nobody would get to work.
     #[cold]
     fn pause(&self) {
         let others = self.pausing.fetch_add(1, Ordering::Relaxed);

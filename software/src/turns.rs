@@ -16,7 +16,7 @@ const LONG: Time = 500_000;
 /// For how long that is taken to be so, in nanoseconds.
 const CROWDED_FOR: Time = 200_000_000;
 
-/// How long a thread then sleeps at most.
+/// How long a thread then sleeps, unless there is something to do, or many others sleep too.
 pub(crate) const PAUSE: Duration = Duration::from_micros(200);
 
 /// Whether the processors suffice.
@@ -32,8 +32,8 @@ impl Turns {
         Self { clock: RealClock::new(), crowded_until: AtomicU64::new(0) }
     }
 
-    /// Yields, or where that takes long, calls `pause`, which sleeps for [`PAUSE`] at most, or until there is something
-    /// to do.
+    /// Yields, or where that takes long, calls `pause`, which sleeps for about [`PAUSE`], or until there is something to
+    /// do.
     pub(crate) fn give(&self, pause: impl FnOnce()) {
         let before = self.clock.now();
         if before < self.crowded_until.load(Ordering::Relaxed) {

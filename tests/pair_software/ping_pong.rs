@@ -146,7 +146,7 @@ impl PingPong {
                 .max_ack_retries(MaxAckRetries::new(7)?)
                 .max_rnr_retries(MaxRnrRetries::UNLIMITED);
             let builder = if self.shared > 1 && self.size > 1 << 15 {
-                // The emulated machine takes a second for what so many queue pairs send at once.
+                // Sixteen of them keep the emulated machine busy for about a second.
                 builder.ack_timeout(AckTimeout::new(18)?)
             } else {
                 builder

@@ -48,8 +48,8 @@ pub(crate) trait Clock: Debug + Send + Sync {
     /// Nanoseconds since 1970.
     fn wall_clock(&self) -> Time;
 
-    /// How long to wait for an answer after so many retries. Where threads have to be woken, that may be longer than it
-    /// was configured.
+    /// The time to wait for an answer, from the configured time and the number of retries so far. A real clock gives
+    /// more than the configured time, since the other side may have to wait for a processor.
     fn timeout(&self, configured: Time, _retries: u8) -> Time {
         configured
     }

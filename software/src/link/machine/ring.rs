@@ -9,6 +9,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
+use ibverbs::provider::{load, store};
+
 use super::check;
 use crate::link::receive::LONGEST;
 
@@ -191,8 +193,8 @@ impl Writer {
         let offset = (self.written % ROOM) as usize;
         self.mapping.length_at(offset).store(packet.len() as u32, Ordering::Relaxed);
         let to = self.mapping.bytes(offset + UNIT, packet.len());
-        // SAFETY: `to` has room for it. The reader does not read there before it sees the new position.
-        unsafe { to.copy_from_nonoverlapping(packet.as_ptr(), packet.len()) };
+        // SAFETY: `to` has room for it. The other process may read and write there at any time: the copy may race.
+        unsafe { store(packet.as_ptr(), to, packet.len()) };
         self.written = self.written.wrapping_add(needed as u32);
         true
     }
@@ -284,9 +286,9 @@ impl Reader {
                     return Err(Broken);
                 }
                 let from = self.mapping.bytes(offset as usize + UNIT, length);
-                // SAFETY: this is within the mapping, and within the packet's own buffer. No writer that keeps to the
-                // protocol changes it now; if another one does, any bytes are a packet.
-                unsafe { self.packet.as_mut_ptr().copy_from_nonoverlapping(from, length) };
+                // SAFETY: this is within the mapping, and within the packet's own buffer. The other process may write
+                // there at any time: the copy may race, and any bytes are a packet.
+                unsafe { load(from, self.packet.as_mut_ptr(), length) };
                 each(&self.packet[..length]);
                 count += 1;
                 space(length) as u32

@@ -143,7 +143,7 @@ fn guests_that_say_nothing_sensible_are_sent_away() {
     assert_eq!(files(&senders).len(), 0);
 }
 
-/// There is room for so many; others go through the kernel's network.
+/// A device has `MOST` connections at the most. Packets of other processes go through the kernel's network.
 #[test]
 fn there_are_not_too_many_connections() {
     let to = own_address(26);
