@@ -46,8 +46,9 @@
 //!   wait for a processor. On a simulated network all times are exact.
 //! - On IPv4, the invariant CRC covers a field that a socket cannot read (the identification). If the
 //!   sender increments that field, as Soft-RoCE does, the check has a strength of 16 bits instead of 32.
-//! - To other machines, what does not fit into the buffers of the kernel's sockets is lost. A reliable connection sends it
-//!   again; unreliable messages of more than some 100 KiB may need a larger `net.core.rmem_max` and `wmem_max`.
+//! - From other machines, what does not fit into the buffer of the receiving socket is lost. A reliable connection sends it
+//!   again; unreliable messages of more than some 100 KiB may need a larger `net.core.rmem_max` there. What the sending
+//!   socket has no room for waits, up to 4,096 packets.
 //! - There is only one partition. There are no service levels, alternate paths or flow labels.
 //! - After a fork, the device belongs to the parent: the child has a copy without the thread. The child may
 //!   close the context, and should do nothing else with it.

@@ -23,8 +23,14 @@ const MUCH_ROOM: usize = 512 << 10;
 
 /// Sends packets. It may lose them, as any network may; it never blocks.
 pub(crate) trait Link: Debug + Send {
-    /// Sends packets, each with its addresses set. The caller keeps them.
-    fn send(&mut self, packets: &mut [Packet]);
+    /// Sends packets, each with its addresses set. The caller keeps them, but not their bytes. Returns whether the link
+    /// has sent them all; if not, [`send_rest`](Self::send_rest) is to be called soon.
+    fn send(&mut self, packets: &mut [Packet]) -> bool;
+
+    /// Sends what there was no room for. Returns whether nothing is left.
+    fn send_rest(&mut self) -> bool {
+        true
+    }
 
     /// How many bytes one queue pair may have under way to this address.
     fn room(&mut self, _to: IpAddr) -> usize {

@@ -53,18 +53,22 @@ fn group(packets: &[Packet]) -> usize {
     equal + usize::from(equal < most && shorter(&packets[equal]))
 }
 
-/// Sends packets of one source address, without blocking. A packet that the kernel refuses counts as lost; the
-/// protocol sends it again.
-pub(super) fn send(socket: &Socket, packets: &mut [Packet]) {
-    let mut left = packets;
-    while !left.is_empty() {
-        let sent = send_some(socket, left);
-        left = &mut left[sent..];
+/// Sends packets of one source address, without blocking, until the kernel has no room; returns how many. One that the
+/// kernel refuses for another reason counts as lost; the protocol sends it again.
+pub(super) fn send(socket: &Socket, packets: &mut [Packet]) -> usize {
+    let mut all = 0;
+    while all < packets.len() {
+        let (sent, is_full) = send_some(socket, &mut packets[all..]);
+        all += sent;
+        if is_full {
+            break;
+        }
     }
+    all
 }
 
-/// Sends at least one of the packets; returns how many.
-fn send_some(socket: &Socket, packets: &mut [Packet]) -> usize {
+/// Sends some of the packets; returns how many, and whether the kernel has no room for more.
+fn send_some(socket: &Socket, packets: &mut [Packet]) -> (usize, bool) {
     // SAFETY: all zeros is a valid value of these C structures.
     let (mut headers, mut parts, mut names, mut controls): (
         [libc::mmsghdr; MESSAGES],
@@ -118,16 +122,21 @@ fn send_some(socket: &Socket, packets: &mut [Packet]) -> usize {
             done += sent;
             continue;
         }
-        let full = matches!(errno(), libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR);
-        if counts[done] > 1 && !full {
+        let sent = counts[..done].iter().sum();
+        match errno() {
+            // The network device has as much of this socket's as the socket may have sent.
+            libc::EAGAIN => return (sent, true),
+            // Skip a message that cannot be sent.
+            libc::ENOBUFS | libc::ENOMEM | libc::EINTR => done += 1,
             // The kernel or the network device cannot cut messages: one by one from now on.
-            socket.segments.store(false, Ordering::Relaxed);
-            return counts[..done].iter().sum::<usize>();
+            _ if counts[done] > 1 => {
+                socket.segments.store(false, Ordering::Relaxed);
+                return (sent, false);
+            }
+            _ => done += 1,
         }
-        // Skip a message that cannot be sent.
-        done += 1;
     }
-    used
+    (used, false)
 }
 
 fn errno() -> c_int {

@@ -1,6 +1,7 @@
 //! An ordinary UDP socket at each of the device's addresses, port 4791. Root is not needed for it, nor
 //! any capability.
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -69,9 +70,14 @@ impl Sockets {
     }
 }
 
+/// How many packets may wait for the kernel. More are lost.
+const MOST_WAITING: usize = 4096;
+
 #[derive(Debug)]
 pub(crate) struct UdpLink {
     place: Place,
+    /// Packets that the kernel had no room for. All that go through it wait behind them.
+    waiting: VecDeque<Packet>,
     /// One for each address of the device.
     own: Vec<Arc<Socket>>,
     all: Arc<Sockets>,
@@ -219,7 +225,7 @@ impl UdpLink {
         let wake = Arc::new(Waker::new()?);
         let mut place = Place::new(Arc::new(Inbox::new(wake.clone())), !through_kernel);
         place.set_addresses(addresses);
-        Ok(Self { place, own, all, wake })
+        Ok(Self { place, waiting: VecDeque::new(), own, all, wake })
     }
 
     pub(crate) fn inbox(&self) -> Arc<Inbox> {
@@ -291,7 +297,8 @@ pub(crate) fn read_address(from: &libc::sockaddr_storage) -> Option<SocketAddr> 
 }
 
 impl Link for UdpLink {
-    fn send(&mut self, packets: &mut [Packet]) {
+    fn send(&mut self, packets: &mut [Packet]) -> bool {
+        self.send_rest();
         let mut left = packets;
         while !left.is_empty() {
             let from = left[0].addresses.map(|addresses| addresses.0);
@@ -302,11 +309,31 @@ impl Link for UdpLink {
                 let is_sent;
                 (run, is_sent) = self.place.send_some(&mut left[..run]);
                 if !is_sent {
-                    send::send(socket, &mut left[..run]);
+                    let some = &mut left[..run];
+                    let sent = if self.waiting.is_empty() { send::send(socket, some) } else { 0 };
+                    let room = MOST_WAITING - self.waiting.len();
+                    self.waiting.extend(some[sent..].iter_mut().take(room).map(std::mem::take));
                 }
             }
             left = &mut left[run..];
         }
+        self.waiting.is_empty()
+    }
+
+    fn send_rest(&mut self) -> bool {
+        while let Some(first) = self.waiting.front() {
+            let from = first.addresses.map(|addresses| addresses.0);
+            let socket = self.own.iter().find(|socket| Some(socket.address) == from);
+            let packets = self.waiting.make_contiguous();
+            let run = packets.iter().take_while(|p| p.addresses.map(|a| a.0) == from).count();
+            // The address may be another device's by now.
+            let sent = socket.map_or(run, |socket| send::send(socket, &mut packets[..run]));
+            self.waiting.drain(..sent);
+            if sent < run {
+                return false;
+            }
+        }
+        true
     }
 
     fn room(&mut self, to: IpAddr) -> usize {
@@ -375,4 +402,93 @@ fn open_group(group: IpAddr, own: &Socket) -> io::Result<UdpSocket> {
         (IpAddr::V4(_), IpAddr::V6(_)) => return Err(not_available()),
     }
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::files::{wait, wait_for};
+    use crate::link::own_address;
+    use crate::link::receive::Receiver;
+
+    fn packet(from: IpAddr, to: IpAddr, number: u16) -> Packet {
+        let mut bytes = vec![0; 1000];
+        bytes[..2].copy_from_slice(&number.to_ne_bytes());
+        Packet { addresses: Some((from, to)), bytes }
+    }
+
+    /// Lets the loopback interface send a packet each second, or all at once. Returns whether that worked.
+    fn limit(action: &str, rate: &str) -> bool {
+        let command = format!(
+            "PATH=$PATH:/usr/sbin:/sbin; ip link set lo up &&
+                tc qdisc {action} dev lo root tbf rate {rate} limit 100000000"
+        );
+        Command::new("sh").args(["-c", &command]).status().unwrap().success()
+    }
+
+    const STOPPED: &str = "8kbit burst 2000";
+
+    /// An ordinary loopback interface takes everything at once. So this test has one of its own that stops.
+    #[test]
+    fn packets_wait_until_the_kernel_has_room() {
+        // A thread of its own, which alone is in the new namespace.
+        let thread = std::thread::spawn(|| {
+            // SAFETY: a plain system call.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                eprintln!("NOT CHECKED: only root can make a network interface");
+            } else if !limit("add", STOPPED) {
+                eprintln!("NOT CHECKED: it takes the command tc, and the kernel's sch_tbf");
+            } else {
+                on_a_network_that_stops();
+            }
+        });
+        thread.join().unwrap();
+    }
+
+    fn on_a_network_that_stops() {
+        let (from, to) = (own_address(9), own_address(10));
+        let mut link = UdpLink::new(&[from], true).unwrap();
+        let other = UdpLink::new(&[to], true).unwrap();
+        option(&link.own[0].socket, libc::SOL_SOCKET, libc::SO_SNDBUF, 20_000).unwrap();
+        let mut packets: Vec<_> = (0..200).map(|number| packet(from, to, number)).collect();
+        assert!(!link.send(&mut packets[..150]), "the socket's buffer is too small for that");
+        assert!(!link.send(&mut packets[150..]), "nothing overtakes them");
+        assert!(!link.send_rest());
+        assert!(link.waiting.len() > 50);
+
+        // Most are lost now, and memory is bounded.
+        for _ in 0..100 {
+            let mut packets: Vec<_> = (0..64).map(|_| packet(from, to, 200)).collect();
+            assert!(!link.send(&mut packets));
+        }
+        assert_eq!(link.waiting.len(), MOST_WAITING);
+        link.waiting.truncate(200);
+
+        assert!(limit("change", "8gbit burst 1000000"));
+        let mut receiver = Receiver::new(other.sockets(), other.inbox());
+        let mut numbers = Vec::new();
+        for _ in 0..10_000 {
+            if numbers.last() == Some(&199) {
+                break;
+            }
+            link.send_rest();
+            wait(&mut [wait_for(other.own[0].socket.as_raw_fd())], Some(Duration::from_millis(1)));
+            receiver.receive(|_, _, bytes| {
+                let number = u16::from_ne_bytes(bytes[..2].try_into().unwrap());
+                numbers.extend((number < 200).then_some(number));
+            });
+        }
+        assert!(numbers.iter().copied().eq(0..200), "{numbers:?}");
+        while !link.send_rest() {}
+
+        // The rest is not sent from an address that the device has no more.
+        assert!(limit("change", STOPPED));
+        let mut packets: Vec<_> = (0..200).map(|number| packet(from, to, number)).collect();
+        assert!(!link.send(&mut packets));
+        link.set_addresses(&[own_address(11)]).unwrap();
+        assert!(link.send_rest() && link.waiting.is_empty());
+    }
 }

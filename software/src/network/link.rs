@@ -41,8 +41,9 @@ impl Clock for VirtualClock {
 pub(crate) struct NetworkLink(pub(crate) Arc<Membership>);
 
 impl Link for NetworkLink {
-    fn send(&mut self, packets: &mut [Packet]) {
+    fn send(&mut self, packets: &mut [Packet]) -> bool {
         self.0.network.send(self.0.number, packets);
+        true
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

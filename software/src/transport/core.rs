@@ -20,6 +20,9 @@ use crate::link::{Clock, Link};
 use crate::wire::header::Bth;
 use crate::wire::{PORT, Packet, icrc};
 
+/// How long after a link had no room for a packet it is asked again, in nanoseconds.
+const SEND_AGAIN: Time = 200_000;
+
 /// The time until the next attempt to write to a full event file.
 const FULL_FILE: Time = 1_000_000;
 
@@ -90,6 +93,7 @@ pub(crate) struct Core {
     late_scheduled: Option<Time>,
     clock: Arc<dyn Clock>,
     link: Box<dyn Link>,
+    link_scheduled: Option<Time>,
     outbox: Vec<Packet>,
     spare: Vec<Vec<u8>>,
 }
@@ -126,6 +130,7 @@ impl Core {
             late_scheduled: None,
             clock,
             link,
+            link_scheduled: None,
             outbox: Vec::new(),
             spare: Vec::new(),
             settings,
@@ -180,11 +185,27 @@ impl Core {
             outbox.retain(|packet| packet.addresses.is_none_or(|(from, _)| self.is_up(from)));
             self.outbox = outbox;
         }
-        self.link.send(&mut self.outbox);
+        let all_sent = self.link.send(&mut self.outbox);
         for packet in self.outbox.drain(..) {
             if self.spare.len() < 256 {
                 self.spare.push(packet.bytes);
             }
+        }
+        if !all_sent {
+            self.send_rest_later();
+        }
+    }
+
+    fn send_rest_later(&mut self) {
+        let at = self.now() + SEND_AGAIN;
+        self.timers.set(Timer::Link, at, &mut self.link_scheduled);
+    }
+
+    /// Sends what the link had no room for.
+    pub(crate) fn link_timer(&mut self) {
+        self.link_scheduled = None;
+        if !self.link.send_rest() {
+            self.send_rest_later();
         }
     }
 

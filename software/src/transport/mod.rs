@@ -108,6 +108,7 @@ impl Engine {
                 }
                 Timer::CompletionQueue(number) => self.core.completion_timer(number, now),
                 Timer::Events => self.core.events_timer(),
+                Timer::Link => self.core.link_timer(),
             }
         }
         for _ in 0..self.core.runnable.len() {

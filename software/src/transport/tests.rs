@@ -40,12 +40,13 @@ pub(super) type Sent = Arc<Mutex<VecDeque<(IpAddr, IpAddr, Vec<u8>)>>>;
 pub(super) struct MemoryLink(pub(super) Sent);
 
 impl Link for MemoryLink {
-    fn send(&mut self, packets: &mut [Packet]) {
+    fn send(&mut self, packets: &mut [Packet]) -> bool {
         let mut sent = self.0.lock().unwrap();
         for packet in packets {
             let (from, to) = packet.addresses.unwrap();
             sent.push_back((from, to, packet.bytes.clone()));
         }
+        true
     }
 
     fn join(&mut self, _: IpAddr) -> io::Result<()> {

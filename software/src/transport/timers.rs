@@ -17,6 +17,8 @@ pub(crate) enum Timer {
     CompletionQueue(u32),
     /// Events that did not fit into their file.
     Events,
+    /// Packets that there was no room for.
+    Link,
 }
 
 #[derive(Debug, Default)]
