@@ -175,12 +175,13 @@ impl Threaded {
     }
 
     /// One thread sleeps until a packet arrives, which it then receives for all, but not for longer than `PAUSE`. The
-    /// others sleep for `PAUSE`, or longer if they are many. If all woke for each packet, nobody would get to work.
+    /// others sleep for `PAUSE`, or up to a hundred times as long if they are many. If all woke for each packet, nobody
+    /// would get to work.
     #[cold]
     fn pause(&self) {
         let others = self.pausing.fetch_add(1, Ordering::Relaxed);
         if self.watched.swap(true, Ordering::Acquire) {
-            std::thread::sleep(PAUSE * (1 + others / 8));
+            std::thread::sleep(PAUSE * (1 + others / 8).min(100));
         } else {
             self.watch();
             self.watched.store(false, Ordering::Release);

@@ -43,10 +43,10 @@ fn run() {
         0 => ("short", "0 1", "1200"),
         _ => ("long", "0 1 5", "7200"),
     };
-    // The long table has unreliable messages of 1 MiB, which an ordinary buffer of a socket does not hold.
+    // The long table has unreliable messages of 1 MiB, which an ordinary receive buffer of a socket does not hold.
     let buffers = match table {
         "short" => "",
-        _ => "echo 8388608 | tee /proc/sys/net/core/rmem_max >/proc/sys/net/core/wmem_max",
+        _ => "echo 8388608 >/proc/sys/net/core/rmem_max",
     };
     // With a user's rights only. An rxe device would keep UDP port 4791 to itself.
     let software = format!(
