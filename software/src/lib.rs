@@ -41,9 +41,9 @@
 //!   hardware; with the kernel's Soft-RoCE they become free earlier.
 //! - Registered memory is not pinned: if it is unmapped before it is deregistered, the process gets
 //!   SIGSEGV, where hardware goes on with the old pages.
-//! - The device waits at least 20 ms for an answer, even if the timeout is shorter. After the first retry it waits four
-//!   times as long, which is the most that the InfiniBand specification allows: on a busy machine, the peer may have to
-//!   wait for a processor. On a simulated network all times are exact.
+//! - The device waits at least 20 ms for an answer, even if the timeout is shorter. Once it has waited in vain, it waits
+//!   four times as long until an answer comes, which is the most that the InfiniBand specification allows: on a busy
+//!   machine, the peer may have to wait for a processor. On a simulated network all times are exact.
 //! - On IPv4, the invariant CRC covers a field that a socket cannot read (the identification). If the
 //!   sender increments that field, as Soft-RoCE does, the check has a strength of 16 bits instead of 32.
 //! - From other machines, what does not fit into the buffer of the receiving socket is lost. A reliable connection sends it

@@ -54,9 +54,9 @@ pub(crate) trait Clock: Debug + Send + Sync {
     /// Nanoseconds since 1970.
     fn wall_clock(&self) -> Time;
 
-    /// The time to wait for an answer, from the configured time and the number of retries so far. A real clock gives
+    /// The time to wait for an answer, from the configured time, and whether the last one was late. A real clock gives
     /// more than the configured time, since the other side may have to wait for a processor.
-    fn timeout(&self, configured: Time, _retries: u8) -> Time {
+    fn timeout(&self, configured: Time, _late: bool) -> Time {
         configured
     }
 }

@@ -29,6 +29,7 @@ impl QueuePair {
         {
             return;
         }
+        self.sq.late = false;
         let mut reader = Reader(body);
         match bth.opcode & !opcode::TRANSPORT {
             opcode::ACK => {

@@ -141,8 +141,8 @@ impl Core {
         self.clock.now()
     }
 
-    pub(crate) fn timeout(&self, configured: Time, retries: u8) -> Time {
-        self.clock.timeout(configured, retries)
+    pub(crate) fn timeout(&self, configured: Time, late: bool) -> Time {
+        self.clock.timeout(configured, late)
     }
 
     // ---- Packets ----

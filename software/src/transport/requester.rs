@@ -42,6 +42,8 @@ pub(crate) struct SendQueue {
     pub(crate) fetching: VecDeque<u32>,
     pub(crate) retries: u8,
     pub(crate) not_ready_retries: u8,
+    /// The timer has expired since the last answer, also one that a packet is missing.
+    pub(crate) late: bool,
     /// The time at which everything is sent again if no answer has arrived.
     pub(crate) deadline: Option<Time>,
     /// The peer had no receive: nothing is sent before this time.
@@ -157,7 +159,7 @@ impl QueuePair {
     pub(crate) fn restart_timer(&mut self, core: &mut Core) {
         let exponent = self.attr.timeout & 0x1f;
         self.sq.deadline = (exponent != 0 && self.is_waiting())
-            .then(|| core.now() + core.timeout(4096 << exponent, self.sq.retries));
+            .then(|| core.now() + core.timeout(4096 << exponent, self.sq.late));
         self.schedule(core);
     }
 
@@ -416,6 +418,7 @@ impl QueuePair {
         if self.sq.deadline.is_some_and(|at| at <= now) {
             self.sq.deadline = None;
             if self.is_waiting() {
+                self.sq.late = true;
                 self.shrink_window();
                 let psn = self.sq.unacknowledged;
                 return self.retry(core, psn);

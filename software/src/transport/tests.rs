@@ -32,6 +32,11 @@ impl Clock for VirtualClock {
     fn wall_clock(&self) -> Time {
         self.now()
     }
+
+    /// Whoever is late is noticed by the last digit.
+    fn timeout(&self, configured: Time, late: bool) -> Time {
+        configured + Time::from(late)
+    }
 }
 
 pub(super) type Sent = Arc<Mutex<VecDeque<(IpAddr, IpAddr, Vec<u8>)>>>;
@@ -573,6 +578,34 @@ fn a_dead_peer_costs_virtual_time_only() {
     world.run(100);
     let done = world.sides[0].poll();
     assert_eq!(done[0].status, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
-    // One try and seven more, each of 4.096 us * 2^8.
-    assert_eq!(world.clock.now(), 8 * (4096 << 8));
+    // One try and seven more, each of 4.096 us * 2^8. After the first, the peer is late.
+    assert_eq!(world.clock.now(), 8 * (4096 << 8) + 7);
+}
+
+#[test]
+fn who_misses_a_packet_is_not_late() {
+    let mut world = World::new(7);
+    let rkey = world.sides[1].key;
+    let write = Operation::Write { address: 0x10_0000, rkey };
+    world.sides[0].post(1, write, Extra::None, 0, 3 * MTU);
+    // The packets that the other side is to get, of those that were sent.
+    let mut deliver = |these: &[bool]| {
+        let sent = std::mem::take(&mut *world.sent.lock().unwrap());
+        assert_eq!(sent.len(), these.len());
+        for ((from, to, bytes), _) in sent.into_iter().zip(these).filter(|(_, arrives)| **arrives) {
+            world.deliver(from, to, &bytes);
+        }
+        let due = world.sides[0].engine.due().map(|due| due - world.clock.now());
+        due.map(|due| due - (4096 << 8))
+    };
+    assert_eq!(deliver(&[true, false, true]), Some(0));
+    assert_eq!(deliver(&[true, true]), Some(0), "what it has, and that something is missing");
+    assert_eq!(deliver(&[false, false]), Some(0), "it comes again, but is lost");
+    world.clock.0.fetch_add(4096 << 8, Ordering::Relaxed);
+    world.sides[0].engine.advance();
+    world.sides[0].engine.settle();
+    let late = world.sides[0].engine.due().unwrap() - world.clock.now();
+    assert_eq!(late, (4096 << 8) + 1);
+    world.run(0);
+    assert_eq!(world.sides[0].poll()[0].status, ibv_wc_status::IBV_WC_SUCCESS);
 }
