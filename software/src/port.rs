@@ -36,6 +36,7 @@ impl Device {
             let event = if active {
                 ibv_event_type::IBV_EVENT_PORT_ACTIVE
             } else {
+                engine.core.drop_rest(index);
                 ibv_event_type::IBV_EVENT_PORT_ERR
             };
             engine.core.raise_in_all_contexts(event, port.into());

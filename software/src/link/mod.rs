@@ -32,6 +32,9 @@ pub(crate) trait Link: Debug + Send {
         true
     }
 
+    /// Drops what there was no room for, if it is from one of these addresses.
+    fn drop_rest(&mut self, _from: &[IpAddr]) {}
+
     /// How many bytes one queue pair may have under way to this address.
     fn room(&mut self, _to: IpAddr) -> usize {
         LITTLE_ROOM

@@ -128,12 +128,12 @@ fn send_some(socket: &Socket, packets: &mut [Packet]) -> (usize, bool) {
             libc::EAGAIN => return (sent, true),
             // Skip a message that cannot be sent.
             libc::ENOBUFS | libc::ENOMEM | libc::EINTR => done += 1,
+            _ if counts[done] == 1 => done += 1,
             // The kernel or the network device cannot cut messages: one by one from now on.
-            _ if counts[done] > 1 => {
+            _ => {
                 socket.segments.store(false, Ordering::Relaxed);
                 return (sent, false);
             }
-            _ => done += 1,
         }
     }
     (used, false)

@@ -324,9 +324,9 @@ impl Link for UdpLink {
         while let Some(first) = self.waiting.front() {
             let from = first.addresses.map(|addresses| addresses.0);
             let socket = self.own.iter().find(|socket| Some(socket.address) == from);
-            let packets = self.waiting.make_contiguous();
+            let packets = self.waiting.as_mut_slices().0;
             let run = packets.iter().take_while(|p| p.addresses.map(|a| a.0) == from).count();
-            // The address may be another device's by now.
+            // The device may have given the address up.
             let sent = socket.map_or(run, |socket| send::send(socket, &mut packets[..run]));
             self.waiting.drain(..sent);
             if sent < run {
@@ -334,6 +334,10 @@ impl Link for UdpLink {
             }
         }
         true
+    }
+
+    fn drop_rest(&mut self, from: &[IpAddr]) {
+        self.waiting.retain(|packet| packet.addresses.is_none_or(|(own, _)| !from.contains(&own)));
     }
 
     fn room(&mut self, to: IpAddr) -> usize {
@@ -410,6 +414,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::device::Device;
     use crate::files::{wait, wait_for};
     use crate::link::own_address;
     use crate::link::receive::Receiver;
@@ -482,13 +487,34 @@ mod tests {
             });
         }
         assert!(numbers.iter().copied().eq(0..200), "{numbers:?}");
-        while !link.send_rest() {}
 
-        // The rest is not sent from an address that the device has no more.
+        // The rest is not sent if its port goes down, nor from an address that the device has no more.
         assert!(limit("change", STOPPED));
-        let mut packets: Vec<_> = (0..200).map(|number| packet(from, to, number)).collect();
-        assert!(!link.send(&mut packets));
+        let fill = |link: &mut dyn Link| {
+            let full = (0..1000).any(|_| {
+                let packets = (0..200).map(|number| packet(from, to, number));
+                !link.send(&mut packets.collect::<Vec<_>>())
+            });
+            assert!(full && !link.send_rest());
+        };
+        fill(&mut link);
+        link.drop_rest(&[to]);
+        assert!(!link.waiting.is_empty(), "those of another port stay");
+        link.drop_rest(&[from]);
+        assert!(link.waiting.is_empty());
+        fill(&mut link);
         link.set_addresses(&[own_address(11)]).unwrap();
         assert!(link.send_rest() && link.waiting.is_empty());
+
+        drop(link);
+        let device = || Device::builder().address(from).through_kernel(true).build().unwrap();
+        let ends: [fn(&Device); 2] =
+            [|device| device.set_port_active(1, false).unwrap(), Device::remove];
+        for end in ends {
+            let device = device();
+            fill(device.lock().core.link());
+            end(&device);
+            assert!(device.lock().core.link().send_rest(), "nothing is left");
+        }
     }
 }

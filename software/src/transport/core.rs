@@ -209,6 +209,11 @@ impl Core {
         }
     }
 
+    /// What a port, counted from 0, has not sent yet is lost.
+    pub(crate) fn drop_rest(&mut self, port: usize) {
+        self.link.drop_rest(&self.ports[port].addresses);
+    }
+
     pub(crate) fn link(&mut self) -> &mut dyn Link {
         &mut *self.link
     }

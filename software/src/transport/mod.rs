@@ -132,6 +132,9 @@ impl Engine {
             qp.responder.stop();
         }
         self.core.runnable.clear();
+        for port in 0..self.core.ports.len() {
+            self.core.drop_rest(port);
+        }
         self.core.end_channels();
     }
 

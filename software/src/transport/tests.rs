@@ -33,7 +33,7 @@ impl Clock for VirtualClock {
         self.now()
     }
 
-    /// Whoever is late is noticed by the last digit.
+    /// A late peer gets a nanosecond more, which tests can see.
     fn timeout(&self, configured: Time, late: bool) -> Time {
         configured + Time::from(late)
     }
