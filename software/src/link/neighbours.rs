@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLockResult};
 use std::time::Duration;
 
 use super::machine::Ways;
@@ -107,28 +107,30 @@ pub(super) fn namespace() -> Option<Namespace> {
     Some((file.dev(), file.ino()))
 }
 
-/// Changes the inboxes. Returns false if that was not possible: another thread had the lock when this process was
-/// forked, so that nobody will release it.
-fn change(change: impl FnOnce(&mut BTreeMap<(Namespace, IpAddr), Arc<Inbox>>)) -> bool {
-    for _ in 0..1000 {
-        let mut neighbours = match NEIGHBOURS.try_write() {
-            Ok(neighbours) => neighbours,
-            Err(TryLockError::Poisoned(neighbours)) => neighbours.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                std::thread::sleep(Duration::from_millis(1));
-                continue;
-            }
-        };
-        let process = std::process::id();
-        if neighbours.process != process {
-            // Those of the parent of a forked process are not here.
-            *neighbours = Neighbours { process, inboxes: BTreeMap::new() };
+/// Waits for the lock of the inboxes, which is never held for long. Returns `None` if that does not help: another
+/// thread had the lock when this process was forked, so that nobody will release it.
+fn wait_for_lock<G>(try_lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
+    for _ in 0..5000 {
+        match try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(guard)) => return Some(guard.into_inner()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
         }
-        change(&mut neighbours.inboxes);
-        VERSION.fetch_add(1, Ordering::Release);
-        return true;
     }
-    false
+    None
+}
+
+/// Changes the inboxes. Returns false if nobody will release their lock.
+fn change(change: impl FnOnce(&mut BTreeMap<(Namespace, IpAddr), Arc<Inbox>>)) -> bool {
+    let Some(mut neighbours) = wait_for_lock(|| NEIGHBOURS.try_write()) else { return false };
+    let process = std::process::id();
+    if neighbours.process != process {
+        // Those of the parent of a forked process are not here.
+        *neighbours = Neighbours { process, inboxes: BTreeMap::new() };
+    }
+    change(&mut neighbours.inboxes);
+    VERSION.fetch_add(1, Ordering::Release);
+    true
 }
 
 /// A device's place among its neighbours.
@@ -183,6 +185,8 @@ impl Place {
         });
         if changed {
             self.addresses = addresses.to_vec();
+        } else {
+            self.namespace = None;
         }
     }
 
@@ -191,8 +195,12 @@ impl Place {
         let namespace = self.namespace?;
         let version = VERSION.load(Ordering::Acquire);
         if self.last.as_ref().is_none_or(|last| (last.0, last.1) != (version, address)) {
-            // If it cannot be read, the packet takes the other way.
-            let neighbours = NEIGHBOURS.try_read().ok()?;
+            // Not the other way while somebody makes a change: a packet must not overtake those before it.
+            let Some(neighbours) = wait_for_lock(|| NEIGHBOURS.try_read()) else {
+                // Nobody waits a second time for what will not be released.
+                self.namespace = None;
+                return None;
+            };
             let ours = neighbours.process == std::process::id();
             let inbox = neighbours.inboxes.get(&(namespace, address)).filter(|_| ours).cloned();
             self.last = Some((version, address, inbox));
@@ -247,6 +255,8 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
     use crate::files::{wait, wait_for};
     use crate::link::receive::Receiver;
@@ -347,6 +357,24 @@ mod tests {
         let again = link(6, false);
         one.send(&mut [packet(2, 6, 11)]);
         assert!(inbox.is_empty() && !again.inbox().is_empty());
+    }
+
+    /// Packets do not leave through the kernel, where they could be overtaken, because somebody makes a change.
+    #[test]
+    fn packets_wait_for_changes() {
+        let (mut one, other) = (link(9, false), link(10, false));
+        let (tell, changes) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                change(|_| {
+                    tell.send(()).unwrap();
+                    std::thread::sleep(Duration::from_millis(20));
+                })
+            });
+            changes.recv().unwrap();
+            one.send(&mut [packet(9, 10, 1)]);
+        });
+        assert!(!other.inbox().is_empty());
     }
 
     /// The kernel's packets are received even if the inbox always has some.
