@@ -338,10 +338,11 @@ impl Router {
         let count = found as u32 as usize;
         let Some(polled) = out.get(..count) else { return found };
         let is_own = |completion: &ffi::ibv_wc| completion.qp_num == number;
-        // Most often one of the channel that polls, or else none, or several. In pairs, as the compiler unrolls no
-        // search.
+        // Most often one or two of the channel that polls, or else none, or several. Those in pairs, as the compiler
+        // unrolls no search.
         let all_own = match polled {
             [only] => is_own(only),
+            [first, second] => is_own(first) && is_own(second),
             polled => {
                 let mut pairs = polled.chunks_exact(2);
                 pairs.all(|pair| pair.iter().all(is_own)) && pairs.remainder().iter().all(is_own)

@@ -50,11 +50,11 @@ impl Channel<'_> {
     pub(crate) fn post_task<B: OwnedBuffer>(
         &mut self,
         buffer: B,
-        request: TaskRequest,
+        request: &TaskRequest,
         waker: &Waker,
     ) -> Result<u64, PostError<B>> {
         let core = self.core();
-        let wr_id = match request {
+        let wr_id = match *request {
             TaskRequest::Send => post_numbered(core, buffer, Request::new(Send {})),
             TaskRequest::SendWithImmediate { immediate } => {
                 post_numbered(core, buffer, Request::new(SendWithImmediate { immediate }))
