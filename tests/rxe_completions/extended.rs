@@ -51,11 +51,11 @@ fn an_extended_queue_serves_queue_pairs() {
         // SAFETY: the region outlives the queue pair, and is not looked at.
         unsafe { pair.post_receive(&mut region, .., 5).unwrap() };
         pair.to_error().unwrap();
-        thread::sleep(SOON);
-        let status = poller.poll(|completions| {
-            completions.next().unwrap().unwrap().result().map(|_| ()).unwrap_err().status()
+        let status = poller.wait_timeout(PATIENCE, |completions| {
+            let completion = completions.next().unwrap()?;
+            Some(completion.result().map(|_| ()).unwrap_err().status())
         });
-        assert_eq!(status, WorkStatus::Flushed);
+        assert_eq!(status.unwrap(), Some(WorkStatus::Flushed));
         assert!(queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
     }
     assert_nothing_left("rxe0");
