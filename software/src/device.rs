@@ -14,6 +14,7 @@ use ibverbs::Context;
 
 use crate::builder::{Builder, Settings};
 use crate::driver::{self, Driver};
+use crate::event_files;
 use crate::faults::verbs::Failures;
 use crate::ffi::{
     device_hold, device_put, ibv_device, ibv_node_type, ibv_transport_type, verbs_device,
@@ -130,6 +131,7 @@ impl RawDevice {
             std::mem::forget(device);
             return;
         }
+        event_files::forget(&device.shared);
         device.shared.driver.stop();
         if let Some(thread) = device.thread.take() {
             // The thread does not panic. The address is free once it has ended.
@@ -192,7 +194,7 @@ fn threaded(mut settings: Settings, name: String) -> io::Result<Made> {
     } else {
         UdpLink::new(&settings.ports.concat(), settings.through_kernel)?
     };
-    let driver = Driver::threaded(&link);
+    let driver = Driver::threaded(&link)?;
     let engine = Engine::new(settings, Arc::new(RealClock::new()), Box::new(link));
     let shared = Shared::new(engine, driver);
     let running = shared.clone();

@@ -1,15 +1,17 @@
 //! The driver of a device's engine, which hands it packets and keeps its timers: a thread, or a simulated network.
 
+use std::ffi::c_int;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::Shared;
-use crate::files::{wait, wait_for};
+use crate::files::{Epoll, wait, wait_for};
 use crate::link::neighbours::Inbox;
 use crate::link::receive::Receiver;
 use crate::link::udp::{UdpLink, Waker};
-use crate::network::Membership;
+use crate::network::{Membership, sleep};
 use crate::transport::Engine;
 use crate::transport::timers::Time;
 use crate::turns::{PAUSE, Turns};
@@ -32,6 +34,8 @@ pub(crate) enum Driver {
 pub(crate) struct Threaded {
     /// Taken before the engine's lock, never after it.
     receiver: Mutex<Receiver>,
+    /// Those of other processes, which ring them when they have written to a ring.
+    bells: Arc<Epoll>,
     waker: Arc<Waker>,
     /// The time until which the thread sleeps; 0 while it is awake. Changed with the lock held.
     sleeps_until: AtomicU64,
@@ -44,6 +48,10 @@ pub(crate) struct Threaded {
     pausing: AtomicU32,
     /// Whether one of them waits for packets.
     watched: AtomicBool,
+    /// Whether a thread of the program [stands in](Self::stand_in), and how many times one has begun to since the
+    /// device's thread last looked.
+    stands_in: AtomicBool,
+    stood_in: AtomicU32,
     stop: AtomicBool,
 }
 
@@ -57,9 +65,11 @@ pub(crate) struct Simulated {
 }
 
 impl Driver {
-    pub(crate) fn threaded(link: &UdpLink) -> Self {
-        Self::Thread(Box::new(Threaded {
-            receiver: Mutex::new(Receiver::new(link.sockets(), link.inbox())),
+    pub(crate) fn threaded(link: &UdpLink) -> io::Result<Self> {
+        let receiver = Receiver::new(link.sockets(), link.inbox())?;
+        Ok(Self::Thread(Box::new(Threaded {
+            bells: receiver.bells().clone(),
+            receiver: Mutex::new(receiver),
             inbox: link.inbox(),
             waker: link.waker(),
             sleeps_until: AtomicU64::new(0),
@@ -67,8 +77,10 @@ impl Driver {
             turns: Turns::new(),
             pausing: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            stands_in: AtomicBool::new(false),
+            stood_in: AtomicU32::new(0),
             stop: AtomicBool::new(false),
-        }))
+        })))
     }
 
     pub(crate) fn simulated(membership: Arc<Membership>) -> Self {
@@ -120,7 +132,18 @@ impl Driver {
         }
     }
 
-    /// A program is about to sleep until an event. Called with the engine's lock held.
+    /// A thread is about to sleep until one of these files is readable, or the deadline has passed; the last one is
+    /// that of the events. Lets something happen until then, or returns earlier.
+    pub(crate) fn sleep(&self, shared: &Shared, files: &[c_int], deadline: Option<Instant>) {
+        match self {
+            Self::Thread(threaded) => threaded.stand_in(shared, files, deadline),
+            Self::Network(simulated) => {
+                sleep::drive_until(&simulated.membership.network, files, deadline)
+            }
+        }
+    }
+
+    /// A program asks for an event, to sleep until then. Called with the engine's lock held.
     pub(crate) fn before_sleep(&self) {
         if let Self::Thread(threaded) = self {
             threaded.polls.store(0, Ordering::Relaxed);
@@ -198,9 +221,9 @@ impl Threaded {
         match found {
             Ok((_, false)) => {}
             Ok((sources, true)) => {
-                let mut files: Vec<_> = sources.sockets().chain(sources.bells()).collect();
+                let mut files: Vec<_> = sources.sockets().chain(self.bell_files()).collect();
                 if wait(&mut files, Some(PAUSE)) {
-                    self.receiver().attend(&files);
+                    self.receiver().attend(&self.rung());
                     // This may have heard a bell that was for the thread.
                     fence(Ordering::SeqCst);
                     if !self.inbox.polled.load(Ordering::Relaxed) {
@@ -210,6 +233,53 @@ impl Threaded {
             }
             Err(_) => std::thread::sleep(PAUSE),
         }
+    }
+
+    /// A thread that sleeps until there is an event stands in for the device's own meanwhile: it receives what other
+    /// processes of this machine send. So a message wakes one thread, not two. For any thread but the first, and where
+    /// there are no such processes, this returns at once.
+    ///
+    /// If it comes back within `POLLED_FOR`, again and again, nobody is woken for these packets in between either.
+    fn stand_in(&self, shared: &Shared, files: &[c_int], deadline: Option<Instant>) {
+        if !self.receiver().has_rings() || self.stands_in.swap(true, Ordering::Acquire) {
+            return;
+        }
+        let _place = Place { threaded: self, shared };
+        self.stood_in.fetch_add(1, Ordering::Relaxed);
+        let own = files.len();
+        let mut files: Vec<_> =
+            files.iter().copied().map(wait_for).chain(self.bell_files()).collect();
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let is_idle = self.receiver().may_sleep();
+            wait(&mut files, if is_idle { left } else { Some(Duration::ZERO) });
+            if !is_idle || files[own].revents != 0 {
+                self.attend(shared, &self.rung());
+            }
+            let is_over = left.is_some_and(|left| left.is_zero());
+            if is_over || files[..own].iter().any(|file| file.revents != 0) {
+                return;
+            }
+        }
+    }
+
+    /// To wait for all bells.
+    fn bell_files(&self) -> [libc::pollfd; 1] {
+        [wait_for(self.bells.fd())]
+    }
+
+    /// The bells that ring.
+    fn rung(&self) -> Vec<c_int> {
+        let mut rung = Vec::new();
+        self.bells.ready(|fd| rung.push(fd));
+        rung
+    }
+
+    /// Attends to these files, and receives.
+    fn attend(&self, shared: &Shared, ready: &[c_int]) {
+        let mut receiver = self.receiver();
+        receiver.attend(ready);
+        Self::receive(shared, &mut receiver);
     }
 
     /// Decides whether the program's polls are enough to receive the packets. Called with the engine's lock held.
@@ -228,21 +298,20 @@ impl Threaded {
     /// something else.
     fn run(&self, shared: &Shared) {
         let mut sleeps_until: Time = 0;
-        let mut files = Vec::new();
+        let (mut files, mut ready) = (Vec::new(), Vec::new());
         while !self.stop.load(Ordering::Acquire) {
-            {
-                let mut receiver = self.receiver();
-                receiver.attend(&files);
-                Self::receive(shared, &mut receiver);
-            }
-            let polled;
+            self.attend(shared, &ready);
+            let (polled, attended);
             let timeout = {
                 let mut engine = shared.lock();
                 engine.advance();
                 engine.settle();
                 let now = engine.core.now();
                 polled = self.look_at_polls();
-                let look_again = if polled { now + POLLED_FOR } else { Time::MAX };
+                // Who has stood in a moment ago will soon do so again.
+                let stood_in = self.stood_in.swap(0, Ordering::Relaxed) > 0;
+                attended = polled || stood_in || self.stands_in.load(Ordering::Relaxed);
+                let look_again = if polled || stood_in { now + POLLED_FOR } else { Time::MAX };
                 let due = engine.due().unwrap_or(Time::MAX).min(look_again);
                 // A wake-up that was due anyway is kept: then the next request need not wake the thread.
                 sleeps_until = if sleeps_until > now { due.min(sleeps_until) } else { due };
@@ -251,31 +320,56 @@ impl Threaded {
             };
             let (sources, may_sleep) = {
                 let mut receiver = self.receiver();
-                // What came before `polled` was cleared has woken nobody.
-                (receiver.sources(), polled || receiver.may_sleep())
+                // What came before `polled` was cleared, or while others attended to the rings, has woken nobody.
+                let may_sleep = match attended {
+                    true => polled || receiver.may_sleep_without_bells(),
+                    false => receiver.may_sleep(),
+                };
+                (receiver.sources(), may_sleep)
             };
             let timeout = if may_sleep { timeout } else { Some(0) };
             files.clear();
             files.push(wait_for(self.waker.fd()));
             files.extend(sources.doors());
             if !polled {
-                files.extend(sources.sockets().chain(sources.bells()));
+                files.extend(sources.sockets());
+            }
+            if !attended {
+                files.extend(self.bell_files());
             }
             wait(&mut files, timeout.map(Duration::from_nanos));
             self.sleeps_until.store(0, Ordering::Relaxed);
             if files[0].revents != 0 {
                 self.waker.clear();
             }
-            if polled {
-                let mut bells: Vec<_> = sources.bells().collect();
-                wait(&mut bells, Some(Duration::ZERO));
-                files.extend(bells);
-            }
+            ready.clear();
+            ready.extend(files.iter().filter(|file| file.revents != 0).map(|file| file.fd));
+            self.bells.ready(|fd| ready.push(fd));
         }
     }
 
     fn receiver(&self) -> MutexGuard<'_, Receiver> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place of a thread that stands in.
+struct Place<'a> {
+    threaded: &'a Threaded,
+    shared: &'a Shared,
+}
+
+impl Drop for Place<'_> {
+    /// Makes sure that the device's thread looks soon.
+    fn drop(&mut self) {
+        let Threaded { stands_in, sleeps_until, waker, .. } = self.threaded;
+        // The thread looks, and says how long it sleeps, with this lock held.
+        let engine = self.shared.lock();
+        stands_in.store(false, Ordering::Release);
+        if sleeps_until.load(Ordering::Relaxed) > engine.core.now() + POLLED_FOR {
+            sleeps_until.store(0, Ordering::Relaxed);
+            waker.wake();
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Waiting for files to become readable.
 
 use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 pub(crate) fn wait_for(fd: c_int) -> libc::pollfd {
@@ -17,4 +19,50 @@ pub(crate) fn wait(files: &mut [libc::pollfd], timeout: Option<Duration>) -> boo
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: there are as many live structures, and the time is null or valid.
     unsafe { libc::ppoll(files.as_mut_ptr(), files.len() as _, timeout, std::ptr::null()) != 0 }
+}
+
+/// Many files to wait for, of which the kernel keeps the list.
+#[derive(Debug)]
+pub(crate) struct Epoll(OwnedFd);
+
+impl Epoll {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
+        unsafe {
+            match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(Self(OwnedFd::from_raw_fd(fd))),
+            }
+        }
+    }
+
+    pub(crate) fn add(&self, fd: c_int) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
+        // SAFETY: the event is a live structure; a descriptor that is not open is an error.
+        match unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The file must be open still: its number may soon be another's.
+    pub(crate) fn remove(&self, fd: c_int) {
+        // SAFETY: no memory is involved; a file that is not there is an error.
+        unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    }
+
+    /// Calls `each` with every file that is readable, but with 64 at the most.
+    pub(crate) fn ready(&self, mut each: impl FnMut(c_int)) {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        // SAFETY: there is room for as many events.
+        let count =
+            unsafe { libc::epoll_wait(self.fd(), events.as_mut_ptr(), events.len() as c_int, 0) };
+        let count = usize::try_from(count).unwrap_or(0);
+        events.iter().take(count).for_each(|event| each(event.u64 as c_int));
+    }
+
+    /// Readable when one of the files is.
+    pub(crate) fn fd(&self) -> c_int {
+        self.0.as_raw_fd()
+    }
 }

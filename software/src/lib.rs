@@ -44,6 +44,8 @@
 //! - The device waits at least 20 ms for an answer, even if the timeout is shorter. Once it has waited in vain, it waits
 //!   four times as long until an answer comes, which is the most that the InfiniBand specification allows: on a busy
 //!   machine, the peer may have to wait for a processor. On a simulated network all times are exact.
+//! - A thread that polls, or sleeps until a completion, does the device's work meanwhile. If it then turns to something
+//!   else, requests of peers may wait for up to 2 ms before the device's own thread takes over.
 //! - On IPv4, the invariant CRC covers a field that a socket cannot read (the identification). If the
 //!   sender increments that field, as Soft-RoCE does, the check has a strength of 16 bits instead of 32.
 //! - From other machines, what does not fit into the buffer of the receiving socket is lost. A reliable connection sends it
@@ -70,6 +72,7 @@
 mod builder;
 mod device;
 mod driver;
+mod event_files;
 mod fallback;
 mod faults;
 mod ffi;

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ibverbs::provider::{Hooks, install};
 
+use crate::event_files;
 use crate::ffi::{device_hold, device_put, ibv_device};
-use crate::network::sleep;
 use crate::provider;
 
 struct Registered(NonNull<ibv_device>);
@@ -23,7 +23,7 @@ static HOOKS: Hooks = Hooks {
     ioctl: provider::ioctl::answer,
     query_pkey: provider::query::query_pkey,
     first_psn: provider::first_psn,
-    before_sleep: sleep::before_sleep,
+    before_sleep: event_files::before_sleep,
 };
 
 /// Installs the hooks of libibverbs. Must be called before a device is opened.

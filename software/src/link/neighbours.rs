@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn neighbours_get_packets_without_the_kernel() {
         let (mut one, other) = (link(2, false), link(3, false));
-        let mut receiver = Receiver::new(other.sockets(), other.inbox());
+        let mut receiver = Receiver::new(other.sockets(), other.inbox()).unwrap();
 
         let room = [3, 4].map(|to| one.room(own_address(to)));
         assert_eq!(room, [MUCH_ROOM, LITTLE_ROOM]);
@@ -331,8 +331,8 @@ mod tests {
 
         // To several: neighbours, itself, one that wants it through the kernel, and nobody.
         let third = link(4, true);
-        let mut at_third = Receiver::new(third.sockets(), third.inbox());
-        let mut at_one = Receiver::new(one.sockets(), one.inbox());
+        let mut at_third = Receiver::new(third.sockets(), third.inbox()).unwrap();
+        let mut at_one = Receiver::new(one.sockets(), one.inbox()).unwrap();
         let to = [4, 4, 3, 5, 2, 4, 3];
         let mut packets: Vec<_> = (0..).zip(to).map(|(n, to)| packet(2, to, n)).collect();
         one.send(&mut packets);
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn sockets_are_not_forgotten() {
         let (mut one, mut other) = (link(7, false), link(8, true));
-        let mut receiver = Receiver::new(one.sockets(), one.inbox());
+        let mut receiver = Receiver::new(one.sockets(), one.inbox()).unwrap();
         other.send(&mut [packet(8, 7, 1)]);
         let mut numbers = Vec::new();
         for _ in 0..40 {

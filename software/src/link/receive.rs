@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use super::machine::Senders;
 use super::neighbours::Inbox;
 use super::udp::{Socket, Sockets, UDP_GRO, read_address};
-use crate::files::wait_for;
+use crate::files::{Epoll, wait_for};
 use crate::wire::{PORT, Packet};
 
 /// The longest packet: 4096 bytes, the longest headers, padding and CRC.
@@ -61,13 +62,13 @@ impl std::fmt::Debug for Receiver {
 }
 
 impl Receiver {
-    pub(crate) fn new(all: Arc<Sockets>, inbox: Arc<Inbox>) -> Self {
+    pub(crate) fn new(all: Arc<Sockets>, inbox: Arc<Inbox>) -> io::Result<Self> {
         // SAFETY: all zeros is a valid value of these C structures.
         let (headers, parts, names, controls) = unsafe { (zeroed(), zeroed(), zeroed(), zeroed()) };
         let mut receiver = Self {
             inbox,
             packets: VecDeque::new(),
-            senders: Senders::default(),
+            senders: Senders::new()?,
             without_sockets: 0,
             all,
             version: 0,
@@ -91,7 +92,17 @@ impl Receiver {
             header.msg_hdr.msg_iovlen = 1;
             header.msg_hdr.msg_control = controls.wrapping_add(i).cast();
         }
-        receiver
+        Ok(receiver)
+    }
+
+    /// Whether there are other processes that write to rings.
+    pub(crate) fn has_rings(&self) -> bool {
+        !self.senders.is_empty()
+    }
+
+    /// Their bells.
+    pub(crate) fn bells(&self) -> &Arc<Epoll> {
+        self.senders.bells()
     }
 
     /// The current sockets.
@@ -104,23 +115,27 @@ impl Receiver {
         &self.sockets
     }
 
-    /// What to wait for until there are packets.
+    /// What to wait for until there are packets, beside the [bells](Self::bells).
     pub(crate) fn sources(&mut self) -> Sources {
         let sockets = self.sockets().to_vec();
         let doors = self.senders.looks_at_doors();
         let guests = self.senders.guests().cloned().collect();
-        let senders = self.senders.admitted().cloned().collect();
-        Sources { sockets, doors, guests, senders }
+        Sources { sockets, doors, guests }
     }
 
-    /// Asks all who write to rings to wake us. Returns false if there are packets already.
+    /// Asks all who write to rings to ring. Returns false if there are packets already.
     pub(crate) fn may_sleep(&self) -> bool {
         self.inbox.is_empty() && self.senders.may_sleep()
     }
 
-    /// Attends to other processes who come and go, and hears the bells; `files` are those of `Sources`, after the wait.
-    pub(crate) fn attend(&mut self, files: &[libc::pollfd]) {
-        let ready: Vec<_> = files.iter().filter(|f| f.revents != 0).map(|f| f.fd).collect();
+    /// The same, where others attend to the rings.
+    pub(crate) fn may_sleep_without_bells(&self) -> bool {
+        self.inbox.is_empty()
+    }
+
+    /// Attends to other processes who come and go, and hears the bells; `ready` are the files of `Sources`, and the
+    /// bells, that are readable.
+    pub(crate) fn attend(&mut self, ready: &[c_int]) {
         let all_doors = self.senders.stop_waiting();
         if ready.is_empty() && !all_doors {
             return;
@@ -232,7 +247,6 @@ pub(crate) struct Sources {
     sockets: Vec<Arc<Socket>>,
     doors: bool,
     guests: Vec<Arc<OwnedFd>>,
-    senders: Vec<Arc<OwnedFd>>,
 }
 
 impl Sources {
@@ -241,11 +255,6 @@ impl Sources {
         let doors = self.sockets.iter().filter_map(|socket| socket.door.as_ref());
         let doors = doors.filter(|_| self.doors).map(AsRawFd::as_raw_fd);
         doors.chain(self.guests.iter().map(AsRawFd::as_raw_fd)).map(wait_for)
-    }
-
-    /// Those that tell of packets in rings, and of processes that go.
-    pub(crate) fn bells(&self) -> impl Iterator<Item = libc::pollfd> {
-        self.senders.iter().map(AsRawFd::as_raw_fd).map(wait_for)
     }
 
     /// Those that packets are received from.

@@ -159,7 +159,7 @@ mod tests {
     fn exchange([from, to]: [IpAddr; 2], segments: bool) {
         let mut link = UdpLink::new(&[from], true).unwrap();
         let other = UdpLink::new(&[to], true).unwrap();
-        let mut receiver = Receiver::new(other.sockets(), other.inbox());
+        let mut receiver = Receiver::new(other.sockets(), other.inbox()).unwrap();
         for socket in link.own() {
             socket.segments.store(segments, Ordering::Relaxed);
         }

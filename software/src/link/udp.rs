@@ -473,7 +473,7 @@ mod tests {
         link.waiting.truncate(200);
 
         assert!(limit("change", "8gbit burst 1000000"));
-        let mut receiver = Receiver::new(other.sockets(), other.inbox());
+        let mut receiver = Receiver::new(other.sockets(), other.inbox()).unwrap();
         let mut numbers = Vec::new();
         for _ in 0..10_000 {
             if numbers.last() == Some(&199) {

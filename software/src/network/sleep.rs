@@ -1,10 +1,9 @@
 //! Threads that sleep until there is an event: while they do, they let things happen.
 
-use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -49,51 +48,11 @@ impl Drop for Sleeper<'_> {
     }
 }
 
-/// The event files of the devices on networks, by descriptor. `inode` tells whether the descriptor is still
-/// that file: libibverbs closes completion channels without telling the provider.
-struct EventFile {
-    inode: u64,
-    network: Weak<Simulation>,
-}
-
-static FILES: Mutex<BTreeMap<c_int, EventFile>> = Mutex::new(BTreeMap::new());
-
-fn files() -> MutexGuard<'static, BTreeMap<c_int, EventFile>> {
-    FILES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn inode(fd: c_int) -> Option<u64> {
-    // SAFETY: the structure is plain data, and the call gets its address.
-    unsafe {
-        let mut status: libc::stat = std::mem::zeroed();
-        #[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
-        (libc::fstat(fd, &mut status) == 0).then_some(status.st_ino as u64)
+/// Drives the network until one of the files is readable, or the deadline has passed.
+pub(crate) fn drive_until(network: &Simulation, files: &[c_int], deadline: Option<Instant>) {
+    if network.manual {
+        return;
     }
-}
-
-/// A thread that sleeps on this file drives the network.
-pub(crate) fn add_file(fd: c_int, network: &Arc<Simulation>) {
-    if let Some(inode) = inode(fd) {
-        let mut files = files();
-        files.retain(|_, file| file.network.strong_count() > 0);
-        files.insert(fd, EventFile { inode, network: Arc::downgrade(network) });
-    }
-}
-
-fn network_of(fd: c_int) -> Option<Arc<Simulation>> {
-    let (expected, network) = {
-        let files = files();
-        let file = files.get(&fd)?;
-        (file.inode, file.network.upgrade()?)
-    };
-    (inode(fd) == Some(expected) && !network.manual).then_some(network)
-}
-
-/// Called by a thread that is about to sleep until one of the files is readable, of which the last is that of the
-/// events: drives the network of that file until then, or until the deadline has passed. Returns at once if it is of no
-/// network.
-pub(crate) fn before_sleep(files: &[c_int], deadline: Option<Instant>) {
-    let Some(network) = files.last().and_then(|&fd| network_of(fd)) else { return };
     // Without a descriptor, the caller sleeps without driving.
     let Ok(sleeper) = network.sleepers.add() else { return };
     let mut files: Vec<_> =

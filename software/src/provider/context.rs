@@ -6,8 +6,9 @@ use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{faulty, ioctl, set_errno, shared};
+use super::{faulty, set_errno, shared};
 use crate::device::RawDevice;
+use crate::event_files;
 use crate::faults::Verb;
 use crate::ffi::{
     ibv_context, ibv_device, init_and_alloc_context, verbs_context, verbs_context_ops,
@@ -127,7 +128,11 @@ unsafe extern "C" fn alloc_context(
         let plain = &raw mut (*verbs).context;
         verbs_set_ops(verbs, &OPERATIONS);
         (*plain).async_fd = events;
-        ioctl::add_event_file(shared(plain), events);
+        // On a network, something must happen while a thread waits for these. Elsewhere a thread that waits for
+        // completions receives packets in the meantime; these events are rare, and it would be in its way.
+        if shared(plain).driver().membership().is_some() {
+            event_files::add(events, shared(plain));
+        }
         let mut engine = shared(plain).lock();
         (*plain).num_comp_vectors = engine.core.settings.completion_vectors as c_int;
         engine.core.next_context += 1;

@@ -6,9 +6,9 @@ use std::mem::size_of;
 use super::context::{OpenContext, files};
 use super::{set_errno, shared};
 use crate::device::Shared;
+use crate::event_files;
 use crate::faults::Verb;
 use crate::ffi::*;
-use crate::network::sleep;
 use crate::transport::events;
 
 /// A request to the kernel.
@@ -95,7 +95,7 @@ unsafe fn dispatch(context: *mut ibv_context, request: &Request<'_>) -> Result<(
                 Some(command) if command == u64::from(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL) => {
                     let fd = events::create().map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
                     if !context.is_null() {
-                        add_event_file(shared(context), fd);
+                        event_files::add(fd, shared(context));
                     }
                     request.write(UVERBS_ATTR_CORE_OUT, 0, &fd.to_ne_bytes())
                 }
@@ -123,13 +123,6 @@ fn verb_of(request: &Request<'_>) -> Option<Verb> {
             .filter(|&command| command == creates)
             .map(|_| Verb::CreateCompChannel),
         _ => None,
-    }
-}
-
-/// A thread that sleeps on this file of a device lets things happen on the device's network.
-pub(super) fn add_event_file(shared: &Shared, fd: c_int) {
-    if let Some(membership) = shared.driver().membership() {
-        sleep::add_file(fd, &membership.network);
     }
 }
 

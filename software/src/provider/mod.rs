@@ -27,6 +27,7 @@ pub(crate) use queue_pair::first_psn;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use crate::device::{RawDevice, Shared};
 use crate::ffi::{ibv_context, pthread_cond_t, pthread_mutex_t};
@@ -36,7 +37,7 @@ use crate::ffi::{ibv_context, pthread_cond_t, pthread_mutex_t};
 /// # Safety
 ///
 /// `context` is a live context of this provider.
-unsafe fn shared<'a>(context: *mut ibv_context) -> &'a Shared {
+unsafe fn shared<'a>(context: *mut ibv_context) -> &'a Arc<Shared> {
     // SAFETY: the caller vouches for the context, which holds a reference to its device; that is one of
     // ours.
     unsafe { (*(*context).device.cast::<RawDevice>()).shared() }

@@ -8,6 +8,7 @@
 //!
 //! Both sides make sure that the other process is of the same user. They do not trust it otherwise (`ring`).
 
+mod bell;
 mod ring;
 mod senders;
 mod ways;

@@ -6,8 +6,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use super::bell::Bell;
 use super::ring::Reader;
 use super::{Heard, MOST, accept, is_ours, listen, meet, ring_bell};
+use crate::files::Epoll;
 
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
 const TURN: usize = 64;
@@ -18,7 +20,7 @@ struct Sender {
     from: IpAddr,
     /// The address of ours that it sends to.
     to: IpAddr,
-    connection: Arc<OwnedFd>,
+    bell: Bell,
     reader: Reader,
     /// What it sent before, through the kernel's network, may be in the socket still.
     is_new: bool,
@@ -27,8 +29,9 @@ struct Sender {
 }
 
 /// The processes that send to a device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::link) struct Senders {
+    bells: Arc<Epoll>,
     /// Those who have not introduced themselves yet; the address whose door it was.
     guests: Vec<(IpAddr, Arc<OwnedFd>)>,
     all: Vec<Sender>,
@@ -38,14 +41,29 @@ pub(in crate::link) struct Senders {
 }
 
 impl Senders {
-    /// The connections of those who have not introduced themselves. [`Senders::attend`] is for them, and for all others.
-    pub(in crate::link) fn guests(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
-        self.guests.iter().map(|(_, connection)| connection)
+    pub(in crate::link) fn new() -> io::Result<Self> {
+        let bells = Arc::new(Epoll::new()?);
+        Ok(Self { bells, guests: Vec::new(), all: Vec::new(), is_waiting: false })
     }
 
-    /// The connections of those who have. They tell of packets, and of the end.
-    pub(in crate::link) fn admitted(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
-        self.all.iter().map(|sender| &sender.connection)
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.guests.len() + self.all.len()
+    }
+
+    /// Whether nobody has introduced itself.
+    pub(in crate::link) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The bells of those who have introduced themselves. They tell of packets, and of the end.
+    pub(in crate::link) fn bells(&self) -> &Arc<Epoll> {
+        &self.bells
+    }
+
+    /// The connections of those who have not. [`Senders::attend`] is for them, and for the bells.
+    pub(in crate::link) fn guests(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+        self.guests.iter().map(|(_, connection)| connection)
     }
 
     /// Ends the connections to addresses that the device has no more.
@@ -85,8 +103,8 @@ impl Senders {
     pub(in crate::link) fn attend(&mut self, is_ready: impl Fn(c_int) -> bool) {
         for sender in &mut self.all {
             // If there is more to hear, it will be ready again.
-            let is_ready = is_ready(sender.connection.as_raw_fd());
-            sender.is_ending |= is_ready && listen(&sender.connection) == Heard::End;
+            let is_ready = is_ready(sender.bell.fd());
+            sender.is_ending |= is_ready && listen(sender.bell.connection()) == Heard::End;
         }
         let (ready, waiting) = std::mem::take(&mut self.guests)
             .into_iter()
@@ -107,13 +125,14 @@ impl Senders {
             Err(_) => return,
         };
         let Ok(reader) = Reader::new(&file) else { return };
-        if ring_bell(&connection).is_err() {
+        let Ok(bell) = Bell::new(connection, &self.bells) else { return };
+        if ring_bell(bell.connection()).is_err() {
             return;
         }
         for older in &mut self.all {
             older.is_ending |= (older.from, older.to) == (from, to);
         }
-        self.all.push(Sender { from, to, connection, reader, is_new: true, is_ending: false });
+        self.all.push(Sender { from, to, bell, reader, is_new: true, is_ending: false });
     }
 
     /// Asks all to wake us. Returns false if there are packets already.

@@ -1,26 +1,40 @@
 //! Both sides of connections, in one process.
 
+use std::ffi::c_int;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use ibverbs::CompletionChannel;
 
 use super::ways::LOOK;
 use super::{Heard, MOST, Senders, Ways, connect, door, introduce, listen, name, ring_bell};
+use crate::device::Device;
+use crate::event_files::before_sleep;
 use crate::files::{wait, wait_for};
 use crate::link::neighbours::namespace;
 use crate::link::own_address;
+use crate::transport::events::{self, Record};
 use crate::wire::Packet;
 
-fn files(senders: &Senders) -> Vec<libc::pollfd> {
-    senders.guests().chain(senders.admitted()).map(|file| wait_for(file.as_raw_fd())).collect()
+fn new_senders() -> Senders {
+    Senders::new().unwrap()
+}
+
+/// What there is something to hear from.
+fn ready(senders: &Senders) -> Vec<c_int> {
+    let mut files: Vec<_> = senders.guests().map(|file| wait_for(file.as_raw_fd())).collect();
+    wait(&mut files, Some(Duration::ZERO));
+    let guests = files.iter().filter(|file| file.revents != 0).map(|file| file.fd);
+    let mut ready: Vec<_> = guests.collect();
+    senders.bells().ready(|fd| ready.push(fd));
+    ready
 }
 
 /// Attends to everything that is ready, also at the door.
 fn attend(senders: &mut Senders, to: IpAddr, door: &OwnedFd) {
     senders.open(to, door);
-    let mut files = files(senders);
-    wait(&mut files, Some(Duration::ZERO));
-    let ready: Vec<_> = files.iter().filter(|file| file.revents != 0).map(|file| file.fd).collect();
+    let ready = ready(senders);
     senders.attend(|fd| ready.contains(&fd));
 }
 
@@ -49,7 +63,7 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     assert!(door(to).is_none(), "an address has one door");
 
     ways.clear();
-    let mut senders = Senders::default();
+    let mut senders = new_senders();
     assert!(ways.ring(from, to).is_none(), "no answer yet");
     attend(&mut senders, to, &opened);
     attend(&mut senders, to, &opened);
@@ -63,10 +77,9 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     assert!(senders.may_sleep());
     ring.send(&[packet(3)]).unwrap();
     ring.send(&[packet(4)]).unwrap();
-    let mut bells = files(&senders);
-    assert!(wait(&mut bells, Some(Duration::ZERO)) && !senders.may_sleep());
+    assert!(ready(&senders).len() == 1 && !senders.may_sleep());
     attend(&mut senders, to, &opened);
-    assert!(!wait(&mut bells, Some(Duration::ZERO)));
+    assert!(ready(&senders).is_empty());
     assert_eq!(received(&mut senders).len(), 2);
 
     // The last packets of a process that is gone arrive; then it is forgotten.
@@ -75,9 +88,9 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     for _ in ["the bell", "the end"] {
         attend(&mut senders, to, &opened);
     }
-    assert_eq!(files(&senders).len(), 1);
+    assert_eq!(senders.count(), 1);
     assert_eq!(received(&mut senders).len(), 1);
-    assert_eq!(files(&senders).len(), 0);
+    assert_eq!(senders.count(), 0);
 
     // The reader goes: the writer notices it when it is to be woken, or when it has not read for a while.
     for asleep in [true, false] {
@@ -105,7 +118,7 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
 fn who_connects_again_replaces_its_earlier_connection() {
     let (from, to) = (own_address(22), own_address(23));
     let opened = door(to).unwrap();
-    let mut senders = Senders::default();
+    let mut senders = new_senders();
     let mut both = [new_ways(), new_ways()];
     for (ways, number) in both.iter_mut().zip(1..) {
         assert!(ways.ring(from, to).is_none());
@@ -115,14 +128,14 @@ fn who_connects_again_replaces_its_earlier_connection() {
     }
     let numbers: Vec<_> = received(&mut senders).iter().map(|packet| packet.2[0]).collect();
     assert_eq!(numbers, [1, 2]);
-    assert_eq!(files(&senders).len(), 1);
+    assert_eq!(senders.count(), 1);
 }
 
 #[test]
 fn guests_that_say_nothing_sensible_are_sent_away() {
     let (from, to) = (own_address(24), own_address(25));
     let opened = door(to).unwrap();
-    let mut senders = Senders::default();
+    let mut senders = new_senders();
     let silent = connect(to).unwrap();
     let says_one_byte = connect(to).unwrap();
     ring_bell(&says_one_byte).unwrap();
@@ -133,14 +146,14 @@ fn guests_that_say_nothing_sensible_are_sent_away() {
     for _ in 0..3 {
         attend(&mut senders, to, &opened);
     }
-    assert_eq!(files(&senders).len(), 1, "the silent one");
+    assert_eq!(senders.count(), 1, "the silent one");
     for ended in [&says_one_byte, &has_no_ring] {
         assert_eq!(listen(ended), Heard::End);
     }
     assert_eq!(listen(&silent), Heard::Nothing);
     drop(silent);
     attend(&mut senders, to, &opened);
-    assert_eq!(files(&senders).len(), 0);
+    assert_eq!(senders.count(), 0);
 }
 
 /// A device has `MOST` connections at the most. Packets of other processes go through the kernel's network.
@@ -148,7 +161,7 @@ fn guests_that_say_nothing_sensible_are_sent_away() {
 fn there_are_not_too_many_connections() {
     let to = own_address(26);
     let opened = door(to).unwrap();
-    let mut senders = Senders::default();
+    let mut senders = new_senders();
     let mut guests = Vec::new();
     for _ in 0..MOST + 10 {
         let mut ways = new_ways();
@@ -157,10 +170,10 @@ fn there_are_not_too_many_connections() {
         senders.open(to, &opened);
     }
     assert!(senders.looks_at_doors());
-    assert_eq!(files(&senders).len(), MOST);
+    assert_eq!(senders.count(), MOST);
     drop(guests);
     attend(&mut senders, to, &opened);
-    assert_eq!(files(&senders).len(), 0);
+    assert_eq!(senders.count(), 0);
 }
 
 #[test]
@@ -177,7 +190,7 @@ fn several_processes_have_a_ring_each() {
     let from = own_address(28);
     let addresses = [29, 30, 31].map(own_address);
     let doors = addresses.map(|to| door(to).unwrap());
-    let mut senders = Senders::default();
+    let mut senders = new_senders();
     let mut ways = new_ways();
     for &to in &addresses {
         assert!(ways.ring(from, to).is_none());
@@ -203,7 +216,7 @@ fn several_processes_have_a_ring_each() {
 fn who_cannot_be_let_in_waits() {
     let to = own_address(33);
     let opened = door(to).unwrap();
-    let mut senders = Senders::default();
+    let mut senders = new_senders();
     let closed = std::fs::File::open("/dev/null").unwrap().into();
     senders.open(to, &closed);
     assert!(!senders.looks_at_doors(), "that file is no door, which is an error as well");
@@ -217,13 +230,13 @@ fn who_cannot_be_let_in_waits() {
 fn threads_elsewhere_do_not_knock() {
     let (from, to) = (own_address(34), own_address(35));
     let opened = door(to).unwrap();
-    let mut senders = Senders::default();
+    let mut senders = new_senders();
     assert!(Ways::new((0, 0)).ring(from, to).is_none());
     senders.open(to, &opened);
-    assert_eq!(files(&senders).len(), 0);
+    assert_eq!(senders.count(), 0);
     assert!(new_ways().ring(from, to).is_none());
     senders.open(to, &opened);
-    assert_eq!(files(&senders).len(), 1);
+    assert_eq!(senders.count(), 1);
 }
 
 /// Who connects may be seen before it has said who it is.
@@ -231,9 +244,96 @@ fn threads_elsewhere_do_not_knock() {
 fn a_guest_has_time_to_introduce_itself() {
     let to = own_address(36);
     let opened = door(to).unwrap();
-    let mut senders = Senders::default();
+    let mut senders = new_senders();
     let _guest = connect(to).unwrap();
     senders.open(to, &opened);
     senders.attend(|_| true);
-    assert_eq!(files(&senders).len(), 1);
+    assert_eq!(senders.count(), 1);
+}
+
+/// A device of this process whose thread has let in another, as if that were of another process.
+struct Guest {
+    device: Device,
+    channel: CompletionChannel<'static>,
+    ways: Ways,
+    from: IpAddr,
+}
+
+impl Guest {
+    fn new(name: &str, numbers: [u8; 2]) -> Self {
+        let [from, to] = numbers.map(own_address);
+        let device = Device::builder().name(name).address(to).build().unwrap();
+        let channel = CompletionChannel::new(device.open().unwrap()).unwrap();
+        let mut guest = Self { device, channel, ways: new_ways(), from };
+        wait_until(|| guest.ways.ring(from, to).is_some());
+        guest
+    }
+
+    fn send(&mut self) {
+        let to = self.device.address();
+        self.ways.ring(self.from, to).unwrap().send(&[packet(1)]).unwrap();
+    }
+
+    /// Waits until as many packets have arrived, in all.
+    fn wait_for(&self, packets: u64) {
+        wait_until(|| self.device.counters().packets_received == packets);
+    }
+}
+
+fn wait_until(mut is_true: impl FnMut() -> bool) {
+    for _ in 0..60_000 {
+        if is_true() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("nothing has happened for a minute");
+}
+
+/// A thread that sleeps until there is an event receives packets, without the device's thread.
+#[test]
+fn who_sleeps_until_an_event_stands_in() {
+    let mut guest = Guest::new("stands-in", [37, 38]);
+    guest.device.shared().driver().stop();
+    wait_until(|| {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let mut names = threads
+            .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+        !names.any(|name| name == "stands-in\n")
+    });
+    let file = guest.channel.as_raw_fd();
+    std::thread::scope(|scope| {
+        let sleeps = scope.spawn(move || before_sleep(&[file], None));
+        for packets in 1..=3 {
+            guest.send();
+            guest.wait_for(packets);
+        }
+        assert!(!sleeps.is_finished());
+        assert!(events::put(file, &Record::completion(0)));
+        sleeps.join().unwrap();
+    });
+    guest.send();
+    // Its deadline has passed, but it looks.
+    before_sleep(&[file], Some(Instant::now()));
+    guest.wait_for(4);
+}
+
+/// When nobody stands in any more, the device's thread receives: no packet waits for ever, whenever it comes.
+#[test]
+fn who_stood_in_hands_back() {
+    let mut guest = Guest::new("hands-back", [39, 40]);
+    let file = guest.channel.as_raw_fd();
+    for packets in 1..=400 {
+        std::thread::scope(|scope| {
+            // From none at all to longer than the thread waits before it takes over.
+            let pause = Duration::from_micros(packets % 20 * 100);
+            let sleeps = move || before_sleep(&[file], Some(Instant::now() + pause));
+            scope.spawn(sleeps);
+            if packets % 3 == 0 {
+                std::thread::sleep(Duration::from_micros(packets % 7 * 200));
+            }
+            guest.send();
+        });
+        guest.wait_for(packets);
+    }
 }
