@@ -1,31 +1,9 @@
 //! Peers that violate the protocol, at every step of the exchange.
 
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::net::Shutdown;
 
-use ibverbs::DeadlineStream;
-use proptest::prelude::*;
-
 use super::*;
-#[path = "../hostile_input/mutation.rs"]
-mod mutation;
-#[path = "../support/property_tests.rs"]
-mod property_tests;
-use mutation::{mutated, mutations};
-
-/// What a client sends whose queue pair will be the next one: a greeting, and that it is ready.
-fn recorded(rig: &Rig) -> (Vec<u8>, Vec<u8>) {
-    let prepared = rig.prepared();
-    let (mut ours, mut theirs) = tcp_pair();
-    // This client gets no answer.
-    theirs.shutdown(Shutdown::Write).unwrap();
-    let reason = error(prepared.connect_over(&mut ours, b"private", soon()));
-    assert!(matches!(reason, ExchangeError::Closed), "{reason}");
-    drop(ours);
-    let mut greeting = Vec::new();
-    theirs.read_to_end(&mut greeting).unwrap();
-    (greeting, vec![1, 0, 0, 0, 0])
-}
 
 /// Accepts a client that sends these bytes and then closes the connection, or stays silent.
 fn accepts(rig: &Rig, bytes: &[u8], then: Option<Shutdown>, until: Instant) -> ExchangeError {
@@ -127,74 +105,4 @@ fn a_false_verdict_is_refused() {
     let failed = [&greeting[..], &[2, 0, 0, 0, 13]].concat();
     let reason = accepts(&rig, &failed, None, soon());
     assert!(matches!(reason, ExchangeError::Peer { errno: libc::EACCES }), "{reason}");
-}
-
-/// A stream in memory: reads return the peer's bytes, and writes are kept.
-struct Recorded {
-    bytes: io::Cursor<Vec<u8>>,
-}
-
-impl Read for Recorded {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.bytes.read(bytes)
-    }
-}
-
-impl Write for Recorded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl DeadlineStream for Recorded {
-    fn set_deadline(&mut self, _: Option<Instant>) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Both roles with a peer that sends these bytes: they connect, or end with a typed error, and leave nothing
-/// behind.
-fn meets(rig: &Rig, bytes: &[u8]) {
-    for connects in [false, true] {
-        let mut stream = Recorded { bytes: io::Cursor::new(bytes.to_vec()) };
-        let prepared = rig.prepared();
-        let result = if connects {
-            prepared.connect_over(&mut stream, b"ours", soon())
-        } else {
-            prepared.accept_over(&mut stream, b"ours", soon())
-        };
-        match result.map_err(ExchangeError::from) {
-            Ok((channel, told)) => {
-                assert!(told.len() <= ibverbs::MAX_PRIVATE_DATA);
-                drop(channel);
-            }
-            Err(ExchangeError::Io(error)) => panic!("{error}"),
-            Err(error) => assert!(!error.to_string().is_empty()),
-        }
-        rig.assert_nothing_left();
-    }
-}
-
-proptest! {
-    #![proptest_config(property_tests::config(300))]
-
-    #[test]
-    fn any_bytes_connect_or_are_refused(
-        bytes in prop::collection::vec(any::<u8>(), 0..200), with_name: bool, version in 0..3_u8,
-    ) {
-        let rig = Rig::new();
-        let bytes = if with_name { [b"ibverbs", &[version][..], &bytes].concat() } else { bytes };
-        meets(&rig, &bytes);
-    }
-
-    #[test]
-    fn nearly_right_bytes_connect_or_are_refused(damage in mutations(any::<u8>())) {
-        let rig = Rig::new();
-        let (greeting, ready) = recorded(&rig);
-        meets(&rig, &mutated([greeting, ready].concat(), &damage));
-    }
 }

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use crate::encodings::endpoint;
-use crate::property_tests;
+use crate::{property_tests, rig};
 
 fn open(device: &FunctionDevice) -> Arc<ProtectionDomain<'static>> {
     let context = device.context();
@@ -60,6 +60,7 @@ proptest! {
 
     #[test]
     fn a_channel_meets_any_endpoint(remote in any_endpoint(), infiniband: bool) {
+        let _turn = rig::turn();
         let device = device(infiniband);
         let domain = open(&device);
         let prepared = Channel::builder(&domain)
@@ -80,6 +81,7 @@ proptest! {
 
     #[test]
     fn a_queue_pair_meets_any_endpoint(remote in any_endpoint(), infiniband: bool, kind in 0..2_usize) {
+        let _turn = rig::turn();
         let device = device(infiniband);
         let domain = open(&device);
         let queue = CompletionQueue::new(domain.context(), 8).unwrap();
@@ -104,6 +106,7 @@ proptest! {
         any_address in prop::option::weighted(0.2, any::<u64>()),
     ) {
         const OPEN: AccessFlags = AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE);
+        let _turn = rig::turn();
         let device = device(false);
         let domain = open(&device);
         let builder = || {
