@@ -1,5 +1,5 @@
 //! Random programs on Soft-RoCE, in the machine that `script/vm` starts: those of
-//! `tests/random_model`; here the kernel counts the objects.
+//! `random_model`; here the kernel counts the objects.
 //!
 //! A few of them also run under valgrind there, which is slow (part "memcheck" of
 //! `script/soak`), with feature `valgrind`: without it, valgrind does not know which memory the kernel
@@ -9,7 +9,7 @@
 mod property_tests;
 #[path = "../support/random/mod.rs"]
 mod random;
-#[path = "../support/vm/mod.rs"]
+#[path = "../../../support/vm/mod.rs"]
 mod vm;
 
 use std::sync::Mutex;

@@ -8,8 +8,8 @@ mod mutation;
 mod on_a_device;
 #[path = "../support/property_tests.rs"]
 mod property_tests;
-#[path = "../support/rig.rs"]
+#[path = "../../../support/rig.rs"]
 mod rig;
-#[path = "../support/software.rs"]
+#[path = "../../../support/software.rs"]
 mod software;
 mod text;
