@@ -280,6 +280,37 @@ impl Core {
         Ok(WorkSuccess::from_raw(unsafe { *completion }))
     }
 
+    /// As the beginning of [`wait`](Self::wait), for an operation that is in flight or has ended: its completion, if it
+    /// is a success that is there or is found by one poll. The slot is not free yet.
+    ///
+    /// # Errors
+    ///
+    /// What the poll returned, or 0 if there was none. If that is positive, the batch has the completions.
+    #[inline(always)]
+    pub(super) fn success_now(&self, slot: &Slot) -> Result<NonNull<ffi::ibv_wc>, c_int> {
+        let wr_id = slot.wr_id();
+        let completion = if !self.batch.is_empty() {
+            let head = self.batch.head();
+            if !self.is_success(head, wr_id) {
+                return Err(0);
+            }
+            // SAFETY: the batch is not empty.
+            unsafe { self.batch.advance() };
+            head
+        } else if slot.state().is_outstanding() {
+            let found = self.poll_raw(BATCH);
+            if !self.found_success(found, wr_id) {
+                return self.take_from_poll(found, wr_id).ok_or(found);
+            }
+            self.batch.entries()
+        } else if slot.has_success() {
+            slot.completion_ptr()
+        } else {
+            return Err(0);
+        };
+        NonNull::new(completion.cast_mut()).ok_or(0)
+    }
+
     /// The common case of a poll that found several completions: puts them into the batch, and takes the one
     /// with this number. If that is the first or the last, the others stay in the batch: of a receive and the send
     /// that was posted after it, whose completion is waited for first, each is then taken by its own wait.
@@ -359,8 +390,8 @@ impl Core {
         found: c_int,
         deadline: Option<Instant>,
     ) -> TransportResult<*const ffi::ibv_wc> {
-        if found < 0 || found > BATCH as c_int {
-            return Err(self.abandon(slot, poll_failed(found)));
+        if let Err(error) = check_poll(found) {
+            return Err(self.abandon(slot, error));
         }
         loop {
             while !self.batch.is_empty() {
@@ -448,6 +479,11 @@ impl Core {
             _ => Err(TransportError::UnknownWork),
         }
     }
+}
+
+/// Fails if a poll that returned `found` has failed.
+pub(super) fn check_poll(found: c_int) -> TransportResult<()> {
+    if (0..=BATCH as c_int).contains(&found) { Ok(()) } else { Err(poll_failed(found)) }
 }
 
 #[cold]

@@ -10,7 +10,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The next epoch. It begins at 1, so that a small number is never taken for one of our requests.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// An epoch that is not among the last 4 billion of this process.
+/// An epoch that is not among the last 4 billion of this process, and not 0: no request has the number 0.
 pub(super) fn new_epoch() -> u32 {
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    take(&NEXT)
+}
+
+fn take(next: &AtomicU32) -> u32 {
+    match next.fetch_add(1, Ordering::Relaxed) {
+        0 => take(next),
+        epoch => epoch,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_epoch_is_0() {
+        let next = AtomicU32::new(u32::MAX - 1);
+        assert_eq!([(); 4].map(|()| take(&next)), [u32::MAX - 1, u32::MAX, 1, 2]);
+    }
 }

@@ -200,7 +200,7 @@ impl Entries {
         entries.try_reserve_exact(depth).ok()?;
         entries.extend((0..depth).map(|_| Entry {
             buffer: HeldBuffer::new(),
-            // No request has this number: epochs begin at 1.
+            // No request has this number: there is no epoch 0.
             dropped: AtomicU64::new(0),
             token: Cell::new(0),
             waker: Cell::new(None),
@@ -230,10 +230,16 @@ impl Entries {
         self.any_dropped.store(true, Ordering::Release);
     }
 
+    /// Whether a handle was dropped since `take_any_dropped` was last called.
+    #[inline]
+    pub(super) fn any_dropped(&self) -> bool {
+        self.any_dropped.load(Ordering::Relaxed)
+    }
+
     /// Whether a handle was dropped since the last call.
     #[inline]
     pub(super) fn take_any_dropped(&self) -> bool {
-        self.any_dropped.load(Ordering::Relaxed) && self.any_dropped.swap(false, Ordering::Acquire)
+        self.any_dropped() && self.any_dropped.swap(false, Ordering::Acquire)
     }
 
     /// Whether the handle of the request with this number was dropped.

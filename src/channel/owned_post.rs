@@ -179,7 +179,7 @@ impl Channel<'_> {
         self.post_owned(buffer, Request::new(FetchAdd { remote, add }), Owner::Handle)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn post_owned<B: OwnedBuffer>(
         &mut self,
         buffer: B,
@@ -191,7 +191,7 @@ impl Channel<'_> {
 }
 
 /// Posts an operation that owns its buffer. The caller has the core's link for itself.
-#[inline]
+#[inline(always)]
 pub(super) fn post_owned<B: OwnedBuffer>(
     core: &Arc<Core>,
     buffer: B,

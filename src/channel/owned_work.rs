@@ -1,17 +1,20 @@
 //! Handles of operations that own their buffers: no scope, no borrow, no `unsafe`.
 
+use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::Channel;
+use super::completions::check_poll;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{Owner, Slot, State};
 use super::owned_buffer::OwnedBuffer;
 use super::owned_results::OwnedResult;
 use super::wait::Wait;
+use crate::completion::WorkSuccess;
 
 /// An operation that owns its buffer, such as [`Channel::post_receive_owned`] posts.
 ///
@@ -26,15 +29,18 @@ use super::wait::Wait;
 #[must_use = "dropping it gives the buffer up"]
 pub struct OwnedWork<B: OwnedBuffer> {
     core: Arc<Core>,
+    /// `SPENT`: the result was returned, or the handle given up.
     wr_id: u64,
-    /// The result was returned, or the handle given up.
-    spent: bool,
     buffer: PhantomData<fn() -> B>,
 }
 
+/// No request has this number: there is no epoch 0.
+const SPENT: u64 = 0;
+
 impl<B: OwnedBuffer> Drop for OwnedWork<B> {
+    #[inline]
     fn drop(&mut self) {
-        if !self.spent {
+        if self.wr_id != SPENT {
             self.core.table.entries.mark_dropped(self.wr_id);
         }
     }
@@ -44,19 +50,19 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     /// The handle of an operation in flight.
     #[inline]
     pub(super) fn new(core: &Arc<Core>, wr_id: u64) -> Self {
-        Self { core: core.clone(), wr_id, spent: false, buffer: PhantomData }
+        Self { core: core.clone(), wr_id, buffer: PhantomData }
     }
 
     /// Checks that the operation is of this connection of this channel, and not spent.
     fn check(&mut self, channel: &Channel<'_>) -> TransportResult<()> {
-        if self.spent || self.core.identity != channel.core().identity {
+        if self.wr_id == SPENT || self.core.identity != channel.core().identity {
             return Err(TransportError::UnknownWork);
         }
         // A reset replaces the channel's core, or at least its connection, and drops the buffer.
         if !std::ptr::eq(&raw const *self.core, channel.core())
             || !self.core.is_of_connection(self.wr_id)
         {
-            self.spent = true;
+            self.wr_id = SPENT;
             return Err(TransportError::Stopped);
         }
         Ok(())
@@ -88,11 +94,14 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     /// # Errors
     ///
     /// As [`poll`](Self::poll). Nothing is stopped.
+    #[inline(always)]
     pub fn wait(&mut self, channel: &mut Channel<'_>) -> TransportResult<OwnedResult<B>> {
-        match self.wait_with(channel, None)? {
-            Some(ended) => Ok(ended),
+        match self.success_now(channel) {
+            Ok((buffer, success)) => Ok(OwnedResult { buffer, result: Ok(success) }),
             // Without a deadline there is no time-out.
-            None => Err(TransportError::TimedOut),
+            Err(found) => {
+                self.wait_slow_path(channel, found, None)?.ok_or(TransportError::TimedOut)
+            }
         }
     }
 
@@ -102,20 +111,58 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     /// # Errors
     ///
     /// As [`poll`](Self::poll). Nothing is stopped.
+    #[inline(always)]
     pub fn wait_deadline(
         &mut self,
         channel: &mut Channel<'_>,
         deadline: Instant,
     ) -> TransportResult<Option<OwnedResult<B>>> {
-        self.wait_with(channel, Some(deadline))
+        match self.success_now(channel) {
+            Ok((buffer, success)) => Ok(Some(OwnedResult { buffer, result: Ok(success) })),
+            Err(found) => self.wait_slow_path(channel, found, Some(deadline)),
+        }
     }
 
-    fn wait_with(
+    /// The buffer and the completion, if the operation is a success that is there or is found by one poll.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Core::success_now`].
+    #[inline(always)]
+    fn success_now(&mut self, channel: &Channel<'_>) -> Result<(B, WorkSuccess), c_int> {
+        let core = &*self.core;
+        let is_current = std::ptr::eq(core, channel.core()) && core.is_of_connection(self.wr_id);
+        if !is_current || core.table.entries.any_dropped() {
+            return Err(0);
+        }
+        let slot = core.table.slot(self.wr_id as u32 as usize).ok_or(0)?;
+        if !matches!(slot.state(), State::InFlight(Owner::Handle) | State::Done(Owner::Handle)) {
+            return Err(0);
+        }
+        let completion = core.success_now(slot)?;
+        // SAFETY: it points to an entry of the batch or into the slot, and is initialised. Nothing polls meanwhile.
+        let completion = unsafe { *completion.as_ptr() };
+        let Some(buffer) = core.table.entries.of(self.wr_id).buffer.take() else {
+            // The slot of a handle has a buffer of the handle's type.
+            slot.complete(Owner::Handle, &completion);
+            return Err(0);
+        };
+        core.release(slot);
+        self.wr_id = SPENT;
+        Ok((buffer, WorkSuccess::from_raw(completion)))
+    }
+
+    /// The rest of a wait, after a poll that returned `found`, or 0 if there was none.
+    #[inline(never)]
+    fn wait_slow_path(
         &mut self,
         channel: &mut Channel<'_>,
+        found: c_int,
         deadline: Option<Instant>,
     ) -> TransportResult<Option<OwnedResult<B>>> {
         self.check(channel)?;
+        // What was found is in the batch, unless polling has failed.
+        check_poll(found)?;
         self.core.release_dropped();
         let mut wait = None;
         loop {
@@ -141,8 +188,8 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         match slot.state() {
             State::InFlight(owner) if owner.is_handle() => Ok(None),
             State::Done(owner) | State::Discarded(owner) if owner.is_handle() => {
-                self.spent = true;
-                let Some(buffer) = core.table.entries.of(self.wr_id).buffer.take() else {
+                let wr_id = std::mem::replace(&mut self.wr_id, SPENT);
+                let Some(buffer) = core.table.entries.of(wr_id).buffer.take() else {
                     return Err(TransportError::UnknownWork);
                 };
                 let result = core.take_result(slot);
@@ -172,7 +219,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
 
     /// The slot, if this is the channel of the operation.
     fn slot_of<'a>(&'a self, channel: &mut Channel<'_>) -> Option<&'a Slot> {
-        if self.spent || !std::ptr::eq(&raw const *self.core, channel.core()) {
+        if self.wr_id == SPENT || !std::ptr::eq(&raw const *self.core, channel.core()) {
             return None;
         }
         self.core.table.slot(self.wr_id as u32 as usize)
@@ -200,7 +247,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         slot.set_state(state);
         self.core.table.entries.of(self.wr_id).token.set(token);
         self.core.table.entries.any_token_ended.set(true);
-        self.spent = true;
+        self.wr_id = SPENT;
         Ok(())
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ibverbs::{
-    Channel, MemoryRegion, ProtectionDomain, ScopeError, SharedCompletionQueue, TransportError,
+    AccessFlags, BufferPool, Channel, MemoryRegion, ProtectionDomain, ScopeError,
+    SharedCompletionQueue, TransportError,
 };
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
@@ -16,13 +17,32 @@ pub(crate) struct ChannelRig {
 impl ChannelRig {
     pub(crate) fn new() -> Self {
         let context = context();
-        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
-        let prepared = Channel::builder(&domain).max_send_wr(DEPTH).max_recv_wr(DEPTH).build();
+        Self::of(&Arc::new(ProtectionDomain::new(&context).expect("a domain")))
+    }
+
+    fn of(domain: &Arc<ProtectionDomain<'static>>) -> Self {
+        let prepared = Channel::builder(domain).max_send_wr(DEPTH).max_recv_wr(DEPTH).build();
         let prepared = prepared.expect("a channel");
         let itself = prepared.endpoint();
         let channel = prepared.handshake(itself).expect("a connection");
-        let region = MemoryRegion::new(&domain, WINDOW * LENGTH).expect("a region");
+        let region = MemoryRegion::new(domain, WINDOW * LENGTH).expect("a region");
         Self { channel, region }
+    }
+}
+
+/// A channel, and buffers for operations that own them.
+pub(crate) struct OwnedRig {
+    channel: Channel<'static>,
+    pool: BufferPool,
+}
+
+impl OwnedRig {
+    pub(crate) fn new() -> Self {
+        let context = context();
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let ChannelRig { channel, .. } = ChannelRig::of(&domain);
+        let pool = BufferPool::new(&domain, LENGTH, WINDOW, AccessFlags::empty());
+        Self { channel, pool: pool.expect("a pool") }
     }
 }
 
@@ -198,4 +218,41 @@ fn ended(error: ScopeError<TransportError>) -> TransportError {
     match error {
         ScopeError::Closure(error) | ScopeError::Exit(error) => error,
     }
+}
+
+/// One operation after the other; each owns its buffer.
+#[inline(never)]
+pub(crate) fn w6_owned(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
+    let OwnedRig { channel, pool } = rig;
+    let mut buffer = pool.take().ok_or(TransportError::UnknownWork)?;
+    let mut sum = 0;
+    for _ in 0..operations {
+        let mut send = channel.post_send_owned(buffer)?;
+        let ended = send.wait(channel)?;
+        sum += u64::from(ended.result?.byte_len());
+        buffer = ended.buffer;
+    }
+    Ok(sum)
+}
+
+/// Sixteen operations that own their buffers, then their results.
+#[inline(never)]
+pub(crate) fn owned_window(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
+    let OwnedRig { channel, pool } = rig;
+    let mut buffers: [_; WINDOW] = std::array::from_fn(|_| pool.take());
+    let mut window = [const { None }; WINDOW];
+    let mut sum = 0;
+    for _ in 0..operations / WINDOW_OPERATIONS {
+        for (pending, buffer) in window.iter_mut().zip(&mut buffers) {
+            let buffer = buffer.take().ok_or(TransportError::UnknownWork)?;
+            *pending = Some(channel.post_send_owned(buffer)?);
+        }
+        let pending = window.iter_mut().filter_map(Option::take);
+        for (mut pending, buffer) in pending.zip(&mut buffers) {
+            let ended = pending.wait(channel)?;
+            sum += u64::from(ended.result?.byte_len());
+            *buffer = Some(ended.buffer);
+        }
+    }
+    Ok(sum)
 }

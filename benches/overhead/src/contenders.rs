@@ -1,6 +1,6 @@
 //! The list of contenders.
 
-use crate::channel::{ChannelRig, SharedRig};
+use crate::channel::{ChannelRig, OwnedRig, SharedRig};
 use crate::reactor::{ReactorRig, SleepingRig};
 use crate::rig::{LENGTH, Rig};
 use crate::{c, channel, events, prepared, reactor, verbs};
@@ -101,6 +101,7 @@ pub(crate) fn contenders() -> Vec<Contender> {
         in_c!("W6", "C tuned", 1, Rig::new(), c_tuned_w1),
         ours!("W6", "channel blocking", Bytes, ChannelRig::new(), channel::w6),
         ours!("W6", "channel scoped", Bytes, ChannelRig::new(), channel::w6_scoped),
+        ours!("W6", "channel owned", Bytes, OwnedRig::new(), channel::w6_owned),
         in_c!("W7", "C plain", 1, Rig::new(), c_plain_w7),
         in_c!("W7", "C tuned", 1, Rig::new(), c_tuned_w7),
         ours!("W7", "channel scoped", Bytes, ChannelRig::new(), channel::w7),
@@ -113,6 +114,7 @@ pub(crate) fn contenders() -> Vec<Contender> {
         ours!("W9", "channel shared queue", Bytes, SharedRig::new(), channel::shared_ping_pong),
         in_c!("W10", "C tuned", 1, Rig::new(), c_tuned_w3),
         ours!("W10", "channel scoped", Bytes, ChannelRig::new(), channel::window),
+        ours!("W10", "channel owned", Bytes, OwnedRig::new(), channel::owned_window),
         ours!("W10", "channel shared queue", Bytes, SharedRig::new(), channel::shared_window),
         in_c!("W11", "C tuned", 1, Rig::new(), c_tuned_w1),
         ours!("W11", "channel blocking", Bytes, SharedRig::new(), channel::shared_blocking),
