@@ -65,7 +65,13 @@ fn run() {
         role(&format!("software {table} $loss")),
         role("software end 0"),
     );
-    let kernel = format!("{}; {}; {}", addresses(KERNEL), neighbours(SOFTWARE, 2), role("kernel"));
+    let kernel = format!(
+        "ip link set eth0 txqueuelen {}; {}; {}; {}",
+        kernel::QUEUE,
+        addresses(KERNEL),
+        neighbours(SOFTWARE, 2),
+        role("kernel")
+    );
     let reports = pair(&["-t", time], &kernel, &software);
     let ends = losses.split(' ').count();
     assert!(
