@@ -14,6 +14,8 @@ mod multicast;
 #[path = "../../software/tests/support/patience.rs"]
 mod patience;
 mod perftest;
+#[path = "../support/perftest_report.rs"]
+mod perftest_report;
 mod ping_pong;
 #[path = "../support/two_machines.rs"]
 mod two_machines;

@@ -6,6 +6,8 @@
 
 #[path = "../support/managed.rs"]
 mod managed;
+#[path = "../support/perftest_report.rs"]
+mod perftest_report;
 #[path = "../support/vm/mod.rs"]
 mod vm;
 
