@@ -48,10 +48,10 @@ pub(crate) struct Threaded {
     pausing: AtomicU32,
     /// Whether one of them waits for packets.
     watched: AtomicBool,
-    /// Whether a thread of the program [stands in](Self::stand_in), and how many times one has begun to since the
-    /// device's thread last looked.
+    /// Whether a thread of the program [stands in](Self::stand_in), and whether one has begun to since the device's
+    /// thread last looked, and may be expected back.
     stands_in: AtomicBool,
-    stood_in: AtomicU32,
+    stood_in: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -78,7 +78,7 @@ impl Driver {
             pausing: AtomicU32::new(0),
             watched: AtomicBool::new(false),
             stands_in: AtomicBool::new(false),
-            stood_in: AtomicU32::new(0),
+            stood_in: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         })))
     }
@@ -239,13 +239,14 @@ impl Threaded {
     /// processes of this machine send. So a message wakes one thread, not two. For any thread but the first, and where
     /// there are no such processes, this returns at once.
     ///
-    /// If it comes back within `POLLED_FOR`, again and again, nobody is woken for these packets in between either.
+    /// If it comes back within `POLLED_FOR`, again and again, nobody is woken for these packets in between either, unless
+    /// a completion queue is armed when it leaves: then others wait for events.
     fn stand_in(&self, shared: &Shared, files: &[c_int], deadline: Option<Instant>) {
         if !self.receiver().has_rings() || self.stands_in.swap(true, Ordering::Acquire) {
             return;
         }
         let _place = Place { threaded: self, shared };
-        self.stood_in.fetch_add(1, Ordering::Relaxed);
+        self.stood_in.store(true, Ordering::Relaxed);
         let own = files.len();
         let mut files: Vec<_> =
             files.iter().copied().map(wait_for).chain(self.bell_files()).collect();
@@ -309,7 +310,7 @@ impl Threaded {
                 let now = engine.core.now();
                 polled = self.look_at_polls();
                 // Who has stood in a moment ago will soon do so again.
-                let stood_in = self.stood_in.swap(0, Ordering::Relaxed) > 0;
+                let stood_in = self.stood_in.swap(false, Ordering::Relaxed);
                 attended = polled || stood_in || self.stands_in.load(Ordering::Relaxed);
                 let look_again = if polled || stood_in { now + POLLED_FOR } else { Time::MAX };
                 let due = engine.due().unwrap_or(Time::MAX).min(look_again);
@@ -360,13 +361,19 @@ struct Place<'a> {
 }
 
 impl Drop for Place<'_> {
-    /// Makes sure that the device's thread looks soon.
+    /// Makes sure that the device's thread looks soon, or at once if others wait for events.
     fn drop(&mut self) {
-        let Threaded { stands_in, sleeps_until, waker, .. } = self.threaded;
+        let Threaded { stands_in, stood_in, sleeps_until, waker, .. } = self.threaded;
         // The thread looks, and says how long it sleeps, with this lock held.
         let engine = self.shared.lock();
         stands_in.store(false, Ordering::Release);
-        if sleeps_until.load(Ordering::Relaxed) > engine.core.now() + POLLED_FOR {
+        let mut latest = engine.core.now();
+        if engine.core.armed > 0 {
+            stood_in.store(false, Ordering::Relaxed);
+        } else {
+            latest += POLLED_FOR;
+        }
+        if sleeps_until.load(Ordering::Relaxed) > latest {
             sleeps_until.store(0, Ordering::Relaxed);
             waker.wake();
         }

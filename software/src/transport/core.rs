@@ -55,6 +55,8 @@ pub(crate) struct Core {
     pub(crate) ports: Vec<Port>,
     pub(crate) keys: Keys,
     pub(crate) cqs: Table<CompletionQueue>,
+    /// How many of them are armed: somebody waits for their events.
+    pub(crate) armed: u32,
     /// Their numbers have 24 bits, as packets of extended reliable connections have them.
     pub(crate) srqs: Table<SharedReceiveQueue>,
     /// The handles of XRC domains.
@@ -105,6 +107,7 @@ impl Core {
             ports: settings.ports.iter().map(port).collect(),
             keys: Keys(Table::new(Tag::Low, 1, settings.max_mr.saturating_add(settings.max_mw))),
             cqs: Table::new(Tag::Low, 1, settings.max_cq),
+            armed: 0,
             srqs: Table::new(Tag::High, 1, settings.max_srq),
             xrc_domains: Table::new(Tag::Low, 1, u32::MAX),
             last_xrc_domain: 0,
@@ -260,7 +263,7 @@ impl Core {
     /// Raises the event that a completion queue was armed for.
     fn completion_event(&mut self, number: u32) {
         let Some(cq) = self.cqs.get_mut(number) else { return };
-        cq.armed = Armed::No;
+        self.armed -= u32::from(std::mem::replace(&mut cq.armed, Armed::No) != Armed::No);
         cq.held_back = 0;
         cq.due = None;
         if let Some(fd) = cq.channel {

@@ -194,6 +194,7 @@ impl Engine {
             return Err(libc::EBUSY);
         }
         let Some(mut cq) = self.core.cqs.remove(number) else { return Err(libc::EINVAL) };
+        self.core.armed -= u32::from(cq.armed != Armed::No);
         self.core.timers.forget(Timer::CompletionQueue(number), &mut cq.scheduled);
         let channel = self.core.take_back(cq.channel, cq.handle, &[]);
         let file = self.core.contexts.get(&cq.context).copied();
@@ -217,6 +218,7 @@ impl Engine {
     /// Arms the queue for an event. "Solicited only" does not weaken an earlier request for any completion.
     pub(crate) fn arm(&mut self, number: u32, solicited_only: bool) -> Result<(), c_int> {
         let cq = self.core.cqs.get_mut(number).ok_or(libc::EINVAL)?;
+        self.core.armed += u32::from(cq.armed == Armed::No);
         if !solicited_only {
             cq.armed = Armed::Any;
         } else if cq.armed == Armed::No {

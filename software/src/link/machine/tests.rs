@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ibverbs::CompletionChannel;
+use ibverbs::{CompletionChannel, CompletionQueue, WorkCompletion};
 
 use super::ways::LOOK;
 use super::{Heard, MOST, Senders, Ways, connect, door, introduce, listen, name, ring_bell};
@@ -336,4 +336,26 @@ fn who_stood_in_hands_back() {
         });
         guest.wait_for(packets);
     }
+}
+
+/// While one thread stands in and leaves, others may wait for the events of other queues.
+#[test]
+fn armed_queues_are_counted() {
+    let device = Device::new().unwrap();
+    let context = device.open().unwrap();
+    let queue = || CompletionQueue::builder(&context, 1).own_channel().build().unwrap();
+    let armed = || device.lock().core.armed;
+    let (one, other) = (queue(), queue());
+    assert_eq!(armed(), 0);
+    let mut room = [WorkCompletion::default()];
+    for _ in 0..2 {
+        for queue in [&one, &other] {
+            assert!(queue.poll_or_arm(&mut room).unwrap().is_empty());
+        }
+        assert_eq!(armed(), 2);
+    }
+    drop(one);
+    assert_eq!(armed(), 1);
+    drop(other);
+    assert_eq!(armed(), 0);
 }
