@@ -7,16 +7,14 @@
 mod two_machines;
 
 use std::process::ExitCode;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use ibverbs::{
-    Channel, Connection, ConnectionError, ConnectionEventKind as Kind, Listener, Route,
-    TransportError,
-};
-use two_machines::{PATIENCE, pair, report, role};
+use ibverbs::{Channel, ConnectionEventKind as Kind, Listener, Route, TransportError};
+use two_machines::{PATIENCE, Peer, pair, report, role};
 
 const PORT: u16 = 7471;
+/// Where the machines meet over TCP. Soft-iWARP's listener takes the port of that number too.
+const MEETING: u16 = PORT + 1;
 /// How many connections are made, one after the other.
 const CONNECTIONS: usize = 5;
 const QUESTION: &[u8] = b"how far is it?";
@@ -27,7 +25,10 @@ fn main() -> ExitCode {
         &[("soft_roce", || connections(&[])), ("soft_iwarp", || connections(&["--siw"]))];
     two_machines::main(tests, |role, _| match role {
         "listen" => listen(),
-        "connect" => (0..CONNECTIONS).for_each(connect),
+        "connect" => {
+            let mut peer = Peer::meet(MEETING);
+            (0..CONNECTIONS).for_each(|round| connect(round, &mut peer));
+        }
         role => panic!("{role} is not a role"),
     })
 }
@@ -43,6 +44,7 @@ fn soon() -> Instant {
 
 fn listen() {
     let mut listener = Listener::bind(format!("0.0.0.0:{PORT}").parse().unwrap()).unwrap();
+    let mut peer = Peer::meet(MEETING);
     for round in 0..CONNECTIONS {
         let request = listener.next_timeout(PATIENCE).unwrap();
         assert_eq!(request.private_data().first(), Some(&(round as u8)));
@@ -57,6 +59,7 @@ fn listen() {
             .scope(|scope| {
                 let receive = scope.post_receive(room)?;
                 control = Some(accept.accept(b"welcome", PATIENCE).unwrap());
+                peer.meet_again();
                 let (asked, told) = receive.wait_deadline(soon())?;
                 assert_eq!(&asked[..told.byte_len() as usize], QUESTION);
                 Ok::<_, TransportError>(())
@@ -70,40 +73,20 @@ fn listen() {
     }
 }
 
-/// The other machine may not listen yet.
-fn connect_soon<T>(mut connect: impl FnMut() -> Result<T, ConnectionError>) -> T {
-    let start = Instant::now();
-    loop {
-        match connect() {
-            Ok(connected) => return connected,
-            Err(ConnectionError::Rejected(_) | ConnectionError::NoAddress(_))
-                if start.elapsed() < PATIENCE =>
-            {
-                thread::sleep(Duration::from_millis(100));
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-fn connect(round: usize) {
+fn connect(round: usize, peer: &mut Peer) {
     let address = format!("{}:{PORT}", std::env::var("IBVERBS_VM_PEER").unwrap());
     let address = address.parse().unwrap();
-    let first = connect_soon(|| Route::resolve(address, PATIENCE));
-    let context = first.open_device().unwrap();
+    let route = Route::resolve(address, PATIENCE).unwrap();
+    let context = route.open_device().unwrap();
     let domain = context.alloc_pd().unwrap();
-    let port = first.port();
-    drop(first);
     let mut region = domain.allocate::<u8>(64).unwrap();
     region[..QUESTION.len()].copy_from_slice(QUESTION);
-    let mut connection: Connection<Channel<'_>> = connect_soon(|| {
-        let prepared = Channel::builder(&domain).port(port).build()?;
-        Route::resolve(address, PATIENCE)?.connect(prepared, &[round as u8], PATIENCE)
-    });
+    let prepared = Channel::builder(&domain).port(route.port()).build().unwrap();
+    let mut connection = route.connect(prepared, &[round as u8], PATIENCE).unwrap();
     assert!(connection.private_data().starts_with(b"welcome"));
     // What arrives while Soft-iWARP finishes accepting is not read before more arrives: see
-    // script/vm.d/README.md. Nobody sends more here.
-    thread::sleep(Duration::from_secs(1));
+    // script/vm.d/README.md. Nobody sends more here, so wait until the peer says that it has accepted.
+    peer.meet_again();
     let (question, room) = region.slice_mut(..).unwrap().split_at(QUESTION.len()).unwrap();
     connection
         .scope(|scope| {
