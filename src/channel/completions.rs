@@ -103,7 +103,7 @@ impl Core {
                 }
                 State::InFlight(Owner::Task) => {
                     slot.complete(Owner::Task, completion);
-                    self.table.entries.wake(slot.wr_id());
+                    self.table.owned.wake(&slot.entry);
                     return Ok(());
                 }
                 _ => {}
@@ -120,7 +120,7 @@ impl Core {
             && slot.state() == State::InFlight(Owner::Task)
         {
             slot.complete(Owner::Task, completion);
-            return Ok(self.table.entries.of(slot.wr_id()).waker.take());
+            return Ok(slot.entry.waker.take());
         }
         self.dispatch(&(*completion).into()).map(|_| None)
     }
@@ -156,14 +156,14 @@ impl Core {
         let slot = self.table.slot(index as usize);
         match slot.map(|slot| (slot, slot.state())) {
             Some((slot, State::InFlight(Owner::Nobody))) => {
-                self.table.entries.of(slot.wr_id()).buffer.clear();
+                slot.entry.buffer.clear();
                 self.release(slot);
             }
             Some((slot, State::InFlight(owner))) => {
                 slot.complete(owner, completion.as_raw());
                 match owner {
-                    Owner::OwnToken => self.table.entries.any_token_ended.set(true),
-                    Owner::Task => self.table.entries.wake(slot.wr_id()),
+                    Owner::OwnToken => self.table.owned.any_token_ended.set(true),
+                    Owner::Task => self.table.owned.wake(&slot.entry),
                     _ => {}
                 }
             }
@@ -280,8 +280,8 @@ impl Core {
         Ok(WorkSuccess::from_raw(unsafe { *completion }))
     }
 
-    /// As the beginning of [`wait`](Self::wait), for an operation that is in flight or has ended: its completion, if it
-    /// is a success that is there or is found by one poll. The slot is not free yet.
+    /// As the beginning of [`wait`](Self::wait): the completion of the operation in this slot, if it is a success that is
+    /// there or is found by one poll. The slot is not free yet.
     ///
     /// # Errors
     ///
@@ -303,8 +303,8 @@ impl Core {
                 return self.take_from_poll(found, wr_id).ok_or(found);
             }
             self.batch.entries()
-        } else if slot.has_success() {
-            slot.completion_ptr()
+        } else if slot.is_success() {
+            return Ok(slot.completion_pointer());
         } else {
             return Err(0);
         };
@@ -457,7 +457,7 @@ impl Core {
     #[inline]
     fn success_of(&self, slot: &Slot) -> TransportResult<*const ffi::ibv_wc> {
         if matches!(slot.state(), State::Done(_) | State::Seen) && slot.has_success() {
-            return Ok(slot.completion_ptr());
+            return Ok(slot.completion_pointer().as_ptr());
         }
         let error = self.take_result(slot).err();
         Err(error.unwrap_or(TransportError::UnknownWork))

@@ -14,7 +14,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use super::owned_buffer::Entries;
+use super::owned_buffer::{Entry, Owned};
 use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -85,7 +85,6 @@ impl State {
 }
 
 /// Room for one operation.
-#[derive(Debug)]
 pub(super) struct Slot {
     /// The number under which it is posted.
     wr_id: Cell<u64>,
@@ -93,10 +92,12 @@ pub(super) struct Slot {
     next: Cell<NonNull<Slot>>,
     state: Cell<State>,
     completion: Cell<WorkCompletion>,
+    pub(super) entry: Entry,
 }
 
 // SAFETY: a slot is reached through the core that its table is part of, and through the handle of its
-// operation. Both are used by one thread at a time: see `Core` and `OneThread`.
+// operation. Both are used by one thread at a time: see `Core` and `OneThread`. The handle of an operation that owns its
+// buffer may be dropped on another thread: that touches an atomic of the entry only.
 unsafe impl Sync for Slot {}
 
 impl Slot {
@@ -130,18 +131,24 @@ impl Slot {
         unsafe { &*self.completion.as_ptr() }.is_success()
     }
 
+    /// Whether the operation is done, and a success that its owner has not seen.
+    #[inline]
+    pub(super) fn is_success(&self) -> bool {
+        matches!(self.state(), State::Done(_)) && self.has_success()
+    }
+
     /// The completion, which is a [success](Self::has_success).
     #[inline]
     pub(super) fn success(&self) -> WorkSuccess {
         // SAFETY: as in `has_success`.
-        WorkSuccess::from_raw(unsafe { *self.completion_ptr() })
+        WorkSuccess::from_raw(unsafe { *self.completion_pointer().as_ptr() })
     }
 
     /// A pointer to the completion, which is initialised from the beginning.
     #[inline]
-    pub(super) fn completion_ptr(&self) -> *const ffi::ibv_wc {
+    pub(super) fn completion_pointer(&self) -> NonNull<ffi::ibv_wc> {
         // `WorkCompletion` is a transparent wrapper.
-        self.completion.as_ptr().cast()
+        NonNull::from(&self.completion).cast()
     }
 
     /// Stores the completion, for the owner to ask for.
@@ -172,8 +179,7 @@ pub(super) struct InFlight {
     /// Owned. First the slots for sends, then those for receives, then a sentinel that is never free.
     /// The sentinel is the next slot of a queue that has no slots, and of a closed table.
     slots: NonNull<Slot>,
-    /// One for each slot.
-    pub(super) entries: Entries,
+    pub(super) owned: Owned,
     /// Number of slots of both queues, without the sentinel.
     depth: usize,
     /// Number of slots for sends.
@@ -220,9 +226,9 @@ impl InFlight {
             next: Cell::new(NonNull::dangling()),
             state: Cell::new(State::Seen),
             completion: Cell::new(WorkCompletion::default()),
+            entry: Entry::new(),
         };
         let depth = sends as usize + receives as usize;
-        let entries = Entries::new(depth).ok_or_else(no_memory)?;
         let mut slots = Vec::new();
         slots.try_reserve_exact(depth + 1).map_err(|_| no_memory())?;
         slots.extend((0..=depth).map(slot));
@@ -230,7 +236,7 @@ impl InFlight {
         let dangling = NonNull::dangling();
         let table = Self {
             slots,
-            entries,
+            owned: Owned::new(),
             depth,
             sends,
             next_send: Cell::new(dangling),
@@ -262,6 +268,12 @@ impl InFlight {
     #[inline]
     pub(super) fn slot(&self, index: usize) -> Option<&Slot> {
         self.slots().get(index)
+    }
+
+    /// The slot of the request with this number.
+    #[inline]
+    pub(super) fn slot_of(&self, wr_id: u64) -> Option<&Slot> {
+        self.slot(wr_id as u32 as usize)
     }
 
     /// A pointer to a slot or to the sentinel, for as long as the table lives.

@@ -98,26 +98,44 @@ impl HeldBuffer {
             assert!(size_of::<B>() <= size_of::<[usize; WORDS]>());
             assert!(align_of::<B>() <= align_of::<usize>());
         }
-        self.clear();
+        if self.held.get().is_some() {
+            self.clear();
+        }
         // SAFETY: there is room for a `B`, as checked above, and nothing else is there.
         unsafe { self.storage.get().cast::<B>().write(buffer) };
         self.held.set(Some(&TypeOf::<B>::BUFFER_TYPE));
     }
 
+    /// Whether it holds a buffer of this type.
+    #[inline]
+    pub(super) fn holds<B: OwnedBuffer>(&self) -> bool {
+        // The same pointer: the same type, without a call. Another pointer may be of the same type too.
+        self.held.get().is_some_and(|held| {
+            ptr::eq(held, &TypeOf::<B>::BUFFER_TYPE) || (held.id)() == TypeId::of::<B>()
+        })
+    }
+
     /// Takes the buffer out, if there is one of this type.
     #[inline]
     pub(super) fn take<B: OwnedBuffer>(&self) -> Option<B> {
-        let held = self.held.get()?;
-        // The same pointer: the same type, without a call. Another pointer may be of the same type too.
-        if !ptr::eq(held, &TypeOf::<B>::BUFFER_TYPE) && (held.id)() != TypeId::of::<B>() {
-            return None;
-        }
+        // SAFETY: it holds a `B`.
+        self.holds::<B>().then(|| unsafe { self.take_unchecked() })
+    }
+
+    /// Takes the buffer out.
+    ///
+    /// # Safety
+    ///
+    /// It [holds](Self::holds) a buffer of this type.
+    #[inline]
+    pub(super) unsafe fn take_unchecked<B: OwnedBuffer>(&self) -> B {
         self.held.set(None);
-        // SAFETY: the storage holds a `B`, and from now on it no longer does.
-        Some(unsafe { self.storage.get().cast::<B>().read() })
+        // SAFETY: the storage holds a `B`, as the caller vouches, and from now on it no longer does.
+        unsafe { self.storage.get().cast::<B>().read() }
     }
 
     /// Drops the buffer, if there is one.
+    #[cold]
     pub(super) fn clear(&self) {
         if let Some(held) = self.held.take() {
             // SAFETY: the storage holds a value of this type, and from now on it no longer does.
@@ -182,9 +200,8 @@ pub(super) struct Entry {
     pub(super) waker: Cell<Option<Waker>>,
 }
 
-/// An entry for each slot of the table of what is in flight.
-pub(super) struct Entries {
-    entries: Box<[Entry]>,
+/// What the operations with an owned buffer of one channel share.
+pub(super) struct Owned {
     /// Whether a handle was dropped since this flag was last read.
     any_dropped: AtomicBool,
     /// Whether an operation with a token has ended since this flag was last read.
@@ -193,40 +210,49 @@ pub(super) struct Entries {
     woken: UnsafeCell<Vec<Waker>>,
 }
 
-impl Entries {
-    /// Entries for `depth` slots, or `None` if there is no memory.
-    pub(super) fn new(depth: usize) -> Option<Self> {
-        let mut entries = Vec::new();
-        entries.try_reserve_exact(depth).ok()?;
-        entries.extend((0..depth).map(|_| Entry {
+impl Entry {
+    pub(super) fn new() -> Self {
+        Self {
             buffer: HeldBuffer::new(),
             // No request has this number: there is no epoch 0.
             dropped: AtomicU64::new(0),
             token: Cell::new(0),
             waker: Cell::new(None),
-        }));
-        Some(Self {
-            entries: entries.into(),
+        }
+    }
+
+    /// Whether the handle of the request with this number was dropped.
+    pub(super) fn is_dropped(&self, wr_id: u64) -> bool {
+        self.dropped.load(Ordering::Relaxed) == wr_id
+    }
+
+    /// Stores the buffer of a request, and forgets earlier handles. For a slot that was just taken.
+    #[inline]
+    pub(super) fn begin<B: OwnedBuffer>(&self, buffer: B) {
+        self.dropped.store(0, Ordering::Relaxed);
+        self.buffer.put(buffer);
+    }
+
+    /// Moves the buffer out, of whatever type.
+    pub(super) fn take_any(&self) -> AnyBuffer {
+        AnyBuffer(self.buffer.take_any())
+    }
+}
+
+impl Owned {
+    pub(super) fn new() -> Self {
+        Self {
             any_dropped: AtomicBool::new(false),
             any_token_ended: Cell::new(false),
             woken: UnsafeCell::new(Vec::new()),
-        })
+        }
     }
 
-    /// The entry of the slot of the request with this number.
-    #[inline]
-    pub(super) fn of(&self, wr_id: u64) -> &Entry {
-        &self.entries[wr_id as u32 as usize]
-    }
-
-    pub(super) fn all(&self) -> &[Entry] {
-        &self.entries
-    }
-
-    /// To be called, on any thread, when the handle of the request with this number is dropped.
-    pub(super) fn mark_dropped(&self, wr_id: u64) {
+    /// To be called, on any thread, when the handle of the request with this number is dropped. The entry is that of its
+    /// slot.
+    pub(super) fn mark_dropped(&self, entry: &Entry, wr_id: u64) {
         // Later connections have larger numbers: a late handle of an earlier one does not hide theirs.
-        self.of(wr_id).dropped.fetch_max(wr_id, Ordering::Relaxed);
+        entry.dropped.fetch_max(wr_id, Ordering::Relaxed);
         self.any_dropped.store(true, Ordering::Release);
     }
 
@@ -242,23 +268,9 @@ impl Entries {
         self.any_dropped() && self.any_dropped.swap(false, Ordering::Acquire)
     }
 
-    /// Whether the handle of the request with this number was dropped.
-    pub(super) fn is_dropped(&self, wr_id: u64) -> bool {
-        self.of(wr_id).dropped.load(Ordering::Relaxed) == wr_id
-    }
-
-    /// Stores the buffer of the request with this number, and forgets earlier handles. For a slot that was just
-    /// taken.
-    #[inline]
-    pub(super) fn begin<B: OwnedBuffer>(&self, wr_id: u64, buffer: B) {
-        let entry = self.of(wr_id);
-        entry.dropped.store(0, Ordering::Relaxed);
-        entry.buffer.put(buffer);
-    }
-
     /// Puts the waker of an operation that has ended among those to wake.
-    pub(super) fn wake(&self, wr_id: u64) {
-        if let Some(waker) = self.of(wr_id).waker.take() {
+    pub(super) fn wake(&self, entry: &Entry) {
+        if let Some(waker) = entry.waker.take() {
             // SAFETY: only this function, `has_woken` and `take_woken` refer to the list, for the duration of a call. One
             // thread at a time uses the core. No code of the program runs meanwhile: wakers are moved, not
             // cloned or dropped.
@@ -282,10 +294,5 @@ impl Entries {
         } else {
             into.append(woken);
         }
-    }
-
-    /// Moves the buffer of a request out.
-    pub(super) fn take_any(&self, wr_id: u64) -> AnyBuffer {
-        AnyBuffer(self.of(wr_id).buffer.take_any())
     }
 }

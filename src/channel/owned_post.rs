@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Channel;
 use super::core::Core;
-use super::in_flight::Owner;
+use super::in_flight::{Owner, Slot};
 use super::kinds::{
     CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
@@ -198,18 +198,19 @@ pub(super) fn post_owned<B: OwnedBuffer>(
     operation: impl Operation,
     owner: Owner,
 ) -> Result<OwnedWork<B>, PostError<B>> {
-    let wr_id = post_numbered_owned(core, buffer, operation, owner)?;
-    Ok(OwnedWork::new(core, wr_id))
+    let slot = post_to_slot(core, buffer, operation, owner)?;
+    // SAFETY: the core has returned one of its slots.
+    Ok(unsafe { OwnedWork::new(core, slot) })
 }
 
-/// As [`post_owned`], and returns the number of the operation.
+/// As [`post_owned`], and returns the slot of the operation.
 #[inline(always)]
-pub(super) fn post_numbered_owned<B: OwnedBuffer>(
+pub(super) fn post_to_slot<B: OwnedBuffer>(
     core: &Core,
     mut buffer: B,
     operation: impl Operation,
     owner: Owner,
-) -> Result<u64, PostError<B>> {
+) -> Result<&Slot, PostError<B>> {
     core.release_dropped();
     let mut list = match buffer.element() {
         Ok(element) => [element],
@@ -220,9 +221,8 @@ pub(super) fn post_numbered_owned<B: OwnedBuffer>(
     // the operation has ended; a core that is dropped before that leaks it.
     match unsafe { core.post(operation, &mut list, owner) } {
         Ok(slot) => {
-            let wr_id = slot.wr_id();
-            core.table.entries.begin(wr_id, buffer);
-            Ok(wr_id)
+            slot.entry.begin(buffer);
+            Ok(slot)
         }
         Err(error) => Err(PostError { error, buffer }),
     }

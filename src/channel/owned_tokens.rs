@@ -57,7 +57,7 @@ impl Core {
     /// ended, and marks one in flight as having no owner.
     #[inline]
     pub(super) fn release_dropped(&self) {
-        if self.table.entries.take_any_dropped() {
+        if self.table.owned.take_any_dropped() {
             self.release_dropped_slots();
         }
     }
@@ -65,16 +65,16 @@ impl Core {
     #[cold]
     fn release_dropped_slots(&self) {
         for slot in self.table.slots() {
-            if !self.table.entries.is_dropped(slot.wr_id()) {
+            if !slot.entry.is_dropped(slot.wr_id()) {
                 continue;
             }
             match slot.state() {
                 State::InFlight(owner) if owner.is_handle() => {
                     slot.set_state(State::InFlight(Owner::Nobody));
-                    drop(self.table.entries.of(slot.wr_id()).waker.take());
+                    drop(slot.entry.waker.take());
                 }
                 State::Done(owner) | State::Discarded(owner) if owner.is_handle() => {
-                    self.table.entries.of(slot.wr_id()).buffer.clear();
+                    slot.entry.buffer.clear();
                     self.release(slot);
                 }
                 _ => {}
@@ -84,14 +84,14 @@ impl Core {
 
     /// After `discard_outstanding`: operations that own their buffers have ended without completions.
     pub(super) fn end_discarded_owned(&self) {
-        self.table.entries.any_token_ended.set(true);
+        self.table.owned.any_token_ended.set(true);
         for slot in self.table.slots() {
             match slot.state() {
                 State::Discarded(Owner::Nobody) => {
-                    self.table.entries.of(slot.wr_id()).buffer.clear();
+                    slot.entry.buffer.clear();
                     self.table.release(slot);
                 }
-                State::Discarded(Owner::Task) => self.table.entries.wake(slot.wr_id()),
+                State::Discarded(Owner::Task) => self.table.owned.wake(&slot.entry),
                 _ => {}
             }
         }
@@ -99,26 +99,25 @@ impl Core {
 
     /// Drops all buffers of operations that have ended, and leaks the others.
     pub(super) fn drop_owned_buffers(&self) {
-        for (slot, entry) in self.table.slots().iter().zip(self.table.entries.all()) {
-            if slot.state().is_outstanding() { entry.buffer.leak() } else { entry.buffer.clear() }
+        for slot in self.table.slots() {
+            let buffer = &slot.entry.buffer;
+            if slot.state().is_outstanding() { buffer.leak() } else { buffer.clear() }
         }
     }
 
     /// The first operation with a token that has ended.
     fn next_token(&self) -> Option<TokenResult> {
-        if !self.table.entries.any_token_ended.get() {
+        if !self.table.owned.any_token_ended.get() {
             return None;
         }
         let ended = |state| {
             matches!(state, State::Done(Owner::OwnToken) | State::Discarded(Owner::OwnToken))
         };
         let Some(slot) = self.table.slots().iter().find(|slot| ended(slot.state())) else {
-            self.table.entries.any_token_ended.set(false);
+            self.table.owned.any_token_ended.set(false);
             return None;
         };
-        let wr_id = slot.wr_id();
-        let (token, buffer) =
-            (self.table.entries.of(wr_id).token.get(), self.table.entries.take_any(wr_id));
+        let (token, buffer) = (slot.entry.token.get(), slot.entry.take_any());
         Some(TokenResult { token, buffer, result: self.take_result(slot) })
     }
 }

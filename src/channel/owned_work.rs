@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ use super::owned_buffer::OwnedBuffer;
 use super::owned_results::OwnedResult;
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
+use crate::ffi;
 
 /// An operation that owns its buffer, such as [`Channel::post_receive_owned`] posts.
 ///
@@ -29,28 +31,57 @@ use crate::completion::WorkSuccess;
 #[must_use = "dropping it gives the buffer up"]
 pub struct OwnedWork<B: OwnedBuffer> {
     core: Arc<Core>,
+    /// A slot of the core's table, even after the operation has ended.
+    slot: NonNull<Slot>,
     /// `SPENT`: the result was returned, or the handle given up.
     wr_id: u64,
     buffer: PhantomData<fn() -> B>,
 }
 
+// SAFETY: a core may be used on any thread, and its slots are a part of it. Without the channel, which the thread then
+// has for itself, only the atomics are touched.
+unsafe impl<B: OwnedBuffer> Send for OwnedWork<B> {}
+// SAFETY: as above.
+unsafe impl<B: OwnedBuffer> Sync for OwnedWork<B> {}
+
 /// No request has this number: there is no epoch 0.
 const SPENT: u64 = 0;
+
+/// How a wait has ended.
+enum Waited<B> {
+    /// By a success, which is still to be [taken](OwnedWork::take_success).
+    Success(NonNull<ffi::ibv_wc>),
+    /// As [`OwnedWork::wait_deadline`] returns it.
+    Other(TransportResult<Option<OwnedResult<B>>>),
+}
 
 impl<B: OwnedBuffer> Drop for OwnedWork<B> {
     #[inline]
     fn drop(&mut self) {
         if self.wr_id != SPENT {
-            self.core.table.entries.mark_dropped(self.wr_id);
+            self.core.table.owned.mark_dropped(&self.slot().entry, self.wr_id);
         }
     }
 }
 
 impl<B: OwnedBuffer> OwnedWork<B> {
-    /// The handle of an operation in flight.
+    /// The handle of the operation in flight in this slot.
+    ///
+    /// # Safety
+    ///
+    /// The slot is of the core's table.
     #[inline]
-    pub(super) fn new(core: &Arc<Core>, wr_id: u64) -> Self {
-        Self { core: core.clone(), wr_id, buffer: PhantomData }
+    pub(super) unsafe fn new(core: &Arc<Core>, slot: &Slot) -> Self {
+        let (slot, wr_id) = (NonNull::from(slot), slot.wr_id());
+        Self { core: core.clone(), slot, wr_id, buffer: PhantomData }
+    }
+
+    /// The slot of the operation. If its number is another one, it is one of a later connection.
+    #[inline(always)]
+    fn slot(&self) -> &Slot {
+        // SAFETY: a core never replaces its table, whose slots do not move, and this keeps the core alive. Nobody has
+        // an exclusive reference to a slot.
+        unsafe { self.slot.as_ref() }
     }
 
     /// Checks that the operation is of this connection of this channel, and not spent.
@@ -59,8 +90,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
             return Err(TransportError::UnknownWork);
         }
         // A reset replaces the channel's core, or at least its connection, and drops the buffer.
-        if !std::ptr::eq(&raw const *self.core, channel.core())
-            || !self.core.is_of_connection(self.wr_id)
+        if !std::ptr::eq(&raw const *self.core, channel.core()) || self.slot().wr_id() != self.wr_id
         {
             self.wr_id = SPENT;
             return Err(TransportError::Stopped);
@@ -96,13 +126,15 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     /// As [`poll`](Self::poll). Nothing is stopped.
     #[inline(always)]
     pub fn wait(&mut self, channel: &mut Channel<'_>) -> TransportResult<OwnedResult<B>> {
-        match self.success_now(channel) {
-            Ok((buffer, success)) => Ok(OwnedResult { buffer, result: Ok(success) }),
-            // Without a deadline there is no time-out.
-            Err(found) => {
-                self.wait_slow_path(channel, found, None)?.ok_or(TransportError::TimedOut)
-            }
-        }
+        let success = match self.success_now(channel) {
+            Ok(success) => success,
+            Err(found) => match self.wait_slow_path(channel, found, None) {
+                Waited::Success(success) => success,
+                // Without a deadline there is no time-out.
+                Waited::Other(ended) => return ended?.ok_or(TransportError::TimedOut),
+            },
+        };
+        Ok(self.take_success(success))
     }
 
     /// Waits until the operation has ended, or the deadline has passed. If the deadline passes, it returns
@@ -117,39 +149,44 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         channel: &mut Channel<'_>,
         deadline: Instant,
     ) -> TransportResult<Option<OwnedResult<B>>> {
-        match self.success_now(channel) {
-            Ok((buffer, success)) => Ok(Some(OwnedResult { buffer, result: Ok(success) })),
-            Err(found) => self.wait_slow_path(channel, found, Some(deadline)),
-        }
+        let success = match self.success_now(channel) {
+            Ok(success) => success,
+            Err(found) => match self.wait_slow_path(channel, found, Some(deadline)) {
+                Waited::Success(success) => success,
+                Waited::Other(ended) => return ended,
+            },
+        };
+        Ok(Some(self.take_success(success)))
     }
 
-    /// The buffer and the completion, if the operation is a success that is there or is found by one poll.
+    /// The completion, if the operation is a success that is there or is found by one poll. The slot holds the buffer.
     ///
     /// # Errors
     ///
     /// Those of [`Core::success_now`].
     #[inline(always)]
-    fn success_now(&mut self, channel: &Channel<'_>) -> Result<(B, WorkSuccess), c_int> {
-        let core = &*self.core;
-        let is_current = std::ptr::eq(core, channel.core()) && core.is_of_connection(self.wr_id);
-        if !is_current || core.table.entries.any_dropped() {
+    fn success_now(&self, channel: &Channel<'_>) -> Result<NonNull<ffi::ibv_wc>, c_int> {
+        let (core, slot) = (&*self.core, self.slot());
+        let is_current = std::ptr::eq(core, channel.core()) && slot.wr_id() == self.wr_id;
+        if !is_current || core.table.owned.any_dropped() || !slot.entry.buffer.holds::<B>() {
             return Err(0);
         }
-        let slot = core.table.slot(self.wr_id as u32 as usize).ok_or(0)?;
-        if !matches!(slot.state(), State::InFlight(Owner::Handle) | State::Done(Owner::Handle)) {
-            return Err(0);
-        }
-        let completion = core.success_now(slot)?;
-        // SAFETY: it points to an entry of the batch or into the slot, and is initialised. Nothing polls meanwhile.
-        let completion = unsafe { *completion.as_ptr() };
-        let Some(buffer) = core.table.entries.of(self.wr_id).buffer.take() else {
-            // The slot of a handle has a buffer of the handle's type.
-            slot.complete(Owner::Handle, &completion);
-            return Err(0);
+        core.success_now(slot)
+    }
+
+    /// The buffer, and this completion of the operation.
+    #[inline(always)]
+    fn take_success(&mut self, completion: NonNull<ffi::ibv_wc>) -> OwnedResult<B> {
+        let slot = self.slot();
+        // SAFETY: it points to an entry of the batch or into the slot, and is initialised. Nothing has polled since. Who
+        // found it has found a `B` in the entry too.
+        let (success, buffer) = unsafe {
+            (WorkSuccess::from_raw(*completion.as_ptr()), slot.entry.buffer.take_unchecked())
         };
-        core.release(slot);
+        // Blocking operations compute `fast_path`: what the post of the operation has set is a safe value.
+        self.core.table.release(slot);
         self.wr_id = SPENT;
-        Ok((buffer, WorkSuccess::from_raw(completion)))
+        OwnedResult { buffer, result: Ok(success) }
     }
 
     /// The rest of a wait, after a poll that returned `found`, or 0 if there was none.
@@ -159,40 +196,44 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         channel: &mut Channel<'_>,
         found: c_int,
         deadline: Option<Instant>,
-    ) -> TransportResult<Option<OwnedResult<B>>> {
-        self.check(channel)?;
+    ) -> Waited<B> {
         // What was found is in the batch, unless polling has failed.
-        check_poll(found)?;
+        if let Err(error) = self.check(channel).and_then(|()| check_poll(found)) {
+            return Waited::Other(Err(error));
+        }
         self.core.release_dropped();
-        let mut wait = None;
+        let mut wait = Wait::new(deadline);
         loop {
-            if let Some(ended) = self.ended()? {
-                return Ok(Some(ended));
+            let slot = self.slot();
+            if slot.is_success() && slot.entry.buffer.holds::<B>() {
+                return Waited::Success(slot.completion_pointer());
             }
-            if !self.core.progress()? {
-                let wait = wait.get_or_insert_with(|| Wait::new(deadline));
-                match self.core.on_empty_poll(wait) {
-                    Err(TransportError::TimedOut) => return Ok(None),
-                    waited => waited?,
-                }
+            match self.ended() {
+                Ok(None) => {}
+                ended => return Waited::Other(ended),
+            }
+            let progress = match self.core.progress() {
+                Ok(false) => self.core.on_empty_poll(&mut wait),
+                progress => progress.map(drop),
+            };
+            match progress {
+                Ok(()) => {}
+                Err(TransportError::TimedOut) => return Waited::Other(Ok(None)),
+                Err(error) => return Waited::Other(Err(error)),
             }
         }
     }
 
     /// The buffer and the result, if the operation has ended.
     fn ended(&mut self) -> TransportResult<Option<OwnedResult<B>>> {
-        let core = &*self.core;
-        let Some(slot) = core.table.slot(self.wr_id as u32 as usize) else {
-            return Err(TransportError::UnknownWork);
-        };
+        let slot = self.slot();
         match slot.state() {
             State::InFlight(owner) if owner.is_handle() => Ok(None),
             State::Done(owner) | State::Discarded(owner) if owner.is_handle() => {
-                let wr_id = std::mem::replace(&mut self.wr_id, SPENT);
-                let Some(buffer) = core.table.entries.of(wr_id).buffer.take() else {
-                    return Err(TransportError::UnknownWork);
-                };
-                let result = core.take_result(slot);
+                let buffer = slot.entry.buffer.take();
+                let result = self.core.take_result(slot);
+                self.wr_id = SPENT;
+                let buffer = buffer.ok_or(TransportError::UnknownWork)?;
                 Ok(Some(OwnedResult { buffer, result }))
             }
             _ => Err(TransportError::UnknownWork),
@@ -214,15 +255,9 @@ impl<B: OwnedBuffer> OwnedWork<B> {
 
     /// Whether the operation has ended. False for one of another channel.
     pub(crate) fn has_ended(&self, channel: &mut Channel<'_>) -> bool {
-        self.slot_of(channel).is_some_and(|slot| !matches!(slot.state(), State::InFlight(_)))
-    }
-
-    /// The slot, if this is the channel of the operation.
-    fn slot_of<'a>(&'a self, channel: &mut Channel<'_>) -> Option<&'a Slot> {
-        if self.wr_id == SPENT || !std::ptr::eq(&raw const *self.core, channel.core()) {
-            return None;
-        }
-        self.core.table.slot(self.wr_id as u32 as usize)
+        self.wr_id != SPENT
+            && std::ptr::eq(&raw const *self.core, channel.core())
+            && !matches!(self.slot().state(), State::InFlight(_))
     }
 
     /// Replaces the handle by `token`, which [`Channel::poll_token`] returns when the operation has ended.
@@ -235,9 +270,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         if self.check(channel).is_err() {
             return Err(self);
         }
-        let Some(slot) = self.core.table.slot(self.wr_id as u32 as usize) else {
-            return Err(self);
-        };
+        let slot = self.slot();
         let state = match slot.state() {
             State::InFlight(Owner::Handle) => State::InFlight(Owner::OwnToken),
             State::Done(Owner::Handle) => State::Done(Owner::OwnToken),
@@ -245,8 +278,8 @@ impl<B: OwnedBuffer> OwnedWork<B> {
             _ => return Err(self),
         };
         slot.set_state(state);
-        self.core.table.entries.of(self.wr_id).token.set(token);
-        self.core.table.entries.any_token_ended.set(true);
+        slot.entry.token.set(token);
+        self.core.table.owned.any_token_ended.set(true);
         self.wr_id = SPENT;
         Ok(())
     }

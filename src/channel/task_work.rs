@@ -7,13 +7,13 @@ use std::time::Duration;
 use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::in_flight::{Owner, Queue, State};
+use super::in_flight::{Owner, Queue, Slot, State};
 use super::kinds::{
     CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
 use super::operation::{Operation, Receive, Request};
 use super::owned_buffer::OwnedBuffer;
-use super::owned_post::post_numbered_owned;
+use super::owned_post::post_to_slot;
 use super::owned_results::{OwnedResult, PostError};
 use super::owned_work::OwnedWork;
 use super::polled::PolledCompletion;
@@ -26,7 +26,10 @@ pub(crate) struct TaskDrops(Arc<Core>);
 impl TaskDrops {
     /// To be called when the handle of the operation with this number is dropped.
     pub(crate) fn mark(&self, wr_id: u64) {
-        self.0.table.entries.mark_dropped(wr_id);
+        let table = &self.0.table;
+        if let Some(slot) = table.slot_of(wr_id) {
+            table.owned.mark_dropped(&slot.entry, wr_id);
+        }
     }
 }
 
@@ -54,36 +57,36 @@ impl Channel<'_> {
         waker: &Waker,
     ) -> Result<u64, PostError<B>> {
         let core = self.core();
-        let wr_id = match *request {
-            TaskRequest::Send => post_numbered(core, buffer, Request::new(Send {})),
+        let slot = match *request {
+            TaskRequest::Send => post_request(core, buffer, Request::new(Send {})),
             TaskRequest::SendWithImmediate { immediate } => {
-                post_numbered(core, buffer, Request::new(SendWithImmediate { immediate }))
+                post_request(core, buffer, Request::new(SendWithImmediate { immediate }))
             }
             TaskRequest::Write { remote } => {
-                post_numbered(core, buffer, Request::new(Write { remote }))
+                post_request(core, buffer, Request::new(Write { remote }))
             }
             TaskRequest::WriteWithImmediate { remote, immediate } => {
                 let request = WriteWithImmediate { remote, immediate };
-                post_numbered(core, buffer, Request::new(request))
+                post_request(core, buffer, Request::new(request))
             }
             TaskRequest::Read { remote } => {
                 let request = Read { remote, shared: B::PEERS_MAY_WRITE };
-                post_numbered(core, buffer, Request::new(request))
+                post_request(core, buffer, Request::new(request))
             }
             TaskRequest::CompareSwap { remote, compare, swap } => {
-                post_numbered(core, buffer, Request::new(CompareSwap { remote, compare, swap }))
+                post_request(core, buffer, Request::new(CompareSwap { remote, compare, swap }))
             }
             TaskRequest::FetchAdd { remote, add } => {
-                post_numbered(core, buffer, Request::new(FetchAdd { remote, add }))
+                post_request(core, buffer, Request::new(FetchAdd { remote, add }))
             }
         }?;
-        core.table.entries.of(wr_id).waker.set(Some(waker.clone()));
-        Ok(wr_id)
+        slot.entry.waker.set(Some(waker.clone()));
+        Ok(slot.wr_id())
     }
 
     /// Whether an operation has ended.
     pub(crate) fn has_task_ended(&self, wr_id: u64) -> bool {
-        let slot = self.core().table.slot(wr_id as u32 as usize);
+        let slot = self.core().table.slot_of(wr_id);
         slot.is_some_and(|slot| !matches!(slot.state(), State::InFlight(_)))
     }
 
@@ -94,11 +97,11 @@ impl Channel<'_> {
         wr_id: u64,
     ) -> Option<(B, WorkSuccess)> {
         let core = self.core();
-        let slot = core.table.slot(wr_id as u32 as usize)?;
+        let slot = core.table.slot_of(wr_id)?;
         if slot.state() != State::Done(Owner::Task) || !slot.has_success() {
             return None;
         }
-        let buffer = core.table.entries.of(wr_id).buffer.take()?;
+        let buffer = slot.entry.buffer.take()?;
         let success = slot.success();
         core.release(slot);
         Some((buffer, success))
@@ -110,13 +113,13 @@ impl Channel<'_> {
         wr_id: u64,
     ) -> TransportResult<Option<OwnedResult<B>>> {
         let core = self.core();
-        let Some(slot) = core.table.slot(wr_id as u32 as usize) else {
+        let Some(slot) = core.table.slot_of(wr_id) else {
             return Err(TransportError::UnknownWork);
         };
         match slot.state() {
             State::InFlight(Owner::Task) => Ok(None),
             State::Done(Owner::Task) | State::Discarded(Owner::Task) => {
-                let Some(buffer) = core.table.entries.of(wr_id).buffer.take() else {
+                let Some(buffer) = slot.entry.buffer.take() else {
                     return Err(TransportError::UnknownWork);
                 };
                 let result = core.take_result(slot);
@@ -128,12 +131,14 @@ impl Channel<'_> {
 
     /// Has `waker` woken when an operation in flight ends.
     pub(crate) fn set_task_waker(&mut self, wr_id: u64, waker: Waker) {
-        self.core().table.entries.of(wr_id).waker.set(Some(waker));
+        if let Some(slot) = self.core().table.slot_of(wr_id) {
+            slot.entry.waker.set(Some(waker));
+        }
     }
 
     /// Takes the waker of an operation back.
     pub(crate) fn take_task_waker(&mut self, wr_id: u64) -> Option<Waker> {
-        self.core().table.entries.of(wr_id).waker.take()
+        self.core().table.slot_of(wr_id)?.entry.waker.take()
     }
 
     /// Where operations whose handles were dropped are marked.
@@ -154,7 +159,7 @@ impl Channel<'_> {
     /// Whether there are wakers to [take](Self::take_woken).
     #[inline]
     pub(crate) fn has_woken(&self) -> bool {
-        self.core().table.entries.has_woken()
+        self.core().table.owned.has_woken()
     }
 
     /// Posts a receive, as [`post_task`](Self::post_task).
@@ -190,14 +195,14 @@ impl Channel<'_> {
 
     /// Moves the wakers of operations that have ended to `into`.
     pub(crate) fn take_woken(&mut self, into: &mut Vec<Waker>) {
-        self.core().table.entries.take_woken(into);
+        self.core().table.owned.take_woken(into);
     }
 
     /// Wakes every task that waits for an operation of this channel.
     pub(crate) fn wake_all_tasks(&mut self) {
         let core = self.core();
         for slot in core.table.slots() {
-            core.table.entries.wake(slot.wr_id());
+            core.table.owned.wake(&slot.entry);
         }
     }
 
@@ -235,10 +240,10 @@ impl Channel<'_> {
 }
 
 #[inline(always)]
-fn post_numbered<B: OwnedBuffer>(
+fn post_request<B: OwnedBuffer>(
     core: &Core,
     buffer: B,
     operation: impl Operation,
-) -> Result<u64, PostError<B>> {
-    post_numbered_owned(core, buffer, operation, Owner::Task)
+) -> Result<&Slot, PostError<B>> {
+    post_to_slot(core, buffer, operation, Owner::Task)
 }

@@ -230,6 +230,28 @@ fn a_stopped_channel_says_so_and_gives_buffers_back() {
 }
 
 #[test]
+fn a_discarded_operation_has_not_the_result_of_the_one_before() {
+    // The two receives have the same place in the channel, as there is only one.
+    let mut pair = Pair::with(Software::manual(), |builder| builder.max_recv_wr(1));
+    let pool = pool(&pair);
+    let mut early = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    drop(pair.one.post_send_owned(filled(&pool, 7)).unwrap());
+    finish_all(&mut pair);
+    assert_eq!(early.wait(&mut pair.two).unwrap().buffer[..], [7; 16]);
+    let mut discarded = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    // The queue pair does not go to the error state, which would flush the receive: it is reset.
+    pair.device.fail_next(Verb::ModifyQp, libc::EIO);
+    let stopped = pair.two.send_deadline(&(), Instant::now());
+    assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
+    let ended = discarded.wait(&mut pair.two).unwrap();
+    assert_eq!(ended.result.unwrap_err(), TransportError::Stopped);
+    drop((early, discarded, ended.buffer));
+    assert_eq!(pool.available(), CHUNKS);
+    drop(pool);
+    pair.reconnect().finish();
+}
+
+#[test]
 fn a_handle_of_an_earlier_connection_is_stopped_and_harms_nobody() {
     let mut pair = manual();
     let pool = pool(&pair);
