@@ -96,7 +96,7 @@ unsafe impl Send for Core {}
 // SAFETY: only two things change a core: its link's owner, which holds it exclusively; and a scope with
 // its handles, which borrow it exclusively from that owner and are tied to one thread by `OneThread`.
 // A shared reference to the owner only reads cells. A handle of an operation that owns its buffer shares
-// the core with any thread; without its owner, it touches the atomics of `table.entries` only.
+// the core with any thread; without its owner, it touches the atomics of `table.owned` and of its slot only.
 unsafe impl Sync for Core {}
 
 /// Makes a type neither `Send` nor `Sync`.
