@@ -44,8 +44,7 @@ fn a_message_of_the_old_peer_is_not_received() {
             }
         });
         for number in FRESH..FRESH + MESSAGES {
-            let limit = Instant::now() + Duration::from_secs(10);
-            b.receive_deadline(&mut inbox.slice_mut(..).unwrap(), limit).unwrap();
+            b.receive_deadline(&mut inbox.slice_mut(..).unwrap(), deadline()).unwrap();
             assert_eq!(inbox[0], number, "a message of another connection");
         }
         match repeating.join().unwrap() {
