@@ -20,6 +20,7 @@ use vm::{assert_nothing_left, completions, one_at_a_time, resources, run, succes
 const GUIDS: [(&str, &str); 2] = [("rxe0", "5054:00ff:fe77:ff00"), ("rxe1", "5054:00ff:fe77:ff01")];
 
 #[test]
+#[ignore = "Soft-RoCE: its GUIDs"]
 fn both_devices_are_listed() {
     let _lock = one_at_a_time();
     let list = ibverbs::devices().unwrap();
@@ -39,6 +40,7 @@ fn both_devices_are_listed() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: its GUIDs"]
 fn a_device_opens_by_name_and_from_the_list() {
     let _lock = one_at_a_time();
     let by_name: Context<'static> = ibverbs::open("rxe1").unwrap();
@@ -55,6 +57,7 @@ fn a_device_opens_by_name_and_from_the_list() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: its attributes"]
 fn queries_tell_what_the_kernel_says() {
     let _lock = one_at_a_time();
     let context = ibverbs::open("rxe0").unwrap();
@@ -81,6 +84,7 @@ fn queries_tell_what_the_kernel_says() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: the GIDs of a network interface"]
 fn the_gid_table_is_that_of_the_network_interface() {
     let _lock = one_at_a_time();
     let context = ibverbs::open("rxe0").unwrap();
@@ -101,6 +105,7 @@ fn the_gid_table_is_that_of_the_network_interface() {
 
 /// More GIDs than the first query has room for.
 #[test]
+#[ignore = "Soft-RoCE: the GIDs of a network interface"]
 fn a_long_gid_table_is_read_whole() {
     let _lock = one_at_a_time();
     run("ip link add nic8 type dummy
@@ -119,6 +124,7 @@ fn a_long_gid_table_is_read_whole() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: the GIDs of a network interface"]
 fn the_routable_gid_is_the_best_that_there_is() {
     let _lock = one_at_a_time();
     run("ip link add nic7 type dummy
@@ -154,6 +160,7 @@ fn state(queue_pair: &QueuePair<'_>) -> (ffi::ibv_qp_state, ffi::ibv_qp_attr) {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: the GIDs of a network interface"]
 fn the_handshake_reaches_ready_to_send_on_every_type() {
     let _lock = one_at_a_time();
     let context = ibverbs::open("rxe0").unwrap();

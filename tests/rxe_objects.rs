@@ -12,6 +12,7 @@ use vm::{assert_nothing_left, completions, one_at_a_time, success};
 const RC: QueuePairType = QueuePairType::ReliableConnected;
 
 #[test]
+#[ignore = "Soft-RoCE: it resizes shared receive queues in a way that the crate refuses"]
 fn two_queue_pairs_share_their_receives_and_the_limit_is_told() {
     let _lock = one_at_a_time();
     {
@@ -109,6 +110,7 @@ fn a_message_that_finds_no_shared_receive_is_told_so() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: what it lacks"]
 fn what_the_device_lacks_is_unsupported() {
     let _lock = one_at_a_time();
     let context = ibverbs::open("rxe0").unwrap();
@@ -134,6 +136,7 @@ fn partition_keys_are_found() {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: joins groups by a network interface"]
 fn a_group_is_joined_and_left() {
     let _lock = one_at_a_time();
     {

@@ -23,6 +23,7 @@ fn await_event(events: &AsyncEvents<'_>, kind: Kind) -> AsyncEvent {
 }
 
 #[test]
+#[ignore = "Soft-RoCE: switches a network interface off"]
 fn ports_come_and_go() {
     let _lock = one_at_a_time();
     {

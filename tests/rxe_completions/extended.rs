@@ -63,6 +63,7 @@ fn an_extended_queue_serves_queue_pairs() {
 
 /// The provider's `ibv_next_poll` gives up its lock too early: it must not be called.
 #[test]
+#[ignore = "Soft-RoCE: what the crate does about its extended queues"]
 fn each_completion_is_a_poll_of_its_own() {
     unsafe extern "C" fn broken(_: *mut ffi::ibv_cq_ex) -> i32 {
         eprintln!("the workaround for Soft-RoCE is not in effect");

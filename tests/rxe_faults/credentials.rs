@@ -9,6 +9,7 @@ use crate::alone;
 use crate::vm::channels::{ALL, connect, deadline, exchange, nothing_is_left, sides};
 
 #[test]
+#[ignore = "Soft-RoCE: the system call of a post"]
 fn what_the_kernel_was_not_told_of_is_taken_back() {
     let _alone = alone("credentials", 240);
     let sides = sides();

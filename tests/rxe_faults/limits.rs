@@ -46,6 +46,7 @@ fn assert_out_of_files(error: Error) -> &'static str {
 
 /// One more descriptor each time, until there are enough.
 #[test]
+#[ignore = "Soft-RoCE: listing its devices opens files"]
 fn out_of_file_descriptors() {
     const CHILD: &str = "IBVERBS_TEST_FEW_FILES";
     let _alone = alone("file descriptors", 250);
@@ -78,7 +79,9 @@ fn out_of_file_descriptors() {
     let mut fresh = 0;
     for room in 0..=needed {
         let mut child = Command::new(&exe);
-        child.args(["--nocapture", "--exact", name]).env(CHILD, room.to_string());
+        child
+            .args(["--include-ignored", "--nocapture", "--exact", name])
+            .env(CHILD, room.to_string());
         let child = child.output().unwrap();
         let text = String::from_utf8_lossy(&child.stdout);
         let error = String::from_utf8_lossy(&child.stderr);
@@ -135,6 +138,7 @@ impl Drop for ControlGroup {
 
 /// Soft-RoCE has a million queue pairs; a control group has as many as it is given.
 #[test]
+#[ignore = "Soft-RoCE: a control group counts its queue pairs"]
 fn out_of_queue_pairs() {
     const OBJECTS: usize = 24;
     let _alone = alone("queue pairs", 250);

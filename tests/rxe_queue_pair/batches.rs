@@ -5,6 +5,7 @@ use std::io::IoSlice;
 use super::*;
 
 #[test]
+#[ignore = "Soft-RoCE: flushes and atomic writes, which the software device lacks"]
 fn a_batch_carries_every_request() {
     with_rxe0(|_, domain, queue| {
         let mut here = domain.allocate::<u64>(16).unwrap();
@@ -113,6 +114,7 @@ fn a_failing_batch_leaves_a_working_queue_pair() {
 
 /// rxe takes the first element's length for all elements of a list.
 #[test]
+#[ignore = "Soft-RoCE: what it lacks"]
 fn elements_of_different_lengths_are_refused() {
     with_rxe0(|_, domain, queue| {
         let region = domain.allocate::<u8>(24).unwrap();

@@ -13,7 +13,7 @@ mod transport;
 mod vm;
 
 use ibverbs::*;
-use vm::{completions, success, with_rxe0};
+use vm::{completions, gid_index, success, with_rxe0};
 
 fn builder<'a>(
     domain: &'a ProtectionDomain<'a>,

@@ -1,5 +1,5 @@
-//! Shared code of the tests in the virtual machine of `script/vm`, which has `rxe0` and `rxe1`. The tests run
-//! as root.
+//! Shared code of the tests on `rxe0` and `rxe1`: the kernel's Soft-RoCE, in the virtual machine of `script/vm`, as root;
+//! elsewhere two devices of software, which have these names.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
@@ -7,12 +7,14 @@ pub mod channels;
 pub mod process;
 
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ibverbs::{
     CompletionQueue, Context, ProtectionDomain, TransportError, WorkCompletion, WorkSuccess,
 };
+
+use ibverbs_software::{Device, LiveObjects};
 
 use process::Watchdog;
 
@@ -30,6 +32,7 @@ pub fn time_wait() {
 /// other.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
+    software(); // now, before a test looks for them
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -54,14 +57,50 @@ pub fn kernel_release() -> (u32, u32) {
     (numbers.next().expect("a version"), numbers.next().expect("a version"))
 }
 
+/// The index of the GIDs of both devices that hold their IPv4 addresses.
+pub fn gid_index() -> u8 {
+    if software().is_some() { 0 } else { 1 }
+}
+
 /// Asserts that the kernel has only its own protection domain, completion queue and queue pair.
 pub const BASELINE: &str = "pd 1 cq 1 qp 1 cm_id 0 mr 0 ctx 0 srq 0";
 
 /// What the kernel counts on a device, in the order of [`BASELINE`].
 pub fn resources(device: &str) -> String {
+    if let Some(devices) = software() {
+        let device = devices.iter().find(|one| one.name() == device).expect("rxe0 or rxe1");
+        // The kernel has one of each of the first three.
+        let LiveObjects {
+            contexts,
+            protection_domains,
+            memory_regions,
+            completion_queues,
+            shared_receive_queues,
+            queue_pairs,
+            ..
+        } = device.live_objects();
+        return format!(
+            "pd {} cq {} qp {} cm_id 0 mr {memory_regions} ctx {contexts} srq {shared_receive_queues}",
+            protection_domains + 1,
+            completion_queues + 1,
+            queue_pairs + 1,
+        );
+    }
     let all = run("rdma resource show");
     let line = all.lines().find_map(|line| line.split_once(&format!("{device}: ")));
     line.unwrap_or_else(|| panic!("no {device} in:\n{all}")).1.trim().to_owned()
+}
+
+/// The devices of software that stand for `rxe0` and `rxe1` outside of the machine, or `None` in it.
+pub fn software() -> Option<&'static [Device; 2]> {
+    static DEVICES: OnceLock<Option<[Device; 2]>> = OnceLock::new();
+    let make = |name| {
+        let device = Device::builder().name(name).build().unwrap();
+        device.register();
+        device
+    };
+    let make = || std::env::var_os("IBVERBS_VM").is_none().then(|| ["rxe0", "rxe1"].map(make));
+    DEVICES.get_or_init(make).as_ref()
 }
 
 /// Nothing of ours is left on a device. The kernel destroys some objects a little later.
