@@ -55,7 +55,9 @@
 //! - After a fork, the device belongs to the parent: the child has a copy without the thread. The child may
 //!   close the context, and should do nothing else with it.
 //! - The device locks no memory: `RLIMIT_MEMLOCK` has no effect.
-//! - There is no on-demand paging, and there are no raw packets.
+//! - There is no on-demand paging, and there are no raw packets, RDMA flushes or atomic writes.
+//! - The GUIDs are 0: libibverbs reads them from files of the kernel.
+//! - Connecting a queue pair looks for no route: that the peer cannot be reached shows when a request gets no answer.
 //! - The XRC domain of a file is shared by the contexts of one device, and not with other processes, which have
 //!   devices of their own. It holds the file open by a descriptor of its own.
 //! - A request that names a shared receive queue that does not exist, or is of another XRC domain, is refused as an
