@@ -10,6 +10,8 @@ pub(crate) mod udp;
 use std::fmt::Debug;
 use std::io;
 use std::net::IpAddr;
+#[cfg(test)]
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use crate::transport::timers::Time;
 use crate::wire::Packet;
@@ -69,4 +71,14 @@ pub(crate) trait Clock: Debug + Send + Sync {
 fn own_address(number: u8) -> IpAddr {
     let [_, _, c, d] = std::process::id().to_be_bytes();
     IpAddr::from([127, 192 + number, c, d])
+}
+
+/// Between its fork and its `exec`, a new process has a copy of every file of this one: what a test closes meanwhile is
+/// not closed. Tests for which that matters hold this; the one that starts processes does so alone.
+#[cfg(test)]
+static STARTS_PROCESSES: RwLock<()> = RwLock::new(());
+
+#[cfg(test)]
+fn no_process_starts() -> RwLockReadGuard<'static, ()> {
+    STARTS_PROCESSES.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -261,7 +261,7 @@ mod tests {
     use crate::files::{wait, wait_for};
     use crate::link::receive::Receiver;
     use crate::link::udp::UdpLink;
-    use crate::link::{LITTLE_ROOM, Link, MUCH_ROOM, own_address};
+    use crate::link::{LITTLE_ROOM, Link, MUCH_ROOM, no_process_starts, own_address};
     use crate::wire::PORT;
 
     fn link(address: u8, through_kernel: bool) -> UdpLink {
@@ -292,6 +292,7 @@ mod tests {
 
     #[test]
     fn neighbours_get_packets_without_the_kernel() {
+        let _files = no_process_starts();
         let (mut one, other) = (link(2, false), link(3, false));
         let mut receiver = Receiver::new(other.sockets(), other.inbox()).unwrap();
 

@@ -416,8 +416,8 @@ mod tests {
     use super::*;
     use crate::device::Device;
     use crate::files::{wait, wait_for};
-    use crate::link::own_address;
     use crate::link::receive::Receiver;
+    use crate::link::{STARTS_PROCESSES, own_address};
 
     fn packet(from: IpAddr, to: IpAddr, number: u16) -> Packet {
         let mut bytes = vec![0; 1000];
@@ -431,6 +431,7 @@ mod tests {
             "PATH=$PATH:/usr/sbin:/sbin; ip link set lo up &&
                 tc qdisc {action} dev lo root tbf rate {rate} limit 100000000"
         );
+        let _alone = STARTS_PROCESSES.write().unwrap_or_else(PoisonError::into_inner);
         Command::new("sh").args(["-c", &command]).status().unwrap().success()
     }
 

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::event_files::before_sleep;
 use crate::files::{wait, wait_for};
 use crate::link::neighbours::namespace;
-use crate::link::own_address;
+use crate::link::{no_process_starts, own_address};
 use crate::transport::events::{self, Record};
 use crate::wire::Packet;
 
@@ -54,6 +54,7 @@ fn packet(number: u8) -> Packet {
 
 #[test]
 fn a_ring_is_handed_over_and_ends_with_either_side() {
+    let _files = no_process_starts();
     let (from, to) = (own_address(20), own_address(21));
     let mut ways = new_ways();
     // Nobody is there, and is not asked again at once.
@@ -133,6 +134,7 @@ fn who_connects_again_replaces_its_earlier_connection() {
 
 #[test]
 fn guests_that_say_nothing_sensible_are_sent_away() {
+    let _files = no_process_starts();
     let (from, to) = (own_address(24), own_address(25));
     let opened = door(to).unwrap();
     let mut senders = new_senders();
@@ -159,6 +161,7 @@ fn guests_that_say_nothing_sensible_are_sent_away() {
 /// A device has `MOST` connections at the most. Packets of other processes go through the kernel's network.
 #[test]
 fn there_are_not_too_many_connections() {
+    let _files = no_process_starts();
     let to = own_address(26);
     let opened = door(to).unwrap();
     let mut senders = new_senders();
