@@ -15,8 +15,6 @@ mod connect;
 mod device;
 mod domain;
 mod error;
-#[cfg(test)]
-mod explore;
 pub mod ffi;
 mod flow;
 mod foreign_enum;

@@ -1,12 +1,49 @@
-//! The locks and flags of what several threads use at once: those of the standard library, except in unit tests, which
-//! [explore](crate::explore) all orders in which the threads use them.
+//! The locks and flags of what several threads use at once: those of the standard library. Tests that are built with
+//! `--cfg ibverbs_loom` have loom's, and run in every order in which the threads can use them, also in those that only
+//! the memory of some processors has: see the step "loom" of script/test.
 
-pub(crate) use std::sync::atomic::{Ordering, fence};
+#[cfg(all(test, ibverbs_loom))]
+pub(crate) use loom::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+};
+#[cfg(not(all(test, ibverbs_loom)))]
+pub(crate) use std::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+};
 
-#[cfg(not(test))]
-pub(crate) use std::sync::atomic::AtomicBool;
-#[cfg(not(test))]
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+/// Runs `threads` on what `new` returns, in every order, and `check` after each run. Returns the number of runs.
+///
+/// A thread that could continue is interrupted twice at most, or as often as `LOOM_MAX_PREEMPTIONS` says: that shows
+/// nearly all defects, and without a limit there are too many orders. A wake-up that is lost fails the test: no thread
+/// can continue then.
+#[cfg(all(test, ibverbs_loom))]
+pub(crate) fn in_every_order<W: Send + Sync + 'static, const N: usize>(
+    new: fn() -> W,
+    threads: [fn(&W); N],
+    check: fn(&W),
+) -> usize {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
 
-#[cfg(test)]
-pub(crate) use crate::explore::{AtomicBool, Condvar, Mutex, MutexGuard};
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound.get_or_insert(2);
+    // A run that needs more does not end.
+    model.max_branches = 100_000;
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = runs.clone();
+    model.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let world = Arc::new(new());
+        let run = |thread: fn(&W)| {
+            let world = world.clone();
+            loom::thread::spawn(move || thread(&world))
+        };
+        for thread in threads.map(run) {
+            thread.join().expect("it does not panic");
+        }
+        check(&world);
+    });
+    runs.load(Ordering::Relaxed)
+}

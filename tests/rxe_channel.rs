@@ -153,10 +153,11 @@ fn shared_receives_serve_several_peers_in_the_order_of_each() {
             let ready = queue.wait_deadline(deadline()).unwrap().expect("a message");
             let index = ready.token as usize;
             while let Some(message) = receives.poll(&mut served[index]).unwrap() {
-                assert_eq!(message.result.unwrap().byte_len(), 8);
-                assert_eq!(message.buffer[..8], seen[index].to_ne_bytes());
+                let (buffer, success) = message;
+                assert_eq!(success.byte_len(), 8);
+                assert_eq!(buffer[..8], seen[index].to_ne_bytes());
                 seen[index] += 1;
-                receives.post(message.buffer).unwrap();
+                receives.post(buffer).unwrap();
             }
         }
     });

@@ -59,7 +59,7 @@ fn post_receive(channel: &mut Channel<'_>, pool: &BufferPool) {
 
 fn send(channel: &mut Channel<'_>, pool: &BufferPool) {
     let mut work = channel.post_send_owned(pool.take().unwrap()).unwrap();
-    work.wait_deadline(channel, deadline()).unwrap().unwrap().result.unwrap();
+    work.wait_deadline(channel, deadline()).unwrap().unwrap();
 }
 
 /// Everything that a channel has.

@@ -57,6 +57,32 @@ impl Batch {
         self.next.get().as_ptr()
     }
 
+    /// The completions that were not taken yet.
+    ///
+    /// # Safety
+    ///
+    /// Nothing writes to the entries while the reference exists.
+    #[inline]
+    pub(super) unsafe fn rest(&self) -> &[ffi::ibv_wc] {
+        let next = self.next.get();
+        // SAFETY: from `next` to `end` there are initialised entries; the caller vouches for the rest.
+        unsafe {
+            let count = self.end.get().offset_from_unsigned(next);
+            std::slice::from_raw_parts(next.as_ptr(), count)
+        }
+    }
+
+    /// Marks this number of completions as taken.
+    ///
+    /// # Safety
+    ///
+    /// The batch has as many.
+    #[inline]
+    pub(super) unsafe fn advance_by(&self, count: usize) {
+        // SAFETY: the caller vouches for it.
+        self.next.set(unsafe { self.next.get().add(count) });
+    }
+
     /// Marks the first completion as taken.
     ///
     /// # Safety

@@ -86,8 +86,10 @@ impl Channel<'_> {
     /// });
     /// let mut receive = channel.post_receive_owned(pool.take().ok_or("no buffer")?)?;
     /// match receive.wait(channel) {
-    ///     Ok(ended) => println!("{} bytes", ended.result?.byte_len()),
-    ///     Err(TransportError::Cancelled) => println!("the receive stays posted"),
+    ///     Ok((_, success)) => println!("{} bytes", success.byte_len()),
+    ///     Err(failed) if failed.error == TransportError::Cancelled => {
+    ///         println!("the receive stays posted");
+    ///     }
     ///     Err(error) => return Err(error.into()),
     /// }
     /// # Ok(())

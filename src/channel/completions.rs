@@ -11,7 +11,7 @@ use super::credits::CREDITS;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{BLOCKING, Owner, Slot, State};
 use super::wait::Wait;
-use crate::completion::{WorkCompletion, WorkError, WorkSuccess};
+use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::ffi;
 
 impl Core {
@@ -162,14 +162,15 @@ impl Core {
             Some((slot, State::InFlight(owner))) => {
                 slot.complete(owner, completion.as_raw());
                 match owner {
-                    Owner::OwnToken => self.table.owned.any_token_ended.set(true),
+                    Owner::OwnToken => self.table.push_ended(slot),
                     Owner::Task => self.table.owned.wake(&slot.entry),
                     _ => {}
                 }
             }
             Some((slot, State::Abandoned)) => {
+                self.unreported.unpolled.set(true);
                 if let Err(error) = completion.result() {
-                    self.record_unreported(error);
+                    self.record_unreported(error.into());
                 }
                 self.release(slot);
             }
@@ -193,7 +194,7 @@ impl Core {
 
     /// Keeps the first failure of an operation whose handle was dropped, for the end of the scope.
     #[cold]
-    pub(super) fn record_unreported(&self, error: WorkError) {
+    pub(super) fn record_unreported(&self, error: TransportError) {
         if self.unreported.error.get().is_none() {
             self.unreported.error.set(Some(error));
         }
@@ -214,6 +215,52 @@ impl Core {
         }
         // SAFETY: the batch is not empty.
         unsafe { self.dispatch_head() }.map(|()| true)
+    }
+
+    /// Polls into the batch, which must be empty. Returns whether there is something.
+    #[inline]
+    pub(super) fn poll_batch(&self) -> TransportResult<bool> {
+        self.fill(self.poll_raw(BATCH))
+    }
+
+    /// Dispatches all completions of the batch. Those of operations whose handles were dropped, and that are successes,
+    /// only free their slots.
+    pub(super) fn dispatch_batch(&self) -> TransportResult<()> {
+        while !self.batch.is_empty() {
+            self.release_abandoned();
+            if !self.batch.is_empty() {
+                // SAFETY: the batch is not empty.
+                unsafe { self.dispatch_head() }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The beginning of [`dispatch_batch`](Self::dispatch_batch), up to the first completion that does more than to free
+    /// a slot.
+    ///
+    /// It calls no function, so that the compiler keeps everything in registers.
+    #[inline(never)]
+    fn release_abandoned(&self) {
+        const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
+        // Read once: the compiler takes them for changed by each write to a slot.
+        let (number, epoch, slots) = (self.number, self.epoch.get(), self.table.slots());
+        let mut freed = 0;
+        // SAFETY: the entries are initialised; for the rest see `poll_raw`.
+        for completion in unsafe { self.batch.rest() } {
+            // As `slot_of_completion`.
+            let slot = slots.get(completion.wr_id.wrapping_sub(epoch) as usize);
+            match slot.filter(|slot| slot.state() == State::Abandoned) {
+                Some(slot) if (completion.qp_num ^ number) | completion.status.0 == 0 => {
+                    slot.set_state(State::Free);
+                }
+                _ => break,
+            }
+            freed += 1;
+        }
+        // SAFETY: so many are in the batch.
+        unsafe { self.batch.advance_by(freed) };
+        self.table.count_released(freed);
     }
 
     /// As [`progress`](Self::progress), for all that is in the inbox of a channel with a shared completion queue,
@@ -297,7 +344,7 @@ impl Core {
             // SAFETY: the batch is not empty.
             unsafe { self.batch.advance() };
             head
-        } else if slot.state().is_outstanding() {
+        } else if matches!(slot.state(), State::InFlight(_)) {
             let found = self.poll_raw(BATCH);
             if !self.found_success(found, wr_id) {
                 return self.take_from_poll(found, wr_id).ok_or(found);
@@ -463,6 +510,11 @@ impl Core {
         Err(error.unwrap_or(TransportError::UnknownWork))
     }
 
+    /// The error of an operation without a completion: the queue pair was destroyed or reset.
+    pub(super) fn ended_by_force(&self) -> TransportError {
+        if self.destroyed.get() { TransportError::Closed } else { TransportError::Stopped }
+    }
+
     /// Takes the result of an operation that has ended, and frees its slot.
     pub(super) fn take_result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
         let result = self.result(slot);
@@ -474,8 +526,7 @@ impl Core {
     pub(super) fn result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
         match slot.state() {
             State::Done(_) | State::Seen => Ok(slot.completion().result()?),
-            State::Discarded(_) if self.destroyed.get() => Err(TransportError::Closed),
-            State::Discarded(_) => Err(TransportError::Stopped),
+            State::Discarded(_) => Err(self.ended_by_force()),
             _ => Err(TransportError::UnknownWork),
         }
     }

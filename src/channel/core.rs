@@ -28,7 +28,6 @@ use super::operation::{Limits, Prepared};
 use super::router::{Inbox, Router, poll_routed, poll_routed_receives};
 use super::shared_receives::{Member, Receives};
 use super::wait::Sleep;
-use crate::completion::WorkError;
 use crate::ffi;
 
 /// See the [module](self).
@@ -83,10 +82,10 @@ pub(super) struct Core {
 /// What the end of a scope has to report: results that no handle has seen.
 #[derive(Debug, Default)]
 pub(super) struct Unreported {
-    /// Whether a handle was dropped before its result was seen.
+    /// Whether an operation has ended whose handle was dropped before its result was seen.
     pub(super) unpolled: Cell<bool>,
-    /// The first failure among those results.
-    pub(super) error: Cell<Option<WorkError>>,
+    /// The first failure among those.
+    pub(super) error: Cell<Option<TransportError>>,
 }
 
 // SAFETY: any thread may use the queue pair and the completion queue (libibverbs locks), and the

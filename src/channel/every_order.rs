@@ -1,17 +1,19 @@
 //! Channels of one shared completion queue, in every order of their threads: their router, and the sleepers of
 //! the queue, on a device made of Rust.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::{Arc, PoisonError};
 
+use super::owned_buffer::{Entry, Owned};
 use super::polled::{Found, Polled};
 use super::router::{Inbox, Router};
 use crate::completion::Waiters;
 use crate::error::Result;
-use crate::explore::{Condvar, Mutex, MutexGuard, explore, interruptions};
 use crate::ffi;
+use crate::sync::{Condvar, Mutex, MutexGuard, in_every_order};
 
 /// The completion queue, as the device and the kernel see it.
 #[derive(Default)]
@@ -60,7 +62,9 @@ struct World {
     _context: Box<ffi::ibv_context>,
 }
 
-// SAFETY: its pointers lead to the device, which is `Sync`.
+// SAFETY: its pointers lead to what it owns, and to the device, which is `Send` and `Sync`.
+unsafe impl Send for World {}
+// SAFETY: as above.
 unsafe impl Sync for World {}
 
 const A: u32 = 0x11;
@@ -157,7 +161,6 @@ impl World {
 
 /// Each channel gets its own completions, once and in order, whoever polls them; and none sleeps on.
 #[test]
-#[cfg_attr(miri, ignore = "thousands of runs")]
 fn each_channel_gets_its_own() {
     let a = |world: &World| world.receive(0, &[(A, 1), (A, 2)]);
     let b = |world: &World| world.receive(1, &[(B, 1)]);
@@ -166,13 +169,12 @@ fn each_channel_gets_its_own() {
         world.complete(B, 1);
         world.complete(A, 2);
     };
-    let runs = explore(interruptions(), World::new, &[&a, &b, &device], World::is_empty);
+    let runs = in_every_order(World::new, [a, b, device], World::is_empty);
     assert!(runs > 1_000, "{runs}");
 }
 
 /// The thread that waits for any channel is told of one that another thread has polled for.
 #[test]
-#[cfg_attr(miri, ignore = "thousands of runs")]
 fn who_waits_for_any_channel_misses_none() {
     let any = |world: &World| {
         let mut found = Vec::new();
@@ -191,14 +193,13 @@ fn who_waits_for_any_channel_misses_none() {
         world.complete(B, 1);
         world.complete(A, 1);
     };
-    let runs = explore(interruptions(), World::new, &[&any, &b, &device], World::is_empty);
+    let runs = in_every_order(World::new, [any, b, device], World::is_empty);
     assert!(runs > 1_000, "{runs}");
 }
 
 /// A channel is stopped and reset while another one polls the same queue: after the reset it sees no
 /// completion of an earlier request, and the other channel loses none.
 #[test]
-#[cfg_attr(miri, ignore = "thousands of runs")]
 fn a_reset_leaves_nothing_of_the_earlier_connection() {
     let a = |world: &World| {
         // What was flushed and is polled before the reset is of this connection.
@@ -219,13 +220,12 @@ fn a_reset_leaves_nothing_of_the_earlier_connection() {
             world.complete(B, wr_id);
         }
     };
-    let runs = explore(interruptions(), World::new, &[&a, &b, &device], World::is_empty);
+    let runs = in_every_order(World::new, [a, b, device], World::is_empty);
     assert!(runs > 1_000, "{runs}");
 }
 
 /// A channel is dropped while another one polls the same queue, and a third one takes its inbox.
 #[test]
-#[cfg_attr(miri, ignore = "thousands of runs")]
 fn an_inbox_that_is_taken_again_holds_nothing() {
     let a = |world: &World| {
         lock(&world.device.queue).reset = Some(A);
@@ -242,14 +242,13 @@ fn an_inbox_that_is_taken_again_holds_nothing() {
         world.complete(A, 1);
         world.complete(B, 1);
     };
-    let runs = explore(interruptions(), World::new, &[&a, &b, &device], World::is_empty);
+    let runs = in_every_order(World::new, [a, b, device], World::is_empty);
     assert!(runs > 100, "{runs}");
 }
 
 /// A reactor takes completions past the inboxes. What it puts back because the channel is in use, and what it has
 /// when it ends early, is found by the channels.
 #[test]
-#[cfg_attr(miri, ignore = "thousands of runs")]
 fn what_a_reactor_does_not_hand_out_is_not_lost() {
     let reactor = |world: &World| {
         for _ in 0..2 {
@@ -287,31 +286,98 @@ fn what_a_reactor_does_not_hand_out_is_not_lost() {
         found.sort();
         assert_eq!(*found, [(A, 1), (A, 2), (B, 1)]);
     };
-    let runs = explore(interruptions(), World::new, &[&reactor, &a, &device], all);
+    let runs = in_every_order(World::new, [reactor, a, device], all);
     assert!(runs > 100, "{runs}");
+}
+
+/// Handles that are dropped on other threads, and the channel that looks for them now and then.
+struct Handles {
+    owned: Owned,
+    entries: [Entry; 2],
+    /// How many of the present connection the channel has noticed.
+    noticed: Cell<u32>,
+}
+
+// SAFETY: one thread at a time is the channel, and only that touches more than the entries' atomics.
+unsafe impl Sync for Handles {}
+
+impl Handles {
+    fn new() -> Self {
+        let entries = [(); 2].map(|()| Entry::new());
+        Self { owned: Owned::new(), entries, noticed: Cell::new(0) }
+    }
+
+    /// The number of the request in a slot, in one of the channel's connections.
+    fn number(connection: u64, index: usize) -> u64 {
+        connection << 32 | index as u64
+    }
+
+    fn drop_handle(&self, connection: u64, index: usize) {
+        self.owned.mark_dropped(&self.entries[index], Self::number(connection, index));
+    }
+
+    /// As `Core::release_dropped`, in the second connection.
+    fn look(&self) {
+        if self.owned.any_dropped() {
+            self.owned.take_dropped(
+                |index| self.entries.get(index),
+                |index| {
+                    let dropped = self.entries[index].take_dropped(Self::number(2, index));
+                    self.noticed.set(self.noticed.get() + u32::from(dropped));
+                },
+            );
+        }
+    }
+
+    fn check(&self) {
+        self.look();
+        assert_eq!(self.noticed.get(), 2);
+        assert!(!self.owned.any_dropped());
+    }
+}
+
+/// No handle that was dropped is overlooked, also if one of an earlier connection had the same place.
+#[test]
+fn every_handle_that_is_dropped_is_noticed() {
+    let channel = |handles: &Handles| {
+        handles.look();
+        handles.look();
+    };
+    let [early, first, second]: [fn(&Handles); 3] =
+        [|it| it.drop_handle(1, 0), |it| it.drop_handle(2, 0), |it| it.drop_handle(2, 1)];
+    let both = |handles: &Handles| {
+        handles.drop_handle(2, 0);
+        handles.drop_handle(2, 1);
+    };
+    let runs = in_every_order(Handles::new, [channel, first, second], Handles::check);
+    assert!(runs > 10, "{runs}");
+    in_every_order(Handles::new, [channel, early, both], Handles::check);
 }
 
 /// A reactor gets the completions that follow one another for one channel together, and in order.
 #[test]
 fn a_reactor_gets_what_is_for_one_channel_together() {
-    let world = World::new();
-    for (number, wr_id) in [(A, 1), (A, 2), (B, 1), (A, 3)] {
-        world.complete(number, wr_id);
-    }
-    let mut polled = Polled::new(&world.router);
-    assert!(matches!(world.router.poll_into(&mut polled), Ok(Found::Completions)));
-    assert!(!polled.is_full());
-    for expected in [&[(A, 1), (A, 2)][..], &[(B, 1)]] {
-        let (token, completions) = polled.next().unwrap();
-        let found = completions.iter().map(|polled| polled.completion());
-        let found: Vec<_> = found.map(|completion| (completion.qp_num, completion.wr_id)).collect();
-        assert_eq!((token, &found[..]), (expected[0].0.into(), expected));
-    }
-    world.router.put_back(polled.next().unwrap().1);
-    assert!(polled.next().is_none());
-    assert!(
-        matches!(world.router.poll_into(&mut polled), Ok(Found::Ready(token)) if token == u64::from(A))
-    );
-    assert_eq!(world.poll(0).unwrap(), Some(vec![(A, 3)]));
-    world.is_empty();
+    let check = |world: &World| {
+        for (number, wr_id) in [(A, 1), (A, 2), (B, 1), (A, 3)] {
+            world.complete(number, wr_id);
+        }
+        let mut polled = Polled::new(&world.router);
+        assert!(matches!(world.router.poll_into(&mut polled), Ok(Found::Completions)));
+        assert!(!polled.is_full());
+        for expected in [&[(A, 1), (A, 2)][..], &[(B, 1)]] {
+            let (token, completions) = polled.next().unwrap();
+            let found = completions.iter().map(|polled| polled.completion());
+            let found: Vec<_> =
+                found.map(|completion| (completion.qp_num, completion.wr_id)).collect();
+            assert_eq!((token, &found[..]), (expected[0].0.into(), expected));
+        }
+        world.router.put_back(polled.next().unwrap().1);
+        assert!(polled.next().is_none());
+        assert!(
+            matches!(world.router.poll_into(&mut polled), Ok(Found::Ready(token)) if token == u64::from(A))
+        );
+        assert_eq!(world.poll(0).unwrap(), Some(vec![(A, 3)]));
+        world.is_empty();
+    };
+    in_every_order(World::new, [], check);
 }

@@ -91,6 +91,8 @@ pub(super) struct Slot {
     /// The next one of the ring.
     next: Cell<NonNull<Slot>>,
     state: Cell<State>,
+    /// In the list of operations that have ended and are known by a token: the index of the next one.
+    next_ended: Cell<u32>,
     completion: Cell<WorkCompletion>,
     pub(super) entry: Entry,
 }
@@ -105,6 +107,11 @@ impl Slot {
     #[inline]
     pub(super) fn wr_id(&self) -> u64 {
         self.wr_id.get()
+    }
+
+    /// From now on, the slot has no operation's number, until the table is opened again.
+    pub(super) fn end_connection(&self) {
+        self.wr_id.set(0);
     }
 
     /// The state of the operation.
@@ -167,6 +174,9 @@ impl Slot {
     }
 }
 
+/// No slot has this index.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+
 /// The error when there is no memory for the table of a channel's operations.
 #[cold]
 pub(super) fn no_memory() -> Error {
@@ -186,6 +196,10 @@ pub(super) struct InFlight {
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
     next_receive: Cell<NonNull<Slot>>,
+    /// The operations that have ended and are known by a token, in the order of their ends: the indexes of the first and,
+    /// unless there is none, the last.
+    first_ended: Cell<u32>,
+    last_ended: Cell<u32>,
     /// Number of slots that are not free.
     in_use: Cell<u32>,
     /// Which slots may be taken: from when the channel is connected until it is stopped, all.
@@ -225,6 +239,7 @@ impl InFlight {
             wr_id: Cell::new(0),
             next: Cell::new(NonNull::dangling()),
             state: Cell::new(State::Seen),
+            next_ended: Cell::new(NO_SLOT),
             completion: Cell::new(WorkCompletion::default()),
             entry: Entry::new(),
         };
@@ -241,6 +256,8 @@ impl InFlight {
             sends,
             next_send: Cell::new(dangling),
             next_receive: Cell::new(dangling),
+            first_ended: Cell::new(NO_SLOT),
+            last_ended: Cell::new(NO_SLOT),
             in_use: Cell::new(0),
             open: Cell::new(Open::Nothing),
         };
@@ -299,6 +316,7 @@ impl InFlight {
         self.next_send.set(self.pointer(depth));
         // If there are no slots for receives, this is the sentinel.
         self.next_receive.set(self.pointer(sends));
+        self.first_ended.set(NO_SLOT);
         self.in_use.set(0);
         self.open.set(Open::Receives);
     }
@@ -390,6 +408,34 @@ impl InFlight {
         self.in_use.set(self.in_use.get().wrapping_sub(1));
     }
 
+    /// Appends an operation that is known by a token, and has ended, to the list of those.
+    #[cold]
+    pub(super) fn push_ended(&self, slot: &Slot) {
+        // SAFETY: it is a slot of this table.
+        let index = unsafe { NonNull::from(slot).offset_from_unsigned(self.slots) } as u32;
+        slot.next_ended.set(NO_SLOT);
+        if self.first_ended.get() == NO_SLOT {
+            self.first_ended.set(index);
+        } else if let Some(last) = self.slot(self.last_ended.get() as usize) {
+            last.next_ended.set(index);
+        }
+        self.last_ended.set(index);
+    }
+
+    /// Takes the first operation of that list out of it.
+    #[inline]
+    pub(super) fn pop_ended(&self) -> Option<&Slot> {
+        let slot = self.slot(self.first_ended.get() as usize)?;
+        self.first_ended.set(slot.next_ended.get());
+        Some(slot)
+    }
+
+    /// To be called after this number of slots was set [free](State::Free).
+    #[inline]
+    pub(super) fn count_released(&self, slots: usize) {
+        self.in_use.set(self.in_use.get().wrapping_sub(slots as u32));
+    }
+
     /// The number of requests that the device has whose buffers the table does not own.
     pub(super) fn outstanding_borrowed(&self) -> u32 {
         let borrowed = |state| match state {
@@ -416,15 +462,25 @@ impl InFlight {
     }
 
     /// Ends all requests that the device had, without completions. Call this after the queue pair was reset
-    /// or destroyed.
-    pub(super) fn discard_outstanding(&self) {
+    /// or destroyed. Returns whether handles of some of them were dropped.
+    pub(super) fn discard_outstanding(&self) -> bool {
+        let mut any_abandoned = false;
         for slot in self.slots() {
             match slot.state() {
-                State::InFlight(owner) => slot.set_state(State::Discarded(owner)),
-                State::Abandoned => self.release(slot),
+                State::InFlight(owner) => {
+                    slot.set_state(State::Discarded(owner));
+                    if owner == Owner::OwnToken {
+                        self.push_ended(slot);
+                    }
+                }
+                State::Abandoned => {
+                    any_abandoned = true;
+                    self.release(slot);
+                }
                 _ => {}
             }
         }
+        any_abandoned
     }
 }
 
@@ -529,7 +585,7 @@ mod tests {
         }
         table.slot(0).unwrap().set_state(State::Abandoned);
         table.slot(1).unwrap().complete(Owner::Token, &ffi::ibv_wc::default());
-        table.discard_outstanding();
+        assert!(table.discard_outstanding());
         let states = [State::Free, State::Done(Owner::Token), State::Discarded(Owner::Token)];
         assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);
         assert_eq!((table.in_use(), table.outstanding()), (2, 0));

@@ -86,8 +86,8 @@ impl Channel<'_> {
                     self.probe = Some(probe);
                     return Ok(());
                 }
-                Ok(Some(ended)) => _ = ended.result?,
-                Err(error) => return Err(error),
+                Ok(Some(_)) => {}
+                Err(ended) => return Err(ended.error),
             }
         }
         if self.core().table.outstanding_sends() > 0 {

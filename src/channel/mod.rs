@@ -10,7 +10,7 @@ mod core;
 mod credits;
 mod epoch;
 mod error;
-#[cfg(test)]
+#[cfg(all(test, ibverbs_loom))]
 mod every_order;
 mod in_flight;
 mod inbox;
@@ -45,10 +45,10 @@ pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
 pub use keep_alive::NoBuffer;
 pub(crate) use keep_alive::nowhere;
-pub use operation_error::OperationError;
+pub use operation_error::{OperationError, OwnedResult};
 pub(crate) use owned_buffer::sealed as owned_buffer_sealed;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
-pub use owned_results::{OwnedResult, PostError, TokenResult};
+pub use owned_results::{PostError, TokenResult};
 pub use owned_work::OwnedWork;
 pub use pending_work::PendingWork;
 pub(crate) use polled::{Found, PolledCompletion};

@@ -1,21 +1,25 @@
-//! Why an operation that owns its buffer failed.
+//! The result of an operation that owns its buffer.
 
 use std::fmt;
 
 use super::error::TransportError;
+use crate::completion::WorkSuccess;
 
-/// Why an operation of an [`AsyncChannel`](crate::AsyncChannel), or a post to
-/// [`SharedReceives`](crate::SharedReceives), failed, with its buffer.
+/// Why an operation that owns its buffer failed, with its buffer: one of [`OwnedWork`](crate::OwnedWork),
+/// [`AsyncChannel`](crate::AsyncChannel) or [`SharedReceives`](crate::SharedReceives).
 pub struct OperationError<B> {
-    /// The reason: one of [those of posting](crate::Scope#errors) or [`Work`](TransportError::Work); or
-    /// [`Stopped`](TransportError::Stopped) or [`Closed`](TransportError::Closed) if the channel was shut
+    /// The reason. That of an operation that was posted and has ended is [`Work`](TransportError::Work); or
+    /// [`Stopped`](TransportError::Stopped) or [`Closed`](TransportError::Closed) if the channel was stopped, shut
     /// down or dropped, or its reactor was.
     pub error: TransportError,
-    /// The buffer. After a failure its contents are undefined where the operation writes it. `None` if
-    /// the device may still use the buffer: the queue pair could be neither reset nor destroyed, or a failed
-    /// post may have queued the receive.
+    /// The buffer, if the operation has ended, or was not posted. After a failure its contents are undefined where
+    /// the operation writes it. `None` if the device may still use it: only the wait has failed; or the queue pair
+    /// could be neither reset nor destroyed; or a failed post may have queued the receive.
     pub buffer: Option<B>,
 }
+
+/// The result of an operation that owns its buffer: the buffer and the completion.
+pub type OwnedResult<B, T = (B, WorkSuccess)> = Result<T, OperationError<B>>;
 
 impl<B> fmt::Debug for OperationError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,6 +36,13 @@ impl<B> fmt::Display for OperationError<B> {
 impl<B> std::error::Error for OperationError<B> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
+    }
+}
+
+impl<B> From<TransportError> for OperationError<B> {
+    /// Without a buffer.
+    fn from(error: TransportError) -> Self {
+        Self { error, buffer: None }
     }
 }
 

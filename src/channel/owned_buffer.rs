@@ -7,13 +7,16 @@
 use std::any::TypeId;
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
 use std::task::Waker;
 
+use super::core::Core;
+use super::in_flight::NO_SLOT;
 use crate::error::Result;
 use crate::ffi;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Registered memory that an operation can own while it is in flight: see
 /// [`Channel::post_receive_owned`](crate::Channel::post_receive_owned).
@@ -91,16 +94,14 @@ impl HeldBuffer {
         Self { storage: UnsafeCell::new(MaybeUninit::uninit()), held: Cell::new(None) }
     }
 
-    /// Stores a buffer. Drops the one that is stored already, if any.
+    /// Stores a buffer. One that is there already is leaked.
     #[inline]
     pub(super) fn put<B: OwnedBuffer>(&self, buffer: B) {
         const {
             assert!(size_of::<B>() <= size_of::<[usize; WORDS]>());
             assert!(align_of::<B>() <= align_of::<usize>());
         }
-        if self.held.get().is_some() {
-            self.clear();
-        }
+        debug_assert!(self.held.get().is_none());
         // SAFETY: there is room for a `B`, as checked above, and nothing else is there.
         unsafe { self.storage.get().cast::<B>().write(buffer) };
         self.held.set(Some(&TypeOf::<B>::BUFFER_TYPE));
@@ -129,6 +130,7 @@ impl HeldBuffer {
     /// It [holds](Self::holds) a buffer of this type.
     #[inline]
     pub(super) unsafe fn take_unchecked<B: OwnedBuffer>(&self) -> B {
+        debug_assert!(self.holds::<B>());
         self.held.set(None);
         // SAFETY: the storage holds a `B`, as the caller vouches, and from now on it no longer does.
         unsafe { self.storage.get().cast::<B>().read() }
@@ -192,20 +194,24 @@ impl fmt::Debug for AnyBuffer {
 /// The part of a slot that only operations with an owned buffer use.
 pub(super) struct Entry {
     pub(super) buffer: HeldBuffer,
-    /// The request number of a handle that was dropped. If it equals the slot's, nobody will ask for the
-    /// result any more. Handles may be dropped on any thread.
+    /// The request number of a handle that was dropped, until that was noticed. If it equals the slot's, nobody will ask
+    /// for the result any more. Handles may be dropped on any thread.
     dropped: AtomicU64,
+    /// Whether the slot is in the list of those whose handles were dropped, and the index of the next one.
+    is_listed: AtomicBool,
+    next_dropped: AtomicU32,
     pub(super) token: Cell<u64>,
     /// Of the task that waits for the operation, if one does.
     pub(super) waker: Cell<Option<Waker>>,
+    /// The reference to the core that a handle of an operation in this slot has. While there is no handle it is
+    /// kept here, so that operations do not change the count. `None` before the first.
+    reference: Cell<Option<Arc<Core>>>,
 }
 
 /// What the operations with an owned buffer of one channel share.
 pub(super) struct Owned {
-    /// Whether a handle was dropped since this flag was last read.
-    any_dropped: AtomicBool,
-    /// Whether an operation with a token has ended since this flag was last read.
-    pub(super) any_token_ended: Cell<bool>,
+    /// The list of slots whose handles were dropped: the index of the first.
+    first_dropped: AtomicU32,
     /// The wakers of operations that have ended, for the channel's owner to wake.
     woken: UnsafeCell<Vec<Waker>>,
 }
@@ -216,21 +222,36 @@ impl Entry {
             buffer: HeldBuffer::new(),
             // No request has this number: there is no epoch 0.
             dropped: AtomicU64::new(0),
+            is_listed: AtomicBool::new(false),
+            next_dropped: AtomicU32::new(NO_SLOT),
             token: Cell::new(0),
             waker: Cell::new(None),
+            reference: Cell::new(None),
         }
     }
 
-    /// Whether the handle of the request with this number was dropped.
-    pub(super) fn is_dropped(&self, wr_id: u64) -> bool {
-        self.dropped.load(Ordering::Relaxed) == wr_id
+    /// The reference to the core for the handle of an operation.
+    #[inline]
+    pub(super) fn take_reference(&self, core: &Arc<Core>) -> Arc<Core> {
+        self.reference.take().unwrap_or_else(|| core.clone())
     }
 
-    /// Stores the buffer of a request, and forgets earlier handles. For a slot that was just taken.
+    /// Drops the reference that is kept for handles.
+    pub(super) fn drop_reference(&self) {
+        self.reference.set(None);
+    }
+
+    /// Takes the reference of a handle back, which is given up.
     #[inline]
-    pub(super) fn begin<B: OwnedBuffer>(&self, buffer: B) {
-        self.dropped.store(0, Ordering::Relaxed);
-        self.buffer.put(buffer);
+    pub(super) fn put_reference(&self, core: Option<Arc<Core>>) {
+        // There is none: the handle has it.
+        mem::forget(self.reference.replace(core));
+    }
+
+    /// Whether the handle of the request with this number was dropped since the last call.
+    pub(super) fn take_dropped(&self, wr_id: u64) -> bool {
+        // The next request in the slot has the same number.
+        self.dropped.compare_exchange(wr_id, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Moves the buffer out, of whatever type.
@@ -241,31 +262,55 @@ impl Entry {
 
 impl Owned {
     pub(super) fn new() -> Self {
-        Self {
-            any_dropped: AtomicBool::new(false),
-            any_token_ended: Cell::new(false),
-            woken: UnsafeCell::new(Vec::new()),
-        }
+        Self { first_dropped: AtomicU32::new(NO_SLOT), woken: UnsafeCell::new(Vec::new()) }
     }
 
     /// To be called, on any thread, when the handle of the request with this number is dropped. The entry is that of its
     /// slot.
     pub(super) fn mark_dropped(&self, entry: &Entry, wr_id: u64) {
         // Later connections have larger numbers: a late handle of an earlier one does not hide theirs.
-        entry.dropped.fetch_max(wr_id, Ordering::Relaxed);
-        self.any_dropped.store(true, Ordering::Release);
+        entry.dropped.fetch_max(wr_id, Ordering::AcqRel);
+        // Whoever takes it from the list sees the mark, since both exchange this: a load would not do.
+        if entry.is_listed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let index = wr_id as u32;
+        let mut first = self.first_dropped.load(Ordering::Relaxed);
+        loop {
+            entry.next_dropped.store(first, Ordering::Relaxed);
+            let pushed = self.first_dropped.compare_exchange_weak(
+                first,
+                index,
+                Ordering::Release,
+                Ordering::Relaxed,
+            );
+            match pushed {
+                Ok(_) => return,
+                Err(other) => first = other,
+            }
+        }
     }
 
-    /// Whether a handle was dropped since `take_any_dropped` was last called.
+    /// Whether a handle was dropped since `take_dropped` was last called.
     #[inline]
     pub(super) fn any_dropped(&self) -> bool {
-        self.any_dropped.load(Ordering::Relaxed)
+        self.first_dropped.load(Ordering::Relaxed) != NO_SLOT
     }
 
-    /// Whether a handle was dropped since the last call.
-    #[inline]
-    pub(super) fn take_any_dropped(&self) -> bool {
-        self.any_dropped() && self.any_dropped.swap(false, Ordering::Acquire)
+    /// Calls `f` for each slot of which a handle was dropped since the last call. `entry` finds that of an index.
+    pub(super) fn take_dropped<'a>(
+        &self,
+        entry: impl Fn(usize) -> Option<&'a Entry>,
+        mut f: impl FnMut(usize),
+    ) {
+        let mut index = self.first_dropped.swap(NO_SLOT, Ordering::Acquire) as usize;
+        while let Some(entry) = entry(index) {
+            // Before it may be in the list again.
+            let next = entry.next_dropped.load(Ordering::Relaxed);
+            entry.is_listed.swap(false, Ordering::AcqRel);
+            f(index);
+            index = next as usize;
+        }
     }
 
     /// Puts the waker of an operation that has ended among those to wake.

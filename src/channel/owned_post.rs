@@ -1,5 +1,6 @@
 //! Posting operations that own their buffers.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::Channel;
@@ -36,7 +37,7 @@ impl Channel<'_> {
     /// let mut receive = channel.post_receive_owned(buffer).map_err(|error| error.error)?;
     /// let soon = Instant::now() + Duration::from_millis(10);
     /// match receive.wait_deadline(channel, soon)? {
-    ///     Some(ended) => println!("{:?}", &ended.buffer[..ended.result?.byte_len() as usize]),
+    ///     Some((buffer, success)) => println!("{:?}", &buffer[..success.byte_len() as usize]),
     ///     None => println!("nothing yet: the receive stays posted"),
     /// }
     /// # Ok(())
@@ -198,32 +199,39 @@ pub(super) fn post_owned<B: OwnedBuffer>(
     operation: impl Operation,
     owner: Owner,
 ) -> Result<OwnedWork<B>, PostError<B>> {
-    let slot = post_to_slot(core, buffer, operation, owner)?;
-    // SAFETY: the core has returned one of its slots.
-    Ok(unsafe { OwnedWork::new(core, slot) })
+    // SAFETY: the slot is one of the core's, and was just taken for the operation.
+    post_to_slot(core, buffer, operation, owner, |slot| unsafe { OwnedWork::new(core, slot) })
 }
 
-/// As [`post_owned`], and returns the slot of the operation.
+/// As [`post_owned`], and returns what `handle` makes of the slot of the operation.
 #[inline(always)]
-pub(super) fn post_to_slot<B: OwnedBuffer>(
+pub(super) fn post_to_slot<B: OwnedBuffer, H>(
     core: &Core,
-    mut buffer: B,
+    buffer: B,
     operation: impl Operation,
     owner: Owner,
-) -> Result<&Slot, PostError<B>> {
+    handle: impl FnOnce(&Slot) -> H,
+) -> Result<H, PostError<B>> {
+    // Nothing below drops it, not even if something unwinds: that would keep it in memory.
+    let mut buffer = ManuallyDrop::new(buffer);
     core.release_dropped();
     let mut list = match buffer.element() {
         Ok(element) => [element],
-        Err(error) => return Err(PostError { error: error.into(), buffer }),
+        Err(error) => {
+            return Err(PostError {
+                error: error.into(),
+                buffer: ManuallyDrop::into_inner(buffer),
+            });
+        }
     };
     // SAFETY: an `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot's entry next,
     // with nothing in between that unwinds. It leaves the entry when the state of the slot says that
     // the operation has ended; a core that is dropped before that leaks it.
     match unsafe { core.post(operation, &mut list, owner) } {
         Ok(slot) => {
-            slot.entry.begin(buffer);
-            Ok(slot)
+            slot.entry.buffer.put(ManuallyDrop::into_inner(buffer));
+            Ok(handle(slot))
         }
-        Err(error) => Err(PostError { error, buffer }),
+        Err(error) => Err(PostError { error, buffer: ManuallyDrop::into_inner(buffer) }),
     }
 }

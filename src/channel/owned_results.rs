@@ -6,16 +6,6 @@ use super::error::{TransportError, TransportResult};
 use super::owned_buffer::AnyBuffer;
 use crate::completion::WorkSuccess;
 
-/// An owned operation that has ended.
-#[derive(Debug)]
-pub struct OwnedResult<B> {
-    /// The buffer. After a failure its contents are undefined where the operation writes it.
-    pub buffer: B,
-    /// The result of the operation: an error is [`Work`](TransportError::Work),
-    /// [`Stopped`](TransportError::Stopped) or [`Closed`](TransportError::Closed).
-    pub result: TransportResult<WorkSuccess>,
-}
-
 /// An owned operation that has ended and was known by a token: see [`Channel::poll_token`](crate::Channel::poll_token).
 #[derive(Debug)]
 pub struct TokenResult {
@@ -23,7 +13,8 @@ pub struct TokenResult {
     pub token: u64,
     /// The buffer.
     pub buffer: AnyBuffer,
-    /// As in [`OwnedResult`].
+    /// The result of the operation: an error is [`Work`](TransportError::Work),
+    /// [`Stopped`](TransportError::Stopped) or [`Closed`](TransportError::Closed).
     pub result: TransportResult<WorkSuccess>,
 }
 

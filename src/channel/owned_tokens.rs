@@ -11,7 +11,7 @@ use super::wait::Wait;
 
 /// # Owned operations by token
 impl Channel<'_> {
-    /// Polls once, without waiting. Returns one ended operation among those that were given
+    /// Polls once, without waiting. Returns the first operation that has ended among those that were given
     /// [tokens](crate::OwnedWork::into_token), or `None`.
     ///
     /// # Errors
@@ -57,16 +57,18 @@ impl Core {
     /// ended, and marks one in flight as having no owner.
     #[inline]
     pub(super) fn release_dropped(&self) {
-        if self.table.owned.take_any_dropped() {
+        if self.table.owned.any_dropped() {
             self.release_dropped_slots();
         }
     }
 
     #[cold]
     fn release_dropped_slots(&self) {
-        for slot in self.table.slots() {
-            if !slot.entry.is_dropped(slot.wr_id()) {
-                continue;
+        let entry = |index| self.table.slot(index).map(|slot| &slot.entry);
+        self.table.owned.take_dropped(entry, |index| {
+            let Some(slot) = self.table.slot(index) else { return };
+            if !slot.entry.take_dropped(slot.wr_id()) {
+                return;
             }
             match slot.state() {
                 State::InFlight(owner) if owner.is_handle() => {
@@ -79,12 +81,11 @@ impl Core {
                 }
                 _ => {}
             }
-        }
+        });
     }
 
     /// After `discard_outstanding`: operations that own their buffers have ended without completions.
     pub(super) fn end_discarded_owned(&self) {
-        self.table.owned.any_token_ended.set(true);
         for slot in self.table.slots() {
             match slot.state() {
                 State::Discarded(Owner::Nobody) => {
@@ -97,26 +98,24 @@ impl Core {
         }
     }
 
-    /// Drops all buffers of operations that have ended, and leaks the others.
+    /// Drops all buffers of operations that have ended, and leaks the others. From then on, the handles of all operations
+    /// are of an earlier connection.
     pub(super) fn drop_owned_buffers(&self) {
         for slot in self.table.slots() {
+            slot.end_connection();
             let buffer = &slot.entry.buffer;
-            if slot.state().is_outstanding() { buffer.leak() } else { buffer.clear() }
+            if slot.state().is_outstanding() {
+                buffer.leak()
+            } else {
+                buffer.clear()
+            }
+            slot.entry.drop_reference();
         }
     }
 
-    /// The first operation with a token that has ended.
+    /// The operation with a token that has ended first.
     fn next_token(&self) -> Option<TokenResult> {
-        if !self.table.owned.any_token_ended.get() {
-            return None;
-        }
-        let ended = |state| {
-            matches!(state, State::Done(Owner::OwnToken) | State::Discarded(Owner::OwnToken))
-        };
-        let Some(slot) = self.table.slots().iter().find(|slot| ended(slot.state())) else {
-            self.table.owned.any_token_ended.set(false);
-            return None;
-        };
+        let slot = self.table.pop_ended()?;
         let (token, buffer) = (slot.entry.token.get(), slot.entry.take_any());
         Some(TokenResult { token, buffer, result: self.take_result(slot) })
     }

@@ -12,8 +12,8 @@ use super::completions::check_poll;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{Owner, Slot, State};
+use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::OwnedBuffer;
-use super::owned_results::OwnedResult;
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
 use crate::ffi;
@@ -24,16 +24,16 @@ use crate::ffi;
 /// operation has ended. [`into_token`](Self::into_token) gives the handle up for a number of the
 /// program's choice.
 ///
-/// Dropping a handle discards the result, and the operation goes on. Once it has ended, the next use of the
-/// channel for owned operations drops the buffer (a pooled buffer goes back to its pool). The buffer of a
-/// forgotten handle is dropped when the channel is reset and connected again, or dropped. A handle may be
-/// dropped on any thread.
+/// Dropping a handle discards the result, and the operation goes on. Once it has ended, the next post of an owned
+/// operation drops the buffer, at the latest (a pooled buffer goes back to its pool). The buffer of a forgotten handle
+/// is dropped when the channel is reset and connected again, or dropped. A handle may be dropped on any thread.
 #[must_use = "dropping it gives the buffer up"]
 pub struct OwnedWork<B: OwnedBuffer> {
-    core: Arc<Core>,
-    /// A slot of the core's table, even after the operation has ended.
+    /// `None`: the result was returned, or the handle given up.
+    core: Option<Arc<Core>>,
+    /// A slot of the core's table.
     slot: NonNull<Slot>,
-    /// `SPENT`: the result was returned, or the handle given up.
+    /// The number of the operation.
     wr_id: u64,
     buffer: PhantomData<fn() -> B>,
 }
@@ -44,24 +44,22 @@ unsafe impl<B: OwnedBuffer> Send for OwnedWork<B> {}
 // SAFETY: as above.
 unsafe impl<B: OwnedBuffer> Sync for OwnedWork<B> {}
 
-/// No request has this number: there is no epoch 0.
-const SPENT: u64 = 0;
-
-/// How a wait has ended.
-enum Waited<B> {
-    /// By a success, which is still to be [taken](OwnedWork::take_success).
-    Success(NonNull<ffi::ibv_wc>),
-    /// As [`OwnedWork::wait_deadline`] returns it.
-    Other(TransportResult<Option<OwnedResult<B>>>),
-}
-
 impl<B: OwnedBuffer> Drop for OwnedWork<B> {
     #[inline]
     fn drop(&mut self) {
-        if self.wr_id != SPENT {
-            self.core.table.owned.mark_dropped(&self.slot().entry, self.wr_id);
+        if let Some(core) = self.core.take() {
+            give_up(core, self.slot, self.wr_id);
         }
     }
+}
+
+/// The handle of the operation in this slot of the core was dropped.
+///
+/// A function of the handle's fields: one that got the handle's address would keep the handle in memory.
+#[inline(never)]
+fn give_up(core: Arc<Core>, slot: NonNull<Slot>, wr_id: u64) {
+    // SAFETY: it is a slot of this core's table. Nobody has an exclusive reference to a slot.
+    core.table.owned.mark_dropped(&unsafe { slot.as_ref() }.entry, wr_id);
 }
 
 impl<B: OwnedBuffer> OwnedWork<B> {
@@ -69,39 +67,63 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     ///
     /// # Safety
     ///
-    /// The slot is of the core's table.
-    #[inline]
-    pub(super) unsafe fn new(core: &Arc<Core>, slot: &Slot) -> Self {
-        let (slot, wr_id) = (NonNull::from(slot), slot.wr_id());
-        Self { core: core.clone(), slot, wr_id, buffer: PhantomData }
-    }
-
-    /// The slot of the operation. If its number is another one, it is one of a later connection.
+    /// The slot is of the core's table, and holds a `B`. No other handle has been made for the operation.
     #[inline(always)]
-    fn slot(&self) -> &Slot {
-        // SAFETY: a core never replaces its table, whose slots do not move, and this keeps the core alive. Nobody has
-        // an exclusive reference to a slot.
-        unsafe { self.slot.as_ref() }
+    pub(super) unsafe fn new(core: &Arc<Core>, slot: &Slot) -> Self {
+        let core = slot.entry.take_reference(core);
+        Self {
+            core: Some(core),
+            slot: NonNull::from(slot),
+            wr_id: slot.wr_id(),
+            buffer: PhantomData,
+        }
     }
 
-    /// Checks that the operation is of this connection of this channel, and not spent.
-    fn check(&mut self, channel: &Channel<'_>) -> TransportResult<()> {
-        if self.wr_id == SPENT || self.core.identity != channel.core().identity {
-            return Err(TransportError::UnknownWork);
+    /// The core and the slot of the operation, if this connection of this channel has it.
+    ///
+    /// # Errors
+    ///
+    ///  - [`UnknownWork`](TransportError::UnknownWork): the operation is of another channel, or its result was
+    ///    returned.
+    ///  - [`Stopped`](TransportError::Stopped): it is of an earlier connection.
+    fn find<'a>(&self, channel: &'a Channel<'_>) -> OwnedResult<B, (&'a Core, &'a Slot)> {
+        let core = channel.core();
+        if self.is_of(core) {
+            // SAFETY: it is a slot of this core's table, which lives as long as the core, as do the slots.
+            return Ok((core, unsafe { self.slot.as_ref() }));
         }
-        // A reset replaces the channel's core, or at least its connection, and drops the buffer.
-        if !std::ptr::eq(&raw const *self.core, channel.core()) || self.slot().wr_id() != self.wr_id
-        {
-            self.wr_id = SPENT;
-            return Err(TransportError::Stopped);
-        }
-        Ok(())
+        Err(not_found(self.identity(), core).into())
     }
 
-    /// Polls once, without waiting: the buffer and the result, or `None` if the operation is still in
+    /// What names the channel, unless the handle was given up.
+    #[inline(always)]
+    fn identity(&self) -> Option<u32> {
+        self.core.as_ref().map(|core| core.identity)
+    }
+
+    /// Whether this is a handle of the connection that the core has. If so, the slot is one of this core, and it has the
+    /// operation and a `B`: who takes the buffer has the only handle, or had it dropped, or gives the slot
+    /// [another number](Core::drop_owned_buffers).
+    #[inline(always)]
+    fn is_of(&self, core: &Core) -> bool {
+        // SAFETY: the slot is of `self.core`, and that is this core, which is alive. Nobody has an exclusive
+        // reference to a slot.
+        self.core.as_deref().is_some_and(|own| std::ptr::eq(own, core))
+            && unsafe { self.slot.as_ref() }.wr_id() == self.wr_id
+    }
+
+    /// Polls once, without waiting: the buffer and the completion, or `None` if the operation is still in
     /// flight.
     ///
     /// # Errors
+    ///
+    /// With the buffer:
+    ///
+    ///  - [`Work`](TransportError::Work): the operation failed.
+    ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): it was ended by force, and
+    ///    may or may not have been carried out.
+    ///
+    /// Without:
     ///
     ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion):
     ///    polling failed. The operation is still in flight.
@@ -109,14 +131,13 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     ///    was dropped.
     ///  - [`UnknownWork`](TransportError::UnknownWork): the operation is of another channel, or its
     ///    result was already returned.
-    pub fn poll(&mut self, channel: &mut Channel<'_>) -> TransportResult<Option<OwnedResult<B>>> {
-        self.check(channel)?;
-        if let Some(ended) = self.ended()? {
-            return Ok(Some(ended));
+    pub fn poll(&mut self, channel: &mut Channel<'_>) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
+        let (core, slot) = self.find(channel)?;
+        if slot.state().is_outstanding() {
+            core.release_dropped();
+            core.progress()?;
         }
-        self.core.release_dropped();
-        self.core.progress()?;
-        self.ended()
+        self.take(core, slot)
     }
 
     /// Waits until the operation has ended, however long that takes.
@@ -125,16 +146,12 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     ///
     /// As [`poll`](Self::poll). Nothing is stopped.
     #[inline(always)]
-    pub fn wait(&mut self, channel: &mut Channel<'_>) -> TransportResult<OwnedResult<B>> {
-        let success = match self.success_now(channel) {
-            Ok(success) => success,
-            Err(found) => match self.wait_slow_path(channel, found, None) {
-                Waited::Success(success) => success,
-                // Without a deadline there is no time-out.
-                Waited::Other(ended) => return ended?.ok_or(TransportError::TimedOut),
-            },
-        };
-        Ok(self.take_success(success))
+    pub fn wait(&mut self, channel: &mut Channel<'_>) -> OwnedResult<B> {
+        match self.wait_for_success(channel, None)? {
+            Some((slot, completion)) => Ok(self.take_success(channel.core(), slot, completion)),
+            // Without a deadline there is no time-out.
+            None => Err(TransportError::TimedOut.into()),
+        }
     }
 
     /// Waits until the operation has ended, or the deadline has passed. If the deadline passes, it returns
@@ -148,99 +165,69 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         &mut self,
         channel: &mut Channel<'_>,
         deadline: Instant,
-    ) -> TransportResult<Option<OwnedResult<B>>> {
-        let success = match self.success_now(channel) {
-            Ok(success) => success,
-            Err(found) => match self.wait_slow_path(channel, found, Some(deadline)) {
-                Waited::Success(success) => success,
-                Waited::Other(ended) => return ended,
-            },
-        };
-        Ok(Some(self.take_success(success)))
-    }
-
-    /// The completion, if the operation is a success that is there or is found by one poll. The slot holds the buffer.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Core::success_now`].
-    #[inline(always)]
-    fn success_now(&self, channel: &Channel<'_>) -> Result<NonNull<ffi::ibv_wc>, c_int> {
-        let (core, slot) = (&*self.core, self.slot());
-        let is_current = std::ptr::eq(core, channel.core()) && slot.wr_id() == self.wr_id;
-        if !is_current || core.table.owned.any_dropped() || !slot.entry.buffer.holds::<B>() {
-            return Err(0);
+    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
+        match self.wait_for_success(channel, Some(deadline))? {
+            Some((slot, completion)) => {
+                Ok(Some(self.take_success(channel.core(), slot, completion)))
+            }
+            None => Ok(None),
         }
-        core.success_now(slot)
     }
 
-    /// The buffer, and this completion of the operation.
+    /// The slot of the operation and its completion, which is a success, or `None` if the deadline has passed.
     #[inline(always)]
-    fn take_success(&mut self, completion: NonNull<ffi::ibv_wc>) -> OwnedResult<B> {
-        let slot = self.slot();
-        // SAFETY: it points to an entry of the batch or into the slot, and is initialised. Nothing has polled since. Who
-        // found it has found a `B` in the entry too.
-        let (success, buffer) = unsafe {
-            (WorkSuccess::from_raw(*completion.as_ptr()), slot.entry.buffer.take_unchecked())
-        };
-        // Blocking operations compute `fast_path`: what the post of the operation has set is a safe value.
-        self.core.table.release(slot);
-        self.wr_id = SPENT;
-        OwnedResult { buffer, result: Ok(success) }
-    }
-
-    /// The rest of a wait, after a poll that returned `found`, or 0 if there was none.
-    #[inline(never)]
-    fn wait_slow_path(
+    fn wait_for_success<'a>(
         &mut self,
-        channel: &mut Channel<'_>,
-        found: c_int,
+        channel: &'a Channel<'_>,
         deadline: Option<Instant>,
-    ) -> Waited<B> {
-        // What was found is in the batch, unless polling has failed.
-        if let Err(error) = self.check(channel).and_then(|()| check_poll(found)) {
-            return Waited::Other(Err(error));
+    ) -> OwnedResult<B, Option<(&'a Slot, NonNull<ffi::ibv_wc>)>> {
+        let core = channel.core();
+        if !self.is_of(core) {
+            return Err(not_found(self.identity(), core).into());
         }
-        self.core.release_dropped();
-        let mut wait = Wait::new(deadline);
-        loop {
-            let slot = self.slot();
-            if slot.is_success() && slot.entry.buffer.holds::<B>() {
-                return Waited::Success(slot.completion_pointer());
-            }
-            match self.ended() {
-                Ok(None) => {}
-                ended => return Waited::Other(ended),
-            }
-            let progress = match self.core.progress() {
-                Ok(false) => self.core.on_empty_poll(&mut wait),
-                progress => progress.map(drop),
-            };
-            match progress {
-                Ok(()) => {}
-                Err(TransportError::TimedOut) => return Waited::Other(Ok(None)),
-                Err(error) => return Waited::Other(Err(error)),
-            }
+        // SAFETY: it is a slot of this core's table, which lives as long as the core, as do the slots.
+        let slot = unsafe { self.slot.as_ref() };
+        match core.success_now(slot) {
+            Ok(completion) => Ok(Some((slot, completion))),
+            Err(found) => match wait_slow_path(core, slot, found, deadline) {
+                Ok(Some(completion)) => Ok(Some((slot, completion))),
+                Ok(None) => Ok(None),
+                Err(error) if slot.state().is_outstanding() => Err(error.into()),
+                Err(error) => {
+                    slot.entry.put_reference(self.core.take());
+                    Err(take_failure(core, slot, error))
+                }
+            },
         }
     }
 
-    /// The buffer and the result, if the operation has ended.
-    fn ended(&mut self) -> TransportResult<Option<OwnedResult<B>>> {
-        let slot = self.slot();
-        match slot.state() {
-            State::InFlight(owner) if owner.is_handle() => Ok(None),
-            State::Done(owner) | State::Discarded(owner) if owner.is_handle() => {
-                let buffer = slot.entry.buffer.take();
-                let result = self.core.take_result(slot);
-                self.wr_id = SPENT;
-                let buffer = buffer.ok_or(TransportError::UnknownWork)?;
-                Ok(Some(OwnedResult { buffer, result }))
-            }
-            _ => Err(TransportError::UnknownWork),
-        }
+    /// The buffer and the completion, which is of the operation in this slot.
+    #[inline(always)]
+    fn take_success(
+        &mut self,
+        core: &Core,
+        slot: &Slot,
+        completion: NonNull<ffi::ibv_wc>,
+    ) -> (B, WorkSuccess) {
+        // SAFETY: the slot holds a `B`, since this is of the core's connection.
+        let buffer = unsafe { slot.entry.buffer.take_unchecked() };
+        // Blocking operations compute `fast_path`: what the post of the operation has set is a safe value.
+        core.table.release(slot);
+        slot.entry.put_reference(self.core.take());
+        // SAFETY: it points to an entry of the batch or into the slot, and is initialised. Nothing has polled since.
+        (buffer, WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
-    /// The buffer and the result, if the operation has ended, without polling.
+    /// The buffer and the completion, if the operation has ended.
+    fn take(&mut self, core: &Core, slot: &Slot) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
+        let ended = core.take_owned(slot);
+        if !matches!(ended, Ok(None)) {
+            slot.entry.put_reference(self.core.take());
+        }
+        ended
+    }
+
+    /// The buffer and the completion, if the operation has ended, without polling.
     ///
     /// # Errors
     ///
@@ -248,16 +235,14 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     pub(crate) fn take_ended(
         &mut self,
         channel: &mut Channel<'_>,
-    ) -> TransportResult<Option<OwnedResult<B>>> {
-        self.check(channel)?;
-        self.ended()
+    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
+        let (core, slot) = self.find(channel)?;
+        self.take(core, slot)
     }
 
     /// Whether the operation has ended. False for one of another channel.
     pub(crate) fn has_ended(&self, channel: &mut Channel<'_>) -> bool {
-        self.wr_id != SPENT
-            && std::ptr::eq(&raw const *self.core, channel.core())
-            && !matches!(self.slot().state(), State::InFlight(_))
+        self.find(channel).is_ok_and(|(_, slot)| !slot.state().is_outstanding())
     }
 
     /// Replaces the handle by `token`, which [`Channel::poll_token`] returns when the operation has ended.
@@ -267,10 +252,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     ///
     /// Returns the handle if the operation is of another channel or an earlier connection.
     pub fn into_token(mut self, channel: &mut Channel<'_>, token: u64) -> Result<(), Self> {
-        if self.check(channel).is_err() {
-            return Err(self);
-        }
-        let slot = self.slot();
+        let Ok((core, slot)) = self.find(channel) else { return Err(self) };
         let state = match slot.state() {
             State::InFlight(Owner::Handle) => State::InFlight(Owner::OwnToken),
             State::Done(Owner::Handle) => State::Done(Owner::OwnToken),
@@ -279,9 +261,92 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         };
         slot.set_state(state);
         slot.entry.token.set(token);
-        self.core.table.owned.any_token_ended.set(true);
-        self.wr_id = SPENT;
+        if !state.is_outstanding() {
+            core.table.push_ended(slot);
+        }
+        slot.entry.put_reference(self.core.take());
         Ok(())
+    }
+}
+
+impl Core {
+    /// The buffer and the completion of the operation in this slot, if it has ended. The slot is then free.
+    pub(super) fn take_owned<B: OwnedBuffer>(
+        &self,
+        slot: &Slot,
+    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
+        match slot.state() {
+            State::InFlight(owner) if owner.is_handle() => Ok(None),
+            State::Done(owner) | State::Discarded(owner) if owner.is_handle() => {
+                let buffer = slot.entry.buffer.take();
+                match (self.take_result(slot), buffer) {
+                    (Ok(success), Some(buffer)) => Ok(Some((buffer, success))),
+                    (Ok(_), None) => Err(TransportError::UnknownWork.into()),
+                    (Err(error), buffer) => Err(OperationError { error, buffer }),
+                }
+            }
+            _ => Err(TransportError::UnknownWork.into()),
+        }
+    }
+}
+
+/// Why a core does not have the operation of a handle of the channel with this identity.
+#[cold]
+#[inline(never)]
+fn not_found(identity: Option<u32>, core: &Core) -> TransportError {
+    // A reset replaces the channel's core, or at least its connection, and drops the buffer.
+    if identity == Some(core.identity) {
+        TransportError::Stopped
+    } else {
+        TransportError::UnknownWork
+    }
+}
+
+/// The error of the operation in this slot, which has ended, or else `error`.
+#[cold]
+#[inline(never)]
+fn take_failure<B: OwnedBuffer>(
+    core: &Core,
+    slot: &Slot,
+    error: TransportError,
+) -> OperationError<B> {
+    match core.take_owned(slot) {
+        Err(own) => own,
+        Ok(ended) => OperationError { error, buffer: ended.map(|(buffer, _)| buffer) },
+    }
+}
+
+/// The rest of a wait, after a poll that returned `found`, or 0 if there was none. Returns the completion of the
+/// operation in this slot, which is a success, or `None` if the deadline has passed.
+///
+/// # Errors
+///
+/// The operation may have ended, or not.
+#[inline(never)]
+fn wait_slow_path(
+    core: &Core,
+    slot: &Slot,
+    found: c_int,
+    deadline: Option<Instant>,
+) -> TransportResult<Option<NonNull<ffi::ibv_wc>>> {
+    // What was found is in the batch, unless polling has failed.
+    check_poll(found)?;
+    core.release_dropped();
+    let mut wait = Wait::new(deadline);
+    loop {
+        if slot.is_success() {
+            return Ok(Some(slot.completion_pointer()));
+        }
+        if !slot.state().is_outstanding() {
+            // The caller finds the operation's own.
+            return Err(TransportError::Stopped);
+        }
+        if !core.progress()? {
+            match core.on_empty_poll(&mut wait) {
+                Err(TransportError::TimedOut) => return Ok(None),
+                waited => waited?,
+            }
+        }
     }
 }
 

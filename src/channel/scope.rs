@@ -77,6 +77,56 @@ impl<'scope> Scope<'scope, '_> {
         self.core.table.has_room(Queue::Receive)
     }
 
+    /// Waits until all operations of the scope have ended, however long that takes.
+    ///
+    /// A handle that still exists then has its result. An operation whose handle was dropped gives its place in the queue
+    /// free, and its buffer stays borrowed until the scope has ended. So a program that needs no single results drops
+    /// the handles, and waits for many operations at once:
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// # use ibverbs::{Channel, MemorySlice, RemoteMemoryRegion, TransportError};
+    /// # fn write(channel: &mut Channel<'_>, parts: &[(MemorySlice<'_, u8>, RemoteMemoryRegion)]) -> Result<(), Box<dyn std::error::Error>> {
+    /// channel.scope(|s| {
+    ///     for &(part, remote) in parts {
+    ///         if !s.can_post_send() {
+    ///             s.wait_all()?;
+    ///         }
+    ///         s.post_write(part, remote)?;
+    ///     }
+    ///     // The end of the scope waits for the last of them.
+    ///     Ok::<_, TransportError>(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - [`Work`](crate::TransportError::Work), [`Stopped`](crate::TransportError::Stopped),
+    ///    [`Closed`](crate::TransportError::Closed): the first failure of an operation whose handle was dropped. All
+    ///    operations have ended. The end of the scope does not report it again.
+    ///  - [`Verbs`](crate::TransportError::Verbs),
+    ///    [`UnknownCompletion`](crate::TransportError::UnknownCompletion): polling failed. Operations are still in
+    ///    flight.
+    ///  - [`Cancelled`](crate::TransportError::Cancelled): a [cancel handle](crate::CancelHandle) was used. The channel
+    ///    was stopped, and all operations have ended.
+    pub fn wait_all(&self) -> TransportResult<()> {
+        self.core.wait_for_all(None)
+    }
+
+    /// As [`wait_all`](Self::wait_all), until the deadline has passed at the latest.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`wait_all`](Self::wait_all), and
+    ///
+    ///  - [`TimedOut`](crate::TransportError::TimedOut): the channel was stopped, and all operations have ended.
+    pub fn wait_all_deadline(&self, deadline: Instant) -> TransportResult<()> {
+        self.core.wait_for_all(Some(deadline))
+    }
+
     /// `ibv_post_send`: posts a send. See [`Channel::send`].
     ///
     /// # Errors
@@ -451,7 +501,7 @@ impl Core {
         }
         self.update_fast_path();
         match self.unreported.error.get() {
-            Some(error) => result.and(Err(error.into())),
+            Some(error) => result.and(Err(error)),
             None => result,
         }
     }
@@ -466,6 +516,39 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Waits until all operations of the scope have ended, and reports what no handle has seen.
+    #[inline]
+    fn wait_for_all(&self, deadline: Option<Instant>) -> TransportResult<()> {
+        let mut wait = Wait::new(deadline);
+        loop {
+            self.dispatch_batch()?;
+            if self.table.in_use() == 0 {
+                break;
+            }
+            // What is in use may have ended, and have a handle; or not be of the scope.
+            if !self.poll_batch()? {
+                if !self.is_scope_outstanding() {
+                    break;
+                }
+                if let Err(error) = self.on_empty_poll(&mut wait) {
+                    self.stop();
+                    return Err(error);
+                }
+            }
+        }
+        self.take_unreported()
+    }
+
+    /// The first failure of an operation whose handle was dropped, since the last call.
+    #[inline]
+    fn take_unreported(&self) -> TransportResult<()> {
+        // False if there is no error.
+        if !self.unreported.unpolled.replace(false) {
+            return Ok(());
+        }
+        self.unreported.error.take().map_or(Ok(()), Err)
     }
 
     /// Dispatches the completions that are already there, without waiting.

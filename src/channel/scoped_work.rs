@@ -44,22 +44,27 @@ impl<B> Drop for ScopedPendingWork<'_, B> {
 
 impl Core {
     /// The handle of the operation was dropped.
-    #[inline(never)]
+    #[inline]
     fn leave_to_scope(&self, slot: &Slot) {
         match slot.state() {
-            State::InFlight(_) => {
-                self.unreported.unpolled.set(true);
-                slot.set_state(State::Abandoned);
-            }
+            State::InFlight(_) => slot.set_state(State::Abandoned),
+            _ => self.leave_ended_to_scope(slot),
+        }
+    }
+
+    /// The handle was dropped of an operation that has ended.
+    #[inline(never)]
+    fn leave_ended_to_scope(&self, slot: &Slot) {
+        match slot.state() {
             State::Done(_) => {
                 self.unreported.unpolled.set(true);
                 if let Err(error) = slot.completion().result() {
-                    self.record_unreported(error);
+                    self.record_unreported(error.into());
                 }
                 self.table.release(slot);
             }
             State::Seen | State::Discarded(_) => self.table.release(slot),
-            State::Free | State::Abandoned => {}
+            State::Free | State::Abandoned | State::InFlight(_) => {}
         }
     }
 }

@@ -212,7 +212,10 @@ impl Core {
     /// Ends all operations without completions: the queue pair was reset or destroyed.
     fn mark_all_ended(&self) {
         self.start_epoch();
-        self.table.discard_outstanding();
+        if self.table.discard_outstanding() {
+            self.unreported.unpolled.set(true);
+            self.record_unreported(self.ended_by_force());
+        }
         self.end_discarded_owned();
         self.clear_blocking();
         if let Some(credits) = &self.credits {

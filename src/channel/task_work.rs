@@ -12,9 +12,10 @@ use super::kinds::{
     CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
 use super::operation::{Operation, Receive, Request};
+use super::operation_error::OwnedResult;
 use super::owned_buffer::OwnedBuffer;
 use super::owned_post::post_to_slot;
-use super::owned_results::{OwnedResult, PostError};
+use super::owned_results::PostError;
 use super::owned_work::OwnedWork;
 use super::polled::PolledCompletion;
 use crate::completion::WorkSuccess;
@@ -57,31 +58,36 @@ impl Channel<'_> {
         waker: &Waker,
     ) -> Result<u64, PostError<B>> {
         let core = self.core();
-        let slot = match *request {
-            TaskRequest::Send => post_request(core, buffer, Request::new(Send {})),
+        let handle = |slot: &Slot| {
+            slot.entry.waker.set(Some(waker.clone()));
+            slot.wr_id()
+        };
+        match *request {
+            TaskRequest::Send => post_request(core, buffer, Request::new(Send {}), handle),
             TaskRequest::SendWithImmediate { immediate } => {
-                post_request(core, buffer, Request::new(SendWithImmediate { immediate }))
+                post_request(core, buffer, Request::new(SendWithImmediate { immediate }), handle)
             }
             TaskRequest::Write { remote } => {
-                post_request(core, buffer, Request::new(Write { remote }))
+                post_request(core, buffer, Request::new(Write { remote }), handle)
             }
             TaskRequest::WriteWithImmediate { remote, immediate } => {
                 let request = WriteWithImmediate { remote, immediate };
-                post_request(core, buffer, Request::new(request))
+                post_request(core, buffer, Request::new(request), handle)
             }
             TaskRequest::Read { remote } => {
                 let request = Read { remote, shared: B::PEERS_MAY_WRITE };
-                post_request(core, buffer, Request::new(request))
+                post_request(core, buffer, Request::new(request), handle)
             }
-            TaskRequest::CompareSwap { remote, compare, swap } => {
-                post_request(core, buffer, Request::new(CompareSwap { remote, compare, swap }))
-            }
+            TaskRequest::CompareSwap { remote, compare, swap } => post_request(
+                core,
+                buffer,
+                Request::new(CompareSwap { remote, compare, swap }),
+                handle,
+            ),
             TaskRequest::FetchAdd { remote, add } => {
-                post_request(core, buffer, Request::new(FetchAdd { remote, add }))
+                post_request(core, buffer, Request::new(FetchAdd { remote, add }), handle)
             }
-        }?;
-        slot.entry.waker.set(Some(waker.clone()));
-        Ok(slot.wr_id())
+        }
     }
 
     /// Whether an operation has ended.
@@ -102,31 +108,19 @@ impl Channel<'_> {
             return None;
         }
         let buffer = slot.entry.buffer.take()?;
-        let success = slot.success();
-        core.release(slot);
-        Some((buffer, success))
+        // As in `OwnedWork`: `fast_path` stays as it is.
+        core.table.release(slot);
+        Some((buffer, slot.success()))
     }
 
-    /// The buffer and the result of an operation, if it has ended.
+    /// The buffer and the completion of an operation, if it has ended.
     pub(crate) fn take_task<B: OwnedBuffer>(
         &mut self,
         wr_id: u64,
-    ) -> TransportResult<Option<OwnedResult<B>>> {
+    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
         let core = self.core();
-        let Some(slot) = core.table.slot_of(wr_id) else {
-            return Err(TransportError::UnknownWork);
-        };
-        match slot.state() {
-            State::InFlight(Owner::Task) => Ok(None),
-            State::Done(Owner::Task) | State::Discarded(Owner::Task) => {
-                let Some(buffer) = slot.entry.buffer.take() else {
-                    return Err(TransportError::UnknownWork);
-                };
-                let result = core.take_result(slot);
-                Ok(Some(OwnedResult { buffer, result }))
-            }
-            _ => Err(TransportError::UnknownWork),
-        }
+        let slot = core.table.slot_of(wr_id).ok_or(TransportError::UnknownWork)?;
+        core.take_owned(slot)
     }
 
     /// Has `waker` woken when an operation in flight ends.
@@ -244,6 +238,7 @@ fn post_request<B: OwnedBuffer>(
     core: &Core,
     buffer: B,
     operation: impl Operation,
-) -> Result<&Slot, PostError<B>> {
-    post_to_slot(core, buffer, operation, Owner::Task)
+    handle: impl FnOnce(&Slot) -> u64,
+) -> Result<u64, PostError<B>> {
+    post_to_slot(core, buffer, operation, Owner::Task, handle)
 }

@@ -6,6 +6,8 @@
 //! shares it among threads, so that no wake-up is lost).
 
 mod completion_channel;
+#[cfg(all(test, ibverbs_loom))]
+mod every_order;
 mod extended_completion;
 mod extended_poller;
 mod queue;

@@ -206,7 +206,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(ibverbs_loom)))]
 mod tests {
     use std::cell::Cell;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -216,7 +216,6 @@ mod tests {
 
     use super::*;
     use crate::error::Error;
-    use crate::explore::{self, explore, interruptions};
 
     const SOON: Duration = Duration::from_millis(50);
     const LATE: Duration = Duration::from_secs(60);
@@ -354,110 +353,6 @@ mod tests {
             assert!(scope.spawn(move || waiters.wait(seen, None, NOT, never)).join().is_err());
             waiters.wait(seen, None, NOT, |_| Ok(true)).unwrap();
         });
-    }
-
-    /// A completion queue with an event channel, as a provider and the kernel have them.
-    struct Device {
-        queue: explore::Mutex<Queue>,
-        readable: explore::Condvar,
-        waiters: Waiters,
-    }
-
-    #[derive(Default)]
-    struct Queue {
-        completions: u32,
-        armed: bool,
-        events: u32,
-        /// What the threads have taken.
-        taken: u32,
-    }
-
-    impl Device {
-        fn new() -> Self {
-            let (queue, readable) = (explore::Mutex::default(), explore::Condvar::new());
-            Self { queue, readable, waiters: waiters() }
-        }
-
-        fn queue(&self) -> explore::MutexGuard<'_, Queue> {
-            self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-        }
-
-        fn complete(&self) {
-            let mut queue = self.queue();
-            queue.completions += 1;
-            if std::mem::take(&mut queue.armed) {
-                queue.events += 1;
-                assert_eq!(queue.events, 1, "events pile up");
-                drop(queue);
-                self.readable.notify_all();
-            }
-        }
-
-        fn poll(&self) -> Result<Option<()>> {
-            let mut queue = self.queue();
-            let found = queue.completions > 0;
-            queue.completions -= u32::from(found);
-            queue.taken += u32::from(found);
-            Ok(found.then_some(()))
-        }
-
-        fn arm(&self) -> Result<()> {
-            self.queue().armed = true;
-            Ok(())
-        }
-
-        /// With `give_up`, the deadline passes where there is nothing to read.
-        fn read(&self, give_up: bool) -> Result<()> {
-            let mut queue = self.queue();
-            while queue.events == 0 {
-                if give_up {
-                    return Err(event_file::timed_out("ibv_x"));
-                }
-                queue = self.readable.wait(queue).unwrap_or_else(PoisonError::into_inner);
-            }
-            queue.events -= 1;
-            Ok(())
-        }
-
-        fn sleep(&self, give_up: bool) -> Result<()> {
-            let deadline = give_up.then(Instant::now);
-            let read = |_: Option<&Waker>| self.read(give_up).map(|()| true);
-            self.waiters.sleep_until(deadline, || self.poll(), || self.arm(), read)
-        }
-    }
-
-    /// Two sleepers, a thread that only polls, and a device: no order of them loses a wake-up.
-    #[test]
-    #[cfg_attr(miri, ignore = "thousands of runs")]
-    fn no_wake_up_is_lost() {
-        let sleeper = |device: &Device| device.sleep(false).unwrap();
-        let device = |device: &Device| (0..3).for_each(|_| device.complete());
-        let poller = |device: &Device| assert!(device.poll().is_ok());
-        let threads: [&(dyn Fn(&Device) + Sync); 4] = [&sleeper, &sleeper, &device, &poller];
-        let runs = explore(interruptions(), Device::new, &threads, |device| {
-            let queue = device.queue();
-            assert_eq!(queue.taken + queue.completions, 3);
-            assert!(queue.taken >= 2);
-        });
-        assert!(runs > 1_000, "{runs}");
-    }
-
-    /// The same if a sleeper gives up, whether it was reading or not.
-    #[test]
-    #[cfg_attr(miri, ignore = "thousands of runs")]
-    fn no_wake_up_is_lost_if_a_sleeper_gives_up() {
-        let sleeper = |device: &Device| device.sleep(false).unwrap();
-        let hasty = |device: &Device| {
-            if let Err(error) = device.sleep(true) {
-                assert_eq!(error.kind(), ErrorKind::TimedOut);
-            }
-        };
-        let device = |device: &Device| (0..2).for_each(|_| device.complete());
-        let runs = explore(3, Device::new, &[&hasty, &sleeper, &device], |device| {
-            let queue = device.queue();
-            assert!(queue.taken >= 1 && queue.taken + queue.completions == 2);
-        });
-        assert!(runs > 1_000, "{runs}");
     }
 
     /// Waits until this becomes true, for which another thread is on its way.

@@ -1,6 +1,9 @@
 //! Channels of many peers together.
 
 mod async_channel;
+#[cfg(all(test, ibverbs_loom))]
+mod every_order;
+mod free_chunks;
 mod owned_region;
 mod pool;
 mod reactor;

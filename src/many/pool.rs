@@ -1,11 +1,12 @@
 //! Chunks of one registered region.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::free_chunks::FreeChunks;
 use crate::channel::OwnedBuffer;
 use crate::channel::owned_buffer_sealed::Sealed;
 use crate::domain::ProtectionDomain;
@@ -46,15 +47,14 @@ pub struct BufferPool {
 
 struct Pool {
     region: SharedMemoryRegion<'static, u8>,
-    /// The element of the first chunk, or why requests cannot name the region.
-    first: Result<ffi::ibv_sge>,
+    /// The element of the first chunk.
+    first: ffi::ibv_sge,
     /// The bytes of a chunk.
     chunk_len: usize,
     /// The bytes from the beginning of one chunk to that of the next.
     stride: usize,
     chunks: usize,
-    /// A bit for each chunk: 1 if it is free.
-    free: Box<[AtomicU64]>,
+    free: FreeChunks,
 }
 
 /// A chunk of a [`BufferPool`]: an [`OwnedBuffer`]. It goes back to the pool when it is dropped.
@@ -62,7 +62,8 @@ struct Pool {
 /// It dereferences to its bytes, which are what the latest user of the chunk left there. The length is
 /// that of the chunk, until it is [set](Self::set_len).
 pub struct PooledBuffer {
-    pool: Arc<Pool>,
+    /// Taken when this is dropped.
+    pool: ManuallyDrop<Arc<Pool>>,
     index: u32,
     len: u32,
 }
@@ -74,7 +75,7 @@ impl BufferPool {
     /// # Errors
     ///
     ///  - `EINVAL`: there would be no chunks, or empty ones, or longer ones than 4 GiB - 1; or the options
-    ///    let peers access the memory.
+    ///    let peers access the memory, or give it [another address](RegionOptions::iova).
     ///  - Those of [`SharedMemoryRegion::new`].
     #[doc(alias = "ibv_reg_mr")]
     pub fn new(
@@ -103,38 +104,18 @@ impl BufferPool {
         if !(region.access() - local).is_empty() {
             return Err(Error::invalid(VERB, "peers must not access the buffers of a pool"));
         }
-        let mut free = Vec::new();
-        let words = chunks.div_ceil(64);
-        if free.try_reserve_exact(words).is_err() {
+        let Some(free) = FreeChunks::new(chunks) else {
             return Err(Error::with_reason(VERB, libc::ENOMEM, "no memory for the pool"));
-        }
-        free.extend((0..words).map(|word| match chunks - word * 64 {
-            bits @ ..64 => AtomicU64::new((1 << bits) - 1),
-            _ => AtomicU64::new(u64::MAX),
-        }));
-        let free = free.into();
-        let first = region.slice(..chunk_len)?.scatter().map(|[element]| element);
+        };
+        let [first] = region.slice(..chunk_len)?.scatter()?;
         Ok(Self { pool: Arc::new(Pool { region, first, chunk_len, stride, chunks, free }) })
     }
 
     /// A buffer, or `None` if all are in use.
     pub fn take(&self) -> Option<PooledBuffer> {
-        for (word, free) in self.pool.free.iter().enumerate() {
-            loop {
-                let bits = free.load(Ordering::Relaxed);
-                if bits == 0 {
-                    break;
-                }
-                let bit = bits.trailing_zeros();
-                // Acquire: the previous user's accesses come before those of the new one.
-                if free.fetch_and(!(1 << bit), Ordering::Acquire) & (1 << bit) != 0 {
-                    let index = word as u32 * 64 + bit;
-                    let len = self.pool.chunk_len as u32;
-                    return Some(PooledBuffer { pool: self.pool.clone(), index, len });
-                }
-            }
-        }
-        None
+        let index = self.pool.free.take()?;
+        let len = self.pool.chunk_len as u32;
+        Some(PooledBuffer { pool: ManuallyDrop::new(self.pool.clone()), index, len })
     }
 
     /// The number of chunks.
@@ -149,8 +130,7 @@ impl BufferPool {
 
     /// The number of chunks that are free at this moment.
     pub fn available(&self) -> usize {
-        let free = self.pool.free.iter();
-        free.map(|free| free.load(Ordering::Relaxed).count_ones() as usize).sum()
+        self.pool.free.count()
     }
 }
 
@@ -165,11 +145,18 @@ impl fmt::Debug for BufferPool {
 }
 
 impl Drop for PooledBuffer {
+    #[inline]
     fn drop(&mut self) {
-        let bit = 1 << (self.index % 64);
-        // Release: our accesses come before those of the next user.
-        self.pool.free[self.index as usize / 64].fetch_or(bit, Ordering::Release);
+        // SAFETY: it is taken once, here.
+        give_back(unsafe { ManuallyDrop::take(&mut self.pool) }, self.index);
     }
+}
+
+/// Gives a chunk back. A function of the buffer's fields: one that got the buffer's address would keep the buffer in
+/// memory.
+#[inline(never)]
+fn give_back(pool: Arc<Pool>, index: u32) {
+    pool.free.give_back(index);
 }
 
 impl PooledBuffer {
@@ -230,7 +217,7 @@ impl Sealed for PooledBuffer {}
 unsafe impl OwnedBuffer for PooledBuffer {
     #[inline]
     fn element(&mut self) -> Result<ffi::ibv_sge> {
-        let first = self.pool.first?;
+        let first = self.pool.first;
         let addr = first.addr + self.offset() as u64;
         Ok(ffi::ibv_sge { addr, length: self.len, ..first })
     }

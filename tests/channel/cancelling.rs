@@ -96,7 +96,7 @@ fn waits_of_owned_operations_leave_everything_in_flight() {
         // Both messages arrive as if nothing had been.
         pair.two.send_inline(b"one").unwrap();
         pair.two.send_inline(b"two").unwrap();
-        assert_eq!(&receive.wait(&mut pair.one).unwrap().buffer[..3], b"one");
+        assert_eq!(&receive.wait(&mut pair.one).unwrap().0[..3], b"one");
         let ended = pair.one.wait_token(Instant::now() + LONG).unwrap().unwrap();
         assert_eq!(ended.token, 7);
         drop((receive, ended, pool));
@@ -167,14 +167,14 @@ fn neither_a_message_nor_a_cancellation_is_lost() {
             threads.spawn(|| handle.cancel());
             threads.spawn(|| two.send_inline(&[round]).unwrap());
             let mut cancellations = 0;
-            let ended = loop {
+            let buffer = loop {
                 match receive.wait(one) {
-                    Ok(ended) => break ended,
-                    Err(error) => assert_eq!(error, TransportError::Cancelled),
+                    Ok((buffer, _)) => break buffer,
+                    Err(error) => assert_eq!(error.error, TransportError::Cancelled),
                 }
                 cancellations += 1;
             };
-            assert!(cancellations <= 1 && ended.buffer[0] == round);
+            assert!(cancellations <= 1 && buffer[0] == round);
         });
         handle.clear();
     }

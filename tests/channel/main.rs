@@ -24,3 +24,4 @@ mod sleeping;
 #[path = "../support/software.rs"]
 mod software;
 mod unpolled;
+mod wait_all;

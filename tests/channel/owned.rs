@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, BufferPool, MemoryRegion, PooledBuffer, SharedMemoryRange, SharedMemoryRegion,
-    TransportError,
+    AccessFlags, BufferPool, Channel, MemoryRegion, NoBuffer, PooledBuffer, RegionOptions,
+    SharedMemoryRange, SharedMemoryRegion, TransportError,
 };
 use ibverbs_software::Verb;
 
@@ -47,15 +47,15 @@ fn a_message_goes_from_pool_to_pool() {
     message.set_len(5).unwrap();
     let mut send = pair.one.post_send_owned(message).unwrap();
     assert_eq!(pool.available(), CHUNKS - 2);
-    let sent = send.wait(&mut pair.one).unwrap();
-    assert_eq!((sent.buffer.len(), &sent.buffer[..]), (5, &[7; 5][..]));
-    let received = receive.wait(&mut pair.two).unwrap();
-    assert_eq!(received.result.unwrap().byte_len(), 5);
-    assert_eq!(received.buffer[..6], [7, 7, 7, 7, 7, 0]);
+    let (sent, _) = send.wait(&mut pair.one).unwrap();
+    assert_eq!((sent.len(), &sent[..]), (5, &[7; 5][..]));
+    let (received, success) = receive.wait(&mut pair.two).unwrap();
+    assert_eq!(success.byte_len(), 5);
+    assert_eq!(received[..6], [7, 7, 7, 7, 7, 0]);
     assert_eq!(pool.available(), CHUNKS - 2);
-    drop((sent.buffer, received.buffer));
+    drop((sent, received));
     assert_eq!(pool.available(), CHUNKS);
-    assert_eq!(send.poll(&mut pair.one).unwrap_err(), TransportError::UnknownWork);
+    assert_eq!(send.poll(&mut pair.one).unwrap_err().error, TransportError::UnknownWork);
     drop((send, receive, pool));
     pair.finish();
 }
@@ -70,23 +70,22 @@ fn every_kind_of_operation_and_of_buffer() {
 
     let range = SharedMemoryRange::new(shared.clone(), 2..4).unwrap();
     let mut read = one.post_read_owned(range, target.remote_range(1..3).unwrap()).unwrap();
-    assert!(read.wait(one).unwrap().result.is_ok());
+    read.wait(one).unwrap();
     assert_eq!(shared.to_vec(), [0, 0, 2, 3, 0, 0, 0, 0]);
 
     let mut region = Box::new(MemoryRegion::<u64>::new(&pair.domain, 2).unwrap());
     region.copy_from_slice(&[8, 9]);
     let mut write = one.post_write_owned(region, target.remote_range(..2).unwrap()).unwrap();
-    let written = write.wait(one).unwrap();
-    assert!(written.result.is_ok());
-    assert_eq!(written.buffer[..], [8, 9]);
+    let (written, _) = write.wait(one).unwrap();
+    assert_eq!(written[..], [8, 9]);
     assert_eq!(target.to_vec(), [8, 9, 3, 4]);
 
     let word = |at| SharedMemoryRange::new(shared.clone(), at..=at).unwrap();
     let last = target.remote_range(3..).unwrap();
     let mut add = one.post_fetch_add_owned(word(0), last, 10).unwrap();
-    assert!(add.wait(one).unwrap().result.is_ok());
+    add.wait(one).unwrap();
     let mut swap = one.post_compare_swap_owned(word(1), last, 14, 99).unwrap();
-    assert!(swap.wait(one).unwrap().result.is_ok());
+    swap.wait(one).unwrap();
     assert_eq!((shared.read_one(0).unwrap(), shared.read_one(1).unwrap()), (4, 14));
     assert_eq!(target.read_one(3).unwrap(), 99);
     drop((read, write, written, add, swap, shared, target));
@@ -104,8 +103,8 @@ fn a_wait_that_times_out_leaves_everything_in_flight() {
     assert_eq!(pool.available(), CHUNKS - 1);
     let mut send = pair.one.post_send_owned(filled(&pool, 3)).unwrap();
     pair.device.run();
-    assert!(receive.wait(&mut pair.two).unwrap().result.is_ok());
-    assert!(send.wait(&mut pair.one).unwrap().result.is_ok());
+    receive.wait(&mut pair.two).unwrap();
+    send.wait(&mut pair.one).unwrap();
     let driver = pair.device.drive();
     pair.exchange();
     drop((send, receive, pool, driver));
@@ -214,13 +213,13 @@ fn a_stopped_channel_says_so_and_gives_buffers_back() {
     let mut buffer = region.slice_mut(..).unwrap();
     let stopped = pair.two.receive_deadline(&mut buffer, Instant::now());
     assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
-    let ended = receive.poll(&mut pair.two).unwrap().unwrap();
-    assert!(ended.result.unwrap_err().is_consequence());
+    let ended = receive.poll(&mut pair.two).unwrap_err();
+    assert!(ended.error.is_consequence());
     let ended_by_token = pair.two.poll_token().unwrap().unwrap();
     assert_eq!(ended_by_token.token, 5);
     assert!(ended_by_token.result.unwrap_err().is_consequence());
     assert!(ended_by_token.buffer.downcast::<PooledBuffer>().is_ok());
-    drop((ended.buffer, dropped));
+    drop((ended.buffer.unwrap(), dropped));
     assert!(pair.two.poll_token().unwrap().is_none());
     assert_eq!(pool.available(), CHUNKS);
     let refused = pair.two.post_receive_owned(filled(&pool, 0)).unwrap_err();
@@ -237,15 +236,15 @@ fn a_discarded_operation_has_not_the_result_of_the_one_before() {
     let mut early = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
     drop(pair.one.post_send_owned(filled(&pool, 7)).unwrap());
     finish_all(&mut pair);
-    assert_eq!(early.wait(&mut pair.two).unwrap().buffer[..], [7; 16]);
+    assert_eq!(early.wait(&mut pair.two).unwrap().0[..], [7; 16]);
     let mut discarded = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
     // The queue pair does not go to the error state, which would flush the receive: it is reset.
     pair.device.fail_next(Verb::ModifyQp, libc::EIO);
     let stopped = pair.two.send_deadline(&(), Instant::now());
     assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
-    let ended = discarded.wait(&mut pair.two).unwrap();
-    assert_eq!(ended.result.unwrap_err(), TransportError::Stopped);
-    drop((early, discarded, ended.buffer));
+    let ended = discarded.wait(&mut pair.two).unwrap_err();
+    assert_eq!(ended.error, TransportError::Stopped);
+    drop((early, discarded, ended.buffer.unwrap()));
     assert_eq!(pool.available(), CHUNKS);
     drop(pool);
     pair.reconnect().finish();
@@ -260,14 +259,14 @@ fn a_handle_of_an_earlier_connection_is_stopped_and_harms_nobody() {
     let mut pair = pair.reconnect();
     let mut late = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
     let late_too = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
-    assert_eq!(early.poll(&mut pair.two).unwrap_err(), TransportError::Stopped);
+    assert_eq!(early.poll(&mut pair.two).unwrap_err().error, TransportError::Stopped);
     drop(late_too);
     drop(early_too);
     let mut sends = [1, 2].map(|byte| pair.one.post_send_owned(filled(&pool, byte)).unwrap());
     finish_all(&mut pair);
-    assert_eq!(late.poll(&mut pair.two).unwrap().unwrap().buffer[..], [1; 16]);
+    assert_eq!(late.poll(&mut pair.two).unwrap().unwrap().0[..], [1; 16]);
     for send in &mut sends {
-        assert!(send.wait(&mut pair.one).unwrap().result.is_ok());
+        send.wait(&mut pair.one).unwrap();
     }
     finish_all(&mut pair);
     drop((early, late, sends));
@@ -287,10 +286,10 @@ fn tokens_tell_what_has_ended() {
     assert!(pair.two.poll_token().unwrap().is_none());
     let foreign = pair.one.post_send_owned(filled(&pool, 9)).unwrap();
     let mut foreign = foreign.into_token(&mut pair.two, 1).unwrap_err();
-    assert!(foreign.wait(&mut pair.one).unwrap().result.is_ok());
+    foreign.wait(&mut pair.one).unwrap();
     for byte in [8, 7] {
         let mut send = pair.one.post_send_owned(filled(&pool, byte)).unwrap();
-        assert!(send.wait(&mut pair.one).unwrap().result.is_ok());
+        send.wait(&mut pair.one).unwrap();
     }
     let mut seen = Vec::new();
     for _ in 0..3 {
@@ -307,6 +306,56 @@ fn tokens_tell_what_has_ended() {
     assert!(pair.two.wait_token(Instant::now()).unwrap().is_none());
     drop((foreign, pool));
     pair.finish();
+}
+
+#[test]
+fn tokens_come_in_the_order_in_which_their_operations_have_ended() {
+    let mut pair = Pair::with(Software::new(), |builder| builder.max_recv_wr(3));
+    let pool = pool(&pair);
+    let post = |channel: &mut Channel<'_>, token| {
+        let receive = channel.post_receive_owned(filled(&pool, 0)).unwrap();
+        receive.into_token(channel, token).unwrap();
+    };
+    let send = |channel: &mut Channel<'_>, byte| _ = channel.send_inline(&[byte]).unwrap();
+    let next = |channel: &mut Channel<'_>| {
+        let soon = Instant::now() + Duration::from_secs(60);
+        let ended = channel.wait_token(soon).unwrap().unwrap();
+        ended.result.unwrap();
+        (ended.token, ended.buffer.downcast::<PooledBuffer>().unwrap()[0])
+    };
+    (0..3).for_each(|token| post(&mut pair.two, token));
+    send(&mut pair.one, 10);
+    assert_eq!(next(&mut pair.two), (0, 10));
+    // It takes the place of the first.
+    post(&mut pair.two, 3);
+    (11..14).for_each(|byte| send(&mut pair.one, byte));
+    let receive = pair.one.post_receive_owned(NoBuffer).unwrap();
+    // While it waits for another operation, the channel finds all three.
+    pair.two.send(&()).unwrap();
+    drop(receive);
+    for token in 1..4 {
+        assert_eq!(next(&mut pair.two), (token, 10 + token as u8));
+    }
+    assert!(pair.two.poll_token().unwrap().is_none());
+    // Known by a token only after it has ended; and what a reset has ended.
+    let receives = [(); 2].map(|()| pair.two.post_receive_owned(filled(&pool, 0)).unwrap());
+    send(&mut pair.one, 1);
+    drop(pair.one.post_receive_owned(NoBuffer).unwrap());
+    pair.two.send(&()).unwrap();
+    for (receive, token) in receives.into_iter().zip(7..) {
+        receive.into_token(&mut pair.two, token).unwrap();
+    }
+    assert_eq!(next(&mut pair.two), (7, 1));
+    pair.device.fail_next(Verb::ModifyQp, libc::EIO);
+    let stopped = pair.two.receive_deadline(&mut (), Instant::now());
+    assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
+    let ended = pair.two.poll_token().unwrap().unwrap();
+    assert_eq!((ended.token, ended.result.unwrap_err()), (8, TransportError::Stopped));
+    assert!(pair.two.poll_token().unwrap().is_none());
+    drop(ended.buffer);
+    assert_eq!(pool.available(), CHUNKS);
+    drop(pool);
+    pair.reconnect().finish();
 }
 
 #[test]
@@ -339,7 +388,7 @@ fn they_go_beside_scopes_and_blocking_operations() {
     let region = pair.region(4, 1);
     pair.one.send(&region.slice(..).unwrap()).unwrap();
     pair.exchange();
-    assert_eq!(receive.wait(&mut pair.two).unwrap().buffer[..4], region[..]);
+    assert_eq!(receive.wait(&mut pair.two).unwrap().0[..4], region[..]);
     drop((receive, region, pool));
     pair.finish();
 }
@@ -387,6 +436,9 @@ fn a_pool_refuses_what_it_cannot_be() {
     for access in [AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE, AccessFlags::MW_BIND] {
         assert!(new(8, 8, access).is_err(), "{access:?}");
     }
+    let elsewhere = RegionOptions::from(none).zero_based();
+    let error = BufferPool::new(&pair.domain, 8, 8, elsewhere).unwrap_err();
+    assert_eq!(error.raw_os_error(), libc::EINVAL);
     let mut buffer = new(8, 1, none).unwrap().take().unwrap();
     assert!(buffer.set_len(9).is_err());
     assert_eq!(buffer.len(), 8);

@@ -58,8 +58,8 @@ fn the_first_messages_find_their_receives() {
         two.send_inline(&[number; 3]).unwrap();
     }
     for (receive, number) in receives.iter_mut().zip(0..) {
-        let ended = receive.wait(&mut one).unwrap();
-        assert_eq!((ended.result.unwrap().byte_len(), ended.buffer[0]), (3, number));
+        let (buffer, success) = receive.wait(&mut one).unwrap();
+        assert_eq!((success.byte_len(), buffer[0]), (3, number));
     }
     drop(receives);
     // From now on the channel works like any other.
@@ -137,8 +137,8 @@ fn a_failed_handshake_ends_the_receives_and_the_next_starts_again() {
         let mut again = one.post_receive_owned(rig.pool.take().unwrap()).unwrap();
         let (mut one, mut two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
         two.send_inline(b"first").unwrap();
-        assert_eq!(&again.wait(&mut one).unwrap().buffer[..5], b"first");
-        assert_eq!(early.poll(&mut one).unwrap_err(), TransportError::Stopped);
+        assert_eq!(&again.wait(&mut one).unwrap().0[..5], b"first");
+        assert_eq!(early.poll(&mut one).unwrap_err().error, TransportError::Stopped);
         drop((one, two, early, again));
     }
     rig.finish();

@@ -201,7 +201,7 @@ fn receives_stay_posted_when_nobody_listens() {
         (client.join().unwrap(), two)
     });
     two.send_inline(b"early").unwrap();
-    assert_eq!(&receive.wait(&mut one).unwrap().buffer[..5], b"early");
+    assert_eq!(&receive.wait(&mut one).unwrap().0[..5], b"early");
     drop((one, two, doors, receive, pool));
     rig.assert_nothing_left();
 }

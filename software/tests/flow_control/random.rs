@@ -69,15 +69,11 @@ impl Peer<'_> {
 
     fn poll(&mut self) {
         let channel = &mut self.channel;
-        self.sends.retain_mut(|send| match send.poll(channel).unwrap() {
-            Some(ended) => ended.result.map(|_| false).unwrap(),
-            None => true,
-        });
+        self.sends.retain_mut(|send| send.poll(channel).unwrap().is_none());
         if let Some(first) = self.receives.front_mut()
-            && let Some(ended) = first.poll(channel).unwrap()
+            && let Some((buffer, _)) = first.poll(channel).unwrap()
         {
-            ended.result.unwrap();
-            assert_eq!(number(&ended.buffer), self.arrived);
+            assert_eq!(number(&buffer), self.arrived);
             self.receives.pop_front();
             self.arrived += 1;
         }

@@ -22,9 +22,10 @@ use sides::{CHUNKS, LEN, Server, Side, connect, number};
 fn take_all(server: &mut Server, token: u64) -> Vec<u64> {
     let mut numbers = Vec::new();
     while let Some(message) = server.receives.poll(&mut server.channels[token as usize]).unwrap() {
-        assert_eq!(message.result.unwrap().byte_len() as usize, LEN);
-        numbers.push(number(&message.buffer));
-        server.receives.post(message.buffer).unwrap();
+        let (buffer, success) = message;
+        assert_eq!(success.byte_len() as usize, LEN);
+        numbers.push(number(&buffer));
+        server.receives.post(buffer).unwrap();
     }
     numbers
 }
@@ -45,8 +46,7 @@ fn few_receives_serve_many_peers_in_the_order_of_each() {
                     for (index, peer) in peers.iter_mut().enumerate() {
                         let token = (half * PEERS / 2 + index) as u64;
                         let work = peer.post_send_owned(clients.buffer(token * 1000 + n)).unwrap();
-                        let ended = { work }.wait_deadline(peer, deadline()).unwrap().unwrap();
-                        ended.result.unwrap();
+                        { work }.wait_deadline(peer, deadline()).unwrap().unwrap();
                     }
                 }
             });
@@ -78,10 +78,9 @@ fn threads_that_share_both_queues_keep_the_order_of_each_peer() {
             let (receives, served) = (&server.receives, &served);
             threads.spawn(move || {
                 for n in 0..MESSAGES {
-                    let message = receives.wait_deadline(channel, deadline()).unwrap().unwrap();
-                    message.result.unwrap();
-                    assert_eq!(number(&message.buffer), n);
-                    receives.post(message.buffer).unwrap();
+                    let message = receives.wait_deadline(channel, deadline()).unwrap().unwrap().0;
+                    assert_eq!(number(&message), n);
+                    receives.post(message).unwrap();
                     served.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -93,12 +92,12 @@ fn threads_that_share_both_queues_keep_the_order_of_each_peer() {
                 for n in 0..MESSAGES {
                     if works.len() == 8 {
                         let mut work: ibverbs::OwnedWork<_> = works.pop_front().unwrap();
-                        work.wait_deadline(peer, deadline()).unwrap().unwrap().result.unwrap();
+                        work.wait_deadline(peer, deadline()).unwrap().unwrap();
                     }
                     works.push_back(peer.post_send_owned(clients.buffer(n)).unwrap());
                 }
                 for mut work in works {
-                    work.wait_deadline(peer, deadline()).unwrap().unwrap().result.unwrap();
+                    work.wait_deadline(peer, deadline()).unwrap().unwrap();
                 }
             });
         }
@@ -122,14 +121,14 @@ fn a_channel_may_have_a_completion_queue_of_its_own() {
             receives.post(ours.buffer(0)).unwrap();
             let numbered = theirs.buffer(round * 10 + index as u64);
             let mut send = their_channel.post_send_owned(numbered).unwrap();
-            let message = receives.wait_deadline(ours_channel, deadline()).unwrap().unwrap();
-            assert_eq!(number(&message.buffer), round * 10 + index as u64);
+            let message = receives.wait_deadline(ours_channel, deadline()).unwrap().unwrap().0;
+            assert_eq!(number(&message), round * 10 + index as u64);
             // The channel still sends, blocking and otherwise, with a receive of its own on the other side.
-            send.wait_deadline(their_channel, deadline()).unwrap().unwrap().result.unwrap();
+            send.wait_deadline(their_channel, deadline()).unwrap().unwrap();
             let mut receive = their_channel.post_receive_owned(theirs.buffer(0)).unwrap();
-            let mut work = ours_channel.post_send_owned(message.buffer).unwrap();
-            work.wait_deadline(ours_channel, deadline()).unwrap().unwrap().result.unwrap();
-            receive.wait_deadline(their_channel, deadline()).unwrap().unwrap().result.unwrap();
+            let mut work = ours_channel.post_send_owned(message).unwrap();
+            work.wait_deadline(ours_channel, deadline()).unwrap().unwrap();
+            receive.wait_deadline(their_channel, deadline()).unwrap().unwrap();
         }
     }
     assert_eq!(receives.posted(), 0);
@@ -143,13 +142,13 @@ fn a_message_comes_while_a_blocking_send_waits() {
     let mut works: Vec<_> =
         (0..3).map(|n| peer.post_send_owned(clients.buffer(n)).unwrap()).collect();
     for work in &mut works {
-        work.wait_deadline(&mut peer, deadline()).unwrap().unwrap().result.unwrap();
+        work.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
     }
     let mut receive = peer.post_receive_owned(clients.buffer(0)).unwrap();
     // The send polls the three messages while it looks for its own completion.
     server.channels[0].send_inline_deadline(&7_u64.to_le_bytes(), deadline()).unwrap();
     let ended = receive.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
-    assert_eq!(number(&ended.buffer), 7);
+    assert_eq!(number(&ended.0), 7);
     assert_eq!(take_all(&mut server, 0), [0, 1, 2]);
 }
 
@@ -170,7 +169,7 @@ fn the_limit_event_can_be_waited_for() {
                 for n in 0..3 {
                     let peer = &mut peers[n % 2];
                     let mut work = peer.post_send_owned(clients.buffer(n as u64)).unwrap();
-                    work.wait_deadline(peer, deadline()).unwrap().unwrap().result.unwrap();
+                    work.wait_deadline(peer, deadline()).unwrap().unwrap();
                 }
             });
             let event = events.wait_deadline(deadline()).unwrap();
@@ -221,9 +220,9 @@ fn what_is_wrong_gets_a_typed_error() {
 
     // Another queue's channel, and a channel without.
     let others = SharedReceives::<ibverbs::PooledBuffer>::new(&side.domain, 4).unwrap();
-    assert_eq!(others.poll(channel).unwrap_err(), TransportError::UnknownWork);
+    assert_eq!(others.poll(channel).unwrap_err().error, TransportError::UnknownWork);
     let (mut without, _other) = clients.pair(&Side::new());
-    assert_eq!(receives.poll(&mut without).unwrap_err(), TransportError::UnknownWork);
+    assert_eq!(receives.poll(&mut without).unwrap_err().error, TransportError::UnknownWork);
 
     // A completion queue without room for the receives, and one of another context.
     let small = ibverbs::SharedCompletionQueue::new(&side.context, 16).unwrap();
@@ -257,21 +256,22 @@ fn a_message_that_is_too_long_fails_its_own_peer_alone() {
         let mut buffer = clients.buffer(5);
         buffer.set_len(len).unwrap();
         let mut work = peer.post_send_owned(buffer).unwrap();
-        work.wait_deadline(peer, deadline()).unwrap().unwrap().result
+        work.wait_deadline(peer, deadline()).map(Option::unwrap)
     };
     assert!(send(&mut peers[0], 9).is_err());
-    let failed = server.receives.wait_deadline(&mut server.channels[0], deadline()).unwrap();
-    assert!(matches!(failed.unwrap().result, Err(TransportError::Work(_))));
+    let failed = server.receives.wait_deadline(&mut server.channels[0], deadline()).unwrap_err();
+    assert!(matches!(failed.error, TransportError::Work(_)) && failed.buffer.is_some());
+    drop(failed);
     for _ in 0..3 {
         send(&mut peers[1], 8).unwrap();
         let message = server.receives.wait_deadline(&mut server.channels[1], deadline()).unwrap();
-        message.unwrap().result.unwrap();
+        message.unwrap();
     }
     assert_eq!(server.receives.posted(), 0);
     assert_eq!(server.side.pool.available(), CHUNKS);
     // No completion tells a wait that the connection has failed.
     let start = Instant::now();
-    let error = server.receives.wait(&mut server.channels[0]).unwrap_err();
+    let error = server.receives.wait(&mut server.channels[0]).unwrap_err().error;
     let TransportError::Verbs(error) = error else { panic!("{error}") };
     assert_eq!(error.raw_os_error(), libc::ENOTCONN);
     assert!(start.elapsed() < PATIENCE);

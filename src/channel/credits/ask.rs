@@ -251,7 +251,7 @@ impl Channel<'_> {
     ///         Err(refused) => return Err(refused.into()),
     ///     }
     /// };
-    /// sending.wait(channel)?.result?;
+    /// sending.wait(channel)?;
     /// # Ok(())
     /// # }
     /// ```

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::wait::Wait;
-use super::{Channel, OperationError, OwnedBuffer, OwnedResult, TransportError, TransportResult};
-use crate::completion::WorkCompletion;
+use super::{Channel, OperationError, OwnedBuffer, OwnedResult, TransportError};
+use crate::completion::{WorkCompletion, WorkSuccess};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -65,9 +65,9 @@ use crate::queue_pair::SharedReceiveQueue;
 /// }
 /// loop {
 ///     let ready = queue.wait()?;
-///     while let Some(message) = receives.poll(&mut channels[ready.token as usize])? {
-///         println!("peer {}: {} bytes", ready.token, message.result?.byte_len());
-///         receives.post(message.buffer)?;
+///     while let Some((buffer, success)) = receives.poll(&mut channels[ready.token as usize])? {
+///         println!("peer {}: {} bytes", ready.token, success.byte_len());
+///         receives.post(buffer)?;
 ///     }
 ///     # break;
 /// }
@@ -189,7 +189,7 @@ impl<B: OwnedBuffer> SharedReceives<B> {
     ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion):
     ///    polling failed.
     ///  - [`UnknownWork`](TransportError::UnknownWork): the channel was not built with these receives.
-    pub fn poll(&self, channel: &mut Channel<'_>) -> TransportResult<Option<OwnedResult<B>>> {
+    pub fn poll(&self, channel: &mut Channel<'_>) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
         if let Some(message) = self.take(channel)? {
             return Ok(Some(message));
         }
@@ -209,11 +209,11 @@ impl<B: OwnedBuffer> SharedReceives<B> {
     ///  - [`Verbs`](TransportError::Verbs): `ENOTCONN`, the connection has failed. A wait that spins notices this
     ///    within about a second, one that [sleeps](crate::ChannelBuilder::sleep_after) only when it is woken.
     ///  - [`Cancelled`](TransportError::Cancelled): a [cancel handle](crate::CancelHandle) was used.
-    pub fn wait(&self, channel: &mut Channel<'_>) -> TransportResult<OwnedResult<B>> {
+    pub fn wait(&self, channel: &mut Channel<'_>) -> OwnedResult<B> {
         match self.wait_with(channel, None)? {
             Some(message) => Ok(message),
             // Without a deadline there is no time-out.
-            None => Err(TransportError::TimedOut),
+            None => Err(TransportError::TimedOut.into()),
         }
     }
 
@@ -226,7 +226,7 @@ impl<B: OwnedBuffer> SharedReceives<B> {
         &self,
         channel: &mut Channel<'_>,
         deadline: Instant,
-    ) -> TransportResult<Option<OwnedResult<B>>> {
+    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
         self.wait_with(channel, Some(deadline))
     }
 
@@ -234,7 +234,7 @@ impl<B: OwnedBuffer> SharedReceives<B> {
         &self,
         channel: &mut Channel<'_>,
         deadline: Option<Instant>,
-    ) -> TransportResult<Option<OwnedResult<B>>> {
+    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
         let mut wait = Wait::new(deadline);
         loop {
             if let Some(message) = self.poll(channel)? {
@@ -242,7 +242,7 @@ impl<B: OwnedBuffer> SharedReceives<B> {
             }
             let core = channel.core();
             if let Some(reason) = core.why_no_message_comes() {
-                return Err(reason);
+                return Err(reason.into());
             }
             let cancel = core.cancel.get().map(|cancel| &**cancel);
             let waited =
@@ -258,16 +258,18 @@ impl<B: OwnedBuffer> SharedReceives<B> {
     pub(crate) fn take(
         &self,
         channel: &mut Channel<'_>,
-    ) -> TransportResult<Option<OwnedResult<B>>> {
+    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
         let member = match &channel.core().receives {
             Some((receives, member)) if Arc::ptr_eq(receives, &self.receives) => *member,
-            _ => return Err(TransportError::UnknownWork),
+            _ => return Err(TransportError::UnknownWork.into()),
         };
         let Some((buffer, completion)) = self.receives.next(member) else { return Ok(None) };
         // All buffers are of this type: `post` takes no others.
         let buffer = buffer.take().ok_or(TransportError::UnknownWork)?;
-        let result = WorkCompletion::from(completion).result().map_err(TransportError::from);
-        Ok(Some(OwnedResult { buffer, result }))
+        match WorkCompletion::from(completion).result() {
+            Ok(success) => Ok(Some((buffer, success))),
+            Err(error) => Err(OperationError { error: error.into(), buffer: Some(buffer) }),
+        }
     }
 
     fn is_there(&self, channel: &Channel<'_>) -> bool {

@@ -39,9 +39,9 @@ pub(super) trait Settle {
 /// See the [module](self).
 pub(super) struct Handover<S> {
     state: Mutex<S>,
-    cancelled: Mutex<Vec<Cancelled>>,
+    pub(super) cancelled: Mutex<Vec<Cancelled>>,
     /// Whether something was dropped that is not settled yet.
-    any_cancelled: AtomicBool,
+    pub(super) any_cancelled: AtomicBool,
 }
 
 impl<S: Settle> Handover<S> {
@@ -86,7 +86,8 @@ impl<S: Settle> Handover<S> {
         if let Some(place) = place {
             self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).push(place);
         }
-        self.any_cancelled.store(true, Ordering::SeqCst);
+        // Not a store: one that overwrites another thread's tells whoever reads it nothing of what that thread has left.
+        self.any_cancelled.swap(true, Ordering::SeqCst);
         self.settle();
     }
 
@@ -167,168 +168,4 @@ fn wake_some<S: Settle>(mut state: MutexGuard<'_, S>, panic: &mut Panic) -> bool
     drop(state);
     woken.into_iter().take(count).flatten().for_each(|waker| wake(waker, panic));
     more
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::task::Wake;
-
-    use super::super::line::Line;
-    use super::*;
-    use crate::explore::{Condvar, explore_with_tries, interruptions};
-
-    /// A send queue, as far as futures wait for it.
-    struct Room {
-        free: u32,
-        line: Line,
-        wakers: Vec<Waker>,
-        /// Whether the future of an operation that has ended was dropped.
-        dropped: Arc<AtomicBool>,
-    }
-
-    impl Room {
-        fn wake_first(&mut self) {
-            self.line.wake_first(&mut self.wakers);
-        }
-    }
-
-    impl Settle for Room {
-        fn settle(&mut self, places: impl Iterator<Item = Cancelled>) {
-            self.free += u32::from(self.dropped.swap(false, Ordering::SeqCst));
-            self.wake_first();
-            for place in places {
-                if let Cancelled::Room(ticket) = place {
-                    self.line.remove(ticket);
-                    self.wake_first();
-                }
-            }
-        }
-
-        fn wakers(&mut self) -> &mut Vec<Waker> {
-            &mut self.wakers
-        }
-    }
-
-    /// A task that is the only one of its thread.
-    #[derive(Default)]
-    struct Task {
-        woken: Mutex<bool>,
-        changed: Condvar,
-    }
-
-    impl Task {
-        fn sleep(&self) {
-            let mut woken = self.woken.lock().unwrap();
-            while !*woken {
-                woken = self.changed.wait(woken).unwrap();
-            }
-            *woken = false;
-        }
-    }
-
-    impl Wake for Task {
-        fn wake(self: Arc<Self>) {
-            *self.woken.lock().unwrap() = true;
-            self.changed.notify_all();
-        }
-    }
-
-    struct World {
-        handover: Handover<Room>,
-        dropped: Arc<AtomicBool>,
-    }
-
-    impl World {
-        fn new(free: u32) -> Self {
-            let dropped = Arc::new(AtomicBool::new(false));
-            let line = Line::default();
-            let room = Room { free, line, wakers: Vec::new(), dropped: dropped.clone() };
-            Self { handover: Handover::new(room), dropped }
-        }
-
-        /// As an operation when it is polled: returns false if it is not its turn, or there is no room.
-        fn poll(&self, ticket: &mut Option<u64>, waker: &Waker) -> bool {
-            let mut room = self.handover.lock();
-            let is_next = match *ticket {
-                Some(ticket) => room.line.is_first(ticket),
-                None => room.line.is_empty(),
-            };
-            let posted = is_next && room.free > 0;
-            if posted {
-                room.free -= 1;
-                if let Some(ticket) = ticket.take() {
-                    room.line.remove(ticket);
-                    room.wake_first();
-                }
-            } else {
-                match *ticket {
-                    Some(ticket) => room.line.set_waker(ticket, waker),
-                    None => *ticket = Some(room.line.join(waker)),
-                }
-            }
-            self.handover.release(room);
-            posted
-        }
-
-        /// A task that waits until its operation is posted.
-        fn post(&self) {
-            let (task, mut ticket) = (Arc::new(Task::default()), None);
-            let waker = Waker::from(task.clone());
-            while !self.poll(&mut ticket, &waker) {
-                task.sleep();
-            }
-        }
-
-        /// A task that drops its future after the first poll.
-        fn give_up(&self) {
-            let mut ticket = None;
-            let posted = self.poll(&mut ticket, &Waker::from(Arc::new(Task::default())));
-            if posted {
-                self.dropped.store(true, Ordering::SeqCst);
-            }
-            self.handover.cancel(ticket.map(Cancelled::Room));
-        }
-
-        /// The completion of another operation.
-        fn complete(&self) {
-            let mut room = self.handover.lock();
-            room.free += 1;
-            room.wake_first();
-            self.handover.release(room);
-        }
-
-        /// Nobody waits, and nothing is left.
-        fn check(&self, free: u32) {
-            let room = self.handover.lock();
-            assert_eq!((room.free, room.line.len(), room.wakers.len()), (free, 0, 0));
-            assert!(self.handover.cancelled.lock().unwrap().is_empty());
-            assert!(!self.handover.any_cancelled.load(Ordering::SeqCst));
-            assert!(!self.dropped.load(Ordering::SeqCst));
-        }
-    }
-
-    /// The future that is dropped may be the one that was woken.
-    #[test]
-    #[cfg_attr(miri, ignore = "thousands of runs")]
-    fn a_dropped_future_takes_no_wake_up_with_it() {
-        let threads: [&(dyn Fn(&World) + Sync); 3] =
-            [&World::post, &World::give_up, &World::complete];
-        let runs =
-            explore_with_tries(interruptions(), || World::new(0), &threads, |world| world.check(0));
-        assert!(runs > 100, "{runs}");
-        let threads: [&(dyn Fn(&World) + Sync); 4] =
-            [&World::give_up, &World::post, &World::give_up, &World::complete];
-        explore_with_tries(interruptions() - 1, || World::new(0), &threads, |world| world.check(0));
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "thousands of runs")]
-    fn tasks_in_line_are_woken_one_by_one() {
-        let threads: [&(dyn Fn(&World) + Sync); 3] = [&World::post, &World::post, &|world| {
-            world.complete();
-            world.complete();
-        }];
-        explore_with_tries(interruptions(), || World::new(1), &threads, |world| world.check(1));
-    }
 }

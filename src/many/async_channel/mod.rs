@@ -2,6 +2,8 @@
 
 mod connect;
 mod credit_clock;
+#[cfg(all(test, ibverbs_loom))]
+mod every_order;
 mod handover;
 mod line;
 mod operation;

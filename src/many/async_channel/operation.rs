@@ -10,7 +10,6 @@ use super::credit_clock;
 use super::handover::Cancelled;
 use super::state::{Shared, State};
 use crate::channel::{OperationError, OwnedBuffer, OwnedResult, TaskRequest, TransportError};
-use crate::completion::WorkSuccess;
 
 /// A send, write, read or atomic operation of an [`AsyncChannel`](crate::AsyncChannel).
 ///
@@ -46,17 +45,14 @@ impl<B: OwnedBuffer> AsyncOperation<B> {
     }
 }
 
-/// The output of an operation's future.
-type Output<B> = Result<(B, WorkSuccess), OperationError<B>>;
-
 // Nothing in it is pinned.
 impl<B: OwnedBuffer> Unpin for AsyncOperation<B> {}
 
 impl<B: OwnedBuffer> Future for AsyncOperation<B> {
-    type Output = Output<B>;
+    type Output = OwnedResult<B>;
 
     #[inline]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Output<B>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OwnedResult<B>> {
         match self.stage {
             Stage::Posted(wr_id) => self.poll_posted(wr_id, cx),
             Stage::New | Stage::InLine(_) => self.poll_to_post(cx),
@@ -71,7 +67,7 @@ impl<B: OwnedBuffer> Future for AsyncOperation<B> {
 // Results are returned where they are found: they have 80 bytes, which take as many instructions to move as a lock.
 impl<B: OwnedBuffer> AsyncOperation<B> {
     #[inline]
-    fn poll_to_post(&mut self, cx: &Context<'_>) -> Poll<Output<B>> {
+    fn poll_to_post(&mut self, cx: &Context<'_>) -> Poll<OwnedResult<B>> {
         let Self { shared, request, buffer, stage } = self;
         let mut state = shared.lock();
         if let Err(error) = post(&mut state, shared, request, buffer, stage, cx) {
@@ -83,7 +79,7 @@ impl<B: OwnedBuffer> AsyncOperation<B> {
     }
 
     #[inline]
-    fn poll_posted(&mut self, wr_id: u64, cx: &Context<'_>) -> Poll<Output<B>> {
+    fn poll_posted(&mut self, wr_id: u64, cx: &Context<'_>) -> Poll<OwnedResult<B>> {
         let Self { shared, stage, .. } = self;
         let mut state = shared.lock();
         if let Some(success) = state.channel.take_task_success(wr_id) {
@@ -186,7 +182,7 @@ fn progress_and_poll<B: OwnedBuffer>(
     state: &mut State,
     wr_id: u64,
     cx: &Context<'_>,
-) -> Poll<Output<B>> {
+) -> Poll<OwnedResult<B>> {
     if !state.channel.has_task_ended(wr_id) {
         // So that this task is not woken by what it finds itself.
         let own = state.channel.take_task_waker(wr_id);
@@ -203,18 +199,14 @@ fn progress_and_poll<B: OwnedBuffer>(
     }
     let ended = state.channel.take_task(wr_id);
     state.wake_room();
-    match ended {
-        Ok(Some(OwnedResult { buffer, result })) => Poll::Ready(match result {
-            Ok(success) => Ok((buffer, success)),
-            Err(error) => Err(OperationError { error: state.reason(error), buffer: Some(buffer) }),
-        }),
-        Ok(None) => Poll::Pending,
-        Err(error) => Poll::Ready(Err(OperationError { error, buffer: None })),
+    match ended.transpose() {
+        Some(ended) => Poll::Ready(ended.map_err(|error| state.failure(error))),
+        None => Poll::Pending,
     }
 }
 
 impl<B: OwnedBuffer> Drop for AsyncOperation<B> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if matches!(self.stage, Stage::InLine(_) | Stage::Posted(_)) {
             cancel(&self.shared, self.stage);

@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 use super::handover::Cancelled;
 use super::state::{Shared, State};
 use crate::channel::{OperationError, OwnedResult, TransportError};
-use crate::completion::WorkSuccess;
 use crate::many::pool::PooledBuffer;
 
 /// The next message: see [`AsyncChannel::receive`](crate::AsyncChannel::receive).
@@ -26,7 +25,7 @@ enum Stage {
     Over,
 }
 
-type Output = Result<(PooledBuffer, WorkSuccess), OperationError<PooledBuffer>>;
+type Output = OwnedResult<PooledBuffer>;
 
 impl AsyncReceive {
     pub(super) fn new(shared: &Arc<Shared>, buffer: PooledBuffer) -> Self {
@@ -107,15 +106,8 @@ impl State {
             self.fill();
         }
         self.wake_receiver();
-        Poll::Ready(match ended {
-            Ok(Some(OwnedResult { buffer, result: Ok(success) })) => Ok((buffer, success)),
-            Ok(Some(OwnedResult { buffer, result: Err(error) })) => {
-                let error = self.reason(error);
-                Err(OperationError { error, buffer: Some(buffer) })
-            }
-            Ok(None) => Err(OperationError { error: TransportError::UnknownWork, buffer: None }),
-            Err(error) => Err(OperationError { error, buffer: None }),
-        })
+        let ended = ended.map_err(|error| self.failure(error));
+        Poll::Ready(ended.and_then(|ended| ended.ok_or(TransportError::UnknownWork.into())))
     }
 
     /// Whether a message has arrived that nobody has taken, or a receive has failed.

@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 use super::handover::Cancelled;
 use super::state::{Shared, State};
 use crate::channel::{OperationError, OwnedBuffer, OwnedResult, SharedReceives, TransportError};
-use crate::completion::WorkSuccess;
 
 /// The next message: see [`AsyncChannel::receive_shared`](crate::AsyncChannel::receive_shared).
 ///
@@ -29,8 +28,6 @@ enum Stage {
     Over,
 }
 
-type Output<B> = Result<(B, WorkSuccess), OperationError<B>>;
-
 impl<B: OwnedBuffer> AsyncSharedReceive<B> {
     pub(super) fn new(shared: &Arc<Shared>, receives: &SharedReceives<B>) -> Self {
         Self { shared: shared.clone(), receives: receives.clone(), stage: Stage::New }
@@ -38,9 +35,9 @@ impl<B: OwnedBuffer> AsyncSharedReceive<B> {
 }
 
 impl<B: OwnedBuffer> Future for AsyncSharedReceive<B> {
-    type Output = Output<B>;
+    type Output = OwnedResult<B>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Output<B>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OwnedResult<B>> {
         let Self { shared, receives, stage } = &mut *self;
         shared.with(|state| {
             let ticket = match *stage {
@@ -65,18 +62,14 @@ impl State {
         receives: &SharedReceives<B>,
         ticket: u64,
         cx: &Context<'_>,
-    ) -> Poll<Output<B>> {
+    ) -> Poll<OwnedResult<B>> {
         if !self.channel.has_shared_message() {
             // So that this task is not woken by what it finds itself.
             self.receivers.clear_waker(ticket);
             self.progress();
         }
         let taken = match receives.take(&mut self.channel) {
-            Ok(Some(OwnedResult { buffer, result: Ok(success) })) => Ok((buffer, success)),
-            Ok(Some(OwnedResult { buffer, result: Err(error) })) => {
-                let error = self.reason(error);
-                Err(OperationError { error, buffer: Some(buffer) })
-            }
+            Ok(Some(message)) => Ok(message),
             Ok(None) => match self.refusal() {
                 Some(error) => Err(OperationError { error, buffer: None }),
                 None => {
@@ -84,7 +77,7 @@ impl State {
                     return Poll::Pending;
                 }
             },
-            Err(error) => Err(OperationError { error, buffer: None }),
+            Err(error) => Err(self.failure(error)),
         };
         self.receivers.remove(ticket);
         self.wake_receiver();

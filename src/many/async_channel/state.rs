@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use super::handover::{Cancelled, Handover, Settle};
 use super::line::Line;
-use crate::channel::{Channel, OwnedWork, PolledCompletion, TaskDrops, TransportError};
+use crate::channel::{
+    Channel, OperationError, OwnedWork, PolledCompletion, TaskDrops, TransportError,
+};
 use crate::completion::WorkErrorClass;
 use crate::many::pool::PooledBuffer;
 use crate::many::reactor::Registry;
@@ -261,8 +263,15 @@ impl State {
         self.ended.or(self.draining.then_some(TransportError::Stopped))
     }
 
+    /// The failure of an operation, with the reason why the channel has ended.
+    pub(super) fn failure<B>(&self, failed: OperationError<B>) -> OperationError<B> {
+        // Without a buffer the error is not the operation's own.
+        let error = if failed.buffer.is_some() { self.reason(failed.error) } else { failed.error };
+        OperationError { error, ..failed }
+    }
+
     /// Why an operation was ended with `error`.
-    pub(super) fn reason(&self, error: TransportError) -> TransportError {
+    fn reason(&self, error: TransportError) -> TransportError {
         match error {
             TransportError::Stopped => self.ended.unwrap_or(error),
             // A channel that a shared receive queue feeds is flushed when it is ended.

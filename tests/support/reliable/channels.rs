@@ -414,12 +414,12 @@ fn operations_own_their_buffers() {
             one.post_send_owned(buffer).unwrap()
         });
         for mut send in sends {
-            send.wait_deadline(&mut one, deadline()).unwrap().unwrap().result.unwrap();
+            send.wait_deadline(&mut one, deadline()).unwrap().unwrap();
         }
         for (number, mut receive) in (1..).zip(receives) {
-            let ended = receive.wait_deadline(&mut two, deadline()).unwrap().unwrap();
-            assert_eq!(ended.result.unwrap().byte_len(), 8 * number);
-            assert_eq!(ended.buffer[0], round + number as u8);
+            let (buffer, success) = receive.wait_deadline(&mut two, deadline()).unwrap().unwrap();
+            assert_eq!(success.byte_len(), 8 * number);
+            assert_eq!(buffer[0], round + number as u8);
         }
     }
     drop((one, two, pools, sides));

@@ -2,7 +2,7 @@ use ibverbs::{Channel, MemoryRegion, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, region: Box<MemoryRegion<'_, u8>>) -> TransportResult<()> {
     let mut work = channel.post_receive_owned(region)?;
-    work.wait(channel)?.result.map(drop)
+    Ok(work.wait(channel).map(drop)?)
 }
 
 fn main() {}

@@ -5,5 +5,5 @@ pub fn case(
     region: Box<MemoryRegion<'static, u8>>,
 ) -> TransportResult<()> {
     let mut work = channel.post_receive_owned(region)?;
-    work.wait(channel)?.result.map(drop)
+    Ok(work.wait(channel).map(drop)?)
 }
