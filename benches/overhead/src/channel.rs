@@ -161,6 +161,35 @@ pub(crate) fn window(rig: &mut ChannelRig, operations: u64) -> Result<u64, Trans
     Ok(sum)
 }
 
+/// Sixteen sends without handles, then the wait for all. All are in one scope.
+#[inline(never)]
+pub(crate) fn window_at_once(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
+    let ChannelRig { channel, region } = rig;
+    let message = region.slice(..LENGTH)?;
+    let mut sum = 0;
+    let result = channel.scope(|scope| {
+        for _ in 0..operations / WINDOW_OPERATIONS {
+            for _ in 0..WINDOW {
+                scope.post_send(message)?;
+            }
+            scope.wait_all()?;
+            sum += WINDOW_OPERATIONS * LENGTH as u64;
+        }
+        Ok(())
+    });
+    result.map_err(ended)?;
+    Ok(sum)
+}
+
+/// As [`window_at_once`], on one of the channels.
+#[inline(never)]
+pub(crate) fn shared_window_at_once(
+    rig: &mut SharedRig,
+    operations: u64,
+) -> Result<u64, TransportError> {
+    window_at_once(rig.middle(), operations)
+}
+
 /// One operation after the other.
 #[inline(never)]
 pub(crate) fn w6(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
@@ -228,9 +257,9 @@ pub(crate) fn w6_owned(rig: &mut OwnedRig, operations: u64) -> Result<u64, Trans
     let mut sum = 0;
     for _ in 0..operations {
         let mut send = channel.post_send_owned(buffer)?;
-        let ended = send.wait(channel)?;
-        sum += u64::from(ended.result?.byte_len());
-        buffer = ended.buffer;
+        let (taken, success) = send.wait(channel)?;
+        sum += u64::from(success.byte_len());
+        buffer = taken;
     }
     Ok(sum)
 }
@@ -249,9 +278,9 @@ pub(crate) fn owned_window(rig: &mut OwnedRig, operations: u64) -> Result<u64, T
         }
         let pending = window.iter_mut().filter_map(Option::take);
         for (mut pending, buffer) in pending.zip(&mut buffers) {
-            let ended = pending.wait(channel)?;
-            sum += u64::from(ended.result?.byte_len());
-            *buffer = Some(ended.buffer);
+            let (taken, success) = pending.wait(channel)?;
+            sum += u64::from(success.byte_len());
+            *buffer = Some(taken);
         }
     }
     Ok(sum)

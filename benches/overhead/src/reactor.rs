@@ -4,26 +4,46 @@ use std::cell::Cell;
 use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, AsyncOperation, BufferPool, Channel, PooledBuffer, ProtectionDomain,
-    Reactor, TransportError,
+    AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor,
+    TransportError,
 };
 
 use crate::rig::{LENGTH, WINDOW, context, epoll_of, sleep_in};
 
+/// Tasks that send, each on a channel of its own.
 pub(crate) struct ReactorRig {
     reactor: Reactor,
-    channels: Vec<AsyncChannel>,
-    /// The buffer of each channel, while it is not in flight.
-    buffers: Vec<PooledBuffer>,
-    /// With room for one operation of each channel.
-    operations: Vec<AsyncOperation<PooledBuffer>>,
-    /// The channel whose turn it is.
+    tasks: Vec<Pin<Box<dyn Future<Output = TransportError>>>>,
+    /// The task whose turn it is.
     next: usize,
+    sent: Rc<Sent>,
+}
+
+/// What all tasks have sent.
+#[derive(Default)]
+struct Sent {
+    messages: Cell<u64>,
+    bytes: Cell<u64>,
+}
+
+/// Sends one message after the other.
+async fn send(channel: AsyncChannel, mut buffer: PooledBuffer, sent: Rc<Sent>) -> TransportError {
+    loop {
+        match channel.send(buffer).await {
+            Ok((back, success)) => {
+                buffer = back;
+                sent.messages.set(sent.messages.get() + 1);
+                sent.bytes.set(sent.bytes.get() + u64::from(success.byte_len()));
+            }
+            Err(failed) => return failed.error,
+        }
+    }
 }
 
 impl ReactorRig {
@@ -33,51 +53,65 @@ impl ReactorRig {
         let pool = BufferPool::new(&domain, LENGTH, channels, AccessFlags::empty());
         let pool = pool.expect("a pool");
         let reactor = Reactor::new(&context, 2 * channels as u32).expect("a reactor");
-        let connect = |_| {
+        let sent = Rc::new(Sent::default());
+        let task = |_| -> Pin<Box<dyn Future<Output = TransportError>>> {
             let builder = Channel::builder(&domain).max_send_wr(1).max_recv_wr(1);
             let prepared = reactor.prepare(builder).expect("a channel");
             let itself = prepared.endpoint();
-            prepared.handshake(itself).expect("a connection")
+            let channel = prepared.handshake(itself).expect("a connection");
+            Box::pin(send(channel, pool.take().expect("a buffer"), sent.clone()))
         };
-        let connected = (0..channels).map(connect).collect();
-        let buffers = (0..channels).map(|_| pool.take().expect("a buffer")).collect();
-        let operations = Vec::with_capacity(channels);
-        let mut rig = Self { reactor, channels: connected, buffers, operations, next: 0 };
-        // Lists of wakers get their size with the first operations of each channel.
+        let tasks = (0..channels).map(task).collect();
+        let mut rig = Self { reactor, tasks, next: 0, sent };
+        // From here on, each turn of a task ends one send and begins another. Lists get their size too.
+        rig.poll(channels, &mut Context::from_waker(Waker::noop())).expect("they are posted");
+        while rig.reactor.turn().expect("it works") > 0 {}
         sends(&mut rig, 2 * channels as u64).expect("it works");
         rig
     }
+
+    /// Polls this number of tasks. Each takes the result of its last message and posts the next one.
+    fn poll(&mut self, count: usize, context: &mut Context<'_>) -> Result<(), TransportError> {
+        for _ in 0..count {
+            if let Poll::Ready(error) = self.tasks[self.next].as_mut().poll(context) {
+                return Err(error);
+            }
+            self.next = if self.next + 1 == self.tasks.len() { 0 } else { self.next + 1 };
+        }
+        Ok(())
+    }
 }
 
-/// Sends: one on each channel, then the reactor runs until it finds nothing, then each result is taken.
+impl Sent {
+    /// The number of bytes, if `f` has sent this number of messages.
+    fn by(
+        self: &Rc<Self>,
+        messages: u64,
+        f: impl FnOnce() -> Result<(), TransportError>,
+    ) -> Result<u64, TransportError> {
+        let (messages_before, bytes_before) = (self.messages.get(), self.bytes.get());
+        f()?;
+        if self.messages.get() - messages_before != messages {
+            return Err(TransportError::UnknownWork);
+        }
+        Ok(self.bytes.get() - bytes_before)
+    }
+}
+
+/// Sends: each task has its turn, and then the reactor runs until it finds nothing.
 #[inline(never)]
 pub(crate) fn sends(rig: &mut ReactorRig, operations: u64) -> Result<u64, TransportError> {
-    let ReactorRig { reactor, channels, buffers, operations: sending, next } = rig;
     let mut context = Context::from_waker(Waker::noop());
-    let (mut sum, mut done) = (0, 0);
-    while done < operations {
-        for _ in 0..channels.len().min((operations - done) as usize) {
-            let Some(buffer) = buffers.pop() else { break };
-            let mut send = channels[*next].send(buffer);
-            *next = if *next + 1 == channels.len() { 0 } else { *next + 1 };
-            // Posts it.
-            if Pin::new(&mut send).poll(&mut context).is_ready() {
-                return Err(TransportError::UnknownWork);
-            }
-            sending.push(send);
+    rig.sent.clone().by(operations, || {
+        let mut left = operations as usize;
+        while left > 0 {
+            let round = left.min(rig.tasks.len());
+            rig.poll(round, &mut context)?;
+            while rig.reactor.turn()? > 0 {}
+            left -= round;
         }
-        while reactor.turn()? > 0 {}
-        for mut send in sending.drain(..) {
-            let Poll::Ready(sent) = Pin::new(&mut send).poll(&mut context) else {
-                return Err(TransportError::UnknownWork);
-            };
-            let (buffer, success) = sent?;
-            buffers.push(buffer);
-            sum += u64::from(success.byte_len());
-            done += 1;
-        }
-    }
-    Ok(sum)
+        Ok(())
+    })
 }
 
 /// Sixteen channels, in a program that sleeps between their operations.
@@ -113,12 +147,12 @@ impl SleepingRig {
     }
 }
 
-/// Sends: one on each channel, then the program sleeps once. After that all of them have ended.
+/// Sends: the program sleeps once, and then each task has its turn.
 #[inline(never)]
 pub(crate) fn sends_asleep(rig: &mut SleepingRig, operations: u64) -> Result<u64, TransportError> {
     let SleepingRig { rig, epoll, task, waker } = rig;
-    let ReactorRig { reactor, channels, buffers, operations: sending, .. } = rig;
     let mut context = Context::from_waker(waker);
+    let ReactorRig { reactor, tasks, sent, .. } = rig;
     let is_readable = Cell::new(false);
     let mut run = reactor.run(|_| match is_readable.take() {
         true => Poll::Ready(Ok(())),
@@ -134,28 +168,18 @@ pub(crate) fn sends_asleep(rig: &mut SleepingRig, operations: u64) -> Result<u64
             Poll::Pending => {}
         }
     };
-    serve(&mut context)?;
-    let mut sum = 0;
-    for _ in 0..operations / WINDOW as u64 {
-        for channel in channels.iter() {
-            let Some(buffer) = buffers.pop() else { break };
-            let mut send = channel.send(buffer);
-            if Pin::new(&mut send).poll(&mut context).is_ready() {
-                return Err(TransportError::UnknownWork);
-            }
-            sending.push(send);
-        }
-        sleep_in(epoll);
-        is_readable.set(true);
+    sent.by(operations, || {
         serve(&mut context)?;
-        for mut send in sending.drain(..) {
-            let Poll::Ready(sent) = Pin::new(&mut send).poll(&mut context) else {
-                return Err(TransportError::UnknownWork);
-            };
-            let (buffer, success) = sent?;
-            buffers.push(buffer);
-            sum += u64::from(success.byte_len());
+        for _ in 0..operations / WINDOW as u64 {
+            for task in tasks.iter_mut() {
+                if let Poll::Ready(error) = task.as_mut().poll(&mut context) {
+                    return Err(error);
+                }
+            }
+            sleep_in(epoll);
+            is_readable.set(true);
+            serve(&mut context)?;
         }
-    }
-    Ok(sum)
+        Ok(())
+    })
 }
