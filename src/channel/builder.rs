@@ -335,14 +335,14 @@ impl<'res> ChannelBuilder<'res> {
         let (prepared, table, credit_region, credit_words) = match (made, &router) {
             (Ok(made), _) => made,
             (Err(error), Some((router, inbox))) => {
-                router.release(*inbox);
+                router.release(inbox);
                 return Err(error);
             }
             (Err(error), None) => return Err(error),
         };
         let queue_pair = prepared.into_queue_pair();
         if let Some((router, inbox)) = &router {
-            router.register(*inbox, queue_pair.number());
+            router.register(inbox, queue_pair.number());
         }
         // The depths and lists are limited to what was asked for, even if the device grants more: the
         // completion queue and the table have no room for more.

@@ -227,7 +227,8 @@ impl Core {
     /// only free their slots.
     pub(super) fn dispatch_batch(&self) -> TransportResult<()> {
         while !self.batch.is_empty() {
-            self.release_abandoned();
+            // SAFETY: nothing polls meanwhile. Of those in the batch, as many are taken as are freed.
+            unsafe { self.batch.advance_by(self.release_abandoned(self.batch.rest())) };
             if !self.batch.is_empty() {
                 // SAFETY: the batch is not empty.
                 unsafe { self.dispatch_head() }?;
@@ -236,18 +237,36 @@ impl Core {
         Ok(())
     }
 
-    /// The beginning of [`dispatch_batch`](Self::dispatch_batch), up to the first completion that does more than to free
-    /// a slot.
+    /// As a poll into the batch and the beginning of [`dispatch_batch`](Self::dispatch_batch). The batch must be empty.
+    #[inline]
+    pub(super) fn poll_abandoned(&self) -> TransportResult<()> {
+        let found = self.poll_raw(BATCH);
+        check_poll(found)?;
+        // SAFETY: they are initialised, and nothing polls meanwhile.
+        let completions =
+            unsafe { std::slice::from_raw_parts(self.batch.entries(), found as usize) };
+        let freed = self.release_abandoned(completions);
+        if freed < completions.len() {
+            self.batch.set_len(found as usize);
+            // SAFETY: there are more.
+            unsafe { self.batch.advance_by(freed) };
+        }
+        Ok(())
+    }
+
+    /// Frees the slots of operations whose handles were dropped, and whose completions are successes. Returns the number
+    /// of these at the beginning of `completions`.
     ///
     /// It calls no function, so that the compiler keeps everything in registers.
     #[inline(never)]
-    fn release_abandoned(&self) {
+    fn release_abandoned(&self, completions: &[ffi::ibv_wc]) -> usize {
         const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
         // Read once: the compiler takes them for changed by each write to a slot.
         let (number, epoch, slots) = (self.number, self.epoch.get(), self.table.slots());
-        let mut freed = 0;
-        // SAFETY: the entries are initialised; for the rest see `poll_raw`.
-        for completion in unsafe { self.batch.rest() } {
+        let mut rest = completions.iter();
+        loop {
+            let mut others = rest.clone();
+            let Some(completion) = others.next() else { break };
             // As `slot_of_completion`.
             let slot = slots.get(completion.wr_id.wrapping_sub(epoch) as usize);
             match slot.filter(|slot| slot.state() == State::Abandoned) {
@@ -256,11 +275,11 @@ impl Core {
                 }
                 _ => break,
             }
-            freed += 1;
+            rest = others;
         }
-        // SAFETY: so many are in the batch.
-        unsafe { self.batch.advance_by(freed) };
+        let freed = completions.len() - rest.len();
         self.table.count_released(freed);
+        freed
     }
 
     /// As [`progress`](Self::progress), for all that is in the inbox of a channel with a shared completion queue,
@@ -282,7 +301,7 @@ impl Core {
             // SAFETY: there are `BATCH` initialised entries. No reference to one is held, as in `poll_raw`, and
             // this one is not used after the call.
             let out = unsafe { std::slice::from_raw_parts_mut(self.batch.entries(), BATCH) };
-            let taken = router.take(*inbox, out);
+            let taken = router.take(inbox, out);
             self.fill(taken)?;
             last = taken < BATCH as c_int;
         }

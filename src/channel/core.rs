@@ -25,7 +25,7 @@ use super::epoch::new_epoch;
 use super::error::TransportError;
 use super::in_flight::{BLOCKING, InFlight, Queue, Slot};
 use super::operation::{Limits, Prepared};
-use super::router::{Inbox, Router, poll_routed, poll_routed_receives};
+use super::router::{Inbox, Route, Router, poll_routed, poll_routed_receives};
 use super::shared_receives::{Member, Receives};
 use super::wait::Sleep;
 use crate::ffi;
@@ -47,7 +47,7 @@ pub(super) struct Core {
     /// The requests, prepared. Accessed through pointers only, never by reference.
     pub(super) prepared: UnsafeCell<Prepared>,
     /// The function that polls, and its first argument: the provider's function and the completion queue,
-    /// or `poll_routed` and `router`.
+    /// or `poll_routed` and `route`.
     pub(super) poll_cq: Cell<PollCq>,
     pub(super) polled: Cell<*mut ffi::ibv_cq>,
     /// The request number of blocking operations.
@@ -60,8 +60,10 @@ pub(super) struct Core {
     /// Whether a blocking operation is in flight while `stop` polls.
     pub(super) blocking: Cell<bool>,
     pub(super) limits: Limits,
-    /// The router of a shared completion queue, and this channel's inbox. `polled` points here.
+    /// The router of a shared completion queue, and this channel's inbox.
     pub(super) router: Option<(Arc<Router>, Inbox)>,
+    /// Made of `router`. `polled` points here.
+    route: Option<Route>,
     /// The shared receive queue that feeds the channel, if there is one, and the channel's messages.
     pub(super) receives: Option<(Arc<Receives>, Member)>,
     /// The flow control, if the channel has it. Boxed, since few channels have it.
@@ -160,6 +162,7 @@ impl Core {
             table,
             blocking: Cell::new(false),
             limits: settings.limits,
+            route: router.as_ref().map(Route::new),
             router,
             receives,
             credits: settings.credit_words.map(|words| Box::new(Credits::new(words))),
@@ -170,7 +173,7 @@ impl Core {
             settle_timeout: settings.settle_timeout,
             unreported: Unreported::default(),
         });
-        if let Some(route) = &core.router {
+        if let Some(route) = &core.route {
             core.polled.set(std::ptr::from_ref(route).cast_mut().cast());
             let fed = core.receives.is_some();
             core.poll_cq.set(if fed { poll_routed_receives } else { poll_routed });

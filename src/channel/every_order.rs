@@ -87,7 +87,7 @@ impl World {
         let router = unsafe { Router::new(&raw mut *queue, 8) };
         let inboxes = [A, B].map(|number| {
             let inbox = router.reserve(4, number.into(), None).unwrap();
-            router.register(inbox, number);
+            router.register(&inbox, number);
             inbox
         });
         let waiters = Waiters::new("ibv_get_cq_event");
@@ -111,9 +111,9 @@ impl World {
     }
 
     /// What a channel finds, as (number, wr_id).
-    fn poll(&self, channel: usize) -> Result<Option<Vec<(u32, u64)>>> {
+    fn poll(&self, inbox: &Inbox) -> Result<Option<Vec<(u32, u64)>>> {
         let mut out = [ffi::ibv_wc::default(); 2];
-        let found = self.router.poll(self.inboxes[channel], &mut out);
+        let found = self.router.poll(inbox, &mut out);
         assert!(found >= 0, "{found}");
         let list: Vec<_> = out[..found as usize].iter().map(|wc| (wc.qp_num, wc.wr_id)).collect();
         Ok(Some(list).filter(|list| !list.is_empty()))
@@ -138,10 +138,10 @@ impl World {
     }
 
     /// Sleeps until the channel has all of `expected`, which come in this order, and nothing else.
-    fn receive(&self, channel: usize, expected: &[(u32, u64)]) {
+    fn receive(&self, inbox: &Inbox, expected: &[(u32, u64)]) {
         let mut found = Vec::new();
         while found.len() < expected.len() {
-            found.extend(self.sleep(|| self.poll(channel)));
+            found.extend(self.sleep(|| self.poll(inbox)));
         }
         assert_eq!(found, expected);
     }
@@ -152,8 +152,8 @@ impl World {
 
     /// Nothing is left anywhere.
     fn is_empty(&self) {
-        for channel in [0, 1] {
-            assert_eq!(self.poll(channel).unwrap(), None);
+        for inbox in &self.inboxes {
+            assert_eq!(self.poll(inbox).unwrap(), None);
         }
         assert_eq!(self.router.next_ready().unwrap(), None);
     }
@@ -162,8 +162,8 @@ impl World {
 /// Each channel gets its own completions, once and in order, whoever polls them; and none sleeps on.
 #[test]
 fn each_channel_gets_its_own() {
-    let a = |world: &World| world.receive(0, &[(A, 1), (A, 2)]);
-    let b = |world: &World| world.receive(1, &[(B, 1)]);
+    let a = |world: &World| world.receive(&world.inboxes[0], &[(A, 1), (A, 2)]);
+    let b = |world: &World| world.receive(&world.inboxes[1], &[(B, 1)]);
     let device = |world: &World| {
         world.complete(A, 1);
         world.complete(B, 1);
@@ -183,12 +183,12 @@ fn who_waits_for_any_channel_misses_none() {
             let (number, token) = world.sleep(|| world.router.next_ready());
             assert_eq!(u64::from(number), token);
             if number == A {
-                found.extend(world.poll(0).unwrap());
+                found.extend(world.poll(&world.inboxes[0]).unwrap());
             }
         }
         assert_eq!(found, [[(A, 1)]]);
     };
-    let b = |world: &World| world.receive(1, &[(B, 1)]);
+    let b = |world: &World| world.receive(&world.inboxes[1], &[(B, 1)]);
     let device = |world: &World| {
         world.complete(B, 1);
         world.complete(A, 1);
@@ -203,17 +203,17 @@ fn who_waits_for_any_channel_misses_none() {
 fn a_reset_leaves_nothing_of_the_earlier_connection() {
     let a = |world: &World| {
         // What was flushed and is polled before the reset is of this connection.
-        for (number, _) in world.poll(0).unwrap().into_iter().flatten() {
+        for (number, _) in world.poll(&world.inboxes[0]).unwrap().into_iter().flatten() {
             assert_eq!(number, A);
         }
         lock(&world.device.queue).reset = Some(A);
-        world.router.clear(world.inboxes[0]);
-        assert_eq!(world.poll(0).unwrap(), None, "after the reset");
-        world.router.renumber(world.inboxes[0], NEW_A);
+        world.router.clear(&world.inboxes[0]);
+        assert_eq!(world.poll(&world.inboxes[0]).unwrap(), None, "after the reset");
+        world.router.renumber(&world.inboxes[0], NEW_A);
         world.complete(NEW_A, 1);
-        world.receive(0, &[(NEW_A, 1)]);
+        world.receive(&world.inboxes[0], &[(NEW_A, 1)]);
     };
-    let b = |world: &World| world.receive(1, &[(B, 1), (B, 2)]);
+    let b = |world: &World| world.receive(&world.inboxes[1], &[(B, 1), (B, 2)]);
     let device = |world: &World| {
         for wr_id in 1..=2 {
             world.complete(A, wr_id);
@@ -229,15 +229,16 @@ fn a_reset_leaves_nothing_of_the_earlier_connection() {
 fn an_inbox_that_is_taken_again_holds_nothing() {
     let a = |world: &World| {
         lock(&world.device.queue).reset = Some(A);
-        world.router.release(world.inboxes[0]);
+        world.router.release(&world.inboxes[0]);
         let inbox = world.router.reserve(4, NEW_A.into(), None).unwrap();
-        assert_eq!(inbox, world.inboxes[0]);
-        world.router.register(inbox, NEW_A);
-        assert_eq!(world.poll(0).unwrap(), None, "of the channel that is gone");
+        assert!(inbox.has_place_of(&world.inboxes[0]));
+        world.router.register(&inbox, NEW_A);
+        assert_eq!(world.poll(&inbox).unwrap(), None, "of the channel that is gone");
         world.complete(NEW_A, 7);
-        world.receive(0, &[(NEW_A, 7)]);
+        world.receive(&inbox, &[(NEW_A, 7)]);
+        assert_eq!(world.poll(&world.inboxes[0]).unwrap(), None, "of its successor");
     };
-    let b = |world: &World| world.receive(1, &[(B, 1)]);
+    let b = |world: &World| world.receive(&world.inboxes[1], &[(B, 1)]);
     let device = |world: &World| {
         world.complete(A, 1);
         world.complete(B, 1);
@@ -269,15 +270,16 @@ fn what_a_reactor_does_not_hand_out_is_not_lost() {
             }
         }
     };
-    let a = |world: &World| world.note(world.poll(0).unwrap().into_iter().flatten());
+    let a =
+        |world: &World| world.note(world.poll(&world.inboxes[0]).unwrap().into_iter().flatten());
     let device = |world: &World| {
         world.complete(A, 1);
         world.complete(B, 1);
         world.complete(A, 2);
     };
     let all = |world: &World| {
-        for channel in [0, 1] {
-            while let Some(found) = world.poll(channel).unwrap() {
+        for inbox in &world.inboxes {
+            while let Some(found) = world.poll(inbox).unwrap() {
                 world.note(found);
             }
         }
@@ -376,7 +378,7 @@ fn a_reactor_gets_what_is_for_one_channel_together() {
         assert!(
             matches!(world.router.poll_into(&mut polled), Ok(Found::Ready(token)) if token == u64::from(A))
         );
-        assert_eq!(world.poll(0).unwrap(), Some(vec![(A, 3)]));
+        assert_eq!(world.poll(&world.inboxes[0]).unwrap(), Some(vec![(A, 3)]));
         world.is_empty();
     };
     in_every_order(World::new, [], check);

@@ -1,7 +1,7 @@
 //! The table of outstanding operations.
 //!
 //! The table has a fixed size: one slot for each work request that fits into the send queue, and one
-//! for each that fits into the receive queue. A slot is taken before a request is posted and released
+//! for each that fits into the receive queue. A slot is taken when a request is posted and released
 //! after its owner has taken the result. So a free slot means that the queue pair and the completion
 //! queue have room for one more request.
 //!
@@ -305,7 +305,7 @@ impl InFlight {
         let (sends, depth) = (self.sends as usize, self.depth);
         for (index, slot) in self.slots().iter().enumerate() {
             slot.wr_id.set(first + index as u64);
-            slot.state.set(State::Free);
+            slot.set_state(State::Free);
             let next = match index + 1 {
                 next if next == sends => 0,
                 next if next == depth => sends,
@@ -364,9 +364,7 @@ impl InFlight {
 
     /// Whether there is room for one more request.
     pub(super) fn has_room(&self, queue: Queue) -> bool {
-        // SAFETY: as in `take`.
-        let next = unsafe { self.next(queue).get().as_ref() };
-        next.state() == State::Free || self.search(queue).is_some()
+        self.free_slot(queue).is_some()
     }
 
     #[inline]
@@ -377,18 +375,22 @@ impl InFlight {
         }
     }
 
-    /// Takes a slot for a request that is about to be posted, if there is one.
+    /// A free slot for a request that is about to be posted, if there is one.
     #[inline]
-    pub(super) fn take(&self, queue: Queue, owner: Owner) -> Option<&Slot> {
+    pub(super) fn free_slot(&self, queue: Queue) -> Option<&Slot> {
         // SAFETY: it points to a slot of this table, as every value that is stored there does.
-        let mut slot = unsafe { self.next(queue).get().as_ref() };
-        if slot.state() != State::Free {
-            slot = self.search(queue)?;
-        }
-        slot.set_state(State::InFlight(owner));
+        let slot = unsafe { self.next(queue).get().as_ref() };
+        if slot.state() == State::Free { Some(slot) } else { self.search(queue) }
+    }
+
+    /// Takes a [free slot](Self::free_slot) of this queue for a request that was posted.
+    ///
+    /// After the post, because the compiler then knows the state: a handle that is dropped at once is not asked for it.
+    #[inline]
+    pub(super) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
         self.next(queue).set(slot.next.get());
         self.in_use.set(self.in_use.get() + 1);
-        Some(slot)
+        slot.set_state(State::InFlight(owner));
     }
 
     /// Searches for a free slot, when the next one of the ring is in use.
@@ -500,7 +502,9 @@ mod tests {
     }
 
     fn take(table: &InFlight, queue: Queue) -> Option<u64> {
-        table.take(queue, Owner::Scope).map(|slot| slot.wr_id() - (1 << 32))
+        let slot = table.free_slot(queue)?;
+        table.take(queue, slot, Owner::Scope);
+        Some(slot.wr_id() - (1 << 32))
     }
 
     fn release(table: &InFlight, index: usize) {
@@ -581,7 +585,7 @@ mod tests {
     fn discarded_requests_are_no_longer_outstanding() {
         let table = opened(3, 0);
         for _ in 0..3 {
-            table.take(Queue::Send, Owner::Token).unwrap();
+            table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), Owner::Token);
         }
         table.slot(0).unwrap().set_state(State::Abandoned);
         table.slot(1).unwrap().complete(Owner::Token, &ffi::ibv_wc::default());

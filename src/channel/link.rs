@@ -63,7 +63,7 @@ impl Drop for Link<'_> {
         if !self.leaked
             && let Some((router, inbox)) = &self.core.router
         {
-            router.release(*inbox);
+            router.release(inbox);
         }
         if let Some((receives, member)) = &self.core.receives {
             receives.leave(*member, self.leaked);
@@ -237,7 +237,7 @@ impl<'res> Link<'res> {
         let fresh = self.queue_pair.another(capacities, connection)?;
         let (router, receives) = (self.core.router.clone(), self.core.receives.clone());
         if let Some((router, inbox)) = &router {
-            router.renumber(*inbox, fresh.number());
+            router.renumber(inbox, fresh.number());
         }
         let mut settings = self.core.settings();
         settings.limits.max_inline_data = fresh.max_inline_data();

@@ -7,19 +7,20 @@
 use std::mem::MaybeUninit;
 
 use super::batch::BATCH;
-use super::router::{Inbox, Router};
+use super::router::Router;
 use crate::ffi;
 
 /// A completion, and the channel that it is for.
 pub(crate) struct PolledCompletion {
-    inbox: Inbox,
+    /// The index of its inbox.
+    inbox: usize,
     token: u64,
     completion: ffi::ibv_wc,
 }
 
 impl PolledCompletion {
     #[inline]
-    pub(super) fn inbox(&self) -> Inbox {
+    pub(super) fn inbox(&self) -> usize {
         self.inbox
     }
 
@@ -73,7 +74,7 @@ impl<'a> Polled<'a> {
 
     /// Adds a completion. There is room for `BATCH` after `clear`.
     #[inline]
-    pub(super) fn push(&mut self, inbox: Inbox, token: u64, completion: ffi::ibv_wc) {
+    pub(super) fn push(&mut self, inbox: usize, token: u64, completion: ffi::ibv_wc) {
         self.entries[self.len].write(PolledCompletion { inbox, token, completion });
         self.len += 1;
     }

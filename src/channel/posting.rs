@@ -27,18 +27,19 @@ impl Core {
         owner: Owner,
     ) -> TransportResult<&Slot> {
         operation.check(&self.limits, list)?;
-        let Some(slot) = self.table.take(O::QUEUE, owner) else {
+        let Some(slot) = self.table.free_slot(O::QUEUE) else {
             return Err(self.refusal(O::QUEUE));
         };
-        if owner != Owner::Scope {
-            // As `update_fast_path`: a slot is in use.
-            self.fast_path.set(false);
-        }
         // SAFETY: slots are given out only while the queue pair is live; the caller vouches for the
         // memory.
         let returned = unsafe { self.post_raw(operation, slot.wr_id(), list) };
         if returned != 0 {
-            return Err(self.post_failed::<O>(slot, returned));
+            return Err(self.post_failed::<O>(slot, owner, returned));
+        }
+        self.table.take(O::QUEUE, slot, owner);
+        if owner != Owner::Scope {
+            // As `update_fast_path`: a slot is in use.
+            self.fast_path.set(false);
         }
         Ok(slot)
     }
@@ -163,13 +164,18 @@ impl Core {
     }
 
     #[cold]
-    fn post_failed<O: Operation>(&self, slot: &Slot, returned: c_int) -> TransportError {
+    fn post_failed<O: Operation>(
+        &self,
+        slot: &Slot,
+        owner: Owner,
+        returned: c_int,
+    ) -> TransportError {
         if returned == NO_CREDIT && O::TAKES_RECEIVE {
-            let owner = slot.state();
-            self.release(slot);
             return self.refuse_without_credit(owner);
         }
         let error = ffi::failed(O::VERB, returned).into();
+        // The device may have it nevertheless.
+        self.table.take(O::QUEUE, slot, owner);
         self.ensure_not_posted::<O>(Some(slot));
         error
     }

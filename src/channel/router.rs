@@ -12,40 +12,38 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::fmt;
 use std::mem;
+use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 
-use super::batch::{BATCH, PollCq};
+use super::batch::BATCH;
 use super::epoch::new_epoch;
 use super::in_flight::no_memory;
-use super::inbox::{NO_NUMBER, Ring};
+use super::inbox::{Label, NO_NUMBER, Ring};
 use super::polled::{Found, Polled, PolledCompletion};
 use super::queue_pair_numbers::Numbers;
-use super::routes::{FED, Routes};
+use super::routes::{FED, Routes, Source};
 use super::shared_receives::{Member, Receives};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The index of an inbox.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Inbox(pub(super) usize);
+/// The inbox of a channel.
+#[derive(Clone, Debug)]
+pub(super) struct Inbox(Arc<Label>);
+
+#[cfg(all(test, ibverbs_loom))]
+impl Inbox {
+    pub(super) fn has_place_of(&self, other: &Self) -> bool {
+        self.0.index == other.0.index
+    }
+}
 
 /// See the [module](self).
 pub(super) struct Router {
-    /// Live while the router is used: each user holds the `CompletionQueue`.
-    queue: *mut ffi::ibv_cq,
-    /// The provider's function.
-    poll_cq: PollCq,
-    capacity: u32,
     /// Older than any channel that uses the queue.
     first_epoch: u32,
     routes: Mutex<Routes>,
 }
-
-// SAFETY: the completion queue may be used from any thread, and the rest is `Send`.
-unsafe impl Send for Router {}
-// SAFETY: as above; everything that changes is behind the lock.
-unsafe impl Sync for Router {}
 
 impl Router {
     /// Drops the completions that are in the queue: they are of queue pairs that were destroyed, whose
@@ -53,9 +51,12 @@ impl Router {
     ///
     /// # Safety
     ///
-    /// The completion queue is live while the router is used, and only the router polls it.
+    /// The completion queue is live while the router is used (each user holds the `CompletionQueue`), and only the
+    /// router polls it.
     pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, capacity: u32) -> Self {
-        let routes = Routes {
+        let mut routes = Routes {
+            // SAFETY: the caller vouches for it.
+            source: unsafe { Source::new(queue, capacity) },
             numbers: Numbers::new(),
             inboxes: Vec::new(),
             free: Vec::new(),
@@ -64,14 +65,9 @@ impl Router {
             fed: Vec::new(),
             batch: Box::default(),
         };
-        // SAFETY: the caller vouches for the queue, and with it for its context.
-        let poll_cq = unsafe { (*(*queue).context).ops.poll_cq };
-        // libibverbs sets every operation of a context before it hands the context out.
-        let poll_cq = poll_cq.expect("libibverbs sets it");
-        let router =
-            Self { queue, poll_cq, capacity, first_epoch: new_epoch(), routes: Mutex::new(routes) };
-        router.drain(&mut router.lock());
-        router
+        let first_epoch = new_epoch();
+        routes.drain();
+        Self { first_epoch, routes: Mutex::new(routes) }
     }
 
     #[inline]
@@ -81,12 +77,12 @@ impl Router {
     }
 
     pub(super) fn capacity(&self) -> u32 {
-        self.capacity
+        self.lock().source.capacity()
     }
 
     /// The part of the capacity that no channel has reserved.
     pub(super) fn available(&self) -> u32 {
-        self.capacity - self.lock().reserved
+        self.lock().available()
     }
 
     pub(super) fn first_epoch(&self) -> u32 {
@@ -108,7 +104,7 @@ impl Router {
         receives: Option<(Arc<Receives>, Member)>,
     ) -> Result<Inbox> {
         let mut routes = self.lock();
-        let left = self.capacity - routes.reserved;
+        let left = routes.available();
         let is_same = |fed: &Arc<Receives>| {
             receives.as_ref().is_some_and(|(receives, _)| Arc::ptr_eq(fed, receives))
         };
@@ -129,7 +125,8 @@ impl Router {
             let verb = "ChannelBuilder::build";
             return Err(Error::out_of_range(verb, what, needed.into(), 0, left.into()));
         }
-        let mut ring = Ring::new(room, token)?;
+        let index = routes.free.last().copied().unwrap_or(routes.inboxes.len());
+        let mut ring = Ring::new(room, token, index)?;
         routes.fed.try_reserve(1).map_err(|_| no_memory())?;
         // Reserve now, so that neither the code below nor `register`, `deliver` or `release` allocates.
         if routes.free.is_empty() {
@@ -147,43 +144,40 @@ impl Router {
             (None, _) => {}
         }
         ring.receives = receives;
-        let index = match routes.free.pop() {
-            Some(index) => {
-                // The list may still hold the index.
-                ring.listed = routes.inboxes[index].listed;
-                routes.inboxes[index] = ring;
-                index
-            }
-            None => {
-                routes.inboxes.push(ring);
-                routes.inboxes.len() - 1
-            }
-        };
-        Ok(Inbox(index))
+        let inbox = Inbox(ring.label.clone());
+        if routes.free.pop().is_some() {
+            // The list may still hold the index.
+            ring.listed = routes.inboxes[index].listed;
+            routes.inboxes[index] = ring;
+        } else {
+            routes.inboxes.push(ring);
+        }
+        Ok(inbox)
     }
 
     /// From now on, delivers completions of the queue pair with this number to the inbox.
     ///
     /// The number may still belong to another inbox, if its queue pair was destroyed and its channel was
     /// not dropped yet.
-    pub(super) fn register(&self, inbox: Inbox, number: u32) {
+    pub(super) fn register(&self, inbox: &Inbox, number: u32) {
         let mut routes = self.lock();
         if let Some(old) = routes.numbers.get(number) {
             // Completions of the old queue pair must not fill the new one's inbox.
-            self.drain(&mut routes);
-            routes.inboxes[old & !FED].number = NO_NUMBER;
+            routes.drain();
+            routes.inboxes[old & !FED].label.set_number(NO_NUMBER);
         }
-        let fed = if routes.inboxes[inbox.0].receives.is_some() { FED } else { 0 };
-        routes.numbers.insert(number, inbox.0 | fed);
-        routes.inboxes[inbox.0].number = number;
+        let fed = if routes.inboxes[inbox.0.index].receives.is_some() { FED } else { 0 };
+        routes.numbers.insert(number, inbox.0.index | fed);
+        inbox.0.set_number(number);
     }
 
     /// As [`register`](Self::register), for an inbox whose queue pair was reset and is about to be
     /// destroyed.
-    pub(super) fn renumber(&self, inbox: Inbox, number: u32) {
+    pub(super) fn renumber(&self, inbox: &Inbox, number: u32) {
         self.clear(inbox);
         let mut routes = self.lock();
-        let old = mem::replace(&mut routes.inboxes[inbox.0].number, NO_NUMBER);
+        let old = inbox.0.number();
+        inbox.0.set_number(NO_NUMBER);
         if old != NO_NUMBER {
             routes.numbers.remove(old);
         }
@@ -192,19 +186,21 @@ impl Router {
     }
 
     /// Frees the inbox of a queue pair that was destroyed, or never existed.
-    pub(super) fn release(&self, inbox: Inbox) {
+    pub(super) fn release(&self, inbox: &Inbox) {
         let mut routes = self.lock();
-        let ring = &mut routes.inboxes[inbox.0];
-        let (number, room) = (ring.number, ring.entries.len() as u32);
+        let ring = &mut routes.inboxes[inbox.0.index];
+        let (number, room) = (inbox.0.number(), ring.entries.len() as u32);
         let listed = ring.listed;
-        let receives = mem::replace(ring, Ring::unused()).receives;
+        ring.clear();
+        inbox.0.set_number(NO_NUMBER);
+        let receives = mem::replace(ring, Ring::unused(inbox.0.clone())).receives;
         ring.listed = listed;
-        routes.free.push(inbox.0);
+        routes.free.push(inbox.0.index);
         if number != NO_NUMBER {
             routes.numbers.remove(number);
         }
         // Completions of the queue pair take up room in the completion queue until they are polled.
-        self.drain(&mut routes);
+        routes.drain();
         routes.reserved -= room;
         if let Some((receives, _)) = receives
             && let Some(index) = routes.fed.iter().position(|fed| Arc::ptr_eq(&fed.0, &receives))
@@ -218,25 +214,10 @@ impl Router {
     }
 
     /// Drops all completions of a queue pair that was reset.
-    pub(super) fn clear(&self, inbox: Inbox) {
+    pub(super) fn clear(&self, inbox: &Inbox) {
         let mut routes = self.lock();
-        self.drain(&mut routes);
-        routes.inboxes[inbox.0].clear();
-    }
-
-    /// Polls until the completion queue is empty, or polling fails. All completions go to inboxes.
-    fn drain(&self, routes: &mut Routes) {
-        // Bounded, because the device may add completions meanwhile.
-        for _ in 0..=self.capacity {
-            let found = usize::try_from(self.poll_queue(&mut routes.batch[..])).unwrap_or(0);
-            if found == 0 || found > BATCH {
-                break;
-            }
-            for index in 0..found {
-                let completion = routes.batch[index];
-                routes.deliver(&completion);
-            }
-        }
+        routes.drain();
+        routes.inboxes[inbox.0.index].clear();
     }
 
     /// The next channel that has something: the queue pair's number, and the token. Polls the completion
@@ -251,11 +232,11 @@ impl Router {
         let mut routes = self.lock();
         // Each round polls at least one completion. The bound matters only for a device that invents
         // completions.
-        for _ in 0..=self.capacity {
+        for _ in 0..=routes.source.capacity() {
             if let Some(ready) = routes.take_ready() {
                 return Ok(Some(ready));
             }
-            let found = self.poll_queue(&mut routes.batch[..]);
+            let found = routes.poll();
             match usize::try_from(found) {
                 Ok(0) => break,
                 Ok(found) if found <= BATCH => {
@@ -281,11 +262,11 @@ impl Router {
         polled.clear();
         let mut routes = self.lock();
         // As in `next_ready`.
-        for _ in 0..=self.capacity {
+        for _ in 0..=routes.source.capacity() {
             if let Some((_, token)) = routes.take_ready() {
                 return Ok(Found::Ready(token));
             }
-            let found = self.poll_queue(&mut routes.batch[..]);
+            let found = routes.poll();
             // A negative value is larger than any length.
             let count = found as u32 as usize;
             if count == 0 {
@@ -326,55 +307,42 @@ impl Router {
     /// It finds nothing only if the completion queue was empty, so a caller that has armed the queue
     /// may then sleep.
     #[inline]
-    pub(super) fn poll(&self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
-        let mut routes = self.lock();
-        let Some(ring) = routes.inboxes.get(inbox.0) else { return -libc::EINVAL };
-        let number = ring.number;
-        if ring.is_pending {
-            return routes.pop(inbox.0, out);
+    pub(super) fn poll<const MOST: usize>(
+        &self,
+        inbox: &Inbox,
+        out: &mut [ffi::ibv_wc; MOST],
+    ) -> c_int {
+        let routes = self.lock();
+        if inbox.0.is_pending() {
+            return pop(routes, inbox.0.index, out);
         }
-        let found = self.poll_queue(out);
-        // A negative value is larger than any length, so one comparison finds failures too.
-        let count = found as u32 as usize;
-        let Some(polled) = out.get(..count) else { return found };
-        let is_own = |completion: &ffi::ibv_wc| completion.qp_num == number;
-        // Most often one or two of the channel that polls, or else none, or several. Those in pairs, as the compiler
-        // unrolls no search.
-        let all_own = match polled {
-            [only] => is_own(only),
-            [first, second] => is_own(first) && is_own(second),
-            polled => {
-                let mut pairs = polled.chunks_exact(2);
-                pairs.all(|pair| pair.iter().all(is_own)) && pairs.remainder().iter().all(is_own)
-            }
-        };
-        if all_own {
+        let found = routes.source.poll(out);
+        // Most often one or two of the channel that polls: all are, if the first and the last are.
+        let number = inbox.0.number();
+        let is_own = |index: usize| out[index].qp_num == number;
+        let last = (found as u32).wrapping_sub(1) as usize;
+        if last < 2 && is_own(0) && is_own(last) {
             return found;
         }
-        self.sort_and_poll_on(&mut routes, number, out, count)
+        sort_and_poll_on(routes, number, out, found)
     }
 
     /// As [`poll`](Self::poll), without polling the completion queue: returns what is in the inbox.
-    pub(super) fn take(&self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
-        let mut routes = self.lock();
-        match routes.inboxes.get(inbox.0) {
-            Some(ring) if ring.is_pending => routes.pop(inbox.0, out),
-            Some(_) => 0,
-            None => -libc::EINVAL,
-        }
+    pub(super) fn take(&self, inbox: &Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
+        let routes = self.lock();
+        if inbox.0.is_pending() { pop(routes, inbox.0.index, out) } else { 0 }
     }
 
     /// As [`poll`](Self::poll), for a channel that a shared receive queue feeds. The completions of its receives go
     /// there, and are not returned: so their order is that of the completion queue, whichever thread polls.
-    pub(super) fn poll_fed(&self, inbox: Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
+    pub(super) fn poll_fed(&self, inbox: &Inbox, out: &mut [ffi::ibv_wc; BATCH]) -> c_int {
         let mut routes = self.lock();
-        let Some(ring) = routes.inboxes.get(inbox.0) else { return -libc::EINVAL };
-        let number = ring.number;
-        if ring.is_pending {
-            return routes.pop(inbox.0, out);
+        if inbox.0.is_pending() {
+            return pop(routes, inbox.0.index, out);
         }
-        for _ in 0..=self.capacity {
-            let found = self.poll_queue(out);
+        let number = inbox.0.number();
+        for _ in 0..=routes.source.capacity() {
+            let found = routes.source.poll(out);
             let Ok(found) = usize::try_from(found) else { return found };
             if found == 0 || found > out.len() {
                 return found as c_int;
@@ -384,7 +352,7 @@ impl Router {
                 let completion = out[index];
                 if completion.qp_num != number {
                     routes.deliver(&completion);
-                } else if !routes.take_message(inbox.0, &completion) {
+                } else if !routes.take_message(inbox.0.index, &completion) {
                     out[own] = completion;
                     own += 1;
                 }
@@ -395,54 +363,60 @@ impl Router {
         }
         0
     }
-
-    /// Polls the completion queue, with room for `out.len()` completions.
-    #[inline]
-    fn poll_queue(&self, out: &mut [ffi::ibv_wc]) -> c_int {
-        // SAFETY: the caller uses the completion queue, so it is live; there is room.
-        unsafe { (self.poll_cq)(self.queue, out.len() as c_int, out.as_mut_ptr()) }
-    }
-
-    /// The rest of `poll`, where `found` completions are in `out`, some of which are for other channels.
-    #[inline(never)]
-    fn sort_and_poll_on(
-        &self,
-        routes: &mut Routes,
-        number: u32,
-        out: &mut [ffi::ibv_wc],
-        mut found: usize,
-    ) -> c_int {
-        // Each round polls at least one completion, and there are at most `capacity` of them while the
-        // lock is held. The bound matters only for a device that invents completions.
-        for _ in 0..=self.capacity {
-            let mut own = 0;
-            for index in 0..found {
-                if out[index].qp_num == number {
-                    if own != index {
-                        out[own] = out[index];
-                    }
-                    own += 1;
-                } else {
-                    routes.deliver(&out[index]);
-                }
-            }
-            if own > 0 {
-                return own as c_int;
-            }
-            let returned = self.poll_queue(out);
-            found = match usize::try_from(returned) {
-                Ok(found) if found > 0 && found <= out.len() => found,
-                _ => return returned,
-            };
-        }
-        0
-    }
 }
 
 impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Router").field("capacity", &self.capacity).finish_non_exhaustive()
+        f.debug_struct("Router").field("capacity", &self.capacity()).finish_non_exhaustive()
     }
+}
+
+/// The rest of `poll`, after a poll that returned `found`: completions are in `out`, some of which may be for other
+/// channels.
+///
+/// It takes the lock along: so a poll that does not come here needs fewer registers.
+#[inline(never)]
+fn sort_and_poll_on(
+    mut routes: MutexGuard<'_, Routes>,
+    number: u32,
+    out: &mut [ffi::ibv_wc],
+    mut found: c_int,
+) -> c_int {
+    let is_own = |completion: &ffi::ibv_wc| completion.qp_num == number;
+    // Each round polls at least one completion, and there are at most `capacity` of them while the
+    // lock is held. The bound matters only for a device that invents completions.
+    for _ in 0..=routes.source.capacity() {
+        // A negative value is larger than any length, so one comparison finds failures too.
+        let count = found as u32 as usize;
+        let Some(polled) = out.get(..count) else { return found };
+        // In pairs, as the compiler unrolls no search.
+        let mut pairs = polled.chunks_exact(2);
+        if pairs.all(|pair| pair.iter().all(is_own)) && pairs.remainder().iter().all(is_own) {
+            return found;
+        }
+        let mut own = 0;
+        for index in 0..count {
+            if is_own(&out[index]) {
+                if own != index {
+                    out[own] = out[index];
+                }
+                own += 1;
+            } else {
+                routes.deliver(&out[index]);
+            }
+        }
+        if own > 0 {
+            return own as c_int;
+        }
+        found = routes.source.poll(out);
+    }
+    0
+}
+
+/// Moves completions from an inbox to `out`, and returns how many, or a negative errno value. It takes the lock along too.
+#[inline(never)]
+fn pop(mut routes: MutexGuard<'_, Routes>, inbox: usize, out: &mut [ffi::ibv_wc]) -> c_int {
+    routes.pop(inbox, out)
 }
 
 #[cold]
@@ -452,25 +426,37 @@ fn poll_failed(found: c_int) -> Error {
     ffi::failed("ibv_poll_cq", found)
 }
 
-/// A `poll_cq` for channels that share a completion queue.
+/// What [`poll_routed`] is called with.
+pub(super) struct Route {
+    /// Not the `Arc`, in front of whose content its counts are: the compiler would need a register more.
+    router: NonNull<Router>,
+    inbox: Inbox,
+}
+
+impl Route {
+    /// The route of a channel, which holds the router for as long as it uses this value.
+    pub(super) fn new((router, inbox): &(Arc<Router>, Inbox)) -> Self {
+        Self { router: NonNull::from(&**router), inbox: inbox.clone() }
+    }
+}
+
+/// A `poll_cq` for channels that share a completion queue. It may find `BATCH` completions, however few are asked for.
 ///
 /// # Safety
 ///
-/// `route` points to the router and the inbox of a live channel. `completions` points to `most`
-/// initialised completions, and `most` is not negative.
+/// `route` points to the [`Route`] of a live channel. `completions` points to `BATCH` initialised completions, which
+/// nobody else accesses meanwhile.
 pub(super) unsafe extern "C" fn poll_routed(
     route: *mut ffi::ibv_cq,
-    most: c_int,
+    _most: c_int,
     completions: *mut ffi::ibv_wc,
 ) -> c_int {
-    // SAFETY: the caller vouches for both.
-    let ((router, inbox), out) = unsafe {
-        (
-            &*route.cast::<(Arc<Router>, Inbox)>(),
-            std::slice::from_raw_parts_mut(completions, most as usize),
-        )
+    // SAFETY: the caller vouches for all three.
+    let (router, inbox, out) = unsafe {
+        let Route { router, inbox } = &*route.cast::<Route>();
+        (router.as_ref(), inbox, &mut *completions.cast::<[ffi::ibv_wc; BATCH]>())
     };
-    router.poll(*inbox, out)
+    router.poll(inbox, out)
 }
 
 /// As [`poll_routed`], for channels that a shared receive queue feeds.
@@ -480,15 +466,13 @@ pub(super) unsafe extern "C" fn poll_routed(
 /// As for [`poll_routed`].
 pub(super) unsafe extern "C" fn poll_routed_receives(
     route: *mut ffi::ibv_cq,
-    most: c_int,
+    _most: c_int,
     completions: *mut ffi::ibv_wc,
 ) -> c_int {
-    // SAFETY: the caller vouches for both.
-    let ((router, inbox), out) = unsafe {
-        (
-            &*route.cast::<(Arc<Router>, Inbox)>(),
-            std::slice::from_raw_parts_mut(completions, most as usize),
-        )
+    // SAFETY: the caller vouches for all three.
+    let (router, inbox, out) = unsafe {
+        let Route { router, inbox } = &*route.cast::<Route>();
+        (router.as_ref(), inbox, &mut *completions.cast::<[ffi::ibv_wc; BATCH]>())
     };
-    router.poll_fed(*inbox, out)
+    router.poll_fed(inbox, out)
 }

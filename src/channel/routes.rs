@@ -5,16 +5,50 @@ use std::ffi::c_int;
 use std::mem;
 use std::sync::Arc;
 
-use super::batch::BATCH;
+use super::batch::{BATCH, PollCq};
 use super::inbox::{NO_NUMBER, Ring};
 use super::polled::{Polled, PolledCompletion};
 use super::queue_pair_numbers::Numbers;
-use super::router::Inbox;
 use super::shared_receives::Receives;
 use crate::ffi;
 
+/// The completion queue that a router polls, with its lock held.
+pub(super) struct Source {
+    queue: *mut ffi::ibv_cq,
+    /// The provider's function.
+    poll_cq: PollCq,
+    capacity: u32,
+}
+
+// SAFETY: the completion queue may be used from any thread.
+unsafe impl Send for Source {}
+
+impl Source {
+    /// # Safety
+    ///
+    /// The completion queue is live while this value is used.
+    pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, capacity: u32) -> Self {
+        // SAFETY: the caller vouches for the queue, and with it for its context.
+        let poll_cq = unsafe { (*(*queue).context).ops.poll_cq };
+        // libibverbs sets every operation of a context before it hands the context out.
+        Self { queue, poll_cq: poll_cq.expect("libibverbs sets it"), capacity }
+    }
+
+    pub(super) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Polls with room for `out.len()` completions. Returns what the verb returned.
+    #[inline]
+    pub(super) fn poll(&self, out: &mut [ffi::ibv_wc]) -> c_int {
+        // SAFETY: the queue is live, as the caller of `new` vouches; there is room.
+        unsafe { (self.poll_cq)(self.queue, out.len() as c_int, out.as_mut_ptr()) }
+    }
+}
+
 /// What the lock of a [`Router`](super::router::Router) protects.
 pub(super) struct Routes {
+    pub(super) source: Source,
     pub(super) numbers: Numbers,
     pub(super) inboxes: Vec<Ring>,
     /// The inboxes that are free for a new channel. It has room for all.
@@ -33,6 +67,32 @@ pub(super) struct Routes {
 pub(super) const FED: usize = 1 << (usize::BITS - 1);
 
 impl Routes {
+    /// The part of the capacity that no channel has reserved.
+    pub(super) fn available(&self) -> u32 {
+        self.source.capacity - self.reserved
+    }
+
+    /// Polls into the router's own batch. Returns what the verb returned.
+    #[inline]
+    pub(super) fn poll(&mut self) -> c_int {
+        self.source.poll(&mut self.batch[..])
+    }
+
+    /// Polls until the completion queue is empty, or polling fails. All completions go to inboxes.
+    pub(super) fn drain(&mut self) {
+        // Bounded, because the device may add completions meanwhile.
+        for _ in 0..=self.source.capacity {
+            let found = usize::try_from(self.poll()).unwrap_or(0);
+            if found == 0 || found > BATCH {
+                break;
+            }
+            for index in 0..found {
+                let completion = self.batch[index];
+                self.deliver(&completion);
+            }
+        }
+    }
+
     /// Puts a completion into the inbox that it is for. A completion without an inbox is of a queue pair
     /// that was destroyed, and is dropped.
     pub(super) fn deliver(&mut self, completion: &ffi::ibv_wc) {
@@ -57,7 +117,7 @@ impl Routes {
             let completion = &self.batch[index];
             let inbox = self.numbers.get(completion.qp_num);
             match inbox.and_then(|inbox| Some((inbox, self.inboxes.get(inbox)?))) {
-                Some((inbox, ring)) => polled.push(Inbox(inbox), ring.token, *completion),
+                Some((inbox, ring)) => polled.push(inbox, ring.token, *completion),
                 None => {
                     let completion = *completion;
                     self.deliver(&completion);
@@ -68,8 +128,8 @@ impl Routes {
 
     /// Puts a completion into the inbox that it was for when it was polled, if that is still its channel's.
     pub(super) fn put_back(&mut self, polled: &PolledCompletion) {
-        let (Inbox(inbox), completion) = (polled.inbox(), polled.completion());
-        if self.inboxes[inbox].number == completion.qp_num {
+        let (inbox, completion) = (polled.inbox(), polled.completion());
+        if self.inboxes[inbox].label.number() == completion.qp_num {
             self.inboxes[inbox].push(completion);
             self.enlist(inbox);
         }
@@ -115,15 +175,15 @@ impl Routes {
         while let Some(index) = self.ready.pop_front() {
             let ring = &mut self.inboxes[index];
             ring.listed = false;
-            if ring.number != NO_NUMBER && ring.has_something() {
-                return Some((ring.number, ring.token));
+            let number = ring.label.number();
+            if number != NO_NUMBER && ring.has_something() {
+                return Some((number, ring.token));
             }
         }
         None
     }
 
     /// Moves completions from an inbox to `out`, and returns how many, or a negative errno value.
-    #[inline(never)]
     pub(super) fn pop(&mut self, inbox: usize, out: &mut [ffi::ibv_wc]) -> c_int {
         let count = self.inboxes[inbox].pop(out);
         if self.inboxes[inbox].len > 0 {

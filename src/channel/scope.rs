@@ -521,6 +521,19 @@ impl Core {
     /// Waits until all operations of the scope have ended, and reports what no handle has seen.
     #[inline]
     fn wait_for_all(&self, deadline: Option<Instant>) -> TransportResult<()> {
+        // Most often one poll finds them all.
+        if self.table.in_use() > 0 && self.batch.is_empty() {
+            self.poll_abandoned()?;
+        }
+        if self.table.in_use() == 0 && self.batch.is_empty() && !self.unreported.unpolled.get() {
+            return Ok(());
+        }
+        self.wait_for_all_on(deadline)
+    }
+
+    /// The rest of `wait_for_all`.
+    #[inline(never)]
+    fn wait_for_all_on(&self, deadline: Option<Instant>) -> TransportResult<()> {
         let mut wait = Wait::new(deadline);
         loop {
             self.dispatch_batch()?;
@@ -542,7 +555,6 @@ impl Core {
     }
 
     /// The first failure of an operation whose handle was dropped, since the last call.
-    #[inline]
     fn take_unreported(&self) -> TransportResult<()> {
         // False if there is no error.
         if !self.unreported.unpolled.replace(false) {

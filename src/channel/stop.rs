@@ -240,7 +240,7 @@ impl Core {
     /// The completion queue cannot be polled, or does not become empty.
     pub(super) fn discard(&self) -> Result<()> {
         if let Some((router, inbox)) = &self.router {
-            router.clear(*inbox);
+            router.clear(inbox);
         }
         let give_up = Instant::now().checked_add(self.settle_timeout);
         let mut failures = 0;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::super::Channel;
 use super::super::core::Core;
 use super::super::error::{TransportError, TransportResult};
-use super::super::in_flight::{Owner, Queue, State};
+use super::super::in_flight::{Owner, Queue};
 use super::super::scope::Scope;
 use super::super::wait::Wait;
 use super::{CREDITS, Credits, decode};
@@ -94,11 +94,11 @@ impl Core {
     /// The error of a post without credit, of an operation in this state.
     #[cold]
     #[inline(never)]
-    pub(in crate::channel) fn refuse_without_credit(&self, state: State) -> TransportError {
+    pub(in crate::channel) fn refuse_without_credit(&self, owner: Owner) -> TransportError {
         let Some(credits) = &self.credits else { return TransportError::NoCredit };
         // A program may post again and again, and poll nothing meanwhile, as there is nothing in flight. Tasks
         // must not be woken here; their reactor polls.
-        if state != State::InFlight(Owner::Task) {
+        if owner != Owner::Task {
             while credits.reading.get() {
                 match self.progress() {
                     Ok(true) => {}
