@@ -6,9 +6,8 @@ use std::time::Instant;
 
 use super::Channel;
 use super::error::{TransportError, TransportResult};
-use super::scope::Scope;
+use super::scope::{Scope, ScopeExit};
 use super::scoped_work::ScopedPendingWork;
-use super::wait::Wait;
 use crate::completion::WorkSuccess;
 use crate::memory::{GatherBuffer, ScatterBuffer};
 
@@ -245,7 +244,8 @@ impl<'res> ChannelSet<'res> {
         let succeeded = matches!(result, Ok(Ok(_)));
         for channel in &self.channels {
             // There is room: this does not allocate.
-            ended.push(channel.core().end_scope(succeeded.then(|| Wait::new(deadline))));
+            let exit = if succeeded { ScopeExit::Wait(deadline) } else { ScopeExit::Stop };
+            ended.push(channel.core().end_scope(exit));
         }
         match result {
             Err(panic) => resume_unwind(panic),

@@ -263,22 +263,25 @@ impl Core {
         const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
         // Read once: the compiler takes them for changed by each write to a slot.
         let (number, epoch, slots) = (self.number, self.epoch.get(), self.table.slots());
-        let mut rest = completions.iter();
-        loop {
-            let mut others = rest.clone();
-            let Some(completion) = others.next() else { break };
+        let free = |completion: &ffi::ibv_wc| {
             // As `slot_of_completion`.
-            let slot = slots.get(completion.wr_id.wrapping_sub(epoch) as usize);
-            match slot.filter(|slot| slot.state() == State::Abandoned) {
-                Some(slot) if (completion.qp_num ^ number) | completion.status.0 == 0 => {
-                    slot.set_state(State::Free);
-                }
-                _ => break,
+            let index = completion.wr_id.wrapping_sub(epoch) as usize;
+            let is_free = index < slots.len()
+                && slots[index].state() == State::Abandoned
+                && (completion.qp_num ^ number) | completion.status.0 == 0;
+            if is_free {
+                slots[index].set_state(State::Free);
             }
+            is_free
+        };
+        let mut rest = completions;
+        while let [completion, others @ ..] = rest
+            && free(completion)
+        {
             rest = others;
         }
         let freed = completions.len() - rest.len();
-        self.table.count_released(freed);
+        self.table.count_released_in_scope(freed);
         freed
     }
 
@@ -340,7 +343,7 @@ impl Core {
         } else {
             self.wait_slow_path(slot, 0, deadline)?
         };
-        self.table.release(slot);
+        self.table.release_of(slot, Owner::Scope);
         // SAFETY: it points to an entry of the batch or into the slot, and is initialised; for the rest
         // see `poll_raw`.
         Ok(WorkSuccess::from_raw(unsafe { *completion }))
@@ -552,6 +555,7 @@ impl Core {
 }
 
 /// Fails if a poll that returned `found` has failed.
+#[inline]
 pub(super) fn check_poll(found: c_int) -> TransportResult<()> {
     if (0..=BATCH as c_int).contains(&found) { Ok(()) } else { Err(poll_failed(found)) }
 }

@@ -247,7 +247,7 @@ impl Core {
     /// Computes `fast_path`. To be called after every change of what it depends on.
     #[inline]
     pub(super) fn update_fast_path(&self) {
-        let idle = self.table.is_open_for_all() && self.table.in_use() == 0;
+        let idle = self.table.is_open_for_all() && !self.table.any_in_use();
         self.fast_path.set(idle && self.batch.is_empty());
     }
 

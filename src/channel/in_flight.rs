@@ -53,11 +53,11 @@ pub(super) enum State {
     Free,
     /// The device has the request; the owner will ask for its result.
     InFlight(Owner),
-    /// The device has the request; the handle was dropped, and nobody will ask for the result.
+    /// As `InFlight(Owner::Scope)`; the handle was dropped, and nobody will ask for the result.
     Abandoned,
     /// The operation has completed, and the slot holds the completion.
     Done(Owner),
-    /// As `Done`, and the owner has seen the result.
+    /// As `Done(Owner::Scope)`, and the handle has returned the result.
     Seen,
     /// The queue pair was reset or destroyed before the completion was polled. No completion will
     /// come, and the device no longer uses the buffer.
@@ -82,6 +82,31 @@ impl State {
     pub(super) fn is_outstanding(self) -> bool {
         matches!(self, Self::InFlight(_) | Self::Abandoned)
     }
+
+    /// Whether the device may still use the buffer, and a scope waits for that.
+    pub(super) fn is_outstanding_in_scope(self) -> bool {
+        matches!(self, Self::InFlight(Owner::Scope) | Self::Abandoned)
+    }
+
+    /// The owner of the operation, if there is one.
+    fn owner(self) -> Option<Owner> {
+        match self {
+            Self::Free => None,
+            Self::InFlight(owner) | Self::Done(owner) | Self::Discarded(owner) => Some(owner),
+            Self::Abandoned | Self::Seen => Some(Owner::Scope),
+        }
+    }
+}
+
+/// A [`State`] without the owner.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Free,
+    InFlight,
+    Abandoned,
+    Done,
+    Seen,
+    Discarded,
 }
 
 /// Room for one operation.
@@ -90,7 +115,10 @@ pub(super) struct Slot {
     wr_id: Cell<u64>,
     /// The next one of the ring.
     next: Cell<NonNull<Slot>>,
-    state: Cell<State>,
+    /// The state. As a single cell, the compiler would not notice that the write of a post is overwritten if the handle is
+    /// dropped at once.
+    phase: Cell<Phase>,
+    owner: Cell<Owner>,
     /// In the list of operations that have ended and are known by a token: the index of the next one.
     next_ended: Cell<u32>,
     completion: Cell<WorkCompletion>,
@@ -117,12 +145,31 @@ impl Slot {
     /// The state of the operation.
     #[inline]
     pub(super) fn state(&self) -> State {
-        self.state.get()
+        let owner = self.owner.get();
+        match self.phase.get() {
+            Phase::Free => State::Free,
+            Phase::InFlight => State::InFlight(owner),
+            Phase::Abandoned => State::Abandoned,
+            Phase::Done => State::Done(owner),
+            Phase::Seen => State::Seen,
+            Phase::Discarded => State::Discarded(owner),
+        }
     }
 
     #[inline]
     pub(super) fn set_state(&self, state: State) {
-        self.state.set(state);
+        let (phase, owner) = match state {
+            State::Free => (Phase::Free, None),
+            State::InFlight(owner) => (Phase::InFlight, Some(owner)),
+            State::Abandoned => (Phase::Abandoned, Some(Owner::Scope)),
+            State::Done(owner) => (Phase::Done, Some(owner)),
+            State::Seen => (Phase::Seen, None),
+            State::Discarded(owner) => (Phase::Discarded, Some(owner)),
+        };
+        self.phase.set(phase);
+        if let Some(owner) = owner {
+            self.owner.set(owner);
+        }
     }
 
     /// The completion, if it is done.
@@ -162,13 +209,13 @@ impl Slot {
     #[inline]
     pub(super) fn complete(&self, owner: Owner, completion: &ffi::ibv_wc) {
         self.completion.set((*completion).into());
-        self.state.set(State::Done(owner));
+        self.set_state(State::Done(owner));
     }
 
     /// As [`complete`](Self::complete), for the owner that it has. It must be in flight.
     #[inline(always)]
     pub(super) fn complete_for_owner(&self, completion: &ffi::ibv_wc) {
-        if let State::InFlight(owner) = self.state.get() {
+        if let State::InFlight(owner) = self.state() {
             self.complete(owner, completion);
         }
     }
@@ -200,8 +247,9 @@ pub(super) struct InFlight {
     /// unless there is none, the last.
     first_ended: Cell<u32>,
     last_ended: Cell<u32>,
-    /// Number of slots that are not free.
-    in_use: Cell<u32>,
+    /// The numbers of slots that are not free: those of operations in scopes, and the others.
+    in_scope: Cell<u32>,
+    others: Cell<u32>,
     /// Which slots may be taken: from when the channel is connected until it is stopped, all.
     open: Cell<Open>,
 }
@@ -238,7 +286,8 @@ impl InFlight {
         let slot = |_| Slot {
             wr_id: Cell::new(0),
             next: Cell::new(NonNull::dangling()),
-            state: Cell::new(State::Seen),
+            phase: Cell::new(Phase::Seen),
+            owner: Cell::new(Owner::Scope),
             next_ended: Cell::new(NO_SLOT),
             completion: Cell::new(WorkCompletion::default()),
             entry: Entry::new(),
@@ -258,7 +307,8 @@ impl InFlight {
             next_receive: Cell::new(dangling),
             first_ended: Cell::new(NO_SLOT),
             last_ended: Cell::new(NO_SLOT),
-            in_use: Cell::new(0),
+            in_scope: Cell::new(0),
+            others: Cell::new(0),
             open: Cell::new(Open::Nothing),
         };
         table.close();
@@ -317,7 +367,8 @@ impl InFlight {
         // If there are no slots for receives, this is the sentinel.
         self.next_receive.set(self.pointer(sends));
         self.first_ended.set(NO_SLOT);
-        self.in_use.set(0);
+        self.in_scope.set(0);
+        self.others.set(0);
         self.open.set(Open::Receives);
     }
 
@@ -356,10 +407,27 @@ impl InFlight {
         self.open.get() == Open::Receives
     }
 
-    /// The number of slots that are not free.
+    /// Whether there is a slot that is not free.
     #[inline]
+    pub(super) fn any_in_use(&self) -> bool {
+        self.in_scope.get() | self.others.get() != 0
+    }
+
+    /// Whether there is a slot of an operation in a scope that is not free.
+    #[inline]
+    pub(super) fn any_in_scope(&self) -> bool {
+        self.in_scope.get() != 0
+    }
+
+    /// The number of slots that are not free.
     pub(super) fn in_use(&self) -> u32 {
-        self.in_use.get()
+        self.in_scope.get() + self.others.get()
+    }
+
+    /// The count that the slots of this owner's operations are in.
+    #[inline]
+    fn count_of(&self, owner: Owner) -> &Cell<u32> {
+        if owner == Owner::Scope { &self.in_scope } else { &self.others }
     }
 
     /// Whether there is room for one more request.
@@ -389,7 +457,8 @@ impl InFlight {
     #[inline]
     pub(super) fn take(&self, queue: Queue, slot: &Slot, owner: Owner) {
         self.next(queue).set(slot.next.get());
-        self.in_use.set(self.in_use.get() + 1);
+        let count = self.count_of(owner);
+        count.set(count.get() + 1);
         slot.set_state(State::InFlight(owner));
     }
 
@@ -404,10 +473,19 @@ impl InFlight {
     }
 
     /// Frees a slot whose result was taken, or whose request was not posted.
-    #[inline]
     pub(super) fn release(&self, slot: &Slot) {
+        if let Some(owner) = slot.state().owner() {
+            self.release_of(slot, owner);
+        }
+    }
+
+    /// As [`release`](Self::release), for a slot that is not free. The operation is of this owner, or neither is in a
+    /// scope.
+    #[inline]
+    pub(super) fn release_of(&self, slot: &Slot, owner: Owner) {
         slot.set_state(State::Free);
-        self.in_use.set(self.in_use.get().wrapping_sub(1));
+        let count = self.count_of(owner);
+        count.set(count.get().wrapping_sub(1));
     }
 
     /// Appends an operation that is known by a token, and has ended, to the list of those.
@@ -432,10 +510,10 @@ impl InFlight {
         Some(slot)
     }
 
-    /// To be called after this number of slots was set [free](State::Free).
+    /// To be called after this number of slots of operations in a scope was set [free](State::Free).
     #[inline]
-    pub(super) fn count_released(&self, slots: usize) {
-        self.in_use.set(self.in_use.get().wrapping_sub(slots as u32));
+    pub(super) fn count_released_in_scope(&self, slots: usize) {
+        self.in_scope.set(self.in_scope.get().wrapping_sub(slots as u32));
     }
 
     /// The number of requests that the device has whose buffers the table does not own.
@@ -477,7 +555,7 @@ impl InFlight {
                 }
                 State::Abandoned => {
                     any_abandoned = true;
-                    self.release(slot);
+                    self.release_of(slot, Owner::Scope);
                 }
                 _ => {}
             }
@@ -585,12 +663,12 @@ mod tests {
     fn discarded_requests_are_no_longer_outstanding() {
         let table = opened(3, 0);
         for _ in 0..3 {
-            table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), Owner::Token);
+            table.take(Queue::Send, table.free_slot(Queue::Send).unwrap(), Owner::Scope);
         }
         table.slot(0).unwrap().set_state(State::Abandoned);
-        table.slot(1).unwrap().complete(Owner::Token, &ffi::ibv_wc::default());
+        table.slot(1).unwrap().complete(Owner::Scope, &ffi::ibv_wc::default());
         assert!(table.discard_outstanding());
-        let states = [State::Free, State::Done(Owner::Token), State::Discarded(Owner::Token)];
+        let states = [State::Free, State::Done(Owner::Scope), State::Discarded(Owner::Scope)];
         assert_eq!([0, 1, 2].map(|index| table.slot(index).unwrap().state()), states);
         assert_eq!((table.in_use(), table.outstanding()), (2, 0));
     }

@@ -90,7 +90,7 @@ impl Core {
             match slot.state() {
                 State::Discarded(Owner::Nobody) => {
                     slot.entry.buffer.clear();
-                    self.table.release(slot);
+                    self.table.release_of(slot, Owner::Nobody);
                 }
                 State::Discarded(Owner::Task) => self.table.owned.wake(&slot.entry),
                 _ => {}

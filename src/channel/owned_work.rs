@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::Channel;
 use super::completions::check_poll;
 use super::core::Core;
-use super::error::{TransportError, TransportResult};
+use super::error::{TransportError, TransportResult, failed};
 use super::in_flight::{Owner, Slot, State};
 use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::OwnedBuffer;
@@ -147,11 +147,8 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     /// As [`poll`](Self::poll). Nothing is stopped.
     #[inline(always)]
     pub fn wait(&mut self, channel: &mut Channel<'_>) -> OwnedResult<B> {
-        match self.wait_for_success(channel, None)? {
-            Some((slot, completion)) => Ok(self.take_success(channel.core(), slot, completion)),
-            // Without a deadline there is no time-out.
-            None => Err(TransportError::TimedOut.into()),
-        }
+        let (slot, completion) = self.wait_for_success(channel, None)?;
+        Ok(self.take_success(channel.core(), slot, completion))
     }
 
     /// Waits until the operation has ended, or the deadline has passed. If the deadline passes, it returns
@@ -166,36 +163,38 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         channel: &mut Channel<'_>,
         deadline: Instant,
     ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
-        match self.wait_for_success(channel, Some(deadline))? {
-            Some((slot, completion)) => {
-                Ok(Some(self.take_success(channel.core(), slot, completion)))
-            }
-            None => Ok(None),
+        match self.wait_for_success(channel, Some(deadline)) {
+            Ok((slot, completion)) => Ok(Some(self.take_success(channel.core(), slot, completion))),
+            Err(OperationError { error: TransportError::TimedOut, .. }) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    /// The slot of the operation and its completion, which is a success, or `None` if the deadline has passed.
+    /// The slot of the operation and its completion, which is a success.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`poll`](Self::poll), and `TimedOut` if the deadline has passed.
     #[inline(always)]
     fn wait_for_success<'a>(
         &mut self,
         channel: &'a Channel<'_>,
         deadline: Option<Instant>,
-    ) -> OwnedResult<B, Option<(&'a Slot, NonNull<ffi::ibv_wc>)>> {
+    ) -> OwnedResult<B, (&'a Slot, NonNull<ffi::ibv_wc>)> {
         let core = channel.core();
         if !self.is_of(core) {
-            return Err(not_found(self.identity(), core).into());
+            return failed(not_found(self.identity(), core).into());
         }
         // SAFETY: it is a slot of this core's table, which lives as long as the core, as do the slots.
         let slot = unsafe { self.slot.as_ref() };
         match core.success_now(slot) {
-            Ok(completion) => Ok(Some((slot, completion))),
+            Ok(completion) => Ok((slot, completion)),
             Err(found) => match wait_slow_path(core, slot, found, deadline) {
-                Ok(Some(completion)) => Ok(Some((slot, completion))),
-                Ok(None) => Ok(None),
-                Err(error) if slot.state().is_outstanding() => Err(error.into()),
+                Ok(completion) => Ok((slot, completion)),
+                Err(error) if slot.state().is_outstanding() => failed(error.into()),
                 Err(error) => {
                     slot.entry.put_reference(self.core.take());
-                    Err(take_failure(core, slot, error))
+                    failed(take_failure(core, slot, error))
                 }
             },
         }
@@ -212,7 +211,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         // SAFETY: the slot holds a `B`, since this is of the core's connection.
         let buffer = unsafe { slot.entry.buffer.take_unchecked() };
         // Blocking operations compute `fast_path`: what the post of the operation has set is a safe value.
-        core.table.release(slot);
+        core.table.release_of(slot, Owner::Handle);
         slot.entry.put_reference(self.core.take());
         // SAFETY: it points to an entry of the batch or into the slot, and is initialised. Nothing has polled since.
         (buffer, WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
@@ -317,35 +316,32 @@ fn take_failure<B: OwnedBuffer>(
 }
 
 /// The rest of a wait, after a poll that returned `found`, or 0 if there was none. Returns the completion of the
-/// operation in this slot, which is a success, or `None` if the deadline has passed.
+/// operation in this slot, which is a success.
 ///
 /// # Errors
 ///
-/// The operation may have ended, or not.
+/// The operation may have ended, or not: not if it is `TimedOut`.
 #[inline(never)]
 fn wait_slow_path(
     core: &Core,
     slot: &Slot,
     found: c_int,
     deadline: Option<Instant>,
-) -> TransportResult<Option<NonNull<ffi::ibv_wc>>> {
+) -> TransportResult<NonNull<ffi::ibv_wc>> {
     // What was found is in the batch, unless polling has failed.
     check_poll(found)?;
     core.release_dropped();
     let mut wait = Wait::new(deadline);
     loop {
         if slot.is_success() {
-            return Ok(Some(slot.completion_pointer()));
+            return Ok(slot.completion_pointer());
         }
         if !slot.state().is_outstanding() {
             // The caller finds the operation's own.
             return Err(TransportError::Stopped);
         }
         if !core.progress()? {
-            match core.on_empty_poll(&mut wait) {
-                Err(TransportError::TimedOut) => return Ok(None),
-                waited => waited?,
-            }
+            core.on_empty_poll(&mut wait)?;
         }
     }
 }

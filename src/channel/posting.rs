@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::core::Core;
 use super::credits::NO_CREDIT;
-use super::error::{TransportError, TransportResult};
+use super::error::{TransportError, TransportResult, failed};
 use super::in_flight::{Owner, Slot};
 use super::operation::{Operation, Prepared};
 use super::wait::Wait;
@@ -34,7 +34,7 @@ impl Core {
         // memory.
         let returned = unsafe { self.post_raw(operation, slot.wr_id(), list) };
         if returned != 0 {
-            return Err(self.post_failed::<O>(slot, owner, returned));
+            return failed(self.post_failed::<O>(slot, owner, returned));
         }
         self.table.take(O::QUEUE, slot, owner);
         if owner != Owner::Scope {

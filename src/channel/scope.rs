@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::mem;
 use std::time::Instant;
 
 use super::Channel;
@@ -112,6 +112,7 @@ impl<'scope> Scope<'scope, '_> {
     ///    flight.
     ///  - [`Cancelled`](crate::TransportError::Cancelled): a [cancel handle](crate::CancelHandle) was used. The channel
     ///    was stopped, and all operations have ended.
+    #[inline]
     pub fn wait_all(&self) -> TransportResult<()> {
         self.core.wait_for_all(None)
     }
@@ -413,17 +414,15 @@ impl Channel<'_> {
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     {
         let core = self.core();
-        let scope = Scope::new(core);
-        core.begin_scope();
-        // As in `std::thread::scope`: even if `f` panics, the operations are ended below.
-        let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
-        let wait = matches!(result, Ok(Ok(_))).then(|| Wait::new(deadline));
-        let ended = core.end_scope(wait);
-        match (result, ended) {
-            (Err(panic), _) => resume_unwind(panic),
-            (Ok(Err(error)), _) => Err(ScopeError::Closure(error)),
-            (Ok(Ok(_)), Err(error)) => Err(ScopeError::Exit(error)),
-            (Ok(Ok(value)), Ok(())) => Ok(value),
+        match run_in_scope(core, f) {
+            Ok(value) => match core.end_scope(ScopeExit::Wait(deadline)) {
+                Ok(()) => Ok(value),
+                Err(error) => Err(ScopeError::Exit(error)),
+            },
+            Err(error) => {
+                let _ = core.end_scope(ScopeExit::Stop);
+                Err(ScopeError::Closure(error))
+            }
         }
     }
 
@@ -444,20 +443,48 @@ impl Channel<'_> {
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     {
         let core = self.core();
-        let scope = Scope::new(core);
-        core.begin_scope();
-        let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
+        let result = run_in_scope(core, f);
         let unpolled = core.has_unpolled();
         // An operation that was not polled is a mistake of the caller: it is not waited for.
-        let _ = core.end_scope(None);
-        match result {
-            Err(panic) => resume_unwind(panic),
-            Ok(Ok(_)) if unpolled => {
-                panic!("a manual_scope has succeeded with operations that it did not poll")
-            }
-            Ok(result) => result,
+        let _ = core.end_scope(ScopeExit::Stop);
+        assert!(
+            result.is_err() || !unpolled,
+            "a manual_scope has succeeded with operations that it did not poll"
+        );
+        result
+    }
+}
+
+/// Calls `f` with a scope. If `f` panics, all operations of the scope are ended. If it returns, the caller ends them with
+/// [`Core::end_scope`] before anything else.
+#[inline]
+fn run_in_scope<'env, T, F>(core: &Core, f: F) -> T
+where
+    F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> T,
+{
+    /// It is on the stack of this function alone, so nobody can forget it.
+    struct EndOnPanic<'a>(&'a Core);
+
+    impl Drop for EndOnPanic<'_> {
+        fn drop(&mut self) {
+            let _ = self.0.end_scope(ScopeExit::Stop);
         }
     }
+
+    let scope = Scope::begin(core);
+    let end_on_panic = EndOnPanic(core);
+    let result = f(&scope);
+    mem::forget(end_on_panic);
+    result
+}
+
+/// How the operations of a scope are ended.
+#[derive(Clone, Copy)]
+pub(super) enum ScopeExit {
+    /// By waiting, until this deadline at the latest. What is in flight then is ended by stopping the channel.
+    Wait(Option<Instant>),
+    /// By stopping the channel, if any is in flight.
+    Stop,
 }
 
 impl Core {
@@ -478,38 +505,49 @@ impl Core {
             )
         };
         self.unreported.unpolled.get()
-            || self.table.in_use() > 0 && self.table.slots().iter().any(|slot| unseen(slot.state()))
+            || self.table.any_in_scope()
+                && self.table.slots().iter().any(|slot| unseen(slot.state()))
     }
 
-    /// Ends all operations of the scope: by waiting if `wait` is given, else by stopping the channel.
-    /// Returns the first failure that no handle has reported.
+    /// Ends all operations of the scope. Returns the first failure that no handle has reported.
     ///
     /// When it returns, no operation of the scope is in flight, and all its slots are free. It does not
     /// panic.
-    pub(super) fn end_scope(&self, wait: Option<Wait>) -> TransportResult<()> {
-        let mut result = Ok(());
-        if self.table.in_use() > 0 {
-            result = match wait {
-                Some(wait) => self.wait_for_scope(wait),
-                None => self.dispatch_arrived(),
-            };
-            if self.is_scope_outstanding() {
-                self.stop();
-            }
-            let unseen = self.release_scope_slots();
-            result = result.and(unseen);
+    #[inline]
+    pub(super) fn end_scope(&self, exit: ScopeExit) -> TransportResult<()> {
+        let mut polled = Ok(());
+        // Most often nothing is left, or one poll finds it all.
+        if self.table.any_in_scope() && self.batch.is_empty() && matches!(exit, ScopeExit::Wait(_))
+        {
+            polled = self.poll_abandoned();
+        }
+        if self.table.any_in_scope() || self.unreported.unpolled.get() || polled.is_err() {
+            return self.end_scope_on(exit, polled);
         }
         self.update_fast_path();
-        match self.unreported.error.get() {
-            Some(error) => result.and(Err(error)),
-            None => result,
+        Ok(())
+    }
+
+    /// The rest of `end_scope`, after a poll with this result.
+    #[inline(never)]
+    fn end_scope_on(&self, exit: ScopeExit, polled: TransportResult<()>) -> TransportResult<()> {
+        let mut result = match exit {
+            ScopeExit::Wait(deadline) => polled.and_then(|()| self.wait_for_scope(deadline)),
+            ScopeExit::Stop => self.dispatch_arrived(),
+        };
+        if self.is_scope_outstanding() {
+            self.stop();
         }
+        result = result.and(self.release_scope_slots());
+        self.update_fast_path();
+        result.and(self.take_unreported())
     }
 
     /// Waits until all operations of the scope have ended.
-    fn wait_for_scope(&self, mut wait: Wait) -> TransportResult<()> {
+    fn wait_for_scope(&self, deadline: Option<Instant>) -> TransportResult<()> {
+        let mut wait = Wait::new(deadline);
         for slot in self.table.slots() {
-            while is_outstanding_in_scope(slot.state()) {
+            while slot.state().is_outstanding_in_scope() {
                 if !self.progress()? {
                     self.on_empty_poll(&mut wait)?;
                 }
@@ -522,10 +560,10 @@ impl Core {
     #[inline]
     fn wait_for_all(&self, deadline: Option<Instant>) -> TransportResult<()> {
         // Most often one poll finds them all.
-        if self.table.in_use() > 0 && self.batch.is_empty() {
+        if self.table.any_in_scope() && self.batch.is_empty() {
             self.poll_abandoned()?;
         }
-        if self.table.in_use() == 0 && self.batch.is_empty() && !self.unreported.unpolled.get() {
+        if !self.table.any_in_scope() && !self.unreported.unpolled.get() {
             return Ok(());
         }
         self.wait_for_all_on(deadline)
@@ -537,10 +575,10 @@ impl Core {
         let mut wait = Wait::new(deadline);
         loop {
             self.dispatch_batch()?;
-            if self.table.in_use() == 0 {
+            if !self.table.any_in_scope() {
                 break;
             }
-            // What is in use may have ended, and have a handle; or not be of the scope.
+            // What is in use may have ended, and have a handle.
             if !self.poll_batch()? {
                 if !self.is_scope_outstanding() {
                     break;
@@ -570,26 +608,25 @@ impl Core {
     }
 
     fn is_scope_outstanding(&self) -> bool {
-        self.table.slots().iter().any(|slot| is_outstanding_in_scope(slot.state()))
+        self.table.any_in_scope()
+            && self.table.slots().iter().any(|slot| slot.state().is_outstanding_in_scope())
     }
 
     /// Frees the slots of the scope. Returns the first failure that no handle has reported.
     fn release_scope_slots(&self) -> TransportResult<()> {
         let mut result = Ok(());
+        if !self.table.any_in_scope() {
+            return result;
+        }
         for slot in self.table.slots() {
             match slot.state() {
                 State::Done(Owner::Scope) | State::Discarded(Owner::Scope) => {
                     result = result.and(self.take_result(slot).map(drop));
                 }
-                State::Seen => self.table.release(slot),
+                State::Seen => self.table.release_of(slot, Owner::Scope),
                 _ => {}
             }
         }
         result
     }
-}
-
-/// Whether the state is that of a request of the scope that the device has.
-fn is_outstanding_in_scope(state: State) -> bool {
-    matches!(state, State::InFlight(Owner::Scope) | State::Abandoned)
 }

@@ -61,9 +61,9 @@ impl Core {
                 if let Err(error) = slot.completion().result() {
                     self.record_unreported(error.into());
                 }
-                self.table.release(slot);
+                self.table.release_of(slot, Owner::Scope);
             }
-            State::Seen | State::Discarded(_) => self.table.release(slot),
+            State::Seen | State::Discarded(_) => self.table.release_of(slot, Owner::Scope),
             State::Free | State::Abandoned | State::InFlight(_) => {}
         }
     }

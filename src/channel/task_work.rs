@@ -109,7 +109,7 @@ impl Channel<'_> {
         }
         let buffer = slot.entry.buffer.take()?;
         // As in `OwnedWork`: `fast_path` stays as it is.
-        core.table.release(slot);
+        core.table.release_of(slot, Owner::Task);
         Some((buffer, slot.success()))
     }
 

@@ -181,6 +181,37 @@ pub(crate) fn window_at_once(rig: &mut ChannelRig, operations: u64) -> Result<u6
     Ok(sum)
 }
 
+/// Sixteen sends without handles in a scope of their own, whose end waits for them.
+#[inline(never)]
+pub(crate) fn window_per_scope(
+    rig: &mut ChannelRig,
+    operations: u64,
+) -> Result<u64, TransportError> {
+    let ChannelRig { channel, region } = rig;
+    let message = region.slice(..LENGTH)?;
+    let mut sum = 0;
+    for _ in 0..operations / WINDOW_OPERATIONS {
+        let result = channel.scope(|scope| {
+            for _ in 0..WINDOW {
+                scope.post_send(message)?;
+            }
+            Ok(())
+        });
+        result.map_err(ended)?;
+        sum += WINDOW_OPERATIONS * LENGTH as u64;
+    }
+    Ok(sum)
+}
+
+/// As [`window_per_scope`], on one of the channels.
+#[inline(never)]
+pub(crate) fn shared_window_per_scope(
+    rig: &mut SharedRig,
+    operations: u64,
+) -> Result<u64, TransportError> {
+    window_per_scope(rig.middle(), operations)
+}
+
 /// As [`window_at_once`], on one of the channels.
 #[inline(never)]
 pub(crate) fn shared_window_at_once(
@@ -215,6 +246,19 @@ pub(crate) fn w6_scoped(rig: &mut ChannelRig, operations: u64) -> Result<u64, Tr
         Ok(())
     });
     result.map_err(ended)?;
+    Ok(sum)
+}
+
+/// One operation after the other, each in a scope of its own.
+#[inline(never)]
+pub(crate) fn w6_per_scope(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
+    let ChannelRig { channel, region } = rig;
+    let message = region.slice(..LENGTH)?;
+    let mut sum = 0;
+    for _ in 0..operations {
+        let result = channel.scope(|scope| Ok(scope.post_send(message)?.wait()?.1));
+        sum += u64::from(result.map_err(ended)?.byte_len());
+    }
     Ok(sum)
 }
 

@@ -4,7 +4,7 @@
 //! call of `overhead_section`, which is where callgrind cuts; what each section is goes to standard
 //! output. The first of the three warms up. The other two differ by N operations and nothing else.
 //!
-//! `overhead run N W9 W10` runs those of two workloads, for a profiler.
+//! `overhead run N W9 'W10 channel owned'` runs those of a workload, and another contender, for a profiler.
 //!
 //! It fails where a contender allocates, or does not complete what it posts.
 
@@ -60,11 +60,12 @@ extern "C" fn overhead_section(section: u32) -> u32 {
     std::hint::black_box(section)
 }
 
-/// Runs the contenders of these workloads, or all.
+/// Runs the contenders of these names, which may be those of workloads, or all.
 fn run(operations: u64, only: &[&str]) -> Result<(), String> {
     let mut section = 0;
     for contender in contenders() {
-        if !only.is_empty() && !only.contains(&contender.workload) {
+        let name = format!("{} {}", contender.workload, contender.layer);
+        if !only.is_empty() && !only.iter().any(|only| [contender.workload, &name].contains(only)) {
             continue;
         }
         let mut body = (contender.make)();
@@ -77,7 +78,6 @@ fn run(operations: u64, only: &[&str]) -> Result<(), String> {
             let allocations = allocator::allocations() - before;
             overhead_section(section);
             section += 1;
-            let name = format!("{} {}", contender.workload, contender.layer);
             if sum != contender.expected(operations) {
                 return Err(format!("{name}: the completions add up to {sum}"));
             }
