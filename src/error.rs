@@ -1,7 +1,7 @@
 //! The errors of verbs.
 
-use std::fmt;
 use std::io;
+use std::{fmt, hint};
 
 use crate::device::Gid;
 use crate::queue_pair::{EndpointGid, QueuePairState, TransitionError};
@@ -328,6 +328,19 @@ impl From<Error> for io::Error {
 
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// `Err(error)`, for an error that comes from a function which is not inlined.
+///
+/// A result has its discriminant within the error. The compiler does not know what such a function writes there, so it
+/// compiles what follows a success a second time, for an `Ok` that comes from there, and then merges the two. `black_box`
+/// keeps it from dropping the assumption as trivially true before it is of use.
+#[inline(always)]
+pub(crate) fn err_from_call<T, E>(error: E) -> Result<T, E> {
+    let result = hint::black_box(Err(error));
+    // SAFETY: it is the `Err` of the line above.
+    unsafe { hint::assert_unchecked(result.is_err()) };
+    result
+}
 
 #[cfg(test)]
 mod tests {

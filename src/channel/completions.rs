@@ -237,19 +237,25 @@ impl Core {
         Ok(())
     }
 
-    /// As a poll into the batch and the beginning of [`dispatch_batch`](Self::dispatch_batch). The batch must be empty.
+    /// Polls while operations of a scope are in flight, and polls find completions of those whose handles were dropped,
+    /// and that are successes: these only free their slots. The first other completion, and what comes after it, is left
+    /// in the batch.
     #[inline]
     pub(super) fn poll_abandoned(&self) -> TransportResult<()> {
-        let found = self.poll_raw(BATCH);
-        check_poll(found)?;
-        // SAFETY: they are initialised, and nothing polls meanwhile.
-        let completions =
-            unsafe { std::slice::from_raw_parts(self.batch.entries(), found as usize) };
-        let freed = self.release_abandoned(completions);
-        if freed < completions.len() {
-            self.batch.set_len(found as usize);
-            // SAFETY: there are more.
-            unsafe { self.batch.advance_by(freed) };
+        while self.table.any_in_scope() && self.batch.is_empty() {
+            let found = self.poll_raw(BATCH);
+            check_poll(found)?;
+            // SAFETY: they are initialised, and nothing polls meanwhile.
+            let completions =
+                unsafe { std::slice::from_raw_parts(self.batch.entries(), found as usize) };
+            let freed = self.release_abandoned(completions);
+            if freed < completions.len() {
+                self.batch.set_len(found as usize);
+                // SAFETY: there are more.
+                unsafe { self.batch.advance_by(freed) };
+            } else if found == 0 {
+                break;
+            }
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What can go wrong on a channel.
 
-use std::{fmt, hint};
+use std::fmt;
 
 use crate::completion::{WorkError, WorkErrorClass};
 use crate::error::{Error, ErrorKind};
@@ -58,19 +58,6 @@ pub enum TransportError {
 
 /// The result of an operation on a [`Channel`](crate::Channel).
 pub type TransportResult<T> = Result<T, TransportError>;
-
-/// `Err(error)`, for an error that comes from a function which is not inlined.
-///
-/// A result has its discriminant within the error. The compiler does not know what such a function writes there, so it
-/// compiles what follows a success a second time, for an `Ok` that comes from there, and then merges the two. `black_box`
-/// keeps it from dropping the assumption as trivially true before it is of use.
-#[inline(always)]
-pub(super) fn failed<T, E>(error: E) -> Result<T, E> {
-    let result = hint::black_box(Err(error));
-    // SAFETY: it is the `Err` of the line above.
-    unsafe { hint::assert_unchecked(result.is_err()) };
-    result
-}
 
 impl TransportError {
     /// The failed operation, if one failed.

@@ -10,12 +10,13 @@ use std::time::Instant;
 use super::Channel;
 use super::completions::check_poll;
 use super::core::Core;
-use super::error::{TransportError, TransportResult, failed};
+use super::error::{TransportError, TransportResult};
 use super::in_flight::{Owner, Slot, State};
 use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::OwnedBuffer;
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
+use crate::error::err_from_call;
 use crate::ffi;
 
 /// An operation that owns its buffer, such as [`Channel::post_receive_owned`] posts.
@@ -183,7 +184,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     ) -> OwnedResult<B, (&'a Slot, NonNull<ffi::ibv_wc>)> {
         let core = channel.core();
         if !self.is_of(core) {
-            return failed(not_found(self.identity(), core).into());
+            return err_from_call(not_found(self.identity(), core).into());
         }
         // SAFETY: it is a slot of this core's table, which lives as long as the core, as do the slots.
         let slot = unsafe { self.slot.as_ref() };
@@ -191,10 +192,10 @@ impl<B: OwnedBuffer> OwnedWork<B> {
             Ok(completion) => Ok((slot, completion)),
             Err(found) => match wait_slow_path(core, slot, found, deadline) {
                 Ok(completion) => Ok((slot, completion)),
-                Err(error) if slot.state().is_outstanding() => failed(error.into()),
+                Err(error) if slot.state().is_outstanding() => err_from_call(error.into()),
                 Err(error) => {
                     slot.entry.put_reference(self.core.take());
-                    failed(take_failure(core, slot, error))
+                    err_from_call(take_failure(core, slot, error))
                 }
             },
         }

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use super::core::Core;
 use super::credits::NO_CREDIT;
-use super::error::{TransportError, TransportResult, failed};
+use super::error::{TransportError, TransportResult};
 use super::in_flight::{Owner, Slot};
 use super::operation::{Operation, Prepared};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
+use crate::error::err_from_call;
 use crate::ffi;
 
 impl Core {
@@ -34,7 +35,7 @@ impl Core {
         // memory.
         let returned = unsafe { self.post_raw(operation, slot.wr_id(), list) };
         if returned != 0 {
-            return failed(self.post_failed::<O>(slot, owner, returned));
+            return err_from_call(self.post_failed::<O>(slot, owner, returned));
         }
         self.table.take(O::QUEUE, slot, owner);
         if owner != Owner::Scope {

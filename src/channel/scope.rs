@@ -54,14 +54,10 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 impl<'scope> Scope<'scope, '_> {
-    fn new(core: &'scope Core) -> Self {
-        Self { core, scope: PhantomData, env: PhantomData, _one_thread: OneThread::default() }
-    }
-
     /// Begins a scope. The caller ends it with [`Core::end_scope`] before `'scope` ends, whatever happens.
     pub(super) fn begin(core: &'scope Core) -> Self {
-        core.begin_scope();
-        Self::new(core)
+        debug_assert!(!core.unreported.unpolled.get());
+        Self { core, scope: PhantomData, env: PhantomData, _one_thread: OneThread::default() }
     }
 
     /// Whether there is room for one more send, write, read or atomic. With
@@ -488,12 +484,6 @@ pub(super) enum ScopeExit {
 }
 
 impl Core {
-    #[inline]
-    fn begin_scope(&self) {
-        self.unreported.unpolled.set(false);
-        self.unreported.error.set(None);
-    }
-
     /// Whether there is an operation of the scope whose result was not seen.
     fn has_unpolled(&self) -> bool {
         use State::{Abandoned, Discarded, Done, InFlight};
@@ -513,32 +503,48 @@ impl Core {
     ///
     /// When it returns, no operation of the scope is in flight, and all its slots are free. It does not
     /// panic.
-    #[inline]
+    #[inline(always)]
     pub(super) fn end_scope(&self, exit: ScopeExit) -> TransportResult<()> {
-        let mut polled = Ok(());
-        // Most often nothing is left, or one poll finds it all.
-        if self.table.any_in_scope() && self.batch.is_empty() && matches!(exit, ScopeExit::Wait(_))
-        {
-            polled = self.poll_abandoned();
+        if self.is_scope_over() {
+            self.update_fast_path();
+            return Ok(());
         }
-        if self.table.any_in_scope() || self.unreported.unpolled.get() || polled.is_err() {
-            return self.end_scope_on(exit, polled);
-        }
-        self.update_fast_path();
-        Ok(())
+        self.poll_and_end_scope(exit)
     }
 
-    /// The rest of `end_scope`, after a poll with this result.
+    /// Whether there is nothing to do at the end of a scope.
+    #[inline]
+    fn is_scope_over(&self) -> bool {
+        !self.table.any_in_scope() && !self.unreported.unpolled.get()
+    }
+
+    /// As `end_scope`, if something is left.
+    #[inline(never)]
+    fn poll_and_end_scope(&self, exit: ScopeExit) -> TransportResult<()> {
+        let mut polled = Ok(());
+        if let ScopeExit::Wait(_) = exit {
+            polled = self.poll_abandoned();
+            if polled.is_ok() && self.is_scope_over() {
+                self.update_fast_path();
+                return Ok(());
+            }
+        }
+        self.end_scope_on(exit, polled)
+    }
+
+    /// The rest of `end_scope`, after polls with this result.
     #[inline(never)]
     fn end_scope_on(&self, exit: ScopeExit, polled: TransportResult<()>) -> TransportResult<()> {
         let mut result = match exit {
             ScopeExit::Wait(deadline) => polled.and_then(|()| self.wait_for_scope(deadline)),
             ScopeExit::Stop => self.dispatch_arrived(),
         };
-        if self.is_scope_outstanding() {
-            self.stop();
+        if self.table.any_in_scope() {
+            if self.is_scope_outstanding() {
+                self.stop();
+            }
+            result = result.and(self.release_scope_slots());
         }
-        result = result.and(self.release_scope_slots());
         self.update_fast_path();
         result.and(self.take_unreported())
     }
@@ -559,11 +565,8 @@ impl Core {
     /// Waits until all operations of the scope have ended, and reports what no handle has seen.
     #[inline]
     fn wait_for_all(&self, deadline: Option<Instant>) -> TransportResult<()> {
-        // Most often one poll finds them all.
-        if self.table.any_in_scope() && self.batch.is_empty() {
-            self.poll_abandoned()?;
-        }
-        if !self.table.any_in_scope() && !self.unreported.unpolled.get() {
+        self.poll_abandoned()?;
+        if self.is_scope_over() {
             return Ok(());
         }
         self.wait_for_all_on(deadline)
@@ -615,9 +618,6 @@ impl Core {
     /// Frees the slots of the scope. Returns the first failure that no handle has reported.
     fn release_scope_slots(&self) -> TransportResult<()> {
         let mut result = Ok(());
-        if !self.table.any_in_scope() {
-            return result;
-        }
         for slot in self.table.slots() {
             match slot.state() {
                 State::Done(Owner::Scope) | State::Discarded(Owner::Scope) => {

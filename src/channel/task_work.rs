@@ -12,7 +12,7 @@ use super::kinds::{
     CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
 use super::operation::{Operation, Receive, Request};
-use super::operation_error::OwnedResult;
+use super::operation_error::OperationError;
 use super::owned_buffer::OwnedBuffer;
 use super::owned_post::post_to_slot;
 use super::owned_results::PostError;
@@ -90,15 +90,19 @@ impl Channel<'_> {
         }
     }
 
-    /// Whether an operation has ended.
-    pub(crate) fn has_task_ended(&self, wr_id: u64) -> bool {
-        let slot = self.core().table.slot_of(wr_id);
-        slot.is_some_and(|slot| !matches!(slot.state(), State::InFlight(_)))
+    /// Whether an operation has ended, and is a success.
+    pub(crate) fn has_task_ended(&self, wr_id: u64) -> Option<bool> {
+        let slot = self.core().table.slot_of(wr_id)?;
+        (!slot.state().is_outstanding()).then(|| slot.is_success())
     }
 
     /// The buffer and the completion of an operation that has ended, if it is a success.
+    ///
+    /// # Safety
+    ///
+    /// The operation was posted with a buffer of this type.
     #[inline]
-    pub(crate) fn take_task_success<B: OwnedBuffer>(
+    pub(crate) unsafe fn take_task_success<B: OwnedBuffer>(
         &mut self,
         wr_id: u64,
     ) -> Option<(B, WorkSuccess)> {
@@ -107,20 +111,21 @@ impl Channel<'_> {
         if slot.state() != State::Done(Owner::Task) || !slot.has_success() {
             return None;
         }
-        let buffer = slot.entry.buffer.take()?;
+        // SAFETY: nobody has taken the result, so the slot still holds the buffer, whose type the caller vouches for.
+        let buffer = unsafe { slot.entry.buffer.take_unchecked() };
         // As in `OwnedWork`: `fast_path` stays as it is.
         core.table.release_of(slot, Owner::Task);
         Some((buffer, slot.success()))
     }
 
-    /// The buffer and the completion of an operation, if it has ended.
-    pub(crate) fn take_task<B: OwnedBuffer>(
-        &mut self,
-        wr_id: u64,
-    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
+    /// The failure of an operation that has ended, with its buffer.
+    pub(crate) fn take_task_failure<B: OwnedBuffer>(&mut self, wr_id: u64) -> OperationError<B> {
         let core = self.core();
-        let slot = core.table.slot_of(wr_id).ok_or(TransportError::UnknownWork)?;
-        core.take_owned(slot)
+        let ended = core.table.slot_of(wr_id).map(|slot| core.take_owned(slot));
+        match ended {
+            Some(Err(failure)) => failure,
+            _ => TransportError::UnknownWork.into(),
+        }
     }
 
     /// Has `waker` woken when an operation in flight ends.

@@ -10,6 +10,7 @@ use super::credit_clock;
 use super::handover::Cancelled;
 use super::state::{Shared, State};
 use crate::channel::{OperationError, OwnedBuffer, OwnedResult, TaskRequest, TransportError};
+use crate::error::err_from_call;
 
 /// A send, write, read or atomic operation of an [`AsyncChannel`](crate::AsyncChannel).
 ///
@@ -82,18 +83,29 @@ impl<B: OwnedBuffer> AsyncOperation<B> {
     fn poll_posted(&mut self, wr_id: u64, cx: &Context<'_>) -> Poll<OwnedResult<B>> {
         let Self { shared, stage, .. } = self;
         let mut state = shared.lock();
-        if let Some(success) = state.channel.take_task_success(wr_id) {
-            state.wake_room();
-            *stage = Stage::Over;
-            shared.release(state);
-            return Poll::Ready(Ok(success));
+        loop {
+            // SAFETY: `stage` has the number that the post of this future's buffer has returned.
+            let success = unsafe { state.channel.take_task_success(wr_id) };
+            if let Some(success) = success {
+                state.wake_room();
+                *stage = Stage::Over;
+                shared.release(state);
+                return Poll::Ready(Ok(success));
+            }
+            match progress(&mut state, wr_id, cx) {
+                Progress::Success => {}
+                Progress::Failure => {
+                    let failure = take_failure(&mut state, wr_id);
+                    *stage = Stage::Over;
+                    shared.release(state);
+                    return Poll::Ready(err_from_call(failure));
+                }
+                Progress::Pending => {
+                    shared.release(state);
+                    return Poll::Pending;
+                }
+            }
         }
-        let polled = progress_and_poll(&mut state, wr_id, cx);
-        if polled.is_ready() {
-            *stage = Stage::Over;
-        }
-        shared.release(state);
-        polled
     }
 }
 
@@ -176,32 +188,43 @@ fn fail<T, B>(
     Err(OperationError { error, buffer })
 }
 
-/// The result of an operation that was posted, if it has ended.
+/// How far an operation is that was posted.
+enum Progress {
+    Pending,
+    Success,
+    Failure,
+}
+
+/// Polls if the operation has not ended.
 #[inline(never)]
-fn progress_and_poll<B: OwnedBuffer>(
-    state: &mut State,
-    wr_id: u64,
-    cx: &Context<'_>,
-) -> Poll<OwnedResult<B>> {
-    if !state.channel.has_task_ended(wr_id) {
+fn progress(state: &mut State, wr_id: u64, cx: &Context<'_>) -> Progress {
+    let mut ended = state.channel.has_task_ended(wr_id);
+    if ended.is_none() {
         // So that this task is not woken by what it finds itself.
         let own = state.channel.take_task_waker(wr_id);
         state.progress();
-        if !state.channel.has_task_ended(wr_id) {
-            if let Some(error) = state.ended {
-                // The device may still use the buffer, since nothing would end the operation.
-                return Poll::Ready(Err(OperationError { error, buffer: None }));
-            }
+        ended = state.channel.has_task_ended(wr_id);
+        if ended.is_none() && state.ended.is_none() {
             let own = own.filter(|own| own.will_wake(cx.waker()));
             state.channel.set_task_waker(wr_id, own.unwrap_or_else(|| cx.waker().clone()));
-            return Poll::Pending;
+            return Progress::Pending;
         }
     }
-    let ended = state.channel.take_task(wr_id);
-    state.wake_room();
-    match ended.transpose() {
-        Some(ended) => Poll::Ready(ended.map_err(|error| state.failure(error))),
-        None => Poll::Pending,
+    if ended == Some(true) { Progress::Success } else { Progress::Failure }
+}
+
+/// The failure of an operation, or of its channel.
+#[cold]
+#[inline(never)]
+fn take_failure<B: OwnedBuffer>(state: &mut State, wr_id: u64) -> OperationError<B> {
+    match state.ended {
+        // The device may still use the buffer, since nothing would end the operation.
+        Some(error) if state.channel.has_task_ended(wr_id).is_none() => error.into(),
+        _ => {
+            let failure = state.channel.take_task_failure(wr_id);
+            state.wake_room();
+            state.failure(failure)
+        }
     }
 }
 
