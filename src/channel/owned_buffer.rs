@@ -212,8 +212,23 @@ pub(super) struct Entry {
 pub(super) struct Owned {
     /// The list of slots whose handles were dropped: the index of the first.
     first_dropped: AtomicU32,
-    /// The wakers of operations that have ended, for the channel's owner to wake.
-    woken: UnsafeCell<Vec<Waker>>,
+    /// The wakers of operations that have ended, or whose handles were dropped, for the channel's owner.
+    wakers: UnsafeCell<Vec<Later>>,
+}
+
+/// What is to be done with the waker of a task: by whoever has the channel, when no lock is held, as both may run any code.
+pub(crate) enum Later {
+    Wake(Waker),
+    Drop(Waker),
+}
+
+impl Later {
+    pub(crate) fn run(self) {
+        match self {
+            Self::Wake(waker) => waker.wake(),
+            Self::Drop(waker) => drop(waker),
+        }
+    }
 }
 
 impl Entry {
@@ -262,7 +277,7 @@ impl Entry {
 
 impl Owned {
     pub(super) fn new() -> Self {
-        Self { first_dropped: AtomicU32::new(NO_SLOT), woken: UnsafeCell::new(Vec::new()) }
+        Self { first_dropped: AtomicU32::new(NO_SLOT), wakers: UnsafeCell::new(Vec::new()) }
     }
 
     /// To be called, on any thread, when the handle of the request with this number is dropped. The entry is that of its
@@ -313,31 +328,38 @@ impl Owned {
         }
     }
 
-    /// Puts the waker of an operation that has ended among those to wake.
+    /// Has the task of an operation woken, which has ended.
     pub(super) fn wake(&self, entry: &Entry) {
-        if let Some(waker) = entry.waker.take() {
-            // SAFETY: only this function, `has_woken` and `take_woken` refer to the list, for the duration of a call. One
-            // thread at a time uses the core. No code of the program runs meanwhile: wakers are moved, not
-            // cloned or dropped.
-            unsafe { &mut *self.woken.get() }.push(waker);
-        }
+        self.push(entry.waker.take().map(Later::Wake));
     }
 
-    /// Whether `take_woken` has something to take.
+    /// Has the waker of an operation dropped, whose handle was dropped.
+    pub(super) fn drop_waker(&self, entry: &Entry) {
+        self.push(entry.waker.take().map(Later::Drop));
+    }
+
+    fn push(&self, later: Option<Later>) {
+        // SAFETY: only this function, `has_wakers` and `take_wakers` refer to the list, for the duration of a call. One
+        // thread at a time uses the core. No code of the program runs meanwhile: wakers are moved, not cloned or
+        // dropped.
+        unsafe { &mut *self.wakers.get() }.extend(later);
+    }
+
+    /// Whether `take_wakers` has something to take.
     #[inline]
-    pub(super) fn has_woken(&self) -> bool {
-        // SAFETY: as in `wake`.
-        !unsafe { &*self.woken.get() }.is_empty()
+    pub(super) fn has_wakers(&self) -> bool {
+        // SAFETY: as in `push`.
+        !unsafe { &*self.wakers.get() }.is_empty()
     }
 
-    /// Moves the wakers of operations that have ended to `into`.
-    pub(super) fn take_woken(&self, into: &mut Vec<Waker>) {
-        // SAFETY: as in `wake`.
-        let woken = unsafe { &mut *self.woken.get() };
+    /// Moves what is to be done with wakers to `into`.
+    pub(super) fn take_wakers(&self, into: &mut Vec<Later>) {
+        // SAFETY: as in `push`.
+        let wakers = unsafe { &mut *self.wakers.get() };
         if into.is_empty() {
-            std::mem::swap(into, woken);
+            std::mem::swap(into, wakers);
         } else {
-            into.append(woken);
+            into.append(wakers);
         }
     }
 }

@@ -73,7 +73,7 @@ impl Core {
             match slot.state() {
                 State::InFlight(owner) if owner.is_handle() => {
                     slot.set_state(State::InFlight(Owner::Nobody));
-                    drop(slot.entry.waker.take());
+                    self.table.owned.drop_waker(&slot.entry);
                 }
                 State::Done(owner) | State::Discarded(owner) if owner.is_handle() => {
                     slot.entry.buffer.clear();

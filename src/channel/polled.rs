@@ -47,12 +47,15 @@ pub(crate) struct Polled<'a> {
     /// Those before were taken.
     next: usize,
     len: usize,
+    /// Whether the router was not told yet that they have been dealt with.
+    is_under_way: bool,
 }
 
 impl<'a> Polled<'a> {
     #[inline]
     pub(super) fn new(router: &'a Router) -> Self {
-        Self { router, entries: [const { MaybeUninit::uninit() }; BATCH], next: 0, len: 0 }
+        let entries = [const { MaybeUninit::uninit() }; BATCH];
+        Self { router, entries, next: 0, len: 0, is_under_way: false }
     }
 
     /// Drops all completions.
@@ -77,6 +80,15 @@ impl<'a> Polled<'a> {
     pub(super) fn push(&mut self, inbox: usize, token: u64, completion: ffi::ibv_wc) {
         self.entries[self.len].write(PolledCompletion { inbox, token, completion });
         self.len += 1;
+        self.is_under_way = true;
+    }
+
+    /// To be called when the caller has dealt with all that [`next`](Self::next) has returned.
+    #[inline]
+    pub(crate) fn done(&mut self) {
+        if std::mem::replace(&mut self.is_under_way, false) {
+            self.router.poll_done();
+        }
     }
 
     /// Takes the next completions that are for one channel: its token, and the completions.
@@ -107,5 +119,6 @@ impl Drop for Polled<'_> {
             let left = &self.entries()[self.next..];
             self.router.deliver(left.iter().map(PolledCompletion::completion));
         }
+        self.done();
     }
 }

@@ -25,7 +25,7 @@ use super::routes::{FED, Routes, Source};
 use super::shared_receives::{Member, Receives};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// The inbox of a channel.
 #[derive(Clone, Debug)]
@@ -43,6 +43,9 @@ pub(super) struct Router {
     /// Older than any channel that uses the queue.
     first_epoch: u32,
     routes: Mutex<Routes>,
+    /// The numbers of polls whose completions were handed out by `poll_into`, and that have been dealt with.
+    polls_begun: AtomicU64,
+    polls_done: AtomicU64,
 }
 
 impl Router {
@@ -67,7 +70,12 @@ impl Router {
         };
         let first_epoch = new_epoch();
         routes.drain();
-        Self { first_epoch, routes: Mutex::new(routes) }
+        Self {
+            first_epoch,
+            routes: Mutex::new(routes),
+            polls_begun: AtomicU64::new(0),
+            polls_done: AtomicU64::new(0),
+        }
     }
 
     #[inline]
@@ -252,7 +260,8 @@ impl Router {
     }
 
     /// As [`next_ready`](Self::next_ready), for a caller that hands completions to the channels itself: polls into
-    /// `polled`, which must be empty, if no channel has something yet.
+    /// `polled`, which must be empty, if no channel has something yet. Until they have been dealt with, the poll is
+    /// [under way](Self::polls_begun).
     ///
     /// # Errors
     ///
@@ -277,10 +286,28 @@ impl Router {
             }
             routes.sort(count, polled);
             if !polled.is_empty() {
+                // While the lock is held: what is in nobody's reach is of a poll that has begun.
+                self.polls_begun.fetch_add(1, Ordering::SeqCst);
                 return Ok(Found::Completions);
             }
         }
         Ok(Found::Nothing)
+    }
+
+    /// The completions that `poll_into` has returned last have been dealt with.
+    #[inline]
+    pub(super) fn poll_done(&self) {
+        self.polls_done.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The number of polls that have begun. The completions that they found are in nobody's reach until as many are
+    /// [done](Self::polls_done).
+    pub(super) fn polls_begun(&self) -> u64 {
+        self.polls_begun.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn polls_done(&self) -> u64 {
+        self.polls_done.load(Ordering::SeqCst)
     }
 
     /// Puts completions of one channel, which was not dropped since, into its inbox.

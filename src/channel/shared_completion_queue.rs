@@ -146,6 +146,12 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
         self.router.put_back(polled);
     }
 
+    /// The number of polls that [`poll_into`](Self::poll_into) has begun, and the number of those that have been dealt
+    /// with.
+    pub(crate) fn polls(&self) -> (u64, u64) {
+        (self.router.polls_begun(), self.router.polls_done())
+    }
+
     /// Room for completions of [`poll_into`](Self::poll_into).
     pub(crate) fn polled(&self) -> Polled<'_> {
         Polled::new(&self.router)

@@ -13,7 +13,7 @@ use super::kinds::{
 };
 use super::operation::{Operation, Receive, Request};
 use super::operation_error::OperationError;
-use super::owned_buffer::OwnedBuffer;
+use super::owned_buffer::{Later, OwnedBuffer};
 use super::owned_post::post_to_slot;
 use super::owned_results::PostError;
 use super::owned_work::OwnedWork;
@@ -59,6 +59,7 @@ impl Channel<'_> {
     ) -> Result<u64, PostError<B>> {
         let core = self.core();
         let handle = |slot: &Slot| {
+            // There is none: it is taken when an operation ends, or its handle is dropped.
             slot.entry.waker.set(Some(waker.clone()));
             slot.wr_id()
         };
@@ -128,16 +129,9 @@ impl Channel<'_> {
         }
     }
 
-    /// Has `waker` woken when an operation in flight ends.
-    pub(crate) fn set_task_waker(&mut self, wr_id: u64, waker: Waker) {
-        if let Some(slot) = self.core().table.slot_of(wr_id) {
-            slot.entry.waker.set(Some(waker));
-        }
-    }
-
-    /// Takes the waker of an operation back.
-    pub(crate) fn take_task_waker(&mut self, wr_id: u64) -> Option<Waker> {
-        self.core().table.slot_of(wr_id)?.entry.waker.take()
+    /// Replaces the waker that is woken when an operation in flight ends. Returns the one before.
+    pub(crate) fn replace_task_waker(&mut self, wr_id: u64, waker: Option<Waker>) -> Option<Waker> {
+        self.core().table.slot_of(wr_id)?.entry.waker.replace(waker)
     }
 
     /// Where operations whose handles were dropped are marked.
@@ -155,10 +149,10 @@ impl Channel<'_> {
         self.core().complete_task(polled.completion())
     }
 
-    /// Whether there are wakers to [take](Self::take_woken).
+    /// Whether there are wakers to [take](Self::take_wakers).
     #[inline]
-    pub(crate) fn has_woken(&self) -> bool {
-        self.core().table.owned.has_woken()
+    pub(crate) fn has_wakers(&self) -> bool {
+        self.core().table.owned.has_wakers()
     }
 
     /// Posts a receive, as [`post_task`](Self::post_task).
@@ -192,9 +186,9 @@ impl Channel<'_> {
         self.core().release_dropped();
     }
 
-    /// Moves the wakers of operations that have ended to `into`.
-    pub(crate) fn take_woken(&mut self, into: &mut Vec<Waker>) {
-        self.core().table.owned.take_woken(into);
+    /// Moves what is to be done with the wakers of tasks to `into`.
+    pub(crate) fn take_wakers(&mut self, into: &mut Vec<Later>) {
+        self.core().table.owned.take_wakers(into);
     }
 
     /// Wakes every task that waits for an operation of this channel.
@@ -203,6 +197,12 @@ impl Channel<'_> {
         for slot in core.table.slots() {
             core.table.owned.wake(&slot.entry);
         }
+    }
+
+    /// Whether a failure has stopped the channel, so that nothing can be posted any more.
+    pub(crate) fn is_stopped(&self) -> bool {
+        let table = &self.core().table;
+        !table.is_open() && !table.is_open_for_receives()
     }
 
     /// The number of operations of the send queue that the device has.

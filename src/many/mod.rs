@@ -5,6 +5,7 @@ mod async_channel;
 mod every_order;
 mod free_chunks;
 mod owned_region;
+mod panics;
 mod pool;
 mod reactor;
 mod shared_range;

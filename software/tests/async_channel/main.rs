@@ -3,6 +3,7 @@
 mod cancelling;
 mod ending;
 mod sides;
+mod wakers;
 mod waking;
 
 use std::sync::Arc;

@@ -5,20 +5,21 @@ use std::task::{Wake, Waker};
 
 use super::handover::{Cancelled, Handover, Settle};
 use super::line::Line;
+use crate::channel::Later;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, in_every_order};
 
 /// A send queue, as far as futures wait for it.
 struct Room {
     free: u32,
     line: Line,
-    wakers: Vec<Waker>,
+    later: Vec<Later>,
     /// Whether the future of an operation that has ended was dropped.
     dropped: Arc<AtomicBool>,
 }
 
 impl Room {
     fn wake_first(&mut self) {
-        self.line.wake_first(&mut self.wakers);
+        self.line.wake_first(&mut self.later);
     }
 }
 
@@ -31,14 +32,14 @@ impl Settle for Room {
         self.wake_first();
         for place in places {
             if let Cancelled::Room(ticket) = place {
-                self.line.remove(ticket);
+                self.line.remove(ticket, &mut self.later);
                 self.wake_first();
             }
         }
     }
 
-    fn wakers(&mut self) -> &mut Vec<Waker> {
-        &mut self.wakers
+    fn later(&mut self) -> &mut Vec<Later> {
+        &mut self.later
     }
 }
 
@@ -75,13 +76,14 @@ impl World {
     fn new(free: u32) -> Self {
         let dropped = Arc::new(AtomicBool::new(false));
         let line = Line::default();
-        let room = Room { free, line, wakers: Vec::new(), dropped: dropped.clone() };
+        let room = Room { free, line, later: Vec::new(), dropped: dropped.clone() };
         Self { handover: Handover::new(room), dropped }
     }
 
     /// As an operation when it is polled: returns false if it is not its turn, or there is no room.
     fn poll(&self, ticket: &mut Option<u64>, waker: &Waker) -> bool {
-        let mut room = self.handover.lock();
+        let mut guard = self.handover.lock();
+        let room = &mut *guard;
         let is_next = match *ticket {
             Some(ticket) => room.line.is_first(ticket),
             None => room.line.is_empty(),
@@ -90,16 +92,16 @@ impl World {
         if posted {
             room.free -= 1;
             if let Some(ticket) = ticket.take() {
-                room.line.remove(ticket);
+                room.line.remove(ticket, &mut room.later);
                 room.wake_first();
             }
         } else {
             match *ticket {
-                Some(ticket) => room.line.set_waker(ticket, waker),
+                Some(ticket) => room.line.set_waker(ticket, waker, &mut room.later),
                 None => *ticket = Some(room.line.join(waker)),
             }
         }
-        self.handover.release(room);
+        self.handover.release(guard, None);
         posted
     }
 
@@ -128,13 +130,13 @@ impl World {
         let mut room = self.handover.lock();
         room.free += 1;
         room.wake_first();
-        self.handover.release(room);
+        self.handover.release(room, None);
     }
 
     /// Nobody waits, and nothing is left.
     fn check(&self, free: u32) {
         let room = self.handover.lock();
-        assert_eq!((room.free, room.line.len(), room.wakers.len()), (free, 0, 0));
+        assert_eq!((room.free, room.line.len(), room.later.len()), (free, 0, 0));
         assert!(self.handover.cancelled.lock().unwrap().is_empty());
         assert!(!self.handover.any_cancelled.load(Ordering::SeqCst));
         assert!(!self.dropped.load(Ordering::SeqCst));

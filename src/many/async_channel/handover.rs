@@ -1,20 +1,20 @@
 //! The lock of a channel, and what others leave for whoever has it.
 //!
-//! The lock is held while something is posted or polled, and never while a task is woken: a waker may run any
-//! code. So whoever has the lock collects wakers, and wakes after releasing it. A future that is dropped does not
-//! wait for the lock. It leaves its place in line here, and whoever has the lock settles that when releasing it.
+//! The lock is held while something is posted or polled, and never while a waker is woken or dropped: either may run any
+//! code. So whoever has the lock collects wakers, and wakes and drops them after releasing it. A future that is dropped
+//! does not wait for the lock. It leaves its place in line here, and whoever has the lock settles that when releasing it.
 //!
-//! A waker that panics takes no wake-up from other tasks: the panic goes on when the others are woken.
+//! A waker that panics takes no wake-up from other tasks: see [`Panics`].
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{PoisonError, TryLockError};
 use std::task::Waker;
 
+use crate::channel::Later;
+use crate::many::panics::Panics;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
 
-/// The most tasks that are woken before the lock is taken again.
-const WAKE_AT_ONCE: usize = 16;
+/// The most wakers that are used before the lock is taken again.
+const AT_ONCE: usize = 16;
 
 /// A place in line that nobody needs any more.
 #[derive(Clone, Copy)]
@@ -32,8 +32,8 @@ pub(super) trait Settle {
     /// Settles what dropped futures have left: these places, and what they have marked elsewhere.
     fn settle(&mut self, places: impl Iterator<Item = Cancelled>);
 
-    /// Those to be woken when the lock is released.
-    fn wakers(&mut self) -> &mut Vec<Waker>;
+    /// What is to be done when the lock is released.
+    fn later(&mut self) -> &mut Vec<Later>;
 }
 
 /// See the [module](self).
@@ -67,18 +67,45 @@ impl<S: Settle> Handover<S> {
         }
     }
 
-    /// Releases the lock, then wakes the tasks that are to be woken.
+    /// Releases the lock, then wakes the tasks that are to be woken, and `last`.
     #[inline]
-    pub(super) fn release<'a>(&'a self, mut state: MutexGuard<'a, S>) {
-        if !state.wakers().is_empty() {
-            return self.settle_and_release(state);
+    pub(super) fn release<'a>(&'a self, mut state: MutexGuard<'a, S>, last: Option<Waker>) {
+        if !state.later().is_empty() {
+            return self.release_with_others(state, last);
         }
         drop(state);
         // As at the end of `settle_and_release`.
         fence(Ordering::SeqCst);
         if self.any_cancelled.load(Ordering::SeqCst) {
-            self.settle();
+            return self.settle_with_last(last);
         }
+        if let Some(last) = last {
+            last.wake();
+        }
+    }
+
+    /// As [`release`](Self::release), if there are others to be woken.
+    #[inline(never)]
+    fn release_with_others<'a>(&'a self, mut state: MutexGuard<'a, S>, last: Option<Waker>) {
+        state.later().extend(last.map(Later::Wake));
+        self.release_catching(state).resume();
+    }
+
+    /// As the end of [`release`](Self::release), if something was dropped.
+    #[cold]
+    fn settle_with_last(&self, last: Option<Waker>) {
+        let mut panics = self.settle();
+        if let Some(last) = last {
+            panics.catch(|| last.wake());
+        }
+        panics.resume();
+    }
+
+    /// As [`release`](Self::release). What wakers have thrown is returned.
+    pub(super) fn release_catching<'a>(&'a self, state: MutexGuard<'a, S>) -> Panics {
+        let mut panics = Panics::default();
+        self.settle_and_release(state, &mut panics);
+        panics
     }
 
     /// To be called when a future is dropped that has left its mark, or this place. It does not wait.
@@ -88,21 +115,22 @@ impl<S: Settle> Handover<S> {
         }
         // Not a store: one that overwrites another thread's tells whoever reads it nothing of what that thread has left.
         self.any_cancelled.swap(true, Ordering::SeqCst);
-        self.settle();
+        self.settle().forget();
     }
 
     /// Settles what dropped futures have left, unless another thread has the lock, which then does it.
-    fn settle(&self) {
+    fn settle(&self) -> Panics {
+        let mut panics = Panics::default();
         // Either this sees the lock released, or the one who releases it sees `any_cancelled`.
         fence(Ordering::SeqCst);
         if let Some(state) = self.try_lock() {
-            self.settle_and_release(state);
+            self.settle_and_release(state, &mut panics);
         }
+        panics
     }
 
-    /// Releases the lock, after everything is settled, and wakes tasks.
-    fn settle_and_release<'a>(&'a self, mut state: MutexGuard<'a, S>) {
-        let mut panic = None;
+    /// Releases the lock, after everything is settled, and then uses the wakers.
+    fn settle_and_release<'a>(&'a self, mut state: MutexGuard<'a, S>, panics: &mut Panics) {
         loop {
             // What this load misses, the one after the fence finds.
             if self.any_cancelled.load(Ordering::Relaxed)
@@ -110,16 +138,16 @@ impl<S: Settle> Handover<S> {
             {
                 state.settle(std::iter::from_fn(|| self.next_cancelled()));
             }
-            let wakers = state.wakers();
-            let more = match (wakers.pop(), wakers.is_empty()) {
+            let later = state.later();
+            let more = match (later.pop(), later.is_empty()) {
                 (Some(only), true) => {
                     drop(state);
-                    wake(only, &mut panic);
+                    panics.catch(|| only.run());
                     false
                 }
                 (Some(last), false) => {
-                    wakers.push(last);
-                    wake_some(state, &mut panic)
+                    later.push(last);
+                    run_some(state, panics)
                 }
                 (None, _) => {
                     drop(state);
@@ -134,9 +162,6 @@ impl<S: Settle> Handover<S> {
             let Some(again) = self.try_lock() else { break };
             state = again;
         }
-        if let Some(panic) = panic {
-            resume_unwind(panic);
-        }
     }
 
     fn next_cancelled(&self) -> Option<Cancelled> {
@@ -144,28 +169,17 @@ impl<S: Settle> Handover<S> {
     }
 }
 
-/// What a waker that panicked has thrown.
-type Panic = Option<Box<dyn Any + Send>>;
-
-/// Wakes a task. If that panics, `panic` has what it threw, unless it has something.
-fn wake(waker: Waker, panic: &mut Panic) {
-    // Nothing of ours is used after a panic that it could have changed.
-    if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-        panic.get_or_insert(thrown);
-    }
-}
-
-/// Releases the lock and wakes several tasks. Returns whether there are more to wake.
+/// Releases the lock and uses several wakers. Returns whether there are more.
 #[inline(never)]
-fn wake_some<S: Settle>(mut state: MutexGuard<'_, S>, panic: &mut Panic) -> bool {
-    let mut woken = [const { None }; WAKE_AT_ONCE];
-    let wakers = state.wakers();
-    let count = wakers.len().min(WAKE_AT_ONCE);
-    for (place, waker) in woken.iter_mut().zip(wakers.drain(..count)) {
-        *place = Some(waker);
+fn run_some<S: Settle>(mut state: MutexGuard<'_, S>, panics: &mut Panics) -> bool {
+    let mut some = [const { None }; AT_ONCE];
+    let later = state.later();
+    let count = later.len().min(AT_ONCE);
+    for (place, later) in some.iter_mut().zip(later.drain(..count)) {
+        *place = Some(later);
     }
-    let more = !wakers.is_empty();
+    let more = !later.is_empty();
     drop(state);
-    woken.into_iter().take(count).flatten().for_each(|waker| wake(waker, panic));
+    some.into_iter().take(count).flatten().for_each(|later| panics.catch(|| later.run()));
     more
 }

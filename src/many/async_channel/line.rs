@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
+use crate::channel::Later;
+
 /// Tasks in the order of their arrival.
 #[derive(Default)]
 pub(super) struct Line {
@@ -36,39 +38,43 @@ impl Line {
         self.waiting.binary_search_by_key(&ticket, |waiting| waiting.0).ok()
     }
 
-    pub(super) fn remove(&mut self, ticket: u64) {
+    /// Gives a place up. The waker that may be left is dropped later.
+    pub(super) fn remove(&mut self, ticket: u64, later: &mut Vec<Later>) {
         if let Some(position) = self.position(ticket) {
-            self.waiting.remove(position);
+            let place = self.waiting.remove(position);
+            later.extend(place.and_then(|place| place.1).map(Later::Drop));
         }
     }
 
-    /// From now on, this waker is woken.
-    pub(super) fn set_waker(&mut self, ticket: u64, waker: &Waker) {
+    /// From now on, this waker is woken. The one before is dropped later.
+    pub(super) fn set_waker(&mut self, ticket: u64, waker: &Waker, later: &mut Vec<Later>) {
         if let Some(position) = self.position(ticket) {
             let place = &mut self.waiting[position].1;
             if !place.as_ref().is_some_and(|same| same.will_wake(waker)) {
-                *place = Some(waker.clone());
+                later.extend(place.replace(waker.clone()).map(Later::Drop));
             }
         }
     }
 
-    /// From now on, no waker of this place is woken.
-    pub(super) fn clear_waker(&mut self, ticket: u64) {
+    /// From now on, no waker of this place is woken. It is dropped later.
+    pub(super) fn clear_waker(&mut self, ticket: u64, later: &mut Vec<Later>) {
         if let Some(position) = self.position(ticket) {
-            self.waiting[position].1 = None;
+            later.extend(self.waiting[position].1.take().map(Later::Drop));
         }
     }
 
     /// Wakes the first one that was not woken yet.
     #[inline]
-    pub(super) fn wake_first(&mut self, wakers: &mut Vec<Waker>) {
+    pub(super) fn wake_first(&mut self, later: &mut Vec<Later>) {
         if self.is_empty() {
             return;
         }
-        wakers.extend(self.waiting.iter_mut().find_map(|(_, waker)| waker.take()));
+        let first = self.waiting.iter_mut().find_map(|(_, waker)| waker.take());
+        later.extend(first.map(Later::Wake));
     }
 
-    pub(super) fn wake_all(&mut self, wakers: &mut Vec<Waker>) {
-        wakers.extend(self.waiting.iter_mut().filter_map(|(_, waker)| waker.take()));
+    pub(super) fn wake_all(&mut self, later: &mut Vec<Later>) {
+        let wakers = self.waiting.iter_mut().filter_map(|(_, waker)| waker.take());
+        later.extend(wakers.map(Later::Wake));
     }
 }

@@ -227,7 +227,13 @@ impl AsyncChannel {
             if let Some(error) = state.refusal() {
                 return Err(PostError { error, buffer });
             }
-            let work = state.channel.post_task_receive(buffer)?;
+            let work = match state.channel.post_task_receive(buffer) {
+                Ok(work) => work,
+                Err(refused) => {
+                    state.post_failed(refused.error);
+                    return Err(refused);
+                }
+            };
             state.posted.push_back(work);
             state.ahead += 1;
             Ok(())
@@ -265,7 +271,7 @@ impl Drop for AsyncChannel {
     fn drop(&mut self) {
         if let Err(shared) = self.shared.registry.close(self.shared.clone()) {
             // The reactor is gone.
-            shared.end(TransportError::Stopped);
+            shared.end(TransportError::Stopped).forget();
         }
     }
 }

@@ -9,7 +9,9 @@ use std::task::{Context, Poll};
 use super::credit_clock;
 use super::handover::Cancelled;
 use super::state::{Shared, State};
-use crate::channel::{OperationError, OwnedBuffer, OwnedResult, TaskRequest, TransportError};
+use crate::channel::{
+    Later, OperationError, OwnedBuffer, OwnedResult, TaskRequest, TransportError,
+};
 use crate::error::err_from_call;
 
 /// A send, write, read or atomic operation of an [`AsyncChannel`](crate::AsyncChannel).
@@ -133,7 +135,7 @@ fn post<B: OwnedBuffer>(
         match state.channel.post_task(taken, request, cx.waker()) {
             Ok(wr_id) => {
                 if let Stage::InLine(ticket) = *stage {
-                    state.room.remove(ticket);
+                    state.room.remove(ticket, &mut state.later);
                     // There may be room for more than one.
                     state.wake_room();
                 }
@@ -147,6 +149,7 @@ fn post<B: OwnedBuffer>(
                 }
                 let is_full = refused.error.is_queue_full() && state.channel.has_queues().0;
                 if !is_full && !state.lacks_credit {
+                    state.post_failed(refused.error);
                     return fail(state, stage, refused.error, Some(refused.buffer));
                 }
                 *buffer = Some(refused.buffer);
@@ -154,7 +157,7 @@ fn post<B: OwnedBuffer>(
         }
     }
     match *stage {
-        Stage::InLine(ticket) => state.room.set_waker(ticket, cx.waker()),
+        Stage::InLine(ticket) => state.room.set_waker(ticket, cx.waker(), &mut state.later),
         _ => *stage = Stage::InLine(state.room.join(cx.waker())),
     }
     Ok(())
@@ -181,7 +184,7 @@ fn fail<T, B>(
     buffer: Option<B>,
 ) -> Result<T, OperationError<B>> {
     if let Stage::InLine(ticket) = *stage {
-        state.room.remove(ticket);
+        state.room.remove(ticket, &mut state.later);
         state.wake_room();
     }
     *stage = Stage::Over;
@@ -201,12 +204,21 @@ fn progress(state: &mut State, wr_id: u64, cx: &Context<'_>) -> Progress {
     let mut ended = state.channel.has_task_ended(wr_id);
     if ended.is_none() {
         // So that this task is not woken by what it finds itself.
-        let own = state.channel.take_task_waker(wr_id);
+        let mut own = state.channel.replace_task_waker(wr_id, None);
         state.progress();
         ended = state.channel.has_task_ended(wr_id);
-        if ended.is_none() && state.ended.is_none() {
-            let own = own.filter(|own| own.will_wake(cx.waker()));
-            state.channel.set_task_waker(wr_id, own.unwrap_or_else(|| cx.waker().clone()));
+        let is_pending = ended.is_none() && state.ended.is_none();
+        if is_pending {
+            let same = if own.as_ref().is_some_and(|own| own.will_wake(cx.waker())) {
+                own.take()
+            } else {
+                None
+            };
+            let waker = same.unwrap_or_else(|| cx.waker().clone());
+            state.channel.replace_task_waker(wr_id, Some(waker));
+        }
+        state.later.extend(own.map(Later::Drop));
+        if is_pending {
             return Progress::Pending;
         }
     }

@@ -78,7 +78,10 @@ impl State {
                 Err(refused) if refused.error.is_queue_full() => {
                     self.held.push_back(refused.buffer);
                 }
-                Err(refused) => return fail(refused.error, refused.buffer),
+                Err(refused) => {
+                    self.post_failed(refused.error);
+                    return fail(refused.error, refused.buffer);
+                }
             },
         }
         Ok(self.receivers.join(cx.waker()))
@@ -88,19 +91,19 @@ impl State {
     fn next_message(&mut self, ticket: u64, cx: &Context<'_>) -> Poll<Output> {
         if !self.has_message() {
             // So that this task is not woken by what it finds itself.
-            self.receivers.clear_waker(ticket);
+            self.receivers.clear_waker(ticket, &mut self.later);
             self.progress();
         }
         if !self.has_message() {
             let Some(error) = self.ended else {
-                self.receivers.set_waker(ticket, cx.waker());
+                self.receivers.set_waker(ticket, cx.waker(), &mut self.later);
                 return Poll::Pending;
             };
-            self.receivers.remove(ticket);
+            self.receivers.remove(ticket, &mut self.later);
             return Poll::Ready(Err(OperationError { error, buffer: self.held.pop_front() }));
         }
         let Some(mut work) = self.posted.pop_front() else { return Poll::Pending };
-        self.receivers.remove(ticket);
+        self.receivers.remove(ticket, &mut self.later);
         let ended = work.take_ended(&mut self.channel);
         if self.ended.is_none() {
             self.fill();

@@ -65,7 +65,7 @@ impl State {
     ) -> Poll<OwnedResult<B>> {
         if !self.channel.has_shared_message() {
             // So that this task is not woken by what it finds itself.
-            self.receivers.clear_waker(ticket);
+            self.receivers.clear_waker(ticket, &mut self.later);
             self.progress();
         }
         let taken = match receives.take(&mut self.channel) {
@@ -73,13 +73,13 @@ impl State {
             Ok(None) => match self.refusal() {
                 Some(error) => Err(OperationError { error, buffer: None }),
                 None => {
-                    self.receivers.set_waker(ticket, cx.waker());
+                    self.receivers.set_waker(ticket, cx.waker(), &mut self.later);
                     return Poll::Pending;
                 }
             },
             Err(error) => Err(self.failure(error)),
         };
-        self.receivers.remove(ticket);
+        self.receivers.remove(ticket, &mut self.later);
         self.wake_receiver();
         Poll::Ready(taken)
     }

@@ -16,11 +16,13 @@ pub struct AsyncShutdown {
     shared: Arc<Shared>,
     /// Its place among those that wait.
     ticket: Option<u64>,
+    /// When the last send had ended: the number of polls so far. Messages that they found have arrived, and are kept.
+    polls: Option<u64>,
 }
 
 impl AsyncShutdown {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: shared.clone(), ticket: None }
+        Self { shared: shared.clone(), ticket: None, polls: None }
     }
 }
 
@@ -28,7 +30,7 @@ impl Future for AsyncShutdown {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Self { shared, ticket } = &mut *self;
+        let Self { shared, ticket, polls } = &mut *self;
         shared.with(|state: &mut State| {
             if !state.draining {
                 state.draining = true;
@@ -36,16 +38,26 @@ impl Future for AsyncShutdown {
                 state.wake_all_for_room();
             }
             state.progress();
-            if state.ended.is_none() && state.channel.outstanding_sends() > 0 {
+            let mut has_arrived = || {
+                let polls = *polls.get_or_insert_with(|| shared.registry.polls_begun());
+                shared.registry.has_arrived(polls, shared)
+            };
+            let is_over =
+                state.ended.is_some() || state.channel.outstanding_sends() == 0 && has_arrived();
+            if !is_over {
                 match *ticket {
-                    Some(ticket) => state.shutdowns.set_waker(ticket, cx.waker()),
+                    Some(ticket) => {
+                        state.shutdowns.set_waker(ticket, cx.waker(), &mut state.later);
+                    }
                     None => *ticket = Some(state.shutdowns.join(cx.waker())),
                 }
                 return Poll::Pending;
             }
             if let Some(ticket) = ticket.take() {
-                state.shutdowns.remove(ticket);
+                state.shutdowns.remove(ticket, &mut state.later);
             }
+            // What has just arrived may be in the inbox.
+            state.progress();
             state.end(TransportError::Stopped);
             Poll::Ready(())
         })

@@ -9,9 +9,10 @@ use std::time::Duration;
 use super::handover::{Cancelled, Handover, Settle};
 use super::line::Line;
 use crate::channel::{
-    Channel, OperationError, OwnedWork, PolledCompletion, TaskDrops, TransportError,
+    Channel, Later, OperationError, OwnedWork, PolledCompletion, TaskDrops, TransportError,
 };
 use crate::completion::WorkErrorClass;
+use crate::many::panics::Panics;
 use crate::many::pool::PooledBuffer;
 use crate::many::reactor::Registry;
 use crate::sync::MutexGuard;
@@ -49,8 +50,8 @@ pub(super) struct State {
     pub(super) draining: bool,
     /// Why nothing can be posted any more.
     pub(super) ended: Option<TransportError>,
-    /// To be woken when the lock is released.
-    wakers: Vec<Waker>,
+    /// What is to be done with wakers when the lock is released.
+    pub(super) later: Vec<Later>,
 }
 
 impl Shared {
@@ -68,7 +69,7 @@ impl Shared {
             shutdowns: Line::default(),
             draining: false,
             ended: None,
-            wakers: Vec::new(),
+            later: Vec::new(),
         };
         Self { handover: Handover::new(state), drops, registry, token }
     }
@@ -81,7 +82,7 @@ impl Shared {
     /// Releases the lock, then wakes the tasks that are to be woken.
     #[inline]
     pub(super) fn release<'a>(&'a self, state: MutexGuard<'a, State>) {
-        self.handover.release(state);
+        self.handover.release(state, None);
     }
 
     /// Calls `f` with the lock held, then wakes the tasks that are to be woken.
@@ -103,15 +104,8 @@ impl Shared {
     #[inline]
     pub(crate) fn try_serve(&self, polled: &[PolledCompletion]) -> bool {
         let Some(mut state) = self.handover.try_lock() else { return false };
-        let mut waker = state.complete(polled);
-        if !state.wakers.is_empty() {
-            // With others, which are woken even if it panics.
-            state.wakers.extend(waker.take());
-        }
-        self.release(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        let waker = state.complete(polled);
+        self.handover.release(state, waker);
         true
     }
 
@@ -123,9 +117,11 @@ impl Shared {
         });
     }
 
-    /// Ends everything that is in flight. Later operations fail with `error`.
-    pub(crate) fn end(&self, error: TransportError) {
-        self.with(|state| state.end(error));
+    /// Ends everything that is in flight. Later operations fail with `error`. Returns what wakers have thrown.
+    pub(crate) fn end(&self, error: TransportError) -> Panics {
+        let mut state = self.lock();
+        state.end(error);
+        self.handover.release_catching(state)
     }
 
     /// To be called when a future is dropped that has this place in line. It does not wait.
@@ -143,14 +139,15 @@ impl Shared {
 impl Settle for State {
     fn settle(&mut self, places: impl Iterator<Item = Cancelled>) {
         self.channel.release_dropped_tasks();
+        self.channel.take_wakers(&mut self.later);
         // A slot may be free now.
         self.wake_room();
         places.for_each(|place| self.remove(place));
     }
 
     #[inline]
-    fn wakers(&mut self) -> &mut Vec<Waker> {
-        &mut self.wakers
+    fn later(&mut self) -> &mut Vec<Later> {
+        &mut self.later
     }
 }
 
@@ -176,7 +173,7 @@ impl State {
     }
 
     /// As [`progress`](Self::progress), for what the reactor has just polled. The waker of the first operation that
-    /// has ended is returned, and not in `wakers`.
+    /// has ended is returned, and not in `later`.
     #[inline]
     fn complete(&mut self, polled: &[PolledCompletion]) -> Option<Waker> {
         if self.ended.is_some() {
@@ -188,7 +185,7 @@ impl State {
             match self.channel.complete_task(polled) {
                 Ok(None) => {}
                 Ok(waker) if first.is_none() => first = waker,
-                Ok(waker) => self.wakers.extend(waker),
+                Ok(waker) => self.later.extend(waker.map(Later::Wake)),
                 Err(error) => {
                     self.end(error);
                     break;
@@ -196,23 +193,23 @@ impl State {
             }
         }
         let anyone_waits = self.room.len() | self.receivers.len() | self.shutdowns.len() != 0;
-        if anyone_waits || self.channel.has_woken() {
+        if anyone_waits || self.channel.has_wakers() {
             self.collect_wakers();
         }
         first
     }
 
-    /// Moves the wakers of all tasks that have something to `wakers`.
+    /// Moves the wakers of all tasks that have something to `later`.
     #[inline(never)]
     pub(super) fn collect_wakers(&mut self) {
-        self.channel.take_woken(&mut self.wakers);
+        self.channel.take_wakers(&mut self.later);
         self.wake_receiver();
         // An operation whose future was dropped leaves its slot when it ends.
         if !self.room.is_empty() && self.channel.has_room_for_send() && !self.will_get_credit() {
             self.wake_room();
         }
         if !self.shutdowns.is_empty() && self.channel.outstanding_sends() == 0 {
-            self.shutdowns.wake_all(&mut self.wakers);
+            self.shutdowns.wake_all(&mut self.later);
         }
     }
 
@@ -223,28 +220,28 @@ impl State {
 
     /// Wakes the first receive in line if there is a message, or if none can come any more.
     pub(super) fn wake_receiver(&mut self) {
-        let Self { channel, posted, receivers, wakers, ended, .. } = self;
+        let Self { channel, posted, receivers, later, ended, .. } = self;
         let has_message = posted.front().is_some_and(|work| work.has_ended(channel))
             || channel.has_shared_message();
         if ended.is_some() || has_message {
-            receivers.wake_first(wakers);
+            receivers.wake_first(later);
         }
     }
 
     /// Wakes the first in line for room in the send queue.
     #[inline]
     pub(super) fn wake_room(&mut self) {
-        self.room.wake_first(&mut self.wakers);
+        self.room.wake_first(&mut self.later);
     }
 
     /// Wakes all in line for room in the send queue.
     pub(super) fn wake_all_for_room(&mut self) {
-        self.room.wake_all(&mut self.wakers);
+        self.room.wake_all(&mut self.later);
     }
 
     /// Has this task woken when the lock is released.
     pub(super) fn wake(&mut self, waker: &Waker) {
-        self.wakers.push(waker.clone());
+        self.later.push(Later::Wake(waker.clone()));
     }
 
     /// If the first in line, which lacks credit, has to pause before it asks again: how long. The caller then
@@ -308,26 +305,34 @@ impl State {
             self.channel.end_tasks();
             self.channel.wake_all_tasks();
         }
-        self.channel.take_woken(&mut self.wakers);
-        self.room.wake_all(&mut self.wakers);
-        self.receivers.wake_all(&mut self.wakers);
-        self.shutdowns.wake_all(&mut self.wakers);
+        self.channel.take_wakers(&mut self.later);
+        self.room.wake_all(&mut self.later);
+        self.receivers.wake_all(&mut self.later);
+        self.shutdowns.wake_all(&mut self.later);
+    }
+
+    /// To be called after a post that failed with `error`. If the device may have had the request, the channel was
+    /// stopped, and other operations have ended with it.
+    pub(super) fn post_failed(&mut self, error: TransportError) {
+        if self.channel.is_stopped() {
+            self.end(error);
+        }
     }
 
     /// Gives up a place in line.
     fn remove(&mut self, cancelled: Cancelled) {
         match cancelled {
             Cancelled::Room(ticket) => {
-                self.room.remove(ticket);
+                self.room.remove(ticket, &mut self.later);
                 // If it was woken to post next, another one has to be.
                 self.wake_room();
             }
             Cancelled::Receive(ticket) => {
-                self.receivers.remove(ticket);
+                self.receivers.remove(ticket, &mut self.later);
                 self.fill();
                 self.wake_receiver();
             }
-            Cancelled::Shutdown(ticket) => self.shutdowns.remove(ticket),
+            Cancelled::Shutdown(ticket) => self.shutdowns.remove(ticket, &mut self.later),
         }
     }
 }

@@ -105,6 +105,9 @@ impl Reactor {
     /// Polls, without waiting, and wakes the tasks whose operations have ended. Returns the number of
     /// channels that had something: if it is not 0, there may be more.
     ///
+    /// One thread at a time should call it. If several do, [`shutdown`](crate::AsyncChannel::shutdown) may miss a message
+    /// that another one has just polled.
+    ///
     /// # Errors
     ///
     /// Those of [`SharedCompletionQueue::poll`].
@@ -124,6 +127,8 @@ impl Reactor {
                         self.registry.serve_polled(token, completions);
                         served += 1;
                     }
+                    polled.done();
+                    self.registry.serve_waiting();
                     // Otherwise the queue was empty after that poll: now the tasks run.
                     if !polled.is_full() {
                         break;
@@ -149,7 +154,7 @@ impl Reactor {
     /// stop. The channels cannot be used after that; their futures return `error`. A task in
     /// [`run`](Self::run) ends.
     pub fn stop(&self, error: TransportError) {
-        self.registry.stop(error);
+        self.registry.stop(error).resume();
     }
 
     /// Runs the reactor: polls, spins for the [set number of turns](Self::spin), then arms the queue and
@@ -190,7 +195,7 @@ impl AsRawFd for Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        self.registry.stop(TransportError::Stopped);
+        self.registry.stop(TransportError::Stopped).forget();
     }
 }
 

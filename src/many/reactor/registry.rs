@@ -1,11 +1,13 @@
 //! The channels of a reactor.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
 use crate::channel::{PolledCompletion, SharedCompletionQueue, TransportError};
 use crate::many::async_channel::Shared;
+use crate::many::panics::Panics;
 
 /// What a reactor shares with its channels.
 pub(crate) struct Registry {
@@ -15,6 +17,10 @@ pub(crate) struct Registry {
     closing: Mutex<Option<Vec<Arc<Shared>>>>,
     /// Of the task that runs the reactor, while it sleeps.
     runner: Mutex<Option<Waker>>,
+    /// Channels that wait until what was polled for them has reached them.
+    waiting: Mutex<Vec<Weak<Shared>>>,
+    /// Whether `waiting` has something.
+    any_waiting: AtomicBool,
 }
 
 #[derive(Default)]
@@ -36,6 +42,8 @@ impl Registry {
             places: Mutex::default(),
             closing: Mutex::new(Some(Vec::new())),
             runner: Mutex::default(),
+            waiting: Mutex::default(),
+            any_waiting: AtomicBool::new(false),
         }
     }
 
@@ -69,7 +77,7 @@ impl Registry {
         }
         // The reactor may have gone meanwhile.
         if lock(&self.closing).is_none() {
-            channel.end(TransportError::Stopped);
+            channel.end(TransportError::Stopped).resume();
         }
     }
 
@@ -91,6 +99,44 @@ impl Registry {
         }
     }
 
+    /// The number of polls so far. Completions that one of them has found may still be on their way to their channels.
+    pub(crate) fn polls_begun(&self) -> u64 {
+        self.queue.polls().0
+    }
+
+    /// Whether all that the first `begun` polls have found has reached its channels. If not, the channel is served when
+    /// it has.
+    pub(crate) fn has_arrived(&self, begun: u64, channel: &Arc<Shared>) -> bool {
+        let has_arrived = || self.queue.polls().1 >= begun;
+        if has_arrived() {
+            return true;
+        }
+        lock(&self.waiting).push(Arc::downgrade(channel));
+        self.any_waiting.store(true, Ordering::SeqCst);
+        // Either this sees that the poll is done, or the thread that has polled sees the flag.
+        has_arrived()
+    }
+
+    /// Serves the channels that wait for what was polled. To be called when it has reached its channels.
+    #[inline]
+    pub(super) fn serve_waiting(&self) {
+        if self.any_waiting.load(Ordering::SeqCst) {
+            self.serve_all_waiting();
+        }
+    }
+
+    #[cold]
+    fn serve_all_waiting(&self) {
+        // Before the list is taken: whoever adds to it later sets the flag again.
+        self.any_waiting.store(false, Ordering::SeqCst);
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        let mut panics = Panics::default();
+        for channel in waiting.iter().filter_map(Weak::upgrade) {
+            panics.catch(|| channel.serve());
+        }
+        panics.resume();
+    }
+
     #[inline]
     fn channel(&self, token: u64) -> Option<Arc<Shared>> {
         lock(&self.places).channels.get(token as usize).and_then(Weak::upgrade)
@@ -102,33 +148,32 @@ impl Registry {
             Some(closing) => closing.push(channel),
             None => return Err(channel),
         }
-        self.wake_runner();
+        let mut panics = Panics::default();
+        panics.catch(|| self.wake_runner());
+        // A channel is being dropped.
+        panics.forget();
         Ok(())
     }
 
     /// Ends the channels that were given to [`close`](Self::close). Each is destroyed then, or with the last
     /// of its futures.
+    #[inline]
     pub(super) fn end_closing(&self) {
         let closing = match &mut *lock(&self.closing) {
             Some(closing) if !closing.is_empty() => std::mem::take(closing),
             _ => return,
         };
-        for channel in closing {
-            channel.end(TransportError::Stopped);
-        }
+        end_all(closing, TransportError::Stopped).resume();
     }
 
-    /// Ends all channels: nobody serves them any more.
-    pub(super) fn stop(&self, error: TransportError) {
+    /// Ends all channels: nobody serves them any more. Returns what wakers have thrown.
+    pub(super) fn stop(&self, error: TransportError) -> Panics {
         let closing = lock(&self.closing).take();
         let channels = std::mem::take(&mut lock(&self.places).channels);
-        for channel in channels.iter().filter_map(Weak::upgrade) {
-            channel.end(error);
-        }
-        for channel in closing.into_iter().flatten() {
-            channel.end(error);
-        }
-        self.wake_runner();
+        let channels = channels.iter().filter_map(Weak::upgrade);
+        let mut panics = end_all(channels.chain(closing.into_iter().flatten()), error);
+        panics.catch(|| self.wake_runner());
+        panics
     }
 
     /// Whether nobody serves the channels any more.
@@ -149,6 +194,16 @@ impl Registry {
         let before = lock(&self.runner).replace(waker);
         drop(before);
     }
+}
+
+/// Ends channels. Returns what wakers have thrown.
+#[inline(never)]
+fn end_all(channels: impl IntoIterator<Item = Arc<Shared>>, error: TransportError) -> Panics {
+    let mut panics = Panics::default();
+    for channel in channels {
+        panics.add(channel.end(error));
+    }
+    panics
 }
 
 impl fmt::Debug for Registry {

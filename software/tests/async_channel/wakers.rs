@@ -1,0 +1,270 @@
+//! Wakers are code of the program: they panic, they use the channel when they are woken or dropped.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use ibverbs::{AsyncChannel, AsyncOperation, PooledBuffer, TransportError};
+
+use crate::sides::{Side, connect, number, sides};
+
+/// Panics when it is woken.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("the waker");
+    }
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+type Call = Mutex<Option<Box<dyn FnOnce() + Send>>>;
+
+/// Calls a function when it is woken for the first time.
+struct OnWake(Call);
+
+impl Wake for OnWake {
+    fn wake(self: Arc<Self>) {
+        let call = self.0.lock().unwrap().take();
+        if let Some(call) = call {
+            call();
+        }
+    }
+}
+
+/// Calls a function when it is dropped.
+struct OnDrop(Call);
+
+impl Wake for OnDrop {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        if let Some(call) = self.0.get_mut().unwrap().take() {
+            call();
+        }
+    }
+}
+
+fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Option<F::Output> {
+    match Pin::new(future).poll(&mut Context::from_waker(waker)) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+fn panics() -> Waker {
+    Waker::from(Arc::new(Panics))
+}
+
+fn nobody() -> &'static Waker {
+    Waker::noop()
+}
+
+/// Eight sends fill the queue; two more are in line, the second with a waker that panics.
+fn line(ours: &AsyncChannel, one: &Side) -> [Vec<AsyncOperation<PooledBuffer>>; 2] {
+    let mut sends: Vec<_> = (0..10).map(|n| ours.send(one.buffer(n))).collect();
+    for send in &mut sends[..9] {
+        assert!(poll(send, nobody()).is_none());
+    }
+    assert!(poll(&mut sends[9], &panics()).is_none());
+    let waiting = sends.split_off(8);
+    [sends, waiting]
+}
+
+#[test]
+fn dropping_a_future_does_not_panic() {
+    let [one, other] = sides();
+    let [ours, _theirs] = connect(&one, &other);
+    let [_posted, mut waiting] = line(&ours, &one);
+    let first = waiting.remove(0);
+    // It wakes the next one in line.
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(first))).is_ok());
+}
+
+#[test]
+fn dropping_a_future_during_a_panic_does_not_abort() {
+    let [one, other] = sides();
+    let [ours, _theirs] = connect(&one, &other);
+    let [_posted, mut waiting] = line(&ours, &one);
+    let first = waiting.remove(0);
+    let thrown = catch_unwind(AssertUnwindSafe(move || {
+        let _first = first;
+        panic!("the task");
+    }));
+    assert_eq!(thrown.unwrap_err().downcast_ref(), Some(&"the task"));
+}
+
+/// Two channels with a receive each. The waker of the first panics, that of the second counts.
+fn two_receives(
+    one: &Side,
+    other: &Side,
+) -> ([AsyncChannel; 4], [ibverbs::AsyncReceive; 2], Arc<Count>) {
+    let [first, first_peer] = connect(one, other);
+    let [second, second_peer] = connect(one, other);
+    let count = Arc::new(Count::default());
+    let mut receives = [first.receive(one.buffer(0)), second.receive(one.buffer(1))];
+    assert!(poll(&mut receives[0], &panics()).is_none());
+    assert!(poll(&mut receives[1], &Waker::from(count.clone())).is_none());
+    ([first, second, first_peer, second_peer], receives, count)
+}
+
+/// All receives have ended, and the task of the second was woken.
+fn assert_ended(receives: [ibverbs::AsyncReceive; 2], count: &Count) {
+    assert_eq!(count.0.load(Ordering::SeqCst), 1);
+    for mut receive in receives {
+        let ended = poll(&mut receive, nobody()).expect("it has ended").unwrap_err();
+        assert_eq!((ended.error, ended.buffer.is_some()), (TransportError::Stopped, true));
+    }
+}
+
+#[test]
+fn a_waker_that_panics_keeps_no_other_channel_from_its_end() {
+    // The reactor is dropped.
+    let [one, other] = sides();
+    let (_channels, receives, count) = two_receives(&one, &other);
+    let Side { reactor, .. } = one;
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(reactor))).is_ok());
+    assert_ended(receives, &count);
+
+    // It is stopped.
+    let [one, other] = sides();
+    let (_channels, receives, count) = two_receives(&one, &other);
+    let stop = || one.reactor.stop(TransportError::Stopped);
+    assert!(catch_unwind(AssertUnwindSafe(stop)).is_err());
+    assert_ended(receives, &count);
+
+    // The channels are dropped.
+    let [one, other] = sides();
+    let (channels, receives, count) = two_receives(&one, &other);
+    drop(channels);
+    assert!(catch_unwind(AssertUnwindSafe(|| one.reactor.turn())).is_err());
+    assert_ended(receives, &count);
+}
+
+#[test]
+fn dropping_a_channel_does_not_panic() {
+    let [one, other] = sides();
+    let [ours, _theirs] = connect(&one, &other);
+    let mut run = one.reactor.run(|_| Poll::Pending);
+    // It sleeps, and the channel that is dropped wakes it.
+    assert!(poll(&mut run, &panics()).is_none());
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(ours))).is_ok());
+}
+
+/// Polls a receive with a waker that uses the channel when it is dropped, and then calls `f`. Fails if that hangs.
+fn drop_a_waker(f: impl FnOnce(&mut ibverbs::AsyncReceive, &Side) + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let [one, other] = sides();
+        let [ours, _theirs] = connect(&one, &other);
+        let ours = Arc::new(ours);
+        let (again, dropped) = (ours.clone(), done.clone());
+        let mut receive = ours.receive(one.buffer(0));
+        let call = Box::new(move || {
+            assert_eq!(again.credits(), None);
+            dropped.send(()).unwrap();
+        });
+        let waker = Waker::from(Arc::new(OnDrop(Mutex::new(Some(call)))));
+        assert!(poll(&mut receive, &waker).is_none());
+        drop(waker);
+        f(&mut receive, &one);
+        done.send(()).unwrap();
+    });
+    for _ in 0..2 {
+        is_done.recv_timeout(Duration::from_secs(60)).expect("no deadlock");
+    }
+}
+
+#[test]
+fn a_waker_may_use_the_channel_when_it_is_dropped() {
+    // Another task polls it.
+    drop_a_waker(|receive, _| assert!(poll(receive, nobody()).is_none()));
+    // The future is dropped.
+    drop_a_waker(|receive, one| {
+        let channel = connect(one, one);
+        let other = channel[0].receive(one.buffer(9));
+        drop(std::mem::replace(receive, other));
+    });
+}
+
+#[test]
+fn a_waker_of_a_send_may_use_the_channel_when_it_is_dropped() {
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let [one, other] = sides();
+        let [ours, _theirs] = connect(&one, &other);
+        let ours = Arc::new(ours);
+        // One is polled by another task, one is dropped; nobody receives them.
+        let mut sends = [0, 1].map(|n| ours.send(one.buffer(n)));
+        for send in &mut sends {
+            let (again, done) = (ours.clone(), done.clone());
+            let call = Box::new(move || {
+                assert_eq!(again.credits(), None);
+                done.send(()).unwrap();
+            });
+            let waker = Waker::from(Arc::new(OnDrop(Mutex::new(Some(call)))));
+            assert!(poll(send, &waker).is_none());
+        }
+        let [mut polled, dropped] = sends;
+        assert!(poll(&mut polled, nobody()).is_none());
+        drop(dropped);
+    });
+    for _ in 0..2 {
+        is_done.recv_timeout(Duration::from_secs(60)).expect("no deadlock");
+    }
+}
+
+/// A waker that runs its task at once shuts another channel down, in the middle of a turn that has polled a message for
+/// that channel.
+#[test]
+fn shutting_down_in_the_middle_of_a_turn_loses_no_message() {
+    let [one, other] = sides();
+    let [first, first_peer] = connect(&one, &other);
+    let [second, second_peer] = connect(&one, &other);
+    let second = Arc::new(second);
+    second.post_receive(one.buffer(0)).unwrap();
+    let shutdown = Arc::new(Mutex::new(second.shutdown()));
+    let begun = Arc::new(AtomicBool::new(false));
+    let begin = {
+        let (shutdown, begun) = (shutdown.clone(), begun.clone());
+        Box::new(move || {
+            begun.store(true, Ordering::SeqCst);
+            assert!(
+                poll(&mut *shutdown.lock().unwrap(), nobody()).is_none(),
+                "it waits for the turn"
+            );
+        })
+    };
+    let mut receive = first.receive(one.buffer(0));
+    let begin = Waker::from(Arc::new(OnWake(Mutex::new(Some(begin)))));
+    assert!(poll(&mut receive, &begin).is_none());
+    // Both messages have arrived when their sends have ended. Only then the reactor polls.
+    for (peer, n) in [(&first_peer, 1), (&second_peer, 2)] {
+        let mut send = peer.send(other.buffer(n));
+        while poll(&mut send, nobody()).is_none() {
+            thread::yield_now();
+        }
+    }
+    while !begun.load(Ordering::SeqCst) {
+        one.reactor.turn().unwrap();
+    }
+    assert!(poll(&mut *shutdown.lock().unwrap(), nobody()).is_some(), "the turn is over");
+    let received = poll(&mut second.receive(one.buffer(4)), nobody()).expect("it has arrived");
+    assert_eq!(number(&received.unwrap().0), 2);
+}
