@@ -34,8 +34,8 @@ mod work_queue;
 
 pub use channel::{
     AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, NoBuffer,
-    OperationError, OwnedBuffer, OwnedResult, OwnedWork, PeerResults, PendingWork, PostError,
-    PreparedChannel, ReadyChannel, ReadyChannels, Scope, ScopeError, ScopedPendingWork, SetScope,
+    OperationError, OwnedBuffer, OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel,
+    ReadyChannel, ReadyChannels, Scope, ScopeError, ScopedPendingWork, SetScope,
     SharedCompletionQueue, SharedReceives, TokenResult, TransportError, TransportResult,
 };
 pub use completion::{

@@ -48,7 +48,7 @@ pub(crate) use keep_alive::nowhere;
 pub use operation_error::{OperationError, OwnedResult};
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub(crate) use owned_buffer::{Later, sealed as owned_buffer_sealed};
-pub use owned_results::{PostError, TokenResult};
+pub use owned_results::TokenResult;
 pub use owned_work::OwnedWork;
 pub use pending_work::PendingWork;
 pub(crate) use polled::{Found, PolledCompletion};

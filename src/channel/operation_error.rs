@@ -14,7 +14,7 @@ pub struct OperationError<B> {
     pub error: TransportError,
     /// The buffer, if the operation has ended, or was not posted. After a failure its contents are undefined where
     /// the operation writes it. `None` if the device may still use it: only the wait has failed; or the queue pair
-    /// could be neither reset nor destroyed; or a failed post may have queued the receive.
+    /// could be neither reset nor destroyed; or a post has failed that may have been queued.
     pub buffer: Option<B>,
 }
 

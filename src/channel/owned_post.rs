@@ -10,9 +10,11 @@ use super::kinds::{
     CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
 use super::operation::{Operation, Receive, Request};
+use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::OwnedBuffer;
-use super::owned_results::PostError;
 use super::owned_work::OwnedWork;
+use super::posting::PostFailure;
+use crate::error::err_from_call;
 use crate::memory::RemoteMemoryRegion;
 
 /// # Owned operations
@@ -22,8 +24,11 @@ use crate::memory::RemoteMemoryRegion;
 /// They may be in flight at the same time as a [`scope`](Self::scope) and blocking operations. A blocking
 /// operation or scope that stops the channel ends them too.
 ///
-/// When posting fails, the buffer comes back in the [`PostError`], with the reason, which is one
-/// of [those of posting in a scope](crate::Scope#errors).
+/// When posting fails, the buffer comes back in the [`OperationError`], with the reason, which is one of
+/// [those of posting in a scope](crate::Scope#errors). It does not come back if the provider cannot tell whether the device
+/// has the request, and the queue pair could be neither flushed nor reset: the channel then keeps the buffer.
+///
+/// A post that finds the queue full polls first: see [`OwnedWork`].
 impl Channel<'_> {
     /// `ibv_post_recv`: posts a receive. See [`receive`](Self::receive).
     ///
@@ -52,7 +57,7 @@ impl Channel<'_> {
     pub fn post_receive_owned<B: OwnedBuffer>(
         &mut self,
         buffer: B,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         self.post_owned(buffer, Receive, Owner::Handle)
     }
 
@@ -63,10 +68,7 @@ impl Channel<'_> {
     /// [Those of owned operations](Self#owned-operations).
     #[doc(alias = "ibv_post_send")]
     #[inline]
-    pub fn post_send_owned<B: OwnedBuffer>(
-        &mut self,
-        buffer: B,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    pub fn post_send_owned<B: OwnedBuffer>(&mut self, buffer: B) -> OwnedResult<B, OwnedWork<B>> {
         self.post_owned(buffer, Request::new(Send {}), Owner::Handle)
     }
 
@@ -82,7 +84,7 @@ impl Channel<'_> {
         &mut self,
         buffer: B,
         immediate: u32,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         self.post_owned(buffer, Request::new(SendWithImmediate { immediate }), Owner::Handle)
     }
 
@@ -97,7 +99,7 @@ impl Channel<'_> {
         &mut self,
         buffer: B,
         remote: impl Into<RemoteMemoryRegion>,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         let remote = remote.into();
         self.post_owned(buffer, Request::new(Write { remote }), Owner::Handle)
     }
@@ -115,7 +117,7 @@ impl Channel<'_> {
         buffer: B,
         remote: impl Into<RemoteMemoryRegion>,
         immediate: u32,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         self.post_owned(
             buffer,
             Request::new(WriteWithImmediate { remote: remote.into(), immediate }),
@@ -134,7 +136,7 @@ impl Channel<'_> {
         &mut self,
         buffer: B,
         remote: impl Into<RemoteMemoryRegion>,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         let remote = remote.into();
         self.post_owned(
             buffer,
@@ -157,7 +159,7 @@ impl Channel<'_> {
         remote: impl Into<RemoteMemoryRegion>,
         compare: u64,
         swap: u64,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         let remote = remote.into();
         self.post_owned(buffer, Request::new(CompareSwap { remote, compare, swap }), Owner::Handle)
     }
@@ -175,7 +177,7 @@ impl Channel<'_> {
         buffer: B,
         remote: impl Into<RemoteMemoryRegion>,
         add: u64,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         let remote = remote.into();
         self.post_owned(buffer, Request::new(FetchAdd { remote, add }), Owner::Handle)
     }
@@ -186,7 +188,7 @@ impl Channel<'_> {
         buffer: B,
         operation: impl Operation,
         owner: Owner,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         post_owned(&self.link.core, buffer, operation, owner)
     }
 }
@@ -198,40 +200,66 @@ pub(super) fn post_owned<B: OwnedBuffer>(
     buffer: B,
     operation: impl Operation,
     owner: Owner,
-) -> Result<OwnedWork<B>, PostError<B>> {
+) -> OwnedResult<B, OwnedWork<B>> {
     // SAFETY: the slot is one of the core's, and was just taken for the operation.
     post_to_slot(core, buffer, operation, owner, |slot| unsafe { OwnedWork::new(core, slot) })
 }
 
 /// As [`post_owned`], and returns what `handle` makes of the slot of the operation.
 #[inline(always)]
-pub(super) fn post_to_slot<B: OwnedBuffer, H>(
+pub(super) fn post_to_slot<B: OwnedBuffer, O: Operation, H>(
     core: &Core,
     buffer: B,
-    operation: impl Operation,
+    operation: O,
     owner: Owner,
     handle: impl FnOnce(&Slot) -> H,
-) -> Result<H, PostError<B>> {
-    // Nothing below drops it, not even if something unwinds: that would keep it in memory.
+) -> OwnedResult<B, H> {
+    // Nothing below drops it, not even if something unwinds: that would keep it in memory, and free what the device may
+    // use.
     let mut buffer = ManuallyDrop::new(buffer);
     core.release_dropped();
     let mut list = match buffer.element() {
         Ok(element) => [element],
         Err(error) => {
-            return Err(PostError {
-                error: error.into(),
-                buffer: ManuallyDrop::into_inner(buffer),
-            });
+            let buffer = Some(ManuallyDrop::into_inner(buffer));
+            return Err(OperationError { error: error.into(), buffer });
         }
     };
     // SAFETY: an `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot's entry next,
     // with nothing in between that unwinds. It leaves the entry when the state of the slot says that
     // the operation has ended; a core that is dropped before that leaks it.
-    match unsafe { core.post(operation, &mut list, owner) } {
+    match unsafe { core.try_post(operation, &mut list, owner) } {
         Ok(slot) => {
             slot.entry.buffer.put(ManuallyDrop::into_inner(buffer));
             Ok(handle(slot))
         }
-        Err(error) => Err(PostError { error, buffer: ManuallyDrop::into_inner(buffer) }),
+        Err(failure) => err_from_call(post_failed::<B, O>(core, failure, owner, buffer)),
     }
+}
+
+/// The error of a post, with the buffer, unless the device may still use that. It is left in the slot then.
+#[cold]
+#[inline(never)]
+fn post_failed<B: OwnedBuffer, O: Operation>(
+    core: &Core,
+    failure: PostFailure<'_>,
+    owner: Owner,
+    buffer: ManuallyDrop<B>,
+) -> OperationError<B> {
+    let (error, kept_by) = match failure {
+        PostFailure::Refused(error) => (error, None),
+        PostFailure::Failed(slot, returned) => {
+            let error = core.post_failed::<O>(slot, owner, returned);
+            (error, Some(slot).filter(|slot| slot.state().is_outstanding()))
+        }
+    };
+    let buffer = ManuallyDrop::into_inner(buffer);
+    let buffer = match kept_by {
+        Some(slot) => {
+            slot.entry.buffer.put(buffer);
+            None
+        }
+        None => Some(buffer),
+    };
+    OperationError { error, buffer }
 }

@@ -25,9 +25,11 @@ use crate::ffi;
 /// operation has ended. [`into_token`](Self::into_token) gives the handle up for a number of the
 /// program's choice.
 ///
-/// Dropping a handle discards the result, and the operation goes on. Once it has ended, the next post of an owned
-/// operation drops the buffer, at the latest (a pooled buffer goes back to its pool). The buffer of a forgotten handle
-/// is dropped when the channel is reset and connected again, or dropped. A handle may be dropped on any thread.
+/// Dropping a handle discards the result, and the operation goes on. Its buffer is dropped (a pooled buffer goes back to its
+/// pool) when the channel has polled the completion: by [`poll_token`](Channel::poll_token), by a wait for another handle
+/// that does not find its own completion at once, or by a post of an owned operation that finds the queue full. If some
+/// other wait has polled it, the next post of an owned operation drops the buffer. The buffer of a forgotten handle is
+/// dropped when the channel is reset and connected again, or dropped. A handle may be dropped on any thread.
 #[must_use = "dropping it gives the buffer up"]
 pub struct OwnedWork<B: OwnedBuffer> {
     /// `None`: the result was returned, or the handle given up.

@@ -6,12 +6,20 @@ use std::time::Instant;
 use super::core::Core;
 use super::credits::NO_CREDIT;
 use super::error::{TransportError, TransportResult};
-use super::in_flight::{Owner, Slot};
+use super::in_flight::{Owner, Queue, Slot, State};
 use super::operation::{Operation, Prepared};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
 use crate::error::err_from_call;
 use crate::ffi;
+
+/// Why an operation was not posted.
+pub(super) enum PostFailure<'a> {
+    /// The device has not seen it.
+    Refused(TransportError),
+    /// The verb has returned this for the request of this slot, which is still free.
+    Failed(&'a Slot, c_int),
+}
 
 impl Core {
     /// Posts an operation whose result `owner` will ask for. Returns its slot.
@@ -27,15 +35,41 @@ impl Core {
         list: &mut [ffi::ibv_sge],
         owner: Owner,
     ) -> TransportResult<&Slot> {
-        operation.check(&self.limits, list)?;
-        let Some(slot) = self.table.free_slot(O::QUEUE) else {
-            return Err(self.refusal(O::QUEUE));
+        // SAFETY: as for this function.
+        match unsafe { self.try_post(operation, list, owner) } {
+            Ok(slot) => Ok(slot),
+            Err(PostFailure::Refused(error)) => Err(error),
+            Err(PostFailure::Failed(slot, returned)) => {
+                err_from_call(self.post_failed::<O>(slot, owner, returned))
+            }
+        }
+    }
+
+    /// As [`post`](Self::post), for a caller that deals with a failure of the verb.
+    ///
+    /// # Safety
+    ///
+    /// As for [`post`](Self::post), until [`post_failed`](Self::post_failed) was called after a failure.
+    #[inline(always)]
+    pub(super) unsafe fn try_post<O: Operation>(
+        &self,
+        operation: O,
+        list: &mut [ffi::ibv_sge],
+        owner: Owner,
+    ) -> Result<&Slot, PostFailure<'_>> {
+        operation.check(&self.limits, list).map_err(PostFailure::Refused)?;
+        let slot = self.table.free_slot(O::QUEUE).or_else(|| match owner {
+            Owner::Handle => self.reclaim_slot(O::QUEUE),
+            _ => None,
+        });
+        let Some(slot) = slot else {
+            return Err(PostFailure::Refused(self.refusal(O::QUEUE)));
         };
         // SAFETY: slots are given out only while the queue pair is live; the caller vouches for the
         // memory.
         let returned = unsafe { self.post_raw(operation, slot.wr_id(), list) };
         if returned != 0 {
-            return err_from_call(self.post_failed::<O>(slot, owner, returned));
+            return Err(PostFailure::Failed(slot, returned));
         }
         self.table.take(O::QUEUE, slot, owner);
         if owner != Owner::Scope {
@@ -164,8 +198,13 @@ impl Core {
         }
     }
 
+    /// To be called after a post to this slot that failed. Returns the error.
+    ///
+    /// If the device may still have the request, and the operation owns its buffer, the slot stays in flight, with nobody
+    /// as its owner. The caller then gives it the buffer.
     #[cold]
-    fn post_failed<O: Operation>(
+    #[inline(never)]
+    pub(super) fn post_failed<O: Operation>(
         &self,
         slot: &Slot,
         owner: Owner,
@@ -177,26 +216,54 @@ impl Core {
         let error = ffi::failed(O::VERB, returned).into();
         // The device may have it nevertheless.
         self.table.take(O::QUEUE, slot, owner);
-        self.ensure_not_posted::<O>(Some(slot));
+        if self.ensure_not_posted::<O>(Some(owner)) {
+            self.release(slot);
+        } else {
+            slot.set_state(State::InFlight(Owner::Nobody));
+        }
         error
     }
 
-    /// After a post that failed: makes sure that the device does not have the request. The request belongs
-    /// to `slot`, which is then released, or to a blocking operation (`None`).
+    /// After a post that failed: makes sure that the device does not have the request, of this owner or of a blocking
+    /// operation (`None`). Returns false if it may still have it. That is so only if the operation owns its buffer.
     #[cold]
     #[inline(never)]
-    fn ensure_not_posted<O: Operation>(&self, slot: Option<&Slot>) {
+    fn ensure_not_posted<O: Operation>(&self, owner: Option<Owner>) -> bool {
         // SAFETY: as in `post_raw`.
-        if unsafe { Prepared::may_be_posted(self.prepared.get(), O::QUEUE) } {
-            self.blocking.set(slot.is_none());
-            // A buffer that the device only reads can be given back even if it may still read it.
-            if !self.try_stop() && O::WRITES {
-                self.stop();
-            }
-            self.blocking.set(false);
+        if !unsafe { Prepared::may_be_posted(self.prepared.get(), O::QUEUE) } {
+            return true;
         }
-        if let Some(slot) = slot {
-            self.release(slot);
+        self.blocking.set(owner.is_none());
+        let has_ended = match owner {
+            // The channel is locked: it must not wait for what is flushed.
+            Some(Owner::Task) => self.try_reset(),
+            _ => self.try_stop(),
+        };
+        if !has_ended && owner.is_some_and(Owner::owns_buffer) {
+            return false;
+        }
+        // A buffer that the device only reads can be given back even if it may still read it.
+        if !has_ended && O::WRITES {
+            self.stop();
+        }
+        self.blocking.set(false);
+        true
+    }
+
+    /// A slot for an operation that owns its buffer, when the queue is full: of operations that have ended, and whose
+    /// handles were dropped. Nobody else would poll for them.
+    #[cold]
+    #[inline(never)]
+    fn reclaim_slot(&self, queue: Queue) -> Option<&Slot> {
+        self.release_dropped();
+        loop {
+            if let Some(slot) = self.table.free_slot(queue) {
+                return Some(slot);
+            }
+            // If polling fails, the next wait says so.
+            if self.progress() != Ok(true) {
+                return None;
+            }
         }
     }
 

@@ -4,9 +4,9 @@ use super::Channel;
 use super::in_flight::Owner;
 use super::link::Link;
 use super::operation::Receive;
+use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::OwnedBuffer;
 use super::owned_post::post_owned;
-use super::owned_results::PostError;
 use super::owned_work::OwnedWork;
 use crate::error::Result;
 #[cfg(feature = "rdmacm")]
@@ -100,10 +100,10 @@ impl<'res> PreparedChannel<'res> {
     pub fn post_receive_owned<B: OwnedBuffer>(
         &mut self,
         buffer: B,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         match self.link.open_receives() {
             Ok(()) => post_owned(&self.link.core, buffer, Receive, Owner::Handle),
-            Err(error) => Err(PostError { error: error.into(), buffer }),
+            Err(error) => Err(OperationError { error: error.into(), buffer: Some(buffer) }),
         }
     }
 

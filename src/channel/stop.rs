@@ -63,6 +63,18 @@ impl Core {
         complete
     }
 
+    /// As `try_stop`, without waiting for completions.
+    pub(super) fn try_reset(&self) -> bool {
+        if self.destroyed.get() {
+            return true;
+        }
+        self.close();
+        let outstanding = self.table.outstanding();
+        let complete = self.reset().is_ok();
+        trace::channel_stopped(self.number, outstanding, complete);
+        complete
+    }
+
     /// Moves the queue pair to ERR and polls until nothing is in flight; returns whether all operations have ended.
     fn flush(&self) -> bool {
         if self.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err() {

@@ -12,10 +12,9 @@ use super::kinds::{
     CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
 use super::operation::{Operation, Receive, Request};
-use super::operation_error::OperationError;
+use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::{Later, OwnedBuffer};
 use super::owned_post::post_to_slot;
-use super::owned_results::PostError;
 use super::owned_work::OwnedWork;
 use super::polled::PolledCompletion;
 use crate::completion::WorkSuccess;
@@ -56,7 +55,7 @@ impl Channel<'_> {
         buffer: B,
         request: &TaskRequest,
         waker: &Waker,
-    ) -> Result<u64, PostError<B>> {
+    ) -> OwnedResult<B, u64> {
         let core = self.core();
         let handle = |slot: &Slot| {
             // There is none: it is taken when an operation ends, or its handle is dropped.
@@ -159,7 +158,7 @@ impl Channel<'_> {
     pub(crate) fn post_task_receive<B: OwnedBuffer>(
         &mut self,
         buffer: B,
-    ) -> Result<OwnedWork<B>, PostError<B>> {
+    ) -> OwnedResult<B, OwnedWork<B>> {
         self.post_owned(buffer, Receive, Owner::Task)
     }
 
@@ -244,6 +243,6 @@ fn post_request<B: OwnedBuffer>(
     buffer: B,
     operation: impl Operation,
     handle: impl FnOnce(&Slot) -> u64,
-) -> Result<u64, PostError<B>> {
+) -> OwnedResult<B, u64> {
     post_to_slot(core, buffer, operation, Owner::Task, handle)
 }

@@ -358,6 +358,31 @@ fn tokens_come_in_the_order_in_which_their_operations_have_ended() {
     pair.reconnect().finish();
 }
 
+/// A program that is not interested in results only posts, and drops the handles.
+#[test]
+fn a_program_that_only_posts_gets_its_places_and_buffers_back() {
+    let mut pair = manual();
+    let pool = pool(&pair);
+    // More than the queue has places, and than the pool has buffers.
+    for n in 0..3 * CHUNKS as u8 {
+        let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+        drop(pair.one.post_send_owned(filled(&pool, n)).unwrap());
+        pair.device.run();
+        let (received, _) = receive.wait(&mut pair.two).unwrap();
+        assert_eq!(received[..], [n; 16]);
+    }
+    // What has not ended keeps its place.
+    finish_all(&mut pair);
+    for n in 0..4 {
+        drop(pair.one.post_send_owned(filled(&pool, n)).unwrap());
+    }
+    let full = pair.one.post_send_owned(filled(&pool, 4)).unwrap_err();
+    assert_eq!(full.error, TransportError::QueueFull);
+    assert_eq!(pool.available(), CHUNKS - 5);
+    drop((full, pool));
+    pair.finish();
+}
+
 #[test]
 fn a_post_that_fails_gives_the_buffer_back() {
     let mut pair = manual();
@@ -367,11 +392,11 @@ fn a_post_that_fails_gives_the_buffer_back() {
         receives.push(pair.two.post_receive_owned(filled(&pool, 0)).unwrap());
     }
     let full = pair.two.post_receive_owned(filled(&pool, 6)).unwrap_err();
-    assert_eq!((full.error, &full.buffer[..]), (TransportError::QueueFull, &[6; 16][..]));
+    assert_eq!((full.error, &full.buffer.unwrap()[..]), (TransportError::QueueFull, &[6; 16][..]));
     let target = pair.shared(1);
     let too_long = pair.one.post_write_owned(filled(&pool, 6), target.remote()).unwrap_err();
     assert!(too_long.to_string().contains("is 16, and must be within 0..=8"), "{too_long}");
-    drop((full, too_long, receives, target));
+    drop((too_long, receives, target));
     finish_all(&mut pair);
     // Dropped handles free their slots once their receives have ended.
     let pair = pair.reconnect();

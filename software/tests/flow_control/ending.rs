@@ -129,6 +129,6 @@ fn a_question_that_cannot_be_posted_is_an_error_of_the_verb() {
     assert!(matches!(refused.error, TransportError::Verbs(_)), "{refused}");
     let receive = other.post_receive_owned(sides[1].buffer(0)).unwrap();
     one.wait_for_credit_deadline(deadline()).unwrap();
-    let _ = one.post_send_owned(refused.buffer).unwrap();
+    let _ = one.post_send_owned(refused.buffer.unwrap()).unwrap();
     assert_eq!(received(&mut other, receive), 1);
 }

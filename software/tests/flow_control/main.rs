@@ -217,7 +217,7 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
     assert!(started.elapsed() >= Duration::from_millis(21));
     // An owned post gives the buffer back.
     let refused = one.post_send_owned(sides[0].buffer(3)).unwrap_err();
-    assert_eq!((refused.error, number(&refused.buffer)), (TransportError::NoCredit, 3));
+    assert_eq!((refused.error, number(&refused.buffer.unwrap())), (TransportError::NoCredit, 3));
     one.scope(|scope| {
         assert!(scope.can_post_send() && scope.credits() == Some(0));
         let refused = scope.post_send_inline(&[]).unwrap_err();

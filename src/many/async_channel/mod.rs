@@ -26,7 +26,8 @@ use std::sync::Arc;
 use super::pool::PooledBuffer;
 use super::reactor::Registry;
 use crate::channel::{
-    Channel, NoBuffer, OwnedBuffer, PostError, SharedReceives, TaskRequest, TransportError, nowhere,
+    Channel, NoBuffer, OperationError, OwnedBuffer, OwnedResult, SharedReceives, TaskRequest,
+    TransportError, nowhere,
 };
 use crate::memory::RemoteMemoryRegion;
 
@@ -222,10 +223,10 @@ impl AsyncChannel {
     ///
     /// [Those of posting](crate::Scope#errors), with the buffer.
     #[doc(alias = "ibv_post_recv")]
-    pub fn post_receive(&self, buffer: PooledBuffer) -> Result<(), PostError<PooledBuffer>> {
+    pub fn post_receive(&self, buffer: PooledBuffer) -> OwnedResult<PooledBuffer, ()> {
         self.shared.with(|state| {
             if let Some(error) = state.refusal() {
-                return Err(PostError { error, buffer });
+                return Err(OperationError { error, buffer: Some(buffer) });
             }
             let work = match state.channel.post_task_receive(buffer) {
                 Ok(work) => work,

@@ -150,9 +150,9 @@ fn post<B: OwnedBuffer>(
                 let is_full = refused.error.is_queue_full() && state.channel.has_queues().0;
                 if !is_full && !state.lacks_credit {
                     state.post_failed(refused.error);
-                    return fail(state, stage, refused.error, Some(refused.buffer));
+                    return fail(state, stage, refused.error, refused.buffer);
                 }
-                *buffer = Some(refused.buffer);
+                *buffer = refused.buffer;
             }
         }
     }

@@ -63,20 +63,20 @@ impl State {
         buffer: PooledBuffer,
         cx: &Context<'_>,
     ) -> Result<u64, OperationError<PooledBuffer>> {
-        let fail = |error, buffer| Err(OperationError { error, buffer: Some(buffer) });
+        let fail = |error, buffer| Err(OperationError { error, buffer });
         let has_room = self.channel.has_queues().1;
         if !has_room {
-            return fail(TransportError::QueueFull, buffer);
+            return fail(TransportError::QueueFull, Some(buffer));
         }
         match self.refusal() {
             // Messages that have arrived before are still there.
             Some(_) if self.posted.len() > self.receivers.len() => {}
-            Some(error) => return fail(error, buffer),
+            Some(error) => return fail(error, Some(buffer)),
             None if self.posted.len() > self.receivers.len() + self.ahead => {}
             None => match self.channel.post_task_receive(buffer) {
                 Ok(work) => self.posted.push_back(work),
                 Err(refused) if refused.error.is_queue_full() => {
-                    self.held.push_back(refused.buffer);
+                    self.held.extend(refused.buffer);
                 }
                 Err(refused) => {
                     self.post_failed(refused.error);

@@ -286,7 +286,11 @@ impl State {
             match self.channel.post_task_receive(buffer) {
                 Ok(work) => self.posted.push_back(work),
                 Err(error) if error.error.is_queue_full() => {
-                    return self.held.push_front(error.buffer);
+                    // It was not posted.
+                    return error
+                        .buffer
+                        .into_iter()
+                        .for_each(|buffer| self.held.push_front(buffer));
                 }
                 Err(error) => return self.end(error.error),
             }
