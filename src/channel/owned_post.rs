@@ -14,7 +14,6 @@ use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::OwnedBuffer;
 use super::owned_work::OwnedWork;
 use super::posting::PostFailure;
-use crate::error::err_from_call;
 use crate::memory::RemoteMemoryRegion;
 
 /// # Owned operations
@@ -233,7 +232,7 @@ pub(super) fn post_to_slot<B: OwnedBuffer, O: Operation, H>(
             slot.entry.buffer.put(ManuallyDrop::into_inner(buffer));
             Ok(handle(slot))
         }
-        Err(failure) => err_from_call(post_failed::<B, O>(core, failure, owner, buffer)),
+        Err(failure) => Err(post_failed::<B, O>(core, failure, owner, buffer)),
     }
 }
 
