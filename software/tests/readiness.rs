@@ -177,6 +177,29 @@ fn several_threads_wait_for_one_queue_and_none_is_left_asleep() {
     assert_eq!(taken.into_inner(), 32);
 }
 
+/// A wait of the channel itself polls, and finds the message beside what it waits for.
+#[test]
+fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
+    let Server { mut channels, mut clients, client_pool, pool, queue } = server(2, 2);
+    for _ in 0..2 {
+        let receive = clients[0].post_receive_owned(client_pool.take().unwrap());
+        drop(receive.unwrap());
+    }
+    let ready = |queue: &SharedCompletionQueue<'_>| queue.poll().unwrap().map(|ready| ready.token);
+    // A blocking send.
+    send(&mut clients[0], &client_pool);
+    channels[0].send(&()).unwrap();
+    assert_eq!(ready(&queue), Some(100));
+    assert_eq!(ready(&queue), None);
+    assert_eq!(take_all(&mut channels[0]), 1);
+    // The wait for an operation in a scope, and the end of one.
+    send(&mut clients[0], &client_pool);
+    channels[0].scope(|s| s.post_send(())?.wait().map(drop)).unwrap();
+    assert_eq!(ready(&queue), Some(100));
+    assert_eq!(take_all(&mut channels[0]), 1);
+    drop((channels, clients, pool));
+}
+
 #[test]
 fn a_channel_that_is_gone_is_never_ready_and_its_place_serves_another() {
     let Server { mut channels, mut clients, client_pool, queue, .. } = server(2, 2);

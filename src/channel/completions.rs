@@ -217,6 +217,45 @@ impl Core {
         unsafe { self.dispatch_head() }.map(|()| true)
     }
 
+    /// To be called at the end of a wait for something else than tokens. Of a shared completion queue, the wait may have
+    /// polled results that are known by tokens: the queue returns the channel for them.
+    #[inline]
+    pub(super) fn tell_results(&self) {
+        if self.router.is_some() {
+            self.tell_results_to_router();
+        }
+    }
+
+    #[inline(never)]
+    fn tell_results_to_router(&self) {
+        let is_known = |head: *const ffi::ibv_wc| {
+            // SAFETY: the entry is initialised; for the rest see `poll_raw`.
+            let slot = self.slot_of_completion(unsafe { &*head });
+            slot.is_some_and(|slot| slot.state().is_outstanding())
+        };
+        while !self.batch.is_empty() && is_known(self.batch.head()) {
+            // SAFETY: the batch is not empty.
+            let _ = unsafe { self.dispatch_head() };
+        }
+        // Of an unknown completion, the next poll of the program tells.
+        if (self.table.any_ended() || !self.batch.is_empty())
+            && let Some((router, inbox)) = &self.router
+            && !self.has_told_results.replace(true)
+        {
+            router.set_has_results(inbox, true);
+        }
+    }
+
+    /// To be called when no operation that is known by a token has ended.
+    #[inline]
+    pub(super) fn tell_no_results(&self) {
+        if self.has_told_results.replace(false)
+            && let Some((router, inbox)) = &self.router
+        {
+            router.set_has_results(inbox, false);
+        }
+    }
+
     /// Polls into the batch, which must be empty. Returns whether there is something.
     #[inline]
     pub(super) fn poll_batch(&self) -> TransportResult<bool> {

@@ -64,6 +64,8 @@ pub(super) struct Core {
     pub(super) router: Option<(Arc<Router>, Inbox)>,
     /// Made of `router`. `polled` points here.
     route: Option<Route>,
+    /// Whether the router was told that there are results.
+    pub(super) has_told_results: Cell<bool>,
     /// The shared receive queue that feeds the channel, if there is one, and the channel's messages.
     pub(super) receives: Option<(Arc<Receives>, Member)>,
     /// The flow control, if the channel has it. Boxed, since few channels have it.
@@ -164,6 +166,7 @@ impl Core {
             limits: settings.limits,
             route: router.as_ref().map(Route::new),
             router,
+            has_told_results: Cell::new(false),
             receives,
             credits: settings.credit_words.map(|words| Box::new(Credits::new(words))),
             sleep: settings.sleep,

@@ -502,6 +502,11 @@ impl InFlight {
         self.last_ended.set(index);
     }
 
+    /// Whether that list has an operation.
+    pub(super) fn any_ended(&self) -> bool {
+        self.first_ended.get() != NO_SLOT
+    }
+
     /// Takes the first operation of that list out of it.
     #[inline]
     pub(super) fn pop_ended(&self) -> Option<&Slot> {

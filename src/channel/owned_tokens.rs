@@ -29,6 +29,7 @@ impl Channel<'_> {
                 return Ok(Some(ended));
             }
         }
+        core.tell_no_results();
         Ok(None)
     }
 

@@ -139,6 +139,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         if slot.state().is_outstanding() {
             core.release_dropped();
             core.progress()?;
+            core.tell_results();
         }
         self.take(core, slot)
     }
@@ -216,6 +217,8 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         // Blocking operations compute `fast_path`: what the post of the operation has set is a safe value.
         core.table.release_of(slot, Owner::Handle);
         slot.entry.put_reference(self.core.take());
+        // It only reads the batch.
+        core.tell_results();
         // SAFETY: it points to an entry of the batch or into the slot, and is initialised. Nothing has polled since.
         (buffer, WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }

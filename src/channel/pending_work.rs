@@ -69,7 +69,9 @@ impl PendingWork {
         if let Some(result) = self.ended(core) {
             return Some(result);
         }
-        match core.progress() {
+        let polled = core.progress();
+        core.tell_results();
+        match polled {
             Ok(_) => self.ended(core),
             Err(error) => Some(Err(error)),
         }
@@ -128,6 +130,7 @@ impl PendingWork {
         self.check(core)?;
         loop {
             if let Some(result) = self.ended(core) {
+                core.tell_results();
                 return result;
             }
             let progress = match core.progress() {

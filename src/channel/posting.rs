@@ -184,6 +184,7 @@ impl Core {
         loop {
             let progress = match self.poll() {
                 Ok(Some(completion)) if self.is_completion_of(&completion, wr_id) => {
+                    self.tell_results();
                     self.batch.set_first(completion.as_raw());
                     self.update_fast_path();
                     return Ok(completion.result().map(drop)?);

@@ -354,6 +354,17 @@ impl Router {
         sort_and_poll_on(routes, number, out, found)
     }
 
+    /// Whether a wait of the channel itself has polled results that the program has not taken: [`next_ready`](Self::next_ready)
+    /// returns the channel then.
+    #[cold]
+    pub(super) fn set_has_results(&self, inbox: &Inbox, has_results: bool) {
+        let mut routes = self.lock();
+        routes.inboxes[inbox.0.index].has_results = has_results;
+        if has_results {
+            routes.enlist(inbox.0.index);
+        }
+    }
+
     /// As [`poll`](Self::poll), without polling the completion queue: returns what is in the inbox.
     pub(super) fn take(&self, inbox: &Inbox, out: &mut [ffi::ibv_wc]) -> c_int {
         let routes = self.lock();
@@ -379,7 +390,10 @@ impl Router {
                 let completion = out[index];
                 if completion.qp_num != number {
                     routes.deliver(&completion);
-                } else if !routes.take_message(inbox.0.index, &completion) {
+                } else if routes.take_message(inbox.0.index, &completion) {
+                    // The channel may wait for something else.
+                    routes.enlist(inbox.0.index);
+                } else {
                     out[own] = completion;
                     own += 1;
                 }

@@ -163,7 +163,7 @@ impl Routes {
 
     /// Puts an inbox that has something into the list of those, unless it is in the list.
     #[inline]
-    fn enlist(&mut self, inbox: usize) {
+    pub(super) fn enlist(&mut self, inbox: usize) {
         if !mem::replace(&mut self.inboxes[inbox].listed, true) {
             self.ready.push_back(inbox);
         }
@@ -176,7 +176,9 @@ impl Routes {
             let ring = &mut self.inboxes[index];
             ring.listed = false;
             let number = ring.label.number();
-            if number != NO_NUMBER && ring.has_something() {
+            let has_something = ring.has_something();
+            ring.has_results = false;
+            if number != NO_NUMBER && has_something {
                 return Some((number, ring.token));
             }
         }

@@ -505,11 +505,13 @@ impl Core {
     /// panic.
     #[inline(always)]
     pub(super) fn end_scope(&self, exit: ScopeExit) -> TransportResult<()> {
-        if self.is_scope_over() {
-            self.update_fast_path();
-            return Ok(());
+        let mut result = Ok(());
+        if !self.is_scope_over() {
+            result = self.poll_and_end_scope(exit);
         }
-        self.poll_and_end_scope(exit)
+        self.tell_results();
+        self.update_fast_path();
+        result
     }
 
     /// Whether there is nothing to do at the end of a scope.
@@ -525,7 +527,6 @@ impl Core {
         if let ScopeExit::Wait(_) = exit {
             polled = self.poll_abandoned();
             if polled.is_ok() && self.is_scope_over() {
-                self.update_fast_path();
                 return Ok(());
             }
         }
@@ -545,7 +546,6 @@ impl Core {
             }
             result = result.and(self.release_scope_slots());
         }
-        self.update_fast_path();
         result.and(self.take_unreported())
     }
 

@@ -33,6 +33,11 @@ use crate::parent::Parent;
 /// channel is returned again when more has come. Channels take turns: one that is always busy is returned
 /// as often as any other that has something.
 ///
+/// A wait of a channel for something else, such as a blocking send, may poll what the channel has besides. `poll` then
+/// returns the channel for its operations with tokens, and for messages of [`SharedReceives`](crate::SharedReceives);
+/// handles that the program has not given up it polls itself. A thread that already sleeps in [`wait`](Self::wait) is not
+/// woken by that: so one thread waits for the queue, and uses its channels.
+///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs peers
 /// use std::sync::Arc;

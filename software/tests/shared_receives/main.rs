@@ -67,6 +67,22 @@ fn few_receives_serve_many_peers_in_the_order_of_each() {
 }
 
 #[test]
+fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
+    let mut server = Server::new(1, 8);
+    let clients = Side::new();
+    let mut peer = connect(&mut server, 0, &clients);
+    let mut receive = peer.post_receive_owned(clients.buffer(0)).unwrap();
+    let mut send = peer.post_send_owned(clients.buffer(5)).unwrap();
+    send.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
+    // It polls the message beside its own completion.
+    server.channels[0].send_deadline(&(), deadline()).unwrap();
+    assert_eq!(server.queue.poll().unwrap().map(|ready| ready.token), Some(0));
+    assert_eq!(take_all(&mut server, 0), [5]);
+    assert_eq!(server.queue.poll().unwrap(), None);
+    receive.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
+}
+
+#[test]
 fn threads_that_share_both_queues_keep_the_order_of_each_peer() {
     const MESSAGES: u64 = 400;
     let mut server = Server::new(4, 16);

@@ -265,7 +265,9 @@ impl Channel<'_> {
     ///    Nothing was stopped.
     ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): the channel is stopped.
     pub fn wait_for_credit(&mut self) -> TransportResult<()> {
-        self.core().wait_for_credit(None)
+        let waited = self.core().wait_for_credit(None);
+        self.core().tell_results();
+        waited
     }
 
     /// As [`wait_for_credit`](Self::wait_for_credit), but gives up at `deadline`.
@@ -276,7 +278,9 @@ impl Channel<'_> {
     ///
     ///  - [`NoCredit`](TransportError::NoCredit): the deadline has passed. Nothing was stopped.
     pub fn wait_for_credit_deadline(&mut self, deadline: Instant) -> TransportResult<()> {
-        self.core().wait_for_credit(Some(deadline))
+        let waited = self.core().wait_for_credit(Some(deadline));
+        self.core().tell_results();
+        waited
     }
 }
 
