@@ -40,6 +40,31 @@ fn dropping_the_channel_ends_its_futures_with_their_buffers() {
     });
 }
 
+/// A future may be dropped on any thread of a runtime, and destroying a queue pair may take long.
+#[test]
+fn the_reactor_destroys_the_queue_pair_also_if_a_future_is_left() {
+    let [one, other] = sides();
+    let unused = one.reactor.available();
+    let [ours, _theirs] = connect(&one, &other);
+    let used = one.reactor.available();
+    assert!(used < unused);
+    let mut receive = ours.receive(one.buffer(1));
+    assert!(poll(&mut receive).is_none());
+    drop(ours);
+    one.reactor.turn().unwrap();
+    assert_eq!(one.reactor.available(), used, "the future may still be polled");
+    drop(receive);
+    assert_eq!(one.reactor.available(), used, "dropping it does not wait for the verb");
+    one.reactor.turn().unwrap();
+    assert_eq!(one.reactor.available(), unused);
+    // Nobody else would.
+    let [ours, _theirs] = connect(&one, &other);
+    let receive = ours.receive(one.buffer(2));
+    drop((ours, one.reactor));
+    drop(receive);
+    assert_eq!(one.pool.available(), CHUNKS);
+}
+
 #[test]
 fn shutting_down_waits_for_sends_and_keeps_what_has_arrived() {
     on_both(|[one, other]| async move {

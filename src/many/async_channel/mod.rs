@@ -11,6 +11,7 @@ mod receive;
 mod receive_shared;
 mod shutdown;
 mod state;
+mod user;
 
 pub use connect::{AsyncConnect, PreparedAsyncChannel};
 pub use operation::AsyncOperation;
@@ -18,6 +19,7 @@ pub use receive::AsyncReceive;
 pub use receive_shared::AsyncSharedReceive;
 pub use shutdown::AsyncShutdown;
 pub(super) use state::Shared;
+use user::User;
 
 use std::fmt;
 use std::future::Future;
@@ -60,7 +62,7 @@ use crate::memory::RemoteMemoryRegion;
 /// destroys the queue pair. Futures that are left return [`Stopped`](TransportError::Stopped), with their
 /// buffers.
 pub struct AsyncChannel {
-    shared: Arc<Shared>,
+    shared: User,
     number: u32,
 }
 
@@ -69,7 +71,7 @@ impl AsyncChannel {
         let number = channel.number();
         let shared = Arc::new(Shared::new(channel, registry.clone(), token));
         registry.connect(token, &shared);
-        Self { shared, number }
+        Self { shared: User::new(&shared), number }
     }
 
     /// The number of the queue pair.

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use super::credit_clock;
 use super::handover::Cancelled;
 use super::state::{Shared, State};
+use super::user::User;
 use crate::channel::{
     Later, OperationError, OwnedBuffer, OwnedResult, TaskRequest, TransportError,
 };
@@ -24,7 +25,7 @@ use crate::error::err_from_call;
 /// result only: the operation goes on, and the channel drops the buffer when the device is done with it.
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncOperation<B: OwnedBuffer> {
-    shared: Arc<Shared>,
+    shared: User,
     request: TaskRequest,
     /// Until it is posted.
     buffer: Option<B>,
@@ -44,7 +45,7 @@ enum Stage {
 impl<B: OwnedBuffer> AsyncOperation<B> {
     #[inline]
     pub(super) fn new(shared: &Arc<Shared>, request: TaskRequest, buffer: B) -> Self {
-        Self { shared: shared.clone(), request, buffer: Some(buffer), stage: Stage::New }
+        Self { shared: User::new(shared), request, buffer: Some(buffer), stage: Stage::New }
     }
 }
 

@@ -8,13 +8,14 @@ use std::task::{Context, Poll};
 
 use super::handover::Cancelled;
 use super::state::{Shared, State};
+use super::user::User;
 use crate::channel::{OperationError, OwnedResult, TransportError};
 use crate::many::pool::PooledBuffer;
 
 /// The next message: see [`AsyncChannel::receive`](crate::AsyncChannel::receive).
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncReceive {
-    shared: Arc<Shared>,
+    shared: User,
     stage: Stage,
 }
 
@@ -29,7 +30,7 @@ type Output = OwnedResult<PooledBuffer>;
 
 impl AsyncReceive {
     pub(super) fn new(shared: &Arc<Shared>, buffer: PooledBuffer) -> Self {
-        Self { shared: shared.clone(), stage: Stage::New(buffer) }
+        Self { shared: User::new(shared), stage: Stage::New(buffer) }
     }
 }
 

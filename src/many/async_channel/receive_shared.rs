@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 use super::handover::Cancelled;
 use super::state::{Shared, State};
+use super::user::User;
 use crate::channel::{OperationError, OwnedBuffer, OwnedResult, SharedReceives, TransportError};
 
 /// The next message: see [`AsyncChannel::receive_shared`](crate::AsyncChannel::receive_shared).
@@ -15,7 +16,7 @@ use crate::channel::{OperationError, OwnedBuffer, OwnedResult, SharedReceives, T
 /// It holds no buffer. Dropping it gives its place in line up, and loses no message.
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncSharedReceive<B: OwnedBuffer> {
-    shared: Arc<Shared>,
+    shared: User,
     receives: SharedReceives<B>,
     stage: Stage,
 }
@@ -30,7 +31,7 @@ enum Stage {
 
 impl<B: OwnedBuffer> AsyncSharedReceive<B> {
     pub(super) fn new(shared: &Arc<Shared>, receives: &SharedReceives<B>) -> Self {
-        Self { shared: shared.clone(), receives: receives.clone(), stage: Stage::New }
+        Self { shared: User::new(shared), receives: receives.clone(), stage: Stage::New }
     }
 }
 

@@ -8,12 +8,13 @@ use std::task::{Context, Poll};
 
 use super::handover::Cancelled;
 use super::state::{Shared, State};
+use super::user::User;
 use crate::channel::TransportError;
 
 /// Shuts a channel down: see [`AsyncChannel::shutdown`](crate::AsyncChannel::shutdown).
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncShutdown {
-    shared: Arc<Shared>,
+    shared: User,
     /// Its place among those that wait.
     ticket: Option<u64>,
     /// When the last send had ended: the number of polls so far. Messages that they found have arrived, and are kept.
@@ -22,7 +23,7 @@ pub struct AsyncShutdown {
 
 impl AsyncShutdown {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: shared.clone(), ticket: None, polls: None }
+        Self { shared: User::new(shared), ticket: None, polls: None }
     }
 }
 

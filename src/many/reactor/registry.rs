@@ -155,8 +155,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Ends the channels that were given to [`close`](Self::close). Each is destroyed then, or with the last
-    /// of its futures.
+    /// Ends the channels that were given to [`close`](Self::close). Each is destroyed then; or, if it has futures, when the
+    /// last of them has given it to `close` again.
     #[inline]
     pub(super) fn end_closing(&self) {
         let closing = match &mut *lock(&self.closing) {
