@@ -128,7 +128,6 @@ impl Reactor {
                         served += 1;
                     }
                     polled.done();
-                    self.registry.serve_waiting();
                     // Otherwise the queue was empty after that poll: now the tasks run.
                     if !polled.is_full() {
                         break;
@@ -136,6 +135,7 @@ impl Reactor {
                 }
             }
         }
+        self.registry.serve_waiting();
         Ok(served)
     }
 
