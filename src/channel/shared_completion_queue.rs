@@ -262,6 +262,11 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
         }
     }
 
+    /// Asks the kernel for the device: see [`CompletionQueue::check_device`].
+    pub(crate) fn check_device(&self) -> Result<()> {
+        self.queue.check_device()
+    }
+
     pub(super) fn queue(&self) -> &Arc<CompletionQueue<'ctx>> {
         &self.queue
     }

@@ -13,11 +13,11 @@ use crate::error::{ErrorKind, Result};
 const POLLS_PER_CLOCK_READING: u32 = 64;
 
 /// Empty polls between two checks whether [`DEVICE_CHECK_PERIOD`] has passed.
-const POLLS_PER_DEVICE_CHECK: u32 = 1 << 14;
+pub(crate) const POLLS_PER_DEVICE_CHECK: u32 = 1 << 14;
 
 /// Time between two device-liveness checks of one wait. An unplugged device completes nothing any
 /// more: without the checks, a wait without a deadline would never end.
-const DEVICE_CHECK_PERIOD: Duration = Duration::from_secs(1);
+pub(crate) const DEVICE_CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// How a channel sleeps when polling finds nothing for a while.
 #[derive(Clone, Copy, Debug)]

@@ -111,6 +111,19 @@ impl CompletionQueue<'_> {
         self.own_channel()?.wait(seen, deadline, cancelled)
     }
 
+    /// Checks that the kernel still has the device, by a query that the kernel must then answer.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    pub(crate) fn check_device(&self) -> Result<()> {
+        match self.context().query_device() {
+            Err(error) if matches!(error.raw_os_error(), libc::EIO | libc::ENODEV) => Err(error),
+            // Other failures do not concern the device.
+            _ => Ok(()),
+        }
+    }
+
     /// The threads that sleep on the queue's own channel. Those that begin to sleep after this call can be
     /// woken.
     pub(crate) fn wakeable(&self) -> Result<Arc<Waiters>> {

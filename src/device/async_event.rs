@@ -182,11 +182,13 @@ impl AsyncEvent {
 /// [`DeviceFatal`](AsyncEventKind::DeviceFatal) once for each context, and no event after it. Threads
 /// that sleep for completions wake with `EIO`. A thread that spins on a [`Channel`](crate::Channel),
 /// with a deadline or without, notices within about a second, as the channel asks the kernel from time
-/// to time. All verbs fail with `EIO`.
+/// to time. A [`Reactor`](crate::Reactor) does the same, asleep or not: all its futures then fail with `EIO`. All verbs
+/// fail with `EIO`.
 ///
 /// A channel gives back a buffer that was in flight only after its queue pair was destroyed. The kernel
 /// has destroyed it by then, but answers `EIO` to the destroy verb, which proves nothing; a channel
-/// with work in flight then aborts the process. A program that must survive sets
+/// with work in flight then aborts the process, unless all of that owns its buffers: these are leaked. A program that must
+/// survive sets
 /// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs then treats that
 /// answer as success. After such an answer libibverbs also frees the object without waiting until C
 /// code in the same process has acknowledged the events that it has read about it. So no such C code

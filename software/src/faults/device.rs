@@ -93,7 +93,8 @@ impl Device {
         Ok(())
     }
 
-    /// Removes the device, as pulling a card does. Contexts get the event `IBV_EVENT_DEVICE_FATAL`.
+    /// Removes the device, as pulling a card does. Contexts get the event `IBV_EVENT_DEVICE_FATAL`. Whoever sleeps until a
+    /// completion wakes, and fails to arm the completion queue again.
     ///
     /// From now on every verb fails with `EIO`, destroy verbs included, and posts too. Nothing is sent, received or
     /// carried out, and no memory of the program is touched. Only polling works: it returns the completions that

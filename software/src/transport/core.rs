@@ -260,6 +260,14 @@ impl Core {
         }
     }
 
+    /// Raises an event of every completion queue that is armed: no completion will come.
+    pub(crate) fn wake_sleepers(&mut self) {
+        let is_armed = |cq: &CompletionQueue| cq.armed != Armed::No;
+        let armed = self.cqs.iter().filter(|(_, cq)| is_armed(cq)).map(|(number, _)| number);
+        let armed: Vec<u32> = armed.collect();
+        armed.into_iter().for_each(|number| self.completion_event(number));
+    }
+
     /// Raises the event that a completion queue was armed for.
     fn completion_event(&mut self, number: u32) {
         let Some(cq) = self.cqs.get_mut(number) else { return };

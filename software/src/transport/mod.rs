@@ -136,6 +136,7 @@ impl Engine {
             self.core.drop_rest(port);
         }
         self.core.end_channels();
+        self.core.wake_sleepers();
     }
 
     /// Must follow every call from outside: handles overruns, and sends the queued packets.

@@ -2,6 +2,7 @@
 
 mod cancelling;
 mod ending;
+mod removed;
 mod sides;
 mod wakers;
 mod waking;

@@ -22,9 +22,14 @@ pub(crate) struct Side {
 
 impl Side {
     fn new(device: &Device) -> Self {
+        Self::spinning(device, 0)
+    }
+
+    /// With a reactor that spins for this number of turns.
+    pub(crate) fn spinning(device: &Device, turns: u32) -> Self {
         let context = Arc::new(device.open().unwrap());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
-        let reactor = Arc::new(Reactor::new(&context, 1024).unwrap());
+        let reactor = Arc::new(Reactor::new(&context, 1024).unwrap().spin(turns));
         let pool = BufferPool::new(&domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
         Self { domain, reactor, pool }
     }

@@ -11,11 +11,16 @@ pub use run::ReactorRun;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context as TaskContext, Poll};
+use std::time::Instant;
 
 use super::async_channel::PreparedAsyncChannel;
-use crate::channel::{ChannelBuilder, Found, SharedCompletionQueue, TransportError};
+use crate::channel::{
+    ChannelBuilder, DEVICE_CHECK_PERIOD, Found, POLLS_PER_DEVICE_CHECK, SharedCompletionQueue,
+    TransportError,
+};
 use crate::device::Context;
 use crate::error::Result;
 use crate::parent::Parent;
@@ -58,6 +63,10 @@ const CHANNELS_PER_TURN: usize = 64;
 pub struct Reactor {
     registry: Arc<Registry>,
     spin: u32,
+    /// The turns that found nothing, around the end.
+    idle_turns: AtomicU32,
+    /// When the device was last checked, or when the first check was due.
+    device_checked: Mutex<Option<Instant>>,
 }
 
 impl Reactor {
@@ -74,7 +83,12 @@ impl Reactor {
         entries: u32,
     ) -> Result<Self> {
         let queue = SharedCompletionQueue::with_event_channel(context, entries)?;
-        Ok(Self { registry: Arc::new(Registry::new(queue)), spin: 0 })
+        Ok(Self {
+            registry: Arc::new(Registry::new(queue)),
+            spin: 0,
+            idle_turns: AtomicU32::new(0),
+            device_checked: Mutex::default(),
+        })
     }
 
     /// Sets the number of turns that find nothing before [`run`](Self::run) sleeps (0 unless set). Between
@@ -110,7 +124,8 @@ impl Reactor {
     ///
     /// # Errors
     ///
-    /// Those of [`SharedCompletionQueue::poll`].
+    ///  - Those of [`SharedCompletionQueue::poll`].
+    ///  - `EIO`, `ENODEV`: the device is gone. If turns find nothing, about once a second one asks the kernel.
     pub fn turn(&self) -> Result<usize> {
         self.registry.end_closing();
         let mut served = 0;
@@ -136,7 +151,38 @@ impl Reactor {
             }
         }
         self.registry.serve_waiting();
+        if served == 0 {
+            self.count_idle_turn()?;
+        }
         Ok(served)
+    }
+
+    /// A device that was pulled out completes nothing any more: from time to time, a turn that found nothing asks for it.
+    #[inline]
+    fn count_idle_turn(&self) -> Result<()> {
+        // Turns of several threads may be counted as one.
+        let idle = self.idle_turns.load(Ordering::Relaxed);
+        self.idle_turns.store(idle.wrapping_add(1), Ordering::Relaxed);
+        if idle.is_multiple_of(POLLS_PER_DEVICE_CHECK) {
+            self.check_device_if_due()
+        } else {
+            Ok(())
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_device_if_due(&self) -> Result<()> {
+        let now = Instant::now();
+        {
+            let mut checked = self.device_checked.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = *checked.get_or_insert(now);
+            if now.saturating_duration_since(last) < DEVICE_CHECK_PERIOD {
+                return Ok(());
+            }
+            *checked = Some(now);
+        }
+        self.registry.queue.check_device()
     }
 
     /// `ibv_req_notify_cq`: from now on, the next completion makes the descriptor readable. Call
@@ -162,8 +208,9 @@ impl Reactor {
     /// operations of all channels.
     ///
     /// `poll_readable` waits for the descriptor ([`AsFd`]) as the runtime does it: it returns
-    /// [`Poll::Ready`] if the descriptor may have become readable since the last call, and otherwise has the
-    /// task woken then.
+    /// [`Poll::Ready`] if the descriptor may have become readable, or has got an error, since the last call, and otherwise
+    /// has the task woken then. The descriptor has an error when the device is pulled out; the reactor then ends with
+    /// `EIO`.
     ///
     /// Run it in one task at a time. If that task is dropped, the channels' futures wait until it is run
     /// again.

@@ -1,7 +1,9 @@
 //! Running a reactor on tokio.
 
+use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
+use std::pin::pin;
 use std::task::{Poll, ready};
 
 use tokio::io::Interest;
@@ -9,6 +11,9 @@ use tokio::io::unix::AsyncFd;
 
 use super::Reactor;
 use crate::error::{Error, Result};
+
+/// When a device is pulled out, its files have an error, and are not readable.
+const EVENTS: Interest = Interest::READABLE.add(Interest::ERROR);
 
 impl Reactor {
     /// Runs the reactor on tokio: see [`run`](Self::run). To be spawned as a task, on a runtime of either
@@ -25,10 +30,12 @@ impl Reactor {
     pub async fn run_on_tokio(&self) -> Result<()> {
         // SAFETY: the borrow keeps the reactor, and with it the open descriptor, until `file` is dropped. It
         // is always the same descriptor.
-        let file = unsafe { AsyncFd::register_with_interest(self.as_fd(), Interest::READABLE) };
+        let file = unsafe { AsyncFd::register_with_interest(self.as_fd(), EVENTS) };
         let file = file.map_err(|error| failed(error.into()))?;
+        let mut ready = pin!(file.ready(EVENTS));
         self.run(|cx| {
-            ready!(file.poll_read_ready(cx))?.clear_ready();
+            ready!(ready.as_mut().poll(cx))?.clear_ready();
+            ready.set(file.ready(EVENTS));
             Poll::Ready(Ok(()))
         })
         .await
