@@ -197,7 +197,15 @@ fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
     channels[0].scope(|s| s.post_send(())?.wait().map(drop)).unwrap();
     assert_eq!(ready(&queue), Some(100));
     assert_eq!(take_all(&mut channels[0]), 1);
-    drop((channels, clients, pool));
+    // A wait for a handle that has not ended when the deadline passes.
+    post_receive(&mut channels[0], &pool);
+    let mut next = channels[0].post_receive_owned(pool.take().unwrap()).unwrap();
+    send(&mut clients[0], &client_pool);
+    assert!(next.wait_deadline(&mut channels[0], Instant::now()).unwrap().is_none());
+    assert_eq!(ready(&queue), Some(100));
+    assert_eq!(take_all(&mut channels[0]), 1);
+    assert_eq!(ready(&queue), None);
+    drop((next, channels, clients));
 }
 
 #[test]

@@ -219,6 +219,7 @@ impl Core {
         self.connection.set(self.epoch.get());
         self.blocking_id.set(self.epoch.get() | u64::from(BLOCKING));
         self.drop_owned_buffers();
+        self.has_told_results.set(false);
         if let Some(credits) = &self.credits {
             credits.open();
         }

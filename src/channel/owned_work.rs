@@ -334,6 +334,20 @@ fn wait_slow_path(
     found: c_int,
     deadline: Option<Instant>,
 ) -> TransportResult<NonNull<ffi::ibv_wc>> {
+    let waited = poll_until_success(core, slot, found, deadline);
+    if waited.is_err() {
+        core.tell_results();
+    }
+    waited
+}
+
+/// As `wait_slow_path`, without telling the results of others.
+fn poll_until_success(
+    core: &Core,
+    slot: &Slot,
+    found: c_int,
+    deadline: Option<Instant>,
+) -> TransportResult<NonNull<ffi::ibv_wc>> {
     // What was found is in the batch, unless polling has failed.
     check_poll(found)?;
     core.release_dropped();

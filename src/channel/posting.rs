@@ -273,6 +273,7 @@ impl Core {
     fn abandon_blocking(&self, error: TransportError) -> TransportError {
         self.blocking.set(true);
         self.stop();
+        self.tell_results();
         error
     }
 }
