@@ -23,6 +23,22 @@ fn its_program_is_the_example_and_short() {
     assert!(program.lines().count() <= 26, "{} lines", program.lines().count());
 }
 
+/// The guide's programs are compiled.
+#[test]
+fn its_chapters_with_code_of_the_guide_have_the_guides_lines() {
+    let (readme, guide) = (read("README.md"), read("src/guide.md"));
+    let lines: Vec<_> = guide.lines().map(str::trim).collect();
+    for chapter in ["A server of many clients", "In an async program"] {
+        assert!(lines.contains(&format!("# {chapter}").as_str()), "the guide has {chapter}");
+        let (_, text) = readme.split_once(&format!("## {chapter}\n")).expect(chapter);
+        let code = block(text, "rust");
+        assert!(code.lines().count() > 5);
+        for line in code.lines().map(str::trim) {
+            assert!(lines.contains(&line), "{chapter}: {line}");
+        }
+    }
+}
+
 #[test]
 fn it_leads_with_the_two_commands() {
     let readme = read("README.md");

@@ -217,7 +217,7 @@ impl Core {
         let error = ffi::failed(O::VERB, returned).into();
         // The device may have it nevertheless.
         self.table.take(O::QUEUE, slot, owner);
-        if self.ensure_not_posted::<O>(Some(owner)) {
+        if self.ensure_not_posted::<O>(Some(owner)) || !slot.state().is_outstanding() {
             self.release(slot);
         } else {
             slot.set_state(State::InFlight(Owner::Nobody));

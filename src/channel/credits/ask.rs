@@ -245,7 +245,7 @@ impl Channel<'_> {
     ///     match channel.post_send_owned(buffer) {
     ///         Ok(sending) => break sending,
     ///         Err(refused) if refused.error == TransportError::NoCredit => {
-    ///             buffer = refused.buffer;
+    ///             buffer = refused.buffer.ok_or(refused.error)?;
     ///             channel.wait_for_credit()?;
     ///         }
     ///         Err(refused) => return Err(refused.into()),
