@@ -96,3 +96,48 @@ fn a_channel_without_memory_is_a_typed_error() {
     drop((queue, domain, context));
     device.assert_clean();
 }
+
+#[test]
+fn a_pool_without_memory_is_a_typed_error() {
+    let device = FunctionDevice::model();
+    let domain = Arc::new(ProtectionDomain::new(Arc::new(device.context())).unwrap());
+    let new = |len, chunks| BufferPool::new(&domain, len, chunks, AccessFlags::empty());
+    // Below 1 MiB, the chunks come from the heap.
+    with_less_than((1 << 20) - 64, || refused(new(64, (1 << 14) - 1)));
+    assert_eq!(device.calls("reg_mr"), 0);
+    // Of many chunks, only what tells the free ones does.
+    let chunks = 1 << 16;
+    with_less_than(chunks / 8, || refused(new(64, chunks)));
+    assert_eq!((device.calls("reg_mr"), device.calls("dereg_mr")), (1, 1));
+    let pool = new(64, chunks).unwrap();
+    assert_eq!(pool.available(), chunks);
+    drop((pool, domain));
+    device.assert_clean();
+}
+
+#[test]
+fn an_asynchronous_channel_without_memory_is_a_typed_error_and_the_reactor_goes_on() {
+    let device = FunctionDevice::model();
+    let context = Arc::new(device.context());
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let most = context.query_device().unwrap().max_qp_wr().min(1000);
+    let reactor = Reactor::new(&context, 4 * most).unwrap();
+    let prepare = || {
+        reactor.prepare(Channel::builder(&domain).max_send_wr(most).max_recv_wr(most)).map(|one| {
+            let itself = one.endpoint();
+            one.handshake(itself).unwrap()
+        })
+    };
+    let first = prepare().unwrap();
+    let (available, created) = (reactor.available(), device.calls("create_qp"));
+    with_less_than(most as usize * 48, || refused(prepare()));
+    assert_eq!((reactor.available(), device.calls("create_qp")), (available, created));
+    reactor.turn().unwrap();
+    let second = prepare().unwrap();
+    assert_eq!(reactor.available(), 0);
+    drop((first, second));
+    reactor.turn().unwrap();
+    assert_eq!(reactor.available(), 4 * most);
+    drop((reactor, domain, context));
+    device.assert_clean();
+}
