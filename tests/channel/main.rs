@@ -9,7 +9,10 @@ mod faults;
 #[path = "../support/figures.rs"]
 mod figures;
 mod forget;
+#[path = "../support/lost_doorbell.rs"]
+mod lost_doorbell;
 mod owned;
+mod owned_posts;
 mod pair;
 mod parts;
 mod posting;
