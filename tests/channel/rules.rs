@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
-use ibverbs::{ScopeError, TransportError, ffi};
+use ibverbs::{
+    AccessFlags, BufferPool, Channel, OperationError, PooledBuffer, ScopeError, TransportError, ffi,
+};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
-use crate::pair::{ModelPair as Pair, outstanding, peek, queue};
+use crate::pair::{ModelPair as Pair, outstanding, peek, queue, soon};
 
 fn is_poll_error(error: TransportError) -> bool {
     matches!(error, TransportError::Verbs(error) if error.verb() == "ibv_poll_cq")
@@ -185,7 +187,7 @@ fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
         let write = s.post_write_inline(&[1; 8], target.remote())?;
         epoch = device.posted(0).unwrap().wr_id;
         device.inject(completions, &stranger(epoch));
-        let error = write.wait_deadline(crate::pair::soon()).unwrap_err();
+        let error = write.wait_deadline(soon()).unwrap_err();
         assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id: epoch });
         assert_eq!(device.outstanding(number), (1, 0), "it is still in flight");
         device.run();
@@ -194,7 +196,7 @@ fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
     result.unwrap();
     let blocking = epoch | 0xffff_ffff;
     device.inject(completions, &stranger(blocking));
-    let error = pair.one.receive_deadline(&mut (), crate::pair::soon()).unwrap_err();
+    let error = pair.one.receive_deadline(&mut (), soon()).unwrap_err();
     assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id: blocking });
     assert_eq!(outstanding(&device, &pair.one), (0, 0));
     drop(target);
@@ -212,7 +214,7 @@ fn what_an_earlier_connection_left_is_not_heeded() {
         let (device, completions) = (pair.device.clone(), queue(&pair.one));
         device.hold_completions(completions, 0, true);
         let mut receive = region.slice_mut(..).unwrap();
-        let late = pair.one.receive_deadline(&mut receive, crate::pair::soon()).unwrap_err();
+        let late = pair.one.receive_deadline(&mut receive, soon()).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);
         assert_eq!(device.held(completions), 1);
         pair = pair.reconnect();
@@ -225,7 +227,7 @@ fn what_an_earlier_connection_left_is_not_heeded() {
             for _ in 0..10 {
                 assert!(receive.poll().is_none(), "a completion of an earlier connection");
             }
-            receive.wait_deadline(crate::pair::soon())
+            receive.wait_deadline(soon())
         });
         assert!(start.elapsed().as_millis() >= 20);
         assert_eq!(late.unwrap_err(), ScopeError::Closure(TransportError::TimedOut));
@@ -259,5 +261,125 @@ fn a_queue_is_emptied_however_little_time_there_is() {
         pair.exchange();
     }
     drop(region);
+    pair.finish();
+}
+
+/// With a send and a receive in flight, and another receive whose handle was dropped.
+#[test]
+fn an_unknown_completion_ends_no_operation_that_owns_its_buffer() {
+    let device = FunctionDevice::model();
+    device.progress(Progress::Manual);
+    let mut pair = Pair::with(device, |builder| builder);
+    let pool = BufferPool::new(&pair.domain, 8, 8, AccessFlags::empty()).unwrap();
+    let (device, completions, number) = (&pair.device, queue(&pair.one), pair.one.number());
+    let filled = |byte| {
+        let mut buffer = pool.take().unwrap();
+        buffer.fill(byte);
+        buffer
+    };
+    let one = &mut pair.one;
+    let mut send = one.post_send_owned(filled(1)).unwrap();
+    let epoch = device.posted(0).unwrap().wr_id;
+    assert_eq!(epoch as u32, 0, "the first slot");
+    let mut receive = one.post_receive_owned(filled(9)).unwrap();
+    let received = device.posted(0).unwrap().wr_id;
+    drop(one.post_receive_owned(filled(9)).unwrap());
+    let token = one.post_receive_owned(filled(9)).unwrap();
+    token.into_token(one, 3).unwrap();
+    let of_the_receive = ffi::ibv_wc { wr_id: received, qp_num: number + 1, ..Default::default() };
+    for stranger in strangers(epoch, number).into_iter().chain([of_the_receive]) {
+        let (queue_pair, wr_id) = (stranger.qp_num, stranger.wr_id);
+        let expected = TransportError::UnknownCompletion { queue_pair, wr_id };
+        let mut meet = |ask: &mut dyn FnMut(&mut Channel<'static>) -> Option<TransportError>| {
+            device.inject(completions, &stranger);
+            assert_eq!(ask(one), Some(expected));
+            assert_eq!(ask(one), None, "it is still in flight");
+            assert_eq!(device.outstanding(number), (1, 3));
+            assert_eq!(pool.available(), 4);
+        };
+        meet(&mut |one| send.poll(one).map(|ended| assert!(ended.is_none())).err().map(is_kept));
+        meet(&mut |one| receive.poll(one).map(|ended| assert!(ended.is_none())).err().map(is_kept));
+        meet(&mut |one| one.poll_token().map(|ended| assert!(ended.is_none())).err());
+        // By the poll that begins a wait, which takes another way.
+        for work in [&mut send, &mut receive] {
+            device.inject(completions, &stranger);
+            assert_eq!(is_kept(work.wait(one).unwrap_err()), expected);
+            assert_eq!(device.outstanding(number), (1, 3));
+        }
+    }
+    let mut messages = [4, 5, 6].map(|byte| pair.two.post_send_owned(filled(byte)).unwrap());
+    let mut sink = pair.two.post_receive_owned(filled(9)).unwrap();
+    device.run();
+    assert_eq!(send.wait(one).unwrap().0[..], [1; 8]);
+    assert_eq!(receive.wait(one).unwrap().0[..], [4; 8]);
+    let ended = one.poll_token().unwrap().unwrap();
+    assert_eq!((ended.token, ended.buffer.downcast::<PooledBuffer>().unwrap()[0]), (3, 6));
+    assert_eq!(sink.wait(&mut pair.two).unwrap().0[..], [1; 8]);
+    for message in &mut messages {
+        message.wait(&mut pair.two).unwrap();
+    }
+    assert!(pair.one.poll_token().unwrap().is_none());
+    assert_eq!(pool.available(), 8);
+    drop((send, receive, sink, messages, pool));
+    pair.finish();
+}
+
+/// The error of a poll, which ends nothing and gives no buffer back.
+fn is_kept<B>(failed: OperationError<B>) -> TransportError {
+    assert!(failed.buffer.is_none(), "the device still has it");
+    failed.error
+}
+
+#[test]
+fn a_failed_poll_ends_no_operation_that_owns_its_buffer() {
+    let mut pair = Pair::new();
+    let pool = BufferPool::new(&pair.domain, 8, 8, AccessFlags::empty()).unwrap();
+    let mut receive = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
+    pair.device.fail("poll_cq").errno(libc::EIO).times(4);
+    assert!(is_poll_error(is_kept(receive.poll(&mut pair.one).unwrap_err())));
+    assert!(is_poll_error(is_kept(receive.wait(&mut pair.one).unwrap_err())));
+    let late = soon();
+    assert!(is_poll_error(is_kept(receive.wait_deadline(&mut pair.one, late).unwrap_err())));
+    assert!(is_poll_error(pair.one.poll_token().unwrap_err()));
+    assert_eq!((outstanding(&pair.device, &pair.one), pool.available()), ((0, 1), 7));
+    pair.two.send_inline(&[5; 8]).unwrap();
+    assert_eq!(receive.wait(&mut pair.one).unwrap().0[..], [5; 8]);
+    drop((receive, pool));
+    pair.finish();
+}
+
+/// As [`what_an_earlier_connection_left_is_not_heeded`], for operations that own their buffers.
+#[test]
+fn what_an_earlier_connection_left_gives_no_buffer_back() {
+    let mut pair = Pair::new();
+    pair.device.keep_stale_completions(true);
+    let pool = BufferPool::new(&pair.domain, 8, 8, AccessFlags::empty()).unwrap();
+    for round in 0..3 {
+        let (device, completions) = (pair.device.clone(), queue(&pair.one));
+        device.hold_completions(completions, 0, true);
+        let early = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
+        pair.two.send_inline(&[round; 8]).unwrap();
+        assert_eq!(device.held(completions), 1);
+        pair = pair.reconnect();
+        assert_eq!(pool.available(), 8, "the queue pair was reset");
+        let mut receive = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
+        drop(pair.one.post_receive_owned(pool.take().unwrap()).unwrap());
+        // Now it arrives, for the same slot.
+        device.hold_completions(completions, 0, false);
+        device.release_all(completions);
+        for _ in 0..10 {
+            assert!(receive.poll(&mut pair.one).unwrap().is_none(), "of an earlier connection");
+            assert!(pair.one.poll_token().unwrap().is_none());
+        }
+        assert_eq!((outstanding(&device, &pair.one), pool.available()), ((0, 2), 6));
+        drop(early);
+        pair.two.send_inline(&[round + 100; 8]).unwrap();
+        assert_eq!(receive.wait(&mut pair.one).unwrap().0[..], [round + 100; 8]);
+        drop(receive);
+        pair = pair.reconnect();
+        assert_eq!(pool.available(), 8);
+    }
+    pair.exchange();
+    drop(pool);
     pair.finish();
 }
