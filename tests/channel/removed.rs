@@ -6,8 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, CompletionChannel, CompletionFields, CompletionQueue, Error,
-    ErrorKind, ProtectionDomain, TransportError, TransportResult, WorkCompletion, WorkStatus,
+    AccessFlags, AsyncEventKind, AsyncEventSubject, BufferPool, ChannelBuilder, CompletionChannel,
+    CompletionFields, CompletionQueue, Error, ErrorKind, OperationError, OwnedWork, PooledBuffer,
+    ProtectionDomain, TransportError, TransportResult, WorkCompletion, WorkStatus,
 };
 use ibverbs_function_device::{FunctionDevice, Kind};
 
@@ -191,6 +192,54 @@ fn channel_waits() -> (u32, Duration) {
         }
     }
     (waits, slowest)
+}
+
+/// Every way to wait for an operation that owns its buffer.
+const OWNED_WAITS: [fn(&mut Pair, OwnedWork<PooledBuffer>) -> TransportError; 3] = [
+    |pair, mut work| is_kept(work.wait(&mut pair.one)),
+    |pair, mut work| is_kept(work.wait_deadline(&mut pair.one, Instant::now() + 2 * LATE)),
+    |pair, work| {
+        work.into_token(&mut pair.one, 1).unwrap();
+        pair.one.wait_token(Instant::now() + 2 * LATE).map(drop).unwrap_err()
+    },
+];
+
+fn is_kept<T, B>(result: Result<T, OperationError<B>>) -> TransportError {
+    let failed = result.map(drop).unwrap_err();
+    assert!(failed.buffer.is_none(), "the device may still use it");
+    failed.error
+}
+
+/// Spinning or asleep. The error stops nothing: the buffer comes back when the channel ends, or is leaked if the queue
+/// pair cannot be destroyed.
+#[test]
+fn every_wait_for_an_operation_that_owns_its_buffer_ends() {
+    for (sleeping, leaked) in [(false, true), (true, true), (true, false)] {
+        for wait in OWNED_WAITS {
+            let device = FunctionDevice::model();
+            let set = |builder: ChannelBuilder<'static>| {
+                if sleeping { builder.sleep_after(3) } else { builder }
+            };
+            let mut pair = Pair::with(device.clone(), set);
+            let pool = BufferPool::new(&pair.domain, 8, 1, AccessFlags::empty()).unwrap();
+            let work = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
+            let number = pair.one.number();
+            let (error, _) = pulled_out(&device, || true, || wait(&mut pair, work));
+            let TransportError::Verbs(error) = error else { panic!("{error:?}") };
+            assert_gone(error);
+            assert_eq!((device.outstanding(number), pool.available()), ((0, 1), 0));
+            if leaked {
+                device.fail("destroy_qp").errno(libc::EIO).times(1);
+            }
+            let Pair { one, two, domain, .. } = pair;
+            drop(one);
+            assert_eq!(pool.available(), usize::from(!leaked));
+            drop((two, domain, pool));
+            assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+            assert_eq!(device.live(Kind::QueuePair), u32::from(leaked));
+            assert_eq!(device.live(Kind::MemoryRegion), u32::from(leaked));
+        }
+    }
 }
 
 /// The removal of the device does not count as a completion: a buffer stays lent until the queue pair is
