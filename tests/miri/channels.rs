@@ -7,15 +7,7 @@ use std::time::Instant;
 use ibverbs::{BorrowedMemoryRegion, TransportError, TransportResult};
 
 use crate::device;
-use crate::rig::Pair;
-
-/// Runs a test with requests executed when they are posted, and with requests executed by polls.
-fn both(test: impl Fn()) {
-    for eager in [true, false] {
-        device::eager(eager);
-        test();
-    }
-}
+use crate::rig::{Pair, both};
 
 #[test]
 fn a_blocking_send_reads_memory_that_the_program_can_see() {

@@ -675,6 +675,46 @@ mod exported {
         0
     }
 
+    /// A channel without events: what sleeps on it is not tested here.
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn ibv_create_comp_channel(
+        context: *mut ibv_context,
+    ) -> *mut ibv_comp_channel {
+        // SAFETY: the object is new, and the descriptor its own.
+        unsafe {
+            let channel = zeroed::<ibv_comp_channel>();
+            (*channel).context = context;
+            let mut ends = [0; 2];
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            // The crate does not look at the counter, so it can have the other end.
+            [(*channel).fd, (*channel).refcnt] = ends;
+            channel
+        }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+        // SAFETY: the channel is given back once.
+        unsafe {
+            libc::close((*channel).fd);
+            libc::close((*channel).refcnt);
+            free(channel);
+        }
+        0
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn ibv_get_cq_event(
+        channel: *mut ibv_comp_channel,
+        _: *mut *mut ibv_cq,
+        _: *mut *mut c_void,
+    ) -> c_int {
+        let mut nothing = 0_u8;
+        // SAFETY: the channel is live. The read fails, and sets `errno`.
+        unsafe { libc::read((*channel).fd, (&raw mut nothing).cast(), 1) };
+        -1
+    }
+
     #[unsafe(no_mangle)]
     unsafe extern "C" fn ibv_create_cq(
         context: *mut ibv_context,

@@ -7,6 +7,8 @@ use ibverbs::{
     SharedMemoryRegion,
 };
 
+use crate::device;
+
 pub(crate) const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_WRITE)
@@ -33,6 +35,14 @@ pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder
         .max_inline_data(16)
         .access(ALL)
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+}
+
+/// Runs a test with requests executed when they are posted, and with requests executed by polls.
+pub(crate) fn both(test: impl Fn()) {
+    for eager in [true, false] {
+        device::eager(eager);
+        test();
+    }
 }
 
 impl Pair {
