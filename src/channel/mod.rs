@@ -123,10 +123,11 @@ use crate::state_error::StateError;
 ///
 /// Waiting means polling at full speed. With [`sleep_after`](ChannelBuilder::sleep_after), a wait first
 /// polls, and then sleeps until the device wakes the thread. A receive completes when the peer sends, which
-/// may be never: each method that waits has a variant with a **deadline**. When the deadline passes, the
-/// channel is stopped: the queue pair goes to the error state, and everything in flight ends. After that,
-/// and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](PreparedChannel::handshake)
-/// make the channel usable again; the peer has to do the same.
+/// may be never: each method that waits has a variant with a **deadline**. When the deadline of a blocking operation or of
+/// a scope passes, the channel is stopped: the queue pair goes to the error state, and everything in flight ends. After
+/// that, and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](PreparedChannel::handshake)
+/// make the channel usable again; the peer has to do the same. Waits for operations that own their buffers, for tokens,
+/// for credit and for messages of [`SharedReceives`] stop nothing: what is in flight stays in flight.
 ///
 /// # Example
 ///
