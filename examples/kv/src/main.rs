@@ -2,7 +2,8 @@
 //! `kv get ADDRESS KEY`, `kv put ADDRESS KEY VALUE`, `kv load ADDRESS`, which puts and gets without end,
 //! `kv check ADDRESS SECONDS NAME`, which compares what comes back, and `kv bench ADDRESS TCP-ADDRESS`.
 //!
-//! `kv -d DEVICE ..` uses that RDMA device, not the first one.
+//! `kv -d DEVICE ..` uses that RDMA device, not the first one. `kv --clients NUMBER serve ..` serves at most that many
+//! clients at a time (512 unless set); it refuses others by closing their TCP connection.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +17,7 @@ use ibverbs_kv::{Result, load, plain, server};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
-const USAGE: &str = "usage: kv [-d DEVICE] serve ADDRESS ADMIN [TCP] | get ADDRESS KEY | put ADDRESS KEY VALUE | \
+const USAGE: &str = "usage: kv [-d DEVICE] [--clients NUMBER] serve ADDRESS ADMIN [TCP] | get ADDRESS KEY | put ADDRESS KEY VALUE | \
                      load ADDRESS | check ADDRESS SECONDS NAME | bench ADDRESS TCP";
 
 #[tokio::main]
@@ -29,12 +30,16 @@ async fn main() -> Result<()> {
         ["-d", device, rest @ ..] => (Some(*device), rest),
         all => (None, all),
     };
+    let (most_clients, arguments) = match arguments {
+        ["--clients", number, rest @ ..] => (number.parse()?, rest),
+        all => (server::CLIENTS, all),
+    };
     let client = |address: &str| Client::new(open(device)?, address.parse()?);
     match *arguments {
-        ["serve", address, admin] => serve(device, address, admin).await,
+        ["serve", address, admin] => serve(device, address, admin, most_clients).await,
         ["serve", address, admin, tcp] => {
             tokio::spawn(plain::run(TcpListener::bind(tcp).await?));
-            serve(device, address, admin).await
+            serve(device, address, admin, most_clients).await
         }
         ["get", address, key] => {
             match client(address)?.get(key.as_bytes()).await? {
@@ -76,7 +81,7 @@ async fn main() -> Result<()> {
 }
 
 /// Serves until it is interrupted, or told to stop by the admin socket.
-async fn serve(device: Option<&str>, address: &str, admin: &str) -> Result<()> {
+async fn serve(device: Option<&str>, address: &str, admin: &str, most_clients: u32) -> Result<()> {
     let stop = Arc::new(Notify::new());
     let (clients, admin) = (TcpListener::bind(address).await?, TcpListener::bind(admin).await?);
     let signalled = stop.clone();
@@ -85,7 +90,7 @@ async fn serve(device: Option<&str>, address: &str, admin: &str) -> Result<()> {
             signalled.notify_one();
         }
     });
-    server::run(open(device)?, clients, admin, stop).await
+    server::run(open(device)?, clients, admin, stop, most_clients).await
 }
 
 /// The device of this name, or the first one.

@@ -18,18 +18,21 @@ use crate::protocol::MAX_MESSAGE;
 use crate::store::Store;
 use crate::{Result, session};
 
-/// Messages of all clients that are received or sent at the same time: two for each client.
-const BUFFERS: usize = 1024;
-/// Completions that the reactor's queue has room for.
-const COMPLETIONS: u32 = 4096;
+/// The most clients at a time, unless the program is told another number.
+pub const CLIENTS: u32 = 512;
+/// Messages of each client that are received or sent at the same time.
+const BUFFERS: u32 = 2;
+/// Operations of each client that the device may have at the same time, and so completions.
+const SENDS: u32 = 4;
+const RECEIVES: u32 = 4;
 /// How long clients may take to finish their requests when the server stops.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The settings of the channels of both sides: one request at a time.
 pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder<'static> {
     Channel::builder(domain)
-        .max_send_wr(4)
-        .max_recv_wr(4)
+        .max_send_wr(SENDS)
+        .max_recv_wr(RECEIVES)
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)
         .min_rnr_timer(MinRnrTimer::SHORTEST)
         .access(AccessFlags::REMOTE_READ)
@@ -69,8 +72,8 @@ impl Shared {
     }
 }
 
-/// Serves clients until `stop` is notified, or the admin socket says "shutdown". Then the clients' requests
-/// are finished.
+/// Serves clients, at most this number at a time, until `stop` is notified, or the admin socket says "shutdown". Then the
+/// clients' requests are finished. The memory for messages and the completion queue are made for that number.
 ///
 /// # Errors
 ///
@@ -80,12 +83,15 @@ pub async fn run(
     clients: TcpListener,
     admin: TcpListener,
     stop: Arc<Notify>,
+    most_clients: u32,
 ) -> Result<()> {
     let context = Arc::new(context);
     let domain = Arc::new(ProtectionDomain::new(&context)?);
-    let pool = BufferPool::new(&domain, MAX_MESSAGE, BUFFERS, AccessFlags::empty())?;
+    let buffers = BUFFERS.saturating_mul(most_clients) as usize;
+    let pool = BufferPool::new(&domain, MAX_MESSAGE, buffers, AccessFlags::empty())?;
+    let completions = (SENDS + RECEIVES).saturating_mul(most_clients);
     let shared = Arc::new(Shared {
-        reactor: Reactor::new(&context, COMPLETIONS)?,
+        reactor: Reactor::new(&context, completions)?,
         domain,
         store: Store::default(),
         requests: AtomicU64::new(0),
@@ -104,9 +110,15 @@ pub async fn run(
         tokio::select! {
             accepted = clients.accept() => {
                 let Ok((stream, address)) = accepted else { continue };
+                // Only here it grows.
+                if shared.clients.load(Ordering::Relaxed) >= most_clients as usize {
+                    // Dropping the stream tells the client.
+                    eprintln!("{address}: refused: there are {most_clients} clients already");
+                    continue;
+                }
+                shared.clients.fetch_add(1, Ordering::Relaxed);
                 let (shared, stopped) = (shared.clone(), stopped.clone());
                 sessions.spawn(async move {
-                    shared.clients.fetch_add(1, Ordering::Relaxed);
                     if let Err(error) = session::serve(shared.clone(), stream, stopped).await {
                         eprintln!("{address}: {error}");
                     }

@@ -26,11 +26,16 @@ struct Server {
 }
 
 async fn server_at(address: &str) -> Server {
+    server_for(address, server::CLIENTS).await
+}
+
+async fn server_for(address: &str, most_clients: u32) -> Server {
     let clients = TcpListener::bind(address).await.unwrap();
     let admin = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at, admin_at) = (clients.local_addr().unwrap(), admin.local_addr().unwrap());
     let context = Device::new().unwrap().open().unwrap();
-    let task = tokio::spawn(server::run(context, clients, admin, Arc::new(Notify::new())));
+    let stop = Arc::new(Notify::new());
+    let task = tokio::spawn(server::run(context, clients, admin, stop, most_clients));
     Server { clients: at, admin: admin_at, task }
 }
 
@@ -72,6 +77,20 @@ impl Server {
 
 fn value(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|index| (index * 31 + index / 251) as u8 ^ seed).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_too_many_is_refused_until_another_one_leaves() {
+    let server = server_for("127.0.0.1:0", 2).await;
+    let (mut one, mut two, mut three) = (server.client(), server.client(), server.client());
+    one.put(b"key", Some(&value(10, 1))).await.unwrap();
+    two.get(b"key").await.unwrap();
+    three.get(b"key").await.unwrap_err();
+    assert_eq!(two.get(b"key").await.unwrap(), Some(value(10, 1)), "the others are not affected");
+    drop(one);
+    server.until_clients_are(1).await;
+    assert_eq!(three.get(b"key").await.unwrap(), Some(value(10, 1)));
+    server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
