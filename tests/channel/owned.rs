@@ -93,6 +93,60 @@ fn every_kind_of_operation_and_of_buffer() {
 }
 
 #[test]
+fn immediates_arrive_with_a_message_and_after_a_write() {
+    let mut pair = Pair::new();
+    let (pool, target) = (pool(&pair), pair.shared(2));
+    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut message = filled(&pool, 7);
+    message.set_len(5).unwrap();
+    let mut send = pair.one.post_send_with_immediate_owned(message, 0xfeed_beef).unwrap();
+    assert_eq!(send.wait(&mut pair.one).unwrap().0[..], [7; 5]);
+    let (received, success) = receive.wait(&mut pair.two).unwrap();
+    assert_eq!((success.byte_len(), success.immediate()), (5, Some(0xfeed_beef)));
+    assert_eq!(received[..6], [7, 7, 7, 7, 7, 0]);
+
+    // A write's bytes go where it says. The receive tells that they are there, and its buffer stays as it is.
+    let mut receive = pair.two.post_receive_owned(filled(&pool, 1)).unwrap();
+    let (one, bytes) = (&mut pair.one, filled(&pool, 9));
+    let mut write = one.post_write_with_immediate_owned(bytes, target.remote(), 78).unwrap();
+    assert_eq!(write.wait(one).unwrap().0[..], [9; 16]);
+    let (untouched, success) = receive.wait(&mut pair.two).unwrap();
+    assert_eq!((&untouched[..], success.immediate()), (&[1; 16][..], Some(78)));
+    assert_eq!(target.to_vec(), [u64::from_ne_bytes([9; 8]); 2]);
+    drop((send, write, receive, received, untouched));
+    assert_eq!(pool.available(), CHUNKS);
+    drop((pool, target));
+    pair.finish();
+}
+
+#[test]
+fn a_region_that_moves_into_an_operation_is_written_by_a_receive_and_by_a_read() {
+    let mut pair = Pair::new();
+    let target = pair.shared(2);
+    target.write(0, &[3, 4]).unwrap();
+    let new = |len| Box::new(MemoryRegion::<u64>::new(&pair.domain, len).unwrap());
+    let (received, read) = (new(3), new(2));
+    let address = received.as_ptr();
+    let mut receive = pair.two.post_receive_owned(received).unwrap();
+    pair.one.send(&pair.region(16, 1).slice(..).unwrap()).unwrap();
+    let (received, success) = receive.wait(&mut pair.two).unwrap();
+    let bytes = |first: u8| u64::from_ne_bytes(std::array::from_fn(|n| first + n as u8));
+    assert_eq!((success.byte_len(), &received[..]), (16, &[bytes(1), bytes(9), 0][..]));
+    assert_eq!(received.as_ptr(), address, "it is the same memory");
+    let mut read = pair.one.post_read_owned(read, target.remote()).unwrap();
+    let (mut read, _) = read.wait(&mut pair.one).unwrap();
+    assert_eq!(read[..], [3, 4]);
+    // It is the program's own again.
+    read[0] = 5;
+    let mut write = pair.one.post_write_owned(read, target.remote()).unwrap();
+    let (read, _) = write.wait(&mut pair.one).unwrap();
+    assert_eq!(target.to_vec(), [5, 4]);
+    read.close().map_err(drop).unwrap();
+    drop((receive, received, write, target));
+    pair.finish();
+}
+
+#[test]
 fn a_wait_that_times_out_leaves_everything_in_flight() {
     let mut pair = manual();
     let pool = pool(&pair);
