@@ -7,7 +7,16 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::sides::{CHUNKS, Random, connect, current_thread, multi_thread, number, on_both, sides};
+use ibverbs::{AccessFlags, SharedMemoryRegion};
+
+use crate::sides::{
+    CHUNKS, Random, SENDS, connect, current_thread, multi_thread, number, on_both, sides,
+};
+
+const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_ATOMIC);
 
 /// Polls a future a few times. Returns its output, or drops it.
 async fn give_up_after<F: Future + Unpin>(mut future: F, polls: u64) -> Option<F::Output> {
@@ -66,52 +75,178 @@ fn a_receive_that_times_out_leaves_its_message_to_the_next_one() {
     });
 }
 
+/// Whether an operation was posted. A future that was dropped does not say so.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Posted {
+    No,
+    Perhaps,
+    Surely,
+}
+
+/// What a task knows about the operations of its channel, which has the task's futures only, one at a time.
+#[derive(Default)]
+struct Account {
+    /// How many may have been posted after the last one whose result is known: they end in order.
+    in_flight: usize,
+    /// The messages, each with its number.
+    sends: Vec<(u64, Posted)>,
+    /// What was written into the peer's first word.
+    writes: Vec<(u64, Posted)>,
+    /// How many times the peer's second word was incremented: at least, at most.
+    added: [u64; 2],
+    /// How many operations were given up that were surely posted, and that perhaps only waited for room.
+    given_up: [usize; 2],
+}
+
+impl Account {
+    /// Polls a future a few times, and drops it then. The first poll posts its operation if there is room.
+    async fn attempt<F, T, E>(&mut self, future: F, polls: u64) -> (Posted, Option<T>)
+    where
+        F: Future<Output = Result<T, E>> + Unpin,
+        E: std::fmt::Debug,
+    {
+        // Another thread may be about to free the place of the future that was dropped last.
+        let has_room = self.in_flight + 2 <= SENDS;
+        self.in_flight += usize::from(polls > 0);
+        match give_up_after(future, polls).await {
+            Some(result) => {
+                self.in_flight = 0;
+                (Posted::Surely, Some(result.unwrap()))
+            }
+            None if polls == 0 => (Posted::No, None),
+            None => {
+                self.given_up[usize::from(!has_room)] += 1;
+                (if has_room { Posted::Surely } else { Posted::Perhaps }, None)
+            }
+        }
+    }
+
+    /// What the first word may be, once everything that was posted so far has ended.
+    fn may_have_written(&self, word: u64) -> bool {
+        let writes = self.writes.iter().rev();
+        let mut last = writes.scan(false, |over, &(number, posted)| {
+            (!std::mem::replace(over, posted == Posted::Surely)).then_some((number, posted))
+        });
+        last.any(|(number, posted)| number == word && posted != Posted::No)
+    }
+
+    fn may_have_added(&self, sum: u64) -> bool {
+        (self.added[0]..=self.added[1]).contains(&sum)
+    }
+
+    /// Everything that was surely posted has arrived, once and in order, and nothing that was not posted.
+    fn check_messages(&self, arrived: &[u64]) {
+        let mut arrived = arrived.iter().copied().peekable();
+        for &(number, posted) in &self.sends {
+            let has_arrived = arrived.next_if_eq(&number).is_some();
+            match posted {
+                Posted::No => assert!(!has_arrived, "{number} was not posted"),
+                Posted::Perhaps => {}
+                Posted::Surely => {
+                    assert!(has_arrived, "{number} is lost, before {:?}", arrived.peek())
+                }
+            }
+        }
+        assert_eq!(arrived.next(), None, "it was not sent, came twice, or too late");
+    }
+}
+
 #[test]
-fn random_cancelling_under_load_loses_no_buffer_and_keeps_the_order() {
+fn random_cancelling_under_load_loses_no_buffer_and_no_message_and_keeps_the_order() {
     on_both(|[one, other]| async move {
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut pairs = tokio::task::JoinSet::new();
         for seed in 1..=6 {
             let [ours, theirs] = connect(&one, &other);
+            let words = SharedMemoryRegion::<u64>::new(&other.domain, 2, ALL).unwrap();
+            let [word, sum] = [0, 1].map(|at| words.remote_range(at..=at).unwrap());
+            words.write(0, &[u64::MAX]).unwrap();
             let sender = one.clone();
-            tasks.spawn(async move {
+            let send = async move {
+                let short = |number| {
+                    let mut buffer = sender.buffer(number);
+                    buffer.set_len(8).unwrap();
+                    buffer
+                };
                 let mut random = Random(seed * 7919);
-                let mut sent = Vec::new();
-                for n in 0..150 {
-                    let polls = random.below(6);
-                    match give_up_after(ours.send(sender.buffer(n)), polls).await {
-                        Some(result) => {
-                            result.unwrap();
-                            sent.push(n);
+                let mut account = Account::default();
+                account.writes.push((u64::MAX, Posted::Surely));
+                for n in 0..300 {
+                    // Now and then it gives so many up at once that there is no room for the next ones.
+                    let polls = random.below(if n / 32 % 2 == 0 { 6 } else { 2 });
+                    match random.below(8) {
+                        0 => {
+                            let read = ours.read(short(n), word);
+                            let read = account.attempt(read, polls).await.1;
+                            let word = read.map(|(buffer, _)| number(&buffer));
+                            assert!(word.is_none_or(|word| account.may_have_written(word)));
                         }
-                        None => tokio::task::yield_now().await,
+                        1 => {
+                            let write = ours.write(short(n), word);
+                            let posted = account.attempt(write, polls).await.0;
+                            account.writes.push((n, posted));
+                        }
+                        2 => {
+                            let add = ours.fetch_add(short(n), sum, 1);
+                            let (posted, added) = account.attempt(add, polls).await;
+                            let before = added.map(|(buffer, _)| number(&buffer));
+                            assert!(before.is_none_or(|before| account.may_have_added(before)));
+                            account.added[0] += u64::from(posted == Posted::Surely);
+                            account.added[1] += u64::from(posted != Posted::No);
+                        }
+                        3 => {
+                            // It changes nothing, and tells what is there.
+                            let swap = ours.compare_swap(short(n), sum, u64::MAX, 0);
+                            let swapped = account.attempt(swap, polls).await.1;
+                            let sum = swapped.map(|(buffer, _)| number(&buffer));
+                            assert!(sum.is_none_or(|sum| account.may_have_added(sum)));
+                        }
+                        _ => {
+                            let posted = account.attempt(ours.send(sender.buffer(n)), polls).await;
+                            account.sends.push((n, posted.0));
+                        }
+                    }
+                    if n % 32 == 0 {
+                        // All that were posted before have ended when this one has.
+                        let (read, _) = ours.read(short(n), word).await.unwrap();
+                        assert!(account.may_have_written(number(&read)), "{}", number(&read));
+                        account.in_flight = 0;
                     }
                 }
                 // The last one arrives after all others.
                 ours.send(sender.buffer(u64::MAX)).await.unwrap();
-                sent.push(u64::MAX);
-                Some((ours, sent))
-            });
+                account.sends.push((u64::MAX, Posted::Surely));
+                // The channel lives until the message has arrived.
+                (ours, account)
+            };
             let receiver = other.clone();
-            tasks.spawn(async move {
-                let (mut random, mut last) = (Random(seed * 104_729), None);
-                loop {
+            let receive = async move {
+                let (mut random, mut arrived) = (Random(seed * 104_729), Vec::new());
+                while arrived.last() != Some(&u64::MAX) {
                     let polls = random.below(5);
                     let receive = theirs.receive(receiver.buffer(0));
                     let Some(received) = give_up_after(receive, polls).await else { continue };
-                    let n = number(&received.unwrap().0);
-                    assert!(last.is_none_or(|last| n > last), "{n} after {last:?}");
-                    last = Some(n);
-                    if n == u64::MAX {
-                        return None;
-                    }
+                    arrived.push(number(&received.unwrap().0));
                 }
+                (theirs, arrived)
+            };
+            let (send, receive) = (tokio::spawn(send), tokio::spawn(receive));
+            pairs.spawn(async move {
+                let ((_ours, account), (_theirs, arrived)) =
+                    (send.await.unwrap(), receive.await.unwrap());
+                account.check_messages(&arrived);
+                let [word, sum] = words.to_vec()[..] else { panic!("there are two words") };
+                assert!(account.may_have_written(word), "{word} of {:?}", account.writes);
+                assert!(account.may_have_added(sum), "{sum} of {:?}", account.added);
+                account.given_up
             });
         }
-        while let Some(done) = tasks.join_next().await {
-            if let Some((_, sent)) = done.unwrap() {
-                assert_eq!(sent.last(), Some(&u64::MAX));
-            }
+        let mut given_up = [0; 2];
+        while let Some(done) = pairs.join_next().await {
+            let more = done.unwrap();
+            given_up = [given_up[0] + more[0], given_up[1] + more[1]];
         }
+        assert!(given_up[0] > 0, "no operation was given up that had been posted");
+        assert!(given_up[1] > 0, "none was given up that may have been in line");
     });
 }
 

@@ -14,6 +14,9 @@ use tokio::runtime::{Builder, Runtime};
 pub(crate) const CHUNKS: usize = 128;
 pub(crate) const LEN: usize = 64;
 
+/// How many operations of a channel can be in flight on its send queue.
+pub(crate) const SENDS: usize = 8;
+
 pub(crate) struct Side {
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
     pub(crate) reactor: Arc<Reactor>,
@@ -37,7 +40,7 @@ impl Side {
     /// A channel of which 8 sends and 8 receives can be in flight.
     pub(crate) fn builder(&self) -> ChannelBuilder<'static> {
         Channel::builder(&self.domain)
-            .max_send_wr(8)
+            .max_send_wr(SENDS as u32)
             .max_recv_wr(8)
             .max_rnr_retries(MaxRnrRetries::UNLIMITED)
             .min_rnr_timer(MinRnrTimer::SHORTEST)
