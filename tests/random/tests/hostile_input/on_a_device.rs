@@ -1,11 +1,15 @@
-//! Addresses that are well-formed but false, on a device.
+//! Addresses that are well-formed but false, on a device, with channels of every kind.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, CompletionQueue, Error, ErrorKind, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion, SharedMemoryRegion,
+    AccessFlags, AsyncChannel, AsyncOperation, BufferPool, Channel, ChannelBuilder,
+    CompletionQueue, Error, ErrorKind, MemoryRegion, OwnedWork, PooledBuffer, ProtectionDomain,
+    QueuePair, QueuePairEndpoint, QueuePairType, Reactor, RemoteMemoryRegion, SharedMemoryRegion,
     TransportError, TransportResult, WorkStatus,
 };
 use ibverbs_function_device::{Builder, FunctionDevice, LinkLayer};
@@ -48,34 +52,139 @@ fn soon() -> Instant {
 }
 
 /// A queue pair that is connected to itself may succeed; no other can.
-fn is_typed_end(result: TransportResult<ibverbs::WorkSuccess>) -> Result<(), TestCaseError> {
+fn is_typed_end(result: TransportResult<()>) -> Result<(), TestCaseError> {
     match result {
         Ok(_) | Err(TransportError::Work(_) | TransportError::TimedOut) => Ok(()),
         Err(error) => Err(TestCaseError::fail(format!("{error:?}"))),
     }
 }
 
+/// Which kind of channel meets the input.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Style {
+    Blocking,
+    Owned,
+    Futures,
+}
+
+fn style() -> impl Strategy<Value = Style> {
+    prop::sample::select(vec![Style::Blocking, Style::Owned, Style::Futures])
+}
+
+/// A channel of any kind.
+enum Side {
+    Blocking(Channel<'static>, Arc<ProtectionDomain<'static>>),
+    Owned(Channel<'static>),
+    Futures(AsyncChannel, Reactor),
+}
+
+impl Side {
+    /// Connects to what `remote` returns. Returns the channel's own endpoint too.
+    fn connect(
+        style: Style,
+        builder: ChannelBuilder<'static>,
+        domain: &Arc<ProtectionDomain<'static>>,
+        remote: QueuePairEndpoint,
+    ) -> Result<(Self, QueuePairEndpoint), Error> {
+        if style == Style::Futures {
+            let reactor = Reactor::new(domain.context_parent(), 64)?;
+            let prepared = reactor.prepare(builder)?;
+            let own = prepared.endpoint();
+            let channel = prepared.handshake(remote).map_err(|failed| failed.error)?;
+            return Ok((Self::Futures(channel, reactor), own));
+        }
+        let prepared = builder.build()?;
+        let own = prepared.endpoint();
+        let channel = prepared.handshake(remote).map_err(|failed| failed.error)?;
+        let side = match style {
+            Style::Owned => Self::Owned(channel),
+            _ => Self::Blocking(channel, domain.clone()),
+        };
+        Ok((side, own))
+    }
+
+    fn send(&mut self, buffer: PooledBuffer) -> TransportResult<()> {
+        match self {
+            Self::Blocking(channel, _) => channel.send_inline_deadline(&buffer, soon()).map(drop),
+            Self::Owned(channel) => {
+                let work = channel.post_send_owned(buffer).map_err(|refused| refused.error)?;
+                wait(work, channel)
+            }
+            Self::Futures(channel, reactor) => run(channel.send(buffer), reactor),
+        }
+    }
+
+    /// Writes to the peer's memory, or reads it.
+    fn access(
+        &mut self,
+        mut buffer: PooledBuffer,
+        remote: RemoteMemoryRegion,
+        write: bool,
+    ) -> TransportResult<()> {
+        match self {
+            Self::Blocking(channel, domain) => {
+                let len = buffer.len();
+                let mut local = MemoryRegion::new(&*domain, len.max(1))?;
+                local[..len].copy_from_slice(&buffer);
+                let result = match write {
+                    true => channel.write_deadline(&local.slice(..len)?, remote, soon()),
+                    false => channel.read_deadline(&mut local.slice_mut(..len)?, remote, soon()),
+                };
+                buffer.copy_from_slice(&local[..len]);
+                result.map(drop)
+            }
+            Self::Owned(channel) => {
+                let posted = match write {
+                    true => channel.post_write_owned(buffer, remote),
+                    false => channel.post_read_owned(buffer, remote),
+                };
+                wait(posted.map_err(|refused| refused.error)?, channel)
+            }
+            Self::Futures(channel, reactor) if write => run(channel.write(buffer, remote), reactor),
+            Self::Futures(channel, reactor) => run(channel.read(buffer, remote), reactor),
+        }
+    }
+}
+
+fn wait(mut work: OwnedWork<PooledBuffer>, channel: &mut Channel<'static>) -> TransportResult<()> {
+    match work.wait_deadline(channel, soon()) {
+        Ok(Some(_)) => Ok(()),
+        // The buffer stays with the channel.
+        Ok(None) => Err(TransportError::TimedOut),
+        Err(failed) => Err(failed.error),
+    }
+}
+
+/// Runs a future for a while, as a program does that gives up by its own timer. The device goes on with each poll.
+fn run(mut future: AsyncOperation<PooledBuffer>, reactor: &Reactor) -> TransportResult<()> {
+    for _ in 0..1000 {
+        let mut context = Context::from_waker(Waker::noop());
+        if let Poll::Ready(ended) = Pin::new(&mut future).poll(&mut context) {
+            return ended.map(drop).map_err(|failed| failed.error);
+        }
+        reactor.turn()?;
+    }
+    Err(TransportError::TimedOut)
+}
+
 proptest! {
     #![proptest_config(property_tests::config(300))]
 
     #[test]
-    fn a_channel_meets_any_endpoint(remote in any_endpoint(), infiniband: bool) {
+    fn a_channel_meets_any_endpoint(remote in any_endpoint(), infiniband: bool, style in style()) {
         let _turn = rig::turn();
         let device = device(infiniband);
         let domain = open(&device);
-        let prepared = Channel::builder(&domain)
+        let builder = Channel::builder(&domain)
             .max_inline_data(16)
-            .settle_timeout(Duration::from_millis(50))
-            .build()
-            .unwrap();
-        match prepared.handshake(remote) {
-            Ok(mut channel) => {
-                is_typed_end(channel.send_inline_deadline(b"who?", soon()))?;
-                drop(channel);
-            }
-            Err(failed) => prop_assert!(is_refusal(&failed.error), "{failed}"),
+            .settle_timeout(Duration::from_millis(50));
+        let pool = BufferPool::new(&domain, 16, 1, AccessFlags::empty()).unwrap();
+        match Side::connect(style, builder, &domain, remote) {
+            Ok((mut side, _)) => is_typed_end(side.send(pool.take().unwrap()))?,
+            Err(refused) => prop_assert!(is_refusal(&refused), "{refused}"),
         }
-        drop(domain);
+        prop_assert_eq!(pool.available(), 1, "the device has no channel that could use it");
+        drop((pool, domain));
         device.assert_clean();
     }
 
@@ -104,6 +213,7 @@ proptest! {
         foreign in prop::bool::weighted(0.2),
         write: bool,
         any_address in prop::option::weighted(0.2, any::<u64>()),
+        style in style(),
     ) {
         const OPEN: AccessFlags = AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE);
         let _turn = rig::turn();
@@ -111,18 +221,20 @@ proptest! {
         let domain = open(&device);
         let builder = || {
             let builder = Channel::builder(&domain).max_inline_data(128).access(OPEN);
-            builder.settle_timeout(Duration::from_millis(50)).build().unwrap()
+            builder.settle_timeout(Duration::from_millis(50))
         };
-        let (one, two) = (builder(), builder());
-        let (to_one, to_two) = (one.endpoint(), two.endpoint());
-        let (mut one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
+        let two = builder().build().unwrap();
+        let (mut one, to_one) = Side::connect(style, builder(), &domain, two.endpoint()).unwrap();
+        let two = two.handshake(to_one).unwrap();
 
         // In the middle of a registered region that peers may not access.
         let target = SharedMemoryRegion::<u8>::new(&domain, 64, OPEN).unwrap();
         target.fill(7);
         let secret = MemoryRegion::<u8>::new(&domain, 64).unwrap();
-        let mut local = MemoryRegion::<u8>::new(&domain, 128).unwrap();
+        let pool = BufferPool::new(&domain, 128, 1, AccessFlags::empty()).unwrap();
+        let mut local = pool.take().unwrap();
         local.fill(1);
+        local.set_len(length as usize).unwrap();
         let right = target.remote();
         let rkey = if wrong_key { right.rkey() ^ 0x5500 } else { right.rkey() };
         let base = if foreign { secret.as_ptr() as u64 } else { right.address() };
@@ -132,11 +244,7 @@ proptest! {
             && u128::from(address) + u128::from(length) <= u128::from(right.address()) + 64;
         let allowed = length == 0 || (inside && !wrong_key);
 
-        let result = if write {
-            one.write_deadline(&local.slice(..length as usize).unwrap(), region, soon())
-        } else {
-            one.read_deadline(&mut local.slice_mut(..length as usize).unwrap(), region, soon())
-        };
+        let result = one.access(local, region, write);
         match result {
             Ok(_) => prop_assert!(allowed, "{region:?} of {right:?}"),
             Err(TransportError::Work(error)) => {
@@ -151,11 +259,13 @@ proptest! {
             let reached = done && write && (address..address + length).contains(&at);
             prop_assert_eq!(byte, if reached { 1 } else { 7 }, "at {}", at - right.address());
         }
+        drop((one, two));
+        let local = pool.take().expect("the device has no channel that could use it");
         for (at, &byte) in (0..).zip(local.iter()) {
             prop_assert_eq!(byte, if done && !write && at < length { 7 } else { 1 }, "at {}", at);
         }
         prop_assert!(secret.iter().all(|&byte| byte == 0));
-        drop((one, two, target, secret, local, domain));
+        drop((target, secret, local, pool, domain));
         device.assert_clean();
     }
 }

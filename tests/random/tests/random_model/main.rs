@@ -7,5 +7,8 @@ mod property_tests;
 mod random;
 
 mod channels;
+mod futures;
+mod ledger;
 mod model;
+mod owned;
 mod verbs;

@@ -1,0 +1,87 @@
+//! Which buffers the device has, as against those that the pool has.
+
+use ibverbs::{AccessFlags, BufferPool, PooledBuffer, ProtectionDomain, ffi};
+use ibverbs_function_device::{FunctionDevice, raw};
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+use std::sync::Arc;
+
+/// The number of buffers, and their length.
+pub(crate) const CHUNKS: usize = 48;
+pub(crate) const LEN: usize = 16;
+
+pub(crate) struct Ledger {
+    pub(crate) device: FunctionDevice,
+    pub(crate) pool: BufferPool,
+    /// The numbers of all queue pairs that there have been.
+    numbers: Vec<u32>,
+    next: u8,
+}
+
+impl Ledger {
+    pub(crate) fn new(device: &FunctionDevice, domain: &Arc<ProtectionDomain<'static>>) -> Self {
+        let pool = BufferPool::new(domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
+        Self { device: device.clone(), pool, numbers: vec![], next: 0 }
+    }
+
+    pub(crate) fn add(&mut self, number: u32) {
+        self.numbers.push(number);
+    }
+
+    /// A buffer of equal bytes, other ones each time. `None`: the program has leaked them all.
+    pub(crate) fn buffer(&mut self) -> Option<PooledBuffer> {
+        let mut buffer = self.pool.take()?;
+        self.next = self.next.wrapping_add(1);
+        buffer.fill(self.next);
+        Some(buffer)
+    }
+
+    /// The requests of all queue pairs that the device still has.
+    fn in_flight(&self) -> usize {
+        let of = |&number: &u32| {
+            let (mut sends, mut receives) = (0, 0);
+            // SAFETY: the handle is valid, and so are the places for the results. If there is no such queue pair,
+            // nothing is written.
+            unsafe {
+                let device = self.device.as_raw();
+                raw::device_outstanding(device, number, &mut sends, &mut receives);
+            }
+            (sends + receives) as usize
+        };
+        self.numbers.iter().map(of).sum()
+    }
+
+    /// No buffer is in the pool that the device has.
+    pub(crate) fn check(&self) -> Result<(), TestCaseError> {
+        let (in_flight, away) = (self.in_flight(), CHUNKS - self.pool.available());
+        prop_assert!(in_flight <= away, "the device has {in_flight}, and the pool lacks {away}");
+        let (count, text) = self.device.violations();
+        prop_assert_eq!(count, 0, "{}", text);
+        Ok(())
+    }
+
+    /// What has arrived is a message.
+    pub(crate) fn check_message(buffer: &[u8]) -> Result<(), TestCaseError> {
+        prop_assert_eq!(buffer.len(), LEN);
+        prop_assert!(buffer.iter().all(|&byte| byte == buffer[0]), "{:?}", buffer);
+        Ok(())
+    }
+
+    /// Puts a completion into a queue that is of no operation in flight: of another queue pair, of an earlier or later
+    /// connection, of a slot that does not exist. (Not with the number of a blocking operation, which may follow.)
+    pub(crate) fn inject_stranger(&self, queue: *mut ffi::ibv_cq, number: u32, which: u8) {
+        let mut posted = (0..64).map_while(|back| self.device.posted(back));
+        let Some(latest) = posted.find(|posted| posted.qp_num == number) else { return };
+        let wr_id = latest.wr_id;
+        let (wr_id, qp_num) = match which % 5 {
+            0 => (wr_id, number ^ 0x80_0000),
+            1 => (wr_id - (1 << 32), number),
+            2 => (wr_id | 0x7fff_ffff, number),
+            3 => (u64::from(which), number),
+            _ => (wr_id + (1 << 32), number),
+        };
+        let status = ffi::ibv_wc_status(u32::from(which / 5 % 2) * 5);
+        let stranger = ffi::ibv_wc { wr_id, qp_num, status, ..Default::default() };
+        self.device.inject(queue, &stranger);
+    }
+}
