@@ -6,5 +6,6 @@ mod failing_verbs;
 mod forget;
 #[path = "../support/lost_doorbell.rs"]
 mod lost_doorbell;
+mod removed;
 mod rig;
 mod strangers;
