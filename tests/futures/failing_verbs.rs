@@ -244,3 +244,13 @@ fn a_reactor_that_is_dropped_destroys_nothing_twice() {
     assert_eq!((device.live(Kind::QueuePair), parents_destroyed(&device)), (2, [0; 3]));
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
 }
+
+#[test]
+fn futures_return_the_error_of_a_stopped_reactor_though_the_queue_pair_had_to_be_destroyed() {
+    let rig = Rig::new();
+    let mut send = posted(rig.one.send(rig.buffer(1)));
+    rig.device.fail("modify_qp").errno(libc::EIO).always();
+    rig.reactor.stop(TransportError::TimedOut);
+    let ended = poll(&mut send).expect("it has ended").unwrap_err();
+    assert_eq!((ended.error, ended.buffer.is_some()), (TransportError::TimedOut, true));
+}

@@ -270,7 +270,7 @@ impl State {
     /// Why an operation was ended with `error`.
     fn reason(&self, error: TransportError) -> TransportError {
         match error {
-            TransportError::Stopped => self.ended.unwrap_or(error),
+            TransportError::Stopped | TransportError::Closed => self.ended.unwrap_or(error),
             // A channel that a shared receive queue feeds is flushed when it is ended.
             TransportError::Work(work) if work.class() == WorkErrorClass::Flushed => {
                 self.ended.unwrap_or(error)
