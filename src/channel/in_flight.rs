@@ -89,7 +89,7 @@ impl State {
     }
 
     /// The owner of the operation, if there is one.
-    fn owner(self) -> Option<Owner> {
+    pub(super) fn owner(self) -> Option<Owner> {
         match self {
             Self::Free => None,
             Self::InFlight(owner) | Self::Done(owner) | Self::Discarded(owner) => Some(owner),

@@ -167,7 +167,7 @@ impl<'res> Link<'res> {
         if let Err(error) = self.queue_pair.connect(Some(remote)) {
             // If this fails, the next attempt does it again.
             if self.ensure_reset().is_ok() {
-                self.core.drop_owned_buffers();
+                self.core.drop_buffers_of_handles();
             }
             return Err(error);
         }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::in_flight::{Owner, State};
+use super::in_flight::{Owner, Slot, State};
 use super::owned_results::TokenResult;
 use super::wait::Wait;
 
@@ -102,7 +102,18 @@ impl Core {
     /// Drops all buffers of operations that have ended, and leaks the others. From then on, the handles of all operations
     /// are of an earlier connection.
     pub(super) fn drop_owned_buffers(&self) {
-        for slot in self.table.slots() {
+        self.drop_buffers_of(self.table.slots().iter());
+    }
+
+    /// As [`drop_owned_buffers`](Self::drop_owned_buffers), except those of tasks, which are asked for until the next
+    /// connection begins.
+    pub(super) fn drop_buffers_of_handles(&self) {
+        let is_of_task = |slot: &Slot| slot.state().owner() == Some(Owner::Task);
+        self.drop_buffers_of(self.table.slots().iter().filter(|slot| !is_of_task(slot)));
+    }
+
+    fn drop_buffers_of<'a>(&self, slots: impl Iterator<Item = &'a Slot>) {
+        for slot in slots {
             slot.end_connection();
             let buffer = &slot.entry.buffer;
             if slot.state().is_outstanding() {

@@ -90,7 +90,11 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     ///    returned.
     ///  - [`Stopped`](TransportError::Stopped): it is of an earlier connection.
     fn find<'a>(&self, channel: &'a Channel<'_>) -> OwnedResult<B, (&'a Core, &'a Slot)> {
-        let core = channel.core();
+        self.find_in(channel.core())
+    }
+
+    /// As [`find`](Self::find), in the core of a channel that need not be connected.
+    fn find_in<'a>(&self, core: &'a Core) -> OwnedResult<B, (&'a Core, &'a Slot)> {
         if self.is_of(core) {
             // SAFETY: it is a slot of this core's table, which lives as long as the core, as do the slots.
             return Ok((core, unsafe { self.slot.as_ref() }));
@@ -241,8 +245,21 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         &mut self,
         channel: &mut Channel<'_>,
     ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
-        let (core, slot) = self.find(channel)?;
+        self.take_ended_of(channel.core())
+    }
+
+    /// As [`take_ended`](Self::take_ended), of a channel that need not be connected.
+    pub(super) fn take_ended_of(
+        &mut self,
+        core: &Core,
+    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
+        let (core, slot) = self.find_in(core)?;
         self.take(core, slot)
+    }
+
+    /// Whether this is an operation of the channel's present connection whose result was not returned.
+    pub(crate) fn is_of_channel(&self, channel: &Channel<'_>) -> bool {
+        self.is_of(channel.core())
     }
 
     /// Whether the operation has ended. False for one of another channel.

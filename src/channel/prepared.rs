@@ -1,6 +1,7 @@
 //! Channels that are not connected yet.
 
 use super::Channel;
+use super::core::Core;
 use super::in_flight::Owner;
 use super::link::Link;
 use super::operation::Receive;
@@ -101,10 +102,22 @@ impl<'res> PreparedChannel<'res> {
         &mut self,
         buffer: B,
     ) -> OwnedResult<B, OwnedWork<B>> {
+        self.post_receive(buffer, Owner::Handle)
+    }
+
+    pub(super) fn post_receive<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+        owner: Owner,
+    ) -> OwnedResult<B, OwnedWork<B>> {
         match self.link.open_receives() {
-            Ok(()) => post_owned(&self.link.core, buffer, Receive, Owner::Handle),
+            Ok(()) => post_owned(&self.link.core, buffer, Receive, owner),
             Err(error) => Err(OperationError { error: error.into(), buffer: Some(buffer) }),
         }
+    }
+
+    pub(super) fn core(&self) -> &Core {
+        &self.link.core
     }
 
     /// `ibv_modify_qp`: connects the channel to the peer's.

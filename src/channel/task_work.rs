@@ -17,6 +17,7 @@ use super::owned_buffer::{Later, OwnedBuffer};
 use super::owned_post::post_to_slot;
 use super::owned_work::OwnedWork;
 use super::polled::PolledCompletion;
+use super::prepared::PreparedChannel;
 use crate::completion::WorkSuccess;
 use crate::memory::RemoteMemoryRegion;
 
@@ -231,9 +232,33 @@ impl Channel<'_> {
         (table.depth(Queue::Send) > 0, table.depth(Queue::Receive) > 0)
     }
 
+    /// Ends everything that is in flight, by the RESET state and without waiting. If that fails, it stays in flight.
+    pub(crate) fn reset_tasks(&mut self) {
+        self.core().try_reset();
+    }
+
     /// Ends everything that is in flight: see [`Link::end_now`](super::link::Link::end_now).
     pub(crate) fn end_tasks(&mut self) {
         self.link.end_now();
+    }
+}
+
+impl PreparedChannel<'_> {
+    /// Posts a receive, as [`Channel::post_task_receive`], before the channel is connected. A handshake that fails ends
+    /// it, and does not drop its buffer: see [`take_ended`](Self::take_ended).
+    pub(crate) fn post_task_receive<B: OwnedBuffer>(
+        &mut self,
+        buffer: B,
+    ) -> OwnedResult<B, OwnedWork<B>> {
+        self.post_receive(buffer, Owner::Task)
+    }
+
+    /// The buffer and the completion of a receive, if it has ended: see [`OwnedWork::take_ended`].
+    pub(crate) fn take_ended<B: OwnedBuffer>(
+        &mut self,
+        work: &mut OwnedWork<B>,
+    ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
+        work.take_ended_of(self.core())
     }
 }
 

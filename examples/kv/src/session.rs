@@ -27,10 +27,10 @@ pub(crate) async fn serve(
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     keep_alive(&stream)?;
-    let prepared = shared.reactor.prepare(builder(&shared.domain))?;
+    let mut prepared = shared.reactor.prepare(builder(&shared.domain))?;
+    // The first request finds a receive, and so does one that comes while the last one is being finished.
+    prepared.post_receive(shared.buffer().await)?;
     let (channel, _) = timeout(PATIENCE, prepared.accept(&mut stream, b"kv 1")).await??;
-    // A request that comes while the last one is being finished finds a receive.
-    channel.post_receive(shared.buffer().await)?;
     let mut session = Session { shared, channel, offered: None };
     loop {
         let buffer = session.shared.buffer().await;

@@ -1,6 +1,7 @@
 //! Channels whose operations are futures: every operation, cancelling at any point, ends of all kinds.
 
 mod cancelling;
+mod early_receives;
 mod ending;
 mod removed;
 mod sides;

@@ -33,6 +33,6 @@ pub use addresses::{peer_has_closed, wait_until_peer_closes};
 pub use async_stream::AsyncStream;
 pub(crate) use async_stream::Polled;
 pub use error::ExchangeError;
-pub(crate) use exchange::{Role, exchange_over};
+pub(crate) use exchange::{Prepared, Role, exchange_over};
 pub use stream::{DeadlineStream, StreamWithDeadline};
 pub use wire::MAX_PRIVATE_DATA;

@@ -1,5 +1,6 @@
 //! Asynchronous channels that are not connected yet, and connecting them.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -7,9 +8,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::AsyncChannel;
-use crate::channel::{ChannelBuilder, PreparedChannel};
-use crate::connect::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
+use crate::channel::{Channel, ChannelBuilder, OwnedResult, OwnedWork, PreparedChannel};
+use crate::completion::WorkSuccess;
+use crate::connect::tcp::{AsyncStream, ExchangeError, Polled, Prepared, Role, exchange_over};
 use crate::error::Result;
+use crate::many::pool::PooledBuffer;
 use crate::many::reactor::Registry;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
@@ -18,8 +21,111 @@ use crate::state_error::StateError;
 /// [`Reactor::prepare`](crate::Reactor::prepare).
 #[must_use]
 pub struct PreparedAsyncChannel {
-    prepared: PreparedChannel<'static>,
+    receiving: Receiving,
     place: Place,
+}
+
+/// A channel that is not connected, and its receives.
+struct Receiving {
+    prepared: PreparedChannel<'static>,
+    /// Those that were posted, in order.
+    posted: VecDeque<OwnedWork<PooledBuffer>>,
+    /// Buffers of receives that a failed attempt has ended. The next attempt posts them again.
+    held: VecDeque<PooledBuffer>,
+}
+
+/// A channel that is connected, and the receives that were posted before.
+pub(super) struct Connected {
+    pub(super) channel: Channel<'static>,
+    pub(super) posted: VecDeque<OwnedWork<PooledBuffer>>,
+    /// Buffers that could not be posted.
+    pub(super) held: VecDeque<PooledBuffer>,
+}
+
+impl Receiving {
+    fn post(&mut self, buffer: PooledBuffer) -> OwnedResult<PooledBuffer, ()> {
+        match self.prepared.post_task_receive(buffer) {
+            Ok(work) => {
+                self.posted.push_back(work);
+                Ok(())
+            }
+            Err(refused) => {
+                // It may have ended the others.
+                self.take_ended();
+                Err(refused)
+            }
+        }
+    }
+
+    /// Posts the buffers that a failed attempt has left. If that fails, the rest is left to the connected channel.
+    fn post_held(&mut self) {
+        for _ in 0..self.held.len() {
+            let Some(buffer) = self.held.pop_front() else { return };
+            if let Err(refused) = self.post(buffer) {
+                return self.held.extend(refused.buffer);
+            }
+        }
+    }
+
+    /// Keeps the buffers of the receives that have ended.
+    fn take_ended(&mut self) {
+        let Self { prepared, posted, held } = self;
+        take_ended(posted, held, |work| prepared.take_ended(work));
+    }
+}
+
+/// Moves the buffers of receives that have ended to `held`. What they have received is of a connection that has failed.
+fn take_ended(
+    posted: &mut VecDeque<OwnedWork<PooledBuffer>>,
+    held: &mut VecDeque<PooledBuffer>,
+    mut take: impl FnMut(
+        &mut OwnedWork<PooledBuffer>,
+    ) -> OwnedResult<PooledBuffer, Option<(PooledBuffer, WorkSuccess)>>,
+) {
+    posted.retain_mut(|work| match take(work) {
+        Ok(None) => true,
+        Ok(Some((buffer, _))) => {
+            held.push_back(buffer);
+            false
+        }
+        Err(ended) => {
+            held.extend(ended.buffer);
+            false
+        }
+    });
+}
+
+impl Prepared for Receiving {
+    type Connected = Connected;
+
+    fn endpoint(&self) -> QueuePairEndpoint {
+        self.prepared.endpoint()
+    }
+
+    fn handshake(self, remote: QueuePairEndpoint) -> Result<Connected, StateError<Self>> {
+        let Self { prepared, mut posted, held } = self;
+        match prepared.handshake(remote) {
+            Ok(channel) => {
+                // Without those of which nobody knows whether they have ended, if an attempt could not reset the queue pair.
+                posted.retain(|work| work.is_of_channel(&channel));
+                Ok(Connected { channel, posted, held })
+            }
+            Err(failed) => {
+                let mut receiving = Self { prepared: failed.object, posted, held };
+                receiving.take_ended();
+                Err(StateError::new(receiving, failed.error))
+            }
+        }
+    }
+
+    fn take_back(connected: Connected) -> Self {
+        let Connected { mut channel, mut posted, mut held } = connected;
+        if !posted.is_empty() {
+            channel.reset_tasks();
+            take_ended(&mut posted, &mut held, |work| work.take_ended(&mut channel));
+        }
+        Self { prepared: channel.into_prepared(), posted, held }
+    }
 }
 
 /// A token of the reactor.
@@ -44,12 +150,44 @@ impl PreparedAsyncChannel {
         let token = registry.reserve();
         let place = Place { registry: registry.clone(), token, taken: false };
         let builder = builder.shared_completion_queue(registry.queue()).token(token);
-        Ok(Self { prepared: builder.build()?, place })
+        let prepared = builder.build()?;
+        let receiving = Receiving { prepared, posted: VecDeque::new(), held: VecDeque::new() };
+        Ok(Self { receiving, place })
     }
 
     /// The address of the channel, which the peer needs.
     pub fn endpoint(&self) -> QueuePairEndpoint {
-        self.prepared.endpoint()
+        self.receiving.endpoint()
+    }
+
+    /// `ibv_post_recv`: posts a receive before the channel is connected, so that not even the first message of the
+    /// peer comes before its receive. The channel hands the messages out by
+    /// [`AsyncChannel::receive`], in order, and keeps as many receives posted as if they had been posted by
+    /// [`AsyncChannel::post_receive`].
+    ///
+    /// If an attempt to connect fails, the receives stay, and so do their buffers: the next attempt posts those again
+    /// that have ended. If what is not connected is dropped, the buffers go back to their pool.
+    ///
+    /// ```no_run
+    /// # // not on Soft-RoCE alone: needs a peer
+    /// # async fn serve<S: ibverbs::AsyncStream + Send>(reactor: &ibverbs::Reactor, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>, pool: &ibverbs::BufferPool, mut stream: S) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut prepared = reactor.prepare(ibverbs::Channel::builder(domain).max_recv_wr(16))?;
+    /// for _ in 0..16 {
+    ///     prepared.post_receive(pool.take().ok_or("all buffers are in use")?)?;
+    /// }
+    /// let (channel, _) = prepared.accept(&mut stream, b"").await?;
+    /// let (first, success) = channel.receive(pool.take().ok_or("all buffers are in use")?).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PreparedChannel::post_receive_owned`](crate::PreparedChannel::post_receive_owned), with the buffer.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_receive(&mut self, buffer: PooledBuffer) -> OwnedResult<PooledBuffer, ()> {
+        self.receiving.post_held();
+        self.receiving.post(buffer)
     }
 
     /// `ibv_modify_qp`: connects the channel to the peer's. See
@@ -61,13 +199,14 @@ impl PreparedAsyncChannel {
     /// [`StateError`], for another attempt.
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(self, remote: QueuePairEndpoint) -> Result<AsyncChannel, StateError<Self>> {
-        let Self { prepared, mut place } = self;
-        match prepared.handshake(remote) {
-            Ok(channel) => {
+        let Self { mut receiving, mut place } = self;
+        receiving.post_held();
+        match receiving.handshake(remote) {
+            Ok(connected) => {
                 place.taken = true;
-                Ok(AsyncChannel::new(channel, &place.registry, place.token))
+                Ok(AsyncChannel::new(connected, &place.registry, place.token))
             }
-            Err(failed) => Err(failed.map(|prepared| Self { prepared, place })),
+            Err(failed) => Err(failed.map(|receiving| Self { receiving, place })),
         }
     }
 
@@ -115,14 +254,15 @@ impl PreparedAsyncChannel {
     ) -> AsyncConnect<'a> {
         let private_data = private_data.to_vec();
         let exchanging = async move {
-            let Self { prepared, mut place } = self;
+            let Self { mut receiving, mut place } = self;
+            receiving.post_held();
             let mut stream = Polled(stream);
-            match exchange_over(prepared, role, &mut stream, &private_data).await {
-                Ok((channel, theirs)) => {
+            match exchange_over(receiving, role, &mut stream, &private_data).await {
+                Ok((connected, theirs)) => {
                     place.taken = true;
-                    Ok((AsyncChannel::new(channel, &place.registry, place.token), theirs))
+                    Ok((AsyncChannel::new(connected, &place.registry, place.token), theirs))
                 }
-                Err(failed) => Err(failed.map(|prepared| Self { prepared, place })),
+                Err(failed) => Err(failed.map(|receiving| Self { receiving, place })),
             }
         };
         AsyncConnect { exchanging: Box::pin(exchanging) }
@@ -132,25 +272,25 @@ impl PreparedAsyncChannel {
 impl fmt::Debug for PreparedAsyncChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreparedAsyncChannel")
-            .field("prepared", &self.prepared)
+            .field("prepared", &self.receiving.prepared)
             .finish_non_exhaustive()
     }
 }
 
 /// The channel and the peer's private data, or what is not connected.
-type Connected = Result<(AsyncChannel, Vec<u8>), StateError<PreparedAsyncChannel, ExchangeError>>;
+type Output = Result<(AsyncChannel, Vec<u8>), StateError<PreparedAsyncChannel, ExchangeError>>;
 
 /// Connects an asynchronous channel: see [`PreparedAsyncChannel::connect`] and
 /// [`accept`](PreparedAsyncChannel::accept). Dropping it destroys the queue pair.
 #[must_use = "futures do nothing unless polled"]
 pub struct AsyncConnect<'a> {
-    exchanging: Pin<Box<dyn Future<Output = Connected> + Send + 'a>>,
+    exchanging: Pin<Box<dyn Future<Output = Output> + Send + 'a>>,
 }
 
 impl Future for AsyncConnect<'_> {
-    type Output = Connected;
+    type Output = Output;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Connected> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Output> {
         self.exchanging.as_mut().poll(cx)
     }
 }

@@ -13,6 +13,7 @@ mod shutdown;
 mod state;
 mod user;
 
+use connect::Connected;
 pub use connect::{AsyncConnect, PreparedAsyncChannel};
 pub use operation::AsyncOperation;
 pub use receive::AsyncReceive;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use super::pool::PooledBuffer;
 use super::reactor::Registry;
 use crate::channel::{
-    Channel, NoBuffer, OperationError, OwnedBuffer, OwnedResult, SharedReceives, TaskRequest,
+    NoBuffer, OperationError, OwnedBuffer, OwnedResult, SharedReceives, TaskRequest,
     TransportError, nowhere,
 };
 use crate::memory::RemoteMemoryRegion;
@@ -67,9 +68,9 @@ pub struct AsyncChannel {
 }
 
 impl AsyncChannel {
-    fn new(channel: Channel<'static>, registry: &Arc<Registry>, token: u64) -> Self {
-        let number = channel.number();
-        let shared = Arc::new(Shared::new(channel, registry.clone(), token));
+    fn new(connected: Connected, registry: &Arc<Registry>, token: u64) -> Self {
+        let number = connected.channel.number();
+        let shared = Arc::new(Shared::new(connected, registry.clone(), token));
         registry.connect(token, &shared);
         Self { shared: User::new(&shared), number }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use super::connect::Connected;
 use super::handover::{Cancelled, Handover, Settle};
 use super::line::Line;
 use crate::channel::{
@@ -55,7 +56,8 @@ pub(super) struct State {
 }
 
 impl Shared {
-    pub(super) fn new(channel: Channel<'static>, registry: Arc<Registry>, token: u64) -> Self {
+    pub(super) fn new(connected: Connected, registry: Arc<Registry>, token: u64) -> Self {
+        let Connected { channel, posted, held } = connected;
         let drops = channel.task_drops();
         let state = State {
             channel,
@@ -63,9 +65,9 @@ impl Shared {
             lacks_credit: false,
             on_clock: false,
             receivers: Line::default(),
-            posted: VecDeque::new(),
-            held: VecDeque::new(),
-            ahead: 0,
+            ahead: posted.len() + held.len(),
+            posted,
+            held,
             shutdowns: Line::default(),
             draining: false,
             ended: None,

@@ -88,13 +88,11 @@ impl Registry {
         }
     }
 
-    /// Serves the channel with this token: these completions were polled for it. If it is gone, they are dropped:
-    /// nothing is posted before a channel is connected.
+    /// Serves the channel with this token: these completions were polled for it. If it is not connected yet, they
+    /// are of receives that were posted before, and stay in its inbox. If it is gone, they are dropped.
     #[inline]
     pub(super) fn serve_polled(&self, token: u64, polled: &[PolledCompletion]) {
-        if let Some(channel) = self.channel(token)
-            && !channel.try_serve(polled)
-        {
+        if !self.channel(token).is_some_and(|channel| channel.try_serve(polled)) {
             self.queue.put_back(polled);
         }
     }
