@@ -8,12 +8,13 @@ use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Context, PooledBuffer, ProtectionDomain, Reactor,
     SharedMemoryRange, SharedMemoryRegion,
 };
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::Result;
-use crate::protocol::{Body, MAX_MESSAGE, MAX_SMALL, MAX_VALUE, Message, read};
+use crate::protocol::{Body, FULL, MAX_MESSAGE, MAX_SMALL, MAX_VALUE, Message, ROOM, read};
 use crate::server::builder;
 
 /// How long a request may take.
@@ -136,6 +137,11 @@ impl Client {
 
     async fn connect(&self) -> Result<Session> {
         let mut stream = TcpStream::connect(self.address).await?;
+        match stream.read_u8().await? {
+            ROOM => {}
+            FULL => return Err("the server has as many clients as it serves".into()),
+            _ => return Err("that is another server".into()),
+        }
         let prepared = self.reactor.prepare(builder(&self.domain))?;
         let (channel, told) = prepared.connect(&mut stream, b"").await?;
         if told != b"kv 1" {

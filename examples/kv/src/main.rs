@@ -3,7 +3,7 @@
 //! `kv check ADDRESS SECONDS NAME`, which compares what comes back, and `kv bench ADDRESS TCP-ADDRESS`.
 //!
 //! `kv -d DEVICE ..` uses that RDMA device, not the first one. `kv --clients NUMBER serve ..` serves at most that many
-//! clients at a time (512 unless set); it refuses others by closing their TCP connection.
+//! clients at a time (512 unless set). It tells others that it is full, until a client leaves.
 
 #![forbid(unsafe_code)]
 

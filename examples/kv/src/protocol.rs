@@ -1,8 +1,14 @@
-//! The messages. A message has a kind, the length of the key, the key, and a body.
+//! The messages. On the TCP stream, the server first says whether there is [`ROOM`] for one more client; then both sides
+//! connect. A message has a kind, the length of the key, the key, and a body.
 
 use ibverbs::RemoteMemoryRegion;
 
 use crate::Result;
+
+/// The first byte on the stream: the client is to connect.
+pub const ROOM: u8 = 1;
+/// The first byte on the stream: there are as many clients as the server serves.
+pub const FULL: u8 = 0;
 
 /// The longest key.
 pub const MAX_KEY: usize = 255;

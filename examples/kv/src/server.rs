@@ -1,12 +1,12 @@
 //! The server.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ibverbs::{
     AccessFlags, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer,
-    PooledBuffer, ProtectionDomain, Reactor,
+    PooledBuffer, PreparedAsyncChannel, ProtectionDomain, Reactor,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::protocol::MAX_MESSAGE;
+use crate::protocol::{FULL, MAX_MESSAGE};
 use crate::store::Store;
 use crate::{Result, session};
 
@@ -48,6 +48,7 @@ pub(crate) struct Shared {
     /// Requests in the last second.
     rate: AtomicU64,
     pool: BufferPool,
+    preparing: Mutex<()>,
 }
 
 impl Shared {
@@ -56,6 +57,19 @@ impl Shared {
         loop {
             if let Some(buffer) = self.pool.take() {
                 return buffer;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// A channel, once there is room: that of a client that has left comes back when its queue pair is destroyed.
+    pub(crate) async fn prepare(&self) -> Result<PreparedAsyncChannel> {
+        loop {
+            {
+                let _one_at_a_time = self.preparing.lock();
+                if self.reactor.available() >= SENDS + RECEIVES {
+                    return Ok(self.reactor.prepare(builder(&self.domain))?);
+                }
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -98,6 +112,7 @@ pub async fn run(
         clients: AtomicUsize::new(0),
         rate: AtomicU64::new(0),
         pool,
+        preparing: Mutex::default(),
     });
     let (stopping, stopped) = watch::channel(false);
     let mut sessions = JoinSet::new();
@@ -109,11 +124,11 @@ pub async fn run(
     let ended = loop {
         tokio::select! {
             accepted = clients.accept() => {
-                let Ok((stream, address)) = accepted else { continue };
+                let Ok((mut stream, address)) = accepted else { continue };
                 // Only here it grows.
                 if shared.clients.load(Ordering::Relaxed) >= most_clients as usize {
-                    // Dropping the stream tells the client.
                     eprintln!("{address}: refused: there are {most_clients} clients already");
+                    sessions.spawn(async move { drop(stream.write_all(&[FULL]).await) });
                     continue;
                 }
                 shared.clients.fetch_add(1, Ordering::Relaxed);

@@ -8,12 +8,13 @@ use ibverbs::{
     AccessFlags, AsyncChannel, PooledBuffer, RemoteMemoryRegion, SharedMemoryRange,
     SharedMemoryRegion,
 };
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::protocol::{Body, MAX_VALUE, Message, read};
-use crate::server::{Shared, builder};
+use crate::protocol::{Body, MAX_VALUE, Message, ROOM, read};
+use crate::server::Shared;
 use crate::store::Value;
 use crate::{Result, keep_alive};
 
@@ -27,7 +28,8 @@ pub(crate) async fn serve(
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     keep_alive(&stream)?;
-    let mut prepared = shared.reactor.prepare(builder(&shared.domain))?;
+    stream.write_all(&[ROOM]).await?;
+    let mut prepared = timeout(PATIENCE, shared.prepare()).await??;
     // The first request finds a receive, and so does one that comes while the last one is being finished.
     prepared.post_receive(shared.buffer().await)?;
     let (channel, _) = timeout(PATIENCE, prepared.accept(&mut stream, b"kv 1")).await??;

@@ -85,7 +85,8 @@ async fn a_client_too_many_is_refused_until_another_one_leaves() {
     let (mut one, mut two, mut three) = (server.client(), server.client(), server.client());
     one.put(b"key", Some(&value(10, 1))).await.unwrap();
     two.get(b"key").await.unwrap();
-    three.get(b"key").await.unwrap_err();
+    let refused = three.get(b"key").await.unwrap_err();
+    assert_eq!(refused.to_string(), "the server has as many clients as it serves");
     assert_eq!(two.get(b"key").await.unwrap(), Some(value(10, 1)), "the others are not affected");
     drop(one);
     server.until_clients_are(1).await;
