@@ -8,12 +8,13 @@ mod vm;
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, BorrowedMemoryRegion, Context, ErrorKind, HugePages, MemoryWindowType,
-    ProtectionDomain, RawMemoryRegion, RegionOptions, ReregisteredState, Reregistration,
-    WindowBinding, WorkStatus,
+    AccessFlags, BorrowedMemoryRegion, BufferPool, Channel, Context, ErrorKind, HugePages,
+    MemoryWindowType, ProtectionDomain, RawMemoryRegion, RegionOptions, ReregisteredState,
+    Reregistration, WindowBinding, WorkStatus,
 };
 
 use one_sided::{fetch_add, pair, read, send, status, to_itself, write};
@@ -82,12 +83,34 @@ fn huge_pages_come_from_those_that_were_set_aside() {
         region.close().unwrap();
         drop(second);
         assert_eq!(free(), 8);
+        the_buffers_of_a_pool_are_in_huge_pages(options, free);
+        assert_eq!(free(), 8);
         fs::write("/proc/sys/vm/nr_hugepages", "0").unwrap();
 
         let huge = RegionOptions::new().huge_pages(HugePages::Size1GiB);
         let error = domain.allocate_with::<u8>(1, huge).unwrap_err();
         assert!(error.to_string().contains("huge pages of that size"), "{error}");
     });
+}
+
+/// Sends from one chunk of a pool to another. `free` says how many of the eight pages are left.
+fn the_buffers_of_a_pool_are_in_huge_pages(options: RegionOptions, free: impl Fn() -> u32) {
+    let context = ibverbs::open("rxe0").unwrap();
+    let domain = Arc::new(ProtectionDomain::new(context).unwrap());
+    let pool = BufferPool::new(&domain, 1 << 20, 5, options).unwrap();
+    assert_eq!(free(), 5, "5 MiB are on three pages");
+    let prepared = Channel::builder(&domain).build().unwrap();
+    let itself = prepared.endpoint();
+    let mut channel = prepared.handshake(itself).unwrap();
+    let (mut from, to) = (pool.take().unwrap(), pool.take().unwrap());
+    from.fill(7);
+    let mut receive = channel.post_receive_owned(to).unwrap();
+    let mut send = channel.post_send_owned(from).unwrap();
+    send.wait(&mut channel).unwrap();
+    let (received, _) = receive.wait(&mut channel).unwrap();
+    assert!(received.iter().all(|&byte| byte == 7));
+    drop(pool);
+    assert_eq!(free(), 5, "a buffer is left");
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, MemoryRegion, NoBuffer, PooledBuffer, RegionOptions,
-    SharedMemoryRange, SharedMemoryRegion, TransportError,
+    AccessFlags, BufferPool, Channel, ErrorKind, HugePages, MemoryRegion, NoBuffer, PooledBuffer,
+    RegionOptions, SharedMemoryRange, SharedMemoryRegion, TransportError,
 };
 use ibverbs_software::Verb;
 
@@ -89,6 +89,60 @@ fn every_kind_of_operation_and_of_buffer() {
     assert_eq!((shared.read_one(0).unwrap(), shared.read_one(1).unwrap()), (4, 14));
     assert_eq!(target.read_one(3).unwrap(), 99);
     drop((read, write, written, add, swap, shared, target));
+    pair.finish();
+}
+
+/// Sends from each chunk of a pool of huge pages to another one, and looks at every byte.
+fn exchange_in_huge_pages(pair: &mut Pair, pool: &BufferPool) {
+    let first = pool.take().unwrap();
+    assert!(first.as_ptr().addr().is_multiple_of(HugePages::Size2MiB.bytes()));
+    let mut receive = pair.two.post_receive_owned(first).unwrap();
+    for byte in 1..=pool.chunks() as u8 - 1 {
+        let mut send = pair.one.post_send_owned(filled(pool, byte)).unwrap();
+        let (received, success) = receive.wait(&mut pair.two).unwrap();
+        assert_eq!(success.byte_len() as usize, pool.chunk_len());
+        assert!(received.iter().all(|&found| found == byte));
+        send.wait(&mut pair.one).unwrap();
+        receive = pair.two.post_receive_owned(received).unwrap();
+    }
+    pair.one.send_with_immediate(&(), 0).unwrap();
+    receive.wait(&mut pair.two).unwrap();
+    assert_eq!(pool.available(), pool.chunks());
+}
+
+/// The pages of 2 MiB of this machine that are free and promised to nobody.
+fn free_huge_pages() -> u64 {
+    let folder = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+    let read = |name| match std::fs::read_to_string(format!("{folder}/{name}")) {
+        Ok(text) => text.trim().parse().unwrap(),
+        // A kernel without huge pages.
+        Err(_) => 0,
+    };
+    u64::saturating_sub(read("free_hugepages"), read("resv_hugepages"))
+}
+
+#[test]
+fn a_pool_of_huge_pages_carries_messages_or_says_that_there_are_none() {
+    let mut pair = Pair::new();
+    // Three of the chunks are on two pages each, and all are on four.
+    let (len, chunks) = ((1 << 20) + 64, 7);
+    let pool =
+        |pages| BufferPool::new(&pair.domain, len, chunks, RegionOptions::new().huge_pages(pages));
+    let transparent = pool(HugePages::Transparent).unwrap();
+    let before = free_huge_pages();
+    let set_aside = pool(HugePages::Size2MiB);
+    let after = free_huge_pages();
+    exchange_in_huge_pages(&mut pair, &transparent);
+    match set_aside {
+        Ok(pool) => exchange_in_huge_pages(&mut pair, &pool),
+        Err(error) => {
+            // Other programs may take some, and give them back.
+            assert!(before.min(after) < 4, "{before} and {after} are free: {error}");
+            assert_eq!(error.kind(), ErrorKind::Resource);
+            assert!(error.to_string().contains("/sys/kernel/mm/hugepages"), "{error}");
+        }
+    }
+    drop(transparent);
     pair.finish();
 }
 
