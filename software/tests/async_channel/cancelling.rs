@@ -7,10 +7,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use ibverbs::{AccessFlags, SharedMemoryRegion};
+use ibverbs::{
+    AccessFlags, AsyncChannel, PreparedAsyncChannel, SharedMemoryRegion, TransportError,
+};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::sides::{
-    CHUNKS, Random, SENDS, connect, current_thread, multi_thread, number, on_both, sides,
+    CHUNKS, Random, SENDS, Side, connect, current_thread, multi_thread, number, on_both, sides,
 };
 
 const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
@@ -18,11 +21,19 @@ const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_ATOMIC);
 
+/// Polls a future once. Returns its output if that is there.
+async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    let polled = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await;
+    match polled {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
 /// Polls a future a few times. Returns its output, or drops it.
 async fn give_up_after<F: Future + Unpin>(mut future: F, polls: u64) -> Option<F::Output> {
     for _ in 0..polls {
-        let polled = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut future).poll(cx))).await;
-        if let Poll::Ready(output) = polled {
+        if let Some(output) = poll_once(&mut future).await {
             return Some(output);
         }
         tokio::task::yield_now().await;
@@ -247,6 +258,96 @@ fn random_cancelling_under_load_loses_no_buffer_and_no_message_and_keeps_the_ord
         }
         assert!(given_up[0] > 0, "no operation was given up that had been posted");
         assert!(given_up[1] > 0, "none was given up that may have been in line");
+    });
+}
+
+/// Connects over a stream, unless it gives up after some polls. The stream is closed then.
+async fn try_to_connect(
+    prepared: PreparedAsyncChannel,
+    mut stream: TcpStream,
+    connects: bool,
+    polls: u64,
+) -> Option<AsyncChannel> {
+    let connecting = match connects {
+        true => prepared.connect(&mut stream, b""),
+        false => prepared.accept(&mut stream, b""),
+    };
+    // The other side may have given up.
+    Some(give_up_after(connecting, polls).await?.ok()?.0)
+}
+
+#[test]
+fn connecting_and_shutting_down_may_be_cancelled_at_random() {
+    on_both(|[one, other]| async move {
+        let unused = [one.reactor.available(), other.reactor.available()];
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut random = Random(31);
+        for round in 0..20 {
+            let mut attempt = 0;
+            let (ours, theirs) = loop {
+                let prepare = |side: &Side| {
+                    let mut prepared = side.reactor.prepare(side.builder()).unwrap();
+                    prepared.post_receive(side.buffer(0)).unwrap();
+                    prepared
+                };
+                let near = TcpStream::connect(address).await.unwrap();
+                let (far, _) = listener.accept().await.unwrap();
+                // The first attempt is always given up, and the last one never.
+                let mut polls = || match attempt {
+                    0 => random.below(2),
+                    5 => u64::MAX,
+                    _ => 1 << random.below(10),
+                };
+                let connecting = try_to_connect(prepare(&one), near, true, polls());
+                let accepting = try_to_connect(prepare(&other), far, false, polls());
+                match tokio::join!(connecting, accepting) {
+                    (Some(ours), Some(theirs)) => break (ours, theirs),
+                    _ => attempt += 1,
+                }
+            };
+            // There is room for all of them, so the first poll posts. The peer has a receive for one.
+            let count = 2 + random.below(SENDS as u64 - 1);
+            let mut sends: Vec<_> = (0..count).map(|n| ours.send(one.buffer(n))).collect();
+            for send in &mut sends {
+                assert!(poll_once(send).await.is_none());
+            }
+            // Some results are asked for, the others not.
+            sends.truncate(random.below(count + 1) as usize);
+            let over = give_up_after(ours.shutdown(), 1 + random.below(20)).await;
+            assert_eq!(over, None, "there are sends in flight");
+            let shut_down = async {
+                let mut attempt = 0;
+                loop {
+                    attempt += 1;
+                    let polls = if attempt < 5 { 1 + random.below(20) } else { u64::MAX };
+                    if give_up_after(ours.shutdown(), polls).await.is_some() {
+                        break;
+                    }
+                    let refused = ours.send(one.buffer(round)).await.unwrap_err();
+                    assert_eq!(refused.error, TransportError::Stopped);
+                    assert_eq!(number(&refused.buffer.unwrap()), round);
+                }
+            };
+            let receive = async {
+                for n in 0..count {
+                    let (buffer, _) = theirs.receive(other.buffer(0)).await.unwrap();
+                    assert_eq!(number(&buffer), n);
+                }
+            };
+            tokio::join!(shut_down, receive);
+            for (n, send) in sends.into_iter().enumerate() {
+                assert_eq!(number(&send.await.unwrap().0), n as u64);
+            }
+            // Nothing else was sent.
+            theirs.shutdown().await;
+            let stopped = theirs.receive(other.buffer(0)).await.unwrap_err();
+            assert_eq!(stopped.error, TransportError::Stopped);
+        }
+        // No queue pair is left.
+        while [one.reactor.available(), other.reactor.available()] != unused {
+            tokio::task::yield_now().await;
+        }
     });
 }
 
