@@ -58,7 +58,7 @@ pub use scoped_work::ScopedPendingWork;
 pub use shared_completion_queue::{ReadyChannel, ReadyChannels, SharedCompletionQueue};
 pub use shared_receives::SharedReceives;
 pub(crate) use task_work::{TaskDrops, TaskRequest};
-pub(crate) use wait::{DEVICE_CHECK_PERIOD, POLLS_PER_DEVICE_CHECK};
+pub(crate) use wait::DEVICE_CHECK_PERIOD;
 
 use std::fmt;
 use std::net::TcpStream;

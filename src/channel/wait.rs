@@ -13,7 +13,7 @@ use crate::error::{ErrorKind, Result};
 const POLLS_PER_CLOCK_READING: u32 = 64;
 
 /// Empty polls between two checks whether [`DEVICE_CHECK_PERIOD`] has passed.
-pub(crate) const POLLS_PER_DEVICE_CHECK: u32 = 1 << 14;
+const POLLS_PER_DEVICE_CHECK: u32 = 1 << 14;
 
 /// Time between two device-liveness checks of one wait. An unplugged device completes nothing any
 /// more: without the checks, a wait without a deadline would never end.

@@ -18,12 +18,14 @@ use std::time::Instant;
 
 use super::async_channel::PreparedAsyncChannel;
 use crate::channel::{
-    ChannelBuilder, DEVICE_CHECK_PERIOD, Found, POLLS_PER_DEVICE_CHECK, SharedCompletionQueue,
-    TransportError,
+    ChannelBuilder, DEVICE_CHECK_PERIOD, Found, SharedCompletionQueue, TransportError,
 };
 use crate::device::Context;
 use crate::error::Result;
 use crate::parent::Parent;
+
+/// Turns that find nothing between two readings of the clock. Few, because a program may sleep between its turns.
+const TURNS_PER_CLOCK_READING: u32 = 64;
 
 /// Channels that are served before other tasks get a turn.
 const CHANNELS_PER_TURN: usize = 64;
@@ -125,7 +127,8 @@ impl Reactor {
     /// # Errors
     ///
     ///  - Those of [`SharedCompletionQueue::poll`].
-    ///  - `EIO`, `ENODEV`: the device is gone. If turns find nothing, about once a second one asks the kernel.
+    ///  - `EIO`, `ENODEV`: the device is gone. If turns find nothing, every 64th of them looks at the clock, and about once
+    ///    a second one asks the kernel.
     pub fn turn(&self) -> Result<usize> {
         self.registry.end_closing();
         let mut served = 0;
@@ -163,7 +166,7 @@ impl Reactor {
         // Turns of several threads may be counted as one.
         let idle = self.idle_turns.load(Ordering::Relaxed);
         self.idle_turns.store(idle.wrapping_add(1), Ordering::Relaxed);
-        if idle.is_multiple_of(POLLS_PER_DEVICE_CHECK) {
+        if idle.is_multiple_of(TURNS_PER_CLOCK_READING) {
             self.check_device_if_due()
         } else {
             Ok(())
