@@ -95,6 +95,21 @@ async fn a_client_too_many_is_refused_until_another_one_leaves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_place_goes_from_client_to_client() {
+    let server = server_for("127.0.0.1:0", 1).await;
+    for round in 0..50 {
+        let mut client = server.client();
+        let value = value(10, round);
+        // The server may not have noticed yet that the client before has left. Nothing else goes wrong.
+        while let Err(error) = client.put(b"key", Some(&value)).await {
+            assert_eq!(error.to_string(), "the server has as many clients as it serves");
+        }
+        assert_eq!(client.get(b"key").await.unwrap(), Some(value));
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_of_all_lengths_come_back_whole() {
     let server = server_at("127.0.0.1:0").await;
     let (mut one, mut other) = (server.client(), server.client());
