@@ -33,10 +33,10 @@ use crate::parent::Parent;
 /// channel is returned again when more has come. Channels take turns: one that is always busy is returned
 /// as often as any other that has something.
 ///
-/// A wait of a channel for something else, such as a blocking send, may poll what the channel has besides. `poll` then
-/// returns the channel for its operations with tokens, and for messages of [`SharedReceives`](crate::SharedReceives);
-/// handles that the program has not given up it polls itself. A thread that already sleeps in [`wait`](Self::wait) is not
-/// woken by that: so one thread waits for the queue, and uses its channels.
+/// A blocking send of a channel, or another of its waits, polls also messages of that channel. `poll` then returns the
+/// channel, if the messages are results of operations with tokens, or of [`SharedReceives`](crate::SharedReceives). The
+/// program has to poll its handles itself. A thread that already sleeps in [`wait`](Self::wait) is not woken by this, so
+/// the same thread should wait for the queue and use its channels.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs peers

@@ -182,7 +182,7 @@ fn random_cancelling_under_load_loses_no_buffer_and_no_message_and_keeps_the_ord
                 let mut account = Account::default();
                 account.writes.push((u64::MAX, Posted::Surely));
                 for n in 0..300 {
-                    // Now and then it gives so many up at once that there is no room for the next ones.
+                    // Sometimes as many are given up at once as the queue has places, so that the next ones find none.
                     let polls = random.below(if n / 32 % 2 == 0 { 6 } else { 2 });
                     match random.below(8) {
                         0 => {
