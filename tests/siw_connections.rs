@@ -4,6 +4,8 @@
 //! On iWARP a message that finds no receive ends the connection, so the tests post each receive before the peer
 //! may send. The target of an RDMA read must allow remote writes.
 
+#[path = "support/connections/asynchronous.rs"]
+mod asynchronous;
 #[path = "support/connections/credits.rs"]
 mod credits;
 #[path = "support/connections/deaths.rs"]

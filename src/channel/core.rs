@@ -242,6 +242,14 @@ impl Core {
         self.update_fast_path();
     }
 
+    /// As [`open`](Self::open), unless a failure has stopped the channel since its receives were opened.
+    #[cfg(feature = "rdmacm")]
+    pub(super) fn open_unless_stopped(&self) {
+        if self.table.is_open_for_receives() {
+            self.open();
+        }
+    }
+
     /// Prevents further posts.
     pub(super) fn close(&self) {
         self.table.close();
@@ -262,10 +270,12 @@ impl Core {
             TransportError::Closed
         } else if queue == Queue::Receive && self.receives.is_some() {
             TransportError::ReceivesAreShared
-        } else if self.table.is_open() || self.table.is_open_for_receives() {
-            TransportError::QueueFull
-        } else {
+        } else if self.table.is_closed() {
             TransportError::Stopped
+        } else if queue == Queue::Send && self.table.is_open_for_receives() {
+            TransportError::NotConnected
+        } else {
+            TransportError::QueueFull
         }
     }
 
@@ -292,7 +302,7 @@ impl Core {
         if self.destroyed.get() {
             return Some(TransportError::Closed);
         }
-        (!self.table.is_open()).then_some(TransportError::Stopped)
+        self.table.is_closed().then_some(TransportError::Stopped)
     }
 
     /// Whether `wr_id` is of the latest connection.

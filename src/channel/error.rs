@@ -45,6 +45,9 @@ pub enum TransportError {
     /// An earlier failure, time-out or unfinished scope has stopped the channel, and everything that
     /// was in flight has ended. [`reset`](crate::Channel::reset) makes it usable again.
     Stopped,
+    /// The [connection manager](crate#by-ip-address-through-the-connection-manager) has not established the
+    /// connection yet, so only receives can be posted. Nothing was posted, and the channel works.
+    NotConnected,
     /// The channel posts no receives of its own: it takes them from the
     /// [`SharedReceives`](crate::SharedReceives) that it was built with. Post there.
     ReceivesAreShared,
@@ -115,6 +118,9 @@ impl fmt::Display for TransportError {
             Self::Stopped => {
                 f.write_str("the channel was stopped by an earlier failure and must be reset")
             }
+            Self::NotConnected => f.write_str(
+                "the connection is not established yet: post receives until then, and nothing else",
+            ),
             Self::ReceivesAreShared => f.write_str(
                 "the channel takes its receives from a shared receive queue: post to the SharedReceives \
                  that it was built with",

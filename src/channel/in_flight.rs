@@ -407,6 +407,11 @@ impl InFlight {
         self.open.get() == Open::Receives
     }
 
+    /// Whether no slots may be taken.
+    pub(super) fn is_closed(&self) -> bool {
+        self.open.get() == Open::Nothing
+    }
+
     /// Whether there is a slot that is not free.
     #[inline]
     pub(super) fn any_in_use(&self) -> bool {

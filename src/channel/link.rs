@@ -220,11 +220,14 @@ impl<'res> Link<'res> {
         Ok(())
     }
 
-    /// For a caller that has taken the queue pair out of RESET: lets operations be posted.
+    /// For a caller that has taken the queue pair to INIT, where it may have been before: lets receives be
+    /// posted. The caller then calls [`Core::open_unless_stopped`], when the queue pair is in RTS.
     #[cfg(feature = "rdmacm")]
-    pub(super) fn open(&mut self) {
+    pub(super) fn open_receives_of_init(&mut self) {
+        if !self.is_receiving() {
+            self.core.open_receives();
+        }
         self.stage = Stage::Used;
-        self.core.open();
     }
 
     /// Creates another queue pair of the same kind, and destroys the present one, which is in RESET.

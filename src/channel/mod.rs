@@ -209,6 +209,12 @@ impl<'res> Channel<'res> {
         self.link.set_peer_credit_word(word)
     }
 
+    /// Lets everything be posted, unless the channel was stopped. The caller has taken the queue pair to RTS.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn allow_sends(&self) {
+        self.core().open_unless_stopped();
+    }
+
     /// Ends all that is in flight, if that is possible.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn try_end(&self) -> bool {

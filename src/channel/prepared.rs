@@ -165,10 +165,11 @@ impl<'res> PreparedChannel<'res> {
         self.link.live_queue_pair()
     }
 
-    /// Makes the channel of a queue pair that the caller has already taken out of RESET.
+    /// Makes the channel of a queue pair that the caller has taken to INIT. It takes receives alone until
+    /// [`Channel::allow_sends`].
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn into_opened(mut self) -> Channel<'res> {
-        self.link.open();
+    pub(crate) fn into_receiving(mut self) -> Channel<'res> {
+        self.link.open_receives_of_init();
         Channel::connected(self.link)
     }
 

@@ -44,6 +44,8 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 ///    not be told), and the channel was stopped.
 ///  - [`Stopped`](crate::TransportError::Stopped), [`Closed`](crate::TransportError::Closed): an
 ///    earlier failure has stopped the channel.
+///  - [`NotConnected`](crate::TransportError::NotConnected): the connection manager has not established the
+///    connection yet.
 pub struct Scope<'scope, 'env: 'scope> {
     pub(super) core: &'scope Core,
     /// Makes both lifetimes invariant: if either could be shortened, a buffer that is local to the

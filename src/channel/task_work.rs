@@ -201,8 +201,7 @@ impl Channel<'_> {
 
     /// Whether a failure has stopped the channel, so that nothing can be posted any more.
     pub(crate) fn is_stopped(&self) -> bool {
-        let table = &self.core().table;
-        !table.is_open() && !table.is_open_for_receives()
+        self.core().table.is_closed()
     }
 
     /// The number of operations of the send queue that the device has.

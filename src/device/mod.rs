@@ -2,7 +2,8 @@
 //!
 //! `attributes` and `capabilities` hold the limits of a device, `port` and `gid` the properties that
 //! can change while a program runs, `async_event` and `event_file` how a device reports events. `fork`
-//! and `process_sharing` are about more than one process. `efa` and `mlx5` are what only these devices have.
+//! and `process_sharing` are about more than one process. `efa` and `mlx5` are what only these devices have,
+//! `on_tokio` waits for files in that runtime.
 
 mod async_event;
 mod attributes;
@@ -17,6 +18,8 @@ pub(crate) mod fork;
 mod gid;
 #[cfg(feature = "mlx5")]
 pub(crate) mod mlx5;
+#[cfg(feature = "tokio")]
+pub(crate) mod on_tokio;
 mod port;
 mod process_sharing;
 pub(crate) mod quirks;

@@ -4,6 +4,8 @@
 //! Both ends are on `rxe0`, because the kernel reaches an address of its own machine through the device that
 //! has it.
 
+#[path = "../support/connections/asynchronous.rs"]
+mod asynchronous;
 #[path = "../support/managed.rs"]
 mod managed;
 #[path = "../support/perftest_report.rs"]

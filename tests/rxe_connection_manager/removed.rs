@@ -10,6 +10,7 @@ use ibverbs::{
     ConnectionError, ConnectionEventKind as Kind, Listener, Route, Step, TransportError,
 };
 
+use crate::asynchronous::on_both;
 use crate::managed::{Device, TIME, expect, here, listen, pair, transfer};
 use crate::nothing_is_left;
 use crate::vm::alone;
@@ -99,6 +100,30 @@ fn a_removed_device_stops_the_channel_and_ends_the_connection() {
     expect(&mut two.0, Kind::Disconnected);
     drop((one, two));
     nothing_is_left();
+}
+
+#[test]
+fn a_removed_device_ends_the_futures() {
+    let _alone = alone("removed futures", 120);
+    on_both(|program| async move {
+        let (mut listener, address) = listen();
+        let accepted = async {
+            let request = listener.next_on_tokio().await.unwrap();
+            program.accept(request).await.unwrap()
+        };
+        let (one, mut two) = tokio::join!(program.connect(address), accepted);
+        let mut one = one.unwrap();
+        let receive = one.receive(program.pool.take().unwrap());
+        next_is(DEVICE_REMOVAL);
+        // The faked event does not make the file readable.
+        assert_eq!(one.event().unwrap().unwrap().kind(), Kind::DeviceRemoved);
+        let failed = receive.await.unwrap_err();
+        assert_eq!(failed.error, TransportError::Stopped);
+        assert!(failed.buffer.is_some());
+        let error = one.event_on_tokio().await.unwrap_err();
+        assert_eq!(error.raw_os_error(), libc::ENODEV, "{error}");
+        assert_eq!(two.event_on_tokio().await.unwrap().kind(), Kind::Disconnected);
+    });
 }
 
 #[test]

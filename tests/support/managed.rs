@@ -28,7 +28,7 @@ pub fn is_iwarp() -> bool {
 }
 
 /// The device with the address [`HERE`].
-fn first_device() -> &'static str {
+pub fn first_device() -> &'static str {
     if is_iwarp() { "siw0" } else { "rxe0" }
 }
 

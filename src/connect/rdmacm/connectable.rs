@@ -53,8 +53,19 @@ pub(crate) mod sealed {
 
     /// A queue pair on its way to RTS, or there.
     pub trait Connected: Object {
+        /// Lets everything be posted: the queue pair is in RTS. May be called more than once.
+        fn established(&mut self);
+
         /// Ends all operations in flight, as far as possible.
         fn end(&mut self);
+
+        /// Drops it and the identifier of its connection, which is not established. Either may wait for the peer.
+        fn give_up(self, id: impl Send + 'static)
+        where
+            Self: Sized,
+        {
+            drop((self, id));
+        }
     }
 
     /// An object that holds a queue pair.
@@ -118,6 +129,8 @@ impl Object for QueuePair<'_> {
 }
 
 impl sealed::Connected for QueuePair<'_> {
+    fn established(&mut self) {}
+
     fn end(&mut self) {
         let _ = self.to_error();
     }
@@ -171,7 +184,7 @@ impl<'res> sealed::Prepared for PreparedChannel<'res> {
     type Connected = Channel<'res>;
 
     fn into_connected(self) -> Channel<'res> {
-        self.into_opened()
+        self.into_receiving()
     }
 }
 
@@ -194,6 +207,10 @@ impl Object for Channel<'_> {
 }
 
 impl sealed::Connected for Channel<'_> {
+    fn established(&mut self) {
+        self.allow_sends();
+    }
+
     fn end(&mut self) {
         // If this fails, the operations stay in flight until the channel is dropped.
         let _ = self.try_end();

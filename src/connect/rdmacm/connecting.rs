@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::WAIT;
+use super::attempt::Attempt;
+use super::connectable::sealed::Connected as _;
 use super::connectable::{Connected, advance, check, sealed};
 use super::connection::{Connection, ConnectionControl};
 use super::error::ConnectionError;
@@ -117,8 +119,8 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
             }
             self.id.accept(&mut parameters)?;
         }
-        let active = self.offer.is_none();
-        Ok(Connecting { object: self.object, id: self.id, iwarp: self.iwarp, active })
+        let attempt = Attempt::new(self.object, self.id, self.iwarp);
+        Ok(Connecting { attempt, active: self.offer.is_none() })
     }
 }
 
@@ -141,7 +143,10 @@ impl PendingAccept {
         let pending = PendingConnection::new(id, prepared, Some(offer))
             .map_err(|(id, prepared, error)| (id, Some(prepared), error))?;
         let PendingConnection { mut object, mut id, iwarp, offer } = pending;
-        if !iwarp && let Err(error) = make_ready(&mut id, &mut object) {
+        if iwarp {
+            // The kernel makes it ready while the answer is sent, when the object is no longer here.
+            object.established();
+        } else if let Err(error) = make_ready(&mut id, &mut object) {
             return Err((id, None, error.into()));
         }
         let number = Number(sealed::Object::settings(&object));
@@ -164,6 +169,15 @@ impl PendingAccept {
         let deadline = event_file::deadline(timeout);
         let connection = self.pending.start(private_data)?.finish_before(deadline)?;
         Ok(connection.into_parts().1)
+    }
+
+    /// Sends the answer.
+    #[cfg(feature = "tokio")]
+    pub(super) fn start(
+        self,
+        private_data: &[u8],
+    ) -> Result<Connecting<impl sealed::Connected>, ConnectionError> {
+        self.pending.start(private_data)
     }
 }
 
@@ -196,13 +210,17 @@ impl sealed::Object for Number {
 }
 
 impl sealed::Connected for Number {
+    fn established(&mut self) {}
+
     fn end(&mut self) {}
 }
 
 /// Takes the queue pair from INIT to RTS.
-fn make_ready(id: &mut Id, object: &mut impl sealed::Object) -> crate::error::Result<()> {
+fn make_ready(id: &mut Id, object: &mut impl sealed::Connected) -> crate::error::Result<()> {
     advance(id, object, QueuePairState::ReadyToReceive)?;
-    advance(id, object, QueuePairState::ReadyToSend)
+    advance(id, object, QueuePairState::ReadyToSend)?;
+    object.established();
+    Ok(())
 }
 
 impl<Q: fmt::Debug> fmt::Debug for PendingConnection<Q> {
@@ -213,18 +231,19 @@ impl<Q: fmt::Debug> fmt::Debug for PendingConnection<Q> {
 
 /// A connection whose request or answer was sent, to be completed in steps by an event loop. Dropping it
 /// gives up, and tells the peer if possible.
+///
+/// On iWARP the kernel gives up only when the peer has answered, or when its time is up (10 s with Soft-iWARP). The
+/// drop waits for that; of an [`AsyncChannel`](crate::AsyncChannel), whose buffers come back then, another thread does.
 #[must_use]
-pub struct Connecting<Q> {
-    object: Q,
-    id: Id,
-    iwarp: bool,
+pub struct Connecting<Q: sealed::Connected> {
+    attempt: Attempt<Q>,
     active: bool,
 }
 
 impl<Q: sealed::Connected> Connecting<Q> {
     /// The queue pair or channel that is being connected, for posting receives.
     pub fn queue_pair(&mut self) -> &mut Q {
-        &mut self.object
+        &mut self.attempt.object
     }
 
     /// Proceeds as far as possible without waiting. Call it when the file is readable.
@@ -233,7 +252,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
     ///
     /// Those of [`Route::connect`](crate::Route::connect) but `TimedOut`.
     pub fn step(mut self) -> Result<Step<Connection<Q>, Self>, ConnectionError> {
-        while let Some(event) = self.id.next()? {
+        while let Some(event) = self.attempt.id.next()? {
             if self.is_done_by(&event)? {
                 return Ok(Step::Done(self.established(&event)));
             }
@@ -255,7 +274,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
         deadline: Option<Instant>,
     ) -> Result<Connection<Q>, ConnectionError> {
         loop {
-            let event = self.id.next_before(deadline)?;
+            let event = self.attempt.id.next_before(deadline)?;
             if self.is_done_by(&event)? {
                 return Ok(self.established(&event));
             }
@@ -266,21 +285,25 @@ impl<Q: sealed::Connected> Connecting<Q> {
     fn is_done_by(&mut self, event: &Copied) -> Result<bool, ConnectionError> {
         use ConnectionEventKind as Kind;
 
+        let Attempt { object, id, iwarp } = &mut self.attempt;
         if self.active && matches!(event.kind(), Kind::Established | Kind::ConnectResponse) {
-            self.object.agree(event.public.private_data.split().0)?;
+            object.agree(event.public.private_data.split().0)?;
         }
         match event.kind() {
-            Kind::Established => Ok(true),
+            Kind::Established => {
+                object.established();
+                Ok(true)
+            }
             Kind::ConnectResponse if self.active => {
-                if !self.iwarp {
-                    make_ready(&mut self.id, &mut self.object)?;
+                if !*iwarp {
+                    make_ready(id, &mut **object)?;
                 }
-                self.id.establish()?;
+                id.establish()?;
                 Ok(true)
             }
             Kind::AddressChanged | Kind::TimeWaitExit | Kind::Unknown(_) => Ok(false),
             Kind::DeviceRemoved => {
-                self.object.end();
+                object.end();
                 Err(event.error())
             }
             _ => Err(event.error()),
@@ -291,21 +314,23 @@ impl<Q: sealed::Connected> Connecting<Q> {
         // On the side that accepts, the request has the peer's data.
         let private_data =
             if self.active { event.public.private_data.split().1 } else { PrivateData::EMPTY };
-        Connection::new(self.object, self.id, self.iwarp, private_data)
+        let iwarp = self.attempt.iwarp;
+        let (object, id) = self.attempt.into_parts();
+        Connection::new(object, id, iwarp, private_data)
     }
 }
 
-impl<Q> AsFd for Connecting<Q> {
+impl<Q: sealed::Connected> AsFd for Connecting<Q> {
     /// Readable when [`step`](Self::step) has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.id.as_fd()
+        self.attempt.id.as_fd()
     }
 }
 
-impl<Q: fmt::Debug> fmt::Debug for Connecting<Q> {
+impl<Q: sealed::Connected + fmt::Debug> fmt::Debug for Connecting<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connecting")
-            .field("object", &self.object)
+            .field("object", &*self.attempt.object)
             .field("active", &self.active)
             .finish_non_exhaustive()
     }

@@ -24,6 +24,7 @@
 //! On iWARP the kernel moves the queue pair from INIT to RTS itself, and both sides get ESTABLISHED.
 
 mod address;
+mod attempt;
 mod connectable;
 mod connecting;
 mod connection;
@@ -34,11 +35,14 @@ mod event_channel;
 mod id;
 mod listener;
 mod multicast;
+#[cfg(feature = "tokio")]
+mod on_tokio;
 mod private_data;
 mod request;
 mod route;
 
 pub use connectable::Connectable;
+pub(crate) use connectable::sealed;
 pub use connecting::{Connecting, PendingAccept, PendingConnection};
 pub use connection::{Connection, ConnectionControl};
 pub use datagram::{DatagramListener, DatagramPeer, DatagramRequest, DatagramRoute};

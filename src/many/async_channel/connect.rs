@@ -155,6 +155,12 @@ impl PreparedAsyncChannel {
         Ok(Self { receiving, place })
     }
 
+    /// The channel that is connected now.
+    fn connected(connected: Connected, mut place: Place) -> AsyncChannel {
+        place.taken = true;
+        AsyncChannel::new(connected, &place.registry, place.token)
+    }
+
     /// The address of the channel, which the peer needs.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         self.receiving.endpoint()
@@ -199,15 +205,29 @@ impl PreparedAsyncChannel {
     /// [`StateError`], for another attempt.
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(self, remote: QueuePairEndpoint) -> Result<AsyncChannel, StateError<Self>> {
-        let Self { mut receiving, mut place } = self;
+        let Self { mut receiving, place } = self;
         receiving.post_held();
         match receiving.handshake(remote) {
-            Ok(connected) => {
-                place.taken = true;
-                Ok(AsyncChannel::new(connected, &place.registry, place.token))
-            }
+            Ok(connected) => Ok(Self::connected(connected, place)),
             Err(failed) => Err(failed.map(|receiving| Self { receiving, place })),
         }
+    }
+
+    /// The channel, whose queue pair the connection manager has taken to INIT.
+    #[cfg(feature = "rdmacm")]
+    pub(super) fn into_receiving(self) -> AsyncChannel {
+        let Self { receiving: Receiving { prepared, posted, held }, place } = self;
+        Self::connected(Connected { channel: prepared.into_receiving(), posted, held }, place)
+    }
+
+    #[cfg(feature = "rdmacm")]
+    pub(super) fn prepared(&self) -> &PreparedChannel<'static> {
+        &self.receiving.prepared
+    }
+
+    #[cfg(feature = "rdmacm")]
+    pub(super) fn prepared_mut(&mut self) -> &mut PreparedChannel<'static> {
+        &mut self.receiving.prepared
     }
 
     /// Connects to the peer that [accepts](Self::accept) over the same stream, as
@@ -254,14 +274,11 @@ impl PreparedAsyncChannel {
     ) -> AsyncConnect<'a> {
         let private_data = private_data.to_vec();
         let exchanging = async move {
-            let Self { mut receiving, mut place } = self;
+            let Self { mut receiving, place } = self;
             receiving.post_held();
             let mut stream = Polled(stream);
             match exchange_over(receiving, role, &mut stream, &private_data).await {
-                Ok((connected, theirs)) => {
-                    place.taken = true;
-                    Ok((AsyncChannel::new(connected, &place.registry, place.token), theirs))
-                }
+                Ok((connected, theirs)) => Ok((Self::connected(connected, place), theirs)),
                 Err(failed) => Err(failed.map(|receiving| Self { receiving, place })),
             }
         };

@@ -1,6 +1,8 @@
 //! A channel whose operations are futures.
 
 mod connect;
+#[cfg(feature = "rdmacm")]
+mod connection_manager;
 mod credit_clock;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;

@@ -1,19 +1,13 @@
 //! Running a reactor on tokio.
 
 use std::future::Future;
-use std::io;
 use std::os::fd::AsFd;
 use std::pin::pin;
 use std::task::{Poll, ready};
 
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-
 use super::Reactor;
-use crate::error::{Error, Result};
-
-/// When a device is pulled out, its files have an error, and are not readable.
-const EVENTS: Interest = Interest::READABLE.add(Interest::ERROR);
+use crate::device::on_tokio::{EVENTS, register};
+use crate::error::Result;
 
 impl Reactor {
     /// Runs the reactor on tokio: see [`run`](Self::run). To be spawned as a task, on a runtime of either
@@ -28,10 +22,7 @@ impl Reactor {
     /// Outside of a tokio runtime whose I/O is enabled
     /// ([`enable_io`](tokio::runtime::Builder::enable_io)).
     pub async fn run_on_tokio(&self) -> Result<()> {
-        // SAFETY: the borrow keeps the reactor, and with it the open descriptor, until `file` is dropped. It
-        // is always the same descriptor.
-        let file = unsafe { AsyncFd::register_with_interest(self.as_fd(), EVENTS) };
-        let file = file.map_err(|error| failed(error.into()))?;
+        let file = register(self.as_fd())?;
         let mut ready = pin!(file.ready(EVENTS));
         self.run(|cx| {
             ready!(ready.as_mut().poll(cx))?.clear_ready();
@@ -40,8 +31,4 @@ impl Reactor {
         })
         .await
     }
-}
-
-fn failed(error: io::Error) -> Error {
-    Error::new("epoll_ctl", error.raw_os_error().unwrap_or(libc::EIO))
 }

@@ -1,0 +1,244 @@
+//! The waits of this module as futures on tokio.
+//!
+//! Each takes the steps that an event loop would take, and waits for the file in between. Dropping one loses no event:
+//! an event is read in a step, and a step waits for nothing.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use tokio::task::consume_budget;
+
+use super::connectable::{Connected, sealed};
+use super::connecting::{Connecting, PendingAccept};
+use super::connection::{Connection, ConnectionControl};
+use super::error::ConnectionError;
+use super::event::ConnectionEvent;
+use super::listener::Listener;
+use super::request::ConnectionRequest;
+use super::route::{Route, RouteBuilder, RouteResolution};
+use super::{Connectable, Step};
+use crate::device::on_tokio::readable;
+use crate::error::Result;
+
+impl RouteBuilder {
+    /// As [`resolve`](Self::resolve), on tokio. The kernel gives up after `timeout`. Dropping the future gives up.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`resolve`](Self::resolve), and what tokio reports when it registers the descriptor.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime whose I/O is enabled
+    /// ([`enable_io`](tokio::runtime::Builder::enable_io)).
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_resolve_route")]
+    pub async fn resolve_on_tokio(self, timeout: Duration) -> Result<Route, ConnectionError> {
+        self.begin(timeout)?.finish_on_tokio().await
+    }
+}
+
+impl RouteResolution {
+    /// As [`finish`](Self::finish), on tokio.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RouteBuilder::resolve_on_tokio`].
+    ///
+    /// # Panics
+    ///
+    /// As [`RouteBuilder::resolve_on_tokio`].
+    pub async fn finish_on_tokio(mut self) -> Result<Route, ConnectionError> {
+        loop {
+            match self.step()? {
+                Step::Done(route) => return Ok(route),
+                Step::Pending(pending) => self = pending,
+            }
+            readable(self.as_fd()).await?;
+        }
+    }
+}
+
+impl Route {
+    /// As [`connect`](Self::connect), on tokio. For a [`PreparedAsyncChannel`](crate::PreparedAsyncChannel) as well as
+    /// for the other types.
+    ///
+    /// There is no deadline but the kernel's: drop the future when the program's own timer says so. That gives up, and
+    /// tells the peer if possible.
+    ///
+    /// ```no_run
+    /// # // needs a peer
+    /// # use std::time::Duration;
+    /// # use ibverbs::{Channel, PooledBuffer, Reactor, Route};
+    /// # async fn connect(reactor: &Reactor, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>, hello: PooledBuffer) -> Result<(), Box<dyn std::error::Error>> {
+    /// let route = Route::to("10.77.0.2:7471".parse()?).resolve_on_tokio(Duration::from_secs(5)).await?;
+    /// let prepared = reactor.prepare(Channel::builder(domain).port(route.port()))?;
+    /// let channel = route.connect_on_tokio(prepared, b"").await?;
+    /// channel.send(hello).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`connect`](Self::connect) but the caller's time limit, and what tokio reports when it registers the
+    /// descriptor.
+    ///
+    /// # Panics
+    ///
+    /// As [`RouteBuilder::resolve_on_tokio`].
+    #[doc(alias = "rdma_connect")]
+    pub async fn connect_on_tokio<P: Connectable>(
+        self,
+        prepared: P,
+        private_data: &[u8],
+    ) -> Result<Connection<Connected<P>>, ConnectionError> {
+        let pending = self.prepare(prepared).map_err(|(.., error)| error)?;
+        pending.start(private_data)?.finish_on_tokio().await
+    }
+}
+
+impl<Q: sealed::Connected> Connecting<Q> {
+    /// As [`finish`](Self::finish), on tokio. Dropping the future gives up, and tells the peer if possible.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Route::connect_on_tokio`].
+    ///
+    /// # Panics
+    ///
+    /// As [`RouteBuilder::resolve_on_tokio`].
+    pub async fn finish_on_tokio(mut self) -> Result<Connection<Q>, ConnectionError> {
+        loop {
+            match self.step()? {
+                Step::Done(connection) => return Ok(connection),
+                Step::Pending(pending) => self = pending,
+            }
+            readable(self.as_fd()).await?;
+        }
+    }
+}
+
+impl Listener {
+    /// As [`next`](Self::next), on tokio. Dropping the future loses no request.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`next`](Self::next), and what tokio reports when it registers the descriptor.
+    ///
+    /// # Panics
+    ///
+    /// As [`RouteBuilder::resolve_on_tokio`].
+    pub async fn next_on_tokio(&mut self) -> Result<ConnectionRequest> {
+        loop {
+            // Other tasks get their turn, however many requests there are.
+            consume_budget().await;
+            if let Some(request) = self.try_next()? {
+                return Ok(request);
+            }
+            readable(self.as_fd()).await?;
+        }
+    }
+}
+
+impl ConnectionRequest {
+    /// As [`accept`](Self::accept), on tokio. For a [`PreparedAsyncChannel`](crate::PreparedAsyncChannel) as well as for
+    /// the other types.
+    ///
+    /// There is no deadline but the kernel's: drop the future when the program's own timer says so. That rejects the
+    /// peer.
+    ///
+    /// ```no_run
+    /// # // needs a peer
+    /// # use ibverbs::{BufferPool, Channel, Listener, Reactor};
+    /// # async fn serve(reactor: &Reactor, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>, pool: &BufferPool, listener: &mut Listener) -> Result<(), Box<dyn std::error::Error>> {
+    /// let request = listener.next_on_tokio().await?;
+    /// let mut prepared = reactor.prepare(Channel::builder(domain).port(request.port()))?;
+    /// let channel = request.accept_on_tokio(prepared, b"").await?;
+    /// let (message, success) = channel.receive(pool.take().ok_or("all buffers are in use")?).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`accept`](Self::accept) but the caller's time limit, and what tokio reports when it registers the
+    /// descriptor.
+    ///
+    /// # Panics
+    ///
+    /// As [`RouteBuilder::resolve_on_tokio`].
+    #[doc(alias = "rdma_accept")]
+    pub async fn accept_on_tokio<P: Connectable>(
+        self,
+        prepared: P,
+        private_data: &[u8],
+    ) -> Result<Connection<Connected<P>>, ConnectionError> {
+        let pending = self.prepare(prepared).map_err(|(.., error)| error)?;
+        pending.start(private_data)?.finish_on_tokio().await
+    }
+}
+
+impl PendingAccept {
+    /// As [`accept`](Self::accept), on tokio. Dropping the future rejects the peer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ConnectionRequest::accept_on_tokio`].
+    ///
+    /// # Panics
+    ///
+    /// As [`RouteBuilder::resolve_on_tokio`].
+    #[doc(alias = "rdma_accept")]
+    pub async fn accept_on_tokio(
+        self,
+        private_data: &[u8],
+    ) -> Result<ConnectionControl, ConnectionError> {
+        let connection = self.start(private_data)?.finish_on_tokio().await?;
+        Ok(connection.into_parts().1)
+    }
+}
+
+impl<Q: sealed::Connected> Connection<Q> {
+    /// As [`event`](Self::event), on tokio, but waits for an event. Dropping the future loses none.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`event`](Self::event), and what tokio reports when it registers the descriptor.
+    ///
+    /// # Panics
+    ///
+    /// As [`RouteBuilder::resolve_on_tokio`].
+    #[doc(alias = "rdma_get_cm_event")]
+    pub async fn event_on_tokio(&mut self) -> Result<ConnectionEvent> {
+        loop {
+            consume_budget().await;
+            if let Some(event) = self.event()? {
+                return Ok(event);
+            }
+            readable(self.control().as_fd()).await?;
+        }
+    }
+}
+
+impl ConnectionControl {
+    /// As [`event`](Self::event), on tokio, but waits for an event. Dropping the future loses none.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`event`](Self::event), and what tokio reports when it registers the descriptor.
+    ///
+    /// # Panics
+    ///
+    /// As [`RouteBuilder::resolve_on_tokio`].
+    #[doc(alias = "rdma_get_cm_event")]
+    pub async fn event_on_tokio(&mut self) -> Result<ConnectionEvent> {
+        loop {
+            consume_budget().await;
+            if let Some(event) = self.event()? {
+                return Ok(event);
+            }
+            readable(self.as_fd()).await?;
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Asynchronous channels that the connection manager connects.
+
+use std::thread;
+
+use super::state::State;
+use super::{AsyncChannel, PreparedAsyncChannel};
+use crate::channel::TransportError;
+use crate::connect::rdmacm::Connectable;
+use crate::connect::rdmacm::sealed::{Connected, Object, Prepared, Settings};
+use crate::error::Result;
+use crate::ffi;
+use crate::memory::RemoteMemoryRegion;
+
+impl Connectable for PreparedAsyncChannel {}
+
+impl Object for PreparedAsyncChannel {
+    fn settings(&self) -> Settings {
+        self.prepared().settings()
+    }
+
+    fn place(&self) -> (*mut ffi::ibv_context, bool) {
+        self.prepared().place()
+    }
+
+    fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
+        self.prepared().agree(theirs)
+    }
+
+    fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
+        self.prepared_mut().modify(attributes, mask)
+    }
+}
+
+impl Prepared for PreparedAsyncChannel {
+    type Connected = AsyncChannel;
+
+    fn into_connected(self) -> AsyncChannel {
+        let channel = self.into_receiving();
+        // Receives that a failed attempt has ended.
+        channel.shared.with(State::fill);
+        channel
+    }
+}
+
+impl Object for AsyncChannel {
+    fn settings(&self) -> Settings {
+        self.shared.with(|state| state.channel.settings())
+    }
+
+    fn place(&self) -> (*mut ffi::ibv_context, bool) {
+        self.shared.with(|state| state.channel.place())
+    }
+
+    fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
+        self.shared.with(|state| state.channel.agree(theirs))
+    }
+
+    fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
+        self.shared.with(|state| state.channel.modify(attributes, mask))
+    }
+}
+
+impl Connected for AsyncChannel {
+    fn established(&mut self) {
+        self.shared.with(|state| state.channel.allow_sends());
+    }
+
+    /// The channel cannot be used again. Its futures return [`Stopped`](TransportError::Stopped).
+    fn end(&mut self) {
+        self.shared.end(TransportError::Stopped).resume();
+    }
+
+    /// Neither this thread nor the reactor waits: the reactor gets the queue pair when the identifier is gone.
+    fn give_up(self, id: impl Send + 'static) {
+        let in_this_order = (id, self);
+        // If there is no thread for it, this one waits after all.
+        let _ = thread::Builder::new().name("give up".into()).spawn(move || drop(in_this_order));
+    }
+}

@@ -1,0 +1,375 @@
+//! Connections by IP address in asynchronous programs: every wait is a future on tokio.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibverbs::{
+    AccessFlags, AsyncChannel, BufferPool, Channel, Connection, ConnectionError,
+    ConnectionEventKind as Kind, ConnectionRequest, Listener, PendingConnection, PooledBuffer,
+    PreparedAsyncChannel, ProtectionDomain, Reactor, Route, ScopeError, TransportError,
+};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::managed::{Device, TIME, connect, here, listen, nothing_is_left};
+use crate::vm::alone;
+
+const LEN: usize = 64;
+const CHUNKS: usize = 256;
+
+/// Receives that each channel keeps posted.
+const RECEIVES: usize = 4;
+
+pub type Managed = Connection<AsyncChannel>;
+
+/// What a program has once: its device, a reactor that runs, and buffers.
+pub struct Program {
+    domain: Arc<ProtectionDomain<'static>>,
+    reactor: Arc<Reactor>,
+    pub pool: BufferPool,
+    running: JoinHandle<ibverbs::Result<()>>,
+}
+
+impl Program {
+    fn start() -> Self {
+        let context = Arc::new(ibverbs::open(crate::managed::first_device()).unwrap());
+        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+        let reactor = Arc::new(Reactor::new(&context, 2048).unwrap());
+        let pool = BufferPool::new(&domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
+        let runs = reactor.clone();
+        let running = tokio::spawn(async move { runs.run_on_tokio().await });
+        Self { domain, reactor, pool, running }
+    }
+
+    /// Waits until all buffers are back, ends the reactor, and looks for what is left.
+    async fn end(self) {
+        let start = std::time::Instant::now();
+        while self.pool.available() < CHUNKS {
+            assert!(start.elapsed() < TIME, "{:?}", self.pool);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!self.running.is_finished());
+        self.reactor.stop(TransportError::Stopped);
+        self.running.await.unwrap().unwrap();
+        drop((self.pool, self.reactor, self.domain));
+        nothing_is_left();
+    }
+
+    fn prepare(&self, port: u8) -> PreparedAsyncChannel {
+        self.reactor.prepare(Channel::builder(&self.domain).port(port).max_recv_wr(8)).unwrap()
+    }
+
+    fn text(&self, text: &[u8]) -> PooledBuffer {
+        let mut buffer = self.pool.take().expect("a free buffer");
+        buffer[..text.len()].copy_from_slice(text);
+        buffer.set_len(text.len()).unwrap();
+        buffer
+    }
+
+    /// Posts the receives: on iWARP each message must find one.
+    fn post_receives(&self, pending: &mut PendingConnection<AsyncChannel>) {
+        for _ in 0..RECEIVES {
+            pending.queue_pair().post_receive(self.pool.take().unwrap()).unwrap();
+        }
+    }
+
+    pub async fn connect(&self, address: SocketAddr) -> Result<Managed, ConnectionError> {
+        let route = Route::to(address).resolve_on_tokio(TIME).await?;
+        let prepared = self.prepare(route.port());
+        let mut pending = route.prepare(prepared).map_err(|(.., error)| error)?;
+        self.post_receives(&mut pending);
+        pending.start(b"asynchronous")?.finish_on_tokio().await
+    }
+
+    pub async fn accept(&self, request: ConnectionRequest) -> Result<Managed, ConnectionError> {
+        let prepared = self.prepare(request.port());
+        let mut pending = request.prepare(prepared).map_err(|(.., error)| error)?;
+        self.post_receives(&mut pending);
+        pending.start(b"welcome")?.finish_on_tokio().await
+    }
+
+    async fn says(&self, channel: &AsyncChannel, text: &[u8]) -> Result<(), TransportError> {
+        channel.send(self.text(text)).await.map(|_| ()).map_err(|failed| failed.error)
+    }
+
+    /// The next message. Its buffer is for a later one.
+    async fn hears(&self, channel: &AsyncChannel) -> Result<Vec<u8>, TransportError> {
+        let got = channel.receive(self.pool.take().unwrap()).await;
+        let (buffer, success) = got.map_err(|failed| failed.error)?;
+        Ok(buffer[..success.byte_len() as usize].to_vec())
+    }
+}
+
+/// Runs the test on both kinds of runtime.
+pub fn on_both<F: Future<Output = ()>>(test: impl Fn(Arc<Program>) -> F) {
+    let runtimes: [Runtime; 2] = [
+        Builder::new_current_thread().enable_all().build().unwrap(),
+        Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap(),
+    ];
+    for runtime in runtimes {
+        runtime.block_on(async {
+            let program = Arc::new(Program::start());
+            timeout(TIME, test(program.clone())).await.unwrap();
+            Arc::into_inner(program).expect("no task is left").end().await;
+        });
+    }
+}
+
+/// The peer of a connection that has ended, which must hear of it.
+async fn ends(mut connection: Managed) {
+    assert_eq!(connection.event_on_tokio().await.unwrap().kind(), Kind::Disconnected);
+    connection.disconnect().unwrap();
+}
+
+#[test]
+fn channels_are_connected_and_hear_of_the_end() {
+    let _alone = alone("asynchronous", 240);
+    on_both(|program| async move {
+        let (mut listener, address) = listen();
+        let both = async {
+            let request = listener.next_on_tokio().await.unwrap();
+            assert_eq!(request.private_data().trim_end(), b"asynchronous");
+            program.accept(request).await.unwrap()
+        };
+        let (one, two) = tokio::join!(program.connect(address), both);
+        let mut one = one.unwrap();
+        assert_eq!(one.private_data().trim_end(), b"welcome");
+        assert_eq!((one.peer_addr(), one.local_addr()), (two.local_addr(), two.peer_addr()));
+        for round in 0..20 {
+            // The side that has connected sends first.
+            let text = format!("one to two, {round}");
+            program.says(&one, text.as_bytes()).await.unwrap();
+            assert_eq!(program.hears(&two).await.unwrap(), text.as_bytes());
+            let text = format!("two to one, {round}");
+            let (said, heard) =
+                tokio::join!(program.says(&two, text.as_bytes()), program.hears(&one));
+            said.unwrap();
+            assert_eq!(heard.unwrap(), text.as_bytes());
+        }
+        // A receive that waits when the connection ends is told.
+        let waiting = two.receive(program.pool.take().unwrap());
+        one.shutdown().await;
+        one.disconnect().unwrap();
+        let failed = program.says(&one, b"late").await.unwrap_err();
+        assert_eq!(failed, TransportError::Stopped);
+        ends(two).await;
+        let failed = waiting.await.unwrap_err();
+        assert!(failed.error.is_consequence(), "{}", failed.error);
+        assert!(failed.buffer.is_some());
+    });
+}
+
+#[test]
+fn nothing_but_receives_is_posted_before_the_connection() {
+    let _alone = alone("not yet", 240);
+    on_both(|program| async move {
+        let (mut listener, address) = listen();
+        let route = Route::to(address).resolve_on_tokio(TIME).await.unwrap();
+        let prepared = program.prepare(route.port());
+        let mut pending = route.prepare(prepared).map_err(|(.., error)| error).unwrap();
+        program.post_receives(&mut pending);
+        let early = |channel: &AsyncChannel| channel.send(program.text(b"early"));
+        let failed = early(pending.queue_pair()).await.unwrap_err();
+        assert_eq!(failed.error, TransportError::NotConnected);
+        assert_eq!(failed.buffer.unwrap()[..], *b"early");
+
+        let mut connecting = pending.start(b"").unwrap();
+        let failed = early(connecting.queue_pair()).await.unwrap_err();
+        assert_eq!(failed.error, TransportError::NotConnected);
+        let accepted = async {
+            let request = listener.next_on_tokio().await.unwrap();
+            program.accept(request).await.unwrap()
+        };
+        let (one, two) = tokio::join!(connecting.finish_on_tokio(), accepted);
+        let one = one.unwrap();
+        program.says(&one, b"now").await.unwrap();
+        assert_eq!(program.hears(&two).await.unwrap(), b"now");
+        drop(one);
+        ends(two).await;
+    });
+    blocking_channels_say_the_same();
+    nothing_is_left();
+}
+
+fn blocking_channels_say_the_same() {
+    let (mut listener, address) = listen();
+    let device = Device::first();
+    let route = Route::resolve(address, TIME).unwrap();
+    let mut pending = route.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
+    let mut other = device.domain.allocate::<u8>(8).unwrap();
+    let message = device.domain.allocate::<u8>(8).unwrap();
+    let channel = pending.queue_pair();
+    let not_connected = Err(TransportError::NotConnected);
+    assert_eq!(channel.send(&message.slice(..).unwrap()).map(|_| ()), not_connected);
+    assert_eq!(channel.send_inline(b"early").map(|_| ()), not_connected);
+    let refused: Result<(), ScopeError<_>> = channel.scope(|scope| {
+        let _receive = scope.post_receive(other.slice_mut(..).unwrap())?;
+        assert!(!scope.can_post_send());
+        scope.post_send(message.slice(..).unwrap()).map(|_| ())
+    });
+    assert_eq!(refused, Err(ScopeError::Closure(TransportError::NotConnected)));
+    drop(pending);
+    assert!(listener.try_next().unwrap().is_none());
+}
+
+/// A server of clients that come and go; some give up at any point.
+#[test]
+fn a_server_of_clients_some_of_which_give_up() {
+    let _alone = alone("server", 240);
+    on_both(|program| async move {
+        let (mut listener, address) = listen();
+        let serving = program.clone();
+        let server = tokio::spawn(async move {
+            let mut served = tokio::task::JoinSet::new();
+            loop {
+                // It gives up waiting again and again, and loses no request by that.
+                let request = tokio::select! {
+                    biased;
+                    request = listener.next_on_tokio() => request.unwrap(),
+                    Some(_) = served.join_next() => continue,
+                    () = tokio::time::sleep(Duration::from_micros(200)) => continue,
+                };
+                let program = serving.clone();
+                if request.private_data().trim_end() == b"stop" {
+                    drop(request);
+                    while served.join_next().await.is_some() {}
+                    return;
+                }
+                served.spawn(async move {
+                    // The peer may have given up.
+                    let Ok(mut connection) = program.accept(request).await else { return };
+                    loop {
+                        let receive = connection.receive(program.pool.take().unwrap());
+                        // The next message, or the end of the connection.
+                        tokio::select! {
+                            message = receive => match message {
+                                Ok((buffer, success)) => {
+                                    let text = buffer[..success.byte_len() as usize].to_vec();
+                                    let _ = program.says(&connection, &text).await;
+                                }
+                                Err(_) => return,
+                            },
+                            event = connection.event_on_tokio() => {
+                                event.unwrap();
+                                let _ = connection.disconnect();
+                                return;
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        let client = |number: u64| {
+            let program = program.clone();
+            async move {
+                let connection = program.connect(address).await.unwrap();
+                for round in 0..3 {
+                    let text = format!("client {number}, {round}");
+                    program.says(&connection, text.as_bytes()).await.unwrap();
+                    assert_eq!(program.hears(&connection).await.unwrap(), text.as_bytes());
+                }
+                connection.shutdown().await;
+            }
+        };
+        for round in 0..6_u64 {
+            let mut clients = tokio::task::JoinSet::new();
+            for number in 0..4 {
+                clients.spawn(client(number));
+            }
+            // This one gives up, later each time.
+            let limit = Duration::from_micros(300 << round);
+            let _ = timeout(limit, program.connect(address)).await;
+            while let Some(ended) = clients.join_next().await {
+                ended.unwrap();
+            }
+        }
+        let route = Route::to(address).resolve_on_tokio(TIME).await.unwrap();
+        let prepared = program.prepare(route.port());
+        let rejected = route.connect_on_tokio(prepared, b"stop").await.unwrap_err();
+        assert!(matches!(rejected, ConnectionError::Rejected(_)), "{rejected}");
+        server.await.unwrap();
+    });
+}
+
+#[test]
+fn refusals_and_time_limits_of_the_program() {
+    let _alone = alone("refusals", 240);
+    on_both(|program| async move {
+        // Nobody listens.
+        let listener = Listener::bind(here(0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let error = program.connect(address).await.unwrap_err();
+        assert!(matches!(error, ConnectionError::Rejected(_)), "{error}");
+
+        // Nobody answers: the program gives up by its own timer, and the peer hears of it when it accepts.
+        let (mut listener, address) = listen();
+        let limit = Duration::from_millis(100);
+        let gave_up = timeout(limit, program.connect(address)).await;
+        assert!(gave_up.is_err());
+        let request = listener.next_on_tokio().await.unwrap();
+        match program.accept(request).await {
+            Err(_) => {}
+            // On iWARP the answer is sent before that is noticed.
+            Ok(late) => ends(late).await,
+        }
+
+        // Nobody comes.
+        assert!(timeout(limit, listener.next_on_tokio()).await.is_err());
+        assert!(listener.try_next().unwrap().is_none());
+    });
+}
+
+/// The other side is a program that blocks.
+#[test]
+fn an_asynchronous_side_and_a_blocking_one() {
+    let _alone = alone("mixed", 240);
+    on_both(|program| async move {
+        let (mut listener, address) = listen();
+        let blocking = std::thread::spawn(move || {
+            let (mut one, _device) = connect(address, b"").unwrap();
+            one.send_inline(b"hello").unwrap();
+            assert_eq!(one.event_timeout(TIME).unwrap().kind(), Kind::Disconnected);
+        });
+        let request = listener.next_on_tokio().await.unwrap();
+        let (channel, accept_later) =
+            request.prepare_parts(program.prepare(1)).map_err(|(.., error)| error).unwrap();
+        channel.post_receive(program.pool.take().unwrap()).unwrap();
+        let mut control = accept_later.accept_on_tokio(b"").await.unwrap();
+        assert_eq!(program.hears(&channel).await.unwrap(), b"hello");
+        channel.shutdown().await;
+        control.disconnect().unwrap();
+        assert_eq!(control.event_on_tokio().await.unwrap().kind(), Kind::Disconnected);
+        tokio::task::spawn_blocking(|| blocking.join().unwrap()).await.unwrap();
+        drop(channel);
+
+        let blocking = std::thread::spawn(move || {
+            let request = listener.next_timeout(TIME).unwrap();
+            let device = Device::of(request.open_device().unwrap(), request.port());
+            let mut region = device.domain.allocate::<u8>(LEN).unwrap();
+            let room = region.slice_mut(..).unwrap();
+            let (mut channel, accept) =
+                request.prepare_parts(device.prepare()).map_err(|(.., error)| error).unwrap();
+            let mut control = None;
+            channel
+                .scope(|scope| {
+                    let receive = scope.post_receive(room)?;
+                    control = Some(accept.accept(b"", TIME).unwrap());
+                    let (text, got) = receive.wait_deadline(std::time::Instant::now() + TIME)?;
+                    assert_eq!(&text[..got.byte_len() as usize], b"hello again");
+                    Ok::<_, TransportError>(())
+                })
+                .unwrap();
+            let event = control.unwrap().event_timeout(TIME).unwrap();
+            assert_eq!(event.kind(), Kind::Disconnected);
+        });
+        let one = program.connect(address).await.unwrap();
+        program.says(&one, b"hello again").await.unwrap();
+        one.shutdown().await;
+        drop(one);
+        tokio::task::spawn_blocking(|| blocking.join().unwrap()).await.unwrap();
+    });
+}
