@@ -5,8 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use super::Channel;
+use super::end_scope::ScopeExit;
 use super::error::{TransportError, TransportResult};
-use super::scope::{Scope, ScopeExit};
+use super::scope::Scope;
 use super::scoped_work::ScopedPendingWork;
 use crate::completion::WorkSuccess;
 use crate::memory::{GatherBuffer, ScatterBuffer};

@@ -23,10 +23,12 @@ use super::cancel::Cancel;
 use super::credits::{COUNTING, CreditWords, Credits};
 use super::epoch::new_epoch;
 use super::error::TransportError;
-use super::in_flight::{BLOCKING, InFlight, Queue, Slot};
+use super::in_flight::{BLOCKING, InFlight, Queue};
 use super::operation::{Limits, Prepared};
-use super::router::{Inbox, Route, Router, poll_routed, poll_routed_receives};
+use super::routed_poll::{Route, poll_routed, poll_routed_receives};
+use super::router::{Inbox, Router};
 use super::shared_receives::{Member, Receives};
+use super::slot::Slot;
 use super::wait::Sleep;
 use crate::ffi;
 

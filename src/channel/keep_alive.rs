@@ -4,11 +4,11 @@ use super::Channel;
 #[cfg(doc)]
 use super::error::TransportError;
 use super::error::TransportResult;
-use super::in_flight::Owner;
 use super::kinds::Write;
 use super::operation::Request;
 use super::owned_buffer::OwnedBuffer;
 use super::owned_buffer::sealed::Sealed;
+use super::slot::Owner;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;

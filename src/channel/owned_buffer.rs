@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::core::Core;
-use super::in_flight::NO_SLOT;
+use super::slot::NO_SLOT;
 use crate::error::Result;
 use crate::ffi;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::Channel;
 use super::core::Core;
-use super::in_flight::{Owner, Slot};
 use super::kinds::{
     CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
@@ -14,6 +13,7 @@ use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::OwnedBuffer;
 use super::owned_work::OwnedWork;
 use super::posting::PostFailure;
+use super::slot::{Owner, Slot};
 use crate::memory::RemoteMemoryRegion;
 
 /// # Owned operations

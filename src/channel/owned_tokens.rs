@@ -5,8 +5,8 @@ use std::time::Instant;
 use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::in_flight::{Owner, Slot, State};
 use super::owned_results::TokenResult;
+use super::slot::{Owner, Slot, State};
 use super::wait::Wait;
 
 /// # Owned operations by token

@@ -5,11 +5,11 @@ use std::time::Instant;
 use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::in_flight::{Owner, State};
 use super::kinds::{
     CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
 use super::operation::{Operation, Receive, Request};
+use super::slot::{Owner, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
 use crate::memory::RemoteMemoryRegion;

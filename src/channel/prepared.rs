@@ -2,13 +2,13 @@
 
 use super::Channel;
 use super::core::Core;
-use super::in_flight::Owner;
 use super::link::Link;
 use super::operation::Receive;
 use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::OwnedBuffer;
 use super::owned_post::post_owned;
 use super::owned_work::OwnedWork;
+use super::slot::Owner;
 use crate::error::Result;
 #[cfg(feature = "rdmacm")]
 use crate::memory::RemoteMemoryRegion;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::core::{Core, OneThread};
 use super::error::TransportResult;
-use super::in_flight::{Owner, Slot, State};
+use super::slot::{Owner, Slot, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::in_flight::{Owner, Queue, Slot, State};
+use super::in_flight::Queue;
 use super::kinds::{
     CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
@@ -18,6 +18,7 @@ use super::owned_post::post_to_slot;
 use super::owned_work::OwnedWork;
 use super::polled::PolledCompletion;
 use super::prepared::PreparedChannel;
+use super::slot::{Owner, Slot, State};
 use crate::completion::WorkSuccess;
 use crate::memory::RemoteMemoryRegion;
 

@@ -1,0 +1,220 @@
+//! Room for one operation, and the state of the operation in it.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+
+use super::owned_buffer::Entry;
+use crate::completion::{WorkCompletion, WorkSuccess};
+use crate::ffi;
+
+/// The owner of an operation, which will ask for its result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Owner {
+    /// A handle within a scope, or the scope itself.
+    Scope,
+    /// A `PendingWork`, which may outlive the scope that it was posted in.
+    Token,
+    /// An `OwnedWork`.
+    Handle,
+    /// As `Handle`, for a task that is woken when the operation ends.
+    Task,
+    /// `poll_token` or `wait_token`: the operation owns its buffer, and its handle was replaced by a token.
+    OwnToken,
+    /// Nobody: the `OwnedWork` was dropped.
+    Nobody,
+}
+
+/// The state of a slot and its operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// There is no operation.
+    Free,
+    /// The device has the request; the owner will ask for its result.
+    InFlight(Owner),
+    /// As `InFlight(Owner::Scope)`; the handle was dropped, and nobody will ask for the result.
+    Abandoned,
+    /// The operation has completed, and the slot holds the completion.
+    Done(Owner),
+    /// As `Done(Owner::Scope)`, and the handle has returned the result.
+    Seen,
+    /// The queue pair was reset or destroyed before the completion was polled. No completion will
+    /// come, and the device no longer uses the buffer.
+    Discarded(Owner),
+}
+
+impl Owner {
+    /// Whether the operation owns its buffer.
+    #[inline]
+    pub(super) fn owns_buffer(self) -> bool {
+        matches!(self, Self::Handle | Self::Task | Self::OwnToken | Self::Nobody)
+    }
+
+    /// Whether an `OwnedWork` will ask for the result.
+    #[inline]
+    pub(super) fn is_handle(self) -> bool {
+        matches!(self, Self::Handle | Self::Task)
+    }
+}
+
+impl State {
+    /// Whether the device may still use the buffer.
+    #[inline]
+    pub(super) fn is_outstanding(self) -> bool {
+        matches!(self, Self::InFlight(_) | Self::Abandoned)
+    }
+
+    /// Whether the device may still use the buffer, and a scope waits for that.
+    #[inline]
+    pub(super) fn is_outstanding_in_scope(self) -> bool {
+        matches!(self, Self::InFlight(Owner::Scope) | Self::Abandoned)
+    }
+
+    /// The owner of the operation, if there is one.
+    #[inline]
+    pub(super) fn owner(self) -> Option<Owner> {
+        match self {
+            Self::Free => None,
+            Self::InFlight(owner) | Self::Done(owner) | Self::Discarded(owner) => Some(owner),
+            Self::Abandoned | Self::Seen => Some(Owner::Scope),
+        }
+    }
+}
+
+/// A [`State`] without the owner.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Free,
+    InFlight,
+    Abandoned,
+    Done,
+    Seen,
+    Discarded,
+}
+
+/// Room for one operation.
+pub(super) struct Slot {
+    /// The number under which it is posted.
+    pub(super) wr_id: Cell<u64>,
+    /// The next one of the ring.
+    pub(super) next: Cell<NonNull<Slot>>,
+    /// The state. As a single cell, the compiler would not notice that the write of a post is overwritten if the handle is
+    /// dropped at once.
+    phase: Cell<Phase>,
+    owner: Cell<Owner>,
+    /// In the list of operations that have ended and are known by a token: the index of the next one.
+    pub(super) next_ended: Cell<u32>,
+    completion: Cell<WorkCompletion>,
+    pub(super) entry: Entry,
+}
+
+// SAFETY: a slot is reached through the core that its table is part of, and through the handle of its
+// operation. Both are used by one thread at a time: see `Core` and `OneThread`. The handle of an operation that owns its
+// buffer may be dropped on another thread: that touches an atomic of the entry only.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// A slot that is not free, until the table is opened.
+    pub(super) fn new() -> Self {
+        Self {
+            wr_id: Cell::new(0),
+            next: Cell::new(NonNull::dangling()),
+            phase: Cell::new(Phase::Seen),
+            owner: Cell::new(Owner::Scope),
+            next_ended: Cell::new(NO_SLOT),
+            completion: Cell::new(WorkCompletion::default()),
+            entry: Entry::new(),
+        }
+    }
+
+    /// The number under which its operation is posted.
+    #[inline]
+    pub(super) fn wr_id(&self) -> u64 {
+        self.wr_id.get()
+    }
+
+    /// From now on, the slot has no operation's number, until the table is opened again.
+    pub(super) fn end_connection(&self) {
+        self.wr_id.set(0);
+    }
+
+    /// The state of the operation.
+    #[inline]
+    pub(super) fn state(&self) -> State {
+        let owner = self.owner.get();
+        match self.phase.get() {
+            Phase::Free => State::Free,
+            Phase::InFlight => State::InFlight(owner),
+            Phase::Abandoned => State::Abandoned,
+            Phase::Done => State::Done(owner),
+            Phase::Seen => State::Seen,
+            Phase::Discarded => State::Discarded(owner),
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_state(&self, state: State) {
+        let (phase, owner) = match state {
+            State::Free => (Phase::Free, None),
+            State::InFlight(owner) => (Phase::InFlight, Some(owner)),
+            State::Abandoned => (Phase::Abandoned, Some(Owner::Scope)),
+            State::Done(owner) => (Phase::Done, Some(owner)),
+            State::Seen => (Phase::Seen, None),
+            State::Discarded(owner) => (Phase::Discarded, Some(owner)),
+        };
+        self.phase.set(phase);
+        if let Some(owner) = owner {
+            self.owner.set(owner);
+        }
+    }
+
+    /// The completion, if it is done.
+    pub(super) fn completion(&self) -> WorkCompletion {
+        self.completion.get()
+    }
+
+    /// Whether the completion is a success. The operation must be done.
+    #[inline]
+    pub(super) fn has_success(&self) -> bool {
+        // SAFETY: it is initialised, and nobody writes to it while this reference exists: it is a cell
+        // that one thread at a time uses.
+        unsafe { &*self.completion.as_ptr() }.is_success()
+    }
+
+    /// Whether the operation is done, and a success that its owner has not seen.
+    #[inline]
+    pub(super) fn is_success(&self) -> bool {
+        matches!(self.state(), State::Done(_)) && self.has_success()
+    }
+
+    /// The completion, which is a [success](Self::has_success).
+    #[inline]
+    pub(super) fn success(&self) -> WorkSuccess {
+        // SAFETY: as in `has_success`.
+        WorkSuccess::from_raw(unsafe { *self.completion_pointer().as_ptr() })
+    }
+
+    /// A pointer to the completion, which is initialised from the beginning.
+    #[inline]
+    pub(super) fn completion_pointer(&self) -> NonNull<ffi::ibv_wc> {
+        // `WorkCompletion` is a transparent wrapper.
+        NonNull::from(&self.completion).cast()
+    }
+
+    /// Stores the completion, for the owner to ask for.
+    #[inline]
+    pub(super) fn complete(&self, owner: Owner, completion: &ffi::ibv_wc) {
+        self.completion.set((*completion).into());
+        self.set_state(State::Done(owner));
+    }
+
+    /// As [`complete`](Self::complete), for the owner that it has. It must be in flight.
+    #[inline(always)]
+    pub(super) fn complete_for_owner(&self, completion: &ffi::ibv_wc) {
+        if let State::InFlight(owner) = self.state() {
+            self.complete(owner, completion);
+        }
+    }
+}
+
+/// No slot has this index.
+pub(super) const NO_SLOT: u32 = u32::MAX;
