@@ -4,7 +4,7 @@
 mod patience;
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -206,6 +206,37 @@ fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
     assert_eq!(take_all(&mut channels[0]), 1);
     assert_eq!(ready(&queue), None);
     drop((next, channels, clients));
+}
+
+/// As above, while another thread sleeps: the event of the message has woken it too early.
+#[test]
+fn a_thread_that_sleeps_is_told_what_a_wait_of_the_channel_has_polled() {
+    let Server { channels, mut clients, client_pool, pool, queue } = server(1, 1);
+    let mut channels = channels.into_iter().map(Mutex::new);
+    let channel = channels.next().unwrap();
+    for _ in 0..10 {
+        // A receive that no message comes for.
+        let mut busy = channel.lock().unwrap();
+        let mut next = busy.post_receive_owned(pool.take().unwrap()).unwrap();
+        thread::scope(|threads| {
+            let sleeper = threads.spawn(|| {
+                let ready = queue.wait_deadline(deadline()).unwrap();
+                assert_eq!(ready.map(|ready| ready.token), Some(100), "it sleeps on");
+                let mut channel = channel.lock().unwrap();
+                assert_eq!(take_all(&mut channel), 1);
+            });
+            // It comes while the channel polls, mostly.
+            threads.spawn(|| {
+                thread::sleep(Duration::from_millis(5));
+                send(&mut clients[0], &client_pool);
+            });
+            let soon = Instant::now() + Duration::from_millis(50);
+            assert!(next.wait_deadline(&mut busy, soon).unwrap().is_none());
+            drop(busy);
+            sleeper.join().unwrap();
+        });
+        next.into_token(&mut channel.lock().unwrap(), 7).unwrap();
+    }
 }
 
 #[test]

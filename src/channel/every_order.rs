@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use super::owned_buffer::{Entry, Owned};
 use super::polled::{Found, Polled};
 use super::router::{Inbox, Router};
-use crate::completion::Waiters;
+use crate::completion::{Waiters, Waker};
 use crate::error::Result;
 use crate::ffi;
 use crate::sync::{Condvar, Mutex, MutexGuard, in_every_order};
@@ -54,8 +54,10 @@ unsafe extern "C" fn poll_cq(queue: *mut ffi::ibv_cq, most: c_int, out: *mut ffi
 struct World {
     router: Router,
     inboxes: [Inbox; 2],
-    waiters: Waiters,
+    waiters: Arc<Waiters>,
     device: Arc<Device>,
+    /// What the first channel has polled, while a thread uses the channel.
+    batch: Mutex<Vec<(u32, u64)>>,
     /// What was found, in any order.
     found: std::sync::Mutex<Vec<(u32, u64)>>,
     _queue: Box<ffi::ibv_cq>,
@@ -90,9 +92,10 @@ impl World {
             router.register(&inbox, number);
             inbox
         });
-        let waiters = Waiters::new("ibv_get_cq_event");
-        let found = std::sync::Mutex::default();
-        Self { router, inboxes, waiters, device, found, _queue: queue, _context: context }
+        let waiters = Arc::new(Waiters::new("ibv_get_cq_event"));
+        waiters.make_wakeable().unwrap();
+        let (batch, found) = (Mutex::default(), std::sync::Mutex::default());
+        Self { router, inboxes, waiters, device, batch, found, _queue: queue, _context: context }
     }
 
     /// The device completes a request.
@@ -121,20 +124,37 @@ impl World {
 
     /// Sleeps as [`crate::CompletionQueue::wait`] and channels do.
     fn sleep<R>(&self, poll: impl FnMut() -> Result<Option<R>>) -> R {
+        self.sleep_until_found(poll, || false)
+    }
+
+    /// Sleeps as [`crate::SharedCompletionQueue::wait`] does.
+    fn sleep_for_any(&self) -> (u32, u64) {
+        self.router.wake_without_event(self.waiters.clone());
+        self.sleep_until_found(|| self.router.next_ready(), || self.router.is_any_ready())
+    }
+
+    fn sleep_until_found<R>(
+        &self,
+        poll: impl FnMut() -> Result<Option<R>>,
+        is_found: impl Fn() -> bool,
+    ) -> R {
         let arm = || {
             lock(&self.device.queue).armed = true;
             Ok(())
         };
-        let read = |_: Option<&_>| {
+        let read = |waker: Option<&Waker>| {
             let mut queue = lock(&self.device.queue);
             while queue.events == 0 {
+                if waker.is_some_and(Waker::is_awake) {
+                    return Ok(false);
+                }
                 let woken = self.device.readable.wait(queue);
                 queue = woken.unwrap_or_else(PoisonError::into_inner);
             }
             queue.events -= 1;
             Ok(true)
         };
-        self.waiters.sleep_until(None, poll, arm, read).unwrap()
+        self.waiters.sleep_until(None, poll, is_found, arm, read).unwrap()
     }
 
     /// Sleeps until the channel has all of `expected`, which come in this order, and nothing else.
@@ -194,6 +214,48 @@ fn who_waits_for_any_channel_misses_none() {
         world.complete(A, 1);
     };
     let runs = in_every_order(World::new, [any, b, device], World::is_empty);
+    assert!(runs > 1_000, "{runs}");
+}
+
+/// A channel that waits for its own completion polls a message too. The thread that waits for any channel is told of it,
+/// though the message's event may have been read by then.
+#[test]
+fn what_a_channel_polls_beside_its_own_is_told() {
+    const OWN: (u32, u64) = (A, 1);
+    const MESSAGE: (u32, u64) = (A, 2);
+    fn take(batch: &mut Vec<(u32, u64)>, wanted: (u32, u64)) -> bool {
+        let found = batch.iter().position(|&completion| completion == wanted);
+        found.map(|index| batch.remove(index)).is_some()
+    }
+    let any = |world: &World| {
+        loop {
+            let (number, _) = world.sleep_for_any();
+            assert_eq!(number, A);
+            let mut batch = lock(&world.batch);
+            batch.extend(world.poll(&world.inboxes[0]).unwrap().into_iter().flatten());
+            if take(&mut batch, MESSAGE) {
+                world.router.set_has_results(&world.inboxes[0], false);
+                return;
+            }
+        }
+    };
+    let channel = |world: &World| {
+        let mut batch = lock(&world.batch);
+        while !take(&mut batch, OWN) {
+            batch.extend(world.sleep(|| world.poll(&world.inboxes[0])));
+        }
+        if !batch.is_empty() {
+            world.router.set_has_results(&world.inboxes[0], true);
+            // A file that becomes readable wakes who sleeps on it.
+            drop(lock(&world.device.queue));
+            world.device.readable.notify_all();
+        }
+    };
+    let device = |world: &World| {
+        world.complete(A, MESSAGE.1);
+        world.complete(A, OWN.1);
+    };
+    let runs = in_every_order(World::new, [any, channel, device], World::is_empty);
     assert!(runs > 1_000, "{runs}");
 }
 

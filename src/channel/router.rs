@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::fmt;
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::batch::BATCH;
 use super::epoch::new_epoch;
@@ -22,6 +22,7 @@ use super::polled::{Found, Polled, PolledCompletion};
 use super::queue_pair_numbers::Numbers;
 use super::routes::{FED, Routes, Source};
 use super::shared_receives::{Member, Receives};
+use crate::completion::Waiters;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
@@ -45,6 +46,8 @@ pub(super) struct Router {
     /// The numbers of polls whose completions were handed out by `poll_into`, and that have been dealt with.
     polls_begun: AtomicU64,
     polls_done: AtomicU64,
+    /// The threads that wait for any channel, from the first of them on.
+    waiters: OnceLock<Arc<Waiters>>,
 }
 
 impl Router {
@@ -74,6 +77,7 @@ impl Router {
             routes: Mutex::new(routes),
             polls_begun: AtomicU64::new(0),
             polls_done: AtomicU64::new(0),
+            waiters: OnceLock::new(),
         }
     }
 
@@ -354,14 +358,33 @@ impl Router {
     }
 
     /// Whether a wait of the channel itself has polled results that the program has not taken: [`next_ready`](Self::next_ready)
-    /// returns the channel then.
+    /// returns the channel then. The event of the completion may have woken a thread that found nothing, and sleeps again.
     #[cold]
     pub(super) fn set_has_results(&self, inbox: &Inbox, has_results: bool) {
         let mut routes = self.lock();
         routes.inboxes[inbox.0.index].has_results = has_results;
         if has_results {
             routes.enlist(inbox.0.index);
+            drop(routes);
+            if let Some(waiters) = self.waiters.get() {
+                waiters.wake_all();
+            }
         }
+    }
+
+    /// Has the threads that sleep in `waiters` woken when [`is_any_ready`](Self::is_any_ready) without an event.
+    pub(super) fn wake_without_event(&self, waiters: Arc<Waiters>) {
+        // If another thread was faster: they are the same.
+        let _ = self.waiters.set(waiters);
+    }
+
+    pub(super) fn wakes_without_event(&self) -> bool {
+        self.waiters.get().is_some()
+    }
+
+    /// Whether [`next_ready`](Self::next_ready) would look at a channel before it polls.
+    pub(super) fn is_any_ready(&self) -> bool {
+        !self.lock().ready.is_empty()
     }
 
     /// As [`poll`](Self::poll), without polling the completion queue: returns what is in the inbox.

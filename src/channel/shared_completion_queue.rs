@@ -33,10 +33,11 @@ use crate::parent::Parent;
 /// channel is returned again when more has come. Channels take turns: one that is always busy is returned
 /// as often as any other that has something.
 ///
-/// A blocking send of a channel, or another of its waits, polls also messages of that channel. `poll` then returns the
-/// channel, if the messages are results of operations with tokens, or of [`SharedReceives`](crate::SharedReceives). The
-/// program has to poll its handles itself. A thread that already sleeps in [`wait`](Self::wait) is not woken by this, so
-/// the same thread should wait for the queue and use its channels.
+/// A blocking send of a channel, or another of its waits, polls also messages of that channel. At its end `poll` returns
+/// the channel, if the messages are results of operations with tokens, or of
+/// [`SharedReceives`](crate::SharedReceives), and a thread that sleeps in [`wait`](Self::wait) is woken. The program has to
+/// poll its handles itself. The [descriptor](Self::event_fd) does not tell of it: the thread of an event loop should use
+/// the channels itself, or be told by the threads that do.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs peers
@@ -190,8 +191,7 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
     ///
     /// Those of [`poll`](Self::poll) and [`arm`](Self::arm).
     pub fn wait(&self) -> Result<ReadyChannel> {
-        self.check_wakes()?;
-        self.queue.sleep_until(None, || self.poll())
+        self.sleep_until(None)
     }
 
     /// As [`wait`](Self::wait), but returns `None` if the deadline passes first.
@@ -200,12 +200,19 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
     ///
     /// As [`wait`](Self::wait).
     pub fn wait_deadline(&self, deadline: Instant) -> Result<Option<ReadyChannel>> {
-        self.check_wakes()?;
-        match self.queue.sleep_until(Some(deadline), || self.poll()) {
+        match self.sleep_until(Some(deadline)) {
             Ok(ready) => Ok(Some(ready)),
             Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    fn sleep_until(&self, deadline: Option<Instant>) -> Result<ReadyChannel> {
+        self.check_wakes()?;
+        if !self.router.wakes_without_event() {
+            self.router.wake_without_event(self.queue.wakeable()?);
+        }
+        self.queue.sleep_until_found(deadline, || self.poll(), || self.router.is_any_ready())
     }
 
     /// The file that is readable when there is an event. Only wait for it; [`arm`](Self::arm) reads from

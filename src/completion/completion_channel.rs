@@ -346,9 +346,10 @@ impl<'ctx> WaitChannel<'ctx> {
         &self,
         deadline: Option<Instant>,
         poll: impl FnMut() -> Result<Option<R>>,
+        cancelled: impl Fn() -> bool,
         arm: impl Fn() -> Result<()>,
     ) -> Result<R> {
-        self.waiters.sleep_until(deadline, poll, arm, |waker| self.read(waker, deadline))
+        self.waiters.sleep_until(deadline, poll, cancelled, arm, |waker| self.read(waker, deadline))
     }
 
     /// See [`Waiters::wait`].

@@ -75,7 +75,7 @@ impl Device {
     fn sleep(&self, give_up: bool) -> Result<()> {
         let deadline = give_up.then(Instant::now);
         let read = |_: Option<&Waker>| self.read(give_up).map(|()| true);
-        self.waiters.sleep_until(deadline, || self.poll(), || self.arm(), read)
+        self.waiters.sleep_until(deadline, || self.poll(), || false, || self.arm(), read)
     }
 }
 

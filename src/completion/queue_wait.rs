@@ -85,7 +85,18 @@ impl CompletionQueue<'_> {
         deadline: Option<Instant>,
         poll: impl FnMut() -> Result<Option<R>>,
     ) -> Result<R> {
-        self.own_channel()?.sleep_until(deadline, poll, || self.arm())
+        self.sleep_until_found(deadline, poll, || false)
+    }
+
+    /// As [`sleep_until`](Self::sleep_until), for a `poll` that also finds what the queue raises no event for. After
+    /// `is_found` becomes true of that, [`Waiters::wake_all`] must be called.
+    pub(crate) fn sleep_until_found<R>(
+        &self,
+        deadline: Option<Instant>,
+        poll: impl FnMut() -> Result<Option<R>>,
+        is_found: impl Fn() -> bool,
+    ) -> Result<R> {
+        self.own_channel()?.sleep_until(deadline, poll, is_found, || self.arm())
     }
 
     /// The first half of sleeping on the queue's own channel: arms the queue. If a poll finds nothing

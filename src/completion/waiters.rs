@@ -99,11 +99,13 @@ impl Waiters {
     }
 
     /// Returns what `poll` finds; while it finds nothing, arms the queue with `arm`, polls again, and sleeps
-    /// until its event. `read` is that of [`wait`](Self::wait).
+    /// until its event, or until `poll` would find something else, as `cancelled` says. The latter and `read` are those
+    /// of [`wait`](Self::wait).
     pub(crate) fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
         mut poll: impl FnMut() -> Result<Option<R>>,
+        cancelled: impl Fn() -> bool,
         arm: impl Fn() -> Result<()>,
         read: impl Fn(Option<&Waker>) -> Result<bool>,
     ) -> Result<R> {
@@ -115,7 +117,7 @@ impl Waiters {
             if let Some(found) = poll()? {
                 return Ok(found);
             }
-            match self.wait(seen, deadline, || false, &read) {
+            match self.wait(seen, deadline, &cancelled, &read) {
                 // If the queue was armed for solicited completions, it may hold others by now.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return poll()?.ok_or(error);
@@ -130,7 +132,7 @@ impl Waiters {
     /// # Errors
     ///
     ///  - Those of [`Waker::new`].
-    pub(super) fn make_wakeable(&self) -> Result<()> {
+    pub(crate) fn make_wakeable(&self) -> Result<()> {
         if self.waker.get().is_none() {
             // If another thread was faster, its waker is as good.
             let _ = self.waker.set(Waker::new()?);
