@@ -17,8 +17,7 @@ pub(crate) const EVENTS: Interest = Interest::READABLE.add(Interest::ERROR);
 ///
 /// Outside of a tokio runtime whose I/O is enabled.
 pub(crate) fn register(file: BorrowedFd<'_>) -> Result<AsyncFd<BorrowedFd<'_>>> {
-    // SAFETY: the borrow keeps the descriptor open until the `AsyncFd` is dropped, or for as long as it is forgotten. It is
-    // always the same descriptor.
+    // SAFETY: the borrow keeps the descriptor open until the `AsyncFd` is dropped or forgotten. It is always the same one.
     let registered = unsafe { AsyncFd::register_with_interest(file, EVENTS) };
     registered.map_err(|error| {
         let errno = io::Error::from(error).raw_os_error().unwrap_or(libc::EIO);

@@ -12,7 +12,9 @@ use crate::queue_pair::{PreparedQueuePair, QueuePair, QueuePairState};
 use crate::settings::QueuePairType;
 
 /// A type that the connection manager can connect: a [`PreparedQueuePair`], which becomes a [`QueuePair`],
-/// and a [`PreparedChannel`], which becomes a [`Channel`]. Both must be of type RC.
+/// a [`PreparedChannel`], which becomes a [`Channel`], and a
+/// [`PreparedAsyncChannel`](crate::PreparedAsyncChannel), which becomes an [`AsyncChannel`](crate::AsyncChannel). All
+/// must be of type RC.
 pub trait Connectable: sealed::Prepared {}
 
 impl Connectable for PreparedQueuePair<'_> {}

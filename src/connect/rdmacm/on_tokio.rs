@@ -64,7 +64,8 @@ impl Route {
     /// for the other types.
     ///
     /// There is no deadline but the kernel's: drop the future when the program's own timer says so. That gives up, and
-    /// tells the peer if possible.
+    /// tells the peer if possible. With Soft-iWARP the thread waits for the TCP connection, which the kernel makes within
+    /// `rdma_connect`.
     ///
     /// ```no_run
     /// # // needs a peer
