@@ -20,6 +20,31 @@ use super::{Connectable, Step};
 use crate::device::on_tokio::readable;
 use crate::error::Result;
 
+/// Takes the steps of something until it is done.
+async fn finish<P: AsFd, D>(
+    mut pending: P,
+    step: impl Fn(P) -> Result<Step<D, P>, ConnectionError>,
+) -> Result<D, ConnectionError> {
+    loop {
+        match step(pending)? {
+            Step::Done(done) => return Ok(done),
+            Step::Pending(still) => pending = still,
+        }
+        readable(pending.as_fd()).await?;
+    }
+}
+
+/// Waits until `take` finds something. Other tasks get their turn, however much there is.
+async fn next<P: AsFd, T>(source: &mut P, take: impl Fn(&mut P) -> Result<Option<T>>) -> Result<T> {
+    loop {
+        consume_budget().await;
+        if let Some(found) = take(source)? {
+            return Ok(found);
+        }
+        readable(source.as_fd()).await?;
+    }
+}
+
 impl RouteBuilder {
     /// As [`resolve`](Self::resolve), on tokio. The kernel gives up after `timeout`. Dropping the future gives up.
     ///
@@ -48,14 +73,8 @@ impl RouteResolution {
     /// # Panics
     ///
     /// As [`RouteBuilder::resolve_on_tokio`].
-    pub async fn finish_on_tokio(mut self) -> Result<Route, ConnectionError> {
-        loop {
-            match self.step()? {
-                Step::Done(route) => return Ok(route),
-                Step::Pending(pending) => self = pending,
-            }
-            readable(self.as_fd()).await?;
-        }
+    pub async fn finish_on_tokio(self) -> Result<Route, ConnectionError> {
+        finish(self, Self::step).await
     }
 }
 
@@ -109,14 +128,8 @@ impl<Q: sealed::Connected> Connecting<Q> {
     /// # Panics
     ///
     /// As [`RouteBuilder::resolve_on_tokio`].
-    pub async fn finish_on_tokio(mut self) -> Result<Connection<Q>, ConnectionError> {
-        loop {
-            match self.step()? {
-                Step::Done(connection) => return Ok(connection),
-                Step::Pending(pending) => self = pending,
-            }
-            readable(self.as_fd()).await?;
-        }
+    pub async fn finish_on_tokio(self) -> Result<Connection<Q>, ConnectionError> {
+        finish(self, Self::step).await
     }
 }
 
@@ -131,14 +144,7 @@ impl Listener {
     ///
     /// As [`RouteBuilder::resolve_on_tokio`].
     pub async fn next_on_tokio(&mut self) -> Result<ConnectionRequest> {
-        loop {
-            // Other tasks get their turn, however many requests there are.
-            consume_budget().await;
-            if let Some(request) = self.try_next()? {
-                return Ok(request);
-            }
-            readable(self.as_fd()).await?;
-        }
+        next(self, Self::try_next).await
     }
 }
 
@@ -212,13 +218,7 @@ impl<Q: sealed::Connected> Connection<Q> {
     /// As [`RouteBuilder::resolve_on_tokio`].
     #[doc(alias = "rdma_get_cm_event")]
     pub async fn event_on_tokio(&mut self) -> Result<ConnectionEvent> {
-        loop {
-            consume_budget().await;
-            if let Some(event) = self.event()? {
-                return Ok(event);
-            }
-            readable(self.control().as_fd()).await?;
-        }
+        next(self, Self::event).await
     }
 }
 
@@ -234,12 +234,6 @@ impl ConnectionControl {
     /// As [`RouteBuilder::resolve_on_tokio`].
     #[doc(alias = "rdma_get_cm_event")]
     pub async fn event_on_tokio(&mut self) -> Result<ConnectionEvent> {
-        loop {
-            consume_budget().await;
-            if let Some(event) = self.event()? {
-                return Ok(event);
-            }
-            readable(self.as_fd()).await?;
-        }
+        next(self, Self::event).await
     }
 }
