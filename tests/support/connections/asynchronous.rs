@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, Connection, ConnectionError,
-    ConnectionEventKind as Kind, ConnectionRequest, Listener, PendingConnection, PooledBuffer,
-    PreparedAsyncChannel, ProtectionDomain, Reactor, Route, ScopeError, TransportError,
+    ConnectionEventKind as Kind, ConnectionRequest, ErrorKind, Listener, PendingConnection,
+    PooledBuffer, PreparedAsyncChannel, ProtectionDomain, Reactor, Route, ScopeError,
+    TransportError,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::managed::{Device, TIME, connect, here, listen, nothing_is_left};
+use crate::managed::{Device, TIME, connect, here, is_iwarp, listen, nothing_is_left};
 use crate::vm::alone;
 
 const LEN: usize = 64;
@@ -23,13 +24,13 @@ const CHUNKS: usize = 256;
 /// Receives that each channel keeps posted.
 const RECEIVES: usize = 4;
 
-pub type Managed = Connection<AsyncChannel>;
+pub(crate) type Managed = Connection<AsyncChannel>;
 
 /// What a program has once: its device, a reactor that runs, and buffers.
-pub struct Program {
+pub(crate) struct Program {
     domain: Arc<ProtectionDomain<'static>>,
     reactor: Arc<Reactor>,
-    pub pool: BufferPool,
+    pub(crate) pool: BufferPool,
     running: JoinHandle<ibverbs::Result<()>>,
 }
 
@@ -76,7 +77,7 @@ impl Program {
         }
     }
 
-    pub async fn connect(&self, address: SocketAddr) -> Result<Managed, ConnectionError> {
+    pub(crate) async fn connect(&self, address: SocketAddr) -> Result<Managed, ConnectionError> {
         let route = Route::to(address).resolve_on_tokio(TIME).await?;
         let prepared = self.prepare(route.port());
         let mut pending = route.prepare(prepared).map_err(|(.., error)| error)?;
@@ -84,7 +85,7 @@ impl Program {
         pending.start(b"asynchronous")?.finish_on_tokio().await
     }
 
-    pub async fn accept(&self, request: ConnectionRequest) -> Result<Managed, ConnectionError> {
+    pub(crate) async fn accept(&self, request: ConnectionRequest) -> Result<Managed, ConnectionError> {
         let prepared = self.prepare(request.port());
         let mut pending = request.prepare(prepared).map_err(|(.., error)| error)?;
         self.post_receives(&mut pending);
@@ -104,7 +105,7 @@ impl Program {
 }
 
 /// Runs the test on both kinds of runtime.
-pub fn on_both<F: Future<Output = ()>>(test: impl Fn(Arc<Program>) -> F) {
+pub(crate) fn on_both<F: Future<Output = ()>>(test: impl Fn(Arc<Program>) -> F) {
     let runtimes: [Runtime; 2] = [
         Builder::new_current_thread().enable_all().build().unwrap(),
         Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap(),
@@ -213,6 +214,40 @@ fn blocking_channels_say_the_same() {
     assert_eq!(refused, Err(ScopeError::Closure(TransportError::NotConnected)));
     drop(pending);
     assert!(listener.try_next().unwrap().is_none());
+}
+
+/// Receives of a channel that is prepared only, as for a handshake. On iWARP nothing takes them there.
+#[test]
+fn receives_that_were_posted_before_stay_posted() {
+    let _alone = alone("posted before", 240);
+    on_both(|program| async move {
+        let (mut listener, address) = listen();
+        let mut prepared = program.prepare(1);
+        if is_iwarp() {
+            let refused = prepared.post_receive(program.text(b"")).unwrap_err();
+            assert!(refused.buffer.is_some());
+            let TransportError::Verbs(error) = refused.error else { panic!("{}", refused.error) };
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            return;
+        }
+        for _ in 0..2 {
+            prepared.post_receive(program.pool.take().unwrap()).unwrap();
+        }
+        let accepted = async {
+            let request = listener.next_on_tokio().await.unwrap();
+            request.accept_on_tokio(prepared, b"").await.unwrap()
+        };
+        let (one, two) = tokio::join!(program.connect(address), accepted);
+        let one = one.unwrap();
+        for text in [b"first", b"later"] {
+            program.says(&one, text).await.unwrap();
+        }
+        for text in [b"first", b"later"] {
+            assert_eq!(program.hears(&two).await.unwrap(), text);
+        }
+        drop(one);
+        ends(two).await;
+    });
 }
 
 /// A server of clients that come and go; some give up at any point.
