@@ -189,7 +189,9 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
     ///
     /// # Errors
     ///
-    /// Those of [`poll`](Self::poll) and [`arm`](Self::arm).
+    /// Those of [`poll`](Self::poll) and [`arm`](Self::arm), and
+    ///
+    ///  - `EMFILE`, `ENFILE`, `ENOMEM` of `eventfd`: the first wait needs a file of its own.
     pub fn wait(&self) -> Result<ReadyChannel> {
         self.sleep_until(None)
     }

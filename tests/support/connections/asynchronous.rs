@@ -85,7 +85,10 @@ impl Program {
         pending.start(b"asynchronous")?.finish_on_tokio().await
     }
 
-    pub(crate) async fn accept(&self, request: ConnectionRequest) -> Result<Managed, ConnectionError> {
+    pub(crate) async fn accept(
+        &self,
+        request: ConnectionRequest,
+    ) -> Result<Managed, ConnectionError> {
         let prepared = self.prepare(request.port());
         let mut pending = request.prepare(prepared).map_err(|(.., error)| error)?;
         self.post_receives(&mut pending);
