@@ -67,7 +67,8 @@ impl Connected for AsyncChannel {
 
     /// The channel cannot be used again. Its futures return [`Stopped`](TransportError::Stopped).
     fn end(&mut self) {
-        self.shared.end(TransportError::Stopped).resume();
+        // A waker that panics must not keep the caller from telling the peer, or from releasing a device that was removed.
+        self.shared.end(TransportError::Stopped).forget();
     }
 
     /// Neither this thread nor the reactor waits: the reactor gets the queue pair when the identifier is gone.

@@ -2,7 +2,9 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use ibverbs::{
@@ -250,6 +252,34 @@ fn receives_that_were_posted_before_stay_posted() {
         }
         drop(one);
         ends(two).await;
+    });
+}
+
+/// A task that panics when it is woken is no reason to leave the peer in the dark.
+#[test]
+fn a_waker_that_panics_keeps_nobody_from_disconnecting() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("on purpose");
+        }
+    }
+    let _alone = alone("panicking waker", 240);
+    on_both(|program| async move {
+        let (mut listener, address) = listen();
+        let accepted = async {
+            let request = listener.next_on_tokio().await.unwrap();
+            program.accept(request).await.unwrap()
+        };
+        let (one, two) = tokio::join!(program.connect(address), accepted);
+        let mut one = one.unwrap();
+        let mut receive = pin!(one.receive(program.pool.take().unwrap()));
+        let waker = Waker::from(Arc::new(Panics));
+        assert!(receive.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        one.disconnect().unwrap();
+        ends(two).await;
+        let failed = receive.await.unwrap_err();
+        assert!(failed.buffer.is_some());
     });
 }
 
