@@ -106,10 +106,10 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             shown += 1;
         }
     }
-    match &options.device {
-        _ if shown > 0 => Ok(()),
-        Some(name) => Err(format!("there is no RDMA device '{name}'").into()),
-        None => Err("there is no RDMA device".into()),
+    match (&options.device, devices.why_empty()) {
+        (_, Some(error)) => Err(error.into()),
+        (Some(name), None) if shown == 0 => Err(format!("there is no RDMA device '{name}'").into()),
+        _ => Ok(()),
     }
 }
 

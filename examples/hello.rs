@@ -2,8 +2,7 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let _software = ibverbs_software::register_if_none()?; // a device, if the machine has none
-    let devices = ibverbs::devices()?;
-    let context = devices.iter().next().ok_or("this machine has no RDMA device")?.open()?;
+    let context = ibverbs::open_first()?;
     let domain = context.alloc_pd()?;
     let prepare = || domain.create_channel().max_inline_data(12).build();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);

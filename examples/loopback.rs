@@ -140,11 +140,13 @@ fn choose<'list>(
             }
         }
     }
+    if let Some(error) = devices.why_empty() {
+        return Err(error.into());
+    }
     Err(match &options.device {
         Some(name) if !seen => format!("there is no RDMA device '{name}'"),
         Some(name) => format!("no port of {name} is active"),
-        None if seen => "no RDMA device has an active port".into(),
-        None => "there is no RDMA device".into(),
+        None => "no RDMA device has an active port".into(),
     }
     .into())
 }

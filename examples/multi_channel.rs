@@ -9,8 +9,7 @@ type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result {
     let _software = ibverbs_software::register_if_none()?; // a device, if the machine has none
-    let devices = ibverbs::devices()?;
-    let context = devices.iter().next().ok_or("this machine has no RDMA device")?.open()?;
+    let context = ibverbs::open_first()?;
     let domain = context.alloc_pd()?;
     to_one_of(&domain, &mut set(&domain, 3)?)?;
     to_and_from_each(&domain, &mut set(&domain, 5)?)

@@ -67,7 +67,7 @@ pub use device::{
     ParseGuidError, PciAtomicCapabilities, PhysicalState, PortAttributes, PortState,
     ProcessResources, QueuePairTypes, RawClock, RawPacketCapabilities, ReceiveScalingCapabilities,
     SegmentationCapabilities, TagMatchingCapabilities, TagMatchingFlags, TransportType, devices,
-    fork_init, is_fork_initialized, open, process_resources,
+    fork_init, is_fork_initialized, open, open_first, process_resources,
 };
 pub use domain::{
     DomainAllocation, DomainAllocator, ProtectionDomain, ThreadDomain, XrcDomain, XrcDomainScope,

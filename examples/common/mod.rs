@@ -48,15 +48,7 @@ impl Options {
 
     /// Opens the requested device, or the first one.
     pub(crate) fn open(&self) -> Result<ibverbs::Context<'static>> {
-        let name = match &self.device {
-            Some(name) => name.clone(),
-            None => {
-                let devices = ibverbs::devices()?;
-                let first = devices.iter().next().ok_or("this machine has no RDMA device")?;
-                first.name().to_owned()
-            }
-        };
-        Ok(ibverbs::open(&name)?)
+        Ok(self.device.as_deref().map_or_else(ibverbs::open_first, ibverbs::open)?)
     }
 
     /// Waits for the client, or connects to the server, and exchanges private data with it.

@@ -19,12 +19,9 @@ pub(crate) const ALL: AccessFlags =
 
 /// Runs a page on the two devices that the command line names; on the first device if it names none.
 pub(crate) fn main(page: fn(&Context<'_>, &Context<'_>) -> Result) -> Result {
-    let devices = ibverbs::devices()?;
     let names: Vec<String> = std::env::args().skip(1).collect();
-    let first = devices.iter().next().ok_or("there is no RDMA device")?.name().to_owned();
-    let one = names.first().unwrap_or(&first);
-    let other = names.get(1).unwrap_or(one);
-    page(&ibverbs::open(one)?, &ibverbs::open(other)?)
+    let open = |name: Option<&String>| name.map_or_else(ibverbs::open_first, |n| ibverbs::open(n));
+    page(&open(names.first())?, &open(names.get(1).or(names.first()))?)
 }
 
 /// The time at which to give up waiting for the other side.

@@ -54,14 +54,7 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     // A software device, if the machine has no RDMA device.
     let _software = ibverbs_software::register_if_none()?;
-    let devices = ibverbs::devices()?;
-    let wanted = |name: &str| options.device.as_deref().is_none_or(|wanted| wanted == name);
-    let device = devices.iter().find(|device| wanted(device.name())).ok_or_else(|| {
-        options.device.as_ref().map_or("there is no RDMA device".to_owned(), |name| {
-            format!("there is no RDMA device '{name}'")
-        })
-    })?;
-    let context = device.open()?;
+    let context = options.device.as_deref().map_or_else(ibverbs::open_first, ibverbs::open)?;
     let domain = context.alloc_pd()?;
 
     // A message that arrives while the last one is still being sent back needs a second receive.

@@ -187,21 +187,68 @@ pub fn open(name: &str) -> Result<Context<'static>> {
     let list = devices()?;
     let device = list.iter().find(|device| device.name() == name).ok_or_else(|| {
         let is_there = !name.contains('/') && Path::new(DEVICES).join(name).exists();
-        let reason = if is_there && !matches!(name, "" | "." | "..") {
+        no_device(if is_there && !matches!(name, "" | "." | "..") {
             "the kernel has the device, but this process cannot use it: its /dev/infiniband/uverbs* \
              was not passed to this container, or this build of the crate lacks its provider"
         } else {
             "there is no RDMA device of that name"
-        };
-        out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(
-            "ibv_open_device",
-            libc::ENODEV,
-            reason,
-        ))
+        })
     })?;
-    // SAFETY: the list holds the device; the context takes a reference of its own to it
-    // (`verbs_init_context`), so that it may outlive the list.
-    unsafe { Context::open(device.as_raw()) }
+    device.open_alone()
+}
+
+/// Opens the first device of [`devices`]: for programs and tests that use whichever device there is.
+///
+/// Devices that the process registered itself come before the kernel's. Unlike [`Device::open`], it does
+/// not need a list that outlives the context.
+///
+/// # Errors
+///
+///  - `ENODEV`: there is no device. The text says why, as [`DeviceList::why_empty`] does.
+///  - all those of [`devices`] and [`Device::open`].
+///
+/// ```
+/// # let soft0 = ibverbs_software::Device::builder().build().unwrap();
+/// # soft0.register();
+/// let context = ibverbs::open_first()?;
+/// let domain = context.alloc_pd()?;
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_open_device")]
+pub fn open_first() -> Result<Context<'static>> {
+    let list = devices()?;
+    match list.iter().next() {
+        Some(device) => device.open_alone(),
+        None => Err(no_devices(Path::new(DEVICES))),
+    }
+}
+
+/// The error of opening a device that is not in the list.
+#[cold]
+fn no_device(reason: &'static str) -> Error {
+    const VERB: &str = "ibv_open_device";
+    out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(VERB, libc::ENODEV, reason))
+}
+
+/// The error of opening any device while the list is empty.
+#[cold]
+fn no_devices(class: &Path) -> Error {
+    no_device(match fs::read_dir(class).map(|mut devices| devices.next().is_some()) {
+        Ok(true) => {
+            "the kernel has RDMA devices, but this process can use none of them: their \
+             /dev/infiniband/uverbs* were not passed to this container, or this build of the crate \
+             lacks their providers (cargo features such as mlx5)"
+        }
+        Ok(false) => {
+            "the kernel supports RDMA, but has no device: the adapter's driver is not loaded, or \
+             there is no adapter (`rdma link add rxe0 type rxe netdev eth0` adds Soft-RoCE; the \
+             crate ibverbs-software needs neither root nor the kernel)"
+        }
+        Err(_) => {
+            "the kernel has no RDMA devices (the crate ibverbs-software brings one that needs neither \
+             root nor the kernel)"
+        }
+    })
 }
 
 /// The RDMA devices that existed when the list was made: see [`devices`].
@@ -238,6 +285,12 @@ impl DeviceList {
     /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
+    }
+
+    /// Why the list is empty, as an error that a program can print or return: the kernel has no devices,
+    /// or has devices that this process cannot use. `None` if the list is not empty.
+    pub fn why_empty(&self) -> Option<Error> {
+        self.is_empty().then(|| no_devices(Path::new(DEVICES)))
     }
 
     /// The device at `index`.
@@ -322,6 +375,13 @@ impl<'list> Device<'list> {
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context<'list>> {
         // SAFETY: the list, borrowed for `'list`, keeps the device alive.
+        unsafe { Context::open(self.raw.as_ptr()) }
+    }
+
+    /// Opens the device, without borrowing the list.
+    fn open_alone(&self) -> Result<Context<'static>> {
+        // SAFETY: the list holds the device; the context takes a reference of its own to it
+        // (`verbs_init_context`), so that it may outlive the list.
         unsafe { Context::open(self.raw.as_ptr()) }
     }
 
@@ -460,6 +520,20 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "uses the file system")]
+    fn an_empty_list_says_why() {
+        let class = std::env::temp_dir().join(format!("ibverbs-class-{}", std::process::id()));
+        assert!(no_devices(&class).to_string().contains("the kernel has no RDMA devices"));
+        fs::create_dir(&class).unwrap();
+        assert!(no_devices(&class).to_string().contains("but has no device"));
+        fs::create_dir(class.join("mlx5_0")).unwrap();
+        let error = no_devices(&class);
+        assert_eq!(error.raw_os_error(), libc::ENODEV);
+        assert!(error.to_string().contains("lacks their providers"), "{error}");
+        fs::remove_dir_all(class).unwrap();
+    }
+
+    #[test]
     #[cfg_attr(miri, ignore = "calls libibverbs")]
     fn listing_never_panics_and_names_its_verb() {
         match devices() {
@@ -467,6 +541,11 @@ mod tests {
                 assert_eq!(list.iter().len(), list.len());
                 assert_eq!(list.is_empty(), list.get(0).is_none());
                 assert!(list.get(list.len()).is_none());
+                assert_eq!(list.is_empty(), list.why_empty().is_some());
+                assert_eq!(
+                    list.is_empty(),
+                    open_first().is_err_and(|e| e.verb() == "ibv_open_device")
+                );
             }
             Err(error) => assert_eq!(error.verb(), "ibv_get_device_list"),
         }

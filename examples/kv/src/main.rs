@@ -95,10 +95,5 @@ async fn serve(device: Option<&str>, address: &str, admin: &str, most_clients: u
 
 /// The device of this name, or the first one.
 fn open(device: Option<&str>) -> Result<Context<'static>> {
-    if let Some(device) = device {
-        return Ok(ibverbs::open(device)?);
-    }
-    let devices = ibverbs::devices()?;
-    let first = devices.iter().next().ok_or("there is no RDMA device")?;
-    Ok(ibverbs::open(first.name())?)
+    Ok(device.map_or_else(ibverbs::open_first, ibverbs::open)?)
 }

@@ -13,13 +13,7 @@ use crate::verbs::Verbs;
 use crate::wire::{Address, Answer, Hello, Step, Wire, WireError};
 
 fn open(side: &Side) -> Result<Context<'static>> {
-    let devices = ibverbs::devices()?;
-    let wanted = |name: &str| side.device.as_deref().is_none_or(|wanted| wanted == name);
-    match (devices.iter().find(|device| wanted(device.name())), &side.device) {
-        (Some(device), _) => Ok(ibverbs::open(device.name())?),
-        (None, Some(name)) => Err(format!("there is no RDMA device '{name}'").into()),
-        (None, None) => Err("there is no RDMA device".into()),
-    }
+    Ok(side.device.as_deref().map_or_else(ibverbs::open_first, ibverbs::open)?)
 }
 
 fn active_mtu(context: &Context<'_>, side: &Side) -> Result<u32> {
