@@ -8,7 +8,12 @@
 //! that itself and needs no `unsafe`.
 //!
 #![doc = include_str!("guide.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// The layers above use what the verbs layer has for them, and its documentation names them.
+#![cfg_attr(not(feature = "async"), allow(dead_code, unused_imports))]
+#![cfg_attr(not(feature = "async"), allow(rustdoc::broken_intra_doc_links))]
 
+#[cfg(feature = "channel")]
 mod channel;
 mod completion;
 mod connect;
@@ -20,6 +25,7 @@ mod flow;
 mod foreign_enum;
 mod handle;
 mod importable_handle;
+#[cfg(feature = "channel")]
 mod many;
 mod memory;
 mod parent;
@@ -32,6 +38,7 @@ mod sync;
 mod trace;
 mod work_queue;
 
+#[cfg(feature = "channel")]
 pub use channel::{
     AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, NoBuffer,
     OperationError, OwnedBuffer, OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel,
@@ -51,9 +58,12 @@ pub use connect::rdmacm::{
     PendingConnection, PrivateData, RejectReason, Rejection, Route, RouteBuilder, RouteResolution,
     Step,
 };
+#[cfg(feature = "async")]
+pub use connect::tcp::AsyncStream;
+#[cfg(feature = "channel")]
 pub use connect::tcp::{
-    AsyncStream, DeadlineStream, ExchangeError, MAX_PRIVATE_DATA, StreamWithDeadline,
-    peer_has_closed, wait_until_peer_closes,
+    DeadlineStream, ExchangeError, MAX_PRIVATE_DATA, StreamWithDeadline, peer_has_closed,
+    wait_until_peer_closes,
 };
 #[cfg(feature = "efa")]
 pub use device::efa::{EfaAttributes, EfaCapabilities};
@@ -78,10 +88,13 @@ pub use flow::{
     FlowFlags, FlowId, FlowRule, GreMatch, HeaderMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch,
     VxlanMatch,
 };
+#[cfg(feature = "async")]
 pub use many::{
     AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncSharedReceive, AsyncShutdown,
-    BufferPool, PooledBuffer, PreparedAsyncChannel, Reactor, ReactorRun, SharedMemoryRange,
+    PreparedAsyncChannel, Reactor, ReactorRun,
 };
+#[cfg(feature = "channel")]
+pub use many::{BufferPool, PooledBuffer, SharedMemoryRange};
 pub use memory::{
     AccessFlags, AtomicElement, BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, Element,
     Field, GatherBuffer, GatherElement, HugePages, ImplicitMemoryRegion, LocalMemory,

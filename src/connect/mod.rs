@@ -2,4 +2,5 @@
 
 #[cfg(feature = "rdmacm")]
 pub(crate) mod rdmacm;
+#[cfg(feature = "channel")]
 pub(crate) mod tcp;

@@ -1,19 +1,24 @@
 //! Channels of many peers together.
 
+#[cfg(feature = "async")]
 mod async_channel;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
 mod free_chunks;
 mod owned_region;
+#[cfg(feature = "async")]
 mod panics;
 mod pool;
+#[cfg(feature = "async")]
 mod reactor;
 mod shared_range;
 
+#[cfg(feature = "async")]
 pub use async_channel::{
     AsyncChannel, AsyncConnect, AsyncOperation, AsyncReceive, AsyncSharedReceive, AsyncShutdown,
     PreparedAsyncChannel,
 };
 pub use pool::{BufferPool, PooledBuffer};
+#[cfg(feature = "async")]
 pub use reactor::{Reactor, ReactorRun};
 pub use shared_range::SharedMemoryRange;

@@ -4,7 +4,6 @@ use std::os::raw::c_int;
 
 use super::error::ConnectionError;
 use super::id::Id;
-use crate::channel::{Channel, PreparedChannel};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
@@ -12,13 +11,12 @@ use crate::queue_pair::{PreparedQueuePair, QueuePair, QueuePairState};
 use crate::settings::QueuePairType;
 
 /// A type that the connection manager can connect: a [`PreparedQueuePair`], which becomes a [`QueuePair`],
-/// a [`PreparedChannel`], which becomes a [`Channel`], and a
+/// a [`PreparedChannel`](crate::PreparedChannel), which becomes a [`Channel`](crate::Channel), and a
 /// [`PreparedAsyncChannel`](crate::PreparedAsyncChannel), which becomes an [`AsyncChannel`](crate::AsyncChannel). All
 /// must be of type RC.
 pub trait Connectable: sealed::Prepared {}
 
 impl Connectable for PreparedQueuePair<'_> {}
-impl Connectable for PreparedChannel<'_> {}
 
 /// The connected form of a [`Connectable`].
 pub(super) type Connected<P> = <P as sealed::Prepared>::Connected;
@@ -161,61 +159,6 @@ impl<'res> sealed::Prepared for PreparedQueuePair<'res> {
 
     fn into_connected(self) -> QueuePair<'res> {
         self.into_queue_pair()
-    }
-}
-
-impl Object for PreparedChannel<'_> {
-    fn settings(&self) -> Settings {
-        Settings { credit_word: self.credit_word(), ..Object::settings(self.queue_pair()) }
-    }
-
-    fn place(&self) -> (*mut ffi::ibv_context, bool) {
-        self.queue_pair().place()
-    }
-
-    fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
-        self.set_peer_credit_word(theirs)
-    }
-
-    fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
-        Object::modify(self.live_queue_pair()?, attributes, mask)
-    }
-}
-
-impl<'res> sealed::Prepared for PreparedChannel<'res> {
-    type Connected = Channel<'res>;
-
-    fn into_connected(self) -> Channel<'res> {
-        self.into_receiving()
-    }
-}
-
-impl Object for Channel<'_> {
-    fn settings(&self) -> Settings {
-        Settings { credit_word: self.credit_word(), ..Object::settings(self.queue_pair()) }
-    }
-
-    fn place(&self) -> (*mut ffi::ibv_context, bool) {
-        self.queue_pair().place()
-    }
-
-    fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
-        self.set_peer_credit_word(theirs)
-    }
-
-    fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
-        Object::modify(self.live_queue_pair()?, attributes, mask)
-    }
-}
-
-impl sealed::Connected for Channel<'_> {
-    fn established(&mut self) {
-        self.allow_sends();
-    }
-
-    fn end(&mut self) {
-        // If this fails, the operations stay in flight until the channel is dropped.
-        let _ = self.try_end();
     }
 }
 

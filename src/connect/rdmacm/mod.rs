@@ -26,6 +26,8 @@
 mod address;
 mod attempt;
 mod connectable;
+#[cfg(feature = "channel")]
+mod connectable_channel;
 mod connecting;
 mod connection;
 mod datagram;
@@ -42,6 +44,7 @@ mod request;
 mod route;
 
 pub use connectable::Connectable;
+#[cfg(feature = "async")]
 pub(crate) use connectable::sealed;
 pub use connecting::{Connecting, PendingAccept, PendingConnection};
 pub use connection::{Connection, ConnectionControl};

@@ -23,6 +23,7 @@
 //! versions.
 
 mod addresses;
+#[cfg(feature = "async")]
 mod async_stream;
 mod error;
 mod exchange;
@@ -30,7 +31,9 @@ mod stream;
 mod wire;
 
 pub use addresses::{peer_has_closed, wait_until_peer_closes};
+#[cfg(feature = "async")]
 pub use async_stream::AsyncStream;
+#[cfg(feature = "async")]
 pub(crate) use async_stream::Polled;
 pub use error::ExchangeError;
 pub(crate) use exchange::{Prepared, Role, exchange_over};
