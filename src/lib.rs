@@ -17,6 +17,7 @@
 mod channel;
 mod completion;
 mod connect;
+mod debug;
 mod device;
 mod domain;
 mod error;

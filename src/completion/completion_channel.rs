@@ -17,7 +17,6 @@
 //!
 //! If many threads wait for one queue, more care is needed: see [`Waiters`].
 
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
@@ -25,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use super::waiters::Waiters;
 use super::waker::Waker;
+use crate::debug::debug;
 use crate::device::{Context, event_file};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -297,14 +297,7 @@ impl AsFd for CompletionChannel<'_> {
     }
 }
 
-impl fmt::Debug for CompletionChannel<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionChannel")
-            .field("device", &self.context.name())
-            .field("fd", &self.as_raw_fd())
-            .finish_non_exhaustive()
-    }
-}
+debug! { CompletionChannel<'_>, self, device: self.context.name(), fd: self.as_raw_fd(), .. }
 
 impl Context<'_> {
     /// `ibv_create_comp_channel`: creates a completion channel that borrows this context. See

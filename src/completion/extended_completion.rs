@@ -1,11 +1,11 @@
 //! Reading the fields of an extended queue's completions.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use super::extended_poller::CompletionFields;
 use super::work_completion::{WorkError, WorkOpcode, WorkStatus};
+use crate::debug::debug;
 use crate::ffi;
 
 #[cfg(doc)]
@@ -106,14 +106,7 @@ impl ExtendedCompletion<'_> {
     }
 }
 
-impl fmt::Debug for ExtendedCompletion<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExtendedCompletion")
-            .field("wr_id", &self.wr_id())
-            .field("result", &self.result())
-            .finish_non_exhaustive()
-    }
-}
+debug! { ExtendedCompletion<'_>, self, wr_id: self.wr_id(), result: self.result(), .. }
 
 /// A work request that was carried out: the current completion of an extended queue.
 ///
@@ -237,12 +230,7 @@ impl ExtendedSuccess<'_> {
     }
 }
 
-impl fmt::Debug for ExtendedSuccess<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExtendedSuccess")
-            .field("opcode", &self.opcode())
-            .field("byte_len", &self.byte_len())
-            .field("immediate", &self.immediate())
-            .finish_non_exhaustive()
-    }
+debug! {
+    ExtendedSuccess<'_>, self,
+    opcode: self.opcode(), byte_len: self.byte_len(), immediate: self.immediate(), ..
 }

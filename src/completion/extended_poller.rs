@@ -25,7 +25,6 @@
 //! never calls `ibv_next_poll`: each completion is a poll of its own, and the lock is never released
 //! twice.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use super::extended_completion::ExtendedCompletion;
 use super::queue::CompletionQueue;
+use crate::debug::debug;
 use crate::device::{Context, DeviceAttributes, event_file, quirks};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -360,14 +360,7 @@ impl<'cq> ExtendedPoller<'cq> {
     }
 }
 
-impl fmt::Debug for ExtendedPoller<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExtendedPoller")
-            .field("queue", &self.queue)
-            .field("fields", &self.fields)
-            .finish_non_exhaustive()
-    }
-}
+debug! { ExtendedPoller<'_>, self, queue: self.queue, fields: self.fields, .. }
 
 /// The completions in the queue, as [`ExtendedPoller::poll`] lends them.
 ///
@@ -470,11 +463,4 @@ impl ExtendedCompletions<'_> {
     }
 }
 
-impl fmt::Debug for ExtendedCompletions<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExtendedCompletions")
-            .field("fields", &self.fields)
-            .field("open", &self.open)
-            .finish_non_exhaustive()
-    }
-}
+debug! { ExtendedCompletions<'_>, self, fields: self.fields, open: self.open, .. }

@@ -1,7 +1,6 @@
 //! Completion queues.
 
 use std::ffi::c_int;
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -11,6 +10,7 @@ use super::extended_poller::Extended;
 use super::extended_poller::ExtendedPoller;
 use super::queue_builder::CompletionQueueBuilder;
 use super::work_completion::WorkCompletion;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -262,11 +262,4 @@ impl Context<'_> {
     }
 }
 
-impl fmt::Debug for CompletionQueue<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionQueue")
-            .field("device", &self.context.name())
-            .field("capacity", &self.capacity())
-            .finish_non_exhaustive()
-    }
-}
+debug! { CompletionQueue<'_>, self, device: self.context.name(), capacity: self.capacity(), .. }

@@ -1,7 +1,6 @@
 //! Building completion queues.
 
 use std::ffi::c_int;
-use std::fmt;
 
 use super::completion_channel::CompletionChannel;
 use super::completion_channel::WaitChannel;
@@ -9,6 +8,7 @@ use super::extended_poller::CompletionFields;
 use super::extended_poller::Extended;
 use super::queue::CompletionQueue;
 use super::queue::Notifier;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -247,16 +247,9 @@ pub(super) fn capacity(verb: &'static str, entries: u32, most: u32) -> Result<c_
     }
 }
 
-impl fmt::Debug for CompletionQueueBuilder<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionQueueBuilder")
-            .field("entries", &self.entries)
-            .field("channel", &self.channel)
-            .field("token", &self.token)
-            .field("completion_vector", &self.completion_vector)
-            .field("solicited_only", &self.solicited_only)
-            .field("fields", &self.fields)
-            .field("flags", &self.flags)
-            .finish_non_exhaustive()
-    }
+debug! {
+    CompletionQueueBuilder<'_>, self,
+    entries: self.entries, channel: self.channel, token: self.token,
+    completion_vector: self.completion_vector, solicited_only: self.solicited_only,
+    fields: self.fields, flags: self.flags, ..
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ptr;
 
+use crate::debug::debug;
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 
@@ -68,14 +69,9 @@ impl From<ffi::ibv_wc> for WorkCompletion {
     }
 }
 
-impl fmt::Debug for WorkCompletion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkCompletion")
-            .field("wr_id", &self.wr_id())
-            .field("queue_pair_number", &self.queue_pair_number())
-            .field("result", &self.result())
-            .finish()
-    }
+debug! {
+    WorkCompletion, self,
+    wr_id: self.wr_id(), queue_pair_number: self.queue_pair_number(), result: self.result()
 }
 
 /// How a work request ended.
@@ -196,14 +192,9 @@ impl WorkSuccess {
     }
 }
 
-impl fmt::Debug for WorkSuccess {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkSuccess")
-            .field("opcode", &self.opcode())
-            .field("byte_len", &self.byte_len())
-            .field("immediate", &self.immediate())
-            .finish_non_exhaustive()
-    }
+debug! {
+    WorkSuccess, self,
+    opcode: self.opcode(), byte_len: self.byte_len(), immediate: self.immediate(), ..
 }
 
 foreign_enum! {

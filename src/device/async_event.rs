@@ -9,13 +9,13 @@
 //! unread events about a destroyed object. So nothing that this module hands out can make a destroy
 //! wait.
 
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 use super::context::Context;
 use super::event_file;
+use crate::debug::debug;
 use crate::error::Result;
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
@@ -326,14 +326,7 @@ impl AsFd for AsyncEvents<'_> {
     }
 }
 
-impl fmt::Debug for AsyncEvents<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncEvents")
-            .field("device", &self.context.name())
-            .field("fd", &self.as_raw_fd())
-            .finish()
-    }
-}
+debug! { AsyncEvents<'_>, self, device: self.context.name(), fd: self.as_raw_fd() }
 
 impl Context<'_> {
     /// The asynchronous events of the device, borrowing this context. See [`AsyncEvents::new`].

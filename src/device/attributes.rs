@@ -1,7 +1,6 @@
 //! The limits and capabilities of a device.
 
 use std::ffi::c_int;
-use std::fmt;
 
 use super::capabilities::{
     DeviceCapabilities, ModerationCapabilities, OnDemandPaging, OnDemandPagingCapabilities,
@@ -10,6 +9,7 @@ use super::capabilities::{
     TagMatchingCapabilities, TagMatchingFlags,
 };
 use super::gid::Guid;
+use crate::debug::debug;
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 
@@ -277,16 +277,11 @@ impl DeviceAttributes {
     }
 }
 
-impl fmt::Debug for DeviceAttributes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceAttributes")
-            .field("firmware_version", &self.firmware_version())
-            .field("node_guid", &self.node_guid())
-            .field("vendor_id", &self.vendor_id())
-            .field("vendor_part_id", &self.vendor_part_id())
-            .field("phys_port_cnt", &self.phys_port_cnt())
-            .finish_non_exhaustive()
-    }
+debug! {
+    DeviceAttributes, self,
+    firmware_version: self.firmware_version(), node_guid: self.node_guid(),
+    vendor_id: self.vendor_id(), vendor_part_id: self.vendor_part_id(),
+    phys_port_cnt: self.phys_port_cnt(), ..
 }
 
 foreign_enum! {

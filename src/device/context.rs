@@ -1,7 +1,6 @@
 //! An open device.
 
 use std::ffi::{CStr, OsStr};
-use std::fmt;
 use std::fs::File;
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
@@ -12,6 +11,7 @@ use super::attributes::DeviceAttributes;
 use super::fork;
 use super::gid::{Gid, GidEntry, Guid};
 use super::port::{LinkLayer, PortAttributes};
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, object, resource};
@@ -358,8 +358,4 @@ fn explain(error: Error, file: &CStr) -> Error {
     }
 }
 
-impl fmt::Debug for Context<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("device", &self.name()).finish_non_exhaustive()
-    }
-}
+debug! { Context<'_>, self, device: self.name(), .. }

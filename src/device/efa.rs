@@ -1,8 +1,7 @@
 //! EFA (feature `efa`): what an Elastic Fabric Adapter can do beyond `verbs.h`.
 
-use std::fmt;
-
 use super::context::Context;
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::queue_pair::work_request::SendOperations;
@@ -122,16 +121,10 @@ pub(crate) fn explain(verb: &'static str, error: Error) -> Error {
     }
 }
 
-impl fmt::Debug for EfaAttributes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EfaAttributes")
-            .field("max_send_wr", &self.max_send_wr())
-            .field("max_recv_wr", &self.max_recv_wr())
-            .field("max_send_sge", &self.max_send_sge())
-            .field("max_recv_sge", &self.max_recv_sge())
-            .field("max_inline_data", &self.max_inline_data())
-            .field("max_rdma_size", &self.max_rdma_size())
-            .field("capabilities", &self.capabilities())
-            .finish()
-    }
+debug! {
+    EfaAttributes, self,
+    max_send_wr: self.max_send_wr(), max_recv_wr: self.max_recv_wr(),
+    max_send_sge: self.max_send_sge(), max_recv_sge: self.max_recv_sge(),
+    max_inline_data: self.max_inline_data(), max_rdma_size: self.max_rdma_size(),
+    capabilities: self.capabilities()
 }

@@ -1,9 +1,8 @@
 //! mlx5 (feature `mlx5`): what a ConnectX or BlueField can do beyond `verbs.h`.
 
-use std::fmt;
-
 use super::Device;
 use super::context::Context;
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -112,12 +111,8 @@ pub(crate) fn explain(verb: &'static str, error: Error) -> Error {
     }
 }
 
-impl fmt::Debug for Mlx5Attributes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mlx5Attributes")
-            .field("max_dc_streams", &self.max_dc_streams())
-            .field("max_dc_rd_atom", &self.max_dc_rd_atom())
-            .field("max_dc_init_rd_atom", &self.max_dc_init_rd_atom())
-            .finish_non_exhaustive()
-    }
+debug! {
+    Mlx5Attributes, self,
+    max_dc_streams: self.max_dc_streams(), max_dc_rd_atom: self.max_dc_rd_atom(),
+    max_dc_init_rd_atom: self.max_dc_init_rd_atom(), ..
 }

@@ -49,6 +49,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
 
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
@@ -448,15 +449,10 @@ fn text(text: Option<&CStr>) -> Option<&str> {
     text.and_then(|text| text.to_str().ok())
 }
 
-impl fmt::Debug for Device<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device")
-            .field("name", &self.name())
-            .field("guid", &self.guid())
-            .field("node_type", &self.node_type())
-            .field("transport_type", &self.transport_type())
-            .finish()
-    }
+debug! {
+    Device<'_>, self,
+    name: self.name(), guid: self.guid(), node_type: self.node_type(),
+    transport_type: self.transport_type()
 }
 
 foreign_enum! {

@@ -1,9 +1,8 @@
 //! Protection domains.
 
-use std::fmt;
-
 use super::allocator::{DomainAllocator, Registered};
 use super::thread_domain::ThreadDomain;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -250,10 +249,4 @@ impl Context<'_> {
     }
 }
 
-impl fmt::Debug for ProtectionDomain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProtectionDomain")
-            .field("device", &self.context.name())
-            .finish_non_exhaustive()
-    }
-}
+debug! { ProtectionDomain<'_>, self, device: self.context.name(), .. }

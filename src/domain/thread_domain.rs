@@ -1,7 +1,6 @@
 //! Thread domains, which take effect through parent domains.
 
-use std::fmt;
-
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -95,11 +94,7 @@ impl<'ctx> ThreadDomain<'ctx> {
     }
 }
 
-impl fmt::Debug for ThreadDomain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ThreadDomain").field("device", &self.context.name()).finish_non_exhaustive()
-    }
-}
+debug! { ThreadDomain<'_>, self, device: self.context.name(), .. }
 
 impl Context<'_> {
     /// `ibv_alloc_td`: allocates a thread domain that borrows this context. See

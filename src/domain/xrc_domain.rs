@@ -1,8 +1,8 @@
 //! XRC domains.
 
-use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -129,8 +129,4 @@ impl<'ctx> XrcDomain<'ctx> {
     }
 }
 
-impl fmt::Debug for XrcDomain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("XrcDomain").field("device", &self.context.name()).finish_non_exhaustive()
-    }
-}
+debug! { XrcDomain<'_>, self, device: self.context.name(), .. }

@@ -1,9 +1,9 @@
 //! Encryption and decryption of IPsec packets by the device.
 
-use std::fmt;
 use std::ptr;
 
 use super::matches::HeaderMatch;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -175,14 +175,7 @@ impl EspParameters {
 }
 
 // Without the key.
-impl fmt::Debug for EspParameters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EspParameters")
-            .field("settings", &self.settings)
-            .field("replay_window", &self.replay_window)
-            .finish_non_exhaustive()
-    }
-}
+debug! { EspParameters, self, settings: self.settings, replay_window: self.replay_window, .. }
 
 /// `struct ibv_flow_action`: encryption or decryption of the IPsec packets (ESP) of flows that
 /// [name it](crate::FlowRule::action).
@@ -262,8 +255,4 @@ impl<'ctx> EspAction<'ctx> {
     }
 }
 
-impl fmt::Debug for EspAction<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EspAction").field("device", &self.context.name()).finish_non_exhaustive()
-    }
-}
+debug! { EspAction<'_>, self, device: self.context.name(), .. }

@@ -1,8 +1,8 @@
 //! Counters of flows.
 
-use std::fmt;
 use std::ptr;
 
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -169,8 +169,4 @@ impl<'ctx> FlowCounters<'ctx> {
     }
 }
 
-impl fmt::Debug for FlowCounters<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FlowCounters").field("device", &self.context.name()).finish_non_exhaustive()
-    }
-}
+debug! { FlowCounters<'_>, self, device: self.context.name(), .. }

@@ -1,10 +1,9 @@
 //! The rules of flows.
 
-use std::fmt;
-
 use super::esp_action::EspAction;
 use super::flow_counters::FlowCounters;
 use super::matches::HeaderMatch;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -271,15 +270,8 @@ impl RawRule {
     }
 }
 
-impl fmt::Debug for FlowRule<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FlowRule")
-            .field("port", &self.port)
-            .field("priority", &self.priority)
-            .field("flags", &self.flags)
-            .field("headers", &self.header_count)
-            .field("tag", &self.tag)
-            .field("drops", &self.drops)
-            .finish_non_exhaustive()
-    }
+debug! {
+    FlowRule<'_>, self,
+    port: self.port, priority: self.priority, flags: self.flags, headers: self.header_count,
+    tag: self.tag, drops: self.drops, ..
 }

@@ -11,7 +11,6 @@
 //! the memory alive until the completion). After the borrow no element can be made. So a forgotten
 //! region costs only memory that stays pinned, and a protection domain that cannot be deallocated.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
@@ -23,6 +22,7 @@ use super::registration::register;
 use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge};
 use super::slice::{MemorySlice, MemorySliceMut};
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -394,20 +394,12 @@ impl<T: Element> LocalMemory for ReadOnlyMemoryRegion<'_, '_, T> {
     }
 }
 
-impl<T: Element> fmt::Debug for BorrowedMemoryRegion<'_, '_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BorrowedMemoryRegion")
-            .field("len", &self.len)
-            .field("lkey", &format_args!("{:#x}", self.lkey()))
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[T: Element] BorrowedMemoryRegion<'_, '_, T>, self,
+    len: self.len, lkey: format_args!("{:#x}", self.lkey()), ..
 }
 
-impl<T: Element> fmt::Debug for ReadOnlyMemoryRegion<'_, '_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadOnlyMemoryRegion")
-            .field("len", &self.data.len())
-            .field("lkey", &format_args!("{:#x}", self.lkey()))
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[T: Element] ReadOnlyMemoryRegion<'_, '_, T>, self,
+    len: self.data.len(), lkey: format_args!("{:#x}", self.lkey()), ..
 }

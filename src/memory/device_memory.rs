@@ -1,6 +1,5 @@
 //! Memory on the device itself.
 
-use std::fmt;
 use std::ops::RangeBounds;
 
 use zerocopy::IntoBytes;
@@ -10,6 +9,7 @@ use super::byte_region::byte_region;
 use super::options::check_access;
 use super::scatter_gather::Element;
 use super::scatter_gather::resolve;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -305,11 +305,7 @@ impl Context<'_> {
     }
 }
 
-impl fmt::Debug for DeviceMemory<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceMemory").field("bytes", &self.bytes).finish_non_exhaustive()
-    }
-}
+debug! { DeviceMemory<'_>, self, bytes: self.bytes, .. }
 
 /// `struct ibv_mr`: registered [`DeviceMemory`], as bytes. Requests and peers address it from 0 on.
 #[doc(alias = "ibv_mr")]

@@ -1,6 +1,5 @@
 //! The whole address space as one region.
 
-use std::fmt;
 use std::ptr;
 
 use super::access::AccessFlags;
@@ -8,6 +7,7 @@ use super::accessors::region_accessors;
 use super::registration::{adopt, register};
 use super::scatter_gather::Element;
 use super::slice::{MemorySlice, MemorySliceMut};
+use crate::debug::debug;
 use crate::device::OnDemandPaging;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -131,10 +131,4 @@ impl ProtectionDomain<'_> {
     }
 }
 
-impl fmt::Debug for ImplicitMemoryRegion<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ImplicitMemoryRegion")
-            .field("lkey", &format_args!("{:#x}", self.lkey()))
-            .finish_non_exhaustive()
-    }
-}
+debug! { ImplicitMemoryRegion<'_>, self, lkey: format_args!("{:#x}", self.lkey()), .. }

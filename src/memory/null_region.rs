@@ -1,11 +1,10 @@
 //! The region without memory: the device discards writes to it, and reads it as zeros.
 
-use std::fmt;
-
 use super::accessors::region_accessors;
 use super::registration::adopt;
 use super::scatter_gather::sge;
 use super::scatter_gather::{GatherElement, ScatterElement};
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;
@@ -128,10 +127,4 @@ impl ProtectionDomain<'_> {
     }
 }
 
-impl fmt::Debug for NullMemoryRegion<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NullMemoryRegion")
-            .field("lkey", &format_args!("{:#x}", self.lkey()))
-            .finish_non_exhaustive()
-    }
-}
+debug! { NullMemoryRegion<'_>, self, lkey: format_args!("{:#x}", self.lkey()), .. }

@@ -1,6 +1,5 @@
 //! Registered memory that only this program accesses.
 
-use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 
@@ -14,6 +13,7 @@ use super::registration::{ReregisterError, Reregistration};
 use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge};
 use super::slice::{MemorySlice, MemorySliceMut};
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;
@@ -247,11 +247,7 @@ impl<T: Element> LocalMemory for MemoryRegion<'_, T> {
     }
 }
 
-impl<T: Element> fmt::Debug for MemoryRegion<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryRegion")
-            .field("len", &self.buffer.len())
-            .field("lkey", &format_args!("{:#x}", self.lkey()))
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[T: Element] MemoryRegion<'_, T>, self,
+    len: self.buffer.len(), lkey: format_args!("{:#x}", self.lkey()), ..
 }

@@ -1,12 +1,13 @@
 //! The memory of a region that was deregistered.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::slice;
 
 use super::allocation::Allocation;
 use super::scatter_gather::Element;
+
+use crate::debug::debug;
 
 /// The memory of a region after its deregistration: the same bytes at the same address, without a copy. It
 /// derefs to `[T]`, and is freed when it is dropped.
@@ -44,8 +45,4 @@ impl<T: Element> DerefMut for RegionBuffer<T> {
     }
 }
 
-impl<T> fmt::Debug for RegionBuffer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegionBuffer").field("len", &self.len).finish_non_exhaustive()
-    }
-}
+debug! { impl[T] RegionBuffer<T>, self, len: self.len, .. }

@@ -5,6 +5,7 @@ use std::io;
 
 use super::access::AccessFlags;
 use super::options::check_access;
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -191,14 +192,7 @@ impl fmt::Display for ReregisterError {
     }
 }
 
-impl fmt::Debug for ReregisterError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReregisterError")
-            .field("error", &self.error)
-            .field("state", &self.state)
-            .finish()
-    }
-}
+debug! { ReregisterError, self, error: self.error, state: self.state }
 
 impl std::error::Error for ReregisterError {}
 

@@ -1,9 +1,9 @@
 //! The description of a peer's region.
 
-use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
 use super::scatter_gather::Element;
+use crate::debug::debug;
 use crate::error::{Error, Result};
 
 /// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and the
@@ -197,14 +197,10 @@ impl RemoteMemoryRegion {
     }
 }
 
-impl fmt::Debug for RemoteMemoryRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteMemoryRegion")
-            .field("address", &format_args!("{:#x}", self.address))
-            .field("length", &self.length)
-            .field("rkey", &format_args!("{:#x}", self.rkey))
-            .finish()
-    }
+debug! {
+    RemoteMemoryRegion, self,
+    address: format_args!("{:#x}", self.address), length: self.length,
+    rkey: format_args!("{:#x}", self.rkey)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Registered memory that peers access too.
 
-use std::fmt;
 use std::ops::RangeBounds;
 
 use super::access::AccessFlags;
@@ -14,6 +13,7 @@ use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::private;
 use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::shared_slice::SharedMemorySlice;
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;
@@ -301,11 +301,7 @@ impl<T: Element> LocalMemory for SharedMemoryRegion<'_, T> {
 
 // Without the keys (on most devices the local one is the same number): a log must not give its
 // readers access to the memory.
-impl<T: Element> fmt::Debug for SharedMemoryRegion<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedMemoryRegion")
-            .field("len", &self.buffer.len())
-            .field("access", &self.access())
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[T: Element] SharedMemoryRegion<'_, T>, self,
+    len: self.buffer.len(), access: self.access(), ..
 }

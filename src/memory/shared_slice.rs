@@ -1,6 +1,5 @@
 //! Parts of registered memory that peers access too.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
@@ -10,6 +9,7 @@ use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge, sge_at};
 use super::shared_copy::{load, store};
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -332,11 +332,7 @@ unsafe impl<T: Element> ScatterBuffer for SharedMemorySlice<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for SharedMemorySlice<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedMemorySlice").field("len", &self.len).finish_non_exhaustive()
-    }
-}
+debug! { impl[T] SharedMemorySlice<'_, T>, self, len: self.len, .. }
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,5 @@
 //! Borrowed parts of a region: a slice together with the region's key.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 use std::ptr::NonNull;
@@ -8,6 +7,7 @@ use std::ptr::NonNull;
 use super::scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, resolve, sge,
 };
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -255,17 +255,9 @@ impl<T> DerefMut for MemorySliceMut<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for MemorySlice<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySlice").field("len", &self.data.len()).finish_non_exhaustive()
-    }
-}
+debug! { impl[T] MemorySlice<'_, T>, self, len: self.data.len(), .. }
 
-impl<T> fmt::Debug for MemorySliceMut<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySliceMut").field("len", &self.data.len()).finish_non_exhaustive()
-    }
-}
+debug! { impl[T] MemorySliceMut<'_, T>, self, len: self.data.len(), .. }
 
 #[cfg(test)]
 mod tests {

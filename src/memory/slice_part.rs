@@ -1,12 +1,12 @@
 //! Posting a message that is shorter than its buffer.
 
-use std::fmt;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 
 use super::buffer::{GatherBuffer, ScatterBuffer};
 use super::scatter_gather::Element;
 use super::scatter_gather::{private, resolve, sge};
 use super::slice::MemorySliceMut;
+use crate::debug::debug;
 use crate::error::Result;
 use crate::ffi;
 
@@ -108,14 +108,7 @@ impl<T> DerefMut for MemorySlicePart<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for MemorySlicePart<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySlicePart")
-            .field("range", &self.range)
-            .field("of", &self.whole.len())
-            .finish_non_exhaustive()
-    }
-}
+debug! { impl[T] MemorySlicePart<'_, T>, self, range: self.range, of: self.whole.len(), .. }
 
 #[cfg(test)]
 mod tests {

@@ -10,9 +10,9 @@
 //! [`WindowBinding`](crate::WindowBinding) prevents that by holding the region: borrowed for as long as
 //! the window lives, or shared.
 
-use std::fmt;
 use std::sync::Arc;
 
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -181,13 +181,7 @@ impl<'res> MemoryWindow<'res> {
 }
 
 // Without the key: a log must not give its readers access to the memory.
-impl fmt::Debug for MemoryWindow<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryWindow")
-            .field("window_type", &self.window_type)
-            .finish_non_exhaustive()
-    }
-}
+debug! { MemoryWindow<'_>, self, window_type: self.window_type, .. }
 
 impl ProtectionDomain<'_> {
     /// `ibv_alloc_mw`: allocates a memory window. See [`MemoryWindow::new`].

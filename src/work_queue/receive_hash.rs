@@ -1,7 +1,6 @@
 //! The hash that chooses the work queue of a packet.
 
-use std::fmt;
-
+use crate::debug::debug;
 use crate::device::ReceiveScalingCapabilities;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -110,8 +109,4 @@ impl ReceiveHash {
 }
 
 // Without the key: who knows it can direct all packets to one queue.
-impl fmt::Debug for ReceiveHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceiveHash").field("fields", &self.fields).finish_non_exhaustive()
-    }
-}
+debug! { ReceiveHash, self, fields: self.fields, .. }

@@ -1,10 +1,10 @@
 //! Queue pairs that spread packets over work queues.
 
-use std::fmt;
 use std::ptr;
 
 use super::indirection_table::IndirectionTable;
 use super::receive_hash::ReceiveHash;
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -228,12 +228,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
     }
 }
 
-impl fmt::Debug for ReceiveScalingQueuePair<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceiveScalingQueuePair")
-            .field("number", &self.number())
-            .field("queue_pair_type", &self.kind)
-            .field("table", &self.parents.table)
-            .finish_non_exhaustive()
-    }
+debug! {
+    ReceiveScalingQueuePair<'_>, self,
+    number: self.number(), queue_pair_type: self.kind, table: self.parents.table, ..
 }

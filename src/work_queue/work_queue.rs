@@ -1,13 +1,13 @@
 //! Work queues.
 
 use std::ffi::c_int;
-use std::fmt;
 use std::ops::RangeBounds;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use super::state::{WorkQueueFlags, WorkQueueState};
 use crate::completion::CompletionQueue;
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -312,12 +312,7 @@ impl<'res> WorkQueue<'res> {
     }
 }
 
-impl fmt::Debug for WorkQueue<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkQueue")
-            .field("number", &self.number())
-            .field("max_wr", &self.max_wr)
-            .field("max_sge", &self.max_sge)
-            .finish_non_exhaustive()
-    }
+debug! {
+    WorkQueue<'_>, self,
+    number: self.number(), max_wr: self.max_wr, max_sge: self.max_sge, ..
 }

@@ -14,6 +14,7 @@ use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
 use super::private_data::{Message, PrivateData};
 use super::{Connectable, Step};
+use crate::debug::debug;
 use crate::device::event_file;
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
@@ -181,11 +182,7 @@ impl PendingAccept {
     }
 }
 
-impl fmt::Debug for PendingAccept {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingAccept").field("pending", &self.pending).finish()
-    }
-}
+debug! { PendingAccept, self, pending: self.pending }
 
 /// Takes the place of a queue pair that is ready, and needs no further change.
 #[derive(Debug)]
@@ -223,11 +220,7 @@ fn make_ready(id: &mut Id, object: &mut impl sealed::Connected) -> crate::error:
     Ok(())
 }
 
-impl<Q: fmt::Debug> fmt::Debug for PendingConnection<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingConnection").field("object", &self.object).finish_non_exhaustive()
-    }
-}
+debug! { impl[Q: fmt::Debug] PendingConnection<Q>, self, object: self.object, .. }
 
 /// A connection whose request or answer was sent, to be completed in steps by an event loop. Dropping it
 /// gives up, and tells the peer if possible.
@@ -327,13 +320,9 @@ impl<Q: sealed::Connected> AsFd for Connecting<Q> {
     }
 }
 
-impl<Q: sealed::Connected + fmt::Debug> fmt::Debug for Connecting<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connecting")
-            .field("object", &*self.attempt.object)
-            .field("active", &self.active)
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[Q: sealed::Connected + fmt::Debug] Connecting<Q>, self,
+    object: *self.attempt.object, active: self.active, ..
 }
 
 /// Runs all steps, within one time limit.

@@ -10,6 +10,7 @@ use super::connectable::sealed;
 use super::event::{ConnectionEvent, ConnectionEventKind};
 use super::id::Id;
 use super::private_data::PrivateData;
+use crate::debug::debug;
 use crate::device::event_file;
 use crate::error::Result;
 use crate::queue_pair::EnhancedConnection;
@@ -150,14 +151,7 @@ impl<Q> AsFd for Connection<Q> {
     }
 }
 
-impl<Q: fmt::Debug> fmt::Debug for Connection<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection")
-            .field("object", &self.object)
-            .field("control", &self.control)
-            .finish()
-    }
-}
+debug! { impl[Q: fmt::Debug] Connection<Q>, self, object: self.object, control: self.control }
 
 /// The control part of a connection, without the queue pair: see [`Connection::into_parts`].
 #[must_use = "dropping it ends the connection"]
@@ -273,12 +267,7 @@ impl AsFd for ConnectionControl {
     }
 }
 
-impl fmt::Debug for ConnectionControl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectionControl")
-            .field("local_addr", &self.local_addr())
-            .field("peer_addr", &self.peer_addr())
-            .field("iwarp", &self.iwarp)
-            .finish_non_exhaustive()
-    }
+debug! {
+    ConnectionControl, self,
+    local_addr: self.local_addr(), peer_addr: self.peer_addr(), iwarp: self.iwarp, ..
 }

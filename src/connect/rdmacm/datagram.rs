@@ -1,6 +1,5 @@
 //! Peers for datagrams: finding the queue pair behind an IP address (SIDR).
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -10,6 +9,7 @@ use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
 use super::listener::Requests;
 use super::private_data::{Message, PrivateData};
+use crate::debug::debug;
 use crate::device::Context;
 use crate::device::event_file;
 use crate::error::{Error, Result};
@@ -128,14 +128,7 @@ fn parameters(private_data: &[u8], len: u8, queue_pair: u32) -> ffi::rdma_conn_p
     }
 }
 
-impl fmt::Debug for DatagramRoute {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DatagramRoute")
-            .field("peer_addr", &self.id.peer_addr())
-            .field("device", &self.device_name())
-            .finish_non_exhaustive()
-    }
-}
+debug! { DatagramRoute, self, peer_addr: self.id.peer_addr(), device: self.device_name(), .. }
 
 /// The address of a datagram peer or a multicast group, [to which](crate::SendWorkRequest::to) a
 /// [`SendWorkRequest`](crate::SendWorkRequest) is sent.
@@ -223,11 +216,7 @@ impl AsFd for DatagramListener {
     }
 }
 
-impl fmt::Debug for DatagramListener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DatagramListener").field("local_addr", &self.local_addr()).finish()
-    }
-}
+debug! { DatagramListener, self, local_addr: self.local_addr() }
 
 /// A peer that asks where to send datagrams. Dropping it rejects the peer.
 #[must_use = "dropping it rejects the peer"]
@@ -325,10 +314,4 @@ impl DatagramRequest {
     }
 }
 
-impl fmt::Debug for DatagramRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DatagramRequest")
-            .field("peer_addr", &self.peer_addr())
-            .finish_non_exhaustive()
-    }
-}
+debug! { DatagramRequest, self, peer_addr: self.peer_addr(), .. }

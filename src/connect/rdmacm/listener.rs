@@ -1,6 +1,5 @@
 //! Waiting for peers that want to connect.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use super::event::{ConnectionEventKind, Copied};
 use super::event_channel::EventChannel;
 use super::id::Id;
 use super::request::ConnectionRequest;
+use crate::debug::debug;
 use crate::device::event_file;
 use crate::error::Result;
 use crate::ffi;
@@ -180,11 +180,7 @@ impl AsFd for Listener {
     }
 }
 
-impl fmt::Debug for Listener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("local_addr", &self.local_addr()).finish_non_exhaustive()
-    }
-}
+debug! { Listener, self, local_addr: self.local_addr(), .. }
 
 /// The requests that arrive at an address, each moved to a channel of its own.
 pub(super) struct Requests {

@@ -1,6 +1,5 @@
 //! Multicast groups, joined by their IP address.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use super::datagram::{DatagramPeer, activate};
 use super::error::ConnectionError;
 use super::event::ConnectionEventKind;
 use super::id::Id;
+use crate::debug::debug;
 use crate::device::event_file;
 use crate::device::{Context, Gid};
 use crate::error::{Error, Result};
@@ -166,11 +166,4 @@ impl MulticastMembership {
     }
 }
 
-impl fmt::Debug for MulticastMembership {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MulticastMembership")
-            .field("group", &self.group.ip())
-            .field("peer", &self.peer)
-            .finish_non_exhaustive()
-    }
-}
+debug! { MulticastMembership, self, group: self.group.ip(), peer: self.peer, .. }

@@ -1,6 +1,5 @@
 //! Peers that want to connect.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use super::connection::Connection;
 use super::error::ConnectionError;
 use super::id::Id;
 use super::private_data::{Message, PrivateData};
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::Result;
 use crate::queue_pair::EnhancedConnection;
@@ -225,12 +225,7 @@ fn answered() -> crate::error::Error {
     crate::error::Error::invalid("rdma_accept", "the request was answered already")
 }
 
-impl fmt::Debug for ConnectionRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectionRequest")
-            .field("peer_addr", &self.peer_addr())
-            .field("device", &self.device_name())
-            .field("port", &self.port())
-            .finish_non_exhaustive()
-    }
+debug! {
+    ConnectionRequest, self,
+    peer_addr: self.peer_addr(), device: self.device_name(), port: self.port(), ..
 }

@@ -1,6 +1,5 @@
 //! The route to a peer, found by its IP address.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use super::error::ConnectionError;
 use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
 use super::{Connectable, Step};
+use crate::debug::debug;
 use crate::device::Context;
 use crate::device::event_file;
 use crate::error::Result;
@@ -191,11 +191,7 @@ impl AsFd for RouteResolution {
     }
 }
 
-impl fmt::Debug for RouteResolution {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouteResolution").field("deadline", &self.deadline).finish_non_exhaustive()
-    }
-}
+debug! { RouteResolution, self, deadline: self.deadline, .. }
 
 /// The route to a peer: the device, the port and the path that lead to its IP address.
 ///
@@ -334,12 +330,4 @@ impl Route {
     }
 }
 
-impl fmt::Debug for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Route")
-            .field("peer_addr", &self.peer_addr())
-            .field("device", &self.device_name())
-            .field("port", &self.port())
-            .finish()
-    }
-}
+debug! { Route, self, peer_addr: self.peer_addr(), device: self.device_name(), port: self.port() }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::error::ExchangeError;
 
+use crate::debug::debug;
+
 /// A stream over which two sides can connect: one whose waits can be given a deadline.
 ///
 /// [`TcpStream`] and [`UnixStream`] are such streams. For others, such as TLS over TCP, see
@@ -136,11 +138,7 @@ where
     }
 }
 
-impl<S: fmt::Debug, F> fmt::Debug for StreamWithDeadline<S, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamWithDeadline").field("stream", &self.stream).finish_non_exhaustive()
-    }
-}
+debug! { impl[S: fmt::Debug, F] StreamWithDeadline<S, F>, self, stream: self.stream, .. }
 
 /// Reads and writes whole messages until a deadline.
 pub(super) struct Timed<'s, S: DeadlineStream> {

@@ -1,0 +1,33 @@
+//! `Debug` of structs that show values under names of their own.
+
+/// `debug! { Name<'_>, self, field: self.value(), .. }` implements `Debug` for the struct. `..` says that it has more
+/// than it shows. Parameters that are types come first, in brackets: `impl[T: Element] Name<'_, T>`.
+macro_rules! debug {
+    (impl[$($parameter:tt)*] $name:ident $(<$($argument:tt),*>)?, $self:ident,
+     $($field:ident: $value:expr),+, ..) => {
+        $crate::debug::debug! {
+            @finish_non_exhaustive [$($parameter)*] $name [$(<$($argument),*>)?] $self [$($field: $value),+]
+        }
+    };
+    (impl[$($parameter:tt)*] $name:ident $(<$($argument:tt),*>)?, $self:ident,
+     $($field:ident: $value:expr),+) => {
+        $crate::debug::debug! {
+            @finish [$($parameter)*] $name [$(<$($argument),*>)?] $self [$($field: $value),+]
+        }
+    };
+    (@$finish:ident [$($parameter:tt)*] $name:ident [$($arguments:tt)*] $self:ident
+     [$($field:ident: $value:expr),+]) => {
+        impl<$($parameter)*> std::fmt::Debug for $name $($arguments)* {
+            fn fmt(&$self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name))
+                    $(.field(stringify!($field), &$value))+
+                    .$finish()
+            }
+        }
+    };
+    ($name:ident $($rest:tt)*) => {
+        $crate::debug::debug! { impl[] $name $($rest)* }
+    };
+}
+
+pub(crate) use debug;
