@@ -106,8 +106,6 @@ pub use memory::{
     ScatterElement, SharedMemoryRegion, SharedMemorySlice,
 };
 pub use parent::Parent;
-#[cfg(feature = "efa")]
-pub use queue_pair::SrdOptions;
 pub use queue_pair::work_request::{
     Batch, BatchData, CompareSwapWorkRequest, FetchAddWorkRequest, FlushPlacement, Inline,
     InlineList, ListEntry, ListError, LocalInvalidateWorkRequest, MAX_MESSAGE_LENGTH,
@@ -116,14 +114,17 @@ pub use queue_pair::work_request::{
     WorkRequest, WorkRequestList, WorkRequestOpcode, WriteWorkRequest,
 };
 pub use queue_pair::{
-    AddressHandle, AddressVector, AttributeMask, CreateFlags, DataInOrder, EnhancedConnection,
-    MigrationState, OpenedQueuePair, PreparedQueuePair, QueuePair, QueuePairAttributes,
-    QueuePairBuilder, QueuePairEndpoint, QueuePairState, RateLimit, ReceiveHalf, ResolvedEthernet,
-    SendHalf, SharedReceiveQueue, SharedReceiveQueueAttributes, StateTransition, Tag, TagHandle,
-    TagListSize, TagOperation,
+    AddressHandle, AddressVector, AttributeMask, Connected, CreateFlags, DataInOrder, Datagram,
+    EnhancedConnection, MigrationState, OpenedQueuePair, PreparedQueuePair, QueuePair,
+    QueuePairAttributes, QueuePairBuilder, QueuePairEndpoint, QueuePairState, RateLimit, RawPacket,
+    Rc, ReceiveHalf, ReceiveQueue, Reliable, ResolvedEthernet, SendHalf, SharedReceiveQueue,
+    SharedReceiveQueueAttributes, StateTransition, Tag, TagHandle, TagListSize, TagOperation,
+    Transport, Uc, Ud, Unconnected, XrcReceive, XrcSend,
 };
 #[cfg(feature = "mlx5")]
-pub use queue_pair::{DcStreams, DcTarget};
+pub use queue_pair::{DcStreams, DcTarget, Dci};
+#[cfg(feature = "efa")]
+pub use queue_pair::{Srd, SrdOptions};
 pub use settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,

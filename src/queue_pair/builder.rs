@@ -1,11 +1,13 @@
 //! The builder of queue pairs: all settings for creating and connecting one.
 
 use std::fmt;
+use std::marker::PhantomData;
 
-use super::Parents;
 use super::address_vector::AddressVector;
 use super::driver::DriverTransport;
+use super::object::Parents;
 use super::shared_receive_queue::SharedReceiveQueue;
+use super::transport::{Datagram, ReceiveQueue, Reliable, Transport};
 use crate::completion::CompletionQueue;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::ffi;
@@ -45,7 +47,8 @@ use crate::settings::{
 /// ```
 #[doc(alias = "ibv_qp_init_attr")]
 #[must_use]
-pub struct QueuePairBuilder<'res> {
+pub struct QueuePairBuilder<'res, T = QueuePairType> {
+    pub(super) transport: PhantomData<T>,
     pub(super) parents: Parents<'res>,
     pub(super) kind: QueuePairType,
     pub(super) capacities: ffi::ibv_qp_cap,
@@ -133,10 +136,10 @@ impl Default for ConnectionSettings {
     }
 }
 
-/// Defines builder methods that store a value.
+/// Defines builder methods that store a value, for transports with this trait.
 macro_rules! settings {
-    ($($(#[$meta:meta])* $name:ident: $type:ty => $($field:ident).+ $(= $wrap:path)?;)+) => {
-        impl<'res> QueuePairBuilder<'res> {
+    ($bound:ident: $($(#[$meta:meta])* $name:ident: $type:ty => $($field:ident).+ $(= $wrap:path)?;)+) => {
+        impl<'res, T: $bound> QueuePairBuilder<'res, T> {
             $(
                 $(#[$meta])*
                 pub fn $name(mut self, value: $type) -> Self {
@@ -149,6 +152,7 @@ macro_rules! settings {
 }
 
 settings! {
+    Transport:
     /// How many requests can be outstanding on the send queue (1 unless set).
     max_send_wr: u32 => capacities.max_send_wr;
     /// How many requests can be outstanding on the receive queue (1 unless set).
@@ -177,8 +181,6 @@ settings! {
     /// The operations that the peer may perform through the queue pair (only sends unless set). The memory
     /// must allow them too.
     access: AccessFlags => settings.access;
-    /// The Q_Key of a UD queue pair: datagrams must carry it (0x11111111 unless set).
-    qkey: u32 => settings.qkey;
     /// The largest MTU of the path (the active MTU of our port unless set). The handshake uses the smaller
     /// one of both sides.
     path_mtu: MaximumTransferUnit => settings.mtu = Some;
@@ -189,21 +191,6 @@ settings! {
     /// The number of the first packet that we receive, the peer's `send_psn` (taken from the peer's
     /// endpoint unless set). It applies to the first connection only.
     receive_psn: PacketSequenceNumber => settings.receive_psn = Some;
-    /// How many reads and atomics we may have outstanding (the device's maximum, but at most 16, unless
-    /// set). If the peer answers fewer at a time, the handshake uses that number.
-    max_rd_atomic: u8 => settings.max_rd_atomic = Some;
-    /// How many reads and atomics of the peer we answer at a time (the device's maximum, but at most 16,
-    /// unless set).
-    max_dest_rd_atomic: u8 => settings.max_dest_rd_atomic = Some;
-    /// How long the peer waits before it retries a message that found no receive (10.24 ms unless
-    /// set).
-    min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
-    /// How long the peer has to answer a packet (67.1 ms unless set).
-    ack_timeout: AckTimeout => settings.ack_timeout;
-    /// How often an unanswered packet is sent again (6 unless set).
-    max_ack_retries: MaxAckRetries => settings.max_ack_retries;
-    /// How often a message that found no receive is sent again (6 unless set).
-    max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
     /// The service level (0 unless set).
     service_level: ServiceLevel => settings.service_level;
     /// The traffic class of the global route header (0 unless set).
@@ -219,14 +206,40 @@ settings! {
     global_route: bool => settings.global;
 }
 
-impl<'res> QueuePairBuilder<'res> {
-    /// Begins a queue pair of the given type. Its send and receive requests complete on the given queues,
-    /// which may be the same queue.
+settings! {
+    Reliable:
+    /// How many reads and atomics we may have outstanding (the device's maximum, but at most 16, unless
+    /// set). If the peer answers fewer at a time, the handshake uses that number.
+    max_rd_atomic: u8 => settings.max_rd_atomic = Some;
+    /// How many reads and atomics of the peer we answer at a time (the device's maximum, but at most 16,
+    /// unless set).
+    max_dest_rd_atomic: u8 => settings.max_dest_rd_atomic = Some;
+    /// How long the peer waits before it retries a message that found no receive (10.24 ms unless
+    /// set).
+    min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
+    /// How long the peer has to answer a packet (67.1 ms unless set).
+    ack_timeout: AckTimeout => settings.ack_timeout;
+    /// How often an unanswered packet is sent again (6 unless set).
+    max_ack_retries: MaxAckRetries => settings.max_ack_retries;
+    /// How often a message that found no receive is sent again (6 unless set).
+    max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
+}
+
+settings! {
+    Datagram:
+    /// The Q_Key of a UD queue pair: datagrams must carry it (0x11111111 unless set).
+    qkey: u32 => settings.qkey;
+}
+
+impl<'res, T: Transport> QueuePairBuilder<'res, T> {
+    /// Begins a queue pair of this transport: [`Rc`](crate::Rc), [`Ud`](crate::Ud) .., or a [`QueuePairType`]
+    /// that is known at run time only. Its send and receive requests complete on the given queues, which may be
+    /// the same queue.
     pub fn new(
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
         send_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
         receive_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
-        queue_pair_type: QueuePairType,
+        transport: T,
     ) -> Self {
         Self {
             parents: Parents {
@@ -238,7 +251,7 @@ impl<'res> QueuePairBuilder<'res> {
             },
             // Turns a number with a known name into that name, because all code that depends on the type
             // compares names.
-            kind: ffi::ibv_qp_type::from(queue_pair_type).into(),
+            kind: ffi::ibv_qp_type::from(transport.queue_pair_type()).into(),
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 1,
                 max_recv_wr: 1,
@@ -251,7 +264,8 @@ impl<'res> QueuePairBuilder<'res> {
             source_number: None,
             max_tso_header: 0,
             extended: None,
-            driver: None,
+            driver: transport.driver(),
+            transport: PhantomData,
             settings: ConnectionSettings::default(),
         }
     }
@@ -275,7 +289,10 @@ impl<'res> QueuePairBuilder<'res> {
 
     /// Receives from a shared receive queue instead of the queue pair's own receive queue. No receives can
     /// then be posted to the queue pair, and `max_recv_wr` and `max_recv_sge` have no effect.
-    pub fn srq(mut self, queue: impl Into<Parent<'res, SharedReceiveQueue<'res>>>) -> Self {
+    pub fn srq(mut self, queue: impl Into<Parent<'res, SharedReceiveQueue<'res>>>) -> Self
+    where
+        T: ReceiveQueue,
+    {
         self.parents.srq = Some(queue.into());
         self
     }
@@ -308,17 +325,17 @@ impl<'res> QueuePairBuilder<'res> {
 impl ProtectionDomain<'_> {
     /// `ibv_create_qp`: begins a queue pair that borrows its parents. See [`QueuePairBuilder::new`].
     #[doc(alias = "ibv_create_qp")]
-    pub fn create_qp<'res>(
+    pub fn create_qp<'res, T: Transport>(
         &'res self,
         send_cq: &'res CompletionQueue<'res>,
         receive_cq: &'res CompletionQueue<'res>,
-        queue_pair_type: QueuePairType,
-    ) -> QueuePairBuilder<'res> {
-        QueuePairBuilder::new(self, send_cq, receive_cq, queue_pair_type)
+        transport: T,
+    ) -> QueuePairBuilder<'res, T> {
+        QueuePairBuilder::new(self, send_cq, receive_cq, transport)
     }
 }
 
-impl fmt::Debug for QueuePairBuilder<'_> {
+impl<T> fmt::Debug for QueuePairBuilder<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QueuePairBuilder")
             .field("queue_pair_type", &self.kind)

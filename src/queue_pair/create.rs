@@ -10,6 +10,7 @@ use super::endpoint::QueuePairEndpoint;
 use super::endpoint_gids::EndpointGids;
 use super::prepared::PreparedQueuePair;
 use super::sequence::first_psn;
+use super::transport::Transport;
 use crate::device::{Context, DeviceAttributes, PortState, quirks};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -29,7 +30,7 @@ struct LookedUp {
     is_rxe: bool,
 }
 
-impl<'res> QueuePairBuilder<'res> {
+impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     /// `ibv_create_qp`: creates the queue pair and its endpoint, which a peer needs to connect to it.
     ///
     /// # Errors
@@ -45,7 +46,7 @@ impl<'res> QueuePairBuilder<'res> {
     ///  - `EPERM`: the process may not create this type of queue pair.
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
-    pub fn build(mut self) -> Result<PreparedQueuePair<'res>> {
+    pub fn build(mut self) -> Result<PreparedQueuePair<'res, T>> {
         let looked_up = self.prepare()?;
         let (raw, operations) = match self.extended.filter(|(wanted, _)| !wanted.is_empty()) {
             None => (self.create(None)?, SendOperations::empty()),
@@ -77,7 +78,7 @@ impl<'res> QueuePairBuilder<'res> {
     /// available or not, the queue pair was created for some (`IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`):
     /// `ibv_qp_to_qp_ex` accesses fields that the queue pairs of many providers do not have. If this fails,
     /// the caller keeps the queue pair.
-    pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res>> {
+    pub unsafe fn adopt(mut self, raw: *mut ffi::ibv_qp) -> Result<PreparedQueuePair<'res, T>> {
         let looked_up = self.prepare()?;
         let parents = &self.parents;
         // SAFETY: the caller vouches for a pointer that is not null.
@@ -282,7 +283,7 @@ impl<'res> QueuePairBuilder<'res> {
         raw: Handle<ffi::ibv_qp>,
         operations: SendOperations,
         LookedUp { lid, gids, settings, is_rxe }: LookedUp,
-    ) -> PreparedQueuePair<'res> {
+    ) -> PreparedQueuePair<'res, T> {
         let extended = if operations.is_empty() {
             None
         } else {

@@ -1,6 +1,7 @@
 //! The order in which the data of a message reaches memory.
 
 use super::QueuePair;
+use super::transport::Transport;
 use super::work_request::WorkRequestOpcode;
 use crate::ffi;
 
@@ -19,7 +20,7 @@ bitflags::bitflags! {
     }
 }
 
-impl QueuePair<'_> {
+impl<T: Transport> QueuePair<'_, T> {
     /// `ibv_query_qp_data_in_order`: the order in which the data of an operation is written to memory. An
     /// empty set guarantees nothing.
     #[doc(alias = "ibv_query_qp_data_in_order")]

@@ -15,6 +15,7 @@ use super::endpoint::QueuePairEndpoint;
 use super::shared_receive_queue::SharedReceiveQueue;
 use super::state::QueuePairState;
 use super::transition::StateTransition;
+use super::transport::{Dci, Transport};
 use crate::completion::CompletionQueue;
 use crate::device::mlx5;
 use crate::domain::ProtectionDomain;
@@ -26,7 +27,7 @@ use crate::settings::{MaximumTransferUnit, QueuePairType};
 
 pub(super) const CREATE: &str = "mlx5dv_create_qp";
 
-/// `struct mlx5dv_dci_streams`: the streams of a DC initiator. See [`QueuePairBuilder::dc_initiator`].
+/// `struct mlx5dv_dci_streams`: the streams of a DC initiator. See [`QueuePairBuilder::dc_streams`].
 ///
 /// The device carries out the requests of one stream in order; those of different streams may overtake each
 /// other, and an error of one stream does not stop the others. Both numbers are powers of two.
@@ -118,53 +119,17 @@ pub(super) fn target_attributes(from: QueuePairState, to: QueuePairState) -> Att
     }
 }
 
-impl<'res> QueuePairBuilder<'res> {
-    /// Makes it a DC initiator of an mlx5 device, of type [`Driver`](QueuePairType::Driver), with or without
-    /// streams. [`build`](Self::build) then calls `mlx5dv_create_qp`, whose man page is
-    /// `mlx5dv_create_qp(3)`, and fails with `EOPNOTSUPP` on other devices.
-    ///
-    /// The queue pair posts [batches](QueuePair::batch) only, and receives nothing;
-    /// [`activate`](crate::PreparedQueuePair::activate) makes it ready. [`Batch::to_dc`](crate::Batch::to_dc)
-    /// tells where requests go: by an [`AddressHandle`](crate::AddressHandle), and by the number and the
-    /// access key of a [`DcTarget`]. Unless [`extended`](Self::extended) is called, it gets sends, reads,
-    /// writes and atomics.
-    ///
-    /// ```no_run
-    /// use ibverbs::{AddressVector, QueuePairType, SendFlags};
-    ///
-    /// # fn main() -> ibverbs::Result<()> {
-    /// let context = ibverbs::open("mlx5_0")?;
-    /// let domain = context.alloc_pd()?;
-    /// let region = domain.allocate::<u8>(4096)?;
-    /// let queue = context.create_cq(64)?;
-    /// let mut initiator = domain
-    ///     .create_qp(&queue, &queue, QueuePairType::Driver)
-    ///     .dc_initiator(None)
-    ///     .max_send_wr(32)
-    ///     .build()?
-    ///     .activate()?;
-    /// # let (peer, key) = (initiator.endpoint(), 7);
-    ///
-    /// // A peer has sent the endpoint and the access key of its target.
-    /// let path = domain.create_ah(&AddressVector::to_peer(&context, 1, &peer)?)?;
-    /// let data = [region.gather_element(..1024)?];
-    /// // SAFETY: region and address handle stay until the completion of 7 was polled.
-    /// unsafe {
-    ///     initiator.batch(|batch| {
-    ///         batch.to_dc(&path, peer.num(), key)?;
-    ///         batch.send(7, SendFlags::empty(), &data)
-    ///     })?;
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[doc(alias = "mlx5dv_create_qp")]
-    pub fn dc_initiator(mut self, streams: Option<DcStreams>) -> Self {
-        self.kind = QueuePairType::Driver;
-        self.driver = Some(DriverTransport::DcInitiator(streams));
+impl QueuePairBuilder<'_, Dci> {
+    /// `struct mlx5dv_dci_streams`: divides the requests into streams (not unless set). A request names its stream
+    /// by [`Batch::to_dc_on_stream`](crate::Batch::to_dc_on_stream).
+    #[doc(alias = "mlx5dv_dci_streams")]
+    pub fn dc_streams(mut self, streams: DcStreams) -> Self {
+        self.driver = Some(DriverTransport::DcInitiator(Some(streams)));
         self
     }
+}
 
+impl<T: Transport> QueuePairBuilder<'_, T> {
     /// Checks the streams against the device, and chooses what was not set.
     pub(super) fn prepare_dc_initiator(&mut self, streams: Option<DcStreams>) -> Result<()> {
         use SendOperations as S;
@@ -207,9 +172,12 @@ impl<'res> QueuePairBuilder<'res> {
         self.extended = None;
         Ok(())
     }
+}
 
+impl<'res> QueuePairBuilder<'res, QueuePairType> {
     /// `mlx5dv_create_qp`: creates a DC target with this access key, which initiators must name, and takes
-    /// it to RTR, its working state. It needs a [shared receive queue](Self::srq).
+    /// it to RTR, its working state. It needs a [shared receive queue](Self::srq). The builder is one of type
+    /// [`Driver`](QueuePairType::Driver).
     ///
     /// Of the builder's settings, the port, its GID and partition, [`access`](Self::access), `path_mtu`,
     /// `min_rnr_timer`, `hop_limit`, `traffic_class`, `flow_label` and `service_level` apply. The man page is
@@ -252,7 +220,7 @@ impl<'res> QueuePairBuilder<'res> {
     }
 }
 
-impl QueuePair<'_> {
+impl<T: Transport> QueuePair<'_, T> {
     /// The attributes of a DC queue pair that its settings do not have as they are.
     pub(super) fn dc_attributes(
         &self,
@@ -291,7 +259,7 @@ impl QueuePair<'_> {
         let all = self.dc_attributes(self.early_attributes().path(path), port.active_mtu());
         self.advance(&all, S::Reset, S::Init)?;
         self.advance(&all, S::Init, S::ReadyToReceive)?;
-        self.properties.endpoint.num = self.number();
+        self.object.properties.endpoint.num = self.number();
         Ok(())
     }
 
@@ -304,7 +272,7 @@ impl QueuePair<'_> {
     #[doc(alias = "mlx5dv_dci_stream_id_reset")]
     pub fn reset_dc_stream(&mut self, stream: u16) -> Result<()> {
         const VERB: &str = "mlx5dv_dci_stream_id_reset";
-        if !matches!(self.properties.driver, Some(DriverTransport::DcInitiator(Some(_)))) {
+        if !matches!(self.object.properties.driver, Some(DriverTransport::DcInitiator(Some(_)))) {
             let reason = "the queue pair is not a DC initiator with streams";
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
         }
@@ -321,7 +289,7 @@ impl QueuePair<'_> {
 /// completion queue for receives. It is in RTR from the beginning.
 #[doc(alias = "DCT")]
 pub struct DcTarget<'res> {
-    queue_pair: QueuePair<'res>,
+    queue_pair: QueuePair<'res, QueuePairType>,
     shared_receive_queue: Parent<'res, SharedReceiveQueue<'res>>,
     access_key: u64,
 }

@@ -10,12 +10,13 @@ use super::dc::{self, DcStreams};
 #[cfg(feature = "efa")]
 use super::srd::{self, SrdOptions};
 use super::state::QueuePairState;
+use super::transport::Transport;
 use crate::error::Result;
 use crate::ffi;
 
 /// The transport of a queue pair of type [`Driver`](crate::QueuePairType::Driver) that this crate creates.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum DriverTransport {
+pub enum DriverTransport {
     #[cfg(feature = "efa")]
     Srd {
         options: SrdOptions,
@@ -108,7 +109,7 @@ impl DriverTransport {
     }
 }
 
-impl QueuePairBuilder<'_> {
+impl<T: Transport> QueuePairBuilder<'_, T> {
     /// Whether the transport's own limits replace those of `ibv_query_device`, which are then checked here.
     pub(super) fn prepare_driver(&mut self) -> Result<bool> {
         let Some(driver) = self.driver else { return Ok(false) };

@@ -1,6 +1,7 @@
 //! Enhanced connection establishment (ECE).
 
 use super::QueuePair;
+use super::transport::Transport;
 use crate::error::Result;
 use crate::ffi;
 
@@ -18,7 +19,7 @@ pub struct EnhancedConnection {
     pub options: u32,
 }
 
-impl QueuePair<'_> {
+impl<T: Transport> QueuePair<'_, T> {
     /// `ibv_query_ece`: the options that the queue pair has, or has accepted.
     ///
     /// # Errors

@@ -1,13 +1,15 @@
 //! The flows of a queue pair.
 
 use super::QueuePair;
+use super::object::Object;
+use super::transport::Transport;
 use crate::error::Result;
 use crate::flow::{FlowCounter, FlowCounters, FlowId, FlowRule};
 use crate::handle::Leak;
 use crate::parent::Parent;
 
 /// Flow steering, for raw packet and UD queue pairs.
-impl<'res> QueuePair<'res> {
+impl<'res, T: Transport> QueuePair<'res, T> {
     /// `ibv_create_flow`: directs the packets that match `rule` to this queue pair. The flow ends with
     /// [`destroy_flow`](Self::destroy_flow) or with the queue pair.
     ///
@@ -24,9 +26,9 @@ impl<'res> QueuePair<'res> {
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self, rule: &FlowRule<'res>) -> Result<FlowId> {
         let (raw, kind) = (self.as_raw(), self.queue_pair_type());
-        let context = self.parents.domain.context();
+        let context = self.object.parents.domain.context();
         // SAFETY: the queue pair is live, of that type, and destroys its flows before itself.
-        unsafe { self.flows.create(raw, kind, context, rule) }
+        unsafe { self.object.flows.create(raw, kind, context, rule) }
     }
 
     /// `ibv_destroy_flow`: ends a flow.
@@ -39,8 +41,8 @@ impl<'res> QueuePair<'res> {
     /// with this queue pair and all that it was made from.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
-        let (raw, parents) = (&self.raw, &self.parents);
-        self.flows.destroy(flow, || {
+        let (raw, parents) = (&self.object.raw, &self.object.parents);
+        self.object.flows.destroy(flow, || {
             raw.leak();
             parents.leak();
         })
@@ -64,9 +66,11 @@ impl<'res> QueuePair<'res> {
         counter: FlowCounter,
         index: u32,
     ) -> Result<()> {
-        self.flows.attach(flow, counters.into(), counter, index)
+        self.object.flows.attach(flow, counters.into(), counter, index)
     }
+}
 
+impl Object<'_> {
     /// Destroys all flows: the kernel refuses to destroy a queue pair that has one.
     pub(super) fn end_flows(&mut self) {
         let (raw, parents) = (&self.raw, &self.parents);

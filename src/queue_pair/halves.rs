@@ -11,6 +11,7 @@ use super::post::{INLINE, SIGNALED, request};
 use super::post_receive::receive_methods;
 use super::post_remote::remote_methods;
 use super::post_send::send_methods;
+use super::transport::Transport;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{LocalMemory, LocalMemoryMut, RemoteMemoryRegion};
@@ -23,35 +24,36 @@ use crate::queue_pair::work_request::{
 use crate::queue_pair::work_request::{
     explain_elements, explain_receive, explain_send, post_receive, post_send,
 };
+use crate::settings::QueuePairType;
 
 /// The send side of a queue pair: see [`QueuePair::split`].
-pub struct SendHalf<'q, 'res> {
+pub struct SendHalf<'q, 'res, T = QueuePairType> {
     raw: *mut ffi::ibv_qp,
-    queue_pair: &'q QueuePair<'res>,
+    queue_pair: &'q QueuePair<'res, T>,
     whole: PhantomData<&'q mut ()>,
 }
 
 /// The receive side of a queue pair: see [`QueuePair::split`].
-pub struct ReceiveHalf<'q, 'res> {
+pub struct ReceiveHalf<'q, 'res, T = QueuePairType> {
     raw: *mut ffi::ibv_qp,
-    queue_pair: &'q QueuePair<'res>,
+    queue_pair: &'q QueuePair<'res, T>,
     whole: PhantomData<&'q mut ()>,
 }
 
 // SAFETY: a queue pair can be used from any thread, and its two queues at the same time: providers lock
 // each separately.
-unsafe impl Send for SendHalf<'_, '_> {}
+unsafe impl<T: Transport> Send for SendHalf<'_, '_, T> {}
 // SAFETY: as above; methods that post take `&mut self`.
-unsafe impl Sync for SendHalf<'_, '_> {}
+unsafe impl<T: Transport> Sync for SendHalf<'_, '_, T> {}
 // SAFETY: as for the other half.
-unsafe impl Send for ReceiveHalf<'_, '_> {}
+unsafe impl<T: Transport> Send for ReceiveHalf<'_, '_, T> {}
 // SAFETY: as for the other half.
-unsafe impl Sync for ReceiveHalf<'_, '_> {}
+unsafe impl<T: Transport> Sync for ReceiveHalf<'_, '_, T> {}
 
-impl<'q, 'res> SendHalf<'q, 'res> {
+impl<'q, 'res, T: Transport> SendHalf<'q, 'res, T> {
     /// The caller creates at most one send half and one receive half.
     #[inline]
-    pub(super) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
+    pub(super) fn new(queue_pair: &'q QueuePair<'res, T>) -> Self {
         Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
     }
 
@@ -69,7 +71,11 @@ impl<'q, 'res> SendHalf<'q, 'res> {
     pub unsafe fn post(&mut self, request: &mut impl SendQueueRequest, wr_id: u64) -> Result<()> {
         // SAFETY: the queue pair is live, and the caller keeps the memory.
         let returned = unsafe { request.post(self.raw, wr_id) };
-        if returned == 0 { Ok(()) } else { Err(request.explain(self.queue_pair, returned)) }
+        if returned == 0 {
+            Ok(())
+        } else {
+            Err(request.explain(self.queue_pair.erased(), returned))
+        }
     }
 
     send_methods!();
@@ -77,7 +83,7 @@ impl<'q, 'res> SendHalf<'q, 'res> {
 
     /// The whole queue pair, for queries.
     #[inline]
-    pub fn queue_pair(&self) -> &QueuePair<'res> {
+    pub fn queue_pair(&self) -> &QueuePair<'res, T> {
         self.queue_pair
     }
 
@@ -88,10 +94,10 @@ impl<'q, 'res> SendHalf<'q, 'res> {
     }
 }
 
-impl<'q, 'res> ReceiveHalf<'q, 'res> {
+impl<'q, 'res, T: Transport> ReceiveHalf<'q, 'res, T> {
     /// The caller creates at most one send half and one receive half.
     #[inline]
-    pub(super) fn new(queue_pair: &'q QueuePair<'res>) -> Self {
+    pub(super) fn new(queue_pair: &'q QueuePair<'res, T>) -> Self {
         Self { raw: queue_pair.as_raw(), queue_pair, whole: PhantomData }
     }
 
@@ -109,14 +115,18 @@ impl<'q, 'res> ReceiveHalf<'q, 'res> {
     pub unsafe fn post(&mut self, request: &mut ReceiveWorkRequest<'_>, wr_id: u64) -> Result<()> {
         // SAFETY: the queue pair is live, and the caller keeps the memory.
         let returned = unsafe { Post::post(request, self.raw, wr_id) };
-        if returned == 0 { Ok(()) } else { Err(request.explain(self.queue_pair, returned)) }
+        if returned == 0 {
+            Ok(())
+        } else {
+            Err(request.explain(self.queue_pair.erased(), returned))
+        }
     }
 
     receive_methods!();
 
     /// The whole queue pair, for queries.
     #[inline]
-    pub fn queue_pair(&self) -> &QueuePair<'res> {
+    pub fn queue_pair(&self) -> &QueuePair<'res, T> {
         self.queue_pair
     }
 
@@ -127,13 +137,13 @@ impl<'q, 'res> ReceiveHalf<'q, 'res> {
     }
 }
 
-impl fmt::Debug for SendHalf<'_, '_> {
+impl<T> fmt::Debug for SendHalf<'_, '_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("SendHalf").field(self.queue_pair).finish()
     }
 }
 
-impl fmt::Debug for ReceiveHalf<'_, '_> {
+impl<T> fmt::Debug for ReceiveHalf<'_, '_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ReceiveHalf").field(self.queue_pair).finish()
     }

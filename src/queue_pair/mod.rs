@@ -23,6 +23,7 @@ mod flows;
 mod halves;
 mod modify;
 mod multicast;
+mod object;
 mod opened;
 mod post;
 mod post_receive;
@@ -38,6 +39,7 @@ mod srd;
 mod state;
 mod tag_matching;
 mod transition;
+mod transport;
 pub(crate) mod work_request;
 
 pub use address_handle::AddressHandle;
@@ -64,24 +66,32 @@ pub(crate) use state::TransitionError;
 pub use state::{MigrationState, QueuePairState};
 pub use tag_matching::{Tag, TagHandle, TagListSize, TagOperation};
 pub use transition::StateTransition;
+#[cfg(feature = "mlx5")]
+pub use transport::Dci;
+#[cfg(feature = "efa")]
+pub use transport::Srd;
+pub use transport::{
+    Connected, Datagram, RawPacket, Rc, ReceiveQueue, Reliable, Transport, Uc, Ud, Unconnected,
+    XrcReceive, XrcSend,
+};
 
 use std::fmt;
-use std::ptr::NonNull;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
 
+use object::{Object, Parents, Properties};
 use sequence::first_psn;
 
 use crate::completion::CompletionQueue;
-use crate::device::Gid;
-use crate::domain::{ProtectionDomain, XrcDomain};
-use crate::error::Result;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
 use crate::ffi;
 use crate::flow::Flows;
-use crate::handle::{Handle, Leak, object};
+use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
-
-object!(ibv_qp, ibv_destroy_qp, event_file);
+use crate::state_error::StateError;
 
 /// `struct ibv_qp`: a queue pair, to which sends and receives are posted.
 ///
@@ -126,74 +136,22 @@ object!(ibv_qp, ibv_destroy_qp, event_file);
 /// A thread must not post either while it holds a completion of an
 /// [`ExtendedPoller`](crate::ExtendedPoller) of one of the completion queues, and must not poll within a
 /// [`batch`](Self::batch): that is not unsafe, but may wait for ever.
-pub struct QueuePair<'res> {
-    raw: Handle<ffi::ibv_qp>,
-    /// The C object's extended posting interface, if it has one.
-    extended: Option<NonNull<ffi::ibv_qp_ex>>,
-    properties: Properties,
-    parents: Parents<'res>,
-    /// The multicast groups that it is attached to, with their LIDs.
-    groups: Vec<(Gid, u16)>,
-    /// What it receives, if it takes Ethernet frames.
-    flows: Flows<'res>,
+#[repr(transparent)]
+pub struct QueuePair<'res, T = QueuePairType> {
+    object: Object<'res>,
+    transport: PhantomData<T>,
 }
 
-/// The properties that do not change once the queue pair exists, except the settings.
-#[derive(Clone, Copy, Debug)]
-struct Properties {
-    pub(crate) kind: QueuePairType,
-    /// Whether the queue pair has a fixed peer, so that requests do not name one.
-    has_peer: bool,
-    pub(crate) capacities: ffi::ibv_qp_cap,
-    pub(crate) settings: ConnectionSettings,
-    endpoint: QueuePairEndpoint,
-    /// The operations of the extended posting interface; empty without the interface.
-    operations: SendOperations,
-    /// The functions that the interface has.
-    functions: u64,
-    /// The provider's own transport, for type `Driver`.
-    driver: Option<DriverTransport>,
-}
-
-/// The parents of a queue pair, held so that they outlive it.
-#[derive(Clone)]
-struct Parents<'res> {
-    domain: Parent<'res, ProtectionDomain<'res>>,
-    send_cq: Parent<'res, CompletionQueue<'res>>,
-    receive_cq: Parent<'res, CompletionQueue<'res>>,
-    srq: Option<Parent<'res, SharedReceiveQueue<'res>>>,
-    xrc_domain: Option<Parent<'res, XrcDomain<'res>>>,
-}
-
-impl Leak for Parents<'_> {
-    fn leak(&self) {
-        self.domain.leak();
-        self.send_cq.leak();
-        self.receive_cq.leak();
-        self.srq.leak();
-        self.xrc_domain.leak();
-    }
-}
-
-impl Drop for QueuePair<'_> {
-    fn drop(&mut self) {
-        let _ = self.destroy();
-    }
-}
-
-// SAFETY: libibverbs allows every verb on a queue pair from any thread.
-unsafe impl Send for QueuePair<'_> {}
-// SAFETY: as above; methods that change the queue pair or post to it take `&mut self`.
-unsafe impl Sync for QueuePair<'_> {}
-
-impl<'res> QueuePair<'res> {
+impl<'res, T: Transport> QueuePair<'res, T> {
     fn new(
         raw: Handle<ffi::ibv_qp>,
         extended: Option<NonNull<ffi::ibv_qp_ex>>,
         properties: Properties,
         parents: Parents<'res>,
     ) -> Self {
-        Self { raw, extended, properties, parents, groups: Vec::new(), flows: Flows::new() }
+        let (groups, flows) = (Vec::new(), Flows::new());
+        let object = Object { raw, extended, properties, parents, groups, flows };
+        Self { object, transport: PhantomData }
     }
 
     /// Begins a queue pair: see [`QueuePairBuilder::new`].
@@ -201,9 +159,21 @@ impl<'res> QueuePair<'res> {
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
         send_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
         receive_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
-        queue_pair_type: QueuePairType,
-    ) -> QueuePairBuilder<'res> {
-        QueuePairBuilder::new(domain, send_cq, receive_cq, queue_pair_type)
+        transport: T,
+    ) -> QueuePairBuilder<'res, T> {
+        QueuePairBuilder::new(domain, send_cq, receive_cq, transport)
+    }
+
+    /// The same queue pair with its transport as a value, for programs that hold several kinds.
+    pub fn erase(self) -> QueuePair<'res, QueuePairType> {
+        QueuePair { object: self.object, transport: PhantomData }
+    }
+
+    /// As [`erase`](Self::erase), of a borrowed queue pair.
+    #[inline]
+    fn erased(&self) -> &QueuePair<'res, QueuePairType> {
+        // SAFETY: both are transparent wrappers of the same struct.
+        unsafe { &*ptr::from_ref(self).cast() }
     }
 
     /// Its number, by which peers address it.
@@ -215,153 +185,137 @@ impl<'res> QueuePair<'res> {
 
     /// Its address when the queue pair was built or last reset, which the peer needs.
     pub fn endpoint(&self) -> QueuePairEndpoint {
-        self.properties.endpoint
+        self.object.properties.endpoint
     }
 
     /// Its type.
     pub fn queue_pair_type(&self) -> QueuePairType {
-        self.properties.kind
+        self.object.properties.kind
     }
 
     /// How many requests can be outstanding on the send queue: at least as many as were asked for.
     pub fn max_send_wr(&self) -> u32 {
-        self.properties.capacities.max_send_wr
+        self.object.properties.capacities.max_send_wr
     }
 
     /// How many requests can be outstanding on the receive queue: at least as many as were asked
     /// for.
     pub fn max_recv_wr(&self) -> u32 {
-        self.properties.capacities.max_recv_wr
+        self.object.properties.capacities.max_recv_wr
     }
 
     /// How many gather elements a request on the send queue can have: at least as many as were asked
     /// for.
     pub fn max_send_sge(&self) -> u32 {
-        self.properties.capacities.max_send_sge
+        self.object.properties.capacities.max_send_sge
     }
 
     /// How many scatter elements a receive can have: at least as many as were asked for.
     pub fn max_recv_sge(&self) -> u32 {
-        self.properties.capacities.max_recv_sge
+        self.object.properties.capacities.max_recv_sge
     }
 
     /// How many bytes a request can carry inline: at least as many as were asked for.
     pub fn max_inline_data(&self) -> u32 {
-        self.properties.capacities.max_inline_data
+        self.object.properties.capacities.max_inline_data
     }
 
     /// The operations that [`batch`](Self::batch) can post: those that the queue pair was built for
     /// ([`QueuePairBuilder::extended`]), or none without the extended posting interface.
     #[inline]
     pub fn extended_operations(&self) -> SendOperations {
-        self.properties.operations
+        self.object.properties.operations
     }
 
     /// The domain that it was created in.
     pub fn protection_domain(&self) -> &ProtectionDomain<'res> {
-        &self.parents.domain
+        &self.object.parents.domain
     }
 
     /// The completion queue of the send queue.
     pub fn send_cq(&self) -> &CompletionQueue<'res> {
-        &self.parents.send_cq
+        &self.object.parents.send_cq
     }
 
     /// The completion queue of the receive queue.
     pub fn receive_cq(&self) -> &CompletionQueue<'res> {
-        &self.parents.receive_cq
+        &self.object.parents.receive_cq
     }
 
     /// The shared receive queue that it receives from, if it has one.
     pub fn shared_receive_queue(&self) -> Option<&SharedReceiveQueue<'res>> {
-        self.parents.srq.as_deref()
+        self.object.parents.srq.as_deref()
     }
 
     /// The C object. It is valid while the queue pair is.
     #[inline]
     pub fn as_raw(&self) -> *mut ffi::ibv_qp {
-        self.raw.as_ptr()
+        self.object.raw.as_ptr()
     }
 
     /// The C object of the extended posting interface, if the queue pair was built with it.
     #[inline]
     pub fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_qp_ex>> {
-        self.extended
+        self.object.extended
     }
 
     #[inline]
     fn has_peer(&self) -> bool {
-        self.properties.has_peer
+        self.object.properties.has_peer
     }
 
     #[inline]
     fn extended_functions(&self) -> u64 {
-        self.properties.functions
+        self.object.properties.functions
     }
 
     pub(crate) fn settings(&self) -> &ConnectionSettings {
-        &self.properties.settings
+        &self.object.properties.settings
     }
 
     /// The Q_Key and the partition of a UD queue pair, for its transition out of RESET.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn set_partition(&mut self, qkey: u32, pkey_index: u16) {
-        self.properties.settings.qkey = qkey;
-        self.properties.settings.pkey_index = pkey_index;
+        self.object.properties.settings.qkey = qkey;
+        self.object.properties.settings.pkey_index = pkey_index;
     }
 
     /// The number of the first packet that we send on the next connection.
     pub(crate) fn send_psn(&self) -> PacketSequenceNumber {
-        self.properties.endpoint.send_psn.unwrap_or_default()
+        self.object.properties.endpoint.send_psn.unwrap_or_default()
     }
 
     /// See [`PreparedQueuePair::set_send_psn`].
     pub(crate) fn set_send_psn(&mut self, psn: PacketSequenceNumber) {
-        self.properties.endpoint.send_psn = Some(psn);
+        self.object.properties.endpoint.send_psn = Some(psn);
     }
 
     /// See [`PreparedQueuePair::receive_psn`].
     pub(crate) fn set_receive_psn(&mut self, psn: PacketSequenceNumber) {
-        self.properties.settings.receive_psn = Some(psn);
+        self.object.properties.settings.receive_psn = Some(psn);
     }
 
     /// See [`PreparedQueuePair::path_mtu`].
     pub(crate) fn set_path_mtu(&mut self, mtu: MaximumTransferUnit) {
-        self.properties.settings.mtu = Some(mtu);
-        self.properties.endpoint.path_mtu = Some(mtu);
+        self.object.properties.settings.mtu = Some(mtu);
+        self.object.properties.endpoint.path_mtu = Some(mtu);
     }
 
     /// Chooses new packet numbers for the next connection, after a reset.
     pub(crate) fn renew_psns(&mut self) {
         let raw = self.as_raw();
-        let Properties { settings, endpoint, .. } = &mut self.properties;
+        let Properties { settings, endpoint, .. } = &mut self.object.properties;
         // SAFETY: the queue pair is live.
         endpoint.send_psn = Some(unsafe { first_psn(raw, &endpoint.gids) });
         settings.receive_psn = None;
     }
 
-    /// Another queue pair of the same type with the same parents. It does not copy options that channels do
-    /// not use.
-    pub(crate) fn another(
-        &self,
-        capacities: ffi::ibv_qp_cap,
-        settings: ConnectionSettings,
-    ) -> Result<Self> {
-        let Parents { domain, send_cq, receive_cq, srq, .. } = self.parents.clone();
-        let builder = QueuePairBuilder::new(domain, send_cq, receive_cq, self.queue_pair_type());
-        let builder = match srq {
-            Some(srq) => builder.srq(srq),
-            None => builder,
-        };
-        Ok(builder.with(capacities, settings).build()?.into_queue_pair())
-    }
-
     /// Releases the C object without destroying it: the destroy verb was already called. If that failed,
     /// the parents are leaked.
     pub(crate) fn disown(mut self, destroyed: bool) {
-        self.raw.disown(destroyed);
+        self.object.raw.disown(destroyed);
         if !destroyed {
-            self.parents.leak();
+            self.object.parents.leak();
         }
     }
 
@@ -375,24 +329,49 @@ impl<'res> QueuePair<'res> {
     ///  - `EBUSY`: it is still attached to a multicast group, by means other than this crate.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-
-    fn destroy(&mut self) -> Result<()> {
-        if !self.raw.is_gone() {
-            self.leave_groups();
-            self.end_flows();
-        }
-        self.raw.destroy().inspect_err(|_| self.parents.leak())
+        self.object.destroy()
     }
 }
 
-impl fmt::Debug for QueuePair<'_> {
+impl<'res> QueuePair<'res, QueuePairType> {
+    /// Another queue pair of the same type with the same parents. It does not copy options that channels do
+    /// not use.
+    pub(crate) fn another(
+        &self,
+        capacities: ffi::ibv_qp_cap,
+        settings: ConnectionSettings,
+    ) -> Result<Self> {
+        let Parents { domain, send_cq, receive_cq, srq, .. } = self.object.parents.clone();
+        let builder = QueuePairBuilder::new(domain, send_cq, receive_cq, self.queue_pair_type());
+        let builder = match srq {
+            Some(srq) => builder.srq(srq),
+            None => builder,
+        };
+        Ok(builder.with(capacities, settings).build()?.into_queue_pair())
+    }
+
+    /// The same queue pair with its transport in the type.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: it has another transport. The queue pair comes back in the [`StateError`].
+    pub fn typed<T: Transport>(self) -> Result<QueuePair<'res, T>, StateError<Self>> {
+        let Properties { kind, driver, .. } = &self.object.properties;
+        if T::is(*kind, driver.as_ref()) {
+            return Ok(QueuePair { object: self.object, transport: PhantomData });
+        }
+        let error = Error::invalid("ibv_create_qp", "the queue pair has another transport");
+        Err(StateError::new(self, error))
+    }
+}
+
+impl<T> fmt::Debug for QueuePair<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QueuePair")
-            .field("number", &self.number())
-            .field("queue_pair_type", &self.queue_pair_type())
-            .field("capacities", &self.properties.capacities)
+            // SAFETY: the queue pair is live.
+            .field("number", &unsafe { (*self.object.raw.as_ptr()).qp_num })
+            .field("queue_pair_type", &self.object.properties.kind)
+            .field("capacities", &self.object.properties.capacities)
             .finish_non_exhaustive()
     }
 }

@@ -8,6 +8,7 @@ use super::prepared::PreparedQueuePair;
 use super::state::QueuePairState;
 use super::state::rule;
 use super::transition::StateTransition;
+use super::transport::Transport;
 use crate::device::quirks;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -18,7 +19,7 @@ use crate::trace;
 const VERB: &str = "ibv_modify_qp";
 
 /// The state of a queue pair, and its attributes.
-impl<'res> QueuePair<'res> {
+impl<'res, T: Transport> QueuePair<'res, T> {
     /// `ibv_modify_qp`: changes the state, attributes, or both.
     ///
     /// Mistakes in the change are found before the kernel is called: the error names an attribute that is
@@ -266,7 +267,7 @@ impl<'res> QueuePair<'res> {
     ///
     ///  - `EIO`, `ENODEV`: the device is gone.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn reset(mut self) -> Result<PreparedQueuePair<'res>, StateError<Self>> {
+    pub fn reset(mut self) -> Result<PreparedQueuePair<'res, T>, StateError<Self>> {
         match self.modify(StateTransition::to(QueuePairState::Reset)) {
             Ok(()) => {
                 self.renew_psns();
@@ -277,7 +278,7 @@ impl<'res> QueuePair<'res> {
     }
 
     /// As [`reset`](Self::reset). If that fails, the next attempt to connect tries it again.
-    pub(crate) fn into_prepared(self) -> PreparedQueuePair<'res> {
+    pub(crate) fn into_prepared(self) -> PreparedQueuePair<'res, T> {
         self.reset().unwrap_or_else(|failed| PreparedQueuePair::new(failed.object))
     }
 
@@ -330,7 +331,7 @@ impl<'res> QueuePair<'res> {
     ) -> Result<()> {
         let required = rule(self.queue_pair_type(), from, to).map(|rule| rule.required);
         let mut required = required.unwrap_or(AttributeMask::empty());
-        if let Some(driver) = self.properties.driver {
+        if let Some(driver) = self.object.properties.driver {
             required = driver.attributes(from, to, required);
         }
         self.modify(attributes.part(required, to))
@@ -356,7 +357,7 @@ impl<'res> QueuePair<'res> {
             };
             let context = self.protection_domain().context();
             let own = (s.port, s.gid_index);
-            let ours = &self.properties.endpoint.gids;
+            let ours = &self.object.properties.endpoint.gids;
             let path =
                 AddressVector::to_endpoint(VERB, context, &port, own, ours, remote, s.global)?
                     .service_level(s.service_level)
@@ -375,7 +376,7 @@ impl<'res> QueuePair<'res> {
             }
         }
         #[cfg(feature = "mlx5")]
-        if self.properties.driver.is_some_and(super::DriverTransport::is_dc) {
+        if self.object.properties.driver.is_some_and(super::DriverTransport::is_dc) {
             all = self.dc_attributes(all, port.active_mtu());
         }
         let state = self.last_state();
@@ -392,9 +393,9 @@ impl<'res> QueuePair<'res> {
 
     /// Whether queue pairs of its type have a peer.
     fn is_connected_type(&self) -> bool {
-        use QueuePairType as T;
+        use QueuePairType as Q;
 
         let kind = self.queue_pair_type();
-        matches!(kind, T::ReliableConnected | T::UnreliableConnected | T::XrcSend | T::XrcReceive)
+        matches!(kind, Q::ReliableConnected | Q::UnreliableConnected | Q::XrcSend | Q::XrcReceive)
     }
 }

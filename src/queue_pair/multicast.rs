@@ -1,12 +1,14 @@
 //! Multicast groups.
 
 use super::QueuePair;
+use super::object::Object;
+use super::transport::Transport;
 use crate::device::Gid;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::settings::QueuePairType;
 
-impl QueuePair<'_> {
+impl<T: Transport> QueuePair<'_, T> {
     /// `ibv_attach_mcast`: lets a UD queue pair receive the messages to the multicast group `gid`.
     ///
     /// On InfiniBand, `lid` is the group's LID, and the port must have joined the group through the subnet
@@ -21,13 +23,13 @@ impl QueuePair<'_> {
     pub fn attach_multicast(&mut self, gid: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "ibv_attach_mcast";
         self.check_multicast(VERB, gid)?;
-        if self.groups.try_reserve(1).is_err() {
+        if self.object.groups.try_reserve(1).is_err() {
             return Err(Error::new(VERB, libc::ENOMEM));
         }
         // SAFETY: the queue pair is live, and the GID is read during the call only.
         let returned = unsafe { ffi::ibv_attach_mcast(self.as_raw(), &gid.into(), lid) };
         ffi::status(VERB, returned)?;
-        self.groups.push((gid, lid));
+        self.object.groups.push((gid, lid));
         Ok(())
     }
 
@@ -43,18 +45,10 @@ impl QueuePair<'_> {
         // SAFETY: as in `attach_multicast`.
         let returned = unsafe { ffi::ibv_detach_mcast(self.as_raw(), &gid.into(), lid) };
         ffi::status(VERB, returned)?;
-        if let Some(at) = self.groups.iter().position(|&group| group == (gid, lid)) {
-            self.groups.swap_remove(at);
+        if let Some(at) = self.object.groups.iter().position(|&group| group == (gid, lid)) {
+            self.object.groups.swap_remove(at);
         }
         Ok(())
-    }
-
-    /// Leaves all groups: the kernel refuses to destroy a queue pair that is in one.
-    pub(super) fn leave_groups(&mut self) {
-        for (gid, lid) in std::mem::take(&mut self.groups) {
-            // SAFETY: as in `attach_multicast`. If it fails, destroying fails too, and reports that.
-            let _ = unsafe { ffi::ibv_detach_mcast(self.as_raw(), &gid.into(), lid) };
-        }
     }
 
     fn check_multicast(&self, verb: &'static str, gid: Gid) -> Result<()> {
@@ -65,5 +59,15 @@ impl QueuePair<'_> {
             return Err(Error::invalid(verb, "the GID is not a multicast GID"));
         }
         Ok(())
+    }
+}
+
+impl Object<'_> {
+    /// Leaves all groups: the kernel refuses to destroy a queue pair that is in one.
+    pub(super) fn leave_groups(&mut self) {
+        for (gid, lid) in std::mem::take(&mut self.groups) {
+            // SAFETY: as in `attach_multicast`. If it fails, destroying fails too, and reports that.
+            let _ = unsafe { ffi::ibv_detach_mcast(self.raw.as_ptr(), &gid.into(), lid) };
+        }
     }
 }

@@ -10,6 +10,7 @@ use super::halves::{ReceiveHalf, SendHalf};
 use super::post_receive::receive_methods;
 use super::post_remote::remote_methods;
 use super::post_send::send_methods;
+use super::transport::Transport;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::sge;
@@ -22,6 +23,7 @@ use crate::queue_pair::work_request::{
 use crate::queue_pair::work_request::{
     explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
 };
+use crate::settings::QueuePairType;
 
 /// The flag of a request with a completion.
 pub(super) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -58,7 +60,7 @@ fn no_peer() -> Error {
 }
 
 /// Posting requests of either queue, and splitting.
-impl<'res> QueuePair<'res> {
+impl<'res, T: Transport> QueuePair<'res, T> {
     /// `ibv_post_send`, `ibv_post_recv`: posts a request to the queue that it is for, under the number
     /// `wr_id`. The same request can be posted repeatedly.
     ///
@@ -86,7 +88,7 @@ impl<'res> QueuePair<'res> {
     pub unsafe fn post(&mut self, request: &mut impl WorkRequest, wr_id: u64) -> Result<()> {
         // SAFETY: the queue pair is live, and the caller keeps the memory.
         let returned = unsafe { request.post(self.as_raw(), wr_id) };
-        if returned == 0 { Ok(()) } else { Err(request.explain(self, returned)) }
+        if returned == 0 { Ok(()) } else { Err(request.explain(self.erased(), returned)) }
     }
 
     send_methods!();
@@ -120,10 +122,17 @@ impl<'res> QueuePair<'res> {
     /// # }
     /// ```
     #[inline]
-    pub fn split(&mut self) -> (SendHalf<'_, 'res>, ReceiveHalf<'_, 'res>) {
+    pub fn split(&mut self) -> (SendHalf<'_, 'res, T>, ReceiveHalf<'_, 'res, T>) {
         (SendHalf::new(self), ReceiveHalf::new(self))
     }
 
+    #[inline]
+    fn queue_pair(&self) -> &Self {
+        self
+    }
+}
+
+impl QueuePair<'_, QueuePairType> {
     /// Whether the queue pair has a fixed peer, so that requests do not name one.
     #[inline]
     pub(super) fn need_peer(&self) -> Result<()> {
@@ -139,10 +148,5 @@ impl<'res> QueuePair<'res> {
             return Err(too_long_inline(bytes.len() as u64, most));
         }
         sge(bytes.as_ptr() as u64, bytes.len(), 0)
-    }
-
-    #[inline]
-    fn queue_pair(&self) -> &Self {
-        self
     }
 }

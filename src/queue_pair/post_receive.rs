@@ -94,7 +94,7 @@ macro_rules! receive_methods {
 
         #[cold]
         fn receive_failed(&self, request: &ffi::ibv_recv_wr, returned: i32) -> Error {
-            explain_receive(self.queue_pair(), request, returned)
+            explain_receive(self.queue_pair().erased(), request, returned)
         }
     };
 }

@@ -87,7 +87,7 @@ macro_rules! remote_methods {
             wr_id: u64,
         ) -> Result<()> {
             let remote = remote.into();
-            let element = self.queue_pair().inline_element(bytes)?;
+            let element = self.queue_pair().erased().inline_element(bytes)?;
             check_remote(&remote, bytes.len() as u64)?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
             // SAFETY: inline data is copied during the call.
@@ -212,7 +212,7 @@ macro_rules! remote_methods {
             opcode: ffi::ibv_wr_opcode,
             set: impl FnOnce(*mut ffi::ibv_send_wr),
         ) -> Result<()> {
-            self.queue_pair().need_peer()?;
+            self.queue_pair().erased().need_peer()?;
             let element = element()?;
             check_remote(&remote, element.length.into())?;
             // SAFETY: the caller keeps the contract.
@@ -238,7 +238,7 @@ macro_rules! remote_methods {
             opcode: ffi::ibv_wr_opcode,
             (compare_add, swap): (u64, u64),
         ) -> Result<()> {
-            self.queue_pair().need_peer()?;
+            self.queue_pair().erased().need_peer()?;
             let element = element()?;
             check_atomic(&remote, element.length.into())?;
             // SAFETY: the caller keeps the contract.

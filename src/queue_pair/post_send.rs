@@ -25,7 +25,7 @@ macro_rules! send_methods {
             range: impl RangeBounds<usize>,
             wr_id: u64,
         ) -> Result<()> {
-            self.queue_pair().need_peer()?;
+            self.queue_pair().erased().need_peer()?;
             let element = region.sge(range)?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_SEND;
             // SAFETY: the caller keeps the memory until the completion was polled.
@@ -52,7 +52,7 @@ macro_rules! send_methods {
             immediate: u32,
             wr_id: u64,
         ) -> Result<()> {
-            self.queue_pair().need_peer()?;
+            self.queue_pair().erased().need_peer()?;
             let element = region.sge(range)?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
             // SAFETY: the caller keeps the memory until the completion was polled.
@@ -79,7 +79,7 @@ macro_rules! send_methods {
         #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_inline(&mut self, bytes: &[u8], wr_id: u64) -> Result<()> {
-            let element = self.queue_pair().inline_element(bytes)?;
+            let element = self.queue_pair().erased().inline_element(bytes)?;
             let opcode = ffi::ibv_wr_opcode::IBV_WR_SEND;
             // SAFETY: inline data is copied during the call.
             unsafe { self.post_element(wr_id, element, opcode, SIGNALED | INLINE, |_| ()) }
@@ -101,7 +101,7 @@ macro_rules! send_methods {
             pieces: &[IoSlice<'_>],
             wr_id: u64,
         ) -> Result<()> {
-            let most = self.queue_pair().max_inline_data();
+            let most = self.queue_pair().erased().max_inline_data();
             let mut buffer = [MaybeUninit::uninit(); GATHERED];
             let bytes = InlineList(pieces).gather(most, &mut buffer)?;
             // SAFETY: the caller keeps the contract.
@@ -138,7 +138,7 @@ macro_rules! send_methods {
             }
             let (posted, request) = list.failed();
             Err(ListError::new(
-                explain_send(self.queue_pair(), request, returned),
+                explain_send(self.queue_pair().erased(), request, returned),
                 posted,
                 list.len(),
             ))
@@ -253,12 +253,12 @@ macro_rules! send_methods {
         #[doc(alias = "ibv_wr_complete")]
         #[doc(alias = "ibv_wr_abort")]
         #[inline]
-        pub unsafe fn batch<T, E: From<Error>>(
+        pub unsafe fn batch<V, E: From<Error>>(
             &mut self,
-            build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
-        ) -> Result<T, E> {
+            build: impl FnOnce(&mut Batch<'_>) -> Result<V, E>,
+        ) -> Result<V, E> {
             // SAFETY: the caller keeps the contract.
-            unsafe { Batch::run(self.queue_pair(), build) }
+            unsafe { Batch::run(self.queue_pair().erased(), build) }
         }
 
         /// Posts a request with one element, or with none if that is empty. `set` sets the fields that only
@@ -285,7 +285,7 @@ macro_rules! send_methods {
 
         #[cold]
         fn send_failed(&self, sge: &ffi::ibv_sge, flags: u32, returned: i32) -> Error {
-            explain_elements(self.queue_pair(), std::slice::from_ref(sge), flags, returned)
+            explain_elements(self.queue_pair().erased(), std::slice::from_ref(sge), flags, returned)
         }
     };
 }

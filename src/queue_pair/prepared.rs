@@ -4,19 +4,20 @@ use super::QueuePair;
 #[cfg(doc)]
 use super::builder::QueuePairBuilder;
 use super::endpoint::QueuePairEndpoint;
+use super::transport::{Connected, Transport, Unconnected};
 use crate::error::Result;
-use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
 use crate::state_error::StateError;
 
 /// A queue pair that is not connected: in the RESET state, with the address that a peer needs.
 #[derive(Debug)]
 #[must_use]
-pub struct PreparedQueuePair<'res> {
-    queue_pair: QueuePair<'res>,
+pub struct PreparedQueuePair<'res, T = QueuePairType> {
+    queue_pair: QueuePair<'res, T>,
 }
 
-impl<'res> PreparedQueuePair<'res> {
-    pub(super) fn new(queue_pair: QueuePair<'res>) -> Self {
+impl<'res, T: Transport> PreparedQueuePair<'res, T> {
+    pub(super) fn new(queue_pair: QueuePair<'res, T>) -> Self {
         Self { queue_pair }
     }
 
@@ -53,18 +54,18 @@ impl<'res> PreparedQueuePair<'res> {
     }
 
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
+    pub(crate) fn queue_pair(&self) -> &QueuePair<'res, T> {
         &self.queue_pair
     }
 
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res> {
+    pub(crate) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res, T> {
         &mut self.queue_pair
     }
 
     /// The queue pair in the RESET state, for a caller that changes its state step by step with
     /// [`QueuePair::modify`].
-    pub fn into_queue_pair(self) -> QueuePair<'res> {
+    pub fn into_queue_pair(self) -> QueuePair<'res, T> {
         self.queue_pair
     }
 
@@ -104,7 +105,13 @@ impl<'res> PreparedQueuePair<'res> {
     /// The queue pair comes back in the [`StateError`], in RESET and with the same endpoint, for another
     /// attempt.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn handshake(self, remote: QueuePairEndpoint) -> Result<QueuePair<'res>, StateError<Self>> {
+    pub fn handshake(
+        self,
+        remote: QueuePairEndpoint,
+    ) -> Result<QueuePair<'res, T>, StateError<Self>>
+    where
+        T: Connected,
+    {
         self.connected(Some(&remote))
     }
 
@@ -117,14 +124,17 @@ impl<'res> PreparedQueuePair<'res> {
     ///
     /// The queue pair comes back in the [`StateError`], in RESET, for another attempt.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn activate(self) -> Result<QueuePair<'res>, StateError<Self>> {
+    pub fn activate(self) -> Result<QueuePair<'res, T>, StateError<Self>>
+    where
+        T: Unconnected,
+    {
         self.connected(None)
     }
 
     fn connected(
         mut self,
         remote: Option<&QueuePairEndpoint>,
-    ) -> Result<QueuePair<'res>, StateError<Self>> {
+    ) -> Result<QueuePair<'res, T>, StateError<Self>> {
         match self.queue_pair.connect(remote) {
             Ok(()) => Ok(self.queue_pair),
             Err(error) => {

@@ -1,6 +1,7 @@
 //! The rate limit of a queue pair.
 
 use super::QueuePair;
+use super::transport::Transport;
 use crate::error::Result;
 use crate::ffi;
 
@@ -16,7 +17,7 @@ pub struct RateLimit {
     pub typical_packet: u16,
 }
 
-impl QueuePair<'_> {
+impl<T: Transport> QueuePair<'_, T> {
     /// `ibv_modify_qp_rate_limit`: limits the rate at which the queue pair sends; it must be in RTS.
     ///
     /// # Errors

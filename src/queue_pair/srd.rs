@@ -3,12 +3,11 @@
 use super::address_handle::AddressHandle;
 use super::builder::QueuePairBuilder;
 use super::driver::DriverTransport;
-use crate::completion::CompletionQueue;
+use super::transport::{Srd, Transport};
 use crate::device::efa;
-use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::settings::QueuePairType;
+use crate::settings::MaxRnrRetries;
 
 pub(super) const CREATE: &str = "efadv_create_qp_ex";
 
@@ -72,9 +71,9 @@ pub(super) unsafe fn create(
     unsafe { ffi::efadv_create_qp_ex(context, attributes, &mut raw, size) }
 }
 
-impl<'res> QueuePairBuilder<'res> {
-    /// Makes it a queue pair of EFA's transport SRD (scalable reliable datagram), of type
-    /// [`Driver`](QueuePairType::Driver). [`build`](Self::build) then calls `efadv_create_qp_ex`, whose man
+impl<'res> QueuePairBuilder<'res, Srd> {
+    /// The options of a queue pair of EFA's transport SRD (scalable reliable datagram), whose type is
+    /// [`Driver`](crate::QueuePairType::Driver). [`build`](Self::build) calls `efadv_create_qp_ex`, whose man
     /// page is `efadv_create_qp_ex(3)`, and fails with `EOPNOTSUPP` on other devices.
     ///
     /// Like a UD queue pair it has no peer: [`activate`](crate::PreparedQueuePair::activate) makes it ready,
@@ -91,14 +90,14 @@ impl<'res> QueuePairBuilder<'res> {
     /// are higher than those of [`Context::query_device`](crate::Context::query_device).
     ///
     /// ```no_run
-    /// use ibverbs::{AddressVector, SendFlags};
+    /// use ibverbs::{AddressVector, SendFlags, Srd};
     ///
     /// # fn main() -> ibverbs::Result<()> {
     /// let context = ibverbs::open("rdmap0s6")?;
     /// let domain = context.alloc_pd()?;
     /// let region = domain.allocate::<u8>(4096)?;
     /// let queue = context.create_cq(64)?;
-    /// let prepared = domain.create_srd_qp(&queue, &queue).max_send_wr(32).build()?;
+    /// let prepared = domain.create_qp(&queue, &queue, Srd).max_send_wr(32).build()?;
     /// println!("tell the peer: {}", prepared.endpoint());
     /// # let shared = domain.allocate_shared::<u8>(1024, ibverbs::AccessFlags::REMOTE_WRITE)?;
     /// # let (peer, qkey, window) = (prepared.endpoint(), 0x1111_1111, shared.remote());
@@ -120,11 +119,19 @@ impl<'res> QueuePairBuilder<'res> {
     #[doc(alias = "efadv_create_qp_ex")]
     #[doc(alias = "efadv_create_driver_qp")]
     pub fn srd(mut self, options: SrdOptions) -> Self {
-        self.kind = QueuePairType::Driver;
         self.driver = Some(DriverTransport::Srd { options, rnr_retry: false });
         self
     }
 
+    /// How often a message that found no receive is sent again (6 unless set), where the device can be told
+    /// ([`EfaCapabilities::RNR_RETRY`](crate::EfaCapabilities::RNR_RETRY)).
+    pub fn max_rnr_retries(mut self, value: MaxRnrRetries) -> Self {
+        self.settings.max_rnr_retries = value;
+        self
+    }
+}
+
+impl<T: Transport> QueuePairBuilder<'_, T> {
     /// Looks up what the device has, and checks the sizes against it.
     pub(super) fn prepare_srd(&mut self, options: SrdOptions) -> Result<()> {
         let device = self.parents.domain.context().query_efa()?;
@@ -155,19 +162,6 @@ impl<'res> QueuePairBuilder<'res> {
         self.driver = Some(DriverTransport::Srd { options, rnr_retry });
         self.extended.get_or_insert((device.send_operations(), false));
         Ok(())
-    }
-}
-
-impl ProtectionDomain<'_> {
-    /// `efadv_create_qp_ex`: begins an SRD queue pair that borrows its parents. See
-    /// [`QueuePairBuilder::srd`].
-    #[doc(alias = "efadv_create_qp_ex")]
-    pub fn create_srd_qp<'res>(
-        &'res self,
-        send_cq: &'res CompletionQueue<'res>,
-        receive_cq: &'res CompletionQueue<'res>,
-    ) -> QueuePairBuilder<'res> {
-        self.create_qp(send_cq, receive_cq, QueuePairType::Driver).srd(SrdOptions::new())
     }
 }
 

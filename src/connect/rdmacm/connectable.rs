@@ -7,7 +7,7 @@ use super::id::Id;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
-use crate::queue_pair::{PreparedQueuePair, QueuePair, QueuePairState};
+use crate::queue_pair::{PreparedQueuePair, QueuePair, QueuePairState, Rc, Transport};
 use crate::settings::QueuePairType;
 
 /// A type that the connection manager can connect: a [`PreparedQueuePair`], which becomes a [`QueuePair`],
@@ -16,7 +16,8 @@ use crate::settings::QueuePairType;
 /// must be of type RC.
 pub trait Connectable: sealed::Prepared {}
 
-impl Connectable for PreparedQueuePair<'_> {}
+impl Connectable for PreparedQueuePair<'_, Rc> {}
+impl Connectable for PreparedQueuePair<'_, QueuePairType> {}
 
 /// The connected form of a [`Connectable`].
 pub(super) type Connected<P> = <P as sealed::Prepared>::Connected;
@@ -89,7 +90,7 @@ use sealed::{Object, Settings};
 /// The attributes that libibverbs knows.
 const KNOWN: u32 = crate::queue_pair::AttributeMask::all().bits();
 
-impl Object for QueuePair<'_> {
+impl<T: Transport> Object for QueuePair<'_, T> {
     fn settings(&self) -> Settings {
         let s = QueuePair::settings(self);
         Settings {
@@ -128,7 +129,7 @@ impl Object for QueuePair<'_> {
     }
 }
 
-impl sealed::Connected for QueuePair<'_> {
+impl<T: Transport> sealed::Connected for QueuePair<'_, T> {
     fn established(&mut self) {}
 
     fn end(&mut self) {
@@ -136,7 +137,7 @@ impl sealed::Connected for QueuePair<'_> {
     }
 }
 
-impl Object for PreparedQueuePair<'_> {
+impl<T: Transport> Object for PreparedQueuePair<'_, T> {
     fn settings(&self) -> Settings {
         Object::settings(self.queue_pair())
     }
@@ -154,10 +155,10 @@ impl Object for PreparedQueuePair<'_> {
     }
 }
 
-impl<'res> sealed::Prepared for PreparedQueuePair<'res> {
-    type Connected = QueuePair<'res>;
+impl<'res, T: Transport> sealed::Prepared for PreparedQueuePair<'res, T> {
+    type Connected = QueuePair<'res, T>;
 
-    fn into_connected(self) -> QueuePair<'res> {
+    fn into_connected(self) -> QueuePair<'res, T> {
         self.into_queue_pair()
     }
 }

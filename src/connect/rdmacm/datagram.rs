@@ -14,21 +14,23 @@ use crate::device::Context;
 use crate::device::event_file;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::{AddressVector, PreparedQueuePair, QueuePair, QueuePairState};
+use crate::queue_pair::{
+    AddressVector, Datagram, PreparedQueuePair, QueuePair, QueuePairState, Transport,
+};
 use crate::settings::QueuePairType;
 
 /// Takes a UD queue pair to RTS, with the Q_Key and the partition that the connection manager has for it.
-pub(super) fn activate<'res>(
+pub(super) fn activate<'res, T: Datagram>(
     id: &mut Id,
-    mut prepared: PreparedQueuePair<'res>,
-) -> Result<QueuePair<'res>, ConnectionError> {
+    mut prepared: PreparedQueuePair<'res, T>,
+) -> Result<QueuePair<'res, T>, ConnectionError> {
     check(id, prepared.queue_pair())?;
     let (attributes, _) = id.queue_pair_attributes(QueuePairState::Init)?;
     prepared.queue_pair_mut().set_partition(attributes.qkey, attributes.pkey_index);
     Ok(prepared.activate()?)
 }
 
-fn check(id: &Id, queue_pair: &QueuePair<'_>) -> Result<(), ConnectionError> {
+fn check<T: Transport>(id: &Id, queue_pair: &QueuePair<'_, T>) -> Result<(), ConnectionError> {
     if queue_pair.queue_pair_type() != QueuePairType::UnreliableDatagram {
         let reason = "datagrams need a queue pair of type UD";
         return Err(Error::invalid("rdma_connect", reason).into());
@@ -78,10 +80,10 @@ impl DatagramRoute {
     ///  - [`Verbs`](ConnectionError::Verbs): it is not of type UD (`EINVAL`), or
     ///    [`PreparedQueuePair::activate`] failed.
     #[doc(alias = "rdma_init_qp_attr")]
-    pub fn activate<'res>(
+    pub fn activate<'res, T: Datagram>(
         &mut self,
-        prepared: PreparedQueuePair<'res>,
-    ) -> Result<QueuePair<'res>, ConnectionError> {
+        prepared: PreparedQueuePair<'res, T>,
+    ) -> Result<QueuePair<'res, T>, ConnectionError> {
         activate(&mut self.id, prepared)
     }
 
@@ -100,7 +102,7 @@ impl DatagramRoute {
     #[doc(alias = "rdma_connect")]
     pub fn connect(
         mut self,
-        queue_pair: &QueuePair<'_>,
+        queue_pair: &QueuePair<'_, impl Datagram>,
         private_data: &[u8],
         timeout: Duration,
     ) -> Result<DatagramPeer, ConnectionError> {
@@ -270,10 +272,10 @@ impl DatagramRequest {
     ///
     /// Those of [`DatagramRoute::activate`].
     #[doc(alias = "rdma_init_qp_attr")]
-    pub fn activate<'res>(
+    pub fn activate<'res, T: Datagram>(
         &mut self,
-        prepared: PreparedQueuePair<'res>,
-    ) -> Result<QueuePair<'res>, ConnectionError> {
+        prepared: PreparedQueuePair<'res, T>,
+    ) -> Result<QueuePair<'res, T>, ConnectionError> {
         activate(&mut self.id, prepared)
     }
 
@@ -291,7 +293,7 @@ impl DatagramRequest {
     #[doc(alias = "rdma_accept")]
     pub fn accept(
         mut self,
-        queue_pair: &QueuePair<'_>,
+        queue_pair: &QueuePair<'_, impl Datagram>,
         private_data: &[u8],
     ) -> Result<(), ConnectionError> {
         check(&self.id, queue_pair)?;

@@ -12,7 +12,7 @@ use crate::device::event_file;
 use crate::device::{Context, Gid};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::{PreparedQueuePair, QueuePair};
+use crate::queue_pair::{Datagram, PreparedQueuePair, QueuePair};
 
 /// The membership in a multicast group. It ends when this is dropped.
 ///
@@ -131,10 +131,10 @@ impl MulticastMembership {
     /// # Errors
     ///
     /// Those of [`DatagramRoute::activate`](crate::DatagramRoute::activate).
-    pub fn activate<'res>(
+    pub fn activate<'res, T: Datagram>(
         &mut self,
-        prepared: PreparedQueuePair<'res>,
-    ) -> Result<QueuePair<'res>, ConnectionError> {
+        prepared: PreparedQueuePair<'res, T>,
+    ) -> Result<QueuePair<'res, T>, ConnectionError> {
         activate(&mut self.id, prepared)
     }
 

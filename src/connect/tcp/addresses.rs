@@ -11,7 +11,7 @@ use super::error::ExchangeError;
 use super::exchange::{Prepared, Role, exchange};
 use super::stream::DeadlineStream;
 use crate::channel::{Channel, PreparedChannel};
-use crate::queue_pair::{PreparedQueuePair, QueuePair};
+use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 use crate::state_error::StateError;
 
 /// After this time of silence the kernel probes the peer's host, ..
@@ -135,7 +135,7 @@ impl<'res> PreparedChannel<'res> {
 }
 
 /// Connecting over TCP or another stream.
-impl<'res> PreparedQueuePair<'res> {
+impl<'res, T: Connected> PreparedQueuePair<'res, T> {
     /// As [`PreparedChannel::connect`], but also returns the TCP stream, which the program keeps: see
     /// [`peer_has_closed`].
     ///
@@ -147,7 +147,7 @@ impl<'res> PreparedQueuePair<'res> {
         address: impl ToSocketAddrs,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
+    ) -> Result<(QueuePair<'res, T>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
         let stream = dial(address, deadline);
         over(self, Role::Connects, stream, private_data, deadline)
     }
@@ -163,7 +163,7 @@ impl<'res> PreparedQueuePair<'res> {
         listener: &TcpListener,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
+    ) -> Result<(QueuePair<'res, T>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
         let stream = next_client(listener, deadline);
         over(self, Role::Accepts, stream, private_data, deadline)
     }
@@ -178,7 +178,7 @@ impl<'res> PreparedQueuePair<'res> {
         stream: &mut (impl DeadlineStream + ?Sized),
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
+    ) -> Result<(QueuePair<'res, T>, Vec<u8>), StateError<Self, ExchangeError>> {
         exchange(self, Role::Connects, stream, private_data, deadline)
     }
 
@@ -192,7 +192,7 @@ impl<'res> PreparedQueuePair<'res> {
         stream: &mut (impl DeadlineStream + ?Sized),
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
+    ) -> Result<(QueuePair<'res, T>, Vec<u8>), StateError<Self, ExchangeError>> {
         exchange(self, Role::Accepts, stream, private_data, deadline)
     }
 }

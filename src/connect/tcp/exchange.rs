@@ -11,7 +11,7 @@ use super::error::ExchangeError;
 use super::stream::{DeadlineStream, Timed};
 use super::wire;
 use crate::channel::{Channel, PreparedChannel};
-use crate::queue_pair::{PreparedQueuePair, QueuePair, QueuePairEndpoint};
+use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair, QueuePairEndpoint};
 use crate::state_error::StateError;
 
 /// Which of the two sides begins.
@@ -33,18 +33,18 @@ pub(crate) trait Prepared: Sized {
     fn take_back(connected: Self::Connected) -> Self;
 }
 
-impl<'res> Prepared for PreparedQueuePair<'res> {
-    type Connected = QueuePair<'res>;
+impl<'res, T: Connected> Prepared for PreparedQueuePair<'res, T> {
+    type Connected = QueuePair<'res, T>;
 
     fn endpoint(&self) -> QueuePairEndpoint {
         self.endpoint()
     }
 
-    fn handshake(self, remote: QueuePairEndpoint) -> Result<QueuePair<'res>, StateError<Self>> {
+    fn handshake(self, remote: QueuePairEndpoint) -> Result<QueuePair<'res, T>, StateError<Self>> {
         self.handshake(remote)
     }
 
-    fn take_back(connected: QueuePair<'res>) -> Self {
+    fn take_back(connected: QueuePair<'res, T>) -> Self {
         connected.into_prepared()
     }
 }

@@ -147,10 +147,10 @@ impl Collector {
     /// The functions that a batch of the queue pair can use.
     #[cold]
     pub(super) fn functions(collector: NonNull<Self>, queue_pair: &QueuePair<'_>) -> u64 {
-        let (kind, max_sge) = (queue_pair.properties.kind, queue_pair.max_send_sge());
+        let (kind, max_sge) = (queue_pair.object.properties.kind, queue_pair.max_send_sge());
         // A DC initiator has the interface: it is not built without. SRD reads and writes by the interface
         // alone.
-        let driver = queue_pair.properties.driver.filter(|driver| !driver.is_dc());
+        let driver = queue_pair.object.properties.driver.filter(|driver| !driver.is_dc());
         let operations = match driver {
             Some(_) => SendOperations::SEND | SendOperations::SEND_WITH_IMMEDIATE,
             None => OPERATIONS,

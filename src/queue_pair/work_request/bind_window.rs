@@ -16,7 +16,7 @@ use crate::memory::{
     SharedMemoryRegion,
 };
 use crate::memory::{private, resolve};
-use crate::queue_pair::{QueuePair, SendHalf};
+use crate::queue_pair::{QueuePair, SendHalf, Transport};
 use crate::settings::QueuePairType;
 
 /// Registered memory that a window can be bound to, if it was registered with
@@ -287,7 +287,7 @@ unsafe fn invalidate(
     ffi::status(VERB, unsafe { post_send(queue_pair.as_raw(), &mut request) })
 }
 
-impl QueuePair<'_> {
+impl<T: Transport> QueuePair<'_, T> {
     /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind (`IBV_WR_BIND_MW`), depending on the type of
     /// the window: binds `window`. Returns the remote region that a peer needs to access it.
     ///
@@ -319,7 +319,7 @@ impl QueuePair<'_> {
         wr_id: u64,
     ) -> Result<RemoteMemoryRegion> {
         // SAFETY: the caller vouches for the number; the borrow is exclusive.
-        unsafe { bind(self, window, binding, wr_id) }
+        unsafe { bind(self.erased(), window, binding, wr_id) }
     }
 
     /// `ibv_post_send` of a request to invalidate (`IBV_WR_LOCAL_INV`): closes a window of type 2. Once it
@@ -341,11 +341,11 @@ impl QueuePair<'_> {
         wr_id: u64,
     ) -> Result<()> {
         // SAFETY: the caller vouches for the number; the borrow is exclusive.
-        unsafe { invalidate(self, window, wr_id) }
+        unsafe { invalidate(self.erased(), window, wr_id) }
     }
 }
 
-impl SendHalf<'_, '_> {
+impl<T: Transport> SendHalf<'_, '_, T> {
     /// `ibv_bind_mw`, or `ibv_post_send` of a request to bind: see [`QueuePair::post_bind_mw`].
     ///
     /// # Errors
@@ -363,7 +363,7 @@ impl SendHalf<'_, '_> {
         wr_id: u64,
     ) -> Result<RemoteMemoryRegion> {
         // SAFETY: the caller vouches for the number; there is one send half, borrowed exclusively.
-        unsafe { bind(self.queue_pair(), window, binding, wr_id) }
+        unsafe { bind(self.queue_pair().erased(), window, binding, wr_id) }
     }
 
     /// `ibv_post_send` of a request to invalidate: see [`QueuePair::post_invalidate_mw`].
@@ -382,7 +382,7 @@ impl SendHalf<'_, '_> {
         wr_id: u64,
     ) -> Result<()> {
         // SAFETY: the caller vouches for the number; there is one send half, borrowed exclusively.
-        unsafe { invalidate(self.queue_pair(), window, wr_id) }
+        unsafe { invalidate(self.queue_pair().erased(), window, wr_id) }
     }
 }
 

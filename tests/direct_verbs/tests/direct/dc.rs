@@ -171,7 +171,7 @@ fn an_initiator_is_created_by_mlx5s_own_verb() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     play_mlx5(None);
-    let new = || domain.create_qp(&queue, &queue, QueuePairType::Driver).dc_initiator(None);
+    let new = || domain.create_qp(&queue, &queue, Dci);
     let prepared = new().max_send_wr(32).max_send_sge(3).max_inline_data(60).build().unwrap();
     let (on, attr, direct) = created();
     assert_eq!(on, context.as_raw() as usize);
@@ -207,7 +207,7 @@ fn streams_are_within_what_the_device_has() {
     let queue = context.create_cq(16).unwrap();
     let new = |log_concurrent, log_errored| {
         let streams = DcStreams { log_concurrent, log_errored };
-        domain.create_qp(&queue, &queue, QueuePairType::Driver).dc_initiator(Some(streams)).build()
+        domain.create_qp(&queue, &queue, Dci).dc_streams(streams).build()
     };
     play_mlx5(None);
     let error = new(1, 0).unwrap_err();
@@ -240,7 +240,7 @@ fn the_way_of_an_initiator_to_rts() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     play_mlx5(None);
-    let builder = domain.create_qp(&queue, &queue, QueuePairType::Driver).dc_initiator(None);
+    let builder = domain.create_qp(&queue, &queue, Dci);
     let builder = builder.path_mtu(MaximumTransferUnit::Mtu1024).max_rd_atomic(5);
     builder.build().unwrap().activate().unwrap();
     let steps = steps();
@@ -307,8 +307,9 @@ fn requests_name_their_target() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     play_mlx5(Some((4, 2)));
-    let new = |streams| {
-        let new = domain.create_qp(&queue, &queue, QueuePairType::Driver).dc_initiator(streams);
+    let new = |streams: Option<DcStreams>| {
+        let new = domain.create_qp(&queue, &queue, Dci);
+        let new = if let Some(streams) = streams { new.dc_streams(streams) } else { new };
         new.build().unwrap().activate().unwrap()
     };
     let mut plain = new(None);
@@ -417,7 +418,7 @@ fn other_devices_are_told_apart() {
     let new = || domain.create_qp(&queue, &queue, QueuePairType::Driver);
     for error in [
         context.query_mlx5().unwrap_err(),
-        new().dc_initiator(None).build().unwrap_err(),
+        domain.create_qp(&queue, &queue, Dci).build().unwrap_err(),
         new().srq(&shared).build_dc_target(1).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -149,7 +149,7 @@ fn a_queue_pair_is_created_by_efas_own_verb() {
     play_efa(ALL);
     let options = SrdOptions::new().unsolicited_write_receive(true).service_level(5);
     let prepared = domain
-        .create_srd_qp(&sends, &receives)
+        .create_qp(&sends, &receives, Srd)
         .srd(options)
         .max_send_wr(48)
         .max_recv_wr(40)
@@ -201,11 +201,11 @@ fn a_queue_pair_has_the_operations_of_the_device() {
     ] {
         play_efa(capabilities);
         assert_eq!(context.query_efa().unwrap().send_operations(), operations);
-        let queue_pair = domain.create_srd_qp(&queue, &queue).build().unwrap().into_queue_pair();
+        let queue_pair = domain.create_qp(&queue, &queue, Srd).build().unwrap().into_queue_pair();
         assert_eq!(created().1.send_ops_flags, operations.bits());
         assert_eq!(queue_pair.extended_operations(), operations);
         // Fewer, if the program says so.
-        let builder = domain.create_srd_qp(&queue, &queue).extended(S::SEND);
+        let builder = domain.create_qp(&queue, &queue, Srd).extended(S::SEND);
         assert_eq!(builder.build().unwrap().into_queue_pair().extended_operations(), S::SEND);
         assert_eq!(created().1.send_ops_flags, S::SEND.bits());
     }
@@ -222,7 +222,7 @@ fn the_way_to_rts_is_that_of_datagrams() {
     for capabilities in [EfaCapabilities::empty(), ALL] {
         play_efa(capabilities);
         let prepared = domain
-            .create_srd_qp(&queue, &queue)
+            .create_qp(&queue, &queue, Srd)
             .qkey(0x77)
             .max_rnr_retries(MaxRnrRetries::new(3).unwrap())
             .build()
@@ -256,7 +256,7 @@ fn requests_name_where_they_go() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     play_efa(ALL);
-    let new = || domain.create_srd_qp(&queue, &queue).max_send_wr(16).max_recv_wr(16);
+    let new = || domain.create_qp(&queue, &queue, Srd).max_send_wr(16).max_recv_wr(16);
     let prepared = new().build().unwrap();
     let peer = prepared.endpoint();
     let mut receiver = prepared.activate().unwrap();
@@ -335,7 +335,7 @@ fn a_request_needs_a_destination_and_an_operation() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     play_efa(EfaCapabilities::empty());
-    let prepared = domain.create_srd_qp(&queue, &queue).build().unwrap();
+    let prepared = domain.create_qp(&queue, &queue, Srd).build().unwrap();
     let peer = prepared.endpoint();
     let mut queue_pair = prepared.activate().unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
@@ -378,7 +378,7 @@ fn sizes_are_compared_with_efas_own_limits() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     play_efa(EfaCapabilities::empty());
-    let new = || domain.create_srd_qp(&queue, &queue);
+    let new = || domain.create_qp(&queue, &queue, Srd);
     for (builder, text) in [
         (new().max_send_wr(4097), "max_send_wr is 4097, and must be within 0..=4096"),
         (new().max_recv_wr(32769), "max_recv_wr is 32769, and must be within 0..=32768"),
@@ -414,7 +414,7 @@ fn the_provider_may_refuse() {
     let queue = context.create_cq(16).unwrap();
     play_efa(ALL);
     EFA.with_borrow_mut(|efa| efa.refuses = libc::ENOMEM);
-    let error = domain.create_srd_qp(&queue, &queue).build().unwrap_err();
+    let error = domain.create_qp(&queue, &queue, Srd).build().unwrap_err();
     assert_eq!(error.raw_os_error(), libc::ENOMEM);
     assert!(error.to_string().starts_with("efadv_create_qp_ex: "), "{error}");
 }
@@ -428,7 +428,7 @@ fn without_the_interface_a_queue_pair_sends() {
     let queue = context.create_cq(16).unwrap();
     play_efa(ALL);
     EFA.with_borrow_mut(|efa| efa.lacks_operations = true);
-    let new = || domain.create_srd_qp(&queue, &queue);
+    let new = || domain.create_qp(&queue, &queue, Srd);
     let error = new().build().unwrap_err();
     assert_eq!(error.raw_os_error(), libc::EOPNOTSUPP, "{error}");
     let prepared = new().extended_if_available(SendOperations::all()).build().unwrap();
@@ -497,7 +497,7 @@ fn other_devices_are_told_apart() {
     let error = context.query_efa().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("this is no EFA device"), "{error}");
-    let error = domain.create_srd_qp(&queue, &queue).build().unwrap_err();
+    let error = domain.create_qp(&queue, &queue, Srd).build().unwrap_err();
     assert_eq!(error.raw_os_error(), libc::EOPNOTSUPP);
     assert!(error.to_string().contains("this is no EFA device"), "{error}");
     assert_eq!(device.calls("create_qp_ex"), 0);

@@ -1,0 +1,241 @@
+//! The transport of a queue pair as a type, or as a value if it is chosen at run time.
+//!
+//! What a transport can do is said by traits, so that the compiler rejects what it cannot do, and names the way out.
+
+use std::fmt;
+
+use super::driver::DriverTransport;
+#[cfg(feature = "efa")]
+use super::srd::SrdOptions;
+use crate::settings::QueuePairType;
+
+mod sealed {
+    use super::{DriverTransport, QueuePairType};
+
+    pub trait Sealed {
+        /// The transport of a provider, which is its own verb's to create.
+        fn driver(self) -> Option<DriverTransport>
+        where
+            Self: Sized,
+        {
+            None
+        }
+
+        /// Whether a queue pair of that type, or of that transport of a provider, has this transport.
+        fn is(kind: QueuePairType, driver: Option<&DriverTransport>) -> bool;
+    }
+}
+
+/// The transport of a [`QueuePair`](crate::QueuePair): a type that is also a value, or a [`QueuePairType`].
+///
+/// | | [`Rc`] | [`Uc`] | [`Ud`] | [`RawPacket`] | [`XrcSend`] | [`XrcReceive`] | `Srd` | `Dci` | gives |
+/// |---|---|---|---|---|---|---|---|---|---|
+/// | [`Connected`] | x | x | | | x | x | | | [`handshake`](crate::PreparedQueuePair::handshake), `connect`, `accept` |
+/// | [`Unconnected`] | | | x | x | | | x | x | [`activate`](crate::PreparedQueuePair::activate) |
+/// | [`ReceiveQueue`] | x | x | x | x | | | x | | receives, [`srq`](crate::QueuePairBuilder::srq) |
+/// | [`Reliable`] | x | | | | x | x | | x | time-outs, retries, outstanding reads |
+/// | [`Datagram`] | | | x | | | | x | | [`qkey`](crate::QueuePairBuilder::qkey) |
+///
+/// `Srd` exists with feature `efa`, `Dci` with feature `mlx5`. The type of the queue pair has the transport, and misuse
+/// does not compile:
+///
+/// ```compile_fail,E0277
+/// # fn f(domain: &ibverbs::ProtectionDomain<'_>, queue: &ibverbs::CompletionQueue<'_>) -> ibverbs::Result<()> {
+/// // A datagram queue pair gets no acknowledgements.
+/// domain.create_qp(queue, queue, ibverbs::Ud).ack_timeout(ibverbs::AckTimeout::MAX).build()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A program that chooses at run time passes a [`QueuePairType`]. It has all of these traits, and what does not fit is
+/// found then, by an error. [`QueuePair::erase`](crate::QueuePair::erase) and
+/// [`QueuePair::typed`](crate::QueuePair::typed) turn one form into the other:
+///
+/// ```
+/// use ibverbs::{QueuePair, QueuePairType, Rc, Ud};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
+/// # let context = ibverbs::open("rxe0")?;
+/// # let domain = context.alloc_pd()?;
+/// # let queue = context.create_cq(16)?;
+/// let messages = domain.create_qp(&queue, &queue, Rc).build()?.into_queue_pair();
+/// let datagrams = domain.create_qp(&queue, &queue, Ud).qkey(7).build()?.activate()?;
+/// let both: [QueuePair<'_, QueuePairType>; 2] = [messages.erase(), datagrams.erase()];
+/// # let [messages, datagrams] = both;
+/// let messages: QueuePair<'_, Rc> = messages.typed()?;
+/// assert!(datagrams.typed::<Rc>().is_err());
+/// # drop(messages);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The trait is sealed: the transports are those of rdma-core.
+pub trait Transport: sealed::Sealed + Copy + fmt::Debug + Send + Sync + 'static {
+    /// `enum ibv_qp_type`: the type that it has in C.
+    fn queue_pair_type(self) -> QueuePairType;
+}
+
+/// It has one peer, with which [`handshake`](crate::PreparedQueuePair::handshake) connects it.
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` queue pair has no connection",
+    note = "`activate` makes it ready, without a peer; then each request of `Ud`, `Srd` and `Dci` says where it goes"
+)]
+pub trait Connected: Transport {}
+
+/// It becomes ready without a peer, by [`activate`](crate::PreparedQueuePair::activate).
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` queue pair is connected with a peer",
+    note = "`handshake(endpoint)` connects it; so do `connect` and `accept`, over TCP"
+)]
+pub trait Unconnected: Transport {}
+
+/// It has a receive queue, or a shared one in place of it.
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` queue pair has no receive queue",
+    note = "`Dci` and `XrcSend` only send; what arrives at an `XrcReceive` goes to the shared receive queue that the sender names"
+)]
+pub trait ReceiveQueue: Transport {}
+
+/// It has acknowledgements, with time-outs and retries.
+#[diagnostic::on_unimplemented(
+    message = "transport `{Self}` has no acknowledgements, so no time-outs, retries and outstanding reads to set",
+    note = "`Rc`, `XrcSend`, `XrcReceive` and `Dci` have them"
+)]
+pub trait Reliable: Transport {}
+
+/// Its messages are datagrams, which carry a Q_Key.
+#[diagnostic::on_unimplemented(
+    message = "transport `{Self}` has no Q_Key",
+    note = "datagrams have one: `Ud` and `Srd`"
+)]
+pub trait Datagram: Unconnected {}
+
+/// Defines the transports that are types.
+macro_rules! transports {
+    ($($(#[$meta:meta])* $name:ident = $kind:ident $(($driver:pat = $new:expr))?: $($trait:ident),*;)+) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+        pub struct $name;
+
+        impl sealed::Sealed for $name {
+            $(
+                fn driver(self) -> Option<DriverTransport> {
+                    Some($new)
+                }
+            )?
+
+            fn is(kind: QueuePairType, driver: Option<&DriverTransport>) -> bool {
+                let fits = |driver: Option<&DriverTransport>| {
+                    transports!(@fits driver $($driver)?)
+                };
+                kind == QueuePairType::$kind && fits(driver)
+            }
+        }
+
+        impl Transport for $name {
+            #[inline]
+            fn queue_pair_type(self) -> QueuePairType {
+                QueuePairType::$kind
+            }
+        }
+
+        $(impl $trait for $name {})*
+    )+};
+    (@fits $driver:ident) => { $driver.is_none() };
+    (@fits $driver:ident $pattern:pat) => { matches!($driver, Some($pattern)) };
+}
+
+transports! {
+    /// RC, reliable connected: sends, writes, reads and atomics, each acknowledged by the one peer. The usual one.
+    #[doc(alias = "IBV_QPT_RC")]
+    Rc = ReliableConnected: Connected, ReceiveQueue, Reliable;
+
+    /// UC, unreliable connected: sends and writes to one peer, of which some may be lost.
+    #[doc(alias = "IBV_QPT_UC")]
+    Uc = UnreliableConnected: Connected, ReceiveQueue;
+
+    /// UD, unreliable datagram: messages of up to one packet, each to the destination that it names.
+    #[doc(alias = "IBV_QPT_UD")]
+    Ud = UnreliableDatagram: Unconnected, ReceiveQueue, Datagram;
+
+    /// Whole Ethernet frames, with their headers.
+    #[doc(alias = "IBV_QPT_RAW_PACKET")]
+    RawPacket = RawPacket: Unconnected, ReceiveQueue;
+
+    /// The sending side of an extended reliable connection (XRC): each request names the shared receive queue of the
+    /// peer that it is for.
+    #[doc(alias = "IBV_QPT_XRC_SEND")]
+    XrcSend = XrcSend: Connected, Reliable;
+
+    /// The receiving side of an extended reliable connection: it has no queues, and nothing is posted to it.
+    #[doc(alias = "IBV_QPT_XRC_RECV")]
+    XrcReceive = XrcReceive: Connected, Reliable;
+}
+
+#[cfg(feature = "efa")]
+transports! {
+    /// SRD, the scalable reliable datagram of EFA: see [`QueuePairBuilder::srd`](crate::QueuePairBuilder::srd).
+    #[doc(alias = "EFADV_QP_DRIVER_TYPE_SRD")]
+    Srd = Driver (DriverTransport::Srd { .. } = DriverTransport::Srd { options: SrdOptions::new(), rnr_retry: false }):
+        Unconnected, ReceiveQueue, Datagram;
+}
+
+#[cfg(feature = "mlx5")]
+transports! {
+    /// The initiator of DC, the dynamically connected transport of mlx5: it only posts, and in each batch names the
+    /// [target](crate::DcTarget).
+    ///
+    /// [`build`](crate::QueuePairBuilder::build) calls `mlx5dv_create_qp`, whose man page is `mlx5dv_create_qp(3)`, and
+    /// fails with `EOPNOTSUPP` on other devices. [`activate`](crate::PreparedQueuePair::activate) makes the queue pair
+    /// ready. [`Batch::to_dc`](crate::Batch::to_dc) tells where requests go: by an
+    /// [`AddressHandle`](crate::AddressHandle), and by the number and the access key of a target. Unless
+    /// [`extended`](crate::QueuePairBuilder::extended) is called, it gets sends, reads, writes and atomics.
+    ///
+    /// ```no_run
+    /// use ibverbs::{AddressVector, Dci, SendFlags};
+    ///
+    /// # fn main() -> ibverbs::Result<()> {
+    /// let context = ibverbs::open("mlx5_0")?;
+    /// let domain = context.alloc_pd()?;
+    /// let region = domain.allocate::<u8>(4096)?;
+    /// let queue = context.create_cq(64)?;
+    /// let mut initiator =
+    ///     domain.create_qp(&queue, &queue, Dci).max_send_wr(32).build()?.activate()?;
+    /// # let (peer, key) = (initiator.endpoint(), 7);
+    ///
+    /// // A peer has sent the endpoint and the access key of its target.
+    /// let path = domain.create_ah(&AddressVector::to_peer(&context, 1, &peer)?)?;
+    /// let data = [region.gather_element(..1024)?];
+    /// // SAFETY: region and address handle stay until the completion of 7 was polled.
+    /// unsafe {
+    ///     initiator.batch(|batch| {
+    ///         batch.to_dc(&path, peer.num(), key)?;
+    ///         batch.send(7, SendFlags::empty(), &data)
+    ///     })?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "MLX5DV_DCTYPE_DCI")]
+    Dci = Driver (DriverTransport::DcInitiator(_) = DriverTransport::DcInitiator(None)): Unconnected, Reliable;
+}
+
+impl sealed::Sealed for QueuePairType {
+    fn is(_: QueuePairType, _: Option<&DriverTransport>) -> bool {
+        true
+    }
+}
+
+impl Transport for QueuePairType {
+    fn queue_pair_type(self) -> QueuePairType {
+        self
+    }
+}
+
+impl Connected for QueuePairType {}
+impl Unconnected for QueuePairType {}
+impl ReceiveQueue for QueuePairType {}
+impl Reliable for QueuePairType {}
+impl Datagram for QueuePairType {}
