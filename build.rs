@@ -1,6 +1,6 @@
 //! Builds libibverbs and the enabled providers from `vendor/rdma-core`, or from the tree that
-//! `IBVERBS_RDMA_CORE` names, statically, and generates the Rust bindings (feature `bindgen`) or takes the
-//! committed ones. Everything is written to `OUT_DIR`; nothing is fetched, and the source tree is only read.
+//! `IBVERBS_RDMA_CORE` names, statically, and takes the committed Rust bindings or (feature `bindgen`)
+//! generates them. Everything is written to `OUT_DIR`; nothing is fetched, and the source tree is only read.
 
 #[path = "build/archives.rs"]
 mod archives;
@@ -50,8 +50,10 @@ fn main() {
 fn build() {
     let out = variable("OUT_DIR");
     let root = variable("CARGO_MANIFEST_DIR");
-    let (source, another) = source_tree(&root);
-    let enabled = providers(&source, another);
+    let tree = source_tree(&root);
+    tree.declare_release();
+    let enabled = providers(&tree);
+    let source = &tree.folder;
     // docs.rs needs only the bindings, and has no network and few tools.
     let documentation_only = env::var_os("DOCS_RS").is_some();
     let bundled = !documentation_only && !feature("system");
@@ -60,14 +62,14 @@ fn build() {
         report_error("RDMA verbs exist on Linux only");
         exit_after_errors();
     }
-    rerun_if_changed(&root, &source, &enabled, bundled);
-    check_sources(&source, another, &enabled);
+    rerun_if_changed(&root, &tree, &enabled, bundled);
+    check_sources(&tree, &enabled);
     if !documentation_only {
         musl::add_kernel_headers(&out);
     }
     let python = check_tools(documentation_only, bundled);
 
-    let include = stage_headers(&source, &out);
+    let include = stage_headers(&tree, &out);
     println!("cargo::metadata=include={}", include.display());
     println!("cargo::metadata=kernel_headers={}", source.join("kernel-headers").display());
     let system = system_headers();
@@ -75,17 +77,17 @@ fn build() {
         println!("cargo::metadata=system_headers={}", folders.display());
     }
     if documentation_only {
-        return bindings(&source, &include, &out, &system);
+        return bindings(&tree, &include, &out, &system);
     }
     std::thread::scope(|scope| {
         let rest = scope.spawn(|| {
-            bindings(&source, &include, &out, &system);
-            inline_functions(&source, &include, &out);
+            bindings(&tree, &include, &out, &system);
+            inline_functions(&tree, &include, &out);
         });
         if bundled {
-            build_rdma_core(&root, &source, &out, &enabled, &python);
+            build_rdma_core(&root, &tree, &out, &enabled, &python);
         } else {
-            link_system();
+            link_system(&tree);
         }
         if let Err(panic) = rest.join() {
             panic::resume_unwind(panic);

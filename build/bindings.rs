@@ -6,13 +6,13 @@ use std::{env, fs};
 
 use crate::common::{compile, exit_with_error, feature, write};
 use crate::direct::direct_verbs;
-use crate::inputs::headers;
+use crate::inputs::{Tree, headers};
 
 /// The public headers under the names that programs include them by.
-pub(crate) fn stage_headers(source: &Path, out: &Path) -> PathBuf {
+pub(crate) fn stage_headers(tree: &Tree, out: &Path) -> PathBuf {
     let include = out.join("include");
-    for header in headers() {
-        let from = source.join(header);
+    for header in headers(tree) {
+        let from = tree.folder.join(header);
         let contents = fs::read(&from)
             .unwrap_or_else(|e| exit_with_error(&format!("{}: {e}", from.display())));
         let name = from.file_name().unwrap_or_default();
@@ -51,34 +51,31 @@ pub(crate) fn system_headers() -> Vec<PathBuf> {
 
 /// Writes the bindings and the wrappers of inline functions to `OUT_DIR`: generated from the headers, or
 /// the committed ones.
-pub(crate) fn bindings(source: &Path, include: &Path, out: &Path, system: &[PathBuf]) {
+pub(crate) fn bindings(tree: &Tree, include: &Path, out: &Path, system: &[PathBuf]) {
     #[cfg(feature = "bindgen")]
-    crate::generate::generate(source, include, out, system);
+    crate::generate::generate(tree, include, out, system);
     #[cfg(not(feature = "bindgen"))]
     {
         let _ = (include, system);
-        copy_committed(source, out);
+        copy_committed(tree, out);
     }
 }
 
 /// The committed bindings are those of one version of rdma-core.
 #[cfg(not(feature = "bindgen"))]
-fn copy_committed(source: &Path, out: &Path) {
-    let version = crate::rdma_core::setting(source, "PACKAGE_VERSION");
-    if version != COMMITTED_VERSION {
+fn copy_committed(tree: &Tree, out: &Path) {
+    if !tree.pinned() {
         exit_with_error(&format!(
-            "{} is v{version}, and the committed bindings are those of \
-             v{COMMITTED_VERSION}: enable the feature `bindgen`",
-            source.display()
+            "{} is v{}, and the committed bindings are those of v{}: enable the feature `bindgen`",
+            tree.folder.display(),
+            tree.version,
+            crate::inputs::pinned_version()
         ));
     }
     for (name, contents) in COMMITTED {
         write(&out.join(name), contents);
     }
 }
-
-#[cfg(not(feature = "bindgen"))]
-const COMMITTED_VERSION: &str = "55.0";
 
 /// What the test `committed_bindings` compares with generated bindings.
 #[cfg(not(feature = "bindgen"))]
@@ -97,6 +94,10 @@ const COMMITTED: &[(&str, &str)] = &[
     ("bindings_hns.rs", include_str!("committed/bindings_hns.rs")),
     #[cfg(feature = "hns")]
     ("inline_functions_hns.c", include_str!("committed/inline_functions_hns.c")),
+    #[cfg(feature = "ionic")]
+    ("bindings_ionic.rs", include_str!("committed/bindings_ionic.rs")),
+    #[cfg(feature = "ionic")]
+    ("inline_functions_ionic.c", include_str!("committed/inline_functions_ionic.c")),
     #[cfg(feature = "mana")]
     ("bindings_mana.rs", include_str!("committed/bindings_mana.rs")),
     #[cfg(feature = "mana")]
@@ -112,14 +113,14 @@ const COMMITTED: &[(&str, &str)] = &[
 ];
 
 /// Compiles the headers' inline functions, which have no symbol of their own, into one archive.
-pub(crate) fn inline_functions(source: &Path, include: &Path, out: &Path) {
+pub(crate) fn inline_functions(tree: &Tree, include: &Path, out: &Path) {
     let mut build = cc::Build::new();
     build.file(out.join("inline_functions.c"));
     if feature("rdmacm") {
         build.file(out.join("inline_functions_rdmacm.c"));
     }
-    for direct in direct_verbs() {
+    for direct in direct_verbs(tree) {
         build.file(out.join(direct.inline_functions()));
     }
-    compile(build.include(include).include(source.join("kernel-headers")), "ibverbs_inline");
+    compile(build.include(include).include(tree.folder.join("kernel-headers")), "ibverbs_inline");
 }

@@ -1,6 +1,7 @@
 //! The direct verbs of providers: public headers of their own, beside `verbs.h`.
 
 use crate::common::feature;
+use crate::inputs::Tree;
 
 /// The direct verbs of a provider, which its cargo feature adds to the bindings.
 pub(crate) struct DirectVerbs {
@@ -53,6 +54,14 @@ const DIRECT_VERBS: &[DirectVerbs] = &[
         replaced: &[],
     },
     DirectVerbs {
+        provider: "ionic",
+        headers: &["providers/ionic/ionic_dv.h"],
+        items: "ionic_dv_.*",
+        constants: "IONIC_DV_.*",
+        libc: &[],
+        replaced: &[],
+    },
+    DirectVerbs {
         provider: "mana",
         headers: &["providers/mana/manadv.h"],
         items: "manadv_.*",
@@ -83,6 +92,10 @@ const DIRECT_VERBS: &[DirectVerbs] = &[
 ];
 
 impl DirectVerbs {
+    fn is_in(&self, tree: &Tree) -> bool {
+        tree.folder.join(self.headers[0]).exists()
+    }
+
     /// The name of its header.
     #[cfg(feature = "bindgen")]
     pub(crate) fn header(&self) -> &'static str {
@@ -101,7 +114,17 @@ impl DirectVerbs {
     }
 }
 
-/// The direct verbs of the enabled providers.
-pub(crate) fn direct_verbs() -> impl Iterator<Item = &'static DirectVerbs> {
+/// The direct verbs of the enabled providers. A tree of another release than the pinned one may lack some.
+pub(crate) fn direct_verbs(tree: &Tree) -> impl Iterator<Item = &'static DirectVerbs> {
+    enabled().filter(|direct| direct.is_in(tree))
+}
+
+/// Those that the tree lacks: their files in `OUT_DIR` are empty.
+#[cfg(feature = "bindgen")]
+pub(crate) fn lacking_direct_verbs(tree: &Tree) -> impl Iterator<Item = &'static DirectVerbs> {
+    enabled().filter(|direct| !direct.is_in(tree))
+}
+
+fn enabled() -> impl Iterator<Item = &'static DirectVerbs> {
     DIRECT_VERBS.iter().filter(|direct| feature(direct.provider))
 }

@@ -10,19 +10,24 @@ use std::path::{Path, PathBuf};
 use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
 
 use crate::common::{exit_with_error, feature, utf8, write};
-use crate::direct::direct_verbs;
+use crate::direct::{direct_verbs, lacking_direct_verbs};
+use crate::inputs::Tree;
 
 /// The types of the C library that the headers of libibverbs use.
 const LIBC: &str = "pthread_cond_t|pthread_mutex_t|timespec";
 /// Further types that the headers of librdmacm use.
 const LIBC_RDMACM: &str = "sockaddr|sockaddr_in|sockaddr_in6|sockaddr_storage|socklen_t";
 
-pub(crate) fn generate(source: &Path, include: &Path, out: &Path, system: &[PathBuf]) {
+/// Functions that are a macro of another name in C, which bindgen does not see, and that name. Older releases have a
+/// function of that name.
+const RENAMED: &[(&str, &str)] = &[("_mlx5dv_create_flow", "mlx5dv_create_flow")];
+
+pub(crate) fn generate(tree: &Tree, include: &Path, out: &Path, system: &[PathBuf]) {
     let builder = |wrappers: &str| {
         bindgen::Builder::default()
             .clang_args(system.iter().flat_map(|folder| ["-isystem", utf8(folder)]))
             .clang_arg(format!("-I{}", utf8(include)))
-            .clang_arg(format!("-I{}", utf8(&source.join("kernel-headers"))))
+            .clang_arg(format!("-I{}", utf8(&tree.folder.join("kernel-headers"))))
             .default_enum_style(bindgen::EnumVariation::NewType {
                 is_bitfield: false,
                 is_global: false,
@@ -56,7 +61,10 @@ pub(crate) fn generate(source: &Path, include: &Path, out: &Path, system: &[Path
             .raw_line(format!("pub use libc::{{{}}};", LIBC_RDMACM.replace('|', ", ")));
         save(rdmacm, include, out, "bindings_rdmacm.rs", "inline_functions_rdmacm.c");
     }
-    for direct in direct_verbs() {
+    for direct in lacking_direct_verbs(tree) {
+        write(&out.join(direct.bindings()), "");
+    }
+    for direct in direct_verbs(tree) {
         let (rust, c) = (direct.bindings(), direct.inline_functions());
         let verbs = builder(&c)
             .header(utf8(&include.join("infiniband").join(direct.header())))
@@ -77,13 +85,16 @@ pub(crate) fn generate(source: &Path, include: &Path, out: &Path, system: &[Path
 }
 
 fn save(builder: bindgen::Builder, include: &Path, out: &Path, name: &str, wrappers: &str) {
-    let written = match builder.generate() {
-        Ok(bindings) => bindings.write_to_file(out.join(name)),
+    let mut bindings = match builder.generate() {
+        Ok(bindings) => bindings.to_string(),
         Err(e) => exit_with_error(&format!("bindgen cannot read the headers: {e}")),
     };
-    if let Err(e) = written {
-        exit_with_error(&format!("{}: {e}", out.join(name).display()));
+    for (function, name) in RENAMED {
+        if bindings.contains(&format!("pub fn {function} (")) {
+            bindings += &format!("pub use self :: {function} as {name} ;\n");
+        }
     }
+    write(&out.join(name), bindings);
     // Headers under the names that programs include them by, which are the same on every machine.
     let path = out.join(wrappers);
     let text = match fs::read_to_string(&path) {

@@ -7,6 +7,7 @@ use crate::common::{exit_after_errors, feature, report_error};
 use crate::direct::direct_verbs;
 use crate::installed::LIBNL_DYNAMIC;
 use crate::providers::Provider;
+use crate::rdma_core::setting;
 
 /// The folders and files of `vendor/rdma-core` that the build reads, without those of the enabled
 /// providers. The build does not compile the libraries `libibumad` and `libibmad`; a helper includes
@@ -28,9 +29,9 @@ pub(crate) fn sources() -> impl Iterator<Item = &'static str> {
 }
 
 /// The public headers with the enabled features.
-pub(crate) fn headers() -> impl Iterator<Item = &'static str> {
+pub(crate) fn headers(tree: &Tree) -> impl Iterator<Item = &'static str> {
     let connection_manager: &[&str] = if feature("rdmacm") { RDMACM_HEADERS } else { &[] };
-    let direct = direct_verbs().flat_map(|direct| direct.headers);
+    let direct = direct_verbs(tree).flat_map(|direct| direct.headers);
     HEADERS.iter().chain(connection_manager).chain(direct).copied()
 }
 
@@ -50,26 +51,74 @@ const RDMACM_HEADERS: &[&str] = &["librdmacm/rdma_cma.h", "libibverbs/sa.h"];
 /// The environment variable that names another tree of rdma-core to build.
 const RDMA_CORE: &str = "IBVERBS_RDMA_CORE";
 
-/// The sources of rdma-core, and whether they are others than this crate's own.
-pub(crate) fn source_tree(root: &Path) -> (PathBuf, bool) {
+/// A source tree of rdma-core.
+pub(crate) struct Tree {
+    pub(crate) folder: PathBuf,
+    pub(crate) version: String,
+    /// Whether the user has named it.
+    named: bool,
+}
+
+/// The release that the committed bindings and the list of providers are those of.
+pub(crate) fn pinned_version() -> &'static str {
+    let version = env!("CARGO_PKG_VERSION");
+    version.split_once("+rdma-core.").map_or(version, |(_, release)| release)
+}
+
+impl Tree {
+    /// Whether it is of the pinned release.
+    pub(crate) fn pinned(&self) -> bool {
+        self.version == pinned_version()
+    }
+
+    /// Tells this crate's code by `rdma_core_65` that the tree has what is new in v65.0, and its tests by
+    /// `rdma_core_pinned` that the committed bindings are for it.
+    pub(crate) fn declare_release(&self) {
+        println!("cargo::rustc-check-cfg=cfg(rdma_core_65)");
+        println!("cargo::rustc-check-cfg=cfg(rdma_core_pinned)");
+        if self.pinned() {
+            println!("cargo::rustc-cfg=rdma_core_pinned");
+        }
+        let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        if major.is_some_and(|major| major >= 65) {
+            println!("cargo::rustc-cfg=rdma_core_65");
+        }
+    }
+}
+
+/// The sources of rdma-core: this crate's own, or those that the user has named.
+pub(crate) fn source_tree(root: &Path) -> Tree {
     println!("cargo::rerun-if-env-changed={RDMA_CORE}");
-    let Some(tree) = env::var_os(RDMA_CORE).filter(|tree| !tree.is_empty()).map(PathBuf::from)
-    else {
-        return (root.join("vendor/rdma-core"), false);
-    };
+    let tree = env::var_os(RDMA_CORE).filter(|tree| !tree.is_empty()).map(PathBuf::from);
+    let named = tree.is_some();
+    let folder = tree.unwrap_or_else(|| root.join("vendor/rdma-core"));
     // Cargo runs build scripts in the folder of their package, not in that of the user.
-    if !tree.is_absolute() || !tree.join("CMakeLists.txt").is_file() {
+    if named && (!folder.is_absolute() || !folder.join("CMakeLists.txt").is_file()) {
         report_error(&format!(
             "{RDMA_CORE} must be the absolute path of a source tree of rdma-core, v55.0 or later: \
              {} is none",
-            tree.display()
+            folder.display()
         ));
         exit_after_errors();
     }
-    (tree, true)
+    if !folder.join("CMakeLists.txt").is_file() {
+        missing("CMakeLists.txt");
+    }
+    let version = setting(&folder, "PACKAGE_VERSION");
+    Tree { folder, version, named }
 }
 
-pub(crate) fn rerun_if_changed(root: &Path, source: &Path, enabled: &[Provider], bundled: bool) {
+/// Reports that this crate's own tree lacks a file, and ends the build.
+fn missing(file: &str) -> ! {
+    report_error(&format!(
+        "the sources of rdma-core are missing (vendor/rdma-core/{file}): run script/bootstrap, or `git submodule \
+         update --init`"
+    ));
+    exit_after_errors()
+}
+
+pub(crate) fn rerun_if_changed(root: &Path, tree: &Tree, enabled: &[Provider], bundled: bool) {
+    let source = &tree.folder;
     // Cargo itself notices when the build script's own files change.
     if bundled {
         println!("cargo::rerun-if-changed=src/c");
@@ -78,7 +127,7 @@ pub(crate) fn rerun_if_changed(root: &Path, source: &Path, enabled: &[Provider],
             rerun_if_file_changed(root, &source.join(name));
         }
     } else {
-        for header in headers() {
+        for header in headers(tree) {
             rerun_if_file_changed(root, &source.join(header));
         }
         rerun_if_file_changed(root, &source.join("kernel-headers"));
@@ -121,18 +170,19 @@ fn rerun_if_file_changed(root: &Path, path: &Path) {
     }
 }
 
-pub(crate) fn check_sources(source: &Path, another: bool, enabled: &[Provider]) {
+pub(crate) fn check_sources(tree: &Tree, enabled: &[Provider]) {
     let providers = enabled.iter().map(|p| format!("providers/{}/CMakeLists.txt", p.name));
-    let needed = sources().chain(headers()).map(str::to_owned).chain(providers);
-    if let Some(missing) = needed.into_iter().find(|name| !source.join(name).exists()) {
-        report_error(&if another {
-            format!("{} is no source tree of rdma-core: it has no {missing}", source.display())
-        } else {
-            format!(
-                "the sources of rdma-core are missing (vendor/rdma-core/{missing}): run \
-                 script/bootstrap, or `git submodule update --init`"
-            )
-        });
-        exit_after_errors();
+    let needed = sources().chain(headers(tree)).map(str::to_owned).chain(providers);
+    let source = &tree.folder;
+    match needed.into_iter().find(|name| !source.join(name).exists()) {
+        None => {}
+        Some(file) if !tree.named => missing(&file),
+        Some(file) => {
+            report_error(&format!(
+                "{} is no source tree of rdma-core: it has no {file}",
+                source.display()
+            ));
+            exit_after_errors();
+        }
     }
 }

@@ -11,8 +11,10 @@ use std::{env, fs};
 use crate::common::exit_with_error;
 #[cfg(feature = "neigh")]
 use crate::common::write;
+use crate::inputs::Tree;
 
-pub(crate) fn link_system() {
+#[cfg_attr(not(feature = "system"), allow(unused_variables))]
+pub(crate) fn link_system(tree: &Tree) {
     #[cfg(feature = "system")]
     if let Err(e) = pkg_config::Config::new().atleast_version("1.14").probe("libibverbs") {
         exit_with_error(&format!(
@@ -22,7 +24,7 @@ pub(crate) fn link_system() {
         ));
     }
     #[cfg(feature = "system")]
-    link_direct_verbs();
+    link_direct_verbs(tree);
     #[cfg(all(feature = "system", feature = "rdmacm"))]
     if let Err(e) = pkg_config::Config::new().atleast_version("1.3").probe("librdmacm") {
         exit_with_error(&format!(
@@ -39,8 +41,8 @@ pub(crate) fn link_system() {
 const WRAPPED: &[&str] = &["efa", "mlx5"];
 
 #[cfg(feature = "system")]
-fn link_direct_verbs() {
-    for provider in crate::direct::direct_verbs().map(|direct| direct.provider) {
+fn link_direct_verbs(tree: &Tree) {
+    for provider in crate::direct::direct_verbs(tree).map(|direct| direct.provider) {
         if let Err(e) = pkg_config::probe_library(&format!("lib{provider}"))
             && WRAPPED.contains(&provider)
         {

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{compile, exit_with_error, feature, write};
+use crate::inputs::Tree;
 
 /// A provider (user-space driver) of rdma-core. Its Cargo feature, its folder, and its symbol
 /// (`verbs_provider_<name>`) use its name.
@@ -70,36 +71,32 @@ const FEATURES: &[&str] = &[
     "vmw_pvrdma",
     "rxe",
     "erdma",
+    "ionic",
     "hfi1verbs",
     "siw",
     "ipathverbs",
 ];
 
-/// The providers to build: those whose features are enabled. If the tree is `another` than this
-/// crate's own, it may lack some, and it may have some that no feature names, which are built too.
-pub(crate) fn providers(source: &Path, another: bool) -> Vec<Provider> {
+/// The providers to build: those whose features are enabled. A tree of another release than the pinned one may lack some,
+/// and it may have some that no feature names, which are built too.
+pub(crate) fn providers(tree: &Tree) -> Vec<Provider> {
+    let source = &tree.folder;
     let mut providers = Vec::new();
     for &name in FEATURES.iter().filter(|name| feature(name)) {
         match Provider::of(source, name) {
             Some(provider) => providers.push(provider),
-            None if another => {
-                println!("cargo::warning={} has no provider {name}", source.display());
-            }
-            // Reported with the other files that are missing.
-            None => providers.push(Provider { name: name.to_owned(), map: None }),
+            None => println!("cargo::warning={} has no provider {name}", source.display()),
         }
     }
-    if another {
-        let folders = fs::read_dir(source.join("providers"));
-        let mut names: Vec<_> = folders
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|name| !FEATURES.contains(&name.as_str()))
-            .collect();
-        names.sort();
-        providers.extend(names.iter().filter_map(|name| Provider::of(source, name)));
-    }
+    let folders = fs::read_dir(source.join("providers"));
+    let mut names: Vec<_> = folders
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| !FEATURES.contains(&name.as_str()))
+        .collect();
+    names.sort();
+    providers.extend(names.iter().filter_map(|name| Provider::of(source, name)));
     providers
 }
 

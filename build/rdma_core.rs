@@ -10,7 +10,7 @@ use crate::archives::{self, Tools};
 use crate::common::{
     HIDDEN, at_once, exit_with_error, feature, message_of, program, run, utf8, write,
 };
-use crate::inputs::sources;
+use crate::inputs::{Tree, sources};
 use crate::installed::link_libnl;
 use crate::presets::presets;
 use crate::providers::{Provider, register_providers};
@@ -37,11 +37,12 @@ set(Python_Interpreter_FOUND TRUE)
 
 pub(crate) fn build_rdma_core(
     root: &Path,
-    source: &Path,
+    tree: &Tree,
     out: &Path,
     enabled: &[Provider],
     python: &str,
 ) {
+    let source = &tree.folder;
     if enabled.is_empty() {
         println!("cargo::warning=no provider is enabled: no RDMA device will ever be found");
     }
@@ -56,9 +57,9 @@ pub(crate) fn build_rdma_core(
     let static_libraries: Vec<_> = enabled.iter().map(Provider::target).collect();
     targets.extend(static_libraries.iter().map(String::as_str));
     compile_targets(&build, &targets);
-    let version = setting(source, "PACKAGE_VERSION");
     let abi = setting(source, "IBVERBS_PABI_VERSION");
-    let prefix = format!("rdmacore{}_", version.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
+    let prefix =
+        format!("rdmacore{}_", tree.version.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
     finish_archives(source, out, &build, enabled, &abi, &prefix);
     register_providers(out, enabled);
 

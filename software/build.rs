@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::exit;
 use std::{env, fs};
 
-/// What the names of internal functions begin with in the rdma-core that the committed bindings are for.
-#[cfg(not(feature = "bindgen"))]
-const COMMITTED: &str = "rdmacore55_0_";
+/// The release of rdma-core that the committed bindings are for.
+fn committed_release() -> &'static str {
+    env!("CARGO_PKG_VERSION").split_once("+rdma-core.").map_or("", |(_, release)| release)
+}
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -26,16 +27,21 @@ fn main() {
     }
     // rdma-core's static libraries rename what is for providers only.
     let prefix = env::var("DEP_IBVERBS_SYMBOL_PREFIX").unwrap_or_default();
+    let release = committed_release();
+    let pinned = prefix.is_empty() || prefix == format!("rdmacore{}_", release.replace('.', "_"));
+    println!("cargo::rustc-check-cfg=cfg(rdma_core_pinned)");
+    if pinned {
+        println!("cargo::rustc-cfg=rdma_core_pinned");
+    }
     #[cfg(feature = "bindgen")]
     generate::generate(&out);
     #[cfg(not(feature = "bindgen"))]
-    {
-        if !prefix.is_empty() && prefix != COMMITTED {
-            fail(
-                "the committed bindings are those of rdma-core v55.0, and ibverbs-bundled has built another version: enable the feature `bindgen` of ibverbs-software",
-            );
-        }
+    if pinned {
         write(&out.join("driver.rs"), include_str!("build/committed/driver.rs"));
+    } else {
+        fail(&format!(
+            "the committed bindings are those of rdma-core v{release}, and ibverbs-bundled has built another version: enable the feature `bindgen` of ibverbs-software"
+        ));
     }
     let functions = [
         (

@@ -1,8 +1,8 @@
-//! The raw bindings to `infiniband/verbs.h` of rdma-core v55.0, and the helpers for C's conventions.
+//! The raw bindings to `infiniband/verbs.h` of rdma-core, and the helpers for C's conventions.
 //!
 //! With feature `rdmacm` they include `rdma/rdma_cma.h`, and with the feature of a provider its direct verbs:
-//! `efadv.h` (`efa`), `hnsdv.h` (`hns`), `manadv.h` (`mana`), `mlx4dv.h` (`mlx4`) and `mlx5dv.h` (`mlx5`). The man
-//! pages are those of rdma-core, such as `efadv(7)` and `mlx5dv(7)`. Constants of unnamed enumerations are plain
+//! `efadv.h` (`efa`), `hnsdv.h` (`hns`), `ionic_dv.h` (`ionic`), `manadv.h` (`mana`), `mlx4dv.h` (`mlx4`) and `mlx5dv.h`
+//! (`mlx5`). The man pages are those of rdma-core, such as `efadv(7)` and `mlx5dv(7)`. Constants of unnamed enumerations are plain
 //! numbers there.
 //!
 //! Every function of the header is here under its C name. The header's `static inline` functions are
@@ -79,6 +79,7 @@ macro_rules! direct_verbs {
 direct_verbs! {
     "efa": efadv, "/bindings_efa.rs";
     "hns": hnsdv, "/bindings_hns.rs";
+    "ionic": ionic_dv, "/bindings_ionic.rs";
     "mana": manadv, "/bindings_mana.rs";
     "mlx4": mlx4dv, "/bindings_mlx4.rs";
     "mlx5": mlx5dv, "/bindings_mlx5.rs";

@@ -1,4 +1,4 @@
-// Generated from the headers of rdma-core v55.0 by bindgen (build/generate.rs); do not edit.
+// Generated from the headers of rdma-core v65.0 by bindgen (build/generate.rs); do not edit.
 // tests/committed_bindings.rs compares this file with what bindgen generates, and writes it again.
 //
 // rdma-core is under a choice of two licenses, GPL-2.0 or the OpenIB.org BSD license
@@ -20,6 +20,7 @@ pub const IB_UVERBS_ACCESS_OPTIONAL_LAST: u32 = 536870912;
 pub const IBV_ACCESS_OPTIONAL_FIRST: u32 = 1048576;
 pub const IBV_DEVICE_RAW_SCATTER_FCS: u64 = 17179869184;
 pub const IBV_DEVICE_PCI_WRITE_END_PADDING: u64 = 68719476736;
+pub const IBV_DEVICE_CC_DMA_BOUNCE: u64 = 2199023255552;
 pub const IB_ROCE_UDP_ENCAP_VALID_PORT_MIN: u32 = 49152;
 pub const IB_ROCE_UDP_ENCAP_VALID_PORT_MAX: u32 = 65535;
 pub const IB_GRH_FLOWLABEL_MASK: u32 = 1048575;
@@ -470,6 +471,39 @@ impl Default for ibv_device_attr {
 pub struct ibv_query_device_ex_input {
     pub comp_mask: u32,
 }
+impl ibv_odp_general_caps {
+    pub const IBV_ODP_SUPPORT: ibv_odp_general_caps = ibv_odp_general_caps(1);
+    pub const IBV_ODP_SUPPORT_IMPLICIT: ibv_odp_general_caps = ibv_odp_general_caps(2);
+}
+impl ::std::ops::BitOr<ibv_odp_general_caps> for ibv_odp_general_caps {
+    type Output = Self;
+    #[inline]
+    fn bitor(self, other: Self) -> Self {
+        ibv_odp_general_caps(self.0 | other.0)
+    }
+}
+impl ::std::ops::BitOrAssign for ibv_odp_general_caps {
+    #[inline]
+    fn bitor_assign(&mut self, rhs: ibv_odp_general_caps) {
+        self.0 |= rhs.0;
+    }
+}
+impl ::std::ops::BitAnd<ibv_odp_general_caps> for ibv_odp_general_caps {
+    type Output = Self;
+    #[inline]
+    fn bitand(self, other: Self) -> Self {
+        ibv_odp_general_caps(self.0 & other.0)
+    }
+}
+impl ::std::ops::BitAndAssign for ibv_odp_general_caps {
+    #[inline]
+    fn bitand_assign(&mut self, rhs: ibv_odp_general_caps) {
+        self.0 &= rhs.0;
+    }
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ibv_odp_general_caps(pub ::std::os::raw::c_uint);
 impl ibv_odp_transport_cap_bits {
     pub const IBV_ODP_SUPPORT_SEND: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(1);
     pub const IBV_ODP_SUPPORT_RECV: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(2);
@@ -477,6 +511,9 @@ impl ibv_odp_transport_cap_bits {
     pub const IBV_ODP_SUPPORT_READ: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(8);
     pub const IBV_ODP_SUPPORT_ATOMIC: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(16);
     pub const IBV_ODP_SUPPORT_SRQ_RECV: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(32);
+    pub const IBV_ODP_SUPPORT_FLUSH: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(64);
+    pub const IBV_ODP_SUPPORT_ATOMIC_WRITE: ibv_odp_transport_cap_bits =
+        ibv_odp_transport_cap_bits(128);
 }
 impl ::std::ops::BitOr<ibv_odp_transport_cap_bits> for ibv_odp_transport_cap_bits {
     type Output = Self;
@@ -520,39 +557,6 @@ pub struct ibv_odp_caps__bindgen_ty_1 {
     pub uc_odp_caps: u32,
     pub ud_odp_caps: u32,
 }
-impl ibv_odp_general_caps {
-    pub const IBV_ODP_SUPPORT: ibv_odp_general_caps = ibv_odp_general_caps(1);
-    pub const IBV_ODP_SUPPORT_IMPLICIT: ibv_odp_general_caps = ibv_odp_general_caps(2);
-}
-impl ::std::ops::BitOr<ibv_odp_general_caps> for ibv_odp_general_caps {
-    type Output = Self;
-    #[inline]
-    fn bitor(self, other: Self) -> Self {
-        ibv_odp_general_caps(self.0 | other.0)
-    }
-}
-impl ::std::ops::BitOrAssign for ibv_odp_general_caps {
-    #[inline]
-    fn bitor_assign(&mut self, rhs: ibv_odp_general_caps) {
-        self.0 |= rhs.0;
-    }
-}
-impl ::std::ops::BitAnd<ibv_odp_general_caps> for ibv_odp_general_caps {
-    type Output = Self;
-    #[inline]
-    fn bitand(self, other: Self) -> Self {
-        ibv_odp_general_caps(self.0 & other.0)
-    }
-}
-impl ::std::ops::BitAndAssign for ibv_odp_general_caps {
-    #[inline]
-    fn bitand_assign(&mut self, rhs: ibv_odp_general_caps) {
-        self.0 &= rhs.0;
-    }
-}
-#[repr(transparent)]
-#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
-pub struct ibv_odp_general_caps(pub ::std::os::raw::c_uint);
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct ibv_tso_caps {
@@ -956,6 +960,7 @@ impl ibv_event_type {
     pub const IBV_EVENT_CLIENT_REREGISTER: ibv_event_type = ibv_event_type(17);
     pub const IBV_EVENT_GID_CHANGE: ibv_event_type = ibv_event_type(18);
     pub const IBV_EVENT_WQ_FATAL: ibv_event_type = ibv_event_type(19);
+    pub const IBV_EVENT_DEVICE_SPEED_CHANGE: ibv_event_type = ibv_event_type(20);
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
@@ -1247,6 +1252,25 @@ impl Default for ibv_mw_bind_info {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct ibv_dmah {
+    pub context: *mut ibv_context,
+}
+impl Default for ibv_dmah {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ibv_buf {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct ibv_pd {
     pub context: *mut ibv_context,
     pub handle: u32,
@@ -1381,6 +1405,65 @@ pub struct ibv_mr {
     pub rkey: u32,
 }
 impl Default for ibv_mr {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+impl ibv_mr_init_attr_mask {
+    pub const IBV_REG_MR_MASK_IOVA: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1);
+    pub const IBV_REG_MR_MASK_ADDR: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(2);
+    pub const IBV_REG_MR_MASK_FD: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(4);
+    pub const IBV_REG_MR_MASK_FD_OFFSET: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(8);
+    pub const IBV_REG_MR_MASK_DMAH: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(16);
+    pub const IBV_REG_MR_MASK_BUF: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(32);
+}
+impl ::std::ops::BitOr<ibv_mr_init_attr_mask> for ibv_mr_init_attr_mask {
+    type Output = Self;
+    #[inline]
+    fn bitor(self, other: Self) -> Self {
+        ibv_mr_init_attr_mask(self.0 | other.0)
+    }
+}
+impl ::std::ops::BitOrAssign for ibv_mr_init_attr_mask {
+    #[inline]
+    fn bitor_assign(&mut self, rhs: ibv_mr_init_attr_mask) {
+        self.0 |= rhs.0;
+    }
+}
+impl ::std::ops::BitAnd<ibv_mr_init_attr_mask> for ibv_mr_init_attr_mask {
+    type Output = Self;
+    #[inline]
+    fn bitand(self, other: Self) -> Self {
+        ibv_mr_init_attr_mask(self.0 & other.0)
+    }
+}
+impl ::std::ops::BitAndAssign for ibv_mr_init_attr_mask {
+    #[inline]
+    fn bitand_assign(&mut self, rhs: ibv_mr_init_attr_mask) {
+        self.0 &= rhs.0;
+    }
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ibv_mr_init_attr_mask(pub ::std::os::raw::c_uint);
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ibv_mr_init_attr {
+    pub length: usize,
+    pub access: ::std::os::raw::c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut ::std::os::raw::c_void,
+    pub fd: ::std::os::raw::c_int,
+    pub fd_offset: u64,
+    pub dmah: *mut ibv_dmah,
+    pub buf: *mut ibv_buf,
+}
+impl Default for ibv_mr_init_attr {
     fn default() -> Self {
         let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -2189,6 +2272,8 @@ pub struct ibv_qp_attr_mask(pub ::std::os::raw::c_uint);
 impl ibv_query_qp_data_in_order_flags {
     pub const IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS: ibv_query_qp_data_in_order_flags =
         ibv_query_qp_data_in_order_flags(1);
+    pub const IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY: ibv_query_qp_data_in_order_flags =
+        ibv_query_qp_data_in_order_flags(2);
 }
 impl ::std::ops::BitOr<ibv_query_qp_data_in_order_flags> for ibv_query_qp_data_in_order_flags {
     type Output = Self;
@@ -2415,6 +2500,21 @@ pub struct ibv_sge {
     pub addr: u64,
     pub length: u32,
     pub lkey: u32,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ibv_fd_arr {
+    pub arr: *mut ::std::os::raw::c_int,
+    pub count: u32,
+}
+impl Default for ibv_fd_arr {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4032,11 +4132,81 @@ impl Default for ibv_cq_init_attr_ex {
         }
     }
 }
+impl ibv_qp_attach_comp_cntr_op {
+    pub const IBV_QP_ATTACH_COMP_CNTR_OP_SEND: ibv_qp_attach_comp_cntr_op =
+        ibv_qp_attach_comp_cntr_op(1);
+    pub const IBV_QP_ATTACH_COMP_CNTR_OP_RECV: ibv_qp_attach_comp_cntr_op =
+        ibv_qp_attach_comp_cntr_op(2);
+    pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ: ibv_qp_attach_comp_cntr_op =
+        ibv_qp_attach_comp_cntr_op(4);
+    pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_READ: ibv_qp_attach_comp_cntr_op =
+        ibv_qp_attach_comp_cntr_op(8);
+    pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE: ibv_qp_attach_comp_cntr_op =
+        ibv_qp_attach_comp_cntr_op(16);
+    pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_WRITE: ibv_qp_attach_comp_cntr_op =
+        ibv_qp_attach_comp_cntr_op(32);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ibv_qp_attach_comp_cntr_op(pub ::std::os::raw::c_uint);
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct ibv_comp_cntr_caps {
+    pub max_value: u64,
+    pub max_counters: u32,
+    pub supported_qp_attach_ops: u32,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ibv_comp_cntr {
+    pub context: *mut ibv_context,
+    pub handle: u32,
+}
+impl Default for ibv_comp_cntr {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+impl ibv_comp_cntr_type {
+    pub const IBV_COMP_CNTR_TYPE_WRS: ibv_comp_cntr_type = ibv_comp_cntr_type(0);
+    pub const IBV_COMP_CNTR_TYPE_BYTES: ibv_comp_cntr_type = ibv_comp_cntr_type(1);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ibv_comp_cntr_type(pub ::std::os::raw::c_uint);
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ibv_comp_cntr_init_attr {
+    pub comp_mask: u32,
+    pub type_: ibv_comp_cntr_type,
+    pub flags: u32,
+}
+impl Default for ibv_comp_cntr_init_attr {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct ibv_qp_attach_comp_cntr_attr {
+    pub comp_mask: u32,
+    pub op_mask: u32,
+}
 impl ibv_parent_domain_init_attr_mask {
     pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: ibv_parent_domain_init_attr_mask =
         ibv_parent_domain_init_attr_mask(1);
     pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: ibv_parent_domain_init_attr_mask =
         ibv_parent_domain_init_attr_mask(2);
+    pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC:
+        ibv_parent_domain_init_attr_mask = ibv_parent_domain_init_attr_mask(4);
 }
 impl ::std::ops::BitOr<ibv_parent_domain_init_attr_mask> for ibv_parent_domain_init_attr_mask {
     type Output = Self;
@@ -4100,6 +4270,56 @@ impl Default for ibv_parent_domain_init_attr {
             s.assume_init()
         }
     }
+}
+impl ibv_tph_mem_type {
+    pub const IBV_TPH_MEM_TYPE_VM: ibv_tph_mem_type = ibv_tph_mem_type(0);
+    pub const IBV_TPH_MEM_TYPE_PM: ibv_tph_mem_type = ibv_tph_mem_type(1);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ibv_tph_mem_type(pub ::std::os::raw::c_uint);
+impl ibv_dmah_init_attr_mask {
+    pub const IBV_DMAH_INIT_ATTR_MASK_CPU_ID: ibv_dmah_init_attr_mask = ibv_dmah_init_attr_mask(1);
+    pub const IBV_DMAH_INIT_ATTR_MASK_PH: ibv_dmah_init_attr_mask = ibv_dmah_init_attr_mask(2);
+    pub const IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE: ibv_dmah_init_attr_mask =
+        ibv_dmah_init_attr_mask(4);
+}
+impl ::std::ops::BitOr<ibv_dmah_init_attr_mask> for ibv_dmah_init_attr_mask {
+    type Output = Self;
+    #[inline]
+    fn bitor(self, other: Self) -> Self {
+        ibv_dmah_init_attr_mask(self.0 | other.0)
+    }
+}
+impl ::std::ops::BitOrAssign for ibv_dmah_init_attr_mask {
+    #[inline]
+    fn bitor_assign(&mut self, rhs: ibv_dmah_init_attr_mask) {
+        self.0 |= rhs.0;
+    }
+}
+impl ::std::ops::BitAnd<ibv_dmah_init_attr_mask> for ibv_dmah_init_attr_mask {
+    type Output = Self;
+    #[inline]
+    fn bitand(self, other: Self) -> Self {
+        ibv_dmah_init_attr_mask(self.0 & other.0)
+    }
+}
+impl ::std::ops::BitAndAssign for ibv_dmah_init_attr_mask {
+    #[inline]
+    fn bitand_assign(&mut self, rhs: ibv_dmah_init_attr_mask) {
+        self.0 &= rhs.0;
+    }
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ibv_dmah_init_attr_mask(pub ::std::os::raw::c_uint);
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct ibv_dmah_init_attr {
+    pub comp_mask: u32,
+    pub cpu_id: u32,
+    pub ph: u8,
+    pub tph_mem_type: u8,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -4227,6 +4447,27 @@ impl Default for ibv_values_ex {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct verbs_context {
+    pub free_buf: ::std::option::Option<unsafe extern "C" fn(buf: *mut ibv_buf)>,
+    pub alloc_buf: ::std::option::Option<
+        unsafe extern "C" fn(
+            pd: *mut ibv_pd,
+            size: usize,
+            buf: *mut *mut ibv_buf,
+        ) -> *mut ::std::os::raw::c_void,
+    >,
+    pub dm_export_dmabuf_fd:
+        ::std::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> ::std::os::raw::c_int>,
+    pub reg_mr_ex: ::std::option::Option<
+        unsafe extern "C" fn(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr,
+    >,
+    pub dealloc_dmah:
+        ::std::option::Option<unsafe extern "C" fn(dmah: *mut ibv_dmah) -> ::std::os::raw::c_int>,
+    pub alloc_dmah: ::std::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            attr: *mut ibv_dmah_init_attr,
+        ) -> *mut ibv_dmah,
+    >,
     pub query_port: ::std::option::Option<
         unsafe extern "C" fn(
             context: *mut ibv_context,
@@ -4486,6 +4727,13 @@ unsafe extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn ibv_query_port_speed(
+        context: *mut ibv_context,
+        port_num: u32,
+        port_speed: *mut u64,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
     #[link_name = "___ibv_query_port__bundled"]
     pub fn ___ibv_query_port(
         context: *mut ibv_context,
@@ -4654,6 +4902,9 @@ unsafe extern "C" {
         access: ::std::os::raw::c_int,
     ) -> *mut ibv_mr;
 }
+unsafe extern "C" {
+    pub fn ibv_reg_mr_ex(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr;
+}
 impl ibv_rereg_mr_err_code {
     pub const IBV_REREG_MR_ERR_INPUT: ibv_rereg_mr_err_code = ibv_rereg_mr_err_code(-1);
     pub const IBV_REREG_MR_ERR_DONT_FORK_NEW: ibv_rereg_mr_err_code = ibv_rereg_mr_err_code(-2);
@@ -4721,6 +4972,9 @@ unsafe extern "C" {
 unsafe extern "C" {
     #[link_name = "ibv_free_dm__bundled"]
     pub fn ibv_free_dm(dm: *mut ibv_dm) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_dm_export_dmabuf_fd(dm: *mut ibv_dm) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
     #[link_name = "ibv_memcpy_to_dm__bundled"]
@@ -4806,6 +5060,59 @@ unsafe extern "C" {
     pub fn ibv_modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn _ibv_query_comp_cntr_caps(
+        context: *mut ibv_context,
+        caps: *mut ibv_comp_cntr_caps,
+        caps_size: usize,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    #[link_name = "ibv_query_comp_cntr_caps__bundled"]
+    pub fn ibv_query_comp_cntr_caps(
+        context: *mut ibv_context,
+        caps: *mut ibv_comp_cntr_caps,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_create_comp_cntr(
+        context: *mut ibv_context,
+        cc_attr: *mut ibv_comp_cntr_init_attr,
+    ) -> *mut ibv_comp_cntr;
+}
+unsafe extern "C" {
+    pub fn ibv_destroy_comp_cntr(comp_cntr: *mut ibv_comp_cntr) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_set_comp_cntr(comp_cntr: *mut ibv_comp_cntr, value: u64) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_set_err_comp_cntr(
+        comp_cntr: *mut ibv_comp_cntr,
+        value: u64,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_inc_comp_cntr(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_inc_err_comp_cntr(
+        comp_cntr: *mut ibv_comp_cntr,
+        amount: u64,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_read_comp_cntr(
+        comp_cntr: *mut ibv_comp_cntr,
+        value: *mut u64,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_read_err_comp_cntr(
+        comp_cntr: *mut ibv_comp_cntr,
+        value: *mut u64,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
     pub fn ibv_create_srq(pd: *mut ibv_pd, srq_init_attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
 }
 unsafe extern "C" {
@@ -4875,6 +5182,37 @@ unsafe extern "C" {
     ) -> *mut ibv_pd;
 }
 unsafe extern "C" {
+    pub fn ibv_alloc_buf(
+        pd: *mut ibv_pd,
+        size: usize,
+        buf: *mut *mut ibv_buf,
+    ) -> *mut ::std::os::raw::c_void;
+}
+unsafe extern "C" {
+    pub fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_free_buf(buf: *mut ibv_buf);
+}
+unsafe extern "C" {
+    pub fn ibv_reg_buf_mr(
+        pd: *mut ibv_pd,
+        buf: *mut ibv_buf,
+        addr: *mut ::std::os::raw::c_void,
+        length: usize,
+        access: ::std::os::raw::c_int,
+    ) -> *mut ibv_mr;
+}
+unsafe extern "C" {
+    pub fn ibv_alloc_dmah(
+        context: *mut ibv_context,
+        attr: *mut ibv_dmah_init_attr,
+    ) -> *mut ibv_dmah;
+}
+unsafe extern "C" {
+    pub fn ibv_dealloc_dmah(dmah: *mut ibv_dmah) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
     #[link_name = "ibv_query_rt_values_ex__bundled"]
     pub fn ibv_query_rt_values_ex(
         context: *mut ibv_context,
@@ -4908,6 +5246,13 @@ unsafe extern "C" {
     pub fn ibv_modify_qp_rate_limit(
         qp: *mut ibv_qp,
         attr: *mut ibv_qp_rate_limit_attr,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_qp_attach_comp_cntr(
+        qp: *mut ibv_qp,
+        comp_cntr: *mut ibv_comp_cntr,
+        attr: *mut ibv_qp_attach_comp_cntr_attr,
     ) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {

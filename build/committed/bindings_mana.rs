@@ -1,4 +1,4 @@
-// Generated from the headers of rdma-core v55.0 by bindgen (build/generate.rs); do not edit.
+// Generated from the headers of rdma-core v65.0 by bindgen (build/generate.rs); do not edit.
 // tests/committed_bindings.rs compares this file with what bindgen generates, and writes it again.
 //
 // rdma-core is under a choice of two licenses, GPL-2.0 or the OpenIB.org BSD license
@@ -101,11 +101,17 @@ impl Default for manadv_rwq {
     }
 }
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct manadv_pd {
+    pub pdn: u32,
+}
+#[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct manadv_obj {
     pub qp: manadv_obj__bindgen_ty_1,
     pub cq: manadv_obj__bindgen_ty_2,
     pub rwq: manadv_obj__bindgen_ty_3,
+    pub pd: manadv_obj__bindgen_ty_4,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -152,6 +158,21 @@ impl Default for manadv_obj__bindgen_ty_3 {
         }
     }
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct manadv_obj__bindgen_ty_4 {
+    pub in_: *mut ibv_pd,
+    pub out: *mut manadv_pd,
+}
+impl Default for manadv_obj__bindgen_ty_4 {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
 impl Default for manadv_obj {
     fn default() -> Self {
         let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
@@ -165,10 +186,16 @@ impl manadv_obj_type {
     pub const MANADV_OBJ_QP: manadv_obj_type = manadv_obj_type(1);
     pub const MANADV_OBJ_CQ: manadv_obj_type = manadv_obj_type(2);
     pub const MANADV_OBJ_RWQ: manadv_obj_type = manadv_obj_type(4);
+    pub const MANADV_OBJ_PD: manadv_obj_type = manadv_obj_type(8);
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct manadv_obj_type(pub ::std::os::raw::c_uint);
+pub const MANADV_PD_FLAGS_SHORT_PDN: _bindgen_ty_18 = 1;
+pub type _bindgen_ty_18 = ::std::os::raw::c_uint;
 unsafe extern "C" {
     pub fn manadv_init_obj(obj: *mut manadv_obj, obj_type: u64) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn manadv_alloc_pd(context: *mut ibv_context, flags: u32) -> *mut ibv_pd;
 }

@@ -1,4 +1,4 @@
-// Generated from the headers of rdma-core v55.0 by bindgen (build/generate.rs); do not edit.
+// Generated from the headers of rdma-core v65.0 by bindgen (build/generate.rs); do not edit.
 // tests/committed_bindings.rs compares this file with what bindgen generates, and writes it again.
 //
 // rdma-core is under a choice of two licenses, GPL-2.0 or the OpenIB.org BSD license
@@ -122,6 +122,10 @@ impl mlx5_ib_uapi_flow_table_type {
         mlx5_ib_uapi_flow_table_type(3);
     pub const MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TX: mlx5_ib_uapi_flow_table_type =
         mlx5_ib_uapi_flow_table_type(4);
+    pub const MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TRANSPORT_RX: mlx5_ib_uapi_flow_table_type =
+        mlx5_ib_uapi_flow_table_type(5);
+    pub const MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TRANSPORT_TX: mlx5_ib_uapi_flow_table_type =
+        mlx5_ib_uapi_flow_table_type(6);
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
@@ -339,6 +343,39 @@ impl ::std::ops::BitAndAssign for mlx5_ib_uapi_query_port_flags {
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct mlx5_ib_uapi_query_port_flags(pub ::std::os::raw::c_uint);
+impl mlx5_ib_uapi_var_alloc_flags {
+    pub const MLX5_IB_UAPI_VAR_ALLOC_FLAG_TLP: mlx5_ib_uapi_var_alloc_flags =
+        mlx5_ib_uapi_var_alloc_flags(1);
+}
+impl ::std::ops::BitOr<mlx5_ib_uapi_var_alloc_flags> for mlx5_ib_uapi_var_alloc_flags {
+    type Output = Self;
+    #[inline]
+    fn bitor(self, other: Self) -> Self {
+        mlx5_ib_uapi_var_alloc_flags(self.0 | other.0)
+    }
+}
+impl ::std::ops::BitOrAssign for mlx5_ib_uapi_var_alloc_flags {
+    #[inline]
+    fn bitor_assign(&mut self, rhs: mlx5_ib_uapi_var_alloc_flags) {
+        self.0 |= rhs.0;
+    }
+}
+impl ::std::ops::BitAnd<mlx5_ib_uapi_var_alloc_flags> for mlx5_ib_uapi_var_alloc_flags {
+    type Output = Self;
+    #[inline]
+    fn bitand(self, other: Self) -> Self {
+        mlx5_ib_uapi_var_alloc_flags(self.0 & other.0)
+    }
+}
+impl ::std::ops::BitAndAssign for mlx5_ib_uapi_var_alloc_flags {
+    #[inline]
+    fn bitand_assign(&mut self, rhs: mlx5_ib_uapi_var_alloc_flags) {
+        self.0 &= rhs.0;
+    }
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct mlx5_ib_uapi_var_alloc_flags(pub ::std::os::raw::c_uint);
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct mlx5_ib_uapi_reg {
@@ -877,6 +914,7 @@ impl mlx5dv_context_flags {
     pub const MLX5DV_CONTEXT_FLAGS_PACKET_BASED_CREDIT_MODE: mlx5dv_context_flags =
         mlx5dv_context_flags(64);
     pub const MLX5DV_CONTEXT_FLAGS_REAL_TIME_TS: mlx5dv_context_flags = mlx5dv_context_flags(128);
+    pub const MLX5DV_CONTEXT_FLAGS_BLUEFLAME: mlx5dv_context_flags = mlx5dv_context_flags(256);
 }
 impl ::std::ops::BitOr<mlx5dv_context_flags> for mlx5dv_context_flags {
     type Output = Self;
@@ -2034,6 +2072,8 @@ pub struct mlx5dv_flow_match_parameters {
 impl mlx5dv_flow_matcher_attr_mask {
     pub const MLX5DV_FLOW_MATCHER_MASK_FT_TYPE: mlx5dv_flow_matcher_attr_mask =
         mlx5dv_flow_matcher_attr_mask(1);
+    pub const MLX5DV_FLOW_MATCHER_MASK_IB_PORT: mlx5dv_flow_matcher_attr_mask =
+        mlx5dv_flow_matcher_attr_mask(2);
 }
 impl ::std::ops::BitOr<mlx5dv_flow_matcher_attr_mask> for mlx5dv_flow_matcher_attr_mask {
     type Output = Self;
@@ -2074,6 +2114,7 @@ pub struct mlx5dv_flow_matcher_attr {
     pub match_mask: *mut mlx5dv_flow_match_parameters,
     pub comp_mask: u64,
     pub ft_type: mlx5_ib_uapi_flow_table_type,
+    pub ib_port: u32,
 }
 impl Default for mlx5dv_flow_matcher_attr {
     fn default() -> Self {
@@ -2140,6 +2181,8 @@ impl mlx5dv_flow_action_type {
     pub const MLX5DV_FLOW_ACTION_COUNTERS_DEVX: mlx5dv_flow_action_type =
         mlx5dv_flow_action_type(6);
     pub const MLX5DV_FLOW_ACTION_DEFAULT_MISS: mlx5dv_flow_action_type = mlx5dv_flow_action_type(7);
+    pub const MLX5DV_FLOW_ACTION_COUNTERS_DEVX_WITH_OFFSET: mlx5dv_flow_action_type =
+        mlx5dv_flow_action_type(8);
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
@@ -2158,6 +2201,22 @@ pub union mlx5dv_flow_action_attr__bindgen_ty_1 {
     pub action: *mut ibv_flow_action,
     pub tag_value: u32,
     pub obj: *mut mlx5dv_devx_obj,
+    pub bulk_obj: mlx5dv_flow_action_attr__bindgen_ty_1__bindgen_ty_1,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct mlx5dv_flow_action_attr__bindgen_ty_1__bindgen_ty_1 {
+    pub obj: *mut mlx5dv_devx_obj,
+    pub offset: u32,
+}
+impl Default for mlx5dv_flow_action_attr__bindgen_ty_1__bindgen_ty_1 {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
 }
 impl Default for mlx5dv_flow_action_attr__bindgen_ty_1 {
     fn default() -> Self {
@@ -2178,7 +2237,8 @@ impl Default for mlx5dv_flow_action_attr {
     }
 }
 unsafe extern "C" {
-    pub fn mlx5dv_create_flow(
+    #[link_name = "_mlx5dv_create_flow__bundled"]
+    pub fn _mlx5dv_create_flow(
         matcher: *mut mlx5dv_flow_matcher,
         match_value: *mut mlx5dv_flow_match_parameters,
         num_actions: usize,
@@ -3444,11 +3504,54 @@ impl ::std::ops::BitAndAssign for mlx5dv_context_attr_flags {
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct mlx5dv_context_attr_flags(pub ::std::os::raw::c_uint);
+impl mlx5dv_context_attr_comp_mask {
+    pub const MLX5DV_CONTEXT_ATTR_MASK_FD_ARRAY: mlx5dv_context_attr_comp_mask =
+        mlx5dv_context_attr_comp_mask(1);
+}
+impl ::std::ops::BitOr<mlx5dv_context_attr_comp_mask> for mlx5dv_context_attr_comp_mask {
+    type Output = Self;
+    #[inline]
+    fn bitor(self, other: Self) -> Self {
+        mlx5dv_context_attr_comp_mask(self.0 | other.0)
+    }
+}
+impl ::std::ops::BitOrAssign for mlx5dv_context_attr_comp_mask {
+    #[inline]
+    fn bitor_assign(&mut self, rhs: mlx5dv_context_attr_comp_mask) {
+        self.0 |= rhs.0;
+    }
+}
+impl ::std::ops::BitAnd<mlx5dv_context_attr_comp_mask> for mlx5dv_context_attr_comp_mask {
+    type Output = Self;
+    #[inline]
+    fn bitand(self, other: Self) -> Self {
+        mlx5dv_context_attr_comp_mask(self.0 & other.0)
+    }
+}
+impl ::std::ops::BitAndAssign for mlx5dv_context_attr_comp_mask {
+    #[inline]
+    fn bitand_assign(&mut self, rhs: mlx5dv_context_attr_comp_mask) {
+        self.0 &= rhs.0;
+    }
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct mlx5dv_context_attr_comp_mask(pub ::std::os::raw::c_uint);
 #[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
+#[derive(Debug, Copy, Clone)]
 pub struct mlx5dv_context_attr {
     pub flags: u32,
     pub comp_mask: u64,
+    pub fds: *mut ibv_fd_arr,
+}
+impl Default for mlx5dv_context_attr {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
 }
 unsafe extern "C" {
     pub fn mlx5dv_is_supported(device: *mut ibv_device) -> bool;
@@ -3554,6 +3657,21 @@ unsafe extern "C" {
     pub fn mlx5dv_devx_obj_destroy(obj: *mut mlx5dv_devx_obj) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn mlx5dv_devx_obj_export(
+        obj: *mut mlx5dv_devx_obj,
+        data: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn mlx5dv_devx_obj_import(
+        context: *mut ibv_context,
+        data: *mut ::std::os::raw::c_void,
+    ) -> *mut mlx5dv_devx_obj;
+}
+unsafe extern "C" {
+    pub fn mlx5dv_devx_obj_unimport(obj: *mut mlx5dv_devx_obj);
+}
+unsafe extern "C" {
     pub fn mlx5dv_devx_general_cmd(
         context: *mut ibv_context,
         in_: *const ::std::os::raw::c_void,
@@ -3651,6 +3769,21 @@ unsafe extern "C" {
 unsafe extern "C" {
     pub fn mlx5dv_devx_umem_dereg(umem: *mut mlx5dv_devx_umem) -> ::std::os::raw::c_int;
 }
+unsafe extern "C" {
+    pub fn mlx5dv_devx_umem_export(
+        umem: *mut mlx5dv_devx_umem,
+        data: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn mlx5dv_devx_umem_import(
+        context: *mut ibv_context,
+        data: *mut ::std::os::raw::c_void,
+    ) -> *mut mlx5dv_devx_umem;
+}
+unsafe extern "C" {
+    pub fn mlx5dv_devx_umem_unimport(umem: *mut mlx5dv_devx_umem);
+}
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct mlx5dv_devx_uar {
@@ -3675,6 +3808,11 @@ unsafe extern "C" {
 unsafe extern "C" {
     pub fn mlx5dv_devx_free_uar(devx_uar: *mut mlx5dv_devx_uar);
 }
+unsafe extern "C" {
+    pub fn mlx5dv_devx_uar_export_dmabuf_fd(
+        devx_uar: *mut mlx5dv_devx_uar,
+    ) -> ::std::os::raw::c_int;
+}
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct mlx5dv_var {
@@ -3697,6 +3835,35 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn mlx5dv_free_var(dv_var: *mut mlx5dv_var);
+}
+unsafe extern "C" {
+    pub fn mlx5dv_var_export(
+        dv_var: *mut mlx5dv_var,
+        data: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn mlx5dv_var_import(
+        context: *mut ibv_context,
+        data: *mut ::std::os::raw::c_void,
+    ) -> *mut mlx5dv_var;
+}
+unsafe extern "C" {
+    pub fn mlx5dv_var_unimport(dv_var: *mut mlx5dv_var);
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct mlx5dv_export_sizes {
+    pub var_attrs_size: u32,
+    pub devx_umem_attrs_size: u32,
+    pub devx_obj_attrs_size: u32,
+}
+unsafe extern "C" {
+    pub fn _mlx5dv_get_export_sizes(sizes: *mut mlx5dv_export_sizes, sizes_len: usize);
+}
+unsafe extern "C" {
+    #[link_name = "mlx5dv_get_export_sizes__bundled"]
+    pub fn mlx5dv_get_export_sizes(sizes: *mut mlx5dv_export_sizes);
 }
 unsafe extern "C" {
     pub fn mlx5dv_devx_query_eqn(
@@ -4595,3 +4762,4 @@ unsafe extern "C" {
 unsafe extern "C" {
     pub fn mlx5dv_devx_destroy_eq(eq: *mut mlx5dv_devx_eq) -> ::std::os::raw::c_int;
 }
+pub use self::_mlx5dv_create_flow as mlx5dv_create_flow;

@@ -1,4 +1,4 @@
-// Generated from the headers of rdma-core v55.0 by bindgen (build/generate.rs); do not edit.
+// Generated from the headers of rdma-core v65.0 by bindgen (build/generate.rs); do not edit.
 // tests/committed_bindings.rs compares this file with what bindgen generates, and writes it again.
 //
 // rdma-core is under a choice of two licenses, GPL-2.0 or the OpenIB.org BSD license
@@ -27,6 +27,8 @@ pub const RAI_PASSIVE: u32 = 1;
 pub const RAI_NUMERICHOST: u32 = 2;
 pub const RAI_NOROUTE: u32 = 4;
 pub const RAI_FAMILY: u32 = 8;
+pub const RAI_SA: u32 = 16;
+pub const RAI_DNS: u32 = 32;
 impl rdma_driver_id {
     pub const RDMA_DRIVER_UNKNOWN: rdma_driver_id = rdma_driver_id(0);
     pub const RDMA_DRIVER_MLX5: rdma_driver_id = rdma_driver_id(1);
@@ -50,6 +52,7 @@ impl rdma_driver_id {
     pub const RDMA_DRIVER_SIW: rdma_driver_id = rdma_driver_id(18);
     pub const RDMA_DRIVER_ERDMA: rdma_driver_id = rdma_driver_id(19);
     pub const RDMA_DRIVER_MANA: rdma_driver_id = rdma_driver_id(20);
+    pub const RDMA_DRIVER_IONIC: rdma_driver_id = rdma_driver_id(21);
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
@@ -201,6 +204,10 @@ impl rdma_cm_event_type {
     pub const RDMA_CM_EVENT_MULTICAST_ERROR: rdma_cm_event_type = rdma_cm_event_type(13);
     pub const RDMA_CM_EVENT_ADDR_CHANGE: rdma_cm_event_type = rdma_cm_event_type(14);
     pub const RDMA_CM_EVENT_TIMEWAIT_EXIT: rdma_cm_event_type = rdma_cm_event_type(15);
+    pub const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = rdma_cm_event_type(16);
+    pub const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = rdma_cm_event_type(17);
+    pub const RDMA_CM_EVENT_USER: rdma_cm_event_type = rdma_cm_event_type(18);
+    pub const RDMA_CM_EVENT_INTERNAL: rdma_cm_event_type = rdma_cm_event_type(19);
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
@@ -402,6 +409,7 @@ pub struct rdma_cm_event {
 pub union rdma_cm_event__bindgen_ty_1 {
     pub conn: rdma_conn_param,
     pub ud: rdma_ud_param,
+    pub arg: u64,
 }
 impl Default for rdma_cm_event__bindgen_ty_1 {
     fn default() -> Self {
@@ -696,4 +704,26 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn rdma_resolve_addrinfo(
+        id: *mut rdma_cm_id,
+        node: *const ::std::os::raw::c_char,
+        service: *const ::std::os::raw::c_char,
+        hints: *const rdma_addrinfo,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn rdma_query_addrinfo(
+        id: *mut rdma_cm_id,
+        info: *mut *mut rdma_addrinfo,
+    ) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn rdma_write_cm_event(
+        id: *mut rdma_cm_id,
+        event: rdma_cm_event_type,
+        status: ::std::os::raw::c_int,
+        arg: u64,
+    ) -> ::std::os::raw::c_int;
 }

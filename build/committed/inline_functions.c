@@ -1,4 +1,4 @@
-// Generated from the headers of rdma-core v55.0 by bindgen (build/generate.rs); do not edit.
+// Generated from the headers of rdma-core v65.0 by bindgen (build/generate.rs); do not edit.
 // tests/committed_bindings.rs compares this file with what bindgen generates, and writes it again.
 //
 // rdma-core is under a choice of two licenses, GPL-2.0 or the OpenIB.org BSD license
@@ -79,6 +79,7 @@ struct ibv_cq_ex * ibv_create_cq_ex__bundled(struct ibv_context *context, struct
 int ibv_poll_cq__bundled(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc) { return ibv_poll_cq(cq, num_entries, wc); }
 int ibv_req_notify_cq__bundled(struct ibv_cq *cq, int solicited_only) { return ibv_req_notify_cq(cq, solicited_only); }
 int ibv_modify_cq__bundled(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr) { return ibv_modify_cq(cq, attr); }
+int ibv_query_comp_cntr_caps__bundled(struct ibv_context *context, struct ibv_comp_cntr_caps *caps) { return ibv_query_comp_cntr_caps(context, caps); }
 struct ibv_srq * ibv_create_srq_ex__bundled(struct ibv_context *context, struct ibv_srq_init_attr_ex *srq_init_attr_ex) { return ibv_create_srq_ex(context, srq_init_attr_ex); }
 int ibv_get_srq_num__bundled(struct ibv_srq *srq, uint32_t *srq_num) { return ibv_get_srq_num(srq, srq_num); }
 int ibv_post_srq_recv__bundled(struct ibv_srq *srq, struct ibv_recv_wr *recv_wr, struct ibv_recv_wr **bad_recv_wr) { return ibv_post_srq_recv(srq, recv_wr, bad_recv_wr); }

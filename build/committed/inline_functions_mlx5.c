@@ -1,4 +1,4 @@
-// Generated from the headers of rdma-core v55.0 by bindgen (build/generate.rs); do not edit.
+// Generated from the headers of rdma-core v65.0 by bindgen (build/generate.rs); do not edit.
 // tests/committed_bindings.rs compares this file with what bindgen generates, and writes it again.
 //
 // rdma-core is under a choice of two licenses, GPL-2.0 or the OpenIB.org BSD license
@@ -22,6 +22,7 @@ void mlx5dv_wr_set_mkey_crypto__bundled(struct mlx5dv_qp_ex *mqp, const struct m
 void mlx5dv_wr_memcpy__bundled(struct mlx5dv_qp_ex *mqp, uint32_t dest_lkey, uint64_t dest_addr, uint32_t src_lkey, uint64_t src_addr, size_t length) { mlx5dv_wr_memcpy(mqp, dest_lkey, dest_addr, src_lkey, src_addr, length); }
 int mlx5dv_mkey_check__bundled(struct mlx5dv_mkey *mkey, struct mlx5dv_mkey_err *err_info) { return mlx5dv_mkey_check(mkey, err_info); }
 void mlx5dv_wr_raw_wqe__bundled(struct mlx5dv_qp_ex *mqp, const void *wqe) { mlx5dv_wr_raw_wqe(mqp, wqe); }
+struct ibv_flow * _mlx5dv_create_flow__bundled(struct mlx5dv_flow_matcher *matcher, struct mlx5dv_flow_match_parameters *match_value, size_t num_actions, struct mlx5dv_flow_action_attr actions_attr [0]) { return _mlx5dv_create_flow(matcher, match_value, num_actions, actions_attr); }
 uint8_t mlx5dv_get_cqe_owner__bundled(struct mlx5_cqe64 *cqe) { return mlx5dv_get_cqe_owner(cqe); }
 void mlx5dv_set_cqe_owner__bundled(struct mlx5_cqe64 *cqe, uint8_t val) { mlx5dv_set_cqe_owner(cqe, val); }
 uint8_t mlx5dv_get_cqe_se__bundled(struct mlx5_cqe64 *cqe) { return mlx5dv_get_cqe_se(cqe); }
@@ -33,3 +34,4 @@ void mlx5dv_set_data_seg__bundled(struct mlx5_wqe_data_seg *seg, uint32_t length
 void mlx5dv_set_eth_seg__bundled(struct mlx5_wqe_eth_seg *seg, uint8_t cs_flags, uint16_t mss, uint16_t inline_hdr_sz, uint8_t *inline_hdr_start) { mlx5dv_set_eth_seg(seg, cs_flags, mss, inline_hdr_sz, inline_hdr_start); }
 uint64_t mlx5dv_ts_to_ns__bundled(struct mlx5dv_clock_info *clock_info, uint64_t device_timestamp) { return mlx5dv_ts_to_ns(clock_info, device_timestamp); }
 int mlx5dv_query_port__bundled(struct ibv_context *context, uint32_t port_num, struct mlx5_ib_uapi_query_port *info) { return mlx5dv_query_port(context, port_num, info); }
+void mlx5dv_get_export_sizes__bundled(struct mlx5dv_export_sizes *sizes) { mlx5dv_get_export_sizes(sizes); }

@@ -1,4 +1,4 @@
-// Generated from the headers of rdma-core v55.0 by bindgen (build/generate.rs); do not edit.
+// Generated from the headers of rdma-core v65.0 by bindgen (build/generate.rs); do not edit.
 // tests/committed_bindings.rs compares this file with what bindgen generates, and writes it again.
 //
 // rdma-core is under a choice of two licenses, GPL-2.0 or the OpenIB.org BSD license

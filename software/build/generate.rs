@@ -73,6 +73,12 @@ fn headers_of_sources(out: &Path) -> PathBuf {
             fail(&format!("{from}: {e}"));
         }
     }
+    // `verbs_api.h` includes it by this name.
+    let name = "ib_user_ioctl_verbs.h";
+    if let Err(e) = fs::copy(kernel.join("rdma").join(name), include.join("infiniband").join(name))
+    {
+        fail(&format!("{name}: {e}"));
+    }
     // What CMake finds out about the machine: nothing that the structures depend on.
     write(&include.join("config.h"), "");
     let abi = include.join("kernel-abi");

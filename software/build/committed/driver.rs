@@ -1,4 +1,4 @@
-// Generated from the headers of rdma-core v55.0 by bindgen (build/generate.rs); do not edit.
+// Generated from the headers of rdma-core v65.0 by bindgen (build/generate.rs); do not edit.
 // tests/committed_bindings.rs compares this file with what bindgen generates, and writes it again.
 //
 // rdma-core is under a choice of two licenses, GPL-2.0 or the OpenIB.org BSD license
@@ -503,11 +503,24 @@ pub struct verbs_context_ops {
             num_sges: u32,
         ) -> ::std::os::raw::c_int,
     >,
+    pub alloc_buf: ::std::option::Option<
+        unsafe extern "C" fn(
+            pd: *mut ibv_pd,
+            size: usize,
+            buf: *mut *mut ibv_buf,
+        ) -> *mut ::std::os::raw::c_void,
+    >,
     pub alloc_dm: ::std::option::Option<
         unsafe extern "C" fn(
             context: *mut ibv_context,
             attr: *mut ibv_alloc_dm_attr,
         ) -> *mut ibv_dm,
+    >,
+    pub alloc_dmah: ::std::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            attr: *mut ibv_dmah_init_attr,
+        ) -> *mut ibv_dmah,
     >,
     pub alloc_mw: ::std::option::Option<
         unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw,
@@ -556,6 +569,12 @@ pub struct verbs_context_ops {
     pub cq_event: ::std::option::Option<unsafe extern "C" fn(cq: *mut ibv_cq)>,
     pub create_ah: ::std::option::Option<
         unsafe extern "C" fn(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah,
+    >,
+    pub create_comp_cntr: ::std::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            attr: *mut ibv_comp_cntr_init_attr,
+        ) -> *mut ibv_comp_cntr,
     >,
     pub create_counters: ::std::option::Option<
         unsafe extern "C" fn(
@@ -619,6 +638,8 @@ pub struct verbs_context_ops {
             wq_init_attr: *mut ibv_wq_init_attr,
         ) -> *mut ibv_wq,
     >,
+    pub dealloc_dmah:
+        ::std::option::Option<unsafe extern "C" fn(dmah: *mut ibv_dmah) -> ::std::os::raw::c_int>,
     pub dealloc_mw:
         ::std::option::Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> ::std::os::raw::c_int>,
     pub dealloc_pd:
@@ -629,6 +650,9 @@ pub struct verbs_context_ops {
         ::std::option::Option<unsafe extern "C" fn(vmr: *mut verbs_mr) -> ::std::os::raw::c_int>,
     pub destroy_ah:
         ::std::option::Option<unsafe extern "C" fn(ah: *mut ibv_ah) -> ::std::os::raw::c_int>,
+    pub destroy_comp_cntr: ::std::option::Option<
+        unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr) -> ::std::os::raw::c_int,
+    >,
     pub destroy_counters: ::std::option::Option<
         unsafe extern "C" fn(counters: *mut ibv_counters) -> ::std::os::raw::c_int,
     >,
@@ -655,6 +679,9 @@ pub struct verbs_context_ops {
             lid: u16,
         ) -> ::std::os::raw::c_int,
     >,
+    pub dm_export_dmabuf_fd:
+        ::std::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> ::std::os::raw::c_int>,
+    pub free_buf: ::std::option::Option<unsafe extern "C" fn(buf: *mut ibv_buf)>,
     pub free_context: ::std::option::Option<unsafe extern "C" fn(context: *mut ibv_context)>,
     pub free_dm:
         ::std::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> ::std::os::raw::c_int>,
@@ -668,6 +695,12 @@ pub struct verbs_context_ops {
         ::std::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr>,
     pub import_pd: ::std::option::Option<
         unsafe extern "C" fn(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd,
+    >,
+    pub inc_comp_cntr: ::std::option::Option<
+        unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> ::std::os::raw::c_int,
+    >,
+    pub inc_err_comp_cntr: ::std::option::Option<
+        unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> ::std::os::raw::c_int,
     >,
     pub modify_cq: ::std::option::Option<
         unsafe extern "C" fn(
@@ -748,6 +781,20 @@ pub struct verbs_context_ops {
             bad_recv_wr: *mut *mut ibv_recv_wr,
         ) -> ::std::os::raw::c_int,
     >,
+    pub qp_attach_comp_cntr: ::std::option::Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            comp_cntr: *mut ibv_comp_cntr,
+            attr: *mut ibv_qp_attach_comp_cntr_attr,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub query_comp_cntr_caps: ::std::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            caps: *mut ibv_comp_cntr_caps,
+            caps_size: usize,
+        ) -> ::std::os::raw::c_int,
+    >,
     pub query_device_ex: ::std::option::Option<
         unsafe extern "C" fn(
             context: *mut ibv_context,
@@ -764,6 +811,13 @@ pub struct verbs_context_ops {
             context: *mut ibv_context,
             port_num: u8,
             port_attr: *mut ibv_port_attr,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub query_port_speed: ::std::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            port_num: u32,
+            speed: *mut u64,
         ) -> ::std::os::raw::c_int,
     >,
     pub query_qp: ::std::option::Option<
@@ -793,12 +847,24 @@ pub struct verbs_context_ops {
             srq_attr: *mut ibv_srq_attr,
         ) -> ::std::os::raw::c_int,
     >,
+    pub read_comp_cntr: ::std::option::Option<
+        unsafe extern "C" fn(
+            comp_cntr: *mut ibv_comp_cntr,
+            value: *mut u64,
+        ) -> ::std::os::raw::c_int,
+    >,
     pub read_counters: ::std::option::Option<
         unsafe extern "C" fn(
             counters: *mut ibv_counters,
             counters_value: *mut u64,
             ncounters: u32,
             flags: u32,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub read_err_comp_cntr: ::std::option::Option<
+        unsafe extern "C" fn(
+            comp_cntr: *mut ibv_comp_cntr,
+            value: *mut u64,
         ) -> ::std::os::raw::c_int,
     >,
     pub reg_dm_mr: ::std::option::Option<
@@ -829,6 +895,9 @@ pub struct verbs_context_ops {
             access: ::std::os::raw::c_int,
         ) -> *mut ibv_mr,
     >,
+    pub reg_mr_ex: ::std::option::Option<
+        unsafe extern "C" fn(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr,
+    >,
     pub req_notify_cq: ::std::option::Option<
         unsafe extern "C" fn(
             cq: *mut ibv_cq,
@@ -848,8 +917,14 @@ pub struct verbs_context_ops {
     pub resize_cq: ::std::option::Option<
         unsafe extern "C" fn(cq: *mut ibv_cq, cqe: ::std::os::raw::c_int) -> ::std::os::raw::c_int,
     >,
+    pub set_comp_cntr: ::std::option::Option<
+        unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: u64) -> ::std::os::raw::c_int,
+    >,
     pub set_ece: ::std::option::Option<
         unsafe extern "C" fn(qp: *mut ibv_qp, ece: *mut ibv_ece) -> ::std::os::raw::c_int,
+    >,
+    pub set_err_comp_cntr: ::std::option::Option<
+        unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: u64) -> ::std::os::raw::c_int,
     >,
     pub unimport_dm: ::std::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm)>,
     pub unimport_mr: ::std::option::Option<unsafe extern "C" fn(mr: *mut ibv_mr)>,
@@ -872,6 +947,9 @@ pub const UVERBS_OBJECT_FLOW_ACTION: uverbs_default_objects = 13;
 pub const UVERBS_OBJECT_DM: uverbs_default_objects = 14;
 pub const UVERBS_OBJECT_COUNTERS: uverbs_default_objects = 15;
 pub const UVERBS_OBJECT_ASYNC_EVENT: uverbs_default_objects = 16;
+pub const UVERBS_OBJECT_DMAH: uverbs_default_objects = 17;
+pub const UVERBS_OBJECT_DMABUF: uverbs_default_objects = 18;
+pub const UVERBS_OBJECT_COMP_CNTR: uverbs_default_objects = 19;
 pub type uverbs_default_objects = ::std::os::raw::c_uint;
 pub const UVERBS_METHOD_INVOKE_WRITE: uverbs_methods_device = 0;
 pub const UVERBS_METHOD_INFO_HANDLES: uverbs_methods_device = 1;
@@ -880,6 +958,8 @@ pub const UVERBS_METHOD_GET_CONTEXT: uverbs_methods_device = 3;
 pub const UVERBS_METHOD_QUERY_CONTEXT: uverbs_methods_device = 4;
 pub const UVERBS_METHOD_QUERY_GID_TABLE: uverbs_methods_device = 5;
 pub const UVERBS_METHOD_QUERY_GID_ENTRY: uverbs_methods_device = 6;
+pub const UVERBS_METHOD_QUERY_PORT_SPEED: uverbs_methods_device = 7;
+pub const UVERBS_METHOD_QUERY_COMP_CNTR_CAPS: uverbs_methods_device = 8;
 pub type uverbs_methods_device = ::std::os::raw::c_uint;
 pub const UVERBS_ATTR_CORE_IN: uverbs_attrs_invoke_write_cmd_attr_ids = 0;
 pub const UVERBS_ATTR_CORE_OUT: uverbs_attrs_invoke_write_cmd_attr_ids = 1;
