@@ -171,6 +171,17 @@ fn rerun_if_file_changed(root: &Path, path: &Path) {
 }
 
 pub(crate) fn check_sources(tree: &Tree, enabled: &[Provider]) {
+    // The committed bindings are those of one release.
+    if cfg!(not(feature = "bindgen")) && !tree.pinned() {
+        report_error(&format!(
+            "{} is rdma-core v{}, and the committed bindings are those of v{}: enable the feature `bindgen`, which \
+             generates them",
+            tree.folder.display(),
+            tree.version,
+            pinned_version()
+        ));
+        exit_after_errors();
+    }
     let providers = enabled.iter().map(|p| format!("providers/{}/CMakeLists.txt", p.name));
     let needed = sources().chain(headers(tree)).map(str::to_owned).chain(providers);
     let source = &tree.folder;
