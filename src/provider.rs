@@ -3,8 +3,9 @@
 //! Not part of the stable interface: it is for the crate `ibverbs-software` of the same version.
 //!
 //! libibverbs finds devices in sysfs only, calls the kernel for a few operations (completion channels,
-//! GIDs), and reads P_Keys from sysfs. Such a provider answers all three here. A thread that is about to
-//! sleep until there is an event tells it too. Without such a provider, each of them costs one load; none is on the data path.
+//! GIDs), and reads GUIDs and P_Keys from sysfs. Such a provider answers all of them here. A thread that is about
+//! to sleep until there is an event tells it too, and whoever pauses before the next request asks it for the time.
+//! Without such a provider, each of them costs one load; none is on the data path.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -30,6 +31,13 @@ pub struct Hooks {
     /// that the context does not belong to this provider.
     pub query_pkey:
         unsafe fn(*mut ffi::ibv_context, u8, c_int) -> Option<std::result::Result<u16, c_int>>,
+    /// Returns the GUID of a live device, in host byte order. `None` means that the device does not belong to
+    /// this provider.
+    pub guid: unsafe fn(*mut ffi::ibv_device) -> Option<u64>,
+    /// Returns the time of the simulated network that the device of a live context is on. If a moment is given,
+    /// that time reaches it by itself, unless it has passed, and threads that sleep return to their callers then.
+    /// `None`: the machine's clock is the device's.
+    pub virtual_time: unsafe fn(*mut ffi::ibv_context, Option<Instant>) -> Option<Instant>,
     /// Chooses the first packet sequence number of a live queue pair, so that a simulation can repeat
     /// itself. `None`: a random one.
     pub first_psn: unsafe fn(*mut ffi::ibv_qp) -> Option<u32>,

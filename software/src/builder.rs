@@ -18,6 +18,7 @@ pub(crate) struct Settings {
     /// None: a UDP socket.
     pub(crate) network: Option<Network>,
     pub(crate) through_kernel: bool,
+    pub(crate) strict: bool,
     pub(crate) name: Option<String>,
     /// The addresses of each port, one GID each.
     pub(crate) ports: Vec<Vec<IpAddr>>,
@@ -39,6 +40,24 @@ pub(crate) struct Settings {
     pub(crate) max_ah: u32,
     pub(crate) max_rd_atomic: u8,
     pub(crate) completion_vectors: u32,
+}
+
+impl Settings {
+    /// A locally administered EUI-64, from the first address that the device was made with.
+    pub(crate) fn guid(&self) -> u64 {
+        const LOCAL: u64 = 0x0200_0000_0000_0000;
+        match self.ports.first().and_then(|port| port.first()) {
+            None => LOCAL,
+            Some(IpAddr::V4(address)) => {
+                let [a, b, c, d] = address.octets();
+                u64::from_be_bytes([0x02, 0, a, 0xff, 0xfe, b, c, d])
+            }
+            Some(IpAddr::V6(address)) => {
+                let address = u128::from(*address);
+                (address as u64 ^ ((address >> 64) as u64).rotate_left(17)) | LOCAL
+            }
+        }
+    }
 }
 
 /// Makes a [`Device`].
@@ -111,6 +130,7 @@ impl Builder {
             settings: Settings {
                 network: None,
                 through_kernel: false,
+                strict: cfg!(debug_assertions),
                 name: None,
                 ports: Vec::new(),
                 mtu: ibv_mtu::IBV_MTU_1024,
@@ -156,6 +176,17 @@ impl Builder {
     /// one with this setting is enough.
     pub fn through_kernel(mut self, through_kernel: bool) -> Self {
         self.settings.through_kernel = through_kernel;
+        self
+    }
+
+    /// Whether the device looks for sends and writes whose data the program has changed between the post and the
+    /// completion: hardware may send the old data or the new. Such a request fails with `IBV_WC_GENERAL_ERR`, a line on the
+    /// standard error output says which, and [`Counters::changed_sends`](crate::Counters::changed_sends) counts it.
+    ///
+    /// The default is yes in builds with debug assertions, as `cargo test` makes them: it costs two checksums of the data.
+    /// Memory that peers may write is not looked at, nor is inline data. Of more than a MiB, 256 pages are.
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.settings.strict = strict;
         self
     }
 

@@ -21,6 +21,8 @@ static HOOKS: Hooks = Hooks {
     list,
     put,
     ioctl: provider::ioctl::answer,
+    guid: provider::query::guid,
+    virtual_time: provider::virtual_time,
     query_pkey: provider::query::query_pkey,
     first_psn: provider::first_psn,
     before_sleep: event_files::before_sleep,

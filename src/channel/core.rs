@@ -30,6 +30,7 @@ use super::router::{Inbox, Router};
 use super::shared_receives::{Member, Receives};
 use super::slot::Slot;
 use super::wait::Sleep;
+use crate::device::Clock;
 use crate::ffi;
 
 /// See the [module](self).
@@ -141,9 +142,10 @@ impl Core {
     ) -> Arc<Self> {
         let epoch = new_epoch();
         // SAFETY: the caller vouches for the queue pair, and with it for its parents.
-        let (completion_queue, number, poll_cq, prepared) = unsafe {
-            let ffi::ibv_qp { send_cq, qp_num, .. } = *queue_pair;
-            (send_cq, qp_num, (*(*send_cq).context).ops.poll_cq, Prepared::new(queue_pair))
+        let (completion_queue, number, poll_cq, prepared, clock) = unsafe {
+            let ffi::ibv_qp { send_cq, qp_num, context, .. } = *queue_pair;
+            let poll_cq = (*(*send_cq).context).ops.poll_cq;
+            (send_cq, qp_num, poll_cq, Prepared::new(queue_pair), Clock::of(context))
         };
         let core = Arc::new(Self {
             queue_pair,
@@ -170,7 +172,7 @@ impl Core {
             router,
             has_told_results: Cell::new(false),
             receives,
-            credits: settings.credit_words.map(|words| Box::new(Credits::new(words))),
+            credits: settings.credit_words.map(|words| Box::new(Credits::new(words, clock))),
             sleep: settings.sleep,
             cancel: earlier.map_or_else(OnceCell::new, |earlier| earlier.cancel.clone()),
             destroyed: Cell::new(false),

@@ -1,10 +1,52 @@
 //! The device's clock.
 
-use std::time::Duration;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 use super::context::Context;
 use crate::error::{Error, Result};
-use crate::ffi;
+use crate::{ffi, provider};
+
+/// Tells the time by which the crate decides *when to post*: on a simulated network its virtual time, so that the
+/// same calls give the same packets; elsewhere the machine's. (A deadline is the caller's, who reads the machine's
+/// clock.)
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    /// `None`: the machine's.
+    context: Option<NonNull<ffi::ibv_context>>,
+}
+
+impl Clock {
+    /// The clock of the context's device.
+    ///
+    /// # Safety
+    ///
+    /// The context is null or stays live for as long as the clock is used.
+    pub(crate) const unsafe fn of(context: *mut ffi::ibv_context) -> Self {
+        Self { context: NonNull::new(context) }
+    }
+
+    fn virtual_time(self, reach: Option<Instant>) -> Option<Instant> {
+        let (hooks, context) = provider::hooks().zip(self.context)?;
+        // SAFETY: who made this vouches for the context.
+        unsafe { (hooks.virtual_time)(context.as_ptr(), reach) }
+    }
+
+    pub(crate) fn now(self) -> Instant {
+        self.virtual_time(None).unwrap_or_else(Instant::now)
+    }
+
+    /// Whether time passes by polling, not by sleeping.
+    pub(crate) fn is_virtual(self) -> bool {
+        self.virtual_time(None).is_some()
+    }
+
+    /// Sees to it that virtual time reaches this moment by itself, and that threads that sleep return to their callers
+    /// then.
+    pub(crate) fn reach(self, at: Instant) {
+        self.virtual_time(Some(at));
+    }
+}
 
 impl Context<'_> {
     /// `ibv_query_rt_values_ex`: reads the device's raw clock, the one that completion timestamps use:

@@ -121,7 +121,7 @@ impl<'a> Context<'a> {
     #[doc(alias = "ibv_get_device_guid")]
     pub fn guid(&self) -> Guid {
         // SAFETY: a live context holds a reference to its device.
-        Guid::from_be(unsafe { ffi::ibv_get_device_guid(self.raw_device()) })
+        unsafe { Guid::of(self.raw_device()) }
     }
 
     /// The transport protocol of the device. RoCE devices are InfiniBand devices here; the link layer

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
+use crate::provider;
 
 /// `union ibv_gid`: the 128-bit address of a port, in the form of an IPv6 address.
 ///
@@ -220,6 +221,19 @@ impl Guid {
     /// Its bytes, in network order.
     pub const fn to_bytes(self) -> [u8; 8] {
         self.0
+    }
+
+    /// `ibv_get_device_guid`, which knows the kernel's devices only, or the answer of the device's provider.
+    ///
+    /// # Safety
+    ///
+    /// The device is live.
+    pub(super) unsafe fn of(device: *mut ffi::ibv_device) -> Self {
+        // SAFETY: the caller vouches for the device.
+        let answer = provider::hooks().and_then(|hooks| unsafe { (hooks.guid)(device) });
+        // SAFETY: as above.
+        let asked = || Self::from_be(unsafe { ffi::ibv_get_device_guid(device) });
+        answer.map_or_else(asked, |guid| Self(guid.to_be_bytes()))
     }
 
     /// The GUID as C has it: a big-endian number in memory.

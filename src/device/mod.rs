@@ -32,6 +32,7 @@ pub use capabilities::{
     RawPacketCapabilities, ReceiveScalingCapabilities, SegmentationCapabilities,
     TagMatchingCapabilities, TagMatchingFlags,
 };
+pub(crate) use clock::Clock;
 pub use clock::RawClock;
 pub use context::Context;
 pub use counters::{Counter, Counters, ProcessResources, process_resources};
@@ -404,7 +405,7 @@ impl<'list> Device<'list> {
     #[doc(alias = "ibv_get_device_guid")]
     pub fn guid(&self) -> Guid {
         // SAFETY: the device is live.
-        Guid::from_be(unsafe { ffi::ibv_get_device_guid(self.raw.as_ptr()) })
+        unsafe { Guid::of(self.raw.as_ptr()) }
     }
 
     /// `ibv_get_device_index`: the kernel's number of the device, unique on the machine and never used

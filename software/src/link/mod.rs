@@ -42,6 +42,11 @@ pub(crate) trait Link: Debug + Send {
         LITTLE_ROOM
     }
 
+    /// How long a packet is under way at least, in nanoseconds.
+    fn latency(&self) -> Time {
+        0
+    }
+
     /// Receives packets to a multicast group from now on.
     fn join(&mut self, group: IpAddr) -> io::Result<()>;
 

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use super::builder::NetworkBuilder;
 use super::conditions::{Conditions, Random};
 use super::link::VirtualClock;
-use super::nanoseconds;
 use super::sleep::Sleepers;
 use super::trace::{PacketFate, Trace, TracedPacket};
+use super::{START, nanoseconds};
 use crate::device::Shared;
 use crate::link::Clock;
 use crate::transport::timers::Time;
@@ -25,6 +26,7 @@ const HELD_BACK: Time = 10_000;
 #[derive(Debug)]
 pub(crate) struct Simulation {
     state: Mutex<State>,
+    made: Instant,
     pub(super) clock: Arc<VirtualClock>,
     /// Held while something happens: one thing after the other. Taken before an engine's lock, which is
     /// taken before that of `state`.
@@ -45,6 +47,10 @@ pub(crate) struct State {
     /// By the time of delivery, and the order in which they were sent.
     under_way: BTreeMap<(Time, u64), UnderWay>,
     sent: u64,
+    /// Moments that somebody waits for: time reaches them though nothing else happens then.
+    alarms: BTreeSet<Time>,
+    /// How many of them have passed.
+    pub(super) rung: u64,
     /// The devices between which all packets are lost: from, to.
     pub(super) cut: BTreeSet<(u64, u64)>,
     pub(super) trace: Trace,
@@ -81,6 +87,7 @@ pub(crate) struct Membership {
 /// What happens next.
 enum Next {
     Packet(UnderWay),
+    Alarm,
     Timer(Arc<Shared>),
 }
 
@@ -95,11 +102,14 @@ impl Simulation {
             random: BTreeMap::new(),
             under_way: BTreeMap::new(),
             sent: 0,
+            alarms: BTreeSet::new(),
+            rung: 0,
             cut: BTreeSet::new(),
             trace: Trace::new(settings.trace_bytes),
         };
         Self {
             state: Mutex::new(state),
+            made: Instant::now(),
             clock: Arc::new(VirtualClock::new()),
             driving: Mutex::new(()),
             sleepers: Sleepers::default(),
@@ -129,6 +139,19 @@ impl Simulation {
 
     pub(super) fn set_time(&self, time: Time) {
         self.clock.set(time);
+    }
+
+    /// The time, as a moment of the machine's clock. It will reach `at`, which some thread waits for.
+    pub(crate) fn time(&self, at: Option<Instant>) -> Instant {
+        let now = self.now();
+        if let Some(at) = at.map(|at| nanoseconds(at.saturating_duration_since(self.made)))
+            && at.saturating_add(START) > now
+        {
+            self.state().alarms.insert(at.saturating_add(START));
+            self.sleepers.wake();
+        }
+        // 584 years are too much for no machine's clock.
+        self.made + super::duration(now)
     }
 
     // ---- Devices ----
@@ -191,7 +214,7 @@ impl Simulation {
     /// Whether there is no packet under way, and no timer runs.
     pub(super) fn is_idle(&self) -> bool {
         let state = self.state();
-        state.under_way.is_empty() && state.next_timer().is_none()
+        state.under_way.is_empty() && state.alarms.is_empty() && state.next_timer().is_none()
     }
 
     /// Lets the next thing happen that is due by `until`; returns whether there was one.
@@ -204,6 +227,7 @@ impl Simulation {
                 engine.advance();
             }
             Next::Packet(packet) => self.deliver(&packet),
+            Next::Alarm => self.sleepers.wake(),
         }
         true
     }
@@ -213,6 +237,19 @@ impl Simulation {
         let mut state = self.state();
         let packet = state.under_way.first_key_value().map(|(&key, _)| key);
         let timer = state.next_timer();
+        // Whoever waits for a moment finds everything done that is due by then.
+        let others = packet.iter().map(|key| key.0).chain(timer.iter().map(|(due, _)| *due)).min();
+        if let Some(&at) = state.alarms.first()
+            && others.is_none_or(|other| at < other)
+        {
+            if at > until {
+                return None;
+            }
+            state.alarms.pop_first();
+            state.rung += 1;
+            self.set_time(at);
+            return Some(Next::Alarm);
+        }
         // Packets arrive before timers of the same moment expire.
         let packet_first = match (packet, &timer) {
             (Some((at, _)), Some((due, _))) => at <= (*due).max(self.now()),

@@ -48,7 +48,8 @@ impl Drop for Sleeper<'_> {
     }
 }
 
-/// Drives the network until one of the files is readable, or the deadline has passed.
+/// Drives the network until one of the files is readable, the deadline has passed, or a moment has come that a thread
+/// waits for.
 pub(crate) fn drive_until(network: &Simulation, files: &[c_int], deadline: Option<Instant>) {
     if network.manual {
         return;
@@ -58,11 +59,13 @@ pub(crate) fn drive_until(network: &Simulation, files: &[c_int], deadline: Optio
     let mut files: Vec<_> =
         files.iter().copied().chain([sleeper.waker.fd()]).map(wait_for).collect();
     let own = files.len() - 1;
+    let rung = network.state().rung;
     loop {
         // The deadline is looked at only when there is nothing to do: a network that keeps itself busy
         // must not outlast it either.
         for _ in 0..64 {
-            if wait(&mut files[..own], Some(Duration::ZERO)) {
+            // After an alarm the caller looks what it was for.
+            if wait(&mut files[..own], Some(Duration::ZERO)) || network.state().rung != rung {
                 return;
             }
             if !network.step(Time::MAX) {

@@ -23,7 +23,7 @@ mod translate;
 mod xrc;
 
 pub(crate) use context::device_operations;
-pub(crate) use queue_pair::first_psn;
+pub(crate) use queue_pair::{first_psn, virtual_time};
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

@@ -3,8 +3,9 @@
 use std::ffi::c_int;
 use std::mem::size_of;
 
-use super::context::is_ours;
+use super::context::{device_operations, is_ours};
 use super::shared;
+use crate::device::RawDevice;
 use crate::ffi::*;
 use crate::wire::PKEY;
 
@@ -23,6 +24,8 @@ pub(super) unsafe extern "C" fn query_device_ex(
     for (to, from) in plain.fw_ver.iter_mut().zip(version) {
         *to = from as _;
     }
+    plain.node_guid = settings.guid().to_be();
+    plain.sys_image_guid = plain.node_guid;
     plain.max_mr_size = settings.max_mr_size;
     plain.page_size_cap = 4096;
     plain.max_qp = most(settings.max_qp);
@@ -122,6 +125,19 @@ pub(super) unsafe extern "C" fn query_rt_values(
         (*values).comp_mask &= clock;
     }
     0
+}
+
+/// # Safety
+///
+/// `device` is live, of whichever provider.
+pub(crate) unsafe fn guid(device: *mut ibv_device) -> Option<u64> {
+    // SAFETY: every provider's device is the first member of a `verbs_device`.
+    let operations = unsafe { (*device.cast::<verbs_device>()).ops };
+    if !std::ptr::eq(operations, device_operations()) {
+        return None;
+    }
+    // SAFETY: it is one of ours.
+    Some(unsafe { (*device.cast::<RawDevice>()).shared() }.lock().core.settings.guid())
 }
 
 /// # Safety

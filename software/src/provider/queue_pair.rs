@@ -2,10 +2,13 @@
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::Instant;
 
 use super::batch::{Batch, set_functions};
 use super::{context, init_wait, object, shared, status, wait_acknowledged, xrc, zeroed};
 use crate::ffi::*;
+use crate::network::Membership;
 use crate::transport::objects::NewQueuePair;
 use crate::transport::queue_pair::{Owner, Transport};
 
@@ -110,6 +113,20 @@ unsafe fn create(
     if !has_domain || !has_queues || (sends && attr.send_cq.is_null()) {
         return Err(libc::EINVAL);
     }
+    // The kernel finds the objects of a context by their numbers in it.
+    // SAFETY: those that are given are live.
+    let is_of_one_context = unsafe {
+        let is_ours = |other: *mut ibv_context| other == context;
+        pd.as_ref().is_none_or(|pd| is_ours(pd.context))
+            && xrcd.as_ref().is_none_or(|xrcd| is_ours(xrcd.context))
+            && [attr.send_cq, attr.recv_cq]
+                .iter()
+                .all(|cq| cq.as_ref().is_none_or(|cq| is_ours(cq.context)))
+            && attr.srq.as_ref().is_none_or(|srq| is_ours(srq.context))
+    };
+    if !is_of_one_context {
+        return Err(libc::EINVAL);
+    }
     if !receives {
         (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
     }
@@ -208,7 +225,8 @@ pub(super) unsafe extern "C" fn open_qp(
             return object(Err(libc::EOPNOTSUPP));
         }
         let receiving = attr.qp_type == ibv_qp_type::IBV_QPT_XRC_RECV;
-        if attr.comp_mask & needed.0 != needed.0 || attr.xrcd.is_null() || !receiving {
+        let known = attr.xrcd.as_ref().is_some_and(|xrcd| xrcd.context == context);
+        if attr.comp_mask & needed.0 != needed.0 || !known || !receiving {
             return object(Err(libc::EINVAL));
         }
         let soft = allocate(context, 0);
@@ -300,13 +318,27 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 ///
 /// The queue pair is live, of whichever provider.
 pub(crate) unsafe fn first_psn(qp: *mut ibv_qp) -> Option<u32> {
+    // SAFETY: the caller vouches for it.
+    unsafe { membership((*qp).context) }.map(|membership| membership.first_psn())
+}
+
+/// The time of the simulated network of the context's device. It will reach `at` by itself.
+///
+/// # Safety
+///
+/// The context is live, of whichever provider.
+pub(crate) unsafe fn virtual_time(
+    context: *mut ibv_context,
+    at: Option<Instant>,
+) -> Option<Instant> {
+    // SAFETY: the caller vouches for it.
+    unsafe { membership(context) }.map(|membership| membership.network.time(at))
+}
+
+/// # Safety
+///
+/// The context is live, of whichever provider.
+unsafe fn membership<'a>(context: *mut ibv_context) -> Option<&'a Arc<Membership>> {
     // SAFETY: the caller vouches for it; the device is used only if the context is one of ours.
-    let shared = unsafe {
-        let context = (*qp).context;
-        if !context::is_ours(context) {
-            return None;
-        }
-        shared(context)
-    };
-    shared.driver().membership().map(|membership| membership.first_psn())
+    unsafe { context::is_ours(context).then(|| shared(context))?.driver().membership() }
 }

@@ -130,6 +130,44 @@ fn a_window_of_sends_on_a_lossy_network_never_finds_the_receiver_unready() {
     assert!(network.trace().lost() > 0);
 }
 
+/// How often a sender without credit asks, and when, is a matter of the network's time, however fast the host is.
+#[test]
+fn the_same_seed_gives_the_same_packets() {
+    let conversation = |is_slow: bool| {
+        let network = Network::builder().seed(11).loss(0.02).build();
+        let sides = simulated(&network);
+        let [mut one, mut other] = connect(sides.each_ref().map(Side::builder));
+        let mut receive: Option<OwnedWork<PooledBuffer>> = None;
+        let (mut sent, mut arrived) = (0, 0);
+        for round in 0_u64.. {
+            if arrived == 20 {
+                break;
+            }
+            if is_slow && round % 8 == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            if sent == arrived && one.post_send_owned(sides[0].buffer(sent)).is_ok() {
+                sent += 1;
+            }
+            let _ = one.poll_token().unwrap();
+            if receive.is_none() && round % 50 == 49 {
+                receive = Some(other.post_receive_owned(sides[1].buffer(0)).unwrap());
+            }
+            if let Some(waiting) = &mut receive
+                && let Some((buffer, _)) = waiting.poll(&mut other).unwrap()
+            {
+                assert_eq!(number(&buffer), arrived);
+                arrived += 1;
+                receive = None;
+            }
+        }
+        network.trace().to_string()
+    };
+    let fast = conversation(false);
+    assert!(fast.lines().count() > 100, "it asks again and again");
+    assert!(fast == conversation(true));
+}
+
 #[test]
 fn both_sides_send_to_each_other() {
     const COUNT: u64 = 300;

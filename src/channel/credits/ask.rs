@@ -204,7 +204,7 @@ impl Core {
         }
     }
 
-    /// A part of a pause: spins, or sleeps if the channel may.
+    /// A part of a pause: spins, or sleeps if the channel may. Virtual time passes by polling.
     fn pause_for_credit(&self, pause: Duration, deadline: Option<Instant>) -> TransportResult<()> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
@@ -213,9 +213,11 @@ impl Core {
         if self.cancel.get().is_some_and(|cancel| cancel.take()) {
             return Err(TransportError::Cancelled);
         }
-        match self.sleep {
-            Some(_) => thread::sleep(left.map_or(pause, |left| left.min(pause))),
-            None => hint::spin_loop(),
+        match (&self.credits, self.sleep) {
+            // The next polls lead to that moment.
+            (Some(credits), _) if credits.clock.is_virtual() => {}
+            (_, Some(_)) => thread::sleep(left.map_or(pause, |left| left.min(pause))),
+            (_, None) => hint::spin_loop(),
         }
         Ok(())
     }

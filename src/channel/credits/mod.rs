@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 #[cfg(doc)]
 use super::core::Core;
 use crate::completion::WorkError;
+use crate::device::Clock;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
@@ -135,6 +136,7 @@ fn decode(word: u64) -> Option<u32> {
 #[derive(Debug)]
 pub(super) struct Credits {
     words: CreditWords,
+    clock: Clock,
     /// The peer's word, if it is known.
     peer: Cell<Option<RemoteMemoryRegion>>,
     /// The receives that we have posted.
@@ -156,9 +158,10 @@ pub(super) struct Credits {
 }
 
 impl Credits {
-    pub(super) fn new(words: CreditWords) -> Self {
+    pub(super) fn new(words: CreditWords, clock: Clock) -> Self {
         Self {
             words,
+            clock,
             peer: Cell::new(None),
             posted: Cell::new(0),
             sent: Cell::new(0),
@@ -222,20 +225,22 @@ impl Credits {
         let vain = if has_news { 0 } else { self.vain.get().saturating_add(1) };
         self.vain.set(vain);
         self.ask_at.set(vain.checked_sub(READS_WITHOUT_PAUSE).and_then(|vain| {
-            Instant::now().checked_add(Duration::from_micros(1 << vain.min(MAX_PAUSE)))
+            self.clock.now().checked_add(Duration::from_micros(1 << vain.min(MAX_PAUSE)))
         }));
     }
 
-    /// How long to wait until the peer may be asked again.
+    /// How long to wait until the peer may be asked again. Virtual time passes by itself until then.
     fn pause(&self) -> Option<Duration> {
         if self.reading.get() {
             return None;
         }
-        let left = self.ask_at.get()?.saturating_duration_since(Instant::now());
+        let at = self.ask_at.get()?;
+        let left = at.saturating_duration_since(self.clock.now());
         if left.is_zero() {
             self.ask_at.set(None);
             return None;
         }
+        self.clock.reach(at);
         Some(left)
     }
 }
@@ -276,7 +281,8 @@ mod tests {
             answer: &raw const words[1],
             answer_element: ffi::ibv_sge::default(),
         };
-        let credits = Credits::new(words);
+        // SAFETY: without a context, the clock is the machine's.
+        let credits = Credits::new(words, unsafe { Clock::of(std::ptr::null_mut()) });
         for (granted, sent, available) in
             [(0, 0, 0), (5, 3, 2), (1, u32::MAX, 2), (3, 5, 0), (0x8000_0003, 2, 0), (7, 7, 0)]
         {
