@@ -5,23 +5,26 @@ use std::ffi::c_int;
 use super::{object, shared, status, zeroed};
 use crate::ffi::*;
 use crate::transport::modify;
-use crate::transport::work::Path;
+use crate::transport::work::{Destination, Path};
 
 /// `struct ibv_ah`, and the destination that it describes.
 #[repr(C)]
 struct SoftAh {
     ah: ibv_ah,
-    path: Option<Path>,
+    path: Path,
+    /// The number of its protection domain.
+    pd: u32,
 }
 
-/// Where a datagram with this address handle goes.
+/// Where a datagram with this address handle goes: to this queue pair with this key.
 ///
 /// # Safety
 ///
 /// `ah` is null or a live address handle of this provider.
-pub(super) unsafe fn path(ah: *mut ibv_ah) -> Option<Path> {
+pub(super) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Option<Destination> {
     // SAFETY: the caller vouches for it.
-    unsafe { ah.cast::<SoftAh>().as_ref() }.and_then(|ah| ah.path)
+    let &SoftAh { path, pd, .. } = unsafe { ah.cast::<SoftAh>().as_ref() }?;
+    Some(Destination { path, pd, qpn: qpn & 0xff_ffff, qkey })
 }
 
 pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
@@ -36,11 +39,11 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
                 return Err(libc::EINVAL);
             }
             engine.core.address_handles += 1;
-            Ok(path)
+            Ok((path, (*pd).handle))
         })
     };
-    object(path.map(|path| {
-        let ah = SoftAh { ah: *zeroed::<ibv_ah>(), path: Some(path) };
+    object(path.map(|(path, pd)| {
+        let ah = SoftAh { ah: *zeroed::<ibv_ah>(), path, pd };
         Box::into_raw(Box::new(ah)).cast()
     }))
 }

@@ -9,7 +9,7 @@ use super::translate::{Rules, bind_request, gather_inline, list};
 use super::{address, shared, status};
 use crate::faults::{Verb, When};
 use crate::ffi::*;
-use crate::transport::work::{Data, Destination, Extra, Operation, SendRequest};
+use crate::transport::work::{Data, Extra, Operation, SendRequest};
 
 /// The requests since `wr_start`, and the first error among them.
 #[derive(Debug, Default)]
@@ -241,8 +241,8 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
     // SAFETY: as the module says; a batch is open.
     unsafe {
         last(qp, |request| {
-            let path = address::path(ah).ok_or(libc::EINVAL)?;
-            request.destination = Some(Destination { path, qpn: qpn & 0xff_ffff, qkey });
+            let to = address::destination(ah, qpn, qkey).ok_or(libc::EINVAL)?;
+            request.destination = Some(to);
             Ok(())
         });
     }

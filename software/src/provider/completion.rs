@@ -29,7 +29,8 @@ pub(super) unsafe fn create(
 ) -> *mut SoftCq {
     // SAFETY: as the module says.
     let made = unsafe {
-        if !(0..(*context).num_comp_vectors).contains(&vector) {
+        let is_foreign = channel.as_ref().is_some_and(|channel| channel.context != context);
+        if is_foreign || !(0..(*context).num_comp_vectors).contains(&vector) {
             Err(libc::EINVAL)
         } else {
             let cq = Box::into_raw(SoftCq::new());

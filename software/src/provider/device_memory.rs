@@ -83,6 +83,9 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
     }
     // SAFETY: as the module says.
     let (context, number) = unsafe {
+        if (*dm).context != (*pd).context {
+            return object(Err(libc::EINVAL));
+        }
         let range = (offset, length as u64);
         let mut engine = shared((*pd).context).lock();
         let key = engine.register_device_memory((*pd).handle, (*dm).handle, range, access);

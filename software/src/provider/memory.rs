@@ -126,6 +126,9 @@ pub(super) unsafe extern "C" fn rereg_mr(
         let range = has(ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_TRANSLATION)
             .then_some((address as u64, length as u64));
         let write = writes(new_access.unwrap_or((*mr).access));
+        if new_pd.is_some() && (*pd).context != (*mr).ibv_mr.context {
+            return status(Err(libc::EINVAL));
+        }
         let checked = check_flags(new_access.unwrap_or(0)).and_then(|()| match range {
             Some((start, size)) => check_mapped(start, size, write),
             None => Ok(()),

@@ -50,7 +50,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     let made = unsafe {
         let (parent, mask) = ((*attr).pd, (*attr).comp_mask);
         // The caller's allocators are for provider memory, which this device does not need.
-        if parent.is_null() || mask != 0 {
+        if parent.is_null() || (*parent).context != context || mask != 0 {
             Err(libc::EINVAL)
         } else if shared(context).lock().core.add_parent_domain((*parent).handle) {
             let mut pd = zeroed::<SoftPd>();

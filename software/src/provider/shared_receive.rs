@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use super::translate::receive;
-use super::{context, init_wait, object, shared, status, wait_acknowledged, xrc, zeroed};
+use super::{init_wait, object, shared, status, wait_acknowledged, xrc, zeroed};
 use crate::ffi::*;
 use crate::transport::queues::{SharedReceiveQueue, XrcQueue};
 
@@ -61,11 +61,16 @@ unsafe fn create(
 ) -> Result<*mut ibv_srq, c_int> {
     // SAFETY: as the caller says.
     unsafe {
+        // The kernel finds the objects of a context by their numbers in it.
+        let context = (*pd).context;
+        if xrc.is_some_and(|(xrcd, cq)| (*xrcd).context != context || (*cq).context != context) {
+            return Err(libc::EINVAL);
+        }
         let soft = Box::into_raw(zeroed::<verbs_srq>());
         let srq = soft.cast::<ibv_srq>();
         let queue = SharedReceiveQueue {
             handle: srq as u64,
-            context: context::number((*pd).context),
+            context: super::context::number(context),
             pd: (*pd).handle,
             receives: Default::default(),
             max_wr: attr.max_wr,
@@ -79,14 +84,14 @@ unsafe fn create(
                 XrcQueue { handle: xrc::handle(domain), domain: 0, cq: (*cq).handle }
             }),
         };
-        match shared((*pd).context).lock().create_srq(queue) {
+        match shared(context).lock().create_srq(queue) {
             Ok(number) => (*srq).handle = number,
             Err(errno) => {
                 drop(Box::from_raw(soft));
                 return Err(errno);
             }
         }
-        (*srq).context = (*pd).context;
+        (*srq).context = context;
         if let Some((domain, cq)) = xrc {
             (*soft).srq_type = ibv_srq_type::IBV_SRQT_XRC;
             (*soft).xrcd = domain.cast();

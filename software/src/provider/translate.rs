@@ -7,7 +7,7 @@ use crate::ffi::*;
 use crate::transport::memory::Sge;
 use crate::transport::queue_pair::{QueuePair, Transport};
 use crate::transport::responder::MAX_MESSAGE;
-use crate::transport::work::{Bind, Data, Destination, Extra, Operation, Receive, SendRequest};
+use crate::transport::work::{Bind, Data, Extra, Operation, Receive, SendRequest};
 
 /// The properties of a queue pair that a request is checked against when it is posted.
 #[derive(Clone, Copy)]
@@ -161,8 +161,8 @@ pub(super) unsafe fn send_request(wr: &ibv_send_wr, rules: &Rules) -> Result<Sen
         };
         let destination = if rules.transport == Transport::Ud {
             let ud = &wr.wr.ud;
-            let path = address::path(ud.ah).ok_or(libc::EINVAL)?;
-            Some(Destination { path, qpn: ud.remote_qpn & 0xff_ffff, qkey: ud.remote_qkey })
+            let to = address::destination(ud.ah, ud.remote_qpn, ud.remote_qkey);
+            Some(to.ok_or(libc::EINVAL)?)
         } else {
             None
         };

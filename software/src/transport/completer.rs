@@ -7,7 +7,7 @@ use super::work::{Data, Operation};
 use crate::ffi::ibv_wc_status as Status;
 use crate::wire::header::{Aeth, Bth, Nak, Reader, Syndrome};
 use crate::wire::opcode;
-use crate::wire::sequence::{add, before, distance};
+use crate::wire::sequence::whole;
 
 /// The times of the codes 0 to 31 of "receiver not ready", in units of 10 us.
 const NOT_READY: [u64; 32] = [
@@ -22,11 +22,9 @@ pub(crate) fn not_ready_time(code: u8) -> Time {
 impl QueuePair {
     /// Handles a packet of the peer's answers.
     pub(crate) fn response(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
+        let number = whole(bth.psn, self.sq.unacknowledged);
         // An answer to a request that was never sent, or was answered already.
-        if !self.is_up()
-            || distance(bth.psn, self.sq.unacknowledged) < 0
-            || distance(bth.psn, self.sq.high) >= 0
-        {
+        if !self.is_up() || number >= self.sq.high {
             return;
         }
         self.sq.late = false;
@@ -34,16 +32,16 @@ impl QueuePair {
         match bth.opcode & !opcode::TRANSPORT {
             opcode::ACK => {
                 let Some(aeth) = reader.aeth() else { return };
-                self.acknowledgement(core, bth.psn, aeth);
+                self.acknowledgement(core, number, aeth);
             }
             opcode::ATOMIC_ACK => {
                 let (Some(_), Some(value)) = (reader.aeth(), reader.u64()) else { return };
-                self.fetched_value(core, bth.psn, value);
+                self.fetched_value(core, number, value);
             }
-            opcode::READ_MIDDLE => self.read_data(core, bth.psn, reader.rest()),
+            opcode::READ_MIDDLE => self.read_data(core, number, reader.rest()),
             opcode::READ_FIRST | opcode::READ_LAST | opcode::READ_ONLY => {
                 if reader.aeth().is_some() {
-                    self.read_data(core, bth.psn, reader.rest());
+                    self.read_data(core, number, reader.rest());
                 }
             }
             _ => return,
@@ -54,16 +52,16 @@ impl QueuePair {
         }
     }
 
-    fn acknowledgement(&mut self, core: &mut Core, psn: u32, aeth: Aeth) {
+    fn acknowledgement(&mut self, core: &mut Core, number: u64, aeth: Aeth) {
         match aeth.meaning() {
             Syndrome::Ack => {
-                if self.acknowledge(core, psn) {
+                if self.acknowledge(core, number) {
                     return;
                 }
                 self.ask_again(core);
             }
             Syndrome::NotReady(code) => {
-                if !self.acknowledge_before(core, psn) {
+                if !self.acknowledge_before(core, number) {
                     return self.ask_again(core);
                 }
                 // 7 means retry for ever.
@@ -78,13 +76,13 @@ impl QueuePair {
                 self.schedule(core);
             }
             Syndrome::Nak(nak) => {
-                if !self.acknowledge_before(core, psn) {
+                if !self.acknowledge_before(core, number) {
                     return self.ask_again(core);
                 }
                 match nak {
                     Nak::Sequence => {
                         self.shrink_window();
-                        self.retry(core, psn);
+                        self.retry(core);
                     }
                     Nak::InvalidRequest => {
                         self.fail_front(core, Status::IBV_WC_REM_INV_REQ_ERR);
@@ -97,28 +95,28 @@ impl QueuePair {
         }
     }
 
-    /// Everything before `psn` has arrived; false: answers with data are missing before it.
-    fn acknowledge_before(&mut self, core: &mut Core, psn: u32) -> bool {
-        psn == self.sq.unacknowledged || self.acknowledge(core, before(psn))
+    /// Everything before this packet has arrived; false: answers with data are missing before it.
+    fn acknowledge_before(&mut self, core: &mut Core, number: u64) -> bool {
+        number == self.sq.unacknowledged || self.acknowledge(core, number - 1)
     }
 
-    /// Everything up to `psn` has arrived. False: an answer with data that should have come before it was
+    /// Everything up to this packet has arrived. False: an answer with data that should have come before it was
     /// lost.
-    fn acknowledge(&mut self, core: &mut Core, psn: u32) -> bool {
+    fn acknowledge(&mut self, core: &mut Core, number: u64) -> bool {
         let mut progress = false;
         let complete = loop {
             self.complete_local(core);
-            if !self.is_up() || distance(psn, self.sq.unacknowledged) < 0 {
+            if !self.is_up() || number < self.sq.unacknowledged {
                 break true;
             }
             let Some(front) = self.sq.posted.front() else { break true };
             if front.request.operation.is_fetching() && !front.done {
                 break false;
             }
-            let end = add(front.first, front.packets);
+            let end = front.end();
             progress = true;
-            if distance(psn, end) < -1 {
-                self.sq.unacknowledged = add(psn, 1);
+            if number + 1 < end {
+                self.sq.unacknowledged = number + 1;
                 break true;
             }
             self.sq.unacknowledged = end;
@@ -143,15 +141,12 @@ impl QueuePair {
         self.sq.asked_again = false;
         self.grow_window();
         let unacknowledged = self.sq.unacknowledged;
-        self.sq.fetching.retain(|&end| distance(end, unacknowledged) >= 0);
+        self.sq.fetching.retain(|&last| last >= unacknowledged);
         // Packets that were acknowledged in the meantime are not sent again.
         if let Some(posted) = self.sq.posted.get(self.sq.cursor) {
-            let ahead = distance(unacknowledged, add(posted.first, self.sq.offset));
-            if ahead > 0
-                && posted.packets > 0
-                && self.sq.offset as i32 + ahead < posted.packets as i32
-            {
-                self.sq.offset += ahead as u32;
+            let next = posted.first + u64::from(self.sq.offset);
+            if next < unacknowledged && unacknowledged < posted.end() {
+                self.sq.offset = (unacknowledged - posted.first) as u32;
             }
         }
         self.restart_timer(core);
@@ -161,15 +156,14 @@ impl QueuePair {
     fn ask_again(&mut self, core: &mut Core) {
         if self.is_up() && !self.sq.asked_again {
             self.shrink_window();
-            let psn = self.sq.unacknowledged;
-            self.retry(core, psn);
+            self.retry(core);
             self.sq.asked_again = true;
         }
     }
 
     /// Handles a packet with data of a READ.
-    fn read_data(&mut self, core: &mut Core, psn: u32, payload: &[u8]) {
-        if !self.acknowledge_before(core, psn) || psn != self.sq.unacknowledged {
+    fn read_data(&mut self, core: &mut Core, number: u64, payload: &[u8]) {
+        if !self.acknowledge_before(core, number) || number != self.sq.unacknowledged {
             return self.ask_again(core);
         }
         if !self.is_up() {
@@ -192,16 +186,16 @@ impl QueuePair {
         front.received += 1;
         front.done = front.received == front.packets;
         if front.done {
-            self.acknowledge(core, psn);
+            self.acknowledge(core, number);
         } else {
-            self.sq.unacknowledged = add(psn, 1);
+            self.sq.unacknowledged = number + 1;
             self.progress(core);
         }
     }
 
     /// Handles the answer of an atomic operation: the old value.
-    fn fetched_value(&mut self, core: &mut Core, psn: u32, value: u64) {
-        if !self.acknowledge_before(core, psn) || psn != self.sq.unacknowledged {
+    fn fetched_value(&mut self, core: &mut Core, number: u64, value: u64) {
+        if !self.acknowledge_before(core, number) || number != self.sq.unacknowledged {
             return self.ask_again(core);
         }
         if !self.is_up() {
@@ -214,7 +208,7 @@ impl QueuePair {
             front.request.operation,
             Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
         );
-        if !atomic || front.first != psn {
+        if !atomic || front.first != number {
             return;
         }
         // Atomic values are in the byte order of the machine.
@@ -222,7 +216,7 @@ impl QueuePair {
             return self.fail_front(core, Status::IBV_WC_LOC_PROT_ERR);
         }
         front.done = true;
-        self.acknowledge(core, psn);
+        self.acknowledge(core, number);
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Counters {
     pub packets_unexpected: u64,
     /// The number of times that a queue pair sent again: a timer expired, or the peer missed a packet.
     pub retransmissions: u64,
+    /// Sends whose data the program had changed when they completed: see [`Builder::strict`](crate::Builder::strict).
+    pub changed_sends: u64,
 }
 
 #[derive(Debug)]
@@ -80,6 +82,8 @@ pub(crate) struct Core {
     pub(crate) runnable: VecDeque<u32>,
     /// Completion queues that were overrun since the last `settle`.
     pub(crate) overrun: Vec<u32>,
+    /// Counts the calls from outside: in each, a queue pair has one turn.
+    pub(crate) round: u64,
     pub(crate) counters: Counters,
     pub(crate) completion_faults: CompletionFaults,
     /// A test counts early deregistrations: of regions that a request names which was not carried out yet.
@@ -122,6 +126,7 @@ impl Core {
             timers: Timers::default(),
             runnable: VecDeque::new(),
             overrun: Vec::new(),
+            round: 1,
             counters: Counters::default(),
             completion_faults: CompletionFaults::default(),
             is_observed: false,

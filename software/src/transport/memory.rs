@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ibverbs::provider::{load, store};
 
 use super::table::Table;
+use super::work::{Data, SendRequest};
 use crate::ffi::ibv_access_flags as Access;
 
 /// `struct ibv_sge`.
@@ -88,6 +89,14 @@ impl Region {
     /// How much of the program's memory it holds.
     pub(crate) fn pinned(&self) -> u64 {
         self.backing.pinned(self.length)
+    }
+
+    /// Whether it is memory of the program's that no peer may change.
+    fn is_private(&self) -> bool {
+        let changes = Access::IBV_ACCESS_REMOTE_WRITE.0 | Access::IBV_ACCESS_REMOTE_ATOMIC.0;
+        matches!(self.backing, Backing::Memory(_))
+            && self.access & changes == 0
+            && self.windows == 0
     }
 
     fn target(&self, address: u64, length: u64) -> Result<Target, Denied> {
@@ -247,6 +256,27 @@ impl Keys {
             target.write(now);
             from = later;
         })
+    }
+
+    /// A checksum of the data of a request, or of 256 pieces of it if it is longer than a MiB. `None`: the data is not in
+    /// memory of the program's, or others may write it.
+    pub(crate) fn seal(&self, pd: u32, request: &SendRequest) -> Option<u32> {
+        const PIECE: u32 = 4096;
+        let Data::List(list) = &request.data else { return None };
+        let is_private =
+            |sge: &Sge| sge.length == 0 || self.region(sge.lkey).is_some_and(Region::is_private);
+        if request.length == 0 || !list.iter().all(is_private) {
+            return None;
+        }
+        let (mut hasher, mut bytes) = (crc32fast::Hasher::new(), Vec::new());
+        let step = request.length.div_ceil(PIECE).div_ceil(256) * PIECE;
+        for from in (0..request.length).step_by(step as usize) {
+            bytes.clear();
+            let length = PIECE.min(request.length - from);
+            self.gather(pd, list, from.into(), length as usize, &mut bytes).ok()?;
+            hasher.update(&bytes);
+        }
+        Some(hasher.finalize())
     }
 
     /// Whether the whole list may be written, or read.

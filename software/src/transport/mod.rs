@@ -115,6 +115,7 @@ impl Engine {
             let Some(number) = self.core.runnable.pop_front() else { break };
             if let Some(qp) = self.qps.get_mut(number) {
                 qp.is_runnable = false;
+                qp.responder.give_turn(self.core.round);
                 qp.send_answers(&mut self.core);
                 qp.send_requests(&mut self.core);
             }
@@ -156,6 +157,7 @@ impl Engine {
             }
         }
         self.core.flush();
+        self.core.round += 1;
     }
 }
 
@@ -196,6 +198,10 @@ fn deliver(
     }
     if qp.path.is_none_or(|path| path.to != from || path.from != to) {
         return false;
+    }
+    if qp.state == ibv_qp_state::IBV_QPS_RTR && !qp.responder.is_established {
+        qp.responder.is_established = true;
+        qp.raise(core, ibv_event_type::IBV_EVENT_COMM_EST);
     }
     let operation = bth.opcode & !opcode::TRANSPORT;
     let answers = matches!(operation, opcode::READ_FIRST..=opcode::ATOMIC_ACK);

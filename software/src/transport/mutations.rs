@@ -17,6 +17,7 @@ use super::work::{Data, Extra, Operation, Receive, SendRequest};
 use crate::builder::Builder;
 use crate::ffi::*;
 use crate::wire::header::{Bth, Reader, XrcEth};
+use crate::wire::sequence::wire;
 use crate::wire::{PORT, icrc, opcode};
 
 /// Packets of each kind, as two devices sent them: two bytes of length before each.
@@ -302,8 +303,8 @@ fn mutate(random: &mut Random, victim: &Victim, capture: &[u8]) -> Vec<u8> {
         }
         let near = match random.below(8) {
             0..=3 => qp.responder.expected,
-            4..=5 => qp.sq.unacknowledged,
-            6 => qp.sq.high,
+            4..=5 => wire(qp.sq.unacknowledged),
+            6 => wire(qp.sq.high),
             _ => random.next() as u32,
         };
         let step = match random.below(4) {

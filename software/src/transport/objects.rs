@@ -13,7 +13,7 @@ use super::timers::Timer;
 use super::work::{Completion, Receive, Release, SendRequest};
 use crate::ffi::{
     ibv_access_flags as Access, ibv_event_type as Event, ibv_qp_attr, ibv_qp_cap,
-    ibv_qp_state as State, ibv_wc_status as Status,
+    ibv_qp_state as State, ibv_wc_opcode, ibv_wc_status as Status,
 };
 
 /// The number of an object's events that its owner has read or will read: the destroy verb waits until all
@@ -230,12 +230,16 @@ impl Engine {
     /// Removes the oldest completion.
     pub(crate) fn poll(&mut self, number: u32) -> Option<Completion> {
         let cq = self.core.cqs.get_mut(number)?;
-        let completion = cq.ready.pop_front()?;
+        let mut completion = cq.ready.pop_front()?;
         cq.publish();
         if completion.release != Release::None
             && let Some(qp) = self.qps.get_mut(completion.qpn)
         {
             qp.release(completion.release);
+        }
+        if completion.status != Status::IBV_WC_SUCCESS {
+            // They mean nothing then, as C specifies, and hold anything on hardware.
+            (completion.opcode, completion.length) = (ibv_wc_opcode(0xdead), u32::MAX);
         }
         Some(completion)
     }
@@ -414,6 +418,9 @@ impl Engine {
     pub(crate) fn destroy_qp(&mut self, number: u32, handle: u64) -> Result<EventsRead, c_int> {
         let qp = self.qps.get_mut(number).ok_or(libc::EINVAL)?;
         let at = qp.owners.iter().position(|owner| owner.handle == handle).ok_or(libc::EINVAL)?;
+        if qp.owners.len() == 1 && self.core.groups.values().any(|group| group.contains(&number)) {
+            return Err(libc::EBUSY);
+        }
         let owner = qp.owners.remove(at);
         if qp.owners.is_empty() {
             self.remove_qp(number);
@@ -436,10 +443,6 @@ impl Engine {
         if self.core.windows > 0 {
             self.core.unbind_all_of(number);
         }
-        let groups: Vec<IpAddr> = self.core.groups.keys().copied().collect();
-        for group in groups {
-            let _ = self.detach(number, group);
-        }
     }
 
     /// Adds a queue pair to a multicast group.
@@ -448,12 +451,12 @@ impl Engine {
         if qp.transport != Transport::Ud || !group.is_multicast() {
             return Err(libc::EINVAL);
         }
+        if !self.core.groups.contains_key(&group) {
+            self.core.link().join(group).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+        }
         let members = self.core.groups.entry(group).or_default();
         if !members.contains(&number) {
             members.push(number);
-        }
-        if members.len() == 1 {
-            self.core.link().join(group).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
         }
         Ok(())
     }
@@ -488,7 +491,9 @@ impl Engine {
     pub(crate) fn post_send(&mut self, number: u32, request: SendRequest) -> Result<(), c_int> {
         self.check_sends(number, 1)?;
         if let Some(qp) = self.qps.get_mut(number) {
-            qp.push_send(request);
+            let is_sealed = self.core.settings.strict && !request.operation.is_fetching();
+            let seal = if is_sealed { self.core.keys.seal(qp.pd, &request) } else { None };
+            qp.push_send(request, seal);
         }
         Ok(())
     }

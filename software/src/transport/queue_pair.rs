@@ -170,6 +170,10 @@ impl QueuePair {
         self.sq.cursor = self.sq.cursor.saturating_sub(1);
         self.sq.unsignaled += 1;
         let request = done.request;
+        let now = || core.keys.seal(self.pd, &request);
+        let is_changed = status == ibv_wc_status::IBV_WC_SUCCESS
+            && done.seal.is_some_and(|seal| now().is_some_and(|now| now != seal));
+        let status = if is_changed { ibv_wc_status::IBV_WC_GENERAL_ERR } else { status };
         if status == ibv_wc_status::IBV_WC_SUCCESS && !request.signaled && !self.all_signaled {
             return;
         }
@@ -180,6 +184,15 @@ impl QueuePair {
             completion.length = request.length;
         }
         core.complete(self.send_cq, completion);
+        if is_changed {
+            core.counters.changed_sends += 1;
+            eprintln!(
+                "ibverbs-software: queue pair {:#x}: the program has changed the data of a send before its completion \
+                 (wr_id {:#x}): a device may send the old or the new",
+                self.number, request.id
+            );
+            self.enter_error(core);
+        }
     }
 
     /// Completes a receive with an error.
@@ -193,6 +206,14 @@ impl QueuePair {
     /// The place that a completed receive releases; with a shared queue it is free already.
     pub(crate) fn receive_release(&self) -> Release {
         if self.srq.is_some() { Release::None } else { Release::Receive }
+    }
+
+    /// The receive that [`take_receive`](Self::take_receive) will take.
+    pub(crate) fn next_receive<'a>(&'a self, core: &'a Core) -> Option<&'a Receive> {
+        match self.srq {
+            None => self.rq.front(),
+            Some(number) => core.srqs.get(number)?.receives.front(),
+        }
     }
 
     /// Takes the next receive, from the queue pair's own queue or the shared one.

@@ -11,7 +11,7 @@ use crate::ffi::{ibv_event_type, ibv_qp_state as State, ibv_wc_status as Status}
 use crate::link::LITTLE_ROOM;
 use crate::wire::header::{AtomicEth, Bth, Deth, Reth, XrcEth};
 use crate::wire::opcode::{self, Part};
-use crate::wire::sequence::{add, distance};
+use crate::wire::sequence::wire;
 
 /// The number of packets that a queue pair sends in one turn, before others get theirs.
 pub(crate) const TURN: u32 = 32;
@@ -20,7 +20,7 @@ pub(crate) const TURN: u32 = 32;
 const READ_PACKETS: u32 = 16;
 
 /// An acknowledgement is requested at least every this many packets.
-const ACK_EVERY: u32 = 8;
+const ACK_EVERY: u64 = 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
@@ -33,13 +33,14 @@ pub(crate) struct SendQueue {
     /// The next packet to send: an index in `posted`, and a packet of that request.
     pub(crate) cursor: usize,
     pub(crate) offset: u32,
-    /// The sequence numbers of the next request, of the oldest packet that is not acknowledged, and of the
-    /// first that was never sent.
-    pub(crate) next: u32,
-    pub(crate) unacknowledged: u32,
-    pub(crate) high: u32,
-    /// The last sequence number of each READ and atomic request that waits for its answer.
-    pub(crate) fetching: VecDeque<u32>,
+    /// The numbers of the first packet of the next request, of the oldest packet that is not acknowledged, and of the
+    /// first that was never sent. Packets count from the first sequence number, and on beyond 24 bits: a full
+    /// queue has up to 2^37 of them. At most a window is between the last two.
+    pub(crate) next: u64,
+    pub(crate) unacknowledged: u64,
+    pub(crate) high: u64,
+    /// The last packet of each READ and atomic request that waits for its answer.
+    pub(crate) fetching: VecDeque<u64>,
     pub(crate) retries: u8,
     pub(crate) not_ready_retries: u8,
     /// The timer has expired since the last answer, also one that a packet is missing.
@@ -58,7 +59,8 @@ pub(crate) struct SendQueue {
 
 impl SendQueue {
     pub(crate) fn start(&mut self, psn: u32) {
-        (self.next, self.unacknowledged, self.high) = (psn, psn, psn);
+        let first = u64::from(psn);
+        (self.next, self.unacknowledged, self.high) = (first, first, first);
     }
 
     /// Stops sending, and waiting for answers.
@@ -88,14 +90,14 @@ enum Step {
 
 impl QueuePair {
     /// Adds a request to the send queue, which has room. Nothing is sent yet.
-    pub(crate) fn push_send(&mut self, request: SendRequest) {
+    pub(crate) fn push_send(&mut self, request: SendRequest, seal: Option<u32>) {
         let packets = match request.operation {
             Operation::Bind(_) | Operation::Invalidate { .. } => 0,
             Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => 1,
             _ => packets(request.length, self.mtu),
         };
         let first = self.sq.next;
-        self.sq.next = add(first, packets);
+        self.sq.next += u64::from(packets);
         self.sq.used += 1;
         self.sq.posted.push_back(Posted {
             request,
@@ -104,13 +106,14 @@ impl QueuePair {
             received: 0,
             done: false,
             failed: None,
+            seal,
         });
     }
 
     /// Sends as many packets as state, window and turn allow.
     pub(crate) fn send_requests(&mut self, core: &mut Core) {
-        let asked_for = distance(self.sq.next, self.sq.unacknowledged);
-        if asked_for > self.sq.window as i32 && self.transport.is_reliable() {
+        let asked_for = self.sq.next - self.sq.unacknowledged;
+        if asked_for > self.sq.window.into() && self.transport.is_reliable() {
             self.open_window(core);
         }
         let mut turn = TURN;
@@ -140,7 +143,7 @@ impl QueuePair {
 
     /// Whether anything waits for an answer.
     fn is_waiting(&self) -> bool {
-        distance(self.sq.high, self.sq.unacknowledged) > 0 && !self.sq.posted.is_empty()
+        self.sq.high > self.sq.unacknowledged && !self.sq.posted.is_empty()
     }
 
     fn start_timer(&mut self, core: &mut Core) {
@@ -172,7 +175,7 @@ impl QueuePair {
         let begins = offset == 0;
         if begins && self.state == State::IBV_QPS_SQD {
             // Requests that have begun are sent again where needed; no new one begins.
-            let again = distance(posted.first, self.sq.high) < 0;
+            let again = posted.first < self.sq.high;
             if !again {
                 return Step::Waits;
             }
@@ -221,17 +224,11 @@ impl QueuePair {
         }
     }
 
-    /// Whether this many packets, from `psn` on, fit into the window.
-    fn has_room(&self, psn: u32, packets: u32) -> bool {
+    /// Whether this many packets, from this number on, fit into the window.
+    fn has_room(&self, number: u64, packets: u32) -> bool {
+        let end = number + u64::from(packets);
         !self.transport.is_reliable()
-            || distance(add(psn, packets), self.sq.unacknowledged) <= self.sq.window as i32
-    }
-
-    fn mark_sent(&mut self, psn: u32, packets: u32) {
-        let end = add(psn, packets);
-        if distance(end, self.sq.high) > 0 {
-            self.sq.high = end;
-        }
+            || end.saturating_sub(self.sq.unacknowledged) <= self.sq.window.into()
     }
 
     /// One packet of a SEND or WRITE.
@@ -239,9 +236,13 @@ impl QueuePair {
         let (index, offset) = (self.sq.cursor, self.sq.offset);
         let posted = &self.sq.posted[index];
         let request = &posted.request;
-        let psn = add(posted.first, offset);
-        if !self.has_room(psn, 1) {
+        let number = posted.first + u64::from(offset);
+        if !self.has_room(number, 1) {
             return Step::Waits;
+        }
+        // An address handle is for the queue pairs of its domain.
+        if request.destination.is_some_and(|to| to.pd != self.pd) {
+            return Step::Failed(Status::IBV_WC_LOC_QP_OP_ERR);
         }
         let path = match (self.path, request.destination) {
             (Some(path), _) => path,
@@ -257,11 +258,11 @@ impl QueuePair {
             invalidate: last && matches!(request.extra, Extra::Invalidate(_)),
         };
         let qpn = request.destination.map_or(self.attr.dest_qp_num, |to| to.qpn);
-        let mut bth = Bth::new(self.transport.bits() | part.operation(), qpn, psn);
+        let mut bth = Bth::new(self.transport.bits() | part.operation(), qpn, wire(number));
         bth.solicited = last && request.solicited;
         bth.acknowledge = self.transport.is_reliable()
-            && (last || psn.is_multiple_of(ACK_EVERY) || !self.has_room(psn, 2));
-        let (pd, number, qkey) = (self.pd, self.number, self.attr.qkey);
+            && (last || number.is_multiple_of(ACK_EVERY) || !self.has_room(number, 2));
+        let (pd, source, qkey) = (self.pd, self.number, self.attr.qkey);
         let from = offset as usize * self.mtu;
         let length = self.mtu.min(request.length as usize - from);
         let sent = core.transmit(path, bth, |keys, packet| {
@@ -271,7 +272,7 @@ impl QueuePair {
             if let Some(to) = &request.destination {
                 // A Q_Key with the highest bit set means the Q_Key of the sending queue pair.
                 let qkey = if to.qkey & 1 << 31 != 0 { qkey } else { to.qkey };
-                Deth { qkey, source: number }.write(packet);
+                Deth { qkey, source }.write(packet);
             }
             if let (true, Operation::Write { address, rkey }) = (first, request.operation) {
                 Reth { address, rkey, length: request.length }.write(packet);
@@ -292,7 +293,7 @@ impl QueuePair {
         if sent.is_err() {
             return Step::Failed(Status::IBV_WC_LOC_PROT_ERR);
         }
-        self.mark_sent(psn, 1);
+        self.sq.high = self.sq.high.max(number + 1);
         self.sq.offset += 1;
         if last {
             self.sq.cursor += 1;
@@ -311,13 +312,13 @@ impl QueuePair {
         let (index, offset) = (self.sq.cursor, self.sq.offset);
         let posted = &self.sq.posted[index];
         let request = &posted.request;
-        let psn = add(posted.first, offset);
+        let number = posted.first + u64::from(offset);
         // The parts are always the same, so that a repeated request equals the first one: a
         // responder takes no request that is a new one in part.
         let count = (posted.packets - offset).min(READ_PACKETS - offset % READ_PACKETS);
-        let alone = psn == self.sq.unacknowledged;
+        let alone = number == self.sq.unacknowledged;
         if self.sq.fetching.len() >= usize::from(self.attr.max_rd_atomic)
-            || !(alone || self.has_room(psn, count))
+            || !(alone || self.has_room(number, count))
         {
             return Step::Waits;
         }
@@ -332,6 +333,7 @@ impl QueuePair {
             Operation::CompareSwap { .. } => opcode::COMPARE_SWAP,
             _ => opcode::READ_REQUEST,
         };
+        let psn = wire(number);
         let mut bth = Bth::new(self.transport.bits() | operation, self.attr.dest_qp_num, psn);
         bth.acknowledge = true;
         let skip = offset * self.mtu as u32;
@@ -359,8 +361,9 @@ impl QueuePair {
             return Step::Failed(Status::IBV_WC_LOC_PROT_ERR);
         }
         let whole = offset + count == posted.packets;
-        self.mark_sent(psn, count);
-        self.sq.fetching.push_back(add(psn, count - 1));
+        let end = number + u64::from(count);
+        self.sq.high = self.sq.high.max(end);
+        self.sq.fetching.push_back(end - 1);
         self.sq.offset += count;
         if whole {
             self.sq.cursor += 1;
@@ -369,17 +372,16 @@ impl QueuePair {
         Step::Sent
     }
 
-    /// Goes back to send again from `psn` on, which was sent and is not acknowledged.
-    pub(crate) fn go_back(&mut self, core: &mut Core, psn: u32) {
+    /// Goes back to send again from the oldest packet that is not acknowledged.
+    pub(crate) fn go_back(&mut self, core: &mut Core) {
         core.counters.retransmissions += 1;
-        self.sq.fetching.retain(|&end| distance(end, psn) < 0);
-        for (index, posted) in self.sq.posted.iter().enumerate() {
-            let into = distance(psn, posted.first);
-            if posted.packets > 0 && into < posted.packets as i32 {
-                self.sq.cursor = index;
-                self.sq.offset = into.max(0) as u32;
-                break;
-            }
+        let number = self.sq.unacknowledged;
+        self.sq.fetching.clear();
+        let mut posted = self.sq.posted.iter();
+        if let Some(index) = posted.position(|posted| number < posted.end()) {
+            self.sq.cursor = index;
+            // A request has at most 2^23 packets.
+            self.sq.offset = number.saturating_sub(self.sq.posted[index].first) as u32;
         }
         self.sq.deadline = None;
         self.send_requests(core);
@@ -412,29 +414,27 @@ impl QueuePair {
         self.scheduled = None;
         if self.sq.not_ready_until.is_some_and(|at| at <= now) {
             self.sq.not_ready_until = None;
-            let psn = self.sq.unacknowledged;
-            return self.go_back(core, psn);
+            return self.go_back(core);
         }
         if self.sq.deadline.is_some_and(|at| at <= now) {
             self.sq.deadline = None;
             if self.is_waiting() {
                 self.sq.late = true;
                 self.shrink_window();
-                let psn = self.sq.unacknowledged;
-                return self.retry(core, psn);
+                return self.retry(core);
             }
         }
         self.schedule(core);
     }
 
     /// Sends again, if there is a retry left.
-    pub(crate) fn retry(&mut self, core: &mut Core, psn: u32) {
+    pub(crate) fn retry(&mut self, core: &mut Core) {
         if self.sq.retries >= self.attr.retry_cnt {
             return self.fail_front(core, Status::IBV_WC_RETRY_EXC_ERR);
         }
         self.sq.retries += 1;
         self.sq.asked_again = false;
-        self.go_back(core, psn);
+        self.go_back(core);
     }
 
     /// In SQD: whether all requests that had begun are complete.

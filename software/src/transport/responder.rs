@@ -10,6 +10,7 @@ use super::core::Core;
 use super::memory::Atomic;
 use super::queue_pair::{QueuePair, Transport};
 use super::requester::TURN;
+use super::timers::Time;
 use super::work::{Completion, Extra, Receive};
 use crate::ffi::{
     ibv_access_flags as Access, ibv_event_type as Event, ibv_wc_opcode, ibv_wc_status as Status,
@@ -24,6 +25,9 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 /// The least number of results of atomic operations that are kept for repeated requests.
 const KEPT_RESULTS: usize = 16;
 
+/// Beyond the answers with data, this many acknowledgements and refusals wait at the most.
+const MOST_REFUSALS: usize = 16;
+
 /// A message that is not complete yet.
 #[derive(Clone, Copy, Debug)]
 struct Message {
@@ -35,7 +39,7 @@ struct Message {
     offset: u64,
 }
 
-/// An answer to the peer; answers are sent in the order of its requests.
+/// An answer to the peer; answers are sent in the order of its requests. `again`: to a request that was answered before.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Acknowledge {
@@ -45,6 +49,7 @@ enum Answer {
     Value {
         psn: u32,
         value: u64,
+        again: bool,
     },
     /// The remaining data of a READ; `begins` says whether its first packet is still to be sent.
     Read {
@@ -55,6 +60,7 @@ enum Answer {
         rkey: u32,
         left: u32,
         begins: bool,
+        again: bool,
     },
 }
 
@@ -63,6 +69,11 @@ impl Answer {
         match *self {
             Self::Acknowledge { psn, .. } | Self::Value { psn, .. } | Self::Read { psn, .. } => psn,
         }
+    }
+
+    /// Whether it answers a READ or atomic request for the first time.
+    fn is_of_new_fetch(&self) -> bool {
+        matches!(self, Self::Value { again: false, .. } | Self::Read { again: false, .. })
     }
 }
 
@@ -78,8 +89,15 @@ pub(crate) struct Responder {
     /// The receive that the message goes to.
     pub(crate) receive: Option<Receive>,
     answers: VecDeque<Answer>,
-    /// Results of atomic operations by sequence number.
+    /// Results of atomic operations by sequence number. The newest of a number counts: numbers come again.
     results: VecDeque<(u32, u64)>,
+    /// The READ and atomic requests whose answers have left and cannot have arrived: until when they cannot, and the
+    /// round that they left in.
+    under_way: VecDeque<(Time, u64)>,
+    /// The round that it had a turn in, and what is left of that turn.
+    turn: (u64, u32),
+    /// The first packet of the connection has arrived.
+    pub(crate) is_established: bool,
 }
 
 impl Responder {
@@ -91,6 +109,17 @@ impl Responder {
     /// Drops an incomplete message with a missing packet. Its receive serves the next one.
     pub(crate) fn abandon(&mut self) {
         self.message = None;
+    }
+
+    /// How many answers wait.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.answers.len()
+    }
+
+    /// Gives it a turn, even if it had one in this round.
+    pub(crate) fn give_turn(&mut self, round: u64) {
+        self.turn = (round, TURN);
     }
 
     pub(crate) fn is_within_message(&self) -> bool {
@@ -120,6 +149,7 @@ pub(crate) enum Refusal {
 impl QueuePair {
     /// Handles a request packet of a reliable connection.
     pub(crate) fn request(&mut self, core: &mut Core, bth: &Bth, body: &[u8]) {
+        // As the specification has it: the 2^23 numbers before the expected one were seen, the others are new.
         let ahead = distance(bth.psn, self.responder.expected);
         if ahead > 0 {
             if !self.responder.refused {
@@ -198,7 +228,8 @@ impl QueuePair {
                 (Nak::RemoteOperation, Status::IBV_WC_WR_FLUSH_ERR, Some(Event::IBV_EVENT_QP_FATAL))
             }
         };
-        // Earlier answers are sent first; no answer follows it.
+        // Earlier answers are sent first; no answer follows it. It is the last turn of this connection.
+        self.responder.give_turn(core.round);
         self.answer(core, Answer::Acknowledge { psn, syndrome: Syndrome::Nak(nak) });
         if let Some(receive) = self.responder.receive.take() {
             self.complete_receive(core, receive.id, status);
@@ -222,23 +253,28 @@ impl QueuePair {
                     (self.pd, body)
                 };
                 let Some(reth) = Reader(body).reth() else { return };
+                // At most 2^23 packets, from at most 2^23 before the expected one on.
+                if reth.length > MAX_MESSAGE {
+                    return;
+                }
                 let end = add(bth.psn, self.packets_of(reth.length));
-                if reth.length > MAX_MESSAGE
-                    || distance(end, self.responder.expected) > 0
+                if distance(end, self.responder.expected) > 0
                     || self.may_read(core, pd, reth).is_err()
                 {
                     return;
                 }
                 let psn = bth.psn;
                 self.responder.answers.retain(|answer| distance(answer.psn(), psn) < 0);
-                if self.responder.answers.len() <= self.most_fetches() {
-                    self.answer(core, Answer::read(psn, pd, reth));
+                if self.has_room_to_repeat() {
+                    self.answer(core, Answer::read(psn, pd, reth, true));
                 }
             }
             opcode::COMPARE_SWAP | opcode::FETCH_ADD => {
-                let kept = self.responder.results.iter().find(|kept| kept.0 == bth.psn);
-                if let Some(&(psn, value)) = kept {
-                    self.answer(core, Answer::Value { psn, value });
+                let kept = self.responder.results.iter().rev().find(|kept| kept.0 == bth.psn);
+                if let Some(&(psn, value)) = kept
+                    && self.has_room_to_repeat()
+                {
+                    self.answer(core, Answer::Value { psn, value, again: true });
                 }
             }
             _ => {
@@ -256,6 +292,11 @@ impl QueuePair {
         usize::from(self.attr.max_dest_rd_atomic)
     }
 
+    /// Whether an answer may be repeated: however often the peer asks, few answers wait.
+    fn has_room_to_repeat(&self) -> bool {
+        self.responder.answers.len() <= self.most_fetches()
+    }
+
     fn may_read(&self, core: &Core, pd: u32, reth: Reth) -> Result<(), Refusal> {
         if self.attr.qp_access_flags & Access::IBV_ACCESS_REMOTE_READ.0 == 0 {
             return Err(Refusal::Invalid);
@@ -271,25 +312,29 @@ impl QueuePair {
             .map_err(|_| Refusal::Access)
     }
 
-    /// Whether one more READ or atomic request may wait for its answer.
-    fn check_fetches(&self) -> Result<(), Refusal> {
-        let waiting = self.responder.answers.iter();
-        let waiting = waiting.filter(|a| !matches!(a, Answer::Acknowledge { .. })).count();
-        if self.responder.message.is_some() || waiting >= self.most_fetches() {
+    /// Whether the peer may have one more READ or atomic request outstanding. Those count whose answers it cannot have
+    /// yet, since they have not left, or are on their way for less time than the network takes.
+    fn check_fetches(&mut self, core: &Core) -> Result<(), Refusal> {
+        let (now, round) = (core.now(), core.round);
+        let responder = &mut self.responder;
+        responder.under_way.retain(|&(until, left_in)| until > now || left_in == round);
+        let waiting = responder.answers.iter().filter(|answer| answer.is_of_new_fetch()).count();
+        let outstanding = waiting + responder.under_way.len();
+        if responder.message.is_some() || outstanding >= self.most_fetches() {
             return Err(Refusal::Invalid);
         }
         Ok(())
     }
 
     fn read(&mut self, core: &mut Core, psn: u32, body: &[u8]) -> Result<u32, Refusal> {
-        self.check_fetches()?;
+        self.check_fetches(core)?;
         let reth = Reader(body).reth().ok_or(Refusal::Invalid)?;
         if reth.length > MAX_MESSAGE {
             return Err(Refusal::Invalid);
         }
         self.may_read(core, self.pd, reth)?;
         self.responder.msn = add(self.responder.msn, 1);
-        self.responder.answers.push_back(Answer::read(psn, self.pd, reth));
+        self.responder.answers.push_back(Answer::read(psn, self.pd, reth, false));
         Ok(self.packets_of(reth.length))
     }
 
@@ -300,7 +345,7 @@ impl QueuePair {
         operation: u8,
         body: &[u8],
     ) -> Result<u32, Refusal> {
-        self.check_fetches()?;
+        self.check_fetches(core)?;
         let header = Reader(body).atomic().ok_or(Refusal::Invalid)?;
         let access = Access::IBV_ACCESS_REMOTE_ATOMIC;
         if self.attr.qp_access_flags & access.0 == 0 || header.address % 8 != 0 {
@@ -324,7 +369,7 @@ impl QueuePair {
         if responder.results.len() > most {
             responder.results.pop_front();
         }
-        responder.answers.push_back(Answer::Value { psn, value });
+        responder.answers.push_back(Answer::Value { psn, value, again: false });
         Ok(1)
     }
 
@@ -461,28 +506,38 @@ impl QueuePair {
             };
             is_ack(last) && is_ack(&answer)
         };
+        let is_full = self.responder.answers.len() > self.most_fetches() + MOST_REFUSALS;
         match self.responder.answers.back_mut() {
             // The later acknowledgement covers both.
             Some(last) if both_acknowledge(last) => *last = answer,
+            // The peer has asked before it had an answer. The last one tells the same.
+            Some(last @ Answer::Acknowledge { .. }) if is_full => *last = answer,
             _ => self.responder.answers.push_back(answer),
         }
         self.send_answers(core);
     }
 
-    /// Sends answers, as many packets as one turn allows.
+    /// Sends answers, as many packets as one turn allows. In each round there is one turn, however many requests have
+    /// come: other queue pairs wait for theirs, and the program for the device's lock.
     pub(crate) fn send_answers(&mut self, core: &mut Core) {
-        let mut turn = TURN;
+        if self.responder.turn.0 != core.round {
+            self.responder.give_turn(core.round);
+        }
         while let Some(&answer) = self.responder.answers.front() {
-            if turn == 0 {
+            if self.responder.turn.1 == 0 {
                 return self.run_later(core);
             }
-            turn -= 1;
+            self.responder.turn.1 -= 1;
             let rest = self.send_answer(core, answer);
             // A failure has dropped all answers.
             match (rest, self.responder.answers.front_mut()) {
                 (Some(rest), Some(front)) => *front = rest,
                 (None, Some(_)) => {
                     self.responder.answers.pop_front();
+                    if answer.is_of_new_fetch() {
+                        let arrives = core.now().saturating_add(core.link().latency());
+                        self.responder.under_way.push_back((arrives, core.round));
+                    }
                 }
                 (_, None) => return,
             }
@@ -535,10 +590,10 @@ impl QueuePair {
             return None;
         }
         match answer {
-            Answer::Read { psn, pd, address, rkey, left, .. } if left as usize > mtu => {
+            Answer::Read { psn, pd, address, rkey, left, again, .. } if left as usize > mtu => {
                 let (psn, address) = (add(psn, 1), address.wrapping_add(mtu as u64));
                 let left = left - mtu as u32;
-                Some(Answer::Read { psn, pd, address, rkey, left, begins: false })
+                Some(Answer::Read { psn, pd, address, rkey, left, begins: false, again })
             }
             _ => None,
         }
@@ -546,8 +601,8 @@ impl QueuePair {
 }
 
 impl Answer {
-    fn read(psn: u32, pd: u32, reth: Reth) -> Self {
+    fn read(psn: u32, pd: u32, reth: Reth, again: bool) -> Self {
         let Reth { address, rkey, length } = reth;
-        Self::Read { psn, pd, address, rkey, left: length, begins: true }
+        Self::Read { psn, pd, address, rkey, left: length, begins: true, again }
     }
 }

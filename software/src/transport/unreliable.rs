@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::core::Core;
 use super::queue_pair::QueuePair;
 use super::responder::Refusal;
-use super::work::{Completion, Extra};
+use super::work::{Completion, Extra, Receive};
 use crate::ffi::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as Status};
 use crate::wire::header::{Bth, Reader};
 use crate::wire::icrc;
@@ -75,13 +75,17 @@ impl QueuePair {
         if payload.len() > self.mtu {
             return;
         }
-        let Some(receive) = self.take_receive(core) else { return };
         let mut all = [0; GRH].to_vec();
         write_addresses(&mut all, (from, to), body.len());
         all.extend_from_slice(payload);
-        let status = if all.len() as u64 > receive.length() {
-            Status::IBV_WC_LOC_LEN_ERR
-        } else if core.keys.scatter(self.pd, &receive.list, 0, &all).is_err() {
+        // Anyone may send one that is too long, so it must not end the queue pair. The receive is for the next.
+        let receive = self.next_receive(core).map(Receive::length);
+        if receive.is_some_and(|length| all.len() as u64 > length) {
+            core.counters.packets_unexpected += 1;
+            return;
+        }
+        let Some(receive) = self.take_receive(core) else { return };
+        let status = if core.keys.scatter(self.pd, &receive.list, 0, &all).is_err() {
             Status::IBV_WC_LOC_PROT_ERR
         } else {
             Status::IBV_WC_SUCCESS

@@ -16,6 +16,8 @@ pub(crate) struct Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Destination {
     pub(crate) path: Path,
+    /// The protection domain of the address handle.
+    pub(crate) pd: u32,
     pub(crate) qpn: u32,
     pub(crate) qkey: u32,
 }
@@ -105,8 +107,8 @@ pub(crate) struct SendRequest {
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) request: SendRequest,
-    /// The sequence number of its first packet, and its number of packets.
-    pub(crate) first: u32,
+    /// The number of its first packet, and how many it has.
+    pub(crate) first: u64,
     pub(crate) packets: u32,
     /// The number of packets of a READ's answer that have arrived.
     pub(crate) received: u32,
@@ -114,6 +116,8 @@ pub(crate) struct Posted {
     pub(crate) done: bool,
     /// It failed before it was sent; the error is reported after the earlier requests have completed.
     pub(crate) failed: Option<ibv_wc_status>,
+    /// The checksum of its data when it was posted, if strict.
+    pub(crate) seal: Option<u32>,
 }
 
 /// A request of a receive queue.
@@ -121,6 +125,13 @@ pub(crate) struct Posted {
 pub(crate) struct Receive {
     pub(crate) id: u64,
     pub(crate) list: Vec<Sge>,
+}
+
+impl Posted {
+    /// The number of the packet after its last.
+    pub(crate) fn end(&self) -> u64 {
+        self.first + u64::from(self.packets)
+    }
 }
 
 impl Receive {
