@@ -1,21 +1,28 @@
 //! The device's clock.
 
+#[cfg(feature = "channel")]
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+#[cfg(feature = "channel")]
+use std::time::Instant;
 
 use super::context::Context;
 use crate::error::{Error, Result};
-use crate::{ffi, provider};
+use crate::ffi;
+#[cfg(feature = "channel")]
+use crate::provider;
 
 /// Tells the time by which the crate decides *when to post*: on a simulated network its virtual time, so that the
 /// same calls give the same packets; elsewhere the machine's. (A deadline is the caller's, who reads the machine's
 /// clock.)
+#[cfg(feature = "channel")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     /// `None`: the machine's.
     context: Option<NonNull<ffi::ibv_context>>,
 }
 
+#[cfg(feature = "channel")]
 impl Clock {
     /// The clock of the context's device.
     ///

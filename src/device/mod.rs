@@ -32,6 +32,7 @@ pub use capabilities::{
     RawPacketCapabilities, ReceiveScalingCapabilities, SegmentationCapabilities,
     TagMatchingCapabilities, TagMatchingFlags,
 };
+#[cfg(feature = "channel")]
 pub(crate) use clock::Clock;
 pub use clock::RawClock;
 pub use context::Context;
