@@ -43,10 +43,10 @@ fn main() -> Result<()> {
 }
 
 fn serve(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u64>) -> Result<()> {
-    let received = channel.receive_deadline(&mut region.slice_mut(..)?, deadline())?;
+    let received = channel.until(deadline()).receive(&mut region.slice_mut(..)?)?;
     let length = received.byte_len() as usize / size_of::<u64>();
     region[..length].reverse();
-    channel.send_deadline(&region.slice(..length)?, deadline())?;
+    channel.until(deadline()).send(&region.slice(..length)?)?;
     Ok(())
 }
 
@@ -55,9 +55,9 @@ fn ask(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u64>, round: u64
     for (index, number) in region[..length].iter_mut().enumerate() {
         *number = pattern(round, index);
     }
-    channel.send_deadline(&region.slice(..length)?, deadline())?;
+    channel.until(deadline()).send(&region.slice(..length)?)?;
     region.fill(0);
-    let received = channel.receive_deadline(&mut region.slice_mut(..)?, deadline())?;
+    let received = channel.until(deadline()).receive(&mut region.slice_mut(..)?)?;
     let whole = received.byte_len() as usize == length * size_of::<u64>();
     let right = (0..length).all(|index| region[length - 1 - index] == pattern(round, index));
     if whole && right { Ok(()) } else { Err(format!("message {round} is not right").into()) }

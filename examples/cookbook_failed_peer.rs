@@ -83,7 +83,7 @@ fn receive(
     let mut channel = prepared.handshake(answered.recv()?)?;
     let mut message = domain.allocate::<u64>(1)?;
     while (received.len() as u64) < until {
-        channel.receive_deadline(&mut message.slice_mut(..)?, deadline())?;
+        channel.until(deadline()).receive(&mut message.slice_mut(..)?)?;
         received.push(message[0]);
     }
     Ok(()) // Dropping the channel destroys the queue pair: from now on nobody answers.
@@ -102,7 +102,7 @@ fn send(
         // on.
         let sent = (next..MESSAGES).try_for_each(|number| {
             message[0] = number;
-            channel.send_deadline(&message.slice(..)?, deadline()).map(drop)
+            channel.until(deadline()).send(&message.slice(..)?).map(drop)
         });
         match sent {
             // The last message was acknowledged: the receiver has it.

@@ -43,11 +43,11 @@ pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
     }
     both(
         || {
-            incoming.receive_deadline(&mut sink.slice_mut(..)?, deadline())?;
+            incoming.until(deadline()).receive(&mut sink.slice_mut(..)?)?;
             Ok(())
         },
         || {
-            out.send_deadline(&source.slice(..)?, deadline())?;
+            out.until(deadline()).send(&source.slice(..)?)?;
             Ok(())
         },
     )?;

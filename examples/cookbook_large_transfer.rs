@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 
 use ibverbs::{
     AccessFlags, Channel, Context, ProtectionDomain, RemoteMemoryRegion, SharedMemoryRegion,
+    WriteWorkRequest,
 };
 
 use two_sides::{Result, both, connect, deadline};
@@ -70,7 +71,8 @@ fn send(
                 write.wait_deadline(deadline())?;
             }
             let slot = slots.sub_region((index % SLOTS) as u64 * bytes, bytes)?;
-            writes.push_back(scope.post_write_with_immediate(piece, slot, index as u32)?);
+            writes
+                .push_back(scope.post(WriteWorkRequest::new(piece, slot).immediate(index as u32))?);
         }
         for write in writes {
             write.wait_deadline(deadline())?;

@@ -87,7 +87,7 @@ fn work(domain: &ProtectionDomain<'_>, coordinator: &mut Channel<'_>) -> Result 
     let mut sum = domain.allocate::<u64>(1)?;
     let mut total = domain.allocate::<u64>(1)?;
     for _ in 0..ROUNDS {
-        coordinator.receive_deadline(&mut part.slice_mut(..)?, deadline())?;
+        coordinator.until(deadline()).receive(&mut part.slice_mut(..)?)?;
         sum[0] = part.iter().sum();
         coordinator.manual_scope(|scope| -> Result {
             let answer = scope.post_receive(total.slice_mut(..)?)?;

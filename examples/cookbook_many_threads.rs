@@ -58,7 +58,7 @@ fn send(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>, thread: u64) -
     let mut message = domain.allocate::<u64>(1)?;
     message[0] = thread;
     for _ in 0..MESSAGES {
-        channel.send_deadline(&message.slice(..)?, deadline())?;
+        channel.until(deadline()).send(&message.slice(..)?)?;
     }
     Ok(())
 }
@@ -66,7 +66,7 @@ fn send(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>, thread: u64) -
 fn receive(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>, total: &AtomicU64) -> Result {
     let mut message = domain.allocate::<u64>(1)?;
     for _ in 0..MESSAGES {
-        channel.receive_deadline(&mut message.slice_mut(..)?, deadline())?;
+        channel.until(deadline()).receive(&mut message.slice_mut(..)?)?;
         total.fetch_add(message[0], Ordering::Relaxed);
     }
     Ok(())

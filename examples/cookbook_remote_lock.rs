@@ -10,7 +10,7 @@ mod two_sides;
 use std::thread;
 use std::time::Duration;
 
-use ibverbs::{Channel, Context, ProtectionDomain, RemoteMemoryRegion};
+use ibverbs::{Channel, CompareSwapWorkRequest, Context, ProtectionDomain, RemoteMemoryRegion};
 
 use two_sides::{ALL, Result, connect, deadline};
 
@@ -64,7 +64,12 @@ fn work(
     for _ in 0..ROUNDS {
         let mut pause = Duration::from_micros(10);
         loop {
-            channel.compare_swap_deadline(&mut before.slice_mut(..)?, lock, 0, name, deadline())?;
+            channel.until(deadline()).run(CompareSwapWorkRequest::new(
+                &mut before.slice_mut(..)?,
+                lock,
+                0,
+                name,
+            ))?;
             if before[0] == 0 {
                 break;
             }
@@ -72,11 +77,16 @@ fn work(
             thread::sleep(pause);
             pause = (2 * pause).min(Duration::from_millis(5));
         }
-        channel.read_deadline(&mut copy.slice_mut(..)?, number, deadline())?;
+        channel.until(deadline()).read(&mut copy.slice_mut(..)?, number)?;
         copy[0] += 1;
-        channel.write_deadline(&copy.slice(..)?, number, deadline())?;
+        channel.until(deadline()).write(&copy.slice(..)?, number)?;
         // The write is complete, so the next holder of the lock sees it.
-        channel.compare_swap_deadline(&mut before.slice_mut(..)?, lock, name, 0, deadline())?;
+        channel.until(deadline()).run(CompareSwapWorkRequest::new(
+            &mut before.slice_mut(..)?,
+            lock,
+            name,
+            0,
+        ))?;
         if before[0] != name {
             return Err(format!("client {} has taken the lock of client {name}", before[0]).into());
         }

@@ -72,9 +72,9 @@ fn read_tables(
     while tables < READS {
         // Each read is complete before the next begins: the peer's memory may be read in any order by reads
         // that are in flight together.
-        channel.read_deadline(&mut versions.slice_mut(..1)?, version, deadline())?;
-        channel.read_deadline(&mut table.slice_mut(..)?, rows, deadline())?;
-        channel.read_deadline(&mut versions.slice_mut(1..)?, version, deadline())?;
+        channel.until(deadline()).read(&mut versions.slice_mut(..1)?, version)?;
+        channel.until(deadline()).read(&mut table.slice_mut(..)?, rows)?;
+        channel.until(deadline()).read(&mut versions.slice_mut(1..)?, version)?;
         if versions[0] % 2 == 1 || versions[0] != versions[1] {
             torn += 1;
             continue;

@@ -12,13 +12,13 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         // The peer, which is usually on another machine.
         let peer = threads.spawn(|| {
             let (mut channel, _) = prepare()?.connect(address, b"", deadline)?;
-            channel.send_inline_deadline(b"hello, RDMA!", deadline)?;
+            channel.until(deadline).send(ibverbs::Inline(b"hello, RDMA!"))?;
             Ok(())
         });
         // Memory that the device can reach; it belongs to the device only while an operation runs.
         let mut region = domain.allocate::<u8>(64)?;
         let (mut channel, _) = prepare()?.accept(&listener, b"", deadline)?;
-        let received = channel.receive_deadline(&mut region.slice_mut(..)?, deadline)?;
+        let received = channel.until(deadline).receive(&mut region.slice_mut(..)?)?;
         println!("{}", String::from_utf8_lossy(&region[..received.byte_len() as usize]));
         peer.join().map_err(|_| "the peer has panicked")?
     })

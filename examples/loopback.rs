@@ -195,7 +195,7 @@ impl Memory<'_> {
         self.shared.fill(UNTOUCHED);
         let remote = self.shared.remote_range(GUARD..GUARD + size)?;
         let start = Instant::now();
-        channel.write_deadline(&self.source.slice(..size)?, remote, start + PATIENCE)?;
+        channel.until(start + PATIENCE).write(&self.source.slice(..size)?, remote)?;
         let time = start.elapsed();
         check(&self.shared.to_vec(), size, seed)?;
         Ok(time)
@@ -210,7 +210,7 @@ impl Memory<'_> {
         let remote = self.shared.remote_range(GUARD..GUARD + size)?;
         let mut target = self.target.slice_mut(GUARD..GUARD + size)?;
         let start = Instant::now();
-        channel.read_deadline(&mut target, remote, start + PATIENCE)?;
+        channel.until(start + PATIENCE).read(&mut target, remote)?;
         let time = start.elapsed();
         check(&self.target, size, seed)?;
         Ok(time)

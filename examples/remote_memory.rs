@@ -10,7 +10,9 @@ mod broken_pipe;
 mod common;
 
 use common::{Options, Result, deadline, pattern};
-use ibverbs::{AccessFlags, Channel, RemoteMemoryRegion};
+use ibverbs::{
+    AccessFlags, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, RemoteMemoryRegion,
+};
 
 /// Numbers in the region: a lock, a counter, and data.
 const LENGTH: usize = 1 << 14;
@@ -66,24 +68,24 @@ fn work(
     let mut old = old.slice_mut(..)?;
     let me = u64::from(channel.number());
     for round in 0..rounds {
-        channel.compare_swap_deadline(&mut old, lock, 0, me, deadline())?;
+        channel.until(deadline()).run(CompareSwapWorkRequest::new(&mut old, lock, 0, me))?;
         if old[0] != 0 {
             return Err(format!("the lock is {}'s", old[0]).into());
         }
         for (index, number) in ours.iter_mut().enumerate() {
             *number = pattern(round, index);
         }
-        channel.write_deadline(&ours.slice(..)?, data, deadline())?;
+        channel.until(deadline()).write(&ours.slice(..)?, data)?;
         ours.fill(0);
-        channel.read_deadline(&mut ours.slice_mut(..)?, data, deadline())?;
+        channel.until(deadline()).read(&mut ours.slice_mut(..)?, data)?;
         if let Some(index) = (0..ours.len()).find(|&i| ours[i] != pattern(round, i)) {
             return Err(format!("number {index} of round {round} is not right").into());
         }
-        channel.fetch_add_deadline(&mut old, counter, 1, deadline())?;
+        channel.until(deadline()).run(FetchAddWorkRequest::new(&mut old, counter, 1))?;
         if old[0] != round {
             return Err(format!("the counter was {} in round {round}", old[0]).into());
         }
-        channel.compare_swap_deadline(&mut old, lock, me, 0, deadline())?;
+        channel.until(deadline()).run(CompareSwapWorkRequest::new(&mut old, lock, me, 0))?;
         if old[0] != me {
             return Err("somebody else has taken the lock".into());
         }

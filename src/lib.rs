@@ -29,6 +29,7 @@ mod importable_handle;
 #[cfg(feature = "channel")]
 mod many;
 mod memory;
+mod operation;
 mod parent;
 #[doc(hidden)]
 pub mod provider;
@@ -41,10 +42,11 @@ mod work_queue;
 
 #[cfg(feature = "channel")]
 pub use channel::{
-    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, NoBuffer,
-    OperationError, OwnedBuffer, OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel,
-    ReadyChannel, ReadyChannels, Scope, ScopeError, ScopedPendingWork, SetScope,
-    SharedCompletionQueue, SharedReceives, TokenResult, TransportError, TransportResult,
+    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, ChannelUntil,
+    IntoReceive, IntoSend, OperationError, OwnedBuffer, OwnedResult, OwnedWork, PeerResults,
+    PendingWork, PreparedChannel, ReadyChannel, ReadyChannels, Scope, ScopeError,
+    ScopedPendingWork, SetScope, SharedCompletionQueue, SharedReceives, TokenResult,
+    TransportError, TransportResult, WorkRequest,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,
@@ -54,7 +56,7 @@ pub use completion::{
 #[cfg(feature = "rdmacm")]
 pub use connect::rdmacm::{
     Connectable, Connecting, Connection, ConnectionControl, ConnectionError, ConnectionEvent,
-    ConnectionEventKind, ConnectionRequest, DatagramListener, DatagramPeer, DatagramRequest,
+    ConnectionEventKind, ConnectionRequest, DatagramAddress, DatagramListener, DatagramRequest,
     DatagramRoute, Listener, ListenerBuilder, MulticastMembership, PendingAccept,
     PendingConnection, PrivateData, RejectReason, Rejection, Route, RouteBuilder, RouteResolution,
     Step,
@@ -97,21 +99,28 @@ pub use many::{
 #[cfg(feature = "channel")]
 pub use many::{BufferPool, PooledBuffer, SharedMemoryRange};
 pub use memory::{
-    AccessFlags, AtomicElement, BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, Element,
-    Field, GatherBuffer, GatherElement, HugePages, ImplicitMemoryRegion, LocalMemory,
-    LocalMemoryMut, MAX_SGE_LENGTH, MemoryAdvice, MemoryRegion, MemorySlice, MemorySliceMut,
-    MemorySlicePart, MemoryWindow, MemoryWindowType, NullMemoryRegion, RawMemoryRegion,
-    ReadOnlyMemoryRegion, RegionBuffer, RegionOptions, RemoteElement, RemoteMemoryRegion,
-    RemoteRegion, ReregisterError, ReregisteredState, Reregistration, ScatterBuffer,
-    ScatterElement, SharedMemoryRegion, SharedMemorySlice,
+    AccessFlags, AtomicElement, BorrowedBuffer, BorrowedMemoryRegion, DeviceMemory,
+    DeviceMemoryRegion, Element, Field, GatherBuffer, GatherElement, HugePages,
+    ImplicitMemoryRegion, Inline, InlineList, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH,
+    MemoryAdvice, MemoryRegion, MemorySlice, MemorySliceMut, MemorySlicePart, MemoryWindow,
+    MemoryWindowType, NullMemoryRegion, RawMemoryRegion, ReadOnlyMemoryRegion, RegionBuffer,
+    RegionOptions, RemoteElement, RemoteMemoryRegion, RemoteRegion, ReregisterError,
+    ReregisteredState, Reregistration, ScatterBuffer, ScatterElement, SharedMemoryRegion,
+    SharedMemorySlice,
+};
+#[cfg(feature = "mlx5")]
+pub use operation::DcPeer;
+pub use operation::{
+    AtomicWriteWorkRequest, CompareSwapWorkRequest, DatagramPeer, Destination, Extra,
+    FetchAddWorkRequest, FlushWorkRequest, Immediate, Invalidate, LocalInvalidateWorkRequest,
+    Posts, ReadWorkRequest, ReceiveWorkRequest, SegmentedSendWorkRequest, SendQueueRequest,
+    SendWorkRequest, To, WriteExtra, WriteWorkRequest, XrcPeer,
 };
 pub use parent::Parent;
 pub use queue_pair::work_request::{
-    Batch, BatchData, CompareSwapWorkRequest, FetchAddWorkRequest, FlushPlacement, Inline,
-    InlineList, ListEntry, ListError, LocalInvalidateWorkRequest, MAX_MESSAGE_LENGTH,
-    ReadWorkRequest, ReceiveList, ReceiveListEntry, ReceiveWorkRequest, SendFlags, SendList,
-    SendListEntry, SendOperations, SendQueueRequest, SendWorkRequest, WindowBinding, WindowMemory,
-    WorkRequest, WorkRequestList, WorkRequestOpcode, WriteWorkRequest,
+    Batch, ElementSlice, FlushPlacement, ListError, MAX_MESSAGE_LENGTH, Prepared, PreparedReceive,
+    PreparedRequest, ReceiveList, SendList, SendOperations, WindowBinding, WindowMemory,
+    WorkRequestList, WorkRequestOpcode,
 };
 pub use queue_pair::{
     AddressHandle, AddressVector, AttributeMask, Connected, CreateFlags, DataInOrder, Datagram,

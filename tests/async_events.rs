@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use ibverbs::AsyncEventKind as Kind;
 use ibverbs::AsyncEventSubject as Subject;
 use ibverbs::{
-    AsyncEvents, CompletionQueue, ErrorKind, ProtectionDomain, QueuePair, QueuePairState,
-    QueuePairType, ReceiveWorkRequest, SharedReceiveQueue, WorkCompletion,
+    AsyncEvents, CompletionQueue, ErrorKind, Inline, ProtectionDomain, QueuePair, QueuePairState,
+    QueuePairType, ReceiveWorkRequest, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
 };
 use ibverbs_software::EventSubject;
 
@@ -207,8 +207,8 @@ fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
     for wr_id in 0..8 {
         // SAFETY: the first has no memory, the second is copied.
         unsafe {
-            pair.post(&mut ReceiveWorkRequest::new(&mut []).unwrap(), 100 + wr_id).unwrap();
-            pair.post_inline(&[], wr_id).unwrap();
+            pair.post(ReceiveWorkRequest::new(()), 100 + wr_id).unwrap();
+            pair.post(SendWorkRequest::new(Inline(&[])), wr_id).unwrap();
         }
     }
     device.run();

@@ -25,14 +25,13 @@ fn resources_cross_threads() {
     send_and_sync::<QueuePair<'_>>();
     send_and_sync::<SendHalf<'_, '_>>();
     send_and_sync::<ReceiveHalf<'_, '_>>();
-    send_and_sync::<SendWorkRequest<'_>>();
-    send_and_sync::<WriteWorkRequest<'_>>();
-    send_and_sync::<ReadWorkRequest<'_>>();
-    send_and_sync::<CompareSwapWorkRequest<'_>>();
-    send_and_sync::<FetchAddWorkRequest<'_>>();
-    send_and_sync::<LocalInvalidateWorkRequest<'_>>();
-    send_and_sync::<ReceiveWorkRequest<'_>>();
-    send_and_sync::<SendListEntry<'_>>();
+    send_and_sync::<SendWorkRequest<GatherElement<'_>, Immediate>>();
+    send_and_sync::<WriteWorkRequest<PooledBuffer>>();
+    send_and_sync::<ReadWorkRequest<ScatterElement<'_>>>();
+    send_and_sync::<To<SendWorkRequest<GatherElement<'_>>, DatagramPeer<'_>>>();
+    send_and_sync::<ReceiveWorkRequest<MemorySliceMut<'_, u8>>>();
+    send_and_sync::<PreparedRequest<'_>>();
+    send_and_sync::<PreparedReceive<'_>>();
     send_and_sync::<SendList<'_>>();
     send_and_sync::<ReceiveList<'_>>();
     send_and_sync::<StateTransition>();
@@ -82,7 +81,7 @@ fn futures_cross_threads() {
     send_and_sync::<Reactor>();
     send_and_sync::<PreparedAsyncChannel>();
     send_and_sync::<AsyncChannel>();
-    send_and_sync::<AsyncOperation<PooledBuffer>>();
+    send_and_sync::<AsyncOperation<SendWorkRequest<PooledBuffer>>>();
     send_and_sync::<AsyncReceive>();
     send_and_sync::<AsyncSharedReceive<PooledBuffer>>();
     send_and_sync::<AsyncShutdown>();
@@ -152,13 +151,10 @@ mod covariant {
     fn receive_half<'a>(x: ReceiveHalf<'a, 'static>) -> ReceiveHalf<'a, 'a> {
         x
     }
-    fn send_request<'a>(x: SendWorkRequest<'static>) -> SendWorkRequest<'a> {
+    fn datagram_peer<'a>(x: DatagramPeer<'static>) -> DatagramPeer<'a> {
         x
     }
-    fn write_request<'a>(x: WriteWorkRequest<'static>) -> WriteWorkRequest<'a> {
-        x
-    }
-    fn read_request<'a>(x: ReadWorkRequest<'static>) -> ReadWorkRequest<'a> {
+    fn prepared_request<'a>(x: PreparedRequest<'static>) -> PreparedRequest<'a> {
         x
     }
     fn channel<'a>(x: Channel<'static>) -> Channel<'a> {

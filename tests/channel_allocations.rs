@@ -10,8 +10,9 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, MemoryRegion, NoBuffer, PooledBuffer, ProtectionDomain,
-    Reactor, SharedCompletionQueue, SharedMemoryRegion, SharedReceives, TransportError,
+    AccessFlags, BufferPool, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
+    MemoryRegion, PooledBuffer, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
+    SharedCompletionQueue, SharedMemoryRegion, SharedReceives, TransportError,
 };
 use ibverbs_function_device::FunctionDevice;
 
@@ -89,11 +90,11 @@ fn nothing_is_allocated_per_operation() {
         let mut round = || {
             let (mut one_half, mut other) = region.slice_mut(..).unwrap().split_at(32).unwrap();
             one.write(&one_half, remote).unwrap();
-            one.write_inline(&[1; 8], word).unwrap();
+            one.write(Inline(&[1; 8]), word).unwrap();
             one.read(&mut one_half, remote).unwrap();
             let mut old = one_half.reborrow().slice(..1).unwrap();
-            one.fetch_add(&mut old, word, 1).unwrap();
-            one.compare_swap(&mut old, word, 1, 2).unwrap();
+            one.run(FetchAddWorkRequest::new(&mut old, word, 1)).unwrap();
+            one.run(CompareSwapWorkRequest::new(&mut old, word, 1, 2)).unwrap();
             two.scope(|two| {
                 let parts = other.reborrow().chunks(4)?;
                 let mut receives = [const { None }; 8];
@@ -102,7 +103,7 @@ fn nothing_is_allocated_per_operation() {
                 }
                 one.scope(|one| {
                     // They complete in any order, and the table keeps them.
-                    let sends = [(); 8].map(|()| one.post_send_inline(&[7; 8]).unwrap());
+                    let sends = [(); 8].map(|()| one.post_send(Inline(&[7; 8])).unwrap());
                     for send in sends.into_iter().rev() {
                         send.wait()?;
                     }
@@ -126,7 +127,7 @@ fn nothing_is_allocated_per_operation() {
         assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0, "shared: {shared}");
         let failing = || {
             let late = std::time::Instant::now();
-            assert_eq!(two.receive_deadline(&mut (), late).unwrap_err(), TransportError::TimedOut);
+            assert_eq!(two.until(late).receive(&mut ()).unwrap_err(), TransportError::TimedOut);
             two.scope(|s| s.post_send(()).map(drop)).unwrap_err();
         };
         assert_eq!(allocations(failing), 0, "shared: {shared}");
@@ -140,18 +141,19 @@ fn an_owned_operation_allocates_nothing() {
         let Rig { mut one, mut two, domain } = Rig::new(&device, shared);
         let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
         let mut round = || {
-            let mut receive = two.post_receive_owned(pool.take().unwrap()).unwrap();
-            let mut send = one.post_send_owned(pool.take().unwrap()).unwrap();
+            let mut receive =
+                two.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
+            let mut send = one.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap();
             send.wait(&mut one).unwrap();
             drop(receive.wait(&mut two).unwrap());
             // By token, and with nobody who asks.
-            let receive = two.post_receive_owned(pool.take().unwrap()).unwrap();
+            let receive = two.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
             receive.into_token(&mut two, 5).unwrap();
-            drop(one.post_send_owned(pool.take().unwrap()).unwrap());
+            drop(one.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap());
             while two.poll_token().unwrap().is_none() {}
             assert!(one.poll_token().unwrap().is_none());
-            drop(one.post_send_owned(NoBuffer).unwrap());
-            drop(two.post_receive_owned(NoBuffer).unwrap());
+            drop(one.post_owned(SendWorkRequest::new(())).unwrap());
+            drop(two.post_owned(ReceiveWorkRequest::new(())).unwrap());
             assert!(one.poll_token().unwrap().is_none() && two.poll_token().unwrap().is_none());
         };
         round();
@@ -167,17 +169,21 @@ fn nothing_is_left_of_a_channel_and_its_handles() {
         let round = || {
             let Rig { mut one, mut two, domain } = Rig::new(&device, shared);
             let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
-            let mut receive = two.post_receive_owned(pool.take().unwrap()).unwrap();
-            let mut send = one.post_send_owned(pool.take().unwrap()).unwrap();
+            let mut receive =
+                two.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
+            let mut send = one.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap();
             send.wait(&mut one).unwrap();
             receive.wait(&mut two).unwrap();
-            drop(one.post_receive_owned(pool.take().unwrap()).unwrap());
-            let early = one.post_receive_owned(pool.take().unwrap()).unwrap();
+            drop(one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap());
+            let early = one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
             let prepared = one.reset().map_err(|failed| failed.error).unwrap();
             let itself = prepared.endpoint();
             let mut one = prepared.handshake(itself).unwrap();
-            let late = one.post_receive_owned(pool.take().unwrap()).unwrap();
-            one.post_send_owned(pool.take().unwrap()).unwrap().wait(&mut one).unwrap();
+            let late = one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
+            one.post_owned(SendWorkRequest::new(pool.take().unwrap()))
+                .unwrap()
+                .wait(&mut one)
+                .unwrap();
             drop((one, two));
             (early, late, send, receive)
         };

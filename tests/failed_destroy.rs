@@ -323,7 +323,7 @@ fn a_channel_that_cannot_be_destroyed_is_leaked() {
             drop(one);
         }
         // The other channel still works.
-        assert!(two.write_inline(&[], RemoteMemoryRegion::new(0, 0, 0).unwrap()).is_ok());
+        assert!(two.write(Inline(&[]), RemoteMemoryRegion::new(0, 0, 0).unwrap()).is_ok());
         drop((queue, two, domain, context));
         let calls = ["destroy_qp", "destroy_cq", "dealloc_pd", "free_context"];
         // Completion queues: the shared one, or that of the other channel. Nobody uses the shared one any

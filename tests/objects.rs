@@ -489,9 +489,9 @@ fn a_request_with_too_many_elements_is_named() {
     let parts = region.slice_mut(..).unwrap().chunks(1).unwrap();
     let mut elements: Vec<_> = parts.map(|part| part.into_scatter_element().unwrap()).collect();
     let most = receives.max_sge() as usize;
-    let mut request = ReceiveWorkRequest::new(&mut elements[..most + 1]).unwrap();
+    let request = ReceiveWorkRequest::new(&mut elements[..most + 1]);
     // SAFETY: nothing is posted.
-    let error = unsafe { receives.post(&mut request, 1) }.unwrap_err();
+    let error = unsafe { receives.post(request, 1) }.unwrap_err();
     assert!(error.to_string().contains("the number of scatter elements is"), "{error}");
     drop(elements);
     receives.close().unwrap();

@@ -13,9 +13,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelClosed, MaxAckRetries, PooledBuffer, QueuePairType,
-    SharedCompletionQueue, SharedMemoryRegion, SharedReceives, TransportError, WorkErrorClass,
-    WorkOpcode, WorkStatus,
+    AccessFlags, BufferPool, ChannelClosed, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
+    MaxAckRetries, PooledBuffer, QueuePairType, SendWorkRequest, SharedCompletionQueue,
+    SharedMemoryRegion, SharedReceives, TransportError, WorkErrorClass, WorkOpcode, WorkStatus,
 };
 
 use vm::channels::{ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides};
@@ -30,13 +30,13 @@ fn messages_go_both_ways() {
     let mut region = sides.1.region(8);
     thread::scope(|threads| {
         threads.spawn(|| {
-            one.send_with_immediate(&(), 0xcafe).unwrap();
-            one.send_inline(b"inline!!").unwrap();
+            one.run(SendWorkRequest::new(&()).immediate(0xcafe)).unwrap();
+            one.send(Inline(b"inline!!")).unwrap();
         });
-        let told = two.receive_deadline(&mut (), deadline()).unwrap();
+        let told = two.until(deadline()).receive(&mut ()).unwrap();
         assert_eq!((told.immediate(), told.byte_len()), (Some(0xcafe), 0));
         let (low, high) = region.slice_mut(..2).unwrap().split_at(1).unwrap();
-        two.receive_deadline(&mut (low, high), deadline()).unwrap();
+        two.until(deadline()).receive(&mut (low, high)).unwrap();
     });
     assert_eq!(&region[0].to_ne_bytes(), b"inline!!");
     drop(region);
@@ -58,9 +58,9 @@ fn words_are_changed_from_afar() {
     one.scope(|s| {
         let (a, rest) = local.slice_mut(..)?.split_at(1)?;
         let (b, c) = rest.split_at(1)?;
-        let add = s.post_fetch_add(a, word, 5)?;
-        let swap = s.post_compare_swap(b, word, 12, 100)?;
-        let fail = s.post_compare_swap(c, word, 12, 200)?;
+        let add = s.post(FetchAddWorkRequest::new(a, word, 5))?;
+        let swap = s.post(CompareSwapWorkRequest::new(b, word, 12, 100))?;
+        let fail = s.post(CompareSwapWorkRequest::new(c, word, 12, 200))?;
         assert_eq!(add.wait_deadline(deadline())?.1.opcode(), WorkOpcode::FetchAdd);
         assert_eq!(swap.wait()?.0[0], 12);
         assert_eq!(fail.wait()?.0[0], 100);
@@ -70,9 +70,9 @@ fn words_are_changed_from_afar() {
     assert_eq!((local[0], target.read_one(10).unwrap()), (7, 100));
     // The rkey does not allow this: the peer's device reports it, and the channel has to be reset.
     let outside = ibverbs::RemoteMemoryRegion::new(remote.address() + 8192, 8, remote.rkey());
-    let error = one.write_inline(&[0; 8], outside.unwrap()).unwrap_err();
+    let error = one.write(Inline(&[0; 8]), outside.unwrap()).unwrap_err();
     assert_eq!(error.work_error().unwrap().status(), WorkStatus::RemoteAccess);
-    let error = one.write_inline(&[0; 8], remote).unwrap_err();
+    let error = one.write(Inline(&[0; 8]), remote).unwrap_err();
     assert_eq!(error.work_error().unwrap().class(), WorkErrorClass::Flushed);
     let (one, two) = (one.reset().unwrap(), two.reset().unwrap());
     let (mut one, mut two) = handshake(one, two);
@@ -91,7 +91,7 @@ fn a_message_that_nobody_receives_ends_in_time() {
         exchange(&sides, &mut one, &mut two);
         let start = Instant::now();
         let soon = start + Duration::from_millis(100);
-        let late = one.send_deadline(&region.slice(..).unwrap(), soon).unwrap_err();
+        let late = one.until(soon).send(&region.slice(..).unwrap()).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);
         assert!(start.elapsed() >= Duration::from_millis(100));
         assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
@@ -115,7 +115,7 @@ fn an_unreliable_connection_carries_messages_too() {
     // The receive is posted before the message comes, which nobody would send again.
     let received = two.scope(|s| {
         let receive = s.post_receive(region.slice_mut(..)?)?;
-        one.send_inline(&[9; 32]).unwrap();
+        one.send(Inline(&[9; 32])).unwrap();
         receive.wait_deadline(deadline()).map(|(part, _)| part[3])
     });
     assert_eq!(received.unwrap(), u64::from_ne_bytes([9; 8]));
@@ -145,7 +145,7 @@ fn shared_receives_serve_several_peers_in_the_order_of_each() {
         threads.spawn(|| {
             for number in 0..MESSAGES {
                 for client in &mut clients {
-                    client.send_inline(&number.to_ne_bytes()).unwrap();
+                    client.send(Inline(&number.to_ne_bytes())).unwrap();
                 }
             }
         });

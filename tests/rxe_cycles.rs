@@ -8,7 +8,7 @@ mod vm;
 
 use std::time::{Duration, Instant};
 
-use ibverbs::{Channel, MemoryRegion, SharedMemoryRegion, TransportError};
+use ibverbs::{Channel, Inline, MemoryRegion, SendWorkRequest, SharedMemoryRegion, TransportError};
 
 use figures::figure;
 use vm::channels::{ALL, Side, connect, deadline, nothing_is_left, sides};
@@ -67,7 +67,7 @@ fn transfer(
 ) {
     let received = two.scope(|s| {
         let receive = s.post_receive(sink.slice_mut(..)?)?;
-        one.send_deadline(&source.slice(..)?, deadline())?;
+        one.until(deadline()).send(&source.slice(..)?)?;
         receive.wait_deadline(deadline()).map(|(_, told)| told.byte_len() as usize)
     });
     assert_eq!(received, Ok(source.len()));
@@ -83,7 +83,7 @@ fn cycle(number: usize) {
     source.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i ^ number) as u8);
     transfer(&mut one, &mut two, &source, &mut sink);
     let shared = SharedMemoryRegion::<u64>::new(&sides.1.domain, 8, ALL).unwrap();
-    one.write_inline(&[number as u8; 8], shared.remote()).unwrap();
+    one.write(Inline(&[number as u8; 8]), shared.remote()).unwrap();
     assert_eq!(shared.read_one(0), Ok(u64::from_ne_bytes([number as u8; 8])));
     // Every other one goes with work in flight.
     if number % 2 == 1 {
@@ -148,7 +148,7 @@ fn all_at_once(pairs: usize, sides: &(Side, Side)) -> Duration {
     for (index, (one, two)) in channels.iter_mut().enumerate() {
         let told = one.scope(|s| {
             let receive = s.post_receive(())?;
-            two.send_with_immediate_deadline(&(), index as u32, deadline())?;
+            two.until(deadline()).run(SendWorkRequest::new(&()).immediate(index as u32))?;
             receive.wait_deadline(deadline()).map(|(_, told)| told.immediate())
         });
         assert_eq!(told.map_err(TransportError::from), Ok(Some(index as u32)));

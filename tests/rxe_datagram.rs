@@ -4,8 +4,8 @@
 mod vm;
 
 use ibverbs::{
-    AddressVector, CompletionQueue, Context, Gid, GidEntry, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairType, SendWorkRequest,
+    AddressVector, CompletionQueue, Context, DatagramPeer, Gid, GidEntry, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairType, SendWorkRequest,
 };
 use vm::{assert_nothing_left, completions, one_at_a_time, run, success};
 
@@ -51,10 +51,13 @@ impl Side<'_> {
     fn send(&mut self, path: &AddressVector, number: u32, length: usize) {
         let handle = self.domain.create_ah(path).unwrap();
         let elements = [self.region.gather_element(..length).unwrap()];
-        let mut request =
-            SendWorkRequest::new(&elements).unwrap().to(&handle, number, QKEY).unwrap();
+        let request = SendWorkRequest::new(&elements).to(DatagramPeer {
+            path: &handle,
+            number: number,
+            qkey: QKEY,
+        });
         // SAFETY: region and handle are not touched until the completion was polled, right below.
-        unsafe { self.queue_pair.post(&mut request, 1) }.unwrap();
+        unsafe { self.queue_pair.post(request, 1) }.unwrap();
         success(&completions(self.queue, 1), 1);
         handle.close().unwrap();
     }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BorrowedMemoryRegion, BufferPool, Channel, Context, ErrorKind, HugePages,
-    MemoryWindowType, ProtectionDomain, RawMemoryRegion, RegionOptions, ReregisteredState,
-    Reregistration, WindowBinding, WorkStatus,
+    MemoryWindowType, ProtectionDomain, RawMemoryRegion, ReceiveWorkRequest, RegionOptions,
+    ReregisteredState, Reregistration, SendWorkRequest, WindowBinding, WorkStatus,
 };
 
 use one_sided::{fetch_add, pair, read, send, status, to_itself, write};
@@ -104,8 +104,8 @@ fn the_buffers_of_a_pool_are_in_huge_pages(options: RegionOptions, free: impl Fn
     let mut channel = prepared.handshake(itself).unwrap();
     let (mut from, to) = (pool.take().unwrap(), pool.take().unwrap());
     from.fill(7);
-    let mut receive = channel.post_receive_owned(to).unwrap();
-    let mut send = channel.post_send_owned(from).unwrap();
+    let mut receive = channel.post_owned(ReceiveWorkRequest::new(to)).unwrap();
+    let mut send = channel.post_owned(SendWorkRequest::new(from)).unwrap();
     send.wait(&mut channel).unwrap();
     let (received, _) = receive.wait(&mut channel).unwrap();
     assert!(received.iter().all(|&byte| byte == 7));

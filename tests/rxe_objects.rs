@@ -42,9 +42,9 @@ fn two_queue_pairs_share_their_receives_and_the_limit_is_told() {
             let (head, tail) = region.slice_mut(192..256).unwrap().split_at(10).unwrap();
             let mut elements =
                 [head.into_scatter_element().unwrap(), tail.into_scatter_element().unwrap()];
-            let mut request = ReceiveWorkRequest::new(&mut elements).unwrap();
+            let request = ReceiveWorkRequest::new(&mut elements);
             // SAFETY: as above.
-            unsafe { receives.post(&mut request, 3) }.unwrap();
+            unsafe { receives.post(request, 3) }.unwrap();
         }
         receives.set_limit(3).unwrap();
 

@@ -7,7 +7,7 @@ mod vm;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{AckTimeout, TransportError, WorkErrorClass};
+use ibverbs::{AckTimeout, Inline, TransportError, WorkErrorClass};
 
 use vm::channels::{connect, deadline, handshake, nothing_is_left, sides};
 use vm::{one_at_a_time, run};
@@ -31,7 +31,7 @@ fn a_message_of_the_old_peer_is_not_received() {
     thread::scope(|threads| {
         let prepared = b.reset().unwrap();
         let repeating =
-            threads.spawn(move || old.send_deadline(&stale.slice(..).unwrap(), deadline()));
+            threads.spawn(move || old.until(deadline()).send(&stale.slice(..).unwrap()));
         thread::sleep(Duration::from_secs(1));
         let (mut b, mut new) = handshake(prepared, new);
         threads.spawn(move || {
@@ -39,12 +39,12 @@ fn a_message_of_the_old_peer_is_not_received() {
             thread::sleep(Duration::from_secs(2));
             for number in FRESH..FRESH + MESSAGES {
                 fresh[0] = number;
-                new.send_deadline(&fresh.slice(..).unwrap(), deadline()).unwrap();
+                new.until(deadline()).send(&fresh.slice(..).unwrap()).unwrap();
                 thread::sleep(Duration::from_millis(100));
             }
         });
         for number in FRESH..FRESH + MESSAGES {
-            b.receive_deadline(&mut inbox.slice_mut(..).unwrap(), deadline()).unwrap();
+            b.until(deadline()).receive(&mut inbox.slice_mut(..).unwrap()).unwrap();
             assert_eq!(inbox[0], number, "a message of another connection");
         }
         match repeating.join().unwrap() {
@@ -98,12 +98,12 @@ fn a_late_acknowledgement_of_the_old_peer_completes_nothing() {
         // SAFETY: there is no memory.
         let _receive = unsafe { old.receive_unpolled(&mut ()) }.unwrap();
         // The message itself arrives at once; its acknowledgement takes its time.
-        let late = b.send_inline_deadline(b"", Instant::now() + DELAY / 4).unwrap_err();
+        let late = b.until(Instant::now() + DELAY / 4).send(Inline(b"")).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);
         let (mut b, new) = handshake(b.reset().unwrap(), builder(1).build().unwrap());
         assert_ne!(b.number(), number);
         // The new peer has no receive, so nothing can complete this.
-        let result = b.send_inline_deadline(b"", Instant::now() + 2 * DELAY);
+        let result = b.until(Instant::now() + 2 * DELAY).send(Inline(b""));
         assert_eq!(result.unwrap_err(), TransportError::TimedOut, "round {round}");
         drop((b, old, new));
     }

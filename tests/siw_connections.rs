@@ -21,8 +21,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, ErrorKind, QueuePairType,
-    Route, TransportError, WorkCompletion, ffi,
+    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, ErrorKind, Inline,
+    QueuePairType, Route, TransportError, WorkCompletion, ffi,
 };
 
 use managed::{Device, TIME, accept, connect, expect, listen, nothing_is_left, pair, transfer};
@@ -56,7 +56,7 @@ fn channels_send_both_ways_and_hear_of_the_end() {
         first.0.disconnect().unwrap();
         expect(&mut second.0, Kind::Disconnected);
         second.0.disconnect().unwrap();
-        assert!(matches!(second.0.send_inline(b"x"), Err(TransportError::Stopped)));
+        assert!(matches!(second.0.send(Inline(b"x")), Err(TransportError::Stopped)));
         drop((one, two));
         nothing_is_left();
     }
@@ -69,7 +69,7 @@ fn a_receive_can_be_there_before_the_peer_is_accepted() {
     thread::scope(|scope| {
         scope.spawn(move || {
             let (mut one, _device) = connect(address, &[1; 200]).unwrap();
-            one.send_inline_deadline(b"at once", Instant::now() + TIME).unwrap();
+            one.until(Instant::now() + TIME).send(Inline(b"at once")).unwrap();
             expect(&mut one, Kind::Disconnected);
         });
         let request = listener.next_timeout(TIME).unwrap();
@@ -108,10 +108,10 @@ fn memory_of_the_peer() {
     let sink = one.1.domain.allocate_shared::<u8>(64, access).unwrap();
     let remote = theirs.remote_range(..7).unwrap();
     let deadline = Instant::now() + TIME;
-    one.0.read_deadline(&mut sink.slice(..7).unwrap(), remote, deadline).unwrap();
+    one.0.until(deadline).read(&mut sink.slice(..7).unwrap(), remote).unwrap();
     assert_eq!(sink.slice(..7).unwrap().to_vec(), b"read me");
     sink.write(0, b"written").unwrap();
-    one.0.write_deadline(&sink.slice(..7).unwrap(), remote, deadline).unwrap();
+    one.0.until(deadline).write(&sink.slice(..7).unwrap(), remote).unwrap();
     let start = Instant::now();
     while theirs.slice(..7).unwrap().to_vec() != b"written" {
         assert!(start.elapsed() < TIME, "a write arrives");
@@ -124,7 +124,7 @@ fn memory_of_the_peer() {
         assert!(error.to_string().contains("REMOTE_WRITE"), "{error}");
     };
     let mut room = region.slice_mut(..).unwrap();
-    refused(one.0.read_deadline(&mut room, remote, deadline).unwrap_err());
+    refused(one.0.until(deadline).read(&mut room, remote).unwrap_err());
     refused(one.0.read(&mut [room.reborrow()], remote).unwrap_err());
     refused(one.0.read(&mut vec![room.reborrow()], remote).unwrap_err());
     let mixed = &mut (sink.slice(..3).unwrap(), room.reborrow().slice(..4).unwrap());
@@ -136,7 +136,7 @@ fn memory_of_the_peer() {
         })
         .unwrap();
     // The channel is as before.
-    one.0.read_deadline(&mut sink.slice(..7).unwrap(), remote, deadline).unwrap();
+    one.0.until(deadline).read(&mut sink.slice(..7).unwrap(), remote).unwrap();
     assert_eq!(sink.slice(..7).unwrap().to_vec(), b"written");
     drop((theirs, sink, region));
     drop((one, two));

@@ -3,7 +3,9 @@
 use std::ops::{Range, RangeBounds};
 use std::time::{Duration, Instant};
 
-use ibverbs::{CompletionQueue, ErrorKind, MemoryRegion, QueuePair, SendFlags, WorkCompletion};
+use ibverbs::{
+    CompletionQueue, ErrorKind, MemoryRegion, QueuePair, SendWorkRequest, WorkCompletion,
+};
 
 use super::messages::{Messages, compare};
 use super::options::Options;
@@ -156,5 +158,5 @@ unsafe fn post_send(
     }
     let data = region.gather_element(range)?;
     // SAFETY: the caller keeps the contract.
-    unsafe { queue_pair.batch(|batch| batch.send(SEND, SendFlags::empty(), &[data])) }
+    unsafe { queue_pair.batch(|batch| batch.add(SendWorkRequest::new(&[data]), SEND)) }
 }

@@ -8,8 +8,9 @@ use std::time::Duration;
 use ibverbs::ffi::{self, ibv_access_flags as Access};
 use ibverbs::{
     AccessFlags, AddressVector, AsyncEventKind, AsyncEvents, CompletionChannel, CompletionQueue,
-    Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairState, QueuePairType,
-    SendWorkRequest, SharedMemoryRegion, StateTransition, WorkCompletion, WorkStatus,
+    Context, DatagramPeer, MemoryRegion, ProtectionDomain, QueuePair, QueuePairState,
+    QueuePairType, SendWorkRequest, SharedMemoryRegion, StateTransition, WorkCompletion,
+    WorkStatus,
 };
 use ibverbs_software::{Device, Network};
 
@@ -57,11 +58,11 @@ fn send_to(
     let path = AddressVector::new(1, 0).global(to.endpoint().gid(), 0);
     let path = domain.create_ah(&path).unwrap();
     let elements = [from.gather_element(..length).unwrap()];
-    let request = SendWorkRequest::new(&elements).unwrap();
+    let request = SendWorkRequest::new(&elements);
     let request = if solicited { request.solicited() } else { request };
-    let mut request = request.to(&path, to.number(), QKEY).unwrap();
+    let request = request.to(DatagramPeer { path: &path, number: to.number(), qkey: QKEY });
     // SAFETY: the region is not written before the completion.
-    unsafe { one.post(&mut request, 1).unwrap() };
+    unsafe { one.post(request, 1).unwrap() };
 }
 
 #[test]

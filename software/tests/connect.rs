@@ -7,8 +7,8 @@ use std::net::TcpListener;
 use std::thread;
 
 use ibverbs::{
-    AccessFlags, Channel, MaxRnrRetries, PreparedChannel, ProtectionDomain, RemoteMemoryRegion,
-    TransportError,
+    AccessFlags, Channel, Inline, MaxRnrRetries, PreparedChannel, ProtectionDomain,
+    RemoteMemoryRegion, TransportError,
 };
 use ibverbs_software::Device;
 
@@ -38,7 +38,7 @@ fn two_sides_connect_over_tcp_and_notice_when_the_other_is_gone() {
         assert_eq!(name, b"client");
         let mut inbox = domain.allocate::<u8>(8).unwrap();
         let received =
-            channel.receive_deadline(&mut inbox.slice_mut(..).unwrap(), deadline()).unwrap();
+            channel.until(deadline()).receive(&mut inbox.slice_mut(..).unwrap()).unwrap();
         assert_eq!((received.byte_len(), &inbox[..4]), (4, &b"done"[..]));
         assert_eq!(target.read_one(2).unwrap(), 77);
         assert!(channel.wait_until_peer_is_gone(deadline()).unwrap());
@@ -53,8 +53,8 @@ fn two_sides_connect_over_tcp_and_notice_when_the_other_is_gone() {
     let mut value = domain.allocate::<u64>(1).unwrap();
     value[0] = 77;
     let word = remote.sub_region(16, 8).unwrap();
-    channel.write_deadline(&value.slice(..).unwrap(), word, deadline()).unwrap();
-    channel.send_inline_deadline(b"done", deadline()).unwrap();
+    channel.until(deadline()).write(&value.slice(..).unwrap(), word).unwrap();
+    channel.until(deadline()).send(Inline(b"done")).unwrap();
     drop(channel);
     server.join().unwrap();
 }
@@ -73,16 +73,16 @@ fn a_message_of_the_old_peer_does_not_reach_the_next_connection() {
     stale[0] = 0xdead;
     thread::scope(|threads| {
         let repeating =
-            threads.spawn(move || old.send_deadline(&stale.slice(..).unwrap(), deadline()));
+            threads.spawn(move || old.until(deadline()).send(&stale.slice(..).unwrap()));
         let [mut b, mut new] = shake_hands(prepared, prepare(&domains[1]));
         threads.spawn(move || {
             for number in 1..=20 {
                 fresh[0] = number;
-                new.send_deadline(&fresh.slice(..).unwrap(), deadline()).unwrap();
+                new.until(deadline()).send(&fresh.slice(..).unwrap()).unwrap();
             }
         });
         for number in 1..=20 {
-            b.receive_deadline(&mut inbox.slice_mut(..).unwrap(), deadline()).unwrap();
+            b.until(deadline()).receive(&mut inbox.slice_mut(..).unwrap()).unwrap();
             assert_eq!(inbox[0], number, "a message of another connection");
         }
         let outcome = repeating.join().unwrap();

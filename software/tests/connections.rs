@@ -9,8 +9,9 @@ use std::net::TcpListener;
 use std::time::Instant;
 
 use ibverbs::{
-    AccessFlags, Channel, CompletionQueue, MaxRnrRetries, ProtectionDomain, QueuePair,
-    QueuePairType, RemoteMemoryRegion, TransportError, WorkCompletion,
+    AccessFlags, Channel, CompareSwapWorkRequest, CompletionQueue, FetchAddWorkRequest,
+    MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairType, RemoteMemoryRegion, TransportError,
+    WorkCompletion,
 };
 use ibverbs_software::Device;
 
@@ -96,10 +97,10 @@ fn messages_of_all_lengths_arrive_whole() {
         std::thread::scope(|scope| {
             let (to, other) = (&mut to, &mut other);
             let receiver = scope.spawn(move || {
-                let done = other.receive_deadline(&mut to.slice_mut(..).unwrap(), deadline());
+                let done = other.until(deadline()).receive(&mut to.slice_mut(..).unwrap());
                 done.unwrap().byte_len() as usize
             });
-            one.send_deadline(&from.slice(..length).unwrap(), deadline()).unwrap();
+            one.until(deadline()).send(&from.slice(..length).unwrap()).unwrap();
             assert_eq!(receiver.join().unwrap(), length);
         });
         assert!(to[..length] == from[..length], "{length}");
@@ -120,21 +121,27 @@ fn memory_is_written_read_and_changed_from_afar() {
         *number = (i as u64) << 20 | 7;
     }
     let remote: RemoteMemoryRegion = shared.remote();
-    one.write_deadline(&region.slice(..).unwrap(), remote, deadline()).unwrap();
+    one.until(deadline()).write(&region.slice(..).unwrap(), remote).unwrap();
     assert_eq!(shared.to_vec(), region[..]);
     region.fill(0);
-    one.read_deadline(&mut region.slice_mut(..).unwrap(), remote, deadline()).unwrap();
+    one.until(deadline()).read(&mut region.slice_mut(..).unwrap(), remote).unwrap();
     assert_eq!(shared.to_vec(), region[..]);
 
     let mut result = domains[0].allocate::<u64>(1).unwrap();
     let third = shared.remote_range(3..4).unwrap();
-    one.fetch_add_deadline(&mut result.slice_mut(..).unwrap(), third, 5, deadline()).unwrap();
+    one.until(deadline())
+        .run(FetchAddWorkRequest::new(&mut result.slice_mut(..).unwrap(), third, 5))
+        .unwrap();
     assert_eq!((result[0], shared.read_one(3).unwrap()), (3 << 20 | 7, (3 << 20 | 7) + 5));
     let expected = shared.read_one(3).unwrap();
     let mut slice = result.slice_mut(..).unwrap();
-    one.compare_swap_deadline(&mut slice, third, expected, 99, deadline()).unwrap();
+    one.until(deadline())
+        .run(CompareSwapWorkRequest::new(&mut slice, third, expected, 99))
+        .unwrap();
     assert_eq!(shared.read_one(3).unwrap(), 99);
-    one.compare_swap_deadline(&mut slice, third, expected, 100, deadline()).unwrap();
+    one.until(deadline())
+        .run(CompareSwapWorkRequest::new(&mut slice, third, expected, 100))
+        .unwrap();
     assert_eq!((result[0], shared.read_one(3).unwrap()), (99, 99));
 }
 
@@ -201,7 +208,7 @@ fn a_peer_that_is_not_there_is_given_up() {
     let mut one = one.handshake(endpoints.1).unwrap();
     drop(other);
     let region = domains[0].allocate::<u8>(8).unwrap();
-    let error = one.send_deadline(&region.slice(..).unwrap(), deadline()).unwrap_err();
+    let error = one.until(deadline()).send(&region.slice(..).unwrap()).unwrap_err();
     assert!(
         format!("{error:?}").contains("RetryExceeded") || format!("{error}").contains("retr"),
         "{error:?}"

@@ -3,8 +3,9 @@
 use std::error::Error;
 
 use ibverbs::{
-    AccessFlags, DeviceMemory, DeviceMemoryRegion, ErrorKind, QueuePair, QueuePairType,
-    ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest, WorkCompletion, WorkStatus,
+    AccessFlags, DeviceMemory, DeviceMemoryRegion, ErrorKind, FetchAddWorkRequest, QueuePair,
+    QueuePairType, ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest, WorkCompletion,
+    WorkStatus,
 };
 use ibverbs_software::{Device, Network, Verb, When};
 
@@ -34,7 +35,7 @@ fn a_peer_reads_writes_and_counts_in_it() -> Outcome {
     assert_eq!(words[..], [1, 2, 3]);
     words.copy_from_slice(&[10, 20, 30]);
     one.write(&words.slice(..2)?, remote.slice(8..24)?)?;
-    one.fetch_add(&mut words.slice_mut(..1)?, remote.slice(8..16)?, 5)?;
+    one.run(FetchAddWorkRequest::new(&mut words.slice_mut(..1)?, remote.slice(8..16)?, 5))?;
     assert_eq!(words[0], 10, "what was there");
     let mut found = [0_u64; 5];
     memory.read(0, &mut found)?;
@@ -66,8 +67,8 @@ fn a_message_goes_from_one_to_another() -> Outcome {
     unsafe {
         let mut to = [target.scatter_element_by_iova(4..)?];
         let from = [source.gather_element_by_iova(..12)?];
-        other.post(&mut ReceiveWorkRequest::new(&mut to)?, 1)?;
-        one.post(&mut SendWorkRequest::new(&from)?, 2)?;
+        other.post(ReceiveWorkRequest::new(&mut to), 1)?;
+        one.post(SendWorkRequest::new(&from), 2)?;
     }
     for queue in &queues {
         let mut completions = [WorkCompletion::default()];

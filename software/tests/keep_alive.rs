@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use ibverbs::{
     AccessFlags, AckTimeout, Channel, ChannelBuilder, ChannelClosed, ErrorKind, MaxAckRetries,
-    NoBuffer, PooledBuffer, QueuePairType, Reactor, SharedMemoryRegion, TransportError, WorkStatus,
+    PooledBuffer, QueuePairType, Reactor, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion,
+    TransportError, WorkStatus, WriteWorkRequest,
 };
 use ibverbs_software::{Device, Network};
 
@@ -38,14 +39,18 @@ fn a_dead_idle_peer_is_noticed_and_a_live_one_is_not_disturbed() {
     let network = Network::builder().seed(5).delay(Duration::from_micros(10)).build();
     let sides = simulated(&network);
     let [mut one, mut other] = connect([sides[0].builder(), sides[1].builder()]);
-    let mut receive = one.post_receive_owned(sides[0].buffer()).unwrap();
+    let mut receive = one.post_owned(ReceiveWorkRequest::new(sides[0].buffer())).unwrap();
     for round in 0..100 {
         one.keep_alive().unwrap();
         other.keep_alive().unwrap();
         if round % 10 == 0 {
-            other.post_send_owned(sides[1].buffer()).unwrap().wait(&mut other).unwrap();
+            other
+                .post_owned(SendWorkRequest::new(sides[1].buffer()))
+                .unwrap()
+                .wait(&mut other)
+                .unwrap();
             receive.wait(&mut one).unwrap();
-            receive = one.post_receive_owned(sides[0].buffer()).unwrap();
+            receive = one.post_owned(ReceiveWorkRequest::new(sides[0].buffer())).unwrap();
         }
     }
     network.partition(&sides[0].device, &sides[1].device);
@@ -78,7 +83,7 @@ fn one_probe_at_a_time_and_none_beside_an_operation() {
     }
     assert_eq!(one.close().unwrap(), ChannelClosed::Flushed(1));
     sides[1].device.hold_completions();
-    let _send = other.post_write_owned(NoBuffer, nowhere()).unwrap();
+    let _send = other.post_owned(WriteWorkRequest::new((), nowhere())).unwrap();
     other.keep_alive().unwrap();
     assert_eq!(other.close().unwrap(), ChannelClosed::Flushed(1));
 }
@@ -92,8 +97,8 @@ fn a_message_without_bytes_needs_no_memory() {
     let network = Network::builder().seed(1).build();
     let sides = simulated(&network);
     let [mut one, mut other] = connect([sides[0].builder(), sides[1].builder()]);
-    let mut receive = other.post_receive_owned(NoBuffer).unwrap();
-    let mut told = one.post_write_with_immediate_owned(NoBuffer, nowhere(), 77).unwrap();
+    let mut receive = other.post_owned(ReceiveWorkRequest::new(())).unwrap();
+    let mut told = one.post_owned(WriteWorkRequest::new((), nowhere()).immediate(77)).unwrap();
     told.wait(&mut one).unwrap();
     let (_, success) = receive.wait(&mut other).unwrap();
     assert_eq!((success.immediate(), success.byte_len()), (Some(77), 0));

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ibverbs::{
-    AccessFlags, Batch, Channel, CompletionQueue, Error, ErrorKind, Inline, InlineList,
-    MemoryRegion, ProtectionDomain, QueuePair, QueuePairType, ReadOnlyMemoryRegion,
-    ReceiveWorkRequest, RemoteMemoryRegion, RemoteRegion, Result, SendFlags, SendOperations,
-    SharedMemoryRegion, WorkCompletion, WorkSuccess, field,
+    AccessFlags, AtomicWriteWorkRequest, Batch, Channel, CompareSwapWorkRequest, CompletionQueue,
+    Error, ErrorKind, FetchAddWorkRequest, Inline, InlineList, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairType, ReadOnlyMemoryRegion, ReadWorkRequest, ReceiveWorkRequest,
+    RemoteMemoryRegion, RemoteRegion, Result, SendOperations, SendWorkRequest, SharedMemoryRegion,
+    WorkCompletion, WorkSuccess, WriteWorkRequest, field,
 };
 use ibverbs_software::Device;
 
@@ -83,10 +84,10 @@ fn a_message_from_read_only_memory_is_spread_over_pieces_of_a_region() {
     let error = target.scatter_elements([0..8, 4..12]).unwrap_err();
     assert!(error.to_string().contains("two of the ranges overlap"), "{error}");
     let mut elements = target.scatter_elements([0..4, 32..36]).unwrap();
-    let mut receive = ReceiveWorkRequest::new(&mut elements).unwrap();
+    let receive = ReceiveWorkRequest::new(&mut elements);
     // SAFETY: the regions are not touched before the completions.
     unsafe {
-        pair.queue_pair.post(&mut receive, 1).unwrap();
+        pair.queue_pair.post(receive, 1).unwrap();
         pair.queue_pair.post_send(&source, .., 2).unwrap();
     }
     assert_eq!(succeeded(&pair.queue, 2), [1, 2]);
@@ -180,20 +181,19 @@ fn every_kind(
     (source, target): (&MemoryRegion<'_, u64>, &mut MemoryRegion<'_, u64>),
     remote: RemoteMemoryRegion,
 ) -> Result<()> {
-    let unsignaled = SendFlags::UNSIGNALED;
     let part = |from: u64| remote.sub_region(from * 8, remote.length() - from * 8);
     let [mut a, mut b, c] = target.scatter_elements([0..1, 1..2, 2..4])?;
     let two = [source.gather_element(0..1)?, source.gather_element(2..3)?];
-    batch.write(10, unsignaled, &two, part(0)?)?;
-    batch.write(12, unsignaled, Inline(&7_u64.to_ne_bytes()), part(2)?)?;
+    batch.add(WriteWorkRequest::new(&two, part(0)?).unsignaled(), 10)?;
+    batch.add(WriteWorkRequest::new(Inline(&7_u64.to_ne_bytes()), part(2)?).unsignaled(), 12)?;
     let pieces = [IoSlice::new(b"pie"), IoSlice::new(b""), IoSlice::new(b"ces!!")];
-    batch.write(14, unsignaled, InlineList(&pieces), part(3)?)?;
-    batch.write_with_immediate(15, SendFlags::default(), &[], remote, 0xabcd)?;
-    batch.compare_swap(16, unsignaled, &mut a, part(2)?, (7, 8))?;
-    batch.fetch_add(18, unsignaled, &mut b, part(2)?, 5)?;
-    batch.send(20, unsignaled, &[source.gather_element(1..2)?])?;
-    batch.send_with_immediate(21, SendFlags::default(), Inline(b""), 0x1234)?;
-    batch.read(23, SendFlags::FENCE, &mut [c], part(2)?)
+    batch.add(WriteWorkRequest::new(InlineList(&pieces), part(3)?).unsignaled(), 14)?;
+    batch.add(WriteWorkRequest::new((), remote).immediate(0xabcd), 15)?;
+    batch.add(CompareSwapWorkRequest::new(&mut a, part(2)?, 7, 8).unsignaled(), 16)?;
+    batch.add(FetchAddWorkRequest::new(&mut b, part(2)?, 5).unsignaled(), 18)?;
+    batch.add(SendWorkRequest::new(&[source.gather_element(1..2)?]).unsignaled(), 20)?;
+    batch.add(SendWorkRequest::new(Inline(b"")).immediate(0x1234), 21)?;
+    batch.add(ReadWorkRequest::new(&mut [c], part(2)?).fence(), 23)
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_batch_without_the_extended_interface_is_posted_whole_or_not_at_all() {
     let shared = SharedMemoryRegion::<u8>::new(&pair.domain, 8, access).unwrap();
     let remote = shared.remote();
     let write = |batch: &mut Batch<'_>, byte: u8| {
-        batch.write(byte.into(), SendFlags::default(), Inline(&[byte; 8]), remote)
+        batch.add(WriteWorkRequest::new(Inline(&[byte; 8]), remote), byte.into())
     };
     // SAFETY: inline data is copied.
     unsafe {
@@ -258,11 +258,11 @@ fn a_batch_without_the_extended_interface_is_posted_whole_or_not_at_all() {
         assert_eq!(own.unwrap_err().to_string(), "an error of the program");
         let refused = pair.queue_pair.batch(|batch| {
             write(batch, 1)?;
-            batch.write(2, SendFlags::default(), Inline(&[2; 65]), remote)
+            batch.add(WriteWorkRequest::new(Inline(&[2; 65]), remote), 2)
         });
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidInput);
         let flush =
-            pair.queue_pair.batch(|batch| batch.atomic_write(3, SendFlags::default(), remote, 3));
+            pair.queue_pair.batch(|batch| batch.add(AtomicWriteWorkRequest::new(remote, 3), 3));
         assert_eq!(flush.unwrap_err().kind(), ErrorKind::Unsupported);
         pair.queue_pair.batch(|_| Ok::<_, Error>(())).unwrap();
         pair.queue_pair.split().0.batch(|batch| write(batch, 9)).unwrap();
@@ -275,7 +275,7 @@ fn a_batch_without_the_extended_interface_is_posted_whole_or_not_at_all() {
 }
 
 #[test]
-fn requests_of_two_parts_are_one_statement() {
+fn a_request_is_one_statement() {
     let mut pair = Loopback::new();
     let access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
     let shared = SharedMemoryRegion::<u64>::new(&pair.domain, 4, access).unwrap();
@@ -290,19 +290,31 @@ fn requests_of_two_parts_are_one_statement() {
         for n in 0..3 {
             queue_pair.post_receive(&mut received, n * 8..n * 8 + 8, n as u64).unwrap();
         }
-        queue_pair.post_write_with_immediate(&region, ..1, at(0), 11, 10).unwrap();
-        queue_pair.post_send_with_immediate(&region, ..1, 12, 11).unwrap();
-        queue_pair.post_write_inline(&6_u64.to_ne_bytes(), at(1), 12).unwrap();
+        let first = region.gather_element(..1).unwrap();
+        queue_pair.post(WriteWorkRequest::new(first, at(0)).immediate(11), 10).unwrap();
+        queue_pair.post(SendWorkRequest::new(first).immediate(12), 11).unwrap();
+        queue_pair.post(WriteWorkRequest::new(Inline(&6_u64.to_ne_bytes()), at(1)), 12).unwrap();
         let pieces = [IoSlice::new(b"in"), IoSlice::new(b"line")];
-        queue_pair.post_inline_list(&pieces, 13).unwrap();
-        queue_pair.post_compare_swap(&mut region, 1..2, at(0), (5, 7), 14).unwrap();
-        queue_pair.post_fetch_add(&mut region, 2..3, at(1), 2, 15).unwrap();
+        queue_pair.post(SendWorkRequest::new(InlineList(&pieces)), 13).unwrap();
+        let swapped = region.scatter_element(1..2).unwrap();
+        queue_pair.post(CompareSwapWorkRequest::new(swapped, at(0), 5, 7), 14).unwrap();
+        let added = region.scatter_element(2..3).unwrap();
+        queue_pair.post(FetchAddWorkRequest::new(added, at(1), 2), 15).unwrap();
         // What does not fit is refused before anything is posted.
-        assert!(queue_pair.post_write_inline(&[0; 9], at(1), 16).is_err());
-        assert!(queue_pair.post_write_inline(&[0; 65], shared.remote(), 16).is_err());
-        assert!(queue_pair.post_inline_list(&[IoSlice::new(&[0; 40]); 2], 16).is_err());
-        assert!(queue_pair.post_fetch_add(&mut region, 2..4, at(1), 2, 16).is_err());
-        assert!(queue_pair.post_write_with_immediate(&region, ..2, at(0), 1, 16).is_err());
+        assert!(queue_pair.post(WriteWorkRequest::new(Inline(&[0; 9]), at(1)), 16).is_err());
+        assert!(
+            queue_pair.post(WriteWorkRequest::new(Inline(&[0; 65]), shared.remote()), 16).is_err()
+        );
+        assert!(
+            queue_pair
+                .post(SendWorkRequest::new(InlineList(&[IoSlice::new(&[0; 40]); 2])), 16)
+                .is_err()
+        );
+        let two = region.scatter_element(2..4).unwrap();
+        assert!(queue_pair.post(FetchAddWorkRequest::new(two, at(1), 2), 16).is_err());
+        let two = region.gather_element(..2).unwrap();
+        let write = WriteWorkRequest::new(two, at(0)).immediate(1);
+        assert!(queue_pair.post(write, 16).is_err());
     }
     let done = successes(&pair.queue, 9);
     let numbers: Vec<_> = done.iter().map(|(wr_id, _)| *wr_id).collect();

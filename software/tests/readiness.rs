@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BufferPool, Channel, CompletionQueue, MaxRnrRetries, ProtectionDomain,
-    SharedCompletionQueue,
+    ReceiveWorkRequest, SendWorkRequest, SharedCompletionQueue,
 };
 use ibverbs_software::Device;
 
@@ -53,12 +53,12 @@ fn server(clients: usize, receives: usize) -> Server {
 }
 
 fn post_receive(channel: &mut Channel<'_>, pool: &BufferPool) {
-    let work = channel.post_receive_owned(pool.take().unwrap()).unwrap();
+    let work = channel.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
     work.into_token(channel, 7).unwrap();
 }
 
 fn send(channel: &mut Channel<'_>, pool: &BufferPool) {
-    let mut work = channel.post_send_owned(pool.take().unwrap()).unwrap();
+    let mut work = channel.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap();
     work.wait_deadline(channel, deadline()).unwrap().unwrap();
 }
 
@@ -182,7 +182,7 @@ fn several_threads_wait_for_one_queue_and_none_is_left_asleep() {
 fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
     let Server { mut channels, mut clients, client_pool, pool, queue } = server(2, 2);
     for _ in 0..2 {
-        let receive = clients[0].post_receive_owned(client_pool.take().unwrap());
+        let receive = clients[0].post_owned(ReceiveWorkRequest::new(client_pool.take().unwrap()));
         drop(receive.unwrap());
     }
     let ready = |queue: &SharedCompletionQueue<'_>| queue.poll().unwrap().map(|ready| ready.token);
@@ -199,7 +199,7 @@ fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
     assert_eq!(take_all(&mut channels[0]), 1);
     // A wait for a handle that has not ended when the deadline passes.
     post_receive(&mut channels[0], &pool);
-    let mut next = channels[0].post_receive_owned(pool.take().unwrap()).unwrap();
+    let mut next = channels[0].post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
     send(&mut clients[0], &client_pool);
     assert!(next.wait_deadline(&mut channels[0], Instant::now()).unwrap().is_none());
     assert_eq!(ready(&queue), Some(100));
@@ -217,7 +217,7 @@ fn a_thread_that_sleeps_is_told_what_a_wait_of_the_channel_has_polled() {
     for _ in 0..10 {
         // A receive that no message comes for.
         let mut busy = channel.lock().unwrap();
-        let mut next = busy.post_receive_owned(pool.take().unwrap()).unwrap();
+        let mut next = busy.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
         thread::scope(|threads| {
             let sleeper = threads.spawn(|| {
                 let ready = queue.wait_deadline(deadline()).unwrap();

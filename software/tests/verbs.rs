@@ -6,8 +6,8 @@ mod patience;
 use std::time::Instant;
 
 use ibverbs::{
-    AccessFlags, AddressVector, CompletionFields, CompletionQueue, Error, Inline,
-    MaximumTransferUnit, QueuePairType, SendFlags, SendOperations, SendWorkRequest, WorkCompletion,
+    AccessFlags, AddressVector, CompletionFields, CompletionQueue, DatagramPeer, Error, Inline,
+    MaximumTransferUnit, QueuePairType, SendOperations, SendWorkRequest, WorkCompletion,
     WorkSuccess,
 };
 use ibverbs_software::Device;
@@ -47,23 +47,21 @@ fn datagrams_go_where_each_says_in_requests_and_batches() {
     let path = AddressVector::new(1, 0).global(two.endpoint().gid(), 0);
     let path = domains[0].create_ah(&path).unwrap();
     let elements = [text.gather_element(..).unwrap()];
-    let flags = SendFlags::empty();
     // SAFETY: the regions are not touched before the completions.
     unsafe {
         for n in 0..3 {
             let from = n as usize * 64;
             two.post_receive(&mut there, from..from + 64, 100 + n).unwrap();
         }
-        let request = SendWorkRequest::new(&elements).unwrap();
-        let mut request = request.to(&path, two.number(), 6).unwrap().immediate(1);
-        one.post(&mut request, 1).unwrap();
+        let request = SendWorkRequest::new(&elements);
+        let number = two.number();
+        let to = |qkey| DatagramPeer { path: &path, number, qkey };
+        one.post(request.immediate(1).to(to(6)), 1).unwrap();
         one.batch(|b| {
-            b.to(&path, two.number(), 6)?;
-            b.send(2, flags, Inline(b"inline"))?;
-            b.to(&path, two.number(), 7)?; // the wrong Q_Key: nobody gets it
-            b.send(3, flags, Inline(b"lost"))?;
-            b.to(&path, two.number(), 6)?;
-            b.send_with_immediate(4, flags, &elements, 2)
+            b.add(SendWorkRequest::new(Inline(b"inline")).to(to(6)), 2)?;
+            // With the wrong Q_Key, no queue pair takes it.
+            b.add(SendWorkRequest::new(Inline(b"lost")).to(to(7)), 3)?;
+            b.add(SendWorkRequest::new(&elements).immediate(2).to(to(6)), 4)
         })
         .unwrap();
     }
@@ -109,7 +107,7 @@ fn an_extended_queue_tells_the_time_of_each_completion() {
             pair.post_receive(&mut region, n * 16..n * 16 + 16, 100 + n as u64).unwrap();
         }
         pair.batch(|b| {
-            (0..4).try_for_each(|n| b.send(n, SendFlags::empty(), Inline(&[n as u8; 5])))
+            (0..4).try_for_each(|n| b.add(SendWorkRequest::new(Inline(&[n as u8; 5])), n))
         })
         .unwrap();
     }

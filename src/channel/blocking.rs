@@ -1,25 +1,88 @@
-//! Blocking operations: each method posts one operation and waits until it has ended.
+//! Blocking operations: each call posts one request and waits until it has ended.
 
 use std::time::Instant;
 
 use super::Channel;
 use super::error::TransportResult;
-use super::kinds::{
-    CompareSwap, FetchAdd, Kind, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
-};
-use super::operation::{Operation, Receive, Request, inline_element};
+use super::request::{IntoReceive, IntoSend, WorkRequest};
 use crate::completion::WorkSuccess;
-use crate::memory::RemoteMemoryRegion;
-use crate::memory::{GatherBuffer, ScatterBuffer};
+use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
+use crate::operation::{ReadWorkRequest, WriteWorkRequest};
+
+/// The operations that are used most, in the words of libibverbs: a line each, of `run`.
+macro_rules! words {
+    () => {
+        /// `ibv_post_send`: sends one message, a buffer or a [`SendWorkRequest`](crate::SendWorkRequest), and waits until
+        /// the peer has it (on a reliable connection: until it has acknowledged it).
+        ///
+        /// # Errors
+        ///
+        /// [Those of blocking operations](Channel#blocking-operations).
+        #[doc(alias = "ibv_post_send")]
+        #[inline(always)]
+        pub fn send<M: IntoSend>(&mut self, message: M) -> TransportResult<WorkSuccess> {
+            self.run(message.into_send())
+        }
+
+        /// `ibv_post_recv`: receives one message into a buffer. Its length is [`WorkSuccess::byte_len`]: see
+        /// [`ReceiveWorkRequest`](crate::ReceiveWorkRequest).
+        ///
+        /// If the peer sends before the receive is posted, the peer's device retries up to its
+        /// [`max_rnr_retries`](crate::ChannelBuilder::max_rnr_retries). To avoid retries, post receives ahead,
+        /// in a [`scope`](Channel::scope).
+        ///
+        /// # Errors
+        ///
+        /// [Those of blocking operations](Channel#blocking-operations).
+        #[doc(alias = "ibv_post_recv")]
+        #[inline(always)]
+        pub fn receive<M: IntoReceive>(&mut self, room: M) -> TransportResult<WorkSuccess> {
+            self.run(room.into_receive())
+        }
+
+        /// `ibv_post_send`: writes to the peer's memory. The peer does not notice. See
+        /// [`WriteWorkRequest`].
+        ///
+        /// # Errors
+        ///
+        /// [Those of blocking operations](Channel#blocking-operations).
+        #[doc(alias = "ibv_post_send")]
+        #[inline(always)]
+        pub fn write<D: GatherBuffer>(
+            &mut self,
+            data: D,
+            remote: impl Into<RemoteMemoryRegion>,
+        ) -> TransportResult<WorkSuccess> {
+            self.run(WriteWorkRequest::new(data, remote))
+        }
+
+        /// `ibv_post_send`: fills the buffer from the peer's memory. See [`ReadWorkRequest`].
+        ///
+        /// # Errors
+        ///
+        /// [Those of blocking operations](Channel#blocking-operations).
+        #[doc(alias = "ibv_post_send")]
+        #[inline(always)]
+        pub fn read<D: ScatterBuffer>(
+            &mut self,
+            buffer: D,
+            remote: impl Into<RemoteMemoryRegion>,
+        ) -> TransportResult<WorkSuccess> {
+            self.run(ReadWorkRequest::new(buffer, remote))
+        }
+    };
+}
 
 /// # Blocking operations
 ///
-/// Each posts one operation and waits until it has ended, successfully or not. The buffer is borrowed for
-/// the duration of the call only. Errors are
+/// Each posts one request and waits until it has ended, successfully or not. The buffer is mostly lent, `&slice` or
+/// `&mut slice`; one that is given is dropped at the end of the call. Errors are
 ///
 ///  - [`Work`](crate::TransportError::Work): it was posted and failed.
-///  - [`QueueFull`](crate::TransportError::QueueFull): unpolled work takes up the queue.
-///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong; or the device has refused the
+///  - [`QueueFull`](crate::TransportError::QueueFull): unpolled or owned work takes up the queue.
+///  - [`Verbs`](crate::TransportError::Verbs): an argument is wrong (there are more pieces or more inline data than the
+///    channel was built for; the peer's memory is too short, or not aligned for an atomic; an unreliable connection has
+///    no reads and atomics; on iWARP, a read fills memory that peers may never write); or the device has refused the
 ///    request; or completions could not be polled, or the provider cannot tell whether the device has
 ///    the request, and the channel was stopped.
 ///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): the completion queue holds a
@@ -31,382 +94,78 @@ use crate::memory::{GatherBuffer, ScatterBuffer};
 ///  - [`NoCredit`](crate::TransportError::NoCredit): the channel has
 ///    [flow control](crate::ChannelBuilder::flow_control), and the deadline has passed before the peer has
 ///    posted a receive. Nothing was posted, and the channel was not stopped.
-impl Channel<'_> {
-    /// `ibv_post_send`: sends one message and waits until the peer has it (on a reliable
-    /// connection: until it has acknowledged it).
+impl<'res> Channel<'res> {
+    /// `ibv_post_send`, `ibv_post_recv`: posts any request, and waits until it has ended.
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// use ibverbs::{Channel, FetchAddWorkRequest, MemoryRegion, RemoteMemoryRegion, TransportError};
+    ///
+    /// fn take_ticket(
+    ///     channel: &mut Channel<'_>,
+    ///     result: &mut MemoryRegion<'_, u64>,
+    ///     counter: RemoteMemoryRegion,
+    /// ) -> Result<u64, TransportError> {
+    ///     channel.run(FetchAddWorkRequest::new(&mut result.slice_mut(..)?, counter, 1))?;
+    ///     Ok(result[0])
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
     /// [Those of blocking operations](Self#blocking-operations).
     #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn send(&mut self, buffer: &impl GatherBuffer) -> TransportResult<WorkSuccess> {
-        self.gather(buffer, Send {}, None)
-    }
-
-    /// As [`send`](Self::send), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn send_deadline(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        self.gather(buffer, Send {}, Some(deadline))
-    }
-
-    /// `ibv_post_send`: sends one message with 32 further bits, which the receiver finds in its
-    /// completion ([`WorkSuccess::immediate`]). The buffer may be `()`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn send_with_immediate(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        immediate: u32,
-    ) -> TransportResult<WorkSuccess> {
-        self.gather(buffer, SendWithImmediate { immediate }, None)
-    }
-
-    /// As [`send_with_immediate`](Self::send_with_immediate), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn send_with_immediate_deadline(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        immediate: u32,
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        self.gather(buffer, SendWithImmediate { immediate }, Some(deadline))
-    }
-
-    /// `ibv_post_send`: sends a short message from memory that need not be registered. The bytes
-    /// are copied into the request, which has room for
-    /// [`max_inline_data`](crate::ChannelBuilder::max_inline_data).
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn send_inline(&mut self, bytes: &[u8]) -> TransportResult<WorkSuccess> {
-        self.inline(bytes, Send {}, None)
-    }
-
-    /// As [`send_inline`](Self::send_inline), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn send_inline_deadline(
-        &mut self,
-        bytes: &[u8],
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        self.inline(bytes, Send {}, Some(deadline))
-    }
-
-    /// `ibv_post_recv`: receives one message, whose length is [`WorkSuccess::byte_len`]. A longer
-    /// message than the buffer is an error on both sides.
-    ///
-    /// If the peer may write ([`access`](crate::ChannelBuilder::access)), a write with an immediate also
-    /// completes a receive: check the [opcode](WorkSuccess::opcode). The buffer is then unchanged, and the
-    /// length is that of the write, which can exceed the buffer.
-    ///
-    /// If the peer sends before the receive is posted, the peer's device retries up to its
-    /// [`max_rnr_retries`](crate::ChannelBuilder::max_rnr_retries). To avoid retries, post receives ahead,
-    /// in a [`scope`](Self::scope).
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
-    pub fn receive(&mut self, buffer: &mut impl ScatterBuffer) -> TransportResult<WorkSuccess> {
-        self.scatter(buffer, Receive, None)
-    }
-
-    /// As [`receive`](Self::receive), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn receive_deadline(
-        &mut self,
-        buffer: &mut impl ScatterBuffer,
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        self.scatter(buffer, Receive, Some(deadline))
-    }
-
-    /// `ibv_post_send`: writes to the peer's memory. The peer does not notice.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn write(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.gather(buffer, Write { remote }, None)
-    }
-
-    /// As [`write`](Self::write), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn write_deadline(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.gather(buffer, Write { remote }, Some(deadline))
-    }
-
-    /// `ibv_post_send`: writes to the peer's memory and consumes one of its receives, whose completion
-    /// carries 32 bits ([`WorkSuccess::immediate`]).
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn write_with_immediate(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        immediate: u32,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.gather(buffer, WriteWithImmediate { remote, immediate }, None)
-    }
-
-    /// As [`write_with_immediate`](Self::write_with_immediate), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn write_with_immediate_deadline(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        immediate: u32,
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.gather(buffer, WriteWithImmediate { remote, immediate }, Some(deadline))
-    }
-
-    /// `ibv_post_send`: writes a few bytes, from memory that need not be registered, to the peer's
-    /// memory. See [`send_inline`](Self::send_inline).
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn write_inline(
-        &mut self,
-        bytes: &[u8],
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.inline(bytes, Write { remote }, None)
-    }
-
-    /// As [`write_inline`](Self::write_inline), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn write_inline_deadline(
-        &mut self,
-        bytes: &[u8],
-        remote: impl Into<RemoteMemoryRegion>,
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.inline(bytes, Write { remote }, Some(deadline))
-    }
-
-    /// `ibv_post_send`: fills the buffer from the peer's memory, which must have at least that many bytes.
-    /// Reliable connections only.
-    ///
-    /// On iWARP the buffer must be memory that peers may write (a slice of a
-    /// [`SharedMemoryRegion`](crate::SharedMemoryRegion) with
-    /// [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE)), because the peer answers a read by writing.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations), and on iWARP:
-    ///
-    ///  - `EINVAL`: the buffer is of a region that peers may never write. A shared region without
-    ///    `REMOTE_WRITE` is not noticed: most devices then fail the read or end the connection.
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn read<B: ScatterBuffer>(
-        &mut self,
-        buffer: &mut B,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.scatter(buffer, Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }), None)
-    }
-
-    /// As [`read`](Self::read), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn read_deadline<B: ScatterBuffer>(
-        &mut self,
-        buffer: &mut B,
-        remote: impl Into<RemoteMemoryRegion>,
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.scatter(
-            buffer,
-            Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }),
-            Some(deadline),
-        )
-    }
-
-    /// `ibv_post_send`: replaces the aligned 64-bit number in the peer's memory by `swap` if it equals
-    /// `compare`, atomically, and stores the previous value in the buffer of 8 bytes. Reliable connections
-    /// only.
-    ///
-    /// It is atomic with respect to other atomics of the same device. It is atomic with respect to the
-    /// peer's CPU only on devices that report so: see [`AtomicCapability`](crate::AtomicCapability).
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn compare_swap(
-        &mut self,
-        buffer: &mut impl ScatterBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.scatter(buffer, Request::new(CompareSwap { remote, compare, swap }), None)
-    }
-
-    /// As [`compare_swap`](Self::compare_swap), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn compare_swap_deadline(
-        &mut self,
-        buffer: &mut impl ScatterBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.scatter(buffer, Request::new(CompareSwap { remote, compare, swap }), Some(deadline))
-    }
-
-    /// `ibv_post_send`: adds to the aligned 64-bit number in the peer's memory, atomically, and stores the
-    /// previous value in the buffer of 8 bytes. See [`compare_swap`](Self::compare_swap).
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn fetch_add(
-        &mut self,
-        buffer: &mut impl ScatterBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.scatter(buffer, Request::new(FetchAdd { remote, add }), None)
-    }
-
-    /// As [`fetch_add`](Self::fetch_add), but gives up at `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// [Those of blocking operations](Self#blocking-operations).
-    #[inline]
-    pub fn fetch_add_deadline(
-        &mut self,
-        buffer: &mut impl ScatterBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-        deadline: Instant,
-    ) -> TransportResult<WorkSuccess> {
-        let remote = remote.into();
-        self.scatter(buffer, Request::new(FetchAdd { remote, add }), Some(deadline))
-    }
-
-    /// Runs an operation whose buffer the device reads.
     #[inline(always)]
-    fn gather(
+    pub fn run<R: WorkRequest>(&mut self, request: R) -> TransportResult<WorkSuccess> {
+        self.run_with(request, None)
+    }
+
+    /// The same operations, each of which gives up at `deadline`:
+    /// `channel.until(deadline).receive(&mut room)?`.
+    #[inline(always)]
+    pub fn until(&mut self, deadline: Instant) -> ChannelUntil<'_, 'res> {
+        ChannelUntil { channel: self, deadline }
+    }
+
+    words!();
+
+    #[inline(always)]
+    fn run_with<R: WorkRequest>(
         &mut self,
-        buffer: &impl GatherBuffer,
-        kind: impl Kind,
+        request: R,
         deadline: Option<Instant>,
     ) -> TransportResult<WorkSuccess> {
-        let mut list = buffer.gather()?;
-        // SAFETY: the buffer is borrowed for the duration of the call, and its type keeps its memory valid
-        // and exclusive while it is borrowed.
-        unsafe { self.core().run(Request::new(kind), list.as_mut(), deadline) }
-    }
-
-    /// Runs an operation whose buffer the device writes.
-    #[inline(always)]
-    fn scatter(
-        &mut self,
-        buffer: &mut impl ScatterBuffer,
-        operation: impl Operation,
-        deadline: Option<Instant>,
-    ) -> TransportResult<WorkSuccess> {
-        let mut list = buffer.scatter()?;
-        // SAFETY: as in `gather`.
+        let (operation, mut buffer) = request.split();
+        let mut list = R::list(&mut buffer)?;
+        // SAFETY: the buffer lives until the end of this function, which does not access it meanwhile. A buffer keeps its
+        // memory valid and exclusive until then.
         unsafe { self.core().run(operation, list.as_mut(), deadline) }
     }
+}
 
-    /// Runs an operation whose data the post itself copies.
+/// A channel whose blocking operations give up at a time: see [`Channel::until`]. A deadline that passes stops the channel,
+/// which must then be [reset](Channel::reset).
+#[derive(Debug)]
+#[must_use = "it does nothing until one of its methods is called"]
+pub struct ChannelUntil<'c, 'res> {
+    channel: &'c mut Channel<'res>,
+    deadline: Instant,
+}
+
+impl ChannelUntil<'_, '_> {
+    /// `ibv_post_send`, `ibv_post_recv`: posts any request, and waits until it has ended. See [`Channel::run`].
+    ///
+    /// # Errors
+    ///
+    /// [Those of blocking operations](Channel#blocking-operations).
+    #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    fn inline(
-        &mut self,
-        bytes: &[u8],
-        kind: impl Kind,
-        deadline: Option<Instant>,
-    ) -> TransportResult<WorkSuccess> {
-        let mut list = [inline_element(bytes)?];
-        // SAFETY: the bytes are borrowed for the duration of the call.
-        unsafe { self.core().run(Request::inline(kind), &mut list, deadline) }
+    pub fn run<R: WorkRequest>(&mut self, request: R) -> TransportResult<WorkSuccess> {
+        self.channel.run_with(request, Some(self.deadline))
     }
+
+    words!();
 }

@@ -10,7 +10,7 @@ use super::error::{TransportError, TransportResult};
 use super::scope::Scope;
 use super::scoped_work::ScopedPendingWork;
 use crate::completion::WorkSuccess;
-use crate::memory::{GatherBuffer, ScatterBuffer};
+use crate::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 
 /// Channels to any number of peers, to which one thread sends at once and from which it receives at once.
 ///
@@ -113,10 +113,10 @@ impl<'res> ChannelSet<'res> {
     /// `ibv_post_send`: sends the same message to all peers at once, and waits until each has it, or
     /// `deadline` has passed.
     ///
-    /// Each result is that of [`Channel::send_deadline`]. A channel whose deadline has passed was stopped,
+    /// Each result is that of [`ChannelUntil::send`](crate::ChannelUntil::send). A channel whose deadline has passed was stopped,
     /// alone.
     #[doc(alias = "ibv_post_send")]
-    pub fn broadcast<B: GatherBuffer + Clone>(
+    pub fn broadcast<B: GatherBuffer<Kept = B> + BorrowedBuffer + Clone>(
         &mut self,
         message: B,
         deadline: Instant,
@@ -129,10 +129,10 @@ impl<'res> ChannelSet<'res> {
     /// once, and waits until each has its part, or `deadline` has passed. There are as many results as
     /// parts or peers, whichever are fewer.
     ///
-    /// Each result is that of [`Channel::send_deadline`]. A channel whose deadline has passed was stopped,
+    /// Each result is that of [`ChannelUntil::send`](crate::ChannelUntil::send). A channel whose deadline has passed was stopped,
     /// alone, unless it had no credit.
     #[doc(alias = "ibv_post_send")]
-    pub fn scatter<B: GatherBuffer>(
+    pub fn scatter<B: GatherBuffer<Kept = B> + BorrowedBuffer>(
         &mut self,
         parts: impl IntoIterator<Item = B>,
         deadline: Instant,
@@ -145,10 +145,10 @@ impl<'res> ChannelSet<'res> {
     /// the second and so on, all at once, and waits until each has come, or `deadline` has passed. There
     /// are as many results as rooms or peers, whichever are fewer.
     ///
-    /// Each result is that of [`Channel::receive_deadline`]. A channel whose deadline has passed was
+    /// Each result is that of [`ChannelUntil::receive`](crate::ChannelUntil::receive). A channel whose deadline has passed was
     /// stopped, alone.
     #[doc(alias = "ibv_post_recv")]
-    pub fn gather<B: ScatterBuffer>(
+    pub fn gather<B: ScatterBuffer<Kept = B> + BorrowedBuffer>(
         &mut self,
         rooms: impl IntoIterator<Item = B>,
         deadline: Instant,

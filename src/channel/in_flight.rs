@@ -23,7 +23,7 @@ pub(super) const BLOCKING: u32 = u32::MAX;
 
 /// One of the two queues of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Queue {
+pub enum Queue {
     Send,
     Receive,
 }

@@ -4,28 +4,9 @@ use super::Channel;
 #[cfg(doc)]
 use super::error::TransportError;
 use super::error::TransportResult;
-use super::kinds::Write;
-use super::operation::Request;
-use super::owned_buffer::OwnedBuffer;
-use super::owned_buffer::sealed::Sealed;
-use super::slot::Owner;
-use crate::error::{Error, Result};
-use crate::ffi;
+use crate::error::Error;
 use crate::memory::RemoteMemoryRegion;
-
-/// No bytes: an [`OwnedBuffer`] for messages without data, such as a write with an immediate that only tells
-/// something.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct NoBuffer;
-
-impl Sealed for NoBuffer {}
-
-// SAFETY: there is no memory.
-unsafe impl OwnedBuffer for NoBuffer {
-    fn element(&mut self) -> Result<ffi::ibv_sge> {
-        Ok(ffi::ibv_sge::default())
-    }
-}
+use crate::operation::WriteWorkRequest;
 
 /// The place of a write that has no bytes. The peer does not look at the key.
 pub(crate) fn nowhere() -> RemoteMemoryRegion {
@@ -93,8 +74,7 @@ impl Channel<'_> {
         if self.core().table.outstanding_sends() > 0 {
             return Ok(());
         }
-        let write = Request::new(Write { remote: nowhere() });
-        match self.post_owned(NoBuffer, write, Owner::Handle) {
+        match self.post_owned(WriteWorkRequest::new((), nowhere())) {
             Ok(probe) => {
                 self.probe = Some(probe);
                 Ok(())

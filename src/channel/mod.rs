@@ -16,7 +16,6 @@ mod every_order;
 mod in_flight;
 mod inbox;
 mod keep_alive;
-mod kinds;
 mod link;
 mod operation;
 mod operation_error;
@@ -30,6 +29,7 @@ mod polled;
 mod posting;
 mod prepared;
 mod queue_pair_numbers;
+mod request;
 mod routed_poll;
 mod router;
 mod routes;
@@ -44,25 +44,27 @@ mod stop;
 mod task_work;
 mod wait;
 
+pub use blocking::ChannelUntil;
 pub use builder::ChannelBuilder;
 pub use cancel::CancelHandle;
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
-pub use keep_alive::NoBuffer;
 pub(crate) use keep_alive::nowhere;
 pub use operation_error::{OperationError, OwnedResult};
+pub(crate) use owned_buffer::Later;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
-pub(crate) use owned_buffer::{Later, sealed as owned_buffer_sealed};
+pub(crate) use owned_post::Refused;
 pub use owned_results::TokenResult;
 pub use owned_work::OwnedWork;
 pub use pending_work::PendingWork;
 pub(crate) use polled::{Found, PolledCompletion};
 pub use prepared::PreparedChannel;
+pub use request::{IntoReceive, IntoSend, WorkRequest};
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;
 pub use shared_completion_queue::{ReadyChannel, ReadyChannels, SharedCompletionQueue};
 pub use shared_receives::SharedReceives;
-pub(crate) use task_work::{TaskDrops, TaskRequest};
+pub(crate) use task_work::TaskDrops;
 pub(crate) use wait::DEVICE_CHECK_PERIOD;
 
 use std::fmt;
@@ -116,19 +118,19 @@ use crate::state_error::StateError;
 ///
 /// | | posts | for |
 /// |---|---|---|
-/// | [`send`](Self::send) [`receive`](Self::receive) [`write`](Self::write) [`read`](Self::read) [`compare_swap`](Self::compare_swap) [`fetch_add`](Self::fetch_add) | one operation, and waits for it | one thing after the other |
+/// | [`run`](Self::run), [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read) | one operation, and waits for it | one thing after the other |
 /// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: windows, pipelines |
-/// | [`post_send_owned`](Self::post_send_owned), [`post_receive_owned`](Self::post_receive_owned) … | one operation that owns its buffer, with a handle or a token | servers, event loops: nothing is borrowed |
-/// | [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
+/// | [`post_owned`](Self::post_owned) | one operation that owns its buffer, with a handle or a token | servers, event loops: nothing is borrowed |
+/// | [`post_unpolled`](Self::post_unpolled), [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
 ///
-/// None of them allocates. The channel is built for a number of operations in flight
+/// Each takes any [request](crate::WorkRequest). None of them allocates. The channel is built for a number of operations in flight
 /// ([`max_send_wr`](ChannelBuilder::max_send_wr), [`max_recv_wr`](ChannelBuilder::max_recv_wr)).
 ///
 /// # Waiting
 ///
 /// Waiting means polling at full speed. With [`sleep_after`](ChannelBuilder::sleep_after), a wait first
 /// polls, and then sleeps until the device wakes the thread. A receive completes when the peer sends, which
-/// may be never: each method that waits has a variant with a **deadline**. When the deadline of a blocking operation or of
+/// may be never: each wait has a variant with a **deadline** ([`until`](Self::until) for blocking operations). When the deadline of a blocking operation or of
 /// a scope passes, the channel is stopped: the queue pair goes to the error state, and everything in flight ends. After
 /// that, and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](PreparedChannel::handshake)
 /// make the channel usable again; the peer has to do the same. Waits for operations that own their buffers, for tokens,
@@ -171,7 +173,7 @@ use crate::state_error::StateError;
 pub struct Channel<'res> {
     link: Link<'res>,
     /// The write that `keep_alive` has posted last.
-    probe: Option<OwnedWork<NoBuffer>>,
+    probe: Option<OwnedWork<()>>,
 }
 
 /// How a channel was closed.

@@ -6,13 +6,17 @@ use std::ptr;
 
 use super::error::TransportResult;
 use super::in_flight::Queue;
-use super::kinds::{KINDS, Kind, OPCODES};
-use crate::error::{Error, Result};
+use crate::debug::debug;
+use crate::error::Error;
 use crate::ffi;
-use crate::memory::sge;
+use crate::operation::encode::check_inline;
+use crate::operation::sealed::{Kind, Posted};
+use crate::operation::{
+    INLINE, OPCODES, Receive, SIGNALED, index_of, takes_receive, total, without_empty,
+};
 
-/// One kind of operation.
-pub(super) trait Operation {
+/// An operation that a channel can post.
+pub trait Operation: Copy {
     /// The queue that it is posted to.
     const QUEUE: Queue;
 
@@ -40,7 +44,7 @@ pub(super) trait Operation {
 
 /// What every operation is checked against.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub struct Limits {
     pub(super) max_send_sge: u32,
     pub(super) max_recv_sge: u32,
     pub(super) max_inline_data: u32,
@@ -52,11 +56,11 @@ pub(super) struct Limits {
 
 /// One request of each kind, made once. A post changes only the fields that differ from one operation
 /// to the next. Each is a list of one request: `next` is never set.
-pub(super) struct Prepared {
+pub struct Prepared {
     queue_pair: *mut ffi::ibv_qp,
     post_send: PostSend,
     post_recv: PostRecv,
-    sends: [ffi::ibv_send_wr; KINDS],
+    sends: [ffi::ibv_send_wr; OPCODES.len()],
     receive: ffi::ibv_recv_wr,
     /// The requests point here. A post with a single piece copies it here.
     piece: ffi::ibv_sge,
@@ -78,6 +82,8 @@ type PostRecv = unsafe extern "C" fn(
     *mut ffi::ibv_recv_wr,
     *mut *mut ffi::ibv_recv_wr,
 ) -> c_int;
+
+debug! { Prepared, self, queue_pair: self.queue_pair, .. }
 
 impl Prepared {
     /// Requests whose pointer to the piece is not set: see
@@ -162,17 +168,13 @@ impl Prepared {
         // SAFETY: the caller vouches for the pointer.
         unsafe {
             let piece = &raw mut (*this).piece;
-            for index in 0..KINDS {
+            for index in 0..OPCODES.len() {
                 (*this).sends[index].sg_list = piece;
             }
             (*this).receive.sg_list = piece;
         }
     }
 }
-
-/// A receive.
-#[derive(Clone, Copy)]
-pub(super) struct Receive;
 
 impl Operation for Receive {
     const QUEUE: Queue = Queue::Receive;
@@ -195,7 +197,7 @@ impl Operation for Receive {
             // Fields that a post changes are restored after it; the compiler knows which ones.
             if let [piece] = list {
                 if piece.length == 0 {
-                    return Self::post_empty(prepared);
+                    return post_empty_receive(prepared);
                 }
                 (*prepared).piece = *piece;
             } else {
@@ -214,64 +216,41 @@ impl Operation for Receive {
     }
 }
 
-impl Receive {
-    /// Posts the request without its piece, which is empty: see [`without_empty`].
-    ///
-    /// # Safety
-    ///
-    /// As for `post`.
-    #[cold]
-    #[inline(never)]
-    unsafe fn post_empty(prepared: *mut Prepared) -> c_int {
-        // SAFETY: as in `post`.
-        unsafe {
-            let request = &raw mut (*prepared).receive;
-            (*request).num_sge = 0;
-            let Prepared { post_recv, queue_pair, .. } = *prepared;
-            let returned = post_recv(queue_pair, request, &raw mut (*prepared).bad_receive);
-            (*request).num_sge = 1;
-            returned
-        }
+/// Posts the receive without its piece, which is empty: see [`without_empty`].
+///
+/// # Safety
+///
+/// As for [`post`](Operation::post).
+#[cold]
+#[inline(never)]
+unsafe fn post_empty_receive(prepared: *mut Prepared) -> c_int {
+    // SAFETY: as in `post`.
+    unsafe {
+        let request = &raw mut (*prepared).receive;
+        (*request).num_sge = 0;
+        let Prepared { post_recv, queue_pair, .. } = *prepared;
+        let returned = post_recv(queue_pair, request, &raw mut (*prepared).bad_receive);
+        (*request).num_sge = 1;
+        returned
     }
 }
 
-/// A request on the send queue.
-#[derive(Clone, Copy)]
-pub(super) struct Request<K> {
-    pub(super) kind: K,
-    /// Further bits of `ibv_send_flags`.
-    pub(super) flags: u32,
-}
-
-impl<K> Request<K> {
-    #[inline]
-    pub(super) fn new(kind: K) -> Self {
-        Self { kind, flags: 0 }
-    }
-
-    /// A request whose data the post itself copies.
-    #[inline]
-    pub(super) fn inline(kind: K) -> Self {
-        Self { kind, flags: ffi::ibv_send_flags::IBV_SEND_INLINE.0 }
-    }
-}
-
-impl<K: Kind> Operation for Request<K> {
+#[diagnostic::do_not_recommend]
+impl<K: Posted> Operation for K {
     const QUEUE: Queue = Queue::Send;
-    // Reads and atomics write their result.
-    const WRITES: bool = K::RELIABLE;
-    const TAKES_RECEIVE: bool = takes_receive(OPCODES[K::INDEX]);
+    const WRITES: bool = <K as Kind>::WRITES;
+    const TAKES_RECEIVE: bool = takes_receive(K::OPCODE);
     const VERB: &'static str = "ibv_post_send";
 
     #[inline]
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
-        if !self.kind.is_allowed(limits) {
+        if !self.is_allowed(limits.reliable, limits.private_reads) {
             return Err(refused(limits).into());
         }
         elements(Self::VERB, list, limits.max_send_sge)?;
-        self.kind.fits(list.iter().map(|element| u64::from(element.length)).sum())?;
-        if self.flags & ffi::ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
-            inline_length(list, limits.max_inline_data)?;
+        self.fits(total(list))?;
+        if self.flags() & INLINE != 0 {
+            check_inline(list, limits.max_inline_data)?;
         }
         Ok(())
     }
@@ -280,12 +259,12 @@ impl<K: Kind> Operation for Request<K> {
     unsafe fn post(self, prepared: *mut Prepared, wr_id: u64, list: &mut [ffi::ibv_sge]) -> c_int {
         // SAFETY: as for receives.
         unsafe {
-            let request = &raw mut (*prepared).sends[K::INDEX];
+            let request = &raw mut (*prepared).sends[const { index_of(K::OPCODE) }];
             (*request).wr_id = wr_id;
             // As for receives.
             if let [piece] = list {
                 if piece.length == 0 {
-                    return self.post_empty(prepared);
+                    return post_empty(self, prepared);
                 }
                 (*prepared).piece = *piece;
             } else {
@@ -293,17 +272,18 @@ impl<K: Kind> Operation for Request<K> {
                 (*request).sg_list = list.as_mut_ptr();
             }
             let flags = (*request).send_flags;
-            if self.flags != 0 {
-                (*request).send_flags = flags | self.flags;
+            let changes = changes(&self);
+            if changes != 0 {
+                (*request).send_flags = flags ^ changes;
             }
-            self.kind.fill(&mut *request);
+            self.fill(request);
             let Prepared { post_send, queue_pair, .. } = *prepared;
             let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
             if list.len() != 1 {
                 (*request).sg_list = &raw mut (*prepared).piece;
                 (*request).num_sge = 1;
             }
-            if self.flags != 0 {
+            if changes != 0 {
                 (*request).send_flags = flags;
             }
             returned
@@ -311,60 +291,34 @@ impl<K: Kind> Operation for Request<K> {
     }
 }
 
-impl<K: Kind> Request<K> {
-    /// Posts the request without its piece, which is empty: see [`without_empty`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`post`](Operation::post).
-    #[cold]
-    #[inline(never)]
-    unsafe fn post_empty(self, prepared: *mut Prepared) -> c_int {
-        // SAFETY: as in `post`.
-        unsafe {
-            let request = &raw mut (*prepared).sends[K::INDEX];
-            let flags = (*request).send_flags;
-            (*request).num_sge = 0;
-            (*request).send_flags = flags | self.flags;
-            self.kind.fill(&mut *request);
-            let Prepared { post_send, queue_pair, .. } = *prepared;
-            let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
-            (*request).num_sge = 1;
-            (*request).send_flags = flags;
-            returned
-        }
-    }
+/// The flags that differ from those of the prepared request. Every request of a channel has a completion, or nobody would
+/// ever learn of its end: `unsignaled` has no effect.
+#[inline(always)]
+fn changes<K: Kind>(kind: &K) -> u32 {
+    kind.flags() & !SIGNALED
 }
 
-/// Whether a request with this opcode uses up a receive of the peer.
-pub(super) const fn takes_receive(opcode: ffi::ibv_wr_opcode) -> bool {
-    use ffi::ibv_wr_opcode as Opcode;
-
-    opcode.0 == Opcode::IBV_WR_SEND.0
-        || opcode.0 == Opcode::IBV_WR_SEND_WITH_IMM.0
-        || opcode.0 == Opcode::IBV_WR_RDMA_WRITE_WITH_IMM.0
-}
-
-/// The list element of bytes that need not be registered.
-#[inline]
-pub(super) fn inline_element(bytes: &[u8]) -> Result<ffi::ibv_sge> {
-    sge(bytes.as_ptr() as u64, bytes.len(), 0)
-}
-
-/// Moves the pieces that are not empty to the front, and returns their number.
+/// Posts the request without its piece, which is empty: see [`without_empty`].
 ///
-/// No list may have empty pieces: mlx4 and mthca take a length of 0 for 2 GiB. They would write the peer's
-/// data from the beginning of the piece to the end of its region, and mthca would also send from there.
-#[inline]
-fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
-    let mut count = 0;
-    for index in 0..list.len() {
-        if list[index].length != 0 {
-            list[count] = list[index];
-            count += 1;
-        }
+/// # Safety
+///
+/// As for [`post`](Operation::post).
+#[cold]
+#[inline(never)]
+unsafe fn post_empty<K: Kind>(kind: K, prepared: *mut Prepared) -> c_int {
+    // SAFETY: as in `post`.
+    unsafe {
+        let request = &raw mut (*prepared).sends[const { index_of(K::OPCODE) }];
+        let flags = (*request).send_flags;
+        (*request).num_sge = 0;
+        (*request).send_flags = flags ^ changes(&kind);
+        kind.fill(request);
+        let Prepared { post_send, queue_pair, .. } = *prepared;
+        let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
+        (*request).num_sge = 1;
+        (*request).send_flags = flags;
+        returned
     }
-    count
 }
 
 #[inline]
@@ -392,13 +346,4 @@ fn refused(limits: &Limits) -> Error {
     }
     let reason = "only a reliable connection has reads and atomics";
     Error::with_reason(VERB, libc::EOPNOTSUPP, reason)
-}
-
-fn inline_length(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
-    let bytes = list.iter().map(|element| u64::from(element.length)).sum();
-    if bytes > u64::from(most) {
-        let what = "the number of inline bytes";
-        return Err(Error::out_of_range("ibv_post_send", what, bytes, 0, most.into()));
-    }
-    Ok(())
 }

@@ -14,48 +14,35 @@ use std::task::Waker;
 
 use super::core::Core;
 use super::slot::NO_SLOT;
-use crate::error::Result;
-use crate::ffi;
+use crate::memory::ScatterBuffer;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Registered memory that an operation can own while it is in flight: see
-/// [`Channel::post_receive_owned`](crate::Channel::post_receive_owned).
+/// [`Channel::post_owned`](crate::Channel::post_owned).
 ///
 /// | type | what it is |
 /// |---|---|
 /// | [`PooledBuffer`](crate::PooledBuffer) | a chunk of a [`BufferPool`](crate::BufferPool) |
 /// | [`SharedMemoryRange`](crate::SharedMemoryRange) | a range of an `Arc<SharedMemoryRegion<'static, T>>` |
 /// | `Box<MemoryRegion<'static, T>>` | all of a region |
-/// | [`NoBuffer`](crate::NoBuffer) | no bytes |
+/// | `()` | no bytes |
 ///
 /// The trait is sealed: only types of this crate have it.
 ///
 /// # Safety
 ///
-/// Until the value is dropped, and even if it is moved, the memory that [`element`](Self::element) names
-/// stays registered for local writes, and nobody accesses it through a reference other than through this
-/// value. Any bytes are valid there.
+/// What [`GatherBuffer`](crate::GatherBuffer) and [`ScatterBuffer`] promise while the value lives holds on every thread,
+/// and for any time. So nothing but a drop of the value ends it, neither a lifetime nor a thread. It has at most four
+/// words.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a buffer that an operation can own",
-    label = "a buffer without borrowed parts is needed here, such as a `PooledBuffer`"
+    label = "a buffer without borrowed parts is needed here, such as a `PooledBuffer`",
+    note = "in a scope, operations borrow their buffers: `channel.scope(|scope| scope.post(..))`"
 )]
-pub unsafe trait OwnedBuffer: sealed::Sealed + Send + 'static {
-    /// Whether peers may be allowed to write the memory, as far as the type tells.
-    #[doc(hidden)]
-    const PEERS_MAY_WRITE: bool = true;
+pub unsafe trait OwnedBuffer: ScatterBuffer<Kept = Self> + Send + 'static {}
 
-    /// The scatter/gather element.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the buffer is longer than 4 GiB - 1 bytes.
-    #[doc(hidden)]
-    fn element(&mut self) -> Result<ffi::ibv_sge>;
-}
-
-pub(crate) mod sealed {
-    pub trait Sealed {}
-}
+// SAFETY: there is no memory.
+unsafe impl OwnedBuffer for () {}
 
 /// The most words that a buffer may have.
 const WORDS: usize = 4;

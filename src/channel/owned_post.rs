@@ -5,16 +5,14 @@ use std::sync::Arc;
 
 use super::Channel;
 use super::core::Core;
-use super::kinds::{
-    CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
-};
-use super::operation::{Operation, Receive, Request};
+use super::error::TransportError;
 use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::OwnedBuffer;
 use super::owned_work::OwnedWork;
 use super::posting::PostFailure;
+use super::request::WorkRequest;
 use super::slot::{Owner, Slot};
-use crate::memory::RemoteMemoryRegion;
+use crate::memory::GatherBuffer;
 
 /// # Owned operations
 ///
@@ -29,7 +27,8 @@ use crate::memory::RemoteMemoryRegion;
 ///
 /// A post that finds the queue full polls first: see [`OwnedWork`].
 impl Channel<'_> {
-    /// `ibv_post_recv`: posts a receive. See [`receive`](Self::receive).
+    /// `ibv_post_send`, `ibv_post_recv`: posts any request whose buffer an operation can own: an [`OwnedBuffer`], or
+    /// [`Inline`](crate::Inline) bytes, of which it keeps nothing.
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -37,8 +36,10 @@ impl Channel<'_> {
     /// # fn receive(channel: &mut ibverbs::Channel<'_>, pool: &ibverbs::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
     /// use std::time::{Duration, Instant};
     ///
+    /// use ibverbs::ReceiveWorkRequest;
+    ///
     /// let buffer = pool.take().ok_or("all buffers are in use")?;
-    /// let mut receive = channel.post_receive_owned(buffer).map_err(|error| error.error)?;
+    /// let mut receive = channel.post_owned(ReceiveWorkRequest::new(buffer))?;
     /// let soon = Instant::now() + Duration::from_millis(10);
     /// match receive.wait_deadline(channel, soon)? {
     ///     Some((buffer, success)) => println!("{:?}", &buffer[..success.byte_len() as usize]),
@@ -51,214 +52,115 @@ impl Channel<'_> {
     /// # Errors
     ///
     /// [Those of owned operations](Self#owned-operations).
+    #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
-    pub fn post_receive_owned<B: OwnedBuffer>(
-        &mut self,
-        buffer: B,
-    ) -> OwnedResult<B, OwnedWork<B>> {
-        self.post_owned(buffer, Receive, Owner::Handle)
-    }
-
-    /// `ibv_post_send`: posts a send. See [`send`](Self::send).
-    ///
-    /// # Errors
-    ///
-    /// [Those of owned operations](Self#owned-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn post_send_owned<B: OwnedBuffer>(&mut self, buffer: B) -> OwnedResult<B, OwnedWork<B>> {
-        self.post_owned(buffer, Request::new(Send {}), Owner::Handle)
-    }
-
-    /// `ibv_post_send`: posts a send with an immediate. See
-    /// [`send_with_immediate`](Self::send_with_immediate).
-    ///
-    /// # Errors
-    ///
-    /// [Those of owned operations](Self#owned-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn post_send_with_immediate_owned<B: OwnedBuffer>(
-        &mut self,
-        buffer: B,
-        immediate: u32,
-    ) -> OwnedResult<B, OwnedWork<B>> {
-        self.post_owned(buffer, Request::new(SendWithImmediate { immediate }), Owner::Handle)
-    }
-
-    /// `ibv_post_send`: posts an RDMA write. See [`write`](Self::write).
-    ///
-    /// # Errors
-    ///
-    /// [Those of owned operations](Self#owned-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn post_write_owned<B: OwnedBuffer>(
-        &mut self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> OwnedResult<B, OwnedWork<B>> {
-        let remote = remote.into();
-        self.post_owned(buffer, Request::new(Write { remote }), Owner::Handle)
-    }
-
-    /// `ibv_post_send`: posts an RDMA write with an immediate. See
-    /// [`write_with_immediate`](Self::write_with_immediate).
-    ///
-    /// # Errors
-    ///
-    /// [Those of owned operations](Self#owned-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn post_write_with_immediate_owned<B: OwnedBuffer>(
-        &mut self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-        immediate: u32,
-    ) -> OwnedResult<B, OwnedWork<B>> {
-        self.post_owned(
-            buffer,
-            Request::new(WriteWithImmediate { remote: remote.into(), immediate }),
-            Owner::Handle,
-        )
-    }
-
-    /// `ibv_post_send`: posts an RDMA read. See [`read`](Self::read).
-    ///
-    /// # Errors
-    ///
-    /// [Those of owned operations](Self#owned-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn post_read_owned<B: OwnedBuffer>(
-        &mut self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> OwnedResult<B, OwnedWork<B>> {
-        let remote = remote.into();
-        self.post_owned(
-            buffer,
-            Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }),
-            Owner::Handle,
-        )
-    }
-
-    /// `ibv_post_send`: posts an atomic compare-and-swap, whose buffer has 8 bytes. See
-    /// [`compare_swap`](Self::compare_swap).
-    ///
-    /// # Errors
-    ///
-    /// [Those of owned operations](Self#owned-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn post_compare_swap_owned<B: OwnedBuffer>(
-        &mut self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-    ) -> OwnedResult<B, OwnedWork<B>> {
-        let remote = remote.into();
-        self.post_owned(buffer, Request::new(CompareSwap { remote, compare, swap }), Owner::Handle)
-    }
-
-    /// `ibv_post_send`: posts an atomic fetch-and-add, whose buffer has 8 bytes. See
-    /// [`fetch_add`](Self::fetch_add).
-    ///
-    /// # Errors
-    ///
-    /// [Those of owned operations](Self#owned-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn post_fetch_add_owned<B: OwnedBuffer>(
-        &mut self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-    ) -> OwnedResult<B, OwnedWork<B>> {
-        let remote = remote.into();
-        self.post_owned(buffer, Request::new(FetchAdd { remote, add }), Owner::Handle)
-    }
-
     #[inline(always)]
-    pub(super) fn post_owned<B: OwnedBuffer>(
+    pub fn post_owned<R: WorkRequest>(
         &mut self,
-        buffer: B,
-        operation: impl Operation,
-        owner: Owner,
-    ) -> OwnedResult<B, OwnedWork<B>> {
-        post_owned(&self.link.core, buffer, operation, owner)
+        request: R,
+    ) -> OwnedResult<R::Kept, OwnedWork<R::Kept>>
+    where
+        R::Kept: OwnedBuffer,
+    {
+        post_owned(&self.link.core, request, Owner::Handle)
     }
 }
 
 /// Posts an operation that owns its buffer. The caller has the core's link for itself.
 #[inline(always)]
-pub(super) fn post_owned<B: OwnedBuffer>(
+pub(super) fn post_owned<R: WorkRequest>(
     core: &Arc<Core>,
-    buffer: B,
-    operation: impl Operation,
+    request: R,
     owner: Owner,
-) -> OwnedResult<B, OwnedWork<B>> {
+) -> OwnedResult<R::Kept, OwnedWork<R::Kept>>
+where
+    R::Kept: OwnedBuffer,
+{
     // SAFETY: the slot is one of the core's, and was just taken for the operation.
-    post_to_slot(core, buffer, operation, owner, |slot| unsafe { OwnedWork::new(core, slot) })
+    match post_to_slot(core, request, owner, |slot| unsafe { OwnedWork::new(core, slot) }) {
+        Ok(work) => Ok(work),
+        Err(refused) => Err(refused.into_error()),
+    }
+}
+
+/// A request that was not posted, and why.
+pub(crate) struct Refused<R> {
+    pub(crate) error: TransportError,
+    /// `None` if the device may have it.
+    pub(crate) request: Option<R>,
+}
+
+impl<R: WorkRequest> Refused<R> {
+    /// With the buffer alone.
+    #[cold]
+    pub(crate) fn into_error(self) -> OperationError<R::Kept> {
+        let buffer = self.request.map(|request| request.split().1.keep());
+        OperationError { error: self.error, buffer }
+    }
 }
 
 /// As [`post_owned`], and returns what `handle` makes of the slot of the operation.
 #[inline(always)]
-pub(super) fn post_to_slot<B: OwnedBuffer, O: Operation, H>(
+pub(super) fn post_to_slot<R: WorkRequest, H>(
     core: &Core,
-    buffer: B,
-    operation: O,
+    request: R,
     owner: Owner,
     handle: impl FnOnce(&Slot) -> H,
-) -> OwnedResult<B, H> {
+) -> Result<H, Refused<R>>
+where
+    R::Kept: OwnedBuffer,
+{
+    let (operation, buffer) = request.split();
     // Nothing below drops it, not even if something unwinds: that would keep it in memory, and free what the device may
     // use.
     let mut buffer = ManuallyDrop::new(buffer);
     core.release_dropped();
-    let mut list = match buffer.element() {
-        Ok(element) => [element],
+    let mut list = match R::list(&mut buffer) {
+        Ok(list) => list,
         Err(error) => {
-            let buffer = Some(ManuallyDrop::into_inner(buffer));
-            return Err(OperationError { error: error.into(), buffer });
+            let request = Some(R::join(operation, ManuallyDrop::into_inner(buffer)));
+            return Err(Refused { error: error.into(), request });
         }
     };
     // SAFETY: an `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot's entry next,
     // with nothing in between that unwinds. It leaves the entry when the state of the slot says that
-    // the operation has ended; a core that is dropped before that leaks it.
-    match unsafe { core.try_post(operation, &mut list, owner) } {
+    // the operation has ended; a core that is dropped before that leaks it. What is not kept was copied by the post.
+    match unsafe { core.try_post(operation, list.as_mut(), owner) } {
         Ok(slot) => {
-            slot.entry.buffer.put(ManuallyDrop::into_inner(buffer));
+            slot.entry.buffer.put(ManuallyDrop::into_inner(buffer).keep());
             Ok(handle(slot))
         }
-        Err(failure) => Err(post_failed::<B, O>(core, failure, owner, buffer)),
+        Err(failure) => Err(post_failed::<R>(core, failure, owner, operation, buffer)),
     }
 }
 
-/// The error of a post, with the buffer, unless the device may still use that. It is left in the slot then.
+/// The error of a post, with the request, unless the device may still use its buffer. That is left in the slot then.
 #[cold]
 #[inline(never)]
-fn post_failed<B: OwnedBuffer, O: Operation>(
+fn post_failed<R: WorkRequest>(
     core: &Core,
     failure: PostFailure<'_>,
     owner: Owner,
-    buffer: ManuallyDrop<B>,
-) -> OperationError<B> {
+    operation: R::Operation,
+    buffer: ManuallyDrop<R::Buffer>,
+) -> Refused<R>
+where
+    R::Kept: OwnedBuffer,
+{
     let (error, kept_by) = match failure {
         PostFailure::Refused(error) => (error, None),
         PostFailure::Failed(slot, returned) => {
-            let error = core.post_failed::<O>(slot, owner, returned);
+            let error = core.post_failed::<R::Operation>(slot, owner, returned);
             (error, Some(slot).filter(|slot| slot.state().is_outstanding()))
         }
     };
     let buffer = ManuallyDrop::into_inner(buffer);
-    let buffer = match kept_by {
+    let request = match kept_by {
         Some(slot) => {
-            slot.entry.buffer.put(buffer);
+            slot.entry.buffer.put(buffer.keep());
             None
         }
-        None => Some(buffer),
+        None => Some(R::join(operation, buffer)),
     };
-    OperationError { error, buffer }
+    Refused { error, request }
 }

@@ -19,7 +19,7 @@ use crate::completion::WorkSuccess;
 use crate::error::err_from_call;
 use crate::ffi;
 
-/// An operation that owns its buffer, such as [`Channel::post_receive_owned`] posts.
+/// An operation that owns its buffer: see [`Channel::post_owned`].
 ///
 /// The buffer is held by the channel. [`poll`](Self::poll) or [`wait`](Self::wait) gives it back when the
 /// operation has ended. [`into_token`](Self::into_token) gives the handle up for a number of the

@@ -5,15 +5,12 @@ use std::time::Instant;
 use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
-use super::kinds::{
-    CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
-};
-use super::operation::{Operation, Receive, Request};
+use super::request::{IntoReceive, IntoSend, WorkRequest};
 use super::slot::{Owner, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
-use crate::memory::RemoteMemoryRegion;
-use crate::memory::{GatherBuffer, ScatterBuffer};
+use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
+use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
 /// An operation that was posted by one of the `unsafe` methods of [`Channel`], such as
 /// [`send_unpolled`](Channel::send_unpolled).
@@ -171,7 +168,7 @@ impl PendingWork {
 ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): an earlier failure has
 ///    stopped the channel.
 impl Channel<'_> {
-    /// `ibv_post_send`: posts a send, to be polled by hand. See [`send`](Self::send).
+    /// `ibv_post_send`, `ibv_post_recv`: posts any request, to be polled by hand.
     ///
     /// # Errors
     ///
@@ -179,198 +176,98 @@ impl Channel<'_> {
     ///
     /// # Safety
     ///
-    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
+    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations), also that of a buffer
+    /// that the request owns, which is dropped when this returns.
     #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub unsafe fn send_unpolled(
-        &mut self,
-        buffer: &impl GatherBuffer,
-    ) -> TransportResult<PendingWork> {
-        let mut list = buffer.gather()?;
-        // SAFETY: the caller keeps the memory until the operation has ended.
-        unsafe { self.post_unpolled(Request::new(Send {}), list.as_mut()) }
-    }
-
-    /// `ibv_post_send`: posts a send with an immediate, to be polled by hand. See [`send_with_immediate`](Self::send_with_immediate).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub unsafe fn send_with_immediate_unpolled(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        immediate: u32,
-    ) -> TransportResult<PendingWork> {
-        let mut list = buffer.gather()?;
-        // SAFETY: the caller keeps the memory until the operation has ended.
-        unsafe { self.post_unpolled(Request::new(SendWithImmediate { immediate }), list.as_mut()) }
-    }
-
-    /// `ibv_post_recv`: posts a receive, to be polled by hand. See [`receive`](Self::receive).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
     #[doc(alias = "ibv_post_recv")]
     #[inline]
-    pub unsafe fn receive_unpolled(
+    pub unsafe fn post_unpolled<R: WorkRequest>(
         &mut self,
-        buffer: &mut impl ScatterBuffer,
-    ) -> TransportResult<PendingWork> {
-        let mut list = buffer.scatter()?;
-        // SAFETY: the caller keeps the memory until the operation has ended.
-        unsafe { self.post_unpolled(Receive, list.as_mut()) }
-    }
-
-    /// `ibv_post_send`: posts an RDMA write, to be polled by hand. See [`write`](Self::write).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub unsafe fn write_unpolled(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<PendingWork> {
-        let remote = remote.into();
-        let mut list = buffer.gather()?;
-        // SAFETY: the caller keeps the memory until the operation has ended.
-        unsafe { self.post_unpolled(Request::new(Write { remote }), list.as_mut()) }
-    }
-
-    /// `ibv_post_send`: posts an RDMA write with an immediate, to be polled by hand. See [`write_with_immediate`](Self::write_with_immediate).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub unsafe fn write_with_immediate_unpolled(
-        &mut self,
-        buffer: &impl GatherBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        immediate: u32,
-    ) -> TransportResult<PendingWork> {
-        let remote = remote.into();
-        let mut list = buffer.gather()?;
-        // SAFETY: the caller keeps the memory until the operation has ended.
-        unsafe {
-            self.post_unpolled(
-                Request::new(WriteWithImmediate { remote, immediate }),
-                list.as_mut(),
-            )
-        }
-    }
-
-    /// `ibv_post_send`: posts an RDMA read, to be polled by hand. See [`read`](Self::read).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub unsafe fn read_unpolled<B: ScatterBuffer>(
-        &mut self,
-        buffer: &mut B,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<PendingWork> {
-        let remote = remote.into();
-        let mut list = buffer.scatter()?;
-        // SAFETY: the caller keeps the memory until the operation has ended.
-        unsafe {
-            self.post_unpolled(
-                Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }),
-                list.as_mut(),
-            )
-        }
-    }
-
-    /// `ibv_post_send`: posts an atomic compare-and-swap, to be polled by hand. See [`compare_swap`](Self::compare_swap).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub unsafe fn compare_swap_unpolled(
-        &mut self,
-        buffer: &mut impl ScatterBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-    ) -> TransportResult<PendingWork> {
-        let remote = remote.into();
-        let mut list = buffer.scatter()?;
-        // SAFETY: the caller keeps the memory until the operation has ended.
-        unsafe {
-            self.post_unpolled(Request::new(CompareSwap { remote, compare, swap }), list.as_mut())
-        }
-    }
-
-    /// `ibv_post_send`: posts an atomic fetch-and-add, to be polled by hand. See [`fetch_add`](Self::fetch_add).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// The caller keeps the memory valid [until the operation has ended](Self#unpolled-operations).
-    #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub unsafe fn fetch_add_unpolled(
-        &mut self,
-        buffer: &mut impl ScatterBuffer,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-    ) -> TransportResult<PendingWork> {
-        let remote = remote.into();
-        let mut list = buffer.scatter()?;
-        // SAFETY: the caller keeps the memory until the operation has ended.
-        unsafe { self.post_unpolled(Request::new(FetchAdd { remote, add }), list.as_mut()) }
-    }
-
-    /// # Safety
-    ///
-    /// The caller keeps the memory in the list valid until the operation has ended, as for all unpolled
-    /// operations.
-    #[inline]
-    unsafe fn post_unpolled<O: Operation>(
-        &mut self,
-        operation: O,
-        list: &mut [crate::ffi::ibv_sge],
+        request: R,
     ) -> TransportResult<PendingWork> {
         let core = self.core();
+        let (operation, mut buffer) = request.split();
+        let mut list = R::list(&mut buffer)?;
         // SAFETY: the caller keeps the memory until the operation has ended.
-        let slot = unsafe { core.post(operation, list, Owner::Token) }?;
+        let slot = unsafe { core.post(operation, list.as_mut(), Owner::Token) }?;
         Ok(PendingWork::new(core, slot.wr_id()))
+    }
+
+    /// `ibv_post_send`: posts a send. See [`post_unpolled`](Self::post_unpolled).
+    ///
+    /// # Errors
+    ///
+    /// [Those of unpolled operations](Self#unpolled-operations).
+    ///
+    /// # Safety
+    ///
+    /// That of [`post_unpolled`](Self::post_unpolled).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub unsafe fn send_unpolled<M: IntoSend>(
+        &mut self,
+        message: M,
+    ) -> TransportResult<PendingWork> {
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.post_unpolled(message.into_send()) }
+    }
+
+    /// `ibv_post_recv`: posts a receive. See [`post_unpolled`](Self::post_unpolled).
+    ///
+    /// # Errors
+    ///
+    /// [Those of unpolled operations](Self#unpolled-operations).
+    ///
+    /// # Safety
+    ///
+    /// That of [`post_unpolled`](Self::post_unpolled).
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub unsafe fn receive_unpolled<M: IntoReceive>(
+        &mut self,
+        room: M,
+    ) -> TransportResult<PendingWork> {
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.post_unpolled(room.into_receive()) }
+    }
+
+    /// `ibv_post_send`: posts an RDMA write. See [`post_unpolled`](Self::post_unpolled).
+    ///
+    /// # Errors
+    ///
+    /// [Those of unpolled operations](Self#unpolled-operations).
+    ///
+    /// # Safety
+    ///
+    /// That of [`post_unpolled`](Self::post_unpolled).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub unsafe fn write_unpolled<D: GatherBuffer>(
+        &mut self,
+        data: D,
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> TransportResult<PendingWork> {
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.post_unpolled(WriteWorkRequest::new(data, remote)) }
+    }
+
+    /// `ibv_post_send`: posts an RDMA read. See [`post_unpolled`](Self::post_unpolled).
+    ///
+    /// # Errors
+    ///
+    /// [Those of unpolled operations](Self#unpolled-operations).
+    ///
+    /// # Safety
+    ///
+    /// That of [`post_unpolled`](Self::post_unpolled).
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub unsafe fn read_unpolled<D: ScatterBuffer>(
+        &mut self,
+        buffer: D,
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> TransportResult<PendingWork> {
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.post_unpolled(ReadWorkRequest::new(buffer, remote)) }
     }
 }

@@ -3,15 +3,15 @@
 use super::Channel;
 use super::core::Core;
 use super::link::Link;
-use super::operation::Receive;
-use super::operation_error::{OperationError, OwnedResult};
+use super::operation_error::OwnedResult;
 use super::owned_buffer::OwnedBuffer;
-use super::owned_post::post_owned;
+use super::owned_post::{Refused, post_owned};
 use super::owned_work::OwnedWork;
 use super::slot::Owner;
 use crate::error::Result;
 #[cfg(feature = "rdmacm")]
 use crate::memory::RemoteMemoryRegion;
+use crate::operation::ReceiveWorkRequest;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
@@ -69,7 +69,7 @@ impl<'res> PreparedChannel<'res> {
 
     /// `ibv_post_recv`: posts a receive before the channel is connected, so that not even the first message
     /// of the peer comes before its receive. Its handle is waited for on the connected channel: see
-    /// [`Channel::post_receive_owned`].
+    /// [`Channel::post_owned`].
     ///
     /// The first call takes the queue pair to INIT. Receives stay posted if an attempt to connect fails
     /// before the handshake (nobody listens, for example). A handshake that fails ends them, and their
@@ -79,11 +79,13 @@ impl<'res> PreparedChannel<'res> {
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
     /// # fn serve(domain: &ibverbs::ProtectionDomain<'_>, pool: &ibverbs::BufferPool, listener: &std::net::TcpListener, deadline: std::time::Instant) -> Result<(), Box<dyn std::error::Error>> {
+    /// use ibverbs::ReceiveWorkRequest;
+    ///
     /// let mut prepared = domain.create_channel().max_recv_wr(16).build()?;
     /// let mut receives = Vec::new();
     /// while receives.len() < 16 {
     ///     let buffer = pool.take().ok_or("all buffers are in use")?;
-    ///     receives.push(prepared.post_receive_owned(buffer)?);
+    ///     receives.push(prepared.post_owned(ReceiveWorkRequest::new(buffer))?);
     /// }
     /// let (mut channel, _) = prepared.accept(listener, b"", deadline)?;
     /// let first = receives[0].wait(&mut channel)?;
@@ -98,21 +100,24 @@ impl<'res> PreparedChannel<'res> {
     ///  - [`Verbs`](crate::TransportError::Verbs): `EOPNOTSUPP` on iWARP, where the connection manager's
     ///    [`PendingConnection`](crate#by-ip-address-through-the-connection-manager) takes receives.
     #[doc(alias = "ibv_post_recv")]
-    pub fn post_receive_owned<B: OwnedBuffer>(
+    pub fn post_owned<B: OwnedBuffer>(
         &mut self,
-        buffer: B,
+        receive: ReceiveWorkRequest<B>,
     ) -> OwnedResult<B, OwnedWork<B>> {
-        self.post_receive(buffer, Owner::Handle)
+        self.post_receive(receive, Owner::Handle)
     }
 
     pub(super) fn post_receive<B: OwnedBuffer>(
         &mut self,
-        buffer: B,
+        receive: ReceiveWorkRequest<B>,
         owner: Owner,
     ) -> OwnedResult<B, OwnedWork<B>> {
         match self.link.open_receives() {
-            Ok(()) => post_owned(&self.link.core, buffer, Receive, owner),
-            Err(error) => Err(OperationError { error: error.into(), buffer: Some(buffer) }),
+            Ok(()) => post_owned(&self.link.core, receive, owner),
+            Err(error) => {
+                let request = Some(receive);
+                Err(Refused { error: error.into(), request }.into_error())
+            }
         }
     }
 

@@ -9,14 +9,11 @@ use super::Channel;
 use super::core::{Core, OneThread};
 use super::error::TransportResult;
 use super::in_flight::Queue;
-use super::kinds::{
-    CompareSwap, FetchAdd, Kind, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
-};
-use super::operation::{Operation, Receive, Request, inline_element};
+use super::request::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
-use crate::memory::RemoteMemoryRegion;
-use crate::memory::{GatherBuffer, ScatterBuffer};
+use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
+use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
 /// Posts operations that end with the scope at the latest: see [`Channel::scope`].
 ///
@@ -126,202 +123,103 @@ impl<'scope> Scope<'scope, '_> {
         self.core.wait_for_all(Some(deadline))
     }
 
-    /// `ibv_post_send`: posts a send. See [`Channel::send`].
+    /// `ibv_post_send`, `ibv_post_recv`: posts any request. Its handle gives the buffer back. (An operation keeps nothing of
+    /// [`Inline`](crate::Inline) data, which may be local to the closure.)
+    ///
+    /// A read that the device repeats, because the answer was lost, finds what writes posted after it have written. To
+    /// know what it finds, wait for it before you post them.
     ///
     /// # Errors
     ///
     /// [Those of posting](Self#errors).
     #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub fn post_send<B: GatherBuffer + 'scope>(
+    pub fn post<R: WorkRequest>(
         &self,
-        buffer: B,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        self.gather(buffer, Send {})
+        request: R,
+    ) -> TransportResult<ScopedPendingWork<'scope, R::Kept>>
+    where
+        R::Kept: BorrowedBuffer + 'scope,
+    {
+        let (operation, mut buffer) = request.split();
+        let mut list = R::list(&mut buffer)?;
+        // SAFETY: what is kept of the buffer has its memory valid and exclusive for its lifetime, which contains
+        // `'scope`, even if the value is moved or forgotten. `Core::end_scope` ends the operation before
+        // `'scope` ends. What is not kept was copied by the post.
+        let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
+        Ok(ScopedPendingWork::new(self.core, slot, buffer.keep()))
     }
 
-    /// `ibv_post_send`: posts a send with an immediate. See [`Channel::send_with_immediate`].
+    /// `ibv_post_send`: posts a send of a buffer or a [`SendWorkRequest`](crate::SendWorkRequest): see
+    /// [`post`](Self::post).
     ///
     /// # Errors
     ///
     /// [Those of posting](Self#errors).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
-    pub fn post_send_with_immediate<B: GatherBuffer + 'scope>(
+    pub fn post_send<M: IntoSend>(
         &self,
-        buffer: B,
-        immediate: u32,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        self.gather(buffer, SendWithImmediate { immediate })
+        message: M,
+    ) -> TransportResult<ScopedPendingWork<'scope, KeptSend<M>>>
+    where
+        KeptSend<M>: BorrowedBuffer + 'scope,
+    {
+        self.post(message.into_send())
     }
 
-    /// `ibv_post_send`: posts a send of bytes that are copied into the request. See [`Channel::send_inline`].
-    ///
-    /// # Errors
-    ///
-    /// [Those of posting](Self#errors).
-    #[doc(alias = "ibv_post_send")]
-    #[inline(always)]
-    pub fn post_send_inline(&self, bytes: &[u8]) -> TransportResult<ScopedPendingWork<'scope, ()>> {
-        self.inline(bytes, Send {})
-    }
-
-    /// `ibv_post_recv`: posts a receive. See [`Channel::receive`].
+    /// `ibv_post_recv`: posts a receive: see [`post`](Self::post).
     ///
     /// # Errors
     ///
     /// [Those of posting](Self#errors).
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub fn post_receive<B: ScatterBuffer + 'scope>(
+    pub fn post_receive<M: IntoReceive>(
         &self,
-        buffer: B,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        self.scatter(buffer, Receive)
+        room: M,
+    ) -> TransportResult<ScopedPendingWork<'scope, KeptReceive<M>>>
+    where
+        KeptReceive<M>: BorrowedBuffer + 'scope,
+    {
+        self.post(room.into_receive())
     }
 
-    /// `ibv_post_send`: posts an RDMA write. See [`Channel::write`].
+    /// `ibv_post_send`: posts an RDMA write: see [`post`](Self::post).
     ///
     /// # Errors
     ///
     /// [Those of posting](Self#errors).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
-    pub fn post_write<B: GatherBuffer + 'scope>(
+    pub fn post_write<D: GatherBuffer>(
         &self,
-        buffer: B,
+        data: D,
         remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        let remote = remote.into();
-        self.gather(buffer, Write { remote })
+    ) -> TransportResult<ScopedPendingWork<'scope, D::Kept>>
+    where
+        D::Kept: BorrowedBuffer + 'scope,
+    {
+        self.post(WriteWorkRequest::new(data, remote))
     }
 
-    /// `ibv_post_send`: posts an RDMA write with an immediate. See [`Channel::write_with_immediate`].
+    /// `ibv_post_send`: posts an RDMA read: see [`post`](Self::post).
     ///
     /// # Errors
     ///
     /// [Those of posting](Self#errors).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
-    pub fn post_write_with_immediate<B: GatherBuffer + 'scope>(
+    pub fn post_read<D: ScatterBuffer>(
         &self,
-        buffer: B,
+        buffer: D,
         remote: impl Into<RemoteMemoryRegion>,
-        immediate: u32,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        let remote = remote.into();
-        self.gather(buffer, WriteWithImmediate { remote, immediate })
-    }
-
-    /// `ibv_post_send`: posts an RDMA write of bytes that are copied into the request. See [`Channel::write_inline`].
-    ///
-    /// # Errors
-    ///
-    /// [Those of posting](Self#errors).
-    #[doc(alias = "ibv_post_send")]
-    #[inline(always)]
-    pub fn post_write_inline(
-        &self,
-        bytes: &[u8],
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<ScopedPendingWork<'scope, ()>> {
-        let remote = remote.into();
-        self.inline(bytes, Write { remote })
-    }
-
-    /// `ibv_post_send`: posts an RDMA read. See [`Channel::read`].
-    ///
-    /// If the answer is lost, the device reads again, and then finds what writes posted after the read have written.
-    /// To know what the read finds, wait for it before you post them.
-    ///
-    /// # Errors
-    ///
-    /// [Those of posting](Self#errors).
-    #[doc(alias = "ibv_post_send")]
-    #[inline(always)]
-    pub fn post_read<B: ScatterBuffer + 'scope>(
-        &self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        let remote = remote.into();
-        self.scatter(buffer, Request::new(Read { remote, shared: B::PEERS_MAY_WRITE }))
-    }
-
-    /// `ibv_post_send`: posts an atomic compare-and-swap. See [`Channel::compare_swap`].
-    ///
-    /// # Errors
-    ///
-    /// [Those of posting](Self#errors).
-    #[doc(alias = "ibv_post_send")]
-    #[inline(always)]
-    pub fn post_compare_swap<B: ScatterBuffer + 'scope>(
-        &self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        let remote = remote.into();
-        self.scatter(buffer, Request::new(CompareSwap { remote, compare, swap }))
-    }
-
-    /// `ibv_post_send`: posts an atomic fetch-and-add. See [`Channel::fetch_add`].
-    ///
-    /// # Errors
-    ///
-    /// [Those of posting](Self#errors).
-    #[doc(alias = "ibv_post_send")]
-    #[inline(always)]
-    pub fn post_fetch_add<B: ScatterBuffer + 'scope>(
-        &self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        let remote = remote.into();
-        self.scatter(buffer, Request::new(FetchAdd { remote, add }))
-    }
-
-    /// Posts an operation whose buffer the device reads.
-    #[inline(always)]
-    fn gather<B: GatherBuffer + 'scope>(
-        &self,
-        buffer: B,
-        kind: impl Kind,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        let mut list = buffer.gather()?;
-        // SAFETY: the buffer's type keeps its memory valid and exclusive for its lifetime, which contains
-        // `'scope`, even if the value is moved or forgotten. `Core::end_scope` ends the operation before
-        // `'scope` ends.
-        let slot = unsafe { self.core.post(Request::new(kind), list.as_mut(), Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(self.core, slot, buffer))
-    }
-
-    /// Posts an operation whose buffer the device writes.
-    #[inline(always)]
-    fn scatter<B: ScatterBuffer + 'scope>(
-        &self,
-        mut buffer: B,
-        operation: impl Operation,
-    ) -> TransportResult<ScopedPendingWork<'scope, B>> {
-        let mut list = buffer.scatter()?;
-        // SAFETY: as in `gather`.
-        let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(self.core, slot, buffer))
-    }
-
-    /// Posts an operation whose data the post itself copies.
-    #[inline(always)]
-    fn inline(
-        &self,
-        bytes: &[u8],
-        kind: impl Kind,
-    ) -> TransportResult<ScopedPendingWork<'scope, ()>> {
-        let mut list = [inline_element(bytes)?];
-        // SAFETY: the device does not use the bytes after the post, during which they are borrowed.
-        let slot = unsafe { self.core.post(Request::inline(kind), &mut list, Owner::Scope) }?;
-        Ok(ScopedPendingWork::new(self.core, slot, ()))
+    ) -> TransportResult<ScopedPendingWork<'scope, D::Kept>>
+    where
+        D::Kept: BorrowedBuffer + 'scope,
+    {
+        self.post(ReadWorkRequest::new(buffer, remote))
     }
 }
 

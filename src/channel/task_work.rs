@@ -8,19 +8,16 @@ use super::Channel;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::Queue;
-use super::kinds::{
-    CompareSwap, FetchAdd, Read, Send, SendWithImmediate, Write, WriteWithImmediate,
-};
-use super::operation::{Operation, Receive, Request};
 use super::operation_error::{OperationError, OwnedResult};
 use super::owned_buffer::{Later, OwnedBuffer};
-use super::owned_post::post_to_slot;
+use super::owned_post::{Refused, post_owned, post_to_slot};
 use super::owned_work::OwnedWork;
 use super::polled::PolledCompletion;
 use super::prepared::PreparedChannel;
-use super::slot::{Owner, Slot, State};
+use super::request::WorkRequest;
+use super::slot::{Owner, State};
 use crate::completion::WorkSuccess;
-use crate::memory::RemoteMemoryRegion;
+use crate::operation::ReceiveWorkRequest;
 
 /// Marks operations whose handles were dropped, on any thread and without the channel.
 pub(crate) struct TaskDrops(Arc<Core>);
@@ -35,61 +32,24 @@ impl TaskDrops {
     }
 }
 
-/// An operation on the send queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum TaskRequest {
-    Send,
-    SendWithImmediate { immediate: u32 },
-    Write { remote: RemoteMemoryRegion },
-    WriteWithImmediate { remote: RemoteMemoryRegion, immediate: u32 },
-    Read { remote: RemoteMemoryRegion },
-    CompareSwap { remote: RemoteMemoryRegion, compare: u64, swap: u64 },
-    FetchAdd { remote: RemoteMemoryRegion, add: u64 },
-}
-
 impl Channel<'_> {
     /// Posts an operation whose end wakes a task. Returns its number.
     ///
     /// The other methods of this block that take a number take one of this channel whose result was not taken.
     #[inline]
-    pub(crate) fn post_task<B: OwnedBuffer>(
+    pub(crate) fn post_task<R: WorkRequest>(
         &mut self,
-        buffer: B,
-        request: &TaskRequest,
+        request: R,
         waker: &Waker,
-    ) -> OwnedResult<B, u64> {
-        let core = self.core();
-        let handle = |slot: &Slot| {
+    ) -> Result<u64, Refused<R>>
+    where
+        R::Kept: OwnedBuffer,
+    {
+        post_to_slot(self.core(), request, Owner::Task, |slot| {
             // There is none: it is taken when an operation ends, or its handle is dropped.
             slot.entry.waker.set(Some(waker.clone()));
             slot.wr_id()
-        };
-        match *request {
-            TaskRequest::Send => post_request(core, buffer, Request::new(Send {}), handle),
-            TaskRequest::SendWithImmediate { immediate } => {
-                post_request(core, buffer, Request::new(SendWithImmediate { immediate }), handle)
-            }
-            TaskRequest::Write { remote } => {
-                post_request(core, buffer, Request::new(Write { remote }), handle)
-            }
-            TaskRequest::WriteWithImmediate { remote, immediate } => {
-                let request = WriteWithImmediate { remote, immediate };
-                post_request(core, buffer, Request::new(request), handle)
-            }
-            TaskRequest::Read { remote } => {
-                let request = Read { remote, shared: B::PEERS_MAY_WRITE };
-                post_request(core, buffer, Request::new(request), handle)
-            }
-            TaskRequest::CompareSwap { remote, compare, swap } => post_request(
-                core,
-                buffer,
-                Request::new(CompareSwap { remote, compare, swap }),
-                handle,
-            ),
-            TaskRequest::FetchAdd { remote, add } => {
-                post_request(core, buffer, Request::new(FetchAdd { remote, add }), handle)
-            }
-        }
+        })
     }
 
     /// Whether an operation has ended, and is a success.
@@ -161,7 +121,7 @@ impl Channel<'_> {
         &mut self,
         buffer: B,
     ) -> OwnedResult<B, OwnedWork<B>> {
-        self.post_owned(buffer, Receive, Owner::Task)
+        post_owned(&self.link.core, ReceiveWorkRequest::new(buffer), Owner::Task)
     }
 
     /// Polls until there is nothing more, and frees what dropped handles have left.
@@ -250,7 +210,7 @@ impl PreparedChannel<'_> {
         &mut self,
         buffer: B,
     ) -> OwnedResult<B, OwnedWork<B>> {
-        self.post_receive(buffer, Owner::Task)
+        self.post_receive(ReceiveWorkRequest::new(buffer), Owner::Task)
     }
 
     /// The buffer and the completion of a receive, if it has ended: see [`OwnedWork::take_ended`].
@@ -260,14 +220,4 @@ impl PreparedChannel<'_> {
     ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
         work.take_ended_of(self.core())
     }
-}
-
-#[inline(always)]
-fn post_request<B: OwnedBuffer>(
-    core: &Core,
-    buffer: B,
-    operation: impl Operation,
-    handle: impl FnOnce(&Slot) -> u64,
-) -> OwnedResult<B, u64> {
-    post_to_slot(core, buffer, operation, Owner::Task, handle)
 }

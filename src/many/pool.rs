@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use super::free_chunks::FreeChunks;
 use crate::channel::OwnedBuffer;
-use crate::channel::owned_buffer_sealed::Sealed;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::memory::{AccessFlags, RegionOptions, ScatterBuffer, SharedMemoryRegion};
+use crate::memory::{
+    AccessFlags, GatherBuffer, RegionOptions, ScatterBuffer, SharedMemoryRegion, kept_whole,
+    private,
+};
 use crate::parent::Parent;
 
 /// Chunks begin at multiples of this, so that two of them share no cache line.
@@ -210,18 +212,33 @@ impl DerefMut for PooledBuffer {
     }
 }
 
-impl Sealed for PooledBuffer {}
+impl private::Sealed for PooledBuffer {}
 
 // SAFETY: the memory is registered for local writes for as long as the pool exists, which this keeps
-// alive. Only this value accesses it, as at `deref`. Any bytes are a valid `u8`.
-unsafe impl OwnedBuffer for PooledBuffer {
+// alive. Only this value accesses it, as at `deref`.
+unsafe impl GatherBuffer for PooledBuffer {
+    type List = [ffi::ibv_sge; 1];
+
+    kept_whole!();
+
     #[inline]
-    fn element(&mut self) -> Result<ffi::ibv_sge> {
+    fn gather(&self) -> Result<Self::List> {
         let first = self.pool.first;
         let addr = first.addr + self.offset() as u64;
-        Ok(ffi::ibv_sge { addr, length: self.len, ..first })
+        Ok([ffi::ibv_sge { addr, length: self.len, ..first }])
     }
 }
+
+// SAFETY: as above. Any bytes are a valid `u8`.
+unsafe impl ScatterBuffer for PooledBuffer {
+    #[inline]
+    fn scatter(&mut self) -> Result<Self::List> {
+        self.gather()
+    }
+}
+
+// SAFETY: it borrows nothing, and may be used on any thread. The chunk goes back to the pool when it is dropped.
+unsafe impl OwnedBuffer for PooledBuffer {}
 
 impl fmt::Debug for PooledBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

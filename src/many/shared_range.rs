@@ -5,10 +5,12 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use crate::channel::OwnedBuffer;
-use crate::channel::owned_buffer_sealed::Sealed;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::memory::{Element, ScatterBuffer, SharedMemoryRegion, SharedMemorySlice};
+use crate::memory::{
+    Element, GatherBuffer, ScatterBuffer, SharedMemoryRegion, SharedMemorySlice, kept_whole,
+    private,
+};
 
 /// A range of elements of an `Arc<SharedMemoryRegion<'static, T>>`: an [`OwnedBuffer`].
 ///
@@ -64,17 +66,29 @@ impl<T: Element> SharedMemoryRange<T> {
     }
 }
 
-impl<T: Element> Sealed for SharedMemoryRange<T> {}
+impl<T: Element> private::Sealed for SharedMemoryRange<T> {}
 
 // SAFETY: the region owns its memory, which stays where it is and is registered for local writes until
-// the region is dropped, which this keeps from happening. There are no references into it. Any bytes are
-// a valid `Element`.
-unsafe impl<T: Element> OwnedBuffer for SharedMemoryRange<T> {
-    fn element(&mut self) -> Result<ffi::ibv_sge> {
-        let [element] = self.as_slice()?.scatter()?;
-        Ok(element)
+// the region is dropped, which this keeps from happening. There are no references into it.
+unsafe impl<T: Element> GatherBuffer for SharedMemoryRange<T> {
+    type List = [ffi::ibv_sge; 1];
+
+    kept_whole!();
+
+    fn gather(&self) -> Result<Self::List> {
+        self.as_slice()?.gather()
     }
 }
+
+// SAFETY: as above. Any bytes are a valid `Element`.
+unsafe impl<T: Element> ScatterBuffer for SharedMemoryRange<T> {
+    fn scatter(&mut self) -> Result<Self::List> {
+        self.gather()
+    }
+}
+
+// SAFETY: it borrows nothing, and may be used on any thread.
+unsafe impl<T: Element> OwnedBuffer for SharedMemoryRange<T> {}
 
 impl<T: Element> fmt::Debug for SharedMemoryRange<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -28,8 +28,8 @@
 //!
 //! | layer | what names the memory | who keeps it alive |
 //! |---|---|---|
-//! | posting, `unsafe` | [`GatherElement`], [`ScatterElement`]: one C `ibv_sge` each | the caller, until the completion was polled |
-//! | channels, safe | [`GatherBuffer`], [`ScatterBuffer`]: slices, and arrays and tuples of them | the borrow of the region |
+//! | posting, `unsafe` | [`GatherBuffer`], [`ScatterBuffer`]: C's elements, slices, and arrays and tuples of them | the caller, until the completion was polled |
+//! | channels, safe | the same, as a [`BorrowedBuffer`] or an [`OwnedBuffer`](crate::OwnedBuffer) | the borrow of the region, or the channel |
 //!
 //! Files: `options`, `allocation` and `huge_pages` obtain memory, `registration` registers it,
 //! `owned_buffer` ties the two together; `accessors` and `byte_region` hold what several regions share.
@@ -46,6 +46,7 @@ mod device_memory;
 mod disjoint;
 mod huge_pages;
 mod implicit_region;
+mod inline;
 mod null_region;
 mod options;
 mod owned_buffer;
@@ -67,10 +68,13 @@ pub use access::AccessFlags;
 pub use advice::MemoryAdvice;
 pub use atomic_element::AtomicElement;
 pub use borrowed_region::{BorrowedMemoryRegion, ReadOnlyMemoryRegion};
-pub use buffer::{GatherBuffer, ScatterBuffer};
+pub(crate) use buffer::kept_whole;
+pub use buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 pub use device_memory::{DeviceMemory, DeviceMemoryRegion};
 pub use huge_pages::HugePages;
 pub use implicit_region::ImplicitMemoryRegion;
+pub(crate) use inline::Gathered;
+pub use inline::{Inline, InlineList};
 pub use null_region::NullMemoryRegion;
 pub use options::RegionOptions;
 pub use raw_region::RawMemoryRegion;

@@ -200,9 +200,9 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 /// It borrows the memory exclusively for `'buf`. It has the layout of the C struct, so a slice of
 /// elements is the scatter/gather list of a work request.
 ///
-/// Leave empty elements out of requests: some devices (mlx4, mthca) take a length of 0 for 2 GiB, and
-/// write beyond the element up to the end of the region. A [`Channel`](crate::Channel) leaves them out
-/// itself.
+/// Leave empty elements out of a [`PreparedReceive`](crate::PreparedReceive) and a
+/// [`PreparedRequest`](crate::PreparedRequest): some devices (mlx4, mthca) take a length of 0 for 2 GiB, and
+/// write beyond the element up to the end of the region. Everything else that posts leaves them out itself.
 #[doc(alias = "ibv_sge")]
 #[repr(transparent)]
 pub struct ScatterElement<'buf>(ffi::ibv_sge, PhantomData<&'buf mut [u8]>);
@@ -216,7 +216,7 @@ impl<'buf> GatherElement<'buf> {
     }
 
     #[inline]
-    pub(super) fn new(raw: ffi::ibv_sge) -> Self {
+    pub(crate) fn new(raw: ffi::ibv_sge) -> Self {
         Self(raw, PhantomData)
     }
 
@@ -252,7 +252,7 @@ impl<'buf> ScatterElement<'buf> {
     }
 
     #[inline]
-    pub(super) fn new(raw: ffi::ibv_sge) -> Self {
+    pub(crate) fn new(raw: ffi::ibv_sge) -> Self {
         Self(raw, PhantomData)
     }
 

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
 
-use super::buffer::{GatherBuffer, ScatterBuffer};
+use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer, kept_whole};
 use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
 use super::scatter_gather::{private, resolve, sge, sge_at};
@@ -314,9 +314,11 @@ impl<T: Element> LocalMemory for SharedMemorySlice<'_, T> {
 }
 
 // SAFETY: the slice borrows, for its lifetime, a region that is registered until it is dropped. This
-// program accesses it by atomic accesses only. Dropping the slice does nothing.
+// program accesses it by atomic accesses only.
 unsafe impl<T: Element> GatherBuffer for SharedMemorySlice<'_, T> {
     type List = [ffi::ibv_sge; 1];
+
+    kept_whole!();
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
@@ -331,6 +333,9 @@ unsafe impl<T: Element> ScatterBuffer for SharedMemorySlice<'_, T> {
         Ok([self.sge(..)?])
     }
 }
+
+// SAFETY: the borrow of the region lasts for the lifetime of the type, and dropping the value does nothing.
+unsafe impl<T: Element> BorrowedBuffer for SharedMemorySlice<'_, T> {}
 
 debug! { impl[T] SharedMemorySlice<'_, T>, self, len: self.len, .. }
 

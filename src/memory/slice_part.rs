@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 
-use super::buffer::{GatherBuffer, ScatterBuffer};
+use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer, kept_whole};
 use super::scatter_gather::Element;
 use super::scatter_gather::{private, resolve, sge};
 use super::slice::MemorySliceMut;
@@ -69,9 +69,11 @@ impl<'buf, T> MemorySlicePart<'buf, T> {
 impl<T> private::Sealed for MemorySlicePart<'_, T> {}
 
 // SAFETY: the elements are those of the contained slice, which borrows their region exclusively for its
-// lifetime; dropping it does nothing.
+// lifetime.
 unsafe impl<T: Element> GatherBuffer for MemorySlicePart<'_, T> {
     type List = [ffi::ibv_sge; 1];
+
+    kept_whole!();
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
@@ -90,6 +92,9 @@ unsafe impl<T: Element> ScatterBuffer for MemorySlicePart<'_, T> {
         self.gather()
     }
 }
+
+// SAFETY: the borrow of the region lasts for the lifetime of the type, and dropping the value does nothing.
+unsafe impl<T> BorrowedBuffer for MemorySlicePart<'_, T> {}
 
 impl<T> Deref for MemorySlicePart<'_, T> {
     type Target = [T];

@@ -1,28 +1,24 @@
 //! The two halves of a queue pair, for use by two threads.
 
 use std::fmt;
-use std::io::IoSlice;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::ops::RangeBounds;
 
 use super::QueuePair;
-use super::post::{INLINE, SIGNALED, request};
+use super::post::post;
 use super::post_receive::receive_methods;
-use super::post_remote::remote_methods;
 use super::post_send::send_methods;
 use super::transport::Transport;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::memory::{LocalMemory, LocalMemoryMut, RemoteMemoryRegion};
-use crate::queue_pair::work_request::private::Post;
-use crate::queue_pair::work_request::remote::{atomic, check_atomic, check_remote, rdma};
-use crate::queue_pair::work_request::{
-    Batch, GATHERED, InlineList, ListError, ReceiveList, ReceiveListEntry, ReceiveWorkRequest,
-    SendList, SendListEntry, SendQueueRequest,
+use crate::memory::{
+    GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterBuffer, ScatterElement,
+};
+use crate::operation::{
+    Posts, ReadWorkRequest, ReceiveWorkRequest, SendQueueRequest, SendWorkRequest, WriteWorkRequest,
 };
 use crate::queue_pair::work_request::{
-    explain_elements, explain_receive, explain_send, post_receive, post_send,
+    Batch, ListError, PreparedReceive, PreparedRequest, RawRequest, ReceiveList, SendList,
 };
 use crate::settings::QueuePairType;
 
@@ -68,18 +64,41 @@ impl<'q, 'res, T: Transport> SendHalf<'q, 'res, T> {
     /// That of [`QueuePair::post`].
     #[doc(alias = "ibv_post_send")]
     #[inline]
-    pub unsafe fn post(&mut self, request: &mut impl SendQueueRequest, wr_id: u64) -> Result<()> {
-        // SAFETY: the queue pair is live, and the caller keeps the memory.
+    pub unsafe fn post<R: Posts + SendQueueRequest>(
+        &mut self,
+        request: R,
+        wr_id: u64,
+    ) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the contract.
+        unsafe { post(self.queue_pair.erased(), self.raw, request, wr_id) }
+    }
+
+    /// `ibv_post_send`: posts a request that was prepared. See [`QueuePair::post_prepared`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post_prepared`].
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub unsafe fn post_prepared(
+        &mut self,
+        request: &mut PreparedRequest<'_>,
+        wr_id: u64,
+    ) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the contract.
         let returned = unsafe { request.post(self.raw, wr_id) };
         if returned == 0 {
             Ok(())
         } else {
-            Err(request.explain(self.queue_pair.erased(), returned))
+            Err(request.as_raw().explain(self.queue_pair.erased(), returned))
         }
     }
 
     send_methods!();
-    remote_methods!();
 
     /// The whole queue pair, for queries.
     #[inline]
@@ -112,13 +131,37 @@ impl<'q, 'res, T: Transport> ReceiveHalf<'q, 'res, T> {
     /// That of [`QueuePair::post`].
     #[doc(alias = "ibv_post_recv")]
     #[inline]
-    pub unsafe fn post(&mut self, request: &mut ReceiveWorkRequest<'_>, wr_id: u64) -> Result<()> {
-        // SAFETY: the queue pair is live, and the caller keeps the memory.
-        let returned = unsafe { Post::post(request, self.raw, wr_id) };
+    pub unsafe fn post<D: ScatterBuffer>(
+        &mut self,
+        request: ReceiveWorkRequest<D>,
+        wr_id: u64,
+    ) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the contract.
+        unsafe { post(self.queue_pair.erased(), self.raw, request, wr_id) }
+    }
+
+    /// `ibv_post_recv`: posts a receive that was prepared. See [`QueuePair::post_prepared`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`QueuePair::post_prepared`].
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub unsafe fn post_prepared(
+        &mut self,
+        request: &mut PreparedReceive<'_>,
+        wr_id: u64,
+    ) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the contract.
+        let returned = unsafe { request.post(self.raw, wr_id) };
         if returned == 0 {
             Ok(())
         } else {
-            Err(request.explain(self.queue_pair.erased(), returned))
+            Err(request.as_raw().explain(self.queue_pair.erased(), returned))
         }
     }
 

@@ -27,7 +27,6 @@ mod object;
 mod opened;
 mod post;
 mod post_receive;
-mod post_remote;
 mod post_send;
 mod prepared;
 mod rate_limit;

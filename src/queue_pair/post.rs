@@ -1,73 +1,43 @@
 //! Posting to queue pairs.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::ops::RangeBounds;
-use std::ptr;
 
 use super::QueuePair;
 use super::halves::{ReceiveHalf, SendHalf};
 use super::post_receive::receive_methods;
-use super::post_remote::remote_methods;
 use super::post_send::send_methods;
 use super::transport::Transport;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::memory::sge;
-use crate::memory::{LocalMemory, LocalMemoryMut, RemoteMemoryRegion};
-use crate::queue_pair::work_request::remote::{atomic, check_atomic, check_remote, rdma};
-use crate::queue_pair::work_request::{
-    Batch, GATHERED, InlineList, ListError, ReceiveList, ReceiveListEntry, SendList, SendListEntry,
-    WorkRequest,
+use crate::memory::{
+    GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterElement,
+};
+use crate::operation::sealed::Post;
+use crate::operation::{
+    Posts, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
 use crate::queue_pair::work_request::{
-    explain_elements, explain_receive, explain_send, post_receive, post_send, too_long_inline,
+    Batch, ListError, Prepared, PreparedReceive, RawRequest, ReceiveList, SendList,
 };
 use crate::settings::QueuePairType;
 
-/// The flag of a request with a completion.
-pub(super) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-pub(super) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
-
-/// A request with one element, or with none if that is empty: mlx4 and mthca interpret 0 bytes as 2 GiB.
-/// Only the fields that every opcode has are set. The others stay uninitialised: zeroing them would
-/// dominate the cost.
-#[inline]
-pub(super) fn request(
-    wr_id: u64,
-    sge: &mut ffi::ibv_sge,
-    opcode: ffi::ibv_wr_opcode,
-    send_flags: u32,
-) -> MaybeUninit<ffi::ibv_send_wr> {
-    let mut request = MaybeUninit::<ffi::ibv_send_wr>::uninit();
-    let raw = request.as_mut_ptr();
-    // SAFETY: the fields are within the request, and have nothing to drop.
-    unsafe {
-        (*raw).wr_id = wr_id;
-        (*raw).next = ptr::null_mut();
-        (*raw).sg_list = sge;
-        (*raw).num_sge = i32::from(sge.length != 0);
-        (*raw).opcode = opcode;
-        (*raw).send_flags = send_flags;
-    }
-    request
-}
-
 #[cold]
 fn no_peer() -> Error {
-    let reason = "the queue pair has no peer: post a request that says where it goes";
+    let reason = "the queue pair has no peer: post a request that says where it goes, with `to`";
     Error::invalid("ibv_post_send", reason)
 }
 
 /// Posting requests of either queue, and splitting.
 impl<'res, T: Transport> QueuePair<'res, T> {
     /// `ibv_post_send`, `ibv_post_recv`: posts a request to the queue that it is for, under the number
-    /// `wr_id`. The same request can be posted repeatedly.
+    /// `wr_id`.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the request has more elements or more inline data than the queue pair was built for, or
-    ///    the queue pair's state does not allow it, or the queue pair does not have the operation.
+    ///  - `EINVAL`: the request has more pieces or more inline data than the queue pair was built for; the peer's memory
+    ///    is too short, or not aligned for an atomic; the queue pair has no fixed peer (UD, XRC), and the request no
+    ///    [destination](crate::SendWorkRequest::to); or the queue pair's state does not allow it, or the queue pair
+    ///    does not have the operation.
     ///  - `ENOMEM`: the queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
     ///  - `EIO`: the device is gone.
     ///  - `EACCES` (Soft-RoCE and Soft-iWARP): the process has changed its credentials since it opened
@@ -75,30 +45,49 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///
     /// # Safety
     ///
-    /// [That of posting](QueuePair#the-contract-of-posting).
+    /// [That of posting](QueuePair#the-contract-of-posting). A [destination](crate::SendWorkRequest::to) is of the kind
+    /// that queue pairs of this type need.
+    #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_post_recv")]
+    #[inline(always)]
+    pub unsafe fn post<R: Posts>(&mut self, request: R, wr_id: u64) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the contract.
+        unsafe { post(self.erased(), self.as_raw(), request, wr_id) }
+    }
+
+    /// `ibv_post_send`, `ibv_post_recv`: posts a request that was prepared, under the number `wr_id`.
     ///
-    /// On a queue pair that sends datagrams, the request is a send with a destination
-    /// ([`SendWorkRequest::to`](crate::SendWorkRequest::to)): providers read the destination without
-    /// checking that there is one.
+    /// # Errors
+    ///
+    /// Those of [`post`](Self::post).
+    ///
+    /// # Safety
+    ///
+    /// [That of posting](QueuePair#the-contract-of-posting). On a queue pair without a fixed peer, the request has a
+    /// [destination](crate::SendWorkRequest::to): providers read it without checking that there is one. The request was
+    /// never an entry of a [list](crate::WorkRequestList), which links it to the next one.
     ///
     /// The elements and the request itself may be dropped immediately.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline]
-    pub unsafe fn post(&mut self, request: &mut impl WorkRequest, wr_id: u64) -> Result<()> {
-        // SAFETY: the queue pair is live, and the caller keeps the memory.
+    pub unsafe fn post_prepared<R: RawRequest>(
+        &mut self,
+        request: &mut Prepared<'_, R>,
+        wr_id: u64,
+    ) -> Result<()> {
+        // SAFETY: the queue pair is live, and the caller keeps the contract.
         let returned = unsafe { request.post(self.as_raw(), wr_id) };
-        if returned == 0 { Ok(()) } else { Err(request.explain(self.erased(), returned)) }
+        if returned == 0 { Ok(()) } else { Err(request.as_raw().explain(self.erased(), returned)) }
     }
 
     send_methods!();
-    remote_methods!();
     receive_methods!();
 
     /// The send half and the receive half, for use by two threads.
     ///
     /// ```
-    /// # use ibverbs::QueuePairType;
+    /// # use ibverbs::{Inline, QueuePairType, SendWorkRequest};
     /// # fn main() -> ibverbs::Result<()> {
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
     /// # rxe0.register();
@@ -113,7 +102,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// let (mut send, mut receive) = queue_pair.split();
     /// std::thread::scope(|scope| {
     ///     // SAFETY: no other request is outstanding under 1.
-    ///     scope.spawn(move || unsafe { send.post_inline(b"hello", 1) });
+    ///     scope.spawn(move || unsafe { send.post(SendWorkRequest::new(Inline(b"hello")), 1) });
     ///     // SAFETY: the region is not touched until the completion of 2 was polled, and dropped after
     ///     // the queue pair.
     ///     unsafe { receive.post_receive(&mut region, .., 2) }
@@ -138,15 +127,28 @@ impl QueuePair<'_, QueuePairType> {
     pub(super) fn need_peer(&self) -> Result<()> {
         if self.has_peer() { Ok(()) } else { Err(no_peer()) }
     }
+}
 
-    /// The element of inline data, for a peer that the queue pair has.
-    #[inline]
-    pub(super) fn inline_element(&self, bytes: &[u8]) -> Result<ffi::ibv_sge> {
-        self.need_peer()?;
-        let most = self.max_inline_data();
-        if bytes.len() > most as usize {
-            return Err(too_long_inline(bytes.len() as u64, most));
-        }
-        sge(bytes.as_ptr() as u64, bytes.len(), 0)
+/// Posts a request.
+///
+/// # Safety
+///
+/// `raw` is that of the queue pair, and the caller keeps the contract of posting.
+#[inline(always)]
+pub(super) unsafe fn post<R: Posts>(
+    queue_pair: &QueuePair<'_>,
+    raw: *mut ffi::ibv_qp,
+    request: R,
+    wr_id: u64,
+) -> Result<()> {
+    if <R::Operation as Post>::NEEDS_PEER {
+        queue_pair.need_peer()?;
     }
+    let (operation, mut buffer) = request.split();
+    let mut list = R::list(&mut buffer)?;
+    let list = list.as_mut();
+    operation.check(queue_pair.max_inline_data(), list)?;
+    // SAFETY: the queue pair is live; the buffer lives during the call, and then the caller keeps its memory.
+    let returned = unsafe { operation.post(raw, wr_id, list) };
+    if returned == 0 { Ok(()) } else { Err(operation.explain(queue_pair, list, returned)) }
 }

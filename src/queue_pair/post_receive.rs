@@ -3,7 +3,8 @@
 /// The methods of the receive side, which a queue pair and its [`ReceiveHalf`] share.
 macro_rules! receive_methods {
     () => {
-        /// `ibv_post_recv`: receives one message into the elements of `region` in `range`.
+        /// `ibv_post_recv`: receives one message into the elements of `region` in `range`: [`post`](Self::post) of a
+        /// [`ReceiveWorkRequest`](crate::ReceiveWorkRequest).
         ///
         /// # Errors
         ///
@@ -23,15 +24,9 @@ macro_rules! receive_methods {
             range: impl RangeBounds<usize>,
             wr_id: u64,
         ) -> Result<()> {
-            let mut sge = region.sge_mut(range)?;
-            let next = std::ptr::null_mut();
-            // mlx4 and mthca interpret 0 bytes as 2 GiB.
-            let num_sge = i32::from(sge.length != 0);
-            let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };
-            // SAFETY: the queue pair is live, the request is well-formed, and the caller keeps the
-            // memory until the completion was polled.
-            let returned = unsafe { post_receive(self.as_raw(), &mut request) };
-            if returned == 0 { Ok(()) } else { Err(self.receive_failed(&request, returned)) }
+            let element = ScatterElement::new(region.sge_mut(range)?);
+            // SAFETY: the caller keeps the contract.
+            unsafe { self.post(ReceiveWorkRequest::new(element), wr_id) }
         }
 
         /// `ibv_post_recv`: posts the receives of a list with one call, in order.
@@ -63,7 +58,8 @@ macro_rules! receive_methods {
                 return Ok(());
             }
             let (posted, request) = list.failed();
-            Err(ListError::new(self.receive_failed(request, returned), posted, list.len()))
+            let error = request.explain(self.queue_pair().erased(), returned);
+            Err(ListError::new(error, posted, list.len()))
         }
 
         /// `ibv_post_recv`: posts receives, each under its own number, with one call and in order.
@@ -81,20 +77,15 @@ macro_rules! receive_methods {
         ///
         /// That of [`post_receive_list`](Self::post_receive_list).
         #[doc(alias = "ibv_post_recv")]
-        pub unsafe fn post_receives<'wr, R: Into<ReceiveListEntry<'wr>>>(
+        pub unsafe fn post_receives<'wr>(
             &mut self,
-            receives: impl IntoIterator<Item = (u64, R)>,
+            receives: impl IntoIterator<Item = (u64, PreparedReceive<'wr>)>,
         ) -> Result<(), ListError> {
-            let mut entries = ReceiveListEntry::collect(receives);
+            let mut entries = PreparedReceive::collect(receives);
             let mut list =
                 ReceiveList::new(&mut entries).map_err(|error| ListError::new(error, 0, 0))?;
             // SAFETY: the caller keeps the contract.
             unsafe { self.post_receive_list(&mut list) }
-        }
-
-        #[cold]
-        fn receive_failed(&self, request: &ffi::ibv_recv_wr, returned: i32) -> Error {
-            explain_receive(self.queue_pair().erased(), request, returned)
         }
     };
 }

@@ -5,7 +5,7 @@
 macro_rules! send_methods {
     () => {
         /// `ibv_post_send`: sends the elements of `region` in `range` as one message, with a
-        /// completion.
+        /// completion: [`post`](Self::post) of a [`SendWorkRequest`](crate::SendWorkRequest).
         ///
         /// # Errors
         ///
@@ -25,87 +25,57 @@ macro_rules! send_methods {
             range: impl RangeBounds<usize>,
             wr_id: u64,
         ) -> Result<()> {
-            self.queue_pair().erased().need_peer()?;
-            let element = region.sge(range)?;
-            let opcode = ffi::ibv_wr_opcode::IBV_WR_SEND;
-            // SAFETY: the caller keeps the memory until the completion was polled.
-            unsafe { self.post_element(wr_id, element, opcode, SIGNALED, |_| ()) }
+            let element = GatherElement::new(region.sge(range)?);
+            // SAFETY: the caller keeps the contract.
+            unsafe { self.post(SendWorkRequest::new(element), wr_id) }
         }
 
-        /// `ibv_post_send`: sends the elements of `region` in `range` as one message, with a completion, and
-        /// with 32 bits for the completion of the receive
-        /// ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)).
+        /// `ibv_post_send`: writes the elements of `region` in `range` to the beginning of `remote`,
+        /// with a completion: [`post`](Self::post) of a [`WriteWorkRequest`](crate::WriteWorkRequest).
         ///
         /// # Errors
         ///
-        /// Those of [`post_send`](Self::post_send).
+        /// Those of [`post_send`](Self::post_send), and `EINVAL`: the remote region is shorter.
         ///
         /// # Safety
         ///
         /// [That of posting](QueuePair#the-contract-of-posting).
         #[doc(alias = "ibv_post_send")]
         #[inline]
-        pub unsafe fn post_send_with_immediate(
+        pub unsafe fn post_write(
             &mut self,
             region: &impl LocalMemory,
             range: impl RangeBounds<usize>,
-            immediate: u32,
+            remote: impl Into<RemoteMemoryRegion>,
             wr_id: u64,
         ) -> Result<()> {
-            self.queue_pair().erased().need_peer()?;
-            let element = region.sge(range)?;
-            let opcode = ffi::ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
-            // SAFETY: the caller keeps the memory until the completion was polled.
-            unsafe {
-                self.post_element(wr_id, element, opcode, SIGNALED, |request| {
-                    (*request).__bindgen_anon_1.imm_data = immediate.to_be();
-                })
-            }
+            let element = GatherElement::new(region.sge(range)?);
+            // SAFETY: the caller keeps the contract.
+            unsafe { self.post(WriteWorkRequest::new(element, remote), wr_id) }
         }
 
-        /// `ibv_post_send`: sends `bytes` as one message, with a completion. They are copied before
-        /// this returns, so they need not be registered memory, and may be reused at once.
+        /// `ibv_post_send`: fills the elements of `region` in `range` from the beginning of `remote`, with a
+        /// completion: [`post`](Self::post) of a [`ReadWorkRequest`](crate::ReadWorkRequest).
         ///
         /// # Errors
         ///
-        ///  - `EINVAL`: there are more bytes than [`QueuePair::max_inline_data`], or the queue pair is
-        ///    not connected, or has no fixed peer (UD, XRC).
-        ///  - `ENOMEM`: the send queue is full ([`QueueFull`](crate::ErrorKind::QueueFull)).
-        ///  - `EIO`: the device is gone.
+        /// Those of [`post_write`](Self::post_write).
         ///
         /// # Safety
         ///
-        /// [That of posting](QueuePair#the-contract-of-posting): for inline data, only `wr_id` matters.
+        /// [That of posting](QueuePair#the-contract-of-posting).
         #[doc(alias = "ibv_post_send")]
         #[inline]
-        pub unsafe fn post_inline(&mut self, bytes: &[u8], wr_id: u64) -> Result<()> {
-            let element = self.queue_pair().erased().inline_element(bytes)?;
-            let opcode = ffi::ibv_wr_opcode::IBV_WR_SEND;
-            // SAFETY: inline data is copied during the call.
-            unsafe { self.post_element(wr_id, element, opcode, SIGNALED | INLINE, |_| ()) }
-        }
-
-        /// `ibv_post_send`: sends pieces of bytes, one after the other, as one message, with a completion.
-        /// They are copied before this returns, as in [`post_inline`](Self::post_inline).
-        ///
-        /// # Errors
-        ///
-        /// Those of [`post_inline`](Self::post_inline). All pieces together have at most 2048 bytes.
-        ///
-        /// # Safety
-        ///
-        /// [That of posting](QueuePair#the-contract-of-posting): for inline data, only `wr_id` matters.
-        #[doc(alias = "ibv_post_send")]
-        pub unsafe fn post_inline_list(
+        pub unsafe fn post_read(
             &mut self,
-            pieces: &[IoSlice<'_>],
+            region: &mut impl LocalMemoryMut,
+            range: impl RangeBounds<usize>,
+            remote: impl Into<RemoteMemoryRegion>,
             wr_id: u64,
         ) -> Result<()> {
-            let most = self.queue_pair().erased().max_inline_data();
-            let mut buffer = [MaybeUninit::uninit(); GATHERED];
-            let bytes = InlineList(pieces).gather(most, &mut buffer)?;
+            let element = ScatterElement::new(region.sge_mut(range)?);
             // SAFETY: the caller keeps the contract.
-            unsafe { self.post_inline(bytes, wr_id) }
+            unsafe { self.post(ReadWorkRequest::new(element, remote), wr_id) }
         }
 
         /// `ibv_post_send`: posts the requests of a list with one call, in order.
@@ -137,54 +107,8 @@ macro_rules! send_methods {
                 return Ok(());
             }
             let (posted, request) = list.failed();
-            Err(ListError::new(
-                explain_send(self.queue_pair().erased(), request, returned),
-                posted,
-                list.len(),
-            ))
-        }
-
-        /// `ibv_post_send`: posts requests, each under its own number, with one call and in order.
-        ///
-        /// ```
-        /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
-        /// # rxe0.register();
-        /// # use ibverbs::{QueuePair, ReadWorkRequest, Result, SendListEntry, SendWorkRequest};
-        /// # unsafe fn f(
-        /// #     queue_pair: &mut QueuePair<'_>,
-        /// #     (a, b): (SendWorkRequest<'_>, SendWorkRequest<'_>),
-        /// #     read: ReadWorkRequest<'_>,
-        /// # ) -> Result<()> {
-        /// unsafe { queue_pair.post_requests([(1, &a), (2, &b)])? };
-        /// // Requests of different types:
-        /// let entries = [(3, SendListEntry::from(&a)), (4, SendListEntry::from(&read))];
-        /// unsafe { queue_pair.post_requests(entries)? };
-        /// # Ok(())
-        /// # }
-        /// ```
-        ///
-        /// This allocates a vector for the list. To avoid that, keep a [`SendList`] and post it with
-        /// [`post_list`](Self::post_list).
-        ///
-        /// # Errors
-        ///
-        /// Those of [`post_list`](Self::post_list), and:
-        ///
-        ///  - `EINVAL`: there are no requests.
-        ///
-        /// # Safety
-        ///
-        /// That of [`post_list`](Self::post_list).
-        #[doc(alias = "ibv_post_send")]
-        pub unsafe fn post_requests<'wr, R: Into<SendListEntry<'wr>>>(
-            &mut self,
-            requests: impl IntoIterator<Item = (u64, R)>,
-        ) -> Result<(), ListError> {
-            let mut entries = SendListEntry::collect(requests);
-            let mut list =
-                SendList::new(&mut entries).map_err(|error| ListError::new(error, 0, 0))?;
-            // SAFETY: the caller keeps the contract.
-            unsafe { self.post_list(&mut list) }
+            let error = request.explain(self.queue_pair().erased(), returned);
+            Err(ListError::new(error, posted, list.len()))
         }
 
         /// `ibv_wr_start`, `ibv_wr_complete`: posts all requests that `build` adds to a [`Batch`], or none
@@ -203,7 +127,7 @@ macro_rules! send_methods {
         /// queues: `build` must neither poll them nor post to this queue pair, as that may wait for ever.
         ///
         /// ```
-        /// use ibverbs::{Inline, QueuePairType, SendFlags, SendOperations};
+        /// use ibverbs::{Inline, QueuePairType, SendOperations, SendWorkRequest};
         ///
         /// # fn main() -> ibverbs::Result<()> {
         /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -226,8 +150,8 @@ macro_rules! send_methods {
         /// // the queue pair.
         /// unsafe {
         ///     queue_pair.batch(|batch| {
-        ///         batch.send(1, SendFlags::UNSIGNALED, Inline(b"header"))?;
-        ///         batch.send(2, SendFlags::empty(), &[body])
+        ///         batch.add(SendWorkRequest::new(Inline(b"header")).unsignaled(), 1)?;
+        ///         batch.add(SendWorkRequest::new(body), 2)
         ///     })?;
         /// }
         /// # Ok(())
@@ -236,7 +160,7 @@ macro_rules! send_methods {
         ///
         /// # Errors
         ///
-        ///  - `EOPNOTSUPP`, from the methods of the batch: the queue pair was not built for the operation.
+        ///  - `EOPNOTSUPP`, from [`Batch::add`]: the queue pair was not built for the operation.
         ///  - `ENOMEM`: the send queue has no room for all of them
         ///    ([`QueueFull`](crate::ErrorKind::QueueFull)).
         ///  - `EINVAL`: the device refuses one of them.
@@ -259,33 +183,6 @@ macro_rules! send_methods {
         ) -> Result<V, E> {
             // SAFETY: the caller keeps the contract.
             unsafe { Batch::run(self.queue_pair().erased(), build) }
-        }
-
-        /// Posts a request with one element, or with none if that is empty. `set` sets the fields that only
-        /// this opcode has.
-        ///
-        /// # Safety
-        ///
-        /// The contract of posting; `set` gets a pointer to a request whose common fields are set.
-        #[inline]
-        unsafe fn post_element(
-            &mut self,
-            wr_id: u64,
-            mut element: ffi::ibv_sge,
-            opcode: ffi::ibv_wr_opcode,
-            flags: u32,
-            set: impl FnOnce(*mut ffi::ibv_send_wr),
-        ) -> Result<()> {
-            let mut request = request(wr_id, &mut element, opcode, flags);
-            set(request.as_mut_ptr());
-            // SAFETY: the queue pair is live, the request is well-formed, and the caller keeps the memory.
-            let returned = unsafe { post_send(self.as_raw(), request.as_mut_ptr()) };
-            if returned == 0 { Ok(()) } else { Err(self.send_failed(&element, flags, returned)) }
-        }
-
-        #[cold]
-        fn send_failed(&self, sge: &ffi::ibv_sge, flags: u32, returned: i32) -> Error {
-            explain_elements(self.queue_pair().erased(), std::slice::from_ref(sge), flags, returned)
         }
     };
 }

@@ -12,9 +12,10 @@ use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
-use crate::memory::LocalMemoryMut;
+use crate::memory::{LocalMemoryMut, ScatterBuffer, ScatterElement};
+use crate::operation::sealed::Request;
+use crate::operation::{Receive, ReceiveWorkRequest};
 use crate::parent::Parent;
-use crate::queue_pair::work_request::ReceiveWorkRequest;
 
 object!(ibv_srq, ibv_destroy_srq, event_file);
 
@@ -210,8 +211,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         Ok(Self { raw, max_wr: max_wr.into(), max_sge, domain, extended: None })
     }
 
-    /// `ibv_post_srq_recv`: posts a receive under the number `wr_id`. The same request can be posted
-    /// repeatedly.
+    /// `ibv_post_srq_recv`: posts a receive under the number `wr_id`.
     ///
     /// # Errors
     ///
@@ -226,13 +226,20 @@ impl<'pd> SharedReceiveQueue<'pd> {
     /// Destroying a queue pair does not end it.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
-    pub unsafe fn post(&self, request: &mut ReceiveWorkRequest<'_>, wr_id: u64) -> Result<()> {
-        // SAFETY: a request names valid elements; the caller keeps the memory.
-        let returned = unsafe { self.post_raw(request.numbered(wr_id)) };
+    pub unsafe fn post<D: ScatterBuffer>(
+        &self,
+        request: ReceiveWorkRequest<D>,
+        wr_id: u64,
+    ) -> Result<()> {
+        let (_, mut buffer) = request.split();
+        let mut list = buffer.scatter()?;
+        let list = list.as_mut();
+        // SAFETY: the request is well-formed; the buffer lives during the call, and then the caller keeps its memory.
+        let returned = unsafe { self.post_raw(&mut Receive::encode(wr_id, list)) };
         if returned == 0 {
             return Ok(());
         }
-        let (count, most) = (request.as_raw().num_sge as u64, self.max_sge.into());
+        let (count, most) = (list.len() as u64, self.max_sge.into());
         if count > most {
             let what = "the number of scatter elements";
             return Err(Error::out_of_range(POST, what, count, 0, most));
@@ -272,13 +279,9 @@ impl<'pd> SharedReceiveQueue<'pd> {
         range: impl RangeBounds<usize>,
         wr_id: u64,
     ) -> Result<()> {
-        let mut sge = region.sge_mut(range)?;
-        // mlx4 and mthca interpret 0 bytes as 2 GiB.
-        let (next, num_sge) = (ptr::null_mut(), i32::from(sge.length != 0));
-        let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };
-        // SAFETY: the request is one well-formed element of a list, and the caller keeps the memory
-        // until the completion was polled.
-        ffi::status(POST, unsafe { self.post_raw(&mut request) })
+        let element = ScatterElement::new(region.sge_mut(range)?);
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.post(ReceiveWorkRequest::new(element), wr_id) }
     }
 
     /// `ibv_query_srq`: the current depth and limit.

@@ -12,9 +12,10 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, object, resource};
-use crate::memory::LocalMemoryMut;
+use crate::memory::{LocalMemoryMut, ScatterBuffer, ScatterElement};
+use crate::operation::sealed::Request;
+use crate::operation::{Receive, ReceiveWorkRequest};
 use crate::parent::Parent;
-use crate::queue_pair::work_request::ReceiveWorkRequest;
 
 object!(ibv_wq, ibv_destroy_wq, event_file);
 
@@ -194,8 +195,7 @@ impl<'res> WorkQueue<'res> {
         self.last_state()
     }
 
-    /// `ibv_post_wq_recv`: posts a receive under the number `wr_id`. The same request can be posted
-    /// repeatedly.
+    /// `ibv_post_wq_recv`: posts a receive under the number `wr_id`.
     ///
     /// # Errors
     ///
@@ -211,13 +211,20 @@ impl<'res> WorkQueue<'res> {
     /// queue meanwhile.
     #[doc(alias = "ibv_post_wq_recv")]
     #[inline]
-    pub unsafe fn post(&self, request: &mut ReceiveWorkRequest<'_>, wr_id: u64) -> Result<()> {
-        // SAFETY: a request names valid elements; the caller keeps the memory.
-        let returned = unsafe { self.post_raw(request.numbered(wr_id)) };
+    pub unsafe fn post<D: ScatterBuffer>(
+        &self,
+        request: ReceiveWorkRequest<D>,
+        wr_id: u64,
+    ) -> Result<()> {
+        let (_, mut buffer) = request.split();
+        let mut list = buffer.scatter()?;
+        let list = list.as_mut();
+        // SAFETY: the request is well-formed; the buffer lives during the call, and then the caller keeps its memory.
+        let returned = unsafe { self.post_raw(&mut Receive::encode(wr_id, list)) };
         if returned == 0 {
             return Ok(());
         }
-        let (count, most) = (request.as_raw().num_sge as u64, self.max_sge.into());
+        let (count, most) = (list.len() as u64, self.max_sge.into());
         if count > most {
             let what = "the number of scatter elements";
             return Err(Error::out_of_range(POST, what, count, 0, most));
@@ -244,13 +251,9 @@ impl<'res> WorkQueue<'res> {
         range: impl RangeBounds<usize>,
         wr_id: u64,
     ) -> Result<()> {
-        let mut sge = region.sge(range)?;
-        // mlx4 interprets 0 bytes as 2 GiB.
-        let (next, num_sge) = (ptr::null_mut(), i32::from(sge.length != 0));
-        let mut request = ffi::ibv_recv_wr { wr_id, next, sg_list: &mut sge, num_sge };
-        // SAFETY: the request is one well-formed element of a list, and the caller keeps the memory
-        // until the completion was polled.
-        ffi::status(POST, unsafe { self.post_raw(&mut request) })
+        let element = ScatterElement::new(region.sge_mut(range)?);
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.post(ReceiveWorkRequest::new(element), wr_id) }
     }
 
     /// Posts one request. Returns the verb's return value.

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    Channel, ErrorKind, MaxRnrRetries, MaximumTransferUnit, MemoryRegion, PacketSequenceNumber,
-    QueuePairType, TransportError, WorkErrorClass, WorkOpcode, WorkStatus, ffi,
+    Channel, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, Inline, MaxRnrRetries,
+    MaximumTransferUnit, MemoryRegion, PacketSequenceNumber, QueuePairType, SendWorkRequest,
+    TransportError, WorkErrorClass, WorkOpcode, WorkStatus, WriteWorkRequest, ffi,
 };
 use ibverbs_software::Verb;
 
@@ -21,9 +22,10 @@ fn messages_arrive_with_length_and_immediate() {
         threads.spawn(|| {
             let sent = one.send(&outgoing.slice(..48).unwrap()).unwrap();
             assert_eq!(sent.opcode(), WorkOpcode::Send);
-            one.send_with_immediate(&outgoing.slice(8..16).unwrap(), 0xdead_beef).unwrap();
-            one.send_with_immediate(&(), 7).unwrap();
-            one.send_inline(b"no region needed").unwrap();
+            one.run(SendWorkRequest::new(&outgoing.slice(8..16).unwrap()).immediate(0xdead_beef))
+                .unwrap();
+            one.run(SendWorkRequest::new(&()).immediate(7)).unwrap();
+            one.send(Inline(b"no region needed")).unwrap();
             // The request that is prepared for all sends is unchanged.
             one.send(&outgoing.slice(..48).unwrap()).unwrap();
         });
@@ -79,7 +81,7 @@ fn one_sided_operations_need_nobody_on_the_other_side() {
     local.copy_from_slice(&[11, 12, 13, 14]);
     let one = &mut pair.one;
     one.write(&local.slice(..).unwrap(), remote.sub_region(16, 32).unwrap()).unwrap();
-    one.write_inline(&99_u64.to_ne_bytes(), remote).unwrap();
+    one.write(Inline(&99_u64.to_ne_bytes()), remote).unwrap();
     let mut seen = [0; 8];
     target.read(0, &mut seen).unwrap();
     assert_eq!(seen, [99, 0, 11, 12, 13, 14, 0, 0]);
@@ -89,11 +91,11 @@ fn one_sided_operations_need_nobody_on_the_other_side() {
 
     let counter = remote.sub_region(0, 8).unwrap();
     let mut old = local.slice_mut(..1).unwrap();
-    one.fetch_add(&mut old, counter, 5).unwrap();
+    one.run(FetchAddWorkRequest::new(&mut old, counter, 5)).unwrap();
     assert_eq!(old[0], 99);
-    one.compare_swap(&mut old, counter, 104, 1).unwrap();
+    one.run(CompareSwapWorkRequest::new(&mut old, counter, 104, 1)).unwrap();
     assert_eq!(old[0], 104);
-    one.compare_swap(&mut old, counter, 104, 2).unwrap();
+    one.run(CompareSwapWorkRequest::new(&mut old, counter, 104, 2)).unwrap();
     assert_eq!((old[0], target.read_one(0).unwrap()), (1, 1));
 
     // A region that peers may access is also a buffer on this side.
@@ -113,7 +115,9 @@ fn a_write_with_immediate_uses_up_a_receive() {
     let bytes = pair.region(8, 1);
     let (one, two) = (&mut pair.one, &mut pair.two);
     std::thread::scope(|threads| {
-        threads.spawn(|| one.write_with_immediate(&bytes.slice(..).unwrap(), remote, 42).unwrap());
+        threads.spawn(|| {
+            one.run(WriteWorkRequest::new(&bytes.slice(..).unwrap(), remote).immediate(42)).unwrap()
+        });
         let told = two.receive(&mut ()).unwrap();
         assert_eq!(told.opcode(), WorkOpcode::ReceiveWriteWithImmediate);
         assert_eq!((told.immediate(), told.byte_len()), (Some(42), 8));
@@ -141,15 +145,15 @@ fn bad_input_is_refused_before_the_device_sees_it() {
         one.write(&region.slice(..17).unwrap(), remote),
         "the length, for the remote region, is 17",
     );
-    check(one.send_inline(&[0; 2000]), "the number of inline bytes is 2000");
+    check(one.send(Inline(&[0; 2000])), "the length of inline data is 2000");
     check(one.read(&mut region.slice_mut(..17).unwrap(), remote), "within 0..=16");
     let mut seven = region.slice_mut(..7).unwrap();
-    check(one.fetch_add(&mut seven, remote, 1), "of an atomic's buffer is 7");
+    check(one.run(FetchAddWorkRequest::new(&mut seven, remote, 1)), "of an atomic's buffer is 7");
     let mut eight = region.slice_mut(..8).unwrap();
     let odd = remote.sub_region(4, 8).unwrap();
-    check(one.compare_swap(&mut eight, odd, 0, 1), "not a multiple of 8");
+    check(one.run(CompareSwapWorkRequest::new(&mut eight, odd, 0, 1)), "not a multiple of 8");
     let short = remote.sub_region(8, 4).unwrap();
-    check(one.fetch_add(&mut eight, short, 1), "within 0..=4");
+    check(one.run(FetchAddWorkRequest::new(&mut eight, short, 1)), "within 0..=4");
     assert_eq!(pair.device.calls(Verb::PostSend), 0);
     // The channel still works.
     pair.one.read(&mut region.slice_mut(..16).unwrap(), remote).unwrap();
@@ -238,7 +242,7 @@ fn a_receive_that_never_arrives_ends_at_its_deadline() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
     let start = Instant::now();
-    let error = pair.one.receive_deadline(&mut region.slice_mut(..).unwrap(), soon()).unwrap_err();
+    let error = pair.one.until(soon()).receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
     assert!((20..60_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
@@ -257,8 +261,8 @@ fn a_deadline_that_has_passed_takes_what_is_there() {
     let past = Instant::now() - Duration::from_millis(1);
     let target = pair.shared(1);
     // The model executes it in the first poll.
-    pair.one.write_deadline(&region.slice(..).unwrap(), target.remote(), past).unwrap();
-    let error = pair.one.send_deadline(&region.slice(..).unwrap(), past).unwrap_err();
+    pair.one.until(past).write(&region.slice(..).unwrap(), target.remote()).unwrap();
+    let error = pair.one.until(past).send(&region.slice(..).unwrap()).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
     drop((region, target));
     pair.finish();
@@ -271,11 +275,11 @@ fn every_blocking_method_has_a_deadline() {
     let (remote, mut region) = (target.remote(), pair.region(8, 0));
     let later = Instant::now() + Duration::from_secs(60);
     let (mut bytes, one) = (region.slice_mut(..).unwrap(), &mut pair.one);
-    one.write_deadline(&bytes, remote, later).unwrap();
-    one.write_inline_deadline(&[1; 8], remote, later).unwrap();
-    one.read_deadline(&mut bytes, remote, later).unwrap();
-    one.compare_swap_deadline(&mut bytes, remote, 0, 1, later).unwrap();
-    one.fetch_add_deadline(&mut bytes, remote, 1, later).unwrap();
+    one.until(later).write(&bytes, remote).unwrap();
+    one.until(later).write(Inline(&[1; 8]), remote).unwrap();
+    one.until(later).read(&mut bytes, remote).unwrap();
+    one.until(later).run(CompareSwapWorkRequest::new(&mut bytes, remote, 0, 1)).unwrap();
+    one.until(later).run(FetchAddWorkRequest::new(&mut bytes, remote, 1)).unwrap();
     // These wait for the peer, which does nothing.
     let time_out = |call: &mut dyn FnMut(&mut Channel<'_>) -> TransportError| {
         let mut fresh = Pair::new();
@@ -283,11 +287,11 @@ fn every_blocking_method_has_a_deadline() {
         assert_eq!(outstanding(&fresh.device, &fresh.one), (0, 0));
         fresh.finish();
     };
-    time_out(&mut |c| c.send_deadline(&(), soon()).unwrap_err());
-    time_out(&mut |c| c.send_with_immediate_deadline(&(), 1, soon()).unwrap_err());
-    time_out(&mut |c| c.send_inline_deadline(b"x", soon()).unwrap_err());
+    time_out(&mut |c| c.until(soon()).send(&()).unwrap_err());
+    time_out(&mut |c| c.until(soon()).run(SendWorkRequest::new(&()).immediate(1)).unwrap_err());
+    time_out(&mut |c| c.until(soon()).send(Inline(b"x")).unwrap_err());
     let nothing = remote.sub_region(0, 0).unwrap();
-    one.write_with_immediate_deadline(&(), nothing, 1, soon()).unwrap_err();
+    one.until(soon()).run(WriteWorkRequest::new(&(), nothing).immediate(1)).unwrap_err();
     drop((region, target));
     pair.finish();
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::pair::{Pair, builder, connect, outstanding};
 use crate::software::Software;
 use ibverbs::{
-    AccessFlags, BufferPool, CancelHandle, Channel, CompletionQueue, ProtectionDomain,
-    SharedCompletionQueue, TransportError,
+    AccessFlags, BufferPool, CancelHandle, Channel, CompletionQueue, Inline, ProtectionDomain,
+    ReceiveWorkRequest, SendWorkRequest, SharedCompletionQueue, TransportError,
 };
 
 /// A wait for something that never comes, which returns its error.
@@ -21,7 +21,7 @@ fn cancelled<T>(result: Result<T, impl Into<TransportError>>) -> TransportError 
 /// Each kind of wait that borrows memory.
 const STOPPING: [WaitFor; 6] = [
     |channel| cancelled(channel.receive(&mut ())),
-    |channel| cancelled(channel.receive_deadline(&mut (), Instant::now() + LONG)),
+    |channel| cancelled(channel.until(Instant::now() + LONG).receive(&mut ())),
     |channel| cancelled(channel.scope(|scope| scope.post_receive(())?.wait())),
     |channel| cancelled(channel.scope(|scope| scope.post_receive(())?.spin_poll())),
     |channel| cancelled(channel.scope(|scope| scope.post_receive(()).map(drop))),
@@ -78,8 +78,9 @@ fn waits_of_owned_operations_leave_everything_in_flight() {
         let mut pair = pair(sleep_after);
         let pool = BufferPool::new(&pair.domain, 16, 2, AccessFlags::empty()).unwrap();
         let handle = pair.one.cancel_handle().unwrap();
-        let mut receive = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
-        let other = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
+        let mut receive =
+            pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
+        let other = pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
         other.into_token(&mut pair.one, 7).unwrap();
         for kind in 0..3 {
             let (late, limit) = (cancel_late(&handle), Instant::now() + LONG);
@@ -94,8 +95,8 @@ fn waits_of_owned_operations_leave_everything_in_flight() {
             assert_eq!(pool.available(), 0);
         }
         // Both messages arrive as if nothing had been.
-        pair.two.send_inline(b"one").unwrap();
-        pair.two.send_inline(b"two").unwrap();
+        pair.two.send(Inline(b"one")).unwrap();
+        pair.two.send(Inline(b"two")).unwrap();
         assert_eq!(&receive.wait(&mut pair.one).unwrap().0[..3], b"one");
         let ended = pair.one.wait_token(Instant::now() + LONG).unwrap().unwrap();
         assert_eq!(ended.token, 7);
@@ -113,7 +114,7 @@ fn what_has_ended_is_not_cancelled() {
     pair.one
         .scope(|scope| {
             let receive = scope.post_receive(())?;
-            pair.two.send_with_immediate(&(), 5)?;
+            pair.two.run(SendWorkRequest::new(&()).immediate(5))?;
             assert_eq!(receive.wait()?.1.immediate(), Some(5));
             Ok::<_, TransportError>(())
         })
@@ -162,10 +163,10 @@ fn neither_a_message_nor_a_cancellation_is_lost() {
     let handle = pair.one.cancel_handle().unwrap();
     let (one, two) = (&mut pair.one, &mut pair.two);
     for round in 0..200_u8 {
-        let mut receive = one.post_receive_owned(pool.take().unwrap()).unwrap();
+        let mut receive = one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
         thread::scope(|threads| {
             threads.spawn(|| handle.cancel());
-            threads.spawn(|| two.send_inline(&[round]).unwrap());
+            threads.spawn(|| two.send(Inline(&[round])).unwrap());
             let mut cancellations = 0;
             let buffer = loop {
                 match receive.wait(one) {

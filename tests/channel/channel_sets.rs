@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::pair::{break_queue_pair, builder, connect, domain, outstanding};
 use crate::software::Software;
 use ibverbs::{
-    Channel, ChannelSet, MemoryRegion, ProtectionDomain, SharedCompletionQueue, TransportError,
-    WorkErrorClass,
+    Channel, ChannelSet, Inline, MemoryRegion, ProtectionDomain, SharedCompletionQueue,
+    TransportError, WorkErrorClass,
 };
 
 const PEERS: usize = 3;
@@ -104,7 +104,7 @@ fn gathered_messages_are_in_the_order_of_the_peers() {
         // The last peer sends first.
         threads.spawn(|| {
             for (peer, number) in rig.peers.iter_mut().zip(1..=3).rev() {
-                peer.send_inline_deadline(&[number; 4][..number.into()], soon()).unwrap();
+                peer.until(soon()).send(Inline(&[number; 4][..number.into()])).unwrap();
             }
         });
         let came = rig.set.gather(rooms(&mut inbox), soon());
@@ -147,7 +147,7 @@ fn a_peer_that_fails_fails_alone() {
             Ok::<_, TransportError>(())
         })
         .unwrap();
-    assert!(set.channels()[1].send_deadline(&(), late()).is_err(), "it was not stopped before");
+    assert!(set.channels()[1].until(late()).send(&()).is_err(), "it was not stopped before");
     drop((set, peer, message, room));
     rig.finish();
 }
@@ -186,7 +186,7 @@ fn a_deadline_stops_those_whose_message_did_not_come() {
     }
     let mut channels = rig.set.into_channels();
     assert_eq!(channels[0].send(&()).unwrap_err(), TransportError::Stopped);
-    assert!(channels[2].send_deadline(&(), late()).unwrap_err() != TransportError::Stopped);
+    assert!(channels[2].until(late()).send(&()).unwrap_err() != TransportError::Stopped);
     rig.set = ChannelSet::from_iter(channels);
     drop((inbox, here));
     rig.finish();
@@ -224,7 +224,7 @@ fn an_error_or_a_panic_ends_what_is_in_flight() {
         let channels = rig.set.channels();
         assert_eq!(channels[0].send(&()).unwrap_err(), TransportError::Stopped);
         assert_eq!(outstanding(&rig.device, &channels[1]), (0, 0));
-        assert_eq!(channels[1].send_deadline(&(), late()).unwrap_err(), TransportError::TimedOut);
+        assert_eq!(channels[1].until(late()).send(&()).unwrap_err(), TransportError::TimedOut);
         drop(inbox);
         rig.finish();
     }

@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::Duration;
 
-use ibverbs::{AccessFlags, BufferPool, ScopeError, TransportError};
+use ibverbs::{AccessFlags, BufferPool, ReceiveWorkRequest, ScopeError, TransportError};
 use ibverbs_function_device::FunctionDevice;
 
 use crate::pair::{ModelPair as Pair, peek, queue, soon};
@@ -124,7 +124,7 @@ impl Case {
         let one = &mut pair.one;
         let result = match self.in_flight {
             InFlight::Blocking => {
-                one.receive_deadline(&mut region.slice_mut(..).unwrap(), soon()).map(drop)
+                one.until(soon()).receive(&mut region.slice_mut(..).unwrap()).map(drop)
             }
             InFlight::FailedRead => {
                 failed_post();
@@ -160,8 +160,10 @@ impl Case {
         }
         let refused = pair.one.send(&()).unwrap_err();
         // What the peer sends does not reach the buffer.
-        let sent = pair.two.send_deadline(&pair.region(8, 0x55).slice(..).unwrap(), soon());
+        let text = pair.region(8, 0x55);
+        let sent = pair.two.until(soon()).send(&text.slice(..).unwrap());
         assert!(sent.is_err(), "nothing receives it");
+        drop(text);
         pair.device.run();
         assert_eq!(peek(address, 8), [0xee; 8], "written after it was given back");
         assert_eq!(pair.device.violations().0, 0, "{}", pair.device.violations().1);
@@ -191,7 +193,7 @@ impl Case {
         let mut region = pair.region(8, 1);
         let address = region.as_ptr();
         if self.in_flight == InFlight::Owned {
-            drop(pair.one.post_receive_owned(pool.take().unwrap()).unwrap());
+            drop(pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap());
         } else {
             // SAFETY: the region outlives the channel, or else the process does not.
             let work = unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..).unwrap()) };
@@ -207,7 +209,7 @@ impl Case {
         if self.in_flight == InFlight::Owned {
             assert_eq!(pool.available(), usize::from(ended));
         }
-        assert!(two.send_deadline(&(), soon()).is_err() || !ended, "nothing receives it");
+        assert!(two.until(soon()).send(&()).is_err() || !ended, "nothing receives it");
         device.run();
         assert_eq!(peek(address, 8), [0xee; 8], "written after it was given back");
         assert_eq!(device.violations().0, 0, "{}", device.violations().1);

@@ -5,8 +5,8 @@ use crate::figures::figure;
 use crate::pair::{Pair, builder, domain};
 use crate::software::Software;
 use ibverbs::{
-    AccessFlags, Channel, ErrorKind, MemoryRegion, RemoteMemoryRegion, SharedMemoryRegion,
-    TransportError, WorkErrorClass, WorkStatus,
+    AccessFlags, Channel, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, MemoryRegion,
+    RemoteMemoryRegion, SharedMemoryRegion, TransportError, WorkErrorClass, WorkStatus,
 };
 
 fn status(error: TransportError) -> WorkStatus {
@@ -60,8 +60,17 @@ fn a_peer_without_the_right_to_it_changes_nothing() {
             let write = |channel: &mut Channel<'_>, local: &mut MemoryRegion<'_, u8>| match request
             {
                 0 => channel.write(&local.slice(..).unwrap(), target),
-                1 => channel.fetch_add(&mut local.slice_mut(..).unwrap(), target, 1),
-                2 => channel.compare_swap(&mut local.slice_mut(..).unwrap(), target, 0x77, 1),
+                1 => channel.run(FetchAddWorkRequest::new(
+                    &mut local.slice_mut(..).unwrap(),
+                    target,
+                    1,
+                )),
+                2 => channel.run(CompareSwapWorkRequest::new(
+                    &mut local.slice_mut(..).unwrap(),
+                    target,
+                    0x77,
+                    1,
+                )),
                 _ => channel.read(&mut local.slice_mut(..).unwrap(), target),
             };
             // A peer may read what it may not write. Atomics must be aligned.

@@ -3,7 +3,7 @@
 
 use std::mem::forget;
 
-use ibverbs::{Channel, MemoryRegion, SharedMemoryRegion, TransportError};
+use ibverbs::{Channel, Inline, MemoryRegion, SharedMemoryRegion, TransportError};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{ALL, ModelPair as Pair, builder, connect, domain};
@@ -114,6 +114,6 @@ fn the_device_would_tell() {
     drop(region);
     assert_eq!(device.violations().0, 1);
     device.progress(Progress::OnPoll);
-    let _ = two.send_inline_deadline(b"late", crate::pair::soon());
+    let _ = two.until(crate::pair::soon()).send(Inline(b"late"));
     let _ = work.wait_deadline(&mut one, crate::pair::soon());
 }

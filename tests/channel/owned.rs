@@ -6,8 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, ErrorKind, HugePages, MemoryRegion, NoBuffer, PooledBuffer,
-    RegionOptions, SharedMemoryRange, SharedMemoryRegion, TransportError,
+    AccessFlags, BufferPool, Channel, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest,
+    HugePages, Inline, MemoryRegion, PooledBuffer, ReadWorkRequest, ReceiveWorkRequest,
+    RegionOptions, SendWorkRequest, SharedMemoryRange, SharedMemoryRegion, TransportError,
+    WriteWorkRequest,
 };
 use ibverbs_software::Verb;
 
@@ -42,10 +44,10 @@ fn finish_all(pair: &mut Pair) {
 fn a_message_goes_from_pool_to_pool() {
     let mut pair = Pair::new();
     let pool = pool(&pair);
-    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     let mut message = filled(&pool, 7);
     message.set_len(5).unwrap();
-    let mut send = pair.one.post_send_owned(message).unwrap();
+    let mut send = pair.one.post_owned(SendWorkRequest::new(message)).unwrap();
     assert_eq!(pool.available(), CHUNKS - 2);
     let (sent, _) = send.wait(&mut pair.one).unwrap();
     assert_eq!((sent.len(), &sent[..]), (5, &[7; 5][..]));
@@ -69,22 +71,24 @@ fn every_kind_of_operation_and_of_buffer() {
     let one = &mut pair.one;
 
     let range = SharedMemoryRange::new(shared.clone(), 2..4).unwrap();
-    let mut read = one.post_read_owned(range, target.remote_range(1..3).unwrap()).unwrap();
+    let mut read =
+        one.post_owned(ReadWorkRequest::new(range, target.remote_range(1..3).unwrap())).unwrap();
     read.wait(one).unwrap();
     assert_eq!(shared.to_vec(), [0, 0, 2, 3, 0, 0, 0, 0]);
 
     let mut region = Box::new(MemoryRegion::<u64>::new(&pair.domain, 2).unwrap());
     region.copy_from_slice(&[8, 9]);
-    let mut write = one.post_write_owned(region, target.remote_range(..2).unwrap()).unwrap();
+    let mut write =
+        one.post_owned(WriteWorkRequest::new(region, target.remote_range(..2).unwrap())).unwrap();
     let (written, _) = write.wait(one).unwrap();
     assert_eq!(written[..], [8, 9]);
     assert_eq!(target.to_vec(), [8, 9, 3, 4]);
 
     let word = |at| SharedMemoryRange::new(shared.clone(), at..=at).unwrap();
     let last = target.remote_range(3..).unwrap();
-    let mut add = one.post_fetch_add_owned(word(0), last, 10).unwrap();
+    let mut add = one.post_owned(FetchAddWorkRequest::new(word(0), last, 10)).unwrap();
     add.wait(one).unwrap();
-    let mut swap = one.post_compare_swap_owned(word(1), last, 14, 99).unwrap();
+    let mut swap = one.post_owned(CompareSwapWorkRequest::new(word(1), last, 14, 99)).unwrap();
     swap.wait(one).unwrap();
     assert_eq!((shared.read_one(0).unwrap(), shared.read_one(1).unwrap()), (4, 14));
     assert_eq!(target.read_one(3).unwrap(), 99);
@@ -96,16 +100,16 @@ fn every_kind_of_operation_and_of_buffer() {
 fn exchange_in_huge_pages(pair: &mut Pair, pool: &BufferPool) {
     let first = pool.take().unwrap();
     assert!(first.as_ptr().addr().is_multiple_of(HugePages::Size2MiB.bytes()));
-    let mut receive = pair.two.post_receive_owned(first).unwrap();
+    let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(first)).unwrap();
     for byte in 1..=pool.chunks() as u8 - 1 {
-        let mut send = pair.one.post_send_owned(filled(pool, byte)).unwrap();
+        let mut send = pair.one.post_owned(SendWorkRequest::new(filled(pool, byte))).unwrap();
         let (received, success) = receive.wait(&mut pair.two).unwrap();
         assert_eq!(success.byte_len() as usize, pool.chunk_len());
         assert!(received.iter().all(|&found| found == byte));
         send.wait(&mut pair.one).unwrap();
-        receive = pair.two.post_receive_owned(received).unwrap();
+        receive = pair.two.post_owned(ReceiveWorkRequest::new(received)).unwrap();
     }
-    pair.one.send_with_immediate(&(), 0).unwrap();
+    pair.one.run(SendWorkRequest::new(&()).immediate(0)).unwrap();
     receive.wait(&mut pair.two).unwrap();
     assert_eq!(pool.available(), pool.chunks());
 }
@@ -169,19 +173,21 @@ fn a_pool_of_huge_pages_carries_messages_or_says_that_there_are_none() {
 fn immediates_arrive_with_a_message_and_after_a_write() {
     let mut pair = Pair::new();
     let (pool, target) = (pool(&pair), pair.shared(2));
-    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     let mut message = filled(&pool, 7);
     message.set_len(5).unwrap();
-    let mut send = pair.one.post_send_with_immediate_owned(message, 0xfeed_beef).unwrap();
+    let mut send =
+        pair.one.post_owned(SendWorkRequest::new(message).immediate(0xfeed_beef)).unwrap();
     assert_eq!(send.wait(&mut pair.one).unwrap().0[..], [7; 5]);
     let (received, success) = receive.wait(&mut pair.two).unwrap();
     assert_eq!((success.byte_len(), success.immediate()), (5, Some(0xfeed_beef)));
     assert_eq!(received[..6], [7, 7, 7, 7, 7, 0]);
 
     // A write's bytes go where it says. The receive tells that they are there, and its buffer stays as it is.
-    let mut receive = pair.two.post_receive_owned(filled(&pool, 1)).unwrap();
+    let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 1))).unwrap();
     let (one, bytes) = (&mut pair.one, filled(&pool, 9));
-    let mut write = one.post_write_with_immediate_owned(bytes, target.remote(), 78).unwrap();
+    let mut write =
+        one.post_owned(WriteWorkRequest::new(bytes, target.remote()).immediate(78)).unwrap();
     assert_eq!(write.wait(one).unwrap().0[..], [9; 16]);
     let (untouched, success) = receive.wait(&mut pair.two).unwrap();
     assert_eq!((&untouched[..], success.immediate()), (&[1; 16][..], Some(78)));
@@ -200,18 +206,18 @@ fn a_region_that_moves_into_an_operation_is_written_by_a_receive_and_by_a_read()
     let new = |len| Box::new(MemoryRegion::<u64>::new(&pair.domain, len).unwrap());
     let (received, read) = (new(3), new(2));
     let address = received.as_ptr();
-    let mut receive = pair.two.post_receive_owned(received).unwrap();
+    let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(received)).unwrap();
     pair.one.send(&pair.region(16, 1).slice(..).unwrap()).unwrap();
     let (received, success) = receive.wait(&mut pair.two).unwrap();
     let bytes = |first: u8| u64::from_ne_bytes(std::array::from_fn(|n| first + n as u8));
     assert_eq!((success.byte_len(), &received[..]), (16, &[bytes(1), bytes(9), 0][..]));
     assert_eq!(received.as_ptr(), address, "it is the same memory");
-    let mut read = pair.one.post_read_owned(read, target.remote()).unwrap();
+    let mut read = pair.one.post_owned(ReadWorkRequest::new(read, target.remote())).unwrap();
     let (mut read, _) = read.wait(&mut pair.one).unwrap();
     assert_eq!(read[..], [3, 4]);
     // It is the program's own again.
     read[0] = 5;
-    let mut write = pair.one.post_write_owned(read, target.remote()).unwrap();
+    let mut write = pair.one.post_owned(WriteWorkRequest::new(read, target.remote())).unwrap();
     let (read, _) = write.wait(&mut pair.one).unwrap();
     assert_eq!(target.to_vec(), [5, 4]);
     read.close().map_err(drop).unwrap();
@@ -223,12 +229,12 @@ fn a_region_that_moves_into_an_operation_is_written_by_a_receive_and_by_a_read()
 fn a_wait_that_times_out_leaves_everything_in_flight() {
     let mut pair = manual();
     let pool = pool(&pair);
-    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     let soon = Instant::now() + Duration::from_millis(2);
     assert!(receive.wait_deadline(&mut pair.two, soon).unwrap().is_none());
     assert!(receive.poll(&mut pair.two).unwrap().is_none());
     assert_eq!(pool.available(), CHUNKS - 1);
-    let mut send = pair.one.post_send_owned(filled(&pool, 3)).unwrap();
+    let mut send = pair.one.post_owned(SendWorkRequest::new(filled(&pool, 3))).unwrap();
     pair.device.run();
     receive.wait(&mut pair.two).unwrap();
     send.wait(&mut pair.one).unwrap();
@@ -244,8 +250,8 @@ fn a_dropped_handle_gives_its_buffer_back_after_the_completion() {
         for dropped_before_the_end in [true, false] {
             let mut pair = manual();
             let pool = pool(&pair);
-            let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
-            let send = pair.one.post_send_owned(filled(&pool, 1)).unwrap();
+            let receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
+            let send = pair.one.post_owned(SendWorkRequest::new(filled(&pool, 1))).unwrap();
             let drop_both = move || drop((receive, send));
             let drop_both = || {
                 if on_another_thread {
@@ -283,13 +289,13 @@ fn a_dropped_handle_gives_its_buffer_back_after_the_completion() {
 fn a_forgotten_handle_gives_its_buffer_back_with_the_connection() {
     let mut pair = manual();
     let pool = pool(&pair);
-    mem::forget(pair.two.post_receive_owned(filled(&pool, 0)).unwrap());
-    mem::forget(pair.one.post_send_owned(filled(&pool, 1)).unwrap());
+    mem::forget(pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap());
+    mem::forget(pair.one.post_owned(SendWorkRequest::new(filled(&pool, 1))).unwrap());
     finish_all(&mut pair);
     assert_eq!(pool.available(), CHUNKS - 2);
     let mut pair = pair.reconnect();
     assert_eq!(pool.available(), CHUNKS);
-    mem::forget(pair.two.post_receive_owned(filled(&pool, 0)).unwrap());
+    mem::forget(pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap());
     drop((pair.one, pair.two));
     assert_eq!(pool.available(), CHUNKS);
 }
@@ -298,7 +304,7 @@ fn a_forgotten_handle_gives_its_buffer_back_with_the_connection() {
 fn a_forgotten_channel_keeps_its_buffers() {
     let mut pair = manual();
     let pool = pool(&pair);
-    let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     mem::forget(pair.two);
     drop(receive);
     assert_eq!(pool.available(), CHUNKS - 1);
@@ -308,7 +314,7 @@ fn a_forgotten_channel_keeps_its_buffers() {
 fn a_channel_that_ends_gives_buffers_back_though_handles_live_on() {
     let mut pair = manual();
     let pool = pool(&pair);
-    let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     drop(pair.two);
     assert_eq!(pool.available(), CHUNKS);
     drop(receive);
@@ -319,7 +325,7 @@ fn a_channel_that_ends_gives_buffers_back_though_handles_live_on() {
 fn when_nothing_ends_the_operations_their_buffers_are_leaked() {
     let mut pair = manual();
     let pool = pool(&pair);
-    let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     pair.device.fail_always(Verb::ModifyQp, libc::EIO);
     pair.device.fail_always(Verb::DestroyQp, libc::EIO);
     drop(pair.two);
@@ -332,13 +338,13 @@ fn when_nothing_ends_the_operations_their_buffers_are_leaked() {
 fn a_stopped_channel_says_so_and_gives_buffers_back() {
     let mut pair = manual();
     let pool = pool(&pair);
-    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
-    let by_token = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
+    let by_token = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     by_token.into_token(&mut pair.two, 5).unwrap();
-    let dropped = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let dropped = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     let mut region = pair.region(8, 0);
     let mut buffer = region.slice_mut(..).unwrap();
-    let stopped = pair.two.receive_deadline(&mut buffer, Instant::now());
+    let stopped = pair.two.until(Instant::now()).receive(&mut buffer);
     assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
     let ended = receive.poll(&mut pair.two).unwrap_err();
     assert!(ended.error.is_consequence());
@@ -349,7 +355,7 @@ fn a_stopped_channel_says_so_and_gives_buffers_back() {
     drop((ended.buffer.unwrap(), dropped));
     assert!(pair.two.poll_token().unwrap().is_none());
     assert_eq!(pool.available(), CHUNKS);
-    let refused = pair.two.post_receive_owned(filled(&pool, 0)).unwrap_err();
+    let refused = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap_err();
     assert_eq!(refused.error, TransportError::Stopped);
     drop((receive, region, refused, pool));
     pair.reconnect().finish();
@@ -360,14 +366,14 @@ fn a_discarded_operation_has_not_the_result_of_the_one_before() {
     // The two receives have the same place in the channel, as there is only one.
     let mut pair = Pair::with(Software::manual(), |builder| builder.max_recv_wr(1));
     let pool = pool(&pair);
-    let mut early = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
-    drop(pair.one.post_send_owned(filled(&pool, 7)).unwrap());
+    let mut early = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
+    drop(pair.one.post_owned(SendWorkRequest::new(filled(&pool, 7))).unwrap());
     finish_all(&mut pair);
     assert_eq!(early.wait(&mut pair.two).unwrap().0[..], [7; 16]);
-    let mut discarded = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut discarded = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     // The queue pair does not go to the error state, which would flush the receive: it is reset.
     pair.device.fail_next(Verb::ModifyQp, libc::EIO);
-    let stopped = pair.two.send_deadline(&(), Instant::now());
+    let stopped = pair.two.until(Instant::now()).send(&());
     assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
     let ended = discarded.wait(&mut pair.two).unwrap_err();
     assert_eq!(ended.error, TransportError::Stopped);
@@ -381,15 +387,16 @@ fn a_discarded_operation_has_not_the_result_of_the_one_before() {
 fn a_handle_of_an_earlier_connection_is_stopped_and_harms_nobody() {
     let mut pair = manual();
     let pool = pool(&pair);
-    let mut early = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
-    let early_too = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut early = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
+    let early_too = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     let mut pair = pair.reconnect();
-    let mut late = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
-    let late_too = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut late = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
+    let late_too = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     assert_eq!(early.poll(&mut pair.two).unwrap_err().error, TransportError::Stopped);
     drop(late_too);
     drop(early_too);
-    let mut sends = [1, 2].map(|byte| pair.one.post_send_owned(filled(&pool, byte)).unwrap());
+    let mut sends =
+        [1, 2].map(|byte| pair.one.post_owned(SendWorkRequest::new(filled(&pool, byte))).unwrap());
     finish_all(&mut pair);
     assert_eq!(late.poll(&mut pair.two).unwrap().unwrap().0[..], [1; 16]);
     for send in &mut sends {
@@ -407,15 +414,15 @@ fn tokens_tell_what_has_ended() {
     let mut pair = Pair::new();
     let pool = pool(&pair);
     for token in [10, 11, 12] {
-        let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+        let receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
         receive.into_token(&mut pair.two, token).unwrap();
     }
     assert!(pair.two.poll_token().unwrap().is_none());
-    let foreign = pair.one.post_send_owned(filled(&pool, 9)).unwrap();
+    let foreign = pair.one.post_owned(SendWorkRequest::new(filled(&pool, 9))).unwrap();
     let mut foreign = foreign.into_token(&mut pair.two, 1).unwrap_err();
     foreign.wait(&mut pair.one).unwrap();
     for byte in [8, 7] {
-        let mut send = pair.one.post_send_owned(filled(&pool, byte)).unwrap();
+        let mut send = pair.one.post_owned(SendWorkRequest::new(filled(&pool, byte))).unwrap();
         send.wait(&mut pair.one).unwrap();
     }
     let mut seen = Vec::new();
@@ -440,10 +447,10 @@ fn tokens_come_in_the_order_in_which_their_operations_have_ended() {
     let mut pair = Pair::with(Software::new(), |builder| builder.max_recv_wr(3));
     let pool = pool(&pair);
     let post = |channel: &mut Channel<'_>, token| {
-        let receive = channel.post_receive_owned(filled(&pool, 0)).unwrap();
+        let receive = channel.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
         receive.into_token(channel, token).unwrap();
     };
-    let send = |channel: &mut Channel<'_>, byte| _ = channel.send_inline(&[byte]).unwrap();
+    let send = |channel: &mut Channel<'_>, byte| _ = channel.send(Inline(&[byte])).unwrap();
     let next = |channel: &mut Channel<'_>| {
         let soon = Instant::now() + Duration::from_secs(60);
         let ended = channel.wait_token(soon).unwrap().unwrap();
@@ -456,7 +463,7 @@ fn tokens_come_in_the_order_in_which_their_operations_have_ended() {
     // It takes the place of the first.
     post(&mut pair.two, 3);
     (11..14).for_each(|byte| send(&mut pair.one, byte));
-    let receive = pair.one.post_receive_owned(NoBuffer).unwrap();
+    let receive = pair.one.post_owned(ReceiveWorkRequest::new(())).unwrap();
     // While it waits for another operation, the channel finds all three.
     pair.two.send(&()).unwrap();
     drop(receive);
@@ -465,16 +472,17 @@ fn tokens_come_in_the_order_in_which_their_operations_have_ended() {
     }
     assert!(pair.two.poll_token().unwrap().is_none());
     // Known by a token only after it has ended; and what a reset has ended.
-    let receives = [(); 2].map(|()| pair.two.post_receive_owned(filled(&pool, 0)).unwrap());
+    let receives =
+        [(); 2].map(|()| pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap());
     send(&mut pair.one, 1);
-    drop(pair.one.post_receive_owned(NoBuffer).unwrap());
+    drop(pair.one.post_owned(ReceiveWorkRequest::new(())).unwrap());
     pair.two.send(&()).unwrap();
     for (receive, token) in receives.into_iter().zip(7..) {
         receive.into_token(&mut pair.two, token).unwrap();
     }
     assert_eq!(next(&mut pair.two), (7, 1));
     pair.device.fail_next(Verb::ModifyQp, libc::EIO);
-    let stopped = pair.two.receive_deadline(&mut (), Instant::now());
+    let stopped = pair.two.until(Instant::now()).receive(&mut ());
     assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
     let ended = pair.two.poll_token().unwrap().unwrap();
     assert_eq!((ended.token, ended.result.unwrap_err()), (8, TransportError::Stopped));
@@ -492,8 +500,8 @@ fn a_program_that_only_posts_gets_its_places_and_buffers_back() {
     let pool = pool(&pair);
     // More than the queue has places, and than the pool has buffers.
     for n in 0..3 * CHUNKS as u8 {
-        let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
-        drop(pair.one.post_send_owned(filled(&pool, n)).unwrap());
+        let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
+        drop(pair.one.post_owned(SendWorkRequest::new(filled(&pool, n))).unwrap());
         pair.device.run();
         let (received, _) = receive.wait(&mut pair.two).unwrap();
         assert_eq!(received[..], [n; 16]);
@@ -501,9 +509,9 @@ fn a_program_that_only_posts_gets_its_places_and_buffers_back() {
     // What has not ended keeps its place.
     finish_all(&mut pair);
     for n in 0..4 {
-        drop(pair.one.post_send_owned(filled(&pool, n)).unwrap());
+        drop(pair.one.post_owned(SendWorkRequest::new(filled(&pool, n))).unwrap());
     }
-    let full = pair.one.post_send_owned(filled(&pool, 4)).unwrap_err();
+    let full = pair.one.post_owned(SendWorkRequest::new(filled(&pool, 4))).unwrap_err();
     assert_eq!(full.error, TransportError::QueueFull);
     assert_eq!(pool.available(), CHUNKS - 5);
     drop((full, pool));
@@ -516,12 +524,13 @@ fn a_post_that_fails_gives_the_buffer_back() {
     let pool = pool(&pair);
     let mut receives = Vec::new();
     for _ in 0..4 {
-        receives.push(pair.two.post_receive_owned(filled(&pool, 0)).unwrap());
+        receives.push(pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap());
     }
-    let full = pair.two.post_receive_owned(filled(&pool, 6)).unwrap_err();
+    let full = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 6))).unwrap_err();
     assert_eq!((full.error, &full.buffer.unwrap()[..]), (TransportError::QueueFull, &[6; 16][..]));
     let target = pair.shared(1);
-    let too_long = pair.one.post_write_owned(filled(&pool, 6), target.remote()).unwrap_err();
+    let too_long =
+        pair.one.post_owned(WriteWorkRequest::new(filled(&pool, 6), target.remote())).unwrap_err();
     assert!(too_long.to_string().contains("is 16, and must be within 0..=8"), "{too_long}");
     drop((too_long, receives, target));
     finish_all(&mut pair);
@@ -536,7 +545,7 @@ fn a_post_that_fails_gives_the_buffer_back() {
 fn they_go_beside_scopes_and_blocking_operations() {
     let mut pair = Pair::new();
     let pool = pool(&pair);
-    let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+    let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     let region = pair.region(4, 1);
     pair.one.send(&region.slice(..).unwrap()).unwrap();
     pair.exchange();

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, BufferPool, OperationError, PooledBuffer, ProtectionDomain, RemoteMemoryRegion,
-    TransportError,
+    AccessFlags, BufferPool, FetchAddWorkRequest, Inline, OperationError, PooledBuffer,
+    ProtectionDomain, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest,
+    TransportError, WriteWorkRequest,
 };
 use ibverbs_function_device::{FunctionDevice, Kind, Progress};
 
@@ -19,20 +20,26 @@ type Post = fn(&mut Pair, PooledBuffer, RemoteMemoryRegion) -> OperationError<Po
 
 /// With the verb that posts it.
 const POSTS: [(&str, Post); 7] = [
-    ("ibv_post_recv", |pair, buffer, _| pair.one.post_receive_owned(buffer).unwrap_err()),
-    ("ibv_post_send", |pair, buffer, remote| pair.one.post_read_owned(buffer, remote).unwrap_err()),
-    ("ibv_post_send", |pair, buffer, remote| {
-        pair.one.post_fetch_add_owned(buffer, remote, 1).unwrap_err()
+    ("ibv_post_recv", |pair, buffer, _| {
+        pair.one.post_owned(ReceiveWorkRequest::new(buffer)).unwrap_err()
     }),
-    ("ibv_post_send", |pair, buffer, _| pair.one.post_send_owned(buffer).unwrap_err()),
+    ("ibv_post_send", |pair, buffer, remote| {
+        pair.one.post_owned(ReadWorkRequest::new(buffer, remote)).unwrap_err()
+    }),
+    ("ibv_post_send", |pair, buffer, remote| {
+        pair.one.post_owned(FetchAddWorkRequest::new(buffer, remote, 1)).unwrap_err()
+    }),
     ("ibv_post_send", |pair, buffer, _| {
-        pair.one.post_send_with_immediate_owned(buffer, 1).unwrap_err()
+        pair.one.post_owned(SendWorkRequest::new(buffer)).unwrap_err()
+    }),
+    ("ibv_post_send", |pair, buffer, _| {
+        pair.one.post_owned(SendWorkRequest::new(buffer).immediate(1)).unwrap_err()
     }),
     ("ibv_post_send", |pair, buffer, remote| {
-        pair.one.post_write_owned(buffer, remote).unwrap_err()
+        pair.one.post_owned(WriteWorkRequest::new(buffer, remote)).unwrap_err()
     }),
     ("ibv_post_send", |pair, buffer, remote| {
-        pair.one.post_write_with_immediate_owned(buffer, remote, 1).unwrap_err()
+        pair.one.post_owned(WriteWorkRequest::new(buffer, remote).immediate(1)).unwrap_err()
     }),
 ];
 
@@ -71,7 +78,7 @@ fn fail(
     let failed = post(pair, filled(pool, 1), remote);
     let TransportError::Verbs(error) = failed.error else { panic!("{failed}") };
     assert_eq!((error.verb(), error.raw_os_error()), (verb, libc::EACCES));
-    let refused = pair.one.post_send_owned(filled(pool, 6)).unwrap_err();
+    let refused = pair.one.post_owned(SendWorkRequest::new(filled(pool, 6))).unwrap_err();
     assert_eq!(refused.error, TransportError::Stopped);
     assert_eq!(refused.buffer.expect("it was not posted")[..], [6; 8]);
     failed.buffer
@@ -84,10 +91,11 @@ fn the_buffer_comes_back_with_the_error_once_the_queue_pair_was_flushed_or_reset
         for operation in POSTS {
             let (mut pair, pool) = pair();
             let target = pair.shared(1);
-            let mut handle = pair.one.post_receive_owned(filled(&pool, 2)).unwrap();
-            let token = pair.one.post_send_owned(filled(&pool, 3)).unwrap();
+            let mut handle =
+                pair.one.post_owned(ReceiveWorkRequest::new(filled(&pool, 2))).unwrap();
+            let token = pair.one.post_owned(SendWorkRequest::new(filled(&pool, 3))).unwrap();
             token.into_token(&mut pair.one, 33).unwrap();
-            drop(pair.one.post_receive_owned(filled(&pool, 4)).unwrap());
+            drop(pair.one.post_owned(ReceiveWorkRequest::new(filled(&pool, 4))).unwrap());
             if let Some(verb) = failing {
                 pair.device.fail(verb).errno(libc::EIO).times(1);
             }
@@ -144,8 +152,8 @@ fn the_channel_keeps_the_buffer_while_the_queue_pair_can_be_neither_flushed_nor_
             pair.device.clear_faults();
             match end {
                 End::Completes => {
-                    drop(pair.two.post_receive_owned(filled(&pool, 9)).unwrap());
-                    drop(pair.two.post_send_owned(filled(&pool, 8)).unwrap());
+                    drop(pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 9))).unwrap());
+                    drop(pair.two.post_owned(SendWorkRequest::new(filled(&pool, 8))).unwrap());
                     pair.device.run();
                     assert!(pair.one.poll_token().unwrap().is_none());
                     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
@@ -170,8 +178,8 @@ fn the_channel_keeps_the_buffer_while_the_queue_pair_can_be_neither_flushed_nor_
                     assert_eq!(pool.available(), CHUNKS - 1, "the device may still use it");
                     // It is carried out late, in memory that is still there.
                     pair.device.clear_faults();
-                    drop(pair.two.post_receive_owned(filled(&pool, 9)).unwrap());
-                    drop(pair.two.post_send_owned(filled(&pool, 8)).unwrap());
+                    drop(pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 9))).unwrap());
+                    drop(pair.two.post_owned(SendWorkRequest::new(filled(&pool, 8))).unwrap());
                     pair.device.run();
                     drop(pair.two);
                     assert_eq!(pool.available(), CHUNKS - 1);
@@ -197,16 +205,16 @@ fn the_channel_keeps_the_buffer_while_the_queue_pair_can_be_neither_flushed_nor_
 #[test]
 fn a_post_that_is_refused_gives_the_buffer_back_and_stops_nothing() {
     let (mut pair, pool) = pair();
-    let mut receive = pair.one.post_receive_owned(filled(&pool, 2)).unwrap();
+    let mut receive = pair.one.post_owned(ReceiveWorkRequest::new(filled(&pool, 2))).unwrap();
     pair.device.fail("post_send").errno(libc::EACCES).times(1);
-    let refused = pair.one.post_send_owned(filled(&pool, 1)).unwrap_err();
+    let refused = pair.one.post_owned(SendWorkRequest::new(filled(&pool, 1))).unwrap_err();
     assert_eq!(refused.buffer.expect("it was not posted")[..], [1; 8]);
     pair.device.fail("post_recv").errno(libc::EACCES).times(1);
-    let refused = pair.one.post_receive_owned(filled(&pool, 1)).unwrap_err();
+    let refused = pair.one.post_owned(ReceiveWorkRequest::new(filled(&pool, 1))).unwrap_err();
     assert_eq!(refused.buffer.expect("it was not posted")[..], [1; 8]);
     assert!(receive.poll(&mut pair.one).unwrap().is_none());
     pair.device.progress(Progress::OnPoll);
-    pair.two.send_inline(&[5; 8]).unwrap();
+    pair.two.send(Inline(&[5; 8])).unwrap();
     assert_eq!(receive.wait(&mut pair.one).unwrap().0[..], [5; 8]);
     drop((receive, pool));
     pair.exchange();

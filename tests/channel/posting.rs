@@ -1,6 +1,6 @@
 //! Posted requests: what the device receives, and what happens when a post fails.
 
-use ibverbs::{Channel, PendingWork, ScopeError, TransportError, WorkSuccess};
+use ibverbs::{Channel, Inline, PendingWork, ScopeError, TransportError, WorkSuccess};
 use ibverbs_function_device::Progress;
 
 use crate::pair::{ModelPair as Pair, outstanding, soon};
@@ -33,8 +33,8 @@ fn no_blocking_request_is_left_with_the_device_though_posting_failed() {
     let (target, mut local) = (pair.shared(1), pair.region(8, 1));
     let remote = target.remote();
     type Post<'p> = &'p dyn Fn(&mut Channel<'_>) -> Result<WorkSuccess, TransportError>;
-    let inline: Post<'_> = &|one| one.write_inline(&[1; 8], remote);
-    let send: Post<'_> = &|one| one.send_deadline(&(), soon());
+    let inline: Post<'_> = &|one| one.write(Inline(&[1; 8]), remote);
+    let send: Post<'_> = &|one| one.until(soon()).send(&());
     let write: Post<'_> = &|one| one.write(&(), remote);
     for post in [inline, send, write] {
         fail_once(&pair);
@@ -128,7 +128,7 @@ fn the_device_is_given_nothing_empty() {
         posted.list.iter().map(|&(_, length, _)| length).collect::<Vec<_>>()
     };
     let nothing = &mut local.slice_mut(5..5).unwrap();
-    pair.one.receive_deadline(nothing, soon()).unwrap_err();
+    pair.one.until(soon()).receive(nothing).unwrap_err();
     assert_eq!(lengths(&pair), []);
     let mut pair = pair.reconnect();
     pair.one.read(&mut local.slice_mut(12..).unwrap(), remote).unwrap();
@@ -148,7 +148,7 @@ fn the_device_is_given_nothing_empty() {
     pair.one.read(&mut (none, empty, head), remote).unwrap();
     assert_eq!(lengths(&pair), [8]);
     let (left, right) = tail.split_at(4).unwrap();
-    pair.one.receive_deadline(&mut [left, right], soon()).unwrap_err();
+    pair.one.until(soon()).receive(&mut [left, right]).unwrap_err();
     assert_eq!(lengths(&pair), [4]);
     drop((local, target));
     pair.reconnect().finish();

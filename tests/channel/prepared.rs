@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, BufferPool, ErrorKind, PreparedChannel, ProtectionDomain, TransportError,
+    AccessFlags, BufferPool, ErrorKind, Inline, PreparedChannel, ProtectionDomain,
+    ReceiveWorkRequest, TransportError,
 };
 use ibverbs_software::Verb;
 
@@ -43,11 +44,12 @@ fn the_first_messages_find_their_receives() {
     let rig = Rig::new();
     let (mut one, two) = (rig.prepared(), rig.prepared());
     let endpoint = one.endpoint();
-    let mut receives: Vec<_> =
-        (0..4).map(|_| one.post_receive_owned(rig.pool.take().unwrap()).unwrap()).collect();
+    let mut receives: Vec<_> = (0..4)
+        .map(|_| one.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap())
+        .collect();
     assert_eq!(one.endpoint(), endpoint);
     assert_eq!(rig.device.outstanding(endpoint.num()), Some((0, 4)));
-    let full = one.post_receive_owned(rig.pool.take().unwrap()).unwrap_err();
+    let full = one.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap_err();
     assert_eq!(full.error, TransportError::QueueFull);
     drop(full);
     // The peer is ready first, and sends at once.
@@ -55,7 +57,7 @@ fn the_first_messages_find_their_receives() {
     let endpoint = two.endpoint();
     let mut one = one.handshake(endpoint).unwrap();
     for number in 0..4 {
-        two.send_inline(&[number; 3]).unwrap();
+        two.send(Inline(&[number; 3])).unwrap();
     }
     for (receive, number) in receives.iter_mut().zip(0..) {
         let (buffer, success) = receive.wait(&mut one).unwrap();
@@ -75,8 +77,9 @@ fn a_channel_that_is_dropped_gives_its_buffers_back() {
     let rig = Rig::new();
     for closed in [false, true] {
         let mut prepared = rig.prepared();
-        let receives =
-            [(); 2].map(|()| prepared.post_receive_owned(rig.pool.take().unwrap()).unwrap());
+        let receives = [(); 2].map(|()| {
+            prepared.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap()
+        });
         assert_eq!(rig.pool.available(), CHUNKS - 2);
         if closed {
             prepared.close().unwrap();
@@ -94,12 +97,14 @@ fn a_channel_that_is_dropped_gives_its_buffers_back() {
 fn forgotten_handles_leak_nothing() {
     let rig = Rig::new();
     let mut prepared = rig.prepared();
-    std::mem::forget(prepared.post_receive_owned(rig.pool.take().unwrap()).unwrap());
-    drop(prepared.post_receive_owned(rig.pool.take().unwrap()).unwrap());
+    std::mem::forget(
+        prepared.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap(),
+    );
+    drop(prepared.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap());
     let endpoint = prepared.endpoint();
     let mut channel = prepared.handshake(endpoint).unwrap();
-    channel.send_inline(b"to itself").unwrap();
-    channel.send_inline(b"to itself").unwrap();
+    channel.send(Inline(b"to itself")).unwrap();
+    channel.send(Inline(b"to itself")).unwrap();
     assert!(channel.poll_token().unwrap().is_none());
     drop(channel);
     rig.finish();
@@ -110,7 +115,7 @@ fn forgotten_handles_leak_nothing() {
 fn buffers_of_a_queue_pair_that_cannot_be_destroyed_are_leaked() {
     let Rig { device, domain, pool } = Rig::new();
     let mut prepared = builder(&domain).build().unwrap();
-    let receive = prepared.post_receive_owned(pool.take().unwrap()).unwrap();
+    let receive = prepared.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
     device.fail_always(Verb::ModifyQp, libc::EIO);
     device.fail_always(Verb::DestroyQp, libc::EIO);
     drop(prepared);
@@ -126,7 +131,7 @@ fn a_failed_handshake_ends_the_receives_and_the_next_starts_again() {
     // The first step has been made, so two are left.
     for step in 0..2 {
         let (mut one, two) = (rig.prepared(), rig.prepared());
-        let mut early = one.post_receive_owned(rig.pool.take().unwrap()).unwrap();
+        let mut early = one.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap();
         let (to_one, to_two) = (one.endpoint(), two.endpoint());
         rig.device.let_pass(Verb::ModifyQp, step);
         rig.device.fail_next(Verb::ModifyQp, libc::ENETUNREACH);
@@ -134,9 +139,9 @@ fn a_failed_handshake_ends_the_receives_and_the_next_starts_again() {
         assert_eq!(failed.error.raw_os_error(), libc::ENETUNREACH);
         assert_eq!(rig.pool.available(), CHUNKS, "its buffer is back");
         let mut one = failed.object;
-        let mut again = one.post_receive_owned(rig.pool.take().unwrap()).unwrap();
+        let mut again = one.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap();
         let (mut one, mut two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
-        two.send_inline(b"first").unwrap();
+        two.send(Inline(b"first")).unwrap();
         assert_eq!(&again.wait(&mut one).unwrap().0[..5], b"first");
         assert_eq!(early.poll(&mut one).unwrap_err().error, TransportError::Stopped);
         drop((one, two, early, again));
@@ -149,11 +154,12 @@ fn a_queue_pair_that_does_not_reach_init_takes_no_receive() {
     let rig = Rig::new();
     let mut prepared = rig.prepared();
     rig.device.fail_next(Verb::ModifyQp, libc::ENOMEM);
-    let refused = prepared.post_receive_owned(rig.pool.take().unwrap()).unwrap_err();
+    let refused =
+        prepared.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap_err();
     let TransportError::Verbs(error) = refused.error else { panic!("{refused}") };
     assert_eq!(error.kind(), ErrorKind::Resource);
     drop(refused.buffer);
-    let receive = prepared.post_receive_owned(rig.pool.take().unwrap()).unwrap();
+    let receive = prepared.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap();
     drop((prepared, receive));
     rig.finish();
 }

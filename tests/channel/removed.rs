@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use ibverbs::{
     AccessFlags, AsyncEventKind, AsyncEventSubject, BufferPool, ChannelBuilder, CompletionChannel,
     CompletionFields, CompletionQueue, Error, ErrorKind, OperationError, OwnedWork, PooledBuffer,
-    ProtectionDomain, TransportError, TransportResult, WorkCompletion, WorkStatus,
+    ProtectionDomain, ReceiveWorkRequest, TransportError, TransportResult, WorkCompletion,
+    WorkStatus,
 };
 use ibverbs_function_device::{FunctionDevice, Kind};
 
@@ -222,7 +223,7 @@ fn every_wait_for_an_operation_that_owns_its_buffer_ends() {
             };
             let mut pair = Pair::with(device.clone(), set);
             let pool = BufferPool::new(&pair.domain, 8, 1, AccessFlags::empty()).unwrap();
-            let work = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
+            let work = pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
             let number = pair.one.number();
             let (error, _) = pulled_out(&device, || true, || wait(&mut pair, work));
             let TransportError::Verbs(error) = error else { panic!("{error:?}") };

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, OperationError, PooledBuffer, ScopeError, TransportError, ffi,
+    AccessFlags, BufferPool, Channel, Inline, OperationError, PooledBuffer, ReceiveWorkRequest,
+    ScopeError, SendWorkRequest, TransportError, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -134,7 +135,7 @@ fn an_unknown_completion_ends_no_operation_of_a_scope() {
     let (device, completions, number) = (&pair.device, queue(&pair.one), pair.one.number());
     pair.one
         .scope(|s| {
-            let mut write = s.post_write_inline(&[1; 8], target.remote())?;
+            let mut write = s.post_write(Inline(&[1; 8]), target.remote())?;
             let epoch = device.posted(0).unwrap().wr_id;
             assert_eq!(epoch as u32, 0, "the first slot");
             for stranger in strangers(epoch, number) {
@@ -184,7 +185,7 @@ fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
     let stranger = |wr_id| ffi::ibv_wc { wr_id, qp_num: other, ..Default::default() };
     let mut epoch = 0;
     let result = pair.one.scope(|s| {
-        let write = s.post_write_inline(&[1; 8], target.remote())?;
+        let write = s.post_write(Inline(&[1; 8]), target.remote())?;
         epoch = device.posted(0).unwrap().wr_id;
         device.inject(completions, &stranger(epoch));
         let error = write.wait_deadline(soon()).unwrap_err();
@@ -196,7 +197,7 @@ fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
     result.unwrap();
     let blocking = epoch | 0xffff_ffff;
     device.inject(completions, &stranger(blocking));
-    let error = pair.one.receive_deadline(&mut (), soon()).unwrap_err();
+    let error = pair.one.until(soon()).receive(&mut ()).unwrap_err();
     assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id: blocking });
     assert_eq!(outstanding(&device, &pair.one), (0, 0));
     drop(target);
@@ -214,7 +215,7 @@ fn what_an_earlier_connection_left_is_not_heeded() {
         let (device, completions) = (pair.device.clone(), queue(&pair.one));
         device.hold_completions(completions, 0, true);
         let mut receive = region.slice_mut(..).unwrap();
-        let late = pair.one.receive_deadline(&mut receive, soon()).unwrap_err();
+        let late = pair.one.until(soon()).receive(&mut receive).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);
         assert_eq!(device.held(completions), 1);
         pair = pair.reconnect();
@@ -278,13 +279,13 @@ fn an_unknown_completion_ends_no_operation_that_owns_its_buffer() {
         buffer
     };
     let one = &mut pair.one;
-    let mut send = one.post_send_owned(filled(1)).unwrap();
+    let mut send = one.post_owned(SendWorkRequest::new(filled(1))).unwrap();
     let epoch = device.posted(0).unwrap().wr_id;
     assert_eq!(epoch as u32, 0, "the first slot");
-    let mut receive = one.post_receive_owned(filled(9)).unwrap();
+    let mut receive = one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
     let received = device.posted(0).unwrap().wr_id;
-    drop(one.post_receive_owned(filled(9)).unwrap());
-    let token = one.post_receive_owned(filled(9)).unwrap();
+    drop(one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap());
+    let token = one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
     token.into_token(one, 3).unwrap();
     let of_the_receive = ffi::ibv_wc { wr_id: received, qp_num: number + 1, ..Default::default() };
     for stranger in strangers(epoch, number).into_iter().chain([of_the_receive]) {
@@ -307,8 +308,9 @@ fn an_unknown_completion_ends_no_operation_that_owns_its_buffer() {
             assert_eq!(device.outstanding(number), (1, 3));
         }
     }
-    let mut messages = [4, 5, 6].map(|byte| pair.two.post_send_owned(filled(byte)).unwrap());
-    let mut sink = pair.two.post_receive_owned(filled(9)).unwrap();
+    let mut messages =
+        [4, 5, 6].map(|byte| pair.two.post_owned(SendWorkRequest::new(filled(byte))).unwrap());
+    let mut sink = pair.two.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
     device.run();
     assert_eq!(send.wait(one).unwrap().0[..], [1; 8]);
     assert_eq!(receive.wait(one).unwrap().0[..], [4; 8]);
@@ -334,7 +336,7 @@ fn is_kept<B>(failed: OperationError<B>) -> TransportError {
 fn a_failed_poll_ends_no_operation_that_owns_its_buffer() {
     let mut pair = Pair::new();
     let pool = BufferPool::new(&pair.domain, 8, 8, AccessFlags::empty()).unwrap();
-    let mut receive = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
+    let mut receive = pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
     pair.device.fail("poll_cq").errno(libc::EIO).times(4);
     assert!(is_poll_error(is_kept(receive.poll(&mut pair.one).unwrap_err())));
     assert!(is_poll_error(is_kept(receive.wait(&mut pair.one).unwrap_err())));
@@ -342,7 +344,7 @@ fn a_failed_poll_ends_no_operation_that_owns_its_buffer() {
     assert!(is_poll_error(is_kept(receive.wait_deadline(&mut pair.one, late).unwrap_err())));
     assert!(is_poll_error(pair.one.poll_token().unwrap_err()));
     assert_eq!((outstanding(&pair.device, &pair.one), pool.available()), ((0, 1), 7));
-    pair.two.send_inline(&[5; 8]).unwrap();
+    pair.two.send(Inline(&[5; 8])).unwrap();
     assert_eq!(receive.wait(&mut pair.one).unwrap().0[..], [5; 8]);
     drop((receive, pool));
     pair.finish();
@@ -357,13 +359,14 @@ fn what_an_earlier_connection_left_gives_no_buffer_back() {
     for round in 0..3 {
         let (device, completions) = (pair.device.clone(), queue(&pair.one));
         device.hold_completions(completions, 0, true);
-        let early = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
-        pair.two.send_inline(&[round; 8]).unwrap();
+        let early = pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
+        pair.two.send(Inline(&[round; 8])).unwrap();
         assert_eq!(device.held(completions), 1);
         pair = pair.reconnect();
         assert_eq!(pool.available(), 8, "the queue pair was reset");
-        let mut receive = pair.one.post_receive_owned(pool.take().unwrap()).unwrap();
-        drop(pair.one.post_receive_owned(pool.take().unwrap()).unwrap());
+        let mut receive =
+            pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
+        drop(pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap());
         // Now it arrives, for the same slot.
         device.hold_completions(completions, 0, false);
         device.release_all(completions);
@@ -373,7 +376,7 @@ fn what_an_earlier_connection_left_gives_no_buffer_back() {
         }
         assert_eq!((outstanding(&device, &pair.one), pool.available()), ((0, 2), 6));
         drop(early);
-        pair.two.send_inline(&[round + 100; 8]).unwrap();
+        pair.two.send(Inline(&[round + 100; 8])).unwrap();
         assert_eq!(receive.wait(&mut pair.one).unwrap().0[..], [round + 100; 8]);
         drop(receive);
         pair = pair.reconnect();

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    MaxRnrRetries, MemorySliceMut, ScopeError, TransportError, TransportResult, WorkStatus,
+    Inline, MaxRnrRetries, MemorySliceMut, ScopeError, TransportError, TransportResult, WorkStatus,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -143,7 +143,7 @@ fn completions_out_of_order_find_their_owners() {
                 Ok::<_, TransportError>(echo.unwrap())
             })
             .unwrap();
-        let target = two.post_send_inline(b"x");
+        let target = two.post_send(Inline(b"x"));
         assert!(target.is_ok());
         // The last one first; the completions of the others are kept in the table meanwhile.
         for index in [2, 0, 0] {
@@ -230,7 +230,7 @@ fn completions_that_were_polled_together_find_their_owners() {
             let mut receives: Vec<_> = (1..).zip(receives).collect();
             one.scope(|one| {
                 let sends = [&[1; 1][..], &[2; 2], &[3; 3], &[4; 4]];
-                let sends = sends.map(|bytes| one.post_send_inline(bytes));
+                let sends = sends.map(|bytes| one.post_send(Inline(bytes)));
                 device.run();
                 sends.into_iter().try_for_each(|send| send?.wait().map(drop))
             })
@@ -290,7 +290,7 @@ fn the_queues_are_full_before_the_device_is_asked() {
                 (0..4).map(|_| s.post_write(slice, remote)).collect::<Result<_, _>>()?;
             assert!(!s.can_post_send() && s.can_post_receive());
             assert_eq!(s.post_write(slice, remote).unwrap_err(), TransportError::QueueFull);
-            assert_eq!(s.post_send_inline(&[]).unwrap_err(), TransportError::QueueFull);
+            assert_eq!(s.post_send(Inline(&[])).unwrap_err(), TransportError::QueueFull);
             for part in sink.slice_mut(..)?.chunks(2)? {
                 drop(s.post_receive(part)?);
             }
@@ -420,7 +420,7 @@ fn an_error_with_nothing_in_flight_leaves_the_channel_connected() {
     let mut pair = Pair::new();
     let target = pair.shared(1);
     let result = pair.one.scope(|s| {
-        s.post_write_inline(&[1; 8], target.remote()).unwrap().wait().unwrap();
+        s.post_write(Inline(&[1; 8]), target.remote()).unwrap().wait().unwrap();
         Err::<(), _>(())
     });
     assert_eq!(result, Err(ScopeError::Closure(())));
@@ -483,8 +483,8 @@ fn a_manual_scope_returns_what_its_closure_does() {
     let target = pair.shared(1);
     let remote = target.remote();
     let value = pair.one.manual_scope(|s| {
-        s.post_write_inline(&[1; 8], remote)?.wait()?;
-        let mut polled = s.post_write_inline(&[2; 8], remote)?;
+        s.post_write(Inline(&[1; 8]), remote)?.wait()?;
+        let mut polled = s.post_write(Inline(&[2; 8]), remote)?;
         polled.spin_poll()?;
         Ok::<_, TransportError>(5)
     });
@@ -563,7 +563,7 @@ fn a_scope_s_deadline_is_for_what_is_left() {
     let target = pair.shared(1);
     let later = Instant::now() + Duration::from_secs(60);
     let done = pair.one.scope_deadline(later, |s| {
-        drop(s.post_write_inline(&[1; 8], target.remote())?);
+        drop(s.post_write(Inline(&[1; 8]), target.remote())?);
         Ok::<_, TransportError>(1)
     });
     assert_eq!(done, Ok(1));

@@ -129,7 +129,7 @@ fn a_queue_pair_that_cannot_be_reset_is_destroyed() {
     pair.device.clear_faults();
     assert_eq!((pair.one.number(), pair.one.as_raw()), (number, std::ptr::null_mut()));
     assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Closed);
-    assert_eq!(pair.one.receive_deadline(&mut (), soon()).unwrap_err(), TransportError::Closed);
+    assert_eq!(pair.one.until(soon()).receive(&mut ()).unwrap_err(), TransportError::Closed);
     let error = pair.one.scope(|s| s.post_send(()).map(drop)).unwrap_err();
     assert_eq!(error, ScopeError::Closure(TransportError::Closed));
     // SAFETY: nothing is posted.
@@ -233,7 +233,7 @@ fn when_nothing_helps_a_blocking_call_aborts() {
     if is_child(NAME) {
         let mut pair = Pair::new();
         break_everything(&pair.device);
-        let _ = pair.one.receive_deadline(&mut (), soon());
+        let _ = pair.one.until(soon()).receive(&mut ());
         eprintln!("still here");
         return;
     }

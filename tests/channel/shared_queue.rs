@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use ibverbs::{Channel, CompletionQueue, ErrorKind, SharedCompletionQueue, TransportError, ffi};
+use ibverbs::{
+    Channel, CompletionQueue, ErrorKind, Inline, SendWorkRequest, SharedCompletionQueue,
+    TransportError, ffi,
+};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{ModelPair as Pair, builder, connect, domain, outstanding, soon};
@@ -66,13 +69,13 @@ fn channels_on_one_queue_work_on_different_threads() {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             for n in 0..500 {
-                one.send_with_immediate(&(), n).unwrap();
+                one.run(SendWorkRequest::new(&()).immediate(n)).unwrap();
                 assert_eq!(one.receive(&mut ()).unwrap().immediate(), Some(n + 1));
             }
         });
         for n in 0..500 {
             assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(n));
-            two.send_with_immediate(&(), n + 1).unwrap();
+            two.run(SendWorkRequest::new(&()).immediate(n + 1)).unwrap();
         }
     });
     sharing.finish();
@@ -198,7 +201,7 @@ fn the_number_of_a_channel_that_was_stopped_by_force_can_be_used_again() {
             })
             .unwrap();
         pair.device.fail("modify_qp").errno(libc::EIO).always();
-        let late = channel.receive_deadline(&mut (), soon()).unwrap_err();
+        let late = channel.until(soon()).receive(&mut ()).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);
         pair.device.clear_faults();
         assert_eq!(channel.send(&()).unwrap_err(), TransportError::Closed);
@@ -258,8 +261,8 @@ fn completions_of_nobody_are_dropped_and_strange_ones_told() {
     pair.device.inject(queue.as_raw(), &strange);
     // It belongs to `two`; `one` does not see it.
     let target = pair.shared(1);
-    pair.one.write_inline(&[1; 8], target.remote()).unwrap();
-    let error = pair.two.receive_deadline(&mut (), soon()).unwrap_err();
+    pair.one.write(Inline(&[1; 8]), target.remote()).unwrap();
+    let error = pair.two.until(soon()).receive(&mut ()).unwrap_err();
     assert!(matches!(error, TransportError::UnknownCompletion { wr_id: 5, .. }), "{error}");
     assert_eq!(outstanding(&pair.device, &pair.two), (0, 0));
     drop(target);
@@ -275,8 +278,8 @@ fn an_inbox_that_overflows_is_an_error_until_the_reset() {
         pair.device.inject(queue.as_raw(), &strange);
     }
     let target = pair.shared(1);
-    pair.one.write_inline(&[1; 8], target.remote()).unwrap();
-    let error = pair.two.receive_deadline(&mut (), soon()).unwrap_err();
+    pair.one.write(Inline(&[1; 8]), target.remote()).unwrap();
+    let error = pair.two.until(soon()).receive(&mut ()).unwrap_err();
     assert!(matches!(error, TransportError::UnknownCompletion { .. }), "{error}");
     drop(target);
     let Sharing { pair, queue } = sharing;

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    CompletionQueue, ErrorKind, ProtectionDomain, SharedCompletionQueue, SharedMemoryRegion,
-    TransportError,
+    CompletionQueue, ErrorKind, ProtectionDomain, SendWorkRequest, SharedCompletionQueue,
+    SharedMemoryRegion, TransportError,
 };
 use ibverbs_software::Verb;
 
@@ -29,7 +29,7 @@ fn a_receive_sleeps_until_the_message_is_there() {
                     assert!(start.elapsed() < Duration::from_secs(60), "it never slept");
                     thread::yield_now();
                 }
-                one.send_with_immediate(&(), 9).unwrap();
+                one.run(SendWorkRequest::new(&()).immediate(9)).unwrap();
             });
             assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(9));
         });
@@ -46,7 +46,7 @@ fn a_receive_sleeps_until_the_message_is_there() {
 fn a_sleeper_wakes_at_its_deadline() {
     let mut pair = sleeping(3);
     let start = Instant::now();
-    let error = pair.one.receive_deadline(&mut (), soon()).unwrap_err();
+    let error = pair.one.until(soon()).receive(&mut ()).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
     assert!((20..60_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
@@ -64,7 +64,7 @@ fn a_scope_sleeps_too() {
         threads.spawn(|| {
             for n in 0..4 {
                 thread::sleep(Duration::from_millis(10));
-                one.send_with_immediate(&(), n).unwrap();
+                one.run(SendWorkRequest::new(&()).immediate(n)).unwrap();
             }
         });
         two.scope(|s| {
@@ -104,13 +104,13 @@ fn channels_that_share_a_queue_wake_each_other() {
     thread::scope(|threads| {
         threads.spawn(|| {
             for n in 0..200 {
-                one.send_with_immediate(&(), n).unwrap();
+                one.run(SendWorkRequest::new(&()).immediate(n)).unwrap();
                 assert_eq!(one.receive(&mut ()).unwrap().immediate(), Some(n));
             }
         });
         for n in 0..200 {
             assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(n));
-            two.send_with_immediate(&(), n).unwrap();
+            two.run(SendWorkRequest::new(&()).immediate(n)).unwrap();
         }
     });
     drop((one, two, queue, domain, context));
@@ -133,7 +133,7 @@ fn nobody_sleeps_while_its_completion_is_behind_many_others() {
             std::mem::forget(one.post_write((), target.remote())?);
         }
         let start = Instant::now();
-        two.write_deadline(&(), target.remote(), start + Duration::from_secs(60))?;
+        two.until(start + Duration::from_secs(60)).write(&(), target.remote())?;
         assert!(start.elapsed() < Duration::from_secs(30), "it slept: {:?}", start.elapsed());
         Ok::<_, TransportError>(())
     })

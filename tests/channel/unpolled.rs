@@ -1,6 +1,9 @@
 //! Unpolled operations, which the program polls by hand.
 
-use ibverbs::{ChannelClosed, TransportError, WorkErrorClass, WorkOpcode};
+use ibverbs::{
+    ChannelClosed, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, SendWorkRequest,
+    TransportError, WorkErrorClass, WorkOpcode, WriteWorkRequest,
+};
 use ibverbs_software::Verb;
 
 use crate::pair::{Pair, outstanding, soon};
@@ -22,9 +25,9 @@ fn work_outlives_scopes_and_blocking_calls() {
     };
     assert!(one.poll(&mut pair.two).is_none());
     // A scope does not wait for operations that it did not post, even when it stops because of an error.
-    pair.two.scope(|s| s.post_write_inline(&[1; 8], target.remote())?.wait().map(drop)).unwrap();
+    pair.two.scope(|s| s.post_write(Inline(&[1; 8]), target.remote())?.wait().map(drop)).unwrap();
     pair.two.scope(|_| Err::<(), _>(())).unwrap_err();
-    pair.two.write_inline(&[2; 8], target.remote()).unwrap();
+    pair.two.write(Inline(&[2; 8]), target.remote()).unwrap();
     pair.two.manual_scope(|_| Ok::<_, ()>(())).unwrap();
     pair.one.send(&outgoing.slice(..4).unwrap()).unwrap();
     pair.one.send(&outgoing.slice(..).unwrap()).unwrap();
@@ -76,7 +79,7 @@ fn a_result_is_handed_out_once_though_its_slot_is_used_again() {
     // Once through all slots.
     let mut others = [(); 4].map(|()| receive(&mut pair));
     for n in 0..4 {
-        pair.one.send_with_immediate(&(), n).unwrap();
+        pair.one.run(SendWorkRequest::new(&()).immediate(n)).unwrap();
     }
     for _ in 0..5 {
         assert_eq!(first.poll(&mut pair.two).unwrap().unwrap_err(), TransportError::UnknownWork);
@@ -106,12 +109,15 @@ fn every_kind_can_be_posted() {
     // SAFETY: each is waited for before the region is touched.
     unsafe {
         one.send_unpolled(&part).unwrap().wait(one).unwrap();
-        one.send_with_immediate_unpolled(&part, 1).unwrap().wait(one).unwrap();
+        one.post_unpolled(SendWorkRequest::new(&part).immediate(1)).unwrap().wait(one).unwrap();
         one.write_unpolled(&part, word).unwrap().wait(one).unwrap();
         one.read_unpolled(&mut part, word).unwrap().wait_deadline(one, soon()).unwrap();
-        one.fetch_add_unpolled(&mut part, word, 1).unwrap().wait(one).unwrap();
-        one.compare_swap_unpolled(&mut part, word, 0, 1).unwrap().wait(one).unwrap();
-        let waits = one.write_with_immediate_unpolled(&part, word, 1).unwrap();
+        one.post_unpolled(FetchAddWorkRequest::new(&mut part, word, 1)).unwrap().wait(one).unwrap();
+        one.post_unpolled(CompareSwapWorkRequest::new(&mut part, word, 0, 1))
+            .unwrap()
+            .wait(one)
+            .unwrap();
+        let waits = one.post_unpolled(WriteWorkRequest::new(&part, word).immediate(1)).unwrap();
         assert_eq!(waits.wait_deadline(one, soon()).unwrap_err(), TransportError::TimedOut);
     }
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
@@ -156,7 +162,7 @@ fn a_stopped_channel_has_flushed_its_work() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
     let mut work = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
-    pair.one.receive_deadline(&mut (), soon()).unwrap_err();
+    pair.one.until(soon()).receive(&mut ()).unwrap_err();
     let error = work.poll(&mut pair.one).unwrap().unwrap_err();
     assert_eq!(error.work_error().unwrap().class(), WorkErrorClass::Flushed);
     let mut pair = pair.reconnect();

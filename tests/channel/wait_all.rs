@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ibverbs::{MaxRnrRetries, ScopeError, TransportError, WorkStatus};
+use ibverbs::{Inline, MaxRnrRetries, ReceiveWorkRequest, ScopeError, TransportError, WorkStatus};
 use ibverbs_software::Verb;
 
 use crate::pair::{ModelPair, Pair, soon};
@@ -14,7 +14,7 @@ fn all_have_ended_and_handles_have_their_results() {
     let target = pair.shared(4);
     let region = pair.region(8, 7);
     // Not of the scope.
-    let mut receive = pair.one.post_receive_owned(ibverbs::NoBuffer).unwrap();
+    let mut receive = pair.one.post_owned(ReceiveWorkRequest::new(())).unwrap();
     pair.one
         .scope(|s| {
             s.wait_all()?;
@@ -50,7 +50,7 @@ fn a_failure_is_told_once() {
         |builder: ibverbs::ChannelBuilder<'static>| builder.max_rnr_retries(MaxRnrRetries::NONE);
     let mut pair = Pair::with(Software::new(), rules);
     let result = pair.one.scope(|s| {
-        let kept = s.post_write_inline(&[], ibverbs::RemoteMemoryRegion::new(0, 0, 0)?)?;
+        let kept = s.post_write(Inline(&[]), ibverbs::RemoteMemoryRegion::new(0, 0, 0)?)?;
         s.post_send(())?;
         s.post_send(())?;
         let error = s.wait_all().unwrap_err().work_error().unwrap();
@@ -89,7 +89,7 @@ fn a_manual_scope_has_seen_what_it_has_waited_for() {
     let mut pair = Pair::new();
     let target = pair.shared(1);
     let done = pair.one.manual_scope(|s| {
-        s.post_write_inline(&[1; 8], target.remote())?;
+        s.post_write(Inline(&[1; 8]), target.remote())?;
         s.wait_all()
     });
     assert_eq!(done, Ok(()));

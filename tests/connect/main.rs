@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Channel, ExchangeError, MemoryRegion};
+use ibverbs::{Channel, ExchangeError, Inline, MemoryRegion};
 use rig::{Rig, error, listener, recorded, soon, tcp_pair};
 
 impl Rig {
@@ -26,8 +26,8 @@ impl Rig {
     fn tell(&self, from: &mut Channel<'_>, to: &mut Channel<'_>) {
         let mut inbox = MemoryRegion::<u8>::new(&self.domain, 16).unwrap();
         thread::scope(|threads| {
-            threads.spawn(|| from.send_inline_deadline(b"hello", soon()).unwrap());
-            let done = to.receive_deadline(&mut inbox.slice_mut(..).unwrap(), soon()).unwrap();
+            threads.spawn(|| from.until(soon()).send(Inline(b"hello")).unwrap());
+            let done = to.until(soon()).receive(&mut inbox.slice_mut(..).unwrap()).unwrap();
             assert_eq!(done.byte_len(), 5);
         });
         assert_eq!(&inbox[..5], b"hello");

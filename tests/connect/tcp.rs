@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 
 use ibverbs::{
-    AccessFlags, BufferPool, CompletionQueue, ErrorKind, MAX_PRIVATE_DATA, QueuePair,
-    QueuePairState, QueuePairType, peer_has_closed, wait_until_peer_closes,
+    AccessFlags, BufferPool, CompletionQueue, ErrorKind, Inline, MAX_PRIVATE_DATA, QueuePair,
+    QueuePairState, QueuePairType, ReceiveWorkRequest, peer_has_closed, wait_until_peer_closes,
 };
 use ibverbs_software::Verb;
 
@@ -191,7 +191,7 @@ fn receives_stay_posted_when_nobody_listens() {
     let free: SocketAddr = listener().local_addr().unwrap();
     let pool = BufferPool::new(&rig.domain, 16, 1, AccessFlags::empty()).unwrap();
     let (mut one, two) = (rig.prepared(), rig.prepared());
-    let mut receive = one.post_receive_owned(pool.take().unwrap()).unwrap();
+    let mut receive = one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
     let one = one.connect(free, b"", soon()).unwrap_err().object;
     let doors = listener();
     let address = doors.local_addr().unwrap();
@@ -200,7 +200,7 @@ fn receives_stay_posted_when_nobody_listens() {
         let two = two.accept(&doors, b"", soon()).unwrap().0;
         (client.join().unwrap(), two)
     });
-    two.send_inline(b"early").unwrap();
+    two.send(Inline(b"early")).unwrap();
     assert_eq!(&receive.wait(&mut one).unwrap().0[..5], b"early");
     drop((one, two, doors, receive, pool));
     rig.assert_nothing_left();

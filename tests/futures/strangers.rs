@@ -1,11 +1,13 @@
 //! Completions that are of no operation in flight end no future, and give no buffer back.
 
-use ibverbs::{AsyncOperation, PooledBuffer, TransportError, ffi};
+use ibverbs::{AsyncOperation, PooledBuffer, SendWorkRequest, TransportError, ffi};
 
 use crate::rig::{CHUNKS, Count, LEN, Rig, completions, poll, poll_in, posted, serve};
 
 /// With a send and a receive in flight on the first channel. Returns the numbers of both.
-fn in_flight(rig: &Rig) -> (AsyncOperation<PooledBuffer>, ibverbs::AsyncReceive, [u64; 2]) {
+fn in_flight(
+    rig: &Rig,
+) -> (AsyncOperation<SendWorkRequest<PooledBuffer>>, ibverbs::AsyncReceive, [u64; 2]) {
     let receive = posted(rig.one.receive(rig.buffer(9)));
     let received = rig.device.posted(0).unwrap();
     let send = posted(rig.one.send(rig.buffer(1)));

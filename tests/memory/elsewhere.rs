@@ -85,9 +85,6 @@ fn raw_memory_without_write_access_is_only_read() {
     unsafe {
         only_read("post_receive", queue_pair.post_receive(&mut region, .., 1));
         only_read("post_read", queue_pair.post_read(&mut region, .., remote, 1));
-        let swap = queue_pair.post_compare_swap(&mut region, ..8, remote, (0, 1), 1);
-        only_read("post_compare_swap", swap);
-        only_read("post_fetch_add", queue_pair.post_fetch_add(&mut region, ..8, remote, 1, 1));
         only_read("shared receive", shared_queue.post_receive(&mut region, .., 1));
     }
     assert_eq!((device.calls("post_send"), device.calls("post_recv")), calls);

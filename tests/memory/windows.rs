@@ -162,11 +162,11 @@ fn windows_are_bound_by_halves_and_in_batches() {
     // SAFETY: as above; the window outlives the batch.
     let remote = unsafe {
         queue_pair.batch(|batch| {
-            let error = batch.bind_mw(3, &mut first_type, binding(8)).unwrap_err();
+            let error = batch.bind_mw(&mut first_type, binding(8), 3).unwrap_err();
             assert!(error.to_string().contains("type 1"), "{error}");
-            let error = batch.bind_mw(3, &mut window, binding(0)).unwrap_err();
+            let error = batch.bind_mw(&mut window, binding(0), 3).unwrap_err();
             assert!(error.to_string().contains("by an invalidation"), "{error}");
-            batch.bind_mw(4, &mut window, binding(16))
+            batch.bind_mw(&mut window, binding(16), 4)
         })
     }
     .unwrap();

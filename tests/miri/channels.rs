@@ -4,7 +4,7 @@ use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use ibverbs::{BorrowedMemoryRegion, TransportError, TransportResult};
+use ibverbs::{BorrowedMemoryRegion, Inline, TransportError, TransportResult};
 
 use crate::device;
 use crate::rig::{Pair, both};
@@ -111,7 +111,7 @@ fn inline_bytes_come_from_anywhere() {
         let (one, two) = (&mut pair.one, &mut pair.two);
         two.scope(|two| {
             let receive = two.post_receive(sink.slice_mut(..)?)?;
-            one.send_inline(&[9, 8, 7, 6]).unwrap();
+            one.send(Inline(&[9, 8, 7, 6])).unwrap();
             receive.wait()
         })
         .map(drop)
@@ -160,7 +160,7 @@ fn a_deadline_stops_the_channel_and_reset_revives_it() {
     both(|| {
         let mut pair = Pair::new();
         let (source, mut sink) = (pair.region(4, 1), pair.region(4, 0));
-        let error = pair.two.receive_deadline(&mut sink.slice_mut(..).unwrap(), Instant::now());
+        let error = pair.two.until(Instant::now()).receive(&mut sink.slice_mut(..).unwrap());
         assert!(matches!(error, Err(TransportError::TimedOut)), "{error:?}");
         sink.fill(0);
         let (one, two) = (pair.one.reset().unwrap(), pair.two.reset().unwrap());

@@ -8,8 +8,9 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, PooledBuffer, ProtectionDomain, Reactor,
-    SharedMemoryRange, SharedMemoryRegion, TransportError,
+    AccessFlags, AsyncChannel, BufferPool, CompareSwapWorkRequest, FetchAddWorkRequest,
+    PooledBuffer, ProtectionDomain, Reactor, SendWorkRequest, SharedMemoryRange,
+    SharedMemoryRegion, TransportError,
 };
 
 use crate::device;
@@ -85,7 +86,7 @@ fn the_device_writes_one_chunk_while_the_program_writes_others() {
         sent.fill(9);
         // They go round; this time the receive is there before anyone waits for it.
         rig.two.post_receive(received).unwrap();
-        rig.run(rig.one.send_with_immediate(sent, 77)).unwrap();
+        rig.run(rig.one.run(SendWorkRequest::new(sent).immediate(77))).unwrap();
         let (received, success) = rig.run(rig.two.receive(rig.filled(0))).unwrap();
         assert_eq!((&received[..], success.immediate()), (&[9; 8][..], Some(77)));
         assert_eq!(mine[..], [2, 1, 1, 1, 1, 1, 1, 5]);
@@ -105,8 +106,8 @@ fn one_sided_operations_use_shared_memory() {
         local.write(3, &[5]).unwrap();
         rig.run(write).unwrap();
         let word = target.remote_range(3..).unwrap();
-        rig.run(rig.one.fetch_add(range(0..1), word, 10)).unwrap();
-        rig.run(rig.one.compare_swap(range(1..2), word, 12, 20)).unwrap();
+        rig.run(rig.one.run(FetchAddWorkRequest::new(range(0..1), word, 10))).unwrap();
+        rig.run(rig.one.run(CompareSwapWorkRequest::new(range(1..2), word, 12, 20))).unwrap();
         rig.run(rig.one.read(range(2..4), target.remote_range(2..).unwrap())).unwrap();
         assert_eq!((local.to_vec(), target.to_vec()), (vec![2, 12, 1, 20], vec![0, 0, 1, 20]));
     });

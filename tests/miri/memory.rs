@@ -1,6 +1,6 @@
 //! Memory that peers write while the program uses it.
 
-use ibverbs::{BorrowedMemoryRegion, MemoryRegion};
+use ibverbs::{BorrowedMemoryRegion, CompareSwapWorkRequest, FetchAddWorkRequest, MemoryRegion};
 
 use crate::device;
 use crate::rig::{ALL, Pair, domain};
@@ -58,9 +58,11 @@ fn peers_write_shared_memory_that_the_program_reads() {
         target.write_one(1, 40).unwrap();
         let mut old = pair.region(8, 0);
         let word = target.remote_range(1..2).unwrap();
-        pair.one.fetch_add(&mut old.slice_mut(..).unwrap(), word, 2).unwrap();
+        pair.one.run(FetchAddWorkRequest::new(&mut old.slice_mut(..).unwrap(), word, 2)).unwrap();
         assert_eq!(target.read_one(1).unwrap(), 42);
-        pair.one.compare_swap(&mut old.slice_mut(..).unwrap(), word, 42, 1).unwrap();
+        pair.one
+            .run(CompareSwapWorkRequest::new(&mut old.slice_mut(..).unwrap(), word, 42, 1))
+            .unwrap();
         assert_eq!((target.read_one(1).unwrap(), old[0]), (1, 42));
     }
 }

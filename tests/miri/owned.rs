@@ -6,8 +6,9 @@ use std::thread;
 use std::time::Instant;
 
 use ibverbs::{
-    AccessFlags, BufferPool, MemoryRegion, NoBuffer, PooledBuffer, SharedMemoryRange,
-    SharedMemoryRegion, TransportError,
+    AccessFlags, BufferPool, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MemoryRegion,
+    PooledBuffer, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRange,
+    SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 
 use crate::device;
@@ -30,10 +31,10 @@ fn the_device_writes_one_chunk_of_a_pool_while_the_program_writes_others() {
         let mut pair = Pair::new();
         let pool = pool(&pair);
         let mut mine = filled(&pool, 1);
-        let mut receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+        let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
         mine[0] = 2;
         let seen = &mine[1..3];
-        let mut send = pair.one.post_send_owned(filled(&pool, 7)).unwrap();
+        let mut send = pair.one.post_owned(SendWorkRequest::new(filled(&pool, 7))).unwrap();
         assert!(pool.take().is_some_and(|mut last| {
             last[3] = 4;
             last[3] == 4
@@ -46,8 +47,8 @@ fn the_device_writes_one_chunk_of_a_pool_while_the_program_writes_others() {
         sent.set_len(3).unwrap();
         sent.fill(9);
         // They go round.
-        let mut receive = pair.two.post_receive_owned(received).unwrap();
-        let mut send = pair.one.post_send_owned(sent).unwrap();
+        let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(received)).unwrap();
+        let mut send = pair.one.post_owned(SendWorkRequest::new(sent)).unwrap();
         send.wait(&mut pair.one).unwrap();
         let (received, success) = receive.wait(&mut pair.two).unwrap();
         assert_eq!((success.byte_len(), &received[..]), (3, &[9, 9, 9, 7, 7, 7, 7, 7][..]));
@@ -66,35 +67,43 @@ fn every_operation_and_every_kind_of_buffer() {
         let shared = Arc::new(SharedMemoryRegion::<u64>::new(&pair.domain, 4, ALL).unwrap());
         let range = |range| SharedMemoryRange::new(shared.clone(), range).unwrap();
         let one = &mut pair.one;
-        let mut read = one.post_read_owned(range(0..2), target.remote_range(2..).unwrap()).unwrap();
+        let mut read = one
+            .post_owned(ReadWorkRequest::new(range(0..2), target.remote_range(2..).unwrap()))
+            .unwrap();
         // A neighbour, while the device writes.
         shared.write(3, &[8]).unwrap();
         let (read_back, _) = read.wait(one).unwrap();
         assert_eq!(read_back.as_slice().unwrap().to_vec(), [3, 4]);
-        let mut write = one.post_write_owned(read_back, target.remote_range(..2).unwrap()).unwrap();
+        let mut write = one
+            .post_owned(WriteWorkRequest::new(read_back, target.remote_range(..2).unwrap()))
+            .unwrap();
         write.wait(one).unwrap();
         assert_eq!(target.to_vec(), [3, 4, 3, 4]);
         let word = target.remote_range(3..).unwrap();
-        let mut add = one.post_fetch_add_owned(range(0..1), word, 10).unwrap();
-        let mut swap = one.post_compare_swap_owned(range(1..2), word, 14, 5).unwrap();
+        let mut add = one.post_owned(FetchAddWorkRequest::new(range(0..1), word, 10)).unwrap();
+        let mut swap =
+            one.post_owned(CompareSwapWorkRequest::new(range(1..2), word, 14, 5)).unwrap();
         add.wait(one).unwrap();
         swap.wait(one).unwrap();
         assert_eq!((shared.to_vec(), target.read_one(3).unwrap()), (vec![4, 14, 0, 8], 5));
 
         let mut region = Box::new(MemoryRegion::<u64>::new(&pair.domain, 2).unwrap());
         region.copy_from_slice(&[6, 7]);
-        let mut read = one.post_read_owned(region, target.remote_range(2..).unwrap()).unwrap();
+        let mut read = one
+            .post_owned(ReadWorkRequest::new(region, target.remote_range(2..).unwrap()))
+            .unwrap();
         let (mut region, _) = read.wait(one).unwrap();
         assert_eq!(region[..], [3, 5]);
         region[1] = 6;
-        let mut receive = pair.two.post_receive_owned(region).unwrap();
-        let mut send = one.post_send_with_immediate_owned(range(0..1), 77).unwrap();
+        let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(region)).unwrap();
+        let mut send = one.post_owned(SendWorkRequest::new(range(0..1)).immediate(77)).unwrap();
         send.wait(one).unwrap();
         let (region, success) = receive.wait(&mut pair.two).unwrap();
         assert_eq!((&region[..], success.immediate()), (&[4, 6][..], Some(77)));
-        let mut receive = pair.two.post_receive_owned(NoBuffer).unwrap();
-        let mut write =
-            one.post_write_with_immediate_owned(region, target.remote_range(..2).unwrap(), 78);
+        let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(())).unwrap();
+        let mut write = one.post_owned(
+            WriteWorkRequest::new(region, target.remote_range(..2).unwrap()).immediate(78),
+        );
         let (region, _) = write.as_mut().unwrap().wait(one).unwrap();
         assert_eq!(receive.wait(&mut pair.two).unwrap().1.immediate(), Some(78));
         assert_eq!((&region[..], target.read_one(1).unwrap()), (&[4, 6][..], 6));
@@ -107,12 +116,16 @@ fn tokens_give_buffers_of_any_type_back() {
         let mut pair = Pair::new();
         let pool = pool(&pair);
         let region = Box::new(MemoryRegion::<u8>::new(&pair.domain, 8).unwrap());
-        let pooled = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+        let pooled = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
         pooled.into_token(&mut pair.two, 1).unwrap();
-        let region = pair.two.post_receive_owned(region).unwrap();
+        let region = pair.two.post_owned(ReceiveWorkRequest::new(region)).unwrap();
         region.into_token(&mut pair.two, 2).unwrap();
         for byte in [3, 4] {
-            pair.one.post_send_owned(filled(&pool, byte)).unwrap().wait(&mut pair.one).unwrap();
+            pair.one
+                .post_owned(SendWorkRequest::new(filled(&pool, byte)))
+                .unwrap()
+                .wait(&mut pair.one)
+                .unwrap();
         }
         let first = pair.two.poll_token().unwrap().unwrap();
         let second = pair.two.poll_token().unwrap().unwrap();
@@ -133,12 +146,16 @@ fn a_dropped_handle_gives_its_buffer_back_after_the_completion() {
         for (ended, elsewhere) in [(false, false), (false, true), (true, false), (true, true)] {
             let mut pair = Pair::new();
             let pool = pool(&pair);
-            let receive = pair.two.post_receive_owned(filled(&pool, 0)).unwrap();
+            let receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
             let let_go = move || drop(receive);
             let let_go =
                 || if elsewhere { thread::spawn(let_go).join().unwrap() } else { let_go() };
             let send = |pair: &mut Pair| {
-                pair.one.post_send_owned(filled(&pool, 1)).unwrap().wait(&mut pair.one).unwrap();
+                pair.one
+                    .post_owned(SendWorkRequest::new(filled(&pool, 1)))
+                    .unwrap()
+                    .wait(&mut pair.one)
+                    .unwrap();
                 assert!(pair.two.poll_token().unwrap().is_none());
             };
             if ended {
@@ -163,10 +180,10 @@ fn what_is_in_flight_comes_back_with_the_end_of_the_connection() {
     both(|| {
         let mut pair = Pair::new();
         let pool = pool(&pair);
-        let mut first = pair.two.post_receive_owned(filled(&pool, 1)).unwrap();
-        let second = pair.two.post_receive_owned(filled(&pool, 2)).unwrap();
+        let mut first = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 1))).unwrap();
+        let second = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 2))).unwrap();
         assert!(first.wait_deadline(&mut pair.two, Instant::now()).unwrap().is_none());
-        let stopped = pair.two.receive_deadline(&mut (), Instant::now());
+        let stopped = pair.two.until(Instant::now()).receive(&mut ());
         assert!(matches!(stopped, Err(TransportError::TimedOut)), "{stopped:?}");
         let ended = first.wait(&mut pair.two).unwrap_err();
         assert_eq!(ended.buffer.unwrap()[..], [1; 8]);
@@ -175,7 +192,7 @@ fn what_is_in_flight_comes_back_with_the_end_of_the_connection() {
         let (to_one, to_two) = (one.endpoint(), two.endpoint());
         pair.one = one.handshake(to_two).unwrap();
         pair.two = two.handshake(to_one).unwrap();
-        let third = pair.two.post_receive_owned(filled(&pool, 3)).unwrap();
+        let third = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 3))).unwrap();
         let last = filled(&pool, 4);
         let Pair { one, two, domain } = pair;
         drop((two, pool));
@@ -193,17 +210,21 @@ fn forgotten_handles_and_channels_of_owned_operations_leak_and_dangle_nowhere() 
     both(|| {
         let mut pair = Pair::new();
         let pool = pool(&pair);
-        forget(pair.two.post_receive_owned(filled(&pool, 1)).unwrap());
-        forget(pair.two.post_receive_owned(filled(&pool, 2)).unwrap());
-        pair.one.post_send_owned(filled(&pool, 7)).unwrap().wait(&mut pair.one).unwrap();
+        forget(pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 1))).unwrap());
+        forget(pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 2))).unwrap());
+        pair.one
+            .post_owned(SendWorkRequest::new(filled(&pool, 7)))
+            .unwrap()
+            .wait(&mut pair.one)
+            .unwrap();
         assert!(pair.two.poll_token().unwrap().is_none());
         assert_eq!(pool.available(), 2);
-        let receive = pair.one.post_receive_owned(filled(&pool, 3)).unwrap();
+        let receive = pair.one.post_owned(ReceiveWorkRequest::new(filled(&pool, 3))).unwrap();
         let Pair { one, mut two, domain } = pair;
         forget(one);
         drop((receive, pool));
         // It lands in the chunk that the forgotten channel still has.
-        two.send_inline(&[5; 8]).unwrap();
+        two.send(Inline(&[5; 8])).unwrap();
         drop((two, domain));
     });
 }

@@ -228,7 +228,7 @@ impl Game<'_> {
             match &player.destination {
                 Some((handle, number)) => {
                     let elements = [self.memory.region.gather_element(range)?];
-                    let request = SendWorkRequest::new(&elements)?;
+                    let request = SendWorkRequest::new(&elements);
                     player.queue_pair.post(&mut request.to(handle, *number, QKEY)?, id)?;
                 }
                 None => player.queue_pair.post_send(&self.memory.region, range, id)?,

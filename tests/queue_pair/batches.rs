@@ -1,6 +1,11 @@
 //! The extended posting interface.
 
 use super::*;
+use ibverbs::{
+    AtomicWriteWorkRequest, CompareSwapWorkRequest, DatagramPeer, FetchAddWorkRequest,
+    FlushWorkRequest, LocalInvalidateWorkRequest, ReadWorkRequest, SegmentedSendWorkRequest,
+    SendWorkRequest, WriteWorkRequest, XrcPeer,
+};
 use ibverbs_function_device::{Builder, Posted, Progress};
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,29 +35,29 @@ fn every_request_arrives_as_it_was_made() {
     let element = region.gather_element(..1).unwrap();
     let (lkey, address) = (region.lkey(), element.as_raw().addr);
     let one = (address, 8, lkey);
-    let flags = SendFlags::FENCE;
     let mut result = results.scatter_element(..1).unwrap();
     // SAFETY: nothing is carried out, as the device does nothing by itself; the memory lives on.
     let count = unsafe {
         queue_pair.batch(|b| {
-            b.send(1, SendFlags::empty(), &[element])?;
-            b.send_with_immediate(
+            b.add(SendWorkRequest::new(&[element]), 1)?;
+            b.add(
+                SendWorkRequest::new(&[element, element])
+                    .immediate(0x0102_0304)
+                    .solicited()
+                    .unsignaled(),
                 2,
-                SendFlags::SOLICITED | SendFlags::UNSIGNALED,
-                &[element, element],
-                0x0102_0304,
             )?;
-            b.send_with_invalidate(3, SendFlags::UNSIGNALED, &[element], 0x33)?;
-            b.write(4, SendFlags::empty(), Inline(b"inline"), there)?;
-            b.write_with_immediate(5, flags, [element].as_slice(), there, 7)?;
-            b.read(6, SendFlags::UNSIGNALED, std::slice::from_mut(&mut result), there)?;
-            b.compare_swap(7, SendFlags::UNSIGNALED, &mut result, word, (8, 9))?;
-            b.fetch_add(8, SendFlags::UNSIGNALED, &mut result, word, 10)?;
-            b.atomic_write(9, SendFlags::UNSIGNALED, word, 0x0506)?;
-            b.local_invalidate(10, SendFlags::UNSIGNALED, 0x44)?;
-            b.flush(11, SendFlags::UNSIGNALED, there, FlushPlacement::GLOBAL, false)?;
+            b.add(SendWorkRequest::new(&[element]).invalidate(0x33).unsignaled(), 3)?;
+            b.add(WriteWorkRequest::new(Inline(b"inline"), there), 4)?;
+            b.add(WriteWorkRequest::new([element].as_slice(), there).immediate(7).fence(), 5)?;
+            b.add(ReadWorkRequest::new(std::slice::from_mut(&mut result), there).unsignaled(), 6)?;
+            b.add(CompareSwapWorkRequest::new(&mut result, word, 8, 9).unsignaled(), 7)?;
+            b.add(FetchAddWorkRequest::new(&mut result, word, 10).unsignaled(), 8)?;
+            b.add(AtomicWriteWorkRequest::new(word, 0x0506).unsignaled(), 9)?;
+            b.add(LocalInvalidateWorkRequest::new(0x44).unsignaled(), 10)?;
+            b.add(FlushWorkRequest::new(there, FlushPlacement::GLOBAL).unsignaled(), 11)?;
             let pieces = [IoSlice::new(b"in "), IoSlice::new(b""), IoSlice::new(b"pieces")];
-            b.send(12, SendFlags::empty(), InlineList(&pieces))?;
+            b.add(SendWorkRequest::new(InlineList(&pieces)), 12)?;
             Ok::<_, ibverbs::Error>(12)
         })
     }
@@ -109,33 +114,40 @@ fn every_request_arrives_as_it_was_made() {
     queue_pair.close().unwrap();
 }
 
+/// Registered memory can be sent inline too: its bytes, not its elements, and several pieces as one.
 #[test]
-fn flags_without_a_name_are_left_out() {
-    let device = FunctionDevice::model();
-    device.progress(Progress::Manual);
-    let context = device.context();
-    let domain = context.alloc_pd().unwrap();
-    let queue = context.create_cq(8).unwrap();
-    let region = domain.allocate::<u64>(1).unwrap();
-    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
-    let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
-    let raw = queue_pair.as_raw_extended().unwrap().as_ptr();
-    let element = region.gather_element(..).unwrap();
-    let inline = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
-    let flags = SendFlags::from_bits_retain(SendFlags::FENCE.bits() | inline);
-    let fence = ffi::ibv_send_flags::IBV_SEND_FENCE.0 | ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-    // SAFETY: nothing is carried out, as the device does nothing by itself; the memory lives on.
-    unsafe {
-        queue_pair.batch(|b| {
-            b.send(1, flags, &[element])?;
-            assert_eq!((*raw).wr_flags, fence, "elements are never inline");
-            b.send(2, flags, Inline(b"inline"))?;
-            assert_eq!((*raw).wr_flags, fence | inline);
-            Ok::<_, ibverbs::Error>(())
-        })
+fn registered_memory_is_inline_on_request() {
+    for operations in [SendOperations::empty(), SendOperations::SEND] {
+        let device = FunctionDevice::model();
+        device.progress(Progress::Manual);
+        let context = device.context();
+        let domain = context.alloc_pd().unwrap();
+        let queue = context.create_cq(8).unwrap();
+        let mut region = domain.allocate::<u8>(10).unwrap();
+        region.copy_from_slice(b"inline..OK");
+        let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+        let mut queue_pair = to_itself(builder.extended(operations));
+        let elements = [0..6, 8..10].map(|range| region.gather_element(range).unwrap());
+        let inline = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+        let signaled = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        // SAFETY: nothing is carried out, as the device does nothing by itself; the data is copied.
+        unsafe {
+            queue_pair.batch(|b| {
+                b.add(SendWorkRequest::new(elements[0]).inline(), 1)?;
+                b.add(SendWorkRequest::new(&elements).inline(), 2)?;
+                b.add(SendWorkRequest::new(elements[0]), 3)
+            })
+        }
+        .unwrap();
+        for (back, flags, bytes) in
+            [(2, inline, &b"inline"[..]), (1, inline, b"inlineOK"), (0, 0, b"")]
+        {
+            let posted = device.posted(back).unwrap();
+            assert_eq!(posted.send.send_flags, signaled | flags);
+            assert_eq!(&posted.inline[..], bytes);
+        }
+        queue_pair.close().unwrap();
     }
-    .unwrap();
-    queue_pair.close().unwrap();
 }
 
 /// The same default in both ways of posting: a request has a completion unless it is unsignaled.
@@ -157,16 +169,16 @@ fn a_request_has_a_completion_unless_it_says_otherwise() {
         unsafe {
             queue_pair.post_send(&region, .., 1).unwrap();
             assert_eq!(last(), signaled);
-            let mut request = SendWorkRequest::new(&elements).unwrap();
-            queue_pair.post(&mut request, 2).unwrap();
+            let request = SendWorkRequest::new(&elements);
+            queue_pair.post(request, 2).unwrap();
             assert_eq!(last(), signaled);
-            queue_pair.post(&mut request.unsignaled(), 3).unwrap();
+            queue_pair.post(request.unsignaled(), 3).unwrap();
             assert_eq!(last(), 0);
-            queue_pair.batch(|b| b.send(4, SendFlags::empty(), &elements)).unwrap();
+            queue_pair.batch(|b| b.add(SendWorkRequest::new(&elements), 4)).unwrap();
             assert_eq!(last(), signaled);
-            queue_pair.batch(|b| b.send(5, SendFlags::default(), &elements)).unwrap();
+            queue_pair.batch(|b| b.add(SendWorkRequest::new(&elements), 5)).unwrap();
             assert_eq!(last(), signaled);
-            queue_pair.batch(|b| b.send(6, SendFlags::UNSIGNALED, &elements)).unwrap();
+            queue_pair.batch(|b| b.add(SendWorkRequest::new(&elements).unsignaled(), 6)).unwrap();
             assert_eq!(last(), 0);
         }
         queue_pair.close().unwrap();
@@ -186,37 +198,37 @@ fn a_batch_that_fails_or_panics_posts_nothing() {
     let mut region = domain.allocate::<u8>(64).unwrap();
     let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
     let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
-    let signaled = SendFlags::empty();
     let number = queue_pair.number();
     let sends = || device.outstanding(number).0;
     // SAFETY: what is posted is inline, under a number of its own.
     unsafe {
         let error = queue_pair.batch::<(), ibverbs::Error>(|b| {
-            b.send(1, signaled, Inline(b"one"))?;
-            b.local_invalidate(2, signaled, 1)
+            b.add(SendWorkRequest::new(Inline(b"one")), 1)?;
+            b.add(LocalInvalidateWorkRequest::new(1), 2)
         });
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(sends(), 0);
         let panic = catch_unwind(AssertUnwindSafe(|| {
             queue_pair.batch::<(), ibverbs::Error>(|b| {
-                b.send(1, signaled, Inline(b"one"))?;
+                b.add(SendWorkRequest::new(Inline(b"one")), 1)?;
                 panic!("half-built")
             })
         }));
         assert!(panic.is_err());
         assert_eq!(sends(), 0);
         device.fail("wr_complete").errno(libc::EINVAL).times(1);
-        let error = queue_pair.batch(|b| b.send(1, signaled, Inline(b"one"))).unwrap_err();
+        let error =
+            queue_pair.batch(|b| b.add(SendWorkRequest::new(Inline(b"one")), 1)).unwrap_err();
         assert_eq!((error.verb(), error.raw_os_error()), ("ibv_wr_complete", libc::EINVAL));
         assert_eq!(sends(), 0);
         let full = queue_pair.batch(|b| {
-            (0..=u64::from(u8::MAX)).try_for_each(|n| b.send(n, signaled, Inline(b"x")))
+            (0..=u64::from(u8::MAX)).try_for_each(|n| b.add(SendWorkRequest::new(Inline(b"x")), n))
         });
         assert_eq!(full.unwrap_err().kind(), ErrorKind::QueueFull);
         assert_eq!(sends(), 0);
         // The earlier failures have no effect: the queue pair works.
         queue_pair.post_receive(&mut region, .., 8).unwrap();
-        queue_pair.batch(|b| b.send(9, signaled, Inline(b"whole"))).unwrap();
+        queue_pair.batch(|b| b.add(SendWorkRequest::new(Inline(b"whole")), 9)).unwrap();
     }
     assert_eq!(successes(&queue).len(), 2);
     assert_eq!(&region[..5], b"whole");
@@ -246,7 +258,6 @@ fn a_request_that_is_refused_adds_nothing() {
     let pieces = [IoSlice::new(&long[1..]), IoSlice::new(&[0])];
     let path = AddressVector::new(1, 0).global(queue_pair.endpoint().gid(), 1);
     let path = domain.create_ah(&path).unwrap();
-    let flags = SendFlags::empty();
     let check = |result: Result<()>, kind, text: &str| {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
@@ -256,21 +267,39 @@ fn a_request_that_is_refused_adds_nothing() {
     // SAFETY: the one that is posted is inline, and the only one.
     unsafe {
         queue_pair.batch(|b| {
-            check(b.send(1, flags, Inline(&long)), input, "the length of inline data is");
-            check(b.send(1, flags, InlineList(&pieces)), input, "the length of inline data is");
-            check(b.send(1, flags, &[element; 5]), input, "the number of elements is 5");
-            check(b.write(1, flags, &[element; 2], there), input, "the remote region, is 128");
+            check(
+                b.add(SendWorkRequest::new(Inline(&long)), 1),
+                input,
+                "the length of inline data is",
+            );
+            check(
+                b.add(SendWorkRequest::new(InlineList(&pieces)), 1),
+                input,
+                "the length of inline data is",
+            );
+            check(
+                b.add(SendWorkRequest::new(&[element; 5]), 1),
+                input,
+                "the number of elements is 5",
+            );
+            check(
+                b.add(WriteWorkRequest::new(&[element; 2], there), 1),
+                input,
+                "the remote region, is 128",
+            );
             let short = there.sub_region(0, 4).unwrap();
-            check(b.atomic_write(1, flags, short, 0), input, "must be within 0..=4");
+            check(b.add(AtomicWriteWorkRequest::new(short, 0), 1), input, "must be within 0..=4");
             let odd = there.sub_region(4, 8).unwrap();
-            check(b.atomic_write(1, flags, odd, 0), input, "not a multiple of 8");
+            check(b.add(AtomicWriteWorkRequest::new(odd, 0), 1), input, "not a multiple of 8");
             let lacking = ErrorKind::Unsupported;
-            check(b.to(&path, 1, 1), lacking, "does not send datagrams");
-            check(b.shared_receive_queue(1), lacking, "not a sending XRC one");
+            let send = SendWorkRequest::new(element);
+            let to = DatagramPeer { path: &path, number: 1, qkey: 1 };
+            check(b.add(send.to(to), 1), lacking, "does not send datagrams");
+            check(b.add(send.to(XrcPeer(1)), 1), lacking, "not a sending XRC one");
             let header = [0; 20];
-            let tso = b.send_segmented(1, flags, &[element], &header, 100);
+            let tso = b.add(SegmentedSendWorkRequest::new(&[element], &header, 100), 1);
             check(tso, lacking, "was not built for this operation");
-            b.send(2, flags, Inline(&long[1..]))
+            b.add(SendWorkRequest::new(Inline(&long[1..])), 2)
         })
     }
     .unwrap();
@@ -280,7 +309,7 @@ fn a_request_that_is_refused_adds_nothing() {
 }
 
 #[test]
-fn datagrams_need_a_destination_and_keep_it() {
+fn datagrams_need_a_destination() {
     let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
@@ -292,19 +321,19 @@ fn datagrams_need_a_destination_and_keep_it() {
     let number = queue_pair.number();
     let path = AddressVector::new(1, 0).global(queue_pair.endpoint().gid(), 1);
     let path = domain.create_ah(&path).unwrap();
-    let flags = SendFlags::empty();
     // SAFETY: the region is not touched before the completions.
     unsafe {
         queue_pair.post_receive(&mut region, ..64, 1).unwrap();
         queue_pair.post_receive(&mut region, 64..128, 2).unwrap();
         queue_pair
             .batch(|b| {
-                let error = b.send(3, flags, Inline(b"nowhere")).unwrap_err();
-                assert!(error.to_string().contains("where to send to"), "{error}");
-                assert!(b.to(&path, 1 << 24, 5).is_err());
-                b.to(&path, number, 5)?;
-                b.send(3, flags, Inline(b"one"))?;
-                b.send(4, flags, Inline(b"two"))
+                let error = b.add(SendWorkRequest::new(Inline(b"nowhere")), 3).unwrap_err();
+                assert!(error.to_string().contains("where it goes"), "{error}");
+                let to = |number| DatagramPeer { path: &path, number, qkey: 5 };
+                let wrong = SendWorkRequest::new(Inline(b"nowhere")).to(to(1 << 24));
+                assert!(b.add(wrong, 3).is_err());
+                b.add(SendWorkRequest::new(Inline(b"one")).to(to(number)), 3)?;
+                b.add(SendWorkRequest::new(Inline(b"two")).to(to(number)), 4)
             })
             .unwrap();
     }
@@ -327,7 +356,7 @@ fn the_send_half_has_batches_too() {
     // SAFETY: the region is not touched before the completions.
     unsafe {
         receive.post_receive(&mut region, .., 1).unwrap();
-        send.batch(|b| b.send(2, SendFlags::empty(), Inline(b"half"))).unwrap();
+        send.batch(|b| b.add(SendWorkRequest::new(Inline(b"half")), 2)).unwrap();
     }
     assert_eq!(successes(&queue).len(), 2);
     assert_eq!(&region[..4], b"half");
@@ -359,7 +388,7 @@ fn a_batch_fails_with_any_error_of_the_program() {
     // SAFETY: the memory lives on, and is not written.
     let failed = unsafe {
         queue_pair.batch(|batch| {
-            batch.send(1, SendFlags::empty(), &[element])?;
+            batch.add(SendWorkRequest::new(&[element]), 1)?;
             Err::<(), _>(Failure::NothingToDo)
         })
     };
@@ -368,8 +397,9 @@ fn a_batch_fails_with_any_error_of_the_program() {
     let too_many = [element; 100];
     // SAFETY: as above.
     let failed = unsafe {
-        queue_pair
-            .batch(|batch| Ok::<_, Failure>(batch.send(1, SendFlags::UNSIGNALED, &too_many)?))
+        queue_pair.batch(|batch| {
+            Ok::<_, Failure>(batch.add(SendWorkRequest::new(&too_many).unsignaled(), 1)?)
+        })
     };
     assert!(
         matches!(failed, Err(Failure::Verbs(error)) if error.kind() == ErrorKind::InvalidInput)
@@ -389,13 +419,13 @@ fn elements_of_different_lengths_are_refused_on_soft_roce() {
         let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
         let elements = [0..4, 8..20].map(|range| region.gather_element(range).unwrap());
         // SAFETY: the region is not touched before the queue pair is destroyed.
-        let sent = unsafe { queue_pair.batch(|b| b.send(1, SendFlags::empty(), &elements)) };
+        let sent = unsafe { queue_pair.batch(|b| b.add(SendWorkRequest::new(&elements), 1)) };
         assert_eq!(sent.is_err(), is_rxe, "{sent:?}");
         if let Err(error) = sent {
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains("give them one length"), "{error}");
         }
         // SAFETY: as above.
-        unsafe { queue_pair.batch(|b| b.send(2, SendFlags::empty(), &elements[..1])).unwrap() };
+        unsafe { queue_pair.batch(|b| b.add(SendWorkRequest::new(&elements[..1]), 2)).unwrap() };
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use ffi::ibv_qp_init_attr_mask as mask;
+use ibverbs::{Inline, SendWorkRequest};
 
 #[test]
 fn plain_queue_pairs_go_the_plain_way() {
@@ -96,7 +97,7 @@ fn a_shared_receive_queue_takes_the_place_of_the_own() {
     // SAFETY: the region is not touched before the completions.
     unsafe {
         shared.post_receive(&mut region, ..8, 1).unwrap();
-        queue_pair.post_inline(b"shared", 2).unwrap();
+        queue_pair.post(SendWorkRequest::new(Inline(b"shared")), 2).unwrap();
     }
     assert_eq!(successes(&queue).len(), 2);
     assert_eq!(&region[..6], b"shared");

@@ -1,6 +1,7 @@
 //! "The contract of posting": what happens to a program that does not keep its parts.
 
 use super::*;
+use ibverbs::{Inline, SendWorkRequest};
 
 /// Two requests under one number: nothing tells which of them a completion is for.
 #[test]
@@ -15,8 +16,8 @@ fn completions_of_one_number_cannot_be_told_apart() {
     // SAFETY: no memory is in use, or it is not touched before the completions.
     unsafe {
         two.post_receive(&mut region, .., 7).unwrap();
-        one.post_inline(b"no receive", 7).unwrap();
-        two.post_inline(b"a receive", 7).unwrap();
+        one.post(SendWorkRequest::new(Inline(b"no receive")), 7).unwrap();
+        two.post(SendWorkRequest::new(Inline(b"a receive")), 7).unwrap();
     }
     one.to_error().unwrap();
     let mut done = completions(&queue);
@@ -46,7 +47,7 @@ fn a_receiving_xrc_queue_pair_has_no_queues() {
     let errors = unsafe {
         [
             pair.post_send(&region, .., 1).unwrap_err(),
-            pair.post_inline(b"text", 2).unwrap_err(),
+            pair.post(SendWorkRequest::new(Inline(b"text")), 2).unwrap_err(),
             pair.post_write(&region, ..8, remote(&there), 3).unwrap_err(),
             pair.post_read(&mut region, ..8, remote(&there), 4).unwrap_err(),
         ]
@@ -105,7 +106,7 @@ fn a_post_to_a_full_queue_during_a_poll_is_a_violation() {
         let refused = poller.poll(|completions| {
             completions.next().unwrap().expect("it was put there");
             // SAFETY: inline data is copied.
-            unsafe { pair.post_inline(b"text", 1) }.is_err()
+            unsafe { pair.post(SendWorkRequest::new(Inline(b"text")), 1) }.is_err()
         });
         assert_eq!(refused, full);
         assert_eq!(device.violations().0, count, "{}", device.violations().1);

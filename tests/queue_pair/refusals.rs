@@ -1,6 +1,7 @@
 //! What the error of a refused verb says: the state, the path, the index or the depth that is wrong.
 
 use super::*;
+use ibverbs::{Inline, SendWorkRequest};
 
 /// The queue pair in `state`, one of those on the way to RTS.
 fn bring<'a>(builder: QueuePairBuilder<'a>, state: QueuePairState) -> QueuePair<'a> {
@@ -57,12 +58,13 @@ fn a_post_in_the_wrong_state_names_the_state() {
                 }
             };
             let elements = [region.gather_element(..8).unwrap()];
-            let mut list = [SendListEntry::from(SendWorkRequest::new(&elements).unwrap())];
+            let mut list = [PreparedRequest::new(SendWorkRequest::new(&elements), 0).unwrap()];
             let mut list = SendList::new(&mut list).unwrap();
             // SAFETY: this device queues nothing that it refuses.
             let errors = unsafe {
                 fill("post_send");
-                let mut errors = vec![queue_pair.post_inline(b"text", 1).unwrap_err()];
+                let mut errors =
+                    vec![queue_pair.post(SendWorkRequest::new(Inline(b"text")), 1).unwrap_err()];
                 fill("post_send");
                 errors.push(queue_pair.post_send(&region, .., 1).unwrap_err());
                 fill("post_send");
@@ -70,10 +72,10 @@ fn a_post_in_the_wrong_state_names_the_state() {
                 fill("post_send");
                 errors.push(queue_pair.post_list(&mut list).unwrap_err().error());
                 fill("post_send");
-                let mut request = SendWorkRequest::new(&elements).unwrap();
-                errors.push(queue_pair.split().0.post(&mut request, 1).unwrap_err());
+                let request = SendWorkRequest::new(&elements);
+                errors.push(queue_pair.split().0.post(request, 1).unwrap_err());
                 fill("wr_complete");
-                let batch = |b: &mut Batch<'_>| b.send(1, SendFlags::empty(), &[elements[0]]);
+                let batch = |b: &mut Batch<'_>| b.add(SendWorkRequest::new(&[elements[0]]), 1);
                 errors.push(queue_pair.batch(batch).unwrap_err());
                 errors
             };
@@ -127,7 +129,7 @@ fn a_full_queue_of_a_connected_queue_pair_is_not_asked_for_its_state() {
     let before = device.calls("query_qp");
     device.fail("post_send").errno(libc::ENOMEM).times(1);
     // SAFETY: inline data is copied.
-    let error = unsafe { queue_pair.post_inline(b"text", 1) }.unwrap_err();
+    let error = unsafe { queue_pair.post(SendWorkRequest::new(Inline(b"text")), 1) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::QueueFull);
     assert!(error.to_string().contains("poll completions before posting more"), "{error}");
     assert_eq!(device.calls("query_qp"), before);
@@ -148,7 +150,10 @@ fn a_queue_without_room_says_so() {
     // SAFETY: nothing is posted.
     let errors = unsafe {
         [
-            (receiver.post_inline(b"text", 1).unwrap_err(), "without room for sends"),
+            (
+                receiver.post(SendWorkRequest::new(Inline(b"text")), 1).unwrap_err(),
+                "without room for sends",
+            ),
             (sender.post_receive(&mut region, .., 1).unwrap_err(), "without room for receives"),
         ]
     };

@@ -1,6 +1,7 @@
 //! Requests, one by one and in lists.
 
 use super::*;
+use ibverbs::{DatagramPeer, Inline, SendWorkRequest};
 use ibverbs_function_device::{Posted, Progress};
 
 fn sge(element: &GatherElement<'_>) -> (u64, u32, u32) {
@@ -32,21 +33,21 @@ fn every_request_arrives_as_it_was_made() {
     let elements = [region.gather_element(..2).unwrap(), region.gather_element(4..5).unwrap()];
     let list: Vec<_> = elements.iter().map(sge).collect();
 
-    let mut send = SendWorkRequest::new(&elements).unwrap();
-    let mut immediate = SendWorkRequest::new(&elements).unwrap().immediate(0x0a0b_0c0d).solicited();
-    let mut invalidate = SendWorkRequest::new(&elements).unwrap().invalidate(0x55).fence();
-    let mut write = WriteWorkRequest::new(&elements, there).unwrap().unsignaled();
-    let mut notify = WriteWorkRequest::new(&elements, there).unwrap().immediate(7);
-    let mut local = LocalInvalidateWorkRequest::new(0x77);
+    let send = SendWorkRequest::new(&elements);
+    let immediate = SendWorkRequest::new(&elements).immediate(0x0a0b_0c0d).solicited();
+    let invalidate = SendWorkRequest::new(&elements).invalidate(0x55).fence();
+    let write = WriteWorkRequest::new(&elements, there).unsignaled();
+    let notify = WriteWorkRequest::new(&elements, there).immediate(7);
+    let local = LocalInvalidateWorkRequest::new(0x77);
     // SAFETY: nothing is carried out, as the device does nothing by itself; the memory lives on.
     unsafe {
-        queue_pair.post(&mut send, 1).unwrap();
-        queue_pair.post(&mut immediate, 2).unwrap();
-        queue_pair.post(&mut invalidate, 3).unwrap();
-        queue_pair.post(&mut write, 4).unwrap();
-        queue_pair.post(&mut notify, 5).unwrap();
-        queue_pair.post(&mut local, 6).unwrap();
-        queue_pair.post(&mut send, 7).unwrap();
+        queue_pair.post(send, 1).unwrap();
+        queue_pair.post(immediate, 2).unwrap();
+        queue_pair.post(invalidate, 3).unwrap();
+        queue_pair.post(write, 4).unwrap();
+        queue_pair.post(notify, 5).unwrap();
+        queue_pair.post(local, 6).unwrap();
+        queue_pair.post(send, 7).unwrap();
     }
     let posted = |back| device.posted(back).unwrap();
     for (back, wr_id, expected) in [
@@ -79,14 +80,14 @@ fn every_request_arrives_as_it_was_made() {
     let mut scatter = [read.into_scatter_element().unwrap()];
     let mut swapped = swapped.into_scatter_element().unwrap();
     let mut added = added.slice(..1).unwrap().into_scatter_element().unwrap();
-    let mut read = ReadWorkRequest::new(&mut scatter, there).unwrap();
-    let mut swap = CompareSwapWorkRequest::new(&mut swapped, word, 3, 4).unwrap();
-    let mut add = FetchAddWorkRequest::new(&mut added, word, 5).unwrap().fence();
+    let read = ReadWorkRequest::new(&mut scatter, there);
+    let swap = CompareSwapWorkRequest::new(&mut swapped, word, 3, 4);
+    let add = FetchAddWorkRequest::new(&mut added, word, 5).fence();
     // SAFETY: as above.
     unsafe {
-        queue_pair.post(&mut read, 8).unwrap();
-        queue_pair.post(&mut swap, 9).unwrap();
-        queue_pair.post(&mut add, 10).unwrap();
+        queue_pair.post(read, 8).unwrap();
+        queue_pair.post(swap, 9).unwrap();
+        queue_pair.post(add, 10).unwrap();
     }
     assert_eq!(kind(&posted(2)), (op::IBV_WR_RDMA_READ, 2));
     assert_eq!(posted(2).list[0].1, 16);
@@ -153,23 +154,28 @@ fn inline_data_is_gone_when_the_post_returns() {
     // SAFETY: the region is not touched before the completion of 1; 2 and 3 are inline.
     unsafe {
         queue_pair.post_receive(&mut region, ..32, 1).unwrap();
-        queue_pair.post_inline(&text, 2).unwrap();
+        queue_pair.post(SendWorkRequest::new(Inline(&text)), 2).unwrap();
     }
     text.fill(0);
     device.run();
     assert_eq!(successes(&queue).len(), 2);
     assert_eq!(&region[..5], b"hello");
     // SAFETY: nothing is posted.
-    let error = unsafe { queue_pair.post_inline(&vec![0; most as usize + 1], 3) }.unwrap_err();
+    let error =
+        unsafe { queue_pair.post(SendWorkRequest::new(Inline(&vec![0; most as usize + 1])), 3) }
+            .unwrap_err();
     assert!(error.to_string().contains("the length of inline data"), "{error}");
     let elements = [region.gather_element(..).unwrap(); 4];
-    let request = SendWorkRequest::new(&elements).unwrap();
-    let error = request.inline(most).unwrap_err();
-    assert!(error.to_string().contains("inline data is 256"), "{error}");
-    // The provider refuses a request that was made for another queue pair, and the error explains it.
-    let mut request = SendWorkRequest::new(&elements).unwrap().inline(u32::MAX).unwrap();
+    let request = SendWorkRequest::new(&elements).inline();
     // SAFETY: nothing is posted.
-    let error = unsafe { queue_pair.post(&mut request, 3) }.unwrap_err();
+    let error = unsafe { queue_pair.post(request, 3) }.unwrap_err();
+    assert!(error.to_string().contains("inline data is 256"), "{error}");
+    let error = PreparedRequest::new(request, most).unwrap_err();
+    assert!(error.to_string().contains("inline data is 256"), "{error}");
+    // The provider refuses a request that was prepared for another queue pair, and the error explains it.
+    let mut request = PreparedRequest::new(request, u32::MAX).unwrap();
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue_pair.post_prepared(&mut request, 3) }.unwrap_err();
     assert!(error.to_string().contains("inline data is 256"), "{error}");
     assert_eq!(device.outstanding(queue_pair.number()), (0, 0));
 }
@@ -184,18 +190,18 @@ fn what_the_provider_refuses_is_explained() {
     let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
     let most = queue_pair.max_send_sge() as usize;
     let elements = vec![region.gather_element(..1).unwrap(); most + 1];
-    let mut send = SendWorkRequest::new(&elements).unwrap();
+    let send = SendWorkRequest::new(&elements);
     // SAFETY: nothing is posted.
-    let error = unsafe { queue_pair.post(&mut send, 1) }.unwrap_err();
+    let error = unsafe { queue_pair.post(send, 1) }.unwrap_err();
     let text = format!("gather elements is {}, and must be within 0..={most}", most + 1);
     assert!(error.to_string().contains(&text), "{error}");
     let most = queue_pair.max_recv_sge() as usize;
     let mut parts: Vec<_> = region.slice_mut(..most + 1).unwrap().chunks(1).unwrap().collect();
     let mut elements: Vec<_> =
         parts.iter_mut().map(|part| part.scatter_element().unwrap()).collect();
-    let mut receive = ReceiveWorkRequest::new(&mut elements).unwrap();
+    let receive = ReceiveWorkRequest::new(&mut elements);
     // SAFETY: nothing is posted.
-    let error = unsafe { queue_pair.post(&mut receive, 1) }.unwrap_err();
+    let error = unsafe { queue_pair.post(receive, 1) }.unwrap_err();
     assert!(error.to_string().contains("scatter elements is"), "{error}");
 
     device.pause(queue_pair.number(), true);
@@ -220,17 +226,16 @@ fn a_list_is_posted_in_order_and_again() {
     let mut parts: Vec<_> = here.chunks(8).unwrap().collect();
     let mut lists: Vec<_> =
         parts.iter_mut().map(|part| [part.scatter_element().unwrap()]).collect();
-    let mut receives: Vec<ReceiveListEntry<'_>> =
-        lists.iter_mut().map(|list| ReceiveWorkRequest::new(list).unwrap().into()).collect();
+    let mut receives: Vec<PreparedReceive<'_>> = lists.iter_mut().map(receive).collect();
     let mut receives = ReceiveList::new(&mut receives).unwrap();
     receives.set_wr_ids(100);
     let short = there.slice(..3).unwrap();
     let short = [short.gather_element().unwrap()];
     let mut entries = [
-        SendListEntry::from(SendWorkRequest::new(&short).unwrap().unsignaled()),
-        SendWorkRequest::new(&short).unwrap().immediate(9).into(),
-        LocalInvalidateWorkRequest::new(1).unsignaled().into(),
-        SendWorkRequest::new(&[]).unwrap().into(),
+        PreparedRequest::new(SendWorkRequest::new(&short).unsignaled(), 0).unwrap(),
+        PreparedRequest::new(SendWorkRequest::new(&short).immediate(9), 0).unwrap(),
+        PreparedRequest::new(LocalInvalidateWorkRequest::new(1).unsignaled(), 0).unwrap(),
+        PreparedRequest::new(SendWorkRequest::new(()), 0).unwrap(),
     ];
     let mut sends = SendList::new(&mut entries).unwrap();
     sends.truncate(2).unwrap();
@@ -249,7 +254,7 @@ fn a_list_is_posted_in_order_and_again() {
 }
 
 #[test]
-fn numbered_requests_are_posted_in_one_step() {
+fn numbered_receives_are_posted_in_one_step() {
     let device = FunctionDevice::model();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
@@ -263,26 +268,32 @@ fn numbered_requests_are_posted_in_one_step() {
     let mut parts: Vec<_> = sink.slice_mut(..).unwrap().chunks(16).unwrap().collect();
     let mut lists: Vec<_> =
         parts.iter_mut().map(|part| [part.scatter_element().unwrap()]).collect();
-    let receives = lists.iter_mut().map(|list| ReceiveWorkRequest::new(list).unwrap());
-    let (a, b) = (SendWorkRequest::new(&head).unwrap(), SendWorkRequest::new(&body).unwrap());
+    let receives = lists.iter_mut().map(receive);
+    let (a, b) = (SendWorkRequest::new(&head), SendWorkRequest::new(&body));
     // SAFETY: the memory lives on, and is not touched before the completions.
     unsafe {
         queue_pair.post_receives((100..).zip(receives)).unwrap();
-        queue_pair.post_requests([(7, &a), (3, &b)]).unwrap();
+        queue_pair
+            .batch(|batch| {
+                batch.add(a, 7)?;
+                batch.add(b, 3)
+            })
+            .unwrap();
     }
     let mut done = successes(&queue);
     done.sort_unstable();
     assert_eq!(done, [3, 7, 100, 101]);
     assert_eq!(device.calls("post_send"), 1, "one call for both");
     assert_eq!((&sink[..8], &sink[16..24]), (&b"one step"[..], &b", twice."[..]));
+    let none: [(u64, PreparedReceive<'_>); 0] = [];
     // SAFETY: as above.
-    let error = unsafe { queue_pair.post_requests([(0, &a); 0]) }.unwrap_err();
+    let error = unsafe { queue_pair.post_receives(none) }.unwrap_err();
     assert_eq!((error.posted(), error.error().kind()), (0, ErrorKind::InvalidInput));
-    let (mut send, _) = queue_pair.split();
-    let mixed = [(1, SendListEntry::from(&a)), (2, LocalInvalidateWorkRequest::new(1).into())];
-    // SAFETY: as above.
-    unsafe { send.post_requests(mixed) }.unwrap();
-    assert_eq!(device.calls("post_send"), 2);
+}
+
+/// A receive in C's form.
+fn receive<'l>(list: &'l mut [ScatterElement<'_>; 1]) -> PreparedReceive<'l> {
+    PreparedReceive::new(ReceiveWorkRequest::new(list)).unwrap()
 }
 
 #[test]
@@ -298,13 +309,9 @@ fn a_list_that_fails_says_how_far_it_came() {
     {
         let element = [region.gather_element(..8).unwrap()];
         let many = [region.gather_element(..1).unwrap(); 5];
-        let write = || WriteWorkRequest::new(&element, remote(&shared)).unwrap();
-        let mut entries: [SendListEntry<'_>; 4] = [
-            write().into(),
-            write().into(),
-            WriteWorkRequest::new(&many, remote(&shared)).unwrap().into(),
-            write().into(),
-        ];
+        let write =
+            |list| PreparedRequest::new(WriteWorkRequest::new(list, remote(&shared)), 0).unwrap();
+        let mut entries = [write(&element[..]), write(&element), write(&many), write(&element)];
         let mut list = SendList::new(&mut entries).unwrap();
         list.set_wr_ids(1);
         // SAFETY: the memory lives on, and is not touched before the completions.
@@ -350,8 +357,7 @@ fn a_list_that_fails_says_how_far_it_came() {
     let mut parts: Vec<_> = region.slice_mut(..).unwrap().chunks(16).unwrap().collect();
     let mut lists: Vec<_> =
         parts.iter_mut().map(|part| [part.scatter_element().unwrap()]).collect();
-    let mut entries: Vec<ReceiveListEntry<'_>> =
-        lists.iter_mut().map(|list| ReceiveWorkRequest::new(list).unwrap().into()).collect();
+    let mut entries: Vec<PreparedReceive<'_>> = lists.iter_mut().map(receive).collect();
     let mut list = ReceiveList::new(&mut entries).unwrap();
     device.fail("post_recv").errno(libc::ENOMEM).skip(3).times(1);
     // SAFETY: the memory lives on, and is not touched before the completions.
@@ -385,7 +391,7 @@ fn two_threads_use_the_two_sides() {
             let mut completion = [WorkCompletion::default()];
             for n in 0..200_u64 {
                 // SAFETY: one request is outstanding at a time.
-                unsafe { send.post_inline(&n.to_ne_bytes(), n).unwrap() };
+                unsafe { send.post(SendWorkRequest::new(Inline(&n.to_ne_bytes())), n).unwrap() };
                 while sent.poll(&mut completion).unwrap().is_empty() {}
                 assert!(completion[0].is_success() && completion[0].wr_id() == n);
             }
@@ -393,9 +399,9 @@ fn two_threads_use_the_two_sides() {
         let mut completion = [WorkCompletion::default()];
         for n in 0..200_u64 {
             let mut elements = [region.scatter_element(..1).unwrap()];
-            let mut request = ReceiveWorkRequest::new(&mut elements).unwrap();
+            let request = ReceiveWorkRequest::new(&mut elements);
             // SAFETY: the region is not touched before the completion.
-            unsafe { receive.post(&mut request, n).unwrap() };
+            unsafe { receive.post(request, n).unwrap() };
             while received.poll(&mut completion).unwrap().is_empty() {}
             assert!(completion[0].is_success() && completion[0].wr_id() == n);
             assert_eq!(region[0], n);
@@ -424,12 +430,13 @@ fn datagrams_go_where_each_says() {
     let path = domain.create_ah(&path).unwrap();
     let text = domain.allocate::<u8>(4).unwrap();
     let elements = [text.gather_element(..).unwrap()];
-    let request = || SendWorkRequest::new(&elements).unwrap();
-    let mut send = request().to(&path, two.number(), 6).unwrap().immediate(3);
+    let request = || SendWorkRequest::new(&elements);
+    let number = two.number();
+    let send = request().immediate(3).to(DatagramPeer { path: &path, number, qkey: 6 });
     // SAFETY: the memory lives on, and is not touched before the completions.
     unsafe {
         two.post_receive(&mut region, .., 1).unwrap();
-        one.post(&mut send, 2).unwrap();
+        one.post(send, 2).unwrap();
     }
     let posted = device.posted(0).unwrap();
     // SAFETY: the arm is the one of datagrams.
@@ -444,14 +451,16 @@ fn datagrams_go_where_each_says() {
     unsafe {
         let errors = [
             one.post_send(&region, ..4, 3).unwrap_err(),
-            one.post_inline(b"text", 3).unwrap_err(),
+            one.post(SendWorkRequest::new(Inline(b"text")), 3).unwrap_err(),
             one.post_write(&region, ..4, RemoteMemoryRegion::new(0, 8, 0).unwrap(), 3).unwrap_err(),
             one.post_read(&mut region, ..4, RemoteMemoryRegion::new(0, 8, 0).unwrap(), 3)
                 .unwrap_err(),
         ];
         assert!(errors.iter().all(|error| error.to_string().contains("has no peer")), "{errors:?}");
     }
-    let error = request().to(&path, 1 << 24, 6).unwrap_err();
+    let wrong = request().to(DatagramPeer { path: &path, number: 1 << 24, qkey: 6 });
+    // SAFETY: nothing is posted.
+    let error = unsafe { one.post(wrong, 3) }.unwrap_err();
     assert!(error.to_string().contains("remote queue pair is 16777216"), "{error}");
 }
 

@@ -1,6 +1,7 @@
 //! State changes.
 
 use super::*;
+use ibverbs::{Inline, SendWorkRequest};
 
 fn mask_of(device: &FunctionDevice, back: u32) -> AttributeMask {
     let call = device.call_before("modify_qp", back).unwrap();
@@ -239,7 +240,7 @@ fn an_error_flushes_and_a_reset_connects_again() {
     // SAFETY: the region is not touched before the completions.
     unsafe {
         queue_pair.post_receive(&mut region, 32.., 2).unwrap();
-        queue_pair.post_inline(b"again", 3).unwrap();
+        queue_pair.post(SendWorkRequest::new(Inline(b"again")), 3).unwrap();
     }
     let mut done = successes(&queue);
     done.sort_unstable();

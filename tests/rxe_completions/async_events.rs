@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::AsyncEventKind as Kind;
 use ibverbs::AsyncEventSubject as Subject;
-use ibverbs::{AsyncEvent, AsyncEvents, QueuePairType};
+use ibverbs::{AsyncEvent, AsyncEvents, Inline, QueuePairType, SendWorkRequest};
 
 use super::vm::{PATIENCE, assert_nothing_left, completions, kernel_release, one_at_a_time, run};
 use super::{SOON, exchange, loopback};
@@ -67,7 +67,7 @@ fn queue_pairs_and_shared_receive_queues_raise_events() {
         }
         receives.set_limit(3).unwrap();
         // SAFETY: no memory is involved.
-        unsafe { pair.post_inline(&[1; 3], 9).unwrap() };
+        unsafe { pair.post(SendWorkRequest::new(Inline(&[1; 3])), 9).unwrap() };
         completions(&queue, 2);
         let event = await_event(&events, Kind::SharedReceiveQueueLimit);
         assert_eq!(event.subject(), Subject::SharedReceiveQueue(5));

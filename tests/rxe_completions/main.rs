@@ -11,7 +11,8 @@ mod waiting;
 use std::time::Duration;
 
 use ibverbs::{
-    CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, QueuePairType, WorkCompletion,
+    CompletionQueue, Inline, MemoryRegion, ProtectionDomain, QueuePair, QueuePairType,
+    SendWorkRequest, WorkCompletion,
 };
 
 const SOON: Duration = Duration::from_millis(50);
@@ -33,7 +34,7 @@ fn exchange(pair: &mut QueuePair<'_>, region: &mut MemoryRegion<'_, u8>, wr_id: 
     // SAFETY: the region outlives the queue pair, and is not looked at.
     unsafe {
         pair.post_receive(region, .., wr_id + 1000).unwrap();
-        pair.post_inline(&[7; 16], wr_id).unwrap();
+        pair.post(SendWorkRequest::new(Inline(&[7; 16])), wr_id).unwrap();
     }
 }
 

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{CompletionChannel, CompletionQueue, ErrorKind, SendWorkRequest, WorkCompletion};
+use ibverbs::{
+    CompletionChannel, CompletionQueue, ErrorKind, Inline, SendWorkRequest, WorkCompletion,
+};
 
 use super::vm::{PATIENCE, assert_nothing_left, completions, one_at_a_time, success};
 use super::{SOON, exchange, ids, loopback};
@@ -39,7 +41,7 @@ fn receiving_sleeps_until_a_message_comes() {
                         thread::sleep(Duration::from_millis(2));
                     }
                     // SAFETY: no memory is involved.
-                    unsafe { pair.post_inline(&[1; 9], 0).unwrap() };
+                    unsafe { pair.post(SendWorkRequest::new(Inline(&[1; 9])), 0).unwrap() };
                 });
                 let found = receives.wait_timeout(&mut room, PATIENCE).unwrap();
                 assert_eq!(ids(found), [round]);
@@ -153,12 +155,12 @@ fn a_solicited_event_is_asked_for_by_the_sender() {
         ids(receives.wait_timeout(&mut room, timeout).unwrap())
     };
     let mut send = |solicited: bool, wr_id: u64| {
-        let request = SendWorkRequest::new(&[]).unwrap();
-        let mut request = if solicited { request.solicited() } else { request };
+        let request = SendWorkRequest::new(());
+        let request = if solicited { request.solicited() } else { request };
         // SAFETY: the region outlives the queue pair, and is not looked at.
         unsafe {
             pair.post_receive(&mut region, .., wr_id).unwrap();
-            pair.post(&mut request, 0).unwrap();
+            pair.post(request, 0).unwrap();
         }
         success(&completions(&sends, 1), 0);
     };

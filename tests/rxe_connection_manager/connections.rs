@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, AckTimeout, AttributeMask, ConnectionEventKind as Kind, EnhancedConnection,
-    Listener, QueuePairType, Route, TransportError,
+    Inline, Listener, QueuePairType, Route, TransportError,
 };
 
 use crate::managed::{Device, TIME, accept, connect, expect, here, listen, pair, transfer};
@@ -34,7 +34,7 @@ fn both_sides_send_and_hear_of_the_end() {
         expect(&mut second.0, Kind::Disconnected);
         second.0.disconnect().unwrap();
         expect(&mut first.0, Kind::Disconnected);
-        assert!(matches!(first.0.send_inline(b"x"), Err(TransportError::Stopped)));
+        assert!(matches!(first.0.send(Inline(b"x")), Err(TransportError::Stopped)));
         drop((one, two));
         nothing_is_left();
     }

@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use ibverbs::{
-    AddressVector, CompletionQueue, ConnectionError, Context, DatagramPeer, Listener, MemoryRegion,
-    MulticastMembership, PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairType, Route,
-    SendWorkRequest,
+    AddressVector, CompletionQueue, ConnectionError, Context, DatagramAddress, DatagramPeer,
+    Listener, MemoryRegion, MulticastMembership, PreparedQueuePair, ProtectionDomain, QueuePair,
+    QueuePairType, Route, SendWorkRequest,
 };
 
 use crate::managed::{TIME, here};
@@ -68,13 +68,13 @@ impl<'a> Side<'a> {
         let handle = self.domain.create_ah(path).unwrap();
         let elements = [region.gather_element(..).unwrap()];
         let own = queue_pair.number();
-        let mut request = SendWorkRequest::new(&elements)
-            .unwrap()
-            .immediate(own)
-            .to(&handle, number, qkey)
-            .unwrap();
+        let request = SendWorkRequest::new(&elements).immediate(own).to(DatagramPeer {
+            path: &handle,
+            number: number,
+            qkey: qkey,
+        });
         // SAFETY: region and handle are there until the completion was polled, right below.
-        unsafe { queue_pair.post(&mut request, 1) }.unwrap();
+        unsafe { queue_pair.post(request, 1) }.unwrap();
         // Receives may complete too.
         success(&self.wait_for(1), 1);
         handle.close().unwrap();
@@ -88,7 +88,7 @@ impl<'a> Side<'a> {
         all
     }
 
-    fn send_to(&self, queue_pair: &mut QueuePair<'_>, peer: &DatagramPeer, text: &[u8]) {
+    fn send_to(&self, queue_pair: &mut QueuePair<'_>, peer: &DatagramAddress, text: &[u8]) {
         self.send(queue_pair, peer.path(), peer.queue_pair_number(), peer.qkey(), text);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ibverbs::{
-    ConnectionError, ConnectionEventKind as Kind, Listener, Route, Step, TransportError,
+    ConnectionError, ConnectionEventKind as Kind, Inline, Listener, Route, Step, TransportError,
 };
 
 use crate::asynchronous::on_both;
@@ -90,7 +90,7 @@ fn a_removed_device_stops_the_channel_and_ends_the_connection() {
     let [mut one, mut two] = pair();
     next_is(DEVICE_REMOVAL);
     assert_eq!(one.0.event().unwrap().unwrap().kind(), Kind::DeviceRemoved);
-    assert!(matches!(one.0.send_inline(b"x"), Err(TransportError::Stopped)));
+    assert!(matches!(one.0.send(Inline(b"x")), Err(TransportError::Stopped)));
     let error = one.0.event().unwrap_err();
     assert_eq!(error.raw_os_error(), libc::ENODEV, "{error}");
     assert!(one.0.event_timeout(Duration::ZERO).is_err());

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, Listener,
+    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, Inline, Listener,
     RemoteMemoryRegion, Route, SharedMemoryRegion,
 };
 
@@ -99,13 +99,13 @@ impl Note {
 fn receive(channel: &mut Managed, device: &Device) -> Note {
     let mut region = device.domain.allocate::<u8>(16).unwrap();
     let mut room = region.slice_mut(..).unwrap();
-    let told = channel.receive_deadline(&mut room, Instant::now() + TIME).unwrap();
+    let told = channel.until(Instant::now() + TIME).receive(&mut room).unwrap();
     assert_eq!(told.byte_len(), 16);
     Note(region[..].try_into().unwrap())
 }
 
 fn send(channel: &mut Managed, note: &Note) {
-    channel.send_inline_deadline(&note.0, Instant::now() + TIME).unwrap();
+    channel.until(Instant::now() + TIME).send(Inline(&note.0)).unwrap();
 }
 
 /// We are the client: rping reads what we have, and writes it back elsewhere.
@@ -149,11 +149,11 @@ fn rping_pings_us() {
     for _ in 0..PINGS {
         let from = receive(&mut channel, &device).remote();
         let mut all = region.slice_mut(..).unwrap();
-        channel.read_deadline(&mut all, from, Instant::now() + TIME).unwrap();
+        channel.until(Instant::now() + TIME).read(&mut all, from).unwrap();
         send(&mut channel, &Note([0; 16]));
         let to = receive(&mut channel, &device).remote();
         let all = region.slice(..).unwrap();
-        channel.write_deadline(&all, to, Instant::now() + TIME).unwrap();
+        channel.until(Instant::now() + TIME).write(&all, to).unwrap();
         send(&mut channel, &Note([0; 16]));
     }
     expect(&mut channel, Kind::Disconnected);

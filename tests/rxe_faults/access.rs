@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, MemoryRegion, ProtectionDomain, RawMemoryRegion, RemoteMemoryRegion,
-    SharedMemoryRegion, TransportError, TransportResult, WorkErrorClass, WorkStatus,
+    AccessFlags, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MemoryRegion,
+    ProtectionDomain, RawMemoryRegion, RemoteMemoryRegion, SharedMemoryRegion, TransportError,
+    TransportResult, WorkErrorClass, WorkStatus, WriteWorkRequest,
 };
 
 use crate::alone;
@@ -128,7 +129,7 @@ impl Trial {
             let untouched = local.iter().all(|&byte| byte == 0x11);
             assert!(untouched, "{what}: the reader's memory has changed");
         }
-        let error = one.send_inline(&[1]).unwrap_err();
+        let error = one.send(Inline(&[1])).unwrap_err();
         assert_eq!(error.work_error().unwrap().status(), WorkStatus::Flushed, "{what}: {error}");
         let (one, two) = reconnect(one, two);
         self.channels = Some((one, two));
@@ -163,15 +164,24 @@ fn ask(
     remote: RemoteMemoryRegion,
 ) -> TransportResult<()> {
     let done = match request {
-        Write => channel.write_deadline(&local.slice(..)?, remote, deadline()),
-        WriteWithImmediate => {
-            channel.write_with_immediate_deadline(&local.slice(..)?, remote, 7, deadline())
-        }
-        Read => channel.read_deadline(&mut local.slice_mut(..)?, remote, deadline()),
-        FetchAdd => channel.fetch_add_deadline(&mut local.slice_mut(..)?, remote, 3, deadline()),
+        Write => channel.until(deadline()).write(&local.slice(..)?, remote),
+        WriteWithImmediate => channel
+            .until(deadline())
+            .run(WriteWorkRequest::new(&local.slice(..)?, remote).immediate(7)),
+        Read => channel.until(deadline()).read(&mut local.slice_mut(..)?, remote),
+        FetchAdd => channel.until(deadline()).run(FetchAddWorkRequest::new(
+            &mut local.slice_mut(..)?,
+            remote,
+            3,
+        )),
         CompareSwap => {
             let swap = u64::MAX;
-            channel.compare_swap_deadline(&mut local.slice_mut(..)?, remote, 0, swap, deadline())
+            channel.until(deadline()).run(CompareSwapWorkRequest::new(
+                &mut local.slice_mut(..)?,
+                remote,
+                0,
+                swap,
+            ))
         }
     };
     done.map(drop)
@@ -293,7 +303,7 @@ fn a_region_allows_what_it_was_registered_for() {
             let (one, _) = trial.channels.as_mut().unwrap();
             let mut back = MemoryRegion::<u8>::new(&trial.sides.0.domain, REGION).unwrap();
             let whole = memory.at(0, REGION as u64);
-            one.read_deadline(&mut back.slice_mut(..).unwrap(), whole, deadline()).unwrap();
+            one.until(deadline()).read(&mut back.slice_mut(..).unwrap(), whole).unwrap();
             assert!((0..REGION).all(|index| back[index] == Memory::expected(REGION + index)));
         }
         memories.push(memory);

@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use ibverbs::{ErrorKind, SharedMemoryRegion, TransportError};
+use ibverbs::{ErrorKind, Inline, SharedMemoryRegion, TransportError};
 
 use crate::alone;
 use crate::vm::channels::{ALL, connect, deadline, exchange, nothing_is_left, sides};
@@ -25,7 +25,7 @@ fn what_the_kernel_was_not_told_of_is_taken_back() {
             // SAFETY: no memory is involved. The bare system call is about this thread alone.
             let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
             assert_eq!(changed, 0);
-            let read = one.read_deadline(&mut local.slice_mut(..).unwrap(), remote, deadline());
+            let read = one.until(deadline()).read(&mut local.slice_mut(..).unwrap(), remote);
             let error = read.unwrap_err();
             let TransportError::Verbs(error) = error else { panic!("{error}") };
             assert_eq!(error.kind(), ErrorKind::Permission, "{error}");
@@ -33,7 +33,7 @@ fn what_the_kernel_was_not_told_of_is_taken_back() {
         unprivileged.join().unwrap();
     });
     // The kernel is told of this one, and would find the earlier request in the queue too.
-    let next = one.write_inline(&[1; 8], target.remote_range(..1).unwrap());
+    let next = one.write(Inline(&[1; 8]), target.remote_range(..1).unwrap());
     assert_eq!(local[..], [0; 8], "the memory was given back, and written");
     assert_eq!(next.unwrap_err(), TransportError::Stopped);
     drop((one, two, target, local));

@@ -1,5 +1,9 @@
 //! Many requests, by the extended interface.
 
+use ibverbs::{
+    AtomicWriteWorkRequest, CompareSwapWorkRequest, FetchAddWorkRequest, FlushWorkRequest,
+    ReadWorkRequest, SendWorkRequest, WriteWorkRequest,
+};
 use std::io::IoSlice;
 
 use super::*;
@@ -17,7 +21,6 @@ fn a_batch_carries_every_request() {
         let (mut one, mut two) = pair(new);
         assert_eq!(one.extended_operations(), all);
         here[..3].copy_from_slice(&[11, 22, 33]);
-        let signaled = SendFlags::empty();
         let (source, rest) = here.slice_mut(..).unwrap().split_at(4).unwrap();
         let (read, atomics) = rest.split_at(4).unwrap();
         let (swapped, added) = atomics.slice(..2).unwrap().split_at(1).unwrap();
@@ -36,25 +39,23 @@ fn a_batch_carries_every_request() {
                 two.post_receive(&mut there, from..from + 8, 100 + n).unwrap();
             }
             one.batch(|b| {
-                b.send(1, signaled, &elements)?;
-                b.send_with_immediate(
+                b.add(SendWorkRequest::new(&elements), 1)?;
+                b.add(
+                    SendWorkRequest::new(&[elements[1]]).immediate(0xabcd).solicited().unsignaled(),
                     2,
-                    SendFlags::SOLICITED | SendFlags::UNSIGNALED,
-                    &[elements[1]],
-                    0xabcd,
                 )?;
-                b.send(3, signaled, Inline(&7_u64.to_ne_bytes()))?;
+                b.add(SendWorkRequest::new(Inline(&7_u64.to_ne_bytes())), 3)?;
                 let pieces = [8_u64.to_ne_bytes(), 9_u64.to_ne_bytes()];
                 let pieces = pieces.each_ref().map(|piece| IoSlice::new(piece));
-                b.send(4, signaled, InlineList(&pieces))?;
-                b.write(5, signaled, &elements, remote)?;
-                b.write_with_immediate(6, signaled, &[], remote, 5)?;
-                b.write(7, signaled, Inline(&[1; 8]), remote.sub_region(16, 8)?)?;
-                b.read(8, SendFlags::FENCE, &mut read, remote)?;
-                b.fetch_add(9, signaled, &mut added, word, 3)?;
-                b.compare_swap(10, signaled, &mut swapped, word, (3, 50))?;
-                b.atomic_write(11, signaled, remote.sub_region(112, 8)?, 0x77)?;
-                b.flush(12, signaled, remote, FlushPlacement::GLOBAL, false)
+                b.add(SendWorkRequest::new(InlineList(&pieces)), 4)?;
+                b.add(WriteWorkRequest::new(&elements, remote), 5)?;
+                b.add(WriteWorkRequest::new((), remote).immediate(5), 6)?;
+                b.add(WriteWorkRequest::new(Inline(&[1; 8]), remote.sub_region(16, 8)?), 7)?;
+                b.add(ReadWorkRequest::new(&mut read, remote).fence(), 8)?;
+                b.add(FetchAddWorkRequest::new(&mut added, word, 3), 9)?;
+                b.add(CompareSwapWorkRequest::new(&mut swapped, word, 3, 50), 10)?;
+                b.add(AtomicWriteWorkRequest::new(remote.sub_region(112, 8)?, 0x77), 11)?;
+                b.add(FlushWorkRequest::new(remote, FlushPlacement::GLOBAL), 12)
             })
             .unwrap();
         }
@@ -83,28 +84,28 @@ fn a_failing_batch_leaves_a_working_queue_pair() {
             builder(domain, queue, QueuePairType::ReliableConnected).extended(SendOperations::WRITE)
         };
         let (mut one, _two) = pair(new);
-        let signaled = SendFlags::empty();
         let part = |n: u64| target.remote().sub_region(n * 8, 8).unwrap();
         let word = |n: u64| n.to_ne_bytes();
         // SAFETY: all data is inline, and no two outstanding requests have the same number.
         unsafe {
             let error = one.batch::<(), ibverbs::Error>(|b| {
-                b.write(1, signaled, Inline(&word(1)), part(0))?;
-                b.send(2, signaled, Inline(b"not asked for"))
+                b.add(WriteWorkRequest::new(Inline(&word(1)), part(0)), 1)?;
+                b.add(SendWorkRequest::new(Inline(b"not asked for")), 2)
             });
             assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
             let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 one.batch::<(), ibverbs::Error>(|b| {
-                    b.write(1, signaled, Inline(&word(1)), part(0))?;
+                    b.add(WriteWorkRequest::new(Inline(&word(1)), part(0)), 1)?;
                     panic!("half-built")
                 })
             }));
             assert!(unwound.is_err());
             let full = one.batch(|b| {
-                (0..1000).try_for_each(|n| b.write(n, signaled, Inline(&word(1)), part(0)))
+                (0..1000)
+                    .try_for_each(|n| b.add(WriteWorkRequest::new(Inline(&word(1)), part(0)), n))
             });
             assert_eq!(full.unwrap_err().kind(), ErrorKind::QueueFull);
-            one.batch(|b| b.write(3, signaled, Inline(&word(7)), part(1))).unwrap();
+            one.batch(|b| b.add(WriteWorkRequest::new(Inline(&word(7)), part(1)), 3)).unwrap();
         }
         let done = completions(queue, 1);
         success(&done, 3);
@@ -131,12 +132,12 @@ fn elements_of_different_lengths_are_refused() {
         unsafe {
             let refused = one
                 .batch::<(), ibverbs::Error>(|b| {
-                    b.write(1, SendFlags::empty(), &different, target.remote())
+                    b.add(WriteWorkRequest::new(&different, target.remote()), 1)
                 })
                 .unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Unsupported);
             assert!(refused.to_string().contains("give them one length"), "{refused}");
-            one.batch(|b| b.write(2, SendFlags::empty(), &equal, target.remote())).unwrap();
+            one.batch(|b| b.add(WriteWorkRequest::new(&equal, target.remote()), 2)).unwrap();
         }
         success(&completions(queue, 1), 2);
     });

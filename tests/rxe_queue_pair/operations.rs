@@ -1,6 +1,7 @@
 //! Every operation, on every transport.
 
 use super::*;
+use ibverbs::{DatagramPeer, Inline, SendWorkRequest};
 
 #[test]
 fn a_reliable_connection_carries_every_request() {
@@ -20,18 +21,16 @@ fn a_reliable_connection_carries_every_request() {
                 two.post_receive(&mut there, from..from + 8, 100 + n).unwrap();
             }
             let elements = [here.gather_element(..1).unwrap(), here.gather_element(2..3).unwrap()];
-            let mut request = SendWorkRequest::new(&elements).unwrap();
-            one.post(&mut request, 0).unwrap();
-            let mut request = SendWorkRequest::new(&elements[1..]).unwrap().immediate(0xabcd);
-            one.post(&mut request, 1).unwrap();
+            let request = SendWorkRequest::new(&elements);
+            one.post(request, 0).unwrap();
+            let request = SendWorkRequest::new(&elements[1..]).immediate(0xabcd);
+            one.post(request, 1).unwrap();
             let bytes = [7_u64.to_ne_bytes(), 8_u64.to_ne_bytes()].concat();
-            one.post_inline(&bytes, 2).unwrap();
-            let mut request = SendWorkRequest::new(&[]).unwrap().unsignaled();
-            one.post(&mut request, 3).unwrap();
-            let max = one.max_inline_data();
-            let mut request =
-                SendWorkRequest::new(&elements).unwrap().inline(max).unwrap().solicited().fence();
-            one.post(&mut request, 4).unwrap();
+            one.post(SendWorkRequest::new(Inline(&bytes)), 2).unwrap();
+            let request = SendWorkRequest::new(()).unsignaled();
+            one.post(request, 3).unwrap();
+            let request = SendWorkRequest::new(&elements).inline().solicited().fence();
+            one.post(request, 4).unwrap();
         }
         let done = completions(queue, 9);
         for wr_id in [0, 1, 2, 4] {
@@ -53,8 +52,8 @@ fn a_reliable_connection_carries_every_request() {
             one.post_write(&here, ..3, remote, 1).unwrap();
             let element = [here.gather_element(1..2).unwrap()];
             let part = remote.sub_region(64, 8).unwrap();
-            let mut request = WriteWorkRequest::new(&element, part).unwrap().immediate(5);
-            one.post(&mut request, 2).unwrap();
+            let request = WriteWorkRequest::new(&element, part).immediate(5);
+            one.post(request, 2).unwrap();
             one.post_read(&mut here, 8..12, remote.sub_region(8, 32).unwrap(), 3).unwrap();
         }
         let done = completions(queue, 4);
@@ -72,12 +71,12 @@ fn a_reliable_connection_carries_every_request() {
             let (swapped, added) = here.slice_mut(..2).unwrap().split_at(1).unwrap();
             let mut swapped = swapped.into_scatter_element().unwrap();
             let mut added = added.into_scatter_element().unwrap();
-            let mut swap = CompareSwapWorkRequest::new(&mut swapped, word, 11, 40).unwrap();
-            let mut add = FetchAddWorkRequest::new(&mut added, word, 2).unwrap().fence();
+            let swap = CompareSwapWorkRequest::new(&mut swapped, word, 11, 40);
+            let add = FetchAddWorkRequest::new(&mut added, word, 2).fence();
             // SAFETY: as above.
             unsafe {
-                one.post(&mut swap, 1).unwrap();
-                one.post(&mut add, 2).unwrap();
+                one.post(swap, 1).unwrap();
+                one.post(add, 2).unwrap();
             }
         }
         let done = completions(queue, 2);
@@ -105,8 +104,8 @@ fn an_unreliable_connection_carries_what_it_can() {
             one.post_write(&here, ..2, target.remote(), 2).unwrap();
             let element = [here.gather_element(..1).unwrap()];
             let part = target.remote().sub_region(24, 8).unwrap();
-            let mut request = WriteWorkRequest::new(&element, part).unwrap().immediate(3);
-            one.post(&mut request, 3).unwrap();
+            let request = WriteWorkRequest::new(&element, part).immediate(3);
+            one.post(request, 3).unwrap();
         }
         let done = completions(queue, 5);
         assert_eq!(
@@ -136,7 +135,8 @@ fn datagrams_go_where_each_says() {
         let path = AddressVector::new(1, 0).global(two.endpoint().gid(), index);
         let path = domain.create_ah(&path).unwrap();
         let elements = [text.gather_element(..).unwrap()];
-        let flags = SendFlags::empty();
+        let to_two = DatagramPeer { path: &path, number: two.number(), qkey: 6 };
+        let to_three = DatagramPeer { path: &path, number: three.number(), qkey: 7 };
         // SAFETY: the regions are not touched before the completions.
         unsafe {
             for n in 0..2 {
@@ -144,17 +144,12 @@ fn datagrams_go_where_each_says() {
                 two.post_receive(&mut there, from..from + 64, 100 + n).unwrap();
                 three.post_receive(&mut there, from + 256..from + 320, 200 + n).unwrap();
             }
-            let mut request = SendWorkRequest::new(&elements).unwrap();
-            request = request.to(&path, two.number(), 6).unwrap().immediate(1);
-            one.post(&mut request, 1).unwrap();
-            let mut request = SendWorkRequest::new(&elements).unwrap();
-            request = request.to(&path, three.number(), 7).unwrap();
-            one.post(&mut request, 2).unwrap();
+            let request = SendWorkRequest::new(&elements);
+            one.post(request.immediate(1).to(to_two), 1).unwrap();
+            one.post(request.to(to_three), 2).unwrap();
             one.batch(|b| {
-                b.to(&path, two.number(), 6)?;
-                b.send(3, flags, Inline(b"inline"))?;
-                b.to(&path, three.number(), 7)?;
-                b.send_with_immediate(4, flags, &elements, 2)
+                b.add(SendWorkRequest::new(Inline(b"inline")).to(to_two), 3)?;
+                b.add(SendWorkRequest::new(&elements).immediate(2).to(to_three), 4)
             })
             .unwrap();
         }
@@ -189,7 +184,9 @@ fn both_sides_work_in_threads_of_their_own() {
             scope.spawn(move || {
                 for n in 0..50_u64 {
                     // SAFETY: one request is outstanding at a time.
-                    unsafe { send.post_inline(&n.to_ne_bytes(), n).unwrap() };
+                    unsafe {
+                        send.post(SendWorkRequest::new(Inline(&n.to_ne_bytes())), n).unwrap()
+                    };
                     success(&completions(sent, 1), n);
                 }
             });
@@ -222,8 +219,8 @@ fn a_peer_invalidates_a_window_with_a_send() {
             two.post_receive(&mut there, .., 2).unwrap();
             one.post_write(&here, .., remote, 3).unwrap();
             let elements = [here.gather_element(..).unwrap()];
-            let mut send = SendWorkRequest::new(&elements).unwrap().invalidate(remote.rkey());
-            one.post(&mut send, 4).unwrap();
+            let send = SendWorkRequest::new(&elements).invalidate(remote.rkey());
+            one.post(send, 4).unwrap();
             let done = completions(queue, 3);
             success(&done, 3);
             success(&done, 4);
@@ -248,8 +245,8 @@ fn a_shared_receive_queue_serves_two_queue_pairs() {
         unsafe {
             receives.post_receive(&mut there, ..32, 1).unwrap();
             receives.post_receive(&mut there, 32.., 2).unwrap();
-            one.post_inline(b"from one", 3).unwrap();
-            two.post_inline(b"from two", 4).unwrap();
+            one.post(SendWorkRequest::new(Inline(b"from one")), 3).unwrap();
+            two.post(SendWorkRequest::new(Inline(b"from two")), 4).unwrap();
         }
         let done = completions(queue, 4);
         let to = |wr_id| done.iter().find(|c| c.wr_id() == wr_id).unwrap().queue_pair_number();
@@ -275,16 +272,16 @@ fn what_is_too_much_is_named() {
         let elements = vec![region.gather_element(..1).unwrap(); most + 1];
         // SAFETY: nothing is posted.
         unsafe {
-            let mut send = SendWorkRequest::new(&elements).unwrap();
-            let error = one.post(&mut send, 1).unwrap_err();
+            let send = SendWorkRequest::new(&elements);
+            let error = one.post(send, 1).unwrap_err();
             let text = format!("the number of gather elements is {}", most + 1);
             assert!(error.to_string().contains(&text), "{error}");
             let long = vec![0; one.max_inline_data() as usize + 1];
-            let error = one.post_inline(&long, 1).unwrap_err();
+            let error = one.post(SendWorkRequest::new(Inline(&long)), 1).unwrap_err();
             assert!(error.to_string().contains("the length of inline data"), "{error}");
             let whole = [region.gather_element(..).unwrap()];
-            let mut send = SendWorkRequest::new(&whole).unwrap().inline(u32::MAX).unwrap();
-            let error = one.post(&mut send, 1).unwrap_err();
+            let send = SendWorkRequest::new(&whole).inline();
+            let error = one.post(send, 1).unwrap_err();
             assert!(error.to_string().contains("the length of inline data is 1024"), "{error}");
             let mut full = None;
             for n in 0..1000 {

@@ -1,6 +1,7 @@
 //! Every state and transition.
 
 use super::*;
+use ibverbs::{Inline, SendWorkRequest};
 
 /// The attributes of each step up to RTS.
 fn with(
@@ -216,7 +217,7 @@ fn an_error_flushes_and_a_reset_connects_again() {
             // SAFETY: the region is not touched before the completions.
             unsafe {
                 two.post_receive(&mut there, .., 3).unwrap();
-                one.post_inline(&[round as u8; 5], 4).unwrap();
+                one.post(SendWorkRequest::new(Inline(&[round as u8; 5])), 4).unwrap();
             }
             let done = completions(queue, 2);
             success(&done, 3);
@@ -244,14 +245,14 @@ fn a_drained_queue_pair_holds_what_is_posted() {
         assert_eq!(found.state(), Some(QueuePairState::SendQueueDrained));
         assert_eq!(found.is_draining(), Some(false));
         // SAFETY: no other request is outstanding under 2.
-        unsafe { one.post_inline(b"later", 2).unwrap() };
+        unsafe { one.post(SendWorkRequest::new(Inline(b"later")), 2).unwrap() };
         std::thread::sleep(std::time::Duration::from_millis(100));
         assert!(queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
         one.resume().unwrap();
         assert_eq!(one.state().unwrap(), QueuePairState::ReadyToSend);
         // rxe goes on with the next post only.
         // SAFETY: no other request is outstanding under 4.
-        unsafe { one.post_inline(b"at last", 4).unwrap() };
+        unsafe { one.post(SendWorkRequest::new(Inline(b"at last")), 4).unwrap() };
         let done = completions(queue, 4);
         (1..=4).for_each(|wr_id| assert!(success(&done, wr_id).byte_len() <= 7));
         assert_eq!((&there[..5], &there[32..39]), (&b"later"[..], &b"at last"[..]));
@@ -297,10 +298,10 @@ fn a_post_that_failed_before_rts_is_carried_out_in_rts() {
             // SAFETY: the device reads the memory as it is then, and all completions are polled below.
             let error = unsafe {
                 if wr_id == 3 {
-                    one.batch(|b| b.send(wr_id, SendFlags::empty(), &element)).unwrap_err()
+                    one.batch(|b| b.add(SendWorkRequest::new(&element), wr_id)).unwrap_err()
                 } else {
-                    let mut request = SendWorkRequest::new(&element).unwrap();
-                    one.post(&mut request, wr_id).unwrap_err()
+                    let request = SendWorkRequest::new(&element);
+                    one.post(request, wr_id).unwrap_err()
                 }
             };
             assert_eq!(error.raw_os_error(), libc::EINVAL);
@@ -316,7 +317,11 @@ fn a_post_that_failed_before_rts_is_carried_out_in_rts() {
             for n in 0..4 {
                 two.post_receive(&mut there, n * 16..n * 16 + 16, 100 + n as u64).unwrap();
             }
-            one.post_inline(b"the only post that succeeded"[..16].as_ref(), 4).unwrap();
+            one.post(
+                SendWorkRequest::new(Inline(b"the only post that succeeded"[..16].as_ref())),
+                4,
+            )
+            .unwrap();
         }
         let done = completions(queue, 8);
         for wr_id in (1..=4).chain(100..104) {
@@ -345,16 +350,16 @@ fn a_reset_takes_back_what_a_failed_post_has_queued() {
         unsafe {
             two.post_receive(&mut there, ..32, 100).unwrap();
             two.post_receive(&mut there, 32.., 101).unwrap();
-            one.post_inline(b"refused", 1).unwrap_err();
+            one.post(SendWorkRequest::new(Inline(b"refused")), 1).unwrap_err();
             let [init, ..] = steps(peer);
             one.modify(init).unwrap();
-            one.post_inline(b"refused too", 2).unwrap_err();
+            one.post(SendWorkRequest::new(Inline(b"refused too")), 2).unwrap_err();
             one.modify(StateTransition::to(QueuePairState::Reset)).unwrap();
             for step in steps(peer) {
                 one.modify(step).unwrap();
             }
-            one.post_inline(b"first", 3).unwrap();
-            one.post_inline(b"second", 4).unwrap();
+            one.post(SendWorkRequest::new(Inline(b"first")), 3).unwrap();
+            one.post(SendWorkRequest::new(Inline(b"second")), 4).unwrap();
         }
         let done = completions(queue, 4);
         for wr_id in [3, 4, 100, 101] {
@@ -376,7 +381,7 @@ fn a_reset_leaves_no_trace_in_the_next_connection() {
         let mut one = new().build().unwrap().into_queue_pair();
         for wr_id in 0..3 {
             // SAFETY: an inline post has copied its bytes.
-            unsafe { one.post_inline(b"refused", wr_id) }.unwrap_err();
+            unsafe { one.post(SendWorkRequest::new(Inline(b"refused")), wr_id) }.unwrap_err();
         }
         let (one, two) = (one.reset().unwrap(), new().build().unwrap());
         let (here, there) = (one.endpoint(), two.endpoint());
@@ -384,7 +389,7 @@ fn a_reset_leaves_no_trace_in_the_next_connection() {
         // SAFETY: the region is not touched before the completions.
         unsafe {
             two.post_receive(&mut inbox, .., 4).unwrap();
-            one.post_inline(b"a message", 3).unwrap();
+            one.post(SendWorkRequest::new(Inline(b"a message")), 3).unwrap();
         }
         let both = completions(queue, 2);
         success(&both, 3);

@@ -50,7 +50,7 @@ fn raw_packets<'a>(
 /// Sends a frame, and waits for its completion.
 fn send(queue_pair: &mut QueuePair<'_>, frame: &[u8]) {
     // SAFETY: inline data is copied.
-    unsafe { queue_pair.post_inline(frame, 0).unwrap() };
+    unsafe { queue_pair.post(SendWorkRequest::new(Inline(frame)), 0).unwrap() };
 }
 
 /// The completions that are there: number, queue and length.

@@ -129,25 +129,23 @@ fn receives_are_posted_refused_flushed_and_taken_back() {
     queue.modify(WorkQueueState::Reset).unwrap();
     queue.modify(WorkQueueState::Ready).unwrap();
     let mut more = domain.allocate::<u8>(8).unwrap();
-    let mut elements = [region.scatter_element(..8).unwrap(), more.scatter_element(..0).unwrap()];
-    let mut two = ReceiveWorkRequest::new(&mut elements).unwrap();
+    let mut elements = [region.scatter_element(..8).unwrap(), more.scatter_element(..).unwrap()];
+    let two = ReceiveWorkRequest::new(&mut elements);
     // SAFETY: as above.
     unsafe {
-        let error = queue.post(&mut two, 1).unwrap_err();
+        let error = queue.post(two, 1).unwrap_err();
         assert!(error.to_string().contains("scatter elements is 2"), "{error}");
     }
-    let mut elements = [region.scatter_element(..8).unwrap()];
-    let mut one = ReceiveWorkRequest::new(&mut elements).unwrap();
     // SAFETY: as above.
     unsafe {
-        queue.post(&mut one, 1).unwrap();
-        queue.post(&mut one, 2).unwrap();
+        queue.post_receive(&mut region, ..8, 1).unwrap();
+        queue.post_receive(&mut region, ..8, 2).unwrap();
     }
     queue.modify(WorkQueueState::Reset).unwrap();
     assert!(completions.poll(&mut slice).unwrap().is_empty(), "they end without completions");
     device.fail("post_wq_recv").errno(libc::EIO).times(1);
     // SAFETY: as above.
-    let error = unsafe { queue.post(&mut one, 1) }.unwrap_err();
+    let error = unsafe { queue.post_receive(&mut region, ..8, 1) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Driver);
     queue.close().unwrap();
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, MemoryRegion, ProtectionDomain, ScopeError,
+    AccessFlags, BufferPool, Channel, MemoryRegion, ProtectionDomain, ScopeError, SendWorkRequest,
     SharedCompletionQueue, TransportError,
 };
 
@@ -300,7 +300,7 @@ pub(crate) fn w6_owned(rig: &mut OwnedRig, operations: u64) -> Result<u64, Trans
     let mut buffer = pool.take().ok_or(TransportError::UnknownWork)?;
     let mut sum = 0;
     for _ in 0..operations {
-        let mut send = channel.post_send_owned(buffer)?;
+        let mut send = channel.post_owned(SendWorkRequest::new(buffer))?;
         let (taken, success) = send.wait(channel)?;
         sum += u64::from(success.byte_len());
         buffer = taken;
@@ -318,7 +318,7 @@ pub(crate) fn owned_window(rig: &mut OwnedRig, operations: u64) -> Result<u64, T
     for _ in 0..operations / WINDOW_OPERATIONS {
         for (pending, buffer) in window.iter_mut().zip(&mut buffers) {
             let buffer = buffer.take().ok_or(TransportError::UnknownWork)?;
-            *pending = Some(channel.post_send_owned(buffer)?);
+            *pending = Some(channel.post_owned(SendWorkRequest::new(buffer))?);
         }
         let pending = window.iter_mut().filter_map(Option::take);
         for (mut pending, buffer) in pending.zip(&mut buffers) {

@@ -1,8 +1,8 @@
 //! The verbs layer, with requests that are prepared once.
 
 use ibverbs::{
-    GatherElement, MemoryRegion, ReceiveWorkRequest, Result, SendFlags, SendList, SendListEntry,
-    SendWorkRequest, WorkCompletion, WriteWorkRequest,
+    GatherElement, MemoryRegion, PreparedReceive, PreparedRequest, ReceiveWorkRequest, Result,
+    SendList, SendWorkRequest, WorkCompletion, WriteWorkRequest,
 };
 
 use crate::rig::{LENGTH, Rig, WINDOW, WINDOW_OPERATIONS};
@@ -12,12 +12,12 @@ use crate::{complete, complete_one};
 pub(crate) fn w1(rig: &mut Rig, operations: u64) -> Result<u64> {
     let Rig { queue_pair, queue, region, .. } = rig;
     let elements = [region.gather_element(..LENGTH)?];
-    let mut request = SendWorkRequest::new(&elements)?;
+    let mut request = PreparedRequest::new(SendWorkRequest::new(&elements), 0)?;
     let mut completions = [WorkCompletion::default()];
     let mut sum = 0;
     for wr_id in 0..operations {
         // SAFETY: the region lives on, and nobody writes it.
-        unsafe { queue_pair.post(&mut request, wr_id)? };
+        unsafe { queue_pair.post_prepared(&mut request, wr_id)? };
         complete_one!(queue, completions, sum);
     }
     Ok(sum)
@@ -28,16 +28,16 @@ pub(crate) fn w2(rig: &mut Rig, operations: u64) -> Result<u64> {
     let Rig { queue_pair, queue, region, .. } = rig;
     let (there, mut here) = region.slice_mut(..)?.split_at(LENGTH)?;
     let elements = [there.gather_element()?];
-    let mut request = SendWorkRequest::new(&elements)?;
+    let mut request = PreparedRequest::new(SendWorkRequest::new(&elements), 0)?;
     let mut elements = [here.scatter_element()?];
-    let mut receive = ReceiveWorkRequest::new(&mut elements)?;
+    let mut receive = PreparedReceive::new(ReceiveWorkRequest::new(&mut elements))?;
     let mut completions = [WorkCompletion::default(); 2];
     let mut sum = 0;
     for wr_id in 0..operations {
         // SAFETY: the region lives on, and nobody else accesses it.
         unsafe {
-            queue_pair.post(&mut receive, wr_id)?;
-            queue_pair.post(&mut request, wr_id)?;
+            queue_pair.post_prepared(&mut receive, wr_id)?;
+            queue_pair.post_prepared(&mut request, wr_id)?;
         }
         complete!(queue, completions, 2, sum);
     }
@@ -48,14 +48,14 @@ pub(crate) fn w2(rig: &mut Rig, operations: u64) -> Result<u64> {
 pub(crate) fn w3(rig: &mut Rig, operations: u64) -> Result<u64> {
     let Rig { queue_pair, queue, region, .. } = rig;
     let elements = [region.gather_element(..LENGTH)?];
-    let mut request = SendWorkRequest::new(&elements)?;
+    let mut request = PreparedRequest::new(SendWorkRequest::new(&elements), 0)?;
     let mut completions = [WorkCompletion::default(); WINDOW];
     let mut sum = 0;
     let mut wr_id = 0;
     while wr_id < operations {
         for _ in 0..WINDOW {
             // SAFETY: as in `w1`.
-            unsafe { queue_pair.post(&mut request, wr_id)? };
+            unsafe { queue_pair.post_prepared(&mut request, wr_id)? };
             wr_id += 1;
         }
         complete!(queue, completions, WINDOW, sum);
@@ -68,12 +68,12 @@ pub(crate) fn w4(rig: &mut Rig, operations: u64) -> Result<u64> {
     let remote = rig.remote();
     let Rig { queue_pair, queue, region, .. } = rig;
     let elements = [region.gather_element(..LENGTH)?];
-    let mut request = WriteWorkRequest::new(&elements, remote)?;
+    let mut request = PreparedRequest::new(WriteWorkRequest::new(&elements, remote), 0)?;
     let mut completions = [WorkCompletion::default()];
     let mut sum = 0;
     for wr_id in 0..operations {
         // SAFETY: as in `w1`.
-        unsafe { queue_pair.post(&mut request, wr_id)? };
+        unsafe { queue_pair.post_prepared(&mut request, wr_id)? };
         complete_one!(queue, completions, sum);
     }
     Ok(sum)
@@ -92,9 +92,9 @@ fn elements<'a>(region: &'a MemoryRegion<'static, u8>) -> [GatherElement<'a>; WI
 pub(crate) fn w5(rig: &mut Rig, operations: u64) -> Result<u64> {
     let Rig { queue_pair, queue, region, .. } = rig;
     let elements = elements(region).map(|element| [element]);
-    let mut entries = elements
-        .each_ref()
-        .map(|element| SendListEntry::from(SendWorkRequest::new(element).expect("it is short")));
+    let mut entries = elements.each_ref().map(|element| {
+        PreparedRequest::new(SendWorkRequest::new(element), 0).expect("it is short")
+    });
     let mut list = SendList::new(&mut entries)?;
     let mut completions = [WorkCompletion::default(); WINDOW];
     let mut sum = 0;
@@ -122,7 +122,7 @@ pub(crate) fn w5_extended(rig: &mut Rig, operations: u64) -> Result<u64> {
         unsafe {
             queue_pair.batch(|batch| {
                 for (wr_id, element) in (start..).zip(&elements) {
-                    batch.send(wr_id, SendFlags::empty(), std::slice::from_ref(element))?;
+                    batch.add(SendWorkRequest::new(*element), wr_id)?;
                 }
                 Ok::<_, ibverbs::Error>(())
             })?;

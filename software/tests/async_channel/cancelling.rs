@@ -8,7 +8,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, PreparedAsyncChannel, SharedMemoryRegion, TransportError,
+    AccessFlags, AsyncChannel, CompareSwapWorkRequest, FetchAddWorkRequest, PreparedAsyncChannel,
+    SharedMemoryRegion, TransportError,
 };
 use tokio::net::{TcpListener, TcpStream};
 
@@ -197,7 +198,7 @@ fn random_cancelling_under_load_loses_no_buffer_and_no_message_and_keeps_the_ord
                             account.writes.push((n, posted));
                         }
                         2 => {
-                            let add = ours.fetch_add(short(n), sum, 1);
+                            let add = ours.run(FetchAddWorkRequest::new(short(n), sum, 1));
                             let (posted, added) = account.attempt(add, polls).await;
                             let before = added.map(|(buffer, _)| number(&buffer));
                             assert!(before.is_none_or(|before| account.may_have_added(before)));
@@ -206,7 +207,8 @@ fn random_cancelling_under_load_loses_no_buffer_and_no_message_and_keeps_the_ord
                         }
                         3 => {
                             // It changes nothing, and tells what is there.
-                            let swap = ours.compare_swap(short(n), sum, u64::MAX, 0);
+                            let swap =
+                                ours.run(CompareSwapWorkRequest::new(short(n), sum, u64::MAX, 0));
                             let swapped = account.attempt(swap, polls).await.1;
                             let sum = swapped.map(|(buffer, _)| number(&buffer));
                             assert!(sum.is_none_or(|sum| account.may_have_added(sum)));

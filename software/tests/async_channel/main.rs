@@ -10,7 +10,10 @@ mod waking;
 
 use std::sync::Arc;
 
-use ibverbs::{AccessFlags, SharedMemoryRange, SharedMemoryRegion, TransportError};
+use ibverbs::{
+    AccessFlags, CompareSwapWorkRequest, FetchAddWorkRequest, SendWorkRequest, SharedMemoryRange,
+    SharedMemoryRegion, TransportError, WriteWorkRequest,
+};
 
 use sides::{LEN, connect, number, on_both};
 
@@ -54,17 +57,17 @@ fn every_operation_gives_its_buffer_back() {
         drop(written);
         assert_eq!(target.to_vec(), [1, 2, 3, 4]);
         let word = target.remote_range(2..3).unwrap();
-        ours.fetch_add(range(0..1), word, 10).await.unwrap();
-        ours.compare_swap(range(1..2), word, 13, 99).await.unwrap();
+        ours.run(FetchAddWorkRequest::new(range(0..1), word, 10)).await.unwrap();
+        ours.run(CompareSwapWorkRequest::new(range(1..2), word, 13, 99)).await.unwrap();
         ours.read(range(2..4), target.remote_range(2..4).unwrap()).await.unwrap();
         assert_eq!(local.to_vec(), [3, 13, 99, 4]);
         let receive = theirs.receive(other.buffer(0));
-        let send = ours.send_with_immediate(one.buffer(5), 77);
+        let send = ours.run(SendWorkRequest::new(one.buffer(5)).immediate(77));
         let (sent, received) = tokio::join!(send, receive);
         assert_eq!(number(&sent.unwrap().0), 5);
         assert_eq!(received.unwrap().1.immediate(), Some(77));
         let receive = theirs.receive(other.buffer(0));
-        let write = ours.write_with_immediate(range(0..1), word, 78);
+        let write = ours.run(WriteWorkRequest::new(range(0..1), word).immediate(78));
         let (written, received) = tokio::join!(write, receive);
         written.unwrap();
         assert_eq!(received.unwrap().1.immediate(), Some(78));

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use ibverbs::{AsyncChannel, AsyncOperation, PooledBuffer, TransportError};
+use ibverbs::{AsyncChannel, AsyncOperation, PooledBuffer, SendWorkRequest, TransportError};
 
 use crate::sides::{Side, connect, number, sides};
 
@@ -77,7 +77,10 @@ fn nobody() -> &'static Waker {
 }
 
 /// Eight sends fill the queue; two more are in line, the second with a waker that panics.
-fn line(ours: &AsyncChannel, one: &Side) -> [Vec<AsyncOperation<PooledBuffer>>; 2] {
+fn line(
+    ours: &AsyncChannel,
+    one: &Side,
+) -> [Vec<AsyncOperation<SendWorkRequest<PooledBuffer>>>; 2] {
     let mut sends: Vec<_> = (0..10).map(|n| ours.send(one.buffer(n))).collect();
     for send in &mut sends[..9] {
         assert!(poll(send, nobody()).is_none());

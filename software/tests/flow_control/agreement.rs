@@ -3,7 +3,8 @@
 use std::net::TcpListener;
 
 use ibverbs::{
-    ErrorKind, ExchangeError, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion, SharedReceives,
+    ErrorKind, ExchangeError, Inline, QueuePairEndpoint, QueuePairType, ReceiveWorkRequest,
+    RemoteMemoryRegion, SendWorkRequest, SharedReceives,
 };
 
 use super::*;
@@ -27,9 +28,9 @@ fn each_side_says_which_one_has_no_flow_control() {
     let other = sides[1].builder().build().unwrap();
     assert_eq!(other.endpoint().credit_word().unwrap().length(), 8);
     let [mut one, mut other] = handshake([with, other]);
-    let receive = other.post_receive_owned(sides[1].buffer(0)).unwrap();
+    let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
     one.wait_for_credit_deadline(deadline()).unwrap();
-    let _ = one.post_send_owned(sides[0].buffer(5)).unwrap();
+    let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(5))).unwrap();
     assert_eq!(received(&mut other, receive), 5);
     let plain = sides[0].builder().flow_control(false).build().unwrap();
     let [mut plain, _other] = handshake([plain, failed.object]);
@@ -55,9 +56,10 @@ fn the_option_is_agreed_over_tcp() {
             if ours == theirs {
                 let ((mut one, data), (mut other, _)) = (connected.unwrap(), accepted.unwrap());
                 assert_eq!(data, b"data");
-                let receive = other.post_receive_owned(sides[1].buffer(0)).unwrap();
+                let receive =
+                    other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
                 one.wait_for_credit_deadline(deadline()).unwrap();
-                let _ = one.post_send_owned(sides[0].buffer(8)).unwrap();
+                let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(8))).unwrap();
                 assert_eq!(received(&mut other, receive), 8);
                 return;
             }
@@ -87,9 +89,9 @@ fn an_endpoint_of_another_form_carries_the_word() {
     let [one, other] = prepared;
     let mut one = one.handshake(rebuilt[1]).unwrap();
     let mut other = other.handshake(rebuilt[0]).unwrap();
-    let receive = one.post_receive_owned(sides[0].buffer(0)).unwrap();
+    let receive = one.post_owned(ReceiveWorkRequest::new(sides[0].buffer(0))).unwrap();
     other.wait_for_credit_deadline(deadline()).unwrap();
-    let _ = other.post_send_owned(sides[1].buffer(6)).unwrap();
+    let _ = other.post_owned(SendWorkRequest::new(sides[1].buffer(6))).unwrap();
     assert_eq!(received(&mut one, receive), 6);
 }
 
@@ -130,10 +132,10 @@ fn a_peer_that_lies_gets_no_more_than_a_message_without_a_receive() {
     word.write_one(0, claim(3)).unwrap();
     one.wait_for_credit_deadline(deadline()).unwrap();
     assert_eq!(one.credits(), Some(3));
-    let receive = other.post_receive_owned(sides[1].buffer(0)).unwrap();
+    let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
     // It takes back what it has promised.
     word.write_one(0, claim(0)).unwrap();
-    let mut sending = one.post_send_owned(sides[0].buffer(1)).unwrap();
+    let mut sending = one.post_owned(SendWorkRequest::new(sides[0].buffer(1))).unwrap();
     sending.wait(&mut one).unwrap();
     assert_eq!(received(&mut other, receive), 1);
     let mut left = 3;
@@ -144,7 +146,7 @@ fn a_peer_that_lies_gets_no_more_than_a_message_without_a_receive() {
             result => {
                 // It had the credit before the peer took it back. There is no receive.
                 result.unwrap();
-                let mut sending = one.post_send_owned(sides[0].buffer(1)).unwrap();
+                let mut sending = one.post_owned(SendWorkRequest::new(sides[0].buffer(1))).unwrap();
                 let failed = sending.wait(&mut one).unwrap_err();
                 assert!(failed.error.work_error().is_some() && failed.buffer.is_some());
                 return;
@@ -164,7 +166,7 @@ fn a_read_that_the_peer_refuses_is_an_error_of_the_connection() {
     let _other = other.handshake(endpoints.0).unwrap();
     let error = one.wait_for_credit_deadline(deadline()).unwrap_err();
     assert!(error.work_error().is_some(), "{error}");
-    let error = one.send_inline_deadline(&[], deadline()).unwrap_err();
+    let error = one.until(deadline()).send(Inline(&[])).unwrap_err();
     assert!(error.work_error().is_some(), "{error}");
-    assert_eq!(one.post_send_owned(NoBuffer).unwrap_err().error, error);
+    assert_eq!(one.post_owned(SendWorkRequest::new(())).unwrap_err().error, error);
 }

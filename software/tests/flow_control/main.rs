@@ -14,8 +14,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, ChannelBuilder, ChannelSet, MaxRnrRetries, NoBuffer,
-    OwnedWork, PooledBuffer, SharedCompletionQueue, SharedMemoryRegion, TransportError,
+    AccessFlags, AckTimeout, Channel, ChannelBuilder, ChannelSet, FetchAddWorkRequest, Inline,
+    MaxRnrRetries, OwnedWork, PooledBuffer, ReceiveWorkRequest, SendWorkRequest,
+    SharedCompletionQueue, SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 use ibverbs_software::{Device, Network};
 
@@ -59,7 +60,7 @@ fn receive_slowly(side: &Side, mut channel: Channel<'static>, count: u64, ahead:
     let mut posted = std::collections::VecDeque::new();
     for expected in 0..count {
         while posted.len() < ahead.min(count - expected) as usize {
-            posted.push_back(channel.post_receive_owned(side.buffer(0)).unwrap());
+            posted.push_back(channel.post_owned(ReceiveWorkRequest::new(side.buffer(0))).unwrap());
         }
         if expected % 16 == 0 {
             thread::sleep(Duration::from_millis(1));
@@ -84,7 +85,7 @@ fn a_sender_that_outruns_its_receiver_loses_nothing() {
             let mut region = sides[0].domain.allocate::<u64>(1).unwrap();
             for message in 0..COUNT {
                 region[0] = message.to_le();
-                one.send_deadline(&region.slice(..).unwrap(), deadline()).unwrap();
+                one.until(deadline()).send(&region.slice(..).unwrap()).unwrap();
             }
         });
     }
@@ -101,7 +102,7 @@ fn a_window_of_sends_on_a_lossy_network_never_finds_the_receiver_unready() {
     while arrived < 300 {
         // The queue may be full, or credit lack. The reads have their own place in the queue.
         while sent < 300 {
-            match one.post_send_owned(sides[0].buffer(sent)) {
+            match one.post_owned(SendWorkRequest::new(sides[0].buffer(sent))) {
                 Ok(send) => sends.push(send),
                 Err(refused) => {
                     let expected = [TransportError::QueueFull, TransportError::NoCredit];
@@ -117,7 +118,8 @@ fn a_window_of_sends_on_a_lossy_network_never_finds_the_receiver_unready() {
             let _ = one.poll_token().unwrap();
         }
         if receives.len() < 5 && arrived + (receives.len() as u64) < 300 {
-            receives.push_back(other.post_receive_owned(sides[1].buffer(0)).unwrap());
+            receives
+                .push_back(other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
         }
         if let Some(first) = receives.front_mut()
             && let Some((buffer, _)) = first.poll(&mut other).unwrap()
@@ -146,12 +148,15 @@ fn the_same_seed_gives_the_same_packets() {
             if is_slow && round % 8 == 0 {
                 thread::sleep(Duration::from_millis(1));
             }
-            if sent == arrived && one.post_send_owned(sides[0].buffer(sent)).is_ok() {
+            if sent == arrived
+                && one.post_owned(SendWorkRequest::new(sides[0].buffer(sent))).is_ok()
+            {
                 sent += 1;
             }
             let _ = one.poll_token().unwrap();
             if receive.is_none() && round % 50 == 49 {
-                receive = Some(other.post_receive_owned(sides[1].buffer(0)).unwrap());
+                receive =
+                    Some(other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
             }
             if let Some(waiting) = &mut receive
                 && let Some((buffer, _)) = waiting.poll(&mut other).unwrap()
@@ -181,10 +186,12 @@ fn both_sides_send_to_each_other() {
                 let mut sends = Vec::new();
                 while sent < COUNT || arrived < COUNT {
                     while posted.len() < 4 && arrived + (posted.len() as u64) < COUNT {
-                        posted.push_back(channel.post_receive_owned(side.buffer(0)).unwrap());
+                        posted.push_back(
+                            channel.post_owned(ReceiveWorkRequest::new(side.buffer(0))).unwrap(),
+                        );
                     }
                     if sent < COUNT {
-                        match channel.post_send_owned(side.buffer(sent)) {
+                        match channel.post_owned(SendWorkRequest::new(side.buffer(sent))) {
                             Ok(send) => {
                                 sends.push(send);
                                 sent += 1;
@@ -223,18 +230,19 @@ fn what_uses_up_no_receive_needs_no_credit() {
     let [mut one, mut other] = connect(builders);
     let mut word = sides[0].domain.allocate::<u64>(1).unwrap();
     word[0] = 5;
-    one.write_deadline(&word.slice(..).unwrap(), region.remote(), deadline()).unwrap();
-    one.fetch_add(&mut word.slice_mut(..).unwrap(), region.remote(), 2).unwrap();
+    one.until(deadline()).write(&word.slice(..).unwrap(), region.remote()).unwrap();
+    one.run(FetchAddWorkRequest::new(&mut word.slice_mut(..).unwrap(), region.remote(), 2))
+        .unwrap();
     one.read(&mut word.slice_mut(..).unwrap(), region.remote()).unwrap();
     assert_eq!((word[0], one.credits()), (7, Some(0)));
     one.keep_alive().unwrap();
 
     // A write with an immediate does.
     let soon = Instant::now() + Duration::from_millis(5);
-    let told = one.write_with_immediate_deadline(&(), region.remote(), 9, soon);
+    let told = one.until(soon).run(WriteWorkRequest::new(&(), region.remote()).immediate(9));
     assert_eq!(told.unwrap_err(), TransportError::NoCredit);
-    let mut receive = other.post_receive_owned(NoBuffer).unwrap();
-    one.write_with_immediate_deadline(&(), region.remote(), 9, deadline()).unwrap();
+    let mut receive = other.post_owned(ReceiveWorkRequest::new(())).unwrap();
+    one.until(deadline()).run(WriteWorkRequest::new(&(), region.remote()).immediate(9)).unwrap();
     let (_, success) = receive.wait_deadline(&mut other, deadline()).unwrap().unwrap();
     assert_eq!(success.immediate(), Some(9));
 }
@@ -248,17 +256,17 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
     let started = Instant::now();
     for wait in [0, 1, 20] {
         let soon = Instant::now() + Duration::from_millis(wait);
-        let sent = one.send_deadline(&region.slice(..).unwrap(), soon);
+        let sent = one.until(soon).send(&region.slice(..).unwrap());
         assert_eq!(sent.unwrap_err(), TransportError::NoCredit);
         assert_eq!(one.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
     }
     assert!(started.elapsed() >= Duration::from_millis(21));
     // An owned post gives the buffer back.
-    let refused = one.post_send_owned(sides[0].buffer(3)).unwrap_err();
+    let refused = one.post_owned(SendWorkRequest::new(sides[0].buffer(3))).unwrap_err();
     assert_eq!((refused.error, number(&refused.buffer.unwrap())), (TransportError::NoCredit, 3));
     one.scope(|scope| {
         assert!(scope.can_post_send() && scope.credits() == Some(0));
-        let refused = scope.post_send_inline(&[]).unwrap_err();
+        let refused = scope.post_send(Inline(&[])).unwrap_err();
         assert_eq!(refused, TransportError::NoCredit);
         let soon = Instant::now();
         assert_eq!(scope.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
@@ -269,7 +277,7 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
     one.cancel_handle().unwrap().cancel();
     assert_eq!(one.wait_for_credit().unwrap_err(), TransportError::Cancelled);
 
-    let receive = other.post_receive_owned(sides[1].buffer(0)).unwrap();
+    let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
     one.wait_for_credit_deadline(deadline()).unwrap();
     assert_eq!(one.credits(), Some(1));
     one.scope(|scope| scope.post_send(region.slice(..).unwrap())?.wait().map(drop)).unwrap();
@@ -280,14 +288,15 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
 fn receives_that_were_posted_before_the_handshake_are_credits() {
     let sides = sides();
     let [one, mut other] = sides.each_ref().map(|side| side.builder().build().unwrap());
-    let receives = [0; 3].map(|_| other.post_receive_owned(sides[1].buffer(0)).unwrap());
+    let receives =
+        [0; 3].map(|_| other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
     let [mut one, mut other] = handshake([one, other]);
     one.wait_for_credit_deadline(deadline()).unwrap();
     assert_eq!(one.credits(), Some(3));
     for message in 0..3 {
-        let _ = one.post_send_owned(sides[0].buffer(message)).unwrap();
+        let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(message))).unwrap();
     }
-    let refused = one.post_send_owned(sides[0].buffer(3)).unwrap_err();
+    let refused = one.post_owned(SendWorkRequest::new(sides[0].buffer(3))).unwrap_err();
     assert_eq!(refused.error, TransportError::NoCredit);
     for (expected, receive) in receives.into_iter().enumerate() {
         assert_eq!(received(&mut other, receive), expected as u64);
@@ -305,13 +314,15 @@ fn channels_that_share_a_completion_queue_have_their_own_credits() {
         .iter_mut()
         .enumerate()
         .map(|(index, [_, other])| {
-            (0..index).map(|_| other.post_receive_owned(sides[1].buffer(0)).unwrap()).collect()
+            (0..index)
+                .map(|_| other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap())
+                .collect()
         })
         .collect::<Vec<Vec<_>>>();
     for (index, [one, _]) in pairs.iter_mut().enumerate() {
         for message in 0..index as u64 {
             one.wait_for_credit_deadline(deadline()).unwrap();
-            let _ = one.post_send_owned(sides[0].buffer(message)).unwrap();
+            let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(message))).unwrap();
         }
         let soon = Instant::now() + Duration::from_millis(1);
         assert_eq!(one.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
@@ -334,7 +345,8 @@ fn a_broadcast_waits_for_each_peer_and_leaves_those_that_have_no_receive() {
     }));
     let mut region = sides[0].domain.allocate::<u64>(1).unwrap();
     region[0] = 4;
-    let receives = [0, 2].map(|peer| pairs[peer].post_receive_owned(sides[1].buffer(0)).unwrap());
+    let receives = [0, 2]
+        .map(|peer| pairs[peer].post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
     for peer in [0, 2] {
         set.channels()[peer].wait_for_credit_deadline(deadline()).unwrap();
     }
@@ -348,7 +360,7 @@ fn a_broadcast_waits_for_each_peer_and_leaves_those_that_have_no_receive() {
     // The one without is as good as the others.
     let receives: Vec<_> = pairs
         .iter_mut()
-        .map(|other| other.post_receive_owned(sides[1].buffer(0)).unwrap())
+        .map(|other| other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap())
         .collect();
     let message = region.slice(..).unwrap();
     assert!(set.broadcast(message, deadline()).iter().all(Result::is_ok));

@@ -1,5 +1,6 @@
 //! Random programs of both sides: no order of their steps ends in a deadlock.
 
+use ibverbs::{ReceiveWorkRequest, SendWorkRequest};
 use std::collections::VecDeque;
 
 use super::*;
@@ -33,7 +34,7 @@ impl Peer<'_> {
 
     fn post_receive(&mut self) {
         if self.arrived + (self.receives.len() as u64) < self.to_receive {
-            match self.channel.post_receive_owned(self.side.buffer(0)) {
+            match self.channel.post_owned(ReceiveWorkRequest::new(self.side.buffer(0))) {
                 Ok(receive) => self.receives.push_back(receive),
                 Err(refused) => assert_eq!(refused.error, TransportError::QueueFull),
             }
@@ -44,7 +45,7 @@ impl Peer<'_> {
         if self.sent == self.to_send {
             return;
         }
-        match self.channel.post_send_owned(self.side.buffer(self.sent)) {
+        match self.channel.post_owned(SendWorkRequest::new(self.side.buffer(self.sent))) {
             Ok(send) => {
                 self.sends.push(send);
                 self.sent += 1;

@@ -1,14 +1,14 @@
 //! Channels and queues that end with receives posted and messages not taken: every buffer comes back, or is
 //! leaked if the device may still use it.
 
-use ibverbs::{Channel, TransportError};
+use ibverbs::{Channel, Inline, SendWorkRequest, TransportError};
 use ibverbs_software::{Verb, When};
 
 use super::patience::deadline;
 use super::sides::{CAPACITY, CHUNKS, LEN, QUEUE, Server, Side, connect, number};
 
 fn send(peer: &mut Channel<'_>, clients: &Side, number: u64) {
-    let mut work = peer.post_send_owned(clients.buffer(number)).unwrap();
+    let mut work = peer.post_owned(SendWorkRequest::new(clients.buffer(number))).unwrap();
     work.wait_deadline(peer, deadline()).unwrap().unwrap();
 }
 
@@ -83,7 +83,7 @@ fn a_channel_that_was_stopped_says_so_and_keeps_what_has_arrived() {
     // The peer has posted no receive: the send does not end.
     let soon = std::time::Instant::now() + std::time::Duration::from_millis(20);
     let channel = &mut server.channels[0];
-    let timed_out = channel.send_inline_deadline(&[0; 8], soon).unwrap_err();
+    let timed_out = channel.until(soon).send(Inline(&[0; 8])).unwrap_err();
     assert_eq!(timed_out, TransportError::TimedOut);
     for n in [1, 2] {
         assert_eq!(number(&server.receives.wait(channel).unwrap().0), n);
@@ -102,7 +102,7 @@ fn peers_that_come_and_go_cost_no_receive() {
     for index in 0..20 {
         let mut peer = connect(&mut server, index, &clients);
         for n in 0..3 {
-            let _in_flight = peer.post_send_owned(clients.buffer(n)).unwrap();
+            let _in_flight = peer.post_owned(SendWorkRequest::new(clients.buffer(n))).unwrap();
         }
         drop(peer);
         drop(server.channels.pop());

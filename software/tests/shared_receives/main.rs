@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, AsyncEvents, Channel, SharedMemoryRange, SharedReceives,
-    TransportError,
+    AsyncEventKind, AsyncEventSubject, AsyncEvents, Channel, Inline, ReceiveWorkRequest,
+    SendWorkRequest, SharedMemoryRange, SharedReceives, TransportError,
 };
 
 use patience::{PATIENCE, deadline};
@@ -45,7 +45,9 @@ fn few_receives_serve_many_peers_in_the_order_of_each() {
                 for n in 0..MESSAGES {
                     for (index, peer) in peers.iter_mut().enumerate() {
                         let token = (half * PEERS / 2 + index) as u64;
-                        let work = peer.post_send_owned(clients.buffer(token * 1000 + n)).unwrap();
+                        let work = peer
+                            .post_owned(SendWorkRequest::new(clients.buffer(token * 1000 + n)))
+                            .unwrap();
                         { work }.wait_deadline(peer, deadline()).unwrap().unwrap();
                     }
                 }
@@ -71,11 +73,11 @@ fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
     let mut server = Server::new(1, 8);
     let clients = Side::new();
     let mut peer = connect(&mut server, 0, &clients);
-    let mut receive = peer.post_receive_owned(clients.buffer(0)).unwrap();
-    let mut send = peer.post_send_owned(clients.buffer(5)).unwrap();
+    let mut receive = peer.post_owned(ReceiveWorkRequest::new(clients.buffer(0))).unwrap();
+    let mut send = peer.post_owned(SendWorkRequest::new(clients.buffer(5))).unwrap();
     send.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
     // It polls the message beside its own completion.
-    server.channels[0].send_deadline(&(), deadline()).unwrap();
+    server.channels[0].until(deadline()).send(&()).unwrap();
     assert_eq!(server.queue.poll().unwrap().map(|ready| ready.token), Some(0));
     assert_eq!(take_all(&mut server, 0), [5]);
     assert_eq!(server.queue.poll().unwrap(), None);
@@ -110,7 +112,9 @@ fn threads_that_share_both_queues_keep_the_order_of_each_peer() {
                         let mut work: ibverbs::OwnedWork<_> = works.pop_front().unwrap();
                         work.wait_deadline(peer, deadline()).unwrap().unwrap();
                     }
-                    works.push_back(peer.post_send_owned(clients.buffer(n)).unwrap());
+                    works.push_back(
+                        peer.post_owned(SendWorkRequest::new(clients.buffer(n))).unwrap(),
+                    );
                 }
                 for mut work in works {
                     work.wait_deadline(peer, deadline()).unwrap().unwrap();
@@ -136,13 +140,14 @@ fn a_channel_may_have_a_completion_queue_of_its_own() {
         for (index, (ours_channel, their_channel)) in channels.iter_mut().enumerate() {
             receives.post(ours.buffer(0)).unwrap();
             let numbered = theirs.buffer(round * 10 + index as u64);
-            let mut send = their_channel.post_send_owned(numbered).unwrap();
+            let mut send = their_channel.post_owned(SendWorkRequest::new(numbered)).unwrap();
             let message = receives.wait_deadline(ours_channel, deadline()).unwrap().unwrap().0;
             assert_eq!(number(&message), round * 10 + index as u64);
             // The channel still sends, blocking and otherwise, with a receive of its own on the other side.
             send.wait_deadline(their_channel, deadline()).unwrap().unwrap();
-            let mut receive = their_channel.post_receive_owned(theirs.buffer(0)).unwrap();
-            let mut work = ours_channel.post_send_owned(message).unwrap();
+            let mut receive =
+                their_channel.post_owned(ReceiveWorkRequest::new(theirs.buffer(0))).unwrap();
+            let mut work = ours_channel.post_owned(SendWorkRequest::new(message)).unwrap();
             work.wait_deadline(ours_channel, deadline()).unwrap().unwrap();
             receive.wait_deadline(their_channel, deadline()).unwrap().unwrap();
         }
@@ -156,13 +161,13 @@ fn a_message_comes_while_a_blocking_send_waits() {
     let clients = Side::new();
     let mut peer = connect(&mut server, 0, &clients);
     let mut works: Vec<_> =
-        (0..3).map(|n| peer.post_send_owned(clients.buffer(n)).unwrap()).collect();
+        (0..3).map(|n| peer.post_owned(SendWorkRequest::new(clients.buffer(n))).unwrap()).collect();
     for work in &mut works {
         work.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
     }
-    let mut receive = peer.post_receive_owned(clients.buffer(0)).unwrap();
+    let mut receive = peer.post_owned(ReceiveWorkRequest::new(clients.buffer(0))).unwrap();
     // The send polls the three messages while it looks for its own completion.
-    server.channels[0].send_inline_deadline(&7_u64.to_le_bytes(), deadline()).unwrap();
+    server.channels[0].until(deadline()).send(Inline(&7_u64.to_le_bytes())).unwrap();
     let ended = receive.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
     assert_eq!(number(&ended.0), 7);
     assert_eq!(take_all(&mut server, 0), [0, 1, 2]);
@@ -184,7 +189,8 @@ fn the_limit_event_can_be_waited_for() {
                 thread::sleep(Duration::from_millis(20));
                 for n in 0..3 {
                     let peer = &mut peers[n % 2];
-                    let mut work = peer.post_send_owned(clients.buffer(n as u64)).unwrap();
+                    let mut work =
+                        peer.post_owned(SendWorkRequest::new(clients.buffer(n as u64))).unwrap();
                     work.wait_deadline(peer, deadline()).unwrap().unwrap();
                 }
             });
@@ -214,7 +220,7 @@ fn what_is_wrong_gets_a_typed_error() {
         assert_eq!(error, TransportError::ReceivesAreShared);
         assert!(error.to_string().contains("shared receive queue"), "{error}");
     };
-    of_its_own(channel.post_receive_owned(side.buffer(0)).unwrap_err().error);
+    of_its_own(channel.post_owned(ReceiveWorkRequest::new(side.buffer(0))).unwrap_err().error);
     let mut region = side.domain.allocate::<u8>(LEN).unwrap();
     of_its_own(channel.receive(&mut region.slice_mut(..).unwrap()).unwrap_err());
     let in_scope = channel.scope(|scope| {
@@ -223,7 +229,7 @@ fn what_is_wrong_gets_a_typed_error() {
     });
     of_its_own(in_scope.unwrap_err().into());
     let mut prepared = side.builder().shared_receive_queue(receives).build().unwrap();
-    of_its_own(prepared.post_receive_owned(side.buffer(0)).unwrap_err().error);
+    of_its_own(prepared.post_owned(ReceiveWorkRequest::new(side.buffer(0))).unwrap_err().error);
     drop(prepared);
 
     // The queue is full, and the buffer comes back.
@@ -271,7 +277,7 @@ fn a_message_that_is_too_long_fails_its_own_peer_alone() {
     let send = |peer: &mut Channel<'_>, len| {
         let mut buffer = clients.buffer(5);
         buffer.set_len(len).unwrap();
-        let mut work = peer.post_send_owned(buffer).unwrap();
+        let mut work = peer.post_owned(SendWorkRequest::new(buffer)).unwrap();
         work.wait_deadline(peer, deadline()).map(Option::unwrap)
     };
     assert!(send(&mut peers[0], 9).is_err());

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ibverbs::{
-    AddressVector, CompletionQueue, Context, Gid, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairType, SendWorkRequest, WorkCompletion,
+    AddressVector, CompletionQueue, Context, DatagramPeer, Gid, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairType, SendWorkRequest, WorkCompletion,
 };
 
 use crate::patience::deadline;
@@ -61,10 +61,13 @@ impl<'a> Member<'a> {
         let handle = domain.create_ah(path).unwrap();
         self.region[..text.len()].copy_from_slice(text);
         let elements = [self.region.gather_element(..text.len()).unwrap()];
-        let mut request =
-            SendWorkRequest::new(&elements).unwrap().to(&handle, MEMBERS, QKEY).unwrap();
+        let request = SendWorkRequest::new(&elements).to(DatagramPeer {
+            path: &handle,
+            number: MEMBERS,
+            qkey: QKEY,
+        });
         // SAFETY: region and handle are not touched until the completion was polled, right below.
-        unsafe { self.queue_pair.post(&mut request, SENT) }.unwrap();
+        unsafe { self.queue_pair.post(request, SENT) }.unwrap();
         assert_eq!(self.completion().wr_id(), SENT);
     }
 }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use ibverbs::{
     AccessFlags, AsyncEventKind, AsyncEvents, CompareSwapWorkRequest, CompletionQueue, Context,
     FetchAddWorkRequest, MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairBuilder,
-    QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendFlags, SendOperations, SendWorkRequest,
+    QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendOperations, SendWorkRequest,
     SharedMemoryRegion, SharedReceiveQueue, WorkCompletion, WorkOpcode, WriteWorkRequest,
-    XrcDomain, XrcDomainScope,
+    XrcDomain, XrcDomainScope, XrcPeer,
 };
 use ibverbs_software::{Device, Network};
 
@@ -104,9 +104,9 @@ fn post(
     wr_id: u64,
 ) -> ibverbs::Result<()> {
     let mut elements = [memory.scatter_element(range).unwrap()];
-    let mut request = ReceiveWorkRequest::new(&mut elements).unwrap();
+    let request = ReceiveWorkRequest::new(&mut elements);
     // SAFETY: the tests keep the memory until all is done.
-    unsafe { queue.post(&mut request, wr_id) }
+    unsafe { queue.post(request, wr_id) }
 }
 
 /// Sends the elements of `memory` in `range` to the shared receive queue of that number.
@@ -118,9 +118,9 @@ fn send(
     wr_id: u64,
 ) -> ibverbs::Result<()> {
     let elements = [memory.gather_element(range).unwrap()];
-    let mut request = SendWorkRequest::new(&elements).unwrap().shared_receive_queue(queue);
+    let request = SendWorkRequest::new(&elements).to(XrcPeer(queue));
     // SAFETY: as above.
-    unsafe { queue_pair.post(&mut request, wr_id) }
+    unsafe { queue_pair.post(request, wr_id) }
 }
 
 fn poll(queue: &CompletionQueue<'_>) -> Vec<WorkCompletion> {
@@ -147,36 +147,35 @@ fn all_operations(
     let mut read = [here.scatter_element(600..1000).unwrap()];
     let mut results = [16, 17].map(|i| here.scatter_element(i..i + 1).unwrap());
     let [added, swapped] = &mut results;
-    let flags = SendFlags::empty();
+    let to = XrcPeer(queue);
     // SAFETY: the memory is kept, and accessed when all is done.
     unsafe {
         if batch {
             queue_pair
                 .batch(|b| {
-                    b.shared_receive_queue(queue)?;
-                    b.send(1, flags, &send)?;
-                    b.send_with_immediate(2, flags, &send, 22)?;
-                    b.write(3, flags, &write, remote(100..104))?;
-                    b.write_with_immediate(4, flags, &write, remote(104..108), 44)?;
-                    b.read(5, flags, &mut read, remote(0..400))?;
-                    b.fetch_add(6, flags, added, remote(512..513), 7)?;
-                    b.compare_swap(7, flags, swapped, remote(512..513), (7, 9))
+                    b.add(SendWorkRequest::new(&send).to(to), 1)?;
+                    b.add(SendWorkRequest::new(&send).immediate(22).to(to), 2)?;
+                    b.add(WriteWorkRequest::new(&write, remote(100..104)).to(to), 3)?;
+                    b.add(WriteWorkRequest::new(&write, remote(104..108)).immediate(44).to(to), 4)?;
+                    b.add(ReadWorkRequest::new(&mut read, remote(0..400)).to(to), 5)?;
+                    b.add(FetchAddWorkRequest::new(added, remote(512..513), 7).to(to), 6)?;
+                    b.add(CompareSwapWorkRequest::new(swapped, remote(512..513), 7, 9).to(to), 7)
                 })
                 .unwrap();
             return;
         }
-        let plain = || SendWorkRequest::new(&send).unwrap().shared_receive_queue(queue);
-        let writing = |to| WriteWorkRequest::new(&write, to).unwrap().shared_receive_queue(queue);
-        queue_pair.post(&mut plain(), 1).unwrap();
-        queue_pair.post(&mut plain().immediate(22), 2).unwrap();
-        queue_pair.post(&mut writing(remote(100..104)), 3).unwrap();
-        queue_pair.post(&mut writing(remote(104..108)).immediate(44), 4).unwrap();
-        let request = ReadWorkRequest::new(&mut read, remote(0..400)).unwrap();
-        queue_pair.post(&mut request.shared_receive_queue(queue), 5).unwrap();
-        let request = FetchAddWorkRequest::new(added, remote(512..513), 7).unwrap();
-        queue_pair.post(&mut request.shared_receive_queue(queue), 6).unwrap();
-        let request = CompareSwapWorkRequest::new(swapped, remote(512..513), 7, 9).unwrap();
-        queue_pair.post(&mut request.shared_receive_queue(queue), 7).unwrap();
+        let plain = || SendWorkRequest::new(&send);
+        let writing = |remote| WriteWorkRequest::new(&write, remote);
+        queue_pair.post(plain().to(to), 1).unwrap();
+        queue_pair.post(plain().immediate(22).to(to), 2).unwrap();
+        queue_pair.post(writing(remote(100..104)).to(to), 3).unwrap();
+        queue_pair.post(writing(remote(104..108)).immediate(44).to(to), 4).unwrap();
+        let request = ReadWorkRequest::new(&mut read, remote(0..400));
+        queue_pair.post(request.to(to), 5).unwrap();
+        let request = FetchAddWorkRequest::new(added, remote(512..513), 7);
+        queue_pair.post(request.to(to), 6).unwrap();
+        let request = CompareSwapWorkRequest::new(swapped, remote(512..513), 7, 9);
+        queue_pair.post(request.to(to), 7).unwrap();
     }
 }
 
@@ -287,9 +286,9 @@ fn one_connection_serves_queues_of_several_protection_domains() {
     // Long reads of the first domain's memory are still being answered when messages for the second come.
     for round in 0..4 {
         let mut read = [here.scatter_element(0..900).unwrap()];
-        let request = ReadWorkRequest::new(&mut read, first.remote_range(0..900).unwrap()).unwrap();
+        let request = ReadWorkRequest::new(&mut read, first.remote_range(0..900).unwrap());
         // SAFETY: the memory is kept.
-        unsafe { sending.post(&mut request.shared_receive_queue(numbers[0]), 1).unwrap() };
+        unsafe { sending.post(request.to(XrcPeer(numbers[0])), 1).unwrap() };
         send(&mut sending, &message, 0..600, numbers[1], 2 + round % 2).unwrap();
     }
     send(&mut sending, &message, 7..8, numbers[0], 9).unwrap();
@@ -302,9 +301,9 @@ fn one_connection_serves_queues_of_several_protection_domains() {
 
     // A key of one domain does not work by the queue of the other.
     let elements = [here.gather_element(0..1).unwrap()];
-    let request = WriteWorkRequest::new(&elements, first.remote_range(0..1).unwrap()).unwrap();
+    let request = WriteWorkRequest::new(&elements, first.remote_range(0..1).unwrap());
     // SAFETY: as above.
-    unsafe { sending.post(&mut request.shared_receive_queue(numbers[1]), 20).unwrap() };
+    unsafe { sending.post(request.to(XrcPeer(numbers[1])), 20).unwrap() };
     assert!(network.run_until_idle(LONG));
     let done = poll(&one.sent);
     assert_eq!(done[0].result().unwrap_err().status(), ibverbs::WorkStatus::RemoteAccess);

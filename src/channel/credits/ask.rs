@@ -17,7 +17,7 @@ use super::{CREDITS, Credits, decode};
 use crate::completion::WorkCompletion;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
-use crate::queue_pair::work_request::remote::rdma;
+use crate::operation::remote::rdma;
 
 impl Core {
     /// Handles the end of a read of the peer's word. Returns false if there is none in flight.

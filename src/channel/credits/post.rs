@@ -3,8 +3,9 @@
 use std::ffi::c_int;
 
 use super::super::core::Core;
-use super::super::operation::{PostFunctions, takes_receive};
+use super::super::operation::PostFunctions;
 use crate::ffi;
+use crate::operation::takes_receive;
 
 /// What [`COUNTING`] returns for a message without credit. No provider returns it.
 pub(in crate::channel) const NO_CREDIT: c_int = c_int::MIN;

@@ -10,6 +10,7 @@ use crate::channel::owned_buffer::{HeldBuffer, OwnedBuffer};
 use crate::channel::{OperationError, TransportError};
 use crate::error::Result;
 use crate::ffi;
+use crate::operation::Receive;
 use crate::queue_pair::SharedReceiveQueue;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -97,8 +98,8 @@ impl Receives {
     /// `ibv_post_srq_recv`.
     pub(super) fn post<B: OwnedBuffer>(&self, mut buffer: B) -> Result<(), OperationError<B>> {
         let fail = |error: TransportError, buffer| Err(OperationError { error, buffer });
-        let mut piece = match buffer.element() {
-            Ok(piece) => piece,
+        let mut list = match buffer.scatter() {
+            Ok(list) => list,
             Err(error) => return fail(error.into(), Some(buffer)),
         };
         // Until the buffer is in its slot, so that no other thread finds the completion before.
@@ -107,13 +108,8 @@ impl Receives {
             drop(table);
             return fail(TransportError::QueueFull, Some(buffer));
         };
-        let mut request = ffi::ibv_recv_wr {
-            wr_id: u64::from(self.epoch) << 32 | u64::from(index),
-            next: std::ptr::null_mut(),
-            sg_list: &raw mut piece,
-            // mlx4 and mthca interpret 0 bytes as 2 GiB.
-            num_sge: i32::from(piece.length != 0),
-        };
+        let wr_id = u64::from(self.epoch) << 32 | u64::from(index);
+        let mut request = Receive::encode(wr_id, list.as_mut());
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue is live, `bad` is writable, and the request is one well-formed element of a list. An
         // `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot next, with nothing in between

@@ -105,7 +105,7 @@ impl DatagramRoute {
         queue_pair: &QueuePair<'_, impl Datagram>,
         private_data: &[u8],
         timeout: Duration,
-    ) -> Result<DatagramPeer, ConnectionError> {
+    ) -> Result<DatagramAddress, ConnectionError> {
         let deadline = event_file::deadline(timeout);
         check(&self.id, queue_pair)?;
         let len = Message::DatagramRequest.check("rdma_connect", private_data, false)?;
@@ -113,7 +113,7 @@ impl DatagramRoute {
         loop {
             let event = self.id.next_before(deadline)?;
             match event.kind() {
-                ConnectionEventKind::Established => return Ok(DatagramPeer::new(&event)),
+                ConnectionEventKind::Established => return Ok(DatagramAddress::new(&event)),
                 ConnectionEventKind::AddressChanged | ConnectionEventKind::Unknown(_) => {}
                 _ => return Err(event.error()),
             }
@@ -132,18 +132,18 @@ fn parameters(private_data: &[u8], len: u8, queue_pair: u32) -> ffi::rdma_conn_p
 
 debug! { DatagramRoute, self, peer_addr: self.id.peer_addr(), device: self.device_name(), .. }
 
-/// The address of a datagram peer or a multicast group, [to which](crate::SendWorkRequest::to) a
-/// [`SendWorkRequest`](crate::SendWorkRequest) is sent.
+/// The address of a datagram peer or a multicast group. A [`DatagramPeer`](crate::DatagramPeer) is made of it, [to
+/// which](crate::SendWorkRequest::to) requests are sent.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "rdma_ud_param")]
-pub struct DatagramPeer {
+pub struct DatagramAddress {
     path: AddressVector,
     number: u32,
     qkey: u32,
     private_data: PrivateData,
 }
 
-impl DatagramPeer {
+impl DatagramAddress {
     pub(super) fn new(event: &Copied) -> Self {
         Self {
             path: event.path.into(),

@@ -48,7 +48,7 @@ pub use connectable::Connectable;
 pub(crate) use connectable::sealed;
 pub use connecting::{Connecting, PendingAccept, PendingConnection};
 pub use connection::{Connection, ConnectionControl};
-pub use datagram::{DatagramListener, DatagramPeer, DatagramRequest, DatagramRoute};
+pub use datagram::{DatagramAddress, DatagramListener, DatagramRequest, DatagramRoute};
 pub use error::{ConnectionError, RejectReason, Rejection};
 pub use event::{ConnectionEvent, ConnectionEventKind};
 pub use listener::{Listener, ListenerBuilder};

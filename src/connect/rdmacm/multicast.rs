@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::datagram::{DatagramPeer, activate};
+use super::datagram::{DatagramAddress, activate};
 use super::error::ConnectionError;
 use super::event::ConnectionEventKind;
 use super::id::Id;
@@ -21,7 +21,7 @@ use crate::queue_pair::{Datagram, PreparedQueuePair, QueuePair};
 pub struct MulticastMembership {
     id: Id,
     group: SocketAddr,
-    peer: DatagramPeer,
+    peer: DatagramAddress,
     /// Whether the kernel has the group for us.
     joined: bool,
 }
@@ -100,7 +100,7 @@ impl MulticastMembership {
             };
             match event.kind() {
                 ConnectionEventKind::MulticastJoined => {
-                    let peer = DatagramPeer::new(&event);
+                    let peer = DatagramAddress::new(&event);
                     return Ok(Self { id, group, peer, joined: true });
                 }
                 ConnectionEventKind::AddressChanged | ConnectionEventKind::Unknown(_) => {}
@@ -139,7 +139,7 @@ impl MulticastMembership {
     }
 
     /// The group as an address to send to: its path, queue pair number and Q_Key.
-    pub fn peer(&self) -> &DatagramPeer {
+    pub fn peer(&self) -> &DatagramAddress {
         &self.peer
     }
 

@@ -31,10 +31,10 @@ use std::sync::Arc;
 use super::pool::PooledBuffer;
 use super::reactor::Registry;
 use crate::channel::{
-    NoBuffer, OperationError, OwnedBuffer, OwnedResult, SharedReceives, TaskRequest,
-    TransportError, nowhere,
+    OperationError, OwnedBuffer, OwnedResult, SharedReceives, TransportError, WorkRequest, nowhere,
 };
-use crate::memory::RemoteMemoryRegion;
+use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
+use crate::operation::{ReadWorkRequest, SendQueueRequest, SendWorkRequest, WriteWorkRequest};
 
 /// A channel whose operations are futures that own their buffers. It is driven by a
 /// [`Reactor`](crate::Reactor), and tied to no runtime.
@@ -88,87 +88,64 @@ impl AsyncChannel {
         self.shared.with(|state| state.channel.credits())
     }
 
-    fn operation<B: OwnedBuffer>(&self, buffer: B, request: TaskRequest) -> AsyncOperation<B> {
-        AsyncOperation::new(&self.shared, request, buffer)
+    /// `ibv_post_send`: carries out any request of the send queue whose buffer an operation can own.
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// use ibverbs::{AsyncChannel, OperationError, PooledBuffer, SendWorkRequest};
+    ///
+    /// async fn answer(
+    ///     channel: &AsyncChannel,
+    ///     text: PooledBuffer,
+    /// ) -> Result<PooledBuffer, OperationError<PooledBuffer>> {
+    ///     let (text, _) = channel.run(SendWorkRequest::new(text).immediate(7)).await?;
+    ///     Ok(text)
+    /// }
+    /// ```
+    ///
+    /// Messages are received by [`receive`](Self::receive), which hands them out in order.
+    #[doc(alias = "ibv_post_send")]
+    pub fn run<R: WorkRequest + SendQueueRequest>(&self, request: R) -> AsyncOperation<R>
+    where
+        R::Kept: OwnedBuffer,
+    {
+        AsyncOperation::new(&self.shared, request)
     }
 
-    /// `ibv_post_send`: sends a message. See [`Channel::send`](crate::Channel::send).
+    /// `ibv_post_send`: sends a message. See [`SendWorkRequest`].
     #[doc(alias = "ibv_post_send")]
-    pub fn send<B: OwnedBuffer>(&self, buffer: B) -> AsyncOperation<B> {
-        self.operation(buffer, TaskRequest::Send)
+    pub fn send<D: GatherBuffer>(&self, message: D) -> AsyncOperation<SendWorkRequest<D>>
+    where
+        D::Kept: OwnedBuffer,
+    {
+        self.run(SendWorkRequest::new(message))
     }
 
-    /// `ibv_post_send`: sends a message with an immediate. See
-    /// [`Channel::send_with_immediate`](crate::Channel::send_with_immediate).
+    /// `ibv_post_send`: writes to the peer's memory. See [`WriteWorkRequest`].
     #[doc(alias = "ibv_post_send")]
-    pub fn send_with_immediate<B: OwnedBuffer>(
+    pub fn write<D: GatherBuffer>(
         &self,
-        buffer: B,
-        immediate: u32,
-    ) -> AsyncOperation<B> {
-        self.operation(buffer, TaskRequest::SendWithImmediate { immediate })
-    }
-
-    /// `ibv_post_send`: writes to the peer's memory. See [`Channel::write`](crate::Channel::write).
-    #[doc(alias = "ibv_post_send")]
-    pub fn write<B: OwnedBuffer>(
-        &self,
-        buffer: B,
+        data: D,
         remote: impl Into<RemoteMemoryRegion>,
-    ) -> AsyncOperation<B> {
-        let remote = remote.into();
-        self.operation(buffer, TaskRequest::Write { remote })
+    ) -> AsyncOperation<WriteWorkRequest<D>>
+    where
+        D::Kept: OwnedBuffer,
+    {
+        self.run(WriteWorkRequest::new(data, remote))
     }
 
-    /// `ibv_post_send`: writes to the peer's memory, and sends an immediate. See
-    /// [`Channel::write_with_immediate`](crate::Channel::write_with_immediate).
+    /// `ibv_post_send`: reads the peer's memory. See [`ReadWorkRequest`].
     #[doc(alias = "ibv_post_send")]
-    pub fn write_with_immediate<B: OwnedBuffer>(
+    pub fn read<D: ScatterBuffer>(
         &self,
-        buffer: B,
+        buffer: D,
         remote: impl Into<RemoteMemoryRegion>,
-        immediate: u32,
-    ) -> AsyncOperation<B> {
-        let remote = remote.into();
-        self.operation(buffer, TaskRequest::WriteWithImmediate { remote, immediate })
-    }
-
-    /// `ibv_post_send`: reads the peer's memory. See [`Channel::read`](crate::Channel::read).
-    #[doc(alias = "ibv_post_send")]
-    pub fn read<B: OwnedBuffer>(
-        &self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> AsyncOperation<B> {
-        let remote = remote.into();
-        self.operation(buffer, TaskRequest::Read { remote })
-    }
-
-    /// `ibv_post_send`: compares 8 bytes of the peer's memory and swaps them if they are equal. The buffer
-    /// gets the old value. See [`Channel::compare_swap`](crate::Channel::compare_swap).
-    #[doc(alias = "ibv_post_send")]
-    pub fn compare_swap<B: OwnedBuffer>(
-        &self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-    ) -> AsyncOperation<B> {
-        let remote = remote.into();
-        self.operation(buffer, TaskRequest::CompareSwap { remote, compare, swap })
-    }
-
-    /// `ibv_post_send`: adds to 8 bytes of the peer's memory. The buffer gets the old value. See
-    /// [`Channel::fetch_add`](crate::Channel::fetch_add).
-    #[doc(alias = "ibv_post_send")]
-    pub fn fetch_add<B: OwnedBuffer>(
-        &self,
-        buffer: B,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-    ) -> AsyncOperation<B> {
-        let remote = remote.into();
-        self.operation(buffer, TaskRequest::FetchAdd { remote, add })
+    ) -> AsyncOperation<ReadWorkRequest<D>>
+    where
+        D::Kept: OwnedBuffer,
+    {
+        self.run(ReadWorkRequest::new(buffer, remote))
     }
 
     /// `ibv_post_send`: writes 0 bytes to the peer, whose device acknowledges that without the peer's program. An
@@ -176,8 +153,8 @@ impl AsyncChannel {
     ///
     /// The peer's channel must allow remote writes: see [`Channel::keep_alive`](crate::Channel::keep_alive).
     #[doc(alias = "ibv_post_send")]
-    pub fn probe(&self) -> AsyncOperation<NoBuffer> {
-        self.write(NoBuffer, nowhere())
+    pub fn probe(&self) -> AsyncOperation<WriteWorkRequest<()>> {
+        self.write((), nowhere())
     }
 
     /// [Probes](Self::probe) the peer after each `sleep` that ends while no send, write, read or atomic is in

@@ -11,11 +11,11 @@ use super::handover::Cancelled;
 use super::state::{Shared, State};
 use super::user::User;
 use crate::channel::{
-    Later, OperationError, OwnedBuffer, OwnedResult, TaskRequest, TransportError,
+    Later, OperationError, OwnedBuffer, OwnedResult, Refused, TransportError, WorkRequest,
 };
 use crate::error::err_from_call;
 
-/// A send, write, read or atomic operation of an [`AsyncChannel`](crate::AsyncChannel).
+/// An operation of an [`AsyncChannel`](crate::AsyncChannel): see [`AsyncChannel::run`](crate::AsyncChannel::run).
 ///
 /// It is posted when it is first polled, or once there is room for it, and with
 /// [flow control](crate::ChannelBuilder::flow_control) a credit: operations are posted in the order of their
@@ -24,15 +24,14 @@ use crate::error::err_from_call;
 /// Dropping it before it was posted gives the buffer up and sends nothing. Dropping it later discards the
 /// result only: the operation goes on, and the channel drops the buffer when the device is done with it.
 #[must_use = "futures do nothing unless polled"]
-pub struct AsyncOperation<B: OwnedBuffer> {
+pub struct AsyncOperation<R: WorkRequest> {
     shared: User,
-    request: TaskRequest,
     /// Until it is posted.
-    buffer: Option<B>,
+    request: Option<R>,
     stage: Stage,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Stage {
     New,
     /// The ticket is that of the line for room.
@@ -42,21 +41,24 @@ enum Stage {
     Over,
 }
 
-impl<B: OwnedBuffer> AsyncOperation<B> {
+impl<R: WorkRequest> AsyncOperation<R> {
     #[inline]
-    pub(super) fn new(shared: &Arc<Shared>, request: TaskRequest, buffer: B) -> Self {
-        Self { shared: User::new(shared), request, buffer: Some(buffer), stage: Stage::New }
+    pub(super) fn new(shared: &Arc<Shared>, request: R) -> Self {
+        Self { shared: User::new(shared), request: Some(request), stage: Stage::New }
     }
 }
 
 // Nothing in it is pinned.
-impl<B: OwnedBuffer> Unpin for AsyncOperation<B> {}
+impl<R: WorkRequest> Unpin for AsyncOperation<R> {}
 
-impl<B: OwnedBuffer> Future for AsyncOperation<B> {
-    type Output = OwnedResult<B>;
+impl<R: WorkRequest> Future for AsyncOperation<R>
+where
+    R::Kept: OwnedBuffer,
+{
+    type Output = OwnedResult<R::Kept>;
 
     #[inline]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OwnedResult<B>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OwnedResult<R::Kept>> {
         match self.stage {
             Stage::Posted(wr_id) => self.poll_posted(wr_id, cx),
             Stage::New | Stage::InLine(_) => self.poll_to_post(cx),
@@ -69,12 +71,15 @@ impl<B: OwnedBuffer> Future for AsyncOperation<B> {
 }
 
 // Results are returned where they are found: they have 80 bytes, which take as many instructions to move as a lock.
-impl<B: OwnedBuffer> AsyncOperation<B> {
+impl<R: WorkRequest> AsyncOperation<R>
+where
+    R::Kept: OwnedBuffer,
+{
     #[inline]
-    fn poll_to_post(&mut self, cx: &Context<'_>) -> Poll<OwnedResult<B>> {
-        let Self { shared, request, buffer, stage } = self;
+    fn poll_to_post(&mut self, cx: &Context<'_>) -> Poll<OwnedResult<R::Kept>> {
+        let Self { shared, request, stage } = self;
         let mut state = shared.lock();
-        if let Err(error) = post(&mut state, shared, request, buffer, stage, cx) {
+        if let Err(error) = post(&mut state, shared, request, stage, cx) {
             shared.release(state);
             return Poll::Ready(Err(error));
         }
@@ -83,7 +88,7 @@ impl<B: OwnedBuffer> AsyncOperation<B> {
     }
 
     #[inline]
-    fn poll_posted(&mut self, wr_id: u64, cx: &Context<'_>) -> Poll<OwnedResult<B>> {
+    fn poll_posted(&mut self, wr_id: u64, cx: &Context<'_>) -> Poll<OwnedResult<R::Kept>> {
         let Self { shared, stage, .. } = self;
         let mut state = shared.lock();
         loop {
@@ -114,26 +119,29 @@ impl<B: OwnedBuffer> AsyncOperation<B> {
 
 /// Posts an operation, unless it is not its turn or there is no room.
 #[inline]
-fn post<B: OwnedBuffer>(
+fn post<R: WorkRequest>(
     state: &mut State,
     shared: &Arc<Shared>,
-    request: &TaskRequest,
-    buffer: &mut Option<B>,
+    request: &mut Option<R>,
     stage: &mut Stage,
     cx: &Context<'_>,
-) -> Result<(), OperationError<B>> {
+) -> Result<(), OperationError<R::Kept>>
+where
+    R::Kept: OwnedBuffer,
+{
     if let Some(error) = state.refusal() {
-        return fail(state, stage, error, buffer.take());
+        let request = request.take();
+        return fail(state, stage, Refused { error, request });
     }
     let is_next = match *stage {
         Stage::InLine(ticket) => state.room.is_first(ticket),
         _ => state.room.is_empty(),
     };
     if is_next {
-        let Some(taken) = buffer.take() else {
-            return fail(state, stage, TransportError::UnknownWork, None);
+        let Some(taken) = request.take() else {
+            return Err(TransportError::UnknownWork.into());
         };
-        match state.channel.post_task(taken, request, cx.waker()) {
+        match state.channel.post_task(taken, cx.waker()) {
             Ok(wr_id) => {
                 if let Stage::InLine(ticket) = *stage {
                     state.room.remove(ticket, &mut state.later);
@@ -151,9 +159,9 @@ fn post<B: OwnedBuffer>(
                 let is_full = refused.error.is_queue_full() && state.channel.has_queues().0;
                 if !is_full && !state.lacks_credit {
                     state.post_failed(refused.error);
-                    return fail(state, stage, refused.error, refused.buffer);
+                    return fail(state, stage, refused);
                 }
-                *buffer = refused.buffer;
+                *request = refused.request;
             }
         }
     }
@@ -178,18 +186,17 @@ fn pause(state: &mut State, shared: &Arc<Shared>, cx: &Context<'_>) {
 
 /// Gives up the place in line.
 #[cold]
-fn fail<T, B>(
+fn fail<T, R: WorkRequest>(
     state: &mut State,
     stage: &mut Stage,
-    error: TransportError,
-    buffer: Option<B>,
-) -> Result<T, OperationError<B>> {
+    refused: Refused<R>,
+) -> Result<T, OperationError<R::Kept>> {
     if let Stage::InLine(ticket) = *stage {
         state.room.remove(ticket, &mut state.later);
         state.wake_room();
     }
     *stage = Stage::Over;
-    Err(OperationError { error, buffer })
+    Err(refused.into_error())
 }
 
 /// How far an operation is that was posted.
@@ -241,7 +248,7 @@ fn take_failure<B: OwnedBuffer>(state: &mut State, wr_id: u64) -> OperationError
     }
 }
 
-impl<B: OwnedBuffer> Drop for AsyncOperation<B> {
+impl<R: WorkRequest> Drop for AsyncOperation<R> {
     #[inline(always)]
     fn drop(&mut self) {
         if matches!(self.stage, Stage::InLine(_) | Stage::Posted(_)) {
@@ -260,8 +267,8 @@ fn cancel(shared: &Shared, stage: Stage) {
     }
 }
 
-impl<B: OwnedBuffer> fmt::Debug for AsyncOperation<B> {
+impl<R: WorkRequest> fmt::Debug for AsyncOperation<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncOperation").field("request", &self.request).finish_non_exhaustive()
+        f.debug_struct("AsyncOperation").field("stage", &self.stage).finish_non_exhaustive()
     }
 }

@@ -10,92 +10,53 @@
 //! C. So the set of available functions is determined once, when the queue pair is built, and each request
 //! checks its functions against this set before it calls any of them.
 //!
-//! A queue pair without the interface has a batch too: see `batch_list`.
+//! A batch of a queue pair without the interface has none of the functions: what lacks one goes to its [`Collector`].
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::{self, MaybeUninit};
-use std::ptr::{self, NonNull};
+use std::mem;
+use std::ptr;
 
-use super::batch_data::private::Data;
-use super::batch_list::Collector;
+use super::collector::Collector;
 use super::explain::explain_batch;
-use super::extended_operations::function;
-use super::extended_operations::{SendFlags, SendOperations};
-use super::send::check_number;
+use super::extended_operations::{SendOperations, function};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::{AddressHandle, QueuePair};
+use crate::memory::Gathered;
+use crate::operation::encode::check;
+use crate::operation::sealed::{Kind, Request};
+use crate::operation::{INLINE, SIGNALED, SendQueueRequest};
+use crate::queue_pair::QueuePair;
 
 /// Requests that are about to be posted together: see [`QueuePair::batch`].
-///
-/// Each method adds one request, under its number and with its flags. It has a completion unless the flags
-/// contain [`SendFlags::UNSIGNALED`]. A method that fails adds nothing; the other requests can still be
-/// posted.
 pub struct Batch<'q> {
+    /// Null if there is a collector.
     raw: *mut ffi::ibv_qp_ex,
-    /// The functions that are available, and [`function::READY`].
+    /// The functions that are available: none if there is a collector.
     available: u64,
     /// The current value of `wr_flags`.
     flags: u32,
     max_sge: u32,
     max_inline_data: u32,
-    destination: Option<(*mut ffi::ibv_ah, u32, u32)>,
-    #[cfg(feature = "mlx5")]
-    dc_target: Option<DcDestination>,
-    shared_receive_queue: Option<u32>,
+    collector: Option<Box<Collector>>,
     queue_pair: PhantomData<&'q mut ()>,
 }
 
-/// The target of the requests of a DC initiator.
-#[cfg(feature = "mlx5")]
-#[derive(Clone, Copy)]
-struct DcDestination {
-    queue_pair: *mut ffi::mlx5dv_qp_ex,
-    path: *mut ffi::ibv_ah,
-    number: u32,
-    access_key: u64,
-    stream: Option<u16>,
-}
-
-/// Aborts a batch unless it is forgotten, or drops its collector.
-struct Abort {
-    raw: *mut ffi::ibv_qp_ex,
-    is_list: bool,
-}
+/// Aborts a batch unless it is forgotten.
+struct Abort(*mut ffi::ibv_qp_ex);
 
 impl Drop for Abort {
     #[inline]
     fn drop(&mut self) {
-        if self.is_list {
-            // SAFETY: the collector is live, and nothing uses it any more.
-            unsafe { ptr::drop_in_place(self.raw.cast::<Collector>()) }
-        } else {
+        if !self.0.is_null() {
             // SAFETY: the queue pair is live and in a batch, and a queue pair of this interface has the
             // function.
-            unsafe { (*self.raw).wr_abort.unwrap_unchecked()(self.raw) }
+            unsafe { (*self.0).wr_abort.unwrap_unchecked()(self.0) }
         }
     }
 }
 
 impl Batch<'_> {
-    /// A batch whose requests are added by the functions of `raw`. `wr_flags` there must be `SIGNALED`.
-    #[inline]
-    fn new(raw: *mut ffi::ibv_qp_ex, available: u64, queue_pair: &QueuePair<'_>) -> Self {
-        Self {
-            raw,
-            available,
-            flags: SendFlags::empty().to_c(),
-            max_sge: queue_pair.max_send_sge(),
-            max_inline_data: queue_pair.max_inline_data(),
-            destination: None,
-            #[cfg(feature = "mlx5")]
-            dc_target: None,
-            shared_receive_queue: None,
-            queue_pair: PhantomData,
-        }
-    }
-
     /// Posts the requests that `build` adds.
     ///
     /// # Safety
@@ -107,20 +68,22 @@ impl Batch<'_> {
         queue_pair: &QueuePair<'_>,
         build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut collector = MaybeUninit::uninit();
-        let (raw, available, is_list) = match queue_pair.as_raw_extended() {
-            Some(extended) => (extended.as_ptr(), queue_pair.extended_functions(), false),
-            None => {
-                let collector = collector.write(Collector::new(queue_pair.max_send_wr()));
-                let collector = NonNull::from(collector);
-                let available = Collector::functions(collector, queue_pair);
-                (collector.cast().as_ptr(), available, true)
-            }
+        let (raw, available, collector) = match queue_pair.as_raw_extended() {
+            Some(extended) => (extended.as_ptr(), queue_pair.extended_functions(), None),
+            None => (ptr::null_mut(), 0, Some(Collector::new(queue_pair))),
         };
         // One call of `build` for both, so that the compiler inlines it.
-        let mut batch = Batch::new(raw, available, queue_pair);
-        let abort = Abort { raw, is_list };
-        if !is_list {
+        let mut batch = Batch {
+            raw,
+            available,
+            flags: SIGNALED,
+            max_sge: queue_pair.max_send_sge(),
+            max_inline_data: queue_pair.max_inline_data(),
+            collector,
+            queue_pair: PhantomData,
+        };
+        let abort = Abort(raw);
+        if !raw.is_null() {
             // SAFETY: the queue pair is live, and one of this interface has the function.
             unsafe {
                 (*raw).wr_start.unwrap_unchecked()(raw);
@@ -128,10 +91,9 @@ impl Batch<'_> {
             }
         }
         let value = build(&mut batch)?;
-        if is_list {
-            // SAFETY: it was written above, and `batch`, which has a pointer to it too, is not used any more.
-            // The caller vouches for the rest. `abort` drops it.
-            unsafe { (*raw.cast::<Collector>()).post(queue_pair)? };
+        if let Some(collector) = &mut batch.collector {
+            // SAFETY: the caller vouches for it.
+            unsafe { collector.post(queue_pair)? };
             return Ok(value);
         }
         mem::forget(abort);
@@ -140,202 +102,224 @@ impl Batch<'_> {
         if returned == 0 { Ok(value) } else { Err(explain_batch(queue_pair, returned).into()) }
     }
 
-    /// The destination of the datagrams that are added from here on: the path, and the number and the Q_Key
-    /// of the peer's queue pair. A UD queue pair needs it before its first request. The contract of
-    /// [`QueuePair::batch`] covers the address handle too.
+    /// `ibv_wr_send`, `ibv_wr_rdma_write` .., `ibv_wr_set_sge` ..: adds a request under the number `wr_id`. It has a
+    /// completion unless it is [`unsignaled`](crate::SendWorkRequest::unsignaled). If this fails, it adds nothing, and the
+    /// other requests can still be posted.
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the number has more than 24 bits.
-    ///  - `EOPNOTSUPP`: the queue pair does not send datagrams.
-    #[doc(alias = "ibv_wr_set_ud_addr")]
-    #[inline]
-    pub fn to(&mut self, path: &AddressHandle<'_>, number: u32, qkey: u32) -> Result<()> {
-        check_number(number)?;
-        self.need(function::SET_UD_ADDRESS)?;
-        self.destination = Some((path.as_raw(), number, qkey));
-        self.available |= function::READY;
-        Ok(())
-    }
-
-    /// The number of the peer's shared receive queue for the requests that are added from here on. A
-    /// sending XRC queue pair needs it before its first request.
-    ///
-    /// # Errors
-    ///
-    ///  - `EOPNOTSUPP`: the queue pair is not of that type.
-    #[doc(alias = "ibv_wr_set_xrc_srqn")]
-    #[inline]
-    pub fn shared_receive_queue(&mut self, number: u32) -> Result<()> {
-        self.need(function::SET_XRC_SRQ)?;
-        self.shared_receive_queue = Some(number);
-        self.available |= function::READY;
-        Ok(())
-    }
-
-    /// `mlx5dv_wr_set_dc_addr`: the destination of the requests that are added from here on, on a DC initiator
-    /// ([`dc_initiator`](crate::QueuePairBuilder::dc_initiator)), which needs it before its first request:
-    /// the path, and the number and the access key of a [`DcTarget`](crate::DcTarget) of the peer. The
-    /// contract of [`QueuePair::batch`] covers the address handle too.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the number has more than 24 bits.
-    ///  - `EOPNOTSUPP`: the queue pair is not a DC initiator.
-    #[cfg(feature = "mlx5")]
-    #[doc(alias = "mlx5dv_wr_set_dc_addr")]
-    #[inline]
-    pub fn to_dc(&mut self, path: &AddressHandle<'_>, number: u32, access_key: u64) -> Result<()> {
-        self.set_dc_target(function::SET_DC_ADDRESS, path, number, access_key, None)
-    }
-
-    /// `mlx5dv_wr_set_dc_addr_stream`: as [`to_dc`](Self::to_dc), on one of the initiator's streams, whose
-    /// requests the device carries out in order.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the number has more than 24 bits.
-    ///  - `EOPNOTSUPP`: the queue pair is not a DC initiator with [streams](crate::DcStreams).
-    #[cfg(feature = "mlx5")]
-    #[doc(alias = "mlx5dv_wr_set_dc_addr_stream")]
-    #[inline]
-    pub fn to_dc_on_stream(
-        &mut self,
-        path: &AddressHandle<'_>,
-        number: u32,
-        access_key: u64,
-        stream: u16,
-    ) -> Result<()> {
-        self.set_dc_target(function::SET_DC_STREAM, path, number, access_key, Some(stream))
-    }
-
-    #[cfg(feature = "mlx5")]
-    #[inline]
-    fn set_dc_target(
-        &mut self,
-        function: u64,
-        path: &AddressHandle<'_>,
-        number: u32,
-        access_key: u64,
-        stream: Option<u16>,
-    ) -> Result<()> {
-        check_number(number)?;
-        self.need(function)?;
-        // SAFETY: the queue pair is live, and one with this function is a DC initiator of mlx5.
-        let queue_pair = unsafe { ffi::mlx5dv_qp_ex_from_ibv_qp_ex(self.raw) };
-        let path = path.as_raw();
-        self.dc_target = Some(DcDestination { queue_pair, path, number, access_key, stream });
-        self.available |= function::READY;
-        Ok(())
-    }
-
-    /// Whether all these functions are available.
-    #[inline]
-    pub(super) fn need(&self, functions: u64) -> Result<()> {
+    ///  - `EOPNOTSUPP`: the queue pair was not built for the operation; or its provider takes no data in that form; or, on
+    ///    Soft-RoCE, the pieces of a list differ in length, for which rxe of v55.0 would send a wrong length.
+    ///  - `EINVAL`: there are more pieces or more inline data than the queue pair was built for; the peer's memory is too
+    ///    short, or not aligned for an atomic; the request needs a [destination](crate::SendWorkRequest::to) and has
+    ///    none.
+    ///  - `ENOMEM`, on a queue pair without the extended interface: as many requests were added as the send queue holds
+    ///    ([`QueueFull`](crate::ErrorKind::QueueFull)), or there is no memory.
+    #[doc(alias = "ibv_wr_send")]
+    #[doc(alias = "ibv_wr_rdma_write")]
+    #[doc(alias = "ibv_wr_rdma_read")]
+    #[doc(alias = "ibv_wr_atomic_cmp_swp")]
+    #[doc(alias = "ibv_wr_atomic_fetch_add")]
+    #[doc(alias = "ibv_wr_local_inv")]
+    #[doc(alias = "ibv_wr_set_sge")]
+    #[doc(alias = "ibv_wr_set_sge_list")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
+    #[inline(always)]
+    pub fn add<R: SendQueueRequest>(&mut self, request: R, wr_id: u64) -> Result<()> {
+        let (kind, mut buffer) = request.split();
+        let mut list = <R as Request>::list(&mut buffer)?;
+        let list = list.as_mut();
+        check(&kind, self.max_inline_data, list)?;
+        let functions = functions_of(&kind, list);
         if self.available & functions != functions {
-            return Err(function::lacking(functions & !self.available));
+            return self.add_otherwise(kind, functions, wr_id, list);
+        }
+        if list.len() > 1 {
+            self.check_list(&kind, list)?;
+        }
+        let flags = SIGNALED ^ kind.flags();
+        self.begin(wr_id, flags);
+        let raw = self.raw;
+        // SAFETY: the queue pair is live, in a batch, and has the functions. The buffer lives until the end of this
+        // function; the caller of `run` vouches for what the device uses later.
+        unsafe {
+            kind.emit(raw);
+            kind.emit_destination(raw);
+            match list {
+                _ if !R::Operation::HAS_DATA => {}
+                [one] if flags & INLINE == 0 => {
+                    (*raw).wr_set_sge.unwrap_unchecked()(raw, one.lkey, one.addr, one.length);
+                }
+                list if flags & INLINE == 0 => {
+                    (*raw).wr_set_sge_list.unwrap_unchecked()(raw, list.len(), list.as_ptr());
+                }
+                [one] => set_inline(raw, one),
+                list => set_inline_list(raw, list),
+            }
         }
         Ok(())
     }
 
-    #[inline]
-    pub(super) fn as_raw(&self) -> *mut ffi::ibv_qp_ex {
-        self.raw
+    /// Adds a request for which the queue pair lacks functions of the extended interface.
+    #[cold]
+    #[inline(never)]
+    fn add_otherwise<K: Kind>(
+        &mut self,
+        kind: K,
+        functions: u64,
+        wr_id: u64,
+        list: &[ffi::ibv_sge],
+    ) -> Result<()> {
+        let (available, max_sge) = (self.available, self.max_sge);
+        let Some(collector) = &mut self.collector else {
+            return Err(function::lacking(functions & !available));
+        };
+        need(collector.available(), functions)?;
+        if kind.flags() & INLINE == 0 {
+            check_count(list, max_sge)?;
+        }
+        collector.add(&kind, wr_id, list)
     }
 
+    /// Checks what only concerns several pieces.
     #[inline]
-    pub(super) fn max_sge(&self) -> u32 {
-        self.max_sge
+    fn check_list<K: Kind>(&self, kind: &K, list: &[ffi::ibv_sge]) -> Result<()> {
+        if kind.flags() & INLINE != 0 {
+            return Ok(());
+        }
+        check_count(list, self.max_sge)?;
+        let needs_one_length = self.available & function::ONE_LENGTH != 0;
+        if needs_one_length && list.iter().any(|element| element.length != list[0].length) {
+            return Err(different_lengths());
+        }
+        Ok(())
     }
 
-    /// Whether the elements of a list must all have one length.
-    #[inline]
-    pub(super) fn needs_one_length(&self) -> bool {
-        self.available & function::ONE_LENGTH != 0
-    }
-
-    #[inline]
-    pub(super) fn max_inline_data(&self) -> u32 {
-        self.max_inline_data
+    /// `ibv_wr_bind_mw`: binds a type 2 memory window to a part of a region, under a new rkey. The flags are C's.
+    ///
+    /// # Safety
+    ///
+    /// The window and the region in `info` are live and of the domain of the queue pair, and stay live
+    /// until the completion was polled.
+    pub(super) unsafe fn bind_raw(
+        &mut self,
+        wr_id: u64,
+        flags: u32,
+        window: *mut ffi::ibv_mw,
+        rkey: u32,
+        info: &ffi::ibv_mw_bind_info,
+    ) -> Result<()> {
+        let operation = SendOperations::BIND_MEMORY_WINDOW.bits();
+        if let Some(collector) = &mut self.collector {
+            need(collector.available(), operation)?;
+            let opcode = ffi::ibv_wr_opcode::IBV_WR_BIND_MW;
+            let mut request =
+                ffi::ibv_send_wr { wr_id, opcode, send_flags: flags, ..Default::default() };
+            request.__bindgen_anon_2.bind_mw =
+                ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw: window, rkey, bind_info: *info };
+            return collector.add_raw(request);
+        }
+        need(self.available, operation)?;
+        self.begin(wr_id, flags);
+        // SAFETY: the queue pair is live, in a batch, and has the function.
+        unsafe { (*self.raw).wr_bind_mw.unwrap_unchecked()(self.raw, window, rkey, info) };
+        Ok(())
     }
 
     /// Stores the number and the flags of the next request.
-    #[inline]
-    pub(super) fn begin(&mut self, wr_id: u64, flags: SendFlags, of_the_data: u32) {
+    #[inline(always)]
+    fn begin(&mut self, wr_id: u64, flags: u32) {
         // SAFETY: the queue pair is live, and nothing else accesses it during a batch.
         unsafe { (*self.raw).wr_id = wr_id };
-        self.set_flags(flags.to_c() | of_the_data);
-    }
-
-    /// Stores the flags, if they have changed. Mostly all requests have the same flags, and then the
-    /// compiler stores them only once.
-    #[inline]
-    fn set_flags(&mut self, flags: u32) {
+        // Mostly all requests have the same flags, and then the compiler stores them only once.
         if self.flags != flags {
             self.flags = flags;
             // SAFETY: as above.
             unsafe { (*self.raw).wr_flags = flags };
         }
     }
+}
 
-    /// Adds a request with data. Checks everything before the first call.
-    #[inline]
-    pub(super) fn add(
-        &mut self,
-        wr_id: u64,
-        flags: SendFlags,
-        operation: SendOperations,
-        data: impl Data,
-        call: impl FnOnce(*mut ffi::ibv_qp_ex),
-    ) -> Result<()> {
-        self.need(operation.bits() | data.function() | function::READY)?;
-        data.check(self)?;
-        self.begin(wr_id, flags, flags_of(&data));
-        call(self.raw);
-        self.set_peer();
-        // SAFETY: a request was just added, and the function is there.
-        unsafe { data.set(self.raw) };
-        Ok(())
+/// The functions that a request needs.
+#[inline(always)]
+fn functions_of<K: Kind>(kind: &K, list: &[ffi::ibv_sge]) -> u64 {
+    let data = match list.len() {
+        _ if !K::HAS_DATA => 0,
+        _ if kind.flags() & INLINE != 0 => function::SET_INLINE,
+        1 => function::SET_SGE,
+        _ => function::SET_SGE_LIST,
+    };
+    K::EXTENDED.bits() | kind.destination_function() | data
+}
+
+/// Checks that all these functions are available.
+#[inline]
+fn need(available: u64, functions: u64) -> Result<()> {
+    if available & functions != functions {
+        return Err(function::lacking(functions & !available));
     }
+    Ok(())
+}
 
-    /// Sets the destination of the request that was just added, on queue pairs without a fixed peer.
-    #[inline]
-    pub(super) fn set_peer(&mut self) {
-        let raw = self.raw;
-        // SAFETY: the functions are there, or neither would be set; the caller of `run` keeps the
-        // address handle.
-        unsafe {
-            if let Some((ah, number, qkey)) = self.destination {
-                (*raw).wr_set_ud_addr.unwrap_unchecked()(raw, ah, number, qkey);
-            }
-            if let Some(number) = self.shared_receive_queue {
-                (*raw).wr_set_xrc_srqn.unwrap_unchecked()(raw, number);
-            }
-            #[cfg(feature = "mlx5")]
-            if let Some(to) = self.dc_target {
-                let qp = to.queue_pair;
-                match to.stream {
-                    None => {
-                        let set = (*qp).wr_set_dc_addr.unwrap_unchecked();
-                        set(qp, to.path, to.number, to.access_key);
-                    }
-                    Some(stream) => {
-                        let set = (*qp).wr_set_dc_addr_stream.unwrap_unchecked();
-                        set(qp, to.path, to.number, to.access_key, stream);
-                    }
-                }
-            }
+#[inline]
+fn check_count(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
+    if list.len() > most as usize {
+        return Err(too_many(list.len(), most));
+    }
+    Ok(())
+}
+
+#[cold]
+fn too_many(count: usize, most: u32) -> Error {
+    let what = "the number of elements";
+    Error::out_of_range("ibv_wr_set_sge_list", what, count as u64, 0, most.into())
+}
+
+#[cold]
+fn different_lengths() -> Error {
+    let reason = "the provider rxe would take the first element's length for all elements: give them one \
+                  length, or use post, which is not affected";
+    Error::with_reason("ibv_wr_set_sge_list", libc::EOPNOTSUPP, reason)
+}
+
+/// Sets the data of the request that was just added.
+///
+/// # Safety
+///
+/// The queue pair is live, in a batch, and has the function. The bytes can be read.
+#[inline(always)]
+unsafe fn set_inline(raw: *mut ffi::ibv_qp_ex, bytes: &ffi::ibv_sge) {
+    let address = ptr::with_exposed_provenance_mut(bytes.addr as usize);
+    // SAFETY: the caller vouches for the queue pair and for the function, which only reads the bytes.
+    unsafe {
+        (*raw).wr_set_inline_data.unwrap_unchecked()(raw, address, bytes.length as usize);
+    }
+}
+
+/// As [`set_inline`], of several pieces. `ibv_wr_set_inline_data_list` is not used: before rdma-core 64, rxe sends nothing
+/// with it.
+///
+/// # Safety
+///
+/// As for [`set_inline`].
+#[cold]
+unsafe fn set_inline_list(raw: *mut ffi::ibv_qp_ex, list: &[ffi::ibv_sge]) {
+    let pieces = list.iter().map(|piece| {
+        let bytes = ptr::with_exposed_provenance::<u8>(piece.addr as usize);
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { std::slice::from_raw_parts(bytes, piece.length as usize) }
+    });
+    // No device takes more inline data than fit there: `check` has compared it with the queue pair's limit.
+    if let Ok(mut gathered) = Gathered::new(pieces) {
+        for bytes in gathered.as_mut() {
+            // SAFETY: the caller vouches for the queue pair; the bytes are here.
+            unsafe { set_inline(raw, bytes) };
         }
     }
 }
 
-#[inline]
-fn flags_of<D: Data>(_: &D) -> u32 {
-    D::FLAGS
-}
-
 impl fmt::Debug for Batch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batch").finish_non_exhaustive()
+        f.debug_struct("Batch").field("collected", &self.collector).finish_non_exhaustive()
     }
 }

@@ -5,9 +5,8 @@ use std::marker::PhantomData;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
+use super::RawRequest;
 use super::batch::Batch;
-use super::extended_operations::SendFlags;
-use super::post_send;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Leak;
@@ -252,7 +251,7 @@ unsafe fn bind<'w>(
     request.__bindgen_anon_2.bind_mw =
         ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw: window.as_raw(), rkey, bind_info };
     // SAFETY: queue pair, window and region are live; the request has no memory.
-    let returned = unsafe { post_send(queue_pair.as_raw(), &mut request) };
+    let returned = unsafe { request.post(queue_pair.as_raw()) };
     ffi::status("ibv_post_send", returned)?;
     window.set_rkey(rkey);
     Ok(posted(window, binding))
@@ -284,7 +283,7 @@ unsafe fn invalidate(
     };
     request.__bindgen_anon_1.invalidate_rkey = window.rkey();
     // SAFETY: the queue pair is live; the request has no memory.
-    ffi::status(VERB, unsafe { post_send(queue_pair.as_raw(), &mut request) })
+    ffi::status(VERB, unsafe { request.post(queue_pair.as_raw()) })
 }
 
 impl<T: Transport> QueuePair<'_, T> {
@@ -393,7 +392,7 @@ impl Batch<'_> {
     ///
     /// # Errors
     ///
-    /// Those of the other requests of a batch, and:
+    /// Those of [`add`](Self::add), and:
     ///
     ///  - `EINVAL`: the window is of type 1, or the range empty.
     ///  - `EPERM`: window and region are of different protection domains.
@@ -404,19 +403,19 @@ impl Batch<'_> {
     #[doc(alias = "ibv_wr_bind_mw")]
     pub unsafe fn bind_mw<'w>(
         &mut self,
-        wr_id: u64,
         window: &mut MemoryWindow<'w>,
         binding: WindowBinding<'w>,
+        wr_id: u64,
     ) -> Result<RemoteMemoryRegion> {
         if window.window_type() == MemoryWindowType::Type1 {
             let reason = "a window of type 1 cannot be bound in a batch";
             return Err(Error::invalid("ibv_wr_bind_mw", reason));
         }
         check(window, &binding.info)?;
-        let (rkey, flags) = (next_rkey(window), SendFlags::from_c(binding.flags));
+        let rkey = next_rkey(window);
         // SAFETY: the binding holds the region, and the caller the window. Both have the same domain; the
         // device checks that it is the queue pair's.
-        unsafe { self.bind_raw(wr_id, flags, window.as_raw(), rkey, &binding.info) }?;
+        unsafe { self.bind_raw(wr_id, binding.flags, window.as_raw(), rkey, &binding.info) }?;
         window.set_rkey(rkey);
         Ok(posted(window, binding))
     }

@@ -3,30 +3,31 @@
 
 use std::ffi::c_int;
 
-use super::total;
 use crate::error::Error;
 use crate::ffi;
+use crate::operation::{INLINE, total};
 use crate::queue_pair::{QueuePair, QueuePairState};
 
 const SEND: &str = "ibv_post_send";
 const RECEIVE: &str = "ibv_post_recv";
 
-/// The error for the return value of posting `request`. It names the limit of the queue pair that the
-/// request exceeds, or the state that does not allow it. A value of 0 stands for a refusal without a value.
+/// The error for the return value of posting `request`, whose list is still borrowed.
 #[cold]
-pub(in crate::queue_pair) fn explain_send(
+pub(super) fn explain_request(
     queue_pair: &QueuePair<'_>,
     request: &ffi::ibv_send_wr,
     returned: c_int,
 ) -> Error {
     // SAFETY: the request was made from a list of that length, which it still borrows.
     let elements = unsafe { elements(request) };
-    explain_elements(queue_pair, elements, request.send_flags, returned)
+    explain_send(queue_pair, elements, request.send_flags, returned)
 }
 
-/// The error for the return value of posting a request with these elements and flags.
+/// The error for the return value of posting a request with these elements and flags. It names the limit of the queue
+/// pair that the request exceeds, or the state that does not allow it. A value of 0 stands for a refusal without a
+/// value.
 #[cold]
-pub(in crate::queue_pair) fn explain_elements(
+pub(crate) fn explain_send(
     queue_pair: &QueuePair<'_>,
     elements: &[ffi::ibv_sge],
     send_flags: u32,
@@ -36,7 +37,7 @@ pub(in crate::queue_pair) fn explain_elements(
     if count > most {
         return Error::out_of_range(SEND, "the number of gather elements", count, 0, most);
     }
-    if send_flags & ffi::ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
+    if send_flags & INLINE != 0 {
         let (length, most) = (total(elements), queue_pair.max_inline_data().into());
         if length > most {
             return Error::out_of_range(SEND, "the length of inline data", length, 0, most);
@@ -52,21 +53,21 @@ pub(in crate::queue_pair) fn explain_elements(
 
 /// The error for the return value of `ibv_wr_complete`.
 #[cold]
-pub(in crate::queue_pair) fn explain_batch(queue_pair: &QueuePair<'_>, returned: c_int) -> Error {
+pub(super) fn explain_batch(queue_pair: &QueuePair<'_>, returned: c_int) -> Error {
     explain_state(queue_pair, ffi::failed("ibv_wr_complete", returned))
 }
 
-/// The error for the return value of posting `request`.
+/// The error for the return value of posting a receive with that many elements.
 #[cold]
-pub(in crate::queue_pair) fn explain_receive(
+pub(crate) fn explain_receive(
     queue_pair: &QueuePair<'_>,
-    request: &ffi::ibv_recv_wr,
+    elements: usize,
     returned: c_int,
 ) -> Error {
     if queue_pair.shared_receive_queue().is_some() {
         return Error::invalid(RECEIVE, "receives are posted to the shared receive queue");
     }
-    let (count, most) = (request.num_sge as u64, queue_pair.max_recv_sge().into());
+    let (count, most) = (elements as u64, queue_pair.max_recv_sge().into());
     if count > most {
         return Error::out_of_range(RECEIVE, "the number of scatter elements", count, 0, most);
     }
@@ -106,7 +107,7 @@ fn explain_state(queue_pair: &QueuePair<'_>, error: Error) -> Error {
 /// # Safety
 ///
 /// `sg_list` and `num_sge` are those of a slice that is still borrowed.
-pub(super) unsafe fn elements(request: &ffi::ibv_send_wr) -> &[ffi::ibv_sge] {
+unsafe fn elements(request: &ffi::ibv_send_wr) -> &[ffi::ibv_sge] {
     if request.num_sge == 0 {
         return &[];
     }

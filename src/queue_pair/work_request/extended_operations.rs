@@ -74,46 +74,6 @@ operations! {
 }
 
 bitflags::bitflags! {
-    /// `enum ibv_send_flags`: options of a request in a [`Batch`](crate::Batch).
-    ///
-    /// Without options ([`empty`](Self::empty)), a request has a completion, as every request that is posted
-    /// without a batch. In C a request has one if it has `IBV_SEND_SIGNALED`: here
-    /// [`UNSIGNALED`](Self::UNSIGNALED) is the option, as the method `unsignaled` of work requests.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-    #[doc(alias = "ibv_send_flags")]
-    pub struct SendFlags: u32 {
-        /// The device begins the request only when all earlier reads and atomics have completed.
-        const FENCE = ffi::ibv_send_flags::IBV_SEND_FENCE.0;
-        /// If the request succeeds it has no completion, unless the queue pair was built with
-        /// [`signal_all`](crate::QueuePairBuilder::signal_all). It holds its place in the queue until a later
-        /// request completes.
-        #[doc(alias = "IBV_SEND_SIGNALED")]
-        const UNSIGNALED = SIGNALED;
-        /// The request raises an event at the peer, if the peer waits for solicited events only.
-        const SOLICITED = ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
-        /// The device computes the checksums of IPv4 and of TCP or UDP.
-        const IP_CHECKSUM = ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
-    }
-}
-
-/// C's flag of a request with a completion. [`SendFlags`] has the bit too, for the opposite.
-pub(super) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-
-impl SendFlags {
-    /// C's flags. Unknown flags of the caller are dropped: with an inline flag, a provider would send the
-    /// bytes behind the elements.
-    #[inline]
-    pub(super) const fn to_c(self) -> u32 {
-        (self.bits() & Self::all().bits()) ^ SIGNALED
-    }
-
-    /// The options that C's flags stand for. Flags that are not options stay, for `Debug`.
-    pub(super) const fn from_c(flags: u32) -> Self {
-        Self::from_bits_retain(flags ^ SIGNALED)
-    }
-}
-
-bitflags::bitflags! {
     /// `enum ibv_placement_type`: the guarantee that a flush gives for the written data.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[doc(alias = "ibv_placement_type")]
@@ -130,21 +90,20 @@ pub(crate) mod function {
     use super::*;
     use crate::error::Error;
 
-    /// Not a function: the destination is known, because the queue pair has a peer or the batch has set
-    /// one.
-    pub(in crate::queue_pair) const READY: u64 = 1 << 63;
+    /// Not a function: the queue pair has a fixed peer.
+    pub(crate) const READY: u64 = 1 << 63;
     pub(in crate::queue_pair) const SET_SGE: u64 = 1 << 62;
     pub(in crate::queue_pair) const SET_SGE_LIST: u64 = 1 << 61;
     pub(in crate::queue_pair) const SET_INLINE: u64 = 1 << 60;
-    pub(in crate::queue_pair) const SET_UD_ADDRESS: u64 = 1 << 59;
-    pub(in crate::queue_pair) const SET_XRC_SRQ: u64 = 1 << 58;
+    pub(crate) const SET_UD_ADDRESS: u64 = 1 << 59;
+    pub(crate) const SET_XRC_SRQ: u64 = 1 << 58;
     /// Not a function: all elements of a list must have one length, because `ibv_wr_set_sge_list` of rxe in
     /// rdma-core before 55.4 and 64 takes the first element's length for all.
     pub(in crate::queue_pair) const ONE_LENGTH: u64 = 1 << 57;
     #[cfg(feature = "mlx5")]
-    pub(in crate::queue_pair) const SET_DC_ADDRESS: u64 = 1 << 56;
+    pub(crate) const SET_DC_ADDRESS: u64 = 1 << 56;
     #[cfg(feature = "mlx5")]
-    pub(in crate::queue_pair) const SET_DC_STREAM: u64 = 1 << 55;
+    pub(crate) const SET_DC_STREAM: u64 = 1 << 55;
 
     /// The functions of a queue pair that was built for `operations`.
     ///
@@ -207,7 +166,8 @@ pub(crate) mod function {
             return unsupported("ibv_wr_start", reason);
         }
         if missing & READY != 0 {
-            let reason = "the queue pair has no peer: the batch must be told where to send to";
+            let reason =
+                "the queue pair has no peer: the request must say where it goes, with `to`";
             return Error::invalid("ibv_wr_start", reason);
         }
         let (verb, reason) = match missing & missing.wrapping_neg() {
@@ -253,23 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn options_and_flags_of_c_stand_for_each_other() {
-        for (options, flags) in [
-            (SendFlags::empty(), 2),
-            (SendFlags::UNSIGNALED, 0),
-            (SendFlags::FENCE | SendFlags::SOLICITED, 1 | 2 | 4),
-            (SendFlags::all(), 1 | 4 | 16),
-        ] {
-            assert_eq!((options.to_c(), SendFlags::from_c(flags)), (flags, options));
-        }
-        assert_eq!(SendFlags::from_bits_retain(8).to_c(), 2, "without the inline flag");
-    }
-
-    #[test]
     fn what_is_missing_is_said() {
         for (missing, text) in [
             (SendOperations::READ.bits() | function::READY, "not built for this operation"),
-            (function::READY | function::SET_SGE, "where to send to"),
+            (function::READY | function::SET_SGE, "where it goes"),
             (function::SET_SGE, "no gather elements"),
             (function::SET_SGE_LIST, "lists of elements"),
             (function::SET_INLINE, "no inline data"),

@@ -5,106 +5,9 @@ use std::marker::PhantomData;
 use std::mem;
 use std::ptr;
 
-use super::ReceiveWorkRequest;
+use super::prepared_request::{Prepared, RawRequest};
 use crate::error::{Error, Result};
 use crate::ffi;
-
-/// A request that C links to the next one.
-trait Link {
-    const VERB: &'static str;
-
-    fn set_next(&mut self, next: *mut Self);
-    fn set_wr_id(&mut self, wr_id: u64);
-}
-
-macro_rules! link {
-    ($raw:ident, $verb:literal) => {
-        impl Link for ffi::$raw {
-            const VERB: &'static str = $verb;
-
-            #[inline]
-            fn set_next(&mut self, next: *mut Self) {
-                self.next = next;
-            }
-
-            #[inline]
-            fn set_wr_id(&mut self, wr_id: u64) {
-                self.wr_id = wr_id;
-            }
-        }
-    };
-}
-
-link!(ibv_send_wr, "ibv_post_send");
-link!(ibv_recv_wr, "ibv_post_recv");
-
-/// A request that is part of a list, and can only be posted with it. `into()` converts any request to one.
-#[repr(C)]
-pub struct ListEntry<'wr, R> {
-    raw: R,
-    /// In the first entry of a list, the verb stores the request at which it stopped; null unless it did.
-    /// Keeping it here avoids clearing it on each call.
-    bad: *mut R,
-    borrows: PhantomData<&'wr ()>,
-}
-
-/// A request of the send queue in a [`SendList`].
-pub type SendListEntry<'wr> = ListEntry<'wr, ffi::ibv_send_wr>;
-/// A receive in a [`ReceiveList`].
-pub type ReceiveListEntry<'wr> = ListEntry<'wr, ffi::ibv_recv_wr>;
-
-// SAFETY: as for the requests that it is made from.
-unsafe impl<R> Send for ListEntry<'_, R> {}
-// SAFETY: as above.
-unsafe impl<R> Sync for ListEntry<'_, R> {}
-
-impl<R> ListEntry<'_, R> {
-    #[inline]
-    pub(super) fn new(raw: R) -> Self {
-        Self { raw, bad: ptr::null_mut(), borrows: PhantomData }
-    }
-
-    /// The C struct. Its link to the next request is meaningless outside of the list.
-    pub fn as_raw(&self) -> &R {
-        &self.raw
-    }
-}
-
-impl<'wr> From<ReceiveWorkRequest<'wr>> for ReceiveListEntry<'wr> {
-    #[inline]
-    fn from(request: ReceiveWorkRequest<'wr>) -> Self {
-        Self::new(*request.as_raw())
-    }
-}
-
-impl<'wr> From<&ReceiveWorkRequest<'wr>> for ReceiveListEntry<'wr> {
-    #[inline]
-    fn from(request: &ReceiveWorkRequest<'wr>) -> Self {
-        Self::new(*request.as_raw())
-    }
-}
-
-#[expect(private_bounds, reason = "the two C structs have it, and no other type can")]
-impl<R: Link> ListEntry<'_, R> {
-    /// The entry with this number.
-    fn numbered(mut self, wr_id: u64) -> Self {
-        self.raw.set_wr_id(wr_id);
-        self
-    }
-
-    /// The entries of numbered requests.
-    pub(in crate::queue_pair) fn collect<E: Into<Self>>(
-        requests: impl IntoIterator<Item = (u64, E)>,
-    ) -> Vec<Self> {
-        requests.into_iter().map(|(wr_id, entry)| entry.into().numbered(wr_id)).collect()
-    }
-}
-
-impl<R> fmt::Debug for ListEntry<'_, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ListEntry").finish_non_exhaustive()
-    }
-}
 
 /// Requests that are posted with one call: [`SendList`] or [`ReceiveList`].
 ///
@@ -113,7 +16,7 @@ impl<R> fmt::Debug for ListEntry<'_, R> {
 /// the same numbers or others.
 ///
 /// ```
-/// use ibverbs::{QueuePairType, SendList, SendListEntry, SendWorkRequest};
+/// use ibverbs::{PreparedRequest, QueuePairType, SendList, SendWorkRequest};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -129,8 +32,8 @@ impl<R> fmt::Debug for ListEntry<'_, R> {
 ///
 /// let (head, body) = ([region.gather_element(..16)?], [region.gather_element(16..)?]);
 /// let mut entries = [
-///     SendListEntry::from(SendWorkRequest::new(&head)?.unsignaled()),
-///     SendWorkRequest::new(&body)?.into(),
+///     PreparedRequest::new(SendWorkRequest::new(&head).unsignaled(), 0)?,
+///     PreparedRequest::new(SendWorkRequest::new(&body), 0)?,
 /// ];
 /// let mut list = SendList::new(&mut entries)?;
 /// list.set_wr_ids(7);
@@ -142,7 +45,7 @@ impl<R> fmt::Debug for ListEntry<'_, R> {
 /// ```
 pub struct WorkRequestList<'list, R> {
     /// All entries, of which the first `len` are linked.
-    first: *mut ListEntry<'list, R>,
+    first: *mut Prepared<'list, R>,
     capacity: usize,
     len: usize,
     entries: PhantomData<&'list mut R>,
@@ -160,17 +63,16 @@ unsafe impl<R> Send for WorkRequestList<'_, R> {}
 // SAFETY: a shared list exposes only numbers.
 unsafe impl<R> Sync for WorkRequestList<'_, R> {}
 
-#[expect(private_bounds, reason = "the two C structs have it, and no other type can")]
-impl<'list, R: Link> WorkRequestList<'list, R> {
+impl<'list, R: RawRequest> WorkRequestList<'list, R> {
     /// Links the entries, in their order.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: there are none.
     #[inline]
-    pub fn new<'wr: 'list>(entries: &'list mut [ListEntry<'wr, R>]) -> Result<Self> {
+    pub fn new<'wr: 'list>(entries: &'list mut [Prepared<'wr, R>]) -> Result<Self> {
         let capacity = entries.len();
-        let first = entries.as_mut_ptr().cast::<ListEntry<'list, R>>();
+        let first = entries.as_mut_ptr().cast::<Prepared<'list, R>>();
         let mut list = Self { first, capacity, len: 0, entries: PhantomData };
         for index in 0..capacity {
             // SAFETY: both pointers are within the borrowed slice, or one past its end.
@@ -281,11 +183,11 @@ fn no_index(verb: &'static str, index: usize, len: usize) -> Error {
 ///
 /// `first` is the first of at least one entry.
 #[cold]
-unsafe fn position<R>(first: *mut ListEntry<'_, R>, len: usize) -> usize {
+unsafe fn position<R>(first: *mut Prepared<'_, R>, len: usize) -> usize {
     // SAFETY: the caller vouches for it.
     let bad = unsafe { mem::replace(&mut (*first).bad, ptr::null_mut()) };
     let offset = (bad as usize).wrapping_sub(first as usize);
-    let index = offset / size_of::<ListEntry<'_, R>>();
+    let index = offset / size_of::<Prepared<'_, R>>();
     match index {
         _ if index < len => index,
         // rxe and siw store no request if they have queued all but could not notify the kernel.
@@ -363,7 +265,12 @@ impl From<ListError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::queue_pair::work_request::{LocalInvalidateWorkRequest, SendWorkRequest};
+    use crate::operation::{LocalInvalidateWorkRequest, SendWorkRequest};
+    use crate::queue_pair::work_request::PreparedRequest;
+
+    fn send() -> PreparedRequest<'static> {
+        PreparedRequest::new(SendWorkRequest::new(()), 0).unwrap()
+    }
 
     fn chain(list: &mut SendList<'_>) -> Vec<(u64, u32)> {
         let mut found = Vec::new();
@@ -379,10 +286,10 @@ mod tests {
 
     #[test]
     fn entries_are_linked_in_their_order() {
-        let mut entries: [SendListEntry<'_>; 3] = [
-            SendWorkRequest::new(&[]).unwrap().into(),
-            LocalInvalidateWorkRequest::new(1).into(),
-            SendWorkRequest::new(&[]).unwrap().immediate(1).into(),
+        let mut entries: [PreparedRequest<'_>; 3] = [
+            send(),
+            PreparedRequest::new(LocalInvalidateWorkRequest::new(1), 0).unwrap(),
+            PreparedRequest::new(SendWorkRequest::new(()).immediate(1), 0).unwrap(),
         ];
         let mut list = SendList::new(&mut entries).unwrap();
         list.set_wr_ids(5);
@@ -402,8 +309,7 @@ mod tests {
 
     #[test]
     fn a_list_made_again_is_whole_again() {
-        let mut entries: [SendListEntry<'_>; 3] =
-            std::array::from_fn(|_| SendWorkRequest::new(&[]).unwrap().into());
+        let mut entries: [PreparedRequest<'_>; 3] = std::array::from_fn(|_| send());
         let mut list = SendList::new(&mut entries).unwrap();
         list.truncate(1).unwrap();
         entries.swap(0, 2);
@@ -414,8 +320,7 @@ mod tests {
 
     #[test]
     fn a_failure_says_where() {
-        let mut entries: [SendListEntry<'_>; 3] =
-            std::array::from_fn(|_| SendWorkRequest::new(&[]).unwrap().into());
+        let mut entries: [PreparedRequest<'_>; 3] = std::array::from_fn(|_| send());
         let mut list = SendList::new(&mut entries).unwrap();
         let (first, bad) = list.as_raw();
         // SAFETY: the list links entries that it borrows.
@@ -424,7 +329,7 @@ mod tests {
             (last, 2),
             (first, 0),
             (ptr::null_mut(), 3),
-            (last.cast::<SendListEntry<'_>>().wrapping_add(1).cast(), 0),
+            (last.cast::<PreparedRequest<'_>>().wrapping_add(1).cast(), 0),
             (first.wrapping_sub(1), 0),
         ] {
             // SAFETY: that is what a provider does.

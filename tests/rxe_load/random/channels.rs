@@ -7,8 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    Channel, MaxAckRetries, MemoryRegion, MemorySliceMut, RemoteMemoryRegion, Scope, ScopeError,
-    ScopedPendingWork, SharedCompletionQueue, SharedMemoryRegion, TransportError, WorkOpcode,
+    Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MaxAckRetries, MemoryRegion,
+    MemorySliceMut, RemoteMemoryRegion, Scope, ScopeError, ScopedPendingWork, SendWorkRequest,
+    SharedCompletionQueue, SharedMemoryRegion, TransportError, WorkOpcode, WriteWorkRequest,
 };
 
 use super::{Tally, word};
@@ -153,13 +154,13 @@ impl<'s> End<'s, '_> {
             0..10 => {
                 let Some(mut buffer) = self.words.pop() else { return Ok(false) };
                 Self::fill(&mut buffer, stream, number);
-                let work = self.scope.post_send_with_immediate(buffer, number as u32);
+                let work = self.scope.post(SendWorkRequest::new(buffer).immediate(number as u32));
                 self.fly(work, Expect::Nothing)?;
                 self.sent += 1;
             }
             10..20 => {
                 let bytes = word(stream, number, 0).to_ne_bytes();
-                self.inline.push_back(self.scope.post_send_inline(&bytes)?);
+                self.inline.push_back(self.scope.post_send(Inline(&bytes))?);
                 self.tally.posted += 1;
                 self.sent += 1;
             }
@@ -175,7 +176,7 @@ impl<'s> End<'s, '_> {
                 Self::fill(&mut buffer, stream, number);
                 let slot = SLOTS + number as usize % RECEIVES * LONGEST;
                 let (remote, length) = (self.at(slot, buffer.len()), buffer.len() as u32);
-                let work = self.scope.post_write_with_immediate(buffer, remote, length);
+                let work = self.scope.post(WriteWorkRequest::new(buffer, remote).immediate(length));
                 self.fly(work, Expect::Nothing)?;
                 self.sent += 1;
             }
@@ -196,7 +197,7 @@ impl<'s> End<'s, '_> {
             85..93 => {
                 let Some(buffer) = self.words.pop() else { return Ok(false) };
                 let (remote, add) = (self.at(COUNTER, 1), self.random.next());
-                let work = self.scope.post_fetch_add(buffer, remote, add);
+                let work = self.scope.post(FetchAddWorkRequest::new(buffer, remote, add));
                 self.fly(work, Expect::Found(self.counter))?;
                 self.counter = self.counter.wrapping_add(add);
             }
@@ -206,7 +207,8 @@ impl<'s> End<'s, '_> {
                 let (remote, swap) = (self.at(SWAPPED, 1), self.random.next());
                 let wrong = pick.is_multiple_of(2);
                 let compare = self.swapped ^ u64::from(wrong);
-                let work = self.scope.post_compare_swap(buffer, remote, compare, swap);
+                let work =
+                    self.scope.post(CompareSwapWorkRequest::new(buffer, remote, compare, swap));
                 self.fly(work, Expect::Found(self.swapped))?;
                 if !wrong {
                     self.swapped = swap;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, Connection, ConnectionError,
-    ConnectionEventKind as Kind, ConnectionRequest, ErrorKind, Listener, PendingConnection,
+    ConnectionEventKind as Kind, ConnectionRequest, ErrorKind, Inline, Listener, PendingConnection,
     PooledBuffer, PreparedAsyncChannel, ProtectionDomain, Reactor, Route, ScopeError,
     TransportError,
 };
@@ -213,7 +213,7 @@ fn blocking_channels_say_the_same() {
     let channel = pending.queue_pair();
     let not_connected = Err(TransportError::NotConnected);
     assert_eq!(channel.send(&message.slice(..).unwrap()).map(|_| ()), not_connected);
-    assert_eq!(channel.send_inline(b"early").map(|_| ()), not_connected);
+    assert_eq!(channel.send(Inline(b"early")).map(|_| ()), not_connected);
     let refused: Result<(), ScopeError<_>> = channel.scope(|scope| {
         let _receive = scope.post_receive(other.slice_mut(..).unwrap())?;
         assert!(!scope.can_post_send());
@@ -404,7 +404,7 @@ fn an_asynchronous_side_and_a_blocking_one() {
         let (mut listener, address) = listen();
         let blocking = std::thread::spawn(move || {
             let (mut one, _device) = connect(address, b"").unwrap();
-            one.send_inline(b"hello").unwrap();
+            one.send(Inline(b"hello")).unwrap();
             assert_eq!(one.event_timeout(TIME).unwrap().kind(), Kind::Disconnected);
         });
         let request = listener.next_on_tokio().await.unwrap();

@@ -11,9 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, ChannelBuilder, ChannelClosed, GatherBuffer, MemoryRegion,
-    ScatterBuffer, ScopeError, ScopedPendingWork, SharedCompletionQueue, SharedMemoryRegion,
-    TransportError, WorkErrorClass,
+    AccessFlags, BorrowedBuffer, BufferPool, Channel, ChannelBuilder, ChannelClosed, GatherBuffer,
+    Inline, MemoryRegion, ReceiveWorkRequest, ScatterBuffer, ScopeError, ScopedPendingWork,
+    SendWorkRequest, SharedCompletionQueue, SharedMemoryRegion, TransportError, WorkErrorClass,
 };
 
 use crate::transport::{self, Link, close, nothing_is_left};
@@ -44,7 +44,7 @@ fn reconnect((one, two): Ends) -> Ends {
 }
 
 /// Sends a message. Returns its length, and the buffer that it is in.
-fn pass<T: ScatterBuffer>(
+fn pass<T: ScatterBuffer<Kept = T> + BorrowedBuffer>(
     from: &mut Channel<'_>,
     message: &impl GatherBuffer,
     to: &mut Channel<'_>,
@@ -52,7 +52,7 @@ fn pass<T: ScatterBuffer>(
 ) -> (u32, T) {
     to.scope(|scope| {
         let receive = scope.post_receive(room)?;
-        from.send_deadline(message, deadline())?;
+        from.until(deadline()).send(message)?;
         let (room, told) = receive.wait_deadline(deadline())?;
         Ok::<_, TransportError>((told.byte_len(), room))
     })
@@ -97,7 +97,7 @@ fn messages_of_all_forms_arrive_whole() {
     assert_eq!(far[..6], [7, 35, 42, 49, 21, 35]);
     two.scope(|scope| {
         let receive = scope.post_receive(far.slice_mut(..4)?)?;
-        one.send_inline_deadline(b"inline!!", deadline())?;
+        one.until(deadline()).send(Inline(b"inline!!"))?;
         assert_eq!(receive.wait_deadline(deadline())?.1.byte_len(), 8);
         Ok::<_, TransportError>(())
     })
@@ -180,14 +180,14 @@ fn memory_is_written_and_read_from_afar() {
     for round in 1..3 {
         local.write(0, &(0..1024).map(|n| round * n).collect::<Vec<_>>()).unwrap();
         let one = &mut ends.0;
-        one.write_deadline(&all(), remote, deadline()).unwrap();
-        one.write_inline(&7_u64.to_ne_bytes(), remote.sub_region(80, 8).unwrap()).unwrap();
+        one.until(deadline()).write(&all(), remote).unwrap();
+        one.write(Inline(&7_u64.to_ne_bytes()), remote.sub_region(80, 8).unwrap()).unwrap();
         let pieces = (local.slice(2..3).unwrap(), local.slice(100..101).unwrap());
         let part = remote.sub_region(160, 16).unwrap();
-        one.write_deadline(&pieces, part, deadline()).unwrap();
+        one.until(deadline()).write(&pieces, part).unwrap();
         // Until a read returns, a completed write may be on its way.
         local.zero();
-        one.read_deadline(&mut all(), remote, deadline()).unwrap();
+        one.until(deadline()).read(&mut all(), remote).unwrap();
         assert_eq!(local.to_vec(), target.to_vec());
         let at = |index| local.read_one(index).unwrap();
         assert_eq!([at(9), at(10), at(1023)], [9 * round, 7, 1023 * round]);
@@ -203,11 +203,11 @@ fn memory_is_written_and_read_from_afar() {
         assert!(local.slice(..128).unwrap().to_vec().into_iter().eq((64..192).map(|n| n * round)));
         // The rkey does not allow this.
         let outside = ibverbs::RemoteMemoryRegion::new(remote.address() + 8192, 8, remote.rkey());
-        let error = one.read_deadline(&mut local.slice(..1).unwrap(), outside.unwrap(), deadline());
+        let error = one.until(deadline()).read(&mut local.slice(..1).unwrap(), outside.unwrap());
         assert!(error.unwrap_err().work_error().is_some());
         // Soft-iWARP does not even flush what is posted now: the channel notices after a while.
         if round == 1 {
-            match one.write_inline(&[0; 8], remote).unwrap_err() {
+            match one.write(Inline(&[0; 8]), remote).unwrap_err() {
                 TransportError::Work(error) => assert_eq!(error.class(), WorkErrorClass::Flushed),
                 TransportError::Verbs(error) => assert_eq!(error.raw_os_error(), libc::ENOTCONN),
                 error => panic!("{error}"),
@@ -232,7 +232,7 @@ fn what_never_arrives_ends_in_time() {
         let soon = start + Duration::from_millis(100);
         let one = &mut ends.0;
         let late = if round % 2 == 0 {
-            one.receive_deadline(&mut region.slice_mut(..).unwrap(), soon).unwrap_err()
+            one.until(soon).receive(&mut region.slice_mut(..).unwrap()).unwrap_err()
         } else {
             one.scope_deadline(soon, |s| {
                 for part in region.slice_mut(..)?.chunks(8)? {
@@ -307,7 +307,7 @@ fn a_channel_sleeps_until_something_arrives() {
             let receive = s.post_receive(region.slice_mut(..)?)?;
             threads.spawn(|| {
                 thread::sleep(Duration::from_millis(500));
-                one.send_inline_deadline(b"", deadline()).unwrap();
+                one.until(deadline()).send(Inline(b"")).unwrap();
             });
             receive.wait_deadline(deadline()).map(drop)
         })
@@ -316,7 +316,7 @@ fn a_channel_sleeps_until_something_arrives() {
     let spent = cpu_time() - before;
     assert!(spent < Duration::from_millis(250), "it slept, but for {spent:?}");
     let soon = Instant::now() + Duration::from_millis(50);
-    let late = two.receive_deadline(&mut region.slice_mut(..).unwrap(), soon);
+    let late = two.until(soon).receive(&mut region.slice_mut(..).unwrap());
     assert_eq!(late.unwrap_err(), TransportError::TimedOut);
     drop((ends, region, sides));
     nothing_is_left();
@@ -406,12 +406,13 @@ fn operations_own_their_buffers() {
     let pools = [&sides.0, &sides.1]
         .map(|side| BufferPool::new(&side.domain, 64, 4, AccessFlags::empty()).unwrap());
     for round in 0..20 {
-        let receives = [(); 2].map(|()| two.post_receive_owned(pools[1].take().unwrap()).unwrap());
+        let receives = [(); 2]
+            .map(|()| two.post_owned(ReceiveWorkRequest::new(pools[1].take().unwrap())).unwrap());
         let sends = [1, 2].map(|number| {
             let mut buffer = pools[0].take().unwrap();
             buffer.set_len(8 * number).unwrap();
             buffer.fill(round + number as u8);
-            one.post_send_owned(buffer).unwrap()
+            one.post_owned(SendWorkRequest::new(buffer)).unwrap()
         });
         for mut send in sends {
             send.wait_deadline(&mut one, deadline()).unwrap().unwrap();

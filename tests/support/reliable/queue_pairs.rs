@@ -8,10 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, CompletionQueue, ProtectionDomain, QueuePair, QueuePairBuilder, QueuePairState,
-    QueuePairType, ReadWorkRequest, ReceiveList, ReceiveListEntry, ReceiveWorkRequest, SendList,
-    SendListEntry, SendWorkRequest, SharedMemoryRegion, WorkCompletion, WorkOpcode, WorkStatus,
-    WriteWorkRequest,
+    AccessFlags, CompletionQueue, Inline, PreparedReceive, PreparedRequest, ProtectionDomain,
+    QueuePair, QueuePairBuilder, QueuePairState, QueuePairType, ReadWorkRequest, ReceiveList,
+    ReceiveWorkRequest, SendList, SendWorkRequest, SharedMemoryRegion, WorkCompletion, WorkOpcode,
+    WorkStatus, WriteWorkRequest,
 };
 
 use crate::transport::{self, Link};
@@ -80,17 +80,15 @@ fn messages_of_every_form() {
                 two.post_receive(&mut there, from..from + 8, 100 + n).unwrap();
             }
             let elements = [here.gather_element(..1).unwrap(), here.gather_element(2..3).unwrap()];
-            let mut request = SendWorkRequest::new(&elements).unwrap();
-            one.post(&mut request, 0).unwrap();
+            let request = SendWorkRequest::new(&elements);
+            one.post(request, 0).unwrap();
             one.post_send(&here, 1..2, 1).unwrap();
             let bytes = [7_u64.to_ne_bytes(), 8_u64.to_ne_bytes()].concat();
-            one.post_inline(&bytes, 2).unwrap();
-            let mut request = SendWorkRequest::new(&[]).unwrap().unsignaled();
-            one.post(&mut request, 3).unwrap();
-            let max = one.max_inline_data();
-            let mut request =
-                SendWorkRequest::new(&elements).unwrap().inline(max).unwrap().solicited();
-            one.post(&mut request, 4).unwrap();
+            one.post(SendWorkRequest::new(Inline(&bytes)), 2).unwrap();
+            let request = SendWorkRequest::new(()).unsignaled();
+            one.post(request, 3).unwrap();
+            let request = SendWorkRequest::new(&elements).inline().solicited();
+            one.post(request, 4).unwrap();
         }
         let done = completions(queue, 9);
         for wr_id in [0, 1, 2, 4] {
@@ -122,12 +120,18 @@ fn writes_and_reads() {
             one.post_write(&here, ..3, remote, 1).unwrap();
             let elements = [here.gather_element(1..2).unwrap(), here.gather_element(..1).unwrap()];
             let part = remote.sub_region(64, 16).unwrap();
-            one.post(&mut WriteWorkRequest::new(&elements, part).unwrap(), 2).unwrap();
-            one.post_write_inline(&7_u64.to_ne_bytes(), remote.sub_region(80, 8).unwrap(), 3)
-                .unwrap();
+            one.post(WriteWorkRequest::new(&elements, part), 2).unwrap();
+            one.post(
+                WriteWorkRequest::new(
+                    Inline(&7_u64.to_ne_bytes()),
+                    remote.sub_region(80, 8).unwrap(),
+                ),
+                3,
+            )
+            .unwrap();
             let mut element = [back.scatter_element(..12).unwrap()];
             let part = remote.sub_region(8, 96).unwrap();
-            one.post(&mut ReadWorkRequest::new(&mut element, part).unwrap(), 4).unwrap();
+            one.post(ReadWorkRequest::new(&mut element, part), 4).unwrap();
         }
         let done = completions(queue, 4);
         for wr_id in 1..=3 {
@@ -148,11 +152,11 @@ fn a_request_is_prepared_once_and_posted_often() {
         let target = shared(domain);
         let (mut one, _two) = pair(domain, queue);
         let element = [here.gather_element(..).unwrap()];
-        let mut write = WriteWorkRequest::new(&element, target.remote()).unwrap();
+        let write = WriteWorkRequest::new(&element, target.remote());
         for round in 0..4 {
             for n in 0..16 {
                 // SAFETY: the memory is not touched before the completions.
-                unsafe { one.post(&mut write, round * 16 + n).unwrap() };
+                unsafe { one.post(write, round * 16 + n).unwrap() };
             }
             let done = completions(queue, 16);
             let numbers: Vec<_> = done.iter().map(WorkCompletion::wr_id).collect();
@@ -174,18 +178,17 @@ fn lists_are_posted_whole_or_up_to_where_they_fail() {
             let mut parts: Vec<_> = there.slice_mut(..).unwrap().chunks(1).unwrap().collect();
             let mut lists: Vec<_> =
                 parts.iter_mut().map(|part| [part.scatter_element().unwrap()]).collect();
-            let mut entries: Vec<ReceiveListEntry<'_>> = lists
-                .iter_mut()
-                .map(|list| ReceiveWorkRequest::new(list).unwrap().into())
-                .collect();
+            let receive = |list| PreparedReceive::new(ReceiveWorkRequest::new(list)).unwrap();
+            let mut entries: Vec<_> = lists.iter_mut().map(receive).collect();
             let mut receives = ReceiveList::new(&mut entries).unwrap();
             receives.set_wr_ids(100);
             // SAFETY: the regions are not touched before the completions.
             unsafe { two.post_receive_list(&mut receives).unwrap() };
         }
         let elements: [_; 8] = std::array::from_fn(|n| [here.gather_element(n..n + 1).unwrap()]);
-        let mut entries: [SendListEntry<'_>; 8] =
-            elements.each_ref().map(|list| SendWorkRequest::new(list).unwrap().into());
+        let mut entries = elements
+            .each_ref()
+            .map(|list| PreparedRequest::new(SendWorkRequest::new(list), 0).unwrap());
         let mut sends = SendList::new(&mut entries).unwrap();
         sends.set_wr_ids(0);
         // SAFETY: as above.
@@ -196,9 +199,9 @@ fn lists_are_posted_whole_or_up_to_where_they_fail() {
 
         // Soft-iWARP does not mind a few more than the queue pair was built for.
         let many = vec![here.gather_element(..1).unwrap(); one.max_send_sge() as usize + 8];
-        let write = |list| WriteWorkRequest::new(list, target.remote()).unwrap();
-        let mut entries: [SendListEntry<'_>; 3] =
-            [write(&elements[3]).into(), write(&many).into(), write(&elements[4]).into()];
+        let write =
+            |list| PreparedRequest::new(WriteWorkRequest::new(list, target.remote()), 0).unwrap();
+        let mut entries = [write(&elements[3][..]), write(&many), write(&elements[4])];
         let mut list = SendList::new(&mut entries).unwrap();
         list.set_wr_ids(20);
         // SAFETY: as above.
@@ -223,7 +226,7 @@ fn a_queue_that_is_full_refuses_a_post_and_works_on() {
             }
             let error = two.post_receive(&mut there, .., depth).unwrap_err();
             assert_eq!(error.kind(), ibverbs::ErrorKind::QueueFull, "{error}");
-            one.post_inline(b"room", 1000).unwrap();
+            one.post(SendWorkRequest::new(Inline(b"room")), 1000).unwrap();
             let done = completions(queue, 2);
             assert_eq!(success(&done, 0).byte_len(), 4);
             success(&done, 1000);
@@ -276,7 +279,7 @@ fn a_thread_sleeps_until_a_message_comes() {
                         thread::sleep(Duration::from_millis(2));
                     }
                     // SAFETY: no memory is involved.
-                    unsafe { one.post_inline(&[1; 9], 0).unwrap() };
+                    unsafe { one.post(SendWorkRequest::new(Inline(&[1; 9])), 0).unwrap() };
                 });
                 let found = receives.wait_timeout(&mut room, PATIENCE).unwrap();
                 assert_eq!((found.len(), found[0].wr_id()), (1, round));

@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Channel, RemoteMemoryRegion, Scope, ScopedPendingWork, SharedMemorySlice};
+use ibverbs::{
+    Channel, CompareSwapWorkRequest, FetchAddWorkRequest, RemoteMemoryRegion, Scope,
+    ScopedPendingWork, SharedMemorySlice,
+};
 
 use crate::plan::{Operation, Plan};
 use crate::progress::Progress;
@@ -39,8 +42,8 @@ fn post<'scope, 'a: 'scope>(
         Operation::Send => scope.post_send(source),
         Operation::Write => scope.post_write(source, remote),
         Operation::Read => scope.post_read(target, remote),
-        Operation::FetchAdd => scope.post_fetch_add(target, remote, 1),
-        Operation::CompareSwap => scope.post_compare_swap(target, remote, 0, 1),
+        Operation::FetchAdd => scope.post(FetchAddWorkRequest::new(target, remote, 1)),
+        Operation::CompareSwap => scope.post(CompareSwapWorkRequest::new(target, remote, 0, 1)),
     }
 }
 
@@ -110,13 +113,22 @@ impl Safe<'_> {
             let channel = &mut self.channel;
             match self.plan.operation {
                 Operation::FetchAdd => {
-                    channel.fetch_add_deadline(&mut target, remote, 1, deadline)?;
+                    channel.until(deadline).run(FetchAddWorkRequest::new(
+                        &mut target,
+                        remote,
+                        1,
+                    ))?;
                 }
                 Operation::CompareSwap => {
-                    channel.compare_swap_deadline(&mut target, remote, 0, 1, deadline)?;
+                    channel.until(deadline).run(CompareSwapWorkRequest::new(
+                        &mut target,
+                        remote,
+                        0,
+                        1,
+                    ))?;
                 }
                 _ => {
-                    channel.read_deadline(&mut target, remote, deadline)?;
+                    channel.until(deadline).read(&mut target, remote)?;
                 }
             }
             before = samples.mark();

@@ -5,9 +5,10 @@
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    CompareSwapWorkRequest, CompletionQueue, FetchAddWorkRequest, GatherElement, QueuePair,
-    ReadWorkRequest, ReceiveWorkRequest, ScatterElement, SendList, SendListEntry, SendWorkRequest,
-    SharedMemoryRegion, WorkCompletion, WriteWorkRequest,
+    CompareSwapWorkRequest, CompletionQueue, DatagramPeer, FetchAddWorkRequest, GatherElement,
+    PreparedReceive, PreparedRequest, QueuePair, ReadWorkRequest, ReceiveWorkRequest,
+    ScatterElement, SendList, SendWorkRequest, SharedMemoryRegion, WorkCompletion,
+    WriteWorkRequest,
 };
 
 use crate::plan::{Operation, Plan, Transport};
@@ -54,44 +55,51 @@ impl<'m> Elements<'m> {
         size: u32,
         peer: &'m Peer<'_>,
         signaled: bool,
-    ) -> Result<Vec<SendListEntry<'_>>> {
+    ) -> Result<Vec<PreparedRequest<'_>>> {
         let (gather, count) = (&self.gather, self.scatter.len());
         let is_inline = plan.is_inline(size);
         // The types of requests have the same methods, but no common trait.
         macro_rules! finish {
-            ($request:expr, $index:expr) => {{
+            ($request:expr, $index:expr) => {
+                finish!($request, $index, |request| request)
+            };
+            ($request:expr, $index:expr, |$any:ident| $to:expr) => {{
                 let last = $index + 1 == count;
                 let request = $request;
-                SendListEntry::from(if signaled && last { request } else { request.unsignaled() })
+                let $any = if signaled && last { request } else { request.unsignaled() };
+                PreparedRequest::new($to, plan.inline)?
             }};
         }
         macro_rules! data {
-            ($request:expr, $index:expr) => {{
+            ($request:expr) => {{
                 let request = $request;
-                finish!(if is_inline { request.inline(plan.inline)? } else { request }, $index)
+                if is_inline { request.inline() } else { request }
             }};
         }
-        let entry = |(index, element)| -> Result<SendListEntry<'_>> {
+        let entry = |(index, element)| -> Result<PreparedRequest<'_>> {
             let result: &mut ScatterElement<'_> = element;
             let remote = || peer.memory(plan.operation, size);
             Ok(match plan.operation {
                 Operation::Send => {
-                    let mut request = SendWorkRequest::new(gather)?;
-                    if let Some(path) = &peer.path {
-                        request = request.to(path, peer.number, QKEY)?;
+                    let request = data!(SendWorkRequest::new(gather));
+                    match &peer.path {
+                        Some(path) => {
+                            let to = DatagramPeer { path, number: peer.number, qkey: QKEY };
+                            finish!(request, index, |request| request.to(to))
+                        }
+                        None => finish!(request, index),
                     }
-                    data!(request, index)
                 }
-                Operation::Write => data!(WriteWorkRequest::new(gather, remote()?)?, index),
+                Operation::Write => finish!(data!(WriteWorkRequest::new(gather, remote()?)), index),
                 Operation::Read => {
                     let results = std::slice::from_mut(result);
-                    finish!(ReadWorkRequest::new(results, remote()?)?, index)
+                    finish!(ReadWorkRequest::new(results, remote()?), index)
                 }
                 Operation::FetchAdd => {
-                    finish!(FetchAddWorkRequest::new(result, remote()?, 1)?, index)
+                    finish!(FetchAddWorkRequest::new(result, remote()?, 1), index)
                 }
                 Operation::CompareSwap => {
-                    finish!(CompareSwapWorkRequest::new(result, remote()?, 0, 1)?, index)
+                    finish!(CompareSwapWorkRequest::new(result, remote()?, 0, 1), index)
                 }
             })
         };
@@ -119,10 +127,10 @@ impl Verbs<'_> {
         }
         for (index, region) in self.regions.iter().enumerate() {
             let mut elements = [Memory::of(region, plan)?.target.scatter_element()?];
-            let mut receive = ReceiveWorkRequest::new(&mut elements)?;
+            let mut receive = PreparedReceive::new(ReceiveWorkRequest::new(&mut elements))?;
             for _ in 0..plan.receive_depth {
                 // SAFETY: the region outlives the queue pair, and is shared memory.
-                unsafe { self.queue_pairs[index].post(&mut receive, index as u64)? };
+                unsafe { self.queue_pairs[index].post_prepared(&mut receive, index as u64)? };
             }
         }
         Ok(())
@@ -144,7 +152,7 @@ impl Verbs<'_> {
         let mut entries = elements.requests(plan, size, &self.peers[0], true)?;
         let mut list = SendList::new(&mut entries)?;
         let mut receives = [memory.target.scatter_element()?];
-        let mut receive = ReceiveWorkRequest::new(&mut receives)?;
+        let mut receive = PreparedReceive::new(ReceiveWorkRequest::new(&mut receives))?;
         let by_memory = plan.operation == Operation::Write;
         let last = size as usize - 1;
         let (ours, theirs) = (memory.source.atomic(last)?, memory.target.atomic(last)?);
@@ -173,7 +181,7 @@ impl Verbs<'_> {
                         return Err(wrong_length(received, length));
                     }
                     // SAFETY: the region outlives the queue pair, and is shared memory.
-                    unsafe { queue_pair.post(&mut receive, 0)? };
+                    unsafe { queue_pair.post_prepared(&mut receive, 0)? };
                 }
             }
             before = samples.mark();
@@ -271,7 +279,7 @@ impl Verbs<'_> {
         for region in self.regions {
             elements.push([Memory::of(region, plan)?.target.scatter_element()?]);
         }
-        let receives = elements.iter_mut().map(|one| ReceiveWorkRequest::new(one));
+        let receives = elements.iter_mut().map(ReceiveWorkRequest::new).map(PreparedReceive::new);
         let mut receives = receives.collect::<Result<Vec<_>, _>>()?;
         let mut room = [WorkCompletion::default(); BATCH];
         let is_reliable = plan.transport == Transport::Reliable;
@@ -294,7 +302,9 @@ impl Verbs<'_> {
                 }
                 let index = usize::try_from(completion.wr_id())?;
                 // SAFETY: the region outlives the queue pair, and is shared memory.
-                unsafe { self.queue_pairs[index].post(&mut receives[index], index as u64)? };
+                unsafe {
+                    self.queue_pairs[index].post_prepared(&mut receives[index], index as u64)?;
+                }
             }
             received += found.len() as u64;
         }
@@ -309,14 +319,14 @@ fn requests<'e>(
     size: u32,
     peers: &'e [Peer<'_>],
     signaled: bool,
-) -> Result<Vec<Vec<SendListEntry<'e>>>> {
+) -> Result<Vec<Vec<PreparedRequest<'e>>>> {
     let pairs = elements.iter_mut().zip(peers);
     pairs.map(|(elements, peer)| elements.requests(plan, size, peer, signaled)).collect()
 }
 
 /// The list of each queue pair; the number of its requests is the queue pair's index.
-fn lists<'l>(requests: &'l mut [Vec<SendListEntry<'_>>]) -> Result<Vec<SendList<'l>>> {
-    let list = |(index, entries): (usize, &'l mut Vec<SendListEntry<'_>>)| {
+fn lists<'l>(requests: &'l mut [Vec<PreparedRequest<'_>>]) -> Result<Vec<SendList<'l>>> {
+    let list = |(index, entries): (usize, &'l mut Vec<PreparedRequest<'_>>)| {
         let mut list = SendList::new(entries)?;
         for entry in 0..list.len() {
             list.set_wr_id(entry, index as u64)?;

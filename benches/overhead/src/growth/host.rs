@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    Channel, CompletionFields, CompletionQueue, MemoryRegion, PreparedQueuePair, ProtectionDomain,
-    QueuePair, QueuePairType, SendWorkRequest, WorkCompletion,
+    Channel, CompletionFields, CompletionQueue, MemoryRegion, PreparedQueuePair, PreparedRequest,
+    ProtectionDomain, QueuePair, QueuePairType, SendWorkRequest, WorkCompletion,
 };
 
 use crate::reactor::{ReactorRig, sends};
@@ -76,7 +76,7 @@ fn poll() -> Result<(), Box<dyn Error>> {
     let domain = Arc::new(ProtectionDomain::new(&context)?);
     let region = MemoryRegion::<u8>::new(&domain, LENGTH)?;
     let elements = [region.gather_element(..)?];
-    let mut request = SendWorkRequest::new(&elements)?;
+    let mut request = PreparedRequest::new(SendWorkRequest::new(&elements), 0)?;
     let entries = COMPLETIONS as u32;
     let queue = Arc::new(CompletionQueue::new(&context, entries)?);
     let mut plain = queue_pair(&domain, &queue, COMPLETIONS)?;
@@ -90,7 +90,7 @@ fn poll() -> Result<(), Box<dyn Error>> {
     let mut fill = |queue_pair: &mut QueuePair<'static>| {
         (0..COMPLETIONS as u64).try_for_each(|wr_id| {
             // SAFETY: the region lives on, and nobody writes it.
-            unsafe { queue_pair.post(&mut request, wr_id) }
+            unsafe { queue_pair.post_prepared(&mut request, wr_id) }
         })
     };
     let (mut by_plain, mut by_extended) = (Shortest::default(), Shortest::default());
@@ -140,7 +140,7 @@ fn outstanding() -> Result<(), Box<dyn Error>> {
     let domain = Arc::new(ProtectionDomain::new(&context)?);
     let region = MemoryRegion::<u8>::new(&domain, LENGTH)?;
     let elements = [region.gather_element(..)?];
-    let mut request = SendWorkRequest::new(&elements)?;
+    let mut request = PreparedRequest::new(SendWorkRequest::new(&elements), 0)?;
     let queue = Arc::new(CompletionQueue::new(&context, MOST as u32 + 1)?);
     let mut queue_pair = queue_pair(&domain, &queue, MOST + 1)?;
     let mut completions = [WorkCompletion::default()];
@@ -153,7 +153,7 @@ fn outstanding() -> Result<(), Box<dyn Error>> {
     let turns = || (0..ROUNDS).flat_map(|_| doublings(1, MOST));
     for depth in turns() {
         // SAFETY: the region lives on, and nobody writes it.
-        let mut post = |wr_id| unsafe { queue_pair.post(&mut request, wr_id) };
+        let mut post = |wr_id| unsafe { queue_pair.post_prepared(&mut request, wr_id) };
         (0..depth as u64).try_for_each(&mut post)?;
         let mut complete = || match queue.poll(&mut completions)? {
             [completion] => Ok::<_, Box<dyn Error>>(completion.result()?.byte_len()),

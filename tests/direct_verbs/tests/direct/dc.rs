@@ -325,16 +325,17 @@ fn requests_name_their_target() {
     let (lkey, address) = (u64::from(data.lkey()), data.as_ptr() as u64);
     let (into_lkey, into_address) = (u64::from(result.lkey()), result.as_ptr() as u64);
     let mut into = result.scatter_element(..).unwrap();
+    let peer = |number, access_key, stream| DcPeer { path: &path, number, access_key, stream };
     calls();
 
     // SAFETY: the played device keeps no request.
     unsafe {
         plain
             .batch(|batch| {
-                batch.to_dc(&path, 0xd0d0, 0xabcd_ef01)?;
-                batch.write(1, SendFlags::empty(), &piece, remote)?;
-                batch.to_dc(&path, 0xd0d1, 5)?;
-                batch.fetch_add(2, SendFlags::empty(), &mut into, remote, 9)
+                let write = WriteWorkRequest::new(&piece, remote);
+                batch.add(write.to(peer(0xd0d0, 0xabcd_ef01, None)), 1)?;
+                let add = FetchAddWorkRequest::new(&mut into, remote, 9);
+                batch.add(add.to(peer(0xd0d1, 5, None)), 2)
             })
             .unwrap();
     }
@@ -356,8 +357,8 @@ fn requests_name_their_target() {
     unsafe {
         streams
             .batch(|batch| {
-                batch.to_dc_on_stream(&path, 0xd0d0, 5, 3)?;
-                batch.write(1, SendFlags::empty(), &piece, remote)
+                let write = WriteWorkRequest::new(&piece, remote);
+                batch.add(write.to(peer(0xd0d0, 5, Some(3))), 1)
             })
             .unwrap();
     }
@@ -368,18 +369,21 @@ fn requests_name_their_target() {
     let refused = |error: Error, text: &str| {
         assert!(error.to_string().contains(text), "{error}");
     };
-    let flags = SendFlags::empty();
+    let write = WriteWorkRequest::new(&piece, remote);
     // SAFETY: nothing is posted, here and below.
-    let error = unsafe { plain.batch(|b| b.write(1, flags, &piece, remote)) }.unwrap_err();
-    refused(error, "the batch must be told where to send to");
+    let error = unsafe { plain.batch(|b| b.add(write, 1)) }.unwrap_err();
+    refused(error, "must say where it goes");
     // SAFETY: as above.
-    let error = unsafe { plain.batch(|b| b.to_dc_on_stream(&path, 1, 1, 1)) }.unwrap_err();
+    let error = unsafe { plain.batch(|b| b.add(write.to(peer(1, 1, Some(1))), 1)) }.unwrap_err();
     refused(error, "not a DC initiator with streams");
     // SAFETY: as above.
-    let error = unsafe { plain.batch(|b| b.to(&path, 1, 1)) }.unwrap_err();
+    let error = unsafe {
+        plain.batch(|b| b.add(write.to(DatagramPeer { path: &path, number: 1, qkey: 1 }), 1))
+    }
+    .unwrap_err();
     refused(error, "does not send datagrams");
     // SAFETY: as above.
-    let error = unsafe { plain.batch(|b| b.to_dc(&path, 1 << 24, 1)) }.unwrap_err();
+    let error = unsafe { plain.batch(|b| b.add(write.to(peer(1 << 24, 1, None)), 1)) }.unwrap_err();
     assert_eq!(error.raw_os_error(), libc::EINVAL, "{error}");
     // SAFETY: as above.
     let error = unsafe { plain.post_send(&data, .., 1) }.unwrap_err();

@@ -282,11 +282,11 @@ fn requests_name_where_they_go() {
     unsafe {
         sender
             .batch(|batch| {
-                batch.to(&path, peer.num(), 0x1111_1111)?;
-                batch.send(1, SendFlags::empty(), &piece)?;
-                batch.write(2, SendFlags::UNSIGNALED, &piece, remote)?;
-                batch.write_with_immediate(3, SendFlags::empty(), &piece, remote, 0xabcd)?;
-                batch.read(4, SendFlags::empty(), &mut scatter, remote)
+                let to = DatagramPeer { path: &path, number: peer.num(), qkey: 0x1111_1111 };
+                batch.add(SendWorkRequest::new(&piece).to(to), 1)?;
+                batch.add(WriteWorkRequest::new(&piece, remote).unsignaled().to(to), 2)?;
+                batch.add(WriteWorkRequest::new(&piece, remote).immediate(0xabcd).to(to), 3)?;
+                batch.add(ReadWorkRequest::new(&mut scatter, remote).to(to), 4)
             })
             .unwrap();
     }
@@ -344,17 +344,17 @@ fn a_request_needs_a_destination_and_an_operation() {
     calls();
     let piece = [region.gather_element(..16).unwrap()];
     // SAFETY: nothing is posted.
-    let error = unsafe { queue_pair.batch(|b| b.send(1, SendFlags::empty(), &piece)) };
+    let error = unsafe { queue_pair.batch(|b| b.add(SendWorkRequest::new(&piece), 1)) };
     let error = error.unwrap_err();
-    assert!(error.to_string().contains("the batch must be told where to send to"), "{error}");
+    assert!(error.to_string().contains("must say where it goes"), "{error}");
     let window = domain.allocate_shared::<u8>(64, AccessFlags::REMOTE_READ).unwrap();
     let remote = window.remote();
     let mut into = [region.scatter_element(..16).unwrap()];
     // SAFETY: nothing is posted.
     let error = unsafe {
         queue_pair.batch(|batch| {
-            batch.to(&path, peer.num(), 1)?;
-            batch.read(1, SendFlags::empty(), &mut into, remote)
+            let to = DatagramPeer { path: &path, number: peer.num(), qkey: 1 };
+            batch.add(ReadWorkRequest::new(&mut into, remote).to(to), 1)
         })
     };
     let error = error.unwrap_err();
@@ -363,11 +363,14 @@ fn a_request_needs_a_destination_and_an_operation() {
     let names: Vec<_> = posts().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["wr_start", "wr_abort", "wr_start", "wr_abort"]);
     // A post without a batch needs a peer, which there is none of.
+    let piece = [region.gather_element(..16).unwrap()];
     // SAFETY: nothing is posted.
     let error = unsafe { queue_pair.post_send(&region, ..16, 1) }.unwrap_err();
     assert_eq!(error.raw_os_error(), libc::EINVAL, "{error}");
+    let to = DatagramPeer { path: &path, number: 1 << 24, qkey: 1 };
     // SAFETY: nothing is posted.
-    let error = unsafe { queue_pair.batch(|b| b.to(&path, 1 << 24, 1)) }.unwrap_err();
+    let error = unsafe { queue_pair.batch(|b| b.add(SendWorkRequest::new(&piece).to(to), 1)) };
+    let error = error.unwrap_err();
     assert_eq!(error.raw_os_error(), libc::EINVAL, "{error}");
 }
 
@@ -445,14 +448,15 @@ fn without_the_interface_a_queue_pair_sends() {
     unsafe {
         queue_pair
             .batch(|batch| {
-                let error = batch.send(1, SendFlags::empty(), &piece).unwrap_err();
-                assert!(error.to_string().contains("where to send to"), "{error}");
-                batch.to(&path, peer.num(), 0x77)?;
+                let error = batch.add(SendWorkRequest::new(&piece), 1).unwrap_err();
+                assert!(error.to_string().contains("where it goes"), "{error}");
+                let to = DatagramPeer { path: &path, number: peer.num(), qkey: 0x77 };
                 // In the C struct, the address of a datagram is where that of a write would be.
                 let remote = window.remote();
-                let error = batch.write(1, SendFlags::empty(), &piece, remote).unwrap_err();
+                let write = WriteWorkRequest::new(&piece, remote).to(to);
+                let error = batch.add(write, 1).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-                batch.send_with_immediate(2, SendFlags::empty(), &piece, 0xabcd)
+                batch.add(SendWorkRequest::new(&piece).immediate(0xabcd).to(to), 2)
             })
             .unwrap();
     }

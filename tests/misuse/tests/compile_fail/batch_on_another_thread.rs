@@ -1,8 +1,8 @@
-use ibverbs::{Inline, QueuePair, Result, SendFlags};
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
 
 pub fn case(pair: &mut QueuePair<'_>) -> Result<()> {
     let build = |batch: &mut ibverbs::Batch<'_>| {
-        let add = || batch.send(1, SendFlags::empty(), Inline(b"one"));
+        let add = || batch.add(SendWorkRequest::new(Inline(b"one")), 1);
         std::thread::scope(|threads| threads.spawn(add).join().unwrap())
     };
     unsafe { pair.batch(build) }

@@ -1,8 +1,8 @@
-use ibverbs::{Channel, QueuePairEndpoint, TransportResult};
+use ibverbs::{Channel, Inline, QueuePairEndpoint, TransportResult};
 
 pub fn case(mut channel: Channel<'_>, peer: QueuePairEndpoint) -> TransportResult<()> {
     let again = channel.reset()?.handshake(peer)?;
-    channel.send_inline(b"late")?;
+    channel.send(Inline(b"late"))?;
     drop(again);
     Ok(())
 }

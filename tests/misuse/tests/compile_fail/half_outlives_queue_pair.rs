@@ -1,9 +1,9 @@
-use ibverbs::{QueuePair, Result};
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
 
 pub fn case(mut queue_pair: QueuePair<'_>) -> Result<()> {
     let (mut send, _receive) = queue_pair.split();
     drop(queue_pair);
-    unsafe { send.post_inline(b"late", 1) }
+    unsafe { send.post(SendWorkRequest::new(Inline(b"late")), 1) }
 }
 
 fn main() {}

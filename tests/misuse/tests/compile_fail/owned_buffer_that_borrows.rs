@@ -1,7 +1,7 @@
-use ibverbs::{Channel, MemoryRegion, TransportResult};
+use ibverbs::{Channel, MemoryRegion, ReceiveWorkRequest, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, region: Box<MemoryRegion<'_, u8>>) -> TransportResult<()> {
-    let mut work = channel.post_receive_owned(region)?;
+    let mut work = channel.post_owned(ReceiveWorkRequest::new(region))?;
     Ok(work.wait(channel).map(drop)?)
 }
 

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use ibverbs::{QueuePair, Result};
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
 
 pub fn case(pair: &mut Arc<QueuePair<'static>>) -> Result<()> {
-    unsafe { pair.post_inline(b"mine", 1) }
+    unsafe { pair.post(SendWorkRequest::new(Inline(b"mine")), 1) }
 }
 
 fn main() {}

@@ -1,10 +1,10 @@
-use ibverbs::{QueuePair, Result};
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
 
 pub fn case(pair: &mut QueuePair<'_>) -> Result<()> {
     let (mut send, receive) = pair.split();
     unsafe {
-        pair.post_inline(b"one", 1)?;
-        send.post_inline(b"two", 2)?;
+        pair.post(SendWorkRequest::new(Inline(b"one")), 1)?;
+        send.post(SendWorkRequest::new(Inline(b"two")), 2)?;
     }
     drop(receive);
     Ok(())

@@ -1,9 +1,9 @@
-use ibverbs::{Batch, Inline, QueuePair, Result, SendFlags};
+use ibverbs::{Batch, Inline, QueuePair, Result, SendWorkRequest};
 
 pub fn case(pair: &mut QueuePair<'_>) -> Result<()> {
     let body = |batch: &mut Batch<'_>| {
-        batch.send(1, SendFlags::empty(), Inline(b"one"))?;
-        unsafe { pair.post_inline(b"two", 2) }
+        batch.add(SendWorkRequest::new(Inline(b"one")), 1)?;
+        unsafe { pair.post(SendWorkRequest::new(Inline(b"two")), 2) }
     };
     unsafe { pair.batch(body) }
 }

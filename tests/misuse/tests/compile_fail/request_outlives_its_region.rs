@@ -2,9 +2,9 @@ use ibverbs::{MemoryRegion, QueuePair, Result, SendWorkRequest};
 
 pub fn case(pair: &mut QueuePair<'_>, region: MemoryRegion<'_, u8>) -> Result<()> {
     let element = [region.gather_element(..)?];
-    let mut request = SendWorkRequest::new(&element)?;
+    let request = SendWorkRequest::new(&element);
     drop(region);
-    unsafe { pair.post(&mut request, 1) }
+    unsafe { pair.post(request, 1) }
 }
 
 fn main() {}

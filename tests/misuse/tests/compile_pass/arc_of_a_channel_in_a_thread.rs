@@ -1,8 +1,8 @@
 use std::sync::{Arc, Mutex};
 
-use ibverbs::Channel;
+use ibverbs::{Channel, Inline};
 
 pub fn case(channel: Arc<Mutex<Channel<'static>>>) {
-    let send = move || channel.lock().unwrap().send_inline(b"mine").map(drop);
+    let send = move || channel.lock().unwrap().send(Inline(b"mine")).map(drop);
     std::thread::spawn(send).join().unwrap().unwrap();
 }

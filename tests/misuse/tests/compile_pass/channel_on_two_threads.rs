@@ -1,10 +1,10 @@
-use ibverbs::Channel;
+use ibverbs::{Channel, Inline};
 
 pub fn case(channel: &mut Channel<'_>) {
     std::thread::scope(|threads| {
-        threads.spawn(|| channel.send_inline(b"one"));
+        threads.spawn(|| channel.send(Inline(b"one")));
     });
     std::thread::scope(|threads| {
-        threads.spawn(|| channel.send_inline(b"two"));
+        threads.spawn(|| channel.send(Inline(b"two")));
     });
 }

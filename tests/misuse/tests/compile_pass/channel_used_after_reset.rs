@@ -1,7 +1,7 @@
-use ibverbs::{Channel, QueuePairEndpoint, TransportResult};
+use ibverbs::{Channel, Inline, QueuePairEndpoint, TransportResult};
 
 pub fn case(mut channel: Channel<'_>, peer: QueuePairEndpoint) -> TransportResult<()> {
-    channel.send_inline(b"late")?;
+    channel.send(Inline(b"late"))?;
     let again = channel.reset()?.handshake(peer)?;
     drop(again);
     Ok(())

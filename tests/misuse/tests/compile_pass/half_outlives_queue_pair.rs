@@ -1,8 +1,8 @@
-use ibverbs::{QueuePair, Result};
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
 
 pub fn case(mut queue_pair: QueuePair<'_>) -> Result<()> {
     let (mut send, _receive) = queue_pair.split();
-    unsafe { send.post_inline(b"late", 1) }?;
+    unsafe { send.post(SendWorkRequest::new(Inline(b"late")), 1) }?;
     drop(queue_pair);
     Ok(())
 }

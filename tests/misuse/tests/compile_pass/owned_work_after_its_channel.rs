@@ -1,7 +1,7 @@
-use ibverbs::{Channel, PooledBuffer, TransportResult};
+use ibverbs::{Channel, PooledBuffer, ReceiveWorkRequest, TransportResult};
 
 pub fn case(mut channel: Channel<'_>, buffer: PooledBuffer) -> TransportResult<PooledBuffer> {
-    let mut work = channel.post_receive_owned(buffer)?;
+    let mut work = channel.post_owned(ReceiveWorkRequest::new(buffer))?;
     let (buffer, _) = work.wait(&mut channel)?;
     drop(channel);
     Ok(buffer)

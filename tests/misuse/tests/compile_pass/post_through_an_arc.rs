@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use ibverbs::{QueuePair, Result};
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
 
 pub fn case(pair: &mut Arc<QueuePair<'static>>) -> Result<()> {
-    unsafe { Arc::get_mut(pair).unwrap().post_inline(b"mine", 1) }
+    unsafe { Arc::get_mut(pair).unwrap().post(SendWorkRequest::new(Inline(b"mine")), 1) }
 }

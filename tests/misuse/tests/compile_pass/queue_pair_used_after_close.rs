@@ -1,6 +1,6 @@
-use ibverbs::{QueuePair, Result};
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest};
 
 pub fn case(mut pair: QueuePair<'_>) -> Result<()> {
-    unsafe { pair.post_inline(b"late", 1) }?;
+    unsafe { pair.post(SendWorkRequest::new(Inline(b"late")), 1) }?;
     pair.close()
 }

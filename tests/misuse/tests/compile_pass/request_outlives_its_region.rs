@@ -2,8 +2,8 @@ use ibverbs::{MemoryRegion, QueuePair, Result, SendWorkRequest};
 
 pub fn case(pair: &mut QueuePair<'_>, region: MemoryRegion<'_, u8>) -> Result<()> {
     let element = [region.gather_element(..)?];
-    let mut request = SendWorkRequest::new(&element)?;
-    unsafe { pair.post(&mut request, 1) }?;
+    let request = SendWorkRequest::new(&element);
+    unsafe { pair.post(request, 1) }?;
     drop(region);
     Ok(())
 }

@@ -1,5 +1,5 @@
-use ibverbs::{Channel, TransportResult};
+use ibverbs::{Channel, Inline, TransportResult};
 
 pub fn case(channel: &mut Channel<'_>, bytes: Box<[u8]>) -> TransportResult<()> {
-    channel.send_inline(&bytes).map(drop)
+    channel.send(Inline(&bytes)).map(drop)
 }

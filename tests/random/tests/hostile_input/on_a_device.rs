@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, AsyncChannel, AsyncOperation, BufferPool, Channel, ChannelBuilder,
-    CompletionQueue, Error, ErrorKind, MemoryRegion, OwnedWork, PooledBuffer, ProtectionDomain,
-    QueuePair, QueuePairEndpoint, QueuePairType, Reactor, RemoteMemoryRegion, SharedMemoryRegion,
-    TransportError, TransportResult, WorkStatus,
+    CompletionQueue, Error, ErrorKind, Inline, MemoryRegion, OwnedWork, PooledBuffer,
+    ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairType, Reactor, ReadWorkRequest,
+    RemoteMemoryRegion, SendWorkRequest, SharedMemoryRegion, TransportError, TransportResult,
+    WorkRequest, WorkStatus, WriteWorkRequest,
 };
 use ibverbs_function_device::{Builder, FunctionDevice, LinkLayer};
 use proptest::prelude::*;
@@ -105,9 +106,11 @@ impl Side {
 
     fn send(&mut self, buffer: PooledBuffer) -> TransportResult<()> {
         match self {
-            Self::Blocking(channel, _) => channel.send_inline_deadline(&buffer, soon()).map(drop),
+            Self::Blocking(channel, _) => channel.until(soon()).send(Inline(&buffer)).map(drop),
             Self::Owned(channel) => {
-                let work = channel.post_send_owned(buffer).map_err(|refused| refused.error)?;
+                let work = channel
+                    .post_owned(SendWorkRequest::new(buffer))
+                    .map_err(|refused| refused.error)?;
                 wait(work, channel)
             }
             Self::Futures(channel, reactor) => run(channel.send(buffer), reactor),
@@ -127,16 +130,16 @@ impl Side {
                 let mut local = MemoryRegion::new(&*domain, len.max(1))?;
                 local[..len].copy_from_slice(&buffer);
                 let result = match write {
-                    true => channel.write_deadline(&local.slice(..len)?, remote, soon()),
-                    false => channel.read_deadline(&mut local.slice_mut(..len)?, remote, soon()),
+                    true => channel.until(soon()).write(&local.slice(..len)?, remote),
+                    false => channel.until(soon()).read(&mut local.slice_mut(..len)?, remote),
                 };
                 buffer.copy_from_slice(&local[..len]);
                 result.map(drop)
             }
             Self::Owned(channel) => {
                 let posted = match write {
-                    true => channel.post_write_owned(buffer, remote),
-                    false => channel.post_read_owned(buffer, remote),
+                    true => channel.post_owned(WriteWorkRequest::new(buffer, remote)),
+                    false => channel.post_owned(ReadWorkRequest::new(buffer, remote)),
                 };
                 wait(posted.map_err(|refused| refused.error)?, channel)
             }
@@ -156,7 +159,10 @@ fn wait(mut work: OwnedWork<PooledBuffer>, channel: &mut Channel<'static>) -> Tr
 }
 
 /// Runs a future for a while, as a program does that gives up by its own timer. The device goes on with each poll.
-fn run(mut future: AsyncOperation<PooledBuffer>, reactor: &Reactor) -> TransportResult<()> {
+fn run<R: WorkRequest<Kept = PooledBuffer>>(
+    mut future: AsyncOperation<R>,
+    reactor: &Reactor,
+) -> TransportResult<()> {
     for _ in 0..1000 {
         let mut context = Context::from_waker(Waker::noop());
         if let Poll::Ready(ended) = Pin::new(&mut future).poll(&mut context) {

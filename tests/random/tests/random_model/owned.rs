@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ibverbs::{
-    Channel, MaxRnrRetries, OwnedWork, PooledBuffer, ProtectionDomain, TransportError, ffi,
+    Channel, MaxRnrRetries, OwnedWork, PooledBuffer, ProtectionDomain, ReceiveWorkRequest,
+    SendWorkRequest, TransportError, ffi,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -109,8 +110,8 @@ impl World {
                 let is_send = matches!(step, Step::Send(_));
                 let channel = self.channel(side);
                 let posted = match is_send {
-                    true => channel.post_send_owned(buffer),
-                    false => channel.post_receive_owned(buffer),
+                    true => channel.post_owned(SendWorkRequest::new(buffer)),
+                    false => channel.post_owned(ReceiveWorkRequest::new(buffer)),
                 };
                 self.works.extend(posted.ok().map(|work| (side, work, is_send)));
             }
@@ -178,7 +179,7 @@ impl World {
             }
             Step::Stop(side) => {
                 // A message may be there at once.
-                let _ = self.channel(side).receive_deadline(&mut (), Instant::now());
+                let _ = self.channel(side).until(Instant::now()).receive(&mut ());
             }
             Step::Reset => {
                 self.ledger.device.clear_faults();

@@ -91,11 +91,11 @@ impl<B: Bed> World<'_, B> {
         let kind = Kind::Send { nth: self.ends[end].books.sent };
         let posted = self.post(end, region, kind, signaled, |pair, memory, wr_id| {
             let elements = [memory.gather_element(..len)?];
-            let request = SendWorkRequest::new(&elements)?;
-            let mut request = if signaled { request } else { request.unsignaled() };
+            let request = SendWorkRequest::new(&elements);
+            let request = if signaled { request } else { request.unsignaled() };
             // SAFETY: the region is neither written nor dropped until the books say that the request has
             // ended.
-            unsafe { pair.post(&mut request, wr_id) }
+            unsafe { pair.post(request, wr_id) }
         })?;
         if posted {
             self.ends[end].books.sent += 1;
@@ -124,10 +124,10 @@ impl<B: Bed> World<'_, B> {
         let bytes = self.regions[region].content[..BLOCK].to_vec();
         let posted = self.post(end, region, Kind::Write, signaled, |pair, memory, wr_id| {
             let elements = [memory.gather_element(..BLOCK)?];
-            let request = WriteWorkRequest::new(&elements, remote)?;
-            let mut request = if signaled { request } else { request.unsignaled() };
+            let request = WriteWorkRequest::new(&elements, remote);
+            let request = if signaled { request } else { request.unsignaled() };
             // SAFETY: as in `send`.
-            unsafe { pair.post(&mut request, wr_id) }
+            unsafe { pair.post(request, wr_id) }
         })?;
         if posted {
             self.ends[end ^ 1].written[block] = Some(bytes);
@@ -141,9 +141,9 @@ impl<B: Bed> World<'_, B> {
         let kind = Kind::Read { expected: self.ends[end ^ 1].written[block].clone() };
         self.post(end, region, kind, true, |pair, memory, wr_id| {
             let mut elements = [memory.scatter_element(..BLOCK)?];
-            let mut request = ReadWorkRequest::new(&mut elements, remote)?;
+            let request = ReadWorkRequest::new(&mut elements, remote);
             // SAFETY: as in `receive`.
-            unsafe { pair.post(&mut request, wr_id) }
+            unsafe { pair.post(request, wr_id) }
         })?;
         Ok(())
     }

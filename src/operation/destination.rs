@@ -1,0 +1,309 @@
+//! Where requests go, on queue pairs without a fixed peer.
+
+use super::sealed::{Kind, Posted, Request};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::GatherBuffer;
+use crate::queue_pair::AddressHandle;
+use crate::queue_pair::work_request::{SendOperations, function};
+
+/// Where a request goes: see [`SendWorkRequest::to`](crate::SendWorkRequest::to).
+///
+/// The trait is sealed: [`DatagramPeer`], [`XrcPeer`] and, with feature `mlx5`, `DcPeer` have it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a destination",
+    label = "a `DatagramPeer`, a `DcPeer` or an `XrcPeer` is needed here"
+)]
+pub trait Destination: sealed::Destination {}
+
+impl Destination for DatagramPeer<'_> {}
+impl Destination for XrcPeer {}
+#[cfg(feature = "mlx5")]
+impl Destination for DcPeer<'_> {}
+
+pub(super) mod sealed {
+    use super::*;
+
+    pub trait Destination: Copy {
+        /// Whether `ibv_post_send` has it, not the extended interface alone.
+        const POSTED: bool;
+
+        /// The function that sets it.
+        fn function(&self) -> u64;
+
+        /// # Errors
+        ///
+        ///  - `EINVAL`: the number has more than 24 bits.
+        fn check(&self) -> Result<()>;
+
+        /// Writes it to the request.
+        ///
+        /// # Safety
+        ///
+        /// The pointer is to a request, which may be uninitialised.
+        unsafe fn fill(&self, request: *mut ffi::ibv_send_wr);
+
+        /// Sets the destination of the request that was just added.
+        ///
+        /// # Safety
+        ///
+        /// As for `Kind::emit`, with [`function`](Self::function).
+        unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex);
+    }
+}
+
+/// The destination of a datagram: the path, and the number and the Q_Key of the peer's queue pair. Requests on UD and SRD
+/// queue pairs need it. The contract of posting covers the address handle too.
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_wr_set_ud_addr")]
+pub struct DatagramPeer<'p> {
+    /// The path to the peer.
+    pub path: &'p AddressHandle<'p>,
+    /// The number of the peer's queue pair, of 24 bits.
+    pub number: u32,
+    /// The Q_Key of the peer's queue pair.
+    pub qkey: u32,
+}
+
+/// The number of the peer's shared receive queue ([`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number)), which
+/// requests on sending XRC queue pairs need. A write, read or atomic may reach the memory of that queue's protection
+/// domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "ibv_wr_set_xrc_srqn")]
+pub struct XrcPeer(pub u32);
+
+/// `mlx5dv_wr_set_dc_addr`: the destination of a request on a DC initiator
+/// ([`dc_initiator`](crate::QueuePairBuilder::dc_initiator)): the path, and the number and the access key of a
+/// [`DcTarget`](crate::DcTarget) of the peer. The contract of posting covers the address handle too.
+#[cfg(feature = "mlx5")]
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "mlx5dv_wr_set_dc_addr")]
+#[doc(alias = "mlx5dv_wr_set_dc_addr_stream")]
+pub struct DcPeer<'p> {
+    /// The path to the peer.
+    pub path: &'p AddressHandle<'p>,
+    /// The number of the target, of 24 bits.
+    pub number: u32,
+    /// The access key of the target.
+    pub access_key: u64,
+    /// One of the initiator's [streams](crate::DcStreams), whose requests the device carries out in order.
+    pub stream: Option<u16>,
+}
+
+/// Checks that it is the number of a queue pair.
+#[inline]
+fn check_number(number: u32) -> Result<()> {
+    if number > 0xff_ffff {
+        return Err(no_number(number));
+    }
+    Ok(())
+}
+
+#[cold]
+fn no_number(number: u32) -> Error {
+    let what = "the number of the remote queue pair";
+    Error::out_of_range("ibv_post_send", what, number.into(), 0, 0xff_ffff)
+}
+
+impl sealed::Destination for DatagramPeer<'_> {
+    const POSTED: bool = true;
+
+    #[inline(always)]
+    fn function(&self) -> u64 {
+        function::SET_UD_ADDRESS
+    }
+
+    #[inline(always)]
+    fn check(&self) -> Result<()> {
+        check_number(self.number)
+    }
+
+    #[inline(always)]
+    unsafe fn fill(&self, request: *mut ffi::ibv_send_wr) {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe {
+            (*request).wr.ud = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
+                ah: self.path.as_raw(),
+                remote_qpn: self.number,
+                remote_qkey: self.qkey,
+            };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {
+        // SAFETY: the caller vouches for the queue pair and its function.
+        unsafe {
+            let set = (*queue_pair).wr_set_ud_addr.unwrap_unchecked();
+            set(queue_pair, self.path.as_raw(), self.number, self.qkey);
+        }
+    }
+}
+
+impl sealed::Destination for XrcPeer {
+    const POSTED: bool = true;
+
+    #[inline(always)]
+    fn function(&self) -> u64 {
+        function::SET_XRC_SRQ
+    }
+
+    #[inline(always)]
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    unsafe fn fill(&self, request: *mut ffi::ibv_send_wr) {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { (*request).qp_type.xrc.remote_srqn = self.0 };
+    }
+
+    #[inline(always)]
+    unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {
+        // SAFETY: the caller vouches for the queue pair and its function.
+        unsafe { (*queue_pair).wr_set_xrc_srqn.unwrap_unchecked()(queue_pair, self.0) }
+    }
+}
+
+#[cfg(feature = "mlx5")]
+impl sealed::Destination for DcPeer<'_> {
+    const POSTED: bool = false;
+
+    #[inline(always)]
+    fn function(&self) -> u64 {
+        if self.stream.is_some() { function::SET_DC_STREAM } else { function::SET_DC_ADDRESS }
+    }
+
+    #[inline(always)]
+    fn check(&self) -> Result<()> {
+        check_number(self.number)
+    }
+
+    #[inline(always)]
+    unsafe fn fill(&self, _: *mut ffi::ibv_send_wr) {
+        // `ibv_send_wr` has no such destination, and a DC initiator is not built without the extended interface.
+    }
+
+    #[inline]
+    unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {
+        let (path, number, key) = (self.path.as_raw(), self.number, self.access_key);
+        // SAFETY: the caller vouches for the queue pair and its function: one with it is a DC initiator of mlx5.
+        unsafe {
+            let direct = ffi::mlx5dv_qp_ex_from_ibv_qp_ex(queue_pair);
+            match self.stream {
+                None => (*direct).wr_set_dc_addr.unwrap_unchecked()(direct, path, number, key),
+                Some(stream) => {
+                    let set = (*direct).wr_set_dc_addr_stream.unwrap_unchecked();
+                    set(direct, path, number, key, stream);
+                }
+            }
+        }
+    }
+}
+
+/// A request with its destination: see [`SendWorkRequest::to`](crate::SendWorkRequest::to).
+#[must_use = "a request does nothing until it is posted"]
+#[derive(Clone, Copy, Debug)]
+pub struct To<R, A> {
+    request: R,
+    destination: A,
+}
+
+impl<R, A> To<R, A> {
+    #[inline(always)]
+    pub(super) fn new(request: R, destination: A) -> Self {
+        Self { request, destination }
+    }
+}
+
+/// The operation of a request with a destination.
+#[derive(Clone, Copy, Debug)]
+pub struct ToOperation<K, A>(K, A);
+
+impl<R: Request<Operation: Kind>, A: Destination> Request for To<R, A> {
+    type Operation = ToOperation<R::Operation, A>;
+    type Buffer = R::Buffer;
+
+    #[inline(always)]
+    fn split(self) -> (Self::Operation, R::Buffer) {
+        let (operation, buffer) = self.request.split();
+        (ToOperation(operation, self.destination), buffer)
+    }
+
+    #[inline(always)]
+    fn join(ToOperation(operation, destination): Self::Operation, buffer: R::Buffer) -> Self {
+        Self { request: R::join(operation, buffer), destination }
+    }
+
+    #[inline(always)]
+    fn list(buffer: &mut R::Buffer) -> Result<<R::Buffer as GatherBuffer>::List> {
+        R::list(buffer)
+    }
+}
+
+impl<K: Kind, A: Destination> Kind for ToOperation<K, A> {
+    const OPCODE: ffi::ibv_wr_opcode = K::OPCODE;
+    const EXTENDED: SendOperations = K::EXTENDED;
+    const HAS_DATA: bool = K::HAS_DATA;
+    const NEEDS_PEER: bool = false;
+    const WRITES: bool = K::WRITES;
+    const RELIABLE: bool = K::RELIABLE;
+
+    #[inline(always)]
+    fn flags(&self) -> u32 {
+        self.0.flags()
+    }
+
+    #[inline(always)]
+    fn is_allowed(&self, reliable: bool, private_reads: bool) -> bool {
+        self.0.is_allowed(reliable, private_reads)
+    }
+
+    #[inline(always)]
+    fn fits(&self, bytes: u64) -> Result<()> {
+        self.1.check()?;
+        self.0.fits(bytes)
+    }
+
+    #[inline(always)]
+    unsafe fn fill(&self, request: *mut ffi::ibv_send_wr) {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe {
+            self.0.fill(request);
+            self.1.fill(request);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex) {
+        // SAFETY: the caller vouches for the queue pair.
+        unsafe { self.0.emit(queue_pair) }
+    }
+
+    #[inline(always)]
+    fn destination_function(&self) -> u64 {
+        self.1.function()
+    }
+
+    #[inline(always)]
+    unsafe fn emit_destination(&self, queue_pair: *mut ffi::ibv_qp_ex) {
+        // SAFETY: the caller vouches for the queue pair.
+        unsafe { self.1.emit(queue_pair) }
+    }
+}
+
+impl<K: Posted> Posted for ToOperation<K, DatagramPeer<'_>> {}
+impl<K: Posted> Posted for ToOperation<K, XrcPeer> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_has_24_bits() {
+        assert!(check_number(0xff_ffff).is_ok());
+        let error = check_number(0x100_0000).unwrap_err().to_string();
+        assert!(error.contains("the number of the remote queue pair"), "{error}");
+    }
+}

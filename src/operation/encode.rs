@@ -1,0 +1,124 @@
+//! Requests of the send queue in C's form, on the stack.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use super::sealed::{Kind, Post, Posted};
+use super::{INLINE, SIGNALED, total, without_empty};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::queue_pair::QueuePair;
+use crate::queue_pair::work_request::{MAX_MESSAGE_LENGTH, explain_send};
+
+/// The C struct of a request. Fields that the opcode does not have stay uninitialised: zeroing them would dominate the
+/// cost. Empty pieces are left out of the list.
+#[inline(always)]
+pub(crate) fn encode<K: Kind>(
+    kind: &K,
+    wr_id: u64,
+    list: &mut [ffi::ibv_sge],
+) -> MaybeUninit<ffi::ibv_send_wr> {
+    let mut request = MaybeUninit::uninit();
+    // SAFETY: it is a request.
+    unsafe { encode_at(request.as_mut_ptr(), kind, wr_id, list) };
+    request
+}
+
+/// As [`encode`], where `request` points to.
+///
+/// # Safety
+///
+/// The pointer is to a request, which may be uninitialised.
+#[inline(always)]
+pub(crate) unsafe fn encode_at<K: Kind>(
+    request: *mut ffi::ibv_send_wr,
+    kind: &K,
+    wr_id: u64,
+    list: &mut [ffi::ibv_sge],
+) {
+    let num_sge = match list {
+        [one] => c_int::from(one.length != 0),
+        _ => without_empty(list) as c_int,
+    };
+    // SAFETY: the fields are within the request, and have nothing to drop.
+    unsafe {
+        (*request).wr_id = wr_id;
+        (*request).next = ptr::null_mut();
+        (*request).sg_list = list.as_mut_ptr();
+        (*request).num_sge = num_sge;
+        (*request).opcode = K::OPCODE;
+        (*request).send_flags = SIGNALED ^ kind.flags();
+        kind.fill(request);
+    }
+}
+
+/// Checks a request of a queue pair before it is posted.
+#[inline(always)]
+pub(crate) fn check<K: Kind>(kind: &K, max_inline_data: u32, list: &[ffi::ibv_sge]) -> Result<()> {
+    check_length("ibv_post_send", list)?;
+    kind.fits(total(list))?;
+    if kind.flags() & INLINE != 0 {
+        check_inline(list, max_inline_data)?;
+    }
+    Ok(())
+}
+
+/// Checks that no message is longer than a device can send. A single piece is not: its length is left to the device.
+#[inline(always)]
+pub(crate) fn check_length(verb: &'static str, list: &[ffi::ibv_sge]) -> Result<()> {
+    if list.len() > 1 && total(list) > MAX_MESSAGE_LENGTH {
+        return Err(too_long(verb, total(list)));
+    }
+    Ok(())
+}
+
+#[cold]
+fn too_long(verb: &'static str, length: u64) -> Error {
+    Error::out_of_range(verb, "the length of the message", length, 0, MAX_MESSAGE_LENGTH)
+}
+
+/// Checks that the data fits inline.
+#[inline]
+pub(crate) fn check_inline(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
+    let length = total(list);
+    if length > most.into() {
+        return Err(too_long_inline(length, most));
+    }
+    Ok(())
+}
+
+#[cold]
+fn too_long_inline(length: u64, most: u32) -> Error {
+    Error::out_of_range("ibv_post_send", "the length of inline data", length, 0, most.into())
+}
+
+#[diagnostic::do_not_recommend]
+impl<K: Posted> Post for K {
+    const NEEDS_PEER: bool = <K as Kind>::NEEDS_PEER;
+
+    #[inline(always)]
+    fn check(&self, max_inline_data: u32, list: &[ffi::ibv_sge]) -> Result<()> {
+        check(self, max_inline_data, list)
+    }
+
+    #[inline(always)]
+    unsafe fn post(
+        self,
+        queue_pair: *mut ffi::ibv_qp,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int {
+        let mut request = encode(&self, wr_id, list);
+        // Only a list needs to know where the verb stopped; ignoring it here avoids clearing it.
+        let mut bad = MaybeUninit::uninit();
+        // SAFETY: the caller vouches for the queue pair and the memory; the request is well-formed; `bad` is
+        // writable.
+        unsafe { ffi::ibv_post_send(queue_pair, request.as_mut_ptr(), bad.as_mut_ptr()) }
+    }
+
+    #[cold]
+    fn explain(self, queue_pair: &QueuePair<'_>, list: &[ffi::ibv_sge], returned: c_int) -> Error {
+        explain_send(queue_pair, list, SIGNALED ^ self.flags(), returned)
+    }
+}

@@ -1,0 +1,241 @@
+//! Work requests: what a device is to do, as values. Who posts a request, and who waits for it, is up to the method
+//! that takes it.
+//!
+//! A request is an operation and a buffer. [`sealed::Request::split`] takes it apart: the operation is `Copy`, so the
+//! cold paths get it by value. A reference to the whole request would keep the request in memory, where the hot path
+//! has it in registers.
+//!
+//! Each operation of the send queue is defined once, in the table of [`requests`]: its fields, its opcode, what it is
+//! checked against, and how it is written: [`fill`](sealed::Kind::fill) for `ibv_send_wr`,
+//! [`emit`](sealed::Kind::emit) for `ibv_wr_*`. Three ways to post use the entry: channels, whose requests are prepared
+//! (`channel/operation.rs`), queue pairs ([`encode`]), and batches of queue pairs (`work_request/batch.rs`).
+
+mod destination;
+pub(crate) mod encode;
+mod extra;
+mod receive;
+pub(crate) mod remote;
+mod requests;
+mod segmented;
+
+#[cfg(feature = "mlx5")]
+pub use destination::DcPeer;
+pub use destination::{DatagramPeer, Destination, To, XrcPeer};
+pub use extra::{Extra, Immediate, Invalidate, WriteExtra};
+pub(crate) use receive::Receive;
+pub use receive::ReceiveWorkRequest;
+pub use requests::{
+    AtomicWriteWorkRequest, CompareSwapWorkRequest, FetchAddWorkRequest, FlushWorkRequest,
+    LocalInvalidateWorkRequest, ReadWorkRequest, SendWorkRequest, WriteWorkRequest,
+};
+pub use segmented::SegmentedSendWorkRequest;
+
+use crate::ffi;
+
+/// The flag of a request with a completion.
+pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+/// The flag of a request whose data the post copies.
+pub(crate) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// The parts of requests, hidden from users.
+pub(crate) mod sealed {
+    use std::ffi::c_int;
+
+    use crate::error::{Error, Result};
+    use crate::ffi;
+    use crate::memory::GatherBuffer;
+    use crate::queue_pair::QueuePair;
+    use crate::queue_pair::work_request::SendOperations;
+
+    /// A request: an operation and a buffer.
+    pub trait Request: Sized {
+        type Operation: Copy;
+        type Buffer: GatherBuffer;
+
+        fn split(self) -> (Self::Operation, Self::Buffer);
+
+        /// Puts a request together again that was not posted.
+        fn join(operation: Self::Operation, buffer: Self::Buffer) -> Self;
+
+        /// The elements of the buffer, in the direction of the operation.
+        fn list(buffer: &mut Self::Buffer) -> Result<<Self::Buffer as GatherBuffer>::List>;
+    }
+
+    /// An operation of the send queue.
+    pub trait Kind: Copy {
+        const OPCODE: ffi::ibv_wr_opcode;
+        /// The operation in the extended interface.
+        const EXTENDED: SendOperations;
+        /// Whether it has data, which a batch sets by a function of its own.
+        const HAS_DATA: bool;
+        /// Whether the queue pair must have a fixed peer.
+        const NEEDS_PEER: bool;
+        /// Whether the device writes the memory.
+        const WRITES: bool;
+        /// Whether it needs a reliable connection.
+        const RELIABLE: bool;
+
+        /// The bits of `ibv_send_flags` that differ from those of a request with a completion.
+        fn flags(&self) -> u32;
+
+        /// Whether the transport has it. `private_reads`: reads may fill memory that peers may not write, which is not
+        /// so on iWARP.
+        #[inline(always)]
+        fn is_allowed(&self, reliable: bool, _private_reads: bool) -> bool {
+            !Self::RELIABLE || reliable
+        }
+
+        /// Checks the request for `bytes` bytes of data, such as the bounds of the peer's memory.
+        fn fits(&self, bytes: u64) -> Result<()>;
+
+        /// Writes the fields beyond the common ones.
+        ///
+        /// # Safety
+        ///
+        /// The pointer is to a request, which may be uninitialised.
+        unsafe fn fill(&self, request: *mut ffi::ibv_send_wr);
+
+        /// Adds the request to a batch.
+        ///
+        /// # Safety
+        ///
+        /// The queue pair is live, in a batch, and has the functions of [`EXTENDED`](Self::EXTENDED).
+        unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex);
+
+        /// The function that sets the destination, and [`READY`](crate::queue_pair::work_request::function::READY) if
+        /// the queue pair must have a peer.
+        #[inline(always)]
+        fn destination_function(&self) -> u64 {
+            if Self::NEEDS_PEER { crate::queue_pair::work_request::function::READY } else { 0 }
+        }
+
+        /// Sets the destination of the request that was just added.
+        ///
+        /// # Safety
+        ///
+        /// As for [`emit`](Self::emit), with [`destination_function`](Self::destination_function).
+        #[inline(always)]
+        unsafe fn emit_destination(&self, _queue_pair: *mut ffi::ibv_qp_ex) {}
+    }
+
+    /// `ibv_post_send` has it, not the extended interface alone.
+    pub trait Posted: Kind {}
+
+    /// An operation that a queue pair posts by `ibv_post_send` or `ibv_post_recv`.
+    pub trait Post: Copy {
+        /// Whether the queue pair must have a fixed peer.
+        const NEEDS_PEER: bool;
+
+        /// Finds errors before the device sees the request.
+        ///
+        /// # Errors
+        ///
+        ///  - `EINVAL`: the peer's memory is too short, or not aligned for an atomic; there is too much data.
+        fn check(&self, max_inline_data: u32, list: &[ffi::ibv_sge]) -> Result<()>;
+
+        /// Posts the request. Returns the verb's return value.
+        ///
+        /// # Safety
+        ///
+        /// The queue pair is live, and the caller keeps the contract of posting.
+        unsafe fn post(
+            self,
+            queue_pair: *mut ffi::ibv_qp,
+            wr_id: u64,
+            list: &mut [ffi::ibv_sge],
+        ) -> c_int;
+
+        /// The error for the return value of a post.
+        fn explain(
+            self,
+            queue_pair: &QueuePair<'_>,
+            list: &[ffi::ibv_sge],
+            returned: c_int,
+        ) -> Error;
+    }
+}
+
+use sealed::{Kind, Post, Request};
+
+/// A request that [`QueuePair::post`](crate::QueuePair::post) posts, to the send or to the receive queue.
+///
+/// The trait is sealed: only the requests of this crate have it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be posted alone",
+    label = "a request is needed here, such as `SendWorkRequest::new(buffer)`",
+    note = "flushes and atomic writes exist in batches only: `queue_pair.batch(|batch| batch.add(..))`"
+)]
+pub trait Posts: Request<Operation: Post> {}
+
+#[diagnostic::do_not_recommend]
+impl<R: Request<Operation: Post>> Posts for R {}
+
+/// A request of the send queue, which [`Batch::add`](crate::Batch::add) adds to a batch.
+///
+/// The trait is sealed: only the requests of this crate have it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a request of the send queue",
+    label = "a request of the send queue is needed here, such as `SendWorkRequest::new(buffer)`"
+)]
+pub trait SendQueueRequest: Request<Operation: Kind> {}
+
+#[diagnostic::do_not_recommend]
+impl<R: Request<Operation: Kind>> SendQueueRequest for R {}
+
+/// The number of bytes of all elements together.
+#[inline]
+pub(crate) fn total(list: &[ffi::ibv_sge]) -> u64 {
+    list.iter().map(|element| u64::from(element.length)).sum()
+}
+
+/// Moves the pieces that are not empty to the front, and returns their number.
+///
+/// No list may have empty pieces: mlx4 and mthca take a length of 0 for 2 GiB. They would write the peer's
+/// data from the beginning of the piece to the end of its region, and mthca would also send from there.
+#[inline]
+pub(crate) fn without_empty(list: &mut [ffi::ibv_sge]) -> usize {
+    let mut count = 0;
+    for index in 0..list.len() {
+        if list[index].length != 0 {
+            list[count] = list[index];
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Whether a request with this opcode uses up a receive of the peer.
+pub(crate) const fn takes_receive(opcode: ffi::ibv_wr_opcode) -> bool {
+    use ffi::ibv_wr_opcode as Opcode;
+
+    opcode.0 == Opcode::IBV_WR_SEND.0
+        || opcode.0 == Opcode::IBV_WR_SEND_WITH_IMM.0
+        || opcode.0 == Opcode::IBV_WR_SEND_WITH_INV.0
+        || opcode.0 == Opcode::IBV_WR_RDMA_WRITE_WITH_IMM.0
+}
+
+/// The opcodes that `ibv_post_send` has. A channel has a prepared request for each.
+pub(crate) const OPCODES: [ffi::ibv_wr_opcode; 9] = {
+    use ffi::ibv_wr_opcode as Opcode;
+
+    [
+        Opcode::IBV_WR_SEND,
+        Opcode::IBV_WR_SEND_WITH_IMM,
+        Opcode::IBV_WR_SEND_WITH_INV,
+        Opcode::IBV_WR_RDMA_WRITE,
+        Opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+        Opcode::IBV_WR_RDMA_READ,
+        Opcode::IBV_WR_ATOMIC_CMP_AND_SWP,
+        Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD,
+        Opcode::IBV_WR_LOCAL_INV,
+    ]
+};
+
+/// The place of an opcode in [`OPCODES`]. In a constant, a missing one is an error of the compiler.
+pub(crate) const fn index_of(opcode: ffi::ibv_wr_opcode) -> usize {
+    let mut index = 0;
+    while OPCODES[index].0 != opcode.0 {
+        index += 1;
+    }
+    index
+}

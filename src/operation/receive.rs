@@ -1,0 +1,125 @@
+//! Receives.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use super::encode::check_length;
+use super::sealed::{Post, Request};
+use super::without_empty;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{GatherBuffer, ScatterBuffer};
+use crate::queue_pair::QueuePair;
+use crate::queue_pair::work_request::explain_receive;
+
+/// `struct ibv_recv_wr`: receives one message, whose length its completion has
+/// ([`WorkSuccess::byte_len`](crate::WorkSuccess::byte_len)). A message that is longer than the buffer is an error on both
+/// sides.
+///
+/// If the peer may write, a write with an immediate also completes a receive: check the
+/// [opcode](crate::WorkSuccess::opcode). The buffer is then unchanged, and the length is that of the write, which can
+/// exceed the buffer.
+///
+/// ```
+/// use ibverbs::{QueuePairType, ReceiveWorkRequest};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
+/// # let context = ibverbs::open("rxe0")?;
+/// # let domain = context.alloc_pd()?;
+/// let (mut header, mut body) = (domain.allocate::<u64>(2)?, domain.allocate::<u8>(1024)?);
+/// # let queue = context.create_cq(16)?;
+/// let prepared = domain
+///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+///     .max_recv_sge(2) // a message can then go to two pieces
+///     .build()?;
+/// # let remote = prepared.endpoint();
+/// let mut queue_pair = prepared.handshake(remote)?;
+///
+/// let request = ReceiveWorkRequest::new((header.slice_mut(..)?, body.slice_mut(..)?));
+/// // SAFETY: the regions are not touched until the completion of 7 was polled, and dropped after the
+/// // queue pair.
+/// unsafe { queue_pair.post(request, 7)? };
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_recv_wr")]
+#[doc(alias = "ibv_post_recv")]
+#[must_use = "a request does nothing until it is posted"]
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveWorkRequest<D> {
+    buffer: D,
+}
+
+impl<D: ScatterBuffer> ReceiveWorkRequest<D> {
+    /// Receives into `buffer`, which may be `()`, for messages without data.
+    #[inline(always)]
+    pub fn new(buffer: D) -> Self {
+        Self { buffer }
+    }
+}
+
+/// The operation of a receive.
+#[derive(Clone, Copy, Debug)]
+pub struct Receive;
+
+impl<D: ScatterBuffer> Request for ReceiveWorkRequest<D> {
+    type Operation = Receive;
+    type Buffer = D;
+
+    #[inline(always)]
+    fn split(self) -> (Receive, D) {
+        (Receive, self.buffer)
+    }
+
+    #[inline(always)]
+    fn join(_: Receive, buffer: D) -> Self {
+        Self { buffer }
+    }
+
+    #[inline(always)]
+    fn list(buffer: &mut D) -> Result<<D as GatherBuffer>::List> {
+        buffer.scatter()
+    }
+}
+
+impl Receive {
+    /// The C struct for the list, of which empty pieces are left out.
+    #[inline(always)]
+    pub(crate) fn encode(wr_id: u64, list: &mut [ffi::ibv_sge]) -> ffi::ibv_recv_wr {
+        let num_sge = match list {
+            [one] => c_int::from(one.length != 0),
+            _ => without_empty(list) as c_int,
+        };
+        ffi::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: list.as_mut_ptr(), num_sge }
+    }
+}
+
+impl Post for Receive {
+    const NEEDS_PEER: bool = false;
+
+    #[inline(always)]
+    fn check(&self, _: u32, list: &[ffi::ibv_sge]) -> Result<()> {
+        check_length("ibv_post_recv", list)
+    }
+
+    #[inline(always)]
+    unsafe fn post(
+        self,
+        queue_pair: *mut ffi::ibv_qp,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int {
+        let mut request = Self::encode(wr_id, list);
+        let mut bad = MaybeUninit::uninit();
+        // SAFETY: the caller vouches for the queue pair and the memory; `bad` is writable.
+        unsafe { ffi::ibv_post_recv(queue_pair, &mut request, bad.as_mut_ptr()) }
+    }
+
+    #[cold]
+    fn explain(self, queue_pair: &QueuePair<'_>, list: &[ffi::ibv_sge], returned: c_int) -> Error {
+        explain_receive(queue_pair, list.len(), returned)
+    }
+}

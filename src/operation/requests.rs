@@ -1,0 +1,430 @@
+//! The requests of the send queue.
+
+use super::destination::{Destination, To};
+use super::extra::{Extra, Immediate, Invalidate, WriteExtra};
+use super::remote::{atomic, check_atomic, check_remote, rdma};
+use super::sealed::{Kind, Posted, Request};
+use super::{INLINE, SIGNALED};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::ffi::ibv_wr_opcode as Opcode;
+use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
+use crate::queue_pair::work_request::{FlushPlacement, SendOperations as Extended};
+
+/// Calls a function of the extended interface. Only in `Kind::emit`, whose caller vouches for the queue pair and the
+/// function.
+macro_rules! call {
+    ($queue_pair:ident.$function:ident($($argument:expr),*)) => {
+        (*$queue_pair).$function.unwrap_unchecked()($queue_pair $(, $argument)*)
+    };
+}
+
+/// The table of operations: for each the request, with its fields beside the buffer; the opcode, and the operation in
+/// the extended interface; whether it has data, whether the queue pair must have a fixed peer, whether the device writes
+/// the buffer, and whether it needs a reliable connection; whether `ibv_post_send` has it (`posted`), or the extended
+/// interface alone (`batch`); what it is checked against; and how it is written in both interfaces.
+macro_rules! work_requests {
+    ($(
+        $(#[$meta:meta])*
+        $name:ident<$d:ident: $bound:ident $(, $x:ident: $xbound:ident = $xdefault:ty)?>
+            { $($field:ident: $type:ty),* } as $operation:ident:
+            $opcode:expr, $extended:expr, data $data:literal, peer $peer:literal, writes $writes:literal,
+            reliable $reliable:literal, $direction:ident, $posted:ident,
+            $(allowed |$athis:ident, $areliable:ident, $aprivate:ident| $allowed:expr,)?
+            fits |$this:ident, $bytes:ident| $fits:expr,
+            fill |$fthis:ident, $request:ident| $fill:expr,
+            emit |$ethis:ident, $queue_pair:ident| $emit:expr;
+    )+) => {$(
+        $(#[$meta])*
+        #[doc(alias = "ibv_send_wr")]
+        #[must_use = "a request does nothing until it is posted"]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name<$d $(, $x = $xdefault)?> {
+            buffer: $d,
+            operation: op::$operation $(<$x>)?,
+        }
+
+        impl<$d $(, $x)?> $name<$d $(, $x)?> {
+            /// On a queue pair: the request has no completion of its own if it succeeds, unless the queue pair was built
+            /// with [`signal_all`](crate::QueuePairBuilder::signal_all). It holds its place in the queue until a later
+            /// request completes. On a channel this has no effect.
+            #[doc(alias = "IBV_SEND_SIGNALED")]
+            #[inline(always)]
+            pub fn unsignaled(mut self) -> Self {
+                self.operation.flags |= SIGNALED;
+                self
+            }
+
+            /// The device begins it only when all earlier reads and atomics have completed.
+            #[doc(alias = "IBV_SEND_FENCE")]
+            #[inline(always)]
+            pub fn fence(mut self) -> Self {
+                self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_FENCE.0;
+                self
+            }
+
+            /// Where it goes, on a queue pair without a fixed peer: a [`DatagramPeer`](crate::DatagramPeer) on UD and SRD, an
+            /// [`XrcPeer`](crate::XrcPeer) on a sending XRC queue pair, a `DcPeer` on a DC initiator. It is the last thing
+            /// to be said about a request.
+            #[inline(always)]
+            pub fn to<A: Destination>(self, destination: A) -> To<Self, A> {
+                To::new(self, destination)
+            }
+        }
+
+        impl $(<$x: $xbound>)? Kind for op::$operation $(<$x>)? {
+            const OPCODE: Opcode = $opcode;
+            const EXTENDED: Extended = $extended;
+            const HAS_DATA: bool = $data;
+            const NEEDS_PEER: bool = $peer;
+            const WRITES: bool = $writes;
+            const RELIABLE: bool = $reliable;
+
+            #[inline(always)]
+            fn flags(&self) -> u32 {
+                self.flags
+            }
+
+            $(
+            #[inline(always)]
+            fn is_allowed(&self, $areliable: bool, $aprivate: bool) -> bool {
+                let $athis = self;
+                $allowed
+            }
+            )?
+
+            #[inline(always)]
+            fn fits(&self, $bytes: u64) -> Result<()> {
+                let ($this, _) = (self, $bytes);
+                let _ = $this;
+                $fits
+            }
+
+            #[inline(always)]
+            unsafe fn fill(&self, $request: *mut ffi::ibv_send_wr) {
+                let $fthis = self;
+                // SAFETY: the caller vouches for the pointer.
+                unsafe { $fill }
+            }
+
+            #[inline(always)]
+            unsafe fn emit(&self, $queue_pair: *mut ffi::ibv_qp_ex) {
+                let $ethis = self;
+                // SAFETY: the caller vouches for the queue pair and the function.
+                unsafe { $emit }
+            }
+        }
+
+        impl<$d: $bound $(, $x: $xbound)?> Request for $name<$d $(, $x)?> {
+            type Operation = op::$operation $(<$x>)?;
+            type Buffer = $d;
+
+            #[inline(always)]
+            fn split(self) -> (Self::Operation, $d) {
+                let mut operation = self.operation;
+                if <$d as GatherBuffer>::INLINE {
+                    operation.flags |= INLINE;
+                }
+                (operation, self.buffer)
+            }
+
+            #[inline(always)]
+            fn join(operation: Self::Operation, buffer: $d) -> Self {
+                Self { buffer, operation }
+            }
+
+            #[inline(always)]
+            fn list(buffer: &mut $d) -> Result<<$d as GatherBuffer>::List> {
+                buffer.$direction()
+            }
+        }
+
+        posted! { $posted $operation [$($x: $xbound)?] [$(<$x>)?] }
+    )+
+
+    /// The operations without their buffers.
+    pub(crate) mod op {
+        use super::*;
+
+        $(
+            #[derive(Clone, Copy, Debug)]
+            pub struct $operation $(<$x>)? {
+                /// The bits of `ibv_send_flags` that differ from those of a request with a completion.
+                pub(super) flags: u32,
+                $(pub(super) $field: $type,)*
+            }
+        )+
+    }};
+}
+
+macro_rules! posted {
+    (batch $operation:ident [] []) => {};
+    (posted $operation:ident [$($generics:tt)*] [$($arguments:tt)*]) => {
+        impl<$($generics)*> Posted for op::$operation $($arguments)* {}
+    };
+}
+
+work_requests! {
+    /// `struct ibv_send_wr`: sends one message to a receive of the peer. On a reliable connection it has ended when the peer
+    /// has acknowledged it.
+    SendWorkRequest<D: GatherBuffer, X: Extra = ()> { extra: X } as Send:
+        X::SEND, X::EXTENDED_SEND, data true, peer true, writes false, reliable false, gather, posted,
+        fits |_this, bytes| Ok(()),
+        fill |this, request| this.extra.fill(request),
+        emit |this, queue_pair| this.extra.send(queue_pair);
+
+    /// `struct ibv_send_wr`: an RDMA write: copies to the peer's memory without notifying the peer.
+    ///
+    /// With an [`immediate`](Self::immediate) it notifies the peer: the write then consumes a receive.
+    WriteWorkRequest<D: GatherBuffer, X: WriteExtra = ()> { remote: RemoteMemoryRegion, extra: X } as Write:
+        X::WRITE, X::EXTENDED_WRITE, data true, peer true, writes false, reliable false, gather, posted,
+        fits |this, bytes| check_remote(&this.remote, bytes),
+        fill |this, request| {
+            (*request).wr.rdma = rdma(&this.remote);
+            this.extra.fill(request)
+        },
+        emit |this, queue_pair| this.extra.write(queue_pair, &this.remote);
+
+    /// `struct ibv_send_wr`: an RDMA read: copies from the peer's memory without notifying the peer. On reliable
+    /// connections only.
+    ///
+    /// If the answer is lost, the device reads again, and then finds what later requests of this queue pair have
+    /// written, unless they carry a [fence](WriteWorkRequest::fence).
+    ///
+    /// On iWARP the buffer must be memory that peers may write (a slice of a
+    /// [`SharedMemoryRegion`](crate::SharedMemoryRegion) with
+    /// [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE)), because the peer answers a read by writing.
+    ReadWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, shared: bool } as Read:
+        Opcode::IBV_WR_RDMA_READ, Extended::READ, data true, peer true, writes true, reliable true, scatter, posted,
+        allowed |this, reliable, private_reads| if this.shared { reliable } else { private_reads },
+        fits |this, bytes| check_remote(&this.remote, bytes),
+        fill |this, request| (*request).wr.rdma = rdma(&this.remote),
+        emit |this, queue_pair| call!(queue_pair.wr_rdma_read(this.remote.rkey, this.remote.address));
+
+    /// `struct ibv_send_wr`: a compare-and-swap: replaces the aligned 64-bit number in the peer's memory if it equals a
+    /// given value, atomically, and returns its previous value. On reliable connections only.
+    ///
+    /// It is atomic with respect to other atomics of the same device. It is atomic with respect to the
+    /// peer's CPU only on devices that report so: see [`AtomicCapability`](crate::AtomicCapability).
+    CompareSwapWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, compare: u64, swap: u64 } as CompareSwap:
+        Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, Extended::COMPARE_SWAP, data true, peer true, writes true, reliable true,
+        scatter, posted,
+        fits |this, bytes| check_atomic(&this.remote, bytes),
+        fill |this, request| (*request).wr.atomic = atomic(&this.remote, this.compare, this.swap),
+        emit |this, queue_pair| call!(queue_pair.wr_atomic_cmp_swp(
+            this.remote.rkey, this.remote.address, this.compare, this.swap
+        ));
+
+    /// `struct ibv_send_wr`: a fetch-and-add: adds to the aligned 64-bit number in the peer's memory, atomically, and
+    /// returns its previous value. On reliable connections only. See [`CompareSwapWorkRequest`].
+    FetchAddWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, add: u64 } as FetchAdd:
+        Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, Extended::FETCH_ADD, data true, peer true, writes true, reliable true,
+        scatter, posted,
+        fits |this, bytes| check_atomic(&this.remote, bytes),
+        fill |this, request| (*request).wr.atomic = atomic(&this.remote, this.add, 0),
+        emit |this, queue_pair| call!(queue_pair.wr_atomic_fetch_add(this.remote.rkey, this.remote.address, this.add));
+
+    /// `ibv_wr_atomic_write`: sets 8 bytes of the peer's memory, all at once. In batches only: see
+    /// [`Batch::add`](crate::Batch::add).
+    #[doc(alias = "ibv_wr_atomic_write")]
+    AtomicWriteWorkRequest<D: GatherBuffer> { remote: RemoteMemoryRegion, value: u64 } as AtomicWrite:
+        Opcode::IBV_WR_ATOMIC_WRITE, Extended::ATOMIC_WRITE, data false, peer true, writes false, reliable true,
+        gather, batch,
+        fits |this, bytes| check_atomic(&this.remote, 8),
+        fill |this, request| (*request).wr.rdma = rdma(&this.remote),
+        emit |this, queue_pair| call!(queue_pair.wr_atomic_write(
+            this.remote.rkey, this.remote.address, (&raw const this.value).cast()
+        ));
+
+    /// `ibv_wr_flush`: makes earlier writes to the peer's memory visible or persistent before it completes. In batches
+    /// only: see [`Batch::add`](crate::Batch::add).
+    #[doc(alias = "ibv_wr_flush")]
+    FlushWorkRequest<D: GatherBuffer>
+        { remote: RemoteMemoryRegion, placement: FlushPlacement, whole_region: bool } as Flush:
+        Opcode::IBV_WR_FLUSH, Extended::FLUSH, data false, peer true, writes false, reliable true, gather, batch,
+        fits |this, bytes| check_flush(&this.remote),
+        fill |this, request| (*request).wr.rdma = rdma(&this.remote),
+        emit |this, queue_pair| call!(queue_pair.wr_flush(
+            this.remote.rkey, this.remote.address, this.remote.length as usize, this.placement.bits(),
+            u8::from(this.whole_region)
+        ));
+
+    /// `struct ibv_send_wr`: invalidates a local key, so that requests of this program and of peers can no longer use it:
+    /// that of a type 2 memory window, or of a region that was registered by a request.
+    LocalInvalidateWorkRequest<D: GatherBuffer> { rkey: u32 } as LocalInvalidate:
+        Opcode::IBV_WR_LOCAL_INV, Extended::LOCAL_INVALIDATE, data false, peer false, writes false, reliable false,
+        gather, posted,
+        fits |_this, bytes| Ok(()),
+        fill |this, request| (*request).__bindgen_anon_1.invalidate_rkey = this.rkey,
+        emit |this, queue_pair| call!(queue_pair.wr_local_inv(this.rkey));
+}
+
+/// Checks that C can name the length.
+#[inline]
+fn check_flush(remote: &RemoteMemoryRegion) -> Result<()> {
+    if usize::try_from(remote.length).is_err() {
+        return Err(Error::invalid("ibv_wr_flush", "the remote region is too long"));
+    }
+    Ok(())
+}
+
+impl<D: GatherBuffer> SendWorkRequest<D> {
+    /// Sends `message`, which may be `()`, for a message without data.
+    #[inline(always)]
+    pub fn new(message: D) -> Self {
+        Self { buffer: message, operation: op::Send { flags: 0, extra: () } }
+    }
+}
+
+// The modifiers have no bounds: what is wrong with a buffer was said at `new`.
+impl<D, X> SendWorkRequest<D, X> {
+    #[inline(always)]
+    fn with<Y>(self, extra: Y) -> SendWorkRequest<D, Y> {
+        let flags = self.operation.flags;
+        SendWorkRequest { buffer: self.buffer, operation: op::Send { flags, extra } }
+    }
+
+    /// Sends 32 bits for the completion of the receive
+    /// ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)). Replaces
+    /// [`invalidate`](Self::invalidate).
+    #[doc(alias = "ibv_wr_send_imm")]
+    #[inline(always)]
+    pub fn immediate(self, immediate: u32) -> SendWorkRequest<D, Immediate> {
+        self.with(Immediate(immediate))
+    }
+
+    /// Invalidates an rkey of the peer: that of a type 2 memory window, which must then be bound again.
+    /// Replaces [`immediate`](Self::immediate).
+    #[doc(alias = "ibv_wr_send_inv")]
+    #[inline(always)]
+    pub fn invalidate(self, rkey: u32) -> SendWorkRequest<D, Invalidate> {
+        self.with(Invalidate(rkey))
+    }
+
+    /// Raises an event at the peer, if the peer waits for solicited events only.
+    #[doc(alias = "IBV_SEND_SOLICITED")]
+    #[inline(always)]
+    pub fn solicited(mut self) -> Self {
+        self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
+        self
+    }
+
+    /// Makes the device compute the checksums of IPv4 and of TCP or UDP, on UD and raw packet queue pairs
+    /// of devices that support it.
+    #[doc(alias = "IBV_SEND_IP_CSUM")]
+    #[inline(always)]
+    pub fn ip_checksum(mut self) -> Self {
+        self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
+        self
+    }
+}
+
+macro_rules! inline {
+    ($($name:ident),+) => {$(
+        impl<D, X> $name<D, X> {
+            /// The post copies the data, as of [`Inline`](crate::Inline), although the buffer is registered memory. The
+            /// memory may then be reused immediately.
+            #[doc(alias = "IBV_SEND_INLINE")]
+            #[inline(always)]
+            pub fn inline(mut self) -> Self {
+                self.operation.flags |= INLINE;
+                self
+            }
+        }
+    )+};
+}
+
+inline!(SendWorkRequest, WriteWorkRequest);
+
+impl<D: GatherBuffer> WriteWorkRequest<D> {
+    /// Writes `data` to the beginning of `remote`, which has at least as many bytes.
+    #[inline(always)]
+    pub fn new(data: D, remote: impl Into<RemoteMemoryRegion>) -> Self {
+        Self { buffer: data, operation: op::Write { flags: 0, remote: remote.into(), extra: () } }
+    }
+}
+
+impl<D, X> WriteWorkRequest<D, X> {
+    /// Consumes a receive of the peer, whose completion carries these 32 bits
+    /// ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)).
+    #[doc(alias = "ibv_wr_rdma_write_imm")]
+    #[inline(always)]
+    pub fn immediate(self, immediate: u32) -> WriteWorkRequest<D, Immediate> {
+        let op::Write { flags, remote, .. } = self.operation;
+        let operation = op::Write { flags, remote, extra: Immediate(immediate) };
+        WriteWorkRequest { buffer: self.buffer, operation }
+    }
+}
+
+impl<D> WriteWorkRequest<D, Immediate> {
+    /// Raises an event at the peer, if the peer waits for solicited events only. Only a write with an immediate has a
+    /// completion there.
+    #[doc(alias = "IBV_SEND_SOLICITED")]
+    #[inline(always)]
+    pub fn solicited(mut self) -> Self {
+        self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
+        self
+    }
+}
+
+impl<D: ScatterBuffer> ReadWorkRequest<D> {
+    /// Fills `buffer` from the beginning of `remote`, which has at least as many bytes.
+    #[inline(always)]
+    pub fn new(buffer: D, remote: impl Into<RemoteMemoryRegion>) -> Self {
+        let operation = op::Read { flags: 0, remote: remote.into(), shared: D::PEERS_MAY_WRITE };
+        Self { buffer, operation }
+    }
+}
+
+impl<D: ScatterBuffer> CompareSwapWorkRequest<D> {
+    /// Sets the first 8 bytes of `remote`, whose address is a multiple of 8, to `swap` if they equal `compare`. Stores
+    /// their previous value in `result`, which has 8 bytes, in the byte order of this machine.
+    #[inline(always)]
+    pub fn new(result: D, remote: impl Into<RemoteMemoryRegion>, compare: u64, swap: u64) -> Self {
+        let operation = op::CompareSwap { flags: 0, remote: remote.into(), compare, swap };
+        Self { buffer: result, operation }
+    }
+}
+
+impl<D: ScatterBuffer> FetchAddWorkRequest<D> {
+    /// Adds `add` to the first 8 bytes of `remote`, whose address is a multiple of 8, wrapping around. Stores their
+    /// previous value in `result`, which has 8 bytes, in the byte order of this machine.
+    #[inline(always)]
+    pub fn new(result: D, remote: impl Into<RemoteMemoryRegion>, add: u64) -> Self {
+        Self { buffer: result, operation: op::FetchAdd { flags: 0, remote: remote.into(), add } }
+    }
+}
+
+impl AtomicWriteWorkRequest<()> {
+    /// Sets the first 8 bytes of `remote`, whose address is a multiple of 8, to `value`.
+    #[inline(always)]
+    pub fn new(remote: impl Into<RemoteMemoryRegion>, value: u64) -> Self {
+        let operation = op::AtomicWrite { flags: 0, remote: remote.into(), value };
+        Self { buffer: (), operation }
+    }
+}
+
+impl FlushWorkRequest<()> {
+    /// Flushes earlier writes to `remote`.
+    #[inline(always)]
+    pub fn new(remote: impl Into<RemoteMemoryRegion>, placement: FlushPlacement) -> Self {
+        let remote = remote.into();
+        let operation = op::Flush { flags: 0, remote, placement, whole_region: false };
+        Self { buffer: (), operation }
+    }
+
+    /// Flushes earlier writes to the whole memory region that contains `remote`.
+    #[inline(always)]
+    pub fn whole_region(mut self) -> Self {
+        self.operation.whole_region = true;
+        self
+    }
+}
+
+impl LocalInvalidateWorkRequest<()> {
+    /// Invalidates the rkey.
+    #[inline(always)]
+    pub fn new(rkey: u32) -> Self {
+        Self { buffer: (), operation: op::LocalInvalidate { flags: 0, rkey } }
+    }
+}

@@ -1,0 +1,295 @@
+//! Requests in C's form, which are prepared once and posted any number of times, alone or in a list.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use super::{WorkRequestOpcode, explain_receive, explain_request};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{GatherBuffer, GatherElement, ScatterBuffer, ScatterElement};
+use crate::operation::encode::{check, check_length, encode_at};
+use crate::operation::sealed::Request;
+use crate::operation::{Posts, ReceiveWorkRequest, SendQueueRequest};
+use crate::queue_pair::QueuePair;
+
+/// A request of either queue in C's form.
+pub trait RawRequest: Default {
+    const VERB: &'static str;
+
+    fn set_next(&mut self, next: *mut Self);
+    fn is_last(&self) -> bool;
+    fn set_wr_id(&mut self, wr_id: u64);
+
+    /// Posts it, without telling where the verb stopped.
+    ///
+    /// # Safety
+    ///
+    /// The queue pair is live, and the caller keeps the contract of posting.
+    unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp) -> c_int;
+
+    /// The error for the return value of a post.
+    fn explain(&self, queue_pair: &QueuePair<'_>, returned: c_int) -> Error;
+}
+
+macro_rules! raw_request {
+    ($raw:ident, $verb:ident, |$request:ident, $queue_pair:ident, $returned:ident| $explain:expr) => {
+        impl RawRequest for ffi::$raw {
+            const VERB: &'static str = stringify!($verb);
+
+            #[inline]
+            fn set_next(&mut self, next: *mut Self) {
+                self.next = next;
+            }
+
+            #[inline]
+            fn is_last(&self) -> bool {
+                self.next.is_null()
+            }
+
+            #[inline]
+            fn set_wr_id(&mut self, wr_id: u64) {
+                self.wr_id = wr_id;
+            }
+
+            #[inline]
+            unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp) -> c_int {
+                // Only a list needs to know where the verb stopped; ignoring it here avoids clearing it.
+                let mut bad = MaybeUninit::uninit();
+                // SAFETY: the caller vouches for the queue pair and the request; `bad` is writable.
+                unsafe { ffi::$verb(queue_pair, self, bad.as_mut_ptr()) }
+            }
+
+            #[cold]
+            fn explain(&self, $queue_pair: &QueuePair<'_>, $returned: c_int) -> Error {
+                let $request = self;
+                $explain
+            }
+        }
+    };
+}
+
+raw_request!(ibv_send_wr, ibv_post_send, |request, queue_pair, returned| explain_request(
+    queue_pair, request, returned
+));
+raw_request!(ibv_recv_wr, ibv_post_recv, |request, queue_pair, returned| explain_receive(
+    queue_pair,
+    request.num_sge as usize,
+    returned
+));
+
+/// A buffer that is itself a list of C's elements, so that a prepared request can point to it: a reference to elements,
+/// or `()`.
+///
+/// The trait is sealed: only types of this crate have it.
+#[diagnostic::on_unimplemented(
+    message = "a prepared request needs a reference to elements, and `{Self}` is none",
+    label = "for example `&elements`, of `let elements = [region.gather_element(..)?]`"
+)]
+pub trait ElementSlice: GatherBuffer {
+    /// The elements. They may be written only if this is an exclusive reference, and no request writes them.
+    #[doc(hidden)]
+    fn raw(&self) -> *const [ffi::ibv_sge];
+}
+
+macro_rules! element_slice {
+    ($([$($generics:tt)*] $type:ty, $element:ident, |$this:ident| $elements:expr;)+) => {$(
+        impl<$($generics)*> ElementSlice for $type {
+            #[inline]
+            fn raw(&self) -> *const [ffi::ibv_sge] {
+                let $this: &[$element<'_>] = {
+                    let $this = self;
+                    $elements
+                };
+                $element::raw_list($this)
+            }
+        }
+    )+};
+}
+
+element_slice! {
+    ['l] &'l [GatherElement<'_>], GatherElement, |this| this;
+    ['l, const N: usize] &'l [GatherElement<'_>; N], GatherElement, |this| this.as_slice();
+    ['l] &'l GatherElement<'_>, GatherElement, |this| std::slice::from_ref(*this);
+    ['l] &'l mut [ScatterElement<'_>], ScatterElement, |this| this;
+    ['l, const N: usize] &'l mut [ScatterElement<'_>; N], ScatterElement, |this| this.as_slice();
+    ['l] &'l mut ScatterElement<'_>, ScatterElement, |this| std::slice::from_ref(&**this);
+    [] (), GatherElement, |_this| &[];
+}
+
+/// A request in C's form: see [`PreparedRequest`] and [`PreparedReceive`].
+#[repr(C)]
+#[must_use = "it is to be posted"]
+pub struct Prepared<'wr, R> {
+    pub(super) raw: R,
+    /// In the first entry of a list, the verb stores the request at which it stopped; null unless it did.
+    /// Keeping it here avoids clearing it on each call.
+    pub(super) bad: *mut R,
+    borrows: PhantomData<&'wr ()>,
+}
+
+/// `struct ibv_send_wr`: a request of the send queue in C's form, which borrows its elements for `'wr`. It is checked and
+/// written once, and posted any number of times, each at the cost of C: by
+/// [`post_prepared`](crate::QueuePair::post_prepared), or as an entry of a [`SendList`](crate::SendList).
+///
+/// ```
+/// use ibverbs::{PreparedRequest, QueuePairType, SendWorkRequest};
+///
+/// # fn main() -> ibverbs::Result<()> {
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
+/// # let context = ibverbs::open("rxe0")?;
+/// # let domain = context.alloc_pd()?;
+/// let (header, body) = (domain.allocate::<u64>(2)?, domain.allocate::<u8>(1024)?);
+/// # let queue = context.create_cq(16)?;
+/// let prepared = domain
+///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+///     .max_send_sge(2) // a message can then have two elements
+///     .build()?;
+/// # let remote = prepared.endpoint();
+/// let mut queue_pair = prepared.handshake(remote)?;
+///
+/// let elements = [header.gather_element(..)?, body.gather_element(..100)?];
+/// let request = SendWorkRequest::new(&elements).immediate(3).solicited();
+/// let mut request = PreparedRequest::new(request, queue_pair.max_inline_data())?;
+/// // SAFETY: the regions are not written until the completion of 7 was polled, and dropped after
+/// // the queue pair.
+/// unsafe { queue_pair.post_prepared(&mut request, 7)? };
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_send_wr")]
+pub type PreparedRequest<'wr> = Prepared<'wr, ffi::ibv_send_wr>;
+
+/// `struct ibv_recv_wr`: a receive in C's form, as [`PreparedRequest`].
+#[doc(alias = "ibv_recv_wr")]
+pub type PreparedReceive<'wr> = Prepared<'wr, ffi::ibv_recv_wr>;
+
+// SAFETY: its pointers are borrows of elements, which are plain numbers, and of objects that any thread may use.
+unsafe impl<R> Send for Prepared<'_, R> {}
+// SAFETY: as above, and a shared request is only read.
+unsafe impl<R> Sync for Prepared<'_, R> {}
+
+impl<'wr, R> Prepared<'wr, R> {
+    #[inline]
+    fn from_raw(raw: R) -> Self {
+        Self { raw, bad: ptr::null_mut(), borrows: PhantomData }
+    }
+
+    /// The C struct. In a list, its link to the next request is meaningless outside of the list.
+    pub fn as_raw(&self) -> &R {
+        &self.raw
+    }
+}
+
+impl<'wr> PreparedRequest<'wr> {
+    /// Checks the request and brings it into C's form. `max_inline_data` is that of the queue pair
+    /// ([`QueuePair::max_inline_data`]), and only used for an [inline](crate::SendWorkRequest::inline) request.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there are more elements than C's `int` can count, or several of more than
+    ///    [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes; the peer's memory is too short, or not aligned for an
+    ///    atomic; there is more inline data than fits; a destination's number has more than 24 bits.
+    #[inline]
+    pub fn new<Q>(request: Q, max_inline_data: u32) -> Result<Self>
+    where
+        Q: Posts + SendQueueRequest + 'wr,
+        <Q as Request>::Buffer: ElementSlice,
+    {
+        let (kind, buffer) = request.split();
+        let list = buffer.raw();
+        // SAFETY: the elements are borrowed for `'wr`, and nobody writes them.
+        let elements = unsafe { &*list };
+        check(&kind, max_inline_data, elements)?;
+        let num_sge = count("ibv_post_send", elements.len())?;
+        let mut raw = ffi::ibv_send_wr::default();
+        // SAFETY: it is a request.
+        unsafe { encode_at(&raw mut raw, &kind, 0, &mut []) };
+        (raw.sg_list, raw.num_sge) = (list.cast_mut().cast(), num_sge);
+        Ok(Self::from_raw(raw))
+    }
+}
+
+impl<'wr> PreparedReceive<'wr> {
+    /// Checks the receive and brings it into C's form.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there are more elements than C's `int` can count, or several of more than
+    ///    [`MAX_MESSAGE_LENGTH`](crate::MAX_MESSAGE_LENGTH) bytes.
+    #[inline]
+    pub fn new<D>(request: ReceiveWorkRequest<D>) -> Result<Self>
+    where
+        D: ElementSlice + ScatterBuffer + 'wr,
+    {
+        let (_, buffer) = request.split();
+        let list = buffer.raw();
+        // SAFETY: the elements are borrowed for `'wr`, and nobody writes them.
+        let elements = unsafe { &*list };
+        check_length("ibv_post_recv", elements)?;
+        let num_sge = count("ibv_post_recv", elements.len())?;
+        let sg_list = list.cast_mut().cast();
+        Ok(Self::from_raw(ffi::ibv_recv_wr { sg_list, num_sge, ..Default::default() }))
+    }
+}
+
+/// The number of elements as C counts them.
+#[inline]
+fn count(verb: &'static str, elements: usize) -> Result<c_int> {
+    c_int::try_from(elements).map_err(|_| {
+        let (what, most) = ("the number of elements", c_int::MAX as u64);
+        Error::out_of_range(verb, what, elements as u64, 0, most)
+    })
+}
+
+impl<R: RawRequest> Prepared<'_, R> {
+    /// Posts the request under a number. Returns the verb's return value.
+    ///
+    /// # Safety
+    ///
+    /// The queue pair is live, the caller keeps the contract of posting, and the request was never in a list.
+    #[inline]
+    pub(in crate::queue_pair) unsafe fn post(
+        &mut self,
+        queue_pair: *mut ffi::ibv_qp,
+        wr_id: u64,
+    ) -> c_int {
+        debug_assert!(self.raw.is_last(), "the request was in a list, which links it to another");
+        self.raw.set_wr_id(wr_id);
+        // SAFETY: the caller vouches for the queue pair and the memory.
+        unsafe { self.raw.post(queue_pair) }
+    }
+}
+
+impl PreparedReceive<'_> {
+    /// Receives with their numbers.
+    pub(in crate::queue_pair) fn collect<'wr>(
+        receives: impl IntoIterator<Item = (u64, PreparedReceive<'wr>)>,
+    ) -> Vec<PreparedReceive<'wr>> {
+        let numbered = |(wr_id, mut receive): (u64, PreparedReceive<'wr>)| {
+            receive.raw.wr_id = wr_id;
+            receive
+        };
+        receives.into_iter().map(numbered).collect()
+    }
+}
+
+impl fmt::Debug for PreparedRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedRequest")
+            .field("opcode", &WorkRequestOpcode::from(self.raw.opcode))
+            .field("elements", &self.raw.num_sge)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for PreparedReceive<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedReceive")
+            .field("elements", &self.raw.num_sge)
+            .finish_non_exhaustive()
+    }
+}
