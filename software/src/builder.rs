@@ -200,6 +200,9 @@ impl Builder {
     /// Adds a port with these addresses, each of which becomes a GID of it, in this order. Without any port, the
     /// device has one port with a free address of 127.0.0.0/8.
     ///
+    /// Hardware and Soft-RoCE have a link-local GID at index 0 and IPv4 from index 1 on. On a simulated network, a port with
+    /// `fe80::1` in front of the other addresses has such a table: it finds programs that take index 0 for granted.
+    ///
     /// Multicast groups are joined where the device's first address of their family is. `::1` is no such place: Linux has
     /// no route for groups of IPv6 there. A link-local address (`fe80::/10`) belongs to the first interface that has it.
     pub fn port(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {

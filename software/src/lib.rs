@@ -56,7 +56,21 @@
 //!   close the context, and should do nothing else with it.
 //! - The device locks no memory: `RLIMIT_MEMLOCK` has no effect.
 //! - There is no on-demand paging, and there are no raw packets, RDMA flushes or atomic writes.
-//! - The GUIDs are 0: libibverbs reads them from files of the kernel.
+//! - GUIDs follow from the first address, as locally administered ones. libibverbs itself reads them from files of the
+//!   kernel, so C programs get 0 from `ibv_get_device_guid`; `ibv_query_device` and the crate `ibverbs` tell them.
+//! - GID 0 is the first address. Hardware and Soft-RoCE have a link-local GID there, and IPv4 ones behind it: see
+//!   [`Builder::port`] for a device with such a table.
+//! - "Receiver not ready" does not renew the retries of lost packets, as in Soft-RoCE: only what acknowledges a packet
+//!   does. So a message that waits for its receive on a lossy network fails after its seventh loss, however many "receiver
+//!   not ready" are allowed. A retry count of 7 means seven, as in the InfiniBand specification; in Soft-RoCE it means for
+//!   ever.
+//! - A datagram that does not fit into its receive is lost, and the receive is for the next one, as in Soft-RoCE. Some
+//!   hardware ends the queue pair.
+//! - A peer with more READ and atomic requests outstanding than `max_dest_rd_atomic` is refused if that is certain: if
+//!   their answers have not left, or have been under way for less time than a simulated network takes. Soft-RoCE refuses none,
+//!   hardware those that it has no room for.
+//! - In [strict mode](Builder::strict), a send whose data the program changes before its completion fails. Hardware sends
+//!   the old data or the new.
 //! - Connecting a queue pair looks for no route: that the peer cannot be reached shows when a request gets no answer.
 //! - The XRC domain of a file is shared by the contexts of one device, and not with other processes, which have
 //!   devices of their own. It holds the file open by a descriptor of its own.
@@ -79,6 +93,9 @@ mod fallback;
 mod faults;
 mod ffi;
 mod files;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod harness;
 mod inspect;
 mod link;
 mod network;

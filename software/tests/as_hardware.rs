@@ -93,6 +93,35 @@ fn each_device_has_a_guid_of_its_own() {
     assert_eq!(listed.guid(), guids[0]);
 }
 
+/// As hardware and Soft-RoCE number them: who takes index 0 for granted does not reach a peer's IPv4 address.
+#[test]
+fn gid_0_may_be_link_local() {
+    let network = Network::new();
+    let contexts = [1, 2].map(|host| {
+        let link_local = format!("fe80::{host}").parse().unwrap();
+        let device =
+            Device::builder().network(&network).port([link_local, [10, 7, 0, host].into()]);
+        device.build().unwrap().open().unwrap()
+    });
+    let gid = |index| contexts[0].query_gid(1, index).unwrap().gid;
+    assert_eq!([gid(0), gid(1)].map(|gid| gid.to_ipv4()), [None, Some([10, 7, 0, 1].into())]);
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let path = |index| AddressVector::new(1, 0).global("::ffff:10.7.0.2".parse().unwrap(), index);
+    assert_eq!(domains[0].create_ah(&path(0)).unwrap_err().raw_os_error(), libc::EINVAL);
+    domains[0].create_ah(&path(1)).unwrap();
+    // A handshake finds the addresses that both sides have.
+    let queues = contexts.each_ref().map(|context| context.create_cq(16).unwrap());
+    let [mut one, mut other] = pairs(&domains, &queues);
+    let from = domains[0].allocate::<u8>(8).unwrap();
+    let mut to = domains[1].allocate::<u8>(8).unwrap();
+    // SAFETY: the regions are not touched before the completions.
+    unsafe {
+        other.post_receive(&mut to, .., 1).unwrap();
+        one.post_send(&from, .., 1).unwrap();
+    }
+    assert!(next(&queues[0]).is_success() && next(&queues[1]).is_success());
+}
+
 /// One packet of a stranger, who knows a well-known Q_Key, must not end the queue pair.
 #[test]
 fn a_datagram_that_is_too_long_for_its_receive_is_lost() {

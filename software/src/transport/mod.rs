@@ -16,12 +16,16 @@ pub(crate) mod queue_pair;
 pub(crate) mod queues;
 pub(crate) mod requester;
 pub(crate) mod responder;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod rig;
 pub(crate) mod state;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timers;
 pub(crate) mod unreliable;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod victim;
 pub(crate) mod windows;
 pub(crate) mod work;
 pub(crate) mod xrc;

@@ -129,6 +129,51 @@ impl<T> Table<T> {
     }
 }
 
+/// Compared with a map: a number that was given back names nothing, until its place was used 256 times.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod model {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Two bytes for each call: which, and of which number.
+    pub fn device_objects(data: &[u8]) {
+        for (tag, bits) in [(Tag::High, 24), (Tag::Low, 32)] {
+            let (mut table, limit) = (Table::new(tag, 0x11, 5), 5);
+            let (mut live, mut gone) = (BTreeMap::new(), Vec::new());
+            for (step, bytes) in data.chunks_exact(2).enumerate() {
+                let pick = |from: usize| usize::from(bytes[1]) % from;
+                match bytes[0] % 4 {
+                    0 | 1 => match table.insert(|number| (number, step)) {
+                        Some(number) => {
+                            assert!(u64::from(number) < 1 << bits && number > 1);
+                            assert_eq!(live.insert(number, (number, step)), None);
+                        }
+                        None => assert_eq!(live.len(), limit),
+                    },
+                    2 if !live.is_empty() => {
+                        let (&number, &value) = live.iter().nth(pick(live.len())).unwrap();
+                        assert_eq!(table.remove(number), Some(value));
+                        live.remove(&number);
+                        gone.push(number);
+                    }
+                    _ if !gone.is_empty() => {
+                        // Those of long ago may be in use again.
+                        let recent = gone.len().saturating_sub(250);
+                        let number = gone[recent + pick(gone.len() - recent)];
+                        assert_eq!(table.get(number), None, "{number:#x}");
+                        assert_eq!(table.remove(number), None);
+                    }
+                    _ => {}
+                }
+                assert_eq!(table.len(), live.len());
+                let all = table.iter().map(|(number, value)| (number, *value));
+                assert_eq!(all.collect::<BTreeMap<_, _>>(), live);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

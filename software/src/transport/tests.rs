@@ -3,86 +3,25 @@
 mod answers;
 mod long_queues;
 mod strict;
+mod windows;
 mod xrc;
 
-use std::collections::VecDeque;
-use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Engine;
 use super::memory::{Backing, Sge};
 use super::objects::NewQueuePair;
 use super::queue_pair::Transport;
-use super::queues::{CompletionQueue, SharedReceiveQueue, XrcQueue};
-use super::timers::Time;
+use super::queues::CompletionQueue;
+use super::rig::{MemoryLink, Random, Sent, VirtualClock, extended_queue, receiving, seal};
 use super::work::{Completion, Data, Extra, Operation, Receive, SendRequest};
 use crate::builder::Builder;
 use crate::ffi::*;
-use crate::link::{Clock, Link};
+use crate::link::Clock;
 use crate::wire::header::{AtomicEth, Bth, Reth, XrcEth};
-use crate::wire::{PORT, Packet, icrc, opcode};
-
-#[derive(Debug, Default)]
-pub(super) struct VirtualClock(pub(super) AtomicU64);
-
-impl Clock for VirtualClock {
-    fn now(&self) -> Time {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn wall_clock(&self) -> Time {
-        self.now()
-    }
-
-    /// A late peer gets a nanosecond more, which tests can see.
-    fn timeout(&self, configured: Time, late: bool) -> Time {
-        configured + Time::from(late)
-    }
-}
-
-pub(super) type Sent = Arc<Mutex<VecDeque<(IpAddr, IpAddr, Vec<u8>)>>>;
-
-#[derive(Debug)]
-pub(super) struct MemoryLink(pub(super) Sent);
-
-impl Link for MemoryLink {
-    fn send(&mut self, packets: &mut [Packet]) -> bool {
-        let mut sent = self.0.lock().unwrap();
-        for packet in packets {
-            let (from, to) = packet.addresses.unwrap();
-            sent.push_back((from, to, packet.bytes.clone()));
-        }
-        true
-    }
-
-    fn join(&mut self, _: IpAddr) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: IpAddr) {}
-
-    fn set_addresses(&mut self, _: &[IpAddr]) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// xorshift64*
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
-
-    pub(super) fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
+use crate::wire::{PORT, icrc, opcode};
 
 const MTU: usize = 256;
 const LENGTH: usize = 8192;
@@ -103,38 +42,6 @@ struct Side {
     remote_srq: Option<u32>,
     memory: Box<[u64]>,
     key: u32,
-}
-
-/// A shared receive queue for extended reliable connections.
-pub(super) fn extended_queue((domain, pd, cq): (u32, u32, u32), max_wr: u32) -> SharedReceiveQueue {
-    SharedReceiveQueue {
-        handle: 3,
-        context: 0,
-        pd,
-        receives: Default::default(),
-        max_wr,
-        max_sge: 4,
-        limit: 0,
-        users: 0,
-        async_events: 0,
-        xrc: Some(XrcQueue { handle: domain, domain: 0, cq }),
-    }
-}
-
-/// The receiving half of an extended reliable connection.
-pub(super) fn receiving(domain: u32) -> NewQueuePair {
-    NewQueuePair {
-        handle: 4,
-        context: 0,
-        pd: None,
-        xrc_domain: Some(domain),
-        transport: Transport::XrcReceive,
-        send_cq: None,
-        receive_cq: None,
-        srq: None,
-        all_signaled: false,
-        cap: ibv_qp_cap::default(),
-    }
 }
 
 const SEND_LOCAL: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
@@ -445,14 +352,6 @@ fn the_same_seed_gives_the_same_packets_at_the_same_times() {
         assert_eq!(seen(7), seen(7));
         assert_ne!(seen(7), seen(8));
     }
-}
-
-/// A packet with a correct CRC and arbitrary contents.
-pub(super) fn seal(from: IpAddr, to: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
-    packet.truncate(packet.len() / 4 * 4);
-    let icrc = icrc::compute((from, PORT), (to, PORT), &packet);
-    packet.extend_from_slice(&icrc.to_le_bytes());
-    packet
 }
 
 /// Packets of a malicious peer: almost correct.

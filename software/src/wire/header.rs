@@ -163,7 +163,7 @@ pub(crate) struct XrcEth {
 }
 
 impl XrcEth {
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) const SIZE: usize = 4;
 
     pub(crate) fn write(&self, to: &mut Vec<u8>) {
@@ -226,6 +226,52 @@ impl Syndrome {
             Self::Nak(Nak::RemoteAccess) => 0x62,
             Self::Nak(Nak::RemoteOperation) => 0x63,
             Self::Reserved => 0x40,
+        }
+    }
+}
+
+/// What is read from bytes is written as the same bytes, as far as they have a meaning.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod property {
+    use super::*;
+
+    /// The extended headers, one after the other.
+    pub fn device_headers(data: &[u8]) {
+        if let Some(bth) = Bth::parse(data) {
+            assert_eq!(Bth::parse(&bth.bytes()), Some(bth));
+            assert!(bth.qpn <= 0xff_ffff && bth.psn <= 0xff_ffff && bth.pad < 4);
+        }
+        // Each header consumes what it writes, or nothing is read.
+        let mut written = Vec::new();
+        if let Some(reth) = Reader(data).reth() {
+            reth.write(&mut written);
+            assert_eq!(written, data[..written.len()]);
+        }
+        written.clear();
+        if let Some(atomic) = Reader(data).atomic() {
+            atomic.write(&mut written);
+            assert_eq!(written, data[..written.len()]);
+        }
+        written.clear();
+        if let Some(deth) = Reader(data).deth() {
+            deth.write(&mut written);
+            assert_eq!(Reader(&written).deth(), Some(deth));
+            assert_eq!(written[..4], data[..4], "the Q_Key");
+        }
+        written.clear();
+        if let Some(srq) = Reader(data).xrceth() {
+            XrcEth { srq }.write(&mut written);
+            assert_eq!(Reader(&written).xrceth(), Some(srq));
+        }
+        if let Some(aeth) = Reader(data).aeth() {
+            let again = Aeth { syndrome: aeth.syndrome, ..aeth };
+            assert_eq!(Reader(&again.bytes()).aeth(), Some(aeth));
+            // A syndrome that means something is written as it was read.
+            match aeth.meaning() {
+                Syndrome::Reserved => {}
+                Syndrome::Ack => assert_eq!(aeth.syndrome >> 5, 0),
+                meaning => assert_eq!(meaning.code(), aeth.syndrome),
+            }
         }
     }
 }
