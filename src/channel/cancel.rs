@@ -76,7 +76,7 @@ impl Channel<'_> {
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer
     /// # fn serve(channel: &mut ibverbs::Channel<'_>, pool: &ibverbs::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
-    /// use ibverbs::TransportError;
+    /// use ibverbs::{ReceiveWorkRequest, TransportError};
     ///
     /// let stop = channel.cancel_handle()?;
     /// std::thread::spawn(move || {
@@ -84,7 +84,8 @@ impl Channel<'_> {
     ///     let _ = std::io::stdin().read_line(&mut line);
     ///     stop.cancel();
     /// });
-    /// let mut receive = channel.post_receive_owned(pool.take().ok_or("no buffer")?)?;
+    /// let buffer = pool.take().ok_or("no buffer")?;
+    /// let mut receive = channel.post_owned(ReceiveWorkRequest::new(buffer))?;
     /// match receive.wait(channel) {
     ///     Ok((_, success)) => println!("{} bytes", success.byte_len()),
     ///     Err(failed) if failed.error == TransportError::Cancelled => {

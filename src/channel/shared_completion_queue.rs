@@ -43,7 +43,9 @@ use crate::parent::Parent;
 /// # // not on Soft-RoCE alone: needs peers
 /// use std::sync::Arc;
 /// use std::time::{Duration, Instant};
-/// use ibverbs::{AccessFlags, BufferPool, Channel, ProtectionDomain, SharedCompletionQueue};
+/// use ibverbs::{
+///     AccessFlags, BufferPool, Channel, ProtectionDomain, ReceiveWorkRequest, SharedCompletionQueue,
+/// };
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = Arc::new(ibverbs::open("rxe0")?);
@@ -56,7 +58,8 @@ use crate::parent::Parent;
 ///     let deadline = Instant::now() + Duration::from_secs(10);
 ///     let (mut channel, _) = builder.build()?.connect("server:18515", b"", deadline)?;
 ///     let buffer = pool.take().ok_or("all buffers are in use")?;
-///     if let Err(handle) = channel.post_receive_owned(buffer)?.into_token(&mut channel, 0) {
+///     let receive = channel.post_owned(ReceiveWorkRequest::new(buffer))?;
+///     if let Err(handle) = receive.into_token(&mut channel, 0) {
 ///         return Err(format!("{handle:?} is not of this channel").into());
 ///     }
 ///     channels.push(channel);

@@ -101,8 +101,8 @@ use crate::state_error::StateError;
 /// | To post | there is |
 /// |---|---|
 /// | a part of one region | [`post_send`](Self::post_send), [`post_receive`](Self::post_receive), [`post_write`](Self::post_write), [`post_read`](Self::post_read) |
-/// | bytes from anywhere | [`post_inline`](Self::post_inline) |
-/// | any request, with all options, again and again | [`post`](Self::post) |
+/// | any request, with all options | [`post`](Self::post) |
+/// | the same request again and again | [`post_prepared`](Self::post_prepared) |
 /// | many requests at once | [`post_list`](Self::post_list), and [`batch`](Self::batch) where the device has the extended interface |
 /// | from two threads | [`split`](Self::split) |
 ///
@@ -125,8 +125,8 @@ use crate::state_error::StateError;
 ///    request back. On other providers a refused request is not posted.
 /// 4. `wr_id` differs from the numbers of all other outstanding requests of the same completion queue.
 ///    Otherwise the completion of one request could be taken for that of another.
-/// 5. On mlx4 and mthca no element of a list is empty: they interpret 0 bytes as 2 GiB (mlx4 for memory
-///    that is written, mthca for any). The methods that take a region and a range ensure this themselves.
+/// 5. On mlx4 and mthca no element of a [prepared](crate::PreparedRequest) request is empty: they interpret 0 bytes as
+///    2 GiB (mlx4 for memory that is written, mthca for any). All other methods leave empty elements out.
 /// 6. The queue pair is not of type [`XrcReceive`](QueuePairType::XrcReceive), which has no queues: mlx4 and
 ///    mlx5 follow null pointers.
 /// 7. On a DC initiator of mlx5 (feature `mlx5`) every request is in a [`batch`](Self::batch): without, mlx5 posts

@@ -90,7 +90,7 @@ impl<'res> QueuePairBuilder<'res, Srd> {
     /// are higher than those of [`Context::query_device`](crate::Context::query_device).
     ///
     /// ```no_run
-    /// use ibverbs::{AddressVector, SendFlags, Srd};
+    /// use ibverbs::{AddressVector, DatagramPeer, Srd, WriteWorkRequest};
     ///
     /// # fn main() -> ibverbs::Result<()> {
     /// let context = ibverbs::open("rdmap0s6")?;
@@ -105,14 +105,10 @@ impl<'res> QueuePairBuilder<'res, Srd> {
     ///
     /// // The peer has sent its endpoint, its Q_Key and a remote region.
     /// let path = domain.create_ah(&AddressVector::to_peer(&context, 1, &peer)?)?;
-    /// let data = [region.gather_element(..1024)?];
+    /// let to = DatagramPeer { path: &path, number: peer.num(), qkey };
+    /// let write = WriteWorkRequest::new(region.gather_element(..1024)?, window).to(to);
     /// // SAFETY: region and address handle stay until the completion of 7 was polled.
-    /// unsafe {
-    ///     queue_pair.batch(|batch| {
-    ///         batch.to(&path, peer.num(), qkey)?;
-    ///         batch.write(7, SendFlags::empty(), &data, window)
-    ///     })?;
-    /// }
+    /// unsafe { queue_pair.batch(|batch| batch.add(write, 7))? };
     /// # Ok(())
     /// # }
     /// ```

@@ -189,12 +189,12 @@ transports! {
     ///
     /// [`build`](crate::QueuePairBuilder::build) calls `mlx5dv_create_qp`, whose man page is `mlx5dv_create_qp(3)`, and
     /// fails with `EOPNOTSUPP` on other devices. [`activate`](crate::PreparedQueuePair::activate) makes the queue pair
-    /// ready. [`Batch::to_dc`](crate::Batch::to_dc) tells where requests go: by an
-    /// [`AddressHandle`](crate::AddressHandle), and by the number and the access key of a target. Unless
+    /// ready. Each request says where it goes, by a [`DcPeer`](crate::DcPeer): an
+    /// [`AddressHandle`](crate::AddressHandle), and the number and the access key of a target. Unless
     /// [`extended`](crate::QueuePairBuilder::extended) is called, it gets sends, reads, writes and atomics.
     ///
     /// ```no_run
-    /// use ibverbs::{AddressVector, Dci, SendFlags};
+    /// use ibverbs::{AddressVector, DcPeer, Dci, SendWorkRequest};
     ///
     /// # fn main() -> ibverbs::Result<()> {
     /// let context = ibverbs::open("mlx5_0")?;
@@ -207,14 +207,10 @@ transports! {
     ///
     /// // A peer has sent the endpoint and the access key of its target.
     /// let path = domain.create_ah(&AddressVector::to_peer(&context, 1, &peer)?)?;
-    /// let data = [region.gather_element(..1024)?];
+    /// let to = DcPeer { path: &path, number: peer.num(), access_key: key, stream: None };
+    /// let send = SendWorkRequest::new(region.gather_element(..1024)?).to(to);
     /// // SAFETY: region and address handle stay until the completion of 7 was polled.
-    /// unsafe {
-    ///     initiator.batch(|batch| {
-    ///         batch.to_dc(&path, peer.num(), key)?;
-    ///         batch.send(7, SendFlags::empty(), &data)
-    ///     })?;
-    /// }
+    /// unsafe { initiator.batch(|batch| batch.add(send, 7))? };
     /// # Ok(())
     /// # }
     /// ```

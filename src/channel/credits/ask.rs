@@ -241,11 +241,11 @@ impl Channel<'_> {
     ///
     /// ```
     /// # fn send(channel: &mut ibverbs::Channel<'_>, pool: &ibverbs::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
-    /// use ibverbs::TransportError;
+    /// use ibverbs::{SendWorkRequest, TransportError};
     ///
     /// let mut buffer = pool.take().ok_or("all buffers are in use")?;
     /// let mut sending = loop {
-    ///     match channel.post_send_owned(buffer) {
+    ///     match channel.post_owned(SendWorkRequest::new(buffer)) {
     ///         Ok(sending) => break sending,
     ///         Err(refused) if refused.error == TransportError::NoCredit => {
     ///             buffer = refused.buffer.ok_or(refused.error)?;

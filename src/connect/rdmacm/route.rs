@@ -198,7 +198,7 @@ debug! { RouteResolution, self, deadline: self.deadline, .. }
 /// ```no_run
 /// # // needs a peer
 /// use std::time::Duration;
-/// use ibverbs::{Channel, Route};
+/// use ibverbs::{Channel, Inline, Route};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let time = Duration::from_secs(5);
@@ -207,7 +207,7 @@ debug! { RouteResolution, self, deadline: self.deadline, .. }
 /// let domain = context.alloc_pd()?;
 /// let prepared = Channel::builder(&domain).port(route.port()).build()?;
 /// let mut channel = route.connect(prepared, b"hello", time)?;
-/// channel.send_inline(b"over RDMA")?;
+/// channel.send(Inline(b"over RDMA"))?;
 /// # Ok(())
 /// # }
 /// ```

@@ -189,7 +189,7 @@ impl PreparedAsyncChannel {
     ///
     /// # Errors
     ///
-    /// Those of [`PreparedChannel::post_receive_owned`](crate::PreparedChannel::post_receive_owned), with the buffer.
+    /// Those of [`PreparedChannel::post_owned`](crate::PreparedChannel::post_owned), with the buffer.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_receive(&mut self, buffer: PooledBuffer) -> OwnedResult<PooledBuffer, ()> {
         self.receiving.post_held();

@@ -123,7 +123,6 @@ impl Batch<'_> {
     #[doc(alias = "ibv_wr_local_inv")]
     #[doc(alias = "ibv_wr_set_sge")]
     #[doc(alias = "ibv_wr_set_sge_list")]
-    #[doc(alias = "ibv_wr_set_inline_data")]
     #[inline(always)]
     pub fn add<R: SendQueueRequest>(&mut self, request: R, wr_id: u64) -> Result<()> {
         let (kind, mut buffer) = request.split();
