@@ -77,10 +77,7 @@ where
     R::Kept: OwnedBuffer,
 {
     // SAFETY: the slot is one of the core's, and was just taken for the operation.
-    match post_to_slot(core, request, owner, |slot| unsafe { OwnedWork::new(core, slot) }) {
-        Ok(work) => Ok(work),
-        Err(refused) => Err(refused.into_error()),
-    }
+    post_to_slot(core, request, owner, |slot| unsafe { OwnedWork::new(core, slot) })
 }
 
 /// A request that was not posted, and why.
@@ -90,23 +87,23 @@ pub(crate) struct Refused<R> {
     pub(crate) request: Option<R>,
 }
 
-impl<R: WorkRequest> Refused<R> {
+impl<R: WorkRequest> From<Refused<R>> for OperationError<R::Kept> {
     /// With the buffer alone.
     #[cold]
-    pub(crate) fn into_error(self) -> OperationError<R::Kept> {
-        let buffer = self.request.map(|request| request.split().1.keep());
-        OperationError { error: self.error, buffer }
+    fn from(refused: Refused<R>) -> Self {
+        let buffer = refused.request.map(|request| request.split().1.keep());
+        Self { error: refused.error, buffer }
     }
 }
 
 /// As [`post_owned`], and returns what `handle` makes of the slot of the operation.
 #[inline(always)]
-pub(super) fn post_to_slot<R: WorkRequest, H>(
+pub(super) fn post_to_slot<R: WorkRequest, H, E: From<Refused<R>>>(
     core: &Core,
     request: R,
     owner: Owner,
     handle: impl FnOnce(&Slot) -> H,
-) -> Result<H, Refused<R>>
+) -> Result<H, E>
 where
     R::Kept: OwnedBuffer,
 {
@@ -119,7 +116,7 @@ where
         Ok(list) => list,
         Err(error) => {
             let request = Some(R::join(operation, ManuallyDrop::into_inner(buffer)));
-            return Err(Refused { error: error.into(), request });
+            return Err(Refused { error: error.into(), request }.into());
         }
     };
     // SAFETY: an `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot's entry next,
@@ -130,20 +127,20 @@ where
             slot.entry.buffer.put(ManuallyDrop::into_inner(buffer).keep());
             Ok(handle(slot))
         }
-        Err(failure) => Err(post_failed::<R>(core, failure, owner, operation, buffer)),
+        Err(failure) => Err(post_failed::<R, E>(core, failure, owner, operation, buffer)),
     }
 }
 
 /// The error of a post, with the request, unless the device may still use its buffer. That is left in the slot then.
 #[cold]
 #[inline(never)]
-fn post_failed<R: WorkRequest>(
+fn post_failed<R: WorkRequest, E: From<Refused<R>>>(
     core: &Core,
     failure: PostFailure<'_>,
     owner: Owner,
     operation: R::Operation,
     buffer: ManuallyDrop<R::Buffer>,
-) -> Refused<R>
+) -> E
 where
     R::Kept: OwnedBuffer,
 {
@@ -162,5 +159,5 @@ where
         }
         None => Some(R::join(operation, buffer)),
     };
-    Refused { error, request }
+    Refused { error, request }.into()
 }

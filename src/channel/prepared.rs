@@ -116,7 +116,7 @@ impl<'res> PreparedChannel<'res> {
             Ok(()) => post_owned(&self.link.core, receive, owner),
             Err(error) => {
                 let request = Some(receive);
-                Err(Refused { error: error.into(), request }.into_error())
+                Err(Refused { error: error.into(), request }.into())
             }
         }
     }

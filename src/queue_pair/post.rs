@@ -70,7 +70,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// The elements and the request itself may be dropped immediately.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_prepared<R: RawRequest>(
         &mut self,
         request: &mut Prepared<'_, R>,

@@ -196,7 +196,7 @@ fn fail<T, R: WorkRequest>(
         state.wake_room();
     }
     *stage = Stage::Over;
-    Err(refused.into_error())
+    Err(refused.into())
 }
 
 /// How far an operation is that was posted.

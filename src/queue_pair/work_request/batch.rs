@@ -38,7 +38,7 @@ pub struct Batch<'q> {
     flags: u32,
     max_sge: u32,
     max_inline_data: u32,
-    collector: Option<Box<Collector>>,
+    collector: Option<&'q mut Collector>,
     queue_pair: PhantomData<&'q mut ()>,
 }
 
@@ -68,9 +68,13 @@ impl Batch<'_> {
         queue_pair: &QueuePair<'_>,
         build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let (raw, available, collector) = match queue_pair.as_raw_extended() {
-            Some(extended) => (extended.as_ptr(), queue_pair.extended_functions(), None),
-            None => (ptr::null_mut(), 0, Some(Collector::new(queue_pair))),
+        let mut collector = None;
+        let (raw, available) = match queue_pair.as_raw_extended() {
+            Some(extended) => (extended.as_ptr(), queue_pair.extended_functions()),
+            None => {
+                collector = Some(Collector::new(queue_pair));
+                (ptr::null_mut(), 0)
+            }
         };
         // One call of `build` for both, so that the compiler inlines it.
         let mut batch = Batch {
@@ -79,7 +83,7 @@ impl Batch<'_> {
             flags: SIGNALED,
             max_sge: queue_pair.max_send_sge(),
             max_inline_data: queue_pair.max_inline_data(),
-            collector,
+            collector: collector.as_deref_mut(),
             queue_pair: PhantomData,
         };
         let abort = Abort(raw);
@@ -91,7 +95,7 @@ impl Batch<'_> {
             }
         }
         let value = build(&mut batch)?;
-        if let Some(collector) = &mut batch.collector {
+        if let Some(collector) = &mut collector {
             // SAFETY: the caller vouches for it.
             unsafe { collector.post(queue_pair)? };
             return Ok(value);
@@ -131,7 +135,15 @@ impl Batch<'_> {
         check(&kind, self.max_inline_data, list)?;
         let functions = functions_of(&kind, list);
         if self.available & functions != functions {
-            return self.add_otherwise(kind, functions, wr_id, list);
+            let lacking = functions & !self.available;
+            return add_otherwise(
+                self.collector.as_deref_mut(),
+                lacking,
+                self.max_sge,
+                kind,
+                wr_id,
+                list,
+            );
         }
         if list.len() > 1 {
             self.check_list(&kind, list)?;
@@ -157,27 +169,6 @@ impl Batch<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Adds a request for which the queue pair lacks functions of the extended interface.
-    #[cold]
-    #[inline(never)]
-    fn add_otherwise<K: Kind>(
-        &mut self,
-        kind: K,
-        functions: u64,
-        wr_id: u64,
-        list: &[ffi::ibv_sge],
-    ) -> Result<()> {
-        let (available, max_sge) = (self.available, self.max_sge);
-        let Some(collector) = &mut self.collector else {
-            return Err(function::lacking(functions & !available));
-        };
-        need(collector.available(), functions)?;
-        if kind.flags() & INLINE == 0 {
-            check_count(list, max_sge)?;
-        }
-        collector.add(&kind, wr_id, list)
     }
 
     /// Checks what only concerns several pieces.
@@ -237,6 +228,26 @@ impl Batch<'_> {
             unsafe { (*self.raw).wr_flags = flags };
         }
     }
+}
+
+/// Adds a request for which the queue pair lacks functions of the extended interface. It gets no reference to the batch,
+/// which would keep the batch in memory.
+#[cold]
+#[inline(never)]
+fn add_otherwise<K: Kind>(
+    collector: Option<&mut Collector>,
+    functions: u64,
+    max_sge: u32,
+    kind: K,
+    wr_id: u64,
+    list: &[ffi::ibv_sge],
+) -> Result<()> {
+    let Some(collector) = collector else { return Err(function::lacking(functions)) };
+    need(collector.available(), functions)?;
+    if kind.flags() & INLINE == 0 {
+        check_count(list, max_sge)?;
+    }
+    collector.add(&kind, wr_id, list)
 }
 
 /// The functions that a request needs.

@@ -54,7 +54,7 @@ macro_rules! raw_request {
                 self.wr_id = wr_id;
             }
 
-            #[inline]
+            #[inline(always)]
             unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp) -> c_int {
                 // Only a list needs to know where the verb stopped; ignoring it here avoids clearing it.
                 let mut bad = MaybeUninit::uninit();
@@ -251,7 +251,7 @@ impl<R: RawRequest> Prepared<'_, R> {
     /// # Safety
     ///
     /// The queue pair is live, the caller keeps the contract of posting, and the request was never in a list.
-    #[inline]
+    #[inline(always)]
     pub(in crate::queue_pair) unsafe fn post(
         &mut self,
         queue_pair: *mut ffi::ibv_qp,
