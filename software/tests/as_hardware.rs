@@ -146,6 +146,42 @@ fn a_datagram_that_is_too_long_for_its_receive_is_lost() {
     assert_eq!(two.state().unwrap(), QueuePairState::ReadyToSend);
 }
 
+/// A datagram has one packet, and fills it.
+#[test]
+fn a_datagram_of_a_whole_packet_arrives() {
+    let network = Network::new();
+    let contexts = contexts(&network);
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let queues = contexts.each_ref().map(|context| context.create_cq(16).unwrap());
+    let [mut one, mut two] = [0, 1].map(|i| datagrams(&domains[i], &queues[i]));
+    let from = domains[0].allocate::<u8>(4096).unwrap();
+    let mut to = domains[1].allocate::<u8>(4136).unwrap();
+    // SAFETY: the region is not touched before the completion.
+    unsafe { two.post_receive(&mut to, .., 1).unwrap() };
+    send_to(&mut one, &domains[0], &from, 4096, &two, false);
+    assert_eq!(next(&queues[1]).result().unwrap().byte_len(), 4136);
+}
+
+/// A program that was built with a later header has larger entries, one with an earlier header smaller ones.
+#[test]
+fn a_table_of_gids_has_entries_of_any_length() {
+    let context = Network::new().device().unwrap().open().unwrap();
+    const LENGTH: usize = size_of::<ffi::ibv_gid_entry>();
+    for length in [LENGTH, LENGTH + 8, LENGTH - 4] {
+        let mut room = [0xff_u8; 3 * (LENGTH + 8)];
+        // SAFETY: there is room for three entries, in words.
+        let found = unsafe {
+            let entries = room.as_mut_ptr().cast();
+            ffi::_ibv_query_gid_table(context.as_raw(), entries, 3, 0, length)
+        };
+        assert_eq!(found, 1, "{length}");
+        let gid = context.query_gid(1, 0).unwrap().gid;
+        assert_eq!(room[..16], gid.to_bytes());
+        assert!(room[length.min(LENGTH)..length].iter().all(|&byte| byte == 0 || byte == 0xff));
+        assert!(room[length..].iter().all(|&byte| byte == 0xff));
+    }
+}
+
 #[test]
 fn an_address_handle_serves_its_own_domain_only() {
     let network = Network::new();

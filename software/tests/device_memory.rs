@@ -81,6 +81,31 @@ fn a_message_goes_from_one_to_another() -> Outcome {
     Ok(())
 }
 
+/// A region of it is zero-based, and has no windows and no pages that come on demand.
+#[test]
+fn rights_that_it_cannot_have_are_refused() -> Outcome {
+    use ibverbs::ffi::{ibv_access_flags as Access, ibv_dereg_mr, ibv_reg_dm_mr};
+
+    let context = Network::new().device()?.open()?;
+    let (memory, domain) = (context.alloc_dm(8)?, context.alloc_pd()?);
+    let base = Access::IBV_ACCESS_ZERO_BASED | Access::IBV_ACCESS_LOCAL_WRITE;
+    let [demand, windows] = [Access::IBV_ACCESS_ON_DEMAND, Access::IBV_ACCESS_MW_BIND];
+    for (rights, is_possible) in [
+        (base, true),
+        (Access::IBV_ACCESS_LOCAL_WRITE, false),
+        (base | demand, false),
+        (base | windows, false),
+    ] {
+        // SAFETY: the objects are live; a region that is made is deregistered.
+        let made = unsafe {
+            let region = ibv_reg_dm_mr(domain.as_raw(), memory.as_raw(), 0, 8, rights.0);
+            !region.is_null() && ibv_dereg_mr(region) == 0
+        };
+        assert_eq!(made, is_possible, "{:#x}", rights.0);
+    }
+    Ok(())
+}
+
 #[test]
 fn it_is_limited_and_freed_after_its_regions() -> Outcome {
     let device = Device::builder().network(&Network::new()).max_device_memory(8192).build()?;

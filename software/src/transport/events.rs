@@ -160,4 +160,37 @@ mod tests {
         assert_eq!(u64::from(take_back(fd, |_| true)), room);
         assert!(put(fd, &Record::completion(1)));
     }
+
+    /// Another file may get the number of one that was closed: it must not get its events.
+    #[test]
+    fn events_that_did_not_fit_are_forgotten_with_their_file() {
+        use std::net::IpAddr;
+        use std::sync::Arc;
+        use std::sync::atomic::Ordering;
+
+        use super::super::Engine;
+        use super::super::rig::{MemoryLink, Sent, VirtualClock};
+        use crate::builder::Builder;
+
+        // SAFETY: the descriptor is ours.
+        let file = unsafe { OwnedFd::from_raw_fd(create().unwrap()) };
+        let fd = file.as_raw_fd();
+        let clock = Arc::new(VirtualClock::default());
+        let settings = Builder::new().port([IpAddr::from([127, 9, 9, 1])]).settings();
+        let mut engine =
+            Engine::new(settings, clock.clone(), Box::new(MemoryLink(Sent::default())));
+        engine.core.contexts.insert(0, fd);
+        for is_forgotten in [false, true] {
+            while engine.due().is_none() {
+                engine.core.raise(0, ibv_event_type::IBV_EVENT_DEVICE_FATAL, 0);
+            }
+            assert!(take_back(fd, |_| true) > 100, "it was full");
+            if is_forgotten {
+                engine.core.forget_file(fd);
+            }
+            clock.0.fetch_max(engine.due().unwrap(), Ordering::Relaxed);
+            engine.advance();
+            assert_eq!(take_back(fd, |_| true), u32::from(!is_forgotten));
+        }
+    }
 }

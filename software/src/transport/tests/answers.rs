@@ -191,3 +191,48 @@ fn a_receiver_that_is_not_ready_renews_no_retries() {
     // Seven losses are retried, and the eighth is not; seven tries in between arrived.
     assert_eq!(lost, 16, "eight losses, seven arrivals in between, and the look at the completion");
 }
+
+/// What was asked for is not sent after the queue pair has failed, or was moved to the error state.
+#[test]
+fn a_queue_pair_in_the_error_state_answers_nothing_more() {
+    let mut world = World::new(1);
+    world.expect(0x100);
+    // More than a turn.
+    let packet = read_request(&world.sides[1], 0x100, LENGTH as u32);
+    world.arrive(packet);
+    for psn in 0x120..0x122 {
+        let packet = read_request(&world.sides[1], psn, LENGTH as u32);
+        world.arrive(packet);
+    }
+    assert_eq!(world.answers().len(), 32);
+    let side = &mut world.sides[1];
+    let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
+    side.engine.modify_qp(side.qp, &attr, ibv_qp_attr_mask::IBV_QP_STATE.0).unwrap();
+    while side.engine.due() == Some(0) {
+        side.engine.advance();
+        side.engine.settle();
+    }
+    assert!(world.answers().is_empty());
+}
+
+/// Losses halve the window; what arrives makes it grow to what it was, and no further.
+#[test]
+fn the_window_recovers() {
+    let mut world = World::new(1);
+    let rkey = world.sides[1].key;
+    let write = Operation::Write { address: 0x10_0000, rkey };
+    let mut windows = Vec::new();
+    for round in 0..80 {
+        if round == 20 {
+            let side = &mut world.sides[0];
+            side.engine.qps.get_mut(side.qp).unwrap().shrink_window();
+        }
+        world.sides[0].post(round, write, Extra::None, 0, LENGTH);
+        world.run(0);
+        let side = &world.sides[0];
+        windows.push(side.engine.qps.get(side.qp).unwrap().sq.window);
+    }
+    let full = windows[19];
+    assert!(windows[20] < full, "{windows:?}");
+    assert!(windows[20..].is_sorted() && windows[79] == full, "{windows:?}");
+}
