@@ -23,6 +23,9 @@ const MANY_POLLS: u32 = 64;
 const FEW_POLLS: u32 = 8;
 const POLLED_FOR: Time = 1_000_000;
 
+/// How often packets are received before the timers run, though there are more.
+const MANY_RECEIVES: u32 = 64;
+
 #[derive(Debug)]
 pub(crate) enum Driver {
     Thread(Box<Threaded>),
@@ -276,11 +279,20 @@ impl Threaded {
         rung
     }
 
-    /// Attends to these files, and receives.
-    fn attend(&self, shared: &Shared, ready: &[c_int]) {
+    /// Attends to these files, and receives; returns the number of packets.
+    fn attend(&self, shared: &Shared, ready: &[c_int]) -> usize {
         let mut receiver = self.receiver();
         receiver.attend(ready);
-        Self::receive(shared, &mut receiver);
+        Self::receive(shared, &mut receiver)
+    }
+
+    /// Receives what has arrived, for as long as a timer is due: an answer that is here is not overdue.
+    fn receive_before_timers(&self, shared: &Shared) {
+        for _ in 0..MANY_RECEIVES {
+            if !shared.lock().is_timer_due() || Self::receive(shared, &mut self.receiver()) == 0 {
+                return;
+            }
+        }
     }
 
     /// Decides whether the program's polls are enough to receive the packets. Called with the engine's lock held.
@@ -301,7 +313,9 @@ impl Threaded {
         let mut sleeps_until: Time = 0;
         let (mut files, mut ready) = (Vec::new(), Vec::new());
         while !self.stop.load(Ordering::Acquire) {
-            self.attend(shared, &ready);
+            if self.attend(shared, &ready) > 0 {
+                self.receive_before_timers(shared);
+            }
             let (polled, attended);
             let timeout = {
                 let mut engine = shared.lock();

@@ -279,6 +279,38 @@ fn packets_pass_through_the_kernel_if_the_program_wants_it() {
     assert_eq!(rings(), 0);
 }
 
+/// A process without a processor, which is what SIGSTOP makes of it, is not gone.
+#[test]
+fn a_peer_that_is_not_run_for_longer_than_all_retries_take_is_waited_for() {
+    let _alone = alone();
+    for through_kernel in [false, true] {
+        let device = Device::builder().through_kernel(through_kernel).build().unwrap();
+        let context = device.open().unwrap();
+        let domain = context.alloc_pd().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let child = Process::run("sends_back_until_its_peer_is_gone", address);
+        let accepted = prepare(&domain).accept(&listener, b"", deadline());
+        let (mut channel, _) = accepted.unwrap();
+        exchange(&mut channel, &domain, |_| rings() == if through_kernel { 0 } else { 2 });
+        let signal = |signal| {
+            // SAFETY: no memory is involved; the child is ours, and was not waited for.
+            assert_eq!(unsafe { libc::kill(child.0.id() as libc::pid_t, signal) }, 0);
+        };
+        let mut buffer = domain.allocate::<u32>(1).unwrap();
+        let sent = channel.scope(|scope| {
+            signal(libc::SIGSTOP);
+            let sending = scope.post_send(buffer.slice(..)?)?;
+            // The first try and seven more take less than a second.
+            std::thread::sleep(Duration::from_millis(1500));
+            signal(libc::SIGCONT);
+            sending.wait_deadline(deadline()).map(|_| ())
+        });
+        sent.unwrap();
+        channel.receive_deadline(&mut buffer.slice_mut(..).unwrap(), deadline()).unwrap();
+    }
+}
+
 /// The child's part of the next test: has few descriptors.
 #[test]
 fn works_without_descriptors() {

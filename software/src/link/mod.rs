@@ -6,6 +6,7 @@ pub(crate) mod neighbours;
 pub(crate) mod receive;
 mod send;
 pub(crate) mod udp;
+mod unread;
 
 use std::fmt::Debug;
 use std::io;
@@ -45,6 +46,12 @@ pub(crate) trait Link: Debug + Send {
     /// How long a packet is under way at least, in nanoseconds.
     fn latency(&self) -> Time {
         0
+    }
+
+    /// Whether packets from one address to the other have arrived at a device of this machine that has not received them
+    /// yet. Then its threads wait for a processor.
+    fn is_unread(&mut self, _from: IpAddr, _to: IpAddr) -> bool {
+        false
     }
 
     /// Receives packets to a multicast group from now on.

@@ -213,6 +213,15 @@ impl Place {
         self.neighbour(address).is_some()
     }
 
+    /// Whether there are packets from one address to the other that the other device has not received; `None`: they pass
+    /// through the kernel.
+    pub(super) fn is_unread(&mut self, from: IpAddr, to: IpAddr) -> Option<bool> {
+        if let Some(inbox) = self.neighbour(to) {
+            return Some(!inbox.is_empty());
+        }
+        self.ways.as_mut()?.is_unread(from, to)
+    }
+
     /// Splits off the first packets, as many as go the same way, and sends them if that is not through the kernel.
     /// Returns their number, and whether they were sent.
     pub(super) fn send_some(&mut self, packets: &mut [Packet]) -> (usize, bool) {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::neighbours::{Inbox, Place};
-use super::{LITTLE_ROOM, Link, MUCH_ROOM, machine, send};
+use super::{LITTLE_ROOM, Link, MUCH_ROOM, machine, send, unread};
 use crate::wire::{PORT, Packet};
 
 // Missing in some C libraries' headers.
@@ -342,6 +342,10 @@ impl Link for UdpLink {
 
     fn room(&mut self, to: IpAddr) -> usize {
         if self.place.is_neighbour(to) { MUCH_ROOM } else { LITTLE_ROOM }
+    }
+
+    fn is_unread(&mut self, from: IpAddr, to: IpAddr) -> bool {
+        self.place.is_unread(from, to).unwrap_or_else(|| unread::is_unread(to))
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -100,6 +100,11 @@ impl Engine {
         if self.core.runnable.is_empty() { self.core.timers.next() } else { Some(0) }
     }
 
+    /// Whether a timer has expired.
+    pub(crate) fn is_timer_due(&self) -> bool {
+        self.core.timers.next().is_some_and(|at| at <= self.core.now())
+    }
+
     /// Runs the timers that are due, and gives a turn to each queue pair that has more to send.
     pub(crate) fn advance(&mut self) {
         let now = self.core.now();

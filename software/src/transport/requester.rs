@@ -22,6 +22,9 @@ const READ_PACKETS: u32 = 16;
 /// An acknowledgement is requested at least every this many packets.
 const ACK_EVERY: u64 = 8;
 
+/// For how long a peer of this machine that receives nothing is waited for in addition, in nanoseconds.
+pub(super) const STARVED_FOR: Time = 60_000_000_000;
+
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
     /// From the oldest that is not complete to the newest.
@@ -45,6 +48,8 @@ pub(crate) struct SendQueue {
     pub(crate) not_ready_retries: u8,
     /// The timer has expired since the last answer, also one that a packet is missing.
     pub(crate) late: bool,
+    /// Until then a peer that receives nothing is waited for. Set when it was found to be so, until it answers.
+    pub(crate) starved_until: Option<Time>,
     /// The time at which everything is sent again if no answer has arrived.
     pub(crate) deadline: Option<Time>,
     /// The peer had no receive: nothing is sent before this time.
@@ -420,11 +425,22 @@ impl QueuePair {
             self.sq.deadline = None;
             if self.is_waiting() {
                 self.sq.late = true;
+                if self.is_peer_starved(core, now) {
+                    return self.restart_timer(core);
+                }
                 self.shrink_window();
                 return self.retry(core);
             }
         }
         self.schedule(core);
+    }
+
+    /// Whether the peer is a device of this machine that has not received what was sent. It has no processor, as a busy
+    /// device would have: that is no reason to send again, nor to give up.
+    fn is_peer_starved(&mut self, core: &mut Core, now: Time) -> bool {
+        let Some(path) = self.path else { return false };
+        core.link().is_unread(path.from, path.to)
+            && now < *self.sq.starved_until.get_or_insert(now.saturating_add(STARVED_FOR))
     }
 
     /// Sends again, if there is a retry left.

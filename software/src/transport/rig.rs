@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::objects::NewQueuePair;
@@ -35,16 +35,30 @@ impl Clock for VirtualClock {
 pub(crate) type Sent = Arc<Mutex<VecDeque<(IpAddr, IpAddr, Vec<u8>)>>>;
 
 #[derive(Debug)]
-pub(crate) struct MemoryLink(pub(crate) Sent);
+pub(crate) struct MemoryLink {
+    sent: Sent,
+    /// What arrives is not received.
+    pub(crate) is_unread: Arc<AtomicBool>,
+}
+
+impl MemoryLink {
+    pub(crate) fn new(sent: &Sent) -> Self {
+        Self { sent: sent.clone(), is_unread: Arc::default() }
+    }
+}
 
 impl Link for MemoryLink {
     fn send(&mut self, packets: &mut [Packet]) -> bool {
-        let mut sent = self.0.lock().unwrap();
+        let mut sent = self.sent.lock().unwrap();
         for packet in packets {
             let (from, to) = packet.addresses.unwrap();
             sent.push_back((from, to, packet.bytes.clone()));
         }
         true
+    }
+
+    fn is_unread(&mut self, _: IpAddr, _: IpAddr) -> bool {
+        self.is_unread.load(Ordering::Relaxed)
     }
 
     fn join(&mut self, _: IpAddr) -> io::Result<()> {

@@ -8,14 +8,16 @@ mod xrc;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Engine;
 use super::memory::{Backing, Sge};
 use super::objects::NewQueuePair;
 use super::queue_pair::Transport;
 use super::queues::CompletionQueue;
+use super::requester::STARVED_FOR;
 use super::rig::{MemoryLink, Random, Sent, VirtualClock, extended_queue, receiving, seal};
+use super::timers::Time;
 use super::work::{Completion, Data, Extra, Operation, Receive, SendRequest};
 use crate::builder::Builder;
 use crate::ffi::*;
@@ -42,6 +44,7 @@ struct Side {
     remote_srq: Option<u32>,
     memory: Box<[u64]>,
     key: u32,
+    is_unread: Arc<AtomicBool>,
 }
 
 const SEND_LOCAL: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
@@ -60,7 +63,8 @@ enum Kind {
 impl Side {
     fn new(kind: Kind, address: IpAddr, clock: &Arc<VirtualClock>, sent: &Sent) -> Self {
         let settings = Builder::new().port([address]).settings();
-        let link = Box::new(MemoryLink(sent.clone()));
+        let link = Box::new(MemoryLink::new(sent));
+        let is_unread = link.is_unread.clone();
         let mut engine = Engine::new(settings, clock.clone(), link);
         let pd = engine.alloc_pd().unwrap();
         let cq = engine.create_cq(CompletionQueue::new(1, 0, 65_536, None)).unwrap();
@@ -103,7 +107,7 @@ impl Side {
         let start = memory.as_ptr() as u64 + GUARD as u64;
         let backing = Backing::Memory(start);
         let key = engine.register(pd, backing, LENGTH as u64, 0x10_0000, ALL).unwrap();
-        Self { engine, address, cq, qp, target, srq, remote_srq: None, memory, key }
+        Self { engine, address, cq, qp, target, srq, remote_srq: None, memory, key, is_unread }
     }
 
     /// Connects a queue pair, from RESET to RTS.
@@ -487,6 +491,34 @@ fn a_dead_peer_costs_virtual_time_only() {
     assert_eq!(done[0].status, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
     // One try and seven more, each of 4.096 us * 2^8. After the first, the peer is late.
     assert_eq!(world.clock.now(), 8 * (4096 << 8) + 7);
+}
+
+#[test]
+fn a_peer_that_receives_nothing_is_waited_for_and_not_for_ever() {
+    const TIMEOUT: Time = 4096 << 8;
+    let mut world = World::new(6);
+    let is_unread = world.sides[0].is_unread.clone();
+    is_unread.store(true, Ordering::Relaxed);
+    world.sides[0].post(1, Operation::Send, Extra::None, 0, 64);
+    let of_the_peer = std::mem::take(&mut *world.sent.lock().unwrap());
+    let run_until = |world: &mut World, end: Time| {
+        while world.sides[0].engine.due().is_some_and(|due| due <= end) {
+            world.clock.0.fetch_max(world.sides[0].engine.due().unwrap(), Ordering::Relaxed);
+            world.sides[0].engine.advance();
+            world.sides[0].engine.settle();
+        }
+        let count = std::mem::take(&mut *world.sent.lock().unwrap()).len();
+        (world.sides[0].poll().pop().map(|done| done.status), count)
+    };
+    assert_eq!(run_until(&mut world, STARVED_FOR), (None, 0), "nothing is sent again");
+    // What it has received without an answer counts.
+    is_unread.store(false, Ordering::Relaxed);
+    assert_eq!(run_until(&mut world, STARVED_FOR + 4 * TIMEOUT), (None, 4));
+    // It is waited for once.
+    is_unread.store(true, Ordering::Relaxed);
+    let failed = Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
+    assert_eq!(run_until(&mut world, STARVED_FOR + 9 * TIMEOUT), (failed, 3));
+    assert_eq!(of_the_peer.len(), 1);
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl Victim {
     pub(crate) fn new(address: IpAddr, peer: IpAddr) -> Self {
         let (clock, sent) = (Arc::new(VirtualClock::default()), Sent::default());
         let settings = Builder::new().port([address]).settings();
-        let mut engine = Engine::new(settings, clock.clone(), Box::new(MemoryLink(sent.clone())));
+        let mut engine = Engine::new(settings, clock.clone(), Box::new(MemoryLink::new(&sent)));
         let pd = engine.alloc_pd().unwrap();
         let cq = engine.create_cq(CompletionQueue::new(1, 0, 4096, None)).unwrap();
         let shared = SharedReceiveQueue {

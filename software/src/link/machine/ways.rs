@@ -142,6 +142,16 @@ impl Ways {
         }
     }
 
+    /// Whether there are packets in the ring to an address that were not read; `None`: there is no ring.
+    pub(in crate::link) fn is_unread(&mut self, from: IpAddr, to: IpAddr) -> Option<bool> {
+        match self.ways.get_mut(&(from, to))? {
+            Way::Ring(ring) => {
+                (ring.is_admitted && !ring.is_cut_off()).then(|| !ring.writer.is_empty())
+            }
+            Way::Network(_) => None,
+        }
+    }
+
     fn knock(&mut self, from: IpAddr, to: IpAddr) {
         self.ways.remove(&(from, to));
         let is_here = namespace() == Some(self.namespace);
