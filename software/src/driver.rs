@@ -55,6 +55,10 @@ pub(crate) struct Threaded {
     /// thread last looked, and may be expected back.
     stands_in: AtomicBool,
     stood_in: AtomicBool,
+    /// The version of the sockets that it waits for.
+    attended: AtomicU32,
+    /// An acknowledgement may be held back.
+    holds: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -82,6 +86,8 @@ impl Driver {
             watched: AtomicBool::new(false),
             stands_in: AtomicBool::new(false),
             stood_in: AtomicBool::new(false),
+            attended: AtomicU32::new(0),
+            holds: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         })))
     }
@@ -187,15 +193,45 @@ impl Threaded {
         })
     }
 
+    /// The same, by a thread of the program. `holds`: acknowledgements wait until that posts or polls again. If it does
+    /// neither, the device's thread sends them, which must be going to look within `POLLED_FOR`.
+    fn receive_for_program(&self, shared: &Shared, receiver: &mut Receiver, holds: bool) -> usize {
+        let mut engine = None;
+        let count = receiver.poll(|from, to, packet| {
+            let engine = engine.get_or_insert_with(|| {
+                let mut engine = shared.lock();
+                engine.core.holds_answers = holds;
+                engine
+            });
+            engine.receive((from.ip(), from.port()), to, packet);
+        });
+        if let Some(mut engine) = engine {
+            engine.core.holds_answers = false;
+            self.holds.store(!engine.core.held.is_empty(), Ordering::Relaxed);
+        }
+        count
+    }
+
+    /// Sends the acknowledgements that were held back.
+    fn release_answers(&self, shared: &Shared) {
+        if self.holds.swap(false, Ordering::Relaxed) {
+            shared.lock().release_answers();
+        }
+    }
+
     /// Receives packets on the polling thread, which saves waking the device's thread; if there are none, others get
     /// their turn, since no hardware works in the background.
     fn make_progress(&self, shared: &Shared) {
         self.polls.fetch_add(1, Ordering::Relaxed);
         let received = match self.receiver.try_lock() {
-            Ok(mut receiver) => Self::receive(shared, &mut receiver),
+            Ok(mut receiver) => {
+                let holds = self.inbox.polled.load(Ordering::Relaxed);
+                self.receive_for_program(shared, &mut receiver, holds)
+            }
             Err(_) => 0,
         };
         if received == 0 {
+            self.release_answers(shared);
             self.turns.give(|| self.pause());
         }
     }
@@ -226,7 +262,10 @@ impl Threaded {
             Ok((sources, true)) => {
                 let mut files: Vec<_> = sources.sockets().chain(self.bell_files()).collect();
                 if wait(&mut files, Some(PAUSE)) {
-                    self.receiver().attend(&self.rung());
+                    let mut receiver = self.receiver();
+                    receiver.attend(&self.rung());
+                    receiver.expect_datagrams();
+                    drop(receiver);
                     // This may have heard a bell that was for the thread.
                     fence(Ordering::SeqCst);
                     if !self.inbox.polled.load(Ordering::Relaxed) {
@@ -239,26 +278,34 @@ impl Threaded {
     }
 
     /// A thread that sleeps until there is an event stands in for the device's own meanwhile: it receives what other
-    /// processes of this machine send. So a message wakes one thread, not two. For any thread but the first, and where
-    /// there are no such processes, this returns at once.
+    /// processes and machines send. So a message wakes one thread, not two. For any thread but the first, this returns at
+    /// once.
     ///
     /// If it comes back within `POLLED_FOR`, again and again, nobody is woken for these packets in between either, unless
     /// a completion queue is armed when it leaves: then others wait for events.
     fn stand_in(&self, shared: &Shared, files: &[c_int], deadline: Option<Instant>) {
-        if !self.receiver().has_rings() || self.stands_in.swap(true, Ordering::Acquire) {
+        if self.stands_in.swap(true, Ordering::Acquire) {
             return;
         }
         let _place = Place { threaded: self, shared };
         self.stood_in.store(true, Ordering::Relaxed);
+        let sources = self.receiver().sources();
+        self.attended.store(sources.version(), Ordering::Relaxed);
         let own = files.len();
-        let mut files: Vec<_> =
-            files.iter().copied().map(wait_for).chain(self.bell_files()).collect();
+        let others = sources.sockets().chain(self.bell_files());
+        let mut files: Vec<_> = files.iter().copied().map(wait_for).chain(others).collect();
+        let bells = files.len() - 1;
         loop {
+            self.release_answers(shared);
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let is_idle = self.receiver().may_sleep();
             wait(&mut files, if is_idle { left } else { Some(Duration::ZERO) });
-            if !is_idle || files[own].revents != 0 {
-                self.attend(shared, &self.rung());
+            if !is_idle || files[own..].iter().any(|file| file.revents != 0) {
+                let rung = if files[bells].revents != 0 { self.rung() } else { Vec::new() };
+                let mut receiver = self.receiver();
+                receiver.attend(&rung);
+                receiver.expect_datagrams();
+                self.receive_for_program(shared, &mut receiver, true);
             }
             let is_over = left.is_some_and(|left| left.is_zero());
             if is_over || files[..own].iter().any(|file| file.revents != 0) {
@@ -319,6 +366,7 @@ impl Threaded {
             let (polled, attended);
             let timeout = {
                 let mut engine = shared.lock();
+                engine.release_answers();
                 engine.advance();
                 engine.settle();
                 let now = engine.core.now();
@@ -333,20 +381,21 @@ impl Threaded {
                 self.sleeps_until.store(sleeps_until, Ordering::Relaxed);
                 (sleeps_until != Time::MAX).then(|| sleeps_until.saturating_sub(now))
             };
-            let (sources, may_sleep) = {
+            let (sources, may_sleep, has_rings) = {
                 let mut receiver = self.receiver();
                 // What came before `polled` was cleared, or while others attended to the rings, has woken nobody.
                 let may_sleep = match attended {
                     true => polled || receiver.may_sleep_without_bells(),
                     false => receiver.may_sleep(),
                 };
-                (receiver.sources(), may_sleep)
+                (receiver.sources(), may_sleep, receiver.has_rings())
             };
             let timeout = if may_sleep { timeout } else { Some(0) };
             files.clear();
             files.push(wait_for(self.waker.fd()));
             files.extend(sources.doors());
-            if !polled {
+            if !polled && !(attended && sources.version() == self.attended.load(Ordering::Relaxed))
+            {
                 files.extend(sources.sockets());
             }
             if !attended {
@@ -359,7 +408,9 @@ impl Threaded {
             }
             ready.clear();
             ready.extend(files.iter().filter(|file| file.revents != 0).map(|file| file.fd));
-            self.bells.ready(|fd| ready.push(fd));
+            if has_rings {
+                self.bells.ready(|fd| ready.push(fd));
+            }
         }
     }
 

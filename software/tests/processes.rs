@@ -307,7 +307,7 @@ fn a_peer_that_is_not_run_for_longer_than_all_retries_take_is_waited_for() {
             sending.wait_deadline(deadline()).map(|_| ())
         });
         sent.unwrap();
-        channel.receive_deadline(&mut buffer.slice_mut(..).unwrap(), deadline()).unwrap();
+        channel.until(deadline()).receive(&mut buffer.slice_mut(..).unwrap()).unwrap();
     }
 }
 

@@ -21,8 +21,11 @@ use crate::wire::Packet;
 /// socket.
 pub(crate) const LITTLE_ROOM: usize = 128 << 10;
 
-/// The same for a device of this process, which has more room: so the two devices' threads wait less for each other.
+/// The same for a device of this machine, which has more room: so the two devices' threads wait less for each other.
 const MUCH_ROOM: usize = 512 << 10;
+
+/// A datagram takes up to so many times its length of a socket's buffer.
+const BUFFER_FACTOR: usize = 3;
 
 /// Sends packets. It may lose them, as any network may; it never blocks.
 pub(crate) trait Link: Debug + Send {
@@ -38,8 +41,8 @@ pub(crate) trait Link: Debug + Send {
     /// Drops what there was no room for, if it is from one of these addresses.
     fn drop_rest(&mut self, _from: &[IpAddr]) {}
 
-    /// How many bytes one queue pair may have under way to this address.
-    fn room(&mut self, _to: IpAddr) -> usize {
+    /// How many bytes one queue pair may have under way from one address to the other.
+    fn room(&mut self, _from: IpAddr, _to: IpAddr) -> usize {
         LITTLE_ROOM
     }
 

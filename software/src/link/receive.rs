@@ -33,6 +33,9 @@ struct Control {
 /// How many times in a row the sockets may be left out.
 const WITHOUT_SOCKETS: u32 = 16;
 
+/// For how many turns without any packet the sockets are left out as often, after there was one elsewhere.
+const EMPTY_TURNS: u32 = 4096;
+
 /// Receives from all sockets of a device, from its inbox, and from other processes' rings.
 pub(crate) struct Receiver {
     inbox: Arc<Inbox>,
@@ -41,6 +44,8 @@ pub(crate) struct Receiver {
     senders: Senders,
     /// How many times in a row the sockets were left out, because there were packets elsewhere.
     without_sockets: u32,
+    /// How many times in a row there were no packets, or `EMPTY_TURNS` from the last packet of a socket on.
+    empty_turns: u32,
     all: Arc<Sockets>,
     version: u32,
     sockets: Vec<Arc<Socket>>,
@@ -70,6 +75,7 @@ impl Receiver {
             packets: VecDeque::new(),
             senders: Senders::new()?,
             without_sockets: 0,
+            empty_turns: EMPTY_TURNS,
             all,
             version: 0,
             sockets: Vec::new(),
@@ -120,7 +126,7 @@ impl Receiver {
         let sockets = self.sockets().to_vec();
         let doors = self.senders.looks_at_doors();
         let guests = self.senders.guests().cloned().collect();
-        Sources { sockets, doors, guests }
+        Sources { version: self.version, sockets, doors, guests }
     }
 
     /// Asks all who write to rings to ring. Returns false if there are packets already.
@@ -152,7 +158,26 @@ impl Receiver {
 
     /// Receives the packets that have arrived, without blocking, and passes on each with its source and
     /// destination address; returns their number.
-    pub(crate) fn receive(&mut self, mut each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
+    pub(crate) fn receive(&mut self, each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
+        self.receive_some(false, each)
+    }
+
+    /// The same, for a thread that will soon call it again: if packets come from elsewhere, it leaves the sockets out,
+    /// but for each 16th time.
+    pub(crate) fn poll(&mut self, each: impl FnMut(SocketAddr, IpAddr, &[u8])) -> usize {
+        self.receive_some(true, each)
+    }
+
+    /// The next call looks into the sockets.
+    pub(crate) fn expect_datagrams(&mut self) {
+        self.empty_turns = EMPTY_TURNS;
+    }
+
+    fn receive_some(
+        &mut self,
+        is_poll: bool,
+        mut each: impl FnMut(SocketAddr, IpAddr, &[u8]),
+    ) -> usize {
         self.sockets();
         let mut count = self.receive_from_inbox(&mut each);
         if self.senders.is_one_new() {
@@ -161,13 +186,20 @@ impl Receiver {
         }
         count +=
             self.senders.receive(|from, to, packet| each(SocketAddr::new(from, PORT), to, packet));
-        self.without_sockets = if count > 0 { self.without_sockets + 1 } else { 0 };
-        if count > 0 && self.without_sockets < WITHOUT_SOCKETS {
+        self.empty_turns = if count > 0 { 0 } else { (self.empty_turns + 1).min(EMPTY_TURNS) };
+        self.without_sockets += 1;
+        let may_leave_out = count > 0 || is_poll && self.empty_turns < EMPTY_TURNS;
+        if may_leave_out && self.without_sockets < WITHOUT_SOCKETS {
             return count;
         }
         self.without_sockets = 0;
         for i in 0..self.sockets.len() {
-            count += self.receive_from(i, &mut each);
+            let received = self.receive_from(i, &mut each);
+            if received > 0 {
+                // They are in use.
+                self.expect_datagrams();
+            }
+            count += received;
         }
         count
     }
@@ -244,12 +276,18 @@ impl Receiver {
 /// Files to wait for. They stay open for the wait, even if they are removed meanwhile.
 #[derive(Debug)]
 pub(crate) struct Sources {
+    version: u32,
     sockets: Vec<Arc<Socket>>,
     doors: bool,
     guests: Vec<Arc<OwnedFd>>,
 }
 
 impl Sources {
+    /// Changes with the sockets.
+    pub(crate) fn version(&self) -> u32 {
+        self.version
+    }
+
     /// Those that tell of processes that come.
     pub(crate) fn doors(&self) -> impl Iterator<Item = libc::pollfd> {
         let doors = self.sockets.iter().filter_map(|socket| socket.door.as_ref());

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::neighbours::{Inbox, Place};
-use super::{LITTLE_ROOM, Link, MUCH_ROOM, machine, send, unread};
+use super::{BUFFER_FACTOR, LITTLE_ROOM, Link, MUCH_ROOM, machine, send, unread};
 use crate::wire::{PORT, Packet};
 
 // Missing in some C libraries' headers.
@@ -26,6 +26,8 @@ pub(crate) struct Socket {
     pub(crate) address: IpAddr,
     pub(crate) socket: UdpSocket,
     interface: u32,
+    /// The size of its receive buffer, of which the kernel's own structures take a part.
+    buffer: usize,
     /// The kernel cuts a message into datagrams, until it refuses to.
     pub(crate) segments: AtomicBool,
     /// Where other processes of this machine hand over rings.
@@ -36,7 +38,8 @@ impl Socket {
     fn new(address: IpAddr, socket: UdpSocket, interface: u32) -> Self {
         // Without it the kernel cuts them before it hands them over: no error.
         let _ = option(&socket, libc::IPPROTO_UDP, UDP_GRO, 1);
-        Self { address, socket, interface, segments: AtomicBool::new(true), door: None }
+        let buffer = receive_buffer(&socket);
+        Self { address, socket, interface, buffer, segments: AtomicBool::new(true), door: None }
     }
 
     /// Where a packet to this address is sent.
@@ -125,6 +128,16 @@ fn option(socket: &UdpSocket, level: c_int, name: c_int, value: c_int) -> io::Re
         libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size)
     };
     if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn receive_buffer(socket: &UdpSocket) -> usize {
+    let (mut value, mut size): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: the value is a live integer of that size.
+    let returned = unsafe {
+        let to = (&raw mut value).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, to, &mut size)
+    };
+    if returned == 0 { usize::try_from(value).unwrap_or(0) } else { 0 }
 }
 
 /// The socket address of an address and RoCE's port. On IPv6, one interface is meant.
@@ -340,8 +353,14 @@ impl Link for UdpLink {
         self.waiting.retain(|packet| packet.addresses.is_none_or(|(own, _)| !from.contains(&own)));
     }
 
-    fn room(&mut self, to: IpAddr) -> usize {
-        if self.place.is_neighbour(to) { MUCH_ROOM } else { LITTLE_ROOM }
+    fn room(&mut self, from: IpAddr, to: IpAddr) -> usize {
+        if self.place.is_near(from, to) {
+            return MUCH_ROOM;
+        }
+        // The other socket of this machine is taken to have a buffer like ours.
+        let own = self.own.iter().find(|own| own.address == from && to.is_loopback());
+        let buffer = own.map_or(0, |own| own.buffer);
+        (buffer / BUFFER_FACTOR).clamp(LITTLE_ROOM, MUCH_ROOM)
     }
 
     fn is_unread(&mut self, from: IpAddr, to: IpAddr) -> bool {

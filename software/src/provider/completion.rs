@@ -105,6 +105,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
         let shared = shared((*cq).context);
         let mut engine = shared.lock();
         shared.driver().before_sleep();
+        engine.release_answers();
         status(engine.arm((*cq).handle, solicited_only != 0))
     }
 }

@@ -80,6 +80,10 @@ pub(crate) struct Core {
     pub(crate) timers: Timers,
     /// Queue pairs that have more packets to send than fit in one turn.
     pub(crate) runnable: VecDeque<u32>,
+    /// A thread of the program receives: it will soon post, or poll again.
+    pub(crate) holds_answers: bool,
+    /// Queue pairs whose acknowledgement waits for that.
+    pub(crate) held: Vec<u32>,
     /// Completion queues that were overrun since the last `settle`.
     pub(crate) overrun: Vec<u32>,
     /// Counts the calls from outside: in each, a queue pair has one turn.
@@ -125,6 +129,8 @@ impl Core {
             groups: BTreeMap::new(),
             timers: Timers::default(),
             runnable: VecDeque::new(),
+            holds_answers: false,
+            held: Vec::new(),
             overrun: Vec::new(),
             round: 1,
             counters: Counters::default(),

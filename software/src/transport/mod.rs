@@ -105,6 +105,15 @@ impl Engine {
         self.core.timers.next().is_some_and(|at| at <= self.core.now())
     }
 
+    /// Sends the acknowledgements that were held back.
+    pub(crate) fn release_answers(&mut self) {
+        for number in std::mem::take(&mut self.core.held) {
+            if let Some(qp) = self.qps.get_mut(number) {
+                qp.send_answers(&mut self.core);
+            }
+        }
+    }
+
     /// Runs the timers that are due, and gives a turn to each queue pair that has more to send.
     pub(crate) fn advance(&mut self) {
         let now = self.core.now();

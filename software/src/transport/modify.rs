@@ -124,6 +124,7 @@ impl Engine {
         attr: &ibv_qp_attr,
         mask: u32,
     ) -> Result<(), c_int> {
+        self.release_answers();
         let qp = self.qps.get_mut(number).ok_or(libc::EINVAL)?;
         let from = qp.state;
         let to = if mask & Mask::IBV_QP_STATE.0 != 0 { attr.qp_state } else { from };

@@ -416,6 +416,7 @@ impl Engine {
 
     /// Ends what the C object at the address `handle` has of a queue pair, which is destroyed with the last one.
     pub(crate) fn destroy_qp(&mut self, number: u32, handle: u64) -> Result<EventsRead, c_int> {
+        self.release_answers();
         let qp = self.qps.get_mut(number).ok_or(libc::EINVAL)?;
         let at = qp.owners.iter().position(|owner| owner.handle == handle).ok_or(libc::EINVAL)?;
         if qp.owners.len() == 1 && self.core.groups.values().any(|group| group.contains(&number)) {
@@ -505,6 +506,7 @@ impl Engine {
             State::IBV_QPS_ERR | State::IBV_QPS_SQE => qp.flush_sends(&mut self.core),
             _ => qp.send_requests(&mut self.core),
         }
+        self.release_answers();
     }
 
     pub(crate) fn post_receive(&mut self, number: u32, receive: Receive) -> Result<(), c_int> {

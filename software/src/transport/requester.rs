@@ -19,8 +19,8 @@ pub(crate) const TURN: u32 = 32;
 /// The number of packets that one READ request asks for; a longer READ is several requests on the wire.
 const READ_PACKETS: u32 = 16;
 
-/// An acknowledgement is requested at least every this many packets.
-const ACK_EVERY: u64 = 8;
+/// An acknowledgement is requested at least every this many packets, and four times in a window.
+const ACK_EVERY: u32 = 32;
 
 /// For how long a peer of this machine that receives nothing is waited for in addition, in nanoseconds.
 pub(super) const STARVED_FOR: Time = 60_000_000_000;
@@ -73,6 +73,10 @@ impl SendQueue {
         self.deadline = None;
         self.not_ready_until = None;
         self.fetching.clear();
+    }
+
+    fn ack_every(&self) -> u64 {
+        (self.window / 4).clamp(1, ACK_EVERY).into()
     }
 
     fn is_fetch_before(&self, index: usize) -> bool {
@@ -266,7 +270,7 @@ impl QueuePair {
         let mut bth = Bth::new(self.transport.bits() | part.operation(), qpn, wire(number));
         bth.solicited = last && request.solicited;
         bth.acknowledge = self.transport.is_reliable()
-            && (last || number.is_multiple_of(ACK_EVERY) || !self.has_room(number, 2));
+            && (last || number.is_multiple_of(self.sq.ack_every()) || !self.has_room(number, 2));
         let (pd, source, qkey) = (self.pd, self.number, self.attr.qkey);
         let from = offset as usize * self.mtu;
         let length = self.mtu.min(request.length as usize - from);
@@ -395,7 +399,7 @@ impl QueuePair {
     /// Determines how large the window is for the current way to the peer, which may change.
     fn open_window(&mut self, core: &mut Core) {
         let bytes = match self.path {
-            Some(path) => core.link().room(path.to),
+            Some(path) => core.link().room(path.from, path.to),
             None => LITTLE_ROOM,
         };
         let full = (bytes / self.mtu).clamp(32, 128) as u32;

@@ -187,11 +187,15 @@ impl QueuePair {
             Ok(packets) => {
                 let responder = &mut self.responder;
                 responder.expected = add(responder.expected, packets);
-                if bth.acknowledge && Part::of(operation).is_some() {
-                    let psn = bth.psn;
-                    self.answer(core, Answer::Acknowledge { psn, syndrome: Syndrome::Ack });
+                let Some(part) = Part::of(operation).filter(|_| bth.acknowledge) else {
+                    return self.send_answers(core);
+                };
+                let answer = Answer::Acknowledge { psn: bth.psn, syndrome: Syndrome::Ack };
+                let completes = part.last && (!part.write || part.immediate);
+                if completes && core.holds_answers {
+                    self.answer_later(core, answer);
                 } else {
-                    self.send_answers(core);
+                    self.answer(core, answer);
                 }
             }
             Err(refusal) => self.refuse(core, bth.psn, refusal),
@@ -500,6 +504,19 @@ impl QueuePair {
     // ---- Answers ----
 
     fn answer(&mut self, core: &mut Core, answer: Answer) {
+        self.queue_answer(answer);
+        self.send_answers(core);
+    }
+
+    /// The program that receives will now get a completion. If it posts, the answer goes with that.
+    fn answer_later(&mut self, core: &mut Core, answer: Answer) {
+        self.queue_answer(answer);
+        if !core.held.contains(&self.number) {
+            core.held.push(self.number);
+        }
+    }
+
+    fn queue_answer(&mut self, answer: Answer) {
         let both_acknowledge = |last: &Answer| {
             let is_ack = |answer: &Answer| {
                 matches!(answer, Answer::Acknowledge { syndrome: Syndrome::Ack, .. })
@@ -514,7 +531,6 @@ impl QueuePair {
             Some(last @ Answer::Acknowledge { .. }) if is_full => *last = answer,
             _ => self.responder.answers.push_back(answer),
         }
-        self.send_answers(core);
     }
 
     /// Sends answers, as many packets as one turn allows. In each round there is one turn, however many requests have

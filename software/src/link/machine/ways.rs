@@ -142,6 +142,11 @@ impl Ways {
         }
     }
 
+    /// Whether there is a ring to an address.
+    pub(in crate::link) fn has(&self, from: IpAddr, to: IpAddr) -> bool {
+        matches!(self.ways.get(&(from, to)), Some(Way::Ring(ring)) if ring.is_admitted)
+    }
+
     /// Whether there are packets in the ring to an address that were not read; `None`: there is no ring.
     pub(in crate::link) fn is_unread(&mut self, from: IpAddr, to: IpAddr) -> Option<bool> {
         match self.ways.get_mut(&(from, to))? {
