@@ -325,7 +325,7 @@ impl<'res> ChannelBuilder<'res> {
             None => builder,
         };
         // The queue has room for both depths, so they are numbers that a device has.
-        let made = InFlight::new(max_send_wr, max_recv_wr).and_then(|table| {
+        let made = InFlight::new(max_send_wr, max_recv_wr, self.flow_control).and_then(|table| {
             let region = domain.map(credits::register).transpose()?;
             let words = region.as_ref().map(CreditWords::new).transpose()?;
             let with_own = credits::with_own_sends(capacities, self.flow_control);

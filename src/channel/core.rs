@@ -5,31 +5,26 @@
 //! scope and its handles share it by reference, and each of them posts or polls. One thread at a time
 //! uses it.
 //!
-//! # Which operation a completion belongs to
-//!
-//! A work request is numbered `epoch << 32 | index`: see [`epoch`](super::epoch). A completion belongs
-//! to an operation if it names this queue pair, the current epoch, and a slot that is in flight. A
-//! completion with an earlier epoch is dropped. Any other is an
-//! [`UnknownCompletion`](TransportError::UnknownCompletion).
+//! [`sink`](super::sink) finds the operations that completions belong to.
 
 use std::cell::{Cell, OnceCell, UnsafeCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::batch::{Batch, PollCq};
 use super::cancel::Cancel;
 use super::credits::{COUNTING, CreditWords, Credits};
-use super::epoch::new_epoch;
-use super::error::TransportError;
-use super::in_flight::{BLOCKING, InFlight, Queue};
+use super::error::{TransportError, TransportResult};
+use super::in_flight::{InFlight, Queue};
 use super::operation::{Limits, Prepared};
-use super::routed_poll::{Route, poll_routed, poll_routed_receives};
 use super::router::{Inbox, Router};
 use super::shared_receives::{Member, Receives};
-use super::slot::Slot;
+use super::sink::Sink;
+use super::slot::{Slot, State};
 use super::wait::Sleep;
+use crate::completion::WorkSuccess;
 use crate::device::Clock;
 use crate::ffi;
 
@@ -39,36 +34,21 @@ pub(super) struct Core {
     pub(super) queue_pair: *mut ffi::ibv_qp,
     /// The number of the queue pair. It stays readable after the queue pair was destroyed.
     pub(super) number: u32,
-    /// The upper half of all current request numbers.
-    pub(super) epoch: Cell<u64>,
-    /// Completions with an epoch between this one and the current one are from earlier connections.
-    pub(super) first_epoch: u32,
-    /// The epoch that the core was made in. A `PendingWork` carries it to name its channel.
-    pub(super) identity: u32,
-    /// The epoch of the latest connection, in the upper half.
-    connection: Cell<u64>,
+    /// Names the channel: no other channel of the process has it. After a reset it is the same.
+    pub(super) identity: u64,
     /// The requests, prepared. Accessed through pointers only, never by reference.
     pub(super) prepared: UnsafeCell<Prepared>,
-    /// The function that polls, and its first argument: the provider's function and the completion queue,
-    /// or `poll_routed` and `route`.
-    pub(super) poll_cq: Cell<PollCq>,
-    pub(super) polled: Cell<*mut ffi::ibv_cq>,
     /// The request number of blocking operations.
     pub(super) blocking_id: Cell<u64>,
     /// Whether blocking operations can skip all checks before they post: the channel is open, nothing
-    /// else is in flight, and the batch is empty.
+    /// else is in flight, and the sink is empty.
     pub(super) fast_path: Cell<bool>,
-    pub(super) batch: Batch,
+    /// What was polled, and what polls.
+    pub(super) sink: Sink,
     pub(super) table: InFlight,
-    /// Whether a blocking operation is in flight while `stop` polls.
-    pub(super) blocking: Cell<bool>,
     pub(super) limits: Limits,
     /// The router of a shared completion queue, and this channel's inbox.
     pub(super) router: Option<(Arc<Router>, Inbox)>,
-    /// Made of `router`. `polled` points here.
-    route: Option<Route>,
-    /// Whether the router was told that there are results.
-    pub(super) has_told_results: Cell<bool>,
     /// The shared receive queue that feeds the channel, if there is one, and the channel's messages.
     pub(super) receives: Option<(Arc<Receives>, Member)>,
     /// The flow control, if the channel has it. Boxed, since few channels have it.
@@ -96,14 +76,17 @@ pub(super) struct Unreported {
 }
 
 // SAFETY: any thread may use the queue pair and the completion queue (libibverbs locks), and the
-// pointers stay valid on every thread, as the core's owner owns what they point to. All other fields
-// are owned, and `Send`.
+// pointers stay valid on every thread: the core's owner, the link, holds what they point to for as long as
+// anything uses the core's pointers. All other fields are the core's own, and `Send`.
 unsafe impl Send for Core {}
 // SAFETY: only two things change a core: its link's owner, which holds it exclusively; and a scope with
 // its handles, which borrow it exclusively from that owner and are tied to one thread by `OneThread`.
 // A shared reference to the owner only reads cells. A handle of an operation that owns its buffer shares
 // the core with any thread; without its owner, it touches the atomics of `table.owned` and of its slot only.
 unsafe impl Sync for Core {}
+
+/// The next [`Core::identity`].
+static NEXT_IDENTITY: AtomicU64 = AtomicU64::new(0);
 
 /// Makes a type neither `Send` nor `Sync`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -140,37 +123,33 @@ impl Core {
         receives: Option<(Arc<Receives>, Member)>,
         earlier: Option<&Self>,
     ) -> Arc<Self> {
-        let epoch = new_epoch();
         // SAFETY: the caller vouches for the queue pair, and with it for its parents.
-        let (completion_queue, number, poll_cq, prepared, clock) = unsafe {
+        let (number, prepared, sink, clock) = unsafe {
             let ffi::ibv_qp { send_cq, qp_num, context, .. } = *queue_pair;
-            let poll_cq = (*(*send_cq).context).ops.poll_cq;
-            (send_cq, qp_num, poll_cq, Prepared::new(queue_pair), Clock::of(context))
+            let sink = Sink::new(send_cq, router.as_ref(), receives.is_some());
+            (qp_num, Prepared::new(queue_pair), sink, Clock::of(context))
         };
+        // Those that had this queue pair's number before it, or the channel, have posted what may still complete.
+        if let Some((router, _)) = &router {
+            table.begin_after(router.generations());
+        }
+        if let Some(earlier) = earlier {
+            table.begin_after(earlier.table.end_connection());
+        }
         let core = Arc::new(Self {
             queue_pair,
             number,
-            epoch: Cell::new(u64::from(epoch) << 32),
-            first_epoch: match (&router, earlier) {
-                (Some((router, _)), _) => router.first_epoch(),
-                (None, Some(earlier)) => earlier.first_epoch,
-                (None, None) => epoch,
-            },
-            identity: earlier.map_or(epoch, |earlier| earlier.identity),
-            connection: Cell::new(0),
+            identity: earlier.map_or_else(
+                || NEXT_IDENTITY.fetch_add(1, Ordering::Relaxed),
+                |earlier| earlier.identity,
+            ),
             prepared: UnsafeCell::new(prepared),
-            // libibverbs sets every operation of a context before it hands the context out.
-            poll_cq: Cell::new(poll_cq.expect("libibverbs sets it")),
-            polled: Cell::new(completion_queue),
             blocking_id: Cell::new(0),
             fast_path: Cell::new(false),
-            batch: Batch::new(),
+            sink,
             table,
-            blocking: Cell::new(false),
             limits: settings.limits,
-            route: router.as_ref().map(Route::new),
             router,
-            has_told_results: Cell::new(false),
             receives,
             credits: settings.credit_words.map(|words| Box::new(Credits::new(words, clock))),
             sleep: settings.sleep,
@@ -180,11 +159,7 @@ impl Core {
             settle_timeout: settings.settle_timeout,
             unreported: Unreported::default(),
         });
-        if let Some(route) = &core.route {
-            core.polled.set(std::ptr::from_ref(route).cast_mut().cast());
-            let fed = core.receives.is_some();
-            core.poll_cq.set(if fed { poll_routed_receives } else { poll_routed });
-        }
+        core.sink.start();
         // SAFETY: the core does not move any more; `post_raw` gets its pointer from the same cell.
         unsafe { Prepared::set_piece_pointers(core.prepared.get()) };
         if core.credits.is_some() {
@@ -212,22 +187,15 @@ impl Core {
         self.queue_pair
     }
 
-    /// Starts a new epoch: completions of requests that were posted before are dropped from now on.
-    pub(super) fn start_epoch(&self) {
-        self.epoch.set(u64::from(new_epoch()) << 32);
-    }
-
     /// Lets receives be posted. To be called when the queue pair is in INIT and nothing is in flight.
     pub(super) fn open_receives(&self) {
-        self.start_epoch();
-        self.connection.set(self.epoch.get());
-        self.blocking_id.set(self.epoch.get() | u64::from(BLOCKING));
         self.drop_owned_buffers();
-        self.has_told_results.set(false);
+        self.sink.forget_told();
         if let Some(credits) = &self.credits {
             credits.open();
         }
-        self.table.open_receives(self.epoch.get());
+        self.table.open_receives();
+        self.blocking_id.set(self.table.blocking().wr_id());
         self.update_fast_path();
     }
 
@@ -264,7 +232,7 @@ impl Core {
     #[inline]
     pub(super) fn update_fast_path(&self) {
         let idle = self.table.is_open_for_all() && !self.table.any_in_use();
-        self.fast_path.set(idle && self.batch.is_empty());
+        self.fast_path.set(idle && self.sink.is_empty());
     }
 
     /// The reason why a queue has no free slot.
@@ -291,14 +259,25 @@ impl Core {
         self.update_fast_path();
     }
 
-    /// Whether the device still has a blocking operation.
-    pub(super) fn is_blocking(&self) -> bool {
-        self.blocking.get()
+    /// The error of an operation without a completion: the queue pair was destroyed or reset.
+    pub(super) fn ended_by_force(&self) -> TransportError {
+        if self.destroyed.get() { TransportError::Closed } else { TransportError::Stopped }
     }
 
-    /// Ends the blocking operation without a completion.
-    pub(super) fn clear_blocking(&self) {
-        self.blocking.set(false);
+    /// Takes the result of an operation that has ended, and frees its slot.
+    pub(super) fn take_result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
+        let result = self.result(slot);
+        self.release(slot);
+        result
+    }
+
+    /// The result of an operation that has ended.
+    pub(super) fn result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
+        match slot.state() {
+            State::Done(_) | State::Seen => Ok(slot.completion().result()?),
+            State::Discarded(_) => Err(self.ended_by_force()),
+            _ => Err(TransportError::UnknownWork),
+        }
     }
 
     /// Why no message can come any more from a shared receive queue.
@@ -307,11 +286,6 @@ impl Core {
             return Some(TransportError::Closed);
         }
         self.table.is_closed().then_some(TransportError::Stopped)
-    }
-
-    /// Whether `wr_id` is of the latest connection.
-    pub(super) fn is_of_connection(&self, wr_id: u64) -> bool {
-        wr_id & !u64::from(u32::MAX) == self.connection.get()
     }
 }
 
@@ -326,7 +300,6 @@ impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core")
             .field("number", &self.number)
-            .field("epoch", &(self.epoch.get() >> 32))
             .field("depth", &self.table.slots().len())
             .field("in_use", &self.table.in_use())
             .field("open", &self.table.is_open())

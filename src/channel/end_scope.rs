@@ -42,7 +42,6 @@ impl Core {
         if !self.is_scope_over() {
             result = self.poll_and_end_scope(exit);
         }
-        self.tell_results();
         self.update_fast_path();
         result
     }
@@ -58,7 +57,7 @@ impl Core {
     fn poll_and_end_scope(&self, exit: ScopeExit) -> TransportResult<()> {
         let mut polled = Ok(());
         if let ScopeExit::Wait(_) = exit {
-            polled = self.poll_abandoned();
+            polled = self.settle_scope();
             if polled.is_ok() && self.is_scope_over() {
                 return Ok(());
             }
@@ -71,7 +70,7 @@ impl Core {
     fn end_scope_on(&self, exit: ScopeExit, polled: TransportResult<()>) -> TransportResult<()> {
         let mut result = match exit {
             ScopeExit::Wait(deadline) => polled.and_then(|()| self.wait_for_scope(deadline)),
-            ScopeExit::Stop => self.dispatch_arrived(),
+            ScopeExit::Stop => self.settle_scope(),
         };
         if self.table.any_in_scope() {
             if self.is_scope_outstanding() {
@@ -87,7 +86,7 @@ impl Core {
         let mut wait = Wait::new(deadline);
         for slot in self.table.slots() {
             while slot.state().is_outstanding_in_scope() {
-                if !self.progress()? {
+                if !self.settle()? {
                     self.on_empty_poll(&mut wait)?;
                 }
             }
@@ -98,7 +97,7 @@ impl Core {
     /// Waits until all operations of the scope have ended, and reports what no handle has seen.
     #[inline]
     pub(super) fn wait_for_all(&self, deadline: Option<Instant>) -> TransportResult<()> {
-        self.poll_abandoned()?;
+        self.settle_scope()?;
         if self.is_scope_over() {
             return Ok(());
         }
@@ -110,12 +109,11 @@ impl Core {
     fn wait_for_all_on(&self, deadline: Option<Instant>) -> TransportResult<()> {
         let mut wait = Wait::new(deadline);
         loop {
-            self.dispatch_batch()?;
             if !self.table.any_in_scope() {
                 break;
             }
             // What is in use may have ended, and have a handle.
-            if !self.poll_batch()? {
+            if !self.settle()? {
                 if !self.is_scope_outstanding() {
                     break;
                 }
@@ -137,9 +135,10 @@ impl Core {
         self.unreported.error.take().map_or(Ok(()), Err)
     }
 
-    /// Dispatches the completions that are already there, without waiting.
-    fn dispatch_arrived(&self) -> TransportResult<()> {
-        while self.is_scope_outstanding() && self.progress()? {}
+    /// Settles what there is while anything of the scope is in use, without waiting.
+    #[inline]
+    fn settle_scope(&self) -> TransportResult<()> {
+        while self.table.any_in_scope() && self.settle()? {}
         Ok(())
     }
 

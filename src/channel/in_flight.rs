@@ -3,7 +3,8 @@
 //! The table has a fixed size: one slot for each work request that fits into the send queue, and one
 //! for each that fits into the receive queue. A slot is taken when a request is posted and released
 //! after its owner has taken the result. So a free slot means that the queue pair and the completion
-//! queue have room for one more request.
+//! queue have room for one more request. Behind them are two slots for operations of the channel itself, of which
+//! there is one at a time: they are never free, and are not counted as in use.
 //!
 //! The slots of each queue form a ring, and the next slot of the ring is tried first. Operations
 //! mostly end in the order in which they were posted, so if any slot is free, the next one usually is.
@@ -14,12 +15,13 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
+use super::generation::Generations;
 use super::owned_buffer::Owned;
 use super::slot::{NO_SLOT, Owner, Slot, State};
 use crate::error::{Error, Result};
 
-/// The index of a blocking operation. It has no slot, as there is at most one at a time.
-pub(super) const BLOCKING: u32 = u32::MAX;
+/// The most slots of a table. Larger indices are those of shared receives.
+const MAX_SLOTS: usize = 1 << 30;
 
 /// One of the two queues of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,12 +39,15 @@ pub(super) fn no_memory() -> Error {
 
 /// See the [module](self).
 pub(super) struct InFlight {
-    /// Owned. First the slots for sends, then those for receives, then a sentinel that is never free.
-    /// The sentinel is the next slot of a queue that has no slots, and of a closed table.
+    /// Owned. First the slots for sends, then those for receives, then that of a blocking operation and that of the
+    /// read of credits. The one of the blocking operation is the next slot of a queue that has no slots, and of a
+    /// closed table.
     slots: NonNull<Slot>,
     pub(super) owned: Owned,
-    /// Number of slots of both queues, without the sentinel.
+    /// Number of slots of both queues.
     depth: usize,
+    /// Number of slots of the channel itself: the second is that of the read of credits.
+    own: usize,
     /// Number of slots for sends.
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
@@ -56,6 +61,10 @@ pub(super) struct InFlight {
     others: Cell<u32>,
     /// Which slots may be taken: from when the channel is connected until it is stopped, all.
     open: Cell<Open>,
+    /// Those of the latest connection: what the slots began with.
+    begun: Cell<Generations>,
+    /// The same, or those of the next connection if everything has ended without completions.
+    generations: Cell<Generations>,
 }
 
 /// The slots that may be taken.
@@ -72,7 +81,10 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         // SAFETY: it came from a box, in `new`, and no reference into it outlives the table.
         drop(unsafe {
-            Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.depth + 1))
+            Box::from_raw(std::ptr::slice_from_raw_parts_mut(
+                self.slots.as_ptr(),
+                self.depth + self.own,
+            ))
         });
     }
 }
@@ -81,22 +93,29 @@ impl Drop for InFlight {
 unsafe impl Send for InFlight {}
 
 impl InFlight {
-    /// A closed table. Both depths together are less than `u32::MAX`.
+    /// A closed table, of a channel with or without flow control.
     ///
     /// # Errors
     ///
     ///  - `ENOMEM`: out of memory.
-    pub(super) fn new(sends: u32, receives: u32) -> Result<Self> {
+    pub(super) fn new(sends: u32, receives: u32, flow_control: bool) -> Result<Self> {
         let depth = sends as usize + receives as usize;
+        let own = 1 + usize::from(flow_control);
+        if depth > MAX_SLOTS - own {
+            return Err(no_memory());
+        }
         let mut slots = Vec::new();
-        slots.try_reserve_exact(depth + 1).map_err(|_| no_memory())?;
-        slots.extend((0..=depth).map(|_| Slot::new()));
+        slots.try_reserve_exact(depth + own).map_err(|_| no_memory())?;
+        let generations = Generations::NEW;
+        let indices = 0..(depth + own) as u32;
+        slots.extend(indices.map(|index| Slot::new(index, generations.first())));
         let slots = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
         let dangling = NonNull::dangling();
         let table = Self {
             slots,
             owned: Owned::new(),
             depth,
+            own,
             sends,
             next_send: Cell::new(dangling),
             next_receive: Cell::new(dangling),
@@ -105,6 +124,8 @@ impl InFlight {
             in_scope: Cell::new(0),
             others: Cell::new(0),
             open: Cell::new(Open::Nothing),
+            begun: Cell::new(generations),
+            generations: Cell::new(generations),
         };
         table.close();
         Ok(table)
@@ -115,6 +136,23 @@ impl InFlight {
     pub(super) fn slots(&self) -> &[Slot] {
         // SAFETY: the slots live as long as the table, and are only reached by shared references.
         unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth) }
+    }
+
+    /// All slots, also those of the channel itself.
+    #[inline]
+    pub(super) fn all_slots(&self) -> &[Slot] {
+        // SAFETY: as in `slots`.
+        unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth + self.own) }
+    }
+
+    /// The slot of a blocking operation.
+    pub(super) fn blocking(&self) -> &Slot {
+        &self.all_slots()[self.depth]
+    }
+
+    /// The slot of the read of the peer's credits, if the channel has flow control.
+    pub(super) fn credit_read(&self) -> Option<&Slot> {
+        self.all_slots().get(self.depth + 1)
     }
 
     /// The slots of one queue.
@@ -132,24 +170,55 @@ impl InFlight {
         self.slots().get(index)
     }
 
-    /// The slot of the request with this number.
+    /// The slot of the request with this number, unless the request has ended and its slot is free since.
     #[inline]
     pub(super) fn slot_of(&self, wr_id: u64) -> Option<&Slot> {
-        self.slot(wr_id as u32 as usize)
+        let slot = self.all_slots().get(wr_id as u32 as usize)?;
+        (slot.wr_id() == wr_id).then_some(slot)
     }
 
-    /// A pointer to a slot or to the sentinel, for as long as the table lives.
+    /// Whether a request with this number was posted before the connection began.
+    pub(super) fn is_earlier(&self, wr_id: u64) -> bool {
+        (wr_id as u32 as usize) < MAX_SLOTS
+            && self.generations.get().is_earlier((wr_id >> 32) as u32)
+    }
+
+    /// From now on, all numbers that there were are of earlier connections. Returns the generations that begin now.
+    pub(super) fn end_connection(&self) -> Generations {
+        let reached = self.all_slots().iter().map(Slot::generation);
+        let generations = self.begun.get().after(reached);
+        self.generations.set(generations);
+        generations
+    }
+
+    /// Has the numbers begin behind those of other tables of the completion queue, too. Nothing was posted yet.
+    pub(super) fn begin_after(&self, others: Generations) {
+        self.begin(self.generations.get().max(others));
+    }
+
+    fn begin(&self, generations: Generations) {
+        self.begun.set(generations);
+        self.generations.set(generations);
+        for slot in self.all_slots() {
+            slot.set_generation(generations.first());
+        }
+    }
+
+    /// A pointer to a slot, for as long as the table lives.
     fn pointer(&self, index: usize) -> NonNull<Slot> {
-        assert!(index <= self.depth);
-        // SAFETY: the index is that of a slot, or of the sentinel.
+        assert!(index < self.all_slots().len());
+        // SAFETY: the index is that of a slot.
         unsafe { self.slots.add(index) }
     }
 
-    /// Frees every slot and lets slots for receives be taken. Requests are numbered from `first` on.
-    pub(super) fn open_receives(&self, first: u64) {
+    /// Begins a connection: frees every slot and lets slots for receives be taken.
+    pub(super) fn open_receives(&self) {
         let (sends, depth) = (self.sends as usize, self.depth);
+        self.begin(self.end_connection());
+        for slot in self.all_slots() {
+            slot.set_state(State::Seen);
+        }
         for (index, slot) in self.slots().iter().enumerate() {
-            slot.wr_id.set(first + index as u64);
             slot.set_state(State::Free);
             let next = match index + 1 {
                 next if next == sends => 0,
@@ -159,7 +228,7 @@ impl InFlight {
             slot.next.set(self.pointer(next));
         }
         self.next_send.set(self.pointer(depth));
-        // If there are no slots for receives, this is the sentinel.
+        // If there are no slots for receives, this is one that is never free.
         self.next_receive.set(self.pointer(sends));
         self.first_ended.set(NO_SLOT);
         self.in_scope.set(0);
@@ -181,9 +250,9 @@ impl InFlight {
 
     /// Lets no more slots be taken, until it is opened again.
     pub(super) fn close(&self) {
-        let sentinel = self.pointer(self.depth);
-        self.next_send.set(sentinel);
-        self.next_receive.set(sentinel);
+        let never_free = self.pointer(self.depth);
+        self.next_send.set(never_free);
+        self.next_receive.set(never_free);
         self.open.set(Open::Nothing);
     }
 
@@ -217,6 +286,12 @@ impl InFlight {
     #[inline]
     pub(super) fn any_in_scope(&self) -> bool {
         self.in_scope.get() != 0
+    }
+
+    /// Whether there is a slot of another operation that is not free.
+    #[inline]
+    pub(super) fn any_others(&self) -> bool {
+        self.others.get() != 0
     }
 
     /// The number of slots that are not free.
@@ -283,7 +358,7 @@ impl InFlight {
     /// scope.
     #[inline]
     pub(super) fn release_of(&self, slot: &Slot, owner: Owner) {
-        slot.set_state(State::Free);
+        slot.free();
         let count = self.count_of(owner);
         count.set(count.get().wrapping_sub(1));
     }
@@ -291,8 +366,7 @@ impl InFlight {
     /// Appends an operation that is known by a token, and has ended, to the list of those.
     #[cold]
     pub(super) fn push_ended(&self, slot: &Slot) {
-        // SAFETY: it is a slot of this table.
-        let index = unsafe { NonNull::from(slot).offset_from_unsigned(self.slots) } as u32;
+        let index = slot.index();
         slot.next_ended.set(NO_SLOT);
         if self.first_ended.get() == NO_SLOT {
             self.first_ended.set(index);
@@ -315,7 +389,7 @@ impl InFlight {
         Some(slot)
     }
 
-    /// To be called after this number of slots of operations in a scope was set [free](State::Free).
+    /// Counts this number of slots of operations in a scope as [free](Slot::free).
     #[inline]
     pub(super) fn count_released_in_scope(&self, slots: usize) {
         self.in_scope.set(self.in_scope.get().wrapping_sub(slots as u32));
@@ -330,9 +404,10 @@ impl InFlight {
         self.slots().iter().map(|slot| u32::from(borrowed(slot.state()))).sum()
     }
 
-    /// The number of requests that the device has.
+    /// The number of requests that the device has, without the read of credits.
     pub(super) fn outstanding(&self) -> u32 {
-        self.slots().iter().map(|slot| u32::from(slot.state().is_outstanding())).sum()
+        let slots = self.slots().iter().chain([self.blocking()]);
+        slots.map(|slot| u32::from(slot.state().is_outstanding())).sum()
     }
 
     /// The number of requests on the send queue that the device has.
@@ -349,6 +424,11 @@ impl InFlight {
     /// Ends all requests that the device had, without completions. Call this after the queue pair was reset
     /// or destroyed. Returns whether handles of some of them were dropped.
     pub(super) fn discard_outstanding(&self) -> bool {
+        self.end_connection();
+        for own in &self.all_slots()[self.depth..] {
+            own.set_state(State::Seen);
+            own.renumber();
+        }
         let mut any_abandoned = false;
         for slot in self.slots() {
             match slot.state() {
@@ -374,20 +454,20 @@ mod tests {
     use super::*;
 
     fn opened(sends: u32, receives: u32) -> InFlight {
-        let table = InFlight::new(sends, receives).unwrap();
+        let table = InFlight::new(sends, receives, true).unwrap();
         open(&table);
         table
     }
 
     fn open(table: &InFlight) {
-        table.open_receives(1 << 32);
+        table.open_receives();
         table.open_sends();
     }
 
-    fn take(table: &InFlight, queue: Queue) -> Option<u64> {
+    fn take(table: &InFlight, queue: Queue) -> Option<u32> {
         let slot = table.free_slot(queue)?;
         table.take(queue, slot, Owner::Scope);
-        Some(slot.wr_id() - (1 << 32))
+        Some(slot.index())
     }
 
     fn release(table: &InFlight, index: usize) {
@@ -421,7 +501,7 @@ mod tests {
         for free in [2, 1, 3, 0, 2] {
             release(&table, free);
             assert!(table.has_room(Queue::Send));
-            assert_eq!(take(&table, Queue::Send), Some(free as u64));
+            assert_eq!(take(&table, Queue::Send), Some(free as u32));
             assert_eq!(take(&table, Queue::Send), None);
         }
     }
@@ -438,7 +518,7 @@ mod tests {
 
     #[test]
     fn a_closed_table_gives_nothing_out_but_takes_back() {
-        let table = InFlight::new(1, 1).unwrap();
+        let table = InFlight::new(1, 1, false).unwrap();
         assert_eq!(take(&table, Queue::Send), None);
         open(&table);
         take(&table, Queue::Send).unwrap();
@@ -453,8 +533,8 @@ mod tests {
 
     #[test]
     fn receives_come_first_and_stay_when_sends_may_be_posted() {
-        let table = InFlight::new(2, 2).unwrap();
-        table.open_receives(1 << 32);
+        let table = InFlight::new(2, 2, false).unwrap();
+        table.open_receives();
         assert!(table.is_open_for_receives() && !table.is_open());
         assert!(!table.has_room(Queue::Send) && table.has_room(Queue::Receive));
         assert_eq!((take(&table, Queue::Send), take(&table, Queue::Receive)), (None, Some(2)));
@@ -481,7 +561,42 @@ mod tests {
     #[test]
     fn an_index_that_does_not_exist_has_no_slot() {
         let table = opened(1, 1);
-        assert!(table.slot(1).is_some());
-        assert!(table.slot(2).is_none() && table.slot(BLOCKING as usize).is_none());
+        assert!(table.slot(1).is_some() && table.slot(2).is_none());
+        let first = table.slot(0).unwrap().wr_id();
+        for index in [4, 1 << 30, 1 << 31, u64::from(u32::MAX)] {
+            assert!(table.slot_of(first | index).is_none(), "{index:#x}");
+        }
+    }
+
+    /// Each request of a slot has a number of its own, also those of later connections.
+    #[test]
+    fn no_number_comes_twice() {
+        let table = opened(2, 1);
+        let mut seen = std::collections::HashSet::new();
+        let mut connections = Vec::new();
+        for connection in 0..4 {
+            let mut numbers = Vec::new();
+            for round in 0..connection + 3 {
+                let slot = table.free_slot(Queue::Send).unwrap();
+                table.take(Queue::Send, slot, Owner::Scope);
+                let number = slot.wr_id();
+                assert!(seen.insert(number), "{number:#x}");
+                assert!(table.slot_of(number).is_some() && !table.is_earlier(number));
+                numbers.push(number);
+                // The last one is in flight when the connection ends.
+                if round < connection + 2 {
+                    table.release(slot);
+                    assert!(table.slot_of(number).is_none(), "its completion comes again");
+                }
+            }
+            connections.push(numbers);
+            table.close();
+            table.discard_outstanding();
+            let all = connections.iter().flatten();
+            assert!(all.clone().all(|&number| table.is_earlier(number)));
+            open(&table);
+            assert!(all.clone().all(|&number| table.is_earlier(number)));
+            assert!(all.clone().all(|&number| table.slot_of(number).is_none()));
+        }
     }
 }

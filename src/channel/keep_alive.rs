@@ -60,7 +60,7 @@ impl Channel<'_> {
         }
         let core = self.core();
         core.release_dropped();
-        while core.progress()? {}
+        while core.settle()? {}
         if let Some(mut probe) = self.probe.take() {
             match probe.take_ended(self) {
                 Ok(None) => {

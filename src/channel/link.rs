@@ -235,8 +235,10 @@ impl<'res> Link<'res> {
         let Recipe { capacities, mut connection } = self.recipe;
         // The caller chose these numbers for the first connection only.
         (connection.send_psn, connection.receive_psn) = (None, None);
-        let table = InFlight::new(capacities.max_send_wr, capacities.max_recv_wr)?;
-        let capacities = credits::with_own_sends(capacities, self.credit_region.is_some());
+        let flow_control = self.credit_region.is_some();
+        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = capacities;
+        let table = InFlight::new(max_send_wr, max_recv_wr, flow_control)?;
+        let capacities = credits::with_own_sends(capacities, flow_control);
         let fresh = self.queue_pair.another(capacities, connection)?;
         let (router, receives) = (self.core.router.clone(), self.core.receives.clone());
         if let Some((router, inbox)) = &router {

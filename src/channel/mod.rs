@@ -1,18 +1,16 @@
 //! Channels: RDMA in safe Rust.
 
-mod batch;
 mod blocking;
 mod builder;
 mod cancel;
 mod channel_set;
-mod completions;
 mod core;
 mod credits;
 mod end_scope;
-mod epoch;
 mod error;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
+mod generation;
 mod in_flight;
 mod inbox;
 mod keep_alive;
@@ -30,7 +28,6 @@ mod posting;
 mod prepared;
 mod queue_pair_numbers;
 mod request;
-mod routed_poll;
 mod router;
 mod routes;
 mod run_scope;
@@ -38,8 +35,8 @@ mod scope;
 mod scoped_work;
 mod shared_completion_queue;
 mod shared_receives;
+mod sink;
 mod slot;
-mod slot_wait;
 mod stop;
 mod task_work;
 mod wait;
@@ -318,7 +315,7 @@ impl<'res> Channel<'res> {
     pub fn close(self) -> Result<ChannelClosed> {
         let core = self.core();
         // If polling fails, the rest is counted as outstanding below.
-        while core.table.outstanding() > 0 && core.progress() == Ok(true) {}
+        while core.table.outstanding() > 0 && core.settle() == Ok(true) {}
         let left = core.table.outstanding();
         if left > 0 {
             core.stop();

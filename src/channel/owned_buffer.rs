@@ -70,6 +70,11 @@ unsafe fn drop_buffer<B>(buffer: *mut ()) {
     unsafe { buffer.cast::<B>().drop_in_place() }
 }
 
+#[cold]
+fn is_of_type<B: OwnedBuffer>(held: &BufferType) -> bool {
+    (held.id)() == TypeId::of::<B>()
+}
+
 struct TypeOf<B>(B);
 
 impl<B: OwnedBuffer> TypeOf<B> {
@@ -96,31 +101,22 @@ impl HeldBuffer {
 
     /// Whether it holds a buffer of this type.
     #[inline]
-    pub(super) fn holds<B: OwnedBuffer>(&self) -> bool {
+    fn holds<B: OwnedBuffer>(&self) -> bool {
         // The same pointer: the same type, without a call. Another pointer may be of the same type too.
-        self.held.get().is_some_and(|held| {
-            ptr::eq(held, &TypeOf::<B>::BUFFER_TYPE) || (held.id)() == TypeId::of::<B>()
-        })
+        let held = self.held.get();
+        held.map_or(ptr::null(), ptr::from_ref) == ptr::from_ref(&TypeOf::<B>::BUFFER_TYPE)
+            || held.is_some_and(is_of_type::<B>)
     }
 
     /// Takes the buffer out, if there is one of this type.
     #[inline]
     pub(super) fn take<B: OwnedBuffer>(&self) -> Option<B> {
-        // SAFETY: it holds a `B`.
-        self.holds::<B>().then(|| unsafe { self.take_unchecked() })
-    }
-
-    /// Takes the buffer out.
-    ///
-    /// # Safety
-    ///
-    /// It [holds](Self::holds) a buffer of this type.
-    #[inline]
-    pub(super) unsafe fn take_unchecked<B: OwnedBuffer>(&self) -> B {
-        debug_assert!(self.holds::<B>());
+        if !self.holds::<B>() {
+            return None;
+        }
         self.held.set(None);
-        // SAFETY: the storage holds a `B`, as the caller vouches, and from now on it no longer does.
-        unsafe { self.storage.get().cast::<B>().read() }
+        // SAFETY: the storage held a `B` until now.
+        Some(unsafe { self.storage.get().cast::<B>().read() })
     }
 
     /// Drops the buffer, if there is one.
@@ -218,12 +214,20 @@ impl Later {
     }
 }
 
+/// No request has this number.
+const NO_REQUEST: u64 = u64::MAX;
+
+/// Whether the generation of the first number is the later one. They may have wrapped around between the two.
+fn is_later(number: u64, than: u64) -> bool {
+    let [number, than] = [number, than].map(|number| (number >> 32) as u32);
+    number.wrapping_sub(than).cast_signed() > 0
+}
+
 impl Entry {
     pub(super) fn new() -> Self {
         Self {
             buffer: HeldBuffer::new(),
-            // No request has this number: there is no epoch 0.
-            dropped: AtomicU64::new(0),
+            dropped: AtomicU64::new(NO_REQUEST),
             is_listed: AtomicBool::new(false),
             next_dropped: AtomicU32::new(NO_SLOT),
             token: Cell::new(0),
@@ -252,8 +256,8 @@ impl Entry {
 
     /// Whether the handle of the request with this number was dropped since the last call.
     pub(super) fn take_dropped(&self, wr_id: u64) -> bool {
-        // The next request in the slot has the same number.
-        self.dropped.compare_exchange(wr_id, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let dropped = &self.dropped;
+        dropped.compare_exchange(wr_id, NO_REQUEST, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Moves the buffer out, of whatever type.
@@ -270,8 +274,10 @@ impl Owned {
     /// To be called, on any thread, when the handle of the request with this number is dropped. The entry is that of its
     /// slot.
     pub(super) fn mark_dropped(&self, entry: &Entry, wr_id: u64) {
-        // Later connections have larger numbers: a late handle of an earlier one does not hide theirs.
-        entry.dropped.fetch_max(wr_id, Ordering::AcqRel);
+        // A late handle of an earlier request of the slot does not hide that of a later one.
+        let _ = entry.dropped.fetch_update(Ordering::AcqRel, Ordering::Acquire, |other| {
+            (other == NO_REQUEST || is_later(wr_id, other)).then_some(wr_id)
+        });
         // Whoever takes it from the list sees the mark, since both exchange this: a load would not do.
         if entry.is_listed.swap(true, Ordering::AcqRel) {
             return;

@@ -21,16 +21,7 @@ impl Channel<'_> {
     pub fn poll_token(&mut self) -> TransportResult<Option<TokenResult>> {
         let core = self.core();
         core.release_dropped();
-        if let Some(ended) = core.next_token() {
-            return Ok(Some(ended));
-        }
-        while core.progress()? {
-            if let Some(ended) = core.next_token() {
-                return Ok(Some(ended));
-            }
-        }
-        core.tell_no_results();
-        Ok(None)
+        Ok(core.settle_for_token()?.map(|slot| core.take_token(slot)))
     }
 
     /// Waits until an operation with a [token](crate::OwnedWork::into_token) has ended, or the deadline has
@@ -114,7 +105,7 @@ impl Core {
 
     fn drop_buffers_of<'a>(&self, slots: impl Iterator<Item = &'a Slot>) {
         for slot in slots {
-            slot.end_connection();
+            slot.renumber();
             let buffer = &slot.entry.buffer;
             if slot.state().is_outstanding() {
                 buffer.leak()
@@ -125,10 +116,10 @@ impl Core {
         }
     }
 
-    /// The operation with a token that has ended first.
-    fn next_token(&self) -> Option<TokenResult> {
-        let slot = self.table.pop_ended()?;
+    /// The result of an operation with a token, which has ended.
+    #[inline]
+    fn take_token(&self, slot: &Slot) -> TokenResult {
         let (token, buffer) = (slot.entry.token.get(), slot.entry.take_any());
-        Some(TokenResult { token, buffer, result: self.take_result(slot) })
+        TokenResult { token, buffer, result: self.take_result(slot) }
     }
 }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Channel;
-use super::completions::check_poll;
 use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::operation_error::{OperationError, OwnedResult};
@@ -104,13 +103,12 @@ impl<B: OwnedBuffer> OwnedWork<B> {
 
     /// What names the channel, unless the handle was given up.
     #[inline(always)]
-    fn identity(&self) -> Option<u32> {
+    fn identity(&self) -> Option<u64> {
         self.core.as_ref().map(|core| core.identity)
     }
 
-    /// Whether this is a handle of the connection that the core has. If so, the slot is one of this core, and it has the
-    /// operation and a `B`: who takes the buffer has the only handle, or had it dropped, or gives the slot
-    /// [another number](Core::drop_owned_buffers).
+    /// Whether this is a handle of the connection that the core has, whose result was not returned. If so, the slot is one
+    /// of this core, and has the operation.
     #[inline(always)]
     fn is_of(&self, core: &Core) -> bool {
         // SAFETY: the slot is of `self.core`, and that is this core, which is alive. Nobody has an exclusive
@@ -142,8 +140,10 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         let (core, slot) = self.find(channel)?;
         if slot.state().is_outstanding() {
             core.release_dropped();
-            core.progress()?;
-            core.tell_results();
+            let settled = core.settle();
+            if slot.state().is_outstanding() {
+                settled?;
+            }
         }
         self.take(core, slot)
     }
@@ -156,7 +156,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     #[inline(always)]
     pub fn wait(&mut self, channel: &mut Channel<'_>) -> OwnedResult<B> {
         let (slot, completion) = self.wait_for_success(channel, None)?;
-        Ok(self.take_success(channel.core(), slot, completion))
+        self.take_success(channel.core(), slot, completion)
     }
 
     /// Waits until the operation has ended, or the deadline has passed. If the deadline passes, it returns
@@ -172,7 +172,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         deadline: Instant,
     ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
         match self.wait_for_success(channel, Some(deadline)) {
-            Ok((slot, completion)) => Ok(Some(self.take_success(channel.core(), slot, completion))),
+            Ok((slot, completion)) => self.take_success(channel.core(), slot, completion).map(Some),
             Err(OperationError { error: TransportError::TimedOut, .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -215,16 +215,16 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         core: &Core,
         slot: &Slot,
         completion: NonNull<ffi::ibv_wc>,
-    ) -> (B, WorkSuccess) {
-        // SAFETY: the slot holds a `B`, since this is of the core's connection.
-        let buffer = unsafe { slot.entry.buffer.take_unchecked() };
+    ) -> OwnedResult<B> {
+        // The slot has this handle's operation, so it has its buffer.
+        let Some(buffer) = slot.entry.buffer.take() else {
+            return err_from_call(TransportError::UnknownWork.into());
+        };
         // Blocking operations compute `fast_path`: what the post of the operation has set is a safe value.
         core.table.release_of(slot, Owner::Handle);
         slot.entry.put_reference(self.core.take());
-        // It only reads the batch.
-        core.tell_results();
         // SAFETY: it points to an entry of the batch or into the slot, and is initialised. Nothing has polled since.
-        (buffer, WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
+        Ok((buffer, WorkSuccess::from_raw(unsafe { *completion.as_ptr() })))
     }
 
     /// The buffer and the completion, if the operation has ended.
@@ -315,7 +315,7 @@ impl Core {
 /// Why a core does not have the operation of a handle of the channel with this identity.
 #[cold]
 #[inline(never)]
-fn not_found(identity: Option<u32>, core: &Core) -> TransportError {
+fn not_found(identity: Option<u64>, core: &Core) -> TransportError {
     // A reset replaces the channel's core, or at least its connection, and drops the buffer.
     if identity == Some(core.identity) {
         TransportError::Stopped
@@ -351,36 +351,17 @@ fn wait_slow_path(
     found: c_int,
     deadline: Option<Instant>,
 ) -> TransportResult<NonNull<ffi::ibv_wc>> {
-    let waited = poll_until_success(core, slot, found, deadline);
-    if waited.is_err() {
-        core.tell_results();
-    }
-    waited
-}
-
-/// As `wait_slow_path`, without telling the results of others.
-fn poll_until_success(
-    core: &Core,
-    slot: &Slot,
-    found: c_int,
-    deadline: Option<Instant>,
-) -> TransportResult<NonNull<ffi::ibv_wc>> {
-    // What was found is in the batch, unless polling has failed.
-    check_poll(found)?;
     core.release_dropped();
-    let mut wait = Wait::new(deadline);
-    loop {
-        if slot.is_success() {
-            return Ok(slot.completion_pointer());
-        }
-        if !slot.state().is_outstanding() {
-            // The caller finds the operation's own.
-            return Err(TransportError::Stopped);
-        }
-        if !core.progress()? {
-            core.on_empty_poll(&mut wait)?;
-        }
+    let settled = core.settle_found(found);
+    if slot.state().is_outstanding() {
+        settled?;
     }
+    core.settle_until(&mut Wait::new(deadline), || (!slot.state().is_outstanding()).then_some(()))?;
+    if slot.is_success() {
+        return Ok(slot.completion_pointer());
+    }
+    // The caller finds the operation's own.
+    Err(TransportError::Stopped)
 }
 
 impl<B: OwnedBuffer> fmt::Debug for OwnedWork<B> {

@@ -26,7 +26,7 @@ use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 pub struct PendingWork {
     wr_id: u64,
     /// Names the channel that it was posted on.
-    identity: u32,
+    identity: u64,
     /// Whether the result was returned; the slot may then have another owner.
     taken: bool,
 }
@@ -66,22 +66,17 @@ impl PendingWork {
         if let Some(result) = self.ended(core) {
             return Some(result);
         }
-        let polled = core.progress();
-        core.tell_results();
-        match polled {
-            Ok(_) => self.ended(core),
-            Err(error) => Some(Err(error)),
-        }
+        let settled = core.settle();
+        self.ended(core).or_else(|| settled.err().map(Err))
     }
 
     /// The result, if the operation has ended.
     fn ended(&mut self, core: &Core) -> Option<TransportResult<WorkSuccess>> {
-        // The table is that of a later connection.
-        if !core.is_of_connection(self.wr_id) {
+        let Some(slot) = core.table.slot_of(self.wr_id) else {
+            // The table is that of a later connection.
             self.taken = true;
             return Some(Err(TransportError::Stopped));
-        }
-        let slot = core.table.slot(self.wr_id as u32 as usize)?;
+        };
         match slot.state() {
             State::InFlight(Owner::Token) => None,
             State::Done(Owner::Token) | State::Discarded(Owner::Token) => {
@@ -123,24 +118,14 @@ impl PendingWork {
         channel: &mut Channel<'_>,
         deadline: Option<Instant>,
     ) -> TransportResult<WorkSuccess> {
-        let (core, mut wait) = (channel.core(), Wait::new(deadline));
+        let core = channel.core();
         self.check(core)?;
-        loop {
-            if let Some(result) = self.ended(core) {
-                core.tell_results();
-                return result;
-            }
-            let progress = match core.progress() {
-                Ok(true) => Ok(()),
-                Ok(false) => core.on_empty_poll(&mut wait),
-                Err(error) => Err(error),
-            };
-            if let Err(error) = progress {
-                core.stop();
-                let _ = self.ended(core);
-                return Err(error);
-            }
-        }
+        let waited = core.settle_until(&mut Wait::new(deadline), || self.ended(core));
+        waited.unwrap_or_else(|error| {
+            core.stop();
+            let _ = self.ended(core);
+            Err(error)
+        })
     }
 }
 

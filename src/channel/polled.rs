@@ -6,8 +6,8 @@
 
 use std::mem::MaybeUninit;
 
-use super::batch::BATCH;
 use super::router::Router;
+use super::sink::BATCH;
 use crate::ffi;
 
 /// A completion, and the channel that it is for.

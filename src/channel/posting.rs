@@ -9,7 +9,6 @@ use super::error::{TransportError, TransportResult};
 use super::in_flight::Queue;
 use super::operation::{Operation, Prepared};
 use super::slot::{Owner, Slot, State};
-use super::wait::Wait;
 use crate::completion::WorkSuccess;
 use crate::error::err_from_call;
 use crate::ffi;
@@ -122,25 +121,21 @@ impl Core {
             };
             // SAFETY: the caller vouches for the memory.
             unsafe { self.run_slow_path(operation, list, deadline) }?;
-            return Ok(self.first_success());
+            return Ok(self.blocking_success());
         }
         let wr_id = self.blocking_id.get();
         // SAFETY: the table is open, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, wr_id, list) };
         if returned != 0 {
-            let error = ffi::failed(O::VERB, returned);
-            self.ensure_not_posted::<O>(None);
-            return Err(error.into());
+            return Err(self.blocking_failed::<O>(returned));
         }
-        // One completion is enough: nothing else is in flight.
-        let found = self.poll_raw(1);
-        if !self.found_success(found, wr_id) {
-            self.wait_for_blocking(Some(found), deadline)?;
+        if let Err(found) = self.blocking_now() {
+            self.wait_for_blocking(found, deadline)?;
         }
-        Ok(self.first_success())
+        Ok(self.blocking_success())
     }
 
-    /// As `run`, with all checks. On success the completion is the first entry of the batch.
+    /// As `run`, with all checks. On success the completion is [there](Self::blocking_success).
     ///
     /// # Safety
     ///
@@ -161,43 +156,17 @@ impl Core {
         // SAFETY: there is a free slot, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, self.blocking_id.get(), list) };
         if returned != 0 {
-            let error = ffi::failed(O::VERB, returned);
-            self.ensure_not_posted::<O>(None);
-            return Err(error.into());
+            return Err(self.blocking_failed::<O>(returned));
         }
-        self.wait_for_blocking(None, deadline)
+        self.wait_for_blocking(0, deadline)
     }
 
-    /// The rest of `run`: the first poll found something other than the success of the operation, or there
-    /// was no first poll (`None`). On success the completion is the first entry of the batch.
+    /// The error of a blocking operation that could not be posted.
+    #[cold]
     #[inline(never)]
-    fn wait_for_blocking(
-        &self,
-        first_poll: Option<c_int>,
-        deadline: Option<Instant>,
-    ) -> TransportResult<()> {
-        if let Some(found) = first_poll
-            && let Err(error) = self.fill(found)
-        {
-            return Err(self.abandon_blocking(error));
-        }
-        let (wr_id, mut wait) = (self.blocking_id.get(), Wait::new(deadline));
-        loop {
-            let progress = match self.poll() {
-                Ok(Some(completion)) if self.is_completion_of(&completion, wr_id) => {
-                    self.tell_results();
-                    self.batch.set_first(completion.as_raw());
-                    self.update_fast_path();
-                    return Ok(completion.result().map(drop)?);
-                }
-                Ok(Some(completion)) => self.dispatch(&completion).map(drop),
-                Ok(None) => self.on_empty_poll(&mut wait),
-                Err(error) => Err(error),
-            };
-            if let Err(error) = progress {
-                return Err(self.abandon_blocking(error));
-            }
-        }
+    fn blocking_failed<O: Operation>(&self, returned: c_int) -> TransportError {
+        self.ensure_not_posted::<O>(None);
+        ffi::failed(O::VERB, returned).into()
     }
 
     /// To be called after a post to this slot that failed. Returns the error.
@@ -235,7 +204,9 @@ impl Core {
         if !unsafe { Prepared::may_be_posted(self.prepared.get(), O::QUEUE) } {
             return true;
         }
-        self.blocking.set(owner.is_none());
+        if owner.is_none() {
+            self.begin_blocking();
+        }
         let has_ended = match owner {
             // The channel is locked: it must not wait for what is flushed.
             Some(Owner::Task) => self.try_reset(),
@@ -248,7 +219,9 @@ impl Core {
         if !has_ended && O::WRITES {
             self.stop();
         }
-        self.blocking.set(false);
+        if owner.is_none() {
+            self.end_blocking();
+        }
         true
     }
 
@@ -263,18 +236,9 @@ impl Core {
                 return Some(slot);
             }
             // If polling fails, the next wait says so.
-            if self.progress() != Ok(true) {
+            if self.settle() != Ok(true) {
                 return None;
             }
         }
-    }
-
-    /// Stops the channel with a blocking operation in flight.
-    #[cold]
-    fn abandon_blocking(&self, error: TransportError) -> TransportError {
-        self.blocking.set(true);
-        self.stop();
-        self.tell_results();
-        error
     }
 }

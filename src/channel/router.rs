@@ -14,14 +14,14 @@ use std::fmt;
 use std::mem;
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::batch::BATCH;
-use super::epoch::new_epoch;
+use super::generation::Generations;
 use super::in_flight::no_memory;
 use super::inbox::{Label, NO_NUMBER, Ring};
 use super::polled::{Found, Polled, PolledCompletion};
 use super::queue_pair_numbers::Numbers;
 use super::routes::{FED, Routes, Source};
 use super::shared_receives::{Member, Receives};
+use super::sink::BATCH;
 use crate::completion::Waiters;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -40,8 +40,6 @@ impl Inbox {
 
 /// See the [module](self).
 pub(super) struct Router {
-    /// Older than any channel that uses the queue.
-    first_epoch: u32,
     routes: Mutex<Routes>,
     /// The numbers of polls whose completions were handed out by `poll_into`, and that have been dealt with.
     polls_begun: AtomicU64,
@@ -69,11 +67,10 @@ impl Router {
             reserved: 0,
             fed: Vec::new(),
             batch: Box::default(),
+            generations: Generations::NEW,
         };
-        let first_epoch = new_epoch();
         routes.drain();
         Self {
-            first_epoch,
             routes: Mutex::new(routes),
             polls_begun: AtomicU64::new(0),
             polls_done: AtomicU64::new(0),
@@ -96,8 +93,16 @@ impl Router {
         self.lock().available()
     }
 
-    pub(super) fn first_epoch(&self) -> u32 {
-        self.first_epoch
+    /// Where the generations of a queue pair begin that was just created: behind those of all that were destroyed, as it
+    /// may have the number of one of them.
+    pub(super) fn generations(&self) -> Generations {
+        self.lock().generations
+    }
+
+    /// A queue pair is about to be destroyed whose requests have come to these generations.
+    pub(super) fn begin_after(&self, reached: Generations) {
+        let mut routes = self.lock();
+        routes.generations = routes.generations.max(reached);
     }
 
     /// Makes an inbox for `room` completions, for a queue pair that does not exist yet. The token names its

@@ -5,11 +5,12 @@ use std::ffi::c_int;
 use std::mem;
 use std::sync::Arc;
 
-use super::batch::{BATCH, PollCq};
+use super::generation::Generations;
 use super::inbox::{NO_NUMBER, Ring};
 use super::polled::{Polled, PolledCompletion};
 use super::queue_pair_numbers::Numbers;
 use super::shared_receives::Receives;
+use super::sink::{BATCH, PollCq};
 use crate::ffi;
 
 /// The completion queue that a router polls, with its lock held.
@@ -61,6 +62,8 @@ pub(super) struct Routes {
     pub(super) fed: Vec<(Arc<Receives>, u32)>,
     /// For the router's own polls.
     pub(super) batch: Box<[ffi::ibv_wc; BATCH]>,
+    /// Where the generations of the next queue pair begin.
+    pub(super) generations: Generations,
 }
 
 /// The bit of an index in `Routes::numbers` that says that a shared receive queue feeds the channel.

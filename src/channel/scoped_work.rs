@@ -90,11 +90,9 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     #[inline]
     pub fn poll(&mut self) -> Option<TransportResult<WorkSuccess>> {
         if self.slot.state().is_outstanding() {
-            if let Err(error) = self.core.progress() {
-                return Some(Err(error));
-            }
+            let settled = self.core.settle();
             if self.slot.state().is_outstanding() {
-                return None;
+                return settled.err().map(Err);
             }
         }
         Some(self.seen())
@@ -135,9 +133,11 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     fn spin_with(&mut self, deadline: Option<Instant>) -> TransportResult<WorkSuccess> {
         let mut wait = Wait::new(deadline);
         while self.slot.state().is_outstanding() {
-            if !self.core.progress()?
-                && let Err(error) = self.core.on_empty_poll(&mut wait)
-            {
+            let settled = self.core.settle();
+            if !self.slot.state().is_outstanding() {
+                break;
+            }
+            if !settled? && let Err(error) = self.core.on_empty_poll(&mut wait) {
                 self.core.stop();
                 let _ = self.seen();
                 return Err(error);

@@ -22,6 +22,9 @@ pub(super) enum Owner {
     OwnToken,
     /// Nobody: the `OwnedWork` was dropped.
     Nobody,
+    /// The channel itself, for the two operations that have slots of their own: the blocking one, and the read of the
+    /// peer's credits.
+    Channel,
 }
 
 /// The state of a slot and its operation.
@@ -91,10 +94,21 @@ enum Phase {
     Discarded,
 }
 
+/// The halves of a request's number, in the order in which they are loaded as one.
+#[repr(C, align(8))]
+struct Number {
+    #[cfg(target_endian = "little")]
+    index: u32,
+    generation: Cell<u32>,
+    #[cfg(target_endian = "big")]
+    index: u32,
+}
+
 /// Room for one operation.
 pub(super) struct Slot {
-    /// The number under which it is posted.
-    pub(super) wr_id: Cell<u64>,
+    /// The number under which its operation is posted, or the next one will be: see
+    /// [`generation`](super::generation).
+    number: Number,
     /// The next one of the ring.
     pub(super) next: Cell<NonNull<Slot>>,
     /// The state. As a single cell, the compiler would not notice that the write of a post is overwritten if the handle is
@@ -114,9 +128,9 @@ unsafe impl Sync for Slot {}
 
 impl Slot {
     /// A slot that is not free, until the table is opened.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(index: u32, generation: u32) -> Self {
         Self {
-            wr_id: Cell::new(0),
+            number: Number { index, generation: Cell::new(generation) },
             next: Cell::new(NonNull::dangling()),
             phase: Cell::new(Phase::Seen),
             owner: Cell::new(Owner::Scope),
@@ -126,15 +140,39 @@ impl Slot {
         }
     }
 
-    /// The number under which its operation is posted.
+    /// The number under which its operation is posted. If it is free: under which the next one will be.
     #[inline]
     pub(super) fn wr_id(&self) -> u64 {
-        self.wr_id.get()
+        u64::from(self.number.generation.get()) << 32 | u64::from(self.number.index)
     }
 
-    /// From now on, the slot has no operation's number, until the table is opened again.
-    pub(super) fn end_connection(&self) {
-        self.wr_id.set(0);
+    /// The index in its table.
+    #[inline]
+    pub(super) fn index(&self) -> u32 {
+        self.number.index
+    }
+
+    #[inline]
+    pub(super) fn generation(&self) -> u32 {
+        self.number.generation.get()
+    }
+
+    /// A new connection begins.
+    pub(super) fn set_generation(&self, generation: u32) {
+        self.number.generation.set(generation);
+    }
+
+    /// From now on, no handle and no completion has the slot's number.
+    #[inline]
+    pub(super) fn renumber(&self) {
+        self.number.generation.set(self.number.generation.get().wrapping_add(1));
+    }
+
+    /// There is no operation any more: what has its number is of none.
+    #[inline]
+    pub(super) fn free(&self) {
+        self.set_state(State::Free);
+        self.renumber();
     }
 
     /// The state of the operation.
@@ -205,14 +243,6 @@ impl Slot {
     pub(super) fn complete(&self, owner: Owner, completion: &ffi::ibv_wc) {
         self.completion.set((*completion).into());
         self.set_state(State::Done(owner));
-    }
-
-    /// As [`complete`](Self::complete), for the owner that it has. It must be in flight.
-    #[inline(always)]
-    pub(super) fn complete_for_owner(&self, completion: &ffi::ibv_wc) {
-        if let State::InFlight(owner) = self.state() {
-            self.complete(owner, completion);
-        }
     }
 }
 

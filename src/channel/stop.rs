@@ -24,6 +24,7 @@ use std::time::Instant;
 use std::{process, thread};
 
 use super::core::Core;
+use super::error::TransportError;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Object;
@@ -57,7 +58,7 @@ impl Core {
             return true;
         }
         self.close();
-        let outstanding = self.table.outstanding() + u32::from(self.is_blocking());
+        let outstanding = self.table.outstanding();
         let complete = self.flush() || self.reset().is_ok();
         trace::channel_stopped(self.number, outstanding, complete);
         complete
@@ -81,22 +82,21 @@ impl Core {
             return false;
         }
         let give_up = Instant::now().checked_add(self.settle_timeout);
-        let mut outstanding = self.table.outstanding() + u32::from(self.is_blocking());
+        let mut outstanding = self.table.outstanding();
         let (mut failures, mut vain) = (0, 0_u32);
         while outstanding > 0 {
-            match self.poll() {
-                Ok(Some(completion)) => {
-                    failures = 0;
-                    if self.dispatch(&completion) == Ok(true) {
-                        outstanding -= 1;
-                        continue;
-                    }
-                    // A completion that is unknown or of an earlier epoch ends nothing.
-                }
+            match self.settle() {
                 // The kernel or a progress thread of the provider may have to do the flushing.
-                Ok(None) => thread::yield_now(),
-                Err(_) if failures == POLL_FAILURES => return false,
-                Err(_) => failures += 1,
+                Ok(false) => thread::yield_now(),
+                Err(TransportError::Verbs(_)) if failures == POLL_FAILURES => return false,
+                Err(TransportError::Verbs(_)) => failures += 1,
+                // A completion that is unknown or of an earlier connection ends nothing.
+                Ok(true) | Err(_) => failures = 0,
+            }
+            let left = self.table.outstanding();
+            if left < outstanding {
+                outstanding = left;
+                continue;
             }
             if vain.is_multiple_of(64) && give_up.is_some_and(|at| Instant::now() >= at) {
                 return false;
@@ -115,9 +115,9 @@ impl Core {
         }
         // The bound matters only for a device that makes completions up.
         for _ in 0..=self.most_completions() {
-            match self.poll() {
+            match self.settle() {
                 // One that is unknown ends nothing.
-                Ok(Some(completion)) => _ = self.dispatch(&completion),
+                Ok(true) | Err(TransportError::UnknownCompletion { .. }) => {}
                 _ => return,
             }
         }
@@ -212,6 +212,10 @@ impl Core {
         self.close();
         self.stop_receiving();
         self.destroyed.set(true);
+        if let Some((router, _)) = &self.router {
+            // From here on, another queue pair may get the number.
+            router.begin_after(self.table.end_connection());
+        }
         // SAFETY: the queue pair is live, since the verb is called once: the caller has looked at `destroyed`,
         // which prevents any use of it after this, also if the verb fails.
         let returned = unsafe { ffi::ibv_qp::destroy(self.queue_pair) };
@@ -223,13 +227,11 @@ impl Core {
 
     /// Ends all operations without completions: the queue pair was reset or destroyed.
     fn mark_all_ended(&self) {
-        self.start_epoch();
         if self.table.discard_outstanding() {
             self.unreported.unpolled.set(true);
             self.record_unreported(self.ended_by_force());
         }
         self.end_discarded_owned();
-        self.clear_blocking();
         if let Some(credits) = &self.credits {
             credits.close();
         }
@@ -257,16 +259,14 @@ impl Core {
         let give_up = Instant::now().checked_add(self.settle_timeout);
         let mut failures = 0;
         for polls in 0.. {
-            match self.poll() {
-                Ok(None) => return Ok(()),
-                Ok(Some(completion)) => {
-                    failures = 0;
-                    self.take_message(&completion);
-                }
-                Err(crate::channel::TransportError::Verbs(error)) if failures == POLL_FAILURES => {
+            match self.settle() {
+                Ok(false) => return Ok(()),
+                Err(TransportError::Verbs(error)) if failures == POLL_FAILURES => {
                     return Err(error);
                 }
-                Err(_) => failures += 1,
+                Err(TransportError::Verbs(_)) => failures += 1,
+                // They are of the earlier connection, or unknown.
+                Ok(true) | Err(_) => failures = 0,
             }
             // That time has passed tells nothing if the thread had no processor.
             if polls > self.most_completions() && give_up.is_some_and(|at| Instant::now() >= at) {

@@ -26,7 +26,7 @@ impl TaskDrops {
     /// To be called when the handle of the operation with this number is dropped.
     pub(crate) fn mark(&self, wr_id: u64) {
         let table = &self.0.table;
-        if let Some(slot) = table.slot_of(wr_id) {
+        if let Some(slot) = table.slot(wr_id as u32 as usize) {
             table.owned.mark_dropped(&slot.entry, wr_id);
         }
     }
@@ -58,13 +58,9 @@ impl Channel<'_> {
         (!slot.state().is_outstanding()).then(|| slot.is_success())
     }
 
-    /// The buffer and the completion of an operation that has ended, if it is a success.
-    ///
-    /// # Safety
-    ///
-    /// The operation was posted with a buffer of this type.
+    /// The buffer and the completion of an operation that has ended, if it is a success, and the buffer of this type.
     #[inline]
-    pub(crate) unsafe fn take_task_success<B: OwnedBuffer>(
+    pub(crate) fn take_task_success<B: OwnedBuffer>(
         &mut self,
         wr_id: u64,
     ) -> Option<(B, WorkSuccess)> {
@@ -73,8 +69,7 @@ impl Channel<'_> {
         if slot.state() != State::Done(Owner::Task) || !slot.has_success() {
             return None;
         }
-        // SAFETY: nobody has taken the result, so the slot still holds the buffer, whose type the caller vouches for.
-        let buffer = unsafe { slot.entry.buffer.take_unchecked() };
+        let buffer = slot.entry.buffer.take()?;
         // As in `OwnedWork`: `fast_path` stays as it is.
         core.table.release_of(slot, Owner::Task);
         Some((buffer, slot.success()))
@@ -107,7 +102,7 @@ impl Channel<'_> {
         &mut self,
         polled: &PolledCompletion,
     ) -> TransportResult<Option<Waker>> {
-        self.core().complete_task(polled.completion())
+        self.core().settle_polled(polled.completion())
     }
 
     /// Whether there are wakers to [take](Self::take_wakers).
@@ -128,9 +123,8 @@ impl Channel<'_> {
     pub(crate) fn progress_tasks(&mut self) -> TransportResult<()> {
         let core = self.core();
         core.release_dropped();
-        // Until there is nothing in the batch either: nobody is told of what stays there. It ends, because
-        // nothing is posted meanwhile.
-        while core.progress()? {}
+        // It ends, because nothing is posted meanwhile.
+        while core.settle()? {}
         Ok(())
     }
 
@@ -139,7 +133,7 @@ impl Channel<'_> {
     pub(crate) fn progress_delivered(&mut self) -> TransportResult<()> {
         let core = self.core();
         core.release_dropped();
-        core.progress_inbox()
+        core.settle_delivered()
     }
 
     /// Frees what dropped handles have left, as far as it has ended.

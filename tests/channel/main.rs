@@ -26,5 +26,6 @@ mod shared_queue;
 mod sleeping;
 #[path = "../support/software.rs"]
 mod software;
+mod told;
 mod unpolled;
 mod wait_all;

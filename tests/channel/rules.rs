@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ibverbs::{
     AccessFlags, BufferPool, Channel, Inline, OperationError, PooledBuffer, ReceiveWorkRequest,
-    ScopeError, SendWorkRequest, TransportError, ffi,
+    ScopeError, SendWorkRequest, TransportError, WriteWorkRequest, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -107,21 +107,26 @@ fn any_negative_number_is_an_error() {
     }
 }
 
-/// Completions that end no operation: of a slot that does not exist or is free, of another epoch, of another
-/// queue pair. Only slot 0 is in flight, in `epoch`.
-fn strangers(epoch: u64, number: u32) -> Vec<ffi::ibv_wc> {
+/// Completions that end no operation: of a slot that does not exist or is free, of another request of the slot, of
+/// another queue pair. Only slot 0 is in flight, by the request `first`.
+fn strangers(first: u64, number: u32) -> Vec<ffi::ibv_wc> {
     let all = [
         (0, number),
         (7, number),
         (u64::MAX, number),
         (0xdead_beef_0000_0000, number),
-        (epoch + (1 << 32), number),
-        (epoch | 3, number),
-        (epoch | 8, number),
-        (epoch | 0x7fff_ffff, number),
-        (epoch | 0xffff_ffff, number),
-        (epoch, number + 1),
-        (epoch, 0xff_ffff),
+        (first + (1 << 32), number),
+        (first | 3, number),
+        // The slots of a blocking operation and of the flow control, and one that does not exist.
+        (first | 8, number),
+        (first | 9, number),
+        (first | 10, number),
+        (first | 0x3fff_ffff, number),
+        (first | 0x4000_0000, number),
+        (first | 0x7fff_ffff, number),
+        (first | 0xffff_ffff, number),
+        (first, number + 1),
+        (first, 0xff_ffff),
     ];
     all.map(|(wr_id, qp_num)| ffi::ibv_wc { wr_id, qp_num, ..Default::default() }).to_vec()
 }
@@ -136,9 +141,9 @@ fn an_unknown_completion_ends_no_operation_of_a_scope() {
     pair.one
         .scope(|s| {
             let mut write = s.post_write(Inline(&[1; 8]), target.remote())?;
-            let epoch = device.posted(0).unwrap().wr_id;
-            assert_eq!(epoch as u32, 0, "the first slot");
-            for stranger in strangers(epoch, number) {
+            let first = device.posted(0).unwrap().wr_id;
+            assert_eq!(first as u32, 0, "the first slot");
+            for stranger in strangers(first, number) {
                 device.inject(completions, &stranger);
                 let (queue_pair, wr_id) = (stranger.qp_num, stranger.wr_id);
                 let expected = TransportError::UnknownCompletion { queue_pair, wr_id };
@@ -183,24 +188,130 @@ fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
     let number = pair.one.number();
     let other = number + 1;
     let stranger = |wr_id| ffi::ibv_wc { wr_id, qp_num: other, ..Default::default() };
-    let mut epoch = 0;
     let result = pair.one.scope(|s| {
         let write = s.post_write(Inline(&[1; 8]), target.remote())?;
-        epoch = device.posted(0).unwrap().wr_id;
-        device.inject(completions, &stranger(epoch));
+        let wr_id = device.posted(0).unwrap().wr_id;
+        device.inject(completions, &stranger(wr_id));
         let error = write.wait_deadline(soon()).unwrap_err();
-        assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id: epoch });
+        assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id });
         assert_eq!(device.outstanding(number), (1, 0), "it is still in flight");
         device.run();
         Ok::<_, TransportError>(())
     });
     result.unwrap();
-    let blocking = epoch | 0xffff_ffff;
+    // The next one has the same number, as this one completes.
+    device.progress(Progress::OnPoll);
+    pair.one.write(Inline(&[1; 8]), target.remote()).unwrap();
+    let blocking = device.posted(0).unwrap().wr_id;
     device.inject(completions, &stranger(blocking));
     let error = pair.one.until(soon()).receive(&mut ()).unwrap_err();
+    assert_eq!(device.posted(0).unwrap().wr_id, blocking);
     assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id: blocking });
     assert_eq!(outstanding(&device, &pair.one), (0, 0));
     drop(target);
+    pair.finish();
+}
+
+/// A device that completes a request twice, when the slot of the request has the next one.
+struct Twice {
+    pair: Pair,
+    target: ibverbs::SharedMemoryRegion<'static, u64>,
+    completion: ffi::ibv_wc,
+}
+
+impl Twice {
+    fn new() -> Self {
+        let device = FunctionDevice::model();
+        // A queue of one slot.
+        let mut pair = Pair::with(device, |builder| builder.max_send_wr(1));
+        let target = pair.shared(1);
+        let remote = target.remote();
+        pair.one.scope(|s| s.post_write(Inline(&[1; 8]), remote)?.wait().map(drop)).unwrap();
+        let wr_id = pair.device.posted(0).unwrap().wr_id;
+        let completion = ffi::ibv_wc { wr_id, qp_num: pair.one.number(), ..Default::default() };
+        pair.device.progress(Progress::Manual);
+        Self { pair, target, completion }
+    }
+
+    /// The device completes the first request again. `poll` meets that completion, which ends nothing.
+    #[track_caller]
+    fn again(
+        device: &FunctionDevice,
+        completion: &ffi::ibv_wc,
+        poll: impl FnOnce() -> TransportError,
+    ) {
+        let ffi::ibv_wc { wr_id, qp_num: queue_pair, .. } = *completion;
+        let posted = device.posted(0).unwrap().wr_id;
+        assert_eq!(posted as u32, wr_id as u32, "it has the same slot");
+        assert_ne!(posted, wr_id, "and a number of its own");
+        assert_eq!(poll(), TransportError::UnknownCompletion { queue_pair, wr_id });
+        assert_eq!(device.outstanding(queue_pair), (1, 0), "the device still has it");
+    }
+}
+
+#[test]
+fn a_completion_that_comes_twice_ends_no_operation_of_a_scope() {
+    let Twice { mut pair, target, completion } = Twice::new();
+    let (device, completions, remote) = (pair.device.clone(), queue(&pair.one), target.remote());
+    for all_at_once in [false, true] {
+        pair.one
+            .scope(|s| {
+                let mut write = s.post_write(Inline(&[1; 8]), remote)?;
+                if all_at_once {
+                    drop(write);
+                    for _ in 0..2 {
+                        device.inject(completions, &completion);
+                        Twice::again(&device, &completion, || s.wait_all().unwrap_err());
+                        assert!(!s.can_post_send());
+                    }
+                } else {
+                    device.inject(completions, &completion);
+                    Twice::again(&device, &completion, || write.poll().unwrap().unwrap_err());
+                    assert!(write.poll().is_none());
+                }
+                device.run();
+                Ok::<_, TransportError>(())
+            })
+            .unwrap();
+    }
+    drop(target);
+    pair.finish();
+}
+
+#[test]
+fn a_completion_that_comes_twice_gives_no_buffer_back() {
+    let Twice { mut pair, target, completion } = Twice::new();
+    let (device, completions, remote) = (pair.device.clone(), queue(&pair.one), target.remote());
+    let pool = BufferPool::new(&pair.domain, 8, 8, AccessFlags::empty()).unwrap();
+    let one = &mut pair.one;
+    let post = |one: &mut Channel<'_>| {
+        one.post_owned(WriteWorkRequest::new(pool.take().unwrap(), remote)).unwrap()
+    };
+    // A handle, a token, and a handle that was dropped.
+    let mut write = post(one);
+    device.inject(completions, &completion);
+    Twice::again(&device, &completion, || is_kept(write.wait(one).unwrap_err()));
+    device.run();
+    write.wait(one).unwrap();
+    post(one).into_token(one, 3).unwrap();
+    device.inject(completions, &completion);
+    Twice::again(&device, &completion, || one.poll_token().unwrap_err());
+    device.run();
+    assert_eq!(one.poll_token().unwrap().unwrap().token, 3);
+    drop(post(one));
+    device.inject(completions, &completion);
+    Twice::again(&device, &completion, || one.poll_token().unwrap_err());
+    assert_eq!(pool.available(), 7);
+    device.run();
+    assert!(one.poll_token().unwrap().is_none());
+    assert_eq!(pool.available(), 8);
+    // SAFETY: there is no memory.
+    let mut unpolled = unsafe { one.write_unpolled(&(), remote) }.unwrap();
+    device.inject(completions, &completion);
+    Twice::again(&device, &completion, || unpolled.poll(one).unwrap().unwrap_err());
+    device.run();
+    unpolled.wait(one).unwrap();
+    drop((target, pool));
     pair.finish();
 }
 
@@ -280,15 +391,15 @@ fn an_unknown_completion_ends_no_operation_that_owns_its_buffer() {
     };
     let one = &mut pair.one;
     let mut send = one.post_owned(SendWorkRequest::new(filled(1))).unwrap();
-    let epoch = device.posted(0).unwrap().wr_id;
-    assert_eq!(epoch as u32, 0, "the first slot");
+    let first = device.posted(0).unwrap().wr_id;
+    assert_eq!(first as u32, 0, "the first slot");
     let mut receive = one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
     let received = device.posted(0).unwrap().wr_id;
     drop(one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap());
     let token = one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
     token.into_token(one, 3).unwrap();
     let of_the_receive = ffi::ibv_wc { wr_id: received, qp_num: number + 1, ..Default::default() };
-    for stranger in strangers(epoch, number).into_iter().chain([of_the_receive]) {
+    for stranger in strangers(first, number).into_iter().chain([of_the_receive]) {
         let (queue_pair, wr_id) = (stranger.qp_num, stranger.wr_id);
         let expected = TransportError::UnknownCompletion { queue_pair, wr_id };
         let mut meet = |ask: &mut dyn FnMut(&mut Channel<'static>) -> Option<TransportError>| {

@@ -16,7 +16,7 @@ fn in_flight(
     (send, receive, [sent.wr_id, received.wr_id])
 }
 
-/// Of no queue pair, of another one of the reactor, or of an earlier connection.
+/// Of no queue pair, though the numbers are those of operations in flight; or of an earlier connection.
 #[test]
 fn completions_that_are_for_no_operation_of_a_channel_are_dropped() {
     let rig = Rig::new();
@@ -30,10 +30,10 @@ fn completions_that_are_for_no_operation_of_a_channel_are_dropped() {
     let (one, two) = (rig.one.number(), rig.two.number());
     let earlier = |wr_id: u64| wr_id - (1 << 32);
     for opcode in [ffi::ibv_wc_opcode::IBV_WC_SEND, ffi::ibv_wc_opcode::IBV_WC_RECV] {
-        for (wr_id, qp_num) in numbers.into_iter().flat_map(|wr_id| {
-            // The second channel is the younger one.
-            [(wr_id, two + 7), (wr_id, 0xff_ffff), (wr_id, two), (earlier(wr_id), one)]
-        }) {
+        for (wr_id, qp_num) in numbers
+            .into_iter()
+            .flat_map(|wr_id| [(wr_id, two + 7), (wr_id, 0xff_ffff), (earlier(wr_id), one)])
+        {
             for status in
                 [ffi::ibv_wc_status::IBV_WC_SUCCESS, ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR]
             {
@@ -56,7 +56,7 @@ fn completions_that_are_for_no_operation_of_a_channel_are_dropped() {
     }
     // Those of dropped futures give no buffer back either.
     drop(back);
-    let stranger = ffi::ibv_wc { wr_id: numbers[0], qp_num: two, ..Default::default() };
+    let stranger = ffi::ibv_wc { wr_id: numbers[0], qp_num: two + 7, ..Default::default() };
     rig.device.inject(completions(&rig.device), &stranger);
     while rig.reactor.turn().unwrap() > 0 {}
     assert_eq!(rig.pool.available(), CHUNKS - 4);
@@ -77,7 +77,7 @@ fn a_completion_of_nothing_ends_the_channel_with_nothing_in_flight() {
             for can_be_taken_back in [true, false] {
                 let rig = Rig::new();
                 let (mut send, mut receive, [sent, received]) = in_flight(&rig);
-                let (epoch, qp_num) = (sent & !0xffff_ffff, rig.one.number());
+                let (first, qp_num) = (sent & !0xffff_ffff, rig.one.number());
                 let wr_id = [
                     0,
                     7,
@@ -85,8 +85,8 @@ fn a_completion_of_nothing_ends_the_channel_with_nothing_in_flight() {
                     sent + (1 << 32),
                     sent + 1,
                     received + 1,
-                    epoch | 0x7fff_ffff,
-                    epoch | 0xffff_ffff,
+                    first | 0x7fff_ffff,
+                    first | 0xffff_ffff,
                 ][which];
                 if !can_be_taken_back {
                     for verb in ["modify_qp", "destroy_qp"] {

@@ -13,7 +13,7 @@ use super::super::in_flight::Queue;
 use super::super::scope::Scope;
 use super::super::slot::Owner;
 use super::super::wait::Wait;
-use super::{CREDITS, Credits, decode};
+use super::{Credits, decode};
 use crate::completion::WorkCompletion;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
@@ -56,12 +56,12 @@ impl Core {
         if credits.reading.get() || credits.pause().is_some() {
             return Ok(());
         }
-        let Some(remote) = credits.peer.get() else {
+        let (Some(remote), Some(slot)) = (credits.peer.get(), self.table.credit_read()) else {
             return Err(Error::invalid(VERB, "the peer's credit word is not known"));
         };
         let mut element = credits.words.answer_element;
         let mut request = ffi::ibv_send_wr {
-            wr_id: self.epoch.get() | u64::from(CREDITS),
+            wr_id: slot.wr_id(),
             sg_list: &raw mut element,
             num_sge: 1,
             opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_READ,
@@ -101,7 +101,7 @@ impl Core {
         // must not be woken here; their reactor polls.
         if owner != Owner::Task {
             while credits.reading.get() {
-                match self.progress() {
+                match self.settle() {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(error) => return error,
@@ -176,7 +176,7 @@ impl Core {
                 Err(TransportError::NoCredit) => {}
                 result => return result,
             }
-            if self.progress()? {
+            if self.settle()? {
                 continue;
             }
             // Only the end of a read would wake a thread that sleeps.
@@ -197,7 +197,7 @@ impl Core {
         if !self.table.is_open() {
             return Err(self.refusal(Queue::Send));
         }
-        self.progress()?;
+        self.settle()?;
         match self.require_credit(credits) {
             Err(TransportError::NoCredit) => Ok(false),
             result => result.map(|()| true),
@@ -268,9 +268,7 @@ impl Channel<'_> {
     ///    Nothing was stopped.
     ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): the channel is stopped.
     pub fn wait_for_credit(&mut self) -> TransportResult<()> {
-        let waited = self.core().wait_for_credit(None);
-        self.core().tell_results();
-        waited
+        self.core().wait_for_credit(None)
     }
 
     /// As [`wait_for_credit`](Self::wait_for_credit), but gives up at `deadline`.
@@ -281,9 +279,7 @@ impl Channel<'_> {
     ///
     ///  - [`NoCredit`](TransportError::NoCredit): the deadline has passed. Nothing was stopped.
     pub fn wait_for_credit_deadline(&mut self, deadline: Instant) -> TransportResult<()> {
-        let waited = self.core().wait_for_credit(Some(deadline));
-        self.core().tell_results();
-        waited
+        self.core().wait_for_credit(Some(deadline))
     }
 }
 

@@ -27,9 +27,6 @@ use crate::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRe
 
 pub(super) use post::{COUNTING, NO_CREDIT};
 
-/// The index of the read of the peer's word. It has no slot, as there is at most one at a time.
-pub(super) const CREDITS: u32 = u32::MAX - 1;
-
 /// Requests on the send queue beyond those of the program: the read of the peer's word.
 pub(super) const OWN_SENDS: u32 = 1;
 

@@ -195,8 +195,7 @@ impl<B: OwnedBuffer> SharedReceives<B> {
         }
         channel.core().release_dropped();
         // A completion of another operation may come before that of a message.
-        while channel.core().progress()? && !self.is_there(channel) {}
-        channel.core().tell_results();
+        while channel.core().settle()? && !self.is_there(channel) {}
         self.take(channel)
     }
 

@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use super::table::{Member, Table};
-use crate::channel::epoch::new_epoch;
+use super::table::{Member, Table, is_shared};
 use crate::channel::owned_buffer::{HeldBuffer, OwnedBuffer};
 use crate::channel::{OperationError, TransportError};
 use crate::error::Result;
@@ -16,12 +16,15 @@ use crate::sync::{Mutex, MutexGuard};
 
 const POST: &str = "ibv_post_srq_recv";
 
+/// The next [`Receives::identity`].
+static NEXT_IDENTITY: AtomicU32 = AtomicU32::new(1);
+
 /// See the [module](self).
 pub(in crate::channel) struct Receives {
     /// Present until this is dropped. Queue pairs hold it too.
     queue: ManuallyDrop<Arc<SharedReceiveQueue<'static>>>,
-    /// The upper half of the request numbers.
-    epoch: u32,
+    /// The upper half of the request numbers, which no other queue has.
+    identity: u32,
     table: Mutex<Table>,
 }
 
@@ -31,7 +34,8 @@ impl Receives {
     ///  - `ENOMEM`: out of memory.
     pub(super) fn new(queue: SharedReceiveQueue<'static>, receives: u32) -> Result<Self> {
         let table = Mutex::new(Table::new(receives)?);
-        Ok(Self { queue: ManuallyDrop::new(Arc::new(queue)), epoch: new_epoch(), table })
+        let identity = NEXT_IDENTITY.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { queue: ManuallyDrop::new(Arc::new(queue)), identity, table })
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -80,7 +84,7 @@ impl Receives {
 
     /// Whether a request has a number of this queue.
     pub(in crate::channel) fn owns(&self, wr_id: u64) -> bool {
-        (wr_id >> 32) as u32 == self.epoch
+        (wr_id >> 32) as u32 == self.identity && is_shared(wr_id as u32)
     }
 
     /// A completion was polled that this queue [owns](Self::owns). The message is the member's; without a member
@@ -108,7 +112,7 @@ impl Receives {
             drop(table);
             return fail(TransportError::QueueFull, Some(buffer));
         };
-        let wr_id = u64::from(self.epoch) << 32 | u64::from(index);
+        let wr_id = u64::from(self.identity) << 32 | u64::from(table.number(index));
         let mut request = Receive::encode(wr_id, list.as_mut());
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue is live, `bad` is writable, and the request is one well-formed element of a list. An

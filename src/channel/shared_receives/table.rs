@@ -1,7 +1,7 @@
 //! The receives of a shared receive queue, and the messages that have arrived for each channel.
 //!
-//! A receive has a slot, which holds its buffer. The slot's index is the lower half of its `wr_id`, and the
-//! upper half is an [epoch](crate::channel::epoch) that belongs to the queue alone: so whoever polls a
+//! A receive has a slot, which holds its buffer. The lower half of its `wr_id` has the slot's index and generation, and the
+//! upper half is a number that belongs to the queue alone: so whoever polls a
 //! completion knows that it is of this queue.
 //!
 //! A buffer leaves its slot when the completion was polled, or after the queue was destroyed. The end of a queue
@@ -19,6 +19,15 @@ use super::super::in_flight::no_memory;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
+/// Tells the numbers of receives from those of requests that have a slot in a channel's table, and is larger than any
+/// index of either.
+const SHARED: u32 = 1 << 30;
+
+/// Whether the lower half of a request's number is one of a shared receive.
+pub(super) fn is_shared(number: u32) -> bool {
+    number >> 30 == 1
+}
+
 /// The index of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::channel) struct Member(u32);
@@ -32,11 +41,15 @@ pub(super) struct Table {
     unused: Vec<u32>,
     /// The receives that the device has, as far as is known.
     pub(super) posted: u32,
+    /// The number of bits of an index.
+    index_bits: u32,
 }
 
 struct Slot {
     buffer: HeldBuffer,
     state: State,
+    /// Counts the receives of the slot, around the end.
+    generation: u32,
     /// The next one of the same list, or `NONE`.
     next: u32,
     completion: ffi::ibv_wc,
@@ -101,11 +114,15 @@ impl Table {
     ///
     ///  - `ENOMEM`: out of memory.
     pub(super) fn new(receives: u32) -> Result<Self> {
+        if receives >= SHARED {
+            return Err(no_memory());
+        }
         let mut slots = Vec::new();
         slots.try_reserve_exact(receives as usize).map_err(|_| no_memory())?;
         slots.extend((0..receives).map(|_| Slot {
             buffer: HeldBuffer::new(),
             state: State::Free,
+            generation: 0,
             next: NONE,
             completion: ffi::ibv_wc::default(),
         }));
@@ -113,7 +130,8 @@ impl Table {
         for index in 0..receives {
             free.push(&mut slots, index);
         }
-        Ok(Self { slots, free, members: Vec::new(), unused: Vec::new(), posted: 0 })
+        let index_bits = u32::BITS - receives.saturating_sub(1).leading_zeros();
+        Ok(Self { slots, free, members: Vec::new(), unused: Vec::new(), posted: 0, index_bits })
     }
 
     pub(super) fn len(&self) -> u32 {
@@ -128,6 +146,19 @@ impl Table {
         Some(index)
     }
 
+    /// The lower half of the number of the receive in this slot: its index, and in the other bits as much as there is
+    /// room for of the generation.
+    pub(super) fn number(&self, index: u32) -> u32 {
+        let generation = self.slots[index as usize].generation << self.index_bits;
+        SHARED | generation & (SHARED - 1) | index
+    }
+
+    /// The slot of the receive with this number, unless that has completed.
+    fn index_of(&self, number: u32) -> Option<u32> {
+        let index = number & ((1 << self.index_bits) - 1);
+        ((index as usize) < self.slots.len() && self.number(index) == number).then_some(index)
+    }
+
     /// Where the buffer of a slot is kept.
     pub(super) fn buffer(&self, index: u32) -> &HeldBuffer {
         &self.slots[index as usize].buffer
@@ -140,7 +171,9 @@ impl Table {
     }
 
     fn release(&mut self, index: u32) {
-        self.slots[index as usize].state = State::Free;
+        let slot = &mut self.slots[index as usize];
+        slot.state = State::Free;
+        slot.generation = slot.generation.wrapping_add(1);
         self.free.push(&mut self.slots, index);
     }
 
@@ -185,19 +218,20 @@ impl Table {
         Some(message)
     }
 
-    /// A completion of the receive in this slot was polled. Its message is the member's. If there is none, this
+    /// A completion of the receive with this number was polled. Its message is the member's. If there is none, this
     /// returns the buffer.
     ///
     /// # Errors
     ///
-    /// No receive is posted in this slot.
+    /// No receive with this number is posted.
     pub(super) fn complete(
         &mut self,
-        index: u32,
+        number: u32,
         member: Option<Member>,
         completion: &ffi::ibv_wc,
     ) -> std::result::Result<Option<HeldBuffer>, ()> {
-        let slot = self.slots.get_mut(index as usize).ok_or(())?;
+        let index = self.index_of(number).ok_or(())?;
+        let slot = &mut self.slots[index as usize];
         if slot.state != State::Posted {
             return Err(());
         }
@@ -235,6 +269,12 @@ mod tests {
         ffi::ibv_wc { wr_id: wr_id.into(), ..Default::default() }
     }
 
+    /// The number of a receive that was just posted.
+    fn take(table: &mut Table) -> u32 {
+        let index = table.take().unwrap();
+        table.number(index)
+    }
+
     fn taken(table: &mut Table, member: Member) -> Option<u64> {
         table.next(member).map(|(_, completion)| completion.wr_id)
     }
@@ -244,7 +284,7 @@ mod tests {
         let mut table = Table::new(4).unwrap();
         let (one, other) = (table.join().unwrap(), table.join().unwrap());
         for round in 0..10 {
-            let slots = [(); 4].map(|()| table.take().unwrap());
+            let slots = [(); 4].map(|()| take(&mut table));
             assert_eq!((table.take(), table.posted), (None, 4), "{round}");
             for (index, member) in [(2, one), (0, other), (3, one), (1, one)] {
                 assert!(matches!(
@@ -263,7 +303,7 @@ mod tests {
     fn what_nobody_gets_frees_its_slot() {
         let mut table = Table::new(2).unwrap();
         let member = table.join().unwrap();
-        let slots = [(); 2].map(|()| table.take().unwrap());
+        let slots = [(); 2].map(|()| take(&mut table));
         assert!(matches!(table.complete(slots[0], None, &completion(0)), Ok(Some(_))));
         table.leave(member, true);
         assert!(matches!(table.complete(slots[1], Some(member), &completion(0)), Ok(Some(_))));
@@ -275,13 +315,40 @@ mod tests {
     fn a_receive_completes_once() {
         let mut table = Table::new(2).unwrap();
         let member = table.join().unwrap();
-        let slot = table.take().unwrap();
+        let slot = take(&mut table);
+        assert!(is_shared(slot));
         assert!(table.complete(slot, Some(member), &completion(0)).is_ok());
         assert!(table.complete(slot, Some(member), &completion(0)).is_err());
         assert!(table.complete(slot + 1, Some(member), &completion(0)).is_err());
         assert!(table.complete(NONE, Some(member), &completion(0)).is_err());
+        assert_eq!(taken(&mut table, member), Some(0));
+        // Twice, so that the same slot has another receive.
+        let others = [(); 2].map(|()| take(&mut table));
+        assert_eq!(table.take(), None);
+        assert!(table.complete(slot, Some(member), &completion(0)).is_err(), "it comes late");
+        for other in others {
+            assert!(table.complete(other, None, &completion(0)).is_ok());
+        }
         table.leave(member, false);
         assert_eq!(table.join().unwrap(), member);
+    }
+
+    #[test]
+    fn every_number_is_found_whatever_the_capacity() {
+        for capacity in [1, 2, 3, 255, 256, 257] {
+            let mut table = Table::new(capacity).unwrap();
+            for _ in 0..2 * capacity {
+                let index = table.take().unwrap();
+                let number = table.number(index);
+                assert!(is_shared(number) && table.index_of(number) == Some(index));
+                table.untake(index);
+                assert_eq!(table.index_of(number), None);
+            }
+            // As much of the generation as there is room for.
+            table.slots[0].generation = u32::MAX;
+            assert!(is_shared(table.number(0)), "{capacity}");
+            assert_eq!(table.index_of(table.number(0)), Some(0));
+        }
     }
 
     #[test]

@@ -92,9 +92,7 @@ where
         let Self { shared, stage, .. } = self;
         let mut state = shared.lock();
         loop {
-            // SAFETY: `stage` has the number that the post of this future's buffer has returned.
-            let success = unsafe { state.channel.take_task_success(wr_id) };
-            if let Some(success) = success {
+            if let Some(success) = state.channel.take_task_success(wr_id) {
                 state.wake_room();
                 *stage = Stage::Over;
                 shared.release(state);

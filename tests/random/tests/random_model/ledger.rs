@@ -67,8 +67,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Puts a completion into a queue that is of no operation in flight: of another queue pair, of an earlier or later
-    /// connection, of a slot that does not exist. (Not with the number of a blocking operation, which may follow.)
+    /// Puts a completion into a queue that is of no operation in flight: of another queue pair, of an earlier request of
+    /// the slot, of a later one (not the next, which may follow), of a slot that does not exist.
     pub(crate) fn inject_stranger(&self, queue: *mut ffi::ibv_cq, number: u32, which: u8) {
         let mut posted = (0..64).map_while(|back| self.device.posted(back));
         let Some(latest) = posted.find(|posted| posted.qp_num == number) else { return };
@@ -78,7 +78,7 @@ impl Ledger {
             1 => (wr_id - (1 << 32), number),
             2 => (wr_id | 0x7fff_ffff, number),
             3 => (u64::from(which), number),
-            _ => (wr_id + (1 << 32), number),
+            _ => (wr_id ^ (1 << 63), number),
         };
         let status = ffi::ibv_wc_status(u32::from(which / 5 % 2) * 5);
         let stranger = ffi::ibv_wc { wr_id, qp_num, status, ..Default::default() };

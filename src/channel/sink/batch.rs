@@ -1,8 +1,4 @@
 //! The completions that a channel polled last.
-//!
-//! Completions are polled in batches. A completion stays in the batch until the wait for its operation
-//! takes it, or until it is dispatched: copied to the slot of its operation. Operations mostly complete
-//! in the order in which they are waited for, so most completions are taken from the batch directly.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -11,10 +7,11 @@ use std::ptr::NonNull;
 use crate::ffi;
 
 /// The most completions that are polled at a time.
-pub(super) const BATCH: usize = 16;
+pub(in crate::channel) const BATCH: usize = 16;
 
 /// `poll_cq` in `struct ibv_context_ops`.
-pub(super) type PollCq = unsafe extern "C" fn(*mut ffi::ibv_cq, c_int, *mut ffi::ibv_wc) -> c_int;
+pub(in crate::channel) type PollCq =
+    unsafe extern "C" fn(*mut ffi::ibv_cq, c_int, *mut ffi::ibv_wc) -> c_int;
 
 /// See the [module](self).
 ///
@@ -83,55 +80,22 @@ impl Batch {
         self.next.set(unsafe { self.next.get().add(count) });
     }
 
-    /// Marks the first completion as taken.
-    ///
-    /// # Safety
-    ///
-    /// The batch is not empty.
+    /// From now on, the entries from `first` to `end`, which a poll has written, are those that were not taken.
     #[inline]
-    pub(super) unsafe fn advance(&self) {
-        debug_assert!(!self.is_empty());
-        // SAFETY: `next` points to an entry, as the batch is not empty.
-        self.next.set(unsafe { self.next.get().add(1) });
+    pub(super) fn keep(&self, first: usize, end: usize) {
+        assert!(first <= end && end <= BATCH);
+        // SAFETY: both are at most the number of entries.
+        unsafe {
+            self.next.set(self.entries.add(first));
+            self.end.set(self.entries.add(end));
+        }
     }
 
-    /// A pointer to the last completion.
-    ///
-    /// # Safety
-    ///
-    /// The batch is not empty.
-    #[inline]
-    pub(super) unsafe fn last(&self) -> *const ffi::ibv_wc {
-        debug_assert!(!self.is_empty());
-        // SAFETY: `end` is behind an entry, as the batch is not empty.
-        unsafe { self.end.get().sub(1) }.as_ptr()
-    }
-
-    /// Marks the last completion as taken.
-    ///
-    /// # Safety
-    ///
-    /// The batch is not empty.
-    #[inline]
-    pub(super) unsafe fn shorten(&self) {
-        debug_assert!(!self.is_empty());
-        // SAFETY: as in `last`.
-        self.end.set(unsafe { self.end.get().sub(1) });
-    }
-
-    /// Sets the number of completions that a poll wrote. Those that were not taken are dropped.
-    #[inline]
-    pub(super) fn set_len(&self, len: usize) {
-        assert!(len <= BATCH);
-        self.next.set(self.entries);
-        // SAFETY: `len` is at most the number of entries.
-        self.end.set(unsafe { self.entries.add(len) });
-    }
-
-    /// Overwrites the first entry. If it was not taken yet, it is lost.
-    pub(super) fn set_first(&self, completion: &ffi::ibv_wc) {
+    /// Overwrites the first entry, which was taken.
+    pub(super) fn set_first(&self, completion: ffi::ibv_wc) {
+        debug_assert!(self.is_empty() || self.next.get() != self.entries);
         // SAFETY: it points to an entry, and no reference to one is held.
-        unsafe { self.entries().write(*completion) };
+        unsafe { self.entries().write(completion) };
     }
 }
 

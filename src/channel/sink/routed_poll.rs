@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::batch::BATCH;
-use super::router::{Inbox, Router};
+use super::BATCH;
+use crate::channel::router::{Inbox, Router};
 use crate::ffi;
 
 /// What [`poll_routed`] is called with.

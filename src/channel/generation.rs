@@ -1,0 +1,94 @@
+//! The numbers of work requests, which distinguish each request from all others that may still complete.
+//!
+//! A work request is numbered `generation << 32 | index`. The index is that of its slot in the table of what is in
+//! flight. The generation counts the requests of the slot: it grows by one whenever the slot becomes free, and is
+//! never reset. So a completion belongs to an operation only if it has the very number of the operation's request:
+//! one that comes twice, or late, has an older number.
+//!
+//! A queue pair is replaced when its channel is reset, and the number of a queue pair that was destroyed may come
+//! again. So the generations of a new table begin behind all those of the tables before it whose completions may
+//! still be in the completion queue: see [`Generations`].
+
+/// Where the generations of a connection begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Generations {
+    /// The generation of every slot when the connection began.
+    first: u32,
+    /// How many generations before `first` are of earlier connections. The others before it were not used yet.
+    earlier: u32,
+}
+
+impl Generations {
+    /// Those of the first connection of a completion queue. No request has the number 0.
+    pub(super) const NEW: Self = Self { first: 1, earlier: 0 };
+
+    pub(super) fn first(self) -> u32 {
+        self.first
+    }
+
+    /// Those that begin behind slots that have come to these generations, from the first of these on.
+    pub(super) fn after(self, reached: impl Iterator<Item = u32>) -> Self {
+        let most = reached.map(|generation| generation.wrapping_sub(self.first)).max();
+        self.advance(u64::from(most.unwrap_or(0)) + 1)
+    }
+
+    /// The later ones of two tables of one completion queue.
+    pub(super) fn max(self, other: Self) -> Self {
+        match other.first.wrapping_sub(self.first) {
+            ahead @ 1..=0x7fff_ffff => self.advance(ahead.into()),
+            _ => self,
+        }
+    }
+
+    fn advance(self, by: u64) -> Self {
+        let earlier = u64::from(self.earlier) + by;
+        Self {
+            first: self.first.wrapping_add(by as u32),
+            earlier: u32::try_from(earlier).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Whether a request of this generation was posted before the connection began.
+    pub(super) fn is_earlier(self, generation: u32) -> bool {
+        self.first.wrapping_sub(generation).wrapping_sub(1) < self.earlier
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_used_is_earlier_and_nothing_else_is() {
+        let mut now = Generations::NEW;
+        assert!(![0, 1, 2, u32::MAX].into_iter().any(|generation| now.is_earlier(generation)));
+        now = now.after([1, 5, 3].into_iter());
+        assert_eq!(now.first(), 6);
+        let earlier: Vec<_> = (0..20).filter(|&generation| now.is_earlier(generation)).collect();
+        assert_eq!(earlier, [1, 2, 3, 4, 5]);
+        assert!(!now.is_earlier(u32::MAX) && !now.is_earlier(0xdead_beef));
+        assert_eq!(now.after(std::iter::empty()).first(), 7);
+    }
+
+    #[test]
+    fn generations_wrap_around() {
+        let old = Generations { first: u32::MAX - 2, earlier: u32::MAX - 3 };
+        let now = old.after([u32::MAX - 2, 1].into_iter());
+        assert_eq!(now.first(), 2);
+        assert!([u32::MAX - 2, u32::MAX, 0, 1].into_iter().all(|early| now.is_earlier(early)));
+        assert!(!now.is_earlier(2));
+        // A slot that was used as often as there are numbers.
+        assert_eq!(now.after([1].into_iter()).first(), 2);
+    }
+
+    #[test]
+    fn the_later_one_of_two_tables_is_behind_both() {
+        let at = |first, earlier| Generations { first, earlier };
+        assert_eq!(at(7, 6).max(at(9, 8)), at(9, 8));
+        assert_eq!(at(9, 8).max(at(7, 6)), at(9, 8));
+        assert_eq!(at(9, 8).max(at(9, 3)), at(9, 8));
+        // Around the end.
+        assert_eq!(at(u32::MAX, 50).max(at(3, 1)), at(3, 54));
+        assert_eq!(at(3, 54).max(at(u32::MAX, 50)), at(3, 54));
+    }
+}

@@ -1,0 +1,410 @@
+//! Where completions are handled.
+//!
+//! [`Core::settle`] is the only function that handles them: it polls, dispatches everything that it found, and tells
+//! whoever waits. To dispatch a completion is to end its operation: its slot gets the result, a task is woken, a
+//! buffer that nobody asks for is dropped. Who waits for an operation calls `settle` until the slot of the operation
+//! says that it has ended. What has ended is told by `settle` itself, so no caller has to remember anything.
+//!
+//! [`fast_path`] is the one shortcut: a wait that finds the completion of its own operation first takes that from
+//! what was polled, without the way through the slot. It leaves the others for the next wait or the next `settle`,
+//! unless another thread may wait for one of them.
+//!
+//! # Which operation a completion belongs to
+//!
+//! A completion belongs to an operation if it names this queue pair, and has the number of a slot that is in flight:
+//! see [`generation`](super::generation). One with a number of an earlier connection is dropped. Any other is an
+//! [`UnknownCompletion`](TransportError::UnknownCompletion), and ends nothing.
+
+mod batch;
+mod fast_path;
+mod routed_poll;
+
+pub(super) use batch::{BATCH, PollCq};
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::task::Waker;
+
+use batch::Batch;
+use routed_poll::{Route, poll_routed, poll_routed_receives};
+
+use super::core::Core;
+use super::error::{TransportError, TransportResult};
+use super::router::{Inbox, Router};
+use super::slot::{Owner, Slot, State};
+use super::wait::Wait;
+use crate::completion::WorkCompletion;
+use crate::ffi;
+
+/// What a channel polls with, and what it polled last.
+pub(super) struct Sink {
+    batch: Batch,
+    /// The function that polls, and its first argument: the provider's function and the completion queue,
+    /// or `poll_routed` and `route`. Not an enum: to look at it would take 2 of the 30 instructions of a blocking
+    /// send.
+    poll_cq: Cell<PollCq>,
+    polled: Cell<*mut ffi::ibv_cq>,
+    /// Of a shared completion queue. `polled` points here.
+    route: Option<Route>,
+    /// Whether a shared receive queue feeds the channel.
+    is_fed: bool,
+    /// Whether the router was told that there are results.
+    has_told: Cell<bool>,
+}
+
+impl Sink {
+    /// Polls a completion queue, or else the router, which the core holds. It can poll once it no longer moves: see
+    /// [`start`](Self::start).
+    ///
+    /// # Safety
+    ///
+    /// The completion queue is live.
+    pub(super) unsafe fn new(
+        queue: *mut ffi::ibv_cq,
+        router: Option<&(Arc<Router>, Inbox)>,
+        is_fed: bool,
+    ) -> Self {
+        // SAFETY: the caller vouches for the queue, and with it for its context.
+        let poll_cq = unsafe { (*(*queue).context).ops.poll_cq };
+        Self {
+            batch: Batch::new(),
+            // libibverbs sets every operation of a context before it hands the context out.
+            poll_cq: Cell::new(poll_cq.expect("libibverbs sets it")),
+            polled: Cell::new(queue),
+            route: router.map(Route::new),
+            is_fed,
+            has_told: Cell::new(false),
+        }
+    }
+
+    /// To be called once, when the core no longer moves.
+    pub(super) fn start(&self) {
+        if let Some(route) = &self.route {
+            self.polled.set(std::ptr::from_ref(route).cast_mut().cast());
+            self.poll_cq.set(if self.is_fed { poll_routed_receives } else { poll_routed });
+        }
+    }
+
+    /// Whether nothing is there that was polled and not dispatched.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.batch.is_empty()
+    }
+
+    /// A new connection begins, which has no results yet.
+    pub(super) fn forget_told(&self) {
+        self.has_told.set(false);
+    }
+}
+
+impl Core {
+    /// Handles all completions that there are: what was polled before, or else what one poll finds. Returns whether
+    /// there were any.
+    ///
+    /// # Errors
+    ///
+    ///  - [`Verbs`](TransportError::Verbs): polling failed, which ends nothing.
+    ///  - [`UnknownCompletion`](TransportError::UnknownCompletion): the first completion belongs to no operation. What
+    ///    came before an unknown one was handled by an earlier call, and what comes after it is handled by the next.
+    #[inline]
+    pub(super) fn settle(&self) -> TransportResult<bool> {
+        let settled = self.poll_and_dispatch();
+        if self.router.is_some() {
+            self.tell_results();
+        }
+        settled
+    }
+
+    /// As [`settle`](Self::settle), until an operation that is known by a token has ended. Returns its slot, or `None` if
+    /// there is nothing more.
+    #[inline]
+    pub(super) fn settle_for_token(&self) -> TransportResult<Option<&Slot>> {
+        loop {
+            if let Some(slot) = self.table.pop_ended() {
+                return Ok(Some(slot));
+            }
+            // Who asks for results need not be told of them.
+            if !self.poll_and_dispatch()? {
+                self.tell_no_results();
+                return Ok(None);
+            }
+        }
+    }
+
+    /// As [`settle`](Self::settle), for all that is in the inbox of a channel with a shared completion queue, which
+    /// is not polled.
+    pub(super) fn settle_delivered(&self) -> TransportResult<()> {
+        let Some((router, inbox)) = &self.router else {
+            while self.settle()? {}
+            return Ok(());
+        };
+        loop {
+            while !self.sink.batch.is_empty() {
+                self.dispatch_batch()?;
+            }
+            // SAFETY: there are `BATCH` initialised entries. No reference to one is held, as in `poll_raw`, and
+            // this one is not used after the call.
+            let out = unsafe { std::slice::from_raw_parts_mut(self.sink.batch.entries(), BATCH) };
+            if !self.absorb(router.take(inbox, out))? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Handles a completion that was polled for this channel by its reactor. Returns the waker of its task, if that is
+    /// all that has to be woken.
+    #[inline]
+    pub(super) fn settle_polled(&self, completion: &ffi::ibv_wc) -> TransportResult<Option<Waker>> {
+        if let Some(slot) = self.slot_of_completion(completion)
+            && slot.state() == State::InFlight(Owner::Task)
+        {
+            slot.complete(Owner::Task, completion);
+            return Ok(slot.entry.waker.take());
+        }
+        self.dispatch(completion).map(|()| None)
+    }
+
+    /// Waits until `ended` returns something, which it may when completions were handled.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`settle`](Self::settle), and of [`Wait::on_empty_poll`]. Nothing was stopped.
+    #[inline]
+    pub(super) fn settle_until<R>(
+        &self,
+        wait: &mut Wait,
+        mut ended: impl FnMut() -> Option<R>,
+    ) -> TransportResult<R> {
+        loop {
+            if let Some(ended) = ended() {
+                return Ok(ended);
+            }
+            if !self.settle()? {
+                self.on_empty_poll(wait)?;
+            }
+        }
+    }
+
+    /// What a wait does after each `settle` that found nothing: see [`Wait::on_empty_poll`].
+    #[inline]
+    pub(super) fn on_empty_poll(&self, wait: &mut Wait) -> TransportResult<()> {
+        let cancel = self.cancel.get().map(|cancel| &**cancel);
+        wait.on_empty_poll(self.sleep.as_ref(), cancel, || self.check_device())
+    }
+
+    /// Polls at most `most` completions into the batch, which must be empty. Returns what the verb
+    /// returned. The batch is still empty after that: see [`absorb`](Self::absorb).
+    #[inline(always)]
+    fn poll_raw(&self, most: usize) -> c_int {
+        let Sink { batch, poll_cq, polled, .. } = &self.sink;
+        debug_assert!(batch.is_empty() && most <= BATCH);
+        // SAFETY: what is polled is live: it is a parent of the queue pair, or part of the core. Only the
+        // channel polls, which holds both; a handle that outlives it finds that out before it polls. There is
+        // room for `most` completions, and no reference to them: a function of the core that makes one
+        // drops it before it polls or returns, and one thread at a time uses the core.
+        unsafe { poll_cq.get()(polled.get(), most as c_int, batch.entries()) }
+    }
+
+    /// Puts the completions that a poll found into the batch. Returns whether there are any. A poll that
+    /// failed completes nothing.
+    #[inline]
+    fn absorb(&self, found: c_int) -> TransportResult<bool> {
+        let found = count(found)?;
+        self.sink.batch.keep(0, found);
+        Ok(found > 0)
+    }
+
+    #[inline]
+    fn poll_and_dispatch(&self) -> TransportResult<bool> {
+        if self.sink.batch.is_empty() {
+            let found = count(self.poll_raw(BATCH))?;
+            if found == 0 {
+                return Ok(false);
+            }
+            // SAFETY: they are initialised, and nothing polls meanwhile.
+            let completions =
+                unsafe { std::slice::from_raw_parts(self.sink.batch.entries(), found) };
+            let freed = self.release_abandoned(completions);
+            if freed == found {
+                return Ok(true);
+            }
+            self.sink.batch.keep(freed, found);
+        }
+        self.dispatch_batch().map(|()| true)
+    }
+
+    /// Dispatches all completions of the batch, which is not empty, up to the first unknown one.
+    ///
+    /// # Errors
+    ///
+    /// The first completion is unknown. It was taken.
+    #[inline(never)]
+    fn dispatch_batch(&self) -> TransportResult<()> {
+        // SAFETY: nothing polls meanwhile.
+        let completions = unsafe { self.sink.batch.rest() };
+        for (dispatched, completion) in completions.iter().enumerate() {
+            if let Err(unknown) = self.dispatch(completion) {
+                let is_first = dispatched == 0;
+                // SAFETY: the batch has as many.
+                unsafe { self.sink.batch.advance_by(dispatched + usize::from(is_first)) };
+                // Otherwise the next call returns it.
+                return if is_first { Err(unknown) } else { Ok(()) };
+            }
+        }
+        // SAFETY: these are all.
+        unsafe { self.sink.batch.advance_by(completions.len()) };
+        Ok(())
+    }
+
+    /// Ends the operation that a completion belongs to.
+    ///
+    /// # Errors
+    ///
+    /// The completion belongs to no operation in flight.
+    #[inline]
+    fn dispatch(&self, completion: &ffi::ibv_wc) -> TransportResult<()> {
+        if let Some(slot) = self.slot_of_completion(completion)
+            && let State::InFlight(owner) = slot.state()
+            && owner != Owner::Nobody
+        {
+            slot.complete(owner, completion);
+            match owner {
+                Owner::OwnToken => self.table.push_ended(slot),
+                Owner::Task => self.table.owned.wake(&slot.entry),
+                _ => {}
+            }
+            return Ok(());
+        }
+        self.dispatch_other(&(*completion).into())
+    }
+
+    /// As [`dispatch`](Self::dispatch), if no owner will ask for the result of an operation.
+    #[inline(never)]
+    fn dispatch_other(&self, completion: &WorkCompletion) -> TransportResult<()> {
+        let wr_id = completion.wr_id();
+        match self.slot_of_completion(completion.as_raw()).map(|slot| (slot, slot.state())) {
+            Some((slot, State::InFlight(_))) => {
+                slot.entry.buffer.clear();
+                self.release(slot);
+            }
+            Some((slot, State::Abandoned)) => {
+                self.unreported.unpolled.set(true);
+                if let Err(error) = completion.result() {
+                    self.record_unreported(error.into());
+                }
+                self.release(slot);
+            }
+            Some((slot, _))
+                if self.table.credit_read().is_some_and(|read| std::ptr::eq(read, slot))
+                    && self.take_credits(completion) =>
+            {
+                slot.renumber();
+            }
+            _ if self.take_message(completion) || self.table.is_earlier(wr_id) => {}
+            _ => {
+                let queue_pair = completion.queue_pair_number();
+                return Err(TransportError::UnknownCompletion { queue_pair, wr_id });
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the completion of a receive of the shared queue, for whoever asks for messages. Returns false if it
+    /// is not such a completion.
+    fn take_message(&self, completion: &WorkCompletion) -> bool {
+        let Some((receives, member)) = &self.receives else { return false };
+        // It may name a queue pair that the channel had before a reset.
+        let ours = completion.queue_pair_number() == self.number;
+        receives.owns(completion.wr_id())
+            && receives.complete(ours.then_some(*member), completion.as_raw())
+    }
+
+    /// Keeps the first failure of an operation whose handle was dropped, for the end of the scope.
+    #[cold]
+    pub(super) fn record_unreported(&self, error: TransportError) {
+        if self.unreported.error.get().is_none() {
+            self.unreported.error.set(Some(error));
+        }
+    }
+
+    /// Of a shared completion queue, a wait for something else may have polled results that are known by tokens: the
+    /// queue returns the channel for them.
+    #[inline]
+    fn tell_results(&self) {
+        // Of an unknown completion, the next poll of the program tells.
+        if (self.table.any_ended() || !self.sink.batch.is_empty())
+            && let Some((router, inbox)) = &self.router
+            && !self.sink.has_told.replace(true)
+        {
+            router.set_has_results(inbox, true);
+        }
+    }
+
+    /// No operation that is known by a token has ended.
+    #[inline]
+    fn tell_no_results(&self) {
+        if self.sink.has_told.replace(false)
+            && let Some((router, inbox)) = &self.router
+        {
+            router.set_has_results(inbox, false);
+        }
+    }
+
+    /// Frees the slots of operations whose handles were dropped, and whose completions are successes. Returns the number
+    /// of these at the beginning of `completions`.
+    ///
+    /// It calls no function, so that the compiler keeps everything in registers.
+    #[inline(never)]
+    fn release_abandoned(&self, completions: &[ffi::ibv_wc]) -> usize {
+        const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
+        // Read once: the compiler takes them for changed by each write to a slot.
+        let (number, slots) = (self.number, self.table.slots());
+        let free = |completion: &ffi::ibv_wc| {
+            // As `slot_of_completion`.
+            let index = completion.wr_id as u32 as usize;
+            let is_free = index < slots.len()
+                && slots[index].wr_id() == completion.wr_id
+                && slots[index].state() == State::Abandoned
+                && (completion.qp_num ^ number) | completion.status.0 == 0;
+            if is_free {
+                slots[index].free();
+            }
+            is_free
+        };
+        let mut rest = completions;
+        while let [completion, others @ ..] = rest
+            && free(completion)
+        {
+            rest = others;
+        }
+        let freed = completions.len() - rest.len();
+        self.table.count_released_in_scope(freed);
+        freed
+    }
+
+    /// The slot of the request that a completion names, in whatever state.
+    #[inline(always)]
+    fn slot_of_completion(&self, completion: &ffi::ibv_wc) -> Option<&Slot> {
+        if completion.qp_num != self.number {
+            return None;
+        }
+        self.table.slot_of(completion.wr_id)
+    }
+}
+
+/// The number of completions that a poll has found, which returned this.
+#[inline]
+fn count(found: c_int) -> TransportResult<usize> {
+    match usize::try_from(found) {
+        Ok(found) if found <= BATCH => Ok(found),
+        _ => Err(poll_failed(found)),
+    }
+}
+
+#[cold]
+fn poll_failed(found: c_int) -> TransportError {
+    // More completions than there was room for: the provider is broken.
+    let found = if found > 0 { -libc::EIO } else { found };
+    ffi::failed("ibv_poll_cq", found).into()
+}
