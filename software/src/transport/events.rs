@@ -178,7 +178,7 @@ mod tests {
         let clock = Arc::new(VirtualClock::default());
         let settings = Builder::new().port([IpAddr::from([127, 9, 9, 1])]).settings();
         let mut engine =
-            Engine::new(settings, clock.clone(), Box::new(MemoryLink(Sent::default())));
+            Engine::new(settings, clock.clone(), Box::new(MemoryLink::new(&Sent::default())));
         engine.core.contexts.insert(0, fd);
         for is_forgotten in [false, true] {
             while engine.due().is_none() {
