@@ -228,6 +228,42 @@ fn objects_of_two_contexts_do_not_go_together() {
     }
 }
 
+/// Each capacity has its limit.
+#[test]
+fn a_queue_pair_has_what_the_device_offers_and_no_more() {
+    let device = Device::builder().network(&Network::new()).max_qp_wr(4).max_sge(2);
+    let context = device.max_inline_data(8).build().unwrap().open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let create = |[send, receive, gather, scatter, inline]: [u32; 5]| {
+        let mut attr = ffi::ibv_qp_init_attr {
+            send_cq: queue.as_raw(),
+            recv_cq: queue.as_raw(),
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: send,
+                max_recv_wr: receive,
+                max_send_sge: gather,
+                max_recv_sge: scatter,
+                max_inline_data: inline,
+            },
+            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+            ..Default::default()
+        };
+        // SAFETY: the objects are live; what is made is destroyed.
+        unsafe {
+            let made = ffi::ibv_create_qp(domain.as_raw(), &mut attr);
+            !made.is_null() && ffi::ibv_destroy_qp(made) == 0
+        }
+    };
+    let most = [4, 4, 2, 2, 8];
+    assert!(create(most));
+    for i in 0..most.len() {
+        let mut more = most;
+        more[i] += 1;
+        assert!(!create(more), "{more:?}");
+    }
+}
+
 #[test]
 fn a_queue_pair_in_a_group_is_not_destroyed() {
     let context = Network::new().device().unwrap().open().unwrap();
