@@ -35,6 +35,15 @@ set(Python_FOUND TRUE)
 set(Python_Interpreter_FOUND TRUE)
 "#;
 
+/// Replaces CMake's module for pkg-config where nothing asks for a library of the machine: without feature `neigh`.
+const CMAKE_PKG_CONFIG: &str = r#"
+set(PkgConfig_FOUND TRUE)
+set(PKG_CONFIG_FOUND TRUE)
+macro(pkg_check_modules prefix)
+  set(${prefix}_FOUND FALSE)
+endmacro()
+"#;
+
 pub(crate) fn build_rdma_core(
     root: &Path,
     tree: &Tree,
@@ -102,6 +111,9 @@ fn configure(
         folders.push("providers/rxe".to_owned());
     }
     let neigh = feature("neigh");
+    if !neigh {
+        write(&modules.join("FindPkgConfig.cmake"), CMAKE_PKG_CONFIG);
+    }
     let stand_in = root.join("src/c");
     // A C++ compiler is looked for but not used: do not warn if there is none.
     let mut no_cxx = cc::Build::new();

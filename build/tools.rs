@@ -42,7 +42,7 @@ pub(crate) fn check_tools(documentation_only: bool, bundled: bool) -> String {
             lacks("valgrind/memcheck.h", "valgrind", "valgrind-devel", ", for feature `valgrind`");
         }
         let pkg_config = program("PKG_CONFIG", "pkg-config");
-        if !starts(&pkg_config) {
+        if (feature("neigh") || feature("system")) && !starts(&pkg_config) {
             lacks(&format!("`{pkg_config}`"), "pkg-config", "pkgconf-pkg-config", "");
         }
     }
