@@ -108,6 +108,12 @@ mod providers {
     unsafe impl Sync for Keep {}
 }
 
+#[cfg(not(rdma_core_65))]
+impl ibv_event_type {
+    /// The kernel reports it whatever the release of rdma-core.
+    pub const IBV_EVENT_DEVICE_SPEED_CHANGE: Self = Self(20);
+}
+
 /// `ibv_post_send`: posts a list of work requests to a send queue. Returns 0 or an errno value, and
 /// in `bad_wr` the first request that was not posted.
 ///

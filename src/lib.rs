@@ -53,6 +53,10 @@ pub use completion::{
     ExtendedCompletion, ExtendedCompletions, ExtendedPoller, ExtendedSuccess, TagMatch,
     WorkCompletion, WorkError, WorkErrorClass, WorkOpcode, WorkResult, WorkStatus, WorkSuccess,
 };
+#[cfg(rdma_core_65)]
+pub use completion::{
+    CompletionCounter, CompletionCounterCapabilities, CompletionCounterUnit, CountedOperations,
+};
 #[cfg(feature = "rdmacm")]
 pub use connect::rdmacm::{
     Connectable, Connecting, Connection, ConnectionControl, ConnectionError, ConnectionEvent,
@@ -82,6 +86,8 @@ pub use device::{
     SegmentationCapabilities, TagMatchingCapabilities, TagMatchingFlags, TransportType, devices,
     fork_init, is_fork_initialized, open, open_first, process_resources,
 };
+#[cfg(rdma_core_65)]
+pub use device::{DmaHandle, DmaHints, HintedMemory};
 pub use domain::{
     DomainAllocation, DomainAllocator, ProtectionDomain, ThreadDomain, XrcDomain, XrcDomainScope,
 };

@@ -78,10 +78,13 @@ fn every_kind_names_its_subject() {
         let event = events.wait_deadline(Instant::now()).unwrap();
         assert_eq!((event.kind(), event.subject()), (kind, Subject::Port(3)));
     }
+    device.make_up_event(Kind::DeviceSpeedChange, EventSubject::Device).unwrap();
+    let event = events.wait().unwrap();
+    assert_eq!((event.kind(), event.subject()), (Kind::DeviceSpeedChange, Subject::Device));
     device.make_up_event(Kind::DeviceFatal, EventSubject::Device).unwrap();
     let event = events.wait().unwrap();
     assert_eq!((event.kind(), event.subject()), (Kind::DeviceFatal, Subject::Device));
-    for odd in [20, 4711, u32::MAX] {
+    for odd in [21, 4711, u32::MAX] {
         device.make_up_event(Kind::Unknown(odd), EventSubject::Other(77)).unwrap();
         let event = events.wait().unwrap();
         assert_eq!((event.kind(), event.subject()), (Kind::Unknown(odd), Subject::Unknown(77)));

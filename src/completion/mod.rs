@@ -6,6 +6,8 @@
 //! shares it among threads, so that no wake-up is lost).
 
 mod completion_channel;
+#[cfg(rdma_core_65)]
+mod completion_counter;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
 mod extended_completion;
@@ -19,6 +21,10 @@ mod waker;
 mod work_completion;
 
 pub use completion_channel::{CompletionChannel, CompletionEvent};
+#[cfg(rdma_core_65)]
+pub use completion_counter::{
+    CompletionCounter, CompletionCounterCapabilities, CompletionCounterUnit, CountedOperations,
+};
 pub use extended_completion::{ExtendedCompletion, ExtendedSuccess, TagMatch};
 pub use extended_poller::{CompletionFields, ExtendedCompletions, ExtendedPoller};
 pub use queue::CompletionQueue;

@@ -77,6 +77,8 @@ foreign_enum! {
         GidChange = IBV_EVENT_GID_CHANGE,
         /// A work queue failed.
         WorkQueueFatal = IBV_EVENT_WQ_FATAL,
+        /// The speed of one or several ports of the device changed: see `Context::query_port_speed`.
+        DeviceSpeedChange = IBV_EVENT_DEVICE_SPEED_CHANGE,
     }
 }
 
@@ -154,7 +156,7 @@ impl AsyncEvent {
                     )
                 }
                 Kind::WorkQueueFatal => AsyncEventSubject::WorkQueue((*element.wq).wq_num),
-                Kind::DeviceFatal => AsyncEventSubject::Device,
+                Kind::DeviceFatal | Kind::DeviceSpeedChange => AsyncEventSubject::Device,
                 Kind::PortActive
                 | Kind::PortError
                 | Kind::LidChange

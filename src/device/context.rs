@@ -175,6 +175,25 @@ impl<'a> Context<'a> {
         Ok(PortAttributes::from(raw))
     }
 
+    /// `ibv_query_port_speed`: the speed that a port has now, in units of 100 Mb/s: 4000 are 400 Gb/s. Ports count from
+    /// 1. Of a link that is aggregated from several, or slower than its width promises, this is the real one.
+    /// There since rdma-core 65.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the device has no port of that number.
+    ///  - `EOPNOTSUPP`: the device, or the kernel, does not tell.
+    ///  - `EIO`, `ENODEV`: the device is gone.
+    #[cfg(rdma_core_65)]
+    #[doc(alias = "ibv_query_port_speed")]
+    pub fn query_port_speed(&self, port: u8) -> Result<u64> {
+        let mut speed = 0;
+        // SAFETY: the context is live and `speed` is writable.
+        let returned = unsafe { ffi::ibv_query_port_speed(self.as_raw(), port.into(), &mut speed) };
+        ffi::status("ibv_query_port_speed", returned)?;
+        Ok(speed)
+    }
+
     /// `ibv_query_gid_ex`: the entry at `index` of a port's GID table.
     ///
     /// # Errors

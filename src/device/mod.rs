@@ -11,6 +11,8 @@ mod capabilities;
 mod clock;
 mod context;
 mod counters;
+#[cfg(rdma_core_65)]
+mod dma_handle;
 #[cfg(feature = "efa")]
 pub(crate) mod efa;
 pub(crate) mod event_file;
@@ -37,6 +39,8 @@ pub(crate) use clock::Clock;
 pub use clock::RawClock;
 pub use context::Context;
 pub use counters::{Counter, Counters, ProcessResources, process_resources};
+#[cfg(rdma_core_65)]
+pub use dma_handle::{DmaHandle, DmaHints, HintedMemory};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
 pub use port::{LinkLayer, LinkSpeed, PhysicalState, PortAttributes, PortState};

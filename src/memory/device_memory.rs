@@ -164,6 +164,28 @@ impl<'ctx> DeviceMemory<'ctx> {
         Ok(Self { raw, bytes, context })
     }
 
+    /// `ibv_dm_export_dmabuf_fd`: a dma-buf of the memory, which another device can register
+    /// ([`RawMemoryRegion::from_dmabuf`](crate::RawMemoryRegion::from_dmabuf)). It keeps the memory alive. There since
+    /// rdma-core 65.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device, or the kernel, cannot export its memory.
+    ///  - `EMFILE`, `ENFILE`: too many open files.
+    #[cfg(rdma_core_65)]
+    #[doc(alias = "ibv_dm_export_dmabuf_fd")]
+    pub fn export_dmabuf(&self) -> Result<std::os::fd::OwnedFd> {
+        use std::os::fd::FromRawFd as _;
+
+        // SAFETY: the memory is live.
+        let fd = unsafe { ffi::ibv_dm_export_dmabuf_fd(self.as_raw()) };
+        if fd < 0 {
+            return Err(ffi::failed("ibv_dm_export_dmabuf_fd", fd));
+        }
+        // SAFETY: the descriptor is new, and the caller's alone.
+        Ok(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) })
+    }
+
     /// Makes [imported](Self::import) memory this program's own: from now on dropping or closing it
     /// frees it, for all processes.
     pub fn own(&mut self) {

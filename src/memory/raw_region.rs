@@ -134,6 +134,62 @@ impl<'pd> RawMemoryRegion<'pd> {
         Ok(Self { region, address, bytes, base: iova, access, domain })
     }
 
+    /// `ibv_reg_mr_ex`: registers `bytes` bytes at `address`, which the device accesses with the hints of `handle`.
+    /// There since rdma-core 65.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and:
+    ///
+    ///  - `EINVAL`: the handle is of another context, or the access includes
+    ///    [`ZERO_BASED`](AccessFlags::ZERO_BASED).
+    ///  - `EOPNOTSUPP`: the device, or the kernel, has no such handles.
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Self::new).
+    #[cfg(rdma_core_65)]
+    #[doc(alias = "ibv_reg_mr_ex")]
+    pub unsafe fn with_dma_handle(
+        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        address: *mut u8,
+        bytes: usize,
+        access: AccessFlags,
+        handle: &'pd crate::device::DmaHandle<'_>,
+    ) -> Result<Self> {
+        use ffi::ibv_mr_init_attr_mask as mask;
+
+        const VERB: &str = "ibv_reg_mr_ex";
+        let domain = domain.into();
+        check_memory(VERB, address, bytes)?;
+        check_access(VERB, &domain, access)?;
+        if access.contains(AccessFlags::ZERO_BASED) {
+            return Err(Error::invalid(VERB, "a region with a DMA handle begins at its address"));
+        }
+        // SAFETY: both objects are live.
+        if unsafe { (*handle.as_raw()).context != (*domain.as_raw()).context } {
+            return Err(Error::invalid(VERB, "the DMA handle is of another context"));
+        }
+        let fields = mask::IBV_REG_MR_MASK_ADDR.0
+            | mask::IBV_REG_MR_MASK_IOVA.0
+            | mask::IBV_REG_MR_MASK_DMAH.0;
+        let mut attributes = ffi::ibv_mr_init_attr {
+            length: bytes,
+            access: access.bits() as i32,
+            comp_mask: fields.into(),
+            iova: address as u64,
+            addr: address.cast(),
+            dmah: handle.as_raw(),
+            ..Default::default()
+        };
+        // SAFETY: the domain and the handle are live, the handle for as long as the region; the caller vouches for the
+        // memory.
+        let region =
+            unsafe { Handle::new(VERB, ffi::ibv_reg_mr_ex(domain.as_raw(), &mut attributes)) }?;
+        let region = ImportableHandle::owned(region);
+        Ok(Self { region, address, bytes, base: address as u64, access, domain })
+    }
+
     /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf, from `offset` on, which requests and
     /// peers address from `iova` on. A dma-buf is typically memory of a GPU or of another device.
     /// `offset` and `iova` must have the same offset in a page.

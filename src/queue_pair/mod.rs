@@ -9,6 +9,8 @@ mod address_handle;
 mod address_vector;
 mod attributes;
 mod builder;
+#[cfg(rdma_core_65)]
+mod completion_counters;
 mod create;
 mod data_in_order;
 #[cfg(feature = "mlx5")]

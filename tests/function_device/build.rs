@@ -22,6 +22,7 @@ const SOURCES: &[&str] = &[
     "raw_packet.c",
     "resources.c",
     "shared_receive_queue.c",
+    "since_65.c",
     "transfer.c",
     "transitions.c",
     "work_queue.c",
@@ -63,6 +64,12 @@ fn main() {
     let prefix = env::var("DEP_IBVERBS_SYMBOL_PREFIX").unwrap_or_default();
     for name in PRIVATE {
         c.define(name, format!("{prefix}{name}").as_str());
+    }
+    // "rdmacore65_0_" is the prefix of v65.0.
+    let major =
+        prefix.trim_start_matches(char::is_alphabetic).split('_').next().unwrap_or_default();
+    if major.parse().is_ok_and(|major: u32| major >= 65) {
+        c.define("RDMA_CORE_65", None);
     }
     // What the kernel would have in /sys for each port that a device can have.
     let sysfs = out.join("sysfs");

@@ -209,6 +209,9 @@ static struct verbs_context *alloc_context(struct ibv_device *device, int cmd_fd
 	verbs_set_ops(&ctx->vctx, &device_port_ops);
 	verbs_set_ops(&ctx->vctx, &device_resource_ops);
 	verbs_set_ops(&ctx->vctx, &device_region_ops);
+#ifdef RDMA_CORE_65
+	verbs_set_ops(&ctx->vctx, &device_since_65_ops);
+#endif
 	verbs_set_ops(&ctx->vctx, &device_srq_ops);
 	verbs_set_ops(&ctx->vctx, &device_cq_ops);
 	verbs_set_ops(&ctx->vctx, &device_qp_ops);

@@ -175,6 +175,8 @@ enum device_object_kind {
 	DEVICE_OBJECT_FLOW,
 	DEVICE_OBJECT_ACTION,
 	DEVICE_OBJECT_COUNTERS,
+	DEVICE_OBJECT_DMAH,
+	DEVICE_OBJECT_COMP_CNTR,
 	DEVICE_OBJECT_KINDS,
 };
 
@@ -236,6 +238,11 @@ struct device_call {
 	struct device_esp esp;
 	struct ibv_ops_wr ops;
 	struct ibv_sge ops_sge;
+	/* Of verbs since v65, whose structures older headers lack. */
+	const void *dmah;
+	uint32_t dmah_mask, dmah_cpu, dmah_hint, dmah_memory;
+	uint32_t counter_type, counted_ops;
+	uint64_t amount;
 };
 
 /* A copy of a posted work request, its lists included (model only). */

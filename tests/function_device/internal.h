@@ -35,7 +35,10 @@ void ibverbs_device_put(struct ibv_device *dev);
 	X(create_counters) X(destroy_counters) X(attach_counters_point_flow) X(read_counters) \
 	X(post_srq_ops) \
 	X(modify_to_err) X(modify_to_reset) X(post_send) X(ring_doorbell) X(lose_error) X(post_recv) X(post_srq_recv) X(wr_complete) \
-	X(poll_cq) X(start_poll) X(next_poll)
+	X(poll_cq) X(start_poll) X(next_poll) \
+	X(query_port_speed) X(alloc_dmah) X(dealloc_dmah) X(reg_mr_ex) X(dm_export_dmabuf_fd) \
+	X(query_comp_cntr_caps) X(create_comp_cntr) X(destroy_comp_cntr) X(set_comp_cntr) X(set_err_comp_cntr) \
+	X(inc_comp_cntr) X(inc_err_comp_cntr) X(read_comp_cntr) X(read_err_comp_cntr) X(qp_attach_comp_cntr)
 /* clang-format on */
 
 enum device_verb {
@@ -337,7 +340,7 @@ void *device_done(struct ibv_context *context, void *object, int error);
 extern const struct verbs_context_ops device_resource_ops, device_region_ops, device_srq_ops,
 	device_cq_ops, device_qp_ops;
 extern const struct verbs_context_ops device_model_ops, device_lean_ops, device_port_ops,
-	device_wq_ops, device_flow_ops;
+	device_wq_ops, device_flow_ops, device_since_65_ops;
 
 /* kernel.c */
 int device_pipe(void);

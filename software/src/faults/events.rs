@@ -53,7 +53,9 @@ fn fits(event: ibv_event_type, subject: EventSubject) -> bool {
         | E::IBV_EVENT_SM_CHANGE
         | E::IBV_EVENT_CLIENT_REREGISTER
         | E::IBV_EVENT_GID_CHANGE => matches!(subject, EventSubject::Port(_)),
-        E::IBV_EVENT_DEVICE_FATAL => subject == EventSubject::Device,
+        E::IBV_EVENT_DEVICE_FATAL | E::IBV_EVENT_DEVICE_SPEED_CHANGE => {
+            subject == EventSubject::Device
+        }
         // The device has no work queues.
         E::IBV_EVENT_WQ_FATAL => false,
         _ => matches!(subject, EventSubject::Other(_)),

@@ -26,11 +26,13 @@ pub enum Kind {
     Flow,
     FlowAction,
     FlowCounters,
+    DmaHandle,
+    CompletionCounter,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 16] = [
+    pub const ALL: [Kind; 18] = [
         Kind::Context,
         Kind::ProtectionDomain,
         Kind::MemoryRegion,
@@ -47,6 +49,8 @@ impl Kind {
         Kind::Flow,
         Kind::FlowAction,
         Kind::FlowCounters,
+        Kind::DmaHandle,
+        Kind::CompletionCounter,
     ];
 
     fn to_raw(self) -> u32 {
@@ -67,6 +71,8 @@ impl Kind {
             Kind::Flow => raw::DEVICE_OBJECT_FLOW,
             Kind::FlowAction => raw::DEVICE_OBJECT_ACTION,
             Kind::FlowCounters => raw::DEVICE_OBJECT_COUNTERS,
+            Kind::DmaHandle => raw::DEVICE_OBJECT_DMAH,
+            Kind::CompletionCounter => raw::DEVICE_OBJECT_COMP_CNTR,
         }
     }
 }

@@ -1,0 +1,109 @@
+//! How the device addresses the memory of the machine: hints on the PCI bus.
+
+use crate::debug::debug;
+use crate::device::Context;
+use crate::error::Result;
+use crate::ffi;
+use crate::foreign_enum::foreign_enum;
+use crate::handle::{Handle, object, resource};
+use crate::parent::Parent;
+
+object!(ibv_dmah, ibv_dealloc_dmah);
+
+foreign_enum! {
+    /// `enum ibv_tph_mem_type`: the kind of memory that the device's transactions are for.
+    #[doc(alias = "ibv_tph_mem_type")]
+    pub enum HintedMemory: ibv_tph_mem_type(u32) {
+        /// Memory that loses its contents without power.
+        Volatile = IBV_TPH_MEM_TYPE_VM,
+        /// Memory that keeps them.
+        Persistent = IBV_TPH_MEM_TYPE_PM,
+    }
+}
+
+/// `struct ibv_dmah_init_attr`: the hints of a [`DmaHandle`]. What is `None` is left to the device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[doc(alias = "ibv_dmah_init_attr")]
+pub struct DmaHints {
+    /// The number of the processor that will use the data, as in `/proc/cpuinfo`: the device asks that written data go
+    /// to its cache.
+    pub cpu: Option<u32>,
+    /// The processing hint of PCI Express, 0 to 3: 0 is bidirectional use, 1 is use by the device, 2 is use by the
+    /// processor, 3 is that with priority.
+    pub processing_hint: Option<u8>,
+    /// The kind of memory.
+    pub memory: Option<HintedMemory>,
+}
+
+/// `struct ibv_dmah`: hints for the device's transactions on memory, TLP processing hints (TPH) of PCI Express. A region
+/// is registered with it: see [`RawMemoryRegion::with_dma_handle`](crate::RawMemoryRegion::with_dma_handle).
+///
+/// There since rdma-core 65.
+#[doc(alias = "ibv_dmah")]
+pub struct DmaHandle<'ctx> {
+    raw: Handle<ffi::ibv_dmah>,
+    context: Parent<'ctx, Context<'ctx>>,
+}
+
+resource!(DmaHandle<'ctx>: raw, context);
+
+// SAFETY: libibverbs allows every verb on the handle from any thread.
+unsafe impl Send for DmaHandle<'_> {}
+// SAFETY: as above; nothing changes it.
+unsafe impl Sync for DmaHandle<'_> {}
+
+impl<'ctx> DmaHandle<'ctx> {
+    /// `ibv_alloc_dmah`: allocates a handle with these hints.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the device, or the kernel, has no such handles.
+    ///  - `EINVAL`: there is no such processor, or the device does not know such a hint.
+    ///  - `ENOMEM`: none left on the device.
+    #[doc(alias = "ibv_alloc_dmah")]
+    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, hints: DmaHints) -> Result<Self> {
+        use ffi::ibv_dmah_init_attr_mask as mask;
+
+        let context = context.into();
+        let mut attributes = ffi::ibv_dmah_init_attr::default();
+        if let Some(cpu) = hints.cpu {
+            attributes.cpu_id = cpu;
+            attributes.comp_mask |= mask::IBV_DMAH_INIT_ATTR_MASK_CPU_ID.0;
+        }
+        if let Some(hint) = hints.processing_hint {
+            attributes.ph = hint;
+            attributes.comp_mask |= mask::IBV_DMAH_INIT_ATTR_MASK_PH.0;
+        }
+        if let Some(memory) = hints.memory {
+            // The field has 8 bits: what does not fit becomes a number that no device knows.
+            attributes.tph_mem_type =
+                u8::try_from(ffi::ibv_tph_mem_type::from(memory).0).unwrap_or(u8::MAX);
+            attributes.comp_mask |= mask::IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE.0;
+        }
+        // SAFETY: the context is live; a handle that comes back is ours alone.
+        let raw = unsafe {
+            let raw = ffi::ibv_alloc_dmah(context.as_raw(), &mut attributes);
+            Handle::new("ibv_alloc_dmah", raw)
+        }?;
+        Ok(Self { raw, context })
+    }
+
+    /// `ibv_dealloc_dmah`: frees the handle, and returns the error if that fails, which dropping cannot.
+    ///
+    /// # Errors
+    ///
+    /// The handle is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
+    ///
+    ///  - `EBUSY`: a region that was registered with it still exists.
+    #[doc(alias = "ibv_dealloc_dmah")]
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
+    }
+
+    /// The C object.
+    pub fn as_raw(&self) -> *mut ffi::ibv_dmah {
+        self.raw.as_ptr()
+    }
+}
+
+debug! { DmaHandle<'_>, self, raw: self.as_raw(), .. }
