@@ -155,7 +155,7 @@ unsafe impl Sync for Device {}
 /// The number in the next device's name.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-fn invalid(reason: &str) -> io::Error {
+pub(crate) fn invalid(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
 
@@ -242,9 +242,14 @@ impl Device {
         if name.is_empty() || name.len() >= verbs.device.name.len() || name.contains('\0') {
             return Err(invalid("the name of a device has 1 to 63 bytes, none of them zero"));
         }
-        for (to, from) in verbs.device.name.iter_mut().zip(name.bytes()) {
-            *to = from as c_char;
-        }
+        let put = |to: &mut [c_char], text: &str| {
+            to.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from as c_char);
+        };
+        put(&mut verbs.device.name, &name);
+        // Programs look for a device of the kernel by these. Nothing is there.
+        put(&mut verbs.device.dev_name, &name);
+        put(&mut verbs.device.dev_path, &format!("/sys/class/infiniband_verbs/{name}"));
+        put(&mut verbs.device.ibdev_path, &format!("/sys/class/infiniband/{name}"));
         verbs.device.node_type = ibv_node_type::IBV_NODE_CA;
         verbs.device.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
         verbs.ops = provider::device_operations();
@@ -296,6 +301,11 @@ impl Device {
     /// Its first address, which GID 0 of port 1 represents.
     pub fn address(&self) -> IpAddr {
         self.lock().core.ports[0].addresses[0]
+    }
+
+    /// The device as C sees it, which is valid for as long as this handle lives.
+    pub fn as_raw(&self) -> *mut ibv_device {
+        self.0.as_ptr()
     }
 
     pub(crate) fn shared(&self) -> &Shared {

@@ -88,8 +88,8 @@
 mod builder;
 mod device;
 mod driver;
+mod environment;
 mod event_files;
-mod fallback;
 mod faults;
 mod ffi;
 mod files;
@@ -108,7 +108,7 @@ mod wire;
 
 pub use builder::Builder;
 pub use device::Device;
-pub use fallback::register_if_none;
+pub use environment::register_if_none;
 pub use faults::{EventSubject, MadeUpCompletion, Verb, When};
 pub use inspect::LiveObjects;
 pub use network::{

@@ -73,6 +73,7 @@ fn datagrams_go_where_each_says_in_requests_and_batches() {
     assert_eq!((received(102).byte_len(), received(102).immediate()), (48, Some(2)));
     assert_eq!(received(100).source_queue_pair(), one.number());
     assert!(received(100).has_global_route());
+    assert_eq!(received(100).service_level(), 2, "IPv4, as mlx5 says it");
     assert_eq!(&there[64 + 40..64 + 46], b"inline");
     // The IPv4 header is in the last 20 of the 40 bytes.
     let std::net::IpAddr::V4(from) = address(&contexts[0]) else { panic!("IPv4") };

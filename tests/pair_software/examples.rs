@@ -30,7 +30,10 @@ pub(crate) fn run(
     };
     kernel.start(&if serves { run("again", "rxe1", here) } else { run("", "rxe1", "") })?;
     let ours = if serves { run("", "soft0", "") } else { run("again", "soft0", there) };
-    let ours = Command::new("bash").args(["-c", &ours]).env("IBVERBS_SOFTWARE", here).output()?;
+    let ours = Command::new("bash")
+        .args(["-c", &ours])
+        .env("IBVERBS_SOFTWARE", format!("soft0={here}"))
+        .output()?;
     let output = String::from_utf8_lossy(&ours.stderr).into_owned();
     kernel.finish()?;
     if ours.status.success() { Ok(()) } else { Err(format!("{}: {output}", ours.status).into()) }

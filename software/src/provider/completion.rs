@@ -138,6 +138,7 @@ fn translate(completion: &Completion) -> ibv_wc {
         qp_num: completion.qpn,
         src_qp: completion.source,
         wc_flags: completion.flags,
+        sl: completion.service_level,
         ..Default::default()
     };
     wc.__bindgen_anon_1.imm_data = completion.immediate;

@@ -90,29 +90,29 @@ pub(super) unsafe fn number(context: *mut ibv_context) -> u32 {
 
 unsafe extern "C" fn alloc_context(
     device: *mut ibv_device,
-    _cmd_fd: c_int,
+    cmd_fd: c_int,
     _private: *mut c_void,
 ) -> *mut verbs_context {
     // SAFETY: the device is one of ours. The functions of libibverbs get what they ask for: the file is open
     // and becomes the context's; the offset is that of the C structure in ours.
     unsafe {
         let shared_state = (*device.cast::<RawDevice>()).shared();
-        if let Some((errno, _)) = shared_state.failures().of(Verb::OpenDevice) {
-            set_errno(errno);
-            return null_mut();
-        }
-        // A file of its own, by which requests to the kernel are recognised.
-        let fd = libc::eventfd(0, libc::EFD_CLOEXEC);
+        // A file of its own, by which requests to the kernel are recognised. A shared libibverbs has opened it already.
+        let fd = if cmd_fd >= 0 { cmd_fd } else { libc::eventfd(0, libc::EFD_CLOEXEC) };
         if fd < 0 {
             return null_mut();
         }
+        let fail = |errno| {
+            libc::close(fd);
+            set_errno(errno);
+            null_mut()
+        };
+        if let Some((errno, _)) = shared_state.failures().of(Verb::OpenDevice) {
+            return fail(errno);
+        }
         let events = match events::create() {
             Ok(events) => events,
-            Err(e) => {
-                libc::close(fd);
-                set_errno(e.raw_os_error().unwrap_or(libc::EIO));
-                return null_mut();
-            }
+            Err(e) => return fail(e.raw_os_error().unwrap_or(libc::EIO)),
         };
         // libibverbs already sends a request during the creation, to test whether requests work.
         files().insert(fd, OpenContext(null_mut()));

@@ -191,6 +191,6 @@ fields! {
     read_wall_clock -> u64 = |c| c.wall_clock;
     read_vendor_err -> u32 = |_| 0;
     read_slid -> u32 = |_| 0;
-    read_sl -> u8 = |_| 0;
+    read_sl -> u8 = |c| c.service_level;
     read_dlid_path_bits -> u8 = |_| 0;
 }

@@ -49,8 +49,12 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     // SAFETY: as the module says.
     let made = unsafe {
         let (parent, mask) = ((*attr).pd, (*attr).comp_mask);
+        type Given = ibv_parent_domain_init_attr_mask;
         // The caller's allocators are for provider memory, which this device does not need.
-        if parent.is_null() || (*parent).context != context || mask != 0 {
+        let known = Given::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+            | Given::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+        let foreign = parent.is_null() || (*parent).context != context;
+        if foreign || mask & !known.0 != 0 {
             Err(libc::EINVAL)
         } else if shared(context).lock().core.add_parent_domain((*parent).handle) {
             let mut pd = zeroed::<SoftPd>();

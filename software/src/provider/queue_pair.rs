@@ -38,10 +38,13 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     // SAFETY: as the module says; what a bit of the mask names is given.
     unsafe {
         let ex = &mut *attr;
-        let known =
-            M::IBV_QP_INIT_ATTR_PD | M::IBV_QP_INIT_ATTR_XRCD | M::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        let known = M::IBV_QP_INIT_ATTR_PD
+            | M::IBV_QP_INIT_ATTR_XRCD
+            | M::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+            | M::IBV_QP_INIT_ATTR_CREATE_FLAGS;
         let has = |bit: M| ex.comp_mask & bit.0 != 0;
-        if ex.comp_mask & !known.0 != 0 {
+        let flagged = has(M::IBV_QP_INIT_ATTR_CREATE_FLAGS) && ex.create_flags != 0;
+        if ex.comp_mask & !known.0 != 0 || flagged {
             return object(Err(libc::EOPNOTSUPP));
         }
         let pd = if has(M::IBV_QP_INIT_ATTR_PD) { ex.pd } else { null_mut() };

@@ -26,6 +26,10 @@ pub(crate) struct DeviceMemory {
 impl DeviceMemory {
     /// The address of `length` bytes from `offset` on.
     fn address(&self, offset: u64, length: u64) -> Result<u64, c_int> {
+        // As mlx5, whose device memory takes whole words.
+        if !offset.is_multiple_of(4) || !length.is_multiple_of(4) {
+            return Err(libc::EINVAL);
+        }
         if offset > self.length || length > self.length - offset {
             return Err(libc::EINVAL);
         }

@@ -87,6 +87,15 @@ pub(super) fn row(transport: Transport, from: State, to: State) -> Option<(u32, 
     })
 }
 
+/// The attributes of the direction that half an XRC connection does not have.
+pub(crate) fn ignored(transport: Transport) -> u32 {
+    match transport {
+        Transport::XrcSend => READS_IN | MIN_RNR,
+        Transport::XrcReceive => READS_OUT | RETRY | RNR_RETRY,
+        Transport::Rc | Transport::Uc | Transport::Ud => 0,
+    }
+}
+
 /// Whether the transition exists and the attributes in `mask` are those that it takes.
 pub(crate) fn allows(transport: Transport, from: State, to: State, mask: u32) -> bool {
     let mask = mask & !Mask::IBV_QP_STATE.0;

@@ -27,7 +27,7 @@ impl Core {
             let inside = offset <= region.length && bind.length <= region.length - offset;
             let local_write = Access::IBV_ACCESS_LOCAL_WRITE.0;
             let allowed = region.access & Access::IBV_ACCESS_MW_BIND.0 != 0
-                && bind.access & !REMOTE == 0
+                && bind.access & !(REMOTE | local_write) == 0
                 && (bind.access & CHANGES == 0 || region.access & local_write != 0);
             if region.pd != pd || !inside || !allowed {
                 return Err(Denied);

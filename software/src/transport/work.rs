@@ -159,6 +159,8 @@ pub(crate) struct Completion {
     pub(crate) flags: u32,
     pub(crate) qpn: u32,
     pub(crate) source: u32,
+    /// The kind of a datagram's header, where InfiniBand has a service level: 1 for IPv6, 2 for IPv4.
+    pub(crate) service_level: u8,
     pub(crate) solicited: bool,
     pub(crate) release: Release,
     /// Both in nanoseconds: of the device's clock, and since 1970.
@@ -177,6 +179,7 @@ impl Completion {
             flags: 0,
             qpn,
             source: 0,
+            service_level: 0,
             solicited: false,
             release: Release::None,
             time: 0,

@@ -1,0 +1,21 @@
+# CMake reads this right after project() of rdma-core. It leaves out the folders that are not built, and makes the
+# devices of software part of the shared libibverbs.
+macro(add_subdirectory folder)
+  if("${folder}" IN_LIST LOADABLE_FOLDERS)
+    if("${folder}" STREQUAL "pyverbs")
+      set(CMAKE_C_FLAGS_RELEASE "-O0 -DNDEBUG") # for tests only, and much C
+    endif()
+    _add_subdirectory(${folder})
+    if("${folder}" STREQUAL "libibverbs")
+      target_sources(ibverbs PRIVATE "${LOADABLE}/hooks.c")
+      target_include_directories(ibverbs PRIVATE "${PROJECT_SOURCE_DIR}/libibverbs")
+      target_compile_definitions(ibverbs PRIVATE ioctl=ibverbs_bundled_ioctl)
+      set_property(TARGET ibverbs APPEND PROPERTY LINK_LIBRARIES "${LOADABLE_ARCHIVE}" gcc_s m)
+      set_property(TARGET ibverbs APPEND PROPERTY LINK_DEPENDS "${LOADABLE_ARCHIVE}")
+      set_property(TARGET ibverbs APPEND_STRING PROPERTY LINK_FLAGS " -Wl,--gc-sections")
+      foreach(name ibverbs_get_device_list open_cdev ibv_read_ibdev_sysfs_file)
+        set_property(TARGET ibverbs APPEND_STRING PROPERTY LINK_FLAGS " -Wl,--wrap=${name}")
+      endforeach()
+    endif()
+  endif()
+endmacro()

@@ -1,0 +1,64 @@
+//! The devices of software that `script/libibverbs` puts into a shared `libibverbs.so.1`.
+//!
+//! `hooks.c`, which is compiled with rdma-core's shared library, calls these functions.
+
+use std::ffi::c_int;
+use std::io::{Error, ErrorKind};
+use std::ptr::null;
+use std::sync::{Mutex, PoisonError};
+
+use ibverbs::ffi::ibv_device;
+use ibverbs_software::Device;
+
+/// The devices of one process. A child of `fork` makes its own.
+struct Made {
+    process: u32,
+    #[expect(dead_code, reason = "it keeps the devices alive, until the process ends")]
+    devices: Vec<Device>,
+    /// The same devices as C sees them. The last is null.
+    list: Vec<*const ibv_device>,
+}
+
+// SAFETY: the pointers are only handed to C, whose reference counts are atomic.
+unsafe impl Send for Made {}
+
+static MADE: Mutex<Option<Made>> = Mutex::new(None);
+
+/// Writes the devices that `IBVERBS_SOFTWARE` names, with a null pointer after the last, and returns 0; or returns an
+/// errno value, and says on standard error what is wrong. The first call of a process makes the devices. If that fails,
+/// the next call tries again.
+///
+/// # Safety
+///
+/// `list` is writable. What it gets is valid until the process forks.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibverbs_loadable_devices(list: *mut *const *const ibv_device) -> c_int {
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if made.as_ref().is_none_or(|made| made.process != process) {
+        // The parent's devices stay as they are: the threads that run them are the parent's.
+        std::mem::forget(made.take());
+        let devices = match Device::from_environment() {
+            Ok(devices) => devices.unwrap_or_default(),
+            Err(e) => {
+                eprintln!("libibverbs: {e}");
+                return errno(&e);
+            }
+        };
+        let pointers = devices.iter().map(|device| device.as_raw().cast_const());
+        let list = pointers.chain([null()]).collect();
+        *made = Some(Made { process, devices, list });
+    }
+    let found = made.as_ref().map_or(null(), |made| made.list.as_ptr());
+    // SAFETY: the caller vouches for it.
+    unsafe { list.write(found) };
+    0
+}
+
+fn errno(error: &Error) -> c_int {
+    match error.kind() {
+        ErrorKind::AddrInUse => libc::EADDRINUSE,
+        ErrorKind::AddrNotAvailable => libc::EADDRNOTAVAIL,
+        _ => error.raw_os_error().unwrap_or(libc::EINVAL),
+    }
+}

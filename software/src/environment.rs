@@ -1,0 +1,158 @@
+//! The devices that the environment variable `IBVERBS_SOFTWARE` names, for programs that run on any machine.
+
+use std::io;
+use std::net::IpAddr;
+
+use crate::device::{Device, invalid};
+
+/// The environment variable.
+const VARIABLE: &str = "IBVERBS_SOFTWARE";
+
+impl Device {
+    /// Makes the devices that the environment variable `IBVERBS_SOFTWARE` names. `None`: it is not set. They are not
+    /// registered.
+    ///
+    /// The variable has the names of the devices, with commas between. A name alone gets a free address of 127.0.0.0/8. Or
+    /// `=` and addresses follow it: `+` stands between addresses of a port, and `/` between ports. So `soft0,soft1` are two
+    /// devices, `soft0=127.0.0.5` is one with a known address, `soft0=192.0.2.7+2001:db8::7` has two addresses, and
+    /// `soft0=127.0.0.5/127.0.0.6` two ports. An empty variable names no device.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput): the variable is not of that form, or names a device twice. Otherwise
+    /// those of [`Builder::build`](crate::Builder::build). The text names the variable.
+    pub fn from_environment() -> io::Result<Option<Vec<Self>>> {
+        let Some(value) = std::env::var_os(VARIABLE) else { return Ok(None) };
+        let value = value.into_string().map_err(|_| invalid("IBVERBS_SOFTWARE: it is not text"))?;
+        let make = |(name, ports): (&str, Vec<Vec<IpAddr>>)| {
+            let builder =
+                ports.into_iter().fold(Self::builder().name(name), |b, port| b.port(port));
+            builder.build().map_err(|e| explained(&e, &format!("{VARIABLE}: device {name:?}")))
+        };
+        parse(&value)?.into_iter().map(make).collect::<io::Result<_>>().map(Some)
+    }
+}
+
+type Named<'a> = (&'a str, Vec<Vec<IpAddr>>);
+
+fn parse(value: &str) -> io::Result<Vec<Named<'_>>> {
+    let mut devices: Vec<Named<'_>> = Vec::new();
+    let refuse = |device: &str| {
+        invalid(&format!(
+            "{VARIABLE}: {device:?} is not NAME, NAME=ADDRESS, or NAME=ADDRESS+ADDRESS/ADDRESS (two ports), with a \
+             name that no other device has"
+        ))
+    };
+    for device in value.split(',').filter(|_| !value.is_empty()) {
+        let (name, ports) = match device.split_once('=') {
+            None => (device, Vec::new()),
+            Some((name, ports)) => {
+                let port = |port: &str| port.split('+').map(str::parse).collect();
+                let ports = ports.split('/').map(port).collect::<Result<_, _>>();
+                (name, ports.map_err(|_| refuse(device))?)
+            }
+        };
+        let is_address = name.parse::<IpAddr>().is_ok(); // a name was forgotten
+        if name.is_empty() || is_address || devices.iter().any(|&(other, _)| other == name) {
+            return Err(refuse(device));
+        }
+        devices.push((name, ports));
+    }
+    Ok(devices)
+}
+
+/// Makes and [registers](Device::register) a device if this machine has no RDMA device. If the environment variable
+/// `IBVERBS_SOFTWARE` is set, it makes and registers the devices that it names instead, in addition to existing ones:
+/// see [`Device::from_environment`]. So an empty variable means none at all.
+///
+/// It prints a line about each device on standard error. Keep the returned devices for as long as they should be
+/// listed.
+///
+/// ```
+/// let software = ibverbs_software::register_if_none()?;
+/// let devices = ibverbs::devices()?;
+/// assert!(!devices.is_empty());
+/// # drop(software);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// Those of [`Device::from_environment`].
+pub fn register_if_none() -> io::Result<Vec<Device>> {
+    let (devices, why) = match Device::from_environment()? {
+        Some(devices) => (devices, "as IBVERBS_SOFTWARE says"),
+        // Devices that cannot be listed cannot be used either.
+        None if ibverbs::devices().is_ok_and(|devices| !devices.is_empty()) => {
+            return Ok(Vec::new());
+        }
+        None => {
+            let device = Device::new().map_err(|e| explained(&e, "no device made of software"))?;
+            (vec![device], "this machine has no RDMA device")
+        }
+    };
+    for device in &devices {
+        device.register();
+        eprintln!("using {} at {}, made of software: {why}", device.name(), device.address());
+    }
+    Ok(devices)
+}
+
+/// Says what could not be made, and the usual cause of an address in use.
+fn explained(error: &io::Error, what: &str) -> io::Error {
+    let cause = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "UDP port 4791 is in use, by another program or by the kernel's Soft-RoCE (module rdma_rxe), which takes it \
+             on all addresses"
+        }
+        io::ErrorKind::AddrNotAvailable => "this machine does not have the address",
+        _ => return io::Error::new(error.kind(), format!("{what}: {error}")),
+    };
+    io::Error::new(error.kind(), format!("{what}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(value: &str) -> Vec<(&str, Vec<Vec<String>>)> {
+        let text = |port: Vec<IpAddr>| port.iter().map(ToString::to_string).collect();
+        let devices = parse(value).unwrap().into_iter();
+        devices.map(|(name, ports)| (name, ports.into_iter().map(text).collect())).collect()
+    }
+
+    #[test]
+    fn names_addresses_and_ports() {
+        assert_eq!(named(""), []);
+        assert_eq!(named("soft0,other"), [("soft0", vec![]), ("other", vec![])]);
+        let strings = |port: &[&str]| port.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(
+            named("a=127.0.0.5,b=192.0.2.7+2001:db8::7/::1"),
+            [
+                ("a", vec![strings(&["127.0.0.5"])]),
+                ("b", vec![strings(&["192.0.2.7", "2001:db8::7"]), strings(&["::1"])]),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_no_list_of_devices_is_refused() {
+        for value in [
+            ",",
+            "soft0,",
+            "=127.0.0.5",
+            "soft0=",
+            "soft0=127.0.0.5+",
+            "soft0=/127.0.0.5",
+            "soft0=127.0.0.5:4791",
+            "soft0,soft0",
+            "127.0.0.5",
+            "::1",
+            "soft0=localhost",
+        ] {
+            let error = parse(value).expect_err(value);
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{value}");
+            assert!(error.to_string().contains("IBVERBS_SOFTWARE"), "{error}");
+        }
+    }
+}
