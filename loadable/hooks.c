@@ -22,6 +22,7 @@
 
 /* lib.rs */
 int ibverbs_loadable_devices(struct ibv_device *const **list);
+uint64_t ibverbs_loadable_guid(struct ibv_device *device);
 
 /* The functions that are wrapped, and what takes their places. */
 int __real_ibverbs_get_device_list(struct list_head *list);
@@ -43,6 +44,7 @@ static int give_sysfs(struct verbs_device *device)
 	if (!sysfs)
 		return -ENOMEM;
 	sysfs->flags = VSYSFS_READ_NODE_GUID;
+	sysfs->node_guid = ibverbs_loadable_guid(&device->device);
 	sysfs->sysfs_cdev = SOFTWARE;
 	sysfs->ibdev_idx = -1;
 	snprintf(sysfs->sysfs_name, sizeof(sysfs->sysfs_name), "%s", device->device.dev_name);

@@ -68,8 +68,9 @@ pub unsafe fn open(device: NonNull<ffi::ibv_device>) -> Result<Context<'static>>
     unsafe { Context::open(device.as_ptr()) }
 }
 
+/// The installed hooks, if there are any.
 #[inline]
-pub(crate) fn hooks() -> Option<&'static Hooks> {
+pub fn hooks() -> Option<&'static Hooks> {
     HOOKS.get().copied()
 }
 

@@ -8,6 +8,7 @@ use std::ptr::null;
 use std::sync::{Mutex, PoisonError};
 
 use ibverbs::ffi::ibv_device;
+use ibverbs::provider::hooks;
 use ibverbs_software::Device;
 
 /// The devices of one process. A child of `fork` makes its own.
@@ -61,4 +62,15 @@ fn errno(error: &Error) -> c_int {
         ErrorKind::AddrNotAvailable => libc::EADDRNOTAVAIL,
         _ => error.raw_os_error().unwrap_or(libc::EINVAL),
     }
+}
+
+/// The GUID of one of these devices, in host byte order.
+///
+/// # Safety
+///
+/// The device is live.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibverbs_loadable_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: the caller vouches for the device.
+    unsafe { hooks().and_then(|hooks| (hooks.guid)(device)) }.unwrap_or_default()
 }
