@@ -134,6 +134,9 @@ impl Driver {
             Self::Thread(threaded) => threaded.make_progress(shared),
             Self::Network(simulated) => {
                 let network = &simulated.membership.network;
+                if network.is_driven() {
+                    return;
+                }
                 if network.is_manual() || !network.step(Time::MAX) {
                     simulated.turns.give(|| std::thread::sleep(PAUSE));
                 }

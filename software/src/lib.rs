@@ -45,7 +45,10 @@
 //!   four times as long until an answer comes, which is the most that the InfiniBand specification allows: on a busy
 //!   machine, the peer may have to wait for a processor. On a simulated network all times are exact.
 //! - A thread that polls, or sleeps until a completion, does the device's work meanwhile. If it then turns to something
-//!   else, requests of peers may wait for up to 2 ms before the device's own thread takes over.
+//!   else, requests of peers may wait for up to 2 ms before the device's own thread takes over, and so may the
+//!   acknowledgement of a message that the thread has received: it goes with the next request that the program posts.
+//! - A peer on the same machine that receives nothing, since its threads have no processor, is waited for without retries,
+//!   for a minute at most.
 //! - On IPv4, the invariant CRC covers a field that a socket cannot read (the identification). If the
 //!   sender increments that field, as Soft-RoCE does, the check has a strength of 16 bits instead of 32.
 //! - From other machines, what does not fit into the buffer of the receiving socket is lost. A reliable connection sends it
@@ -102,6 +105,8 @@ mod network;
 mod port;
 mod provider;
 mod register;
+#[cfg(any(test, feature = "tokio"))]
+mod simulate;
 mod transport;
 mod turns;
 mod wire;
@@ -114,4 +119,6 @@ pub use inspect::LiveObjects;
 pub use network::{
     BackgroundDriver, Conditions, Network, NetworkBuilder, PacketFate, Trace, TracedPacket,
 };
+#[cfg(any(test, feature = "tokio"))]
+pub use simulate::simulate;
 pub use transport::core::Counters;

@@ -56,7 +56,8 @@ use crate::transport::timers::Time;
 /// `ibverbs` is one of real time, so a wait for what never comes lasts until then.
 ///
 /// A program that waits for the file of a completion channel by itself (`epoll`, tokio) calls none of these
-/// functions: [`drive_in_background`](Self::drive_in_background) starts a thread that does.
+/// functions: [`drive_in_background`](Self::drive_in_background) starts a thread that does. On tokio, `simulate` (feature
+/// `tokio`) lets them happen in an order that the seed decides.
 ///
 /// # What is the same in each run
 ///

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -33,6 +34,8 @@ pub(crate) struct Simulation {
     driving: Mutex<()>,
     pub(super) sleepers: Sleepers,
     pub(super) manual: bool,
+    /// A simulation of a whole program drives it: who polls in vain need not let others run.
+    is_driven: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -114,6 +117,7 @@ impl Simulation {
             driving: Mutex::new(()),
             sleepers: Sleepers::default(),
             manual: settings.manual,
+            is_driven: AtomicBool::new(false),
         }
     }
 
@@ -129,6 +133,14 @@ impl Simulation {
         &self.sleepers
     }
 
+    pub(crate) fn set_driven(&self) {
+        self.is_driven.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_driven(&self) -> bool {
+        self.is_driven.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_manual(&self) -> bool {
         self.manual
     }
@@ -137,7 +149,7 @@ impl Simulation {
         self.clock.now()
     }
 
-    pub(super) fn set_time(&self, time: Time) {
+    pub(crate) fn set_time(&self, time: Time) {
         self.clock.set(time);
     }
 
@@ -230,6 +242,14 @@ impl Simulation {
             Next::Alarm => self.sleepers.wake(),
         }
         true
+    }
+
+    /// The time of what happens next.
+    pub(crate) fn next_due(&self) -> Option<Time> {
+        let state = self.state();
+        let packet = state.under_way.first_key_value().map(|(key, _)| key.0);
+        let timer = state.next_timer().map(|(due, _)| due);
+        [packet, timer, state.alarms.first().copied()].into_iter().flatten().min()
     }
 
     /// Takes what is next, and sets the clock to its time.

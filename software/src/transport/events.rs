@@ -4,6 +4,7 @@
 //! stay whole, closing it leaves no other end behind, and writing and taking back never block,
 //! even if the owner has put the file into blocking mode.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::io;
 use std::mem::size_of;
@@ -84,8 +85,20 @@ impl Record {
     }
 }
 
+thread_local! {
+    /// How many records this thread has written.
+    static WRITTEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Changes when this thread writes an event.
+#[cfg(any(test, feature = "tokio"))]
+pub(crate) fn written() -> u64 {
+    WRITTEN.get()
+}
+
 /// Puts a record in, if there is room.
 pub(crate) fn put(fd: c_int, record: &Record) -> bool {
+    WRITTEN.set(WRITTEN.get() + 1);
     // SAFETY: the record is that long.
     let sent = unsafe {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
