@@ -1,9 +1,16 @@
 //! Posted requests: what the device receives, and what happens when a post fails.
 
-use ibverbs::{Channel, Inline, PendingWork, ScopeError, TransportError, WorkSuccess};
-use ibverbs_function_device::Progress;
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::{Arc, OnceLock};
 
-use crate::pair::{ModelPair as Pair, outstanding, soon};
+use ibverbs::{
+    AccessFlags, BufferPool, Channel, Inline, PendingWork, ProtectionDomain, ScopeError,
+    SendWorkRequest, TransportError, WorkSuccess, WriteWorkRequest, ffi,
+};
+use ibverbs_function_device::{FunctionDevice, Progress};
+
+use crate::pair::{ModelPair as Pair, builder, connect, outstanding, soon};
 
 #[track_caller]
 fn refused<T: std::fmt::Debug>(result: Result<T, TransportError>) {
@@ -48,6 +55,58 @@ fn no_blocking_request_is_left_with_the_device_though_posting_failed() {
     pair = pair.reconnect();
     pair.exchange();
     drop((target, local));
+    pair.finish();
+}
+
+type PostSend = unsafe extern "C" fn(
+    *mut ffi::ibv_qp,
+    *mut ffi::ibv_send_wr,
+    *mut *mut ffi::ibv_send_wr,
+) -> c_int;
+
+static REAL: OnceLock<PostSend> = OnceLock::new();
+
+thread_local! {
+    static FAILS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// As a provider that names no request, and leaves the place for it alone.
+unsafe extern "C" fn queue_and_fail(
+    queue_pair: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_send_wr,
+    bad: *mut *mut ffi::ibv_send_wr,
+) -> c_int {
+    let real = REAL.get().expect("it was set before this function");
+    // SAFETY: it is called as the real one is.
+    let returned = unsafe { real(queue_pair, request, bad) };
+    if FAILS.take() { libc::EACCES } else { returned }
+}
+
+/// What is refused for lack of credit does not reach the provider, and is no answer of its.
+#[test]
+fn no_request_is_left_with_the_device_though_a_send_was_refused_before_for_lack_of_credit() {
+    let device = FunctionDevice::model();
+    let context = Arc::new(device.context());
+    // SAFETY: the context is live, and nothing else uses it yet.
+    let real = unsafe { (*context.as_raw()).ops.post_send.replace(queue_and_fail) };
+    REAL.set(real.unwrap()).expect("one test uses it");
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let side = || builder(&domain).flow_control(true);
+    let (one, two) = connect(side(), side());
+    let mut pair = Pair { one, two, domain, device };
+    drop(context);
+    let target = pair.shared(1);
+    let pool = BufferPool::new(&pair.domain, 8, 2, AccessFlags::empty()).unwrap();
+    let send = SendWorkRequest::new(pool.take().unwrap());
+    assert_eq!(pair.one.post_owned(send).unwrap_err().error, TransportError::NoCredit);
+    pair.device.progress(Progress::Manual);
+    FAILS.set(true);
+    let write = WriteWorkRequest::new(pool.take().unwrap(), target.remote());
+    let failed = pair.one.post_owned(write).unwrap_err();
+    assert_eq!(outstanding(&pair.device, &pair.one), (0, 0), "the device still has it");
+    assert!(failed.buffer.is_some());
+    is_stopped(&mut pair);
+    drop((failed, pool, target));
     pair.finish();
 }
 

@@ -89,11 +89,19 @@ fn a_post_that_finds_the_queue_full_tells() {
 #[test]
 fn a_sign_of_life_tells() {
     let mut watched = Watched::new(|builder| builder);
+    // While it waits for its receive, no probe is posted, whose end would be told.
+    let message = SendWorkRequest::new(watched.pool.take().unwrap());
+    let mut sending = watched.pair.one.post_owned(message).unwrap();
     for _ in 0..3 {
         watched.two_messages();
         watched.pair.one.keep_alive().unwrap();
         watched.are_told();
     }
+    let mut region = watched.pair.region(8, 0);
+    watched.pair.two.receive(&mut region.slice_mut(..).unwrap()).unwrap();
+    drop(region);
+    sending.wait(&mut watched.pair.one).unwrap();
+    drop(sending);
     watched.finish();
 }
 
@@ -107,9 +115,14 @@ fn a_send_that_is_refused_for_lack_of_credit_tells() {
         };
         assert_eq!(send(&mut watched), TransportError::NoCredit);
         watched.two_messages();
-        // It polls, since the answer to the first question is not there yet.
+        // It polls, since it does not know the answer to its question yet. The answer to the next one comes late: its
+        // completion would be told.
+        let (device, completions) = (watched.pair.device.clone(), watched.queue.as_raw());
+        device.hold_completions(completions, 0, true);
         assert_eq!(send(&mut watched), TransportError::NoCredit);
         watched.are_told();
+        device.hold_completions(completions, 0, false);
+        device.release_all(completions);
     }
     watched.finish();
 }

@@ -29,8 +29,7 @@ unsafe extern "C" fn post_send(
     let (core, opcode) = unsafe { (&*core.cast_const().cast::<Core>(), (*request).opcode) };
     let credits = core.credits.as_deref().filter(|_| takes_receive(opcode));
     if credits.is_some_and(|credits| credits.available() == 0 || credits.failed.get().is_some()) {
-        // SAFETY: the caller vouches for the place.
-        unsafe { *refused = request };
+        // `refused` stays as it is: what is left there would be taken for the provider's answer to a later request.
         return NO_CREDIT;
     }
     // SAFETY: the caller vouches for everything.

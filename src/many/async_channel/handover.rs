@@ -183,3 +183,56 @@ fn run_some<S: Settle>(mut state: MutexGuard<'_, S>, panics: &mut Panics) -> boo
     some.into_iter().take(count).flatten().for_each(|later| panics.catch(|| later.run()));
     more
 }
+
+#[cfg(all(test, not(ibverbs_loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    struct Wakers(Vec<Later>);
+
+    impl Settle for Wakers {
+        fn settle(&mut self, _: impl Iterator<Item = Cancelled>) {}
+
+        fn later(&mut self) -> &mut Vec<Later> {
+            &mut self.0
+        }
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// However many there are, each is woken once, and each that is to be dropped is dropped.
+    #[test]
+    fn no_waker_is_left_out() {
+        for wakers in [0, 1, 2, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE + 1, 100] {
+            for with_last in [false, true] {
+                let handover = Handover::new(Wakers(Vec::new()));
+                let counts: Vec<_> = (0..=wakers).map(|_| Arc::new(Count::default())).collect();
+                let waker = |index: usize| Waker::from(counts[index].clone());
+                let mut state = handover.lock();
+                for index in 0..wakers {
+                    let is_woken = index % 3 != 2;
+                    let later = if is_woken { Later::Wake } else { Later::Drop };
+                    state.0.push(later(waker(index)));
+                }
+                handover.release(state, with_last.then(|| waker(wakers)));
+                for (index, count) in counts.iter().enumerate() {
+                    let is_woken = if index == wakers { with_last } else { index % 3 != 2 };
+                    assert_eq!(count.0.load(Ordering::SeqCst), usize::from(is_woken), "{index}");
+                    assert_eq!(Arc::strong_count(count), 1, "{index} of {wakers} is kept");
+                }
+                assert!(handover.lock().0.is_empty());
+            }
+        }
+    }
+}
