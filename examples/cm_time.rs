@@ -11,7 +11,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 use std::{env, process};
 
-use ibverbs::{ConnectionEventKind, QueuePairType, Route};
+use ibverbs::{ConnectionEventKind, Rc, Route};
 
 const TIME: Duration = Duration::from_secs(60);
 
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     let mut pending = Vec::new();
     for route in routes {
-        let kind = QueuePairType::ReliableConnected;
+        let kind = Rc;
         let prepared = domain.create_qp(&queue, &queue, kind).port(port).build()?;
         pending.push(route.prepare(prepared).map_err(|(.., error)| error)?);
     }

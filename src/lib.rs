@@ -117,7 +117,7 @@ pub use memory::{
 #[cfg(feature = "mlx5")]
 pub use operation::DcPeer;
 pub use operation::{
-    AtomicWriteWorkRequest, CompareSwapWorkRequest, DatagramPeer, Destination, Extra,
+    Adds, AtomicWriteWorkRequest, CompareSwapWorkRequest, DatagramPeer, Destination, Extra,
     FetchAddWorkRequest, FlushWorkRequest, Immediate, Invalidate, LocalInvalidateWorkRequest,
     Posts, ReadWorkRequest, ReceiveWorkRequest, SegmentedSendWorkRequest, SendQueueRequest,
     SendWorkRequest, To, WriteExtra, WriteWorkRequest, XrcPeer,
@@ -129,12 +129,13 @@ pub use queue_pair::work_request::{
     WorkRequestList, WorkRequestOpcode,
 };
 pub use queue_pair::{
-    AddressHandle, AddressVector, AttributeMask, Connected, CreateFlags, DataInOrder, Datagram,
-    EnhancedConnection, MigrationState, OpenedQueuePair, PreparedQueuePair, QueuePair,
-    QueuePairAttributes, QueuePairBuilder, QueuePairEndpoint, QueuePairState, RateLimit, RawPacket,
-    Rc, ReceiveHalf, ReceiveQueue, Reliable, ResolvedEthernet, SendHalf, SharedReceiveQueue,
-    SharedReceiveQueueAttributes, StateTransition, Tag, TagHandle, TagListSize, TagOperation,
-    Transport, Uc, Ud, Unconnected, XrcReceive, XrcSend,
+    AddressHandle, AddressVector, AddressedBy, Atomics, AttributeMask, Connected, CreateFlags,
+    DataInOrder, Datagram, EnhancedConnection, FixedPeer, MigrationState, OpenedQueuePair,
+    PostsRdma, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
+    QueuePairEndpoint, QueuePairState, RateLimit, RawPacket, Rc, Reads, ReceiveHalf, ReceiveQueue,
+    Reliable, ResolvedEthernet, SendHalf, Sends, SharedReceiveQueue, SharedReceiveQueueAttributes,
+    StateTransition, Tag, TagHandle, TagListSize, TagOperation, Transport, Uc, Ud, Unconnected,
+    Writes, XrcReceive, XrcSend,
 };
 #[cfg(feature = "mlx5")]
 pub use queue_pair::{DcStreams, DcTarget, Dci};

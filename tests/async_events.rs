@@ -15,7 +15,7 @@ use ibverbs::AsyncEventKind as Kind;
 use ibverbs::AsyncEventSubject as Subject;
 use ibverbs::{
     AsyncEvents, CompletionQueue, ErrorKind, Inline, ProtectionDomain, QueuePair, QueuePairState,
-    QueuePairType, ReceiveWorkRequest, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
+    QueuePairType, Rc, ReceiveWorkRequest, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
 };
 use ibverbs_software::EventSubject;
 
@@ -34,7 +34,7 @@ fn every_kind_names_its_subject() {
     let receives = domain.create_srq(4, 1).unwrap();
     receives.set_token(usize::MAX);
     assert_eq!(receives.token(), usize::MAX);
-    let pair = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    let pair = domain.create_qp(&queue, &queue, Rc).build().unwrap();
     let pair = pair.into_queue_pair();
     let events = context.async_events().unwrap();
     assert_eq!(events.next_event().unwrap(), None);
@@ -203,7 +203,7 @@ fn a_queue_that_overruns_is_told_with_its_queue_pairs() {
     let domain = context.alloc_pd().unwrap();
     let events = context.async_events().unwrap();
     let queue = CompletionQueue::builder(&context, ROOM).token(9).build().unwrap();
-    let builder = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected);
+    let builder = domain.create_qp(&queue, &queue, Rc);
     let prepared = builder.max_send_wr(16).max_recv_wr(16).max_inline_data(8).build().unwrap();
     let itself = prepared.endpoint();
     let mut pair = prepared.handshake(itself).unwrap();

@@ -38,7 +38,7 @@ impl Parents {
 
     fn queue_pair(&self) -> QueuePair<'static> {
         let Self { domain, queue, receives, .. } = self;
-        QueuePair::builder(domain, queue, queue, QueuePairType::ReliableConnected)
+        QueuePair::builder(domain, queue, queue, Rc)
             .srq(receives)
             .build()
             .unwrap()
@@ -94,7 +94,7 @@ const CASES: &[Case] = &[
         "destroy_qp",
         |p| {
             let Parents { domain, queue, .. } = p;
-            let builder = QueuePair::builder(domain, queue, queue, QueuePairType::XrcReceive);
+            let builder = QueuePair::builder(domain, queue, queue, XrcReceive);
             end!(builder.xrc_domain(&p.xrc_domain).build().unwrap())
         },
         &["close_xrcd", "dealloc_pd", "destroy_cq"],
@@ -232,7 +232,7 @@ fn what_cannot_be_destroyed_is_leaked_with_its_borrowed_parents() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
     let spared = context.create_cq(4).unwrap();
-    let kind = QueuePairType::ReliableConnected;
+    let kind = Rc;
     let pair = domain.create_qp(&queue, &queue, kind).build().unwrap();
     let other = domain.create_qp(&queue, &spared, kind).build().unwrap();
     device.fail("destroy_qp").errno(libc::EBUSY).times(1);
@@ -262,7 +262,7 @@ fn events_about_what_could_not_be_destroyed_are_dropped() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
     let events = context.async_events().unwrap();
-    let kind = QueuePairType::ReliableConnected;
+    let kind = Rc;
     let new = || {
         let pair = domain.create_qp(&queue, &queue, kind).build().unwrap();
         let endpoint = pair.endpoint();

@@ -176,7 +176,7 @@ fn queue_pairs_allow_nothing_but_sends_unless_asked() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
-    let kind = QueuePairType::ReliableConnected;
+    let kind = Rc;
     // INIT is the first of the three steps.
     let granted = || {
         let call = device.call_before("modify_qp", 2).unwrap();

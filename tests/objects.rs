@@ -146,7 +146,7 @@ fn a_parent_domain_takes_memory_from_an_allocator() {
     let call = device.last_call("alloc_parent_domain").unwrap().parent_domain_attr;
     assert_eq!((call.pd, call.comp_mask), (base.as_raw(), 3));
     assert!(call.td.is_null() && !call.pd_context.is_null());
-    let new = || domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build();
+    let new = || domain.create_qp(&queue, &queue, Rc).build();
 
     let pair = new().unwrap();
     assert_eq!(*recorder.asked.lock().unwrap(), [(BUFFER, 0x5501)]);
@@ -218,7 +218,7 @@ fn a_receiving_xrc_queue_pair_is_opened_by_its_number() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
     let xrc = XrcDomain::open(&context, XrcDomainScope::Private).unwrap();
-    let builder = domain.create_qp(&queue, &queue, QueuePairType::XrcReceive);
+    let builder = domain.create_qp(&queue, &queue, XrcReceive);
     let original = builder.xrc_domain(&xrc).build().unwrap();
     let number = original.endpoint().num();
 
@@ -399,8 +399,7 @@ fn ece_options_go_both_ways() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
-    let prepared =
-        domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    let prepared = domain.create_qp(&queue, &queue, Rc).build().unwrap();
     let mut queue_pair = prepared.into_queue_pair();
     let offered = queue_pair.query_ece().unwrap();
     let wanted = EnhancedConnection { vendor_id: 0x15b3, options: offered.options | 0x30 };

@@ -4,7 +4,7 @@
 #[path = "support/software.rs"]
 mod software;
 
-use ibverbs::{ProcessResources, QueuePairType, SharedReceiveQueue, process_resources};
+use ibverbs::{ProcessResources, Rc, SharedReceiveQueue, process_resources};
 use ibverbs_software::Verb;
 use software::Software;
 
@@ -38,8 +38,7 @@ fn objects_count_until_they_are_destroyed() {
         let queue = context.create_cq(8).unwrap();
         let region = domain.allocate::<u8>(100).unwrap();
         let receives = SharedReceiveQueue::new(&domain, 8, 1).unwrap();
-        let create =
-            || domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
+        let create = || domain.create_qp(&queue, &queue, Rc).build().unwrap();
         let queue_pairs = [create(), create()];
         assert_eq!(held(), [1, 1, 1, 2, 1, 1]);
         region.close().unwrap();
@@ -47,7 +46,7 @@ fn objects_count_until_they_are_destroyed() {
         drop(queue_pairs);
         assert_eq!(held(), [1, 1, 1, 0, 0, 0]);
         device.fail_next(Verb::CreateQp, libc::ENOMEM);
-        let refused = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build();
+        let refused = domain.create_qp(&queue, &queue, Rc).build();
         assert!(refused.is_err());
         assert_eq!(held(), [1, 1, 1, 0, 0, 0], "what was never made does not count");
     }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use ibverbs::{
     AccessFlags, CompletionQueue, Context, Error, ErrorKind, Gid, MaximumTransferUnit,
     MemoryRegion, PortState, PreparedQueuePair, ProtectionDomain, QueuePairBuilder,
-    QueuePairEndpoint, QueuePairType, Result, WorkStatus,
+    QueuePairEndpoint, Rc, Result, WorkStatus,
 };
 
 use figures::figure;
@@ -54,7 +54,7 @@ fn reliable<'res>(
     domain: &'res ProtectionDomain<'res>,
     queue: &'res CompletionQueue<'res>,
 ) -> QueuePairBuilder<'res> {
-    domain.create_qp(queue, queue, QueuePairType::ReliableConnected)
+    domain.create_qp(queue, queue, Rc)
 }
 
 fn prepared<'res>(
@@ -278,8 +278,7 @@ fn objects_of_another_device() {
         let other = ibverbs::open("rxe1").unwrap();
         let foreign = other.create_cq(8).unwrap();
         for (send, receive) in [(queue, &foreign), (&foreign, queue)] {
-            let builder =
-                QueuePairBuilder::new(domain, send, receive, QueuePairType::ReliableConnected);
+            let builder = QueuePairBuilder::new(domain, send, receive, Rc);
             invalid(builder.build(), &["completion queue belongs to another context"]);
         }
     });

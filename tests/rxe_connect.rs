@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Instant;
 
 use ibverbs::{
-    ErrorKind, ExchangeError, GidType, MAX_PRIVATE_DATA, QueuePairEndpoint, QueuePairType,
-    peer_has_closed, wait_until_peer_closes,
+    ErrorKind, ExchangeError, GidType, MAX_PRIVATE_DATA, QueuePairEndpoint, Rc, peer_has_closed,
+    wait_until_peer_closes,
 };
 
 use vm::channels::{Side, deadline, exchange, nothing_is_left, sides};
@@ -58,7 +58,7 @@ fn queue_pairs_are_ready_and_the_stream_is_handed_out() {
         let queues = sides.each_ref().map(|context| context.create_cq(8).unwrap());
         let prepare = |side: usize| {
             let queue = &queues[side];
-            domains[side].create_qp(queue, queue, QueuePairType::ReliableConnected).build().unwrap()
+            domains[side].create_qp(queue, queue, Rc).build().unwrap()
         };
         let (listener, address) = listen();
         let (one, two) = (prepare(0), prepare(1));

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use ibverbs::{
     AccessFlags, AckTimeout, CompletionQueue, Context, ErrorKind, Gid, GidType, LinkLayer,
     MaximumTransferUnit, MemoryRegion, NodeType, PacketSequenceNumber, PhysicalState, PortState,
-    ProtectionDomain, QueuePair, QueuePairType, Result, ServiceLevel, TransportType, WorkOpcode,
-    ffi,
+    ProtectionDomain, QueuePair, QueuePairType, Rc, Result, ServiceLevel, Transport, TransportType,
+    WorkOpcode, ffi,
 };
 
 use vm::{assert_nothing_left, completions, one_at_a_time, resources, run, success};
@@ -148,7 +148,7 @@ fn the_routable_gid_is_the_best_that_there_is() {
 }
 
 /// The state of the queue pair that the kernel reports, and the address that it was connected with.
-fn state(queue_pair: &QueuePair<'_>) -> (ffi::ibv_qp_state, ffi::ibv_qp_attr) {
+fn state(queue_pair: &QueuePair<'_, impl Transport>) -> (ffi::ibv_qp_state, ffi::ibv_qp_attr) {
     let mut attributes = ffi::ibv_qp_attr::default();
     let mut init = ffi::ibv_qp_init_attr::default();
     let mask = ffi::ibv_qp_attr_mask(!0 >> 12).0 as i32;
@@ -189,7 +189,7 @@ fn settings_arrive_at_the_device() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let prepared = domain
-        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        .create_qp(&queue, &queue, Rc)
         .max_send_wr(17)
         .max_recv_wr(33)
         .gid_index(0)
@@ -274,7 +274,7 @@ fn messages_arrive_whole_from_a_queue_pair_to_itself() {
 
 /// [`exchange`] for a queue pair that is connected to itself.
 fn loopback(
-    queue_pair: &mut QueuePair<'_>,
+    queue_pair: &mut QueuePair<'_, QueuePairType>,
     queue: &CompletionQueue<'_>,
     source: &mut MemoryRegion<'_, u8>,
     target: &mut MemoryRegion<'_, u8>,
@@ -306,8 +306,7 @@ fn messages_pass_between_two_devices() {
     let mut source = domains[0].allocate(70_000).unwrap();
     let mut target = domains[1].allocate(70_002).unwrap();
     let [first, second] = [0, 1].map(|n| {
-        let builder =
-            domains[n].create_qp(&queues[n], &queues[n], QueuePairType::ReliableConnected);
+        let builder = domains[n].create_qp(&queues[n], &queues[n], Rc);
         builder.build().unwrap()
     });
     let endpoints = [first.endpoint(), second.endpoint()];
@@ -333,8 +332,7 @@ fn regions_hold_other_elements_than_bytes() {
     let mut region = domain.allocate::<u64>(8).unwrap();
     assert_eq!(*region, [0; 8]);
     region[1] = u64::MAX - 5;
-    let prepared =
-        domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    let prepared = domain.create_qp(&queue, &queue, Rc).build().unwrap();
     let endpoint = prepared.endpoint();
     let mut queue_pair = prepared.handshake(endpoint).unwrap();
     // SAFETY: both completions are polled below before the memory is used.
@@ -360,10 +358,7 @@ fn shared_parents_move_into_a_thread() {
         let context = Arc::new(ibverbs::open("rxe0").unwrap());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let queue = Arc::new(CompletionQueue::new(context, 8).unwrap());
-        let prepared =
-            QueuePair::builder(&domain, &queue, &queue, QueuePairType::ReliableConnected)
-                .build()
-                .unwrap();
+        let prepared = QueuePair::builder(&domain, &queue, &queue, Rc).build().unwrap();
         let endpoint = prepared.endpoint();
         Server {
             queue_pair: prepared.handshake(endpoint).unwrap(),
@@ -397,8 +392,7 @@ fn everything_closes_in_order() {
             let queue = context.create_cq(8).unwrap();
             let region = domain.allocate::<u8>(64).unwrap();
             let shared = domain.allocate_shared::<u8>(64, AccessFlags::REMOTE_READ).unwrap();
-            let prepared =
-                domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
+            let prepared = domain.create_qp(&queue, &queue, Rc).build().unwrap();
             let endpoint = prepared.endpoint();
             let queue_pair = prepared.handshake(endpoint).unwrap();
             let open = "pd 2 cq 2 qp 2 cm_id 0 mr 2 ctx 1 srq 0";
@@ -445,8 +439,7 @@ fn leak_and_close() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let region = domain.allocate::<u8>(64).unwrap();
-    let prepared =
-        domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    let prepared = domain.create_qp(&queue, &queue, Rc).build().unwrap();
     let endpoint = prepared.endpoint();
     let queue_pair = prepared.handshake(endpoint).unwrap();
 

@@ -5,7 +5,7 @@ mod vm;
 
 use ibverbs::{
     AddressVector, CompletionQueue, Context, DatagramPeer, Gid, GidEntry, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairType, SendWorkRequest,
+    ProtectionDomain, QueuePair, SendWorkRequest, Ud,
 };
 use vm::{assert_nothing_left, completions, one_at_a_time, run, success};
 
@@ -18,7 +18,7 @@ struct Side<'a> {
     context: &'a Context<'a>,
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,
-    queue_pair: QueuePair<'a>,
+    queue_pair: QueuePair<'a, Ud>,
     region: MemoryRegion<'a, u8>,
 }
 
@@ -28,7 +28,7 @@ fn with_side<R>(device: &str, test: impl FnOnce(Side<'_>) -> R) -> R {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let queue_pair = domain
-        .create_qp(&queue, &queue, QueuePairType::UnreliableDatagram)
+        .create_qp(&queue, &queue, Ud)
         .max_send_wr(4)
         .max_recv_wr(4)
         .qkey(QKEY)

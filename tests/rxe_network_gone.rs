@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use figures::figure;
 use ibverbs::{
     AsyncEventKind as Kind, AsyncEvents, Channel, ChannelBuilder, Context, MaxRnrRetries,
-    MemoryRegion, MinRnrTimer, PortState, ProtectionDomain, QueuePairType, TransportError,
+    MemoryRegion, MinRnrTimer, PortState, ProtectionDomain, Rc, TransportError,
 };
 
 use vm::channels::{handshake, reconnect};
@@ -322,9 +322,7 @@ fn call_everything(context: &Context<'_>, domain: &ProtectionDomain<'_>) -> Stri
         ("allocate", domain.allocate::<u8>(4096).map(drop)),
         (
             "create_qp",
-            queue.and_then(|queue| {
-                domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build().map(drop)
-            }),
+            queue.and_then(|queue| domain.create_qp(&queue, &queue, Rc).build().map(drop)),
         ),
     ];
     let all = calls.len();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use figures::figure;
 use ibverbs::{
     AckTimeout, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer, ProtectionDomain,
-    QueuePairEndpoint, QueuePairState, QueuePairType, TransportError, WorkStatus,
+    QueuePairEndpoint, QueuePairState, Rc, TransportError, WorkStatus,
 };
 
 use vm::channels::{
@@ -58,7 +58,7 @@ fn a_queue_pair_gives_up_after_so_many_tries() {
         let queues = [0, 1].map(|side| contexts[side].create_cq(32).unwrap());
         let prepare = |side: usize| {
             domains[side]
-                .create_qp(&queues[side], &queues[side], QueuePairType::ReliableConnected)
+                .create_qp(&queues[side], &queues[side], Rc)
                 .max_send_wr(SENDS as u32)
                 .max_recv_wr(1)
                 .min_rnr_timer(TIMER)

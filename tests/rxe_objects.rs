@@ -4,7 +4,7 @@
 mod vm;
 
 use ibverbs::{
-    AsyncEventKind, AsyncEventSubject, ErrorKind, Gid, QueuePairType, ReceiveWorkRequest,
+    AsyncEventKind, AsyncEventSubject, ErrorKind, Gid, QueuePairType, ReceiveWorkRequest, Ud,
     WorkStatus, XrcDomain, XrcDomainScope,
 };
 use vm::{assert_nothing_left, completions, one_at_a_time, success};
@@ -143,7 +143,7 @@ fn a_group_is_joined_and_left() {
         let context = ibverbs::open("rxe0").unwrap();
         let domain = context.alloc_pd().unwrap();
         let queue = context.create_cq(4).unwrap();
-        let datagrams = domain.create_qp(&queue, &queue, QueuePairType::UnreliableDatagram);
+        let datagrams = domain.create_qp(&queue, &queue, Ud);
         let mut queue_pair = datagrams.build().unwrap().activate().unwrap();
         for group in ["::ffff:239.1.2.3", "ff0e::17"] {
             let group: Gid = group.parse().unwrap();

@@ -21,8 +21,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, ErrorKind, Inline,
-    QueuePairType, Route, TransportError, WorkCompletion, ffi,
+    AccessFlags, Channel, ConnectionError, ConnectionEventKind as Kind, ErrorKind, Inline, Rc,
+    Route, TransportError, WorkCompletion, ffi,
 };
 
 use managed::{Device, TIME, accept, connect, expect, listen, nothing_is_left, pair, transfer};
@@ -151,13 +151,7 @@ fn queue_pairs() {
         let context = ibverbs::open("siw0").unwrap();
         let domain = context.alloc_pd().unwrap();
         let queue = context.create_cq(16).unwrap();
-        let prepare = || {
-            domain
-                .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
-                .max_recv_wr(4)
-                .build()
-                .unwrap()
-        };
+        let prepare = || domain.create_qp(&queue, &queue, Rc).max_recv_wr(4).build().unwrap();
         let mut region = domain.allocate::<u8>(64).unwrap();
         let (prepared, other) = (prepare(), prepare());
         let (mut one, two) = thread::scope(|scope| {
@@ -317,7 +311,7 @@ fn close_a_queue_that_is_in_use() {
     // The parents work on.
     let other = context.create_cq(64).unwrap();
     assert!(other.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
-    let kind = QueuePairType::ReliableConnected;
+    let kind = Rc;
     domain.create_qp(&other, &other, kind).build().unwrap().close().unwrap();
     other.close().unwrap();
     domain.allocate::<u8>(PAGE).unwrap().close().unwrap();

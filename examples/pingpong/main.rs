@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, CompletionQueue, MemoryRegion, PacketSequenceNumber, QueuePairType, SendOperations,
+    AccessFlags, CompletionQueue, MemoryRegion, PacketSequenceNumber, Rc, SendOperations,
 };
 
 use address::{Address, answer, meet};
@@ -72,7 +72,7 @@ fn run(options: &Options) -> Result<()> {
     source.fill(FILLING);
 
     let mut builder = domain
-        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        .create_qp(&queue, &queue, Rc)
         .max_send_wr(1)
         .max_recv_wr(receives)
         .port(options.port)

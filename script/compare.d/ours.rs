@@ -1,6 +1,6 @@
 // Sends 8 bytes from a queue pair to itself: the same program for each crate.
 
-use ibverbs::{QueuePairType, WorkCompletion};
+use ibverbs::{Rc, WorkCompletion};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let devices = ibverbs::devices()?;
@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let queue = context.create_cq(16)?;
     let domain = context.alloc_pd()?;
     let prepared =
-        domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).gid_index(1).build()?;
+        domain.create_qp(&queue, &queue, Rc).gid_index(1).build()?;
     let endpoint = prepared.endpoint();
     let mut queue_pair = prepared.handshake(endpoint)?;
     let mut sent = domain.allocate::<u64>(1)?;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, CompletionQueue, Context, Gid, MaxRnrRetries, PacketSequenceNumber,
-    PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairType,
-    RawMemoryRegion, RemoteMemoryRegion, WorkCompletion,
+    PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairEndpoint, RawMemoryRegion, Rc,
+    RemoteMemoryRegion, WorkCompletion,
 };
 use ibverbs_software::Device;
 
@@ -68,7 +68,7 @@ fn prepare<'a>(
     depth: u32,
 ) -> Result<PreparedQueuePair<'a>> {
     Ok(domain
-        .create_qp(sends, receives, QueuePairType::ReliableConnected)
+        .create_qp(sends, receives, Rc)
         .max_send_wr(depth)
         .max_recv_wr(depth)
         .access(AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE)

@@ -9,9 +9,8 @@ use std::time::Duration;
 use ibverbs::ffi::{self, ibv_access_flags as Access};
 use ibverbs::{
     AccessFlags, AddressVector, AsyncEventKind, AsyncEvents, CompletionChannel, CompletionQueue,
-    Context, DatagramPeer, MemoryRegion, ProtectionDomain, QueuePair, QueuePairState,
-    QueuePairType, SendWorkRequest, SharedMemoryRegion, StateTransition, WorkCompletion,
-    WorkStatus,
+    Context, DatagramPeer, MemoryRegion, ProtectionDomain, QueuePair, QueuePairState, Rc,
+    SendWorkRequest, SharedMemoryRegion, StateTransition, Ud, WorkCompletion, WorkStatus,
 };
 use ibverbs_software::{Device, Network};
 
@@ -27,8 +26,8 @@ fn contexts(network: &Network) -> [Context<'static>; 2] {
 fn datagrams<'a>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,
-) -> QueuePair<'a> {
-    let builder = domain.create_qp(queue, queue, QueuePairType::UnreliableDatagram);
+) -> QueuePair<'a, Ud> {
+    let builder = domain.create_qp(queue, queue, Ud);
     let builder = builder.max_send_wr(8).max_recv_wr(8).qkey(QKEY);
     builder.build().unwrap().activate().unwrap()
 }
@@ -49,11 +48,11 @@ fn status(completion: &WorkCompletion) -> WorkStatus {
 
 /// Sends a datagram.
 fn send_to(
-    one: &mut QueuePair<'_>,
+    one: &mut QueuePair<'_, Ud>,
     domain: &ProtectionDomain<'_>,
     from: &MemoryRegion<'_, u8>,
     length: usize,
-    to: &QueuePair<'_>,
+    to: &QueuePair<'_, Ud>,
     solicited: bool,
 ) {
     let path = AddressVector::new(1, 0).global(to.endpoint().gid(), 0);
@@ -294,8 +293,7 @@ fn pairs<'a>(
     queues: &'a [CompletionQueue<'a>; 2],
 ) -> [QueuePair<'a>; 2] {
     let prepare = |i: usize| {
-        let builder =
-            domains[i].create_qp(&queues[i], &queues[i], QueuePairType::ReliableConnected);
+        let builder = domains[i].create_qp(&queues[i], &queues[i], Rc);
         let builder = builder.max_send_wr(8).max_recv_wr(8).access(AccessFlags::REMOTE_READ);
         builder.max_dest_rd_atomic(2).build().unwrap()
     };
@@ -366,8 +364,7 @@ fn the_first_message_is_an_event_until_the_receiver_can_send() {
     let queues = contexts.each_ref().map(|context| context.create_cq(16).unwrap());
     let events = AsyncEvents::new(&contexts[1]).unwrap();
     let prepare = |i: usize| {
-        let builder =
-            domains[i].create_qp(&queues[i], &queues[i], QueuePairType::ReliableConnected);
+        let builder = domains[i].create_qp(&queues[i], &queues[i], Rc);
         builder.max_send_wr(8).max_recv_wr(8).build().unwrap()
     };
     let [one, other] = [0, 1].map(prepare);

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use ibverbs::{
     AccessFlags, Channel, CompareSwapWorkRequest, CompletionQueue, FetchAddWorkRequest,
-    MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairType, RemoteMemoryRegion, TransportError,
+    MaxRnrRetries, ProtectionDomain, QueuePair, Rc, RemoteMemoryRegion, TransportError,
     WorkCompletion,
 };
 use ibverbs_software::Device;
@@ -164,7 +164,7 @@ fn queue_pairs_of_two_devices_talk_in_lists() {
     let queues = contexts.each_ref().map(|context| context.create_cq(64).unwrap());
     let prepare = |i: usize| {
         let (domain, queue) = (&domains[i], &queues[i]);
-        let kind = QueuePairType::ReliableConnected;
+        let kind = Rc;
         domain.create_qp(queue, queue, kind).max_send_wr(32).max_recv_wr(32).build().unwrap()
     };
     let (one, other) = (prepare(0), prepare(1));

@@ -3,9 +3,8 @@
 use std::error::Error;
 
 use ibverbs::{
-    AccessFlags, DeviceMemory, DeviceMemoryRegion, ErrorKind, FetchAddWorkRequest, QueuePair,
-    QueuePairType, ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest, WorkCompletion,
-    WorkStatus,
+    AccessFlags, DeviceMemory, DeviceMemoryRegion, ErrorKind, FetchAddWorkRequest, QueuePair, Rc,
+    ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest, WorkCompletion, WorkStatus,
 };
 use ibverbs_software::{Device, Network, Verb, When};
 
@@ -53,9 +52,7 @@ fn a_message_goes_from_one_to_another() -> Outcome {
     let contexts = [network.device()?.open()?, network.device()?.open()?];
     let [near, far] = [contexts[0].alloc_pd()?, contexts[1].alloc_pd()?];
     let queues = [contexts[0].create_cq(4)?, contexts[1].create_cq(4)?];
-    let new = |domain, queue| {
-        QueuePair::builder(domain, queue, queue, QueuePairType::ReliableConnected).build()
-    };
+    let new = |domain, queue| QueuePair::builder(domain, queue, queue, Rc).build();
     let (one, other) = (new(&near, &queues[0])?, new(&far, &queues[1])?);
     let (to_one, to_other) = (one.endpoint(), other.endpoint());
     let (mut one, mut other) = (one.handshake(to_other)?, other.handshake(to_one)?);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ibverbs::{
     AsyncEventKind, AsyncEvents, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion,
-    MemoryWindowType, ProtectionDomain, QueuePair, QueuePairState, QueuePairType, WorkCompletion,
+    MemoryWindowType, ProtectionDomain, QueuePair, QueuePairState, Rc, Ud, WorkCompletion,
     WorkStatus,
 };
 use ibverbs_software::{Device, MadeUpCompletion, Network, Verb, When};
@@ -24,7 +24,7 @@ fn queue_pairs<'a>(
     queues: &'a [CompletionQueue<'a>; 2],
 ) -> Pair<'a> {
     let prepare = |i: usize| {
-        let kind = QueuePairType::ReliableConnected;
+        let kind = Rc;
         let builder = domains[i].create_qp(&queues[i], &queues[i], kind);
         builder.max_send_wr(32).max_recv_wr(32).build().unwrap()
     };
@@ -102,7 +102,7 @@ fn any_verb_fails_with_any_errno() {
     let from = domains[0].allocate::<u8>(8).unwrap();
     let path = ibverbs::AddressVector::new(1, 0).global(pair.ends[1].endpoint().gid(), 0);
     let queue = CompletionQueue::builder(context, 4).own_channel().build().unwrap();
-    let kind = QueuePairType::UnreliableDatagram;
+    let kind = Ud;
     let other_end = domain.create_qp(&queue, &queue, kind).build().unwrap().activate().unwrap();
     let mut datagrams = domain.create_qp(&queue, &queue, kind).build().unwrap().activate().unwrap();
     let group = "ff0e::ffff:e000:0105".parse().unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ibverbs::{
     AddressVector, AsyncEventKind, AsyncEventSubject, CompletionQueue, MemoryWindowType,
-    ProtectionDomain, QueuePairType, WorkCompletion, XrcDomain, XrcDomainScope,
+    ProtectionDomain, Rc, WorkCompletion, XrcDomain, XrcDomainScope,
 };
 use ibverbs_software::{Device, EventSubject, LiveObjects, Network, Verb, When};
 
@@ -28,7 +28,7 @@ fn live_objects_count_until_they_are_destroyed() {
         let window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();
         let queue = context.create_cq(4).unwrap();
         let receives = domain.create_srq(4, 1).unwrap();
-        let kind = QueuePairType::ReliableConnected;
+        let kind = Rc;
         let pair = domain.create_qp(&queue, &queue, kind).build().unwrap();
         let path = AddressVector::new(1, 0).global(pair.endpoint().gid(), 0);
         let handle = domain.create_ah(&path).unwrap();
@@ -89,7 +89,7 @@ fn requests_occupy_places_and_name_regions() {
     let context = device.open().unwrap();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let kind = QueuePairType::ReliableConnected;
+    let kind = Rc;
     let prepared = domain.create_qp(&queue, &queue, kind).max_send_wr(4).max_recv_wr(4);
     let prepared = prepared.build().unwrap();
     let itself = prepared.endpoint();

@@ -35,7 +35,7 @@ fn a_group_of_the_other_family_is_refused() {
     let context = Device::new().unwrap().open().unwrap();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(4).unwrap();
-    let kind = ibverbs::QueuePairType::UnreliableDatagram;
+    let kind = ibverbs::Ud;
     let queue_pair = domain.create_qp(&queue, &queue, kind).qkey(1).build().unwrap();
     let mut queue_pair = queue_pair.activate().unwrap();
     // Again and again: the group has no member.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, AckTimeout, Channel, CompletionQueue, Context, ErrorKind, MaxAckRetries,
-    MaxRnrRetries, MemoryRegion, ProtectionDomain, TransportError, WorkStatus,
+    MaxRnrRetries, MemoryRegion, ProtectionDomain, Rc, TransportError, WorkStatus,
 };
 use ibverbs_software::{Conditions, Device, Network, PacketFate};
 
@@ -270,7 +270,7 @@ fn threads_that_sleep_let_the_network_work() {
         .each_ref()
         .map(|context| CompletionQueue::builder(context, 64).own_channel().build().unwrap());
     let queue_pair = |i: usize| {
-        let kind = ibverbs::QueuePairType::ReliableConnected;
+        let kind = Rc;
         let builder = domains[i].create_qp(&queues[i], &queues[i], kind).max_recv_wr(16);
         builder.max_rnr_retries(MaxRnrRetries::UNLIMITED).build().unwrap()
     };

@@ -72,11 +72,8 @@ fn is_woken(contexts: [Context<'static>; 2]) {
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let queue = contexts[1].create_cq(1).unwrap();
     let sleeper = CompletionQueue::builder(&contexts[1], 4).own_channel().build().unwrap();
-    let pair = domains[1]
-        .create_qp(&sleeper, &sleeper, ibverbs::QueuePairType::ReliableConnected)
-        .max_recv_wr(4)
-        .build()
-        .unwrap();
+    let pair =
+        domains[1].create_qp(&sleeper, &sleeper, ibverbs::Rc).max_recv_wr(4).build().unwrap();
     let other = domains[0].create_channel().build().unwrap();
     let endpoints = (pair.endpoint(), other.endpoint());
     let mut pair = pair.handshake(endpoints.1).unwrap();

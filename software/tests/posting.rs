@@ -11,9 +11,9 @@ use std::time::Instant;
 use ibverbs::{
     AccessFlags, AtomicWriteWorkRequest, Batch, Channel, CompareSwapWorkRequest, CompletionQueue,
     Error, ErrorKind, FetchAddWorkRequest, Inline, InlineList, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairType, ReadOnlyMemoryRegion, ReadWorkRequest, ReceiveWorkRequest,
-    RemoteMemoryRegion, RemoteRegion, Result, SendOperations, SendWorkRequest, SharedMemoryRegion,
-    WorkCompletion, WorkSuccess, WriteWorkRequest, field,
+    QueuePair, Rc, ReadOnlyMemoryRegion, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion,
+    RemoteRegion, Result, SendOperations, SendWorkRequest, SharedMemoryRegion, WorkCompletion,
+    WorkSuccess, WriteWorkRequest, field,
 };
 use ibverbs_software::Device;
 
@@ -57,7 +57,7 @@ impl Loopback {
         let context = Device::new().unwrap().open().unwrap();
         let domain = Arc::new(ProtectionDomain::new(context).unwrap());
         let queue = Arc::new(CompletionQueue::new(domain.context_parent(), 64).unwrap());
-        let kind = QueuePairType::ReliableConnected;
+        let kind = Rc;
         let prepared = QueuePair::builder(&domain, &queue, &queue, kind)
             .access(
                 AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC,

@@ -22,7 +22,7 @@ fn connect<'a>(
     queues: &'a [CompletionQueue<'a>; 2],
     kind: QueuePairType,
     shared: Option<&'a SharedReceiveQueue<'a>>,
-) -> [QueuePair<'a>; 2] {
+) -> [QueuePair<'a, QueuePairType>; 2] {
     let prepare = |i: usize| {
         let builder = domains[i].create_qp(&queues[i], &queues[i], kind);
         let builder = builder.max_send_wr(64).max_recv_wr(64);

@@ -7,8 +7,7 @@ use std::time::Instant;
 
 use ibverbs::{
     AccessFlags, AddressVector, CompletionFields, CompletionQueue, DatagramPeer, Error, Inline,
-    MaximumTransferUnit, QueuePairType, SendOperations, SendWorkRequest, WorkCompletion,
-    WorkSuccess,
+    MaximumTransferUnit, Rc, SendOperations, SendWorkRequest, Ud, WorkCompletion, WorkSuccess,
 };
 use ibverbs_software::Device;
 
@@ -35,7 +34,7 @@ fn datagrams_go_where_each_says_in_requests_and_batches() {
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let queues = contexts.each_ref().map(|context| context.create_cq(64).unwrap());
     let new = |i: usize, qkey| {
-        let kind = QueuePairType::UnreliableDatagram;
+        let kind = Ud;
         let builder = domains[i].create_qp(&queues[i], &queues[i], kind).qkey(qkey);
         let operations = SendOperations::SEND | SendOperations::SEND_WITH_IMMEDIATE;
         let builder = builder.max_send_wr(8).max_recv_wr(8).max_inline_data(16);
@@ -91,7 +90,7 @@ fn an_extended_queue_tells_the_time_of_each_completion() {
     let fields = CompletionFields::STANDARD | CompletionFields::TIMESTAMP;
     let queue = CompletionQueue::builder(&context, 64).extended(fields).build().unwrap();
     let prepared = domain
-        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        .create_qp(&queue, &queue, Rc)
         .max_send_wr(8)
         .max_recv_wr(8)
         .max_inline_data(16)

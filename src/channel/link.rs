@@ -15,6 +15,7 @@ use crate::ffi;
 use crate::handle::Leak;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{ConnectionSettings, QueuePair, QueuePairEndpoint};
+use crate::settings::QueuePairType;
 use crate::trace;
 
 /// Owns the queue pair and the core that uses it.
@@ -22,7 +23,7 @@ pub(super) struct Link<'res> {
     pub(super) core: Arc<Core>,
     /// If `core.destroyed` is set, the destroy verb was called on its C object. Either way it keeps its
     /// parents alive.
-    queue_pair: ManuallyDrop<QueuePair<'res>>,
+    queue_pair: ManuallyDrop<QueuePair<'res, QueuePairType>>,
     /// The destroy verb failed.
     leaked: bool,
     /// The TCP stream over which the two sides have connected, if they used one. It is closed after the
@@ -83,7 +84,7 @@ impl<'res> Link<'res> {
     /// The link of a queue pair in the RESET state. Its send and receive completion queues are one queue,
     /// which only this link or only the router uses.
     pub(super) fn new(
-        queue_pair: QueuePair<'res>,
+        queue_pair: QueuePair<'res, QueuePairType>,
         recipe: Recipe,
         settings: &CoreSettings,
         table: InFlight,
@@ -121,18 +122,18 @@ impl<'res> Link<'res> {
     }
 
     /// The queue pair. Only the core may post to it and change its state.
-    pub(super) fn queue_pair(&self) -> &QueuePair<'res> {
+    pub(super) fn queue_pair(&self) -> &QueuePair<'res, QueuePairType> {
         &self.queue_pair
     }
 
     /// The queue pair, for changing the settings of the next connection.
-    pub(super) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res> {
+    pub(super) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res, QueuePairType> {
         &mut self.queue_pair
     }
 
     /// The queue pair, unless its C object was destroyed.
     #[cfg(feature = "rdmacm")]
-    pub(super) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
+    pub(super) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
         if self.core.destroyed.get() {
             return Err(Error::invalid("ibv_modify_qp", "the queue pair had to be destroyed"));
         }

@@ -79,6 +79,7 @@ use crate::parent::Parent;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
+use crate::settings::QueuePairType;
 use crate::state_error::StateError;
 
 /// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by
@@ -197,7 +198,7 @@ impl<'res> Channel<'res> {
 
     /// The queue pair. Callers must neither post to it nor change its state.
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
+    pub(crate) fn queue_pair(&self) -> &QueuePair<'res, QueuePairType> {
         self.link.queue_pair()
     }
 
@@ -228,7 +229,7 @@ impl<'res> Channel<'res> {
     /// The queue pair, for changing its state on the way to RTS. Fails if the queue pair had to be
     /// destroyed.
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
+    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
         self.link.live_queue_pair()
     }
 

@@ -15,7 +15,7 @@ use crate::operation::ReceiveWorkRequest;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
-use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
 use crate::state_error::StateError;
 
 #[cfg(doc)]
@@ -147,7 +147,7 @@ impl<'res> PreparedChannel<'res> {
 
     /// The queue pair. Callers must neither post to it nor change its state.
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn queue_pair(&self) -> &QueuePair<'res> {
+    pub(crate) fn queue_pair(&self) -> &QueuePair<'res, QueuePairType> {
         self.link.queue_pair()
     }
 
@@ -166,7 +166,7 @@ impl<'res> PreparedChannel<'res> {
     /// The queue pair, for changing its state on the way to RTS. Fails if the queue pair had to be
     /// destroyed.
     #[cfg(feature = "rdmacm")]
-    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res>> {
+    pub(crate) fn live_queue_pair(&mut self) -> Result<&mut QueuePair<'res, QueuePairType>> {
         self.link.live_queue_pair()
     }
 

@@ -1,11 +1,12 @@
 //! Where requests go, on queue pairs without a fixed peer.
 
-use super::sealed::{Kind, Posted, Request};
+use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
+use super::{Adds, Posts};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::GatherBuffer;
-use crate::queue_pair::AddressHandle;
 use crate::queue_pair::work_request::{SendOperations, function};
+use crate::queue_pair::{AddressHandle, AddressedBy};
 
 /// Where a request goes: see [`SendWorkRequest::to`](crate::SendWorkRequest::to).
 ///
@@ -73,7 +74,7 @@ pub struct DatagramPeer<'p> {
 pub struct XrcPeer(pub u32);
 
 /// `mlx5dv_wr_set_dc_addr`: the destination of a request on a DC initiator
-/// ([`dc_initiator`](crate::QueuePairBuilder::dc_initiator)): the path, and the number and the access key of a
+/// ([`Dci`](crate::Dci)): the path, and the number and the access key of a
 /// [`DcTarget`](crate::DcTarget) of the peer. The contract of posting covers the address handle too.
 #[cfg(feature = "mlx5")]
 #[derive(Clone, Copy, Debug)]
@@ -240,6 +241,22 @@ impl<R: Request<Operation: Kind>, A: Destination> Request for To<R, A> {
     fn list(buffer: &mut R::Buffer) -> Result<<R::Buffer as GatherBuffer>::List> {
         R::list(buffer)
     }
+}
+
+impl<R, A, T> Posts<T> for To<R, A>
+where
+    Self: Request<Operation: Post>,
+    R: PostedOn<T>,
+    T: AddressedBy<A>,
+{
+}
+
+impl<R, A, T> Adds<T> for To<R, A>
+where
+    Self: Request<Operation: Kind>,
+    R: AddedOn<T>,
+    T: AddressedBy<A>,
+{
 }
 
 impl<K: Kind, A: Destination> Kind for ToOperation<K, A> {

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::work_request::{MAX_MESSAGE_LENGTH, explain_send};
+use crate::settings::QueuePairType;
 
 /// The C struct of a request. Fields that the opcode does not have stay uninitialised: zeroing them would dominate the
 /// cost. Empty pieces are left out of the list.
@@ -118,7 +119,12 @@ impl<K: Posted> Post for K {
     }
 
     #[cold]
-    fn explain(self, queue_pair: &QueuePair<'_>, list: &[ffi::ibv_sge], returned: c_int) -> Error {
+    fn explain(
+        self,
+        queue_pair: &QueuePair<'_, QueuePairType>,
+        list: &[ffi::ibv_sge],
+        returned: c_int,
+    ) -> Error {
         explain_send(queue_pair, list, SIGNALED ^ self.flags(), returned)
     }
 }

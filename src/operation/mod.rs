@@ -31,6 +31,7 @@ pub use requests::{
 pub use segmented::SegmentedSendWorkRequest;
 
 use crate::ffi;
+use crate::queue_pair::Transport;
 
 /// The flag of a request with a completion.
 pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -46,6 +47,7 @@ pub(crate) mod sealed {
     use crate::memory::GatherBuffer;
     use crate::queue_pair::QueuePair;
     use crate::queue_pair::work_request::SendOperations;
+    use crate::settings::QueuePairType;
 
     /// A request: an operation and a buffer.
     pub trait Request: Sized {
@@ -121,6 +123,12 @@ pub(crate) mod sealed {
     /// `ibv_post_send` has it, not the extended interface alone.
     pub trait Posted: Kind {}
 
+    /// The transport has the operation, if the request says where it goes.
+    pub trait AddedOn<T> {}
+
+    /// `ibv_post_send` of the transport has the operation, too.
+    pub trait PostedOn<T> {}
+
     /// An operation that a queue pair posts by `ibv_post_send` or `ibv_post_recv`.
     pub trait Post: Copy {
         /// Whether the queue pair must have a fixed peer.
@@ -148,7 +156,7 @@ pub(crate) mod sealed {
         /// The error for the return value of a post.
         fn explain(
             self,
-            queue_pair: &QueuePair<'_>,
+            queue_pair: &QueuePair<'_, QueuePairType>,
             list: &[ffi::ibv_sge],
             returned: c_int,
         ) -> Error;
@@ -157,20 +165,28 @@ pub(crate) mod sealed {
 
 use sealed::{Kind, Post, Request};
 
-/// A request that [`QueuePair::post`](crate::QueuePair::post) posts, to the send or to the receive queue.
+/// A request that [`QueuePair::post`](crate::QueuePair::post) posts to a queue pair of this
+/// [transport](crate::Transport), to the send or to the receive queue: `ibv_post_send` or `ibv_post_recv` has it.
 ///
 /// The trait is sealed: only the requests of this crate have it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be posted alone",
     label = "a request is needed here, such as `SendWorkRequest::new(buffer)`",
-    note = "flushes and atomic writes exist in batches only: `queue_pair.batch(|batch| batch.add(..))`"
+    note = "flushes, atomic writes and all requests of a `Dci` queue pair are posted in batches: `queue_pair.batch(|batch| batch.add(..))`"
 )]
-pub trait Posts: Request<Operation: Post> {}
+pub trait Posts<T: Transport>: Request<Operation: Post> {}
 
-#[diagnostic::do_not_recommend]
-impl<R: Request<Operation: Post>> Posts for R {}
+/// A request that [`Batch::add`](crate::Batch::add) adds to a batch of a queue pair of this
+/// [transport](crate::Transport): `ibv_wr_*` has it.
+///
+/// The trait is sealed: only the requests of this crate have it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be added to a batch",
+    label = "a batch has requests of the send queue, such as `SendWorkRequest::new(buffer)`"
+)]
+pub trait Adds<T: Transport>: SendQueueRequest {}
 
-/// A request of the send queue, which [`Batch::add`](crate::Batch::add) adds to a batch.
+/// A request of the send queue.
 ///
 /// The trait is sealed: only the requests of this crate have it.
 #[diagnostic::on_unimplemented(

@@ -4,14 +4,16 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use super::Posts;
 use super::encode::check_length;
 use super::sealed::{Post, Request};
 use super::without_empty;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{GatherBuffer, ScatterBuffer};
-use crate::queue_pair::QueuePair;
 use crate::queue_pair::work_request::explain_receive;
+use crate::queue_pair::{QueuePair, ReceiveQueue};
+use crate::settings::QueuePairType;
 
 /// `struct ibv_recv_wr`: receives one message, whose length its completion has
 /// ([`WorkSuccess::byte_len`](crate::WorkSuccess::byte_len)). A message that is longer than the buffer is an error on both
@@ -22,7 +24,7 @@ use crate::queue_pair::work_request::explain_receive;
 /// exceed the buffer.
 ///
 /// ```
-/// use ibverbs::{QueuePairType, ReceiveWorkRequest};
+/// use ibverbs::{Rc, ReceiveWorkRequest};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -32,7 +34,7 @@ use crate::queue_pair::work_request::explain_receive;
 /// let (mut header, mut body) = (domain.allocate::<u64>(2)?, domain.allocate::<u8>(1024)?);
 /// # let queue = context.create_cq(16)?;
 /// let prepared = domain
-///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+///     .create_qp(&queue, &queue, Rc)
 ///     .max_recv_sge(2) // a message can then go to two pieces
 ///     .build()?;
 /// # let remote = prepared.endpoint();
@@ -85,6 +87,8 @@ impl<D: ScatterBuffer> Request for ReceiveWorkRequest<D> {
     }
 }
 
+impl<D: ScatterBuffer, T: ReceiveQueue> Posts<T> for ReceiveWorkRequest<D> {}
+
 impl Receive {
     /// The C struct for the list, of which empty pieces are left out.
     #[inline(always)]
@@ -119,7 +123,12 @@ impl Post for Receive {
     }
 
     #[cold]
-    fn explain(self, queue_pair: &QueuePair<'_>, list: &[ffi::ibv_sge], returned: c_int) -> Error {
+    fn explain(
+        self,
+        queue_pair: &QueuePair<'_, QueuePairType>,
+        list: &[ffi::ibv_sge],
+        returned: c_int,
+    ) -> Error {
         explain_receive(queue_pair, list.len(), returned)
     }
 }

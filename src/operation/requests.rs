@@ -3,13 +3,14 @@
 use super::destination::{Destination, To};
 use super::extra::{Extra, Immediate, Invalidate, WriteExtra};
 use super::remote::{atomic, check_atomic, check_remote, rdma};
-use super::sealed::{Kind, Posted, Request};
-use super::{INLINE, SIGNALED};
+use super::sealed::{AddedOn, Kind, Posted, PostedOn, Request};
+use super::{Adds, INLINE, Posts, SIGNALED};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::ibv_wr_opcode as Opcode;
 use crate::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::queue_pair::work_request::{FlushPlacement, SendOperations as Extended};
+use crate::queue_pair::{Atomics, FixedPeer, PostsRdma, Reads, Sends, Transport, Writes};
 
 /// Calls a function of the extended interface. Only in `Kind::emit`, whose caller vouches for the queue pair and the
 /// function.
@@ -22,7 +23,8 @@ macro_rules! call {
 /// The table of operations: for each the request, with its fields beside the buffer; the opcode, and the operation in
 /// the extended interface; whether it has data, whether the queue pair must have a fixed peer, whether the device writes
 /// the buffer, and whether it needs a reliable connection; whether `ibv_post_send` has it (`posted`), or the extended
-/// interface alone (`batch`); what it is checked against; and how it is written in both interfaces.
+/// interface alone (`batch`); the trait of transports on which it needs no destination, that of transports that have it
+/// (and that of those whose `ibv_post_send` has it too); what it is checked against; and how it is written in both interfaces.
 macro_rules! work_requests {
     ($(
         $(#[$meta:meta])*
@@ -30,6 +32,7 @@ macro_rules! work_requests {
             { $($field:ident: $type:ty),* } as $operation:ident:
             $opcode:expr, $extended:expr, data $data:literal, peer $peer:literal, writes $writes:literal,
             reliable $reliable:literal, $direction:ident, $posted:ident,
+            on $peer_trait:ident, $has:ident $(+ $posts:ident)?,
             $(allowed |$athis:ident, $areliable:ident, $aprivate:ident| $allowed:expr,)?
             fits |$this:ident, $bytes:ident| $fits:expr,
             fill |$fthis:ident, $request:ident| $fill:expr,
@@ -140,6 +143,11 @@ macro_rules! work_requests {
         }
 
         posted! { $posted $operation [$($x: $xbound)?] [$(<$x>)?] }
+        posted_by! { $posted [$d: $bound $(, $x: $xbound)?] $name<$d $(, $x)?>: $peer_trait, $has $(+ $posts)? }
+
+        impl<$d: $bound $(, $x: $xbound)?, T: $has> AddedOn<T> for $name<$d $(, $x)?> {}
+
+        impl<$d: $bound $(, $x: $xbound)?, T: $has + $peer_trait> Adds<T> for $name<$d $(, $x)?> {}
     )+
 
     /// The operations without their buffers.
@@ -164,11 +172,21 @@ macro_rules! posted {
     };
 }
 
+macro_rules! posted_by {
+    (batch $($rest:tt)*) => {};
+    (posted [$($generics:tt)*] $request:ty: $peer_trait:ident, $has:ident $(+ $posts:ident)?) => {
+        impl<$($generics)*, T: $has $(+ $posts)?> PostedOn<T> for $request {}
+
+        impl<$($generics)*, T: $has $(+ $posts)? + $peer_trait> Posts<T> for $request {}
+    };
+}
+
 work_requests! {
     /// `struct ibv_send_wr`: sends one message to a receive of the peer. On a reliable connection it has ended when the peer
     /// has acknowledged it.
     SendWorkRequest<D: GatherBuffer, X: Extra = ()> { extra: X } as Send:
         X::SEND, X::EXTENDED_SEND, data true, peer true, writes false, reliable false, gather, posted,
+        on FixedPeer, Sends,
         fits |_this, bytes| Ok(()),
         fill |this, request| this.extra.fill(request),
         emit |this, queue_pair| this.extra.send(queue_pair);
@@ -178,6 +196,7 @@ work_requests! {
     /// With an [`immediate`](Self::immediate) it notifies the peer: the write then consumes a receive.
     WriteWorkRequest<D: GatherBuffer, X: WriteExtra = ()> { remote: RemoteMemoryRegion, extra: X } as Write:
         X::WRITE, X::EXTENDED_WRITE, data true, peer true, writes false, reliable false, gather, posted,
+        on FixedPeer, Writes + PostsRdma,
         fits |this, bytes| check_remote(&this.remote, bytes),
         fill |this, request| {
             (*request).wr.rdma = rdma(&this.remote);
@@ -196,6 +215,7 @@ work_requests! {
     /// [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE)), because the peer answers a read by writing.
     ReadWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, shared: bool } as Read:
         Opcode::IBV_WR_RDMA_READ, Extended::READ, data true, peer true, writes true, reliable true, scatter, posted,
+        on FixedPeer, Reads + PostsRdma,
         allowed |this, reliable, private_reads| if this.shared { reliable } else { private_reads },
         fits |this, bytes| check_remote(&this.remote, bytes),
         fill |this, request| (*request).wr.rdma = rdma(&this.remote),
@@ -209,6 +229,7 @@ work_requests! {
     CompareSwapWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, compare: u64, swap: u64 } as CompareSwap:
         Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, Extended::COMPARE_SWAP, data true, peer true, writes true, reliable true,
         scatter, posted,
+        on FixedPeer, Atomics + PostsRdma,
         fits |this, bytes| check_atomic(&this.remote, bytes),
         fill |this, request| (*request).wr.atomic = atomic(&this.remote, this.compare, this.swap),
         emit |this, queue_pair| call!(queue_pair.wr_atomic_cmp_swp(
@@ -220,6 +241,7 @@ work_requests! {
     FetchAddWorkRequest<D: ScatterBuffer> { remote: RemoteMemoryRegion, add: u64 } as FetchAdd:
         Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, Extended::FETCH_ADD, data true, peer true, writes true, reliable true,
         scatter, posted,
+        on FixedPeer, Atomics + PostsRdma,
         fits |this, bytes| check_atomic(&this.remote, bytes),
         fill |this, request| (*request).wr.atomic = atomic(&this.remote, this.add, 0),
         emit |this, queue_pair| call!(queue_pair.wr_atomic_fetch_add(this.remote.rkey, this.remote.address, this.add));
@@ -230,6 +252,7 @@ work_requests! {
     AtomicWriteWorkRequest<D: GatherBuffer> { remote: RemoteMemoryRegion, value: u64 } as AtomicWrite:
         Opcode::IBV_WR_ATOMIC_WRITE, Extended::ATOMIC_WRITE, data false, peer true, writes false, reliable true,
         gather, batch,
+        on FixedPeer, Atomics,
         fits |this, bytes| check_atomic(&this.remote, 8),
         fill |this, request| (*request).wr.rdma = rdma(&this.remote),
         emit |this, queue_pair| call!(queue_pair.wr_atomic_write(
@@ -242,6 +265,7 @@ work_requests! {
     FlushWorkRequest<D: GatherBuffer>
         { remote: RemoteMemoryRegion, placement: FlushPlacement, whole_region: bool } as Flush:
         Opcode::IBV_WR_FLUSH, Extended::FLUSH, data false, peer true, writes false, reliable true, gather, batch,
+        on FixedPeer, Atomics,
         fits |this, bytes| check_flush(&this.remote),
         fill |this, request| (*request).wr.rdma = rdma(&this.remote),
         emit |this, queue_pair| call!(queue_pair.wr_flush(
@@ -254,6 +278,7 @@ work_requests! {
     LocalInvalidateWorkRequest<D: GatherBuffer> { rkey: u32 } as LocalInvalidate:
         Opcode::IBV_WR_LOCAL_INV, Extended::LOCAL_INVALIDATE, data false, peer false, writes false, reliable false,
         gather, posted,
+        on Transport, Writes + PostsRdma,
         fits |_this, bytes| Ok(()),
         fill |this, request| (*request).__bindgen_anon_1.invalidate_rkey = this.rkey,
         emit |this, queue_pair| call!(queue_pair.wr_local_inv(this.rkey));

@@ -1,12 +1,13 @@
 //! Messages that the device cuts into segments.
 
 use super::destination::{Destination, To};
-use super::sealed::{Kind, Request};
-use super::{INLINE, SIGNALED};
+use super::sealed::{AddedOn, Kind, Request};
+use super::{Adds, INLINE, SIGNALED};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::GatherBuffer;
 use crate::queue_pair::work_request::SendOperations;
+use crate::queue_pair::{FixedPeer, Sends};
 
 /// `ibv_wr_send_tso`: sends data as several messages, each of which begins with a copy of a header that the device
 /// updates. In batches only: see [`Batch::add`](crate::Batch::add).
@@ -72,6 +73,10 @@ impl<'h, D: GatherBuffer> Request for SegmentedSendWorkRequest<'h, D> {
         buffer.gather()
     }
 }
+
+impl<D: GatherBuffer, T: Sends> AddedOn<T> for SegmentedSendWorkRequest<'_, D> {}
+
+impl<D: GatherBuffer, T: Sends + FixedPeer> Adds<T> for SegmentedSendWorkRequest<'_, D> {}
 
 impl Kind for SegmentedSend<'_> {
     const OPCODE: ffi::ibv_wr_opcode = ffi::ibv_wr_opcode::IBV_WR_TSO;

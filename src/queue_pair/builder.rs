@@ -7,7 +7,7 @@ use super::address_vector::AddressVector;
 use super::driver::DriverTransport;
 use super::object::Parents;
 use super::shared_receive_queue::SharedReceiveQueue;
-use super::transport::{Datagram, ReceiveQueue, Reliable, Transport};
+use super::transport::{Datagram, Rc, ReceiveQueue, Reliable, Transport};
 use crate::completion::CompletionQueue;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::ffi;
@@ -25,7 +25,7 @@ use crate::settings::{
 /// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE; each method states it.
 ///
 /// ```
-/// use ibverbs::{AccessFlags, QueuePairType};
+/// use ibverbs::{AccessFlags, Rc};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -34,7 +34,7 @@ use crate::settings::{
 /// let domain = context.alloc_pd()?;
 /// let queue = context.create_cq(128)?;
 /// let prepared = domain
-///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+///     .create_qp(&queue, &queue, Rc)
 ///     .max_send_wr(64)
 ///     .max_recv_wr(64)
 ///     .access(AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)
@@ -47,7 +47,7 @@ use crate::settings::{
 /// ```
 #[doc(alias = "ibv_qp_init_attr")]
 #[must_use]
-pub struct QueuePairBuilder<'res, T = QueuePairType> {
+pub struct QueuePairBuilder<'res, T = Rc> {
     pub(super) transport: PhantomData<T>,
     pub(super) parents: Parents<'res>,
     pub(super) kind: QueuePairType,

@@ -8,7 +8,7 @@ use super::QueuePair;
 use super::post::post;
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
-use super::transport::Transport;
+use super::transport::{FixedPeer, PostsRdma, Rc, Reads, ReceiveQueue, Sends, Transport, Writes};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{
@@ -20,17 +20,16 @@ use crate::operation::{
 use crate::queue_pair::work_request::{
     Batch, ListError, PreparedReceive, PreparedRequest, RawRequest, ReceiveList, SendList,
 };
-use crate::settings::QueuePairType;
 
 /// The send side of a queue pair: see [`QueuePair::split`].
-pub struct SendHalf<'q, 'res, T = QueuePairType> {
+pub struct SendHalf<'q, 'res, T = Rc> {
     raw: *mut ffi::ibv_qp,
     queue_pair: &'q QueuePair<'res, T>,
     whole: PhantomData<&'q mut ()>,
 }
 
 /// The receive side of a queue pair: see [`QueuePair::split`].
-pub struct ReceiveHalf<'q, 'res, T = QueuePairType> {
+pub struct ReceiveHalf<'q, 'res, T = Rc> {
     raw: *mut ffi::ibv_qp,
     queue_pair: &'q QueuePair<'res, T>,
     whole: PhantomData<&'q mut ()>,
@@ -64,13 +63,13 @@ impl<'q, 'res, T: Transport> SendHalf<'q, 'res, T> {
     /// That of [`QueuePair::post`].
     #[doc(alias = "ibv_post_send")]
     #[inline]
-    pub unsafe fn post<R: Posts + SendQueueRequest>(
+    pub unsafe fn post<R: Posts<T> + SendQueueRequest>(
         &mut self,
         request: R,
         wr_id: u64,
     ) -> Result<()> {
         // SAFETY: the queue pair is live, and the caller keeps the contract.
-        unsafe { post(self.queue_pair.erased(), self.raw, request, wr_id) }
+        unsafe { post(self.queue_pair, self.raw, request, wr_id) }
     }
 
     /// `ibv_post_send`: posts a request that was prepared. See [`QueuePair::post_prepared`].
@@ -135,9 +134,12 @@ impl<'q, 'res, T: Transport> ReceiveHalf<'q, 'res, T> {
         &mut self,
         request: ReceiveWorkRequest<D>,
         wr_id: u64,
-    ) -> Result<()> {
+    ) -> Result<()>
+    where
+        T: ReceiveQueue,
+    {
         // SAFETY: the queue pair is live, and the caller keeps the contract.
-        unsafe { post(self.queue_pair.erased(), self.raw, request, wr_id) }
+        unsafe { post(self.queue_pair, self.raw, request, wr_id) }
     }
 
     /// `ibv_post_recv`: posts a receive that was prepared. See [`QueuePair::post_prepared`].

@@ -72,8 +72,8 @@ pub use transport::Dci;
 #[cfg(feature = "efa")]
 pub use transport::Srd;
 pub use transport::{
-    Connected, Datagram, RawPacket, Rc, ReceiveQueue, Reliable, Transport, Uc, Ud, Unconnected,
-    XrcReceive, XrcSend,
+    AddressedBy, Atomics, Connected, Datagram, FixedPeer, PostsRdma, RawPacket, Rc, Reads,
+    ReceiveQueue, Reliable, Sends, Transport, Uc, Ud, Unconnected, Writes, XrcReceive, XrcSend,
 };
 
 use std::fmt;
@@ -138,7 +138,7 @@ use crate::state_error::StateError;
 /// [`ExtendedPoller`](crate::ExtendedPoller) of one of the completion queues, and must not poll within a
 /// [`batch`](Self::batch): that is not unsafe, but may wait for ever.
 #[repr(transparent)]
-pub struct QueuePair<'res, T = QueuePairType> {
+pub struct QueuePair<'res, T = Rc> {
     object: Object<'res>,
     transport: PhantomData<T>,
 }

@@ -6,7 +6,7 @@ use super::QueuePair;
 use super::halves::{ReceiveHalf, SendHalf};
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
-use super::transport::Transport;
+use super::transport::{FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends, Transport, Writes};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{
@@ -19,13 +19,6 @@ use crate::operation::{
 use crate::queue_pair::work_request::{
     Batch, ListError, Prepared, PreparedReceive, RawRequest, ReceiveList, SendList,
 };
-use crate::settings::QueuePairType;
-
-#[cold]
-fn no_peer() -> Error {
-    let reason = "the queue pair has no peer: post a request that says where it goes, with `to`";
-    Error::invalid("ibv_post_send", reason)
-}
 
 /// Posting requests of either queue, and splitting.
 impl<'res, T: Transport> QueuePair<'res, T> {
@@ -50,9 +43,9 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub unsafe fn post<R: Posts>(&mut self, request: R, wr_id: u64) -> Result<()> {
+    pub unsafe fn post<R: Posts<T>>(&mut self, request: R, wr_id: u64) -> Result<()> {
         // SAFETY: the queue pair is live, and the caller keeps the contract.
-        unsafe { post(self.erased(), self.as_raw(), request, wr_id) }
+        unsafe { post(self, self.as_raw(), request, wr_id) }
     }
 
     /// `ibv_post_send`, `ibv_post_recv`: posts a request that was prepared, under the number `wr_id`.
@@ -87,7 +80,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// The send half and the receive half, for use by two threads.
     ///
     /// ```
-    /// # use ibverbs::{Inline, QueuePairType, SendWorkRequest};
+    /// # use ibverbs::{Inline, Rc, SendWorkRequest};
     /// # fn main() -> ibverbs::Result<()> {
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
     /// # rxe0.register();
@@ -95,7 +88,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// # let domain = context.alloc_pd()?;
     /// # let queue = context.create_cq(16)?;
     /// let mut region = domain.allocate::<u8>(16)?;
-    /// # let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+    /// # let prepared = domain.create_qp(&queue, &queue, Rc)
     /// #     .max_inline_data(16).build()?;
     /// # let remote = prepared.endpoint();
     /// let mut queue_pair = prepared.handshake(remote)?;
@@ -121,28 +114,20 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 }
 
-impl QueuePair<'_, QueuePairType> {
-    /// Whether the queue pair has a fixed peer, so that requests do not name one.
-    #[inline]
-    pub(super) fn need_peer(&self) -> Result<()> {
-        if self.has_peer() { Ok(()) } else { Err(no_peer()) }
-    }
-}
-
 /// Posts a request.
 ///
 /// # Safety
 ///
 /// `raw` is that of the queue pair, and the caller keeps the contract of posting.
 #[inline(always)]
-pub(super) unsafe fn post<R: Posts>(
-    queue_pair: &QueuePair<'_>,
+pub(super) unsafe fn post<T: Transport, R: Posts<T>>(
+    queue_pair: &QueuePair<'_, T>,
     raw: *mut ffi::ibv_qp,
     request: R,
     wr_id: u64,
 ) -> Result<()> {
     if <R::Operation as Post>::NEEDS_PEER {
-        queue_pair.need_peer()?;
+        T::need_peer(queue_pair.erased())?;
     }
     let (operation, mut buffer) = request.split();
     let mut list = R::list(&mut buffer)?;
@@ -150,5 +135,5 @@ pub(super) unsafe fn post<R: Posts>(
     operation.check(queue_pair.max_inline_data(), list)?;
     // SAFETY: the queue pair is live; the buffer lives during the call, and then the caller keeps its memory.
     let returned = unsafe { operation.post(raw, wr_id, list) };
-    if returned == 0 { Ok(()) } else { Err(operation.explain(queue_pair, list, returned)) }
+    if returned == 0 { Ok(()) } else { Err(operation.explain(queue_pair.erased(), list, returned)) }
 }

@@ -23,7 +23,10 @@ macro_rules! receive_methods {
             region: &mut impl LocalMemoryMut,
             range: impl RangeBounds<usize>,
             wr_id: u64,
-        ) -> Result<()> {
+        ) -> Result<()>
+        where
+            T: ReceiveQueue,
+        {
             let element = ScatterElement::new(region.sge_mut(range)?);
             // SAFETY: the caller keeps the contract.
             unsafe { self.post(ReceiveWorkRequest::new(element), wr_id) }
@@ -49,7 +52,10 @@ macro_rules! receive_methods {
         pub unsafe fn post_receive_list(
             &mut self,
             list: &mut ReceiveList<'_>,
-        ) -> Result<(), ListError> {
+        ) -> Result<(), ListError>
+        where
+            T: ReceiveQueue,
+        {
             let (first, bad) = list.as_raw();
             // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
             // memory until the completions were polled.
@@ -80,7 +86,10 @@ macro_rules! receive_methods {
         pub unsafe fn post_receives<'wr>(
             &mut self,
             receives: impl IntoIterator<Item = (u64, PreparedReceive<'wr>)>,
-        ) -> Result<(), ListError> {
+        ) -> Result<(), ListError>
+        where
+            T: ReceiveQueue,
+        {
             let mut entries = PreparedReceive::collect(receives);
             let mut list =
                 ReceiveList::new(&mut entries).map_err(|error| ListError::new(error, 0, 0))?;

@@ -24,7 +24,10 @@ macro_rules! send_methods {
             region: &impl LocalMemory,
             range: impl RangeBounds<usize>,
             wr_id: u64,
-        ) -> Result<()> {
+        ) -> Result<()>
+        where
+            T: Sends + FixedPeer,
+        {
             let element = GatherElement::new(region.sge(range)?);
             // SAFETY: the caller keeps the contract.
             unsafe { self.post(SendWorkRequest::new(element), wr_id) }
@@ -48,7 +51,10 @@ macro_rules! send_methods {
             range: impl RangeBounds<usize>,
             remote: impl Into<RemoteMemoryRegion>,
             wr_id: u64,
-        ) -> Result<()> {
+        ) -> Result<()>
+        where
+            T: Writes + PostsRdma + FixedPeer,
+        {
             let element = GatherElement::new(region.sge(range)?);
             // SAFETY: the caller keeps the contract.
             unsafe { self.post(WriteWorkRequest::new(element, remote), wr_id) }
@@ -72,7 +78,10 @@ macro_rules! send_methods {
             range: impl RangeBounds<usize>,
             remote: impl Into<RemoteMemoryRegion>,
             wr_id: u64,
-        ) -> Result<()> {
+        ) -> Result<()>
+        where
+            T: Reads + PostsRdma + FixedPeer,
+        {
             let element = ScatterElement::new(region.sge_mut(range)?);
             // SAFETY: the caller keeps the contract.
             unsafe { self.post(ReadWorkRequest::new(element, remote), wr_id) }
@@ -127,7 +136,7 @@ macro_rules! send_methods {
         /// queues: `build` must neither poll them nor post to this queue pair, as that may wait for ever.
         ///
         /// ```
-        /// use ibverbs::{Inline, QueuePairType, SendOperations, SendWorkRequest};
+        /// use ibverbs::{Inline, Rc, SendOperations, SendWorkRequest};
         ///
         /// # fn main() -> ibverbs::Result<()> {
         /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -137,7 +146,7 @@ macro_rules! send_methods {
         /// # let queue = context.create_cq(16)?;
         /// let region = domain.allocate::<u8>(1024)?;
         /// let prepared = domain
-        ///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        ///     .create_qp(&queue, &queue, Rc)
         ///     .max_send_wr(16)
         ///     .max_inline_data(32)
         ///     .extended(SendOperations::SEND)
@@ -179,7 +188,7 @@ macro_rules! send_methods {
         #[inline]
         pub unsafe fn batch<V, E: From<Error>>(
             &mut self,
-            build: impl FnOnce(&mut Batch<'_>) -> Result<V, E>,
+            build: impl FnOnce(&mut Batch<'_, T>) -> Result<V, E>,
         ) -> Result<V, E> {
             // SAFETY: the caller keeps the contract.
             unsafe { Batch::run(self.queue_pair().erased(), build) }

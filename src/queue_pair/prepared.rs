@@ -4,15 +4,15 @@ use super::QueuePair;
 #[cfg(doc)]
 use super::builder::QueuePairBuilder;
 use super::endpoint::QueuePairEndpoint;
-use super::transport::{Connected, Transport, Unconnected};
+use super::transport::{Connected, Rc, Transport, Unconnected};
 use crate::error::Result;
-use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
 
 /// A queue pair that is not connected: in the RESET state, with the address that a peer needs.
 #[derive(Debug)]
 #[must_use]
-pub struct PreparedQueuePair<'res, T = QueuePairType> {
+pub struct PreparedQueuePair<'res, T = Rc> {
     queue_pair: QueuePair<'res, T>,
 }
 

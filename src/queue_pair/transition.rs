@@ -21,7 +21,7 @@ use crate::settings::{
 /// see the tables of `ibv_modify_qp(3)`. `modify` names the attribute that is wrong.
 ///
 /// ```
-/// use ibverbs::{AccessFlags, QueuePairState, QueuePairType, StateTransition};
+/// use ibverbs::{AccessFlags, QueuePairState, Rc, StateTransition};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -29,7 +29,7 @@ use crate::settings::{
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
 /// # let queue = context.create_cq(16)?;
-/// let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build()?;
+/// let prepared = domain.create_qp(&queue, &queue, Rc).build()?;
 /// let mut queue_pair = prepared.into_queue_pair();
 /// queue_pair.modify(
 ///     StateTransition::to(QueuePairState::Init)

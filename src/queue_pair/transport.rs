@@ -4,13 +4,19 @@
 
 use std::fmt;
 
+use super::QueuePair;
 use super::driver::DriverTransport;
 #[cfg(feature = "efa")]
 use super::srd::SrdOptions;
+use crate::error::{Error, Result};
+#[cfg(feature = "mlx5")]
+use crate::operation::DcPeer;
+use crate::operation::{DatagramPeer, XrcPeer};
 use crate::settings::QueuePairType;
 
 mod sealed {
-    use super::{DriverTransport, QueuePairType};
+    use super::{DriverTransport, QueuePair, QueuePairType};
+    use crate::error::Result;
 
     pub trait Sealed {
         /// The transport of a provider, which is its own verb's to create.
@@ -19,6 +25,12 @@ mod sealed {
             Self: Sized,
         {
             None
+        }
+
+        /// Finds out whether a queue pair has a fixed peer. For a type, the compiler has done that.
+        #[inline(always)]
+        fn need_peer(_: &QueuePair<'_, QueuePairType>) -> Result<()> {
+            Ok(())
         }
 
         /// Whether a queue pair of that type, or of that transport of a provider, has this transport.
@@ -32,6 +44,10 @@ mod sealed {
 /// |---|---|---|---|---|---|---|---|---|---|
 /// | [`Connected`] | x | x | | | x | x | | | [`handshake`](crate::PreparedQueuePair::handshake), `connect`, `accept` |
 /// | [`Unconnected`] | | | x | x | | | x | x | [`activate`](crate::PreparedQueuePair::activate) |
+/// | [`FixedPeer`] | x | x | | x | | | | | requests without a destination |
+/// | [`AddressedBy`] | | | [`DatagramPeer`] | | [`XrcPeer`] | | [`DatagramPeer`] | `DcPeer` | requests [with one](crate::SendWorkRequest::to) |
+/// | [`Sends`], [`Writes`] | x x | x x | x - | x - | x x | - - | x b | b b | sends, writes; b: in [batches](crate::QueuePair::batch) only |
+/// | [`Reads`], [`Atomics`] | x x | - - | - - | - - | x x | - - | b - | b b | reads; atomics, flushes and atomic writes |
 /// | [`ReceiveQueue`] | x | x | x | x | | | x | | receives, [`srq`](crate::QueuePairBuilder::srq) |
 /// | [`Reliable`] | x | | | | x | x | | x | time-outs, retries, outstanding reads |
 /// | [`Datagram`] | | | x | | | | x | | [`qkey`](crate::QueuePairBuilder::qkey) |
@@ -90,6 +106,57 @@ pub trait Connected: Transport {}
     note = "`handshake(endpoint)` connects it; so do `connect` and `accept`, over TCP"
 )]
 pub trait Unconnected: Transport {}
+
+/// It has one peer for all requests, which name no destination.
+#[diagnostic::on_unimplemented(
+    message = "on a `{Self}` queue pair, each request needs a destination",
+    label = "this request goes nowhere",
+    note = "add `.to(..)`: a `DatagramPeer` for Ud and Srd, a `DcPeer` for Dci, an `XrcPeer` for XrcSend"
+)]
+pub trait FixedPeer: Transport {}
+
+/// Its requests name destinations of type `A`, by [`to`](crate::SendWorkRequest::to).
+#[diagnostic::on_unimplemented(
+    message = "a request on a `{Self}` queue pair cannot go to a `{A}`",
+    label = "the destination is of the wrong kind",
+    note = "Rc, Uc and RawPacket take no destination; Ud and Srd a `DatagramPeer`, Dci a `DcPeer`, XrcSend an `XrcPeer`"
+)]
+pub trait AddressedBy<A>: Transport {}
+
+/// It sends messages.
+#[diagnostic::on_unimplemented(
+    message = "nothing can be sent on a `{Self}` queue pair",
+    note = "an XrcReceive queue pair has no queues"
+)]
+pub trait Sends: Transport {}
+
+/// It has RDMA writes.
+#[diagnostic::on_unimplemented(
+    message = "transport `{Self}` has no RDMA writes",
+    note = "Rc, Uc, XrcSend, Srd and Dci have them"
+)]
+pub trait Writes: Transport {}
+
+/// It has RDMA reads.
+#[diagnostic::on_unimplemented(
+    message = "transport `{Self}` has no RDMA reads",
+    note = "Rc, XrcSend, Srd and Dci have them"
+)]
+pub trait Reads: Transport {}
+
+/// It has atomics, flushes and atomic writes.
+#[diagnostic::on_unimplemented(
+    message = "transport `{Self}` has no atomics",
+    note = "Rc, XrcSend and Dci have them"
+)]
+pub trait Atomics: Transport {}
+
+/// `ibv_post_send` has its writes, reads and atomics, not only batches.
+#[diagnostic::on_unimplemented(
+    message = "on a `{Self}` queue pair, reads, writes and atomics are posted in a batch",
+    note = "`queue_pair.batch(|batch| batch.add(..))`"
+)]
+pub trait PostsRdma: Transport {}
 
 /// It has a receive queue, or a shared one in place of it.
 #[diagnostic::on_unimplemented(
@@ -150,24 +217,25 @@ macro_rules! transports {
 transports! {
     /// RC, reliable connected: sends, writes, reads and atomics, each acknowledged by the one peer. The usual one.
     #[doc(alias = "IBV_QPT_RC")]
-    Rc = ReliableConnected: Connected, ReceiveQueue, Reliable;
+    Rc = ReliableConnected:
+        Connected, FixedPeer, Sends, Writes, Reads, Atomics, PostsRdma, ReceiveQueue, Reliable;
 
     /// UC, unreliable connected: sends and writes to one peer, of which some may be lost.
     #[doc(alias = "IBV_QPT_UC")]
-    Uc = UnreliableConnected: Connected, ReceiveQueue;
+    Uc = UnreliableConnected: Connected, FixedPeer, Sends, Writes, PostsRdma, ReceiveQueue;
 
     /// UD, unreliable datagram: messages of up to one packet, each to the destination that it names.
     #[doc(alias = "IBV_QPT_UD")]
-    Ud = UnreliableDatagram: Unconnected, ReceiveQueue, Datagram;
+    Ud = UnreliableDatagram: Unconnected, Sends, ReceiveQueue, Datagram;
 
     /// Whole Ethernet frames, with their headers.
     #[doc(alias = "IBV_QPT_RAW_PACKET")]
-    RawPacket = RawPacket: Unconnected, ReceiveQueue;
+    RawPacket = RawPacket: Unconnected, FixedPeer, Sends, ReceiveQueue;
 
     /// The sending side of an extended reliable connection (XRC): each request names the shared receive queue of the
     /// peer that it is for.
     #[doc(alias = "IBV_QPT_XRC_SEND")]
-    XrcSend = XrcSend: Connected, Reliable;
+    XrcSend = XrcSend: Connected, Sends, Writes, Reads, Atomics, PostsRdma, Reliable;
 
     /// The receiving side of an extended reliable connection: it has no queues, and nothing is posted to it.
     #[doc(alias = "IBV_QPT_XRC_RECV")]
@@ -179,7 +247,7 @@ transports! {
     /// SRD, the scalable reliable datagram of EFA: see [`QueuePairBuilder::srd`](crate::QueuePairBuilder::srd).
     #[doc(alias = "EFADV_QP_DRIVER_TYPE_SRD")]
     Srd = Driver (DriverTransport::Srd { .. } = DriverTransport::Srd { options: SrdOptions::new(), rnr_retry: false }):
-        Unconnected, ReceiveQueue, Datagram;
+        Unconnected, Sends, Writes, Reads, ReceiveQueue, Datagram;
 }
 
 #[cfg(feature = "mlx5")]
@@ -215,13 +283,32 @@ transports! {
     /// # }
     /// ```
     #[doc(alias = "MLX5DV_DCTYPE_DCI")]
-    Dci = Driver (DriverTransport::DcInitiator(_) = DriverTransport::DcInitiator(None)): Unconnected, Reliable;
+    Dci = Driver (DriverTransport::DcInitiator(_) = DriverTransport::DcInitiator(None)):
+        Unconnected, Sends, Writes, Reads, Atomics, Reliable;
 }
 
+impl AddressedBy<DatagramPeer<'_>> for Ud {}
+#[cfg(feature = "efa")]
+impl AddressedBy<DatagramPeer<'_>> for Srd {}
+impl AddressedBy<XrcPeer> for XrcSend {}
+#[cfg(feature = "mlx5")]
+impl AddressedBy<DcPeer<'_>> for Dci {}
+
 impl sealed::Sealed for QueuePairType {
+    #[inline]
+    fn need_peer(queue_pair: &QueuePair<'_, QueuePairType>) -> Result<()> {
+        if queue_pair.has_peer() { Ok(()) } else { Err(no_peer()) }
+    }
+
     fn is(_: QueuePairType, _: Option<&DriverTransport>) -> bool {
         true
     }
+}
+
+#[cold]
+fn no_peer() -> Error {
+    let reason = "the queue pair has no peer: post a request that says where it goes, with `to`";
+    Error::invalid("ibv_post_send", reason)
 }
 
 impl Transport for QueuePairType {
@@ -230,8 +317,14 @@ impl Transport for QueuePairType {
     }
 }
 
-impl Connected for QueuePairType {}
-impl Unconnected for QueuePairType {}
-impl ReceiveQueue for QueuePairType {}
-impl Reliable for QueuePairType {}
-impl Datagram for QueuePairType {}
+macro_rules! at_run_time {
+    ($($trait:ident)+) => {$(
+        impl $trait for QueuePairType {}
+    )+};
+}
+
+at_run_time! {
+    Connected Unconnected FixedPeer Sends Writes Reads Atomics PostsRdma ReceiveQueue Reliable Datagram
+}
+
+impl<A> AddressedBy<A> for QueuePairType {}

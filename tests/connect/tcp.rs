@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use ibverbs::{
     AccessFlags, BufferPool, CompletionQueue, ErrorKind, Inline, MAX_PRIVATE_DATA, QueuePair,
-    QueuePairState, QueuePairType, ReceiveWorkRequest, peer_has_closed, wait_until_peer_closes,
+    QueuePairState, Rc, ReceiveWorkRequest, peer_has_closed, wait_until_peer_closes,
 };
 use ibverbs_software::Verb;
 
@@ -41,7 +41,7 @@ fn two_queue_pairs_too() {
     let rig = Rig::new();
     let queue = Arc::new(CompletionQueue::new(rig.domain.context(), 16).unwrap());
     let build = || {
-        let kind = QueuePairType::ReliableConnected;
+        let kind = Rc;
         QueuePair::builder(&rig.domain, &queue, &queue, kind).build().unwrap()
     };
     let listener = listener();
@@ -211,7 +211,7 @@ fn a_queue_pair_survives_attempts_that_fail() {
     let rig = Rig::new();
     let free: SocketAddr = listener().local_addr().unwrap();
     let queue = Arc::new(CompletionQueue::new(rig.domain.context(), 8).unwrap());
-    let kind = QueuePairType::ReliableConnected;
+    let kind = Rc;
     let prepared = QueuePair::builder(&rig.domain, &queue, &queue, kind).build().unwrap();
     let endpoint = prepared.endpoint();
     let failed = prepared.connect(free, b"", soon()).unwrap_err();

@@ -136,7 +136,7 @@ fn windows_are_bound_by_halves_and_in_batches() {
     let mut window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();
     let mut first_type = domain.alloc_mw(MemoryWindowType::Type1).unwrap();
     let prepared = domain
-        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        .create_qp(&queue, &queue, Rc)
         .max_send_wr(8)
         .access(AccessFlags::REMOTE_WRITE)
         .extended(SendOperations::BIND_MEMORY_WINDOW | SendOperations::LOCAL_INVALIDATE)
@@ -304,7 +304,7 @@ fn bad_bindings_are_typed_errors() {
         let error = unsafe { queue_pair.post_bind_mw(&mut window, whole(), 1) }.unwrap_err();
         assert_eq!((error.kind(), window.rkey()), (ErrorKind::QueueFull, key));
     }
-    let datagram = domain.create_qp(&queue, &queue, QueuePairType::UnreliableDatagram);
+    let datagram = domain.create_qp(&queue, &queue, Ud);
     let mut datagram = datagram.build().unwrap().into_queue_pair();
     let mut window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();
     // SAFETY: as above.

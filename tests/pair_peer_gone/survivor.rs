@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     Channel, ChannelClosed, MaxRnrRetries, MemoryRegion, ProtectionDomain, QueuePairEndpoint,
-    QueuePairState, QueuePairType, RemoteMemoryRegion, TransportError, WorkCompletion, WorkError,
-    WorkStatus,
+    QueuePairState, Rc, RemoteMemoryRegion, TransportError, WorkCompletion, WorkError, WorkStatus,
 };
 
 use crate::two_machines::{PATIENCE, Peer, assert_nothing_left, completions, pattern, report};
@@ -150,7 +149,7 @@ fn over_verbs(
 ) -> (Progress, usize, Duration) {
     let queue = domain.context().create_cq(2 * WINDOW as u32).unwrap();
     let prepared = domain
-        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        .create_qp(&queue, &queue, Rc)
         .max_send_wr(WINDOW as u32)
         .ack_timeout(ACK_TIMEOUT)
         .max_ack_retries(ACK_RETRIES)

@@ -6,8 +6,8 @@ use std::time::Duration;
 use std::{process, ptr, slice, thread};
 
 use ibverbs::{
-    AccessFlags, MinRnrTimer, QueuePairEndpoint, QueuePairType, RawMemoryRegion,
-    SharedMemoryRegion, WorkCompletion,
+    AccessFlags, MinRnrTimer, QueuePairEndpoint, RawMemoryRegion, Rc, SharedMemoryRegion,
+    WorkCompletion,
 };
 
 use crate::two_machines::{Peer, pattern};
@@ -52,7 +52,7 @@ pub(crate) fn receive(dies: bool) {
         RawMemoryRegion::new(&domain, received(), SLOTS * BYTES, AccessFlags::LOCAL_WRITE).unwrap()
     };
     let prepared = domain
-        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        .create_qp(&queue, &queue, Rc)
         .max_recv_wr(RECEIVES as u32)
         .access(AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ)
         .min_rnr_timer(MinRnrTimer::SHORTEST)

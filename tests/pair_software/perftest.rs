@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ibverbs::{
     AccessFlags, CompletionQueue, Context, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit,
-    PacketSequenceNumber, QueuePair, QueuePairType, RemoteMemoryRegion,
+    PacketSequenceNumber, QueuePair, Rc, RemoteMemoryRegion,
 };
 
 use crate::exchange::{Address, Exchange, Keys};
@@ -124,7 +124,7 @@ impl Transfer {
         let access =
             AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         let prepared = domain
-            .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+            .create_qp(&queue, &queue, Rc)
             .max_send_wr(WINDOW as u32)
             .max_recv_wr(WINDOW as u32)
             .gid_index(gid_index)

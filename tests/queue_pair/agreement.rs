@@ -23,7 +23,7 @@ fn with<R>(device: &FunctionDevice, test: impl FnOnce(QueuePairBuilder<'_>) -> R
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    test(builder(&domain, &queue, QueuePairType::ReliableConnected))
+    test(builder(&domain, &queue, Rc))
 }
 
 /// The attributes of the path that the provider received on the way to RTR.
@@ -37,7 +37,7 @@ fn the_first_packet_has_a_random_number_that_the_peer_is_told() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let new = || builder(&domain, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    let new = || builder(&domain, &queue, Rc).build().unwrap();
     let (one, two) = (new(), new());
     let mut numbers = vec![one.send_psn(), two.send_psn()];
     assert_eq!(one.endpoint().send_psn(), Some(one.send_psn()));

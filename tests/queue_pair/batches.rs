@@ -30,7 +30,7 @@ fn every_request_arrives_as_it_was_made() {
         .unwrap();
     let there = remote(&shared);
     let word = there.sub_region(16, 8).unwrap();
-    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let builder = builder(&domain, &queue, Rc);
     let mut queue_pair = to_itself(builder.extended(everything()));
     let element = region.gather_element(..1).unwrap();
     let (lkey, address) = (region.lkey(), element.as_raw().addr);
@@ -125,7 +125,7 @@ fn registered_memory_is_inline_on_request() {
         let queue = context.create_cq(8).unwrap();
         let mut region = domain.allocate::<u8>(10).unwrap();
         region.copy_from_slice(b"inline..OK");
-        let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+        let builder = builder(&domain, &queue, Rc);
         let mut queue_pair = to_itself(builder.extended(operations));
         let elements = [0..6, 8..10].map(|range| region.gather_element(range).unwrap());
         let inline = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
@@ -160,7 +160,7 @@ fn a_request_has_a_completion_unless_it_says_otherwise() {
         let domain = context.alloc_pd().unwrap();
         let queue = context.create_cq(8).unwrap();
         let region = domain.allocate::<u64>(1).unwrap();
-        let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+        let builder = builder(&domain, &queue, Rc);
         let mut queue_pair = to_itself(builder.extended(operations));
         let elements = [region.gather_element(..).unwrap()];
         let last = || device.posted(0).unwrap().send.send_flags;
@@ -196,7 +196,7 @@ fn a_batch_that_fails_or_panics_posts_nothing() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
-    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let builder = builder(&domain, &queue, Rc);
     let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
     let number = queue_pair.number();
     let sends = || device.outstanding(number).0;
@@ -250,6 +250,7 @@ fn a_request_that_is_refused_adds_nothing() {
     let region = domain.allocate::<u64>(8).unwrap();
     let shared = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE).unwrap();
     let there = remote(&shared);
+    // With its transport as a value: the compiler does not look at destinations.
     let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
     let mut queue_pair = to_itself(builder.extended(everything()));
     let element = region.gather_element(..).unwrap();
@@ -315,9 +316,10 @@ fn datagrams_need_a_destination() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(256).unwrap();
-    let builder = builder(&domain, &queue, QueuePairType::UnreliableDatagram);
+    let builder = builder(&domain, &queue, Ud);
     let prepared = builder.qkey(5).extended(SendOperations::SEND).build().unwrap();
-    let mut queue_pair = prepared.activate().unwrap();
+    // With its transport as a value: a request that goes nowhere compiles, and is refused.
+    let mut queue_pair = prepared.activate().unwrap().erase();
     let number = queue_pair.number();
     let path = AddressVector::new(1, 0).global(queue_pair.endpoint().gid(), 1);
     let path = domain.create_ah(&path).unwrap();
@@ -350,7 +352,7 @@ fn the_send_half_has_batches_too() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
-    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let builder = builder(&domain, &queue, Rc);
     let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
     let (mut send, mut receive) = queue_pair.split();
     // SAFETY: the region is not touched before the completions.
@@ -382,7 +384,7 @@ fn a_batch_fails_with_any_error_of_the_program() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let region = domain.allocate::<u8>(8).unwrap();
-    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let builder = builder(&domain, &queue, Rc);
     let mut queue_pair = to_itself(builder.extended(everything()));
     let element = region.gather_element(..).unwrap();
     // SAFETY: the memory lives on, and is not written.
@@ -415,7 +417,7 @@ fn elements_of_different_lengths_are_refused_on_soft_roce() {
         let domain = context.alloc_pd().unwrap();
         let queue = context.create_cq(16).unwrap();
         let region = domain.allocate::<u8>(24).unwrap();
-        let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+        let builder = builder(&domain, &queue, Rc);
         let mut queue_pair = to_itself(builder.extended(SendOperations::SEND));
         let elements = [0..4, 8..20].map(|range| region.gather_element(range).unwrap());
         // SAFETY: the region is not touched before the queue pair is destroyed.

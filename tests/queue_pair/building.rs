@@ -2,7 +2,7 @@
 
 use super::*;
 use ffi::ibv_qp_init_attr_mask as mask;
-use ibverbs::{Inline, SendWorkRequest};
+use ibverbs::{Inline, Rc, SendWorkRequest};
 
 #[test]
 fn plain_queue_pairs_go_the_plain_way() {
@@ -10,10 +10,7 @@ fn plain_queue_pairs_go_the_plain_way() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let prepared = builder(&domain, &queue, QueuePairType::ReliableConnected)
-        .signal_all(true)
-        .build()
-        .unwrap();
+    let prepared = builder(&domain, &queue, Rc).signal_all(true).build().unwrap();
     let raw = device.last_call("create_qp").unwrap().qp_init_attr;
     assert_eq!((raw.send_cq, raw.recv_cq), (queue.as_raw(), queue.as_raw()));
     assert_eq!((raw.qp_type, raw.sq_sig_all), (ffi::ibv_qp_type::IBV_QPT_RC, 1));
@@ -33,11 +30,11 @@ fn options_take_the_extended_way() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     // The device has none of these, but is asked for them.
-    let refused = |builder: QueuePairBuilder<'_>| {
+    let refused = |builder: QueuePairBuilder<'_, Ud>| {
         builder.build().unwrap_err();
         device.last_call("create_qp_ex").unwrap().qp_init_attr
     };
-    let new = || builder(&domain, &queue, QueuePairType::UnreliableDatagram);
+    let new = || builder(&domain, &queue, Ud);
     let raw = refused(new().create_flags(CreateFlags::BLOCK_SELF_MULTICAST_LOOPBACK));
     let flags = mask::IBV_QP_INIT_ATTR_PD | mask::IBV_QP_INIT_ATTR_CREATE_FLAGS;
     assert_eq!((raw.create_flags, raw.comp_mask, raw.pd), (2, flags.0, domain.as_raw()));
@@ -56,7 +53,7 @@ fn the_extended_interface_is_there_or_not() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let new = || builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let new = || builder(&domain, &queue, Rc);
     let wanted = SendOperations::SEND | SendOperations::WRITE;
     let queue_pair = new().extended(wanted).build().unwrap().into_queue_pair();
     let raw = device.last_call("create_qp_ex").unwrap().qp_init_attr;
@@ -89,8 +86,7 @@ fn a_shared_receive_queue_takes_the_place_of_the_own() {
     let queue = context.create_cq(16).unwrap();
     let shared = domain.create_srq(8, 1).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
-    let mut queue_pair =
-        to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected).srq(&shared));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc).srq(&shared));
     let raw = device.last_call("create_qp").unwrap().qp_init_attr;
     assert_eq!((raw.srq, raw.cap.max_recv_wr), (shared.as_raw(), 0));
     assert_eq!(queue_pair.shared_receive_queue().map(|q| q.as_raw()), Some(shared.as_raw()));
@@ -108,11 +104,7 @@ fn a_shared_receive_queue_takes_the_place_of_the_own() {
     let other = device.context();
     let other_domain = other.alloc_pd().unwrap();
     let stranger = other_domain.create_srq(8, 1).unwrap();
-    let error = domain
-        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
-        .srq(&stranger)
-        .build()
-        .unwrap_err();
+    let error = domain.create_qp(&queue, &queue, Rc).srq(&stranger).build().unwrap_err();
     assert!(error.to_string().contains("another context"), "{error}");
 }
 
@@ -186,7 +178,7 @@ fn one_that_was_never_connected_says_why_it_cannot_be_destroyed() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let prepared = builder(&domain, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    let prepared = builder(&domain, &queue, Rc).build().unwrap();
     device.fail("destroy_qp").errno(libc::EBUSY).times(1);
     let error = prepared.close().unwrap_err();
     assert_eq!((error.verb(), error.raw_os_error()), ("ibv_destroy_qp", libc::EBUSY));
@@ -215,7 +207,7 @@ fn an_adopted_queue_pair_is_extended_if_the_builder_says_so() {
         // SAFETY: context, domain and queues are live.
         unsafe { ffi::ibv_create_qp_ex(context.as_raw(), &mut attributes) }
     };
-    let new = || domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected);
+    let new = || domain.create_qp(&queue, &queue, Rc);
     let all = SendOperations::all();
     for (builder, has) in [
         (new(), SendOperations::empty()),

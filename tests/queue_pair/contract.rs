@@ -11,8 +11,8 @@ fn completions_of_one_number_cannot_be_told_apart() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
-    let mut one = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
-    let mut two = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut one = to_itself(builder(&domain, &queue, Rc));
+    let mut two = to_itself(builder(&domain, &queue, Rc));
     // SAFETY: no memory is in use, or it is not touched before the completions.
     unsafe {
         two.post_receive(&mut region, .., 7).unwrap();
@@ -65,7 +65,7 @@ fn a_poll_within_a_batch_is_a_violation() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let other = context.create_cq(16).unwrap();
-    let builder = builder(&domain, &queue, QueuePairType::ReliableConnected);
+    let builder = builder(&domain, &queue, Rc);
     let mut pair = to_itself(builder.extended(SendOperations::SEND));
     for (polled, count) in [(&other, 0), (&queue, 1)] {
         // SAFETY: nothing is posted.
@@ -98,7 +98,7 @@ fn a_post_to_a_full_queue_during_a_poll_is_a_violation() {
     let builder = CompletionQueue::builder(&context, 16).extended(CompletionFields::STANDARD);
     let queue = builder.build().unwrap();
     let mut poller = queue.extended_poller().unwrap();
-    let kind = QueuePairType::ReliableConnected;
+    let kind = Rc;
     let mut pair = to_itself(super::builder(&domain, &queue, kind).max_send_wr(1));
     let completion = ffi::ibv_wc::default();
     for (full, count) in [(false, 0), (true, 1)] {

@@ -14,11 +14,11 @@ use ibverbs_function_device::FunctionDevice;
 
 /// What most tests build: room for a few requests, some of it inline, and a peer that may do
 /// everything.
-fn builder<'a>(
+fn builder<'a, T: Transport>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,
-    kind: QueuePairType,
-) -> QueuePairBuilder<'a> {
+    kind: T,
+) -> QueuePairBuilder<'a, T> {
     let everything =
         AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     domain
@@ -32,7 +32,7 @@ fn builder<'a>(
 }
 
 /// A queue pair that is connected to itself.
-fn to_itself<'a>(builder: QueuePairBuilder<'a>) -> QueuePair<'a> {
+fn to_itself<'a, T: Connected>(builder: QueuePairBuilder<'a, T>) -> QueuePair<'a, T> {
     let prepared = builder.build().unwrap();
     let endpoint = prepared.endpoint();
     prepared.handshake(endpoint).unwrap()

@@ -47,7 +47,7 @@ fn a_post_in_the_wrong_state_names_the_state() {
     let mut region = domain.allocate::<u8>(64).unwrap();
     let there = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE).unwrap();
     for state in [S::Reset, S::Init, S::ReadyToReceive] {
-        let kind = QueuePairType::ReliableConnected;
+        let kind = Rc;
         let builder = builder(&domain, &queue, kind).extended(SendOperations::SEND);
         let mut queue_pair = bring(builder, state);
         // A provider whose queue is full by then returns ENOMEM: polling would not help either.
@@ -125,7 +125,7 @@ fn a_full_queue_of_a_connected_queue_pair_is_not_asked_for_its_state() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     let before = device.calls("query_qp");
     device.fail("post_send").errno(libc::ENOMEM).times(1);
     // SAFETY: inline data is copied.
@@ -142,7 +142,7 @@ fn a_queue_without_room_says_so() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
-    let kind = QueuePairType::ReliableConnected;
+    let kind = Rc;
     let one = |sends, receives| {
         to_itself(builder(&domain, &queue, kind).max_send_wr(sends).max_recv_wr(receives))
     };

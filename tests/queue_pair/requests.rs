@@ -1,7 +1,7 @@
 //! Requests, one by one and in lists.
 
 use super::*;
-use ibverbs::{DatagramPeer, Inline, SendWorkRequest};
+use ibverbs::{DatagramPeer, Inline, Rc, SendWorkRequest};
 use ibverbs_function_device::{Posted, Progress};
 
 fn sge(element: &GatherElement<'_>) -> (u64, u32, u32) {
@@ -29,7 +29,7 @@ fn every_request_arrives_as_it_was_made() {
         .allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC)
         .unwrap();
     let there = remote(&shared);
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     let elements = [region.gather_element(..2).unwrap(), region.gather_element(4..5).unwrap()];
     let list: Vec<_> = elements.iter().map(sge).collect();
 
@@ -113,7 +113,7 @@ fn the_methods_by_name_move_bytes() {
     let all = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
     let shared = domain.allocate_shared::<u64>(4, all).unwrap();
     let there = remote(&shared);
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     (region[0], region[1]) = (11, 22);
     // SAFETY: the region lives on, and is not touched before the completions.
     unsafe {
@@ -148,7 +148,7 @@ fn inline_data_is_gone_when_the_post_returns() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     let most = queue_pair.max_inline_data();
     let mut text = Vec::from(*b"hello");
     // SAFETY: the region is not touched before the completion of 1; 2 and 3 are inline.
@@ -187,7 +187,7 @@ fn what_the_provider_refuses_is_explained() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     let most = queue_pair.max_send_sge() as usize;
     let elements = vec![region.gather_element(..1).unwrap(); most + 1];
     let send = SendWorkRequest::new(&elements);
@@ -221,7 +221,7 @@ fn a_list_is_posted_in_order_and_again() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     let (there, here) = region.slice_mut(..).unwrap().split_at(32).unwrap();
     let mut parts: Vec<_> = here.chunks(8).unwrap().collect();
     let mut lists: Vec<_> =
@@ -261,7 +261,7 @@ fn numbered_receives_are_posted_in_one_step() {
     let queue = context.create_cq(64).unwrap();
     let mut source = domain.allocate::<u8>(16).unwrap();
     let mut sink = domain.allocate::<u8>(32).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     source.copy_from_slice(b"one step, twice.");
     let (head, body) =
         ([source.gather_element(..8).unwrap()], [source.gather_element(8..).unwrap()]);
@@ -305,7 +305,7 @@ fn a_list_that_fails_says_how_far_it_came() {
     let mut region = domain.allocate::<u8>(64).unwrap();
     let all = AccessFlags::REMOTE_WRITE;
     let shared = domain.allocate_shared::<u64>(4, all).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     {
         let element = [region.gather_element(..8).unwrap()];
         let many = [region.gather_element(..1).unwrap(); 5];
@@ -374,7 +374,7 @@ fn two_threads_use_the_two_sides() {
     let domain = context.alloc_pd().unwrap();
     let (sent, received) = (context.create_cq(64).unwrap(), context.create_cq(64).unwrap());
     let mut region = domain.allocate::<u64>(8).unwrap();
-    let prepared = QueuePair::builder(&domain, &sent, &received, QueuePairType::ReliableConnected)
+    let prepared = QueuePair::builder(&domain, &sent, &received, Rc)
         .max_send_wr(4)
         .max_recv_wr(4)
         .max_inline_data(8)
@@ -422,9 +422,9 @@ fn datagrams_go_where_each_says() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(64).unwrap();
     let mut region = domain.allocate::<u8>(256).unwrap();
-    let one = builder(&domain, &queue, QueuePairType::UnreliableDatagram).qkey(5).build().unwrap();
+    let one = builder(&domain, &queue, Ud).qkey(5).build().unwrap();
     let mut one = one.activate().unwrap();
-    let two = builder(&domain, &queue, QueuePairType::UnreliableDatagram).qkey(6).build().unwrap();
+    let two = builder(&domain, &queue, Ud).qkey(6).build().unwrap();
     let mut two = two.activate().unwrap();
     let path = AddressVector::new(1, one.endpoint().lid()).global(one.endpoint().gid(), 1);
     let path = domain.create_ah(&path).unwrap();
@@ -446,8 +446,9 @@ fn datagrams_go_where_each_says() {
     let received = done.iter().find(|(wr_id, _)| *wr_id == 1).unwrap().1.unwrap();
     assert_eq!((received.immediate(), received.byte_len()), (Some(3), 44));
     assert_eq!(received.source_queue_pair(), one.number());
-    // A request without an address handle is refused before the provider follows it. SAFETY: nothing is
-    // posted.
+    // A request without an address handle does not compile; with the transport as a value, it is refused before the
+    // provider follows it. SAFETY: nothing is posted.
+    let mut one = one.erase();
     unsafe {
         let errors = [
             one.post_send(&region, ..4, 3).unwrap_err(),
@@ -473,7 +474,7 @@ fn an_empty_range_is_posted_as_no_element() {
     let queue = context.create_cq(16).unwrap();
     let receives = domain.create_srq(4, 1).unwrap();
     let prepared = domain
-        .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+        .create_qp(&queue, &queue, Rc)
         .allow_remote_rw()
         .max_send_wr(8)
         .max_recv_wr(8)

@@ -63,10 +63,12 @@ fn a_datagram_queue_pair_needs_no_peer_and_a_connected_one_does() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let datagram = builder(&domain, &queue, QueuePairType::UnreliableDatagram).build().unwrap();
+    let datagram = builder(&domain, &queue, Ud).build().unwrap();
     let datagram = datagram.activate().unwrap();
     assert_eq!(datagram.state().unwrap(), QueuePairState::ReadyToSend);
-    let connected = builder(&domain, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    // With the transport in the type, this does not compile.
+    let kind = QueuePairType::ReliableConnected;
+    let connected = builder(&domain, &queue, kind).build().unwrap();
     let error = connected.activate().unwrap_err();
     assert!(error.to_string().contains("use handshake"), "{error}");
 }
@@ -77,7 +79,7 @@ fn what_is_wrong_is_named_before_the_kernel_is_called() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let prepared = builder(&domain, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    let prepared = builder(&domain, &queue, Rc).build().unwrap();
     let mut queue_pair = prepared.into_queue_pair();
     let init = StateTransition::to(QueuePairState::Init).port(1).pkey_index(0);
     for (transition, text) in [
@@ -101,13 +103,13 @@ fn a_state_that_changed_by_itself_is_noticed() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     device.break_qp(queue_pair.number());
     // libibverbs still reports RTS, from which this change is allowed: the kernel refuses it.
     let error = queue_pair.drain(false).unwrap_err();
     assert!(error.to_string().contains("no way from ERR to SQD of an RC"), "{error}");
     // The other way round: RTS does not allow the change, the real state does.
-    let mut other = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut other = to_itself(builder(&domain, &queue, Rc));
     other.modify(StateTransition::to(QueuePairState::Reset)).unwrap();
     let reset = other.query_attributes(AttributeMask::STATE).unwrap();
     assert_eq!(reset.state(), Some(QueuePairState::Reset));
@@ -120,7 +122,7 @@ fn a_refusal_of_the_kernel_is_explained() {
     let most = context.query_device().unwrap().max_qp_rd_atom();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let prepared = builder(&domain, &queue, QueuePairType::ReliableConnected).build().unwrap();
+    let prepared = builder(&domain, &queue, Rc).build().unwrap();
     let endpoint = prepared.endpoint();
     let mut queue_pair = prepared.into_queue_pair();
     let init = StateTransition::to(QueuePairState::Init).access(AccessFlags::empty());
@@ -177,7 +179,7 @@ fn a_query_tells_what_was_set() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let queue_pair = to_itself(
-        builder(&domain, &queue, QueuePairType::ReliableConnected)
+        builder(&domain, &queue, Rc)
             .pkey_index(0)
             .path_mtu(MaximumTransferUnit::Mtu512)
             .send_psn(PacketSequenceNumber::new(9).unwrap())
@@ -219,7 +221,7 @@ fn an_error_flushes_and_a_reset_connects_again() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     let number = queue_pair.number();
     // SAFETY: the region is not touched before the completions.
     unsafe { queue_pair.post_receive(&mut region, .., 1).unwrap() };
@@ -253,7 +255,7 @@ fn a_drained_queue_pair_resumes() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     queue_pair.drain(true).unwrap();
     let notify = AttributeMask::STATE | AttributeMask::DRAIN_NOTIFICATION;
     assert_eq!(mask_of(&device, 0), notify);
@@ -271,7 +273,7 @@ fn what_a_device_does_not_have_is_a_typed_error() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
-    let mut queue_pair = to_itself(builder(&domain, &queue, QueuePairType::ReliableConnected));
+    let mut queue_pair = to_itself(builder(&domain, &queue, Rc));
     // It has no packet pacing.
     let error = queue_pair.modify_rate_limit(RateLimit { rate: 1000, ..Default::default() });
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);

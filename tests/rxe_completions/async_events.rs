@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::AsyncEventKind as Kind;
 use ibverbs::AsyncEventSubject as Subject;
-use ibverbs::{AsyncEvent, AsyncEvents, Inline, QueuePairType, SendWorkRequest};
+use ibverbs::{AsyncEvent, AsyncEvents, Inline, Rc, SendWorkRequest};
 
 use super::vm::{PATIENCE, assert_nothing_left, completions, kernel_release, one_at_a_time, run};
 use super::{SOON, exchange, loopback};
@@ -57,7 +57,7 @@ fn queue_pairs_and_shared_receive_queues_raise_events() {
         let receives = domain.create_srq(16, 1).unwrap();
         receives.set_token(5);
         let mut region = domain.allocate::<u8>(64).unwrap();
-        let builder = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected);
+        let builder = domain.create_qp(&queue, &queue, Rc);
         let prepared = builder.max_send_wr(16).max_inline_data(16).srq(&receives).build().unwrap();
         let itself = prepared.endpoint();
         let mut pair = prepared.handshake(itself).unwrap();

@@ -11,8 +11,8 @@ mod waiting;
 use std::time::Duration;
 
 use ibverbs::{
-    CompletionQueue, Inline, MemoryRegion, ProtectionDomain, QueuePair, QueuePairType,
-    SendWorkRequest, WorkCompletion,
+    CompletionQueue, Inline, MemoryRegion, ProtectionDomain, QueuePair, Rc, SendWorkRequest,
+    WorkCompletion,
 };
 
 const SOON: Duration = Duration::from_millis(50);
@@ -23,7 +23,7 @@ fn loopback<'a>(
     sends: &'a CompletionQueue<'a>,
     receives: &'a CompletionQueue<'a>,
 ) -> QueuePair<'a> {
-    let builder = domain.create_qp(sends, receives, QueuePairType::ReliableConnected);
+    let builder = domain.create_qp(sends, receives, Rc);
     let prepared = builder.max_send_wr(64).max_recv_wr(64).max_inline_data(64).build().unwrap();
     let itself = prepared.endpoint();
     prepared.handshake(itself).unwrap()

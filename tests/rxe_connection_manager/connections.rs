@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, AckTimeout, AttributeMask, ConnectionEventKind as Kind, EnhancedConnection,
-    Inline, Listener, QueuePairType, Route, TransportError,
+    Inline, Listener, Rc, Route, TransportError,
 };
 
 use crate::managed::{Device, TIME, accept, connect, expect, here, listen, pair, transfer};
@@ -72,7 +72,7 @@ fn queue_pairs_are_connected_like_channels() {
         let queue = context.create_cq(16).unwrap();
         let prepare = || {
             domain
-                .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+                .create_qp(&queue, &queue, Rc)
                 .access(AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ)
                 .max_rd_atomic(3)
                 .max_dest_rd_atomic(2)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ibverbs::{
     AddressVector, CompletionQueue, ConnectionError, Context, DatagramAddress, DatagramPeer,
     Listener, MemoryRegion, MulticastMembership, PreparedQueuePair, ProtectionDomain, QueuePair,
-    QueuePairType, Route, SendWorkRequest,
+    Rc, Route, SendWorkRequest, Ud,
 };
 
 use crate::managed::{TIME, here};
@@ -34,9 +34,9 @@ fn with_side<R>(context: Context<'static>, test: impl FnOnce(Side<'_>) -> R) -> 
 }
 
 impl<'a> Side<'a> {
-    fn prepare(&self) -> PreparedQueuePair<'a> {
+    fn prepare(&self) -> PreparedQueuePair<'a, Ud> {
         self.domain
-            .create_qp(self.queue, self.queue, QueuePairType::UnreliableDatagram)
+            .create_qp(self.queue, self.queue, Ud)
             .max_send_wr(16)
             .max_recv_wr(16)
             .build()
@@ -44,7 +44,7 @@ impl<'a> Side<'a> {
     }
 
     /// Room for all messages, with a receive for each.
-    fn receives(&self, queue_pair: &mut QueuePair<'_>) -> MemoryRegion<'a, u8> {
+    fn receives(&self, queue_pair: &mut QueuePair<'_, Ud>) -> MemoryRegion<'a, u8> {
         let size = ROUTE + LENGTH;
         let mut region = self.domain.allocate::<u8>(MESSAGES * size).unwrap();
         for at in 0..MESSAGES {
@@ -57,7 +57,7 @@ impl<'a> Side<'a> {
 
     fn send(
         &self,
-        queue_pair: &mut QueuePair<'_>,
+        queue_pair: &mut QueuePair<'_, Ud>,
         path: &AddressVector,
         number: u32,
         qkey: u32,
@@ -88,7 +88,7 @@ impl<'a> Side<'a> {
         all
     }
 
-    fn send_to(&self, queue_pair: &mut QueuePair<'_>, peer: &DatagramAddress, text: &[u8]) {
+    fn send_to(&self, queue_pair: &mut QueuePair<'_, Ud>, peer: &DatagramAddress, text: &[u8]) {
         self.send(queue_pair, peer.path(), peer.queue_pair_number(), peer.qkey(), text);
     }
 }
@@ -159,11 +159,7 @@ fn a_queue_pair_that_is_connected_takes_no_datagrams() {
     let address = listener.local_addr().unwrap();
     let mut route = Route::to(address).resolve_datagram(TIME).unwrap();
     with_side(route.open_device().unwrap(), |side| {
-        let wrong = side
-            .domain
-            .create_qp(side.queue, side.queue, QueuePairType::ReliableConnected)
-            .build()
-            .unwrap();
+        let wrong = side.domain.create_qp(side.queue, side.queue, Rc).build().unwrap();
         let error = route.activate(wrong).unwrap_err();
         assert!(error.to_string().contains("type UD"), "{error}");
     });

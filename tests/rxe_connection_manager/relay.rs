@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     CompletionQueue, Connection, ConnectionEventKind as Kind, Listener, MemoryRegion,
-    PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairType, Route, WorkCompletion,
+    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Route, WorkCompletion,
 };
 
 use crate::managed::{TIME, here};
@@ -69,7 +69,7 @@ impl<'a> Relay<'a> {
         });
         let prepare = |queue: &'a CompletionQueue<'a>| -> PreparedQueuePair<'a> {
             domain
-                .create_qp(queue, queue, QueuePairType::ReliableConnected)
+                .create_qp(queue, queue, Rc)
                 .max_send_wr(SLOTS as u32)
                 .max_recv_wr(SLOTS as u32)
                 .build()

@@ -5,7 +5,7 @@ use std::{env, fs, process};
 
 use ibverbs::{
     Channel, CompletionChannel, CompletionQueue, Error, ErrorKind, PreparedChannel,
-    ProtectionDomain, QueuePairType,
+    ProtectionDomain, QueuePairType, Rc,
 };
 
 use crate::alone;
@@ -28,7 +28,7 @@ fn all_that_opens_files() -> Result<(), Error> {
     let queue = CompletionQueue::builder(&context, 8).channel(&channel).build()?;
     let other = CompletionQueue::builder(&context, 8).own_channel().build()?;
     let domain = context.alloc_pd()?;
-    drop(domain.create_qp(&queue, &other, QueuePairType::ReliableConnected).build()?);
+    drop(domain.create_qp(&queue, &other, Rc).build()?);
     drop(domain.create_channel().sleep_after(1).build()?);
     domain.allocate::<u8>(4096)?.close()
 }

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    CompletionQueue, MaxRnrRetries, MinRnrTimer, ProtectionDomain, QueuePair, QueuePairType,
-    ReceiveHalf, SendHalf, WorkCompletion, WorkStatus,
+    CompletionQueue, MaxRnrRetries, MinRnrTimer, ProtectionDomain, QueuePair, Rc, ReceiveHalf,
+    SendHalf, WorkCompletion, WorkStatus,
 };
 
 use crate::alone;
@@ -23,7 +23,7 @@ fn loopback<'a>(
     receives: &'a CompletionQueue<'a>,
 ) -> QueuePair<'a> {
     let prepared = domain
-        .create_qp(sends, receives, QueuePairType::ReliableConnected)
+        .create_qp(sends, receives, Rc)
         .max_send_wr(DEPTH as u32)
         .max_recv_wr(DEPTH as u32)
         .max_rnr_retries(MaxRnrRetries::UNLIMITED)

@@ -17,7 +17,7 @@ fn a_batch_carries_every_request() {
         let target = shared(domain);
         let remote = target.remote();
         let all = SendOperations::all() - SendOperations::TSO;
-        let new = || builder(domain, queue, QueuePairType::ReliableConnected).extended(all);
+        let new = || reliable(domain, queue).extended(all);
         let (mut one, mut two) = pair(new);
         assert_eq!(one.extended_operations(), all);
         here[..3].copy_from_slice(&[11, 22, 33]);
@@ -80,9 +80,7 @@ fn a_batch_carries_every_request() {
 fn a_failing_batch_leaves_a_working_queue_pair() {
     with_rxe0(|_, domain, queue| {
         let target = shared(domain);
-        let new = || {
-            builder(domain, queue, QueuePairType::ReliableConnected).extended(SendOperations::WRITE)
-        };
+        let new = || reliable(domain, queue).extended(SendOperations::WRITE);
         let (mut one, _two) = pair(new);
         let part = |n: u64| target.remote().sub_region(n * 8, 8).unwrap();
         let word = |n: u64| n.to_ne_bytes();
@@ -120,9 +118,7 @@ fn elements_of_different_lengths_are_refused() {
     with_rxe0(|_, domain, queue| {
         let region = domain.allocate::<u8>(24).unwrap();
         let target = shared(domain);
-        let new = || {
-            builder(domain, queue, QueuePairType::ReliableConnected).extended(SendOperations::WRITE)
-        };
+        let new = || reliable(domain, queue).extended(SendOperations::WRITE);
         let (mut one, _two) = pair(new);
         let elements = |ranges: [std::ops::Range<usize>; 2]| {
             ranges.map(|range| region.gather_element(range).unwrap())

@@ -15,11 +15,11 @@ mod vm;
 use ibverbs::*;
 use vm::{completions, gid_index, success, with_rxe0};
 
-fn builder<'a>(
+fn builder<'a, T: Transport>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,
-    kind: QueuePairType,
-) -> QueuePairBuilder<'a> {
+    kind: T,
+) -> QueuePairBuilder<'a, T> {
     let everything =
         AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     domain
@@ -29,12 +29,21 @@ fn builder<'a>(
         .max_send_sge(4)
         .max_recv_sge(4)
         .max_inline_data(64)
-        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
         .access(everything)
 }
 
+/// One of type RC, which retries for as long as it takes.
+fn reliable<'a>(
+    domain: &'a ProtectionDomain<'a>,
+    queue: &'a CompletionQueue<'a>,
+) -> QueuePairBuilder<'a> {
+    builder(domain, queue, Rc).max_rnr_retries(MaxRnrRetries::UNLIMITED)
+}
+
 /// Two queue pairs that are connected to each other.
-fn pair<'a>(new: impl Fn() -> QueuePairBuilder<'a>) -> (QueuePair<'a>, QueuePair<'a>) {
+fn pair<'a, T: Connected>(
+    new: impl Fn() -> QueuePairBuilder<'a, T>,
+) -> (QueuePair<'a, T>, QueuePair<'a, T>) {
     let (one, two) = (new().build().unwrap(), new().build().unwrap());
     let (here, there) = (one.endpoint(), two.endpoint());
     (one.handshake(there).unwrap(), two.handshake(here).unwrap())

@@ -1,7 +1,7 @@
 //! Every operation, on every transport.
 
 use super::*;
-use ibverbs::{DatagramPeer, Inline, SendWorkRequest};
+use ibverbs::{DatagramPeer, Inline, Rc, SendWorkRequest};
 
 #[test]
 fn a_reliable_connection_carries_every_request() {
@@ -10,7 +10,7 @@ fn a_reliable_connection_carries_every_request() {
         let mut there = domain.allocate::<u64>(64).unwrap();
         let target = shared(domain);
         let remote = target.remote();
-        let (mut one, mut two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
+        let (mut one, mut two) = pair(|| reliable(domain, queue));
         here[..3].copy_from_slice(&[11, 22, 33]);
 
         // Sends: plain of two elements, with an immediate, inline, empty, unsignaled.
@@ -93,8 +93,7 @@ fn an_unreliable_connection_carries_what_it_can() {
         let mut here = domain.allocate::<u64>(4).unwrap();
         let mut there = domain.allocate::<u64>(8).unwrap();
         let target = shared(domain);
-        let (mut one, mut two) =
-            pair(|| builder(domain, queue, QueuePairType::UnreliableConnected));
+        let (mut one, mut two) = pair(|| builder(domain, queue, Uc));
         here.fill(9);
         // SAFETY: the regions are not touched before the completions.
         unsafe {
@@ -114,7 +113,7 @@ fn an_unreliable_connection_carries_what_it_can() {
         );
         assert_eq!((&there[..4], &words(&target)[..4]), (&[9; 4][..], &[9, 9, 0, 9][..]));
         // UC has no reads: the completion has the error. SAFETY: as above.
-        unsafe { one.post_read(&mut here, ..1, target.remote(), 4).unwrap() };
+        unsafe { one.erase().post_read(&mut here, ..1, target.remote(), 4).unwrap() };
         assert!(completions(queue, 1)[0].result().is_err());
     });
 }
@@ -125,7 +124,7 @@ fn datagrams_go_where_each_says() {
         let text = domain.allocate::<u8>(8).unwrap();
         let mut there = domain.allocate::<u8>(512).unwrap();
         let new = |qkey| {
-            let builder = builder(domain, queue, QueuePairType::UnreliableDatagram).qkey(qkey);
+            let builder = builder(domain, queue, Ud).qkey(qkey);
             builder.extended(SendOperations::SEND | SendOperations::SEND_WITH_IMMEDIATE)
         };
         let mut one = new(5).build().unwrap().activate().unwrap();
@@ -169,13 +168,12 @@ fn both_sides_work_in_threads_of_their_own() {
     with_rxe0(|context, domain, _| {
         let (sent, received) = (context.create_cq(16).unwrap(), context.create_cq(16).unwrap());
         let mut there = domain.allocate::<u64>(1).unwrap();
-        let prepared =
-            QueuePair::builder(domain, &sent, &received, QueuePairType::ReliableConnected)
-                .max_inline_data(8)
-                .max_rnr_retries(MaxRnrRetries::UNLIMITED)
-                .min_rnr_timer(MinRnrTimer::SHORTEST)
-                .build()
-                .unwrap();
+        let prepared = QueuePair::builder(domain, &sent, &received, Rc)
+            .max_inline_data(8)
+            .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+            .min_rnr_timer(MinRnrTimer::SHORTEST)
+            .build()
+            .unwrap();
         let itself = prepared.endpoint();
         let mut queue_pair = prepared.handshake(itself).unwrap();
         let (mut send, mut receive) = queue_pair.split();
@@ -209,7 +207,7 @@ fn a_peer_invalidates_a_window_with_a_send() {
         let region = domain.allocate_shared::<u64>(4, options).unwrap();
         let mut there = domain.allocate::<u64>(4).unwrap();
         let here = domain.allocate::<u64>(1).unwrap();
-        let (mut one, mut two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
+        let (mut one, mut two) = pair(|| reliable(domain, queue));
         let mut window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();
         let binding = WindowBinding::new(&region, .., AccessFlags::REMOTE_WRITE).unwrap();
         // SAFETY: all numbers are different, and the regions are not touched before the completions.
@@ -239,7 +237,7 @@ fn a_shared_receive_queue_serves_two_queue_pairs() {
     with_rxe0(|_, domain, queue| {
         let receives = domain.create_srq(8, 1).unwrap();
         let mut there = domain.allocate::<u8>(64).unwrap();
-        let new = || builder(domain, queue, QueuePairType::ReliableConnected).srq(&receives);
+        let new = || reliable(domain, queue).srq(&receives);
         let (mut one, mut two) = pair(new);
         // SAFETY: the region is not touched before the completions.
         unsafe {
@@ -267,7 +265,7 @@ fn a_shared_receive_queue_serves_two_queue_pairs() {
 fn what_is_too_much_is_named() {
     with_rxe0(|_, domain, queue| {
         let mut region = domain.allocate::<u8>(1024).unwrap();
-        let (mut one, _two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
+        let (mut one, _two) = pair(|| reliable(domain, queue));
         let most = one.max_send_sge() as usize;
         let elements = vec![region.gather_element(..1).unwrap(); most + 1];
         // SAFETY: nothing is posted.
@@ -292,18 +290,15 @@ fn what_is_too_much_is_named() {
             }
             assert_eq!(full.unwrap().kind(), ErrorKind::QueueFull);
         }
-        let tso = builder(domain, queue, QueuePairType::ReliableConnected)
-            .extended(SendOperations::TSO)
-            .build()
-            .unwrap_err();
+        let tso = reliable(domain, queue).extended(SendOperations::TSO).build().unwrap_err();
         assert_eq!(tso.kind(), ErrorKind::Unsupported);
-        let plain = builder(domain, queue, QueuePairType::ReliableConnected)
+        let plain = reliable(domain, queue)
             .extended_if_available(SendOperations::TSO)
             .build()
             .unwrap()
             .into_queue_pair();
         assert!(plain.extended_operations().is_empty());
-        let flags = builder(domain, queue, QueuePairType::UnreliableDatagram)
+        let flags = builder(domain, queue, Ud)
             .create_flags(CreateFlags::BLOCK_SELF_MULTICAST_LOOPBACK)
             .build()
             .unwrap_err();

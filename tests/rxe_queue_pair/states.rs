@@ -35,7 +35,7 @@ fn with(
 }
 
 /// The kernel's answer to a change that the crate would refuse.
-fn kernel(queue_pair: &QueuePair<'_>, transition: StateTransition) -> i32 {
+fn kernel(queue_pair: &QueuePair<'_, QueuePairType>, transition: StateTransition) -> i32 {
     let (mut raw, mask) = transition.to_raw();
     // SAFETY: the queue pair is live, and the mask is made of defined bits.
     unsafe { ffi::ibv_modify_qp(queue_pair.as_raw(), &mut raw, mask.0 as i32) }
@@ -114,11 +114,11 @@ fn the_rules_are_those_of_the_kernel() {
 
 /// Back to RESET, and up to state `to` again.
 fn again<'a>(
-    mut queue_pair: QueuePair<'a>,
+    mut queue_pair: QueuePair<'a, QueuePairType>,
     steps: &[AttributeMask; 3],
     to: QueuePairState,
     peer: QueuePairEndpoint,
-) -> QueuePair<'a> {
+) -> QueuePair<'a, QueuePairType> {
     queue_pair.modify(StateTransition::to(QueuePairState::Reset)).unwrap();
     let states =
         [QueuePairState::Init, QueuePairState::ReadyToReceive, QueuePairState::ReadyToSend];
@@ -137,7 +137,7 @@ fn again<'a>(
 #[ignore = "Soft-RoCE: the kernel takes the hop limit from the route"]
 fn a_query_tells_what_was_set() {
     with_rxe0(|_, domain, queue| {
-        let prepared = builder(domain, queue, QueuePairType::ReliableConnected)
+        let prepared = reliable(domain, queue)
             .path_mtu(MaximumTransferUnit::Mtu512)
             .send_psn(PacketSequenceNumber::new(0x12_3456).unwrap())
             .receive_psn(PacketSequenceNumber::new(0x12_3456).unwrap())
@@ -192,7 +192,7 @@ fn a_query_tells_what_was_set() {
 fn an_error_flushes_and_a_reset_connects_again() {
     with_rxe0(|_, domain, queue| {
         let mut there = domain.allocate::<u8>(64).unwrap();
-        let (mut one, mut two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
+        let (mut one, mut two) = pair(|| reliable(domain, queue));
         let numbers = (one.number(), two.number());
         // SAFETY: the region is not touched before the completions.
         unsafe {
@@ -232,7 +232,7 @@ fn a_drained_queue_pair_holds_what_is_posted() {
     with_rxe0(|context, domain, queue| {
         let events = AsyncEvents::new(context).unwrap();
         let mut there = domain.allocate::<u8>(64).unwrap();
-        let (mut one, mut two) = pair(|| builder(domain, queue, QueuePairType::ReliableConnected));
+        let (mut one, mut two) = pair(|| reliable(domain, queue));
         // SAFETY: the region is not touched before the completions.
         unsafe {
             two.post_receive(&mut there, ..32, 1).unwrap();
@@ -283,9 +283,7 @@ fn a_post_that_failed_before_rts_is_carried_out_in_rts() {
     with_rxe0(|_, domain, queue| {
         let mut from = domain.allocate::<u8>(8).unwrap();
         let mut there = domain.allocate::<u8>(64).unwrap();
-        let new = || {
-            builder(domain, queue, QueuePairType::ReliableConnected).extended(SendOperations::SEND)
-        };
+        let new = || reliable(domain, queue).extended(SendOperations::SEND);
         let mut one = new().build().unwrap().into_queue_pair();
         let psn = PacketSequenceNumber::new(3).unwrap();
         let two = new().send_psn(psn).receive_psn(psn).build().unwrap();
@@ -340,7 +338,7 @@ fn a_post_that_failed_before_rts_is_carried_out_in_rts() {
 fn a_reset_takes_back_what_a_failed_post_has_queued() {
     with_rxe0(|_, domain, queue| {
         let mut there = domain.allocate::<u8>(64).unwrap();
-        let new = || builder(domain, queue, QueuePairType::ReliableConnected);
+        let new = || reliable(domain, queue);
         let mut one = new().build().unwrap().into_queue_pair();
         let psn = PacketSequenceNumber::new(3).unwrap();
         let two = new().send_psn(psn).receive_psn(psn).build().unwrap();
@@ -375,9 +373,7 @@ fn a_reset_takes_back_what_a_failed_post_has_queued() {
 fn a_reset_leaves_no_trace_in_the_next_connection() {
     with_rxe0(|_, domain, queue| {
         let mut inbox = domain.allocate::<u8>(16).unwrap();
-        let new = || {
-            builder(domain, queue, QueuePairType::ReliableConnected).access(AccessFlags::empty())
-        };
+        let new = || reliable(domain, queue).access(AccessFlags::empty());
         let mut one = new().build().unwrap().into_queue_pair();
         for wr_id in 0..3 {
             // SAFETY: an inline post has copied its bytes.

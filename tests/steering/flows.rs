@@ -195,7 +195,7 @@ fn counters_count_what_a_flow_takes() {
 
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
     let queue = Arc::new(CompletionQueue::new(&context, 64).unwrap());
-    let builder = QueuePair::builder(&domain, &queue, &queue, QueuePairType::RawPacket);
+    let builder = QueuePair::builder(&domain, &queue, &queue, RawPacket);
     let builder = builder.max_send_wr(8).max_inline_data(128);
     let mut pair = builder.build().unwrap().into_queue_pair();
     pair.modify(StateTransition::to(QueuePairState::Init).port(1)).unwrap();
@@ -250,7 +250,7 @@ fn a_bad_rule_never_reaches_the_provider() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(16).unwrap();
     let foreign = FlowCounters::new(&other).unwrap();
-    let rc = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected);
+    let rc = domain.create_qp(&queue, &queue, Rc);
     let mut rc = rc.build().unwrap().into_queue_pair();
     let mut raw = raw_packets(&domain, &queue);
     let mut another = raw_packets(&domain, &queue);
@@ -295,7 +295,7 @@ fn a_flow_that_cannot_be_destroyed_is_leaked() {
         let queue = Arc::new(CompletionQueue::new(&context, 64).unwrap());
         let counters = Arc::new(FlowCounters::new(&context).unwrap());
         counters.attach(FlowCounter::Packets, 0).unwrap();
-        let builder = QueuePair::builder(&domain, &queue, &queue, QueuePairType::RawPacket);
+        let builder = QueuePair::builder(&domain, &queue, &queue, RawPacket);
         let mut pair = builder.build().unwrap().into_queue_pair();
         let flow = pair.create_flow(&FlowRule::sniffer(1).count(&counters)).unwrap();
         device.fail("destroy_flow").errno(libc::EIO).times(1);

@@ -36,8 +36,8 @@ fn frame(to: [u8; 6], source: [u8; 4], ports: (u16, u16), payload: &[u8]) -> Vec
 fn raw_packets<'a>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,
-) -> QueuePair<'a> {
-    let builder = domain.create_qp(queue, queue, QueuePairType::RawPacket);
+) -> QueuePair<'a, RawPacket> {
+    let builder = domain.create_qp(queue, queue, RawPacket);
     let builder = builder.max_send_wr(16).max_recv_wr(16).max_inline_data(128);
     let mut queue_pair = builder.build().unwrap().into_queue_pair();
     use QueuePairState as S;
@@ -48,7 +48,7 @@ fn raw_packets<'a>(
 }
 
 /// Sends a frame, and waits for its completion.
-fn send(queue_pair: &mut QueuePair<'_>, frame: &[u8]) {
+fn send(queue_pair: &mut QueuePair<'_, RawPacket>, frame: &[u8]) {
     // SAFETY: inline data is copied.
     unsafe { queue_pair.post(SendWorkRequest::new(Inline(frame)), 0).unwrap() };
 }

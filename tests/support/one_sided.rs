@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, CompletionQueue, GatherElement, PreparedQueuePair, ProtectionDomain, QueuePair,
-    QueuePairType, RemoteMemoryRegion, ScatterElement, WorkStatus, ffi,
+    Rc, RemoteMemoryRegion, ScatterElement, WorkStatus, ffi,
 };
 
 /// A queue pair that lets its peer do everything.
@@ -18,7 +18,7 @@ fn prepared<'a>(
     let everything =
         AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     domain
-        .create_qp(queue, queue, QueuePairType::ReliableConnected)
+        .create_qp(queue, queue, Rc)
         .max_send_wr(16)
         .max_recv_wr(16)
         .max_send_sge(4)

@@ -4,10 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use ibverbs::{
-    AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairType, RemoteMemoryRegion, SendOperations, SharedMemoryRegion,
-};
+use ibverbs::{AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, Rc, RemoteMemoryRegion, SendOperations, SharedMemoryRegion};
 use ibverbs_function_device::FunctionDevice;
 
 /// The length of a message.
@@ -67,7 +64,7 @@ impl Rig {
         let domain = Arc::new(ProtectionDomain::new(context).expect("a domain"));
         let queue = Arc::new(queue);
         let mut builder =
-            QueuePair::builder(&domain, &queue, &queue, QueuePairType::ReliableConnected)
+            QueuePair::builder(&domain, &queue, &queue, Rc)
                 .max_send_wr(DEPTH)
                 .max_recv_wr(DEPTH);
         if !extended.is_empty() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ibverbs::{
     AddressVector, CompletionQueue, Context, DatagramPeer, Gid, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairType, SendWorkRequest, WorkCompletion,
+    QueuePair, SendWorkRequest, Ud, WorkCompletion,
 };
 
 use crate::patience::deadline;
@@ -19,14 +19,14 @@ const SENT: u64 = 99;
 
 struct Member<'a> {
     queue: &'a CompletionQueue<'a>,
-    queue_pair: QueuePair<'a>,
+    queue_pair: QueuePair<'a, Ud>,
     region: MemoryRegion<'a, u8>,
 }
 
 impl<'a> Member<'a> {
     fn new(domain: &'a ProtectionDomain<'a>, queue: &'a CompletionQueue<'a>) -> Self {
         let queue_pair = domain
-            .create_qp(queue, queue, QueuePairType::UnreliableDatagram)
+            .create_qp(queue, queue, Ud)
             .max_send_wr(4)
             .max_recv_wr(4)
             .qkey(QKEY)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ibverbs::{
     AsyncEventKind, AsyncEventSubject, AsyncEvents, DeviceCapabilities, ErrorKind, OpenedQueuePair,
-    QueuePair, QueuePairState, QueuePairType, SharedReceiveQueue, StateTransition, XrcDomain,
+    QueuePair, QueuePairState, QueuePairType, Rc, SharedReceiveQueue, StateTransition, XrcDomain,
     XrcDomainScope, ffi,
 };
 use ibverbs_software::{Device, Verb, When};
@@ -189,21 +189,21 @@ fn only_receiving_queue_pairs_of_the_domain_are_opened() {
 #[test]
 fn each_half_has_only_the_queues_of_its_direction() {
     let (_network, [one, other]) = world(2, 0.0);
-    let (mut sending, mut receiving) = connect(&one, &other);
+    let (sending, receiving) = connect(&one, &other);
+    let (mut sending, mut receiving) = (sending, receiving.erase());
     let plain = SharedReceiveQueue::new(&one.domain, 4, 1).unwrap();
     assert_eq!(plain.number().unwrap_err().kind(), ErrorKind::Unsupported);
     let extended = other.shared_queue();
-    let builder = QueuePair::builder(
-        &other.domain,
-        &other.sent,
-        &other.received,
-        QueuePairType::ReliableConnected,
-    );
+    let builder = QueuePair::builder(&other.domain, &other.sent, &other.received, Rc);
     let error = builder.srq(&extended).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "it is for XRC alone");
-    assert!(one.sending().srq(&plain).build().is_err());
-    for (builder, sends, receives) in [(one.sending(), 64, 0), (one.receiving(), 0, 0)] {
-        let capacities = builder.build().unwrap().into_queue_pair().query().unwrap();
+    let sending_at_run_time =
+        QueuePair::builder(&one.domain, &one.sent, &one.sent, QueuePairType::XrcSend);
+    assert!(sending_at_run_time.srq(&plain).build().is_err());
+    let one_more = one.sending().build().unwrap().into_queue_pair().erase();
+    let other_more = one.receiving().build().unwrap().into_queue_pair().erase();
+    for (queue_pair, sends, receives) in [(one_more, 64, 0), (other_more, 0, 0)] {
+        let capacities = queue_pair.query().unwrap();
         let cap = capacities.as_raw().cap;
         assert_eq!((cap.max_send_wr, cap.max_recv_wr), (sends, receives));
     }
@@ -211,15 +211,15 @@ fn each_half_has_only_the_queues_of_its_direction() {
     // Posting to the direction that is not there fails, and leaves the queue pair as it is.
     let memory = one.memory();
     assert!(send(&mut receiving, &memory, 0..1, 1, 1).is_err());
+    // A number has 24 bits.
+    let error = send(&mut sending, &memory, 0..1, 1 << 24, 1).unwrap_err();
+    assert_eq!(error.raw_os_error(), libc::EINVAL);
     let mut bad = null_mut();
     let mut receive = ffi::ibv_recv_wr::default();
-    for queue_pair in [&sending, &receiving] {
+    for queue_pair in [&sending.erase(), &receiving] {
         // SAFETY: the queue pair is live, the request has no elements, and nothing is queued.
         let returned = unsafe { ffi::ibv_post_recv(queue_pair.as_raw(), &mut receive, &mut bad) };
         assert_eq!((returned, bad), (libc::EINVAL, &raw mut receive));
         assert_eq!(queue_pair.state().unwrap(), QueuePairState::ReadyToSend);
     }
-    // A number has 24 bits.
-    let error = send(&mut sending, &memory, 0..1, 1 << 24, 1).unwrap_err();
-    assert_eq!(error.raw_os_error(), libc::EINVAL);
 }

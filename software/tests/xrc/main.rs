@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, AsyncEventKind, AsyncEvents, CompareSwapWorkRequest, CompletionQueue, Context,
-    FetchAddWorkRequest, MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairBuilder,
-    QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendOperations, SendWorkRequest,
+    AccessFlags, AddressedBy, AsyncEventKind, AsyncEvents, CompareSwapWorkRequest, CompletionQueue,
+    Context, FetchAddWorkRequest, MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairBuilder,
+    ReadWorkRequest, ReceiveWorkRequest, SendOperations, SendWorkRequest, Sends,
     SharedMemoryRegion, SharedReceiveQueue, WorkCompletion, WorkOpcode, WriteWorkRequest,
-    XrcDomain, XrcDomainScope, XrcPeer,
+    XrcDomain, XrcDomainScope, XrcPeer, XrcReceive, XrcSend,
 };
 use ibverbs_software::{Device, Network};
 
@@ -63,16 +63,16 @@ impl Side {
         SharedReceiveQueue::extended(&self.domain, &self.xrc, &self.received, 64, 2).unwrap()
     }
 
-    fn sending(&self) -> QueuePairBuilder<'static> {
+    fn sending(&self) -> QueuePairBuilder<'static, XrcSend> {
         let Self { domain, sent, .. } = self;
-        let builder = QueuePair::builder(domain, sent, sent, QueuePairType::XrcSend);
+        let builder = QueuePair::builder(domain, sent, sent, XrcSend);
         let builder = builder.max_send_wr(64).max_inline_data(64);
         builder.max_rnr_retries(MaxRnrRetries::UNLIMITED).extended(OPERATIONS)
     }
 
-    fn receiving(&self) -> QueuePairBuilder<'static> {
+    fn receiving(&self) -> QueuePairBuilder<'static, XrcReceive> {
         let Self { domain, received, .. } = self;
-        let builder = QueuePair::builder(domain, received, received, QueuePairType::XrcReceive);
+        let builder = QueuePair::builder(domain, received, received, XrcReceive);
         builder.xrc_domain(&self.xrc).access(REMOTE)
     }
 
@@ -90,7 +90,10 @@ fn world(seed: u64, loss: f64) -> (Network, [Side; 2]) {
 }
 
 /// The two halves of a connection.
-fn connect(from: &Side, to: &Side) -> (QueuePair<'static>, QueuePair<'static>) {
+fn connect(
+    from: &Side,
+    to: &Side,
+) -> (QueuePair<'static, XrcSend>, QueuePair<'static, XrcReceive>) {
     let (sending, receiving) = (from.sending().build().unwrap(), to.receiving().build().unwrap());
     let endpoints = (sending.endpoint(), receiving.endpoint());
     (sending.handshake(endpoints.1).unwrap(), receiving.handshake(endpoints.0).unwrap())
@@ -110,8 +113,8 @@ fn post(
 }
 
 /// Sends the elements of `memory` in `range` to the shared receive queue of that number.
-fn send(
-    queue_pair: &mut QueuePair<'_>,
+fn send<T: Sends + AddressedBy<XrcPeer>>(
+    queue_pair: &mut QueuePair<'_, T>,
     memory: &SharedMemoryRegion<'_, u64>,
     range: std::ops::Range<usize>,
     queue: u32,
@@ -137,7 +140,7 @@ fn succeeded(queue: &CompletionQueue<'_>) -> Vec<u64> {
 
 /// Every operation, posted one by one or as a batch. Returns what was in the peer's memory at each atomic.
 fn all_operations(
-    queue_pair: &mut QueuePair<'_>,
+    queue_pair: &mut QueuePair<'_, XrcSend>,
     (here, there): (&SharedMemoryRegion<'_, u64>, &SharedMemoryRegion<'_, u64>),
     queue: u32,
     batch: bool,

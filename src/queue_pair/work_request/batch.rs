@@ -25,11 +25,12 @@ use crate::ffi;
 use crate::memory::Gathered;
 use crate::operation::encode::check;
 use crate::operation::sealed::{Kind, Request};
-use crate::operation::{INLINE, SIGNALED, SendQueueRequest};
-use crate::queue_pair::QueuePair;
+use crate::operation::{Adds, INLINE, SIGNALED};
+use crate::queue_pair::{QueuePair, Rc, Transport};
+use crate::settings::QueuePairType;
 
 /// Requests that are about to be posted together: see [`QueuePair::batch`].
-pub struct Batch<'q> {
+pub struct Batch<'q, T = Rc> {
     /// Null if there is a collector.
     raw: *mut ffi::ibv_qp_ex,
     /// The functions that are available: none if there is a collector.
@@ -39,7 +40,7 @@ pub struct Batch<'q> {
     max_sge: u32,
     max_inline_data: u32,
     collector: Option<&'q mut Collector>,
-    queue_pair: PhantomData<&'q mut ()>,
+    queue_pair: PhantomData<(&'q mut (), T)>,
 }
 
 /// Aborts a batch unless it is forgotten.
@@ -56,7 +57,7 @@ impl Drop for Abort {
     }
 }
 
-impl Batch<'_> {
+impl<T: Transport> Batch<'_, T> {
     /// Posts the requests that `build` adds.
     ///
     /// # Safety
@@ -64,10 +65,10 @@ impl Batch<'_> {
     /// Nothing else posts sends to `queue_pair` meanwhile, and the caller keeps the contract of
     /// `QueuePair::post`.
     #[inline]
-    pub(in crate::queue_pair) unsafe fn run<T, E: From<Error>>(
-        queue_pair: &QueuePair<'_>,
-        build: impl FnOnce(&mut Batch<'_>) -> Result<T, E>,
-    ) -> Result<T, E> {
+    pub(in crate::queue_pair) unsafe fn run<V, E: From<Error>>(
+        queue_pair: &QueuePair<'_, QueuePairType>,
+        build: impl FnOnce(&mut Batch<'_, T>) -> Result<V, E>,
+    ) -> Result<V, E> {
         let mut collector = None;
         let (raw, available) = match queue_pair.as_raw_extended() {
             Some(extended) => (extended.as_ptr(), queue_pair.extended_functions()),
@@ -77,7 +78,7 @@ impl Batch<'_> {
             }
         };
         // One call of `build` for both, so that the compiler inlines it.
-        let mut batch = Batch {
+        let mut batch = Batch::<'_, T> {
             raw,
             available,
             flags: SIGNALED,
@@ -128,7 +129,7 @@ impl Batch<'_> {
     #[doc(alias = "ibv_wr_set_sge")]
     #[doc(alias = "ibv_wr_set_sge_list")]
     #[inline(always)]
-    pub fn add<R: SendQueueRequest>(&mut self, request: R, wr_id: u64) -> Result<()> {
+    pub fn add<R: Adds<T>>(&mut self, request: R, wr_id: u64) -> Result<()> {
         let (kind, mut buffer) = request.split();
         let mut list = <R as Request>::list(&mut buffer)?;
         let list = list.as_mut();
@@ -328,7 +329,7 @@ unsafe fn set_inline_list(raw: *mut ffi::ibv_qp_ex, list: &[ffi::ibv_sge]) {
     }
 }
 
-impl fmt::Debug for Batch<'_> {
+impl<T> fmt::Debug for Batch<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch").field("collected", &self.collector).finish_non_exhaustive()
     }

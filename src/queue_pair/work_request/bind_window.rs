@@ -224,7 +224,7 @@ fn posted<'w>(window: &mut MemoryWindow<'w>, binding: WindowBinding<'w>) -> Remo
 ///
 /// As there; and the caller is the only one to post to the send queue.
 unsafe fn bind<'w>(
-    queue_pair: &QueuePair<'_>,
+    queue_pair: &QueuePair<'_, QueuePairType>,
     window: &mut MemoryWindow<'w>,
     binding: WindowBinding<'w>,
     wr_id: u64,
@@ -263,7 +263,7 @@ unsafe fn bind<'w>(
 ///
 /// As there; and the caller is the only one to post to the send queue.
 unsafe fn invalidate(
-    queue_pair: &QueuePair<'_>,
+    queue_pair: &QueuePair<'_, QueuePairType>,
     window: &mut MemoryWindow<'_>,
     wr_id: u64,
 ) -> Result<()> {
@@ -385,7 +385,7 @@ impl<T: Transport> SendHalf<'_, '_, T> {
     }
 }
 
-impl Batch<'_> {
+impl<T: Transport> Batch<'_, T> {
     /// `ibv_wr_bind_mw`: binds a window of type 2. Returns the remote region that a peer needs to access
     /// it. See [`QueuePair::post_bind_mw`]. If the batch is not posted in the end, [set the window's key
     /// back](MemoryWindow::set_rkey).

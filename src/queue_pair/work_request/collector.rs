@@ -48,7 +48,7 @@ pub(super) struct Collector {
 
 impl Collector {
     #[cold]
-    pub(super) fn new(queue_pair: &QueuePair<'_>) -> Box<Self> {
+    pub(super) fn new(queue_pair: &QueuePair<'_, QueuePairType>) -> Box<Self> {
         Box::new(Self {
             available: functions(queue_pair),
             requests: Vec::new(),
@@ -118,7 +118,7 @@ impl Collector {
     ///
     /// Nothing else posts sends to the queue pair meanwhile, and the caller keeps the contract of posting.
     #[cold]
-    pub(super) unsafe fn post(&mut self, queue_pair: &QueuePair<'_>) -> Result<()> {
+    pub(super) unsafe fn post(&mut self, queue_pair: &QueuePair<'_, QueuePairType>) -> Result<()> {
         let mut inline = Vec::new();
         inline.try_reserve_exact(self.requests.len()).map_err(no_memory)?;
         for data in &self.data {
@@ -160,7 +160,7 @@ impl Collector {
 }
 
 /// The functions that a batch of the queue pair can use.
-fn functions(queue_pair: &QueuePair<'_>) -> u64 {
+fn functions(queue_pair: &QueuePair<'_, QueuePairType>) -> u64 {
     let kind = queue_pair.object.properties.kind;
     // A DC initiator has the interface: it is not built without. SRD reads and writes by the interface alone.
     let driver = queue_pair.object.properties.driver.filter(|driver| !driver.is_dc());

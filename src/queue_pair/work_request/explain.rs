@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::ffi;
 use crate::operation::{INLINE, total};
 use crate::queue_pair::{QueuePair, QueuePairState};
+use crate::settings::QueuePairType;
 
 const SEND: &str = "ibv_post_send";
 const RECEIVE: &str = "ibv_post_recv";
@@ -14,7 +15,7 @@ const RECEIVE: &str = "ibv_post_recv";
 /// The error for the return value of posting `request`, whose list is still borrowed.
 #[cold]
 pub(super) fn explain_request(
-    queue_pair: &QueuePair<'_>,
+    queue_pair: &QueuePair<'_, QueuePairType>,
     request: &ffi::ibv_send_wr,
     returned: c_int,
 ) -> Error {
@@ -28,7 +29,7 @@ pub(super) fn explain_request(
 /// value.
 #[cold]
 pub(crate) fn explain_send(
-    queue_pair: &QueuePair<'_>,
+    queue_pair: &QueuePair<'_, QueuePairType>,
     elements: &[ffi::ibv_sge],
     send_flags: u32,
     returned: c_int,
@@ -53,14 +54,14 @@ pub(crate) fn explain_send(
 
 /// The error for the return value of `ibv_wr_complete`.
 #[cold]
-pub(super) fn explain_batch(queue_pair: &QueuePair<'_>, returned: c_int) -> Error {
+pub(super) fn explain_batch(queue_pair: &QueuePair<'_, QueuePairType>, returned: c_int) -> Error {
     explain_state(queue_pair, ffi::failed("ibv_wr_complete", returned))
 }
 
 /// The error for the return value of posting a receive with that many elements.
 #[cold]
 pub(crate) fn explain_receive(
-    queue_pair: &QueuePair<'_>,
+    queue_pair: &QueuePair<'_, QueuePairType>,
     elements: usize,
     returned: c_int,
 ) -> Error {
@@ -75,7 +76,7 @@ pub(crate) fn explain_receive(
 }
 
 /// Adds to the error of a post what the queue pair's depth and state say.
-fn explain_state(queue_pair: &QueuePair<'_>, error: Error) -> Error {
+fn explain_state(queue_pair: &QueuePair<'_, QueuePairType>, error: Error) -> Error {
     let errno = error.raw_os_error();
     // What providers return for a wrong state and for a full queue.
     if !matches!(errno, libc::EINVAL | libc::ENOMEM | libc::ENOSPC) {

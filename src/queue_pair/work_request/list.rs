@@ -16,7 +16,7 @@ use crate::ffi;
 /// the same numbers or others.
 ///
 /// ```
-/// use ibverbs::{PreparedRequest, QueuePairType, SendList, SendWorkRequest};
+/// use ibverbs::{PreparedRequest, Rc, SendList, SendWorkRequest};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -25,7 +25,7 @@ use crate::ffi;
 /// # let domain = context.alloc_pd()?;
 /// # let queue = context.create_cq(16)?;
 /// let region = domain.allocate::<u8>(1024)?;
-/// # let prepared = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+/// # let prepared = domain.create_qp(&queue, &queue, Rc)
 /// #     .max_send_wr(16).build()?;
 /// # let remote = prepared.endpoint();
 /// let mut queue_pair = prepared.handshake(remote)?;

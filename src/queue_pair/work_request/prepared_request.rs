@@ -14,6 +14,7 @@ use crate::operation::encode::{check, check_length, encode_at};
 use crate::operation::sealed::Request;
 use crate::operation::{Posts, ReceiveWorkRequest, SendQueueRequest};
 use crate::queue_pair::QueuePair;
+use crate::settings::QueuePairType;
 
 /// A request of either queue in C's form.
 pub trait RawRequest: Default {
@@ -31,7 +32,7 @@ pub trait RawRequest: Default {
     unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp) -> c_int;
 
     /// The error for the return value of a post.
-    fn explain(&self, queue_pair: &QueuePair<'_>, returned: c_int) -> Error;
+    fn explain(&self, queue_pair: &QueuePair<'_, QueuePairType>, returned: c_int) -> Error;
 }
 
 macro_rules! raw_request {
@@ -63,7 +64,11 @@ macro_rules! raw_request {
             }
 
             #[cold]
-            fn explain(&self, $queue_pair: &QueuePair<'_>, $returned: c_int) -> Error {
+            fn explain(
+                &self,
+                $queue_pair: &QueuePair<'_, QueuePairType>,
+                $returned: c_int,
+            ) -> Error {
                 let $request = self;
                 $explain
             }
@@ -135,7 +140,7 @@ pub struct Prepared<'wr, R> {
 /// [`post_prepared`](crate::QueuePair::post_prepared), or as an entry of a [`SendList`](crate::SendList).
 ///
 /// ```
-/// use ibverbs::{PreparedRequest, QueuePairType, SendWorkRequest};
+/// use ibverbs::{PreparedRequest, Rc, SendWorkRequest};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -145,7 +150,7 @@ pub struct Prepared<'wr, R> {
 /// let (header, body) = (domain.allocate::<u64>(2)?, domain.allocate::<u8>(1024)?);
 /// # let queue = context.create_cq(16)?;
 /// let prepared = domain
-///     .create_qp(&queue, &queue, QueuePairType::ReliableConnected)
+///     .create_qp(&queue, &queue, Rc)
 ///     .max_send_sge(2) // a message can then have two elements
 ///     .build()?;
 /// # let remote = prepared.endpoint();
@@ -196,7 +201,7 @@ impl<'wr> PreparedRequest<'wr> {
     #[inline]
     pub fn new<Q>(request: Q, max_inline_data: u32) -> Result<Self>
     where
-        Q: Posts + SendQueueRequest + 'wr,
+        Q: Posts<QueuePairType> + SendQueueRequest + 'wr,
         <Q as Request>::Buffer: ElementSlice,
     {
         let (kind, buffer) = request.split();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, Channel, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairType, RawMemoryRegion, WorkCompletion,
+    RawMemoryRegion, Rc, WorkCompletion,
 };
 
 /// Bytes of a message. The message is at the start of a user's part of the memory, and arrives behind itself.
@@ -42,13 +42,9 @@ impl User {
             RawMemoryRegion::new(domain.clone(), memory, length, AccessFlags::LOCAL_WRITE)?
         };
         let queue = Arc::new(CompletionQueue::new(domain.context_parent(), 4)?);
-        let prepared = ibverbs::QueuePairBuilder::new(
-            domain.clone(),
-            queue.clone(),
-            queue.clone(),
-            QueuePairType::ReliableConnected,
-        )
-        .build()?;
+        let prepared =
+            ibverbs::QueuePairBuilder::new(domain.clone(), queue.clone(), queue.clone(), Rc)
+                .build()?;
         let itself = prepared.endpoint();
         let queue_pair = prepared.handshake(itself)?;
         let prepared = Channel::builder(domain.clone()).build()?;

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    Channel, ConnectionError, ErrorKind, Listener, MaxRnrRetries, PreparedChannel, QueuePairType,
-    Route, TransportError,
+    Channel, ConnectionError, ErrorKind, Listener, MaxRnrRetries, PreparedChannel, Rc, Route,
+    TransportError,
 };
 
 use crate::managed::{Device, Managed, TIME, is_iwarp, listen, nothing_is_left, transfer};
@@ -75,7 +75,7 @@ fn only_one_side_with_flow_control_is_an_error() {
                 assert!(error.to_string().contains("both sides need it"), "{error}");
                 if flow_control {
                     let queue = device.domain.context().create_cq(2).unwrap();
-                    let kind = QueuePairType::ReliableConnected;
+                    let kind = Rc;
                     let builder = device.domain.create_qp(&queue, &queue, kind);
                     let refused = request.prepare(builder.build().unwrap());
                     let error;

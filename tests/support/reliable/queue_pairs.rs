@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, CompletionQueue, Inline, PreparedReceive, PreparedRequest, ProtectionDomain,
-    QueuePair, QueuePairBuilder, QueuePairState, QueuePairType, ReadWorkRequest, ReceiveList,
+    QueuePair, QueuePairBuilder, QueuePairState, Rc, ReadWorkRequest, ReceiveList,
     ReceiveWorkRequest, SendList, SendWorkRequest, SharedMemoryRegion, WorkCompletion, WorkOpcode,
     WorkStatus, WriteWorkRequest,
 };
@@ -22,7 +22,7 @@ fn builder<'a>(
     queue: &'a CompletionQueue<'a>,
 ) -> QueuePairBuilder<'a> {
     domain
-        .create_qp(queue, queue, QueuePairType::ReliableConnected)
+        .create_qp(queue, queue, Rc)
         .max_send_wr(32)
         .max_recv_wr(32)
         .max_send_sge(4)
@@ -265,7 +265,7 @@ fn a_thread_sleeps_until_a_message_comes() {
         let receives = CompletionQueue::builder(&context, 64).own_channel().build().unwrap();
         let mut region = domain.allocate::<u8>(64).unwrap();
         let new = || {
-            let kind = QueuePairType::ReliableConnected;
+            let kind = Rc;
             domain.create_qp(&sends, &receives, kind).max_inline_data(16).build().unwrap()
         };
         let (mut one, mut two) = transport::queue_pairs(new(), new());

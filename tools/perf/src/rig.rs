@@ -107,13 +107,13 @@ impl Peer<'_> {
 
 /// Queue pairs of either layer before they are connected.
 pub(crate) enum Prepared<'a> {
-    Verbs(Vec<PreparedQueuePair<'a>>),
+    Verbs(Vec<PreparedQueuePair<'a, QueuePairType>>),
     Channel(Box<PreparedChannel<'a>>),
 }
 
 /// Queue pairs of either layer.
 pub(crate) enum Ends<'a> {
-    Verbs(Vec<QueuePair<'a>>),
+    Verbs(Vec<QueuePair<'a, QueuePairType>>),
     Channel(Box<Channel<'a>>),
 }
 
@@ -173,7 +173,7 @@ impl<'a> Prepared<'a> {
     }
 
     pub(crate) fn connect(self, theirs: &Address, transport: Transport) -> Result<Ends<'a>> {
-        let connect = |(one, remote): (PreparedQueuePair<'a>, _)| {
+        let connect = |(one, remote): (PreparedQueuePair<'a, QueuePairType>, _)| {
             Ok(match transport {
                 Transport::Datagram => one.activate()?,
                 _ => one.handshake(remote)?,

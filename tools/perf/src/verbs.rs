@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     CompareSwapWorkRequest, CompletionQueue, DatagramPeer, FetchAddWorkRequest, GatherElement,
-    PreparedReceive, PreparedRequest, QueuePair, ReadWorkRequest, ReceiveWorkRequest,
-    ScatterElement, SendList, SendWorkRequest, SharedMemoryRegion, WorkCompletion,
-    WriteWorkRequest,
+    PreparedReceive, PreparedRequest, QueuePair, QueuePairType, ReadWorkRequest,
+    ReceiveWorkRequest, ScatterElement, SendList, SendWorkRequest, SharedMemoryRegion,
+    WorkCompletion, WriteWorkRequest,
 };
 
 use crate::plan::{Operation, Plan, Transport};
@@ -25,7 +25,7 @@ const QUIET: Duration = Duration::from_secs(2);
 /// One side of a test. The queue pairs come first: they are destroyed before the memory and address handles
 /// of their requests.
 pub(crate) struct Verbs<'a> {
-    pub(crate) queue_pairs: Vec<QueuePair<'a>>,
+    pub(crate) queue_pairs: Vec<QueuePair<'a, QueuePairType>>,
     pub(crate) peers: Vec<Peer<'a>>,
     pub(crate) regions: &'a [SharedMemoryRegion<'a, u8>],
     pub(crate) send_cq: &'a CompletionQueue<'a>,
@@ -113,7 +113,10 @@ impl<'m> Elements<'m> {
 ///
 /// The memory and the address handle that it names stay valid until it has completed. (The contents may change
 /// in the meantime: it is shared memory, and no code relies on them.)
-unsafe fn post(queue_pair: &mut QueuePair<'_>, list: &mut SendList<'_>) -> Result<()> {
+unsafe fn post(
+    queue_pair: &mut QueuePair<'_, QueuePairType>,
+    list: &mut SendList<'_>,
+) -> Result<()> {
     // SAFETY: the caller keeps the contract.
     Ok(unsafe { queue_pair.post_list(list) }?)
 }

@@ -5,10 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    CompletionQueue, HugePages, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair,
-    QueuePairType, RegionOptions,
-};
+use ibverbs::{CompletionQueue, HugePages, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RegionOptions};
 
 use crate::{connection, doublings, least, micros, point, queue_pairs};
 
@@ -32,7 +29,7 @@ fn prepared<'a>(
     queue: &'a CompletionQueue<'a>,
 ) -> ibverbs::Result<PreparedQueuePair<'a>> {
     domain
-        .create_qp(queue, queue, QueuePairType::ReliableConnected)
+        .create_qp(queue, queue, Rc)
         .max_send_wr(16)
         .max_recv_wr(16)
         .build()

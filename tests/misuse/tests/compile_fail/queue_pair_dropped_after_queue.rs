@@ -3,7 +3,7 @@ use ibverbs::*;
 pub fn case(domain: &ProtectionDomain<'_>) -> Result<()> {
     let (_pair, queue);
     queue = domain.context().create_cq(1)?;
-    _pair = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build()?;
+    _pair = domain.create_qp(&queue, &queue, Rc).build()?;
     Ok(())
 }
 

@@ -3,6 +3,6 @@ use ibverbs::*;
 pub fn case(domain: &ProtectionDomain<'_>) -> Result<()> {
     let (queue, _pair);
     queue = domain.context().create_cq(1)?;
-    _pair = domain.create_qp(&queue, &queue, QueuePairType::ReliableConnected).build()?;
+    _pair = domain.create_qp(&queue, &queue, Rc).build()?;
     Ok(())
 }

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, AckTimeout, CompletionQueue, Context, MaxRnrRetries, MemoryRegion, MinRnrTimer,
-    PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairType, SharedMemoryRegion,
-    WorkCompletion,
+    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, SharedMemoryRegion, WorkCompletion,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -259,7 +258,7 @@ impl<B: Bed> World<'_, B> {
         for (end, domain) in domains.into_iter().enumerate() {
             let Shared { it: parent, member: domain, side, .. } = &self.domains[domain];
             let [send, receive] = [0, 1].map(|at| &self.queues[queues[2 * end + at]]);
-            let kind = QueuePairType::ReliableConnected;
+            let kind = Rc;
             let pair = QueuePair::builder(parent, &send.it, &receive.it, kind)
                 .max_send_wr(8)
                 .max_recv_wr(8)
