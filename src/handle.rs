@@ -175,20 +175,22 @@ macro_rules! resource {
 pub(crate) use resource;
 
 /// Implements [`Object`] for a C struct whose destroy verb takes only a pointer to it. The third argument is
-/// `event_file` for an object that events name.
+/// `event_subjects` for an object that events are about.
 macro_rules! object {
-    ($object:ident, $destroy:ident $(, $event_file:ident)?) => {
+    ($object:ident, $destroy:ident $(, $events:ident)?) => {
         impl $crate::handle::Object for $crate::ffi::$object {
             const DESTROY: &'static str = stringify!($destroy);
 
             $(fn is_made(object: *mut Self) {
-                $crate::device::$event_file::is_free(object);
+                $crate::device::$events::is_free(object);
             })?
 
             unsafe fn destroy(object: *mut Self) -> std::ffi::c_int {
                 // SAFETY: the caller vouches for the object.
                 let verb = |object| unsafe { $crate::ffi::$destroy(object) };
-                $(let verb = |object| $crate::device::$event_file::destroy(object, verb);)?
+                // SAFETY: as above.
+                $(let context = unsafe { (*object).context };
+                let verb = |object| $crate::device::$events::destroy(object, context, verb);)?
                 verb(object)
             }
 

@@ -30,6 +30,7 @@ mod importable_handle;
 mod many;
 mod memory;
 mod operation;
+mod panics;
 mod parent;
 #[doc(hidden)]
 pub mod provider;

@@ -1,33 +1,80 @@
 //! Feature `tracing`: events outside the data path. Without the feature these functions are empty.
 //!
 //! All events have the target `ibverbs`. This module emits them where something was set up, has changed
-//! or has failed, never where a request is posted or a completion is found.
+//! or has failed, never where a request is posted or a completion is found. A subscriber is code of the program's: while a
+//! [`Hold`] lives, events wait.
 
 #[cfg(feature = "tracing")]
 mod events {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::cell::{Cell, RefCell};
 
     use crate::completion::{WorkError, WorkErrorClass};
     use crate::device::AsyncEvent;
     use crate::error::Error;
+    use crate::panics;
     use crate::queue_pair::QueuePairState;
+
+    type Event = Box<dyn FnOnce()>;
+
+    thread_local! {
+        /// How many locks this thread holds that the program's subscriber may need.
+        static HELD: Cell<usize> = const { Cell::new(0) };
+        /// What has happened meanwhile.
+        static QUEUE: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// While it lives, the events of this thread are queued: it holds a lock that the program's subscriber may need.
+    /// Dropped after the lock was released.
+    #[derive(Debug)]
+    pub(crate) struct Hold(());
+
+    impl Hold {
+        pub(crate) fn new() -> Self {
+            // If the thread is ending, there is no queue, and events are emitted at once.
+            let _ = HELD.try_with(|held| held.set(held.get() + 1));
+            Self(())
+        }
+    }
+
+    impl Drop for Hold {
+        fn drop(&mut self) {
+            let held = HELD.try_with(|held| {
+                held.set(held.get() - 1);
+                held.get()
+            });
+            if held == Ok(0) {
+                let next = || QUEUE.try_with(|queue| queue.take()).unwrap_or_default();
+                next().into_iter().for_each(run);
+            }
+        }
+    }
 
     /// Runs the program's subscriber and catches its panics: a panic must not prevent the code after it
     /// from stopping a device that still uses a buffer.
-    fn emit(event: impl FnOnce()) {
-        let _ = catch_unwind(AssertUnwindSafe(event));
+    fn run(event: Event) {
+        let _ = panics::catch(event);
+    }
+
+    fn emit(event: impl FnOnce() + 'static) {
+        let mut event: Option<Event> = Some(Box::new(event));
+        if HELD.try_with(Cell::get).is_ok_and(|held| held > 0) {
+            let _ = QUEUE.try_with(|queue| queue.borrow_mut().extend(event.take()));
+        }
+        event.into_iter().for_each(run);
     }
 
     #[cold]
     pub(crate) fn verb_failed(error: &Error) {
-        emit(|| {
+        let error = *error;
+        emit(move || {
             tracing::warn!(target: "ibverbs", verb = error.verb(), errno = error.raw_os_error(), "{error}");
         });
     }
 
     #[cold]
     pub(crate) fn object_leaked(error: &Error) {
-        emit(|| {
+        let error = *error;
+        emit(move || {
             tracing::error!(target: "ibverbs", verb = error.verb(), errno = error.raw_os_error(),
                 "an object could not be destroyed and is leaked: {error}");
         });
@@ -35,29 +82,30 @@ mod events {
 
     #[cold]
     pub(crate) fn state_changed(queue_pair: u32, from: QueuePairState, to: QueuePairState) {
-        emit(|| tracing::debug!(target: "ibverbs", queue_pair, ?from, ?to, "state changed"));
+        emit(move || tracing::debug!(target: "ibverbs", queue_pair, ?from, ?to, "state changed"));
     }
 
     #[cold]
     pub(crate) fn channel_connected(queue_pair: u32, remote: u32) {
-        emit(|| tracing::info!(target: "ibverbs", queue_pair, remote, "channel connected"));
+        emit(move || tracing::info!(target: "ibverbs", queue_pair, remote, "channel connected"));
     }
 
     #[cold]
     pub(crate) fn channel_reset(queue_pair: u32) {
-        emit(|| tracing::info!(target: "ibverbs", queue_pair, "channel reset"));
+        emit(move || tracing::info!(target: "ibverbs", queue_pair, "channel reset"));
     }
 
     #[cold]
     pub(crate) fn channel_stopped(queue_pair: u32, outstanding: u32, complete: bool) {
-        emit(|| {
+        emit(move || {
             tracing::warn!(target: "ibverbs", queue_pair, outstanding, complete, "channel stopped");
         });
     }
 
     #[cold]
     pub(crate) fn work_failed(error: &WorkError) {
-        emit(|| match error.class() {
+        let error = *error;
+        emit(move || match error.class() {
             WorkErrorClass::Flushed => {
                 tracing::debug!(target: "ibverbs", "operation flushed");
             }
@@ -69,8 +117,9 @@ mod events {
 
     #[cold]
     pub(crate) fn async_event(event: &AsyncEvent) {
+        let event = *event;
         emit(
-            || tracing::info!(target: "ibverbs", kind = ?event.kind(), subject = ?event.subject(), "event of the device"),
+            move || tracing::info!(target: "ibverbs", kind = ?event.kind(), subject = ?event.subject(), "event of the device"),
         );
     }
 }
@@ -84,6 +133,16 @@ mod nothing {
     use crate::device::AsyncEvent;
     use crate::error::Error;
     use crate::queue_pair::QueuePairState;
+
+    #[derive(Debug)]
+    pub(crate) struct Hold(());
+
+    impl Hold {
+        #[inline(always)]
+        pub(crate) fn new() -> Self {
+            Self(())
+        }
+    }
 
     #[inline(always)]
     pub(crate) fn verb_failed(_: &Error) {}

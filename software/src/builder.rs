@@ -39,6 +39,7 @@ pub(crate) struct Settings {
     pub(crate) max_srq_wr: u32,
     pub(crate) max_ah: u32,
     pub(crate) max_rd_atomic: u8,
+    pub(crate) max_res_rd_atom: u32,
     pub(crate) completion_vectors: u32,
 }
 
@@ -120,6 +121,9 @@ limits! {
     max_ah: u32 => max_ah;
     /// The most outstanding READ and atomic requests, in each direction of a queue pair; 16 if not set.
     max_rd_atomic: u8 => max_rd_atomic;
+    /// The most outstanding READ and atomic requests that all queue pairs answer together (`max_dest_rd_atomic`): another
+    /// one fails with `ENOMEM` on its way to RTR. 16 Mi if not set, which is enough for all.
+    max_res_rd_atom: u32 => max_res_rd_atom;
     /// The number of completion vectors, which have no effect. The default is 1.
     completion_vectors: u32 => completion_vectors;
 }
@@ -150,6 +154,7 @@ impl Builder {
                 max_srq_wr: 16_384,
                 max_ah: 65_536,
                 max_rd_atomic: 16,
+                max_res_rd_atom: 16 << 20,
                 completion_vectors: 1,
             },
             mtu: None,

@@ -1,7 +1,6 @@
 //! Channels to many peers, used together.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use super::Channel;
@@ -11,6 +10,7 @@ use super::scope::Scope;
 use super::scoped_work::ScopedPendingWork;
 use crate::completion::WorkSuccess;
 use crate::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
+use crate::panics;
 
 /// Channels to any number of peers, to which one thread sends at once and from which it receives at once.
 ///
@@ -241,7 +241,7 @@ impl<'res> ChannelSet<'res> {
             scopes: self.channels.iter().map(|channel| Scope::begin(channel.core())).collect(),
         };
         // As in `Channel::scope`: even if `f` panics, the operations are ended below.
-        let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
+        let result = panics::catch(|| f(&scope));
         let succeeded = matches!(result, Ok(Ok(_)));
         for channel in &self.channels {
             // There is room: this does not allocate.
@@ -249,7 +249,7 @@ impl<'res> ChannelSet<'res> {
             ended.push(channel.core().end_scope(exit));
         }
         match result {
-            Err(panic) => resume_unwind(panic),
+            Err(panic) => panic.resume(),
             Ok(result) => Ok((result?, ended)),
         }
     }

@@ -12,7 +12,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::cancel::Cancel;
 use super::credits::{COUNTING, CreditWords, Credits};
@@ -62,6 +62,8 @@ pub(super) struct Core {
     pub(super) destroyed: Cell<bool>,
     /// Whether the last check of the device found the queue pair in ERR.
     pub(super) found_in_error: Cell<bool>,
+    /// When the last check was that no wait has made.
+    pub(super) checked_at: Cell<Option<Instant>>,
     pub(super) settle_timeout: Duration,
     pub(super) unreported: Unreported,
 }
@@ -156,6 +158,7 @@ impl Core {
             cancel: earlier.map_or_else(OnceCell::new, |earlier| earlier.cancel.clone()),
             destroyed: Cell::new(false),
             found_in_error: Cell::new(false),
+            checked_at: Cell::new(None),
             settle_timeout: settings.settle_timeout,
             unreported: Unreported::default(),
         });

@@ -1,5 +1,7 @@
 //! Noticing that an idle peer is gone.
 
+use std::time::Instant;
+
 use super::Channel;
 #[cfg(doc)]
 use super::error::TransportError;
@@ -51,7 +53,8 @@ impl Channel<'_> {
     ///  - [`Work`](TransportError::Work): the peer did not answer, or the connection had failed before.
     ///  - [`Stopped`](TransportError::Stopped), [`Closed`](TransportError::Closed): the channel is stopped.
     ///  - [`Verbs`](TransportError::Verbs): `EOPNOTSUPP`, the connection is not reliable, so the peer acknowledges
-    ///    nothing; or polling or posting failed.
+    ///    nothing; `ENOTCONN`, the connection has ended, and the device does not complete what is in flight (iWARP), so the
+    ///    channel was stopped; or polling or posting failed.
     #[doc(alias = "ibv_post_send")]
     pub fn keep_alive(&mut self) -> TransportResult<()> {
         if !self.core().is_reliable() {
@@ -65,14 +68,14 @@ impl Channel<'_> {
             match probe.take_ended(self) {
                 Ok(None) => {
                     self.probe = Some(probe);
-                    return Ok(());
+                    return self.check_silent_device();
                 }
                 Ok(Some(_)) => {}
                 Err(ended) => return Err(ended.error),
             }
         }
         if self.core().table.outstanding_sends() > 0 {
-            return Ok(());
+            return self.check_silent_device();
         }
         match self.post_owned(WriteWorkRequest::new((), nowhere())) {
             Ok(probe) => {
@@ -83,5 +86,16 @@ impl Channel<'_> {
             Err(refused) if refused.error.is_queue_full() => Ok(()),
             Err(refused) => Err(refused.error),
         }
+    }
+
+    /// Something is in flight, whose result will tell how the peer is; but Soft-iWARP completes nothing that was posted
+    /// after the end of a connection.
+    fn check_silent_device(&self) -> TransportResult<()> {
+        let core = self.core();
+        let checked = core.check_device_if_due(Instant::now());
+        if checked.is_err() && core.table.is_open() {
+            core.stop();
+        }
+        Ok(checked?)
     }
 }

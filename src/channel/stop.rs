@@ -25,6 +25,7 @@ use std::{process, thread};
 
 use super::core::Core;
 use super::error::TransportError;
+use super::wait::DEVICE_CHECK_PERIOD;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Object;
@@ -156,6 +157,20 @@ impl Core {
             return Err(Error::with_reason("ibv_query_qp", libc::ENOTCONN, reason));
         }
         Ok(())
+    }
+
+    /// [Checks](Self::check_device) at most once in [`DEVICE_CHECK_PERIOD`].
+    ///
+    /// # Errors
+    ///
+    /// Those of `check_device`.
+    pub(super) fn check_device_if_due(&self, now: Instant) -> Result<()> {
+        let is_due = |at: Instant| now.saturating_duration_since(at) >= DEVICE_CHECK_PERIOD;
+        if !self.checked_at.get().is_none_or(is_due) {
+            return Ok(());
+        }
+        self.checked_at.set(Some(now));
+        self.check_device()
     }
 
     /// As [`check_device`](Self::check_device), for a wait for a message of a shared receive queue: no completion

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Channel;
 use super::core::Core;
@@ -184,6 +184,17 @@ impl Channel<'_> {
     pub(crate) fn has_queues(&self) -> (bool, bool) {
         let table = &self.core().table;
         (table.depth(Queue::Send) > 0, table.depth(Queue::Receive) > 0)
+    }
+
+    /// Whether the device may leave operations without completions when the connection has ended, as Soft-iWARP does.
+    pub(crate) fn must_be_checked(&self) -> bool {
+        self.queue_pair().protection_domain().context().is_iwarp()
+    }
+
+    /// Checks, at most once in [`DEVICE_CHECK_PERIOD`], that what is in flight can end.
+    pub(crate) fn check_tasks(&mut self, now: Instant) -> TransportResult<()> {
+        let core = self.core();
+        if core.table.outstanding() > 0 { Ok(core.check_device_if_due(now)?) } else { Ok(()) }
     }
 
     /// Ends everything that is in flight, by the RESET state and without waiting. If that fails, it stays in flight.

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use super::waiters::Waiters;
 use super::waker::Waker;
 use crate::debug::debug;
-use crate::device::{Context, event_file};
+use crate::device::{Context, event_file, event_subjects::EventFile};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, object, resource};
@@ -97,6 +97,7 @@ const GET: &str = "ibv_get_cq_event";
 #[doc(alias = "ibv_comp_channel")]
 pub struct CompletionChannel<'ctx> {
     raw: Handle<ffi::ibv_comp_channel>,
+    events: EventFile,
     context: Parent<'ctx, Context<'ctx>>,
 }
 
@@ -172,7 +173,8 @@ impl<'ctx> CompletionChannel<'ctx> {
         raw: Handle<ffi::ibv_comp_channel>,
         context: Parent<'ctx, Context<'ctx>>,
     ) -> Result<Self> {
-        let channel = Self { raw, context };
+        let events = EventFile::of_queues(context.as_raw());
+        let channel = Self { raw, events, context };
         event_file::set_nonblocking("ibv_create_comp_channel", channel.as_raw_fd())?;
         Ok(channel)
     }
@@ -195,18 +197,19 @@ impl<'ctx> CompletionChannel<'ctx> {
     #[inline(always)]
     fn take_event(&self) -> Result<Option<CompletionEvent>> {
         let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
-        let _reading = event_file::event_is_read();
-        let read = event_file::read_event(GET, || {
-            // SAFETY: the channel is live, and the two pointers are writable.
-            unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
-        })?;
-        if !read {
-            return Ok(None);
-        }
-        // SAFETY: the queue that the event names is live: this crate destroys none before `_reading` is
-        // dropped, and a destroy by C code waits for this acknowledgement.
-        unsafe { ffi::ibv_ack_cq_events(queue, 1) };
-        Ok(Some(CompletionEvent { token: queue_context as usize }))
+        self.events.read(|| {
+            let read = event_file::read_event(GET, || {
+                // SAFETY: the channel is live, and the two pointers are writable. The queue that the event names
+                // is live too: its destroy verb waits for the acknowledgement, or for the end of `EventFile::read`.
+                unsafe { ffi::ibv_get_cq_event(self.as_raw(), &mut queue, &mut queue_context) }
+            })?;
+            if !read {
+                return Ok(None);
+            }
+            // SAFETY: as above; this is the acknowledgement.
+            unsafe { ffi::ibv_ack_cq_events(queue, 1) };
+            Ok(Some(CompletionEvent { token: queue_context as usize }))
+        })
     }
 
     /// [`next_event`](Self::next_event), sleeping until there is one. A signal does not end the wait

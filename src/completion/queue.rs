@@ -17,7 +17,7 @@ use crate::ffi;
 use crate::handle::{Handle, Leak, object, resource};
 use crate::parent::Parent;
 
-object!(ibv_cq, ibv_destroy_cq, event_file);
+object!(ibv_cq, ibv_destroy_cq, event_subjects);
 
 /// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
 ///

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 use super::context::Context;
-use super::event_file;
+use super::{event_file, event_subjects};
 use crate::debug::debug;
 use crate::error::Result;
 use crate::ffi;
@@ -194,8 +194,10 @@ impl AsyncEvent {
 /// `RDMAV_ALLOW_DISASSOC_DESTROY=1` in its environment before it starts: libibverbs then treats that
 /// answer as success. After such an answer libibverbs also frees the object without waiting until C
 /// code in the same process has acknowledged the events that it has read about it. So no such C code
-/// may be handling such an event at that time. Events that are read through this crate do delay the
-/// destroy.
+/// may be handling such an event at that time. This crate then reads no event of a context while one of its
+/// objects is destroyed: [`next_event`](Self::next_event) waits for that, and so does
+/// [`CompletionChannel::next_event`](crate::CompletionChannel::next_event) for completion queues.
+/// Without the variable, no event waits for a destroy.
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: waits for an event
@@ -217,6 +219,7 @@ impl AsyncEvent {
 /// ```
 pub struct AsyncEvents<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
+    file: event_subjects::EventFile,
 }
 
 impl<'ctx> AsyncEvents<'ctx> {
@@ -227,7 +230,9 @@ impl<'ctx> AsyncEvents<'ctx> {
     ///
     ///  - `EBADF`: the context has no such file.
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
-        let events = Self { context: context.into() };
+        let context = context.into();
+        let file = event_subjects::EventFile::of_context(&context);
+        let events = Self { context, file };
         event_file::set_nonblocking(GET, events.as_raw_fd())?;
         Ok(events)
     }
@@ -242,7 +247,14 @@ impl<'ctx> AsyncEvents<'ctx> {
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn next_event(&self) -> Result<Option<AsyncEvent>> {
-        let _reading = event_file::event_is_read();
+        let event = self.file.read(|| self.read_event())?;
+        if let Some(event) = &event {
+            trace::async_event(event);
+        }
+        Ok(event)
+    }
+
+    fn read_event(&self) -> Result<Option<AsyncEvent>> {
         loop {
             let mut raw = ffi::ibv_async_event::default();
             let read = event_file::read_event(GET, || {
@@ -255,17 +267,15 @@ impl<'ctx> AsyncEvents<'ctx> {
             // SAFETY: every member of the union is a number or a pointer, so its bytes are a number. It is
             // the address of the object if the event is about one; a port's number is no object's address.
             let address = unsafe { raw.element.qp }.addr();
-            if event_file::failed_to_destroy(address) {
+            if event_subjects::failed_to_destroy(address) {
                 // Acknowledging would write to the object, and nothing waits for that.
                 continue;
             }
-            // SAFETY: the object that the event is about is live: this crate destroys none before
-            // `_reading` is dropped, or knows that it has tried to; and a destroy by C code waits for the
-            // acknowledgement, which happens once, here.
+            // SAFETY: the object that the event is about is live: its destroy verb has not failed, and waits for the
+            // acknowledgement, which happens once, here; or it waits for the end of `EventFile::read`.
             unsafe {
                 let event = AsyncEvent::read(&raw);
                 ffi::ibv_ack_async_event(&mut raw);
-                trace::async_event(&event);
                 return Ok(Some(event));
             }
         }

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use super::TransportType;
 use super::attributes::DeviceAttributes;
@@ -37,6 +39,8 @@ const NO_GID: Error = Error::with_reason(
 pub struct Context<'a> {
     raw: Handle<ffi::ibv_context>,
     from: PhantomData<&'a ()>,
+    /// How many reads and atomics of peers its queue pairs answer at a time, all together.
+    answers_taken: Arc<AtomicU32>,
 }
 
 resource!(Context<'a>: raw);
@@ -62,7 +66,7 @@ impl<'a> Context<'a> {
             let file = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
             explain(error, file)
         })?;
-        Ok(Self { raw, from: PhantomData })
+        Ok(Self { raw, from: PhantomData, answers_taken: Arc::default() })
     }
 
     /// Takes over a context that was opened elsewhere, such as by a C library.
@@ -84,13 +88,17 @@ impl<'a> Context<'a> {
         *fork::exclusive() = true;
         // SAFETY: the caller hands over a live context.
         let raw = unsafe { Handle::new("ibv_open_device", raw) }?;
-        Ok(Self { raw, from: PhantomData })
+        Ok(Self { raw, from: PhantomData, answers_taken: Arc::default() })
     }
 
     /// The C object. It is valid while the context is.
     #[inline]
     pub fn as_raw(&self) -> *mut ffi::ibv_context {
         self.raw.as_ptr()
+    }
+
+    pub(crate) fn answers_taken(&self) -> &Arc<AtomicU32> {
+        &self.answers_taken
     }
 
     /// `ibv_close_device`: closes the device, and returns the error if that fails, which dropping

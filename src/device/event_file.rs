@@ -1,60 +1,10 @@
 //! Waiting on the files through which the kernel reports events.
 
-use std::ffi::c_int;
 use std::os::fd::RawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::{ffi, provider};
-
-/// Locked for reading while an event is read and acknowledged; locked for writing while an object that
-/// events name is destroyed.
-///
-/// An event carries a pointer to its object, which libibverbs follows. Its destroy verbs wait until the
-/// events that were read are acknowledged, with one exception: the kernel answers `EIO`, and the
-/// environment variable `RDMAV_ALLOW_DISASSOC_DESTROY` makes libibverbs treat that as success.
-static EVENTS: RwLock<()> = RwLock::new(());
-
-/// The addresses of objects that are being destroyed, or whose destroy verb failed. The kernel may still
-/// raise events about the latter, but the provider may have freed them (ocrdma frees queue pairs).
-///
-/// It is never locked while a verb runs, so making an object does not wait for another's destruction.
-static DESTROYED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-
-fn destroyed() -> MutexGuard<'static, Vec<usize>> {
-    DESTROYED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// While the guard lives, no object that events name is destroyed.
-#[inline]
-pub(crate) fn event_is_read() -> RwLockReadGuard<'static, ()> {
-    EVENTS.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether the destroy verb of the object at this address has failed. Asked while an event is read.
-pub(crate) fn failed_to_destroy(address: usize) -> bool {
-    destroyed().contains(&address)
-}
-
-/// Calls the destroy verb of an object that events name, while no event is read.
-pub(crate) fn destroy<T>(object: *mut T, verb: impl FnOnce(*mut T) -> c_int) -> c_int {
-    let _no_event_is_read = EVENTS.write().unwrap_or_else(PoisonError::into_inner);
-    destroyed().push(object.addr());
-    let status = verb(object);
-    if status == 0 {
-        is_free(object);
-    }
-    status
-}
-
-/// Notes that no object whose destroy verb failed is at this address: there is none, or a new one.
-///
-/// A provider may free an object before its destroy verb fails, and another thread may get the address for a
-/// new object before the verb returns.
-pub(crate) fn is_free<T>(object: *mut T) {
-    destroyed().retain(|&address| address != object.addr());
-}
 
 /// Makes reads from `fd` return at once when there is nothing to read.
 pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {

@@ -16,6 +16,7 @@ mod dma_handle;
 #[cfg(feature = "efa")]
 pub(crate) mod efa;
 pub(crate) mod event_file;
+pub(crate) mod event_subjects;
 pub(crate) mod fork;
 mod gid;
 #[cfg(feature = "mlx5")]

@@ -12,6 +12,14 @@ const QLOGIC: u32 = 0x1175;
 /// The vendor of devices of the provider `bnxt_re`.
 const BROADCOM: u32 = 0x14e4;
 
+/// The vendor of devices of the provider `ocrdma`: Emulex.
+const EMULEX: u32 = 0x10df;
+
+/// Whether the provider frees an object whose destroy verb fails, though the kernel keeps it.
+pub(super) fn frees_what_it_keeps(device: &DeviceAttributes) -> bool {
+    device.vendor_id() == EMULEX
+}
+
 /// Whether the device is the kernel's Soft-RoCE.
 pub(crate) fn is_rxe(device: &DeviceAttributes) -> bool {
     (device.vendor_id(), device.vendor_part_id()) == RXE

@@ -2,12 +2,12 @@
 
 use std::alloc::Layout;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use crate::ffi;
 use crate::handle::Leak;
+use crate::panics;
 
 /// Where providers take the memory of queues from: see
 /// [`ProtectionDomain::parent_domain_with_allocator`](crate::ProtectionDomain::parent_domain_with_allocator).
@@ -94,16 +94,11 @@ unsafe extern "C" fn alloc(
     };
     // SAFETY: libibverbs passes the context that was registered; the domain keeps the allocator.
     let allocator = unsafe { allocator(context) };
-    match catch_unwind(AssertUnwindSafe(|| allocator.alloc(layout, resource_type))) {
+    match panics::catch(|| allocator.alloc(layout, resource_type)) {
         Ok(DomainAllocation::Memory(memory)) => memory.as_ptr().cast(),
         // IBV_ALLOCATOR_USE_DEFAULT: a macro, which has no binding.
         Ok(DomainAllocation::Default) => ptr::without_provenance_mut(usize::MAX),
-        Ok(DomainAllocation::Failed) => ptr::null_mut(),
-        Err(payload) => {
-            // Dropping it could panic again.
-            std::mem::forget(payload);
-            ptr::null_mut()
-        }
+        Ok(DomainAllocation::Failed) | Err(_) => ptr::null_mut(),
     }
 }
 
@@ -117,8 +112,5 @@ unsafe extern "C" fn free(
     // SAFETY: as in `alloc`.
     let allocator = unsafe { allocator(context) };
     // SAFETY: providers free what `alloc` has returned, once.
-    let freed = catch_unwind(AssertUnwindSafe(|| unsafe { allocator.free(memory, resource_type) }));
-    if let Err(payload) = freed {
-        std::mem::forget(payload);
-    }
+    let _ = panics::catch(|| unsafe { allocator.free(memory, resource_type) });
 }

@@ -6,8 +6,6 @@ mod async_channel;
 mod every_order;
 mod free_chunks;
 mod owned_region;
-#[cfg(feature = "async")]
-mod panics;
 mod pool;
 #[cfg(feature = "async")]
 mod reactor;

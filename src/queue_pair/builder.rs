@@ -211,8 +211,9 @@ settings! {
     /// How many reads and atomics we may have outstanding (the device's maximum, but at most 16, unless
     /// set). If the peer answers fewer at a time, the handshake uses that number.
     max_rd_atomic: u8 => settings.max_rd_atomic = Some;
-    /// How many reads and atomics of the peer we answer at a time (the device's maximum, but at most 16,
-    /// unless set).
+    /// How many reads and atomics of the peer we answer at a time. Unless set: the device's maximum for a queue pair, but
+    /// at most 16, and at most half of what the other queue pairs of the context leave of the device's total
+    /// ([`max_res_rd_atom`](crate::DeviceAttributes::max_res_rd_atom)). If nothing is left, peers cannot read.
     max_dest_rd_atomic: u8 => settings.max_dest_rd_atomic = Some;
     /// How long the peer waits before it retries a message that found no receive (10.24 ms unless
     /// set).

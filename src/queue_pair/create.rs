@@ -4,6 +4,7 @@ use std::ptr::{self, NonNull};
 
 use super::Properties;
 use super::QueuePair;
+use super::answers::Answers;
 use super::builder::ConnectionSettings;
 use super::builder::QueuePairBuilder;
 use super::endpoint::QueuePairEndpoint;
@@ -26,6 +27,7 @@ struct LookedUp {
     lid: u16,
     gids: EndpointGids,
     settings: ConnectionSettings,
+    answers: Answers,
     /// Whether the device is the kernel's Soft-RoCE.
     is_rxe: bool,
 }
@@ -141,8 +143,9 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         settings.global |= port.grh_required();
         let most = |limit: u32| u8::try_from(limit.min(16)).unwrap_or(16);
         settings.max_rd_atomic.get_or_insert(most(device.max_qp_init_rd_atom()));
-        settings.max_dest_rd_atomic.get_or_insert(most(device.max_qp_rd_atom()));
-        Ok(LookedUp { lid: port.lid(), gids, settings, is_rxe: quirks::is_rxe(&device) })
+        let answers = Answers::take(context, &device, self.kind, settings.max_dest_rd_atomic);
+        settings.max_dest_rd_atomic = Some(answers.count());
+        Ok(LookedUp { lid: port.lid(), gids, settings, answers, is_rxe: quirks::is_rxe(&device) })
     }
 
     /// Checks that the parents fit together.
@@ -282,7 +285,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         self,
         raw: Handle<ffi::ibv_qp>,
         operations: SendOperations,
-        LookedUp { lid, gids, settings, is_rxe }: LookedUp,
+        LookedUp { lid, gids, settings, answers, is_rxe }: LookedUp,
     ) -> PreparedQueuePair<'res, T> {
         let extended = if operations.is_empty() {
             None
@@ -327,7 +330,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             functions,
             driver: self.driver,
         };
-        PreparedQueuePair::new(QueuePair::new(raw, extended, properties, self.parents))
+        PreparedQueuePair::new(QueuePair::new(raw, extended, properties, self.parents, answers))
     }
 }
 

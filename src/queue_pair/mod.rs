@@ -7,6 +7,7 @@
 
 mod address_handle;
 mod address_vector;
+mod answers;
 mod attributes;
 mod builder;
 #[cfg(rdma_core_65)]
@@ -80,6 +81,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
+use answers::Answers;
 use object::{Object, Parents, Properties};
 use sequence::first_psn;
 
@@ -149,9 +151,10 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         extended: Option<NonNull<ffi::ibv_qp_ex>>,
         properties: Properties,
         parents: Parents<'res>,
+        answers: Answers,
     ) -> Self {
         let (groups, flows) = (Vec::new(), Flows::new());
-        let object = Object { raw, extended, properties, parents, groups, flows };
+        let object = Object { raw, extended, properties, parents, groups, flows, _answers: answers };
         Self { object, transport: PhantomData }
     }
 

@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use super::answers::Answers;
 use super::builder::ConnectionSettings;
 use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
@@ -17,7 +18,7 @@ use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
 use crate::settings::QueuePairType;
 
-object!(ibv_qp, ibv_destroy_qp, event_file);
+object!(ibv_qp, ibv_destroy_qp, event_subjects);
 
 /// A queue pair, with its transport as a value.
 pub(super) struct Object<'res> {
@@ -30,6 +31,8 @@ pub(super) struct Object<'res> {
     pub(super) groups: Vec<(Gid, u16)>,
     /// What it receives, if it takes Ethernet frames.
     pub(super) flows: Flows<'res>,
+    /// Given back when it is destroyed.
+    pub(super) _answers: Answers,
 }
 
 /// The properties that do not change once the queue pair exists, except the settings.

@@ -17,7 +17,7 @@ use crate::operation::sealed::Request;
 use crate::operation::{Receive, ReceiveWorkRequest};
 use crate::parent::Parent;
 
-object!(ibv_srq, ibv_destroy_srq, event_file);
+object!(ibv_srq, ibv_destroy_srq, event_subjects);
 
 const POST: &str = "ibv_post_srq_recv";
 

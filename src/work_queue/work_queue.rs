@@ -17,7 +17,7 @@ use crate::operation::sealed::Request;
 use crate::operation::{Receive, ReceiveWorkRequest};
 use crate::parent::Parent;
 
-object!(ibv_wq, ibv_destroy_wq, event_file);
+object!(ibv_wq, ibv_destroy_wq, event_subjects);
 
 const CREATE: &str = "ibv_create_wq";
 const MODIFY: &str = "ibv_modify_wq";

@@ -167,32 +167,3 @@ fn a_channel_of_c_is_taken_over() {
     drop(context);
     device.assert_clean();
 }
-
-/// With `RDMAV_ALLOW_DISASSOC_DESTROY` libibverbs does not wait for the acknowledgement of an event of an
-/// object that went with its device: whoever has just read it would follow a pointer to freed memory.
-#[test]
-fn a_queue_is_not_destroyed_while_an_event_of_it_is_read() {
-    let device = FunctionDevice::model();
-    let context = device.context();
-    let channel = CompletionChannel::new(&context).unwrap();
-    let queue = CompletionQueue::builder(&context, 16).channel(&channel).token(7).build().unwrap();
-    device.raise_cq_event(queue.as_raw());
-    device.hold_readers(true);
-    thread::scope(|threads| {
-        let reader = threads.spawn(|| channel.next_event().unwrap().unwrap().token());
-        while device.held_readers() == 0 {
-            assert!(!reader.is_finished(), "there is no event");
-            thread::yield_now();
-        }
-        // From here on, no destroy verb waits for an acknowledgement.
-        device.remove();
-        let destroyer = threads.spawn(|| drop(queue));
-        thread::sleep(5 * SOON);
-        let early = device.calls("destroy_cq");
-        device.hold_readers(false);
-        assert_eq!(early, 0, "destroyed under the reader");
-        assert_eq!(reader.join().unwrap(), 7);
-        destroyer.join().unwrap();
-    });
-    assert_eq!(device.calls("destroy_cq"), 1);
-}

@@ -25,6 +25,12 @@ struct device_call *device_begin(struct ibv_context *context, enum device_verb v
 	struct function_device *dev = to_device(context);
 
 	pthread_mutex_lock(&dev->lock);
+	if (dev->hold[verb] && !dev->waiting[verb]) {
+		dev->waiting[verb] = true;
+		while (dev->hold[verb])
+			pthread_cond_wait(&dev->released, &dev->lock);
+		dev->waiting[verb] = false;
+	}
 	struct device_call *call = &dev->calls[dev->call_total++ % DEVICE_CALLS_KEPT];
 	dev->call_count[verb]++;
 	memset(call, 0, sizeof(*call));
@@ -406,6 +412,29 @@ int device_fail(struct function_device *dev, const char *verb, int error, unsign
 	dev->faults[index] = (struct device_fault){ .error = error, .skip = skip, .times = times };
 	pthread_mutex_unlock(&dev->lock);
 	return 0;
+}
+
+int device_hold_verb(struct function_device *dev, const char *verb, bool on)
+{
+	int index = find_verb(verb);
+
+	if (index < 0)
+		return EINVAL;
+	pthread_mutex_lock(&dev->lock);
+	dev->hold[index] = on;
+	pthread_cond_broadcast(&dev->released);
+	pthread_mutex_unlock(&dev->lock);
+	return 0;
+}
+
+bool device_holds_verb(struct function_device *dev, const char *verb)
+{
+	int index = find_verb(verb);
+
+	pthread_mutex_lock(&dev->lock);
+	bool waits = index >= 0 && dev->waiting[index];
+	pthread_mutex_unlock(&dev->lock);
+	return waits;
 }
 
 void device_clear_faults(struct function_device *dev)

@@ -127,6 +127,13 @@ void device_set_poll_error(struct function_device *device, int value);
  */
 int device_fail(struct function_device *device, const char *verb, int error, unsigned int skip,
 	    unsigned int times);
+/*
+ * While on, one call of the verb waits at its beginning; others go through. Only verbs that are not on the data path.
+ * EINVAL: no verb has that name.
+ */
+int device_hold_verb(struct function_device *device, const char *verb, bool on);
+/* Whether a call of the verb waits. */
+bool device_holds_verb(struct function_device *device, const char *verb);
 void device_clear_faults(struct function_device *device);
 /*
  * The device died: DEVICE_FATAL is raised, every queue pair flushes, every verb but those that

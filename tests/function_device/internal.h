@@ -274,6 +274,8 @@ struct function_device {
 	enum device_progress progress;
 	uint32_t next_qp_num, next_key;
 	bool hold_readers;
+	bool hold[DEVICE_VERB_COUNT];
+	bool waiting[DEVICE_VERB_COUNT];
 	unsigned int readers; /* that are held between the read of an event and its acknowledgement */
 	pthread_cond_t released;
 	bool fatal, removed, stale_translation, keep_stale;

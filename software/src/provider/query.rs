@@ -43,7 +43,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     plain.max_ah = most(settings.max_ah);
     plain.max_qp_rd_atom = settings.max_rd_atomic.into();
     plain.max_qp_init_rd_atom = settings.max_rd_atomic.into();
-    plain.max_res_rd_atom = most(u32::from(settings.max_rd_atomic) * settings.max_qp.min(1 << 20));
+    plain.max_res_rd_atom = most(settings.max_res_rd_atom);
     plain.max_mcast_grp = 256;
     plain.max_mcast_qp_attach = most(settings.max_qp);
     plain.max_total_mcast_qp_attach = most(settings.max_qp);

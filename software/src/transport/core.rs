@@ -73,6 +73,8 @@ pub(crate) struct Core {
     pub(crate) address_handles: u32,
     pub(crate) thread_domains: u32,
     pub(crate) parent_domains: u32,
+    /// How many outstanding READ and atomic requests the queue pairs answer together.
+    pub(crate) answers: u32,
     /// How many memory windows there are.
     pub(crate) windows: u32,
     /// The queue pairs in each multicast group.
@@ -125,6 +127,7 @@ impl Core {
             address_handles: 0,
             thread_domains: 0,
             parent_domains: 0,
+            answers: 0,
             windows: 0,
             groups: BTreeMap::new(),
             timers: Timers::default(),

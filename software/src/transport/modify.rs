@@ -132,6 +132,14 @@ impl Engine {
         let to = if mask & Mask::IBV_QP_STATE.0 != 0 { attr.qp_state } else { from };
         ensure(state::allows(qp.transport, from, to, mask))?;
         let path = check(qp, &self.core, attr, mask)?;
+        if mask & Mask::IBV_QP_MAX_DEST_RD_ATOMIC.0 != 0 {
+            let others = self.core.answers - u32::from(qp.attr.max_dest_rd_atomic);
+            let answers = others + u32::from(attr.max_dest_rd_atomic);
+            if answers > self.core.settings.max_res_rd_atom {
+                return Err(libc::ENOMEM);
+            }
+            self.core.answers = answers;
+        }
         qp.apply(attr, mask, path);
         match to {
             State::IBV_QPS_RESET => {

@@ -435,6 +435,7 @@ impl Engine {
     fn remove_qp(&mut self, number: u32) {
         let Some(mut qp) = self.qps.remove(number) else { return };
         self.core.timers.forget(Timer::QueuePair(number), &mut qp.scheduled);
+        self.core.answers -= u32::from(qp.attr.max_dest_rd_atomic);
         // What a receiving XRC queue pair names was never its own. The completions of shared queues stay.
         if qp.transport != Transport::XrcReceive {
             self.forget_completions(number, [qp.send_cq, qp.receive_cq]);

@@ -259,6 +259,7 @@ impl QueuePair {
         }
         self.path = None;
         self.draining = false;
+        core.answers -= u32::from(self.attr.max_dest_rd_atomic);
         self.attr = ibv_qp_attr::default();
     }
 }

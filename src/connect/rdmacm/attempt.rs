@@ -1,6 +1,7 @@
 //! A connection that is being made, and what becomes of it when it is given up.
 
 use std::mem::ManuallyDrop;
+use std::thread;
 
 use super::connectable::sealed;
 use super::id::Id;
@@ -14,11 +15,33 @@ pub(super) struct Attempt<Q: sealed::Connected> {
     pub(super) object: ManuallyDrop<Q>,
     pub(super) id: ManuallyDrop<Id>,
     pub(super) iwarp: bool,
+    /// How both are dropped on iWARP, if not by this thread.
+    give_up: Option<GiveUp<Q>>,
+}
+
+/// Drops a connection that is not established. Either part may wait for the peer.
+pub(crate) type GiveUp<Q> = fn(Q, Id);
+
+/// A thread waits for the peer: neither the caller, nor the reactor that gets the queue pair when the identifier is gone.
+pub(crate) fn in_a_thread<Q: Send + 'static>(object: Q, id: Id) {
+    let in_this_order = (id, object);
+    // If there is no thread for it, this one waits after all.
+    let _ = thread::Builder::new().name("give up".into()).spawn(move || drop(in_this_order));
 }
 
 impl<Q: sealed::Connected> Attempt<Q> {
     pub(super) fn new(object: Q, id: Id, iwarp: bool) -> Self {
-        Self { object: ManuallyDrop::new(object), id: ManuallyDrop::new(id), iwarp }
+        let (object, id) = (ManuallyDrop::new(object), ManuallyDrop::new(id));
+        Self { object, id, iwarp, give_up: Q::GIVE_UP }
+    }
+
+    /// The caller's thread must not wait for the peer.
+    #[cfg(feature = "tokio")]
+    pub(super) fn give_up_elsewhere(&mut self)
+    where
+        Q: Send + 'static,
+    {
+        self.give_up = Some(in_a_thread);
     }
 
     /// Both of them, for a connection that is established.
@@ -40,10 +63,9 @@ impl<Q: sealed::Connected> Drop for Attempt<Q> {
     fn drop(&mut self) {
         // SAFETY: it is dropped.
         let (object, id) = unsafe { self.take() };
-        if self.iwarp {
-            object.give_up(id);
-        } else {
-            drop((object, id));
+        match self.give_up {
+            Some(give_up) if self.iwarp => give_up(object, id),
+            _ => drop((object, id)),
         }
     }
 }

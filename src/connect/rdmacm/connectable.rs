@@ -23,6 +23,7 @@ impl Connectable for PreparedQueuePair<'_, QueuePairType> {}
 pub(super) type Connected<P> = <P as sealed::Prepared>::Connected;
 
 pub(crate) mod sealed {
+    use crate::connect::rdmacm::attempt::GiveUp;
     use crate::error::Result;
     use crate::ffi;
     use crate::memory::RemoteMemoryRegion;
@@ -53,20 +54,16 @@ pub(crate) mod sealed {
     }
 
     /// A queue pair on its way to RTS, or there.
-    pub trait Connected: Object {
+    pub trait Connected: Object + Sized {
+        /// How it is dropped on iWARP, with the identifier of its connection, before that is established. `None`: as
+        /// everywhere else.
+        const GIVE_UP: Option<GiveUp<Self>> = None;
+
         /// Lets everything be posted: the queue pair is in RTS. May be called more than once.
         fn established(&mut self);
 
         /// Ends all operations in flight, as far as possible.
         fn end(&mut self);
-
-        /// Drops it and the identifier of its connection, which is not established. Either may wait for the peer.
-        fn give_up(self, id: impl Send + 'static)
-        where
-            Self: Sized,
-        {
-            drop((self, id));
-        }
     }
 
     /// An object that holds a queue pair.

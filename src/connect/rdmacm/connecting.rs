@@ -177,7 +177,7 @@ impl PendingAccept {
     pub(super) fn start(
         self,
         private_data: &[u8],
-    ) -> Result<Connecting<impl sealed::Connected>, ConnectionError> {
+    ) -> Result<Connecting<impl sealed::Connected + Send + use<>>, ConnectionError> {
         self.pending.start(private_data)
     }
 }
@@ -229,7 +229,7 @@ debug! { impl[Q: fmt::Debug] PendingConnection<Q>, self, object: self.object, ..
 /// drop waits for that; of an [`AsyncChannel`](crate::AsyncChannel), whose buffers come back then, another thread does.
 #[must_use]
 pub struct Connecting<Q: sealed::Connected> {
-    attempt: Attempt<Q>,
+    pub(super) attempt: Attempt<Q>,
     active: bool,
 }
 
@@ -278,7 +278,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
     fn is_done_by(&mut self, event: &Copied) -> Result<bool, ConnectionError> {
         use ConnectionEventKind as Kind;
 
-        let Attempt { object, id, iwarp } = &mut self.attempt;
+        let Attempt { object, id, iwarp, .. } = &mut self.attempt;
         if self.active && matches!(event.kind(), Kind::Established | Kind::ConnectResponse) {
             object.agree(event.public.private_data.split().0)?;
         }

@@ -22,7 +22,7 @@ use crate::queue_pair::{EnhancedConnection, QueuePairState};
 /// domain of its own (`id->verbs`, `id->pd`), which are never handed out: the program's objects are on the
 /// program's context, and the identifier knows only the number of the queue pair (`id->qp` is null).
 #[derive(Debug)]
-pub(super) struct Id {
+pub struct Id {
     /// Null once it was destroyed, or could not be destroyed.
     raw: *mut ffi::rdma_cm_id,
     channel: EventChannel,

@@ -43,6 +43,7 @@ mod private_data;
 mod request;
 mod route;
 
+pub(crate) use attempt::{GiveUp, in_a_thread};
 pub use connectable::Connectable;
 #[cfg(feature = "async")]
 pub(crate) use connectable::sealed;

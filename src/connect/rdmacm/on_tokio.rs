@@ -112,14 +112,18 @@ impl Route {
         self,
         prepared: P,
         private_data: &[u8],
-    ) -> Result<Connection<Connected<P>>, ConnectionError> {
+    ) -> Result<Connection<Connected<P>>, ConnectionError>
+    where
+        Connected<P>: Send + 'static,
+    {
         let pending = self.prepare(prepared).map_err(|(.., error)| error)?;
         pending.start(private_data)?.finish_on_tokio().await
     }
 }
 
 impl<Q: sealed::Connected> Connecting<Q> {
-    /// As [`finish`](Self::finish), on tokio. Dropping the future gives up, and tells the peer if possible.
+    /// As [`finish`](Self::finish), on tokio. Dropping the future gives up, and tells the peer if possible. No thread of
+    /// the runtime waits for that on iWARP: another one does.
     ///
     /// # Errors
     ///
@@ -128,7 +132,11 @@ impl<Q: sealed::Connected> Connecting<Q> {
     /// # Panics
     ///
     /// As [`RouteBuilder::resolve_on_tokio`].
-    pub async fn finish_on_tokio(self) -> Result<Connection<Q>, ConnectionError> {
+    pub async fn finish_on_tokio(mut self) -> Result<Connection<Q>, ConnectionError>
+    where
+        Q: Send + 'static,
+    {
+        self.attempt.give_up_elsewhere();
         finish(self, Self::step).await
     }
 }
@@ -180,7 +188,10 @@ impl ConnectionRequest {
         self,
         prepared: P,
         private_data: &[u8],
-    ) -> Result<Connection<Connected<P>>, ConnectionError> {
+    ) -> Result<Connection<Connected<P>>, ConnectionError>
+    where
+        Connected<P>: Send + 'static,
+    {
         let pending = self.prepare(prepared).map_err(|(.., error)| error)?;
         pending.start(private_data)?.finish_on_tokio().await
     }

@@ -284,6 +284,10 @@ impl Route {
     /// `rdma_connect`: connects, with up to 56 bytes of private data for the peer (252 on iWARP; 24 less [with
     /// flow control](crate::PrivateData)), within `timeout`.
     ///
+    /// On iWARP it may return later: the kernel destroys a queue pair that is connecting only when the peer has answered, or
+    /// when its own time is up (10 s with Soft-iWARP), and what gives up waits for that. No other object and no other device
+    /// does. [`AsyncChannel`](crate::AsyncChannel)s, and the functions for tokio, leave it to another thread.
+    ///
     /// Both sides agree on the path, the MTU and the number of outstanding reads. The peer's access rights,
     /// the time-outs and the numbers of retries are those that the queue pair was built with.
     ///

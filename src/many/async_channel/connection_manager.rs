@@ -1,12 +1,11 @@
 //! Asynchronous channels that the connection manager connects.
 
-use std::thread;
-
 use super::state::State;
 use super::{AsyncChannel, PreparedAsyncChannel};
 use crate::channel::TransportError;
 use crate::connect::rdmacm::Connectable;
 use crate::connect::rdmacm::sealed::{Connected, Object, Prepared, Settings};
+use crate::connect::rdmacm::{GiveUp, in_a_thread};
 use crate::error::Result;
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
@@ -61,6 +60,8 @@ impl Object for AsyncChannel {
 }
 
 impl Connected for AsyncChannel {
+    const GIVE_UP: Option<GiveUp<Self>> = Some(in_a_thread);
+
     fn established(&mut self) {
         self.shared.with(|state| state.channel.allow_sends());
     }
@@ -69,12 +70,5 @@ impl Connected for AsyncChannel {
     fn end(&mut self) {
         // A waker that panics must not keep the caller from telling the peer, or from releasing a device that was removed.
         self.shared.end(TransportError::Stopped).forget();
-    }
-
-    /// Neither this thread nor the reactor waits: the reactor gets the queue pair when the identifier is gone.
-    fn give_up(self, id: impl Send + 'static) {
-        let in_this_order = (id, self);
-        // If there is no thread for it, this one waits after all.
-        let _ = thread::Builder::new().name("give up".into()).spawn(move || drop(in_this_order));
     }
 }

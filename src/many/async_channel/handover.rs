@@ -1,17 +1,20 @@
 //! The lock of a channel, and what others leave for whoever has it.
 //!
 //! The lock is held while something is posted or polled, and never while a waker is woken or dropped: either may run any
-//! code. So whoever has the lock collects wakers, and wakes and drops them after releasing it. A future that is dropped
+//! code. So whoever has the lock collects wakers, and wakes and drops them after releasing it. Events for `tracing`, whose
+//! subscriber is the program's too, wait as well. A future that is dropped
 //! does not wait for the lock. It leaves its place in line here, and whoever has the lock settles that when releasing it.
 //!
 //! A waker that panics takes no wake-up from other tasks: see [`Panics`].
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, TryLockError};
 use std::task::Waker;
 
 use crate::channel::Later;
-use crate::many::panics::Panics;
+use crate::panics::Panics;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
+use crate::trace;
 
 /// The most wakers that are used before the lock is taken again.
 const AT_ONCE: usize = 16;
@@ -44,6 +47,29 @@ pub(super) struct Handover<S> {
     pub(super) any_cancelled: AtomicBool,
 }
 
+/// The lock is held while it lives. Events that happen meanwhile are emitted when it was released.
+pub(super) struct Guard<'a, S> {
+    state: MutexGuard<'a, S>,
+    // Dropped last.
+    _events: trace::Hold,
+}
+
+impl<S> Deref for Guard<'_, S> {
+    type Target = S;
+
+    #[inline]
+    fn deref(&self) -> &S {
+        &self.state
+    }
+}
+
+impl<S> DerefMut for Guard<'_, S> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut S {
+        &mut self.state
+    }
+}
+
 impl<S: Settle> Handover<S> {
     pub(super) fn new(state: S) -> Self {
         Self {
@@ -54,22 +80,24 @@ impl<S: Settle> Handover<S> {
     }
 
     #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, S> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> Guard<'_, S> {
+        let events = trace::Hold::new();
+        Guard { state: self.state.lock().unwrap_or_else(PoisonError::into_inner), _events: events }
     }
 
     #[inline]
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, S>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    pub(super) fn try_lock(&self) -> Option<Guard<'_, S>> {
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Guard { state, _events: trace::Hold::new() })
     }
 
     /// Releases the lock, then wakes the tasks that are to be woken, and `last`.
     #[inline]
-    pub(super) fn release<'a>(&'a self, mut state: MutexGuard<'a, S>, last: Option<Waker>) {
+    pub(super) fn release<'a>(&'a self, mut state: Guard<'a, S>, last: Option<Waker>) {
         if !state.later().is_empty() {
             return self.release_with_others(state, last);
         }
@@ -86,7 +114,7 @@ impl<S: Settle> Handover<S> {
 
     /// As [`release`](Self::release), if there are others to be woken.
     #[inline(never)]
-    fn release_with_others<'a>(&'a self, mut state: MutexGuard<'a, S>, last: Option<Waker>) {
+    fn release_with_others<'a>(&'a self, mut state: Guard<'a, S>, last: Option<Waker>) {
         state.later().extend(last.map(Later::Wake));
         self.release_catching(state).resume();
     }
@@ -102,7 +130,7 @@ impl<S: Settle> Handover<S> {
     }
 
     /// As [`release`](Self::release). What wakers have thrown is returned.
-    pub(super) fn release_catching<'a>(&'a self, state: MutexGuard<'a, S>) -> Panics {
+    pub(super) fn release_catching<'a>(&'a self, state: Guard<'a, S>) -> Panics {
         let mut panics = Panics::default();
         self.settle_and_release(state, &mut panics);
         panics
@@ -130,7 +158,7 @@ impl<S: Settle> Handover<S> {
     }
 
     /// Releases the lock, after everything is settled, and then uses the wakers.
-    fn settle_and_release<'a>(&'a self, mut state: MutexGuard<'a, S>, panics: &mut Panics) {
+    fn settle_and_release<'a>(&'a self, mut state: Guard<'a, S>, panics: &mut Panics) {
         loop {
             // What this load misses, the one after the fence finds.
             if self.any_cancelled.load(Ordering::Relaxed)
@@ -171,7 +199,7 @@ impl<S: Settle> Handover<S> {
 
 /// Releases the lock and uses several wakers. Returns whether there are more.
 #[inline(never)]
-fn run_some<S: Settle>(mut state: MutexGuard<'_, S>, panics: &mut Panics) -> bool {
+fn run_some<S: Settle>(mut state: Guard<'_, S>, panics: &mut Panics) -> bool {
     let mut some = [const { None }; AT_ONCE];
     let later = state.later();
     let count = later.len().min(AT_ONCE);

@@ -3,7 +3,6 @@
 mod connect;
 #[cfg(feature = "rdmacm")]
 mod connection_manager;
-mod credit_clock;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
 mod handover;
@@ -74,6 +73,7 @@ impl AsyncChannel {
         let number = connected.channel.number();
         let shared = Arc::new(Shared::new(connected, registry.clone(), token));
         registry.connect(token, &shared);
+        shared.alarm();
         Self { shared: User::new(&shared), number }
     }
 

@@ -5,8 +5,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
-use super::credit_clock;
 use super::handover::Cancelled;
 use super::state::{Shared, State};
 use super::user::User;
@@ -152,7 +152,7 @@ where
             Err(refused) => {
                 state.lacks_credit = refused.error == TransportError::NoCredit;
                 if state.lacks_credit {
-                    pause(state, shared, cx);
+                    pause(state, shared);
                 }
                 let is_full = refused.error.is_queue_full() && state.channel.has_queues().0;
                 if !is_full && !state.lacks_credit {
@@ -172,13 +172,9 @@ where
 
 /// Has the first in line look again when it may ask for credit, unless the end of a read will do that.
 #[cold]
-fn pause(state: &mut State, shared: &Arc<Shared>, cx: &Context<'_>) {
-    if let Some(pause) = state.start_pause()
-        && !credit_clock::call_after(pause, shared)
-    {
-        // Nobody keeps the time, so it does not pause.
-        state.on_clock = false;
-        state.wake(cx.waker());
+fn pause(state: &mut State, shared: &Arc<Shared>) {
+    if let Some(pause) = state.start_pause() {
+        shared.registry.set_alarm(Instant::now() + pause, shared.token);
     }
 }
 

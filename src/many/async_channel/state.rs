@@ -4,19 +4,19 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::connect::Connected;
-use super::handover::{Cancelled, Handover, Settle};
+use super::handover::{Cancelled, Guard, Handover, Settle};
 use super::line::Line;
 use crate::channel::{
-    Channel, Later, OperationError, OwnedWork, PolledCompletion, TaskDrops, TransportError,
+    Channel, DEVICE_CHECK_PERIOD, Later, OperationError, OwnedWork, PolledCompletion, TaskDrops,
+    TransportError,
 };
 use crate::completion::WorkErrorClass;
-use crate::many::panics::Panics;
 use crate::many::pool::PooledBuffer;
 use crate::many::reactor::Registry;
-use crate::sync::MutexGuard;
+use crate::panics::Panics;
 
 /// See the [module](self).
 pub(crate) struct Shared {
@@ -36,8 +36,10 @@ pub(super) struct State {
     pub(super) room: Line,
     /// The first in that line lacks credit, not room.
     pub(super) lacks_credit: bool,
-    /// The clock will wake the first in line.
+    /// A turn of the reactor will wake the first in line.
     pub(super) on_clock: bool,
+    /// When a turn is to look whether the connection has ended, on a device that completes nothing then.
+    next_check: Option<Instant>,
     /// Those that wait for a message.
     pub(super) receivers: Line,
     /// The receives that were posted and whose messages nobody has taken yet, in order.
@@ -56,14 +58,17 @@ pub(super) struct State {
 }
 
 impl Shared {
+    /// The caller then has the registry know it, and calls [`alarm`](Self::alarm).
     pub(super) fn new(connected: Connected, registry: Arc<Registry>, token: u64) -> Self {
         let Connected { channel, posted, held } = connected;
         let drops = channel.task_drops();
+        let next_check = channel.must_be_checked().then(Instant::now);
         let state = State {
             channel,
             room: Line::default(),
             lacks_credit: false,
             on_clock: false,
+            next_check,
             receivers: Line::default(),
             ahead: posted.len() + held.len(),
             posted,
@@ -77,13 +82,13 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> Guard<'_, State> {
         self.handover.lock()
     }
 
     /// Releases the lock, then wakes the tasks that are to be woken.
     #[inline]
-    pub(super) fn release<'a>(&'a self, state: MutexGuard<'a, State>) {
+    pub(super) fn release<'a>(&'a self, state: Guard<'a, State>) {
         self.handover.release(state, None);
     }
 
@@ -111,12 +116,19 @@ impl Shared {
         true
     }
 
-    /// The pause of a sender without credit is over: see [`credit_clock`](super::credit_clock).
-    pub(super) fn ask_for_credit(&self) {
-        self.with(|state| {
-            state.on_clock = false;
-            state.wake_room();
+    /// An alarm of this channel: see [`Registry::set_alarm`]. One that comes early does no harm.
+    pub(crate) fn alarm(&self) {
+        let now = Instant::now();
+        let next = self.with(|state| {
+            // The pause of a sender without credit may be over.
+            if std::mem::take(&mut state.on_clock) {
+                state.wake_room();
+            }
+            state.check_if_due(now)
         });
+        if let Some(next) = next {
+            self.registry.set_alarm(next, self.token);
+        }
     }
 
     /// Ends everything that is in flight. Later operations fail with `error`. Returns what wakers have thrown.
@@ -201,6 +213,19 @@ impl State {
         first
     }
 
+    /// Ends everything if the connection has ended unnoticed. Returns when to check again.
+    fn check_if_due(&mut self, now: Instant) -> Option<Instant> {
+        if self.ended.is_some() || self.next_check.is_none_or(|at| now < at) {
+            return None;
+        }
+        if let Err(error) = self.channel.check_tasks(now) {
+            self.end(error);
+            return None;
+        }
+        self.next_check = Some(now + DEVICE_CHECK_PERIOD);
+        self.next_check
+    }
+
     /// Moves the wakers of all tasks that have something to `later`.
     #[inline(never)]
     pub(super) fn collect_wakers(&mut self) {
@@ -239,11 +264,6 @@ impl State {
     /// Wakes all in line for room in the send queue.
     pub(super) fn wake_all_for_room(&mut self) {
         self.room.wake_all(&mut self.later);
-    }
-
-    /// Has this task woken when the lock is released.
-    pub(super) fn wake(&mut self, waker: &Waker) {
-        self.later.push(Later::Wake(waker.clone()));
     }
 
     /// If the first in line, which lacks credit, has to pause before it asks again: how long. The caller then

@@ -1,5 +1,6 @@
 //! Drives the futures of many channels.
 
+mod alarms;
 mod registry;
 mod run;
 #[cfg(feature = "tokio")]
@@ -78,7 +79,8 @@ impl Reactor {
     ///
     /// # Errors
     ///
-    /// Those of [`SharedCompletionQueue::with_event_channel`].
+    ///  - Those of [`SharedCompletionQueue::with_event_channel`].
+    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open. A reactor has three.
     #[doc(alias = "ibv_create_cq")]
     pub fn new(
         context: impl Into<Parent<'static, Context<'static>>>,
@@ -86,7 +88,7 @@ impl Reactor {
     ) -> Result<Self> {
         let queue = SharedCompletionQueue::with_event_channel(context, entries)?;
         Ok(Self {
-            registry: Arc::new(Registry::new(queue)),
+            registry: Arc::new(Registry::new(queue)?),
             spin: 0,
             idle_turns: AtomicU32::new(0),
             device_checked: Mutex::default(),
@@ -119,7 +121,7 @@ impl Reactor {
     }
 
     /// Polls, without waiting, and wakes the tasks whose operations have ended. Returns the number of
-    /// channels that had something: if it is not 0, there may be more.
+    /// channels that had something, or were dropped and are ended now: if it is not 0, there may be more.
     ///
     /// One thread at a time should call it. If several do, [`shutdown`](crate::AsyncChannel::shutdown) may miss a message
     /// that another one has just polled.
@@ -130,7 +132,7 @@ impl Reactor {
     ///  - `EIO`, `ENODEV`: the device is gone. If turns find nothing, every 64th of them looks at the clock, and about once
     ///    a second one asks the kernel.
     pub fn turn(&self) -> Result<usize> {
-        self.registry.end_closing();
+        let ended = self.registry.end_closing(CHANNELS_PER_TURN);
         let mut served = 0;
         let mut polled = self.registry.queue.polled();
         while served < CHANNELS_PER_TURN {
@@ -154,10 +156,10 @@ impl Reactor {
             }
         }
         self.registry.serve_waiting();
-        if served == 0 {
+        if served + ended == 0 {
             self.count_idle_turn()?;
         }
-        Ok(served)
+        Ok(served + ended)
     }
 
     /// A device that was pulled out completes nothing any more: from time to time, a turn that found nothing asks for it.
@@ -230,10 +232,9 @@ impl Reactor {
 }
 
 impl AsFd for Reactor {
-    /// The file that is readable when there is an event. Only wait for it.
+    /// The file that is readable when [`turn`](Reactor::turn) has something to do. Only wait for it.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // Made with an event channel, in `new`.
-        self.registry.queue.event_fd().expect("the queue has an event channel")
+        self.registry.alarms.ready()
     }
 }
 

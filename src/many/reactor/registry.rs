@@ -4,10 +4,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
+use std::time::Instant;
 
+use super::alarms::Alarms;
 use crate::channel::{PolledCompletion, SharedCompletionQueue, TransportError};
+use crate::error::Result;
 use crate::many::async_channel::Shared;
-use crate::many::panics::Panics;
+use crate::panics::{Panics, catch};
 
 /// What a reactor shares with its channels.
 pub(crate) struct Registry {
@@ -19,8 +22,9 @@ pub(crate) struct Registry {
     runner: Mutex<Option<Waker>>,
     /// Channels that wait until what was polled for them has reached them.
     waiting: Mutex<Vec<Weak<Shared>>>,
-    /// Whether `waiting` has something.
+    /// Whether `waiting` has something, or an alarm is set.
     any_waiting: AtomicBool,
+    pub(super) alarms: Alarms,
 }
 
 #[derive(Default)]
@@ -36,15 +40,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Registry {
-    pub(super) fn new(queue: SharedCompletionQueue<'static>) -> Self {
-        Self {
+    /// The queue has an event channel.
+    pub(super) fn new(queue: SharedCompletionQueue<'static>) -> Result<Self> {
+        Ok(Self {
+            alarms: Alarms::new(queue.event_fd()?)?,
             queue: Arc::new(queue),
             places: Mutex::default(),
             closing: Mutex::new(Some(Vec::new())),
             runner: Mutex::default(),
             waiting: Mutex::default(),
             any_waiting: AtomicBool::new(false),
-        }
+        })
     }
 
     pub(crate) fn queue(&self) -> &Arc<SharedCompletionQueue<'static>> {
@@ -132,7 +138,21 @@ impl Registry {
         for channel in waiting.iter().filter_map(Weak::upgrade) {
             panics.catch(|| channel.serve());
         }
+        let (due, more) = self.alarms.take_due();
+        if more {
+            self.any_waiting.store(true, Ordering::SeqCst);
+        }
+        for channel in due.iter().filter_map(|&token| self.channel(token)) {
+            // A task's waker that panics must not take the time from other channels.
+            let _ = catch(|| channel.alarm());
+        }
         panics.resume();
+    }
+
+    /// Has a turn call [`Shared::alarm`] at `at`.
+    pub(crate) fn set_alarm(&self, at: Instant, token: u64) {
+        self.alarms.set(at, token);
+        self.any_waiting.store(true, Ordering::SeqCst);
     }
 
     #[inline]
@@ -141,7 +161,7 @@ impl Registry {
     }
 
     /// Has the reactor end and destroy a channel. Returns it if the reactor is gone.
-    pub(crate) fn close(&self, channel: Arc<Shared>) -> Result<(), Arc<Shared>> {
+    pub(crate) fn close(&self, channel: Arc<Shared>) -> std::result::Result<(), Arc<Shared>> {
         match &mut *lock(&self.closing) {
             Some(closing) => closing.push(channel),
             None => return Err(channel),
@@ -153,15 +173,19 @@ impl Registry {
         Ok(())
     }
 
-    /// Ends the channels that were given to [`close`](Self::close). Each is destroyed then; or, if it has futures, when the
-    /// last of them has given it to `close` again.
+    /// Ends at most `most` of the channels that were given to [`close`](Self::close), and returns how many. Each is
+    /// destroyed then; or, if it has futures, when the last of them has given it to `close` again.
     #[inline]
-    pub(super) fn end_closing(&self) {
-        let closing = match &mut *lock(&self.closing) {
-            Some(closing) if !closing.is_empty() => std::mem::take(closing),
-            _ => return,
+    pub(super) fn end_closing(&self, most: usize) -> usize {
+        let closing: Vec<_> = match &mut *lock(&self.closing) {
+            Some(closing) if !closing.is_empty() => {
+                closing.drain(..closing.len().min(most)).collect()
+            }
+            _ => return 0,
         };
+        let count = closing.len();
         end_all(closing, TransportError::Stopped).resume();
+        count
     }
 
     /// Ends all channels: nobody serves them any more. Returns what wakers have thrown.

@@ -19,11 +19,13 @@ pub struct ReactorRun<'a, F> {
     idle: u32,
     /// Whether the queue was armed, and nothing was found since.
     armed: bool,
+    /// Whether the descriptor was readable, and nothing was found since.
+    woken: bool,
 }
 
 impl<'a, F> ReactorRun<'a, F> {
     pub(super) fn new(reactor: &'a Reactor, poll_readable: F) -> Self {
-        Self { reactor, poll_readable, idle: 0, armed: false }
+        Self { reactor, poll_readable, idle: 0, armed: false, woken: false }
     }
 }
 
@@ -58,8 +60,12 @@ where
                 return Poll::Ready(Ok(()));
             }
             if self.reactor.turn()? > 0 {
-                (self.idle, self.armed) = (0, false);
+                (self.idle, self.armed, self.woken) = (0, false, false);
                 return again(cx);
+            }
+            if std::mem::take(&mut self.woken) {
+                // An edge-triggered runtime tells only once that the descriptor has an error.
+                registry.queue.check_device()?;
             }
             if !self.armed {
                 if self.idle < self.reactor.spin {
@@ -74,7 +80,7 @@ where
             return match (self.poll_readable)(cx) {
                 Poll::Pending => Poll::Pending,
                 Poll::Ready(Ok(())) => {
-                    (self.idle, self.armed) = (0, false);
+                    (self.idle, self.armed, self.woken) = (0, false, true);
                     again(cx)
                 }
                 Poll::Ready(Err(error)) => {

@@ -59,9 +59,9 @@ pub type SendList<'list> = WorkRequestList<'list, ffi::ibv_send_wr>;
 pub type ReceiveList<'list> = WorkRequestList<'list, ffi::ibv_recv_wr>;
 
 // SAFETY: it borrows entries exclusively, and the entries are `Send`.
-unsafe impl<R> Send for WorkRequestList<'_, R> {}
+unsafe impl<R: RawRequest> Send for WorkRequestList<'_, R> {}
 // SAFETY: a shared list exposes only numbers.
-unsafe impl<R> Sync for WorkRequestList<'_, R> {}
+unsafe impl<R: RawRequest> Sync for WorkRequestList<'_, R> {}
 
 impl<'list, R: RawRequest> WorkRequestList<'list, R> {
     /// Links the entries, in their order.

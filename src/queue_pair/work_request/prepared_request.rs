@@ -173,9 +173,9 @@ pub type PreparedRequest<'wr> = Prepared<'wr, ffi::ibv_send_wr>;
 pub type PreparedReceive<'wr> = Prepared<'wr, ffi::ibv_recv_wr>;
 
 // SAFETY: its pointers are borrows of elements, which are plain numbers, and of objects that any thread may use.
-unsafe impl<R> Send for Prepared<'_, R> {}
+unsafe impl<R: RawRequest> Send for Prepared<'_, R> {}
 // SAFETY: as above, and a shared request is only read.
-unsafe impl<R> Sync for Prepared<'_, R> {}
+unsafe impl<R: RawRequest> Sync for Prepared<'_, R> {}
 
 impl<'wr, R> Prepared<'wr, R> {
     #[inline]

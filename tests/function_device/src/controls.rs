@@ -68,6 +68,25 @@ impl FunctionDevice {
         Fault { device: self, verb: verb.to_owned(), errno: libc::EIO, skip: 0 }
     }
 
+    /// While on, one call of a verb that is not on the data path waits at its beginning. Others go through.
+    ///
+    /// # Panics
+    ///
+    /// When no verb has the name.
+    #[track_caller]
+    pub fn hold_verb(&self, verb: &str, on: bool) {
+        let name = c_name(verb);
+        // SAFETY: the handle is valid, the name is NUL-terminated.
+        let error = unsafe { raw::device_hold_verb(self.as_raw(), name.as_ptr(), on) };
+        assert_eq!(error, 0, "no verb is named {verb}");
+    }
+
+    /// Whether a call of the verb waits because of [`hold_verb`](Self::hold_verb).
+    pub fn holds_verb(&self, verb: &str) -> bool {
+        // SAFETY: the handle is valid, the name is NUL-terminated.
+        unsafe { raw::device_holds_verb(self.as_raw(), c_name(verb).as_ptr()) }
+    }
+
     /// Takes all faults away.
     pub fn clear_faults(&self) {
         // SAFETY: the handle is valid.

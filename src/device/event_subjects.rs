@@ -1,0 +1,161 @@
+//! The objects that events are about, while they are destroyed.
+//!
+//! An event carries a pointer to its object, and libibverbs follows it when the event is read and acknowledged. A destroy
+//! verb waits until the events that were read are acknowledged, so it may run at any time while others read events, and
+//! must not keep them from it. No lock is held over either.
+//!
+//! In two cases a destroy verb frees the object without waiting. The environment variable `RDMAV_ALLOW_DISASSOC_DESTROY`
+//! makes libibverbs take `EIO`, the kernel's answer for a device that is gone, for success. And ocrdma frees a queue pair
+//! whose destroy verb failed. There, [`EventFile`] lets the two run one after the other: events of this context wait for
+//! its destroy verbs, and these for the events.
+
+use std::ffi::c_int;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::quirks;
+use crate::ffi;
+use crate::handle::Object;
+
+static SUBJECTS: Mutex<Subjects> = Mutex::new(Subjects { ending: Vec::new(), reads: Vec::new() });
+
+/// A destroy verb has returned, or a read that destroy verbs wait for has ended.
+static CHANGED: Condvar = Condvar::new();
+
+/// Never locked while a verb runs.
+struct Subjects {
+    /// Objects whose destroy verb runs or has failed.
+    ending: Vec<Ending>,
+    /// The contexts whose events are being read, if destroy verbs wait for that.
+    reads: Vec<usize>,
+}
+
+struct Ending {
+    object: usize,
+    context: usize,
+    verb: &'static str,
+    /// The kernel may still raise events about the object, and the provider may have freed it.
+    failed: bool,
+}
+
+fn subjects() -> MutexGuard<'static, Subjects> {
+    SUBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wait(subjects: MutexGuard<'static, Subjects>) -> MutexGuard<'static, Subjects> {
+    CHANGED.wait(subjects).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls the destroy verb of an object that events are about.
+pub(crate) fn destroy<T: Object>(
+    object: *mut T,
+    context: *mut ffi::ibv_context,
+    verb: impl FnOnce(*mut T) -> c_int,
+) -> c_int {
+    let context = context.addr();
+    let mut subjects = subjects();
+    let ending = Ending { object: object.addr(), context, verb: T::DESTROY, failed: false };
+    subjects.ending.push(ending);
+    while subjects.reads.contains(&context) {
+        subjects = wait(subjects);
+    }
+    drop(subjects);
+    let status = verb(object);
+    if status == 0 {
+        is_free(object);
+    } else {
+        let mut subjects = self::subjects();
+        // Another thread may have got the address for a new object.
+        let ending = subjects.ending.iter_mut().find(|ending| ending.object == object.addr());
+        if let Some(ending) = ending {
+            ending.failed = true;
+        }
+    }
+    CHANGED.notify_all();
+    status
+}
+
+/// Notes that no object whose destroy verb failed is at this address: there is none, or a new one.
+///
+/// A provider may free an object before its destroy verb fails, and another thread may get the address for a
+/// new object before the verb returns.
+pub(crate) fn is_free<T>(object: *mut T) {
+    subjects().ending.retain(|ending| ending.object != object.addr());
+}
+
+/// Whether the destroy verb of the object at this address has failed.
+pub(super) fn failed_to_destroy(object: usize) -> bool {
+    subjects().ending.iter().any(|ending| ending.failed && ending.object == object)
+}
+
+/// How the events of a file are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EventFile {
+    /// The context, if its events are not read while a destroy verb runs.
+    apart: Option<usize>,
+    /// The destroy verb of the objects that the events are about. `None`: all of them.
+    verb: Option<&'static str>,
+}
+
+impl EventFile {
+    /// The file of a completion channel.
+    pub(crate) fn of_queues(context: *mut ffi::ibv_context) -> Self {
+        let apart = destroys_without_waiting().then(|| context.addr());
+        Self { apart, verb: Some(ffi::ibv_cq::DESTROY) }
+    }
+
+    /// The file of asynchronous events.
+    pub(super) fn of_context(context: &super::Context<'_>) -> Self {
+        let apart = destroys_without_waiting()
+            || context.query_device().map_or(true, |device| quirks::frees_what_it_keeps(&device));
+        Self { apart: apart.then(|| context.as_raw().addr()), verb: None }
+    }
+
+    /// Calls `read`, which reads an event and acknowledges it.
+    #[inline]
+    pub(crate) fn read<R>(self, read: impl FnOnce() -> R) -> R {
+        let _reading = self.apart.map(|context| Reading::begin(context, self.verb));
+        read()
+    }
+}
+
+/// While it lives, no destroy verb of the context begins.
+struct Reading {
+    context: usize,
+}
+
+impl Reading {
+    #[cold]
+    fn begin(context: usize, verb: Option<&str>) -> Self {
+        let mut subjects = subjects();
+        let runs = |ending: &Ending| {
+            ending.context == context
+                && !ending.failed
+                && verb.is_none_or(|verb| verb == ending.verb)
+        };
+        while subjects.ending.iter().any(runs) {
+            subjects = wait(subjects);
+        }
+        subjects.reads.push(context);
+        Self { context }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut subjects = subjects();
+        if let Some(at) = subjects.reads.iter().position(|&context| context == self.context) {
+            subjects.reads.swap_remove(at);
+        }
+        drop(subjects);
+        CHANGED.notify_all();
+    }
+}
+
+/// Whether libibverbs takes `EIO` of a destroy verb for success.
+fn destroys_without_waiting() -> bool {
+    static ALLOWED: OnceLock<bool> = OnceLock::new();
+    // As libibverbs reads it.
+    *ALLOWED.get_or_init(|| {
+        std::env::var_os("RDMAV_ALLOW_DISASSOC_DESTROY").is_some_and(|value| value != "0")
+    })
+}

@@ -1,0 +1,93 @@
+//! Panics of code of the program's: wakers, subscribers, allocators, closures.
+//!
+//! This is the only place that catches panics; `script/test layers` fails elsewhere.
+
+use std::any::Any;
+use std::mem::ManuallyDrop;
+#[cfg(any(feature = "channel", test))]
+use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What code of the program's has thrown.
+///
+/// Dropping this ends the panic, which was printed when it began. The payload is forgotten: dropping it may panic again.
+pub(crate) struct Panic(ManuallyDrop<Box<dyn Any + Send>>);
+
+impl Panic {
+    /// Lets the panic go on.
+    #[cfg(any(feature = "channel", test))]
+    pub(crate) fn resume(self) -> ! {
+        resume_unwind(ManuallyDrop::into_inner(self.0))
+    }
+}
+
+/// Calls `f` and catches its panic. Nothing of ours that `f` could have changed is used after it.
+pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Panic> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| Panic(ManuallyDrop::new(payload)))
+}
+
+/// What several calls have thrown: the first of it.
+///
+/// A waker that panics must take no wake-up from other tasks. So its panic is kept here, and goes on when the others are
+/// woken; or, where something is dropped, does not go on: a second panic during a panic ends the process.
+#[cfg(any(feature = "async", test))]
+#[derive(Default)]
+#[must_use]
+pub(crate) struct Panics(Option<Panic>);
+
+#[cfg(any(feature = "async", test))]
+impl Panics {
+    /// Calls `f`, and keeps what it throws.
+    pub(crate) fn catch(&mut self, f: impl FnOnce()) {
+        if let Err(thrown) = catch(f) {
+            self.add(Self(Some(thrown)));
+        }
+    }
+
+    /// Takes over what another one has.
+    pub(crate) fn add(&mut self, other: Self) {
+        if self.0.is_none() {
+            *self = other;
+        }
+    }
+
+    /// Lets the panic go on, if there was one.
+    #[inline]
+    pub(crate) fn resume(self) {
+        if let Some(thrown) = self.0 {
+            thrown.resume();
+        }
+    }
+
+    /// Ends the panic, if there was one.
+    pub(crate) fn forget(self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A payload that panics when it is dropped.
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
+
+    #[test]
+    fn no_payload_is_dropped() {
+        let throw = || std::panic::panic_any(Bomb);
+        assert!(catch::<()>(throw).is_err());
+        let mut panics = Panics::default();
+        panics.catch(throw);
+        panics.catch(throw);
+        panics.forget();
+        let mut panics = Panics::default();
+        panics.catch(|| panic!("the first"));
+        panics.catch(throw);
+        let Err(thrown) = catch(|| panics.resume()) else { panic!("it did not go on") };
+        assert_eq!(thrown.0.downcast_ref(), Some(&"the first"));
+    }
+}

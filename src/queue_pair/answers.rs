@@ -1,0 +1,56 @@
+//! How many reads and atomics of peers a queue pair answers at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::device::{Context, DeviceAttributes};
+use crate::settings::QueuePairType;
+
+/// What a queue pair takes of its device's `max_res_rd_atom`, as far as this context knows.
+#[derive(Debug)]
+pub(super) struct Answers {
+    taken: Arc<AtomicU32>,
+    count: u32,
+}
+
+impl Answers {
+    /// Takes `wanted`; or, if that is not set, as many as the device allows a queue pair, at most 16 and at most half of
+    /// what is left.
+    pub(super) fn take(
+        context: &Context<'_>,
+        device: &DeviceAttributes,
+        kind: QueuePairType,
+        wanted: Option<u8>,
+    ) -> Self {
+        let most = device.max_qp_rd_atom().min(16);
+        // Some devices report no total. Queue pairs of these types answer none.
+        let all = match kind {
+            QueuePairType::UnreliableDatagram
+            | QueuePairType::UnreliableConnected
+            | QueuePairType::RawPacket
+            | QueuePairType::XrcSend => 0,
+            _ => device.max_res_rd_atom(),
+        };
+        let share = |taken: u32| match wanted {
+            Some(wanted) => wanted.into(),
+            None if all == 0 => most,
+            None => most.min(all.saturating_sub(taken).div_ceil(2)),
+        };
+        let taken = context.answers_taken().clone();
+        let add = |before| u32::checked_add(before, share(before));
+        let before = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let count = before.map_or(0, share);
+        Self { taken, count }
+    }
+
+    pub(super) fn count(&self) -> u8 {
+        // Either the caller's, or at most 16.
+        u8::try_from(self.count).unwrap_or(u8::MAX)
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,224 @@
+//! No code of the program's runs while the crate holds one of its locks: a tracing subscriber, and wakers that are woken or
+//! dropped, call back into everything. With a lock held, that would wait for ever.
+
+#[path = "support/software.rs"]
+mod software;
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::*;
+use ibverbs_software::Verb;
+use software::Software;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// For what must not wait. Long, since the machine may be slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What callbacks use.
+struct World {
+    device: Software,
+    context: Arc<Context<'static>>,
+    domain: Arc<ProtectionDomain<'static>>,
+    events: AsyncEvents<'static>,
+    queue: Arc<SharedCompletionQueue<'static>>,
+    pool: BufferPool,
+    reactor: Reactor,
+    channels: Mutex<Vec<Arc<AsyncChannel>>>,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let device = Software::new();
+        let context = Arc::new(device.context());
+        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+        Arc::new(Self {
+            events: AsyncEvents::new(&context).unwrap(),
+            queue: Arc::new(SharedCompletionQueue::with_event_channel(&context, 64).unwrap()),
+            pool: BufferPool::new(&domain, 64, 32, AccessFlags::empty()).unwrap(),
+            reactor: Reactor::new(&context, 512).unwrap(),
+            channels: Mutex::default(),
+            device,
+            context,
+            domain,
+        })
+    }
+
+    /// A channel of the reactor that is its own peer.
+    fn connect(&self) -> Arc<AsyncChannel> {
+        let mut prepared = self.reactor.prepare(Channel::builder(&self.domain)).unwrap();
+        prepared.post_receive(self.pool.take().unwrap()).unwrap();
+        let own = prepared.endpoint();
+        let channel = Arc::new(prepared.handshake(own).unwrap());
+        self.channels.lock().unwrap().push(channel.clone());
+        channel
+    }
+
+    fn channels(&self) -> Vec<Arc<AsyncChannel>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Calls whatever takes a lock of the crate's.
+    fn use_everything(&self) {
+        for channel in self.channels() {
+            assert_eq!(channel.credits(), None);
+            for mut future in [channel.probe(), channel.probe()] {
+                let _ = Pin::new(&mut future).poll(&mut TaskContext::from_waker(Waker::noop()));
+            }
+            if let Some(buffer) = self.pool.take() {
+                let mut receive = channel.receive(buffer);
+                let _ = Pin::new(&mut receive).poll(&mut TaskContext::from_waker(Waker::noop()));
+            }
+        }
+        let _ = self.reactor.turn();
+        let _ = self.reactor.arm();
+        let _ = (self.reactor.available(), self.pool.available(), self.queue.available());
+        let _ = self.queue.poll();
+        let _ = self.queue.arm();
+        let _ = self.events.next_event();
+        self.context.query_port(1).unwrap();
+        drop(self.reactor.prepare(Channel::builder(&self.domain)));
+        drop(Channel::builder(&self.domain).shared_completion_queue(&self.queue).build());
+    }
+}
+
+static CALLBACKS: AtomicUsize = AtomicUsize::new(0);
+
+/// Uses everything, unless this is called by that.
+fn callback(world: &World) {
+    thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
+    if !INSIDE.replace(true) {
+        CALLBACKS.fetch_add(1, Ordering::Relaxed);
+        world.use_everything();
+        INSIDE.set(false);
+    }
+}
+
+/// Of a task, or of a subscriber.
+#[derive(Clone)]
+struct Calls(Arc<OnceLock<Arc<World>>>);
+
+impl Calls {
+    fn call(&self) {
+        if let Some(world) = self.0.get() {
+            callback(world);
+        }
+    }
+}
+
+impl Wake for Calls {
+    fn wake(self: Arc<Self>) {
+        self.call();
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        self.call();
+    }
+}
+
+impl Subscriber for Calls {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "ibverbs"
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.call();
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// Polls a future, with a waker that calls back, until it is ready.
+fn finish<F: Future + Unpin>(world: &World, calls: &Calls, mut future: F) -> F::Output {
+    let start = Instant::now();
+    loop {
+        // A new one each time, so that the one before is dropped.
+        let waker = Waker::from(Arc::new(calls.clone()));
+        if let Poll::Ready(output) =
+            Pin::new(&mut future).poll(&mut TaskContext::from_waker(&waker))
+        {
+            return output;
+        }
+        world.device.run();
+        // A turn fails when polling does; the channels have ended then.
+        let _ = world.reactor.turn();
+        assert!(start.elapsed() < PATIENCE, "it does not end");
+    }
+}
+
+/// Channels that work, fail, are dropped and stopped, and queue pairs that cannot be polled or destroyed.
+fn use_channels(world: &Arc<World>, calls: &Calls) {
+    let channel = world.connect();
+    for _ in 0..3 {
+        let buffer = world.pool.take().unwrap();
+        finish(world, calls, channel.send(buffer)).unwrap();
+        let buffer = world.pool.take().unwrap();
+        finish(world, calls, channel.receive(buffer)).unwrap();
+    }
+    // Memory that is not there: the operation fails, and the channel ends.
+    let nowhere = RemoteMemoryRegion::new(0x1000, 8, 0xdead).unwrap();
+    let buffer = world.pool.take().unwrap();
+    finish(world, calls, channel.write(buffer, nowhere)).unwrap_err();
+
+    // A failing verb in a post, in a poll, and at the end.
+    for verb in [Verb::PostSend, Verb::PollCq, Verb::ModifyQp, Verb::DestroyQp] {
+        let channel = world.connect();
+        let mut receive = channel.receive(world.pool.take().unwrap());
+        let waker = Waker::from(Arc::new(calls.clone()));
+        let _ = Pin::new(&mut receive).poll(&mut TaskContext::from_waker(&waker));
+        world.device.fail_next(verb, libc::EIO);
+        let buffer = world.pool.take().unwrap();
+        let _ = finish(world, calls, channel.send(buffer));
+        world.channels.lock().unwrap().clear();
+        drop((channel, receive));
+        let _ = world.reactor.turn();
+    }
+
+    // Ended with operations in flight.
+    let channel = world.connect();
+    let mut receive = channel.receive(world.pool.take().unwrap());
+    let waker = Waker::from(Arc::new(calls.clone()));
+    let _ = Pin::new(&mut receive).poll(&mut TaskContext::from_waker(&waker));
+    world.reactor.stop(TransportError::Stopped);
+    drop((receive, channel));
+    world.channels.lock().unwrap().clear();
+}
+
+#[test]
+fn callbacks_find_no_lock_held() {
+    let (done, is_done) = mpsc::channel::<()>();
+    let test = thread::spawn(move || {
+        let _done = done;
+        let world = World::new();
+        let calls = Calls(Arc::default());
+        assert!(calls.0.set(world.clone()).is_ok());
+        tracing::subscriber::with_default(calls.clone(), || use_channels(&world, &calls));
+    });
+    if is_done.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+        // The thread holds the lock for ever.
+        eprintln!("a callback waits for a lock of the crate's");
+        std::process::abort();
+    }
+    test.join().unwrap();
+    let calls = CALLBACKS.load(Ordering::Relaxed);
+    assert!(calls > 50, "only {calls} callbacks: this tests nothing");
+}

@@ -1,0 +1,176 @@
+//! While one verb of a device takes long, as the destroy verb of a queue pair does on iWARP, everything else goes on in
+//! its own time: on other devices, and with the other objects of the same device.
+
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use ibverbs::*;
+use ibverbs_function_device::FunctionDevice;
+
+/// For waits that end because nothing comes.
+const SOON: Duration = Duration::from_millis(5);
+
+/// For what must not wait. Long, since the machine may be slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const KIND: QueuePairType = QueuePairType::ReliableConnected;
+
+/// An open device, with what the tests use again and again.
+struct Side {
+    device: FunctionDevice,
+    context: Arc<Context<'static>>,
+    domain: Arc<ProtectionDomain<'static>>,
+    queue: Arc<CompletionQueue<'static>>,
+}
+
+impl Side {
+    fn new(device: FunctionDevice) -> Self {
+        let context = Arc::new(device.context());
+        let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+        let queue = Arc::new(CompletionQueue::new(&context, 16).unwrap());
+        Self { device, context, domain, queue }
+    }
+
+    fn pair(&self) -> PreparedQueuePair<'static> {
+        QueuePair::builder(&self.domain, &self.queue, &self.queue, KIND).build().unwrap()
+    }
+
+    /// Waits, polls, posts, turns, reads events, makes and destroys.
+    fn use_everything(&self) {
+        let Self { device, context, domain, .. } = self;
+        let queue = CompletionQueue::builder(context, 16).own_channel().build().unwrap();
+        let mut slots = [WorkCompletion::default(); 4];
+        assert_eq!(queue.wait_timeout(&mut slots, SOON).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(queue.poll(&mut slots).unwrap().is_empty());
+
+        let channel = Arc::new(CompletionChannel::new(context).unwrap());
+        let watched = CompletionQueue::builder(context, 16).channel(&channel).token(7);
+        let watched = watched.build().unwrap();
+        device.raise_cq_event(watched.as_raw());
+        assert_eq!(channel.next_event().unwrap().unwrap().token(), 7);
+        assert_eq!(channel.wait_timeout(SOON).unwrap_err().kind(), ErrorKind::TimedOut);
+
+        let events = AsyncEvents::new(context).unwrap();
+        device.raise(context.as_raw(), ffi::ibv_event_type::IBV_EVENT_PORT_ACTIVE, 1);
+        assert_eq!(events.wait().unwrap().kind(), AsyncEventKind::PortActive);
+        assert_eq!(events.wait_timeout(SOON).unwrap_err().kind(), ErrorKind::TimedOut);
+
+        let prepared = Channel::builder(domain).build().unwrap();
+        let own = prepared.endpoint();
+        let mut channel = prepared.handshake(own).unwrap();
+        let nowhere = RemoteMemoryRegion::new(0, 0, 0).unwrap();
+        channel.write_inline(&[], nowhere).unwrap();
+        let mut region = domain.allocate::<u8>(8).unwrap();
+        let failed = channel
+            .receive_deadline(&mut region.slice_mut(..).unwrap(), std::time::Instant::now() + SOON);
+        assert_eq!(failed.unwrap_err(), TransportError::TimedOut);
+        channel.close().unwrap();
+
+        let reactor = Reactor::new(context, 64).unwrap();
+        assert_eq!(reactor.turn().unwrap(), 0);
+        reactor.arm().unwrap();
+        assert_eq!(reactor.turn().unwrap(), 0);
+
+        self.pair().close().unwrap();
+        context.query_port(1).unwrap();
+    }
+}
+
+/// Calls a verb.
+type Call = fn(&Side);
+
+/// All verbs off the data path of what channels and reactors are made of.
+const VERBS: &[(&str, Call)] = &[
+    ("destroy_qp", |side| drop(side.pair())),
+    ("create_qp", |side| drop(side.pair())),
+    ("modify_qp", |side| {
+        let pair = side.pair();
+        let own = pair.endpoint();
+        drop(pair.handshake(own).unwrap());
+    }),
+    ("query_qp", |side| _ = side.pair().into_queue_pair().query()),
+    ("destroy_cq", |side| drop(side.context.create_cq(4).unwrap())),
+    ("create_cq", |side| drop(side.context.create_cq(4).unwrap())),
+    ("resize_cq", |side| _ = side.context.create_cq(4).unwrap().resize(8)),
+    ("destroy_srq", |side| drop(SharedReceiveQueue::new(&side.domain, 4, 1).unwrap())),
+    ("create_srq", |side| drop(SharedReceiveQueue::new(&side.domain, 4, 1).unwrap())),
+    ("reg_mr", |side| drop(side.domain.allocate::<u8>(8).unwrap())),
+    ("dereg_mr", |side| drop(side.domain.allocate::<u8>(8).unwrap())),
+    ("alloc_pd", |side| drop(side.context.alloc_pd().unwrap())),
+    ("dealloc_pd", |side| drop(side.context.alloc_pd().unwrap())),
+    ("dealloc_mw", |side| {
+        drop(MemoryWindow::new(&side.domain, MemoryWindowType::Type2).unwrap());
+    }),
+    ("query_port", |side| _ = side.context.query_port(1).unwrap()),
+    ("query_device_ex", |side| _ = side.context.query_device().unwrap()),
+    ("free_context", |side| drop(side.device.context())),
+];
+
+/// Runs `call` in a thread of its own while the verb is held, and `meanwhile` in another one.
+#[track_caller]
+fn during(
+    verb: &str,
+    device: &FunctionDevice,
+    call: impl FnOnce() + Send,
+    meanwhile: impl FnOnce() + Send,
+) {
+    device.hold_verb(verb, true);
+    thread::scope(|threads| {
+        let caller = threads.spawn(call);
+        while !device.holds_verb(verb) {
+            assert!(!caller.is_finished(), "{verb} is not called");
+            thread::yield_now();
+        }
+        let (done, is_done) = mpsc::channel();
+        let others = threads.spawn(move || {
+            meanwhile();
+            let _ = done.send(());
+        });
+        let waited = is_done.recv_timeout(PATIENCE);
+        // Before anything else: the scope waits for all threads.
+        device.hold_verb(verb, false);
+        assert_ne!(waited, Err(mpsc::RecvTimeoutError::Timeout), "something waits for {verb}");
+        others.join().unwrap_or_else(|_| panic!("during {verb}"));
+        caller.join().unwrap();
+    });
+}
+
+#[test]
+fn nothing_waits_for_a_verb_that_takes_long() {
+    for (verb, call) in VERBS {
+        let slow = Side::new(FunctionDevice::model());
+        let same = Side::new(slow.device.clone());
+        let other = Side::new(FunctionDevice::model());
+        for meanwhile in [&other, &same, &slow] {
+            during(verb, &slow.device, || call(&slow), || meanwhile.use_everything());
+        }
+        assert_eq!(slow.device.violations().0, 0, "{verb}: {}", slow.device.violations().1);
+    }
+}
+
+/// The verb itself waits for the acknowledgement of such an event.
+#[test]
+fn an_event_about_what_is_being_destroyed_is_read_and_acknowledged() {
+    let side = Side::new(FunctionDevice::model());
+    let pair = side.pair().into_queue_pair();
+    let number = pair.number();
+    let (context, raw) = (side.context.as_raw() as usize, pair.as_raw() as usize);
+    let events = AsyncEvents::new(&side.context).unwrap();
+    let device = &side.device;
+    during(
+        "destroy_qp",
+        device,
+        || drop(pair),
+        || {
+            // SAFETY: the verb waits, so the queue pair is there.
+            unsafe {
+                let kind = ffi::ibv_event_type::IBV_EVENT_QP_FATAL;
+                device.raise_about(context as *mut _, kind, raw as *mut ffi::ibv_qp);
+            }
+            let event = events.next_event().unwrap().unwrap();
+            assert_eq!(event.subject(), AsyncEventSubject::QueuePair(number));
+        },
+    );
+    assert_eq!((device.calls("destroy_qp"), device.violations().0), (1, 0));
+}
