@@ -60,10 +60,10 @@ impl Side {
         let own = prepared.endpoint();
         let mut channel = prepared.handshake(own).unwrap();
         let nowhere = RemoteMemoryRegion::new(0, 0, 0).unwrap();
-        channel.write_inline(&[], nowhere).unwrap();
+        channel.write(Inline(&[]), nowhere).unwrap();
         let mut region = domain.allocate::<u8>(8).unwrap();
-        let failed = channel
-            .receive_deadline(&mut region.slice_mut(..).unwrap(), std::time::Instant::now() + SOON);
+        let soon = std::time::Instant::now() + SOON;
+        let failed = channel.until(soon).receive(&mut region.slice_mut(..).unwrap());
         assert_eq!(failed.unwrap_err(), TransportError::TimedOut);
         channel.close().unwrap();
 

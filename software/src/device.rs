@@ -135,7 +135,7 @@ impl RawDevice {
         device.shared.driver.stop();
         if let Some(thread) = device.thread.take() {
             // The thread does not panic. The address is free once it has ended.
-            let _ = thread.join();
+            std::mem::forget(thread.join());
         }
     }
 }

@@ -127,7 +127,7 @@ impl Drop for BackgroundDriver {
         self.network.sleepers.wake();
         if let Some(thread) = self.thread.take() {
             // It does not panic.
-            let _ = thread.join();
+            std::mem::forget(thread.join());
         }
     }
 }
