@@ -25,6 +25,9 @@ pub mod ffi;
 mod flow;
 mod foreign_enum;
 mod handle;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod harness;
 mod importable_handle;
 #[cfg(feature = "channel")]
 mod many;

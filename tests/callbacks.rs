@@ -51,14 +51,25 @@ impl World {
         })
     }
 
+    /// Probes are writes of the peer.
+    fn builder(&self) -> ChannelBuilder<'static> {
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        Channel::builder(&self.domain).access(access)
+    }
+
     /// A channel of the reactor that is its own peer.
     fn connect(&self) -> Arc<AsyncChannel> {
-        let mut prepared = self.reactor.prepare(Channel::builder(&self.domain)).unwrap();
+        let mut prepared = self.reactor.prepare(self.builder()).unwrap();
         prepared.post_receive(self.pool.take().unwrap()).unwrap();
         let own = prepared.endpoint();
         let channel = Arc::new(prepared.handshake(own).unwrap());
         self.channels.lock().unwrap().push(channel.clone());
         channel
+    }
+
+    /// They are dropped without the lock, as callbacks take it.
+    fn take_channels(&self) -> Vec<Arc<AsyncChannel>> {
+        std::mem::take(&mut self.channels.lock().unwrap())
     }
 
     fn channels(&self) -> Vec<Arc<AsyncChannel>> {
@@ -188,7 +199,7 @@ fn use_channels(world: &Arc<World>, calls: &Calls) {
         world.device.fail_next(verb, libc::EIO);
         let buffer = world.pool.take().unwrap();
         let _ = finish(world, calls, channel.send(buffer));
-        world.channels.lock().unwrap().clear();
+        drop(world.take_channels());
         drop((channel, receive));
         let _ = world.reactor.turn();
     }
@@ -200,7 +211,7 @@ fn use_channels(world: &Arc<World>, calls: &Calls) {
     let _ = Pin::new(&mut receive).poll(&mut TaskContext::from_waker(&waker));
     world.reactor.stop(TransportError::Stopped);
     drop((receive, channel));
-    world.channels.lock().unwrap().clear();
+    drop(world.take_channels());
 }
 
 #[test]

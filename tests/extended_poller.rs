@@ -3,6 +3,7 @@
 use std::mem::{ManuallyDrop, offset_of};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -221,6 +222,39 @@ fn a_poll_ends_however_the_closure_does() {
         assert_eq!(rest(completions), [6]);
         assert!(completions.next().unwrap().is_none());
     });
+    assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+}
+
+/// mlx5 keeps the queue locked until then: another thread could not poll it.
+#[test]
+fn a_poll_ends_when_the_queue_is_empty_and_not_with_the_closure() {
+    type EndPoll = unsafe extern "C" fn(*mut ffi::ibv_cq_ex);
+    static REAL: OnceLock<EndPoll> = OnceLock::new();
+    static ENDED: AtomicUsize = AtomicUsize::new(0);
+    unsafe extern "C" fn count(queue: *mut ffi::ibv_cq_ex) {
+        ENDED.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's.
+        unsafe { REAL.get().unwrap()(queue) }
+    }
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let fields = CompletionFields::empty();
+    let queue = CompletionQueue::builder(&context, 16).extended(fields).build().unwrap();
+    // SAFETY: the queue is live, and not polled meanwhile.
+    unsafe {
+        let raw = queue.as_raw_extended().unwrap().as_ptr();
+        REAL.set((*raw).end_poll.unwrap()).unwrap();
+        (*raw).end_poll = Some(count);
+    }
+    inject(&device, &queue, [1, 2]);
+    queue.extended_poller().unwrap().poll(|completions| {
+        assert!(completions.next().unwrap().is_some());
+        assert!(completions.next().unwrap().is_some());
+        assert_eq!(ENDED.load(Ordering::Relaxed), 0);
+        assert!(completions.next().unwrap().is_none());
+        assert_eq!(ENDED.load(Ordering::Relaxed), 1, "the queue stays locked");
+    });
+    assert_eq!(ENDED.load(Ordering::Relaxed), 1, "ended twice");
     assert_eq!(device.violations().0, 0, "{}", device.violations().1);
 }
 

@@ -154,7 +154,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         answers: Answers,
     ) -> Self {
         let (groups, flows) = (Vec::new(), Flows::new());
-        let object = Object { raw, extended, properties, parents, groups, flows, _answers: answers };
+        let object =
+            Object { raw, extended, properties, parents, groups, flows, _answers: answers };
         Self { object, transport: PhantomData }
     }
 

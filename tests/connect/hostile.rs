@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 
+use ibverbs_software::Verb;
+
 use super::*;
 
 /// Accepts a client that sends these bytes and then closes the connection, or stays silent.
@@ -105,4 +107,40 @@ fn a_false_verdict_is_refused() {
     let failed = [&greeting[..], &[2, 0, 0, 0, 13]].concat();
     let reason = accepts(&rig, &failed, None, soon());
     assert!(matches!(reason, ExchangeError::Peer { errno: libc::EACCES }), "{reason}");
+}
+
+/// Closing a socket with unread data may lose what was written last: our verdict.
+#[test]
+fn a_side_whose_handshake_fails_reads_the_verdict_of_the_peer() {
+    let rig = Rig::new();
+    let (greeting, ready) = recorded(&rig);
+    let (mut client, mut server) = tcp_pair();
+    client.write_all(&[greeting, ready].concat()).unwrap();
+    let prepared = rig.prepared();
+    rig.device.fail_next(Verb::ModifyQp, libc::ENETUNREACH);
+    let reason = error(prepared.accept_over(&mut server, b"", soon()));
+    let ExchangeError::Verbs(verbs) = &reason else { panic!("{reason}") };
+    assert_eq!(verbs.raw_os_error(), libc::ENETUNREACH);
+    server.set_nonblocking(true).unwrap();
+    let left = server.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(left.kind(), std::io::ErrorKind::WouldBlock, "something is unread");
+    drop((client, server));
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn an_error_has_the_one_that_it_was_made_from_as_its_source() {
+    use std::error::Error as _;
+
+    let verbs: ExchangeError = rig_error().into();
+    let source = verbs.source().and_then(|source| source.downcast_ref::<ibverbs::Error>());
+    assert_eq!(source, Some(&rig_error()));
+    let io = ExchangeError::Io(std::io::ErrorKind::BrokenPipe.into());
+    let source = io.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    assert_eq!(source.map(std::io::Error::kind), Some(std::io::ErrorKind::BrokenPipe));
+    assert!(ExchangeError::Closed.source().is_none());
+}
+
+fn rig_error() -> ibverbs::Error {
+    ibverbs::RemoteMemoryRegion::new(u64::MAX, 8, 1).unwrap_err()
 }

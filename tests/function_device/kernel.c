@@ -50,8 +50,8 @@ void device_pipe_end(int fd)
 	dup3(ends[0], fd, O_CLOEXEC);
 	close(ends[0]);
 	close(ends[1]);
+	/* It stays open: an epoll instance watches the file behind a descriptor, not the descriptor. */
 	device_pipe_write(old, "", 1);
-	close(old);
 }
 
 void device_pipe_write(int fd, const void *record, size_t size)

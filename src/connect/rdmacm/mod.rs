@@ -55,6 +55,8 @@ pub use event::{ConnectionEvent, ConnectionEventKind};
 pub use listener::{Listener, ListenerBuilder};
 pub use multicast::MulticastMembership;
 pub use private_data::PrivateData;
+#[cfg(any(test, fuzzing))]
+pub use private_data::private_data;
 pub use request::ConnectionRequest;
 pub use route::{Route, RouteBuilder, RouteResolution};
 

@@ -148,6 +148,23 @@ fn check(verb: &'static str, data: &[u8], limit: u8) -> Result<u8> {
     }
 }
 
+/// Splits private data that a peer has sent. What is put together again is the same.
+#[cfg(any(test, fuzzing))]
+pub fn private_data(bytes: &[u8]) {
+    let data = PrivateData::new(bytes);
+    let (word, rest) = data.split();
+    assert!(rest.trim_end().len() <= rest.len() && rest.len() <= bytes.len());
+    assert_eq!(word.is_some(), rest.len() < data.len());
+    for message in [Message::Request, Message::Reply, Message::DatagramRequest] {
+        for iwarp in [false, true] {
+            if let Ok(composed) = message.compose("verb", word, &rest, iwarp) {
+                assert_eq!(composed, data, "{message:?}");
+                assert!(composed.len() <= message.limit(iwarp).into(), "{message:?}");
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

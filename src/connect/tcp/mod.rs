@@ -39,3 +39,5 @@ pub use error::ExchangeError;
 pub(crate) use exchange::{Prepared, Role, exchange_over};
 pub use stream::{DeadlineStream, StreamWithDeadline};
 pub use wire::MAX_PRIVATE_DATA;
+#[cfg(any(test, fuzzing))]
+pub use wire::exchanged_bytes;

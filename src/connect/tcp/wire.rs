@@ -177,6 +177,30 @@ pub(super) fn read_verdict(bytes: [u8; VERDICT]) -> Result<(), ExchangeError> {
     }
 }
 
+/// Reads a greeting and a verdict as an exchange does. What is valid is written in the same bytes.
+#[cfg(any(test, fuzzing))]
+pub fn exchanged_bytes(data: &[u8]) {
+    if let Some((bytes, _)) = data.split_first_chunk::<VERDICT>() {
+        let written = match read_verdict(*bytes) {
+            Ok(()) => Some(verdict(None)),
+            Err(ExchangeError::Peer { errno }) => Some(verdict(Some(errno))),
+            Err(_) => None,
+        };
+        assert!(written.is_none_or(|written| written == *bytes), "{bytes:?}");
+    }
+    let Some((first, rest)) = data.split_first_chunk::<HEADER>() else { return };
+    let Ok(header) = Header::parse(first) else { return };
+    let checked = header.check();
+    let whole = header.endpoint + header.private_data;
+    if checked.is_err() || rest.len() < whole {
+        return;
+    }
+    let (bytes, private_data) = rest[..whole].split_at(header.endpoint);
+    if let Ok(endpoint) = endpoint(&header, bytes) {
+        assert_eq!(greeting(&endpoint, private_data).unwrap(), data[..HEADER + whole]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
