@@ -66,8 +66,8 @@ mod tests {
     #[cfg(feature = "serde")]
     #[cfg_attr(miri, ignore = "files, and a long time")]
     fn endpoint() {
-        let config = || bincode::config::standard().with_fixed_int_encoding();
         try_all("endpoint", |data| {
+            let config = || bincode::config::standard().with_fixed_int_encoding();
             super::endpoint(
                 data,
                 |bytes| {
