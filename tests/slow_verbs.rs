@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_millis(5);
 /// For what must not wait. Long, since the machine may be slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const KIND: QueuePairType = QueuePairType::ReliableConnected;
+const KIND: Rc = Rc;
 
 /// An open device, with what the tests use again and again.
 struct Side {
