@@ -65,6 +65,8 @@ pub(super) struct Core {
     /// When the last check was that no wait has made.
     pub(super) checked_at: Cell<Option<Instant>>,
     pub(super) settle_timeout: Duration,
+    /// By which `settle_timeout` passes, and the pauses between questions for credit.
+    pub(super) clock: Clock,
     pub(super) unreported: Unreported,
 }
 
@@ -160,6 +162,7 @@ impl Core {
             found_in_error: Cell::new(false),
             checked_at: Cell::new(None),
             settle_timeout: settings.settle_timeout,
+            clock,
             unreported: Unreported::default(),
         });
         core.sink.start();

@@ -82,13 +82,16 @@ impl Core {
         if self.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err() {
             return false;
         }
-        let give_up = Instant::now().checked_add(self.settle_timeout);
+        let give_up = self.clock.now().checked_add(self.settle_timeout);
         let mut outstanding = self.table.outstanding();
         let (mut failures, mut vain) = (0, 0_u32);
         while outstanding > 0 {
             match self.settle() {
                 // The kernel or a progress thread of the provider may have to do the flushing.
-                Ok(false) => thread::yield_now(),
+                Ok(false) => {
+                    give_up.iter().for_each(|&at| self.clock.reach(at));
+                    thread::yield_now();
+                }
                 Err(TransportError::Verbs(_)) if failures == POLL_FAILURES => return false,
                 Err(TransportError::Verbs(_)) => failures += 1,
                 // A completion that is unknown or of an earlier connection ends nothing.
@@ -99,7 +102,7 @@ impl Core {
                 outstanding = left;
                 continue;
             }
-            if vain.is_multiple_of(64) && give_up.is_some_and(|at| Instant::now() >= at) {
+            if vain.is_multiple_of(64) && give_up.is_some_and(|at| self.clock.now() >= at) {
                 return false;
             }
             vain = vain.wrapping_add(1);

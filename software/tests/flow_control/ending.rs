@@ -104,6 +104,21 @@ fn a_channel_is_closed_while_a_credit_is_asked_for() {
     drop(other);
 }
 
+/// Completions that never come are waited for by the network's clock: the same polls in each run, and no real time.
+#[test]
+fn the_end_of_a_channel_waits_in_virtual_time() {
+    const SETTLE: Duration = Duration::from_secs(100_000);
+    let network = Network::new();
+    let sides = simulated(&network);
+    let [mut one, other] =
+        connect(sides.each_ref().map(|side| side.builder().settle_timeout(SETTLE)));
+    let _receive = one.post_owned(ReceiveWorkRequest::new(sides[0].buffer(0))).unwrap();
+    sides[0].device.hold_completions();
+    assert_eq!(one.close().unwrap(), ChannelClosed::Flushed(1));
+    assert!(network.now() >= SETTLE);
+    drop(other);
+}
+
 /// The device may still write the answer: its memory stays.
 #[test]
 fn a_queue_pair_that_cannot_be_destroyed_keeps_the_memory_of_the_answer() {
