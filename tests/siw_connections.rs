@@ -62,6 +62,23 @@ fn channels_send_both_ways_and_hear_of_the_end() {
     }
 }
 
+/// Soft-iWARP completes nothing that is posted after the end of a connection.
+#[test]
+fn an_idle_side_notices_the_end_by_its_signs_of_life() {
+    let _alone = alone("signs of life", 120);
+    let [mut one, two] = pair();
+    one.0.keep_alive().unwrap();
+    drop(two);
+    expect(&mut one.0, Kind::Disconnected);
+    let start = Instant::now();
+    while one.0.keep_alive().is_ok() {
+        assert!(start.elapsed() < TIME, "it is not noticed");
+        thread::sleep(Duration::from_millis(100));
+    }
+    drop(one);
+    nothing_is_left();
+}
+
 #[test]
 fn a_receive_can_be_there_before_the_peer_is_accepted() {
     let _alone = alone("receive first", 60);

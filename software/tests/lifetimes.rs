@@ -16,6 +16,15 @@ use two_devices::{channels, contexts};
 
 const LENGTH: usize = 64 << 10;
 
+/// Stops the threads of a scope, also when this one panics: the scope waits for them.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Writes to the peer's memory until it is told to stop, or refused.
 fn hammer(
     channel: &mut Channel<'_>,
@@ -50,6 +59,7 @@ fn memory_is_not_touched_after_it_was_deregistered() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| hammer(&mut one, &from, remote, &stop));
+            let _stopper = Stop(&stop);
             let start = Instant::now();
             while target.read_one(LENGTH - 1).unwrap() == 0 {
                 assert!(start.elapsed() < PATIENCE);

@@ -97,8 +97,18 @@ fn each_completion_is_a_poll_of_its_own() {
     assert_eq!(found, [0, 1, 2, 3, 1000, 1001, 1002, 1003]);
 }
 
+/// Stops the threads of a scope, also when this one panics: the scope waits for them.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 #[test]
 fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
+    /// At least; more until both threads have found some.
     const MESSAGES: u64 = 1000;
     let _lock = one_at_a_time();
     let context = ibverbs::open("rxe0").unwrap();
@@ -110,6 +120,8 @@ fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
     let mut region = domain.allocate::<u8>(64).unwrap();
     let mut pair = loopback(&domain, &sends, &receives);
     let stop = AtomicBool::new(false);
+    let has_found = [const { AtomicBool::new(false) }; 2];
+    let mut sent = 0;
     let over = || stop.load(Ordering::Acquire);
     let all = thread::scope(|scope| {
         let extended = scope.spawn(|| {
@@ -119,6 +131,7 @@ fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
                 poller.poll(|completions| {
                     while let Some(completion) = completions.next().unwrap() {
                         found.push(completion.wr_id());
+                        has_found[0].store(true, Ordering::Relaxed);
                     }
                 });
                 thread::yield_now();
@@ -130,27 +143,30 @@ fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
             let mut found = Vec::new();
             while !over() {
                 found.extend(ids(receives.poll(&mut room).unwrap()));
+                has_found[1].fetch_or(!found.is_empty(), Ordering::Relaxed);
                 thread::yield_now();
             }
             found
         });
-        let mut found = 0;
-        for wr_id in 0..MESSAGES {
-            exchange(&mut pair, &mut region, wr_id);
-            while wr_id - found >= 16 {
+        let stopper = Stop(&stop);
+        let (mut found, start) = (0, Instant::now());
+        while sent < MESSAGES || !has_found.iter().all(|one| one.load(Ordering::Relaxed)) {
+            assert!(start.elapsed() < PATIENCE, "{sent} sent, {has_found:?}");
+            exchange(&mut pair, &mut region, sent);
+            while sent - found >= 16 {
                 found += completions(&sends, 1).len() as u64;
             }
+            sent += 1;
         }
-        completions(&sends, (MESSAGES - found) as usize);
-        stop.store(true, Ordering::Release);
+        completions(&sends, (sent - found) as usize);
+        drop(stopper);
         [extended.join().unwrap(), classic.join().unwrap()]
     });
-    assert!(all.iter().all(|found| !found.is_empty()), "or this tests nothing");
     let mut all = all.concat();
     // The completions that the two pollers have not taken.
     let mut room = vec![WorkCompletion::default(); 4096];
     all.extend(ids(receives.poll(&mut room).unwrap()));
     all.sort_unstable();
     let twice = all.windows(2).filter(|pair| pair[0] == pair[1]).count();
-    assert_eq!((twice, all.len() as u64), (0, MESSAGES));
+    assert_eq!((twice, all.len() as u64), (0, sent));
 }

@@ -133,6 +133,29 @@ async fn ends(mut connection: Managed) {
     connection.disconnect().unwrap();
 }
 
+/// Soft-iWARP completes nothing that is posted after the end of a connection.
+#[test]
+fn what_is_posted_after_the_end_ends_too() {
+    let _alone = alone("after the end", 240);
+    if !is_iwarp() {
+        return;
+    }
+    on_both(|program| async move {
+        let (mut listener, address) = listen();
+        let accepting = async {
+            let request = listener.next_on_tokio().await.unwrap();
+            program.accept(request).await.unwrap()
+        };
+        let (one, two) = tokio::join!(program.connect(address), accepting);
+        let (one, _control) = one.unwrap().into_parts();
+        drop(two);
+        // The receives are flushed; what comes later is not.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(program.says(&one, b"into the void").await.is_err());
+        one.keep_alive(|| tokio::time::sleep(Duration::from_millis(50))).await;
+    });
+}
+
 #[test]
 fn channels_are_connected_and_hear_of_the_end() {
     let _alone = alone("asynchronous", 240);
