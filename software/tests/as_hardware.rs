@@ -222,6 +222,19 @@ fn objects_of_two_contexts_do_not_go_together() {
         None
     };
     assert_eq!(create(&ours, &ours), None);
+    // A region moves to a domain of its own context only.
+    let (second, foreign) = (here.alloc_pd().unwrap(), there.alloc_pd().unwrap());
+    let mut memory = [0_u8; 8];
+    let change = ffi::ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_PD.0 as i32;
+    // SAFETY: the memory lives longer than the region.
+    unsafe {
+        let mr = ffi::ibv_reg_mr(domain.as_raw(), memory.as_mut_ptr().cast(), 8, 0);
+        for (to, is_possible) in [(&foreign, false), (&second, true)] {
+            let done = ffi::ibv_rereg_mr(mr, change, to.as_raw(), null_mut(), 0, 0) == 0;
+            assert_eq!(done, is_possible);
+        }
+        assert_eq!(ffi::ibv_dereg_mr(mr), 0);
+    }
     for (send, receive) in [(&ours, &theirs), (&theirs, &ours), (&theirs, &theirs)] {
         assert_eq!(create(send, receive), Some(libc::EINVAL));
     }

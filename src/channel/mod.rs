@@ -79,6 +79,7 @@ use crate::parent::Parent;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
+#[cfg(feature = "rdmacm")]
 use crate::settings::QueuePairType;
 use crate::state_error::StateError;
 

@@ -15,7 +15,9 @@ use crate::operation::ReceiveWorkRequest;
 #[cfg(feature = "rdmacm")]
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
-use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
+#[cfg(feature = "rdmacm")]
+use crate::settings::QueuePairType;
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
 
 #[cfg(doc)]

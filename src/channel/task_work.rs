@@ -188,7 +188,7 @@ impl Channel<'_> {
 
     /// Whether the device may leave operations without completions when the connection has ended, as Soft-iWARP does.
     pub(crate) fn must_be_checked(&self) -> bool {
-        self.queue_pair().protection_domain().context().is_iwarp()
+        self.link.queue_pair().protection_domain().context().is_iwarp()
     }
 
     /// Checks, at most once in [`DEVICE_CHECK_PERIOD`], that what is in flight can end.

@@ -39,6 +39,14 @@ fn a_window_opens_its_range_to_its_domain_or_queue_pair() {
         assert!(!may(keys, (pd + 1, qp), 0x1100, 16, READ), "another domain");
         assert_eq!(may(keys, (pd, qp + 1), 0x1100, 16, READ), !type_2, "another queue pair");
         assert!(keys.remote((pd, qp), window & !0xff | 6, 0x1100, 1, READ).is_err(), "an old key");
+        // The end of a queue pair invalidates the windows of type 2 that were bound through it, and no others.
+        engine.core.unbind_all_of(qp + 1);
+        assert!(may(&engine.core.keys, (pd, qp), 0x1100, 16, READ));
+        engine.core.unbind_all_of(qp);
+        assert_eq!(may(&engine.core.keys, (pd, qp), 0x1100, 16, READ), !type_2);
+        if type_2 {
+            assert_eq!(engine.core.bind_window(pd, qp, bind(0x1100, 16)), Ok(()));
+        }
         // The region stays, and the window's range does not, once it is invalidated or bound to nothing.
         assert_eq!(engine.deregister(region), Err(libc::EBUSY));
         if type_2 {
