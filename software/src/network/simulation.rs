@@ -133,6 +133,7 @@ impl Simulation {
         &self.sleepers
     }
 
+    #[cfg(any(test, feature = "tokio"))]
     pub(crate) fn set_driven(&self) {
         self.is_driven.store(true, Ordering::Relaxed);
     }
@@ -245,6 +246,7 @@ impl Simulation {
     }
 
     /// The time of what happens next.
+    #[cfg(any(test, feature = "tokio"))]
     pub(crate) fn next_due(&self) -> Option<Time> {
         let state = self.state();
         let packet = state.under_way.first_key_value().map(|(key, _)| key.0);
