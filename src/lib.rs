@@ -1,13 +1,21 @@
-//! RDMA verbs with borrowed lifetimes, at the cost of C.
+//! RDMA verbs with borrowed lifetimes, at the cost of C: rdma-core is built from source and linked statically.
 //!
-//! This crate builds rdma-core from source and links it statically: a program that uses it needs no
-//! libibverbs, no provider plug-ins and no configuration on the machine that it runs on (unless feature
-//! `system` is on). There are two layers. The **verbs layer** ([`QueuePair`], [`CompletionQueue`], the
-//! regions) is libibverbs under Rust's ownership; posting is `unsafe`, because the caller has to leave
-//! the buffers alone until the device is done with them. The **channel layer** ([`Channel`]) ensures
-//! that itself and needs no `unsafe`.
+//! A whole program, which runs on any machine (`cargo run --example hello`):
+//!
+//! ```
+#![doc = include_str!("../examples/hello.rs")]
+//! ```
+//!
+//! | to post | use | who keeps the buffers valid |
+//! |---|---|---|
+//! | as in C | the verbs: [`QueuePair`], [`CompletionQueue`]; [how](#with-a-queue-pair) | the program: posting is `unsafe` |
+//! | safely, and wait | [`Channel`], [`Scope`]; [how](#with-a-channel), [a server](#a-server-of-many-clients) | the compiler, or the operation owns them |
+//! | safely, and await | [`AsyncChannel`] on a [`Reactor`]; [how](#in-an-async-program) | the operation owns them |
+//!
+//! The [index](#index-by-task) lists every item by what it is for.
 //!
 #![doc = include_str!("guide.md")]
+#![doc = include_str!("index.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The layers above use what the verbs layer has for them, and its documentation names them.
 #![cfg_attr(not(feature = "async"), allow(dead_code, unused_imports))]
