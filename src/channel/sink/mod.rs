@@ -360,22 +360,25 @@ impl Core {
         const { assert!(ffi::ibv_wc_status::IBV_WC_SUCCESS.0 == 0) };
         // Read once: the compiler takes them for changed by each write to a slot.
         let (number, slots) = (self.number, self.table.slots());
-        let free = |completion: &ffi::ibv_wc| {
-            // As `slot_of_completion`.
-            let index = completion.wr_id as u32 as usize;
-            let is_free = index < slots.len()
-                && slots[index].wr_id() == completion.wr_id
-                && slots[index].state() == State::Abandoned
-                && (completion.qp_num ^ number) | completion.status.0 == 0;
-            if is_free {
-                slots[index].free();
-            }
-            is_free
-        };
+        let Some(mut likely) = slots.first() else { return 0 };
         let mut rest = completions;
-        while let [completion, others @ ..] = rest
-            && free(completion)
-        {
+        while let [completion, others @ ..] = rest {
+            // Requests mostly end in the order of the ring. Otherwise as `slot_of_completion`.
+            let slot = if likely.wr_id() == completion.wr_id {
+                likely
+            } else {
+                match slots.get(completion.wr_id as u32 as usize) {
+                    Some(slot) if slot.wr_id() == completion.wr_id => slot,
+                    _ => break,
+                }
+            };
+            let is_success = (completion.qp_num ^ number) | completion.status.0 == 0;
+            if slot.state() != State::Abandoned || !is_success {
+                break;
+            }
+            slot.free();
+            // SAFETY: the slot was taken, so its table was opened, and `next` points to a slot of it.
+            likely = unsafe { slot.next.get().as_ref() };
             rest = others;
         }
         let freed = completions.len() - rest.len();
