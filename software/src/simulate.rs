@@ -173,4 +173,6 @@ fn pass(time: Duration) {
 }
 
 #[cfg(test)]
+mod replication;
+#[cfg(test)]
 mod tests;

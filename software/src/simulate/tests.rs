@@ -6,25 +6,28 @@ use ibverbs::{
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
+use crate::Device;
 
-struct Host {
+pub(super) struct Host {
+    pub(super) device: Device,
     domain: Arc<ProtectionDomain<'static>>,
     reactor: Arc<Reactor>,
-    pool: BufferPool,
+    pub(super) pool: BufferPool,
 }
 
 impl Host {
-    fn new(network: &Network) -> Self {
-        let context = Arc::new(network.device().unwrap().open().unwrap());
+    pub(super) fn new(network: &Network) -> Self {
+        let device = network.device().unwrap();
+        let context = Arc::new(device.open().unwrap());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let reactor = Arc::new(Reactor::new(&context, 64).unwrap());
         let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
         let run = reactor.clone();
         tokio::spawn(async move { run.run_on_tokio().await });
-        Self { domain, reactor, pool }
+        Self { device, domain, reactor, pool }
     }
 
-    fn connect(&self, other: &Self) -> [AsyncChannel; 2] {
+    pub(super) fn connect(&self, other: &Self) -> [AsyncChannel; 2] {
         let [one, two] = [self, other].map(|host| {
             let builder = Channel::builder(&host.domain).max_send_wr(4).max_recv_wr(4);
             host.reactor.prepare(builder.max_rnr_retries(MaxRnrRetries::UNLIMITED)).unwrap()
