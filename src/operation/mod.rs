@@ -130,6 +130,11 @@ pub(crate) mod sealed {
     pub trait PostedOn<T> {}
 
     /// An operation that a queue pair posts by `ibv_post_send` or `ibv_post_recv`.
+    #[diagnostic::on_unimplemented(
+        message = "on a `Dci` queue pair, every request is posted in a batch",
+        label = "this request is for a batch",
+        note = "`queue_pair.batch(|batch| batch.add(..))`"
+    )]
     pub trait Post: Copy {
         /// Whether the queue pair must have a fixed peer.
         const NEEDS_PEER: bool;

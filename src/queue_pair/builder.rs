@@ -139,10 +139,13 @@ impl Default for ConnectionSettings {
 /// Defines builder methods that store a value, for transports with this trait.
 macro_rules! settings {
     ($bound:ident: $($(#[$meta:meta])* $name:ident: $type:ty => $($field:ident).+ $(= $wrap:path)?;)+) => {
-        impl<'res, T: $bound> QueuePairBuilder<'res, T> {
+        impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             $(
                 $(#[$meta])*
-                pub fn $name(mut self, value: $type) -> Self {
+                pub fn $name(mut self, value: $type) -> Self
+                where
+                    T: $bound,
+                {
                     self.$($field).+ = $($wrap)?(value);
                     self
                 }
@@ -191,6 +194,8 @@ settings! {
     /// The number of the first packet that we receive, the peer's `send_psn` (taken from the peer's
     /// endpoint unless set). It applies to the first connection only.
     receive_psn: PacketSequenceNumber => settings.receive_psn = Some;
+    /// How often a message that found no receive is sent again (6 unless set).
+    max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
     /// The service level (0 unless set).
     service_level: ServiceLevel => settings.service_level;
     /// The traffic class of the global route header (0 unless set).
@@ -222,8 +227,6 @@ settings! {
     ack_timeout: AckTimeout => settings.ack_timeout;
     /// How often an unanswered packet is sent again (6 unless set).
     max_ack_retries: MaxAckRetries => settings.max_ack_retries;
-    /// How often a message that found no receive is sent again (6 unless set).
-    max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
 }
 
 settings! {

@@ -136,6 +136,10 @@ use crate::state_error::StateError;
 /// 7. On a DC initiator of mlx5 (feature `mlx5`) every request is in a [`batch`](Self::batch): without, mlx5 posts
 ///    it with no target.
 ///
+/// If the queue pair has its [transport](Transport) in its type, the compiler rejects requests of [`post`](Self::post)
+/// and [`batch`](Self::batch) that break 6 or 7. Both remain for prepared requests and lists, which know no transport,
+/// and for a queue pair whose transport is a [`QueuePairType`].
+///
 /// A thread must not post either while it holds a completion of an
 /// [`ExtendedPoller`](crate::ExtendedPoller) of one of the completion queues, and must not poll within a
 /// [`batch`](Self::batch): that is not unsafe, but may wait for ever.

@@ -7,7 +7,6 @@ use super::transport::{Srd, Transport};
 use crate::device::efa;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::settings::MaxRnrRetries;
 
 pub(super) const CREATE: &str = "efadv_create_qp_ex";
 
@@ -116,13 +115,6 @@ impl<'res> QueuePairBuilder<'res, Srd> {
     #[doc(alias = "efadv_create_driver_qp")]
     pub fn srd(mut self, options: SrdOptions) -> Self {
         self.driver = Some(DriverTransport::Srd { options, rnr_retry: false });
-        self
-    }
-
-    /// How often a message that found no receive is sent again (6 unless set), where the device can be told
-    /// ([`EfaCapabilities::RNR_RETRY`](crate::EfaCapabilities::RNR_RETRY)).
-    pub fn max_rnr_retries(mut self, value: MaxRnrRetries) -> Self {
-        self.settings.max_rnr_retries = value;
         self
     }
 }

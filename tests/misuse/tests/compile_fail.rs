@@ -22,6 +22,8 @@ macro_rules! right {
 }
 
 right! {
+    ack_timeout_on_ud
+    activate_on_rc
     address_handle_outlives_domain
     arc_child_that_borrows
     arc_dropped_after_what_it_borrows
@@ -53,6 +55,8 @@ right! {
     connection_outlives_domain
     context_dropped_after_its_owner
     context_outlives_its_list
+    datagram_that_goes_nowhere
+    destination_on_rc
     device_outlives_its_list
     device_region_outlives_device_memory
     domain_dropped_after_context
@@ -73,6 +77,7 @@ right! {
     flow_counters_outlive_context
     flow_outlives_its_action
     flow_outlives_its_counters
+    flush_without_a_batch
     future_buffer_in_use
     future_buffer_that_borrows
     future_of_a_borrowed_domain
@@ -80,6 +85,7 @@ right! {
     handle_escapes
     handle_is_returned
     handle_on_another_thread
+    handshake_on_ud
     handshake_twice
     index_into_shared_memory
     indirection_table_outlives_work_queue
@@ -93,6 +99,7 @@ right! {
     owned_work_on_two_threads
     poll_after_wait
     poller_within_its_poll
+    post_on_dci
     post_through_an_arc
     post_twice
     queue_dropped_under_its_poller
@@ -105,10 +112,13 @@ right! {
     queue_pair_within_its_batch
     read_in_flight
     read_into_read_only_memory
+    read_on_uc
     read_the_half_in_flight
+    receive_in_a_batch
     receive_into_read_only_memory
     receive_into_what_is_borrowed
     receive_into_what_is_read_only
+    receive_on_xrc_receive
     reference_to_shared_memory
     region_as_buffer
     region_dropped_after_domain

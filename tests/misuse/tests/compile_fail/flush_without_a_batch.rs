@@ -1,0 +1,7 @@
+use ibverbs::{FlushPlacement, FlushWorkRequest, QueuePair, RemoteMemoryRegion, Result};
+
+pub fn case(pair: &mut QueuePair<'_>, remote: RemoteMemoryRegion) -> Result<()> {
+    unsafe { pair.post(FlushWorkRequest::new(remote, FlushPlacement::GLOBAL), 1) }
+}
+
+fn main() {}

@@ -1,0 +1,7 @@
+use ibverbs::{DcPeer, Dci, Inline, QueuePair, Result, SendWorkRequest};
+
+pub fn case(pair: &mut QueuePair<'_, Dci>, target: DcPeer<'_>) -> Result<()> {
+    unsafe { pair.post(SendWorkRequest::new(Inline(b"text")).to(target), 1) }
+}
+
+fn main() {}

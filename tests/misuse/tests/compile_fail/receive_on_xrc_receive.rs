@@ -1,0 +1,7 @@
+use ibverbs::{MemoryRegion, QueuePair, Result, XrcReceive};
+
+pub fn case(pair: &mut QueuePair<'_, XrcReceive>, region: &mut MemoryRegion<'_, u8>) -> Result<()> {
+    unsafe { pair.post_receive(region, .., 1) }
+}
+
+fn main() {}

@@ -1,0 +1,5 @@
+use ibverbs::{FlushPlacement, FlushWorkRequest, QueuePair, RemoteMemoryRegion, Result};
+
+pub fn case(pair: &mut QueuePair<'_>, remote: RemoteMemoryRegion) -> Result<()> {
+    unsafe { pair.batch(|b| b.add(FlushWorkRequest::new(remote, FlushPlacement::GLOBAL), 1)) }
+}
