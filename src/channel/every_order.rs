@@ -107,7 +107,8 @@ impl World {
         let mut context =
             Box::new(unsafe { MaybeUninit::<ffi::ibv_context>::zeroed().assume_init() });
         context.ops.poll_cq = Some(poll_cq);
-        (context.ops.post_send, context.ops.post_recv) = (Some(post_send), Some(post_recv));
+        context.ops.post_send = Some(post_send);
+        context.ops.post_recv = Some(post_recv);
         // SAFETY: as above.
         let mut queue = Box::new(unsafe { MaybeUninit::<ffi::ibv_cq>::zeroed().assume_init() });
         queue.context = &raw mut *context;
