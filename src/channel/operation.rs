@@ -10,7 +10,7 @@ use crate::debug::debug;
 use crate::error::Error;
 use crate::ffi;
 use crate::operation::encode::check_inline;
-use crate::operation::sealed::{Kind, Posted};
+use crate::operation::sealed::{Kind, Undirected};
 use crate::operation::{
     INLINE, OPCODES, Receive, SIGNALED, index_of, takes_receive, total, without_empty,
 };
@@ -236,7 +236,7 @@ unsafe fn post_empty_receive(prepared: *mut Prepared) -> c_int {
 }
 
 #[diagnostic::do_not_recommend]
-impl<K: Posted> Operation for K {
+impl<K: Undirected> Operation for K {
     const QUEUE: Queue = Queue::Send;
     const WRITES: bool = <K as Kind>::WRITES;
     const TAKES_RECEIVE: bool = takes_receive(K::OPCODE);

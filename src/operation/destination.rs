@@ -2,7 +2,7 @@
 
 use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
 use super::{Adds, Posts};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::GatherBuffer;
 use crate::queue_pair::work_request::{SendOperations, function};
@@ -26,9 +26,6 @@ pub(super) mod sealed {
     use super::*;
 
     pub trait Destination: Copy {
-        /// Whether `ibv_post_send` has it, not the extended interface alone.
-        const POSTED: bool;
-
         /// The function that sets it.
         fn function(&self) -> u64;
 
@@ -95,7 +92,7 @@ pub struct DcPeer<'p> {
 #[inline]
 fn check_number(number: u32) -> Result<()> {
     if number > 0xff_ffff {
-        return Err(no_number(number));
+        return err_from_call(no_number(number));
     }
     Ok(())
 }
@@ -107,8 +104,6 @@ fn no_number(number: u32) -> Error {
 }
 
 impl sealed::Destination for DatagramPeer<'_> {
-    const POSTED: bool = true;
-
     #[inline(always)]
     fn function(&self) -> u64 {
         function::SET_UD_ADDRESS
@@ -142,8 +137,6 @@ impl sealed::Destination for DatagramPeer<'_> {
 }
 
 impl sealed::Destination for XrcPeer {
-    const POSTED: bool = true;
-
     #[inline(always)]
     fn function(&self) -> u64 {
         function::SET_XRC_SRQ
@@ -169,8 +162,6 @@ impl sealed::Destination for XrcPeer {
 
 #[cfg(feature = "mlx5")]
 impl sealed::Destination for DcPeer<'_> {
-    const POSTED: bool = false;
-
     #[inline(always)]
     fn function(&self) -> u64 {
         if self.stream.is_some() { function::SET_DC_STREAM } else { function::SET_DC_ADDRESS }

@@ -6,7 +6,7 @@ use std::ptr;
 
 use super::sealed::{Kind, Post, Posted};
 use super::{INLINE, SIGNALED, total, without_empty};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::work_request::{MAX_MESSAGE_LENGTH, explain_send};
@@ -69,7 +69,7 @@ pub(crate) fn check<K: Kind>(kind: &K, max_inline_data: u32, list: &[ffi::ibv_sg
 #[inline(always)]
 pub(crate) fn check_length(verb: &'static str, list: &[ffi::ibv_sge]) -> Result<()> {
     if list.len() > 1 && total(list) > MAX_MESSAGE_LENGTH {
-        return Err(too_long(verb, total(list)));
+        return err_from_call(too_long(verb, total(list)));
     }
     Ok(())
 }
@@ -84,7 +84,7 @@ fn too_long(verb: &'static str, length: u64) -> Error {
 pub(crate) fn check_inline(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
     let length = total(list);
     if length > most.into() {
-        return Err(too_long_inline(length, most));
+        return err_from_call(too_long_inline(length, most));
     }
     Ok(())
 }

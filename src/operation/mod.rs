@@ -129,6 +129,9 @@ pub(crate) mod sealed {
     /// `ibv_post_send` of the transport has the operation, too.
     pub trait PostedOn<T> {}
 
+    /// It has no destination, so that a channel, which has one peer, can carry it out.
+    pub trait Undirected: Posted {}
+
     /// An operation that a queue pair posts by `ibv_post_send` or `ibv_post_recv`.
     #[diagnostic::on_unimplemented(
         message = "on a `Dci` queue pair, every request is posted in a batch",

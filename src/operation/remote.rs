@@ -3,7 +3,7 @@
 //! Work requests, batches and channels all use these checks, so the same mistake has the same message
 //! everywhere.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
 
@@ -16,7 +16,7 @@ const ATOMIC: u64 = 8;
 #[inline]
 pub(crate) fn check_remote(remote: &RemoteMemoryRegion, length: u64) -> Result<()> {
     if length > remote.length() {
-        return Err(too_small(remote, length));
+        return err_from_call(too_small(remote, length));
     }
     Ok(())
 }
@@ -31,7 +31,7 @@ fn too_small(remote: &RemoteMemoryRegion, length: u64) -> Error {
 #[inline]
 pub(crate) fn check_atomic(remote: &RemoteMemoryRegion, local: u64) -> Result<()> {
     if local != ATOMIC || remote.length() < ATOMIC || !remote.address().is_multiple_of(ATOMIC) {
-        return Err(not_atomic(remote, local));
+        return err_from_call(not_atomic(remote, local));
     }
     Ok(())
 }

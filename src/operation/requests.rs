@@ -3,7 +3,7 @@
 use super::destination::{Destination, To};
 use super::extra::{Extra, Immediate, Invalidate, WriteExtra};
 use super::remote::{atomic, check_atomic, check_remote, rdma};
-use super::sealed::{AddedOn, Kind, Posted, PostedOn, Request};
+use super::sealed::{AddedOn, Kind, Posted, PostedOn, Request, Undirected};
 use super::{Adds, INLINE, Posts, SIGNALED};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -169,6 +169,7 @@ macro_rules! posted {
     (batch $operation:ident [] []) => {};
     (posted $operation:ident [$($generics:tt)*] [$($arguments:tt)*]) => {
         impl<$($generics)*> Posted for op::$operation $($arguments)* {}
+        impl<$($generics)*> Undirected for op::$operation $($arguments)* {}
     };
 }
 

@@ -9,7 +9,7 @@ use super::post::post;
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
 use super::transport::{FixedPeer, PostsRdma, Rc, Reads, ReceiveQueue, Sends, Transport, Writes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterBuffer, ScatterElement,
@@ -93,7 +93,7 @@ impl<'q, 'res, T: Transport> SendHalf<'q, 'res, T> {
         if returned == 0 {
             Ok(())
         } else {
-            Err(request.as_raw().explain(self.queue_pair.erased(), returned))
+            err_from_call(request.as_raw().explain(self.queue_pair.erased(), returned))
         }
     }
 
@@ -163,7 +163,7 @@ impl<'q, 'res, T: Transport> ReceiveHalf<'q, 'res, T> {
         if returned == 0 {
             Ok(())
         } else {
-            Err(request.as_raw().explain(self.queue_pair.erased(), returned))
+            err_from_call(request.as_raw().explain(self.queue_pair.erased(), returned))
         }
     }
 

@@ -7,7 +7,7 @@ use super::halves::{ReceiveHalf, SendHalf};
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
 use super::transport::{FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends, Transport, Writes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterElement,
@@ -71,7 +71,11 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ) -> Result<()> {
         // SAFETY: the queue pair is live, and the caller keeps the contract.
         let returned = unsafe { request.post(self.as_raw(), wr_id) };
-        if returned == 0 { Ok(()) } else { Err(request.as_raw().explain(self.erased(), returned)) }
+        if returned == 0 {
+            Ok(())
+        } else {
+            err_from_call(request.as_raw().explain(self.erased(), returned))
+        }
     }
 
     send_methods!();

@@ -17,7 +17,7 @@ macro_rules! receive_methods {
         ///
         /// [That of posting](QueuePair#the-contract-of-posting).
         #[doc(alias = "ibv_post_recv")]
-        #[inline(always)]
+        #[inline]
         pub unsafe fn post_receive(
             &mut self,
             region: &mut impl LocalMemoryMut,

@@ -18,7 +18,7 @@ macro_rules! send_methods {
         ///
         /// [That of posting](QueuePair#the-contract-of-posting).
         #[doc(alias = "ibv_post_send")]
-        #[inline(always)]
+        #[inline]
         pub unsafe fn post_send(
             &mut self,
             region: &impl LocalMemory,
@@ -44,7 +44,7 @@ macro_rules! send_methods {
         ///
         /// [That of posting](QueuePair#the-contract-of-posting).
         #[doc(alias = "ibv_post_send")]
-        #[inline(always)]
+        #[inline]
         pub unsafe fn post_write(
             &mut self,
             region: &impl LocalMemory,
@@ -71,7 +71,7 @@ macro_rules! send_methods {
         ///
         /// [That of posting](QueuePair#the-contract-of-posting).
         #[doc(alias = "ibv_post_send")]
-        #[inline(always)]
+        #[inline]
         pub unsafe fn post_read(
             &mut self,
             region: &mut impl LocalMemoryMut,

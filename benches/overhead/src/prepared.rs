@@ -122,7 +122,7 @@ pub(crate) fn w5_extended(rig: &mut Rig, operations: u64) -> Result<u64> {
         unsafe {
             queue_pair.batch(|batch| {
                 for (wr_id, element) in (start..).zip(&elements) {
-                    batch.add(SendWorkRequest::new(*element), wr_id)?;
+                    batch.add(SendWorkRequest::new(element), wr_id)?;
                 }
                 Ok::<_, ibverbs::Error>(())
             })?;

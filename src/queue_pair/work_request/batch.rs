@@ -20,7 +20,7 @@ use std::ptr;
 use super::collector::Collector;
 use super::explain::explain_batch;
 use super::extended_operations::{SendOperations, function};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::Gathered;
 use crate::operation::encode::check;
@@ -160,6 +160,13 @@ impl<T: Transport> Batch<'_, T> {
             match list {
                 _ if !R::Operation::HAS_DATA => {}
                 [one] if flags & INLINE == 0 => {
+                    // Read again: what was read before the calls would have been stored meanwhile.
+                    let mut again = <R as Request>::list(&mut buffer);
+                    let one = again
+                        .as_mut()
+                        .ok()
+                        .and_then(|list| list.as_mut().first().copied())
+                        .unwrap_or(*one);
                     (*raw).wr_set_sge.unwrap_unchecked()(raw, one.lkey, one.addr, one.length);
                 }
                 list if flags & INLINE == 0 => {
@@ -181,7 +188,7 @@ impl<T: Transport> Batch<'_, T> {
         check_count(list, self.max_sge)?;
         let needs_one_length = self.available & function::ONE_LENGTH != 0;
         if needs_one_length && list.iter().any(|element| element.length != list[0].length) {
-            return Err(different_lengths());
+            return err_from_call(different_lengths());
         }
         Ok(())
     }
@@ -275,7 +282,7 @@ fn need(available: u64, functions: u64) -> Result<()> {
 #[inline]
 fn check_count(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
     if list.len() > most as usize {
-        return Err(too_many(list.len(), most));
+        return err_from_call(too_many(list.len(), most));
     }
     Ok(())
 }

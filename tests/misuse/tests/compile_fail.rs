@@ -34,6 +34,7 @@ right! {
     batch_on_another_thread
     borrowed_child_in_a_struct
     borrowed_child_in_a_thread
+    buffer_instead_of_a_request
     buffer_of_the_closure
     buffer_of_the_set_closure
     channel_dropped_under_its_queue
@@ -56,6 +57,7 @@ right! {
     context_dropped_after_its_owner
     context_outlives_its_list
     datagram_that_goes_nowhere
+    destination_on_a_channel
     destination_on_rc
     device_outlives_its_list
     device_region_outlives_device_memory
@@ -77,6 +79,7 @@ right! {
     flow_counters_outlive_context
     flow_outlives_its_action
     flow_outlives_its_counters
+    flush_on_a_channel
     flush_without_a_batch
     future_buffer_in_use
     future_buffer_that_borrows
@@ -89,9 +92,11 @@ right! {
     handshake_twice
     index_into_shared_memory
     indirection_table_outlives_work_queue
+    lent_buffer_in_flight
     local_region_for_a_peer
     move_in_flight
     opened_queue_pair_outlives_domain
+    owned_buffer_in_a_scope
     owned_buffer_in_flight
     owned_buffer_that_borrows
     owned_parent_that_is_borrowed
@@ -102,6 +107,7 @@ right! {
     post_on_dci
     post_through_an_arc
     post_twice
+    prepared_request_outlives_its_elements
     queue_dropped_under_its_poller
     queue_outlives_context
     queue_pair_dropped_after_queue
@@ -115,6 +121,7 @@ right! {
     read_on_uc
     read_the_half_in_flight
     receive_in_a_batch
+    receive_into_a_shared_slice
     receive_into_read_only_memory
     receive_into_what_is_borrowed
     receive_into_what_is_read_only

@@ -1,0 +1,14 @@
+use ibverbs::{Channel, FlushPlacement, FlushWorkRequest, QueuePair, RemoteMemoryRegion, Result};
+
+pub unsafe fn case(
+    channel: &mut Channel<'_>,
+    queue_pair: &mut QueuePair<'_>,
+    remote: RemoteMemoryRegion,
+) -> Result<()> {
+    let flush = FlushWorkRequest::new(remote, FlushPlacement::GLOBAL);
+    let _ = (&channel, &queue_pair);
+    let _ = channel.run(flush);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,7 @@
+use ibverbs::{Channel, MemorySlice, SendWorkRequest, TransportResult, XrcPeer};
+
+pub fn case(channel: &mut Channel<'_>, slice: MemorySlice<'_, u8>) -> TransportResult<()> {
+    let request = SendWorkRequest::new(slice);
+    let _ = XrcPeer(1);
+    channel.run(request).map(drop)
+}

@@ -1,0 +1,11 @@
+use ibverbs::{Channel, FlushPlacement, FlushWorkRequest, QueuePair, RemoteMemoryRegion, Result};
+
+pub unsafe fn case(
+    channel: &mut Channel<'_>,
+    queue_pair: &mut QueuePair<'_>,
+    remote: RemoteMemoryRegion,
+) -> Result<()> {
+    let flush = FlushWorkRequest::new(remote, FlushPlacement::GLOBAL);
+    let _ = (&channel, &queue_pair);
+    unsafe { queue_pair.batch(|batch| batch.add(flush, 1)) }
+}
