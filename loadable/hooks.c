@@ -12,9 +12,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
 #include <infiniband/driver.h>
 
@@ -30,6 +32,7 @@ int __wrap_ibverbs_get_device_list(struct list_head *list);
 int __real_open_cdev(const char *name, dev_t cdev);
 int __wrap_open_cdev(const char *name, dev_t cdev);
 int __wrap_ibv_read_ibdev_sysfs_file(char *buffer, size_t size, struct verbs_sysfs_dev *dev, const char *format, ...);
+
 
 #define SOFTWARE makedev(0, 1)
 
@@ -105,6 +108,23 @@ int __wrap_open_cdev(const char *name, dev_t cdev)
 	return cdev == SOFTWARE ? eventfd(0, EFD_CLOEXEC) : __real_open_cdev(name, cdev);
 }
 
+/* Compiled with the name of rdma-core's function changed: see hook.cmake. */
+#undef ibv_import_device
+struct ibv_context *ibv_import_device(int cmd_fd);
+struct ibv_context *ibv_import_device(int cmd_fd)
+{
+	static const char ours[] = "anon_inode:[eventfd]";
+	char link[32], file[sizeof(ours)];
+
+	/* The objects of a device of software are this process's: no other can share them by a file. */
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", cmd_fd);
+	if (readlink(link, file, sizeof(file)) == sizeof(ours) - 1 && !memcmp(file, ours, sizeof(ours) - 1)) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	return ibverbs_stock_import_device(cmd_fd);
+}
+
 /* Only the table of P_Keys is read where a device answers no other way. */
 int __wrap_ibv_read_ibdev_sysfs_file(char *buffer, size_t size, struct verbs_sysfs_dev *dev, const char *format, ...)
 {
@@ -127,3 +147,25 @@ int __wrap_ibv_read_ibdev_sysfs_file(char *buffer, size_t size, struct verbs_sys
 	errno = ENOENT;
 	return -1;
 }
+
+#ifdef OLD_PRIVATE
+/*
+ * ibv_devinfo of distributions whose rdma-core has another private interface needs these of it, which have not changed.
+ * What needs more, librdmacm and the providers, is of the same version as this library.
+ */
+int ibverbs_loadable_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index,
+				    enum ibv_gid_type_sysfs *type);
+__asm__(".symver ibverbs_loadable_query_gid_type, ibv_query_gid_type@" OLD_PRIVATE);
+int ibverbs_loadable_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index,
+				    enum ibv_gid_type_sysfs *type)
+{
+	return ibv_query_gid_type(context, port, index, type);
+}
+
+int ibverbs_loadable_read_sysfs_file(const char *dir, const char *file, char *buffer, size_t size);
+__asm__(".symver ibverbs_loadable_read_sysfs_file, ibv_read_sysfs_file@" OLD_PRIVATE);
+int ibverbs_loadable_read_sysfs_file(const char *dir, const char *file, char *buffer, size_t size)
+{
+	return ibv_read_sysfs_file(dir, file, buffer, size);
+}
+#endif

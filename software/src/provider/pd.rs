@@ -54,8 +54,10 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         let known = Given::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
             | Given::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
         let foreign = parent.is_null() || (*parent).context != context;
-        if foreign || mask & !known.0 != 0 {
+        if foreign {
             Err(libc::EINVAL)
+        } else if mask & !known.0 != 0 {
+            Err(libc::EOPNOTSUPP)
         } else if shared(context).lock().core.add_parent_domain((*parent).handle) {
             let mut pd = zeroed::<SoftPd>();
             pd.pd.handle = (*parent).handle;

@@ -9,6 +9,9 @@ use crate::device::RawDevice;
 use crate::ffi::*;
 use crate::wire::PKEY;
 
+/// No vendor has this number; Soft-RoCE and Soft-iWARP have it too.
+const VENDOR: u32 = 0xff_ffff;
+
 pub(super) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     _input: *const ibv_query_device_ex_input,
@@ -26,6 +29,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     }
     plain.node_guid = settings.guid().to_be();
     plain.sys_image_guid = plain.node_guid;
+    plain.vendor_id = VENDOR;
     plain.max_mr_size = settings.max_mr_size;
     plain.page_size_cap = 4096;
     plain.max_qp = most(settings.max_qp);
