@@ -121,7 +121,7 @@ pub(super) fn target_attributes(from: QueuePairState, to: QueuePairState) -> Att
 
 impl QueuePairBuilder<'_, Dci> {
     /// `struct mlx5dv_dci_streams`: divides the requests into streams (not unless set). A request names its stream
-    /// by [`Batch::to_dc_on_stream`](crate::Batch::to_dc_on_stream).
+    /// by [`DcPeer::stream`](crate::DcPeer::stream).
     #[doc(alias = "mlx5dv_dci_streams")]
     pub fn dc_streams(mut self, streams: DcStreams) -> Self {
         self.driver = Some(DriverTransport::DcInitiator(Some(streams)));

@@ -76,8 +76,7 @@ impl<'res> QueuePairBuilder<'res, Srd> {
     /// page is `efadv_create_qp_ex(3)`, and fails with `EOPNOTSUPP` on other devices.
     ///
     /// Like a UD queue pair it has no peer: [`activate`](crate::PreparedQueuePair::activate) makes it ready,
-    /// and [`Batch::to`](crate::Batch::to) tells where requests go, by an
-    /// [`AddressHandle`](crate::AddressHandle), a queue pair number and its Q_Key. Unlike on UD, what is
+    /// and each request says where it goes, by a [`DatagramPeer`](crate::DatagramPeer). Unlike on UD, what is
     /// sent arrives or its completion tells that it did not; messages arrive **in any order**; there is no
     /// room for a global route header before a message; and reads and writes exist, where
     /// [the device has them](crate::EfaAttributes::send_operations). There are no atomics, no shared receive
