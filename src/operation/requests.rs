@@ -185,6 +185,70 @@ macro_rules! posted_by {
 work_requests! {
     /// `struct ibv_send_wr`: sends one message to a receive of the peer. On a reliable connection it has ended when the peer
     /// has acknowledged it.
+    ///
+    /// The same request goes to everything that posts. What takes it says who keeps the buffer, and who waits:
+    ///
+    /// ```
+    /// use std::time::Instant;
+    /// use ibverbs::{
+    ///     AsyncChannel, Channel, Inline, MemoryRegion, OwnedResult, PooledBuffer, PreparedRequest,
+    ///     QueuePair, Rc, Result, SendWorkRequest, TransportResult,
+    /// };
+    ///
+    /// /// Posts, and waits until it has ended. The buffer is lent.
+    /// fn blocking(channel: &mut Channel<'_>, region: &MemoryRegion<'_, u8>) -> TransportResult<()> {
+    ///     let message = region.slice(..5)?;
+    ///     channel.run(SendWorkRequest::new(&message).immediate(7))?;
+    ///     channel.send(&message)?; // the same without options
+    ///     channel.send(Inline(b"bytes that are not registered"))?;
+    ///     Ok(())
+    /// }
+    ///
+    /// /// As above, and gives up at a time.
+    /// fn deadline(channel: &mut Channel<'_>, deadline: Instant) -> TransportResult<()> {
+    ///     channel.until(deadline).run(SendWorkRequest::new(Inline(b"hello")).solicited())?;
+    ///     Ok(())
+    /// }
+    ///
+    /// /// Several at a time. The handle gives the slice back.
+    /// fn scope(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u8>) -> TransportResult<()> {
+    ///     let (one, two) = region.slice_mut(..)?.split_at(5)?;
+    ///     channel.manual_scope(|scope| {
+    ///         let first = scope.post(SendWorkRequest::new(one).immediate(1))?;
+    ///         let second = scope.post(SendWorkRequest::new(two).immediate(2))?;
+    ///         let (mut one, _) = first.wait()?;
+    ///         one.fill(0);
+    ///         second.wait()?;
+    ///         Ok(())
+    ///     })
+    /// }
+    ///
+    /// /// The operation owns its buffer. The handle gives it back, at any time.
+    /// fn owned(channel: &mut Channel<'_>, buffer: PooledBuffer) -> OwnedResult<PooledBuffer> {
+    ///     let mut work = channel.post_owned(SendWorkRequest::new(buffer).immediate(7))?;
+    ///     work.wait(channel)
+    /// }
+    ///
+    /// /// The same as a future.
+    /// async fn future(channel: &AsyncChannel, buffer: PooledBuffer) -> OwnedResult<PooledBuffer> {
+    ///     channel.run(SendWorkRequest::new(buffer).immediate(7)).await
+    /// }
+    ///
+    /// /// On a queue pair: the program polls the completions of these numbers, and until then keeps the region.
+    /// unsafe fn verbs(queue_pair: &mut QueuePair<'_, Rc>, region: &MemoryRegion<'_, u8>) -> Result<()> {
+    ///     let elements = [region.gather_element(..5)?, region.gather_element(8..)?];
+    ///     let request = SendWorkRequest::new(&elements).fence();
+    ///     let mut prepared = PreparedRequest::new(request, queue_pair.max_inline_data())?;
+    ///     unsafe {
+    ///         queue_pair.post(request, 1)?;
+    ///         queue_pair.post_prepared(&mut prepared, 2)?; // the cheapest, to be repeated
+    ///         queue_pair.batch(|batch| {
+    ///             batch.add(SendWorkRequest::new(elements[0]).unsignaled(), 3)?;
+    ///             batch.add(request.immediate(7), 4)
+    ///         })
+    ///     }
+    /// }
+    /// ```
     SendWorkRequest<D: GatherBuffer, X: Extra = ()> { extra: X } as Send:
         X::SEND, X::EXTENDED_SEND, data true, peer true, writes false, reliable false, gather, posted,
         on FixedPeer, Sends,
