@@ -183,8 +183,8 @@ impl<'a> Context<'a> {
         Ok(PortAttributes::from(raw))
     }
 
-    /// `ibv_query_port_speed`: the speed that a port has now, in units of 100 Mb/s: 4000 are 400 Gb/s. Ports count from
-    /// 1. Of a link that is aggregated from several, or slower than its width promises, this is the real one.
+    /// `ibv_query_port_speed`: the speed that a port has now, in units of 100 Mb/s: 4000 are 400 Gb/s. Ports are
+    /// counted from 1. Of a link that is aggregated from several, or slower than its width promises, this is the real one.
     /// There since rdma-core 65.
     ///
     /// # Errors

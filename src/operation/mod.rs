@@ -130,6 +130,10 @@ pub(crate) mod sealed {
     pub trait PostedOn<T> {}
 
     /// It has no destination, so that a channel, which has one peer, can carry it out.
+    #[cfg_attr(
+        not(feature = "channel"),
+        expect(unreachable_pub, reason = "only channels have it in their bounds")
+    )]
     pub trait Undirected: Posted {}
 
     /// An operation that a queue pair posts by `ibv_post_send` or `ibv_post_recv`.

@@ -142,6 +142,7 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
     /// # Errors
     ///
     /// As [`PreparedChannel::connect`].
+    #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
     pub fn connect(
         self,
         address: impl ToSocketAddrs,
@@ -158,6 +159,7 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
     /// # Errors
     ///
     /// As [`PreparedChannel::connect`].
+    #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
     pub fn accept(
         self,
         listener: &TcpListener,
