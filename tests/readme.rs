@@ -1,4 +1,4 @@
-//! README agrees with the repository.
+//! README and the design agree with the repository.
 
 use std::fs;
 use std::path::Path;
@@ -69,5 +69,20 @@ fn what_it_links_to_is_there() {
     for link in links.into_iter().filter(|link| !link.starts_with("https://")) {
         let (file, _) = link.split_once('#').unwrap_or((link, ""));
         assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join(file).exists(), "{link}");
+    }
+}
+
+#[test]
+fn the_files_that_the_design_names_are_there() {
+    let design = read("docs/design.md");
+    let is_path = |name: &&str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+        name.ends_with(".rs") && name.chars().all(plain)
+    };
+    let names: Vec<_> = design.split('`').skip(1).step_by(2).filter(is_path).collect();
+    assert!(names.len() > 50, "{names:?}");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for name in names {
+        assert!(["", "src"].iter().any(|place| root.join(place).join(name).exists()), "{name}");
     }
 }
