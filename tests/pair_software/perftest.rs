@@ -6,8 +6,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ibverbs::{
-    AccessFlags, CompletionQueue, Context, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit,
-    PacketSequenceNumber, QueuePair, Rc, RemoteMemoryRegion,
+    AccessFlags, CompletionQueue, Context, FetchAddWorkRequest, MaxAckRetries, MaxRnrRetries,
+    MaximumTransferUnit, PacketSequenceNumber, QueuePair, Rc, RemoteMemoryRegion,
 };
 
 use crate::exchange::{Address, Exchange, Keys};
@@ -245,7 +245,10 @@ impl Session<'_> {
                 Test::Send => queue_pair.post_send(region, range, id)?,
                 Test::Write => queue_pair.post_write(region, range, remote, id)?,
                 Test::Read => queue_pair.post_read(region, range, remote, id)?,
-                Test::FetchAdd => queue_pair.post_fetch_add(region, range, remote, ADDED, id)?,
+                Test::FetchAdd => {
+                    let result = region.scatter_element(range)?;
+                    queue_pair.post(FetchAddWorkRequest::new(result, remote, ADDED), id)?;
+                }
             }
         }
         Ok(())

@@ -4,9 +4,9 @@
 //! from them has the bytes of our last one: all are checked.
 
 use ibverbs::{
-    AckTimeout, AddressHandle, AddressVector, CompletionQueue, Context, Gid, MaxAckRetries,
-    MaxRnrRetries, MaximumTransferUnit, PacketSequenceNumber, ProtectionDomain, QueuePair,
-    QueuePairType, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
+    AckTimeout, AddressHandle, AddressVector, CompletionQueue, Context, DatagramPeer, Gid,
+    MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, PacketSequenceNumber, ProtectionDomain,
+    QueuePair, QueuePairType, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
 };
 
 use crate::exchange::{Address, Exchange};
@@ -34,7 +34,7 @@ pub(crate) struct PingPong {
 
 /// What each queue pair is doing.
 struct Player<'a> {
-    queue_pair: QueuePair<'a>,
+    queue_pair: QueuePair<'a, QueuePairType>,
     /// Where datagrams go.
     destination: Option<(AddressHandle<'a>, u32)>,
     sent: u64,
@@ -226,10 +226,10 @@ impl Game<'_> {
         // and address handle outlive the queue pair.
         unsafe {
             match &player.destination {
-                Some((handle, number)) => {
-                    let elements = [self.memory.region.gather_element(range)?];
-                    let request = SendWorkRequest::new(&elements);
-                    player.queue_pair.post(&mut request.to(handle, *number, QKEY)?, id)?;
+                Some((path, number)) => {
+                    let message = self.memory.region.gather_element(range)?;
+                    let peer = DatagramPeer { path, number: *number, qkey: QKEY };
+                    player.queue_pair.post(SendWorkRequest::new(message).to(peer), id)?;
                 }
                 None => player.queue_pair.post_send(&self.memory.region, range, id)?,
             }

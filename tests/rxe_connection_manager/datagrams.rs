@@ -8,7 +8,7 @@ use std::time::Duration;
 use ibverbs::{
     AddressVector, CompletionQueue, ConnectionError, Context, DatagramAddress, DatagramPeer,
     Listener, MemoryRegion, MulticastMembership, PreparedQueuePair, ProtectionDomain, QueuePair,
-    Rc, Route, SendWorkRequest, Ud,
+    QueuePairType, Route, SendWorkRequest, Ud,
 };
 
 use crate::managed::{TIME, here};
@@ -159,7 +159,11 @@ fn a_queue_pair_that_is_connected_takes_no_datagrams() {
     let address = listener.local_addr().unwrap();
     let mut route = Route::to(address).resolve_datagram(TIME).unwrap();
     with_side(route.open_device().unwrap(), |side| {
-        let wrong = side.domain.create_qp(side.queue, side.queue, Rc).build().unwrap();
+        let wrong = side
+            .domain
+            .create_qp(side.queue, side.queue, QueuePairType::ReliableConnected)
+            .build()
+            .unwrap();
         let error = route.activate(wrong).unwrap_err();
         assert!(error.to_string().contains("type UD"), "{error}");
     });

@@ -3,9 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{
-    Channel, ConnectionError, ErrorKind, Listener, QueuePairType, RejectReason, Route, Ud,
-};
+use ibverbs::{Channel, ConnectionError, ErrorKind, Listener, QueuePairType, RejectReason, Route};
 
 use crate::managed::{Device, TIME, accept, connect, here, listen, transfer};
 use crate::nothing_is_left;
@@ -68,7 +66,8 @@ fn a_queue_pair_elsewhere_changes_nothing() {
             drop(prepared);
             let datagram =
                 ibverbs::CompletionQueue::builder(right.domain.context(), 4).build().unwrap();
-            let datagrams = right.domain.create_qp(&datagram, &datagram, Ud).build().unwrap();
+            let kind = QueuePairType::UnreliableDatagram;
+            let datagrams = right.domain.create_qp(&datagram, &datagram, kind).build().unwrap();
             let (route, datagrams, error) = route.prepare(datagrams).unwrap_err();
             assert!(error.to_string().contains("type RC"), "{error}");
             drop(datagrams);

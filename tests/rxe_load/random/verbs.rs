@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, CompletionQueue, MaxAckRetries, MaxRnrRetries, MemoryRegion, MinRnrTimer,
-    QueuePair, QueuePairType, SharedMemoryRegion, WorkCompletion,
+    QueuePair, Rc, SharedMemoryRegion, WorkCompletion,
 };
 
 use super::{Tally, word};
@@ -192,9 +192,9 @@ pub(crate) fn connection(sides: &(Side, Side), mut random: Random, until: Instan
             break;
         }
         let prepared = [0, 1].map(|side| {
-            let reliable = QueuePairType::ReliableConnected;
             let domain = &sides[side].domain;
-            QueuePair::builder(domain, &queues[side], &queues[side], reliable)
+            domain
+                .create_qp(&queues[side], &queues[side], Rc)
                 .max_send_wr(DEPTH as u32)
                 .max_recv_wr(DEPTH as u32)
                 .access(AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE)
