@@ -1,0 +1,369 @@
+//! The list of devices, and opening one by its name or place.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::iter::FusedIterator;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use super::Device;
+use super::context::Context;
+use super::fork;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::provider;
+
+/// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
+///
+/// # Errors
+///
+///  - `ENOSYS`: the kernel has no RDMA support.
+///  - `EPERM`: the process is not allowed to list devices.
+///  - `ENOMEM`: out of memory.
+///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
+///  - `ENOENT`: the machine has RDMA devices, but this process sees no `/dev/infiniband`, for example
+///    in a container that was not given that folder.
+///
+/// A machine without RDMA devices gives an empty list, or `ENOSYS` where the kernel has no support
+/// for them at all.
+///
+/// The first call in a process that does not run as root makes libibverbs print a warning to the standard
+/// error if `RLIMIT_MEMLOCK` is 32 KiB or less. This crate does not hide it. With a limit of 0, registering
+/// memory fails with `EPERM`, and the error says so.
+///
+/// ```
+/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+/// # rxe0.register();
+/// for device in &ibverbs::devices()? {
+///     println!("{} {}", device.name(), device.guid());
+/// }
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_get_device_list")]
+pub fn devices() -> Result<DeviceList> {
+    const VERB: &str = "ibv_get_device_list";
+    let registered = Registered::list();
+    let mut count = 0;
+    let alone = fork::exclusive();
+    // SAFETY: `count` is writable.
+    let listed = ffi::object(VERB, unsafe { ffi::ibv_get_device_list(&mut count) })
+        .map_err(|error| out_of_files(VERB).unwrap_or(error));
+    drop(alone);
+    let listed = match listed {
+        // Even without RDMA support in the kernel, devices that a provider in this process has
+        // registered can be used.
+        Err(error) if error.raw_os_error() == libc::ENOSYS && !registered.0.is_empty() => None,
+        listed => Some(listed?),
+    };
+    let mut list = DeviceList { listed, devices: Vec::new(), registered };
+    // Devices that the program registered itself come first.
+    list.devices.extend(list.registered.0.iter().map(|device| device.as_ptr()));
+    if let Some(listed) = listed {
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: `ibv_get_device_list` gave this many pointers, which live as long as the list.
+        list.devices.extend(unsafe { std::slice::from_raw_parts(listed.as_ptr(), count) });
+    }
+    if list.is_empty() {
+        let (class, files) = (Path::new(DEVICES), Path::new(DEVICE_FILES));
+        match out_of_files(VERB).or_else(|| without_device_files(class, files)) {
+            Some(error) => return Err(error),
+            None => return Ok(list),
+        }
+    }
+    Ok(list)
+}
+
+/// The kernel's folder of RDMA devices, including those that this process cannot open.
+const DEVICES: &str = "/sys/class/infiniband";
+
+/// The folder of the device files.
+const DEVICE_FILES: &str = "/dev/infiniband";
+
+/// The error if the kernel has devices but this process has no device files.
+#[cold]
+fn without_device_files(class: &Path, files: &Path) -> Option<Error> {
+    let there = fs::read_dir(class).is_ok_and(|mut devices| devices.next().is_some());
+    // A folder that this process may not read exists all the same.
+    let missing = fs::metadata(files).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    (there && missing).then_some(Error::with_reason(
+        "ibv_get_device_list",
+        libc::ENOENT,
+        "this machine has RDMA devices, but this process sees no /dev/infiniband: if it runs in a \
+         container, pass that folder to it; otherwise load the module ib_uverbs",
+    ))
+}
+
+/// Devices that a provider in this process has registered, with a reference to each.
+struct Registered(Vec<NonNull<ffi::ibv_device>>);
+
+impl Registered {
+    fn list() -> Self {
+        Self(provider::hooks().map_or_else(Vec::new, |hooks| (hooks.list)()))
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let Some(hooks) = provider::hooks() else { return };
+        for &device in &self.0 {
+            // SAFETY: `list` took this reference, and it is given back once.
+            unsafe { (hooks.put)(device) };
+        }
+    }
+}
+
+/// The error if listing failed because no file descriptor was left. libibverbs then reports `ENOSYS`,
+/// or leaves out the devices that it cannot open.
+#[cold]
+fn out_of_files(verb: &'static str) -> Option<Error> {
+    /// One more than the most files that listing has open at a time.
+    const NEEDED: usize = 4;
+    let mut files = [const { None }; NEEDED];
+    for file in &mut files {
+        // This opens whenever any file can be opened.
+        match std::fs::File::open("/") {
+            Ok(opened) => *file = Some(opened),
+            Err(error) => {
+                let errno =
+                    error.raw_os_error().filter(|e| matches!(*e, libc::EMFILE | libc::ENFILE));
+                return errno.map(|errno| Error::new(verb, errno));
+            }
+        }
+    }
+    None
+}
+
+/// Opens the device that is called `name`, such as `mlx5_0` or `rxe0`.
+///
+/// Unlike [`Device::open`], it does not need a list that outlives the context.
+///
+/// # Errors
+///
+///  - `ENODEV`: there is no such device.
+///  - all those of [`devices`] and [`Device::open`].
+#[doc(alias = "ibv_open_device")]
+pub fn open(name: &str) -> Result<Context<'static>> {
+    let list = devices()?;
+    let device = list.iter().find(|device| device.name() == name).ok_or_else(|| {
+        let is_there = !name.contains('/') && Path::new(DEVICES).join(name).exists();
+        no_device(if is_there && !matches!(name, "" | "." | "..") {
+            "the kernel has the device, but this process cannot use it: its /dev/infiniband/uverbs* \
+             was not passed to this container, or this build of the crate lacks its provider"
+        } else {
+            "there is no RDMA device of that name"
+        })
+    })?;
+    device.open_alone()
+}
+
+/// Opens the first device of [`devices`]: for programs and tests that use whichever device there is.
+///
+/// Devices that the process registered itself come before the kernel's. Unlike [`Device::open`], it does
+/// not need a list that outlives the context.
+///
+/// # Errors
+///
+///  - `ENODEV`: there is no device. The text says why, as [`DeviceList::why_empty`] does.
+///  - all those of [`devices`] and [`Device::open`].
+///
+/// ```
+/// # let soft0 = ibverbs_software::Device::builder().build().unwrap();
+/// # soft0.register();
+/// let context = ibverbs::open_first()?;
+/// let domain = context.alloc_pd()?;
+/// # Ok::<(), ibverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_open_device")]
+pub fn open_first() -> Result<Context<'static>> {
+    let list = devices()?;
+    match list.iter().next() {
+        Some(device) => device.open_alone(),
+        None => Err(no_devices(Path::new(DEVICES))),
+    }
+}
+
+/// The error of opening a device that is not in the list.
+#[cold]
+fn no_device(reason: &'static str) -> Error {
+    const VERB: &str = "ibv_open_device";
+    out_of_files("ibv_get_device_list").unwrap_or(Error::with_reason(VERB, libc::ENODEV, reason))
+}
+
+/// The error of opening any device while the list is empty.
+#[cold]
+fn no_devices(class: &Path) -> Error {
+    no_device(match fs::read_dir(class).map(|mut devices| devices.next().is_some()) {
+        Ok(true) => {
+            "the kernel has RDMA devices, but this process can use none of them: their \
+             /dev/infiniband/uverbs* were not passed to this container, or this build of the crate \
+             lacks their providers (cargo features such as mlx5)"
+        }
+        Ok(false) => {
+            "the kernel supports RDMA, but has no device: the adapter's driver is not loaded, or \
+             there is no adapter (`rdma link add rxe0 type rxe netdev eth0` adds Soft-RoCE; the \
+             crate ibverbs-software needs neither root nor the kernel)"
+        }
+        Err(_) => {
+            "the kernel has no RDMA devices (the crate ibverbs-software brings one that needs neither \
+             root nor the kernel)"
+        }
+    })
+}
+
+/// The RDMA devices that existed when the list was made: see [`devices`].
+#[doc(alias = "ibv_free_device_list")]
+pub struct DeviceList {
+    /// libibverbs' own list.
+    listed: Option<NonNull<*mut ffi::ibv_device>>,
+    /// The devices of both lists.
+    devices: Vec<*mut ffi::ibv_device>,
+    registered: Registered,
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        if let Some(listed) = self.listed {
+            // SAFETY: the list came from `ibv_get_device_list` and is freed once.
+            unsafe { ffi::ibv_free_device_list(listed.as_ptr()) }
+        }
+    }
+}
+
+// SAFETY: the list is not written after it was made, and libibverbs counts the references to its
+// devices under a lock, so any thread may read and free it.
+unsafe impl Send for DeviceList {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceList {}
+
+impl DeviceList {
+    /// How many devices there are.
+    pub fn len(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Whether the list is empty.
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty()
+    }
+
+    /// Why the list is empty, as an error that a program can print or return: the kernel has no devices,
+    /// or has devices that this process cannot use. `None` if the list is not empty.
+    pub fn why_empty(&self) -> Option<Error> {
+        self.is_empty().then(|| no_devices(Path::new(DEVICES)))
+    }
+
+    /// The device at `index`.
+    pub fn get(&self, index: usize) -> Option<Device<'_>> {
+        self.devices.get(index).and_then(|&device| Device::new(device))
+    }
+
+    /// The devices, one after the other.
+    pub fn iter(&self) -> DeviceListIter<'_> {
+        DeviceListIter { devices: self.devices.iter() }
+    }
+}
+
+impl fmt::Debug for DeviceList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self).finish()
+    }
+}
+
+impl<'list> IntoIterator for &'list DeviceList {
+    type Item = Device<'list>;
+    type IntoIter = DeviceListIter<'list>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// An iterator over a [`DeviceList`].
+#[derive(Clone)]
+pub struct DeviceListIter<'list> {
+    devices: std::slice::Iter<'list, *mut ffi::ibv_device>,
+}
+
+impl fmt::Debug for DeviceListIter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.clone()).finish()
+    }
+}
+
+impl<'list> Iterator for DeviceListIter<'list> {
+    type Item = Device<'list>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.devices.next().and_then(|&device| Device::new(device))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.devices.size_hint()
+    }
+}
+
+impl ExactSizeIterator for DeviceListIter<'_> {}
+impl FusedIterator for DeviceListIter<'_> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in a container: sysfs shows the kernel's devices, but the device files are missing.
+    #[test]
+    #[cfg_attr(miri, ignore = "uses the file system")]
+    fn devices_without_files_are_an_error_that_says_so() {
+        let folder = std::env::temp_dir().join(format!("ibverbs-devices-{}", std::process::id()));
+        let (class, files) = (folder.join("class"), folder.join("dev"));
+        assert_eq!(without_device_files(&class, &files), None, "no RDMA in the kernel");
+        fs::create_dir_all(&class).unwrap();
+        assert_eq!(without_device_files(&class, &files), None, "no devices");
+        fs::create_dir(class.join("rxe0")).unwrap();
+        let error = without_device_files(&class, &files).unwrap();
+        assert_eq!(error.raw_os_error(), libc::ENOENT);
+        assert!(error.to_string().contains("pass that folder"), "{error}");
+        fs::create_dir(&files).unwrap();
+        assert_eq!(without_device_files(&class, &files), None, "only the provider may be missing");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "uses the file system")]
+    fn an_empty_list_says_why() {
+        let class = std::env::temp_dir().join(format!("ibverbs-class-{}", std::process::id()));
+        assert!(no_devices(&class).to_string().contains("the kernel has no RDMA devices"));
+        fs::create_dir(&class).unwrap();
+        assert!(no_devices(&class).to_string().contains("but has no device"));
+        fs::create_dir(class.join("mlx5_0")).unwrap();
+        let error = no_devices(&class);
+        assert_eq!(error.raw_os_error(), libc::ENODEV);
+        assert!(error.to_string().contains("lacks their providers"), "{error}");
+        fs::remove_dir_all(class).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls libibverbs")]
+    fn listing_never_panics_and_names_its_verb() {
+        match devices() {
+            Ok(list) => {
+                assert_eq!(list.iter().len(), list.len());
+                assert_eq!(list.is_empty(), list.get(0).is_none());
+                assert!(list.get(list.len()).is_none());
+                assert_eq!(list.is_empty(), list.why_empty().is_some());
+                assert_eq!(
+                    list.is_empty(),
+                    open_first().is_err_and(|e| e.verb() == "ibv_open_device")
+                );
+            }
+            Err(error) => assert_eq!(error.verb(), "ibv_get_device_list"),
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls libibverbs")]
+    fn an_unknown_name_is_not_found() {
+        let error = open("no such device").unwrap_err();
+        assert!(matches!(error.raw_os_error(), libc::ENODEV | libc::ENOSYS), "{error}");
+    }
+}
