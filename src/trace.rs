@@ -51,14 +51,16 @@ mod events {
 
     /// Runs the program's subscriber and catches its panics: a panic must not prevent the code after it
     /// from stopping a device that still uses a buffer.
-    fn run(event: Event) {
+    fn run(event: impl FnOnce()) {
         let _ = panics::catch(event);
     }
 
+    /// Runs the event, or queues it. Only what is queued is allocated.
     fn emit(event: impl FnOnce() + 'static) {
-        let mut event: Option<Event> = Some(Box::new(event));
+        let mut event = Some(event);
         if HELD.try_with(Cell::get).is_ok_and(|held| held > 0) {
-            let _ = QUEUE.try_with(|queue| queue.borrow_mut().extend(event.take()));
+            let boxed = |event| Box::new(event) as Event;
+            let _ = QUEUE.try_with(|queue| queue.borrow_mut().extend(event.take().map(boxed)));
         }
         event.into_iter().for_each(run);
     }

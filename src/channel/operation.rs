@@ -11,9 +11,44 @@ use crate::error::Error;
 use crate::ffi;
 use crate::operation::encode::check_inline;
 use crate::operation::sealed::{Kind, Undirected};
-use crate::operation::{
-    INLINE, OPCODES, Receive, SIGNALED, index_of, takes_receive, total, without_empty,
+use crate::operation::{INLINE, Receive, SIGNALED, takes_receive, total, without_empty};
+
+/// The opcodes that a channel has a prepared request for.
+const OPCODES: [ffi::ibv_wr_opcode; 7] = {
+    use ffi::ibv_wr_opcode as Opcode;
+
+    [
+        Opcode::IBV_WR_SEND,
+        Opcode::IBV_WR_SEND_WITH_IMM,
+        Opcode::IBV_WR_RDMA_WRITE,
+        Opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+        Opcode::IBV_WR_RDMA_READ,
+        Opcode::IBV_WR_ATOMIC_CMP_AND_SWP,
+        Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD,
+    ]
 };
+
+/// The place in [`OPCODES`] of the prepared request for an operation. The rare invalidations have none of their own, which
+/// would be 128 bytes in each channel: a post lends them that of sends with an immediate, whose field they use. In a
+/// constant, a missing opcode is an error of the compiler.
+const fn index_of(opcode: ffi::ibv_wr_opcode) -> usize {
+    use ffi::ibv_wr_opcode as Opcode;
+
+    let opcode = match opcode {
+        Opcode::IBV_WR_SEND_WITH_INV | Opcode::IBV_WR_LOCAL_INV => Opcode::IBV_WR_SEND_WITH_IMM,
+        own => own,
+    };
+    let mut index = 0;
+    while OPCODES[index].0 != opcode.0 {
+        index += 1;
+    }
+    index
+}
+
+/// Whether a post must set the opcode of the prepared request, and then restore it.
+const fn borrows<K: Kind>() -> bool {
+    OPCODES[index_of(K::OPCODE)].0 != K::OPCODE.0
+}
 
 /// An operation that a channel can post.
 pub trait Operation: Copy {
@@ -54,7 +89,7 @@ pub struct Limits {
     pub(super) private_reads: bool,
 }
 
-/// One request of each kind, made once. A post changes only the fields that differ from one operation
+/// One request of each of the [`OPCODES`], made once. A post changes only the fields that differ from one operation
 /// to the next. Each is a list of one request: `next` is never set.
 pub struct Prepared {
     queue_pair: *mut ffi::ibv_qp,
@@ -276,6 +311,9 @@ impl<K: Undirected> Operation for K {
             if changes != 0 {
                 (*request).send_flags = flags ^ changes;
             }
+            if const { borrows::<K>() } {
+                (*request).opcode = K::OPCODE;
+            }
             self.fill(request);
             let Prepared { post_send, queue_pair, .. } = *prepared;
             let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
@@ -285,6 +323,9 @@ impl<K: Undirected> Operation for K {
             }
             if changes != 0 {
                 (*request).send_flags = flags;
+            }
+            if const { borrows::<K>() } {
+                (*request).opcode = const { OPCODES[index_of(K::OPCODE)] };
             }
             returned
         }
@@ -312,11 +353,13 @@ unsafe fn post_empty<K: Kind>(kind: K, prepared: *mut Prepared) -> c_int {
         let flags = (*request).send_flags;
         (*request).num_sge = 0;
         (*request).send_flags = flags ^ changes(&kind);
+        (*request).opcode = K::OPCODE;
         kind.fill(request);
         let Prepared { post_send, queue_pair, .. } = *prepared;
         let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
         (*request).num_sge = 1;
         (*request).send_flags = flags;
+        (*request).opcode = const { OPCODES[index_of(K::OPCODE)] };
         returned
     }
 }

@@ -241,29 +241,3 @@ pub(crate) const fn takes_receive(opcode: ffi::ibv_wr_opcode) -> bool {
         || opcode.0 == Opcode::IBV_WR_SEND_WITH_INV.0
         || opcode.0 == Opcode::IBV_WR_RDMA_WRITE_WITH_IMM.0
 }
-
-/// The opcodes that `ibv_post_send` has. A channel has a prepared request for each.
-pub(crate) const OPCODES: [ffi::ibv_wr_opcode; 9] = {
-    use ffi::ibv_wr_opcode as Opcode;
-
-    [
-        Opcode::IBV_WR_SEND,
-        Opcode::IBV_WR_SEND_WITH_IMM,
-        Opcode::IBV_WR_SEND_WITH_INV,
-        Opcode::IBV_WR_RDMA_WRITE,
-        Opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
-        Opcode::IBV_WR_RDMA_READ,
-        Opcode::IBV_WR_ATOMIC_CMP_AND_SWP,
-        Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD,
-        Opcode::IBV_WR_LOCAL_INV,
-    ]
-};
-
-/// The place of an opcode in [`OPCODES`]. In a constant, a missing one is an error of the compiler.
-pub(crate) const fn index_of(opcode: ffi::ibv_wr_opcode) -> usize {
-    let mut index = 0;
-    while OPCODES[index].0 != opcode.0 {
-        index += 1;
-    }
-    index
-}

@@ -1,12 +1,13 @@
 //! Posted requests: what the device receives, and what happens when a post fails.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, Inline, PendingWork, ProtectionDomain, ScopeError,
-    SendWorkRequest, TransportError, WorkSuccess, WriteWorkRequest, ffi,
+    AccessFlags, BufferPool, Channel, Inline, LocalInvalidateWorkRequest, PendingWork,
+    ProtectionDomain, ScopeError, SendWorkRequest, TransportError, WorkSuccess, WriteWorkRequest,
+    ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -80,6 +81,60 @@ unsafe extern "C" fn queue_and_fail(
     // SAFETY: it is called as the real one is.
     let returned = unsafe { real(queue_pair, request, bad) };
     if FAILS.take() { libc::EACCES } else { returned }
+}
+
+thread_local! {
+    static POSTED: RefCell<Vec<(ffi::ibv_wr_opcode, u32, c_int)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Notes the opcode, the key or immediate data, and the number of pieces; then refuses the request.
+unsafe extern "C" fn note_and_refuse(
+    _: *mut ffi::ibv_qp,
+    request: *mut ffi::ibv_send_wr,
+    bad: *mut *mut ffi::ibv_send_wr,
+) -> c_int {
+    // SAFETY: it is called as the real one is: with a request, and a place for the one that is refused.
+    unsafe {
+        let ffi::ibv_send_wr { opcode, num_sge, __bindgen_anon_1: number, .. } = *request;
+        POSTED.with_borrow_mut(|posted| posted.push((opcode, number.invalidate_rkey, num_sge)));
+        *bad = request;
+    }
+    libc::EACCES
+}
+
+/// Invalidations have no prepared request of their own.
+#[test]
+fn an_invalidation_leaves_the_request_of_messages_with_an_immediate_as_it_was() {
+    use ffi::ibv_wr_opcode as Opcode;
+
+    let device = FunctionDevice::model();
+    let context = Arc::new(device.context());
+    // SAFETY: the context is live, and nothing else uses it yet.
+    unsafe { (*context.as_raw()).ops.post_send = Some(note_and_refuse) };
+    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
+    let (one, two) = connect(builder(&domain), builder(&domain));
+    let mut pair = Pair { one, two, domain, device };
+    drop(context);
+    let region = pair.region(8, 1);
+    let bytes = region.slice(..).unwrap();
+    let one = &mut pair.one;
+    refused(one.run(SendWorkRequest::new(&bytes).invalidate(1)));
+    refused(one.run(SendWorkRequest::new(&bytes).immediate(2)));
+    refused(one.run(SendWorkRequest::new(&()).invalidate(3)));
+    refused(one.run(SendWorkRequest::new(&bytes).immediate(4)));
+    refused(one.run(LocalInvalidateWorkRequest::new(5)));
+    refused(one.run(SendWorkRequest::new(&()).immediate(6)));
+    let expected = [
+        (Opcode::IBV_WR_SEND_WITH_INV, 1, 1),
+        (Opcode::IBV_WR_SEND_WITH_IMM, 2_u32.to_be(), 1),
+        (Opcode::IBV_WR_SEND_WITH_INV, 3, 0),
+        (Opcode::IBV_WR_SEND_WITH_IMM, 4_u32.to_be(), 1),
+        (Opcode::IBV_WR_LOCAL_INV, 5, 0),
+        (Opcode::IBV_WR_SEND_WITH_IMM, 6_u32.to_be(), 0),
+    ];
+    assert_eq!(POSTED.take(), expected);
+    drop(region);
+    pair.finish();
 }
 
 /// What is refused for lack of credit does not reach the provider, and is no answer of its.
