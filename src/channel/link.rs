@@ -32,8 +32,8 @@ pub(super) struct Link<'res> {
     recipe: Recipe,
     stage: Stage,
     /// The words of the flow control, which the device may access until the queue pair is destroyed. The core
-    /// points to them.
-    credit_region: Option<CreditRegion<'res>>,
+    /// points to them. Boxed, since few channels have flow control.
+    credit_region: Option<Box<CreditRegion<'res>>>,
 }
 
 /// The state of the queue pair, as far as it is known.
@@ -103,7 +103,7 @@ impl<'res> Link<'res> {
             stream: None,
             recipe,
             stage: Stage::Reset,
-            credit_region,
+            credit_region: credit_region.map(Box::new),
         }
     }
 
@@ -113,7 +113,7 @@ impl<'res> Link<'res> {
 
     /// Where the peer finds how many receives the channel has posted, if it has flow control.
     pub(super) fn credit_word(&self) -> Option<RemoteMemoryRegion> {
-        self.credit_region.as_ref().and_then(credits::word_for_peer)
+        self.credit_region.as_deref().and_then(credits::word_for_peer)
     }
 
     /// Sets where the peer's count of receives is.

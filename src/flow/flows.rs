@@ -19,7 +19,6 @@ object!(ibv_flow, ibv_destroy_flow);
 pub struct FlowId(u64);
 
 /// The flows of a queue pair, which it destroys before itself.
-#[derive(Default)]
 pub(crate) struct Flows<'res> {
     flows: Vec<Flow<'res>>,
 }
@@ -42,6 +41,10 @@ unsafe impl Send for Flow<'_> {}
 unsafe impl Sync for Flow<'_> {}
 
 impl<'res> Flows<'res> {
+    pub(crate) const fn new() -> Self {
+        Self { flows: Vec::new() }
+    }
+
     /// Creates a flow.
     ///
     /// # Safety

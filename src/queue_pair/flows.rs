@@ -28,10 +28,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         let (raw, kind) = (self.as_raw(), self.queue_pair_type());
         let context = self.object.parents.domain.context();
         // SAFETY: the queue pair is live, of that type, and destroys its flows before itself.
-        unsafe {
-            let steering = self.object.steering.get_or_insert_default();
-            steering.flows.create(raw, kind, context, rule)
-        }
+        unsafe { self.object.flows.create(raw, kind, context, rule) }
     }
 
     /// `ibv_destroy_flow`: ends a flow.
@@ -44,8 +41,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// with this queue pair and all that it was made from.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
-        let Object { raw, parents, steering, .. } = &mut self.object;
-        steering.get_or_insert_default().flows.destroy(flow, || {
+        let (raw, parents) = (&self.object.raw, &self.object.parents);
+        self.object.flows.destroy(flow, || {
             raw.leak();
             parents.leak();
         })
@@ -69,17 +66,15 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         counter: FlowCounter,
         index: u32,
     ) -> Result<()> {
-        let steering = self.object.steering.get_or_insert_default();
-        steering.flows.attach(flow, counters.into(), counter, index)
+        self.object.flows.attach(flow, counters.into(), counter, index)
     }
 }
 
 impl Object<'_> {
     /// Destroys all flows: the kernel refuses to destroy a queue pair that has one.
     pub(super) fn end_flows(&mut self) {
-        let Self { raw, parents, steering, .. } = self;
-        let Some(steering) = steering else { return };
-        steering.flows.destroy_all(|| {
+        let (raw, parents) = (&self.raw, &self.parents);
+        self.flows.destroy_all(|| {
             raw.leak();
             parents.leak();
         });

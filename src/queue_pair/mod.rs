@@ -89,6 +89,7 @@ use crate::completion::CompletionQueue;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::flow::Flows;
 use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
@@ -156,8 +157,9 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         parents: Parents<'res>,
         answers: Answers,
     ) -> Self {
+        let (groups, flows) = (Vec::new(), Flows::new());
         let object =
-            Object { raw, extended, properties, parents, steering: None, _answers: answers };
+            Object { raw, extended, properties, parents, groups, flows, _answers: answers };
         Self { object, transport: PhantomData }
     }
 

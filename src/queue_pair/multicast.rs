@@ -1,7 +1,7 @@
 //! Multicast groups.
 
 use super::QueuePair;
-use super::object::{Object, Steering};
+use super::object::Object;
 use super::transport::Transport;
 use crate::device::Gid;
 use crate::error::{Error, Result};
@@ -23,15 +23,13 @@ impl<T: Transport> QueuePair<'_, T> {
     pub fn attach_multicast(&mut self, gid: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "ibv_attach_mcast";
         self.check_multicast(VERB, gid)?;
-        let raw = self.as_raw();
-        let groups = &mut self.object.steering.get_or_insert_default().groups;
-        if groups.try_reserve(1).is_err() {
+        if self.object.groups.try_reserve(1).is_err() {
             return Err(Error::new(VERB, libc::ENOMEM));
         }
         // SAFETY: the queue pair is live, and the GID is read during the call only.
-        let returned = unsafe { ffi::ibv_attach_mcast(raw, &gid.into(), lid) };
+        let returned = unsafe { ffi::ibv_attach_mcast(self.as_raw(), &gid.into(), lid) };
         ffi::status(VERB, returned)?;
-        groups.push((gid, lid));
+        self.object.groups.push((gid, lid));
         Ok(())
     }
 
@@ -47,10 +45,8 @@ impl<T: Transport> QueuePair<'_, T> {
         // SAFETY: as in `attach_multicast`.
         let returned = unsafe { ffi::ibv_detach_mcast(self.as_raw(), &gid.into(), lid) };
         ffi::status(VERB, returned)?;
-        if let Some(Steering { groups, .. }) = self.object.steering.as_deref_mut()
-            && let Some(at) = groups.iter().position(|&group| group == (gid, lid))
-        {
-            groups.swap_remove(at);
+        if let Some(at) = self.object.groups.iter().position(|&group| group == (gid, lid)) {
+            self.object.groups.swap_remove(at);
         }
         Ok(())
     }
@@ -69,9 +65,7 @@ impl<T: Transport> QueuePair<'_, T> {
 impl Object<'_> {
     /// Leaves all groups: the kernel refuses to destroy a queue pair that is in one.
     pub(super) fn leave_groups(&mut self) {
-        let groups =
-            self.steering.as_deref_mut().map(|steering| std::mem::take(&mut steering.groups));
-        for (gid, lid) in groups.into_iter().flatten() {
+        for (gid, lid) in std::mem::take(&mut self.groups) {
             // SAFETY: as in `attach_multicast`. If it fails, destroying fails too, and reports that.
             let _ = unsafe { ffi::ibv_detach_mcast(self.raw.as_ptr(), &gid.into(), lid) };
         }

@@ -27,8 +27,10 @@ pub(super) struct Object<'res> {
     pub(super) extended: Option<NonNull<ffi::ibv_qp_ex>>,
     pub(super) properties: Properties,
     pub(super) parents: Parents<'res>,
-    /// `None` before the first. Boxed, since most queue pairs, above all connected ones, never have any.
-    pub(super) steering: Option<Box<Steering<'res>>>,
+    /// The multicast groups that it is attached to, with their LIDs.
+    pub(super) groups: Vec<(Gid, u16)>,
+    /// What it receives, if it takes Ethernet frames.
+    pub(super) flows: Flows<'res>,
     /// Given back when it is destroyed.
     pub(super) _answers: Answers,
 }
@@ -48,14 +50,6 @@ pub(super) struct Properties {
     pub(super) functions: u64,
     /// The provider's own transport, for type `Driver`.
     pub(super) driver: Option<DriverTransport>,
-}
-
-/// Which packets of others the device gives to a queue pair: of type UD, or of raw packets.
-#[derive(Default)]
-pub(super) struct Steering<'res> {
-    /// The multicast groups that it is attached to, with their LIDs.
-    pub(super) groups: Vec<(Gid, u16)>,
-    pub(super) flows: Flows<'res>,
 }
 
 /// The parents of a queue pair, held so that they outlive it.

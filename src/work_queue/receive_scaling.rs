@@ -132,7 +132,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_create_qp_ex(context.as_raw(), attributes)) }?;
         let parents = Parents { domain, table };
-        Ok(Self { raw, kind: queue_pair_type, flows: Flows::default(), parents })
+        Ok(Self { raw, kind: queue_pair_type, flows: Flows::new(), parents })
     }
 
     /// `ibv_create_flow`: directs the packets that match `rule` to this queue pair. The flow ends with
