@@ -397,8 +397,9 @@ impl Threaded {
             files.clear();
             files.push(wait_for(self.waker.fd()));
             files.extend(sources.doors());
-            if !polled && !(attended && sources.version() == self.attended.load(Ordering::Relaxed))
-            {
+            let others_receive =
+                polled || attended && sources.version() == self.attended.load(Ordering::Relaxed);
+            if !others_receive {
                 files.extend(sources.sockets());
             }
             if !attended {
