@@ -46,7 +46,7 @@ fn serve(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u64>) -> Resul
     let received = channel.until(deadline()).receive(&mut region.slice_mut(..)?)?;
     let length = received.byte_len() as usize / size_of::<u64>();
     region[..length].reverse();
-    channel.until(deadline()).send(&region.slice(..length)?)?;
+    channel.until(deadline()).send(region.slice(..length)?)?;
     Ok(())
 }
 
@@ -55,7 +55,7 @@ fn ask(channel: &mut Channel<'_>, region: &mut MemoryRegion<'_, u64>, round: u64
     for (index, number) in region[..length].iter_mut().enumerate() {
         *number = pattern(round, index);
     }
-    channel.until(deadline()).send(&region.slice(..length)?)?;
+    channel.until(deadline()).send(region.slice(..length)?)?;
     region.fill(0);
     let received = channel.until(deadline()).receive(&mut region.slice_mut(..)?)?;
     let whole = received.byte_len() as usize == length * size_of::<u64>();

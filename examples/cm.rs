@@ -86,7 +86,7 @@ fn echo(request: ConnectionRequest) -> Outcome {
     let mut channel = request.accept(prepared, b"an echo of up to 4096 bytes", TIME)?;
     for _ in 0..count {
         let received = channel.until(Instant::now() + TIME).receive(&mut buffer.slice_mut(..)?)?;
-        channel.send(&buffer.slice(..received.byte_len() as usize)?)?;
+        channel.send(buffer.slice(..received.byte_len() as usize)?)?;
     }
     channel.event_timeout(TIME)?; // the peer disconnects
     Ok(())

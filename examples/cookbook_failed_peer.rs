@@ -102,7 +102,7 @@ fn send(
         // on.
         let sent = (next..MESSAGES).try_for_each(|number| {
             message[0] = number;
-            channel.until(deadline()).send(&message.slice(..)?).map(drop)
+            channel.until(deadline()).send(message.slice(..)?).map(drop)
         });
         match sent {
             // The last message was acknowledged: the receiver has it.

@@ -47,7 +47,7 @@ pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
             Ok(())
         },
         || {
-            out.until(deadline()).send(&source.slice(..)?)?;
+            out.until(deadline()).send(source.slice(..)?)?;
             Ok(())
         },
     )?;

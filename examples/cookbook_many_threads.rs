@@ -58,7 +58,7 @@ fn send(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>, thread: u64) -
     let mut message = domain.allocate::<u64>(1)?;
     message[0] = thread;
     for _ in 0..MESSAGES {
-        channel.until(deadline()).send(&message.slice(..)?)?;
+        channel.until(deadline()).send(message.slice(..)?)?;
     }
     Ok(())
 }

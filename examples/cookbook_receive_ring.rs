@@ -65,7 +65,7 @@ fn send(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
     for number in 0..MESSAGES {
         let text = format!("message {number}");
         buffer[..text.len()].copy_from_slice(text.as_bytes());
-        channel.until(deadline()).send(&buffer.slice(..text.len())?)?;
+        channel.until(deadline()).send(buffer.slice(..text.len())?)?;
     }
     Ok(())
 }

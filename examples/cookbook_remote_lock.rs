@@ -79,7 +79,7 @@ fn work(
         }
         channel.until(deadline()).read(&mut copy.slice_mut(..)?, number)?;
         copy[0] += 1;
-        channel.until(deadline()).write(&copy.slice(..)?, number)?;
+        channel.until(deadline()).write(copy.slice(..)?, number)?;
         // The write is complete, so the next holder of the lock sees it.
         channel.until(deadline()).run(CompareSwapWorkRequest::new(
             &mut before.slice_mut(..)?,

@@ -195,7 +195,7 @@ impl Memory<'_> {
         self.shared.fill(UNTOUCHED);
         let remote = self.shared.remote_range(GUARD..GUARD + size)?;
         let start = Instant::now();
-        channel.until(start + PATIENCE).write(&self.source.slice(..size)?, remote)?;
+        channel.until(start + PATIENCE).write(self.source.slice(..size)?, remote)?;
         let time = start.elapsed();
         check(&self.shared.to_vec(), size, seed)?;
         Ok(time)

@@ -75,7 +75,7 @@ fn work(
         for (index, number) in ours.iter_mut().enumerate() {
             *number = pattern(round, index);
         }
-        channel.until(deadline()).write(&ours.slice(..)?, data)?;
+        channel.until(deadline()).write(ours.slice(..)?, data)?;
         ours.fill(0);
         channel.until(deadline()).read(&mut ours.slice_mut(..)?, data)?;
         if let Some(index) = (0..ours.len()).find(|&i| ours[i] != pattern(round, i)) {

@@ -117,9 +117,9 @@ fn nothing_is_allocated_per_operation() {
             })
             .unwrap();
             // SAFETY: there is no memory.
-            let mut work = unsafe { two.receive_unpolled(&mut ()) }.unwrap();
+            let mut work = unsafe { two.receive_unpolled(()) }.unwrap();
             assert!(work.poll(&mut two).is_none());
-            one.send(&()).unwrap();
+            one.send(()).unwrap();
             work.wait(&mut two).unwrap();
         };
         // The function device allocates memory of its own; the other allocator is not C's.
@@ -127,7 +127,7 @@ fn nothing_is_allocated_per_operation() {
         assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0, "shared: {shared}");
         let failing = || {
             let late = std::time::Instant::now();
-            assert_eq!(two.until(late).receive(&mut ()).unwrap_err(), TransportError::TimedOut);
+            assert_eq!(two.until(late).receive(()).unwrap_err(), TransportError::TimedOut);
             two.scope(|s| s.post_send(()).map(drop)).unwrap_err();
         };
         assert_eq!(allocations(failing), 0, "shared: {shared}");

@@ -67,10 +67,10 @@ fn accept<'pd>(domain: &'pd ProtectionDomain<'pd>, stays: bool) {
     assert_eq!(told, b"from 2");
     let mut region = domain.allocate::<u64>(LENGTH).unwrap();
     for message in 0..MESSAGES {
-        channel.until(soon()).receive(&mut region.slice_mut(..).unwrap()).unwrap();
+        channel.until(soon()).receive(region.slice_mut(..).unwrap()).unwrap();
         assert!(region.iter().copied().eq(numbers(message)), "message {message}");
         region.iter_mut().for_each(|number| *number = !*number);
-        channel.until(soon()).send(&region.slice(..).unwrap()).unwrap();
+        channel.until(soon()).send(region.slice(..).unwrap()).unwrap();
     }
     if stays {
         std::thread::sleep(2 * PATIENCE);
@@ -100,8 +100,8 @@ fn connect<'pd>(domain: &'pd ProtectionDomain<'pd>, waits: bool) {
     let mut region = domain.allocate::<u64>(LENGTH).unwrap();
     for message in 0..MESSAGES {
         region.iter_mut().zip(numbers(message)).for_each(|(to, from)| *to = from);
-        channel.until(soon()).send(&region.slice(..).unwrap()).unwrap();
-        channel.until(soon()).receive(&mut region.slice_mut(..).unwrap()).unwrap();
+        channel.until(soon()).send(region.slice(..).unwrap()).unwrap();
+        channel.until(soon()).receive(region.slice_mut(..).unwrap()).unwrap();
         let answer = numbers(message).map(|number| !number);
         assert!(region.iter().copied().eq(answer), "the answer to message {message}");
     }

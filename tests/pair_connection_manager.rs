@@ -66,7 +66,7 @@ fn listen() {
             })
             .unwrap();
         region[..ANSWER.len()].copy_from_slice(ANSWER);
-        channel.until(soon()).send(&region.slice(..ANSWER.len()).unwrap()).unwrap();
+        channel.until(soon()).send(region.slice(..ANSWER.len()).unwrap()).unwrap();
         let mut control = control.unwrap();
         assert_eq!(control.event_timeout(PATIENCE).unwrap().kind(), Kind::Disconnected);
         report("answered");

@@ -139,7 +139,7 @@ fn receive(outage: &Outage) {
                 }));
             }
             let deadline = Instant::now() + 2 * outage.down.max(outage.retry_time());
-            match channel.until(deadline).receive(&mut sink.slice_mut(..).unwrap()) {
+            match channel.until(deadline).receive(sink.slice_mut(..).unwrap()) {
                 Ok(_) => {
                     assert!((0..LENGTH).all(|index| sink[index] == pattern(next, index)));
                     next += 1;
@@ -179,7 +179,7 @@ fn send(outage: &Outage) {
             *number = pattern(next, index);
         }
         let start = Instant::now();
-        match channel.until(start + 2 * PATIENCE).send(&source.slice(..).unwrap()) {
+        match channel.until(start + 2 * PATIENCE).send(source.slice(..).unwrap()) {
             Ok(_) => next += 1,
             Err(TransportError::Work(error)) if failure.is_none() => {
                 assert_eq!(error.status(), WorkStatus::RetryExceeded);

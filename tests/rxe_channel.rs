@@ -33,7 +33,7 @@ fn messages_go_both_ways() {
             one.run(SendWorkRequest::new(&()).immediate(0xcafe)).unwrap();
             one.send(Inline(b"inline!!")).unwrap();
         });
-        let told = two.until(deadline()).receive(&mut ()).unwrap();
+        let told = two.until(deadline()).receive(()).unwrap();
         assert_eq!((told.immediate(), told.byte_len()), (Some(0xcafe), 0));
         let (low, high) = region.slice_mut(..2).unwrap().split_at(1).unwrap();
         two.until(deadline()).receive(&mut (low, high)).unwrap();
@@ -91,12 +91,12 @@ fn a_message_that_nobody_receives_ends_in_time() {
         exchange(&sides, &mut one, &mut two);
         let start = Instant::now();
         let soon = start + Duration::from_millis(100);
-        let late = one.until(soon).send(&region.slice(..).unwrap()).unwrap_err();
+        let late = one.until(soon).send(region.slice(..).unwrap()).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);
         assert!(start.elapsed() >= Duration::from_millis(100));
         assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
         region.fill(round);
-        assert_eq!(one.receive(&mut ()).unwrap_err(), TransportError::Stopped);
+        assert_eq!(one.receive(()).unwrap_err(), TransportError::Stopped);
         (one, two) = handshake(one.reset().unwrap(), two.reset().unwrap());
     }
     exchange(&sides, &mut one, &mut two);

@@ -25,7 +25,7 @@ fn traffic_moves_the_counters_of_both_ports() {
     let source = sides.0.region(1);
     let mut sink = sides.1.region(1);
     thread::scope(|threads| {
-        threads.spawn(|| near.until(deadline()).send(&source.slice(..).unwrap()).unwrap());
+        threads.spawn(|| near.until(deadline()).send(source.slice(..).unwrap()).unwrap());
         let start = Instant::now();
         let refused =
             || one.port_counters(1).unwrap().since(&before[0]).get(Counter::RnrNaksReceived);
@@ -33,7 +33,7 @@ fn traffic_moves_the_counters_of_both_ports() {
             assert!(start.elapsed() < PATIENCE, "nothing was refused");
             thread::sleep(Duration::from_millis(20));
         }
-        far.until(deadline()).receive(&mut sink.slice_mut(..).unwrap()).unwrap();
+        far.until(deadline()).receive(sink.slice_mut(..).unwrap()).unwrap();
     });
 
     let moved = [one, two].map(|context| context.port_counters(1).unwrap());

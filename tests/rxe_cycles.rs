@@ -67,7 +67,7 @@ fn transfer(
 ) {
     let received = two.scope(|s| {
         let receive = s.post_receive(sink.slice_mut(..)?)?;
-        one.until(deadline()).send(&source.slice(..)?)?;
+        one.until(deadline()).send(source.slice(..)?)?;
         receive.wait_deadline(deadline()).map(|(_, told)| told.byte_len() as usize)
     });
     assert_eq!(received, Ok(source.len()));

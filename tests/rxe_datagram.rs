@@ -51,11 +51,8 @@ impl Side<'_> {
     fn send(&mut self, path: &AddressVector, number: u32, length: usize) {
         let handle = self.domain.create_ah(path).unwrap();
         let elements = [self.region.gather_element(..length).unwrap()];
-        let request = SendWorkRequest::new(&elements).to(DatagramPeer {
-            path: &handle,
-            number: number,
-            qkey: QKEY,
-        });
+        let request =
+            SendWorkRequest::new(&elements).to(DatagramPeer { path: &handle, number, qkey: QKEY });
         // SAFETY: region and handle are not touched until the completion was polled, right below.
         unsafe { self.queue_pair.post(request, 1) }.unwrap();
         success(&completions(self.queue, 1), 1);

@@ -125,7 +125,7 @@ fn send(channel: &mut Channel<'_>, source: &mut MemoryRegion<'_, u64>) -> End {
     for messages in 0.. {
         fill(source, messages);
         let deadline = Instant::now() + PATIENCE;
-        if let Err(error) = channel.until(deadline).send(&source.slice(..).unwrap()) {
+        if let Err(error) = channel.until(deadline).send(source.slice(..).unwrap()) {
             return End { messages, error, at: Instant::now() };
         }
     }
@@ -136,7 +136,7 @@ fn send(channel: &mut Channel<'_>, source: &mut MemoryRegion<'_, u64>) -> End {
 fn receive(channel: &mut Channel<'_>, sink: &mut MemoryRegion<'_, u64>) -> End {
     for messages in 0.. {
         let deadline = Instant::now() + Duration::from_secs(5);
-        if let Err(error) = channel.until(deadline).receive(&mut sink.slice_mut(..).unwrap()) {
+        if let Err(error) = channel.until(deadline).receive(sink.slice_mut(..).unwrap()) {
             return End { messages, error, at: Instant::now() };
         }
         let first = messages * LENGTH as u64;
@@ -183,9 +183,9 @@ fn works(channels: (&mut Channel<'_>, &mut Channel<'_>), domains: &[ProtectionDo
     let deadline = Instant::now() + PATIENCE;
     thread::scope(|threads| {
         threads.spawn(|| {
-            channels.0.until(deadline).send(&source.slice(..).unwrap()).unwrap();
+            channels.0.until(deadline).send(source.slice(..).unwrap()).unwrap();
         });
-        channels.1.until(deadline).receive(&mut sink.slice_mut(..).unwrap()).unwrap();
+        channels.1.until(deadline).receive(sink.slice_mut(..).unwrap()).unwrap();
     });
     assert_eq!(source[..], sink[..]);
 }

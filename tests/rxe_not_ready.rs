@@ -146,11 +146,11 @@ fn late(
     thread::scope(|threads| {
         let sending = threads.spawn(|| {
             let start = Instant::now();
-            one.until(deadline).send(&source.slice(..).unwrap()).unwrap();
+            one.until(deadline).send(source.slice(..).unwrap()).unwrap();
             start.elapsed()
         });
         thread::sleep(late);
-        two.until(deadline).receive(&mut sink.slice_mut(..).unwrap()).unwrap();
+        two.until(deadline).receive(sink.slice_mut(..).unwrap()).unwrap();
         assert!(sink.iter().copied().eq(3..1003));
         sending.join().unwrap()
     })
@@ -175,11 +175,11 @@ fn a_channel_gives_up_after_so_many_tries() {
         let source = domains[0].allocate::<u64>(10).unwrap();
         let start = Instant::now();
         let deadline = start + PATIENCE;
-        let error = one.until(deadline).send(&source.slice(..).unwrap()).unwrap_err();
+        let error = one.until(deadline).send(source.slice(..).unwrap()).unwrap_err();
         let took = start.elapsed();
         assert_eq!(error.work_error().unwrap().status(), WorkStatus::RnrRetryExceeded);
         assert!(took >= configured(RETRIES), "{took:?}");
-        assert!(one.send(&source.slice(..).unwrap()).unwrap_err().is_consequence());
+        assert!(one.send(source.slice(..).unwrap()).unwrap_err().is_consequence());
         let (mut one, mut two) = reconnect(one, two);
         late(&domains, &mut one, &mut two, Duration::ZERO);
         took
@@ -213,11 +213,11 @@ fn unlimited_tries_end_at_the_deadline() {
 
         let source = domains[0].allocate::<u64>(10).unwrap();
         let start = Instant::now();
-        let error = one.until(start + DEADLINE).send(&source.slice(..).unwrap()).unwrap_err();
+        let error = one.until(start + DEADLINE).send(source.slice(..).unwrap()).unwrap_err();
         let took = start.elapsed();
         assert_eq!(error, TransportError::TimedOut);
         assert!(took >= DEADLINE && took < PATIENCE, "{took:?}");
-        let error = one.send(&source.slice(..).unwrap()).unwrap_err();
+        let error = one.send(source.slice(..).unwrap()).unwrap_err();
         assert_eq!(error, TransportError::Stopped);
         let (mut one, mut two) = reconnect(one, two);
         late(&domains, &mut one, &mut two, Duration::ZERO);
@@ -250,14 +250,14 @@ fn with_flow_control_no_message_finds_the_receiver_unready() {
     for round in 0..2 {
         let mut message = sides.0.region(1);
         let soon = Instant::now() + Duration::from_millis(300);
-        let refused = one.until(soon).send(&message.slice(..).unwrap()).unwrap_err();
+        let refused = one.until(soon).send(message.slice(..).unwrap()).unwrap_err();
         assert_eq!(refused, TransportError::NoCredit);
         let mut inbox = sides.1.region(4);
         thread::scope(|threads| {
             threads.spawn(|| {
                 for number in 0..MESSAGES {
                     message[0] = number;
-                    one.until(deadline()).send(&message.slice(..).unwrap()).unwrap();
+                    one.until(deadline()).send(message.slice(..).unwrap()).unwrap();
                 }
             });
             let rooms = inbox.slice_mut(..).unwrap().split_at(2).unwrap();

@@ -30,8 +30,7 @@ fn a_message_of_the_old_peer_is_not_received() {
     stale[0] = STALE;
     thread::scope(|threads| {
         let prepared = b.reset().unwrap();
-        let repeating =
-            threads.spawn(move || old.until(deadline()).send(&stale.slice(..).unwrap()));
+        let repeating = threads.spawn(move || old.until(deadline()).send(stale.slice(..).unwrap()));
         thread::sleep(Duration::from_secs(1));
         let (mut b, mut new) = handshake(prepared, new);
         threads.spawn(move || {
@@ -39,12 +38,12 @@ fn a_message_of_the_old_peer_is_not_received() {
             thread::sleep(Duration::from_secs(2));
             for number in FRESH..FRESH + MESSAGES {
                 fresh[0] = number;
-                new.until(deadline()).send(&fresh.slice(..).unwrap()).unwrap();
+                new.until(deadline()).send(fresh.slice(..).unwrap()).unwrap();
                 thread::sleep(Duration::from_millis(100));
             }
         });
         for number in FRESH..FRESH + MESSAGES {
-            b.until(deadline()).receive(&mut inbox.slice_mut(..).unwrap()).unwrap();
+            b.until(deadline()).receive(inbox.slice_mut(..).unwrap()).unwrap();
             assert_eq!(inbox[0], number, "a message of another connection");
         }
         match repeating.join().unwrap() {
@@ -96,7 +95,7 @@ fn a_late_acknowledgement_of_the_old_peer_completes_nothing() {
         let (mut b, mut old) = connect(builder(0), builder(1));
         let number = b.number();
         // SAFETY: there is no memory.
-        let _receive = unsafe { old.receive_unpolled(&mut ()) }.unwrap();
+        let _receive = unsafe { old.receive_unpolled(()) }.unwrap();
         // The message itself arrives at once; its acknowledgement takes its time.
         let late = b.until(Instant::now() + DELAY / 4).send(Inline(b"")).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);

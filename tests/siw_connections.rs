@@ -128,7 +128,7 @@ fn memory_of_the_peer() {
     one.0.until(deadline).read(&mut sink.slice(..7).unwrap(), remote).unwrap();
     assert_eq!(sink.slice(..7).unwrap().to_vec(), b"read me");
     sink.write(0, b"written").unwrap();
-    one.0.until(deadline).write(&sink.slice(..7).unwrap(), remote).unwrap();
+    one.0.until(deadline).write(sink.slice(..7).unwrap(), remote).unwrap();
     let start = Instant::now();
     while theirs.slice(..7).unwrap().to_vec() != b"written" {
         assert!(start.elapsed() < TIME, "a write arrives");

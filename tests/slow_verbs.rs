@@ -63,7 +63,7 @@ impl Side {
         channel.write(Inline(&[]), nowhere).unwrap();
         let mut region = domain.allocate::<u8>(8).unwrap();
         let soon = std::time::Instant::now() + SOON;
-        let failed = channel.until(soon).receive(&mut region.slice_mut(..).unwrap());
+        let failed = channel.until(soon).receive(region.slice_mut(..).unwrap());
         assert_eq!(failed.unwrap_err(), TransportError::TimedOut);
         channel.close().unwrap();
 

@@ -95,7 +95,7 @@ fn life_of_a_channel(events: &Events) -> [Vec<(Level, String)>; 4] {
 
     device.fail_next(Verb::PollCq, libc::EIO);
     sent.fill(1);
-    assert!(channel.send(&sent.slice(..).unwrap()).is_err());
+    assert!(channel.send(sent.slice(..).unwrap()).is_err());
     let failed = events.take();
 
     let prepared = channel.reset().unwrap();

@@ -37,8 +37,7 @@ fn two_sides_connect_over_tcp_and_notice_when_the_other_is_gone() {
         let (mut channel, name) = prepared.accept(&listener, &region, deadline()).unwrap();
         assert_eq!(name, b"client");
         let mut inbox = domain.allocate::<u8>(8).unwrap();
-        let received =
-            channel.until(deadline()).receive(&mut inbox.slice_mut(..).unwrap()).unwrap();
+        let received = channel.until(deadline()).receive(inbox.slice_mut(..).unwrap()).unwrap();
         assert_eq!((received.byte_len(), &inbox[..4]), (4, &b"done"[..]));
         assert_eq!(target.read_one(2).unwrap(), 77);
         assert!(channel.wait_until_peer_is_gone(deadline()).unwrap());
@@ -53,7 +52,7 @@ fn two_sides_connect_over_tcp_and_notice_when_the_other_is_gone() {
     let mut value = domain.allocate::<u64>(1).unwrap();
     value[0] = 77;
     let word = remote.sub_region(16, 8).unwrap();
-    channel.until(deadline()).write(&value.slice(..).unwrap(), word).unwrap();
+    channel.until(deadline()).write(value.slice(..).unwrap(), word).unwrap();
     channel.until(deadline()).send(Inline(b"done")).unwrap();
     drop(channel);
     server.join().unwrap();
@@ -72,17 +71,16 @@ fn a_message_of_the_old_peer_does_not_reach_the_next_connection() {
     let mut inbox = domains[0].allocate::<u64>(1).unwrap();
     stale[0] = 0xdead;
     thread::scope(|threads| {
-        let repeating =
-            threads.spawn(move || old.until(deadline()).send(&stale.slice(..).unwrap()));
+        let repeating = threads.spawn(move || old.until(deadline()).send(stale.slice(..).unwrap()));
         let [mut b, mut new] = shake_hands(prepared, prepare(&domains[1]));
         threads.spawn(move || {
             for number in 1..=20 {
                 fresh[0] = number;
-                new.until(deadline()).send(&fresh.slice(..).unwrap()).unwrap();
+                new.until(deadline()).send(fresh.slice(..).unwrap()).unwrap();
             }
         });
         for number in 1..=20 {
-            b.until(deadline()).receive(&mut inbox.slice_mut(..).unwrap()).unwrap();
+            b.until(deadline()).receive(inbox.slice_mut(..).unwrap()).unwrap();
             assert_eq!(inbox[0], number, "a message of another connection");
         }
         let outcome = repeating.join().unwrap();

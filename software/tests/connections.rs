@@ -97,10 +97,10 @@ fn messages_of_all_lengths_arrive_whole() {
         std::thread::scope(|scope| {
             let (to, other) = (&mut to, &mut other);
             let receiver = scope.spawn(move || {
-                let done = other.until(deadline()).receive(&mut to.slice_mut(..).unwrap());
+                let done = other.until(deadline()).receive(to.slice_mut(..).unwrap());
                 done.unwrap().byte_len() as usize
             });
-            one.until(deadline()).send(&from.slice(..length).unwrap()).unwrap();
+            one.until(deadline()).send(from.slice(..length).unwrap()).unwrap();
             assert_eq!(receiver.join().unwrap(), length);
         });
         assert!(to[..length] == from[..length], "{length}");
@@ -121,7 +121,7 @@ fn memory_is_written_read_and_changed_from_afar() {
         *number = (i as u64) << 20 | 7;
     }
     let remote: RemoteMemoryRegion = shared.remote();
-    one.until(deadline()).write(&region.slice(..).unwrap(), remote).unwrap();
+    one.until(deadline()).write(region.slice(..).unwrap(), remote).unwrap();
     assert_eq!(shared.to_vec(), region[..]);
     region.fill(0);
     one.until(deadline()).read(&mut region.slice_mut(..).unwrap(), remote).unwrap();
@@ -208,7 +208,7 @@ fn a_peer_that_is_not_there_is_given_up() {
     let mut one = one.handshake(endpoints.1).unwrap();
     drop(other);
     let region = domains[0].allocate::<u8>(8).unwrap();
-    let error = one.until(deadline()).send(&region.slice(..).unwrap()).unwrap_err();
+    let error = one.until(deadline()).send(region.slice(..).unwrap()).unwrap_err();
     assert!(
         format!("{error:?}").contains("RetryExceeded") || format!("{error}").contains("retr"),
         "{error:?}"

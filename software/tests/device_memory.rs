@@ -33,7 +33,7 @@ fn a_peer_reads_writes_and_counts_in_it() -> Outcome {
     one.read(&mut words.slice_mut(..)?, remote.slice(..24)?)?;
     assert_eq!(words[..], [1, 2, 3]);
     words.copy_from_slice(&[10, 20, 30]);
-    one.write(&words.slice(..2)?, remote.slice(8..24)?)?;
+    one.write(words.slice(..2)?, remote.slice(8..24)?)?;
     one.run(FetchAddWorkRequest::new(&mut words.slice_mut(..1)?, remote.slice(8..16)?, 5))?;
     assert_eq!(words[0], 10, "what was there");
     let mut found = [0_u64; 5];

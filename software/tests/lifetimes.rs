@@ -34,7 +34,7 @@ fn hammer(
 ) -> usize {
     let mut written = 0;
     while !stop.load(Ordering::Relaxed) {
-        match channel.until(deadline()).write(&from.slice(..).unwrap(), to) {
+        match channel.until(deadline()).write(from.slice(..).unwrap(), to) {
             Ok(_) => written += 1,
             Err(_) => break,
         }
@@ -135,9 +135,9 @@ fn devices_on_ipv6_work_too() {
     from.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 5 + i / 256) as u8);
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
-            other.until(deadline()).receive(&mut to.slice_mut(..).unwrap()).unwrap();
+            other.until(deadline()).receive(to.slice_mut(..).unwrap()).unwrap();
         });
-        one.until(deadline()).send(&from.slice(..).unwrap()).unwrap();
+        one.until(deadline()).send(from.slice(..).unwrap()).unwrap();
         receiver.join().unwrap();
     });
     assert!(from[..] == to[..]);

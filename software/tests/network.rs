@@ -51,7 +51,7 @@ fn deliver(
     receiver
         .scope(|scope| {
             let receive = scope.post_receive(to.slice_mut(..).unwrap())?;
-            sender.until(deadline()).send(&from.slice(..).unwrap())?;
+            sender.until(deadline()).send(from.slice(..).unwrap())?;
             receive.wait_deadline(deadline())?;
             Ok::<(), TransportError>(())
         })
@@ -188,7 +188,7 @@ fn a_partition_ends_in_an_error_after_all_retries() {
     network.partition(&devices[0], &devices[1]);
     let from = domains[0].allocate::<u8>(8).unwrap();
     let began = Instant::now();
-    let error = one.until(deadline()).send(&from.slice(..).unwrap()).unwrap_err();
+    let error = one.until(deadline()).send(from.slice(..).unwrap()).unwrap_err();
     assert_eq!(error.work_error().unwrap().status(), WorkStatus::RetryExceeded, "{error}");
     // One try and seven more, each of 4.096 us * 2^17 = 0.54 s.
     assert_eq!(network.now(), 8 * Duration::from_nanos(4096 << 17));
@@ -415,7 +415,7 @@ fn a_thread_that_sleeps_and_drives_can_be_cancelled() {
                 std::thread::sleep(when);
                 handle.cancel();
             });
-            one.until(deadline()).receive(&mut ()).unwrap_err()
+            one.until(deadline()).receive(()).unwrap_err()
         });
         assert_eq!(error, TransportError::Cancelled);
     }

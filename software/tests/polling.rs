@@ -36,7 +36,7 @@ fn serves_its_peer(contexts: [Context<'static>; 2]) {
     let to = domains[1].allocate_shared::<u8>(5000, access).unwrap();
     for _ in 0..30 {
         poll_in_vain(&queue);
-        one.until(deadline()).write(&from.slice(..).unwrap(), to.remote()).unwrap();
+        one.until(deadline()).write(from.slice(..).unwrap(), to.remote()).unwrap();
     }
 }
 
@@ -85,7 +85,7 @@ fn is_woken(contexts: [Context<'static>; 2]) {
         unsafe { pair.post_receive(&mut to, .., number).unwrap() };
         poll_in_vain(&queue);
         std::thread::scope(|scope| {
-            scope.spawn(|| other.until(deadline()).send(&from.slice(..).unwrap()).unwrap());
+            scope.spawn(|| other.until(deadline()).send(from.slice(..).unwrap()).unwrap());
             let mut room = [WorkCompletion::default()];
             let received = sleeper.wait_deadline(&mut room, deadline()).unwrap();
             assert!(received[0].is_success() && received[0].wr_id() == number);

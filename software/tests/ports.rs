@@ -42,7 +42,7 @@ fn send(
     let mut to = domain.allocate::<u8>(8).unwrap();
     let sent = other.scope(|scope| {
         let receive = scope.post_receive(to.slice_mut(..).unwrap())?;
-        one.until(deadline()).send(&())?;
+        one.until(deadline()).send(())?;
         receive.wait_deadline(deadline())?;
         Ok::<(), TransportError>(())
     });

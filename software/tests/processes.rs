@@ -126,7 +126,7 @@ fn writes_until_it_is_killed() {
     let remote = RemoteMemoryRegion::from_bytes(&region).unwrap();
     let from = domain.allocate::<u8>(LENGTH).unwrap();
     for round in 0.. {
-        channel.until(deadline()).write(&from.slice(..).unwrap(), remote).unwrap();
+        channel.until(deadline()).write(from.slice(..).unwrap(), remote).unwrap();
         if round == 2 {
             println!("writing");
         }
@@ -152,7 +152,7 @@ fn a_peer_that_is_killed_in_mid_transfer_is_noticed_and_leaves_nothing() {
         child.kill();
         assert!(channel.wait_until_peer_is_gone(deadline()).unwrap());
         // A send to the peer that is gone ends by its retries, or by the deadline that the program sets.
-        let error = channel.until(deadline()).send(&()).unwrap_err();
+        let error = channel.until(deadline()).send(()).unwrap_err();
         let TransportError::Work(error) = error else { panic!("{error}") };
         assert_eq!(error.status(), WorkStatus::RetryExceeded);
         drop((channel, target));
@@ -170,9 +170,9 @@ fn a_peer_that_is_killed_in_mid_transfer_is_noticed_and_leaves_nothing() {
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
             let mut room = domain.allocate::<u8>(8).unwrap();
-            other.until(deadline()).receive(&mut room.slice_mut(..).unwrap()).map(|_| ())
+            other.until(deadline()).receive(room.slice_mut(..).unwrap()).map(|_| ())
         });
-        one.until(deadline()).send(&()).unwrap();
+        one.until(deadline()).send(()).unwrap();
         receiver.join().unwrap().unwrap();
     });
 }
@@ -195,8 +195,8 @@ fn sends_back_until_its_peer_is_gone() {
     let domain = context.alloc_pd().unwrap();
     let (mut channel, _) = prepare(&domain).connect(address, b"", deadline()).unwrap();
     let mut buffer = domain.allocate::<u32>(1).unwrap();
-    while channel.until(deadline()).receive(&mut buffer.slice_mut(..).unwrap()).is_ok() {
-        channel.until(deadline()).send(&buffer.slice(..).unwrap()).unwrap();
+    while channel.until(deadline()).receive(buffer.slice_mut(..).unwrap()).is_ok() {
+        channel.until(deadline()).send(buffer.slice(..).unwrap()).unwrap();
     }
 }
 
@@ -210,9 +210,9 @@ fn exchange(
     let end = deadline();
     for number in 0.. {
         buffer[0] = number;
-        channel.until(deadline()).send(&buffer.slice(..).unwrap()).unwrap();
+        channel.until(deadline()).send(buffer.slice(..).unwrap()).unwrap();
         buffer[0] = u32::MAX;
-        channel.until(deadline()).receive(&mut buffer.slice_mut(..).unwrap()).unwrap();
+        channel.until(deadline()).receive(buffer.slice_mut(..).unwrap()).unwrap();
         assert_eq!(buffer[0], number);
         if is_enough(number) {
             break;
@@ -307,7 +307,7 @@ fn a_peer_that_is_not_run_for_longer_than_all_retries_take_is_waited_for() {
             sending.wait_deadline(deadline()).map(|_| ())
         });
         sent.unwrap();
-        channel.until(deadline()).receive(&mut buffer.slice_mut(..).unwrap()).unwrap();
+        channel.until(deadline()).receive(buffer.slice_mut(..).unwrap()).unwrap();
     }
 }
 
@@ -384,7 +384,7 @@ fn a_fork_in_mid_transfer_changes_nothing_for_the_parent() {
     for _ in 0..5 {
         let writer = |one: &mut Channel<'_>| {
             for _ in 0..3 {
-                one.until(deadline()).write(&from.slice(..).unwrap(), target.remote()).unwrap();
+                one.until(deadline()).write(from.slice(..).unwrap(), target.remote()).unwrap();
             }
         };
         std::thread::scope(|scope| {

@@ -188,7 +188,7 @@ fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
     let ready = |queue: &SharedCompletionQueue<'_>| queue.poll().unwrap().map(|ready| ready.token);
     // A blocking send.
     send(&mut clients[0], &client_pool);
-    channels[0].send(&()).unwrap();
+    channels[0].send(()).unwrap();
     assert_eq!(ready(&queue), Some(100));
     assert_eq!(ready(&queue), None);
     assert_eq!(take_all(&mut channels[0]), 1);

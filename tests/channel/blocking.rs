@@ -20,14 +20,14 @@ fn messages_arrive_with_length_and_immediate() {
     let (one, two) = (&mut pair.one, &mut pair.two);
     std::thread::scope(|threads| {
         threads.spawn(|| {
-            let sent = one.send(&outgoing.slice(..48).unwrap()).unwrap();
+            let sent = one.send(outgoing.slice(..48).unwrap()).unwrap();
             assert_eq!(sent.opcode(), WorkOpcode::Send);
             one.run(SendWorkRequest::new(&outgoing.slice(8..16).unwrap()).immediate(0xdead_beef))
                 .unwrap();
             one.run(SendWorkRequest::new(&()).immediate(7)).unwrap();
             one.send(Inline(b"no region needed")).unwrap();
             // The request that is prepared for all sends is unchanged.
-            one.send(&outgoing.slice(..48).unwrap()).unwrap();
+            one.send(outgoing.slice(..48).unwrap()).unwrap();
         });
         let mut receive = |at: usize| {
             let mut slice = incoming.slice_mut(at..).unwrap();
@@ -58,12 +58,12 @@ fn several_pieces_are_one_message() {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             let part = |range| outgoing.slice(range).unwrap();
-            one.send(&[part(40..44), part(0..8), part(20..24)]).unwrap();
-            one.send(&(part(0..1), part(2..3))).unwrap();
+            one.send([part(40..44), part(0..8), part(20..24)]).unwrap();
+            one.send((part(0..1), part(2..3))).unwrap();
         });
         let mut both = (header.slice_mut(..).unwrap(), body.slice_mut(..).unwrap());
         assert_eq!(two.receive(&mut both).unwrap().byte_len(), 16);
-        assert_eq!(two.receive(&mut body.slice_mut(16..18).unwrap()).unwrap().byte_len(), 2);
+        assert_eq!(two.receive(body.slice_mut(16..18).unwrap()).unwrap().byte_len(), 2);
     });
     assert_eq!(header[0].to_ne_bytes(), [40, 41, 42, 43, 0, 1, 2, 3]);
     assert_eq!(body[..8], [4, 5, 6, 7, 20, 21, 22, 23]);
@@ -80,7 +80,7 @@ fn one_sided_operations_need_nobody_on_the_other_side() {
     let mut local = MemoryRegion::<u64>::new(&pair.domain, 4).unwrap();
     local.copy_from_slice(&[11, 12, 13, 14]);
     let one = &mut pair.one;
-    one.write(&local.slice(..).unwrap(), remote.sub_region(16, 32).unwrap()).unwrap();
+    one.write(local.slice(..).unwrap(), remote.sub_region(16, 32).unwrap()).unwrap();
     one.write(Inline(&99_u64.to_ne_bytes()), remote).unwrap();
     let mut seen = [0; 8];
     target.read(0, &mut seen).unwrap();
@@ -118,7 +118,7 @@ fn a_write_with_immediate_uses_up_a_receive() {
         threads.spawn(|| {
             one.run(WriteWorkRequest::new(&bytes.slice(..).unwrap(), remote).immediate(42)).unwrap()
         });
-        let told = two.receive(&mut ()).unwrap();
+        let told = two.receive(()).unwrap();
         assert_eq!(told.opcode(), WorkOpcode::ReceiveWriteWithImmediate);
         assert_eq!((told.immediate(), told.byte_len()), (Some(42), 8));
     });
@@ -140,9 +140,9 @@ fn bad_input_is_refused_before_the_device_sees_it() {
         assert!(error.to_string().contains(words), "{error}");
     };
     let piece = region.slice(..1).unwrap();
-    check(one.send(&[piece; 4]), "the number of pieces is 4, and must be within 0..=3");
+    check(one.send([piece; 4]), "the number of pieces is 4, and must be within 0..=3");
     check(
-        one.write(&region.slice(..17).unwrap(), remote),
+        one.write(region.slice(..17).unwrap(), remote),
         "the length, for the remote region, is 17",
     );
     check(one.send(Inline(&[0; 2000])), "the length of inline data is 2000");
@@ -168,7 +168,7 @@ fn an_unreliable_connection_writes_but_does_not_read() {
     });
     let target = pair.shared(1);
     let mut region = pair.region(8, 3);
-    pair.one.write(&region.slice(..).unwrap(), target.remote()).unwrap();
+    pair.one.write(region.slice(..).unwrap(), target.remote()).unwrap();
     // It has been sent, and may still be on its way.
     pair.device.run();
     assert_eq!(target.read_one(0).unwrap().to_ne_bytes(), region[..]);
@@ -204,10 +204,10 @@ fn a_failed_operation_is_told_and_the_next_is_its_consequence() {
     let mut pair = Pair { one, two, domain, device };
     let region = pair.region(8, 0);
     let slice = region.slice(..).unwrap();
-    let error = pair.one.send(&slice).unwrap_err();
+    let error = pair.one.send(slice).unwrap_err();
     assert_eq!(error.work_error().unwrap().status(), WorkStatus::RnrRetryExceeded);
     assert!(!error.is_consequence());
-    let error = pair.one.send(&slice).unwrap_err();
+    let error = pair.one.send(slice).unwrap_err();
     assert_eq!(error.work_error().unwrap().class(), WorkErrorClass::Flushed);
     assert!(error.is_consequence());
     let mut pair = pair.reconnect();
@@ -222,10 +222,10 @@ fn a_post_that_the_device_refuses_is_not_in_flight() {
     let mut region = pair.region(8, 0);
     for _ in 0..10 {
         pair.device.fail_next(Verb::PostSend, libc::EIO);
-        let error = pair.one.send(&region.slice(..).unwrap()).unwrap_err();
+        let error = pair.one.send(region.slice(..).unwrap()).unwrap_err();
         assert!(matches!(error, TransportError::Verbs(e) if e.verb() == "ibv_post_send"));
         pair.device.fail_next(Verb::PostRecv, libc::ENOMEM);
-        let error = pair.one.receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
+        let error = pair.one.receive(region.slice_mut(..).unwrap()).unwrap_err();
         assert!(error.is_queue_full(), "{error}");
         pair.device.fail_next(Verb::PostSend, libc::EIO);
         let scope = pair.one.scope(|s| s.post_send(region.slice(..)?).map(drop));
@@ -242,11 +242,11 @@ fn a_receive_that_never_arrives_ends_at_its_deadline() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
     let start = Instant::now();
-    let error = pair.one.until(soon()).receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
+    let error = pair.one.until(soon()).receive(region.slice_mut(..).unwrap()).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
     assert!((20..60_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
-    let error = pair.one.send(&region.slice(..).unwrap()).unwrap_err();
+    let error = pair.one.send(region.slice(..).unwrap()).unwrap_err();
     assert_eq!(error, TransportError::Stopped);
     let mut pair = pair.reconnect();
     pair.exchange();
@@ -261,8 +261,8 @@ fn a_deadline_that_has_passed_takes_what_is_there() {
     let past = Instant::now() - Duration::from_millis(1);
     let target = pair.shared(1);
     // The model executes it in the first poll.
-    pair.one.until(past).write(&region.slice(..).unwrap(), target.remote()).unwrap();
-    let error = pair.one.until(past).send(&region.slice(..).unwrap()).unwrap_err();
+    pair.one.until(past).write(region.slice(..).unwrap(), target.remote()).unwrap();
+    let error = pair.one.until(past).send(region.slice(..).unwrap()).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
     drop((region, target));
     pair.finish();
@@ -287,7 +287,7 @@ fn every_blocking_method_has_a_deadline() {
         assert_eq!(outstanding(&fresh.device, &fresh.one), (0, 0));
         fresh.finish();
     };
-    time_out(&mut |c| c.until(soon()).send(&()).unwrap_err());
+    time_out(&mut |c| c.until(soon()).send(()).unwrap_err());
     time_out(&mut |c| c.until(soon()).run(SendWorkRequest::new(&()).immediate(1)).unwrap_err());
     time_out(&mut |c| c.until(soon()).send(Inline(b"x")).unwrap_err());
     let nothing = remote.sub_region(0, 0).unwrap();

@@ -20,13 +20,13 @@ fn cancelled<T>(result: Result<T, impl Into<TransportError>>) -> TransportError 
 
 /// Each kind of wait that borrows memory.
 const STOPPING: [WaitFor; 6] = [
-    |channel| cancelled(channel.receive(&mut ())),
-    |channel| cancelled(channel.until(Instant::now() + LONG).receive(&mut ())),
+    |channel| cancelled(channel.receive(())),
+    |channel| cancelled(channel.until(Instant::now() + LONG).receive(())),
     |channel| cancelled(channel.scope(|scope| scope.post_receive(())?.wait())),
     |channel| cancelled(channel.scope(|scope| scope.post_receive(())?.spin_poll())),
     |channel| cancelled(channel.scope(|scope| scope.post_receive(()).map(drop))),
     // SAFETY: there is no memory.
-    |channel| cancelled(unsafe { channel.receive_unpolled(&mut ()) }.unwrap().wait(channel)),
+    |channel| cancelled(unsafe { channel.receive_unpolled(()) }.unwrap().wait(channel)),
 ];
 
 /// Longer than any test takes.
@@ -59,7 +59,7 @@ fn every_wait_that_borrows_ends_and_stops_the_channel() {
             late.join().unwrap();
             assert!(!handle.is_pending(), "one call, one wait");
             assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
-            assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+            assert_eq!(pair.one.send(()).unwrap_err(), TransportError::Stopped);
             let mut pair = pair.reconnect();
             pair.exchange();
             // The handle is that of the channel, also with another queue pair.
@@ -139,7 +139,7 @@ fn among_channels_that_share_a_queue_one_is_cancelled() {
         let handles = pairs.each_mut().map(|(one, _)| one.cancel_handle().unwrap());
         let threads = pairs.map(|(mut one, two)| {
             thread::spawn(move || {
-                assert_eq!(one.receive(&mut ()).unwrap_err(), TransportError::Cancelled);
+                assert_eq!(one.receive(()).unwrap_err(), TransportError::Cancelled);
                 drop((one, two));
             })
         });

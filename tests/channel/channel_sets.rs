@@ -147,7 +147,7 @@ fn a_peer_that_fails_fails_alone() {
             Ok::<_, TransportError>(())
         })
         .unwrap();
-    assert!(set.channels()[1].until(late()).send(&()).is_err(), "it was not stopped before");
+    assert!(set.channels()[1].until(late()).send(()).is_err(), "it was not stopped before");
     drop((set, peer, message, room));
     rig.finish();
 }
@@ -174,7 +174,7 @@ fn a_deadline_stops_those_whose_message_did_not_come() {
     let numbers: Vec<_> = rig.set.channels().iter().map(Channel::number).collect();
     let here = rig.region(4);
     // SAFETY: the region is not touched before the work has ended.
-    let sent = unsafe { rig.peers[2].send_unpolled(&here.slice(..).unwrap()) }.unwrap();
+    let sent = unsafe { rig.peers[2].send_unpolled(here.slice(..).unwrap()) }.unwrap();
     let until = Instant::now() + Duration::from_millis(300);
     let came = rig.set.gather(rooms(&mut inbox), until);
     assert_eq!(came[0].unwrap_err(), TransportError::TimedOut);
@@ -185,8 +185,8 @@ fn a_deadline_stops_those_whose_message_did_not_come() {
         assert_eq!(rig.device.outstanding(number), Some((0, 0)));
     }
     let mut channels = rig.set.into_channels();
-    assert_eq!(channels[0].send(&()).unwrap_err(), TransportError::Stopped);
-    assert!(channels[2].until(late()).send(&()).unwrap_err() != TransportError::Stopped);
+    assert_eq!(channels[0].send(()).unwrap_err(), TransportError::Stopped);
+    assert!(channels[2].until(late()).send(()).unwrap_err() != TransportError::Stopped);
     rig.set = ChannelSet::from_iter(channels);
     drop((inbox, here));
     rig.finish();
@@ -222,9 +222,9 @@ fn an_error_or_a_panic_ends_what_is_in_flight() {
         inbox.fill(9);
         // The one that had nothing in flight goes on.
         let channels = rig.set.channels();
-        assert_eq!(channels[0].send(&()).unwrap_err(), TransportError::Stopped);
+        assert_eq!(channels[0].send(()).unwrap_err(), TransportError::Stopped);
         assert_eq!(outstanding(&rig.device, &channels[1]), (0, 0));
-        assert_eq!(channels[1].until(late()).send(&()).unwrap_err(), TransportError::TimedOut);
+        assert_eq!(channels[1].until(late()).send(()).unwrap_err(), TransportError::TimedOut);
         drop(inbox);
         rig.finish();
     }

@@ -124,7 +124,7 @@ impl Case {
         let one = &mut pair.one;
         let result = match self.in_flight {
             InFlight::Blocking => {
-                one.until(soon()).receive(&mut region.slice_mut(..).unwrap()).map(drop)
+                one.until(soon()).receive(region.slice_mut(..).unwrap()).map(drop)
             }
             InFlight::FailedRead => {
                 failed_post();
@@ -132,7 +132,7 @@ impl Case {
             }
             InFlight::FailedSend => {
                 failed_post();
-                one.send(&region.slice(..).unwrap()).map(drop)
+                one.send(region.slice(..).unwrap()).map(drop)
             }
             InFlight::Scope => one
                 .scope(|s| {
@@ -158,10 +158,10 @@ impl Case {
         if !pair.one.as_raw().is_null() {
             pair.device.hold_completions(queue(&pair.one), 0, false);
         }
-        let refused = pair.one.send(&()).unwrap_err();
+        let refused = pair.one.send(()).unwrap_err();
         // What the peer sends does not reach the buffer.
         let text = pair.region(8, 0x55);
-        let sent = pair.two.until(soon()).send(&text.slice(..).unwrap());
+        let sent = pair.two.until(soon()).send(text.slice(..).unwrap());
         assert!(sent.is_err(), "nothing receives it");
         drop(text);
         pair.device.run();
@@ -196,7 +196,7 @@ impl Case {
             drop(pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap());
         } else {
             // SAFETY: the region outlives the channel, or else the process does not.
-            let work = unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..).unwrap()) };
+            let work = unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) };
             drop(work.unwrap());
         }
         self.inject(&pair);
@@ -209,7 +209,7 @@ impl Case {
         if self.in_flight == InFlight::Owned {
             assert_eq!(pool.available(), usize::from(ended));
         }
-        assert!(two.until(soon()).send(&()).is_err() || !ended, "nothing receives it");
+        assert!(two.until(soon()).send(()).is_err() || !ended, "nothing receives it");
         device.run();
         assert_eq!(peek(address, 8), [0xee; 8], "written after it was given back");
         assert_eq!(device.violations().0, 0, "{}", device.violations().1);

@@ -22,7 +22,7 @@ fn a_message_that_does_not_fit_is_a_length_error() {
     let ended = two.scope(|s| {
         let (short, behind) = incoming.slice_mut(..)?.split_at(15)?;
         let (short, behind) = (s.post_receive(short)?, s.post_receive(behind)?);
-        let sent = one.send(&outgoing.slice(..)?).unwrap_err();
+        let sent = one.send(outgoing.slice(..)?).unwrap_err();
         let received = short.wait().map(drop).unwrap_err();
         let flushed = behind.wait().map(drop).unwrap_err();
         Ok::<_, TransportError>([received, sent, flushed].map(status))
@@ -59,7 +59,7 @@ fn a_peer_without_the_right_to_it_changes_nothing() {
         for request in 0..4 {
             let write = |channel: &mut Channel<'_>, local: &mut MemoryRegion<'_, u8>| match request
             {
-                0 => channel.write(&local.slice(..).unwrap(), target),
+                0 => channel.write(local.slice(..).unwrap(), target),
                 1 => channel.run(FetchAddWorkRequest::new(
                     &mut local.slice_mut(..).unwrap(),
                     target,
@@ -83,7 +83,7 @@ fn a_peer_without_the_right_to_it_changes_nothing() {
             assert_eq!(status(error), WorkStatus::RemoteAccess, "{request} of {target:?}");
             assert_eq!((open.to_vec(), closed.to_vec()), (vec![0x77; 4], vec![0x77; 4]));
             assert!(local.iter().copied().eq(1..9), "the requester's memory has changed");
-            assert_eq!(status(pair.one.send(&()).unwrap_err()), WorkStatus::Flushed);
+            assert_eq!(status(pair.one.send(()).unwrap_err()), WorkStatus::Flushed);
             pair = pair.reconnect();
             refused += 1;
         }

@@ -110,7 +110,7 @@ fn the_device_would_tell() {
     let mut region = MemoryRegion::<u8>::new(&domain, 64).unwrap();
     device.progress(Progress::Manual);
     // SAFETY: broken on purpose; the model knows that the region is gone, and does not write.
-    let work = unsafe { one.receive_unpolled(&mut region.slice_mut(..).unwrap()) }.unwrap();
+    let work = unsafe { one.receive_unpolled(region.slice_mut(..).unwrap()) }.unwrap();
     drop(region);
     assert_eq!(device.violations().0, 1);
     device.progress(Progress::OnPoll);

@@ -207,7 +207,7 @@ fn a_region_that_moves_into_an_operation_is_written_by_a_receive_and_by_a_read()
     let (received, read) = (new(3), new(2));
     let address = received.as_ptr();
     let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(received)).unwrap();
-    pair.one.send(&pair.region(16, 1).slice(..).unwrap()).unwrap();
+    pair.one.send(pair.region(16, 1).slice(..).unwrap()).unwrap();
     let (received, success) = receive.wait(&mut pair.two).unwrap();
     let bytes = |first: u8| u64::from_ne_bytes(std::array::from_fn(|n| first + n as u8));
     assert_eq!((success.byte_len(), &received[..]), (16, &[bytes(1), bytes(9), 0][..]));
@@ -373,7 +373,7 @@ fn a_discarded_operation_has_not_the_result_of_the_one_before() {
     let mut discarded = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     // The queue pair does not go to the error state, which would flush the receive: it is reset.
     pair.device.fail_next(Verb::ModifyQp, libc::EIO);
-    let stopped = pair.two.until(Instant::now()).send(&());
+    let stopped = pair.two.until(Instant::now()).send(());
     assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
     let ended = discarded.wait(&mut pair.two).unwrap_err();
     assert_eq!(ended.error, TransportError::Stopped);
@@ -465,7 +465,7 @@ fn tokens_come_in_the_order_in_which_their_operations_have_ended() {
     (11..14).for_each(|byte| send(&mut pair.one, byte));
     let receive = pair.one.post_owned(ReceiveWorkRequest::new(())).unwrap();
     // While it waits for another operation, the channel finds all three.
-    pair.two.send(&()).unwrap();
+    pair.two.send(()).unwrap();
     drop(receive);
     for token in 1..4 {
         assert_eq!(next(&mut pair.two), (token, 10 + token as u8));
@@ -476,13 +476,13 @@ fn tokens_come_in_the_order_in_which_their_operations_have_ended() {
         [(); 2].map(|()| pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap());
     send(&mut pair.one, 1);
     drop(pair.one.post_owned(ReceiveWorkRequest::new(())).unwrap());
-    pair.two.send(&()).unwrap();
+    pair.two.send(()).unwrap();
     for (receive, token) in receives.into_iter().zip(7..) {
         receive.into_token(&mut pair.two, token).unwrap();
     }
     assert_eq!(next(&mut pair.two), (7, 1));
     pair.device.fail_next(Verb::ModifyQp, libc::EIO);
-    let stopped = pair.two.until(Instant::now()).receive(&mut ());
+    let stopped = pair.two.until(Instant::now()).receive(());
     assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
     let ended = pair.two.poll_token().unwrap().unwrap();
     assert_eq!((ended.token, ended.result.unwrap_err()), (8, TransportError::Stopped));
@@ -547,7 +547,7 @@ fn they_go_beside_scopes_and_blocking_operations() {
     let pool = pool(&pair);
     let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     let region = pair.region(4, 1);
-    pair.one.send(&region.slice(..).unwrap()).unwrap();
+    pair.one.send(region.slice(..).unwrap()).unwrap();
     pair.exchange();
     assert_eq!(receive.wait(&mut pair.two).unwrap().0[..4], region[..]);
     drop((receive, region, pool));

@@ -32,7 +32,7 @@ fn fail_once(pair: &Pair) {
 #[track_caller]
 fn is_stopped(pair: &mut Pair) {
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0), "the device still has it");
-    assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+    assert_eq!(pair.one.send(()).unwrap_err(), TransportError::Stopped);
 }
 
 #[test]
@@ -42,8 +42,8 @@ fn no_blocking_request_is_left_with_the_device_though_posting_failed() {
     let remote = target.remote();
     type Post<'p> = &'p dyn Fn(&mut Channel<'_>) -> Result<WorkSuccess, TransportError>;
     let inline: Post<'_> = &|one| one.write(Inline(&[1; 8]), remote);
-    let send: Post<'_> = &|one| one.until(soon()).send(&());
-    let write: Post<'_> = &|one| one.write(&(), remote);
+    let send: Post<'_> = &|one| one.until(soon()).send(());
+    let write: Post<'_> = &|one| one.write((), remote);
     for post in [inline, send, write] {
         fail_once(&pair);
         refused(post(&mut pair.one));
@@ -196,7 +196,7 @@ fn no_unpolled_request_is_left_with_the_device_though_posting_failed() {
     let mut pair = Pair::new();
     let post = |one: &mut Channel<'_>| -> Result<PendingWork, TransportError> {
         // SAFETY: there is no memory.
-        unsafe { one.send_unpolled(&()) }
+        unsafe { one.send_unpolled(()) }
     };
     let before = post(&mut pair.one).unwrap();
     fail_once(&pair);
@@ -215,8 +215,8 @@ fn a_send_that_cannot_be_taken_back_closes_the_channel_only() {
     for verb in ["modify_qp", "destroy_qp"] {
         pair.device.fail(verb).errno(libc::EIO).always();
     }
-    refused(pair.one.send(&()));
-    assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+    refused(pair.one.send(()));
+    assert_eq!(pair.one.send(()).unwrap_err(), TransportError::Stopped);
     pair.device.clear_faults();
     pair.reconnect().finish();
 }
@@ -225,7 +225,7 @@ fn a_send_that_cannot_be_taken_back_closes_the_channel_only() {
 fn a_request_that_is_refused_leaves_the_channel_as_it_is() {
     let mut pair = Pair::new();
     pair.device.fail("post_send").errno(libc::EACCES).times(2);
-    refused(pair.one.send(&()));
+    refused(pair.one.send(()));
     refused(pair.one.scope(|s| s.post_send(()).map(drop)).map_err(TransportError::from));
     pair.exchange();
     pair.finish();
@@ -250,11 +250,11 @@ fn the_device_is_given_nothing_empty() {
     pair.one.read(&mut local.slice_mut(..8).unwrap(), remote).unwrap();
     assert_eq!(lengths(&pair), [8]);
     // The same for reading: mthca would send 2 GiB.
-    pair.one.write(&local.slice(3..3).unwrap(), remote).unwrap();
+    pair.one.write(local.slice(3..3).unwrap(), remote).unwrap();
     assert_eq!(lengths(&pair), []);
-    pair.one.write(&[local.slice(3..3).unwrap(), local.slice(..2).unwrap()], remote).unwrap();
+    pair.one.write([local.slice(3..3).unwrap(), local.slice(..2).unwrap()], remote).unwrap();
     assert_eq!(lengths(&pair), [2]);
-    pair.one.write(&local.slice(..8).unwrap(), remote).unwrap();
+    pair.one.write(local.slice(..8).unwrap(), remote).unwrap();
     assert_eq!(lengths(&pair), [8]);
     let (empty, rest) = local.slice_mut(..).unwrap().split_at(0).unwrap();
     let (head, tail) = rest.split_at(8).unwrap();

@@ -183,7 +183,7 @@ fn channel_waits() -> (u32, Duration) {
             // given back.
             assert_eq!((device.live(Kind::QueuePair), device.violations().0), (1, 0));
             assert_ne!(pair.two.number(), number);
-            assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Closed);
+            assert_eq!(pair.one.send(()).unwrap_err(), TransportError::Closed);
             assert_eq!(pair.one.scope(|s| s.post_send(()).map(drop)).map_err(Into::into), {
                 Err(TransportError::Closed)
             });
@@ -278,7 +278,7 @@ fn what_is_flushed_ends_at_once() {
             thread::sleep(SOON);
             device.kill();
         });
-        let error = pair.one.receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
+        let error = pair.one.receive(region.slice_mut(..).unwrap()).unwrap_err();
         assert_eq!(error.work_error().unwrap().status(), WorkStatus::Flushed);
     });
     drop(region);
@@ -317,8 +317,7 @@ fn when_a_device_is_pulled_out_and_not_destroyed_the_process_aborts() {
         let device = pair.device.clone();
         let number = pair.one.number();
         let is_posted = || device.outstanding(number) != (0, 0);
-        let _ =
-            pulled_out(&device, is_posted, || pair.one.receive(&mut region.slice_mut(..).unwrap()));
+        let _ = pulled_out(&device, is_posted, || pair.one.receive(region.slice_mut(..).unwrap()));
         eprintln!("still here");
         return;
     }

@@ -57,7 +57,7 @@ fn a_reset_that_fails_gives_the_channel_back() {
         assert_eq!((failed.error.raw_os_error(), kind == ErrorKind::Resource), (errno, false));
         device.clear_failures();
         let mut one = failed.object;
-        assert_eq!(one.send(&()).unwrap_err(), TransportError::Stopped, "{verb:?}");
+        assert_eq!(one.send(()).unwrap_err(), TransportError::Stopped, "{verb:?}");
         let (again, other) = (one.reset().unwrap(), two.reset().unwrap());
         let (to_one, to_two) = (again.endpoint(), other.endpoint());
         one = again.handshake(to_two).unwrap();

@@ -69,7 +69,7 @@ fn a_queue_that_cannot_be_polled_is_reset() {
     assert_eq!(outstanding(device, &pair.one), (0, 0));
     let state = device.last_call("modify_qp").unwrap().qp_attr.qp_state;
     assert_eq!(state, ffi::ibv_qp_state::IBV_QPS_RESET);
-    assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+    assert_eq!(pair.one.send(()).unwrap_err(), TransportError::Stopped);
     device.clear_faults();
     let mut pair = pair.reconnect();
     pair.exchange();
@@ -83,7 +83,7 @@ fn a_blocking_call_ends_with_the_poll_error_and_nothing_in_flight() {
         let mut pair = Pair::new();
         let mut region = pair.region(8, 0);
         pair.device.fail("poll_cq").errno(libc::EIO).times(times);
-        let error = pair.one.receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
+        let error = pair.one.receive(region.slice_mut(..).unwrap()).unwrap_err();
         assert!(is_poll_error(error), "{error}");
         assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
         pair.device.clear_faults();
@@ -101,7 +101,7 @@ fn any_negative_number_is_an_error() {
         let mut pair = Pair::new();
         pair.device.poll_error(value);
         pair.device.fail("poll_cq").errno(libc::EIO).times(1);
-        let error = pair.one.receive(&mut ()).unwrap_err();
+        let error = pair.one.receive(()).unwrap_err();
         assert!(is_poll_error(error), "{value}: {error}");
         pair.finish();
     }
@@ -165,7 +165,7 @@ fn an_unknown_completion_ends_a_blocking_call_with_nothing_in_flight() {
     let stranger = ffi::ibv_wc { wr_id: 4711, qp_num: pair.one.number(), ..Default::default() };
     pair.device.inject(queue(&pair.one), &stranger);
     let mut region = pair.region(8, 0);
-    let error = pair.one.receive(&mut region.slice_mut(..).unwrap()).unwrap_err();
+    let error = pair.one.receive(region.slice_mut(..).unwrap()).unwrap_err();
     let queue_pair = pair.one.number();
     assert_eq!(error, TransportError::UnknownCompletion { queue_pair, wr_id: 4711 });
     assert!(error.to_string().contains("0x1267"), "{error}");
@@ -204,7 +204,7 @@ fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
     pair.one.write(Inline(&[1; 8]), target.remote()).unwrap();
     let blocking = device.posted(0).unwrap().wr_id;
     device.inject(completions, &stranger(blocking));
-    let error = pair.one.until(soon()).receive(&mut ()).unwrap_err();
+    let error = pair.one.until(soon()).receive(()).unwrap_err();
     assert_eq!(device.posted(0).unwrap().wr_id, blocking);
     assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id: blocking });
     assert_eq!(outstanding(&device, &pair.one), (0, 0));
@@ -306,7 +306,7 @@ fn a_completion_that_comes_twice_gives_no_buffer_back() {
     assert!(one.poll_token().unwrap().is_none());
     assert_eq!(pool.available(), 8);
     // SAFETY: there is no memory.
-    let mut unpolled = unsafe { one.write_unpolled(&(), remote) }.unwrap();
+    let mut unpolled = unsafe { one.write_unpolled((), remote) }.unwrap();
     device.inject(completions, &completion);
     Twice::again(&device, &completion, || unpolled.poll(one).unwrap().unwrap_err());
     device.run();

@@ -408,7 +408,7 @@ fn an_error_in_the_closure_settles_what_is_in_flight() {
     });
     assert_eq!(error, Err(ScopeError::Closure("enough")));
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
-    assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+    assert_eq!(pair.one.send(()).unwrap_err(), TransportError::Stopped);
     let mut pair = pair.reconnect();
     pair.exchange();
     drop(region);
@@ -470,7 +470,7 @@ fn a_panic_goes_on_when_all_is_settled() {
     .unwrap_err();
     assert_eq!(panic.downcast_ref(), Some(&17_u8));
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
-    assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Stopped);
+    assert_eq!(pair.one.send(()).unwrap_err(), TransportError::Stopped);
     let mut pair = pair.reconnect();
     pair.exchange();
     drop(region);

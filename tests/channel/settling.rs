@@ -67,7 +67,7 @@ fn a_stranger_does_not_count_as_flushed() {
     // The first error ends the call. The second is there when the receive is to be flushed.
     pair.device.inject(completions, &stranger);
     pair.device.inject(completions, &stranger);
-    let error = pair.one.receive(&mut ()).unwrap_err();
+    let error = pair.one.receive(()).unwrap_err();
     assert!(matches!(error, TransportError::UnknownCompletion { .. }), "{error}");
     assert_eq!(states(&pair.device, 2), [ERR, RESET]);
     pair.device.hold_completions(completions, 0, false);
@@ -128,12 +128,12 @@ fn a_queue_pair_that_cannot_be_reset_is_destroyed() {
     assert_eq!(pair.device.live(Kind::QueuePair), 1);
     pair.device.clear_faults();
     assert_eq!((pair.one.number(), pair.one.as_raw()), (number, std::ptr::null_mut()));
-    assert_eq!(pair.one.send(&()).unwrap_err(), TransportError::Closed);
-    assert_eq!(pair.one.until(soon()).receive(&mut ()).unwrap_err(), TransportError::Closed);
+    assert_eq!(pair.one.send(()).unwrap_err(), TransportError::Closed);
+    assert_eq!(pair.one.until(soon()).receive(()).unwrap_err(), TransportError::Closed);
     let error = pair.one.scope(|s| s.post_send(()).map(drop)).unwrap_err();
     assert_eq!(error, ScopeError::Closure(TransportError::Closed));
     // SAFETY: nothing is posted.
-    let error = unsafe { pair.one.send_unpolled(&()) }.unwrap_err();
+    let error = unsafe { pair.one.send_unpolled(()) }.unwrap_err();
     assert_eq!(error, TransportError::Closed);
     assert!(format!("{:?}", pair.one).contains("destroyed: true"));
     let Pair { one, two, domain, device } = pair;
@@ -159,7 +159,7 @@ fn a_device_that_dies_lets_go_too() {
     assert_eq!(error.work_error().unwrap().status(), ibverbs::WorkStatus::Flushed);
     assert_eq!(pair.device.violations().0, 0);
     // Nothing is left that would need a reset.
-    assert!(pair.one.send(&()).is_err() && pair.one.reset().is_err());
+    assert!(pair.one.send(()).is_err() && pair.one.reset().is_err());
     drop(region);
     drop((pair.two, pair.domain));
     pair.device.assert_clean();
@@ -233,7 +233,7 @@ fn when_nothing_helps_a_blocking_call_aborts() {
     if is_child(NAME) {
         let mut pair = Pair::new();
         break_everything(&pair.device);
-        let _ = pair.one.until(soon()).receive(&mut ());
+        let _ = pair.one.until(soon()).receive(());
         eprintln!("still here");
         return;
     }
@@ -247,7 +247,7 @@ fn when_nothing_helps_dropping_aborts_if_work_is_in_flight() {
         let mut pair = Pair::new();
         let mut region = pair.region(8, 0);
         // SAFETY: the region outlives the channel, or else the process does not.
-        let _ = unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..).unwrap()) };
+        let _ = unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) };
         break_everything(&pair.device);
         drop(pair.one);
         eprintln!("still here");

@@ -70,11 +70,11 @@ fn channels_on_one_queue_work_on_different_threads() {
         threads.spawn(|| {
             for n in 0..500 {
                 one.run(SendWorkRequest::new(&()).immediate(n)).unwrap();
-                assert_eq!(one.receive(&mut ()).unwrap().immediate(), Some(n + 1));
+                assert_eq!(one.receive(()).unwrap().immediate(), Some(n + 1));
             }
         });
         for n in 0..500 {
-            assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(n));
+            assert_eq!(two.receive(()).unwrap().immediate(), Some(n));
             two.run(SendWorkRequest::new(&()).immediate(n + 1)).unwrap();
         }
     });
@@ -138,7 +138,7 @@ fn a_number_that_is_used_again_gets_no_old_completions() {
     for _ in 0..3 {
         let mut first = alone(pair, 0x777, queue);
         // SAFETY: there is no memory.
-        let work = [(); 4].map(|()| unsafe { first.receive_unpolled(&mut ()) }.unwrap());
+        let work = [(); 4].map(|()| unsafe { first.receive_unpolled(()) }.unwrap());
         pair.device.hold_completions(queue.as_raw(), 0, true);
         pair.device.break_qp(0x777);
         drop((work, first));
@@ -201,10 +201,10 @@ fn the_number_of_a_channel_that_was_stopped_by_force_can_be_used_again() {
             })
             .unwrap();
         pair.device.fail("modify_qp").errno(libc::EIO).always();
-        let late = channel.until(soon()).receive(&mut ()).unwrap_err();
+        let late = channel.until(soon()).receive(()).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);
         pair.device.clear_faults();
-        assert_eq!(channel.send(&()).unwrap_err(), TransportError::Closed);
+        assert_eq!(channel.send(()).unwrap_err(), TransportError::Closed);
         closed.push(channel);
     }
     drop(closed);
@@ -227,7 +227,7 @@ fn a_reset_leaves_nothing_in_the_queue_whatever_others_have_there() {
     let target = pair.shared(1);
     let remote = target.remote();
     // SAFETY: there is no memory.
-    let write = |channel: &mut Channel<'_>| unsafe { channel.write_unpolled(&(), remote) }.unwrap();
+    let write = |channel: &mut Channel<'_>| unsafe { channel.write_unpolled((), remote) }.unwrap();
     // It is connected to itself, and its inbox has room for 4.
     let prepared = sharing().max_recv_wr(0).build().unwrap();
     let itself = prepared.endpoint();
@@ -262,7 +262,7 @@ fn completions_of_nobody_are_dropped_and_strange_ones_told() {
     // It belongs to `two`; `one` does not see it.
     let target = pair.shared(1);
     pair.one.write(Inline(&[1; 8]), target.remote()).unwrap();
-    let error = pair.two.until(soon()).receive(&mut ()).unwrap_err();
+    let error = pair.two.until(soon()).receive(()).unwrap_err();
     assert!(matches!(error, TransportError::UnknownCompletion { wr_id: 5, .. }), "{error}");
     assert_eq!(outstanding(&pair.device, &pair.two), (0, 0));
     drop(target);
@@ -279,7 +279,7 @@ fn an_inbox_that_overflows_is_an_error_until_the_reset() {
     }
     let target = pair.shared(1);
     pair.one.write(Inline(&[1; 8]), target.remote()).unwrap();
-    let error = pair.two.until(soon()).receive(&mut ()).unwrap_err();
+    let error = pair.two.until(soon()).receive(()).unwrap_err();
     assert!(matches!(error, TransportError::UnknownCompletion { .. }), "{error}");
     drop(target);
     let Sharing { pair, queue } = sharing;
@@ -293,7 +293,7 @@ fn a_poll_error_is_told_to_who_polls() {
     let mut sharing = Sharing::new();
     let pair = &mut sharing.pair;
     pair.device.fail("poll_cq").errno(libc::EIO).times(1);
-    let error = pair.one.receive(&mut ()).unwrap_err();
+    let error = pair.one.receive(()).unwrap_err();
     assert!(matches!(error, TransportError::Verbs(e) if e.verb() == "ibv_poll_cq"), "{error}");
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
     sharing.finish();

@@ -31,7 +31,7 @@ fn a_receive_sleeps_until_the_message_is_there() {
                 }
                 one.run(SendWorkRequest::new(&()).immediate(9)).unwrap();
             });
-            assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(9));
+            assert_eq!(two.receive(()).unwrap().immediate(), Some(9));
         });
         // Either side polls that often before it sleeps: the sender too, if
         // its acknowledgement takes long.
@@ -46,7 +46,7 @@ fn a_receive_sleeps_until_the_message_is_there() {
 fn a_sleeper_wakes_at_its_deadline() {
     let mut pair = sleeping(3);
     let start = Instant::now();
-    let error = pair.one.until(soon()).receive(&mut ()).unwrap_err();
+    let error = pair.one.until(soon()).receive(()).unwrap_err();
     assert_eq!(error, TransportError::TimedOut);
     assert!((20..60_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
@@ -83,7 +83,7 @@ fn a_scope_sleeps_too() {
 fn a_device_that_cannot_be_armed_is_an_error_with_nothing_in_flight() {
     let mut pair = sleeping(0);
     pair.device.fail_always(Verb::ReqNotifyCq, libc::EIO);
-    let error = pair.one.receive(&mut ()).unwrap_err();
+    let error = pair.one.receive(()).unwrap_err();
     assert!(
         matches!(error, TransportError::Verbs(e) if e.verb() == "ibv_req_notify_cq"),
         "{error}"
@@ -105,11 +105,11 @@ fn channels_that_share_a_queue_wake_each_other() {
         threads.spawn(|| {
             for n in 0..200 {
                 one.run(SendWorkRequest::new(&()).immediate(n)).unwrap();
-                assert_eq!(one.receive(&mut ()).unwrap().immediate(), Some(n));
+                assert_eq!(one.receive(()).unwrap().immediate(), Some(n));
             }
         });
         for n in 0..200 {
-            assert_eq!(two.receive(&mut ()).unwrap().immediate(), Some(n));
+            assert_eq!(two.receive(()).unwrap().immediate(), Some(n));
             two.run(SendWorkRequest::new(&()).immediate(n)).unwrap();
         }
     });
@@ -133,7 +133,7 @@ fn nobody_sleeps_while_its_completion_is_behind_many_others() {
             std::mem::forget(one.post_write((), target.remote())?);
         }
         let start = Instant::now();
-        two.until(start + Duration::from_secs(60)).write(&(), target.remote())?;
+        two.until(start + Duration::from_secs(60)).write((), target.remote())?;
         assert!(start.elapsed() < Duration::from_secs(30), "it slept: {:?}", start.elapsed());
         Ok::<_, TransportError>(())
     })

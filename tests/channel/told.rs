@@ -98,7 +98,7 @@ fn a_sign_of_life_tells() {
         watched.are_told();
     }
     let mut region = watched.pair.region(8, 0);
-    watched.pair.two.receive(&mut region.slice_mut(..).unwrap()).unwrap();
+    watched.pair.two.receive(region.slice_mut(..).unwrap()).unwrap();
     drop(region);
     sending.wait(&mut watched.pair.one).unwrap();
     drop(sending);
@@ -155,10 +155,10 @@ fn whoever_polls_tells() {
             receive.into_token(one, 2).unwrap();
         },
         // SAFETY: there is no memory.
-        &|one, _| _ = unsafe { one.write_unpolled(&(), remote) }.unwrap().wait(one).unwrap(),
-        // SAFETY: as above.
+        &|one, _| _ = unsafe { one.write_unpolled((), remote) }.unwrap().wait(one).unwrap(),
         &|one, _| {
-            let mut write = unsafe { one.write_unpolled(&(), remote) }.unwrap();
+            // SAFETY: as above.
+            let mut write = unsafe { one.write_unpolled((), remote) }.unwrap();
             while write.poll(one).is_none() {}
         },
         &|one, _| one.scope(|s| s.post_write((), remote)?.wait().map(drop)).unwrap(),

@@ -29,8 +29,8 @@ fn work_outlives_scopes_and_blocking_calls() {
     pair.two.scope(|_| Err::<(), _>(())).unwrap_err();
     pair.two.write(Inline(&[2; 8]), target.remote()).unwrap();
     pair.two.manual_scope(|_| Ok::<_, ()>(())).unwrap();
-    pair.one.send(&outgoing.slice(..4).unwrap()).unwrap();
-    pair.one.send(&outgoing.slice(..).unwrap()).unwrap();
+    pair.one.send(outgoing.slice(..4).unwrap()).unwrap();
+    pair.one.send(outgoing.slice(..).unwrap()).unwrap();
     // It finds the completion of the first, too.
     assert!(two.poll(&mut pair.two).unwrap().is_ok());
     let result = one.poll(&mut pair.two).unwrap().unwrap();
@@ -49,16 +49,16 @@ fn other_parts_of_the_region_stay_in_use() {
     let mut pair = Pair::new();
     let (outgoing, mut incoming) = (pair.region(4, 1), pair.region(12, 0));
     // SAFETY: the part is not touched before the work has ended.
-    let work = unsafe { pair.two.receive_unpolled(&mut incoming.slice_mut(4..8).unwrap()) };
+    let work = unsafe { pair.two.receive_unpolled(incoming.slice_mut(4..8).unwrap()) };
     let work = work.unwrap();
     incoming.slice_mut(..4).unwrap().fill(7);
-    pair.one.send(&outgoing.slice(..).unwrap()).unwrap();
+    pair.one.send(outgoing.slice(..).unwrap()).unwrap();
     // Another operation sends and receives the parts beside it.
     assert_eq!(incoming.slice(..4).unwrap()[..], [7; 4]);
     pair.one
         .scope(|one| {
             let receive = one.post_receive(incoming.slice_mut(8..)?)?;
-            pair.two.send(&outgoing.slice(..).unwrap()).unwrap();
+            pair.two.send(outgoing.slice(..).unwrap()).unwrap();
             receive.wait().map(drop)
         })
         .unwrap();
@@ -72,9 +72,9 @@ fn other_parts_of_the_region_stay_in_use() {
 fn a_result_is_handed_out_once_though_its_slot_is_used_again() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
-    let receive = |pair: &mut Pair| unsafe { pair.two.receive_unpolled(&mut ()) }.unwrap();
+    let receive = |pair: &mut Pair| unsafe { pair.two.receive_unpolled(()) }.unwrap();
     let mut first = receive(&mut pair);
-    pair.one.send(&()).unwrap();
+    pair.one.send(()).unwrap();
     first.poll(&mut pair.two).unwrap().unwrap();
     // Once through all slots.
     let mut others = [(); 4].map(|()| receive(&mut pair));
@@ -131,8 +131,7 @@ fn work_is_of_one_channel() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
     // SAFETY: the region outlives the channel, and is not touched.
-    let mut work =
-        unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..).unwrap()) }.unwrap();
+    let mut work = unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) }.unwrap();
     assert_eq!(work.poll(&mut pair.two).unwrap().unwrap_err(), TransportError::UnknownWork);
     assert!(work.poll(&mut pair.one).is_none());
     assert_eq!(work.wait(&mut pair.two).unwrap_err(), TransportError::UnknownWork);
@@ -146,7 +145,7 @@ fn work_is_of_one_channel() {
 fn a_failed_poll_leaves_work_in_flight() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
-    let mut work = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
+    let mut work = unsafe { pair.one.receive_unpolled(()) }.unwrap();
     pair.device.fail_next(Verb::PollCq, libc::EIO);
     assert!(matches!(work.poll(&mut pair.one), Some(Err(TransportError::Verbs(_)))));
     assert!(work.poll(&mut pair.one).is_none());
@@ -161,20 +160,20 @@ fn a_failed_poll_leaves_work_in_flight() {
 fn a_stopped_channel_has_flushed_its_work() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
-    let mut work = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
-    pair.one.until(soon()).receive(&mut ()).unwrap_err();
+    let mut work = unsafe { pair.one.receive_unpolled(()) }.unwrap();
+    pair.one.until(soon()).receive(()).unwrap_err();
     let error = work.poll(&mut pair.one).unwrap().unwrap_err();
     assert_eq!(error.work_error().unwrap().class(), WorkErrorClass::Flushed);
     let mut pair = pair.reconnect();
     // SAFETY: there is no memory.
-    let mut work = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
+    let mut work = unsafe { pair.one.receive_unpolled(()) }.unwrap();
     let mut pair = pair.reconnect();
     // SAFETY: there is no memory.
-    let mut new = unsafe { pair.one.receive_unpolled(&mut ()) }.unwrap();
+    let mut new = unsafe { pair.one.receive_unpolled(()) }.unwrap();
     // It uses the same slot.
     assert_eq!(work.poll(&mut pair.one).unwrap().unwrap_err(), TransportError::Stopped);
     assert!(new.poll(&mut pair.one).is_none());
-    pair.two.send(&()).unwrap();
+    pair.two.send(()).unwrap();
     new.wait(&mut pair.one).unwrap();
     pair.finish();
 }
@@ -183,11 +182,11 @@ fn a_stopped_channel_has_flushed_its_work() {
 fn the_queue_is_full_for_all_alike() {
     let mut pair = Pair::with(Software::manual(), |builder| builder);
     // SAFETY: there is no memory.
-    let work: Vec<_> = (0..4).map(|_| unsafe { pair.one.receive_unpolled(&mut ()) }).collect();
+    let work: Vec<_> = (0..4).map(|_| unsafe { pair.one.receive_unpolled(()) }).collect();
     // SAFETY: there is no memory.
-    let fifth = unsafe { pair.one.receive_unpolled(&mut ()) };
+    let fifth = unsafe { pair.one.receive_unpolled(()) };
     assert_eq!(fifth.unwrap_err(), TransportError::QueueFull);
-    assert_eq!(pair.one.receive(&mut ()).unwrap_err(), TransportError::QueueFull);
+    assert_eq!(pair.one.receive(()).unwrap_err(), TransportError::QueueFull);
     let scoped = pair.one.scope(|s| s.post_receive(()).map(drop));
     assert_eq!(TransportError::from(scoped.unwrap_err()), TransportError::QueueFull);
     assert_eq!(pair.device.calls(Verb::PostRecv), 4);
@@ -203,9 +202,9 @@ fn the_queue_is_full_for_all_alike() {
 fn closing_says_what_became_of_the_work() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
-    let work = unsafe { (pair.two.receive_unpolled(&mut ()), pair.two.receive_unpolled(&mut ())) };
-    pair.one.send(&()).unwrap();
-    pair.one.send(&()).unwrap();
+    let work = unsafe { (pair.two.receive_unpolled(()), pair.two.receive_unpolled(())) };
+    pair.one.send(()).unwrap();
+    pair.one.send(()).unwrap();
     drop(work);
     let Pair { one, two, domain, device } = pair;
     // Both have arrived, whether or not the program asked.
@@ -224,7 +223,7 @@ fn dropping_a_channel_ends_its_work() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
     // SAFETY: the region outlives the channel.
-    drop(unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..).unwrap()) }.unwrap());
+    drop(unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) }.unwrap());
     // The reset succeeds, and the destroy verb fails, so the queue pair is leaked.
     pair.device.fail_next(Verb::DestroyQp, libc::EBUSY);
     let number = pair.one.number();

@@ -37,7 +37,7 @@ fn all_have_ended_and_handles_have_their_results() {
             Ok::<_, TransportError>(())
         })
         .unwrap();
-    pair.two.send(&()).unwrap();
+    pair.two.send(()).unwrap();
     receive.wait(&mut pair.one).unwrap();
     pair.exchange();
     drop((target, region, receive));

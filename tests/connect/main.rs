@@ -27,7 +27,7 @@ impl Rig {
         let mut inbox = MemoryRegion::<u8>::new(&self.domain, 16).unwrap();
         thread::scope(|threads| {
             threads.spawn(|| from.until(soon()).send(Inline(b"hello")).unwrap());
-            let done = to.until(soon()).receive(&mut inbox.slice_mut(..).unwrap()).unwrap();
+            let done = to.until(soon()).receive(inbox.slice_mut(..).unwrap()).unwrap();
             assert_eq!(done.byte_len(), 5);
         });
         assert_eq!(&inbox[..5], b"hello");

@@ -267,7 +267,7 @@ fn over_channel(
         }
     });
     assert_eq!(ended, Ok(()));
-    let later = channel.until(deadline).send(&source.slice(..LENGTH).unwrap()).unwrap_err();
+    let later = channel.until(deadline).send(source.slice(..LENGTH).unwrap()).unwrap_err();
     assert!(later.is_consequence(), "{later}");
     progress.ended(Err(later.work_error().unwrap()));
     posted += 1;

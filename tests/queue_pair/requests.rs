@@ -447,8 +447,9 @@ fn datagrams_go_where_each_says() {
     assert_eq!((received.immediate(), received.byte_len()), (Some(3), 44));
     assert_eq!(received.source_queue_pair(), one.number());
     // A request without an address handle does not compile; with the transport as a value, it is refused before the
-    // provider follows it. SAFETY: nothing is posted.
+    // provider follows it.
     let mut one = one.erase();
+    // SAFETY: nothing is posted.
     unsafe {
         let errors = [
             one.post_send(&region, ..4, 3).unwrap_err(),

@@ -70,8 +70,8 @@ impl<'a> Side<'a> {
         let own = queue_pair.number();
         let request = SendWorkRequest::new(&elements).immediate(own).to(DatagramPeer {
             path: &handle,
-            number: number,
-            qkey: qkey,
+            number,
+            qkey,
         });
         // SAFETY: region and handle are there until the completion was polled, right below.
         unsafe { queue_pair.post(request, 1) }.unwrap();

@@ -153,7 +153,7 @@ fn rping_pings_us() {
         send(&mut channel, &Note([0; 16]));
         let to = receive(&mut channel, &device).remote();
         let all = region.slice(..).unwrap();
-        channel.until(Instant::now() + TIME).write(&all, to).unwrap();
+        channel.until(Instant::now() + TIME).write(all, to).unwrap();
         send(&mut channel, &Note([0; 16]));
     }
     expect(&mut channel, Kind::Disconnected);

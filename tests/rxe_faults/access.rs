@@ -164,7 +164,7 @@ fn ask(
     remote: RemoteMemoryRegion,
 ) -> TransportResult<()> {
     let done = match request {
-        Write => channel.until(deadline()).write(&local.slice(..)?, remote),
+        Write => channel.until(deadline()).write(local.slice(..)?, remote),
         WriteWithImmediate => channel
             .until(deadline())
             .run(WriteWorkRequest::new(&local.slice(..)?, remote).immediate(7)),
@@ -260,7 +260,7 @@ fn beyond_a_region_there_is_nothing() {
     let mut local = trial.sides.0.region(2);
     let (mut one, two) = trial.channels.take().unwrap();
     let short = memory.at(0, 8);
-    let error = one.write(&local.slice(..).unwrap(), short).unwrap_err();
+    let error = one.write(local.slice(..).unwrap(), short).unwrap_err();
     assert!(
         matches!(error, TransportError::Verbs(e) if e.raw_os_error() == libc::EINVAL),
         "{error}"

@@ -39,7 +39,7 @@ fn a_message_that_does_not_fit_is_told_to_both() {
             let (short, rest) = sink.slice_mut(..)?.split_at(room)?;
             let receive = s.post_receive(short)?;
             let behind = s.post_receive(rest)?;
-            sent = Some(one.until(deadline()).send(&source.slice(..)?));
+            sent = Some(one.until(deadline()).send(source.slice(..)?));
             let error = receive.wait_deadline(deadline()).map(drop).unwrap_err();
             // Later requests end too.
             let flushed = behind.wait_deadline(deadline()).map(drop).unwrap_err();

@@ -133,7 +133,7 @@ pub fn transfer(from: &mut (Managed, Device), to: &mut (Managed, Device), text: 
     let (room, message) = (got.slice_mut(..).unwrap(), sent.slice(..).unwrap());
     to.0.scope(|scope| {
         let receive = scope.post_receive(room)?;
-        from.0.until(Instant::now() + TIME).send(&message)?;
+        from.0.until(Instant::now() + TIME).send(message)?;
         let (received, told) = receive.wait_deadline(Instant::now() + TIME)?;
         assert_eq!(&received[..told.byte_len() as usize], text);
         Ok::<_, ibverbs::TransportError>(())

@@ -80,7 +80,7 @@ fn a_stopped_channel_says_so() {
     let [mut one, _other] = connect(sides.each_ref().map(Side::builder));
     let mut receive = one.post_owned(ReceiveWorkRequest::new(sides[0].buffer(0))).unwrap();
     let soon = Instant::now() + Duration::from_millis(1);
-    assert_eq!(one.until(soon).receive(&mut ()).unwrap_err(), TransportError::TimedOut);
+    assert_eq!(one.until(soon).receive(()).unwrap_err(), TransportError::TimedOut);
     assert!(receive.wait(&mut one).unwrap_err().buffer.is_some());
     assert_eq!(one.wait_for_credit().unwrap_err(), TransportError::Stopped);
     assert_eq!(one.send(Inline(&[])).unwrap_err(), TransportError::Stopped);

@@ -85,7 +85,7 @@ fn a_sender_that_outruns_its_receiver_loses_nothing() {
             let mut region = sides[0].domain.allocate::<u64>(1).unwrap();
             for message in 0..COUNT {
                 region[0] = message.to_le();
-                one.until(deadline()).send(&region.slice(..).unwrap()).unwrap();
+                one.until(deadline()).send(region.slice(..).unwrap()).unwrap();
             }
         });
     }
@@ -230,7 +230,7 @@ fn what_uses_up_no_receive_needs_no_credit() {
     let [mut one, mut other] = connect(builders);
     let mut word = sides[0].domain.allocate::<u64>(1).unwrap();
     word[0] = 5;
-    one.until(deadline()).write(&word.slice(..).unwrap(), region.remote()).unwrap();
+    one.until(deadline()).write(word.slice(..).unwrap(), region.remote()).unwrap();
     one.run(FetchAddWorkRequest::new(&mut word.slice_mut(..).unwrap(), region.remote(), 2))
         .unwrap();
     one.read(&mut word.slice_mut(..).unwrap(), region.remote()).unwrap();
@@ -256,7 +256,7 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
     let started = Instant::now();
     for wait in [0, 1, 20] {
         let soon = Instant::now() + Duration::from_millis(wait);
-        let sent = one.until(soon).send(&region.slice(..).unwrap());
+        let sent = one.until(soon).send(region.slice(..).unwrap());
         assert_eq!(sent.unwrap_err(), TransportError::NoCredit);
         assert_eq!(one.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
     }

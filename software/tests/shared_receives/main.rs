@@ -77,7 +77,7 @@ fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
     let mut send = peer.post_owned(SendWorkRequest::new(clients.buffer(5))).unwrap();
     send.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
     // It polls the message beside its own completion.
-    server.channels[0].until(deadline()).send(&()).unwrap();
+    server.channels[0].until(deadline()).send(()).unwrap();
     assert_eq!(server.queue.poll().unwrap().map(|ready| ready.token), Some(0));
     assert_eq!(take_all(&mut server, 0), [5]);
     assert_eq!(server.queue.poll().unwrap(), None);
@@ -222,7 +222,7 @@ fn what_is_wrong_gets_a_typed_error() {
     };
     of_its_own(channel.post_owned(ReceiveWorkRequest::new(side.buffer(0))).unwrap_err().error);
     let mut region = side.domain.allocate::<u8>(LEN).unwrap();
-    of_its_own(channel.receive(&mut region.slice_mut(..).unwrap()).unwrap_err());
+    of_its_own(channel.receive(region.slice_mut(..).unwrap()).unwrap_err());
     let in_scope = channel.scope(|scope| {
         scope.post_receive(region.slice_mut(..).unwrap()).map(drop)?;
         Ok::<_, TransportError>(())

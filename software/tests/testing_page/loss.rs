@@ -21,7 +21,7 @@ fn transfer(seed: u64) -> Result<(Trace, Duration), Box<dyn Error>> {
     from.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 31 / 7) as u8);
     other.scope(|scope| {
         let receive = scope.post_receive(to.slice_mut(..)?)?;
-        one.send(&from.slice(..)?)?;
+        one.send(from.slice(..)?)?;
         receive.wait().map(|_| ())
     })?;
     assert!(from[..] == to[..]);

@@ -12,7 +12,7 @@ fn a_message_arrives() -> Result<(), Box<dyn std::error::Error>> {
     from.copy_from_slice(b"hello");
     other.scope(|scope| {
         let receive = scope.post_receive(to.slice_mut(..)?)?;
-        one.send(&from.slice(..)?)?;
+        one.send(from.slice(..)?)?;
         receive.wait().map(|_| ())
     })?;
     assert_eq!(&to[..], b"hello");

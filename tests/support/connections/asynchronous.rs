@@ -235,7 +235,7 @@ fn blocking_channels_say_the_same() {
     let message = device.domain.allocate::<u8>(8).unwrap();
     let channel = pending.queue_pair();
     let not_connected = Err(TransportError::NotConnected);
-    assert_eq!(channel.send(&message.slice(..).unwrap()).map(|_| ()), not_connected);
+    assert_eq!(channel.send(message.slice(..).unwrap()).map(|_| ()), not_connected);
     assert_eq!(channel.send(Inline(b"early")).map(|_| ()), not_connected);
     let refused: Result<(), ScopeError<_>> = channel.scope(|scope| {
         let _receive = scope.post_receive(other.slice_mut(..).unwrap())?;

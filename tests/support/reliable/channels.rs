@@ -180,11 +180,11 @@ fn memory_is_written_and_read_from_afar() {
     for round in 1..3 {
         local.write(0, &(0..1024).map(|n| round * n).collect::<Vec<_>>()).unwrap();
         let one = &mut ends.0;
-        one.until(deadline()).write(&all(), remote).unwrap();
+        one.until(deadline()).write(all(), remote).unwrap();
         one.write(Inline(&7_u64.to_ne_bytes()), remote.sub_region(80, 8).unwrap()).unwrap();
         let pieces = (local.slice(2..3).unwrap(), local.slice(100..101).unwrap());
         let part = remote.sub_region(160, 16).unwrap();
-        one.until(deadline()).write(&pieces, part).unwrap();
+        one.until(deadline()).write(pieces, part).unwrap();
         // Until a read returns, a completed write may be on its way.
         local.zero();
         one.until(deadline()).read(&mut all(), remote).unwrap();
@@ -232,7 +232,7 @@ fn what_never_arrives_ends_in_time() {
         let soon = start + Duration::from_millis(100);
         let one = &mut ends.0;
         let late = if round % 2 == 0 {
-            one.until(soon).receive(&mut region.slice_mut(..).unwrap()).unwrap_err()
+            one.until(soon).receive(region.slice_mut(..).unwrap()).unwrap_err()
         } else {
             one.scope_deadline(soon, |s| {
                 for part in region.slice_mut(..)?.chunks(8)? {
@@ -247,7 +247,7 @@ fn what_never_arrives_ends_in_time() {
         assert!(start.elapsed() >= Duration::from_millis(100));
         assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
         region.fill(round);
-        assert_eq!(one.receive(&mut ()).unwrap_err(), TransportError::Stopped);
+        assert_eq!(one.receive(()).unwrap_err(), TransportError::Stopped);
         ends = reconnect(ends);
     }
     exchange(&sides, &mut ends);
@@ -286,7 +286,7 @@ fn errors_and_panics_flush_what_is_in_flight() {
     exchange(&sides, &mut ends);
     let (mut one, two) = ends;
     // SAFETY: the region outlives the channel, which ends the receive.
-    let _work = unsafe { one.receive_unpolled(&mut region.slice_mut(..).unwrap()) }.unwrap();
+    let _work = unsafe { one.receive_unpolled(region.slice_mut(..).unwrap()) }.unwrap();
     assert_eq!(close(one), ChannelClosed::Flushed(1));
     drop((two, region, sides));
     nothing_is_left();
@@ -316,7 +316,7 @@ fn a_channel_sleeps_until_something_arrives() {
     let spent = cpu_time() - before;
     assert!(spent < Duration::from_millis(250), "it slept, but for {spent:?}");
     let soon = Instant::now() + Duration::from_millis(50);
-    let late = two.until(soon).receive(&mut region.slice_mut(..).unwrap());
+    let late = two.until(soon).receive(region.slice_mut(..).unwrap());
     assert_eq!(late.unwrap_err(), TransportError::TimedOut);
     drop((ends, region, sides));
     nothing_is_left();

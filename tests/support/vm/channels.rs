@@ -84,12 +84,12 @@ pub fn exchange(sides: &(Side, Side), one: &mut Channel<'_>, two: &mut Channel<'
     }
     thread::scope(|threads| {
         threads.spawn(|| {
-            one.until(deadline()).send(&near.slice(..).unwrap()).unwrap();
+            one.until(deadline()).send(near.slice(..).unwrap()).unwrap();
             near.fill(0);
-            one.until(deadline()).receive(&mut near.slice_mut(..).unwrap()).unwrap();
+            one.until(deadline()).receive(near.slice_mut(..).unwrap()).unwrap();
         });
-        two.until(deadline()).receive(&mut far.slice_mut(..).unwrap()).unwrap();
-        two.until(deadline()).send(&far.slice(..50).unwrap()).unwrap();
+        two.until(deadline()).receive(far.slice_mut(..).unwrap()).unwrap();
+        two.until(deadline()).send(far.slice(..50).unwrap()).unwrap();
     });
     assert!(near.iter().copied().eq((0..50).chain([0; 50])));
     assert!(far.iter().copied().eq(0..100));

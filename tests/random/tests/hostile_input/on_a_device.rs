@@ -130,7 +130,7 @@ impl Side {
                 let mut local = MemoryRegion::new(&*domain, len.max(1))?;
                 local[..len].copy_from_slice(&buffer);
                 let result = match write {
-                    true => channel.until(soon()).write(&local.slice(..len)?, remote),
+                    true => channel.until(soon()).write(local.slice(..len)?, remote),
                     false => channel.until(soon()).read(&mut local.slice_mut(..len)?, remote),
                 };
                 buffer.copy_from_slice(&local[..len]);

@@ -179,7 +179,7 @@ impl World {
             }
             Step::Stop(side) => {
                 // A message may be there at once.
-                let _ = self.channel(side).until(Instant::now()).receive(&mut ());
+                let _ = self.channel(side).until(Instant::now()).receive(());
             }
             Step::Reset => {
                 self.ledger.device.clear_faults();

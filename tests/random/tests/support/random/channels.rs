@@ -373,7 +373,7 @@ impl<B: Bed> World<'_, B> {
         let ask = self.books.message(side, &mut at.loose[range.clone()]);
         let slice = at.loose.slice(range).unwrap();
         // SAFETY: the slot is not touched before the work, or the channel, has ended.
-        match unsafe { at.channel.as_mut().unwrap().send_unpolled(&slice) } {
+        match unsafe { at.channel.as_mut().unwrap().send_unpolled(slice) } {
             Ok(work) => {
                 at.used[slot] = true;
                 at.pending.push((work, ask, slot));
