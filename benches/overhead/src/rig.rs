@@ -4,7 +4,10 @@ use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use ibverbs::{AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, Rc, RemoteMemoryRegion, SendOperations, SharedMemoryRegion};
+use ibverbs::{
+    AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain,
+    QueuePair, Rc, RemoteMemoryRegion, SendOperations, SharedMemoryRegion,
+};
 use ibverbs_function_device::FunctionDevice;
 
 /// The length of a message.
@@ -64,9 +67,7 @@ impl Rig {
         let domain = Arc::new(ProtectionDomain::new(context).expect("a domain"));
         let queue = Arc::new(queue);
         let mut builder =
-            QueuePair::builder(&domain, &queue, &queue, Rc)
-                .max_send_wr(DEPTH)
-                .max_recv_wr(DEPTH);
+            QueuePair::builder(&domain, &queue, &queue, Rc).max_send_wr(DEPTH).max_recv_wr(DEPTH);
         if !extended.is_empty() {
             builder = builder.extended(extended);
         }

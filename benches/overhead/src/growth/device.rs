@@ -5,7 +5,10 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{CompletionQueue, HugePages, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RegionOptions};
+use ibverbs::{
+    CompletionQueue, HugePages, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair, Rc,
+    RegionOptions,
+};
 
 use crate::{connection, doublings, least, micros, point, queue_pairs};
 
@@ -28,11 +31,7 @@ fn prepared<'a>(
     domain: &'a ProtectionDomain<'a>,
     queue: &'a CompletionQueue<'a>,
 ) -> ibverbs::Result<PreparedQueuePair<'a>> {
-    domain
-        .create_qp(queue, queue, Rc)
-        .max_send_wr(16)
-        .max_recv_wr(16)
-        .build()
+    domain.create_qp(queue, queue, Rc).max_send_wr(16).max_recv_wr(16).build()
 }
 
 /// A queue pair that is connected to itself.

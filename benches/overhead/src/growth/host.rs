@@ -6,7 +6,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Channel, CompletionFields, CompletionQueue, MemoryRegion, PreparedQueuePair, PreparedRequest, ProtectionDomain, QueuePair, Rc, SendWorkRequest, WorkCompletion};
+use ibverbs::{
+    Channel, CompletionFields, CompletionQueue, MemoryRegion, PreparedQueuePair, PreparedRequest,
+    ProtectionDomain, QueuePair, Rc, SendWorkRequest, WorkCompletion,
+};
 
 use crate::reactor::{ReactorRig, sends};
 use crate::rig::{LENGTH, WINDOW, context};
@@ -50,10 +53,7 @@ fn prepared(
     queue: &Arc<CompletionQueue<'static>>,
     depth: usize,
 ) -> ibverbs::Result<PreparedQueuePair<'static>> {
-    QueuePair::builder(domain, queue, queue, Rc)
-        .max_send_wr(depth as u32)
-        .max_recv_wr(1)
-        .build()
+    QueuePair::builder(domain, queue, queue, Rc).max_send_wr(depth as u32).max_recv_wr(1).build()
 }
 
 /// A queue pair that is connected to itself.
