@@ -138,7 +138,25 @@ impl Core {
     /// Settles what there is while anything of the scope is in use, without waiting.
     #[inline]
     fn settle_scope(&self) -> TransportResult<()> {
-        while self.table.any_in_scope() && self.settle()? {}
+        while self.table.any_in_scope() {
+            if !self.settle_abandoned() {
+                self.settle_scope_on()?;
+                break;
+            }
+        }
+        if self.router.is_some() {
+            self.tell_results();
+        }
+        Ok(())
+    }
+
+    /// The rest of `settle_scope`.
+    #[inline(never)]
+    fn settle_scope_on(&self) -> TransportResult<()> {
+        let mut settled = self.sink.has_rest();
+        while settled && self.table.any_in_scope() {
+            settled = self.settle_rest()?;
+        }
         Ok(())
     }
 

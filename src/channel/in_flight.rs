@@ -46,8 +46,8 @@ pub(super) struct InFlight {
     pub(super) owned: Owned,
     /// Number of slots of both queues.
     depth: usize,
-    /// Number of slots of the channel itself: the second is that of the read of credits.
-    own: usize,
+    /// Number of all slots, also of those of the channel itself: the second of these is that of the read of credits.
+    all: usize,
     /// Number of slots for sends.
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
@@ -81,10 +81,7 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         // SAFETY: it came from a box, in `new`, and no reference into it outlives the table.
         drop(unsafe {
-            Box::from_raw(std::ptr::slice_from_raw_parts_mut(
-                self.slots.as_ptr(),
-                self.depth + self.own,
-            ))
+            Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.all))
         });
     }
 }
@@ -100,14 +97,14 @@ impl InFlight {
     ///  - `ENOMEM`: out of memory.
     pub(super) fn new(sends: u32, receives: u32, flow_control: bool) -> Result<Self> {
         let depth = sends as usize + receives as usize;
-        let own = 1 + usize::from(flow_control);
-        if depth > MAX_SLOTS - own {
+        let all = depth + 1 + usize::from(flow_control);
+        if all > MAX_SLOTS {
             return Err(no_memory());
         }
         let mut slots = Vec::new();
-        slots.try_reserve_exact(depth + own).map_err(|_| no_memory())?;
+        slots.try_reserve_exact(all).map_err(|_| no_memory())?;
         let generations = Generations::NEW;
-        let indices = 0..(depth + own) as u32;
+        let indices = 0..all as u32;
         slots.extend(indices.map(|index| Slot::new(index, generations.first())));
         let slots = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
         let dangling = NonNull::dangling();
@@ -115,7 +112,7 @@ impl InFlight {
             slots,
             owned: Owned::new(),
             depth,
-            own,
+            all,
             sends,
             next_send: Cell::new(dangling),
             next_receive: Cell::new(dangling),
@@ -142,7 +139,7 @@ impl InFlight {
     #[inline]
     pub(super) fn all_slots(&self) -> &[Slot] {
         // SAFETY: as in `slots`.
-        unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth + self.own) }
+        unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.all) }
     }
 
     /// The slot of a blocking operation.

@@ -101,7 +101,7 @@ impl HeldBuffer {
 
     /// Whether it holds a buffer of this type.
     #[inline]
-    fn holds<B: OwnedBuffer>(&self) -> bool {
+    pub(super) fn holds<B: OwnedBuffer>(&self) -> bool {
         // The same pointer: the same type, without a call. Another pointer may be of the same type too.
         let held = self.held.get();
         held.map_or(ptr::null(), ptr::from_ref) == ptr::from_ref(&TypeOf::<B>::BUFFER_TYPE)
@@ -111,12 +111,21 @@ impl HeldBuffer {
     /// Takes the buffer out, if there is one of this type.
     #[inline]
     pub(super) fn take<B: OwnedBuffer>(&self) -> Option<B> {
-        if !self.holds::<B>() {
-            return None;
-        }
+        // SAFETY: it holds a `B`.
+        self.holds::<B>().then(|| unsafe { self.take_unchecked() })
+    }
+
+    /// Takes the buffer out.
+    ///
+    /// # Safety
+    ///
+    /// It [holds](Self::holds) a buffer of this type.
+    #[inline]
+    pub(super) unsafe fn take_unchecked<B: OwnedBuffer>(&self) -> B {
+        debug_assert!(self.holds::<B>());
         self.held.set(None);
-        // SAFETY: the storage held a `B` until now.
-        Some(unsafe { self.storage.get().cast::<B>().read() })
+        // SAFETY: the storage held a `B` until now, as the caller vouches.
+        unsafe { self.storage.get().cast::<B>().read() }
     }
 
     /// Drops the buffer, if there is one.

@@ -1,6 +1,5 @@
 //! Handles of operations that own their buffers: no scope, no borrow, no `unsafe`.
 
-use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -156,7 +155,8 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     #[inline(always)]
     pub fn wait(&mut self, channel: &mut Channel<'_>) -> OwnedResult<B> {
         let (slot, completion) = self.wait_for_success(channel, None)?;
-        self.take_success(channel.core(), slot, completion)
+        // SAFETY: `wait_for_success` says so, and nothing was taken since.
+        Ok(unsafe { self.take_success(channel.core(), slot, completion) })
     }
 
     /// Waits until the operation has ended, or the deadline has passed. If the deadline passes, it returns
@@ -172,13 +172,16 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         deadline: Instant,
     ) -> OwnedResult<B, Option<(B, WorkSuccess)>> {
         match self.wait_for_success(channel, Some(deadline)) {
-            Ok((slot, completion)) => self.take_success(channel.core(), slot, completion).map(Some),
+            Ok((slot, completion)) => {
+                // SAFETY: as in `wait`.
+                Ok(Some(unsafe { self.take_success(channel.core(), slot, completion) }))
+            }
             Err(OperationError { error: TransportError::TimedOut, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// The slot of the operation and its completion, which is a success.
+    /// The slot of the operation, which holds a `B`, and its completion, which is a success.
     ///
     /// # Errors
     ///
@@ -195,10 +198,16 @@ impl<B: OwnedBuffer> OwnedWork<B> {
         }
         // SAFETY: it is a slot of this core's table, which lives as long as the core, as do the slots.
         let slot = unsafe { self.slot.as_ref() };
+        // Before anything is taken from what was polled. The operation of a handle has its buffer.
+        if !slot.entry.buffer.holds::<B>() {
+            return err_from_call(TransportError::UnknownWork.into());
+        }
         match core.success_now(slot) {
-            Ok(completion) => Ok((slot, completion)),
-            Err(found) => match wait_slow_path(core, slot, found, deadline) {
-                Ok(completion) => Ok((slot, completion)),
+            Some(completion) => Ok((slot, completion)),
+            None => match wait_slow_path(core, slot, deadline) {
+                // It may have run code of any kind.
+                Ok(completion) if slot.entry.buffer.holds::<B>() => Ok((slot, completion)),
+                Ok(_) => err_from_call(TransportError::UnknownWork.into()),
                 Err(error) if slot.state().is_outstanding() => err_from_call(error.into()),
                 Err(error) => {
                     slot.entry.put_reference(self.core.take());
@@ -209,22 +218,24 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     }
 
     /// The buffer and the completion, which is of the operation in this slot.
+    ///
+    /// # Safety
+    ///
+    /// The slot holds a `B`.
     #[inline(always)]
-    fn take_success(
+    unsafe fn take_success(
         &mut self,
         core: &Core,
         slot: &Slot,
         completion: NonNull<ffi::ibv_wc>,
-    ) -> OwnedResult<B> {
-        // The slot has this handle's operation, so it has its buffer.
-        let Some(buffer) = slot.entry.buffer.take() else {
-            return err_from_call(TransportError::UnknownWork.into());
-        };
+    ) -> (B, WorkSuccess) {
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { slot.entry.buffer.take_unchecked() };
         // Blocking operations compute `fast_path`: what the post of the operation has set is a safe value.
         core.table.release_of(slot, Owner::Handle);
         slot.entry.put_reference(self.core.take());
         // SAFETY: it points to an entry of the batch or into the slot, and is initialised. Nothing has polled since.
-        Ok((buffer, WorkSuccess::from_raw(unsafe { *completion.as_ptr() })))
+        (buffer, WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
     /// The buffer and the completion, if the operation has ended.
@@ -338,8 +349,7 @@ fn take_failure<B: OwnedBuffer>(
     }
 }
 
-/// The rest of a wait, after a poll that returned `found`, or 0 if there was none. Returns the completion of the
-/// operation in this slot, which is a success.
+/// The rest of a wait. Returns the completion of the operation in this slot, which is a success.
 ///
 /// # Errors
 ///
@@ -348,11 +358,10 @@ fn take_failure<B: OwnedBuffer>(
 fn wait_slow_path(
     core: &Core,
     slot: &Slot,
-    found: c_int,
     deadline: Option<Instant>,
 ) -> TransportResult<NonNull<ffi::ibv_wc>> {
     core.release_dropped();
-    let settled = core.settle_found(found);
+    let settled = core.settle_rest();
     if slot.state().is_outstanding() {
         settled?;
     }

@@ -10,7 +10,7 @@ use super::in_flight::Queue;
 use super::operation::{Operation, Prepared};
 use super::slot::{Owner, Slot, State};
 use crate::completion::WorkSuccess;
-use crate::error::err_from_call;
+use crate::error::{Error, err_from_call};
 use crate::ffi;
 
 /// Why an operation was not posted.
@@ -127,9 +127,9 @@ impl Core {
         // SAFETY: the table is open, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, wr_id, list) };
         if returned != 0 {
-            return Err(self.blocking_failed::<O>(returned));
+            return Err(self.blocking_failed::<O>(returned).into());
         }
-        if let Err(found) = self.blocking_now() {
+        if let Err(found) = self.blocking_now(wr_id) {
             self.wait_for_blocking(found, deadline)?;
         }
         Ok(self.blocking_success())
@@ -156,7 +156,7 @@ impl Core {
         // SAFETY: there is a free slot, so the queue pair is live; the caller vouches for the memory.
         let returned = unsafe { self.post_raw(operation, self.blocking_id.get(), list) };
         if returned != 0 {
-            return Err(self.blocking_failed::<O>(returned));
+            return Err(self.blocking_failed::<O>(returned).into());
         }
         self.wait_for_blocking(0, deadline)
     }
@@ -164,9 +164,9 @@ impl Core {
     /// The error of a blocking operation that could not be posted.
     #[cold]
     #[inline(never)]
-    fn blocking_failed<O: Operation>(&self, returned: c_int) -> TransportError {
+    fn blocking_failed<O: Operation>(&self, returned: c_int) -> Error {
         self.ensure_not_posted::<O>(None);
-        ffi::failed(O::VERB, returned).into()
+        ffi::failed(O::VERB, returned)
     }
 
     /// To be called after a post to this slot that failed. Returns the error.

@@ -94,7 +94,7 @@ enum Phase {
     Discarded,
 }
 
-/// The halves of a request's number, in the order in which they are loaded as one.
+/// The halves of a request's number, in the order that the whole has them: it is loaded as one.
 #[repr(C, align(8))]
 struct Number {
     #[cfg(target_endian = "little")]
@@ -143,7 +143,9 @@ impl Slot {
     /// The number under which its operation is posted. If it is free: under which the next one will be.
     #[inline]
     pub(super) fn wr_id(&self) -> u64 {
-        u64::from(self.number.generation.get()) << 32 | u64::from(self.number.index)
+        const { assert!(size_of::<Number>() == size_of::<u64>()) };
+        // SAFETY: the halves are all of it, and initialised. As one load, the compiler keeps the number whole.
+        unsafe { (&raw const self.number).cast::<u64>().read() }
     }
 
     /// The index in its table.

@@ -19,21 +19,14 @@ use crate::ffi;
 
 impl Core {
     /// The completion of the operation in this slot, if it is a success that is there or is found by one poll. The
-    /// slot is not free yet.
-    ///
-    /// # Errors
-    ///
-    /// What the poll returned, for [`settle_found`](Self::settle_found), or 0 if there was none.
+    /// slot is not free yet. If it is `None`, the caller goes on with [`settle_rest`](Self::settle_rest).
     #[inline(always)]
-    pub(in crate::channel) fn success_now(
-        &self,
-        slot: &Slot,
-    ) -> Result<NonNull<ffi::ibv_wc>, c_int> {
+    pub(in crate::channel) fn success_now(&self, slot: &Slot) -> Option<NonNull<ffi::ibv_wc>> {
         let (wr_id, batch) = (slot.wr_id(), &self.sink.batch);
         let completion = if !batch.is_empty() {
             let head = batch.head();
             if !self.is_success(head, wr_id) {
-                return Err(0);
+                return None;
             }
             // SAFETY: the batch is not empty.
             unsafe { batch.advance_by(1) };
@@ -41,15 +34,15 @@ impl Core {
         } else if matches!(slot.state(), State::InFlight(_)) {
             let found = self.poll_raw(BATCH);
             if !self.found_success(found, wr_id) {
-                return self.take_from_poll(found, wr_id).ok_or(found);
+                return self.take_from_poll(found, wr_id);
             }
             batch.entries()
         } else if slot.is_success() {
-            return Ok(slot.completion_pointer());
+            return Some(slot.completion_pointer());
         } else {
-            return Err(0);
+            return None;
         };
-        NonNull::new(completion.cast_mut()).ok_or(0)
+        NonNull::new(completion.cast_mut())
     }
 
     /// Waits until the operation of a scope in this slot has ended, takes its result and frees the slot. If polling
@@ -61,8 +54,8 @@ impl Core {
         deadline: Option<Instant>,
     ) -> TransportResult<WorkSuccess> {
         let completion = match self.success_now(slot) {
-            Ok(completion) => completion,
-            Err(found) => self.wait_slow_path(slot, found, deadline)?,
+            Some(completion) => completion,
+            None => self.wait_slow_path(slot, deadline)?,
         };
         self.table.release_of(slot, Owner::Scope);
         // SAFETY: it points to an entry of the batch or into the slot, and is initialised; for the rest
@@ -70,17 +63,15 @@ impl Core {
         Ok(WorkSuccess::from_raw(unsafe { *completion.as_ptr() }))
     }
 
-    /// The rest of `wait`, after a poll that returned `found`, or 0 if there was none. Returns the completion, which is
-    /// a success. The slot is not free yet.
+    /// The rest of `wait`. Returns the completion, which is a success. The slot is not free yet.
     #[cold]
     #[inline(never)]
     fn wait_slow_path(
         &self,
         slot: &Slot,
-        found: c_int,
         deadline: Option<Instant>,
     ) -> TransportResult<NonNull<ffi::ibv_wc>> {
-        let mut settled = self.settle_found(found);
+        let mut settled = self.settle_rest();
         let mut wait = Wait::new(deadline);
         // An operation that has ended has its result, even if polling would fail.
         while slot.state().is_outstanding() {
@@ -108,28 +99,60 @@ impl Core {
         Err(error.unwrap_or(TransportError::UnknownWork))
     }
 
-    /// Settles what a poll of [`success_now`](Self::success_now) has found, which returned this. If it returned 0, that
-    /// is what was there before; otherwise, or if nothing was there, returns as [`settle`](Self::settle).
-    pub(in crate::channel) fn settle_found(&self, found: c_int) -> TransportResult<bool> {
+    /// As [`settle`](Self::settle), and handles first what the last poll has found, if a shortcut has left that.
+    pub(in crate::channel) fn settle_rest(&self) -> TransportResult<bool> {
+        self.take_rest()?;
+        self.settle()
+    }
+
+    /// Puts into the batch what a shortcut has left. Returns whether the batch has completions.
+    #[inline]
+    pub(super) fn take_rest(&self) -> TransportResult<bool> {
+        let found = self.sink.rest.take();
         if found != 0 {
             self.absorb(found)?;
         }
-        self.settle()
+        Ok(!self.sink.is_empty())
+    }
+
+    /// Polls, and frees the slots of operations whose handles were dropped. Returns true if the poll has found successes
+    /// of these alone. In every other case it leaves the rest to [`settle_rest`](Self::settle_rest), if there is any: see
+    /// [`Sink::has_rest`](super::Sink::has_rest).
+    #[inline]
+    pub(in crate::channel) fn settle_abandoned(&self) -> bool {
+        let batch = &self.sink.batch;
+        if !batch.is_empty() {
+            return false;
+        }
+        let polled = self.poll_raw(BATCH);
+        let found = polled as u32 as usize;
+        if !(1..=BATCH).contains(&found) {
+            self.sink.rest.set(polled);
+            return false;
+        }
+        // SAFETY: they are initialised, and nothing polls meanwhile.
+        let completions = unsafe { std::slice::from_raw_parts(batch.entries(), found) };
+        let freed = self.release_abandoned(completions);
+        if freed < found {
+            batch.keep(freed, found);
+        }
+        freed == found
     }
 
     /// The common case of a poll that found several completions. Takes the one with this number, if that is the first
     /// or the last. The others stay in the batch: of a receive and the send that was posted after it, whose completion
     /// is waited for first, each is then taken by its own wait.
     ///
-    /// Returns `None`, and leaves the batch empty, in every other case: the poll failed; or neither is a success with the
-    /// number; or somebody else may wait for one of the others, who must be told.
+    /// Returns `None`, and leaves the rest to [`settle_rest`](Self::settle_rest), in every other case: the poll failed; or
+    /// neither is a success with the number; or somebody else may wait for one of the others, who must be told.
     ///
     /// It calls no function, so that the compiler need not save any registers.
     #[inline(never)]
     fn take_from_poll(&self, found: c_int, wr_id: u64) -> Option<NonNull<ffi::ibv_wc>> {
-        let batch = &self.sink.batch;
+        let (batch, polled) = (&self.sink.batch, found);
         let found = found as u32 as usize;
         if !(2..=BATCH).contains(&found) || self.router.is_some() && self.table.any_others() {
+            self.sink.rest.set(polled);
             return None;
         }
         let first = batch.entries();
@@ -143,20 +166,21 @@ impl Core {
             batch.keep(0, found - 1);
             return NonNull::new(last);
         }
+        self.sink.rest.set(polled);
         None
     }
 
-    /// Polls for the blocking operation that was just posted, with nothing else in flight. If it finds the success of the
-    /// operation, that is [there](Self::blocking_success).
+    /// Polls for the blocking operation that was just posted under this number, with nothing else in flight. If it finds
+    /// the success of the operation, that is [there](Self::blocking_success).
     ///
     /// # Errors
     ///
     /// What the poll returned, for [`wait_for_blocking`](Self::wait_for_blocking).
     #[inline(always)]
-    pub(in crate::channel) fn blocking_now(&self) -> Result<(), c_int> {
+    pub(in crate::channel) fn blocking_now(&self, wr_id: u64) -> Result<(), c_int> {
         // One completion is enough.
         let found = self.poll_raw(1);
-        if self.found_success(found, self.blocking_id.get()) { Ok(()) } else { Err(found) }
+        if self.found_success(found, wr_id) { Ok(()) } else { Err(found) }
     }
 
     /// Waits for the blocking operation, after a poll that returned `found`, or 0 if there was none. On success its
@@ -168,7 +192,8 @@ impl Core {
         deadline: Option<Instant>,
     ) -> TransportResult<()> {
         let slot = self.begin_blocking();
-        let mut settled = self.settle_found(found);
+        self.sink.rest.set(found);
+        let mut settled = self.settle_rest();
         let mut wait = Wait::new(deadline);
         while slot.state().is_outstanding() {
             let waited = match settled {

@@ -51,6 +51,8 @@ pub(super) struct Sink {
     is_fed: bool,
     /// Whether the router was told that there are results.
     has_told: Cell<bool>,
+    /// What a poll of a [shortcut](fast_path) has returned that has left it to [`Core::settle_rest`]. Otherwise 0.
+    rest: Cell<c_int>,
 }
 
 impl Sink {
@@ -75,6 +77,7 @@ impl Sink {
             route: router.map(Route::new),
             is_fed,
             has_told: Cell::new(false),
+            rest: Cell::new(0),
         }
     }
 
@@ -90,6 +93,12 @@ impl Sink {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.batch.is_empty()
+    }
+
+    /// Whether something is left of what the last poll has found, or it has failed.
+    #[inline]
+    pub(super) fn has_rest(&self) -> bool {
+        self.rest.get() != 0 || !self.is_empty()
     }
 
     /// A new connection begins, which has no results yet.
@@ -217,19 +226,11 @@ impl Core {
 
     #[inline]
     fn poll_and_dispatch(&self) -> TransportResult<bool> {
-        if self.sink.batch.is_empty() {
-            let found = count(self.poll_raw(BATCH))?;
-            if found == 0 {
-                return Ok(false);
-            }
-            // SAFETY: they are initialised, and nothing polls meanwhile.
-            let completions =
-                unsafe { std::slice::from_raw_parts(self.sink.batch.entries(), found) };
-            let freed = self.release_abandoned(completions);
-            if freed == found {
-                return Ok(true);
-            }
-            self.sink.batch.keep(freed, found);
+        if self.settle_abandoned() {
+            return Ok(true);
+        }
+        if !self.take_rest()? {
+            return Ok(false);
         }
         self.dispatch_batch().map(|()| true)
     }
@@ -331,7 +332,7 @@ impl Core {
     /// Of a shared completion queue, a wait for something else may have polled results that are known by tokens: the
     /// queue returns the channel for them.
     #[inline]
-    fn tell_results(&self) {
+    pub(super) fn tell_results(&self) {
         // Of an unknown completion, the next poll of the program tells.
         if (self.table.any_ended() || !self.sink.batch.is_empty())
             && let Some((router, inbox)) = &self.router
