@@ -335,7 +335,8 @@ mod tests {
 
     #[test]
     fn every_number_is_found_whatever_the_capacity() {
-        for capacity in [1, 2, 3, 255, 256, 257] {
+        let capacities = [1, 2, 3, 255, 256, 257];
+        for &capacity in &capacities[..if cfg!(miri) { 3 } else { 6 }] {
             let mut table = Table::new(capacity).unwrap();
             for _ in 0..2 * capacity {
                 let index = table.take().unwrap();
