@@ -88,7 +88,7 @@ pub(crate) fn shared_blocking(rig: &mut SharedRig, operations: u64) -> Result<u6
             if done == operations {
                 break;
             }
-            sum += u64::from(channel.send(&region.slice(..LENGTH)?)?.byte_len());
+            sum += u64::from(channel.send(region.slice(..LENGTH)?)?.byte_len());
             done += 1;
         }
     }
@@ -228,7 +228,7 @@ pub(crate) fn w6(rig: &mut ChannelRig, operations: u64) -> Result<u64, Transport
     let message = region.slice(..LENGTH)?;
     let mut sum = 0;
     for _ in 0..operations {
-        sum += u64::from(channel.send(&message)?.byte_len());
+        sum += u64::from(channel.send(message)?.byte_len());
     }
     Ok(sum)
 }
