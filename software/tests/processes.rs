@@ -238,7 +238,8 @@ fn packets_to_other_processes_are_in_shared_memory() {
         exchange(&mut channel, &domain, |number| number == 100);
         assert_eq!(rings(), 2);
         child.kill();
-        wait_until("the thread forgets the peer", || rings() == 1);
+        // Ours goes with the first packet that finds nobody: an acknowledgement may have been held back until now.
+        wait_until("the thread forgets the peer", || rings() <= 1);
     }
     drop((context, device));
     wait_until("nothing is left", || rings() == 0);
