@@ -238,7 +238,7 @@ fn packets_to_other_processes_are_in_shared_memory() {
         exchange(&mut channel, &domain, |number| number == 100);
         assert_eq!(rings(), 2);
         child.kill();
-        // Ours goes with the first packet that finds nobody: an acknowledgement may have been held back until now.
+        // Our ring goes when a packet finds no peer: an acknowledgement that was held back may be that packet.
         wait_until("the thread forgets the peer", || rings() <= 1);
     }
     drop((context, device));

@@ -332,8 +332,8 @@ impl<K: Undirected> Operation for K {
     }
 }
 
-/// The flags that differ from those of the prepared request. Every request of a channel has a completion, or nobody would
-/// ever learn of its end: `unsignaled` has no effect.
+/// The flags that differ from those of the prepared request. Every request of a channel has a completion, since the
+/// channel learns of its end in no other way: `unsignaled` has no effect.
 #[inline(always)]
 fn changes<K: Kind>(kind: &K) -> u32 {
     kind.flags() & !SIGNALED

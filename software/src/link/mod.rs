@@ -24,7 +24,7 @@ pub(crate) const LITTLE_ROOM: usize = 128 << 10;
 /// The same for a device of this machine, which has more room: so the two devices' threads wait less for each other.
 const MUCH_ROOM: usize = 512 << 10;
 
-/// A datagram takes up to so many times its length of a socket's buffer.
+/// A datagram takes at most this many times its length in a socket's buffer.
 const BUFFER_FACTOR: usize = 3;
 
 /// Sends packets. It may lose them, as any network may; it never blocks.

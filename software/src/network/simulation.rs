@@ -50,7 +50,7 @@ pub(crate) struct State {
     /// By the time of delivery, and the order in which they were sent.
     under_way: BTreeMap<(Time, u64), UnderWay>,
     sent: u64,
-    /// Moments that somebody waits for: time reaches them though nothing else happens then.
+    /// Times of alarms: the clock stops at each, even if no packet arrives then.
     alarms: BTreeSet<Time>,
     /// How many of them have passed.
     pub(super) rung: u64,

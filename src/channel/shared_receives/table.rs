@@ -1,8 +1,8 @@
 //! The receives of a shared receive queue, and the messages that have arrived for each channel.
 //!
 //! A receive has a slot, which holds its buffer. The lower half of its `wr_id` has the slot's index and generation, and the
-//! upper half is a number that belongs to the queue alone: so whoever polls a
-//! completion knows that it is of this queue.
+//! upper half is a number that belongs to the queue alone, by which a poll
+//! recognises a completion of this queue.
 //!
 //! A buffer leaves its slot when the completion was polled, or after the queue was destroyed. The end of a queue
 //! pair frees no slot: it is not known which receives the queue pair had taken.
