@@ -8,9 +8,7 @@
 #[path = "common/two_sides.rs"]
 mod two_sides;
 
-use std::fs;
-
-use ibverbs::{Context, HugePages, MemoryRegion, ProtectionDomain, RegionOptions};
+use ibverbs::{Context, HugePages, MemoryRegion, PciFunction, ProtectionDomain, RegionOptions};
 
 use two_sides::{Result, both, connect, deadline};
 
@@ -24,15 +22,13 @@ fn main() -> Result {
 
 pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
     for context in [sender, receiver] {
-        match numa_node(context.name()) {
-            Some(node) => {
-                run_on_node(node)?;
-                println!(
-                    "{}: this thread runs on node {node}, where the device is",
-                    context.name()
-                );
+        let function = context.pci_function();
+        match function.as_ref().and_then(PciFunction::local_processors) {
+            Some(processors) => {
+                run_on(processors)?;
+                println!("{}: this thread runs on a processor near the device", context.name());
             }
-            None => println!("{}: the kernel knows no node", context.name()),
+            None => println!("{}: the kernel does not say where it is", context.name()),
         }
     }
     let (sender, receiver) = (sender.alloc_pd()?, receiver.alloc_pd()?);
@@ -75,26 +71,13 @@ fn allocate<'d>(domain: &'d ProtectionDomain<'d>) -> Result<MemoryRegion<'d, u64
     }
 }
 
-/// The memory node of a device: a number, or -1 if the machine has only one.
-fn numa_node(device: &str) -> Option<usize> {
-    let file = format!("/sys/class/infiniband/{device}/device/numa_node");
-    fs::read_to_string(file).ok()?.trim().parse().ok()
-}
-
-/// Moves this thread to the processors of a node.
-fn run_on_node(node: usize) -> Result {
-    let list = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"))?;
+/// Moves this thread to these processors.
+fn run_on(processors: &[u32]) -> Result {
     // SAFETY: a set of processors is bits, of which all may be 0.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // For example 0-7,16-23.
-    for range in list.trim().split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        for processor in first.parse::<usize>()?..=last.parse()? {
-            if processor < libc::CPU_SETSIZE as usize {
-                // SAFETY: the number is within the set.
-                unsafe { libc::CPU_SET(processor, &mut set) };
-            }
-        }
+    for &processor in processors.iter().filter(|&&p| p < libc::CPU_SETSIZE as u32) {
+        // SAFETY: the number is within the set.
+        unsafe { libc::CPU_SET(processor as usize, &mut set) };
     }
     // SAFETY: the length is that of the set; 0 is this thread.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {

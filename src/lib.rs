@@ -93,10 +93,11 @@ pub use device::{
     Counters, Device, DeviceAttributes, DeviceCapabilities, DeviceList, DeviceListIter, ForkStatus,
     Gid, GidEntry, GidType, Guid, LinkLayer, LinkSpeed, ModerationCapabilities, NodeType,
     OnDemandPaging, OnDemandPagingCapabilities, OnDemandPagingOperations, PacketPacingCapabilities,
-    ParseGuidError, PciAtomicCapabilities, PhysicalState, PortAttributes, PortState,
-    ProcessResources, QueuePairTypes, RawClock, RawPacketCapabilities, ReceiveScalingCapabilities,
-    SegmentationCapabilities, TagMatchingCapabilities, TagMatchingFlags, TransportType, devices,
-    fork_init, is_fork_initialized, open, open_first, process_resources,
+    ParseGuidError, ParsePciAddressError, PciAddress, PciAtomicCapabilities, PciDistance,
+    PciFunction, PhysicalState, PortAttributes, PortState, ProcessResources, QueuePairTypes,
+    RawClock, RawPacketCapabilities, ReceiveScalingCapabilities, SegmentationCapabilities,
+    TagMatchingCapabilities, TagMatchingFlags, TransportType, devices, fork_init,
+    is_fork_initialized, open, open_first, process_resources,
 };
 #[cfg(rdma_core_65)]
 pub use device::{DmaHandle, DmaHints, HintedMemory};

@@ -295,7 +295,7 @@ impl Context<'_> {
     }
 }
 
-fn device<'a>(context: &'a Context<'_>) -> Result<Device<'a>> {
+pub(super) fn device<'a>(context: &'a Context<'_>) -> Result<Device<'a>> {
     // SAFETY: the context is live, and holds a reference to its device for as long as it is.
     let device = unsafe { (*context.as_raw()).device };
     Device::new(device).ok_or(Error::new(VERB, libc::ENODEV))

@@ -24,6 +24,7 @@ mod list;
 pub(crate) mod mlx5;
 #[cfg(feature = "tokio")]
 pub(crate) mod on_tokio;
+mod pci;
 mod port;
 mod process_sharing;
 pub(crate) mod quirks;
@@ -46,6 +47,7 @@ pub use dma_handle::{DmaHandle, DmaHints, HintedMemory};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
 pub use list::{DeviceList, DeviceListIter, devices, open, open_first};
+pub use pci::{ParsePciAddressError, PciAddress, PciDistance, PciFunction};
 pub use port::{LinkLayer, LinkSpeed, PhysicalState, PortAttributes, PortState};
 
 use std::ffi::{CStr, OsStr};

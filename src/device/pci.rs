@@ -1,0 +1,338 @@
+//! Where a device is in the machine: its PCI function, as sysfs shows it.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use super::Device;
+use super::context::Context;
+use super::counters::device;
+
+/// The address of a PCI function: `0000:5e:00.0`, as `lspci -D`, sysfs, CUDA and NVMe tools write it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PciAddress {
+    /// The domain (segment): 0 on most machines. Virtual machines may have numbers of more than 16 bits.
+    pub domain: u32,
+    /// The bus.
+    pub bus: u8,
+    /// The device on the bus: 0 to 31.
+    pub device: u8,
+    /// The function of the device: 0 to 7.
+    pub function: u8,
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { domain, bus, device, function } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function}")
+    }
+}
+
+/// A text is not the address of a PCI function: see [`PciAddress`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ParsePciAddressError(());
+
+impl fmt::Display for ParsePciAddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a PCI address is written DOMAIN:BUS:DEVICE.FUNCTION, such as 0000:5e:00.0")
+    }
+}
+
+impl std::error::Error for ParsePciAddressError {}
+
+/// `0000:5e:00.0`, in upper or lower case, the domain with 4 to 8 digits (CUDA writes eight) or left out.
+impl FromStr for PciAddress {
+    type Err = ParsePciAddressError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePciAddressError> {
+        let number = |text: &str, digits: std::ops::RangeInclusive<usize>, most: u32| {
+            let hexadecimal = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let number = u32::from_str_radix(text, 16).ok();
+            number.filter(|&n| hexadecimal && digits.contains(&text.len()) && n <= most)
+        };
+        let parse = || {
+            let (rest, function) = text.rsplit_once('.')?;
+            let (rest, device) = rest.rsplit_once(':')?;
+            let (domain, bus) = rest.rsplit_once(':').unwrap_or(("0000", rest));
+            Some(Self {
+                domain: number(domain, 4..=8, u32::MAX)?,
+                bus: number(bus, 2..=2, 0xff)? as u8,
+                device: number(device, 2..=2, 31)? as u8,
+                function: number(function, 1..=1, 7)? as u8,
+            })
+        };
+        parse().ok_or(ParsePciAddressError(()))
+    }
+}
+
+/// How far data travels between a device and something else of the machine, nearest first.
+///
+/// `nvidia-smi topo -m` and NCCL call the same distances PIX and PXB, PHB, NODE and SYS.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum PciDistance {
+    /// Through PCIe bridges alone (PIX, PXB): one switch, or one card.
+    SameSwitch,
+    /// Through the root complex that both hang on (PHB).
+    SameRootComplex,
+    /// Between root complexes of one NUMA node (NODE).
+    SameNode,
+    /// Between NUMA nodes (SYS).
+    OtherNode,
+}
+
+/// A PCI function and its place in the machine, as it was in sysfs at one time.
+///
+/// What a virtual machine or a container hides is `None`. Devices of software have no PCI function.
+///
+/// ```
+/// # fn choose(gpu: ibverbs::PciAddress) -> ibverbs::Result<()> {
+/// use ibverbs::PciFunction;
+///
+/// // The device that is nearest to a GPU, an NVMe disk, or another PCI function.
+/// let gpu = PciFunction::find(gpu);
+/// let devices = ibverbs::devices()?;
+/// let nearest = devices.iter().min_by_key(|device| {
+///     let distance = device.pci_function().zip(gpu.as_ref()).and_then(|(nic, gpu)| nic.distance(gpu));
+///     (distance.is_none(), distance)
+/// });
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PciFunction {
+    address: PciAddress,
+    bridges: Vec<PciAddress>,
+    /// The name of the root complex, such as `pci0000:5d`.
+    root: String,
+    numa_node: Option<u32>,
+    processors: Option<Vec<u32>>,
+    link_speed: Option<u32>,
+    link_width: Option<u32>,
+}
+
+impl PciFunction {
+    /// The function with this address, from `/sys/bus/pci/devices`; `None` if there is none, or if this
+    /// process does not see it.
+    pub fn find(address: PciAddress) -> Option<Self> {
+        Self::at(&Path::new("/sys/bus/pci/devices").join(address.to_string()))
+    }
+
+    /// The function that a path of sysfs leads to: a folder of `/sys/bus/pci/devices`, or that of a device
+    /// which the function carries, such as `/sys/class/nvme/nvme0`. Symbolic links are followed.
+    pub fn at(path: &Path) -> Option<Self> {
+        let path = fs::canonicalize(path).ok()?;
+        let is_function =
+            |path: &&Path| name(path).is_some_and(|n| n.parse::<PciAddress>().is_ok());
+        let folder = path.ancestors().find(is_function)?;
+        let mut bridges = Vec::new();
+        let mut root = None;
+        for above in folder.ancestors().skip(1) {
+            match name(above)?.parse() {
+                Ok(bridge) => bridges.push(bridge),
+                Err(_) => {
+                    root = name(above);
+                    break;
+                }
+            }
+        }
+        bridges.reverse();
+        let read = |file: &str| fs::read_to_string(folder.join(file)).ok();
+        Some(Self {
+            address: name(folder)?.parse().ok()?,
+            bridges,
+            root: root?.to_owned(),
+            // -1 where the firmware does not say it.
+            numa_node: read("numa_node").and_then(|text| text.trim().parse().ok()),
+            processors: read("local_cpulist").and_then(|text| processors(text.trim())),
+            link_speed: read("current_link_speed").and_then(|text| megatransfers(&text)),
+            // 0 where there is no link, for example in a virtual machine.
+            link_width: read("current_link_width")
+                .and_then(|text| text.trim().parse().ok())
+                .filter(|&width| width > 0),
+        })
+    }
+
+    /// Its address.
+    pub fn address(&self) -> PciAddress {
+        self.address
+    }
+
+    /// The bridges between the root complex and the function, the one nearest to the root complex first.
+    pub fn bridges(&self) -> &[PciAddress] {
+        &self.bridges
+    }
+
+    /// The NUMA node that it hangs on. `None` on a machine with one node whose firmware names none.
+    pub fn numa_node(&self) -> Option<u32> {
+        self.numa_node
+    }
+
+    /// The numbers of the processors that are near to it, ascending.
+    pub fn local_processors(&self) -> Option<&[u32]> {
+        self.processors.as_deref()
+    }
+
+    /// The speed of one lane of its PCIe link now, in millions of transfers per second: 32,000 is PCIe 5.
+    /// (For the speed of a network port: [`PortAttributes::speed`](crate::PortAttributes::speed).)
+    pub fn link_speed(&self) -> Option<u32> {
+        self.link_speed
+    }
+
+    /// The number of lanes of its PCIe link now.
+    pub fn link_width(&self) -> Option<u32> {
+        self.link_width
+    }
+
+    /// How far data travels to another function: a GPU, an NVMe disk. `None` if they have no bridge and no
+    /// root complex in common, and the NUMA node of one of them is not known.
+    pub fn distance(&self, other: &Self) -> Option<PciDistance> {
+        if self.root == other.root {
+            // Without a bridge, functions of one device are one card.
+            let slot = |function: &Self| {
+                let PciAddress { domain, bus, device, .. } = function.address;
+                (domain, bus, device)
+            };
+            let below_one_bridge =
+                self.bridges.first().is_some_and(|bridge| other.bridges.first() == Some(bridge));
+            let near = below_one_bridge || slot(self) == slot(other);
+            return Some(match near {
+                true => PciDistance::SameSwitch,
+                false => PciDistance::SameRootComplex,
+            });
+        }
+        self.distance_to_node(other.numa_node?)
+    }
+
+    /// How far data travels to the memory of a NUMA node: [`SameNode`](PciDistance::SameNode) or
+    /// [`OtherNode`](PciDistance::OtherNode). `None` if the function's own node is not known.
+    pub fn distance_to_node(&self, node: u32) -> Option<PciDistance> {
+        Some(if self.numa_node? == node { PciDistance::SameNode } else { PciDistance::OtherNode })
+    }
+
+    /// How far data travels to `memory`: to the pages of it that are farthest. Up to 1,024 pages are looked
+    /// at, evenly spread.
+    ///
+    /// `None` if the function's own node is not known, if none of those pages has been touched yet, or if
+    /// the kernel does not say where they are (`move_pages`(2) is forbidden in many containers).
+    #[doc(alias = "move_pages")]
+    pub fn distance_to_memory<T>(&self, memory: &[T]) -> Option<PciDistance> {
+        const MOST: usize = 1024;
+        const PAGE: usize = 4096; // The smallest: with larger ones, some pages are asked for twice.
+        let step = size_of_val(memory).div_ceil(MOST).next_multiple_of(PAGE);
+        let mut pages: Vec<*const c_void> = (0..size_of_val(memory).div_ceil(step.max(1)))
+            .map(|i| memory.as_ptr().cast::<c_void>().wrapping_byte_add(i * step))
+            .collect();
+        let mut nodes = vec![-1i32; pages.len()];
+        // SAFETY: both arrays have this many elements. Without a list of nodes, no page moves: the kernel only
+        // writes the number of each page's node, or a negative error number, into the second array.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                0,
+                pages.len(),
+                pages.as_mut_ptr(),
+                std::ptr::null::<i32>(),
+                nodes.as_mut_ptr(),
+                0,
+            )
+        };
+        if result != 0 {
+            return None;
+        }
+        let known = nodes.into_iter().filter_map(|node| u32::try_from(node).ok());
+        known.filter_map(|node| self.distance_to_node(node)).max()
+    }
+}
+
+/// The last part of a path.
+fn name(path: &Path) -> Option<&str> {
+    path.file_name()?.to_str()
+}
+
+/// The numbers of a list such as `0-3,8,10-11`.
+fn processors(list: &str) -> Option<Vec<u32>> {
+    /// More than any kernel is built for: a broken file takes no memory.
+    const MOST: u32 = 1 << 16;
+    let mut numbers = Vec::new();
+    for range in list.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        numbers.extend((last < MOST).then_some(first..=last)?);
+    }
+    Some(numbers)
+}
+
+/// The speed in `32.0 GT/s PCIe`, in millions of transfers per second; `None` for `Unknown`.
+fn megatransfers(text: &str) -> Option<u32> {
+    let (number, unit) = text.trim().split_once(' ')?;
+    let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+    let tenths: u32 = tenths.get(..1)?.parse().ok()?;
+    let whole: u32 = whole.parse().ok()?;
+    unit.starts_with("GT/s").then(|| whole.checked_mul(1000)?.checked_add(tenths * 100))?
+}
+
+impl Device<'_> {
+    /// The PCI function that carries the device, from sysfs. `None` for devices of software, and where a
+    /// container hides it.
+    pub fn pci_function(&self) -> Option<PciFunction> {
+        PciFunction::at(&self.sysfs_path().join("device"))
+    }
+}
+
+impl Context<'_> {
+    /// The PCI function that carries the device: see [`Device::pci_function`].
+    pub fn pci_function(&self) -> Option<PciFunction> {
+        device(self).ok()?.pci_function()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_are_written() {
+        let address = PciAddress { domain: 0x1_0000, bus: 0x5e, device: 0x1f, function: 7 };
+        assert_eq!(address.to_string(), "10000:5e:1f.7");
+        assert_eq!(address.to_string().parse(), Ok(address));
+        let address = PciAddress { domain: 0, ..address };
+        for text in ["0000:5e:1f.7", "00000000:5E:1F.7", "5e:1f.7"] {
+            assert_eq!(text.parse(), Ok(address), "{text}");
+        }
+        for text in [
+            "",
+            "5e",
+            "5e:00",
+            "0000:5e:00",
+            "000:5e:00.0",
+            "0000:5e:20.0",
+            "0000:5e:00.8",
+            "0000:+5:00.0",
+            "0000:5e:00.0.0",
+            "000000000:5e:00.0",
+            "0000:5e:00.0 ",
+            "0:0000:5e:00.0",
+            "pci0000:5d",
+        ] {
+            let error = text.parse::<PciAddress>().expect_err(text);
+            assert!(error.to_string().contains("0000:5e:00.0"));
+        }
+    }
+
+    #[test]
+    fn lists_of_processors_and_speeds_are_read() {
+        assert_eq!(processors("0-2,8,10-11"), Some(vec![0, 1, 2, 8, 10, 11]));
+        assert_eq!(processors("7"), Some(vec![7]));
+        for broken in ["", "a", "1-", "-1", "0-4294967295", "1,,2"] {
+            assert_eq!(processors(broken), None, "{broken:?}");
+        }
+        assert_eq!(megatransfers("32.0 GT/s PCIe\n"), Some(32_000));
+        assert_eq!(megatransfers("2.5 GT/s"), Some(2_500));
+        assert_eq!(megatransfers("8 GT/s"), Some(8_000));
+        for broken in ["Unknown", "", "32.0", "32. GT/s", "9999999.0 GT/s", "5.0 Gb/s"] {
+            assert_eq!(megatransfers(broken), None, "{broken:?}");
+        }
+    }
+}
