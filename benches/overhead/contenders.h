@@ -31,4 +31,14 @@ contender c_plain_w7, c_plain_w8;
 contender c_tuned_w1, c_tuned_w2, c_tuned_w3, c_tuned_w4, c_tuned_w5, c_tuned_w5_ex;
 contender c_tuned_w7, c_tuned_w8, c_tuned_w13;
 
+/* The event server, W14. It keeps none of the arguments but the objects. NULL: it failed. */
+struct server;
+struct function_device;
+struct server *server_open(const struct handles *h, struct function_device *device, struct ibv_qp *const *qps,
+			   uint32_t count);
+void server_close(struct server *server);
+/* Answers this many messages. Returns the bytes that came, or -1. */
+int64_t c_plain_server(struct server *server, uint64_t operations);
+int64_t c_tuned_server(struct server *server, uint64_t operations);
+
 #endif

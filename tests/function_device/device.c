@@ -225,6 +225,8 @@ static struct verbs_context *alloc_context(struct ibv_device *device, int cmd_fd
 	verbs_set_ops(&ctx->vctx, &device_flow_ops);
 	verbs_set_ops(&ctx->vctx,
 		      dev->opt.kind == DEVICE_LEAN ? &device_lean_ops : &device_model_ops);
+	if (dev->held)
+		verbs_set_ops(&ctx->vctx, &device_lean_held_ops);
 	ctx->vctx.context.num_comp_vectors = dev->opt.comp_vectors;
 	ctx->vctx.context.async_fd = device_pipe();
 	ctx->obj.kind = DEVICE_OBJECT_CONTEXT;
@@ -290,6 +292,7 @@ static void uninit_device(struct verbs_device *vdev)
 		free_object(dev, obj);
 	pthread_mutex_destroy(&dev->lock);
 	free(dev->posted);
+	free(dev->held);
 	free(dev);
 }
 
@@ -344,7 +347,7 @@ struct function_device *device_create(const struct device_options *options)
 		goto fail;
 	}
 	dev->posted = calloc(DEVICE_POSTED_KEPT, sizeof(*dev->posted));
-	if (!dev->posted)
+	if (!dev->posted || (dev->opt.held_receives && device_lean_init(dev)))
 		goto nomem;
 	pthread_mutex_init(&dev->lock, NULL);
 	pthread_cond_init(&dev->released, NULL);
@@ -381,8 +384,10 @@ struct function_device *device_create(const struct device_options *options)
 nomem:
 	error = ENOMEM;
 fail:
-	if (dev)
+	if (dev) {
 		free(dev->posted);
+		free(dev->held);
+	}
 	free(dev);
 	free(sysfs);
 	errno = error;

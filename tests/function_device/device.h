@@ -56,6 +56,7 @@ struct device_options {
 	uint32_t on_demand;	/* 1: on-demand paging, implicit too [no] */
 	uint32_t vendor_id;	/* [0xffffff, and then the model is 55] */
 	uint32_t vendor_part_id;
+	uint32_t held_receives; /* lean: how many receives wait for device_deliver [0: none, they complete at once] */
 };
 
 enum { DEVICE_MAX_TABLE = 8, DEVICE_MAX_COUNTERS = 8, DEVICE_MAX_FLOW = 512, DEVICE_MAX_HASH_KEY = 64, DEVICE_MAX_TAGS = 64 };
@@ -70,6 +71,9 @@ void device_hold(struct function_device *device);
 void device_release(struct function_device *device);
 /* A new context, to be closed with ibv_close_device. */
 struct ibv_context *device_open(struct function_device *device);
+
+/* Lean, with held_receives: messages arrive in the oldest receives, which complete; returns in how many. */
+uint32_t device_deliver(struct function_device *device, uint32_t count);
 
 /* ---- Progress (model) ---- */
 

@@ -255,6 +255,13 @@ struct device_gid {
 	uint32_t type, ifindex;
 };
 
+/* Lean: a receive that waits for device_deliver. */
+struct device_held {
+	struct device_cq *cq;
+	uint64_t wr_id;
+	uint32_t length, qp_num;
+};
+
 enum { DEVICE_CALLS_KEPT = 64, DEVICE_POSTED_KEPT = 64 };
 
 struct function_device {
@@ -282,6 +289,8 @@ struct function_device {
 	int poll_error;
 	struct ibv_port_attr port[DEVICE_MAX_PORTS];
 	struct device_gid gid[DEVICE_MAX_PORTS][DEVICE_GIDS];
+	struct device_held *held; /* a ring, indices running freely; NULL: receives complete at once */
+	uint32_t held_mask, held_head, held_tail;
 };
 
 #define DEVICE_CAST(type, member)                                                                  \
@@ -341,7 +350,7 @@ void device_free(struct function_device *dev, struct device_object *obj);
 void *device_done(struct ibv_context *context, void *object, int error);
 extern const struct verbs_context_ops device_resource_ops, device_region_ops, device_srq_ops,
 	device_cq_ops, device_qp_ops;
-extern const struct verbs_context_ops device_model_ops, device_lean_ops, device_port_ops,
+extern const struct verbs_context_ops device_model_ops, device_lean_ops, device_lean_held_ops, device_port_ops,
 	device_wq_ops, device_flow_ops, device_since_65_ops;
 
 /* kernel.c */
@@ -399,6 +408,7 @@ void device_send_frame(struct function_device *dev, struct device_qp *qp, const 
 /* lean.c */
 void device_lean_wr_functions(struct device_qp *qp);
 void device_lean_cq_functions(struct ibv_cq_ex *cq);
+int device_lean_init(struct function_device *dev);
 
 /* memory.c */
 /* The memory of a region that covers the range and allows the access, or NULL. */

@@ -93,6 +93,56 @@ static int post_recv(struct ibv_qp *ibqp, struct ibv_recv_wr *wr, struct ibv_rec
 	return post_receive(to_device_qp(ibqp)->recv_cq, ibqp->qp_num, wr, bad);
 }
 
+/* ---- Receives that wait for a message ---- */
+
+static int post_held(struct ibv_qp *ibqp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	struct device_qp *qp = to_device_qp(ibqp);
+	struct function_device *dev = to_device(ibqp->context);
+
+	for (; wr; wr = wr->next) {
+		if (unlikely(dev->held_head - dev->held_tail > dev->held_mask)) {
+			*bad = wr;
+			return ENOMEM;
+		}
+		dev->held[dev->held_head++ & dev->held_mask] = (struct device_held){
+			.cq = qp->recv_cq,
+			.wr_id = wr->wr_id,
+			.length = wr->num_sge ? wr->sg_list->length : 0,
+			.qp_num = ibqp->qp_num,
+		};
+	}
+	return 0;
+}
+
+uint32_t device_deliver(struct function_device *dev, uint32_t count)
+{
+	uint32_t delivered = 0;
+
+	for (; delivered < count && dev->held_tail != dev->held_head; delivered++) {
+		const struct device_held *held = &dev->held[dev->held_tail & dev->held_mask];
+		struct device_cq *cq = held->cq;
+
+		if (full(cq, cq->head))
+			break;
+		push(cq, cq->head++, held->wr_id, IBV_WC_RECV, held->length, held->qp_num);
+		dev->held_tail++;
+		notify(cq);
+	}
+	return delivered;
+}
+
+int device_lean_init(struct function_device *dev)
+{
+	uint32_t size = 1;
+
+	while (size < dev->opt.held_receives)
+		size *= 2;
+	dev->held_mask = size - 1;
+	dev->held = calloc(size, sizeof(*dev->held));
+	return dev->held ? 0 : ENOMEM;
+}
+
 /* Completes in the receive queue of the queue pair that was created with it last. */
 static int post_srq_recv(struct ibv_srq *ibsrq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
@@ -344,4 +394,8 @@ const struct verbs_context_ops device_lean_ops = {
 	.post_recv = post_recv,
 	.post_send = post_send,
 	.post_srq_recv = post_srq_recv,
+};
+
+const struct verbs_context_ops device_lean_held_ops = {
+	.post_recv = post_held,
 };

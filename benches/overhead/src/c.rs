@@ -1,10 +1,11 @@
 //! The contenders in C: `contenders.c`.
 
 use std::ffi::c_int;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
-use ibverbs::ffi;
+use ibverbs::{MemoryRegion, ffi};
+use ibverbs_function_device::raw;
 
 use crate::rig::Rig;
 
@@ -23,6 +24,26 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
+    /// Those that a server uses; valid as long as they are.
+    pub(crate) fn of_server(
+        queue: *mut ffi::ibv_cq,
+        channel: *mut ffi::ibv_comp_channel,
+        region: &mut MemoryRegion<'static, u8>,
+        epoll: &OwnedFd,
+    ) -> Self {
+        Self {
+            qp: null_mut(),
+            qp_ex: null_mut(),
+            cq: queue,
+            channel,
+            address: region.as_mut_ptr() as u64,
+            remote_address: 0,
+            lkey: region.lkey(),
+            rkey: 0,
+            epoll: epoll.as_raw_fd(),
+        }
+    }
+
     /// The objects of the rig; valid as long as the rig is.
     pub(crate) fn of(rig: &mut Rig) -> Self {
         let remote = rig.remote();
@@ -38,6 +59,25 @@ impl Handles {
             epoll: rig.epoll.as_ref().map_or(-1, |epoll| epoll.as_raw_fd()),
         }
     }
+}
+
+/// `struct server` of `server.c`.
+#[repr(C)]
+pub(crate) struct Server {
+    _private: [u8; 0],
+}
+
+unsafe extern "C" {
+    /// Its connections use the queue pairs, and it the other objects. Null: it failed.
+    pub(crate) fn server_open(
+        handles: *const Handles,
+        device: *mut raw::function_device,
+        queue_pairs: *const *mut ffi::ibv_qp,
+        count: u32,
+    ) -> *mut Server;
+    pub(crate) fn server_close(server: *mut Server);
+    pub(crate) fn c_plain_server(server: *mut Server, operations: u64) -> i64;
+    pub(crate) fn c_tuned_server(server: *mut Server, operations: u64) -> i64;
 }
 
 macro_rules! contenders {

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, MemoryRegion, ProtectionDomain, ScopeError, SendWorkRequest,
-    SharedCompletionQueue, TransportError,
+    AccessFlags, BufferPool, Channel, MemoryRegion, PooledBuffer, ProtectionDomain,
+    ReceiveWorkRequest, ScopeError, SendWorkRequest, SharedCompletionQueue, TransportError,
+    TransportResult,
 };
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
@@ -324,6 +325,75 @@ pub(crate) fn owned_window(rig: &mut OwnedRig, operations: u64) -> Result<u64, T
         for (mut pending, buffer) in pending.zip(&mut buffers) {
             let (taken, success) = pending.wait(channel)?;
             sum += u64::from(success.byte_len());
+            *buffer = Some(taken);
+        }
+    }
+    Ok(sum)
+}
+
+/// Waits for an operation that is known by a token. Returns its buffer and the bytes of its message.
+fn next_token(channel: &mut Channel<'static>) -> TransportResult<(PooledBuffer, u64)> {
+    loop {
+        if let Some(ended) = channel.poll_token()? {
+            let bytes = u64::from(ended.result?.byte_len());
+            let buffer = ended.buffer.downcast().map_err(|_| TransportError::UnknownWork)?;
+            return Ok((buffer, bytes));
+        }
+    }
+}
+
+fn send_by_token(channel: &mut Channel<'static>, buffer: PooledBuffer) -> TransportResult<()> {
+    let work = channel.post_owned(SendWorkRequest::new(buffer))?;
+    work.into_token(channel, 0).map_err(|_| TransportError::UnknownWork)
+}
+
+/// As [`w6_owned`], by tokens.
+#[inline(never)]
+pub(crate) fn w6_token(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
+    let OwnedRig { channel, pool } = rig;
+    let mut buffer = pool.take().ok_or(TransportError::UnknownWork)?;
+    let mut sum = 0;
+    for _ in 0..operations {
+        send_by_token(channel, buffer)?;
+        let bytes;
+        (buffer, bytes) = next_token(channel)?;
+        sum += bytes;
+    }
+    Ok(sum)
+}
+
+/// As [`ping_pong`], by tokens.
+#[inline(never)]
+pub(crate) fn token_ping_pong(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
+    let OwnedRig { channel, pool } = rig;
+    let take = || pool.take().ok_or(TransportError::UnknownWork);
+    let (mut message, mut room) = (take()?, take()?);
+    let mut sum = 0;
+    for _ in 0..operations {
+        let work = channel.post_owned(ReceiveWorkRequest::new(room))?;
+        work.into_token(channel, 1).map_err(|_| TransportError::UnknownWork)?;
+        send_by_token(channel, message)?;
+        let bytes;
+        (room, bytes) = next_token(channel)?;
+        message = next_token(channel)?.0;
+        sum += bytes;
+    }
+    Ok(sum)
+}
+
+/// As [`owned_window`], by tokens.
+#[inline(never)]
+pub(crate) fn token_window(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
+    let OwnedRig { channel, pool } = rig;
+    let mut buffers: [_; WINDOW] = std::array::from_fn(|_| pool.take());
+    let mut sum = 0;
+    for _ in 0..operations / WINDOW_OPERATIONS {
+        for buffer in &mut buffers {
+            send_by_token(channel, buffer.take().ok_or(TransportError::UnknownWork)?)?;
+        }
+        for buffer in &mut buffers {
+            let (taken, bytes) = next_token(channel)?;
+            sum += bytes;
             *buffer = Some(taken);
         }
     }

@@ -1,13 +1,15 @@
 //! The list of contenders.
 
 use crate::channel::{ChannelRig, OwnedRig, SharedRig};
-use crate::reactor::{ReactorRig, SleepingRig};
+use crate::reactor::{PairRig, ReactorRig, SleepingRig};
 use crate::rig::{LENGTH, Rig};
-use crate::{c, channel, events, prepared, reactor, verbs};
+use crate::server::{CRig, SharedQueueRig};
+use crate::server_futures::TasksRig;
+use crate::{c, channel, events, prepared, reactor, server, server_futures, verbs};
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W13`, `W5x` for the extended interface.
+    /// `W1` to `W14`, `W5x` for the extended interface; `W14-10` is with ten connections.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -70,10 +72,35 @@ macro_rules! in_c {
     };
 }
 
-/// All contenders, by workload, those in C first.
-pub(crate) fn contenders() -> Vec<Contender> {
+/// The event servers with this number of connections.
+macro_rules! servers {
+    ($workload:literal, $connections:literal) => {
+        [
+            ours!($workload, "C plain", Sum::Bytes, CRig::new($connections), server::c_plain),
+            ours!($workload, "C tuned", Sum::Bytes, CRig::new($connections), server::c_tuned),
+            ours!(
+                $workload,
+                "shared queue, tokens",
+                Sum::Bytes,
+                SharedQueueRig::new($connections),
+                server::shared_queue
+            ),
+            ours!(
+                $workload,
+                "futures",
+                Sum::Bytes,
+                TasksRig::new($connections),
+                server_futures::tasks_server
+            ),
+        ]
+    };
+}
+
+/// All contenders, by workload, those in C first; also those that take long to make, and that no check compares, if they
+/// are wanted.
+pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
     use Sum::{Bytes, Numbers};
-    vec![
+    let mut contenders = vec![
         in_c!("W1", "C plain", 1, Rig::new(), c_plain_w1),
         in_c!("W1", "C tuned", 1, Rig::new(), c_tuned_w1),
         ours!("W1", "verbs", Numbers(1), Rig::new(), verbs::w1),
@@ -103,6 +130,7 @@ pub(crate) fn contenders() -> Vec<Contender> {
         ours!("W6", "channel scoped", Bytes, ChannelRig::new(), channel::w6_scoped),
         ours!("W6", "channel scope each", Bytes, ChannelRig::new(), channel::w6_per_scope),
         ours!("W6", "channel owned", Bytes, OwnedRig::new(), channel::w6_owned),
+        ours!("W6", "channel token", Bytes, OwnedRig::new(), channel::w6_token),
         in_c!("W7", "C plain", 1, Rig::new(), c_plain_w7),
         in_c!("W7", "C tuned", 1, Rig::new(), c_tuned_w7),
         ours!("W7", "channel scoped", Bytes, ChannelRig::new(), channel::w7),
@@ -113,11 +141,14 @@ pub(crate) fn contenders() -> Vec<Contender> {
         in_c!("W9", "C tuned", 2, Rig::new(), c_tuned_w2),
         ours!("W9", "channel scoped", Bytes, ChannelRig::new(), channel::ping_pong),
         ours!("W9", "channel shared queue", Bytes, SharedRig::new(), channel::shared_ping_pong),
+        ours!("W9", "channel token", Bytes, OwnedRig::new(), channel::token_ping_pong),
+        ours!("W9", "futures", Bytes, PairRig::new(), reactor::pairs),
         in_c!("W10", "C tuned", 1, Rig::new(), c_tuned_w3),
         ours!("W10", "channel scoped", Bytes, ChannelRig::new(), channel::window),
         ours!("W10", "channel all at once", Bytes, ChannelRig::new(), channel::window_at_once),
         ours!("W10", "channel scope each", Bytes, ChannelRig::new(), channel::window_per_scope),
         ours!("W10", "channel owned", Bytes, OwnedRig::new(), channel::owned_window),
+        ours!("W10", "channel token", Bytes, OwnedRig::new(), channel::token_window),
         ours!("W10", "channel shared queue", Bytes, SharedRig::new(), channel::shared_window),
         ours!("W10", "shared all at once", Bytes, SharedRig::new(), channel::shared_window_at_once),
         ours!(
@@ -138,5 +169,13 @@ pub(crate) fn contenders() -> Vec<Contender> {
         ours!("W12", "futures, 10000 channels", Bytes, ReactorRig::new(10_000), reactor::sends),
         in_c!("W13", "C tuned", 1, Rig::with_events(), c_tuned_w13),
         ours!("W13", "futures", Bytes, SleepingRig::new(), reactor::sends_asleep),
-    ]
+    ];
+    contenders.extend(servers!("W14-1", 1));
+    contenders.extend(servers!("W14-10", 10));
+    contenders.extend(servers!("W14-100", 100));
+    contenders.extend(servers!("W14-1000", 1000));
+    if with_large {
+        contenders.extend(servers!("W14-10000", 10_000));
+    }
+    contenders
 }

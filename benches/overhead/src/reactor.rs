@@ -1,9 +1,9 @@
 //! Futures of many channels on one reactor.
 
 use std::cell::Cell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::os::fd::{AsFd, OwnedFd};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +13,7 @@ use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor,
     TransportError,
 };
+use ibverbs_function_device::{Builder, FunctionDevice};
 
 use crate::rig::{LENGTH, WINDOW, context, epoll_of, sleep_in};
 
@@ -182,4 +183,61 @@ pub(crate) fn sends_asleep(rig: &mut SleepingRig, operations: u64) -> Result<u64
         }
         Ok(())
     })
+}
+
+/// A channel on a reactor, with two buffers.
+pub(crate) struct PairRig {
+    device: FunctionDevice,
+    reactor: Reactor,
+    channel: AsyncChannel,
+    pool: BufferPool,
+}
+
+impl PairRig {
+    pub(crate) fn new() -> Self {
+        let device = Builder::lean().held_receives(1).build();
+        let context = Arc::new(device.context());
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let pool = BufferPool::new(&domain, LENGTH, 2, AccessFlags::empty()).expect("a pool");
+        let reactor = Reactor::new(&context, 2).expect("a reactor");
+        let builder = Channel::builder(&domain).max_send_wr(1).max_recv_wr(1);
+        let prepared = reactor.prepare(builder).expect("a channel");
+        let itself = prepared.endpoint();
+        let channel = prepared.handshake(itself).expect("a connection");
+        let mut rig = Self { device, reactor, channel, pool };
+        // Lists get their sizes.
+        pairs(&mut rig, 2).expect("it works");
+        rig
+    }
+}
+
+/// A receive, a send that is awaited, and the receive, whose message has come first.
+#[inline(never)]
+pub(crate) fn pairs(rig: &mut PairRig, operations: u64) -> Result<u64, TransportError> {
+    let PairRig { device, reactor, channel, pool } = rig;
+    let take = || pool.take().ok_or(TransportError::UnknownWork);
+    let (mut message, mut room) = (take()?, take()?);
+    let task = async {
+        let mut sum = 0;
+        for _ in 0..operations {
+            let mut receive = pin!(channel.receive(room));
+            let posted = poll_fn(|context| Poll::Ready(receive.as_mut().poll(context))).await;
+            if posted.is_ready() {
+                return Err(TransportError::UnknownWork);
+            }
+            device.deliver(1);
+            (message, _) = channel.send(message).await.map_err(|failed| failed.error)?;
+            let received;
+            (room, received) = receive.await.map_err(|failed| failed.error)?;
+            sum += u64::from(received.byte_len());
+        }
+        Ok(sum)
+    };
+    let (mut task, mut context) = (pin!(task), Context::from_waker(Waker::noop()));
+    loop {
+        if let Poll::Ready(result) = task.as_mut().poll(&mut context) {
+            return result;
+        }
+        while reactor.turn()? > 0 {}
+    }
 }

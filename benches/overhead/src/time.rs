@@ -19,6 +19,8 @@ mod events;
 mod prepared;
 mod reactor;
 mod rig;
+mod server;
+mod server_futures;
 mod verbs;
 
 use std::error::Error;
@@ -46,7 +48,7 @@ const RATIO: &str = "ratio";
 fn main() -> Result<(), Box<dyn Error>> {
     let home = std::env::var_os("CRITERION_HOME");
     let home = PathBuf::from(home.ok_or("CRITERION_HOME is not set; script/bench sets it")?);
-    let contenders = contenders();
+    let contenders = contenders(false);
     let mut times = criterion(WallTime);
     let mut ratios = criterion(Ratio);
     for group in contenders.chunk_by(|a, b| a.workload == b.workload) {
@@ -202,13 +204,13 @@ fn show(contenders: &[Contender], home: &Path) -> Result<(), Box<dyn Error>> {
         }
         if shown.is_empty() {
             println!("Medians of {PAIRS} pairs, the device included");
-            println!("{:<23}{:>9}{:>8}   to tuned C (95 %)", "", "ns", "ratio");
+            println!("{:<35}{:>9}{:>8}   to tuned C (95 %)", "", "ns", "ratio");
         }
         let first = if shown == *workload { "" } else { workload };
         shown = workload;
         let [ns, ..] = median(&folder.join(TIME))?;
         let [ratio, low, high] = median(&folder.join(RATIO))?;
-        println!("{first:<5}{layer:<18}{ns:>9.1}{ratio:>8.3}   {low:.3} to {high:.3}");
+        println!("{first:<11}{layer:<24}{ns:>9.1}{ratio:>8.3}   {low:.3} to {high:.3}");
     }
     Ok(())
 }

@@ -6,8 +6,9 @@
 //!
 //! * [`FunctionDevice::lean`]: a post pushes its completion into a ring, a poll pops it. No locks, no
 //!   copies, no checks: for counting the instructions of the caller. Unsignalled sends produce
-//!   nothing; a receive completes as soon as it is posted. One thread at a time. Control verbs,
-//!   their faults and their log work as in the other kind.
+//!   nothing; a receive completes as soon as it is posted, or when it is
+//!   [delivered](FunctionDevice::deliver). One thread at a time. Control verbs, their faults and their log
+//!   work as in the other kind.
 //! * [`FunctionDevice::model`]: queue pairs (RC, UC, UD, XRC) of one device reach each other and really
 //!   move bytes, with keys, bounds, access flags, states, retries and sequence numbers checked as
 //!   hardware checks them. Thread-safe. A test can provoke every fault that hardware can have.
@@ -183,6 +184,13 @@ impl FunctionDevice {
         let context = self.open().expect("the device opens");
         // SAFETY: the context is live, and handed over.
         unsafe { Context::from_raw(context) }.expect("it is not null")
+    }
+
+    /// Messages arrive in this many of the oldest [held receives](Builder::held_receives), or in all of them.
+    /// Returns in how many.
+    pub fn deliver(&self, messages: u32) -> u32 {
+        // SAFETY: the handle is valid.
+        unsafe { raw::device_deliver(self.as_raw(), messages) }
     }
 
     /// The handle for the functions in [`raw`].

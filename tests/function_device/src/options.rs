@@ -56,6 +56,13 @@ impl Builder {
         }
     }
 
+    /// Of a [lean](Self::lean) device: receives, at most this many, wait for
+    /// [`deliver`](FunctionDevice::deliver). A queue pair must not be destroyed before its receives have ended.
+    pub fn held_receives(mut self, most: u32) -> Self {
+        self.options.held_receives = most;
+        self
+    }
+
     /// When posted work is executed ([`Progress::OnPoll`]).
     pub fn progress(mut self, progress: Progress) -> Self {
         self.options.progress = progress.to_raw();

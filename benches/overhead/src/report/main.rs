@@ -1,7 +1,7 @@
 //! Measures the contenders and compares: `script/bench` is what calls it.
 //!
-//! `report PROFILE=BINARY .. [--write FILE | --check FILE]` runs each binary under callgrind, prints a
-//! table for each, and writes it down, or compares it with what was written down.
+//! `report PROFILE=BINARY .. [--write FILE | --check FILE | WORKLOAD ..]` runs each binary under callgrind, prints a
+//! table for each, and writes it down, or compares it with what was written down. It runs these workloads only.
 //!
 //! `report --page EXPECTED GROWTH PAGE` writes the tables of the page and the charts that it shows, from
 //! what was written down and from what `growth` has measured; `report --check-page ..` fails if they are
@@ -48,7 +48,7 @@ fn run() -> Result<(), String> {
             _ => Err(format!("what is {what}?")),
         };
     }
-    let (mut binaries, mut write, mut check) = (Vec::new(), None, None);
+    let (mut binaries, mut only, mut write, mut check) = (Vec::new(), Vec::new(), None, None);
     while let Some(argument) = arguments.next() {
         let mut file = || arguments.next().ok_or_else(|| format!("{argument} needs a file"));
         match (argument.as_str(), argument.split_once('=')) {
@@ -57,13 +57,14 @@ fn run() -> Result<(), String> {
             (_, Some((profile, binary))) => {
                 binaries.push((profile.to_owned(), PathBuf::from(binary)));
             }
+            _ if argument.starts_with('W') => only.push(argument),
             _ => return Err(format!("what is {argument}?")),
         }
     }
     let mut rows = Vec::new();
     for (profile, binary) in &binaries {
         let folder = binary.with_extension("callgrind");
-        let measured = measure::measure(binary, &folder)?;
+        let measured = measure::measure(binary, &folder, &only)?;
         rows.extend(compare(profile, &measured)?);
     }
     for (profile, _) in &binaries {
@@ -99,12 +100,12 @@ fn compare(profile: &str, measured: &[Measured]) -> Result<Vec<Row>, String> {
 
 fn print(profile: &str, rows: &[Row]) {
     println!("\nInstructions per operation, profile {profile}");
-    println!("{:<5}{:<18}{:>8}{:>8}{:>12}", "", "", "own", "ratio", "(device)");
+    println!("{:<11}{:<24}{:>8}{:>8}{:>12}", "", "", "own", "ratio", "(device)");
     let mut workload = "";
     for row in rows.iter().filter(|row| row.profile == profile) {
         let first = if row.workload == workload { "" } else { row.workload.as_str() };
         workload = &row.workload;
         let Row { layer, own, ratio, device, .. } = row;
-        println!("{first:<5}{layer:<18}{own:>8.1}{ratio:>8.2}{device:>12.1}");
+        println!("{first:<11}{layer:<24}{own:>8.1}{ratio:>8.2}{device:>12.1}");
     }
 }

@@ -23,8 +23,12 @@ pub(crate) struct Measured {
     pub(crate) device: f64,
 }
 
-/// Runs `binary` under callgrind, which writes to `folder`.
-pub(crate) fn measure(binary: &Path, folder: &Path) -> Result<Vec<Measured>, String> {
+/// Runs `binary` under callgrind, which writes to `folder`: all workloads, or only these.
+pub(crate) fn measure(
+    binary: &Path,
+    folder: &Path,
+    only: &[String],
+) -> Result<Vec<Measured>, String> {
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let out = folder.join("out");
     let mut option = std::ffi::OsString::from("--callgrind-out-file=");
@@ -34,6 +38,7 @@ pub(crate) fn measure(binary: &Path, folder: &Path) -> Result<Vec<Measured>, Str
         .arg("--instr-atstart=no") // the program says when: src/main.rs
         .args([option.as_os_str(), binary.as_os_str()])
         .args(["run", &OPERATIONS.to_string()])
+        .args(only)
         .output()
         .map_err(|e| format!("valgrind: {e}"))?;
     if !output.status.success() {

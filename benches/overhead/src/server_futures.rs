@@ -1,0 +1,127 @@
+//! The event server with a task for each connection.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::ptr::without_provenance;
+use std::sync::Arc;
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
+
+use ibverbs::{
+    AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, ProtectionDomain, Reactor,
+    TransportError, TransportResult,
+};
+
+use crate::rig::{LENGTH, epoll_of};
+use crate::server::Peers;
+
+thread_local! {
+    /// The tasks that were woken.
+    static WOKEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// What all tasks have answered, and its bytes.
+    static ANSWERED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// A waker is the number of its task: the least that an executor of one thread needs.
+const WAKER: RawWakerVTable =
+    RawWakerVTable::new(|task| RawWaker::new(task, &WAKER), wake, wake, |_| {});
+
+fn wake(task: *const ()) {
+    WOKEN.with_borrow_mut(|woken| woken.push(task.addr()));
+}
+
+fn waker(task: usize) -> Waker {
+    // SAFETY: the functions take any number, and use what belongs to the thread that calls them.
+    unsafe { Waker::new(without_provenance(task), &WAKER) }
+}
+
+type Task = Pin<Box<dyn Future<Output = TransportError>>>;
+
+/// Fields are dropped in order.
+pub(crate) struct TasksRig {
+    peers: Peers,
+    tasks: Vec<Task>,
+    reactor: Reactor,
+    epoll: OwnedFd,
+    /// Room for those that were woken.
+    woken: Vec<usize>,
+}
+
+/// Receives and answers, one message after the other.
+async fn serve(channel: AsyncChannel, mut buffer: PooledBuffer) -> TransportError {
+    loop {
+        let (mut message, received) = match channel.receive(buffer).await {
+            Ok(message) => message,
+            Err(failed) => return failed.error,
+        };
+        if let Err(error) = message.set_len(received.byte_len() as usize) {
+            return error.into();
+        }
+        buffer = match channel.send(message).await {
+            Ok((buffer, _)) => buffer,
+            Err(failed) => return failed.error,
+        };
+        if let Err(error) = buffer.set_len(LENGTH) {
+            return error.into();
+        }
+        let (answered, bytes) = ANSWERED.get();
+        ANSWERED.set((answered + 1, bytes + u64::from(received.byte_len())));
+    }
+}
+
+impl TasksRig {
+    pub(crate) fn new(connections: usize) -> Self {
+        let (peers, context) = Peers::new(connections);
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let pool = BufferPool::new(&domain, LENGTH, connections, AccessFlags::empty());
+        let pool = pool.expect("a pool");
+        let reactor = Reactor::new(&context, 2 * connections as u32).expect("a reactor");
+        let task = |_| -> Task {
+            let builder = Channel::builder(&domain).max_send_wr(1).max_recv_wr(1);
+            let prepared = reactor.prepare(builder).expect("a channel");
+            let itself = prepared.endpoint();
+            let channel = prepared.handshake(itself).expect("a connection");
+            Box::pin(serve(channel, pool.take().expect("a buffer")))
+        };
+        let tasks: Vec<_> = (0..connections).map(task).collect();
+        let epoll = epoll_of(reactor.as_fd());
+        let mut woken = Vec::with_capacity(connections);
+        woken.extend(0..connections);
+        let mut rig = Self { peers, tasks, reactor, epoll, woken };
+        run_tasks(&mut rig.tasks, &mut rig.woken).expect("they are posted");
+        WOKEN.with_borrow_mut(|woken| woken.reserve(connections));
+        rig.reactor.arm().expect("it works");
+        // Lists get their sizes.
+        tasks_server(&mut rig, 2 * connections as u64).expect("it works");
+        rig
+    }
+}
+
+/// Polls tasks, and forgets their numbers.
+fn run_tasks(tasks: &mut [Task], numbers: &mut Vec<usize>) -> TransportResult<()> {
+    for number in numbers.drain(..) {
+        if let Poll::Ready(error) =
+            tasks[number].as_mut().poll(&mut Context::from_waker(&waker(number)))
+        {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Answers this many messages.
+#[inline(never)]
+pub(crate) fn tasks_server(rig: &mut TasksRig, operations: u64) -> TransportResult<u64> {
+    let TasksRig { peers, tasks, reactor, epoll, woken } = rig;
+    ANSWERED.set((0, 0));
+    while ANSWERED.get().0 < operations {
+        peers.next_messages(operations - ANSWERED.get().0, epoll);
+        reactor.arm()?;
+        while reactor.turn()? > 0 {
+            WOKEN.with_borrow_mut(|new| std::mem::swap(new, woken));
+            run_tasks(tasks, woken)?;
+        }
+    }
+    Ok(ANSWERED.get().1)
+}
