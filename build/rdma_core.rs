@@ -125,7 +125,7 @@ fn configure(
         .profile("Release")
         .generator("Unix Makefiles")
         .init_cxx_cfg(no_cxx)
-        .cflag("-Dioctl=ibverbs_bundled_ioctl") // src/provider.rs
+        .cflag("-Dioctl=ibverbs_bundled_ioctl") // src/hooks.rs
         .cflag(HIDDEN)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .define("CMAKE_C_FLAGS_RELEASE", "-O2 -DNDEBUG") // as rdma-core means its Release to be

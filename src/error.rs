@@ -1,10 +1,10 @@
 //! The errors of verbs.
 
 use std::io;
+use std::net::Ipv6Addr;
 use std::{fmt, hint};
 
-use crate::device::Gid;
-use crate::queue_pair::{EndpointGid, QueuePairState, TransitionError};
+use crate::queue_pair_state::{QueuePairState, TransitionError};
 
 /// A verb that failed, or that was not called because its input was wrong.
 ///
@@ -34,8 +34,8 @@ enum Detail {
     },
     Transition(TransitionError),
     Gids {
-        ours: EndpointGid,
-        theirs: EndpointGid,
+        ours: (&'static str, Ipv6Addr),
+        theirs: (&'static str, Ipv6Addr),
     },
     /// A post that the queue pair's state does not allow, and the first state that does.
     State {
@@ -54,9 +54,9 @@ enum Detail {
     },
     /// The path that the kernel could not resolve.
     Path {
-        ours: Gid,
+        ours: Ipv6Addr,
         index: u8,
-        theirs: Gid,
+        theirs: Ipv6Addr,
     },
 }
 
@@ -126,11 +126,11 @@ impl Error {
     }
 
     /// `EADDRNOTAVAIL` because no GID of this side can reach a GID of the peer. The arguments are the
-    /// best GID of each side.
+    /// best GID of each side, with its class.
     pub(crate) const fn gids_do_not_fit(
         verb: &'static str,
-        ours: EndpointGid,
-        theirs: EndpointGid,
+        ours: (&'static str, Ipv6Addr),
+        theirs: (&'static str, Ipv6Addr),
     ) -> Self {
         let detail = Detail::Gids { ours, theirs };
         Self { verb, errno: libc::EADDRNOTAVAIL, detail }
@@ -168,7 +168,7 @@ impl Error {
 
     /// The same error, with the two ends of the path that could not be resolved.
     #[cold]
-    pub(crate) const fn on_path(self, ours: Gid, index: u8, theirs: Gid) -> Self {
+    pub(crate) const fn on_path(self, ours: Ipv6Addr, index: u8, theirs: Ipv6Addr) -> Self {
         Self { detail: Detail::Path { ours, index, theirs }, ..self }
     }
 
@@ -272,7 +272,7 @@ impl fmt::Display for Error {
                     f,
                     "no packet goes between our {} {} and the peer's {} {}: both sides need an address \
                      of the same family, and the same version of RoCE",
-                    ours.class, ours.gid, theirs.class, theirs.gid
+                    ours.0, ours.1, theirs.0, theirs.1
                 );
             }
             Detail::State { state, needed } => {

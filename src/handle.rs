@@ -182,7 +182,7 @@ macro_rules! object {
             const DESTROY: &'static str = stringify!($destroy);
 
             $(fn is_made(object: *mut Self) {
-                $crate::device::$events::is_free(object);
+                $crate::$events::is_free(object);
             })?
 
             unsafe fn destroy(object: *mut Self) -> std::ffi::c_int {
@@ -190,7 +190,9 @@ macro_rules! object {
                 let verb = |object| unsafe { $crate::ffi::$destroy(object) };
                 // SAFETY: as above.
                 $(let context = unsafe { (*object).context };
-                let verb = |object| $crate::device::$events::destroy(object, context, verb);)?
+                let verb = |object| {
+                    $crate::$events::destroy(stringify!($destroy), object, context, verb)
+                };)?
                 verb(object)
             }
 

@@ -29,6 +29,7 @@ mod debug;
 mod device;
 mod domain;
 mod error;
+mod event_subjects;
 pub mod ffi;
 mod flow;
 mod foreign_enum;
@@ -36,6 +37,7 @@ mod handle;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod harness;
+mod hooks;
 mod importable_handle;
 #[cfg(feature = "channel")]
 mod many;
@@ -43,14 +45,21 @@ mod memory;
 mod operation;
 mod panics;
 mod parent;
-#[doc(hidden)]
-pub mod provider;
 mod queue_pair;
+mod queue_pair_state;
 mod settings;
 mod state_error;
 mod sync;
 mod trace;
 mod work_queue;
+
+/// The hooks for a device of software, and what it needs of this crate. Not part of the stable interface.
+#[doc(hidden)]
+pub mod provider {
+    pub use crate::device::open_pointer as open;
+    pub use crate::hooks::*;
+    pub use crate::memory::shared_copy::{load, store};
+}
 
 #[cfg(feature = "channel")]
 pub use channel::{
@@ -145,8 +154,8 @@ pub use queue_pair::{
     AddressHandle, AddressVector, AddressedBy, Atomics, AttributeMask, Connected, CreateFlags,
     DataInOrder, Datagram, EnhancedConnection, FixedPeer, MigrationState, OpenedQueuePair,
     PostsRdma, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
-    QueuePairEndpoint, QueuePairState, RateLimit, RawPacket, Rc, Reads, ReceiveHalf, ReceiveQueue,
-    Reliable, ResolvedEthernet, SendHalf, Sends, SharedReceiveQueue, SharedReceiveQueueAttributes,
+    QueuePairEndpoint, RateLimit, RawPacket, Rc, Reads, ReceiveHalf, ReceiveQueue, Reliable,
+    ResolvedEthernet, SendHalf, Sends, SharedReceiveQueue, SharedReceiveQueueAttributes,
     StateTransition, Tag, TagHandle, TagListSize, TagOperation, Transport, Uc, Ud, Unconnected,
     Writes, XrcReceive, XrcSend,
 };
@@ -154,9 +163,10 @@ pub use queue_pair::{
 pub use queue_pair::{DcStreams, DcTarget, Dci};
 #[cfg(feature = "efa")]
 pub use queue_pair::{Srd, SrdOptions};
+pub use queue_pair_state::{QueuePairState, QueuePairType};
 pub use settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
-    PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
+    PacketSequenceNumber, ServiceLevel, StaticRate,
 };
 pub use state_error::StateError;
 pub use work_queue::{

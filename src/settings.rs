@@ -322,29 +322,6 @@ foreign_enum! {
     }
 }
 
-foreign_enum! {
-    /// `enum ibv_qp_type`: the transport service of a queue pair.
-    #[doc(alias = "ibv_qp_type")]
-    pub enum QueuePairType: ibv_qp_type(u32) {
-        /// RC: connected to one peer; every message arrives once, whole and in order, or its sender
-        /// gets an error.
-        ReliableConnected = IBV_QPT_RC,
-        /// UC: connected to one peer; messages may be lost, but those that arrive are whole.
-        UnreliableConnected = IBV_QPT_UC,
-        /// UD: datagrams of up to the MTU to any peer; a receive has 40 bytes of global route header
-        /// before the message.
-        UnreliableDatagram = IBV_QPT_UD,
-        /// Whole Ethernet frames.
-        RawPacket = IBV_QPT_RAW_PACKET,
-        /// The sending side of an extended reliable connection.
-        XrcSend = IBV_QPT_XRC_SEND,
-        /// The receiving side of an extended reliable connection.
-        XrcReceive = IBV_QPT_XRC_RECV,
-        /// A transport of the provider's own, such as EFA's SRD.
-        Driver = IBV_QPT_DRIVER,
-    }
-}
-
 impl StaticRate {
     /// `ibv_rate_to_mbps`: the rate in megabits per second; `None` for [`Max`](Self::Max) and for rates
     /// without a name.

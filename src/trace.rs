@@ -7,12 +7,11 @@
 #[cfg(feature = "tracing")]
 mod events {
     use std::cell::{Cell, RefCell};
+    use std::fmt;
 
-    use crate::completion::{WorkError, WorkErrorClass};
-    use crate::device::AsyncEvent;
     use crate::error::Error;
     use crate::panics;
-    use crate::queue_pair::QueuePairState;
+    use crate::queue_pair_state::QueuePairState;
 
     type Event = Box<dyn FnOnce()>;
 
@@ -105,24 +104,26 @@ mod events {
     }
 
     #[cold]
-    pub(crate) fn work_failed(error: &WorkError) {
-        let error = *error;
-        emit(move || match error.class() {
-            WorkErrorClass::Flushed => {
+    pub(crate) fn work_failed(
+        flushed: bool,
+        status: impl fmt::Debug + Copy + 'static,
+        error: impl fmt::Display + Copy + 'static,
+    ) {
+        emit(move || {
+            if flushed {
                 tracing::debug!(target: "ibverbs", "operation flushed");
-            }
-            _ => {
-                tracing::warn!(target: "ibverbs", status = ?error.status(), "operation failed: {error}")
+            } else {
+                tracing::warn!(target: "ibverbs", ?status, "operation failed: {error}");
             }
         });
     }
 
     #[cold]
-    pub(crate) fn async_event(event: &AsyncEvent) {
-        let event = *event;
-        emit(
-            move || tracing::info!(target: "ibverbs", kind = ?event.kind(), subject = ?event.subject(), "event of the device"),
-        );
+    pub(crate) fn async_event(
+        kind: impl fmt::Debug + Copy + 'static,
+        subject: impl fmt::Debug + Copy + 'static,
+    ) {
+        emit(move || tracing::info!(target: "ibverbs", ?kind, ?subject, "event of the device"));
     }
 }
 
@@ -131,10 +132,8 @@ pub(crate) use events::*;
 
 #[cfg(not(feature = "tracing"))]
 mod nothing {
-    use crate::completion::WorkError;
-    use crate::device::AsyncEvent;
     use crate::error::Error;
-    use crate::queue_pair::QueuePairState;
+    use crate::queue_pair_state::QueuePairState;
 
     #[derive(Debug)]
     pub(crate) struct Hold(());
@@ -159,9 +158,9 @@ mod nothing {
     #[inline(always)]
     pub(crate) fn channel_stopped(_: u32, _: u32, _: bool) {}
     #[inline(always)]
-    pub(crate) fn work_failed(_: &WorkError) {}
+    pub(crate) fn work_failed<S, E>(_: bool, _: S, _: E) {}
     #[inline(always)]
-    pub(crate) fn async_event(_: &AsyncEvent) {}
+    pub(crate) fn async_event<K, S>(_: K, _: S) {}
 }
 
 #[cfg(not(feature = "tracing"))]

@@ -24,9 +24,10 @@ use crate::memory::AccessFlags;
 use crate::parent::Parent;
 use crate::queue_pair::ConnectionSettings;
 use crate::queue_pair::QueuePairBuilder;
+use crate::queue_pair_state::QueuePairType;
 use crate::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
-    PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
+    PacketSequenceNumber, ServiceLevel, StaticRate,
 };
 
 /// The settings of a channel and its connection: see [`Channel::builder`].

@@ -165,7 +165,7 @@ impl<T> From<StateError<T>> for TransportError {
 
 impl From<WorkError> for TransportError {
     fn from(error: WorkError) -> Self {
-        trace::work_failed(&error);
+        trace::work_failed(error.class() == WorkErrorClass::Flushed, error.status(), error);
         Self::Work(error)
     }
 }

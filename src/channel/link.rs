@@ -15,7 +15,7 @@ use crate::ffi;
 use crate::handle::Leak;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::{ConnectionSettings, QueuePair, QueuePairEndpoint};
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 use crate::trace;
 
 /// Owns the queue pair and the core that uses it.

@@ -80,7 +80,7 @@ use crate::parent::Parent;
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
 #[cfg(feature = "rdmacm")]
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 use crate::state_error::StateError;
 
 /// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by

@@ -16,7 +16,7 @@ use crate::operation::ReceiveWorkRequest;
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::QueuePairEndpoint;
 #[cfg(feature = "rdmacm")]
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
 

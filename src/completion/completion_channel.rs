@@ -25,10 +25,11 @@ use std::time::{Duration, Instant};
 use super::waiters::Waiters;
 use super::waker::Waker;
 use crate::debug::debug;
-use crate::device::{Context, event_file, event_subjects::EventFile};
+use crate::device::{Context, event_file};
 use crate::error::{Error, Result};
+use crate::event_subjects::EventFile;
 use crate::ffi;
-use crate::handle::{Handle, object, resource};
+use crate::handle::{Handle, Object, object, resource};
 use crate::parent::Parent;
 
 #[cfg(doc)]
@@ -173,7 +174,8 @@ impl<'ctx> CompletionChannel<'ctx> {
         raw: Handle<ffi::ibv_comp_channel>,
         context: Parent<'ctx, Context<'ctx>>,
     ) -> Result<Self> {
-        let events = EventFile::of_queues(context.as_raw());
+        let events =
+            EventFile::new(context.as_raw(), Some(<ffi::ibv_cq as Object>::DESTROY), false);
         let channel = Self { raw, events, context };
         event_file::set_nonblocking("ibv_create_comp_channel", channel.as_raw_fd())?;
         Ok(channel)

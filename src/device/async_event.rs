@@ -14,19 +14,14 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 use super::context::Context;
-use super::{event_file, event_subjects};
+use super::{event_file, quirks};
 use crate::debug::debug;
 use crate::error::Result;
+use crate::event_subjects::{self, EventFile};
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
 use crate::parent::Parent;
-use crate::queue_pair::SharedReceiveQueue;
 use crate::trace;
-
-#[cfg(doc)]
-use crate::completion::{CompletionQueue, CompletionQueueBuilder};
-#[cfg(doc)]
-use crate::queue_pair::QueuePair;
 
 const GET: &str = "ibv_get_async_event";
 
@@ -67,7 +62,7 @@ foreign_enum! {
         /// A shared receive queue is broken.
         SharedReceiveQueueError = IBV_EVENT_SRQ_ERR,
         /// A shared receive queue has fewer requests than its limit. See
-        /// [`SharedReceiveQueue::set_limit`].
+        /// [`SharedReceiveQueue::set_limit`](crate::SharedReceiveQueue::set_limit).
         SharedReceiveQueueLimit = IBV_EVENT_SRQ_LIMIT_REACHED,
         /// A queue pair in the error state will take no more requests from its shared receive queue.
         LastRequestReached = IBV_EVENT_QP_LAST_WQE_REACHED,
@@ -100,11 +95,11 @@ pub enum AsyncEventSubject {
     Device,
     /// The port of this number.
     Port(u32),
-    /// The queue pair of this number ([`QueuePair::number`]).
+    /// The queue pair of this number ([`QueuePair::number`](crate::QueuePair::number)).
     QueuePair(u32),
-    /// The completion queue with this token ([`CompletionQueueBuilder::token`]).
+    /// The completion queue with this token ([`CompletionQueueBuilder::token`](crate::CompletionQueueBuilder::token)).
     CompletionQueue(usize),
-    /// The shared receive queue with this token ([`SharedReceiveQueue::set_token`]).
+    /// The shared receive queue with this token ([`SharedReceiveQueue::set_token`](crate::SharedReceiveQueue::set_token)).
     SharedReceiveQueue(usize),
     /// The work queue of this number.
     WorkQueue(u32),
@@ -219,7 +214,7 @@ impl AsyncEvent {
 /// ```
 pub struct AsyncEvents<'ctx> {
     context: Parent<'ctx, Context<'ctx>>,
-    file: event_subjects::EventFile,
+    file: EventFile,
 }
 
 impl<'ctx> AsyncEvents<'ctx> {
@@ -231,7 +226,9 @@ impl<'ctx> AsyncEvents<'ctx> {
     ///  - `EBADF`: the context has no such file.
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
         let context = context.into();
-        let file = event_subjects::EventFile::of_context(&context);
+        let frees =
+            context.query_device().map_or(true, |device| quirks::frees_what_it_keeps(&device));
+        let file = EventFile::new(context.as_raw(), None, frees);
         let events = Self { context, file };
         event_file::set_nonblocking(GET, events.as_raw_fd())?;
         Ok(events)
@@ -249,7 +246,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     pub fn next_event(&self) -> Result<Option<AsyncEvent>> {
         let event = self.file.read(|| self.read_event())?;
         if let Some(event) = &event {
-            trace::async_event(event);
+            trace::async_event(event.kind(), event.subject());
         }
         Ok(event)
     }
@@ -357,24 +354,7 @@ impl Context<'_> {
 /// # Safety
 ///
 /// `queue` is live for `'a`, and its `srq_context` is accessed through this alone.
-unsafe fn token<'a>(queue: *mut ffi::ibv_srq) -> &'a AtomicPtr<std::ffi::c_void> {
+pub(crate) unsafe fn token<'a>(queue: *mut ffi::ibv_srq) -> &'a AtomicPtr<std::ffi::c_void> {
     // SAFETY: the caller vouches for the queue.
     unsafe { AtomicPtr::from_ptr(&raw mut (*queue).srq_context) }
-}
-
-impl SharedReceiveQueue<'_> {
-    /// The number by which [`AsyncEvents`] name this queue (0 unless set).
-    #[doc(alias = "srq_context")]
-    pub fn token(&self) -> usize {
-        // SAFETY: the queue is live.
-        unsafe { token(self.as_raw()) }.load(Ordering::Relaxed) as usize
-    }
-
-    /// Sets the number by which [`AsyncEvents`] name this queue, for events that are read from now on.
-    #[doc(alias = "srq_context")]
-    pub fn set_token(&self, to: usize) {
-        // SAFETY: the queue is live.
-        unsafe { token(self.as_raw()) }
-            .store(std::ptr::without_provenance_mut(to), Ordering::Relaxed);
-    }
 }

@@ -1,7 +1,7 @@
 //! Capabilities of a device beyond the limits that every device has.
 
 use crate::ffi;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 bitflags::bitflags! {
     /// `ibv_device_cap_flags`: what a device can do. The lower 32 bits are the classic flags, the

@@ -10,7 +10,7 @@ use super::context::Context;
 use crate::error::{Error, Result};
 use crate::ffi;
 #[cfg(feature = "channel")]
-use crate::provider;
+use crate::hooks;
 
 /// Tells the time by which the crate decides *when to post*: on a simulated network its virtual time, so that the
 /// same calls give the same packets; elsewhere the machine's. (A deadline is the caller's, who reads the machine's
@@ -34,7 +34,7 @@ impl Clock {
     }
 
     fn virtual_time(self, reach: Option<Instant>) -> Option<Instant> {
-        let (hooks, context) = provider::hooks().zip(self.context)?;
+        let (hooks, context) = hooks::hooks().zip(self.context)?;
         // SAFETY: who made this vouches for the context.
         unsafe { (hooks.virtual_time)(context.as_ptr(), reach) }
     }

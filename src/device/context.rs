@@ -5,11 +5,13 @@ use std::fs::File;
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use super::TransportType;
 use super::attributes::DeviceAttributes;
+use super::endpoint_gids::{EndpointGid, EndpointGids, GidClass};
 use super::fork;
 use super::gid::{Gid, GidEntry, Guid};
 use super::port::{LinkLayer, PortAttributes};
@@ -17,7 +19,6 @@ use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, object, resource};
-use crate::queue_pair::{EndpointGid, EndpointGids, GidClass};
 
 object!(ibv_context, ibv_close_device);
 
@@ -386,3 +387,17 @@ fn explain(error: Error, file: &CStr) -> Error {
 }
 
 debug! { Context<'_>, self, device: self.name(), .. }
+
+/// Opens a device of the provider.
+///
+/// # Errors
+///
+/// Those of the provider.
+///
+/// # Safety
+///
+/// The device is live during the call; a context holds it from then on.
+pub unsafe fn open_pointer(device: NonNull<ffi::ibv_device>) -> Result<Context<'static>> {
+    // SAFETY: the caller vouches for it.
+    unsafe { Context::open(device.as_ptr()) }
+}

@@ -4,7 +4,6 @@ use super::context::Context;
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::work_request::SendOperations;
 
 const VERB: &str = "efadv_query_device";
 
@@ -70,19 +69,6 @@ impl EfaAttributes {
     /// What the device can do.
     pub fn capabilities(&self) -> EfaCapabilities {
         EfaCapabilities::from_bits_retain(self.0.device_caps)
-    }
-
-    /// The operations of an SRD queue pair on this device: sends, and the reads and writes that the device
-    /// has. EFA has no atomics.
-    pub fn send_operations(&self) -> SendOperations {
-        use SendOperations as S;
-
-        let (capabilities, mut operations) =
-            (self.capabilities(), S::SEND | S::SEND_WITH_IMMEDIATE);
-        operations.set(S::READ, capabilities.contains(EfaCapabilities::RDMA_READ));
-        let writes = capabilities.contains(EfaCapabilities::RDMA_WRITE);
-        operations.set(S::WRITE | S::WRITE_WITH_IMMEDIATE, writes);
-        operations
     }
 
     /// The C struct.

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::{ffi, provider};
+use crate::{ffi, hooks};
 
 /// Makes reads from `fd` return at once when there is nothing to read.
 pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
@@ -65,7 +65,7 @@ fn wait_readable<const N: usize>(
     files: [RawFd; N],
     deadline: Option<Instant>,
 ) -> Result<usize> {
-    if let Some(hooks) = provider::hooks() {
+    if let Some(hooks) = hooks::hooks() {
         (hooks.before_sleep)(&files, deadline);
     }
     let mut files = files.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });

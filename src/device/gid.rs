@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::provider;
+use crate::hooks::hooks;
 
 /// `union ibv_gid`: the 128-bit address of a port, in the form of an IPv6 address.
 ///
@@ -49,15 +49,20 @@ impl Gid {
         u128::from_be_bytes(self.0) == 0
     }
 
+    /// The same bits as an IPv6 address.
+    pub(crate) const fn to_ipv6(self) -> Ipv6Addr {
+        Ipv6Addr::from_bits(u128::from_be_bytes(self.0))
+    }
+
     /// The IPv4 address, if this is an IPv4-mapped one.
     pub const fn to_ipv4(self) -> Option<Ipv4Addr> {
-        Ipv6Addr::from_bits(u128::from_be_bytes(self.0)).to_ipv4_mapped()
+        self.to_ipv6().to_ipv4_mapped()
     }
 
     /// Whether it is a link-local address (`fe80::/10`): on RoCE, no router forwards it; on
     /// InfiniBand it is the default subnet prefix.
     pub const fn is_link_local(self) -> bool {
-        Ipv6Addr::from_bits(u128::from_be_bytes(self.0)).is_unicast_link_local()
+        self.to_ipv6().is_unicast_link_local()
     }
 
     /// Whether it names a multicast group (`ff00::/8`, or a mapped IPv4 multicast address).
@@ -100,7 +105,7 @@ impl From<Ipv4Addr> for Gid {
 
 impl From<Gid> for Ipv6Addr {
     fn from(gid: Gid) -> Self {
-        Self::from(gid.0)
+        gid.to_ipv6()
     }
 }
 
@@ -230,7 +235,7 @@ impl Guid {
     /// The device is live.
     pub(super) unsafe fn of(device: *mut ffi::ibv_device) -> Self {
         // SAFETY: the caller vouches for the device.
-        let answer = provider::hooks().and_then(|hooks| unsafe { (hooks.guid)(device) });
+        let answer = hooks().and_then(|hooks| unsafe { (hooks.guid)(device) });
         // SAFETY: as above.
         let asked = || Self::from_be(unsafe { ffi::ibv_get_device_guid(device) });
         answer.map_or_else(asked, |guid| Self(guid.to_be_bytes()))

@@ -12,7 +12,7 @@ use super::context::Context;
 use super::fork;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::provider;
+use crate::hooks;
 
 /// `ibv_get_device_list`: lists the RDMA devices that this process can see and has a provider for.
 ///
@@ -99,13 +99,13 @@ struct Registered(Vec<NonNull<ffi::ibv_device>>);
 
 impl Registered {
     fn list() -> Self {
-        Self(provider::hooks().map_or_else(Vec::new, |hooks| (hooks.list)()))
+        Self(hooks::hooks().map_or_else(Vec::new, |hooks| (hooks.list)()))
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let Some(hooks) = provider::hooks() else { return };
+        let Some(hooks) = hooks::hooks() else { return };
         for &device in &self.0 {
             // SAFETY: `list` took this reference, and it is given back once.
             unsafe { (hooks.put)(device) };

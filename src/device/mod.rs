@@ -15,8 +15,8 @@ mod counters;
 mod dma_handle;
 #[cfg(feature = "efa")]
 pub(crate) mod efa;
+mod endpoint_gids;
 pub(crate) mod event_file;
-pub(crate) mod event_subjects;
 pub(crate) mod fork;
 mod gid;
 mod list;
@@ -29,6 +29,7 @@ mod port;
 mod process_sharing;
 pub(crate) mod quirks;
 
+pub(crate) use async_event::token;
 pub use async_event::{AsyncEvent, AsyncEventKind, AsyncEventSubject, AsyncEvents};
 pub use attributes::{AtomicCapability, DeviceAttributes};
 pub use capabilities::{
@@ -40,10 +41,11 @@ pub use capabilities::{
 #[cfg(feature = "channel")]
 pub(crate) use clock::Clock;
 pub use clock::RawClock;
-pub use context::Context;
+pub use context::{Context, open_pointer};
 pub use counters::{Counter, Counters, ProcessResources, process_resources};
 #[cfg(rdma_core_65)]
 pub use dma_handle::{DmaHandle, DmaHints, HintedMemory};
+pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass, MAX_GIDS};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
 pub use list::{DeviceList, DeviceListIter, devices, open, open_first};

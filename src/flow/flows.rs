@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, Leak, object};
 use crate::parent::Parent;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 object!(ibv_flow, ibv_destroy_flow);
 

@@ -10,7 +10,7 @@ use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::work_request::{MAX_MESSAGE_LENGTH, explain_send};
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 /// The C struct of a request. Fields that the opcode does not have stay uninitialised: zeroing them would dominate the
 /// cost. Empty pieces are left out of the list.

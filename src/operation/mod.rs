@@ -47,7 +47,7 @@ pub(crate) mod sealed {
     use crate::memory::GatherBuffer;
     use crate::queue_pair::QueuePair;
     use crate::queue_pair::work_request::SendOperations;
-    use crate::settings::QueuePairType;
+    use crate::queue_pair_state::QueuePairType;
 
     /// A request: an operation and a buffer.
     pub trait Request: Sized {

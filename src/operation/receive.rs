@@ -13,7 +13,7 @@ use crate::ffi;
 use crate::memory::{GatherBuffer, ScatterBuffer};
 use crate::queue_pair::work_request::explain_receive;
 use crate::queue_pair::{QueuePair, ReceiveQueue};
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 /// `struct ibv_recv_wr`: receives one message, whose length its completion has
 /// ([`WorkSuccess::byte_len`](crate::WorkSuccess::byte_len)). A message that is longer than the buffer is an error on both

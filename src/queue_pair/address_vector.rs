@@ -1,9 +1,10 @@
 //! How packets reach a peer.
 
 use super::endpoint::QueuePairEndpoint;
-use super::endpoint_gids::EndpointGids;
 use crate::completion::WorkSuccess;
-use crate::device::{Context, Gid, LinkLayer, PortAttributes};
+use crate::device::EndpointGids;
+use crate::device::Gid;
+use crate::device::{Context, LinkLayer, PortAttributes};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::settings::{FlowLabel, ServiceLevel, StaticRate};
@@ -241,7 +242,11 @@ impl AddressVector {
             Some(route) if unreachable.contains(&error.raw_os_error()) => {
                 let index = route.source_gid_index;
                 let ours = context.query_gid(self.port, index.into());
-                error.on_path(ours.map_or(Gid::ZERO, |entry| entry.gid), index, route.gid)
+                error.on_path(
+                    ours.map_or(Gid::ZERO, |entry| entry.gid).into(),
+                    index,
+                    route.gid.into(),
+                )
             }
             _ => error,
         }

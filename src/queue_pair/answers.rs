@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::device::{Context, DeviceAttributes};
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 /// What a queue pair takes of its device's `max_res_rd_atom`, as far as this context knows.
 #[derive(Debug)]

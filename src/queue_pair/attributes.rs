@@ -3,9 +3,10 @@
 use std::fmt;
 
 use super::address_vector::AddressVector;
-use super::state::{MigrationState, QueuePairState};
+use super::state::MigrationState;
 use crate::ffi;
 use crate::memory::AccessFlags;
+use crate::queue_pair_state::QueuePairState;
 use crate::settings::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber,

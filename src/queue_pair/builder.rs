@@ -14,9 +14,10 @@ use crate::ffi;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
+use crate::queue_pair_state::QueuePairType;
 use crate::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
-    PacketSequenceNumber, QueuePairType, ServiceLevel, StaticRate,
+    PacketSequenceNumber, ServiceLevel, StaticRate,
 };
 
 /// The settings for creating and connecting a queue pair: see

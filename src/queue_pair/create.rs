@@ -8,17 +8,17 @@ use super::answers::Answers;
 use super::builder::ConnectionSettings;
 use super::builder::QueuePairBuilder;
 use super::endpoint::QueuePairEndpoint;
-use super::endpoint_gids::EndpointGids;
 use super::prepared::PreparedQueuePair;
 use super::sequence::first_psn;
 use super::transport::Transport;
+use crate::device::EndpointGids;
 use crate::device::{Context, DeviceAttributes, PortState, quirks};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
 use crate::queue_pair::work_request::SendOperations;
 use crate::queue_pair::work_request::function;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_create_qp";
 

@@ -13,7 +13,6 @@ use super::builder::QueuePairBuilder;
 use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
 use super::shared_receive_queue::SharedReceiveQueue;
-use super::state::QueuePairState;
 use super::transition::StateTransition;
 use super::transport::{Dci, Transport};
 use crate::completion::CompletionQueue;
@@ -23,7 +22,8 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
-use crate::settings::{MaximumTransferUnit, QueuePairType};
+use crate::queue_pair_state::{QueuePairState, QueuePairType};
+use crate::settings::MaximumTransferUnit;
 
 pub(super) const CREATE: &str = "mlx5dv_create_qp";
 

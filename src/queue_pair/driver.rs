@@ -9,10 +9,10 @@ use super::builder::QueuePairBuilder;
 use super::dc::{self, DcStreams};
 #[cfg(feature = "efa")]
 use super::srd::{self, SrdOptions};
-use super::state::QueuePairState;
 use super::transport::Transport;
 use crate::error::Result;
 use crate::ffi;
+use crate::queue_pair_state::QueuePairState;
 
 /// The transport of a queue pair of type [`Driver`](crate::QueuePairType::Driver) that this crate creates.
 #[derive(Clone, Copy, Debug)]

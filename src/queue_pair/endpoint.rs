@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::endpoint_gids::{EndpointGid, EndpointGids, GidClass};
-use crate::device::{Gid, LinkLayer};
+use crate::device::Gid;
+use crate::device::LinkLayer;
+use crate::device::{EndpointGid, EndpointGids, GidClass};
 use crate::error::{Error, Result};
 use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
@@ -153,8 +154,8 @@ impl QueuePairEndpoint {
     ) -> Result<(EndpointGid, EndpointGid)> {
         ours.choose(&theirs.gids).ok_or(Error::gids_do_not_fit(
             verb,
-            ours.first(),
-            theirs.gids.first(),
+            ours.first().named(),
+            theirs.gids.first().named(),
         ))
     }
 }

@@ -12,8 +12,8 @@ use serde::ser::{SerializeSeq, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::QueuePairEndpoint;
-use super::endpoint_gids::{EndpointGid, EndpointGids, GidClass, MAX_GIDS};
 use crate::device::Gid;
+use crate::device::{EndpointGid, EndpointGids, GidClass, MAX_GIDS};
 use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 

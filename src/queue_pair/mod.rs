@@ -19,7 +19,6 @@ mod dc;
 mod driver;
 mod ece;
 mod endpoint;
-mod endpoint_gids;
 #[cfg(feature = "serde")]
 mod endpoint_wire;
 mod flows;
@@ -36,6 +35,7 @@ mod rate_limit;
 mod resolved;
 mod sequence;
 mod shared_receive_queue;
+mod shared_receive_token;
 #[cfg(feature = "efa")]
 mod srd;
 mod state;
@@ -55,7 +55,6 @@ pub use dc::{DcStreams, DcTarget};
 use driver::DriverTransport;
 pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
-pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass};
 pub use halves::{ReceiveHalf, SendHalf};
 pub use opened::OpenedQueuePair;
 pub use prepared::PreparedQueuePair;
@@ -64,8 +63,7 @@ pub use resolved::ResolvedEthernet;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 #[cfg(feature = "efa")]
 pub use srd::SrdOptions;
-pub(crate) use state::TransitionError;
-pub use state::{MigrationState, QueuePairState};
+pub use state::MigrationState;
 pub use tag_matching::{Tag, TagHandle, TagListSize, TagOperation};
 pub use transition::StateTransition;
 #[cfg(feature = "mlx5")]
@@ -93,7 +91,8 @@ use crate::flow::Flows;
 use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
-use crate::settings::{MaximumTransferUnit, PacketSequenceNumber, QueuePairType};
+use crate::queue_pair_state::QueuePairType;
+use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
 
 /// `struct ibv_qp`: a queue pair, to which sends and receives are posted.

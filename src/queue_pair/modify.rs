@@ -5,14 +5,13 @@ use super::address_vector::AddressVector;
 use super::attributes::{AttributeMask, QueuePairAttributes};
 use super::endpoint::QueuePairEndpoint;
 use super::prepared::PreparedQueuePair;
-use super::state::QueuePairState;
 use super::state::rule;
 use super::transition::StateTransition;
 use super::transport::Transport;
 use crate::device::quirks;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::{QueuePairState, QueuePairType};
 use crate::state_error::StateError;
 use crate::trace;
 

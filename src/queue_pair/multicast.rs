@@ -6,7 +6,7 @@ use super::transport::Transport;
 use crate::device::Gid;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 impl<T: Transport> QueuePair<'_, T> {
     /// `ibv_attach_mcast`: lets a UD queue pair receive the messages to the multicast group `gid`.

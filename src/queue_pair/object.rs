@@ -16,7 +16,7 @@ use crate::flow::Flows;
 use crate::handle::{Handle, Leak, object};
 use crate::parent::Parent;
 use crate::queue_pair::work_request::SendOperations;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 object!(ibv_qp, ibv_destroy_qp, event_subjects);
 

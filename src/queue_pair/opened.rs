@@ -3,14 +3,13 @@
 use std::fmt;
 
 use super::attributes::AttributeMask;
-use super::state::QueuePairState;
 use super::transition::StateTransition;
 use crate::domain::XrcDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::{Handle, resource};
 use crate::parent::Parent;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
 const VERB: &str = "ibv_open_qp";
 

@@ -5,9 +5,9 @@ use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use super::endpoint_gids::EndpointGids;
+use crate::device::EndpointGids;
 use crate::settings::PacketSequenceNumber;
-use crate::{ffi, provider};
+use crate::{ffi, hooks};
 
 /// The first number of a queue pair: unpredictable, unless a provider that simulates a network chooses it.
 ///
@@ -15,7 +15,7 @@ use crate::{ffi, provider};
 ///
 /// `qp` is live.
 pub(super) unsafe fn first_psn(qp: *mut ffi::ibv_qp, gids: &EndpointGids) -> PacketSequenceNumber {
-    if let Some(hooks) = provider::hooks() {
+    if let Some(hooks) = hooks::hooks() {
         // SAFETY: the caller vouches for the queue pair.
         let chosen = unsafe { (hooks.first_psn)(qp) };
         if let Some(psn) = chosen.and_then(|psn| PacketSequenceNumber::new(psn).ok()) {

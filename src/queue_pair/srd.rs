@@ -5,8 +5,10 @@ use super::builder::QueuePairBuilder;
 use super::driver::DriverTransport;
 use super::transport::{Srd, Transport};
 use crate::device::efa;
+use crate::device::efa::{EfaAttributes, EfaCapabilities};
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::queue_pair::work_request::SendOperations;
 
 pub(super) const CREATE: &str = "efadv_create_qp_ex";
 
@@ -170,5 +172,20 @@ impl AddressHandle<'_> {
         let returned = unsafe { ffi::efadv_query_ah(self.as_raw(), &mut raw, size) };
         ffi::status(VERB, returned).map_err(|error| efa::explain(VERB, error))?;
         Ok(raw.ahn)
+    }
+}
+
+impl EfaAttributes {
+    /// The operations of an SRD queue pair on this device: sends, and the reads and writes that the device
+    /// has. EFA has no atomics.
+    pub fn send_operations(&self) -> SendOperations {
+        use SendOperations as S;
+
+        let (capabilities, mut operations) =
+            (self.capabilities(), S::SEND | S::SEND_WITH_IMMEDIATE);
+        operations.set(S::READ, capabilities.contains(EfaCapabilities::RDMA_READ));
+        let writes = capabilities.contains(EfaCapabilities::RDMA_WRITE);
+        operations.set(S::WRITE | S::WRITE_WITH_IMMEDIATE, writes);
+        operations
     }
 }

@@ -1,65 +1,8 @@
-//! The states of a queue pair, and what each transition needs.
-
-use std::fmt;
+//! The attributes that each step between two states of a queue pair needs.
 
 use super::attributes::AttributeMask;
-use crate::ffi;
 use crate::foreign_enum::foreign_enum;
-use crate::settings::QueuePairType;
-
-foreign_enum! {
-    /// `enum ibv_qp_state`: the state of a queue pair.
-    ///
-    /// [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake) takes a queue pair from
-    /// RESET to RTS; [`QueuePair::modify`](crate::QueuePair::modify) takes single steps.
-    #[doc(alias = "ibv_qp_state")]
-    pub enum QueuePairState: ibv_qp_state(u32) {
-        /// RESET: the state after creation. Nothing can be posted.
-        Reset = IBV_QPS_RESET,
-        /// INIT: receives can be posted, but messages are not answered yet.
-        Init = IBV_QPS_INIT,
-        /// RTR: messages are received.
-        ReadyToReceive = IBV_QPS_RTR,
-        /// RTS: messages are received and sent.
-        ReadyToSend = IBV_QPS_RTS,
-        /// SQD: messages are received; sends that were begun are completed, and the rest waits.
-        SendQueueDrained = IBV_QPS_SQD,
-        /// SQE: a send failed on a queue pair that is not reliable; messages are received, and requests
-        /// that are posted to the send queue are flushed.
-        SendQueueError = IBV_QPS_SQE,
-        /// ERR: nothing is sent or received, and every request is flushed.
-        Error = IBV_QPS_ERR,
-    }
-}
-
-impl QueuePairState {
-    /// All states that have a name.
-    pub const ALL: [Self; 7] = [
-        Self::Reset,
-        Self::Init,
-        Self::ReadyToReceive,
-        Self::ReadyToSend,
-        Self::SendQueueDrained,
-        Self::SendQueueError,
-        Self::Error,
-    ];
-}
-
-impl fmt::Display for QueuePairState {
-    /// The name in the specification.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Reset => "RESET",
-            Self::Init => "INIT",
-            Self::ReadyToReceive => "RTR",
-            Self::ReadyToSend => "RTS",
-            Self::SendQueueDrained => "SQD",
-            Self::SendQueueError => "SQE",
-            Self::Error => "ERR",
-            Self::Unknown(other) => return write!(f, "state {other}"),
-        })
-    }
-}
+use crate::queue_pair_state::{Problem, QueuePairState, QueuePairType, TransitionError};
 
 foreign_enum! {
     /// `enum ibv_mig_state`: the state of a connection's migration to its alternate path.
@@ -166,82 +109,39 @@ pub(super) fn rule(kind: QueuePairType, from: QueuePairState, to: QueuePairState
     Some(Rule { required, optional })
 }
 
-/// The mistake in a transition. It is small, because it is part of an [`Error`](crate::Error).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct TransitionError {
-    problem: Problem,
-    from: u8,
-    to: u8,
-    kind: u8,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Problem {
-    Missing(&'static str),
-    NotAllowed(&'static str),
-    Impossible,
-}
-
-impl TransitionError {
-    /// Compares the attributes of a transition with its rule. `given` may or may not include
-    /// [`AttributeMask::STATE`].
-    pub(super) fn check(
-        kind: QueuePairType,
-        from: QueuePairState,
-        to: QueuePairState,
-        given: AttributeMask,
-    ) -> Result<(), Self> {
-        // Only the provider knows which attributes its own transport requires.
-        if matches!(kind, QueuePairType::Driver | QueuePairType::Unknown(_)) {
-            return Ok(());
-        }
-        let problem = match rule(kind, from, to) {
-            None => Problem::Impossible,
-            Some(Rule { required, optional }) => {
-                let allowed = required | optional | AttributeMask::STATE;
-                if let Some(name) = (required - given).first_name() {
-                    Problem::Missing(name)
-                } else if given == given & allowed {
-                    return Ok(());
-                } else {
-                    let name = (given - allowed).first_name();
-                    Problem::NotAllowed(name.unwrap_or("an attribute that has no name"))
-                }
+/// Compares the attributes of a transition with its rule. `given` may or may not include
+/// [`AttributeMask::STATE`].
+pub(super) fn check(
+    kind: QueuePairType,
+    from: QueuePairState,
+    to: QueuePairState,
+    given: AttributeMask,
+) -> Result<(), TransitionError> {
+    // Only the provider knows which attributes its own transport requires.
+    if matches!(kind, QueuePairType::Driver | QueuePairType::Unknown(_)) {
+        return Ok(());
+    }
+    let problem = match rule(kind, from, to) {
+        None => Problem::Impossible,
+        Some(Rule { required, optional }) => {
+            let allowed = required | optional | AttributeMask::STATE;
+            if let Some(name) = (required - given).first_name() {
+                Problem::Missing(name)
+            } else if given == given & allowed {
+                return Ok(());
+            } else {
+                let name = (given - allowed).first_name();
+                Problem::NotAllowed(name.unwrap_or("an attribute that has no name"))
             }
-        };
-        // All values that have a name fit.
-        let byte = |value: u32| u8::try_from(value).unwrap_or(u8::MAX);
-        let state = |state| byte(ffi::ibv_qp_state::from(state).0);
-        let kind = byte(ffi::ibv_qp_type::from(kind).0);
-        Err(Self { problem, from: state(from), to: state(to), kind })
-    }
-}
-
-impl fmt::Display for TransitionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = |raw: u8| QueuePairState::from(ffi::ibv_qp_state(raw.into()));
-        let (from, to) = (state(self.from), state(self.to));
-        match self.problem {
-            Problem::Missing(name) => write!(f, "{name} is missing for {from} to {to}")?,
-            Problem::NotAllowed(name) => write!(f, "{name} is not allowed for {from} to {to}")?,
-            Problem::Impossible => write!(f, "there is no way from {from} to {to}")?,
         }
-        let kind = match QueuePairType::from(ffi::ibv_qp_type(self.kind.into())) {
-            QueuePairType::ReliableConnected => "an RC",
-            QueuePairType::UnreliableConnected => "a UC",
-            QueuePairType::UnreliableDatagram => "a UD",
-            QueuePairType::RawPacket => "a raw packet",
-            QueuePairType::XrcSend => "a sending XRC",
-            QueuePairType::XrcReceive => "a receiving XRC",
-            QueuePairType::Driver | QueuePairType::Unknown(_) => "this",
-        };
-        write!(f, " of {kind} queue pair")
-    }
+    };
+    Err(TransitionError::new(problem, kind, from, to))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ffi;
     use AttributeMask as A;
     use QueuePairState as S;
     use QueuePairType as T;
@@ -300,7 +200,7 @@ mod tests {
         let mut transitions = 0;
         for kind in TYPES {
             for (from, to) in S::ALL.iter().flat_map(|&f| S::ALL.map(|t| (f, t))) {
-                let check = |given| TransitionError::check(kind, from, to, given | A::STATE);
+                let check = |given| super::check(kind, from, to, given | A::STATE);
                 let Some(Rule { required, optional }) = rule(kind, from, to) else {
                     let error = check(A::empty()).unwrap_err().to_string();
                     assert!(error.starts_with(&format!("there is no way from {from} to {to}")));
@@ -329,7 +229,7 @@ mod tests {
 
     #[test]
     fn what_works_on_the_way_is_allowed() {
-        let ok = |kind, from, to, given| TransitionError::check(kind, from, to, given).is_ok();
+        let ok = |kind, from, to, given| check(kind, from, to, given).is_ok();
         assert!(ok(T::ReliableConnected, S::ReadyToSend, S::ReadyToSend, A::MIN_RNR_TIMER));
         assert!(!ok(T::XrcSend, S::ReadyToSend, S::ReadyToSend, A::MIN_RNR_TIMER));
         assert!(ok(T::RawPacket, S::ReadyToSend, S::ReadyToSend, A::RATE_LIMIT));

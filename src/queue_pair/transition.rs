@@ -4,14 +4,15 @@ use std::fmt;
 
 use super::address_vector::AddressVector;
 use super::attributes::{AttributeMask, QueuePairAttributes};
-use super::state::TransitionError;
-use super::state::{MigrationState, QueuePairState};
+use super::state::MigrationState;
+use super::state::check;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::AccessFlags;
+use crate::queue_pair_state::{QueuePairState, QueuePairType};
 use crate::settings::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
-    PacketSequenceNumber, QueuePairType,
+    PacketSequenceNumber,
 };
 
 /// A change of a queue pair's state, of its attributes, or of both, for
@@ -178,7 +179,7 @@ impl StateTransition {
             from = self.raw.cur_qp_state.into();
         }
         let to = attributes.state().unwrap_or(from);
-        TransitionError::check(kind, from, to, self.mask).map_err(Error::transition)
+        check(kind, from, to, self.mask).map_err(Error::transition)
     }
 }
 

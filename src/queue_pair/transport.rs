@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 #[cfg(feature = "mlx5")]
 use crate::operation::DcPeer;
 use crate::operation::{DatagramPeer, XrcPeer};
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 mod sealed {
     use super::{DriverTransport, QueuePair, QueuePairType};

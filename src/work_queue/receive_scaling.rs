@@ -12,7 +12,7 @@ use crate::flow::{FlowId, FlowRule, Flows};
 use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
 use crate::queue_pair::StateTransition;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_create_qp";
 

@@ -7,8 +7,8 @@ use super::id::Id;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
-use crate::queue_pair::{PreparedQueuePair, QueuePair, QueuePairState, Rc, Transport};
-use crate::settings::QueuePairType;
+use crate::queue_pair::{PreparedQueuePair, QueuePair, Rc, Transport};
+use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
 /// A type that the connection manager can connect: a [`PreparedQueuePair`], which becomes a [`QueuePair`],
 /// a [`PreparedChannel`](crate::PreparedChannel), which becomes a [`Channel`](crate::Channel), and a

@@ -18,7 +18,7 @@ use crate::debug::debug;
 use crate::device::event_file;
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
-use crate::queue_pair::QueuePairState;
+use crate::queue_pair_state::QueuePairState;
 
 /// What a peer's request says.
 #[derive(Clone, Copy, Debug)]

@@ -14,10 +14,8 @@ use crate::device::Context;
 use crate::device::event_file;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::{
-    AddressVector, Datagram, PreparedQueuePair, QueuePair, QueuePairState, Transport,
-};
-use crate::settings::QueuePairType;
+use crate::queue_pair::{AddressVector, Datagram, PreparedQueuePair, QueuePair, Transport};
+use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
 /// Takes a UD queue pair to RTS, with the Q_Key and the partition that the connection manager has for it.
 pub(super) fn activate<'res, T: Datagram>(

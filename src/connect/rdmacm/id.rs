@@ -13,7 +13,8 @@ use super::event_channel::EventChannel;
 use crate::device::{Context, Device, TransportType, devices};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::{EnhancedConnection, QueuePairState};
+use crate::queue_pair::EnhancedConnection;
+use crate::queue_pair_state::QueuePairState;
 
 /// `struct rdma_cm_id`, and the channel for its events.
 ///

@@ -12,8 +12,9 @@
 
 use super::error::ExchangeError;
 use crate::device::Gid;
+use crate::device::{EndpointGid, EndpointGids, GidClass};
 use crate::memory::RemoteMemoryRegion;
-use crate::queue_pair::{EndpointGid, EndpointGids, GidClass, QueuePairEndpoint};
+use crate::queue_pair::QueuePairEndpoint;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
 /// The most bytes of private data that a program can exchange when it connects by

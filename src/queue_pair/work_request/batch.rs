@@ -27,7 +27,7 @@ use crate::operation::encode::check;
 use crate::operation::sealed::{Kind, Request};
 use crate::operation::{Adds, INLINE, SIGNALED};
 use crate::queue_pair::{QueuePair, Rc, Transport};
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 /// Requests that are about to be posted together: see [`QueuePair::batch`].
 pub struct Batch<'q, T = Rc> {

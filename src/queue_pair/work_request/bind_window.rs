@@ -16,7 +16,7 @@ use crate::memory::{
 };
 use crate::memory::{private, resolve};
 use crate::queue_pair::{QueuePair, SendHalf, Transport};
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 /// Registered memory that a window can be bound to, if it was registered with
 /// [`AccessFlags::MW_BIND`].

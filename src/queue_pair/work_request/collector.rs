@@ -13,7 +13,7 @@ use crate::operation::INLINE;
 use crate::operation::encode::encode_at;
 use crate::operation::sealed::Kind;
 use crate::queue_pair::QueuePair;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_post_send";
 

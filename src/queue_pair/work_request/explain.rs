@@ -6,8 +6,8 @@ use std::ffi::c_int;
 use crate::error::Error;
 use crate::ffi;
 use crate::operation::{INLINE, total};
-use crate::queue_pair::{QueuePair, QueuePairState};
-use crate::settings::QueuePairType;
+use crate::queue_pair::QueuePair;
+use crate::queue_pair_state::{QueuePairState, QueuePairType};
 
 const SEND: &str = "ibv_post_send";
 const RECEIVE: &str = "ibv_post_recv";

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use crate::ffi;
 use crate::queue_pair::DriverTransport;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 /// Defines the operations together with the functions that they need.
 macro_rules! operations {

@@ -14,7 +14,7 @@ use crate::operation::encode::{check, check_length, encode_at};
 use crate::operation::sealed::Request;
 use crate::operation::{Posts, ReceiveWorkRequest, SendQueueRequest};
 use crate::queue_pair::QueuePair;
-use crate::settings::QueuePairType;
+use crate::queue_pair_state::QueuePairType;
 
 /// A request of either queue in C's form.
 pub trait RawRequest: Default {

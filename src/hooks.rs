@@ -12,10 +12,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use crate::device::Context;
-use crate::error::Result;
 use crate::ffi;
-pub use crate::memory::shared_copy::{load, store};
 
 /// The functions of such a provider. A process has one such provider, with any number of devices.
 #[derive(Debug)]
@@ -29,8 +26,7 @@ pub struct Hooks {
     pub ioctl: unsafe fn(c_int, u64, *mut c_void) -> Option<c_int>,
     /// Returns the P_Key at an index of a port, in host byte order, or an errno value. `None` means
     /// that the context does not belong to this provider.
-    pub query_pkey:
-        unsafe fn(*mut ffi::ibv_context, u8, c_int) -> Option<std::result::Result<u16, c_int>>,
+    pub query_pkey: ffi::QueryPkey,
     /// Returns the GUID of a live device, in host byte order. `None` means that the device does not belong to
     /// this provider.
     pub guid: unsafe fn(*mut ffi::ibv_device) -> Option<u64>,
@@ -51,21 +47,11 @@ static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();
 
 /// Installs the hooks, once in a process; returns whether these hooks are the installed ones.
 pub fn install(hooks: &'static Hooks) -> bool {
-    std::ptr::eq(*HOOKS.get_or_init(|| hooks), hooks)
-}
-
-/// Opens a device of the provider.
-///
-/// # Errors
-///
-/// Those of the provider.
-///
-/// # Safety
-///
-/// The device is live during the call; a context holds it from then on.
-pub unsafe fn open(device: NonNull<ffi::ibv_device>) -> Result<Context<'static>> {
-    // SAFETY: the caller vouches for it.
-    unsafe { Context::open(device.as_ptr()) }
+    let installed = std::ptr::eq(*HOOKS.get_or_init(|| hooks), hooks);
+    if installed {
+        ffi::answer_query_pkey(hooks.query_pkey);
+    }
+    installed
 }
 
 /// The installed hooks, if there are any.

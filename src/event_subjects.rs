@@ -12,9 +12,7 @@
 use std::ffi::c_int;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::quirks;
 use crate::ffi;
-use crate::handle::Object;
 
 static SUBJECTS: Mutex<Subjects> = Mutex::new(Subjects { ending: Vec::new(), reads: Vec::new() });
 
@@ -45,15 +43,16 @@ fn wait(subjects: MutexGuard<'static, Subjects>) -> MutexGuard<'static, Subjects
     CHANGED.wait(subjects).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls the destroy verb of an object that events are about.
-pub(crate) fn destroy<T: Object>(
+/// Calls the destroy verb, `name`, of an object that events are about.
+pub(crate) fn destroy<T>(
+    name: &'static str,
     object: *mut T,
     context: *mut ffi::ibv_context,
     verb: impl FnOnce(*mut T) -> c_int,
 ) -> c_int {
     let context = context.addr();
     let mut subjects = subjects();
-    let ending = Ending { object: object.addr(), context, verb: T::DESTROY, failed: false };
+    let ending = Ending { object: object.addr(), context, verb: name, failed: false };
     subjects.ending.push(ending);
     while subjects.reads.contains(&context) {
         subjects = wait(subjects);
@@ -83,7 +82,7 @@ pub(crate) fn is_free<T>(object: *mut T) {
 }
 
 /// Whether the destroy verb of the object at this address has failed.
-pub(super) fn failed_to_destroy(object: usize) -> bool {
+pub(crate) fn failed_to_destroy(object: usize) -> bool {
     subjects().ending.iter().any(|ending| ending.failed && ending.object == object)
 }
 
@@ -97,17 +96,15 @@ pub(crate) struct EventFile {
 }
 
 impl EventFile {
-    /// The file of a completion channel.
-    pub(crate) fn of_queues(context: *mut ffi::ibv_context) -> Self {
-        let apart = destroys_without_waiting().then(|| context.addr());
-        Self { apart, verb: Some(ffi::ibv_cq::DESTROY) }
-    }
-
-    /// The file of asynchronous events.
-    pub(super) fn of_context(context: &super::Context<'_>) -> Self {
-        let apart = destroys_without_waiting()
-            || context.query_device().map_or(true, |device| quirks::frees_what_it_keeps(&device));
-        Self { apart: apart.then(|| context.as_raw().addr()), verb: None }
+    /// The file of the events about objects that `verb` destroys, or about all. If `apart`, an object of the context may
+    /// be freed without waiting for its events.
+    pub(crate) fn new(
+        context: *mut ffi::ibv_context,
+        verb: Option<&'static str>,
+        apart: bool,
+    ) -> Self {
+        let apart = apart || destroys_without_waiting();
+        Self { apart: apart.then(|| context.addr()), verb }
     }
 
     /// Calls `read`, which reads an event and acknowledges it.

@@ -1,4 +1,4 @@
-//! The raw bindings to `infiniband/verbs.h` of rdma-core, and the helpers for C's conventions.
+//! The raw bindings to `infiniband/verbs.h` of rdma-core.
 //!
 //! With feature `rdmacm` they include `rdma/rdma_cma.h`, and with the feature of a provider its direct verbs:
 //! `efadv.h` (`efa`), `hnsdv.h` (`hns`), `ionic_dv.h` (`ionic`), `manadv.h` (`mana`), `mlx4dv.h` (`mlx4`) and `mlx5dv.h`
@@ -17,9 +17,11 @@
 //! C enumerations are newtypes here, never Rust enums: a value that this crate does not know is legal.
 
 use std::ffi::c_int;
-use std::ptr::NonNull;
+use std::sync::OnceLock;
 
-use crate::error::Error;
+mod convention;
+
+pub(crate) use convention::{count, errno, failed, object, set_errno, status};
 
 #[allow(
     dead_code,
@@ -190,6 +192,16 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
 }
 
+/// How a provider without a kernel driver answers `ibv_query_pkey`.
+pub(crate) type QueryPkey = unsafe fn(*mut ibv_context, u8, c_int) -> Option<Result<u16, c_int>>;
+
+static QUERY_PKEY: OnceLock<QueryPkey> = OnceLock::new();
+
+/// Has `answer` asked before libibverbs.
+pub(crate) fn answer_query_pkey(answer: QueryPkey) {
+    QUERY_PKEY.get_or_init(|| answer);
+}
+
 /// `ibv_query_pkey`: reads an entry of a port's P_Key table, in network byte order. Returns 0 or an
 /// error, like libibverbs' function, which reads sysfs; for a device without sysfs this asks its
 /// provider.
@@ -204,8 +216,7 @@ pub unsafe fn ibv_query_pkey(
     pkey: *mut __be16,
 ) -> c_int {
     // SAFETY: the caller vouches for the context.
-    let asked = crate::provider::hooks()
-        .and_then(|hooks| unsafe { (hooks.query_pkey)(context, port_num, index) });
+    let asked = QUERY_PKEY.get().and_then(|answer| unsafe { answer(context, port_num, index) });
     match asked {
         // SAFETY: the caller vouches for both.
         None => unsafe { bindings::ibv_query_pkey(context, port_num, index, pkey) },
@@ -236,49 +247,4 @@ pub unsafe fn ibv_get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: 
         }
     }
     -1
-}
-
-/// The calling thread's `errno`.
-pub(crate) fn errno() -> c_int {
-    // SAFETY: the location is valid for the calling thread.
-    unsafe { *libc::__errno_location() }
-}
-
-/// Sets the calling thread's `errno`.
-pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: the location is valid for the calling thread.
-    unsafe { *libc::__errno_location() = errno }
-}
-
-/// The convention of verbs that make an object: a pointer, or null with `errno`.
-pub(crate) fn object<T>(verb: &'static str, pointer: *mut T) -> Result<NonNull<T>, Error> {
-    NonNull::new(pointer).ok_or_else(|| Error::new(verb, errno()))
-}
-
-/// The convention of verbs that return a status: 0, or the errno value. A few providers return the
-/// negated value, or -1 with `errno`; this handles all three.
-#[inline]
-pub(crate) fn status(verb: &'static str, returned: c_int) -> Result<(), Error> {
-    if returned == 0 { Ok(()) } else { Err(failed(verb, returned)) }
-}
-
-/// The convention of verbs that return a count: negative on failure.
-pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error> {
-    usize::try_from(returned).map_err(|_| failed(verb, c_int::try_from(returned).unwrap_or(-1)))
-}
-
-/// The error for a status that is not 0.
-///
-/// This is inlined into the caller, so that the compiler sees that the result is an error, and a loop
-/// around a verb does not check twice whether the verb has failed.
-#[inline]
-pub(crate) fn failed(verb: &'static str, returned: c_int) -> Error {
-    Error::new(verb, errno_of(returned))
-}
-
-/// The errno value for a status that is not 0.
-#[cold]
-#[inline(never)]
-fn errno_of(returned: c_int) -> c_int {
-    if returned == -1 { errno() } else { returned.saturating_abs() }
 }

@@ -5,9 +5,9 @@
 //! the best GID of each class, and both sides take the first class that both have. Both compare the same
 //! two lists in the same order, so they choose the same pair.
 
-use std::fmt;
+use std::net::Ipv6Addr;
 
-use crate::device::{Gid, GidEntry, GidType};
+use super::gid::{Gid, GidEntry, GidType};
 
 /// The class of a GID, as far as the endpoint tells.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -32,6 +32,16 @@ impl GidClass {
         Self::ALL.get(usize::from(code)).copied()
     }
 
+    /// What a GID of the class is called in an error.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "GID",
+            Self::InfiniBand => "InfiniBand GID",
+            Self::RoceV1 => "RoCE v1 GID",
+            Self::RoceV2 => "RoCE v2 GID",
+        }
+    }
+
     /// Whether packets can go between GIDs of the two classes.
     fn fits(self, other: Self) -> bool {
         self == other || self == Self::Unspecified || other == Self::Unspecified
@@ -46,17 +56,6 @@ impl From<GidType> for GidClass {
             GidType::RoceV2 => Self::RoceV2,
             GidType::Unknown(_) => Self::Unspecified,
         }
-    }
-}
-
-impl fmt::Display for GidClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unspecified => "GID",
-            Self::InfiniBand => "InfiniBand GID",
-            Self::RoceV1 => "RoCE v1 GID",
-            Self::RoceV2 => "RoCE v2 GID",
-        })
     }
 }
 
@@ -82,6 +81,11 @@ impl From<&GidEntry> for EndpointGid {
 }
 
 impl EndpointGid {
+    /// For an error: the name of its class, and the GID.
+    pub(crate) const fn named(self) -> (&'static str, Ipv6Addr) {
+        (self.class.name(), self.gid.to_ipv6())
+    }
+
     fn family(&self) -> Family {
         if self.gid.to_ipv4().is_some() {
             Family::Ipv4
@@ -111,7 +115,7 @@ impl EndpointGid {
 }
 
 /// The most GIDs that an endpoint can have: two versions of RoCE, three kinds of addresses.
-pub(super) const MAX_GIDS: usize = 6;
+pub(crate) const MAX_GIDS: usize = 6;
 
 /// The GIDs of an endpoint, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -179,7 +183,7 @@ impl EndpointGids {
     }
 
     /// Our and their GID for a connection, if any two match. The other side chooses the same two.
-    pub(super) fn choose(&self, theirs: &Self) -> Option<(EndpointGid, EndpointGid)> {
+    pub(crate) fn choose(&self, theirs: &Self) -> Option<(EndpointGid, EndpointGid)> {
         let pairs = self.as_slice().iter().flat_map(|ours| {
             theirs
                 .as_slice()

@@ -1,0 +1,51 @@
+//! How C says that a verb has failed.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use crate::error::Error;
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the location is valid for the calling thread.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the location is valid for the calling thread.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+/// The convention of verbs that make an object: a pointer, or null with `errno`.
+pub(crate) fn object<T>(verb: &'static str, pointer: *mut T) -> Result<NonNull<T>, Error> {
+    NonNull::new(pointer).ok_or_else(|| Error::new(verb, errno()))
+}
+
+/// The convention of verbs that return a status: 0, or the errno value. A few providers return the
+/// negated value, or -1 with `errno`; this handles all three.
+#[inline]
+pub(crate) fn status(verb: &'static str, returned: c_int) -> Result<(), Error> {
+    if returned == 0 { Ok(()) } else { Err(failed(verb, returned)) }
+}
+
+/// The convention of verbs that return a count: negative on failure.
+pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error> {
+    usize::try_from(returned).map_err(|_| failed(verb, c_int::try_from(returned).unwrap_or(-1)))
+}
+
+/// The error for a status that is not 0.
+///
+/// This is inlined into the caller, so that the compiler sees that the result is an error, and a loop
+/// around a verb does not check twice whether the verb has failed.
+#[inline]
+pub(crate) fn failed(verb: &'static str, returned: c_int) -> Error {
+    Error::new(verb, errno_of(returned))
+}
+
+/// The errno value for a status that is not 0.
+#[cold]
+#[inline(never)]
+fn errno_of(returned: c_int) -> c_int {
+    if returned == -1 { errno() } else { returned.saturating_abs() }
+}

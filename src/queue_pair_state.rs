@@ -1,0 +1,140 @@
+//! The types and states of queue pairs, and the error of a step between two of them.
+
+use std::fmt;
+
+use crate::ffi;
+use crate::foreign_enum::foreign_enum;
+
+foreign_enum! {
+    /// `enum ibv_qp_type`: the transport service of a queue pair.
+    #[doc(alias = "ibv_qp_type")]
+    pub enum QueuePairType: ibv_qp_type(u32) {
+        /// RC: connected to one peer; every message arrives once, whole and in order, or its sender
+        /// gets an error.
+        ReliableConnected = IBV_QPT_RC,
+        /// UC: connected to one peer; messages may be lost, but those that arrive are whole.
+        UnreliableConnected = IBV_QPT_UC,
+        /// UD: datagrams of up to the MTU to any peer; a receive has 40 bytes of global route header
+        /// before the message.
+        UnreliableDatagram = IBV_QPT_UD,
+        /// Whole Ethernet frames.
+        RawPacket = IBV_QPT_RAW_PACKET,
+        /// The sending side of an extended reliable connection.
+        XrcSend = IBV_QPT_XRC_SEND,
+        /// The receiving side of an extended reliable connection.
+        XrcReceive = IBV_QPT_XRC_RECV,
+        /// A transport of the provider's own, such as EFA's SRD.
+        Driver = IBV_QPT_DRIVER,
+    }
+}
+
+foreign_enum! {
+    /// `enum ibv_qp_state`: the state of a queue pair.
+    ///
+    /// [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake) takes a queue pair from
+    /// RESET to RTS; [`QueuePair::modify`](crate::QueuePair::modify) takes single steps.
+    #[doc(alias = "ibv_qp_state")]
+    pub enum QueuePairState: ibv_qp_state(u32) {
+        /// RESET: the state after creation. Nothing can be posted.
+        Reset = IBV_QPS_RESET,
+        /// INIT: receives can be posted, but messages are not answered yet.
+        Init = IBV_QPS_INIT,
+        /// RTR: messages are received.
+        ReadyToReceive = IBV_QPS_RTR,
+        /// RTS: messages are received and sent.
+        ReadyToSend = IBV_QPS_RTS,
+        /// SQD: messages are received; sends that were begun are completed, and the rest waits.
+        SendQueueDrained = IBV_QPS_SQD,
+        /// SQE: a send failed on a queue pair that is not reliable; messages are received, and requests
+        /// that are posted to the send queue are flushed.
+        SendQueueError = IBV_QPS_SQE,
+        /// ERR: nothing is sent or received, and every request is flushed.
+        Error = IBV_QPS_ERR,
+    }
+}
+
+impl QueuePairState {
+    /// All states that have a name.
+    pub const ALL: [Self; 7] = [
+        Self::Reset,
+        Self::Init,
+        Self::ReadyToReceive,
+        Self::ReadyToSend,
+        Self::SendQueueDrained,
+        Self::SendQueueError,
+        Self::Error,
+    ];
+}
+
+impl fmt::Display for QueuePairState {
+    /// The name in the specification.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reset => "RESET",
+            Self::Init => "INIT",
+            Self::ReadyToReceive => "RTR",
+            Self::ReadyToSend => "RTS",
+            Self::SendQueueDrained => "SQD",
+            Self::SendQueueError => "SQE",
+            Self::Error => "ERR",
+            Self::Unknown(other) => return write!(f, "state {other}"),
+        })
+    }
+}
+
+/// The mistake in a transition. It is small, because it is part of an [`Error`](crate::Error).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TransitionError {
+    problem: Problem,
+    from: u8,
+    to: u8,
+    kind: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Problem {
+    /// An attribute is missing.
+    Missing(&'static str),
+    /// An attribute is not allowed.
+    NotAllowed(&'static str),
+    /// There is no such step.
+    Impossible,
+}
+
+impl TransitionError {
+    /// `problem`, of a step of a queue pair of type `kind`.
+    pub(crate) fn new(
+        problem: Problem,
+        kind: QueuePairType,
+        from: QueuePairState,
+        to: QueuePairState,
+    ) -> Self {
+        // All values that have a name fit.
+        let byte = |value: u32| u8::try_from(value).unwrap_or(u8::MAX);
+        let state = |state| byte(ffi::ibv_qp_state::from(state).0);
+        let kind = byte(ffi::ibv_qp_type::from(kind).0);
+        Self { problem, from: state(from), to: state(to), kind }
+    }
+}
+
+impl fmt::Display for TransitionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = |raw: u8| QueuePairState::from(ffi::ibv_qp_state(raw.into()));
+        let (from, to) = (state(self.from), state(self.to));
+        match self.problem {
+            Problem::Missing(name) => write!(f, "{name} is missing for {from} to {to}")?,
+            Problem::NotAllowed(name) => write!(f, "{name} is not allowed for {from} to {to}")?,
+            Problem::Impossible => write!(f, "there is no way from {from} to {to}")?,
+        }
+        let kind = match QueuePairType::from(ffi::ibv_qp_type(self.kind.into())) {
+            QueuePairType::ReliableConnected => "an RC",
+            QueuePairType::UnreliableConnected => "a UC",
+            QueuePairType::UnreliableDatagram => "a UD",
+            QueuePairType::RawPacket => "a raw packet",
+            QueuePairType::XrcSend => "a sending XRC",
+            QueuePairType::XrcReceive => "a receiving XRC",
+            QueuePairType::Driver | QueuePairType::Unknown(_) => "this",
+        };
+        write!(f, " of {kind} queue pair")
+    }
+}
