@@ -1,12 +1,14 @@
-//! No code of the program's runs while the crate holds one of its locks: a tracing subscriber, and wakers that are woken or
-//! dropped, call back into everything. With a lock held, that would wait for ever.
+//! No code of the program's runs while the crate holds one of its locks: a tracing subscriber, wakers that are woken or
+//! dropped, and the allocator of a domain call back into everything. With a lock held, that would wait for ever.
 
 #[path = "support/software.rs"]
 mod software;
 
+use std::alloc::Layout;
 use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
@@ -14,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::*;
+use ibverbs_function_device::FunctionDevice;
 use ibverbs_software::Verb;
 use software::Software;
 use tracing::span::{Attributes, Id, Record};
@@ -218,15 +221,12 @@ fn use_channels(world: &Arc<World>, calls: &Calls) {
     drop(world.take_channels());
 }
 
-#[test]
-fn callbacks_find_no_lock_held() {
+/// Runs a test whose callbacks would wait for ever if they found a lock held.
+fn finds_no_lock_held(test: impl FnOnce() + Send + 'static) {
     let (done, is_done) = mpsc::channel::<()>();
     let test = thread::spawn(move || {
         let _done = done;
-        let world = World::new();
-        let calls = Calls(Arc::default());
-        assert!(calls.0.set(world.clone()).is_ok());
-        tracing::subscriber::with_default(calls.clone(), || use_channels(&world, &calls));
+        test();
     });
     if is_done.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
         // The thread holds the lock for ever.
@@ -234,6 +234,104 @@ fn callbacks_find_no_lock_held() {
         std::process::abort();
     }
     test.join().unwrap();
-    let calls = CALLBACKS.load(Ordering::Relaxed);
-    assert!(calls > 50, "only {calls} callbacks: this tests nothing");
+}
+
+#[test]
+fn callbacks_find_no_lock_held() {
+    finds_no_lock_held(|| {
+        let world = World::new();
+        let calls = Calls(Arc::default());
+        assert!(calls.0.set(world.clone()).is_ok());
+        tracing::subscriber::with_default(calls.clone(), || use_channels(&world, &calls));
+        let calls = CALLBACKS.load(Ordering::Relaxed);
+        assert!(calls > 50, "only {calls} callbacks: this tests nothing");
+    });
+}
+
+/// What an allocator uses: everything of another device, and of its own device all that calls no verb.
+struct Allocator {
+    world: Arc<World>,
+    own: Arc<Mutex<Option<Arc<Own>>>>,
+    calls: Arc<AtomicUsize>,
+}
+
+/// Of the device whose verbs call the allocator.
+struct Own {
+    reactor: Reactor,
+    queue: Arc<SharedCompletionQueue<'static>>,
+    pool: BufferPool,
+    channels: Mutex<Vec<Arc<AsyncChannel>>>,
+}
+
+impl Allocator {
+    fn call(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        callback(&self.world);
+        let own = self.own.lock().unwrap().clone();
+        let Some(own) = own else { return };
+        let _ = (own.reactor.available(), own.queue.available(), own.pool.available());
+        drop(own.pool.take());
+        for channel in own.channels.lock().unwrap().iter() {
+            let _ = channel.credits();
+        }
+    }
+}
+
+// SAFETY: the memory is zeroed, of that layout, and valid until it is freed. Nothing forks here.
+unsafe impl DomainAllocator for Allocator {
+    fn alloc(&self, layout: Layout, _: u64) -> DomainAllocation {
+        self.call();
+        // `free` is not told the layout.
+        assert_eq!((layout.size(), layout.align()), (8192, 4096));
+        // SAFETY: the size is not 0.
+        let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+        NonNull::new(memory).map_or(DomainAllocation::Failed, DomainAllocation::Memory)
+    }
+
+    unsafe fn free(&self, memory: NonNull<u8>, _: u64) {
+        self.call();
+        let layout = Layout::from_size_align(8192, 4096).unwrap();
+        // SAFETY: `alloc` has allocated it, with this layout.
+        unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
+    }
+}
+
+/// Queue pairs of the domain are created and destroyed by the program, by a reactor and at the end of channels.
+#[test]
+fn an_allocator_finds_no_lock_held() {
+    finds_no_lock_held(|| {
+        let device = FunctionDevice::model();
+        let context = Arc::new(device.context());
+        let base = Arc::new(ProtectionDomain::new(&context).unwrap());
+        let (own, calls) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
+        let allocator = Allocator { world: World::new(), own: own.clone(), calls: calls.clone() };
+        // SAFETY: there is no thread domain.
+        let domain =
+            unsafe { ProtectionDomain::parent_domain_with_allocator(&base, None, allocator) };
+        let domain = Arc::new(domain.unwrap());
+        let used = Arc::new(Own {
+            reactor: Reactor::new(&context, 64).unwrap(),
+            queue: Arc::new(SharedCompletionQueue::with_event_channel(&context, 64).unwrap()),
+            pool: BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap(),
+            channels: Mutex::default(),
+        });
+        *own.lock().unwrap() = Some(used.clone());
+        let Own { reactor, queue, channels, .. } = &*used;
+
+        // Each line makes and destroys one queue pair.
+        let queue_pairs = 4;
+        drop(Channel::builder(&domain).build().unwrap());
+        drop(Channel::builder(&domain).shared_completion_queue(queue).build().unwrap());
+        drop(reactor.prepare(Channel::builder(&domain)).unwrap());
+        let prepared = reactor.prepare(Channel::builder(&domain)).unwrap();
+        let peer = prepared.endpoint();
+        channels.lock().unwrap().push(Arc::new(prepared.handshake(peer).unwrap()));
+        let channel = std::mem::take(&mut *channels.lock().unwrap());
+        drop(channel);
+        reactor.turn().unwrap();
+        assert_eq!(calls.load(Ordering::Relaxed), 2 * queue_pairs);
+        // It has the domain, which has the allocator.
+        *own.lock().unwrap() = None;
+        assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+    });
 }

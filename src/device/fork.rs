@@ -27,9 +27,9 @@ foreign_enum! {
 /// memory at the same time would walk a tree that does not exist yet.
 static OPENED: Mutex<bool> = Mutex::new(false);
 
-/// Excludes everything else that concerns forks. The caller holds the guard while it opens a device,
-/// and records the opening in it; and while it lists devices, since libibverbs then reads the
-/// environment (`RDMAV_FORK_SAFE`) and may call `ibv_fork_init` itself.
+/// Excludes everything else that concerns forks. The caller records in it that a device is opened, before it opens
+/// the device, without the guard. It holds the guard while it lists devices, since libibverbs then reads the
+/// environment (`RDMAV_FORK_SAFE`) and may call `ibv_fork_init` itself: that reads files of the kernel, and calls no verb.
 pub(crate) fn exclusive() -> MutexGuard<'static, bool> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::os::unix::fs::FileTypeExt;
 
 use super::context::Context;
-use super::fork;
+use super::{devices, fork};
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -36,13 +36,13 @@ impl Context<'_> {
         if !file.metadata().map_err(errno)?.file_type().is_char_device() {
             return Err(Error::invalid(VERB, "the file is not that of a device"));
         }
-        // `ibv_import_device` lists the devices and opens one.
-        let mut opened = fork::exclusive();
-        *opened = true;
+        // `ibv_import_device` lists the devices, and the first list of a process may call `ibv_fork_init`. So that list is
+        // made here, and the device is opened without a lock. Whether there is a device, the verb says.
+        drop(devices());
+        *fork::exclusive() = true;
         // SAFETY: the descriptor is open, and given away: the context closes it. If this fails, C does
         // not report whether it has closed the descriptor; closing it again could close another file.
         let raw = unsafe { ffi::ibv_import_device(file.into_raw_fd()) };
-        drop(opened);
         if raw.is_null() {
             return Err(Error::new(VERB, ffi::errno()));
         }

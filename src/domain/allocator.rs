@@ -14,7 +14,8 @@ use crate::panics;
 ///
 /// mlx5 asks for the queues of queue pairs, completion queues and work queues, and for their doorbells.
 /// Verbs call the methods on the thread that creates or destroys an object. The methods must not call
-/// verbs: providers may hold locks.
+/// verbs of that device, nor what calls them (posts, polls, waits, turns of a reactor, destruction of objects):
+/// its provider may hold locks. This crate holds none, so everything else of it can be used, also of other devices.
 ///
 /// # Safety
 ///

@@ -376,6 +376,26 @@ fn a_queue_is_emptied_however_little_time_there_is() {
     pair.finish();
 }
 
+#[test]
+fn a_full_queue_is_emptied_whatever_its_completions_are_of() {
+    let pair = Pair::new();
+    let completions = queue(&pair.one);
+    // SAFETY: the queue lives as long as the pair.
+    let capacity = unsafe { (*completions).cqe };
+    let first = pair.one.number();
+    for index in 0..capacity {
+        let stranger = ffi::ibv_wc {
+            wr_id: index as u64,
+            qp_num: first + (index % 2) as u32,
+            ..Default::default()
+        };
+        pair.device.inject(completions, &stranger);
+    }
+    let mut pair = pair.reconnect();
+    pair.exchange();
+    pair.finish();
+}
+
 /// With a send and a receive in flight, and another receive whose handle was dropped.
 #[test]
 fn an_unknown_completion_ends_no_operation_that_owns_its_buffer() {

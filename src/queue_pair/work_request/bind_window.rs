@@ -220,7 +220,7 @@ fn posted<'w>(window: &mut MemoryWindow<'w>, binding: WindowBinding<'w>) -> Remo
 
 /// [`QueuePair::post_bind_mw`].
 ///
-/// As there; and nobody else posts to the send queue.
+/// # Safety
 ///
 /// As there; and the caller is the only one to post to the send queue.
 unsafe fn bind<'w>(
@@ -259,7 +259,7 @@ unsafe fn bind<'w>(
 
 /// [`QueuePair::post_invalidate_mw`].
 ///
-/// As there; and nobody else posts to the send queue.
+/// # Safety
 ///
 /// As there; and the caller is the only one to post to the send queue.
 unsafe fn invalidate(
