@@ -53,7 +53,7 @@ fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
         channel.scope(|scope| {
             let receive = scope.post_receive(room)?;
             scope.post_send(message)?.wait()?;
-            let (echo, completion) = receive.wait_deadline(Instant::now() + TIME)?;
+            let (echo, completion) = receive.wait_until(Instant::now() + TIME)?;
             println!("{}", String::from_utf8_lossy(&echo[..completion.byte_len() as usize]));
             Ok::<_, TransportError>(())
         })?;

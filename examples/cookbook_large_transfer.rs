@@ -64,22 +64,22 @@ fn send(
             if index >= SLOTS {
                 // The slot is free when its credit has arrived; then its write is complete, too.
                 let credit = credits.pop_front().expect("one for each slot");
-                let (buffer, _) = credit.wait_deadline(deadline())?;
+                let (buffer, _) = credit.wait_until(deadline())?;
                 credits.push_back(scope.post_receive(buffer)?);
                 let write: ibverbs::ScopedPendingWork<'_, _> =
                     writes.pop_front().expect("one for each slot");
-                write.wait_deadline(deadline())?;
+                write.wait_until(deadline())?;
             }
             let slot = slots.sub_region((index % SLOTS) as u64 * bytes, bytes)?;
             writes
                 .push_back(scope.post(WriteWorkRequest::new(piece, slot).immediate(index as u32))?);
         }
         for write in writes {
-            write.wait_deadline(deadline())?;
+            write.wait_until(deadline())?;
         }
         // The last credits: the receiver has used everything.
         for credit in credits {
-            credit.wait_deadline(deadline())?;
+            credit.wait_until(deadline())?;
         }
         Ok(())
     })
@@ -101,7 +101,7 @@ fn receive(
         }
         for index in 0..PIECES {
             let receive = receives.pop_front().expect("each is posted again");
-            let (buffer, completion) = receive.wait_deadline(deadline())?;
+            let (buffer, completion) = receive.wait_until(deadline())?;
             if completion.immediate() != Some(index as u32) {
                 return Err(format!("piece {index}: the immediate value is another").into());
             }
@@ -114,7 +114,7 @@ fn receive(
                 // Post this before sending the credit, so that the next piece finds it.
                 receives.push_back(scope.post_receive(buffer)?);
             }
-            scope.post_send(credit.slice(..0)?)?.wait_deadline(deadline())?;
+            scope.post_send(credit.slice(..0)?)?.wait_until(deadline())?;
         }
         println!("{PIECES} pieces of {} bytes came through {SLOTS} slots", 8 * PIECE);
         Ok(())

@@ -91,8 +91,8 @@ fn work(domain: &ProtectionDomain<'_>, coordinator: &mut Channel<'_>) -> Result 
         sum[0] = part.iter().sum();
         coordinator.manual_scope(|scope| -> Result {
             let answer = scope.post_receive(total.slice_mut(..)?)?;
-            scope.post_send(sum.slice(..)?)?.wait_deadline(deadline())?;
-            answer.wait_deadline(deadline())?;
+            scope.post_send(sum.slice(..)?)?.wait_until(deadline())?;
+            answer.wait_until(deadline())?;
             Ok(())
         })?;
         if total[0] < sum[0] {

@@ -45,7 +45,7 @@ fn receive(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
         }
         for expected in 0..MESSAGES {
             let oldest = ring.pop_front().expect("each is posted again");
-            let (buffer, completion) = oldest.wait_deadline(deadline())?;
+            let (buffer, completion) = oldest.wait_until(deadline())?;
             let text = std::str::from_utf8(&buffer[..completion.byte_len() as usize])?;
             if text != format!("message {expected}") {
                 return Err(format!("instead of message {expected} came: {text}").into());

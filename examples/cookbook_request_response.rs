@@ -34,8 +34,8 @@ fn ask(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
         request[..length].fill(number);
         let sum = channel.manual_scope(|scope| -> Result<u64> {
             let answer = scope.post_receive(response.slice_mut(..)?)?;
-            scope.post_send(request.slice(..length)?)?.wait_deadline(deadline())?;
-            let (answer, _) = answer.wait_deadline(deadline())?;
+            scope.post_send(request.slice(..length)?)?.wait_until(deadline())?;
+            let (answer, _) = answer.wait_until(deadline())?;
             Ok(answer[0])
         })?;
         if sum != number * length as u64 {
@@ -56,13 +56,13 @@ fn serve(domain: &ProtectionDomain<'_>, channel: &mut Channel<'_>) -> Result {
         let (mut spare, mut answer) = (second, response.slice_mut(..)?);
         let mut next = scope.post_receive(first)?;
         for left in (0..REQUESTS).rev() {
-            let (request, completion) = next.wait_deadline(deadline())?;
+            let (request, completion) = next.wait_until(deadline())?;
             let length = completion.byte_len() as usize / size_of::<u64>();
             answer[0] = request[..length].iter().sum();
             // A receive without a message would still be in flight at the end of the scope, and would stop
             // the channel.
             let more = if left > 0 { Some(scope.post_receive(spare)?) } else { None };
-            (answer, _) = scope.post_send(answer)?.wait_deadline(deadline())?;
+            (answer, _) = scope.post_send(answer)?.wait_until(deadline())?;
             let Some(more) = more else { break };
             (next, spare) = (more, request);
         }

@@ -172,8 +172,8 @@ impl Memory<'_> {
         let target = self.target.slice_mut(GUARD..GUARD + size)?;
         let received = channel.scope_deadline(deadline, |scope| {
             let receive = scope.post_receive(target)?;
-            scope.post_send(source)?.wait_deadline(deadline)?;
-            let (_, completion) = receive.wait_deadline(deadline)?;
+            scope.post_send(source)?.wait_until(deadline)?;
+            let (_, completion) = receive.wait_until(deadline)?;
             Ok::<_, TransportError>(completion.byte_len() as usize)
         })?;
         let time = start.elapsed();

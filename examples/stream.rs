@@ -83,7 +83,7 @@ fn next<'buf>(
     flying: &mut VecDeque<ibverbs::ScopedPendingWork<'_, MemorySliceMut<'buf, u64>>>,
 ) -> Result<MemorySliceMut<'buf, u64>, TransportError> {
     let oldest = flying.pop_front().expect("there is one");
-    Ok(oldest.wait_deadline(deadline())?.0)
+    Ok(oldest.wait_until(deadline())?.0)
 }
 
 fn receive<'buf>(

@@ -75,7 +75,7 @@ fn every_kind_names_its_subject() {
         Kind::GidChange,
     ] {
         device.make_up_event(kind, EventSubject::Port(3)).unwrap();
-        let event = events.wait_deadline(Instant::now()).unwrap();
+        let event = events.wait_until(Instant::now()).unwrap();
         assert_eq!((event.kind(), event.subject()), (kind, Subject::Port(3)));
     }
     device.make_up_event(Kind::DeviceSpeedChange, EventSubject::Device).unwrap();
@@ -105,7 +105,7 @@ fn waiting_has_an_end() {
     let start = Instant::now();
     assert_eq!(events.wait_timeout(SOON).unwrap_err().kind(), ErrorKind::TimedOut);
     assert!(start.elapsed() >= SOON);
-    assert_eq!(events.wait_deadline(start).unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(events.wait_until(start).unwrap_err().kind(), ErrorKind::TimedOut);
     let readable = |events: &AsyncEvents<'_>| {
         let mut file = libc::pollfd { fd: events.as_fd().as_raw_fd(), events: 1, revents: 0 };
         // SAFETY: there is one file.

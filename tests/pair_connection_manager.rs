@@ -60,7 +60,7 @@ fn listen() {
                 let receive = scope.post_receive(room)?;
                 control = Some(accept.accept(b"welcome", PATIENCE).unwrap());
                 peer.meet_again();
-                let (asked, told) = receive.wait_deadline(soon())?;
+                let (asked, told) = receive.wait_until(soon())?;
                 assert_eq!(&asked[..told.byte_len() as usize], QUESTION);
                 Ok::<_, TransportError>(())
             })
@@ -91,8 +91,8 @@ fn connect(round: usize, peer: &mut Peer) {
     connection
         .scope(|scope| {
             let receive = scope.post_receive(room)?;
-            scope.post_send(question)?.wait_deadline(soon())?;
-            let (answer, told) = receive.wait_deadline(soon())?;
+            scope.post_send(question)?.wait_until(soon())?;
+            let (answer, told) = receive.wait_until(soon())?;
             assert_eq!(&answer[..told.byte_len() as usize], ANSWER);
             Ok::<_, TransportError>(())
         })

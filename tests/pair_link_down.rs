@@ -115,9 +115,7 @@ fn take_up(events: &AsyncEvents<'_>) {
 
 fn await_event(events: &AsyncEvents<'_>, kind: Kind) {
     let deadline = Instant::now() + PATIENCE;
-    while events.wait_deadline(deadline).unwrap_or_else(|e| panic!("{kind:?}: {e}")).kind() != kind
-    {
-    }
+    while events.wait_until(deadline).unwrap_or_else(|e| panic!("{kind:?}: {e}")).kind() != kind {}
 }
 
 fn receive(outage: &Outage) {

@@ -61,7 +61,7 @@ fn words_are_changed_from_afar() {
         let add = s.post(FetchAddWorkRequest::new(a, word, 5))?;
         let swap = s.post(CompareSwapWorkRequest::new(b, word, 12, 100))?;
         let fail = s.post(CompareSwapWorkRequest::new(c, word, 12, 200))?;
-        assert_eq!(add.wait_deadline(deadline())?.1.opcode(), WorkOpcode::FetchAdd);
+        assert_eq!(add.wait_until(deadline())?.1.opcode(), WorkOpcode::FetchAdd);
         assert_eq!(swap.wait()?.0[0], 12);
         assert_eq!(fail.wait()?.0[0], 100);
         Ok::<_, TransportError>(())
@@ -116,7 +116,7 @@ fn an_unreliable_connection_carries_messages_too() {
     let received = two.scope(|s| {
         let receive = s.post_receive(region.slice_mut(..)?)?;
         one.send(Inline(&[9; 32])).unwrap();
-        receive.wait_deadline(deadline()).map(|(part, _)| part[3])
+        receive.wait_until(deadline()).map(|(part, _)| part[3])
     });
     assert_eq!(received.unwrap(), u64::from_ne_bytes([9; 8]));
     drop((one, two, region));
@@ -150,7 +150,7 @@ fn shared_receives_serve_several_peers_in_the_order_of_each() {
             }
         });
         while seen != [MESSAGES; 3] {
-            let ready = queue.wait_deadline(deadline()).unwrap().expect("a message");
+            let ready = queue.wait_until(deadline()).unwrap().expect("a message");
             let index = ready.token as usize;
             while let Some(message) = receives.poll(&mut served[index]).unwrap() {
                 let (buffer, success) = message;

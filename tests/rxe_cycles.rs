@@ -68,7 +68,7 @@ fn transfer(
     let received = two.scope(|s| {
         let receive = s.post_receive(sink.slice_mut(..)?)?;
         one.until(deadline()).send(source.slice(..)?)?;
-        receive.wait_deadline(deadline()).map(|(_, told)| told.byte_len() as usize)
+        receive.wait_until(deadline()).map(|(_, told)| told.byte_len() as usize)
     });
     assert_eq!(received, Ok(source.len()));
     assert_eq!(source[..], sink[..]);
@@ -149,7 +149,7 @@ fn all_at_once(pairs: usize, sides: &(Side, Side)) -> Duration {
         let told = one.scope(|s| {
             let receive = s.post_receive(())?;
             two.until(deadline()).run(SendWorkRequest::new(&()).immediate(index as u32))?;
-            receive.wait_deadline(deadline()).map(|(_, told)| told.immediate())
+            receive.wait_until(deadline()).map(|(_, told)| told.immediate())
         });
         assert_eq!(told.map_err(TransportError::from), Ok(Some(index as u32)));
     }

@@ -193,9 +193,7 @@ fn works(channels: (&mut Channel<'_>, &mut Channel<'_>), domains: &[ProtectionDo
 /// The events up to the first of this kind.
 fn await_event(events: &AsyncEvents<'_>, kind: Kind) {
     let deadline = Instant::now() + PATIENCE;
-    while events.wait_deadline(deadline).unwrap_or_else(|e| panic!("{kind:?}: {e}")).kind() != kind
-    {
-    }
+    while events.wait_until(deadline).unwrap_or_else(|e| panic!("{kind:?}: {e}")).kind() != kind {}
 }
 
 fn await_state(context: &Context<'_>, state: PortState) {

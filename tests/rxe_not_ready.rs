@@ -272,7 +272,7 @@ fn with_flow_control_no_message_finds_the_receiver_unready() {
                     if number % 32 == 0 {
                         thread::sleep(Duration::from_millis(5));
                     }
-                    let (room, _) = posted.pop_front().unwrap().wait_deadline(deadline())?;
+                    let (room, _) = posted.pop_front().unwrap().wait_until(deadline())?;
                     assert_eq!(room[0], number, "round {round}");
                     if number + 4 < MESSAGES {
                         posted.push_back(scope.post_receive(room)?);

@@ -102,7 +102,7 @@ fn a_receive_can_be_there_before_the_peer_is_accepted() {
             .scope(|scope| {
                 let receive = scope.post_receive(room)?;
                 control = Some(accept.accept(b"", TIME).unwrap());
-                let (received, told) = receive.wait_deadline(Instant::now() + TIME)?;
+                let (received, told) = receive.wait_until(Instant::now() + TIME)?;
                 assert_eq!(&received[..told.byte_len() as usize], b"at once");
                 Ok::<_, TransportError>(())
             })

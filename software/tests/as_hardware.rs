@@ -411,7 +411,7 @@ fn the_first_message_is_an_event_until_the_receiver_can_send() {
         one.post_send(&from, .., 2).unwrap();
     }
     // Nobody polls.
-    let event = events.wait_deadline(deadline()).unwrap();
+    let event = events.wait_until(deadline()).unwrap();
     assert_eq!(event.kind(), AsyncEventKind::CommunicationEstablished);
     assert!(network.run_until_idle(Duration::from_secs(100)));
     assert!(events.next_event().unwrap().is_none(), "once");

@@ -52,7 +52,7 @@ fn deliver(
         .scope(|scope| {
             let receive = scope.post_receive(to.slice_mut(..).unwrap())?;
             sender.until(deadline()).send(from.slice(..).unwrap())?;
-            receive.wait_deadline(deadline())?;
+            receive.wait_until(deadline())?;
             Ok::<(), TransportError>(())
         })
         .unwrap();
@@ -217,10 +217,10 @@ fn a_partition_that_heals_costs_time_only() {
                 network.advance(Duration::from_millis(3));
                 assert!(send.poll().is_none(), "no acknowledgement can arrive");
                 network.heal(&devices[0], &devices[1]);
-                send.wait_deadline(deadline())?;
+                send.wait_until(deadline())?;
                 Ok::<(), TransportError>(())
             })?;
-            receive.wait_deadline(deadline())?;
+            receive.wait_until(deadline())?;
             Ok::<(), TransportError>(())
         })
         .unwrap();
@@ -282,7 +282,7 @@ fn threads_that_sleep_let_the_network_work() {
     let mut to = domains[1].allocate::<u8>(10_000).unwrap();
     let wait = |i: usize| {
         let mut room = [ibverbs::WorkCompletion::default()];
-        let found = queues[i].wait_deadline(&mut room, deadline()).unwrap();
+        let found = queues[i].wait_until(&mut room, deadline()).unwrap();
         assert!(found.iter().all(|completion| completion.is_success()), "{found:?}");
     };
     // The receives come before the sends: while a sender retries, virtual time passes quickly.

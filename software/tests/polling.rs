@@ -57,7 +57,7 @@ fn has_acknowledged(contexts: [Context<'static>; 2]) {
             let sending = one.post_send(from.slice(..)?)?;
             other.until(deadline()).receive(&mut to.slice_mut(..)?)?;
             // The other program does nothing more.
-            sending.wait_deadline(deadline()).map(|_| ())
+            sending.wait_until(deadline()).map(|_| ())
         })
         .unwrap();
     }
@@ -87,7 +87,7 @@ fn is_woken(contexts: [Context<'static>; 2]) {
         std::thread::scope(|scope| {
             scope.spawn(|| other.until(deadline()).send(from.slice(..).unwrap()).unwrap());
             let mut room = [WorkCompletion::default()];
-            let received = sleeper.wait_deadline(&mut room, deadline()).unwrap();
+            let received = sleeper.wait_until(&mut room, deadline()).unwrap();
             assert!(received[0].is_success() && received[0].wr_id() == number);
         });
     }

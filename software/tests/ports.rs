@@ -43,7 +43,7 @@ fn send(
     let sent = other.scope(|scope| {
         let receive = scope.post_receive(to.slice_mut(..).unwrap())?;
         one.until(deadline()).send(())?;
-        receive.wait_deadline(deadline())?;
+        receive.wait_until(deadline())?;
         Ok::<(), TransportError>(())
     });
     sent.map_err(|error| match error {

@@ -305,7 +305,7 @@ fn a_peer_that_is_not_run_for_longer_than_all_retries_take_is_waited_for() {
             // The first try and seven more take less than a second.
             std::thread::sleep(Duration::from_millis(1500));
             signal(libc::SIGCONT);
-            sending.wait_deadline(deadline()).map(|_| ())
+            sending.wait_until(deadline()).map(|_| ())
         });
         sent.unwrap();
         channel.until(deadline()).receive(buffer.slice_mut(..).unwrap()).unwrap();

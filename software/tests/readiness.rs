@@ -59,7 +59,7 @@ fn post_receive(channel: &mut Channel<'_>, pool: &BufferPool) {
 
 fn send(channel: &mut Channel<'_>, pool: &BufferPool) {
     let mut work = channel.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap();
-    work.wait_deadline(channel, deadline()).unwrap().unwrap();
+    work.wait_until(channel, deadline()).unwrap().unwrap();
 }
 
 /// Everything that a channel has.
@@ -84,14 +84,14 @@ fn a_thread_sleeps_until_one_of_many_channels_has_something() {
     let Server { mut channels, mut clients, client_pool, pool, queue } = server(5, 2);
     assert_eq!(queue.poll().unwrap(), None);
     let soon = Instant::now() + Duration::from_millis(20);
-    assert_eq!(queue.wait_deadline(soon).unwrap(), None);
+    assert_eq!(queue.wait_until(soon).unwrap(), None);
     for index in [3, 0, 4, 4, 1] {
         thread::scope(|threads| {
             threads.spawn(|| {
                 thread::sleep(Duration::from_millis(20));
                 send(&mut clients[index], &client_pool);
             });
-            let ready = queue.wait_deadline(deadline()).unwrap().unwrap();
+            let ready = queue.wait_until(deadline()).unwrap().unwrap();
             assert_eq!(ready.token, 100 + index as u64);
             assert_eq!(ready.number, channels[index].number());
             assert_eq!(take_all(&mut channels[index]), 1);
@@ -112,7 +112,7 @@ fn channels_take_turns_however_busy_one_of_them_is() {
     // All completions are in the queue: a send has completed when the peer's receive has.
     let mut served = Vec::new();
     for _ in 0..3 {
-        let ready = queue.wait_deadline(deadline()).unwrap().unwrap();
+        let ready = queue.wait_until(deadline()).unwrap().unwrap();
         let index = (ready.token - 100) as usize;
         served.push((index, take_all(&mut channels[index])));
         // The busy one is busy again at once.
@@ -122,7 +122,7 @@ fn channels_take_turns_however_busy_one_of_them_is() {
         }
     }
     assert_eq!(served, [(0, 6), (1, 1), (2, 1)]);
-    assert_eq!(queue.wait_deadline(deadline()).unwrap().unwrap().token, 100);
+    assert_eq!(queue.wait_until(deadline()).unwrap().unwrap().token, 100);
     assert_eq!(take_all(&mut channels[0]), 1);
 }
 
@@ -163,7 +163,7 @@ fn several_threads_wait_for_one_queue_and_none_is_left_asleep() {
             threads.spawn(|| {
                 while taken.load(std::sync::atomic::Ordering::SeqCst) < 4 * 8 {
                     let soon = Instant::now() + Duration::from_millis(50);
-                    let Some(ready) = queue.wait_deadline(soon).unwrap() else { continue };
+                    let Some(ready) = queue.wait_until(soon).unwrap() else { continue };
                     let channel = &channels[(ready.token - 100) as usize];
                     let count = take_all(&mut channel.lock().unwrap());
                     taken.fetch_add(count, std::sync::atomic::Ordering::SeqCst);
@@ -201,7 +201,7 @@ fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
     post_receive(&mut channels[0], &pool);
     let mut next = channels[0].post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
     send(&mut clients[0], &client_pool);
-    assert!(next.wait_deadline(&mut channels[0], Instant::now()).unwrap().is_none());
+    assert!(next.wait_until(&mut channels[0], Instant::now()).unwrap().is_none());
     assert_eq!(ready(&queue), Some(100));
     assert_eq!(take_all(&mut channels[0]), 1);
     assert_eq!(ready(&queue), None);
@@ -220,7 +220,7 @@ fn a_thread_that_sleeps_is_told_what_a_wait_of_the_channel_has_polled() {
         let mut next = busy.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
         thread::scope(|threads| {
             let sleeper = threads.spawn(|| {
-                let ready = queue.wait_deadline(deadline()).unwrap();
+                let ready = queue.wait_until(deadline()).unwrap();
                 assert_eq!(ready.map(|ready| ready.token), Some(100), "it sleeps on");
                 let mut channel = channel.lock().unwrap();
                 assert_eq!(take_all(&mut channel), 1);
@@ -231,7 +231,7 @@ fn a_thread_that_sleeps_is_told_what_a_wait_of_the_channel_has_polled() {
                 send(&mut clients[0], &client_pool);
             });
             let soon = Instant::now() + Duration::from_millis(50);
-            assert!(next.wait_deadline(&mut busy, soon).unwrap().is_none());
+            assert!(next.wait_until(&mut busy, soon).unwrap().is_none());
             drop(busy);
             sleeper.join().unwrap();
         });
@@ -265,6 +265,6 @@ fn a_queue_without_an_event_channel_says_so() {
     assert_eq!(queue.wait().unwrap_err().raw_os_error(), libc::EINVAL);
     let solicited = CompletionQueue::builder(&context, 16).own_channel().solicited_only();
     let queue = SharedCompletionQueue::from(solicited.build().unwrap());
-    let error = queue.wait_deadline(deadline()).unwrap_err();
+    let error = queue.wait_until(deadline()).unwrap_err();
     assert!(error.to_string().contains("solicited"), "{error}");
 }

@@ -188,7 +188,7 @@ impl<'res> ChannelSet<'res> {
                 in_time = Instant::now() < deadline;
             }
             let wait =
-                |work: ScopedPendingWork<'_, B>| work.wait_deadline(deadline).map(|done| done.1);
+                |work: ScopedPendingWork<'_, B>| work.wait_until(deadline).map(|done| done.1);
             posted.into_iter().flatten().map(|work| work.and_then(wait)).collect()
         };
         self.scope(Some(deadline), |scope| Ok::<_, std::convert::Infallible>(run(scope)))

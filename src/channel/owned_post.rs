@@ -41,7 +41,7 @@ impl Channel<'_> {
     /// let buffer = pool.take().ok_or("all buffers are in use")?;
     /// let mut receive = channel.post_owned(ReceiveWorkRequest::new(buffer))?;
     /// let soon = Instant::now() + Duration::from_millis(10);
-    /// match receive.wait_deadline(channel, soon)? {
+    /// match receive.wait_until(channel, soon)? {
     ///     Some((buffer, success)) => println!("{:?}", &buffer[..success.byte_len() as usize]),
     ///     None => println!("nothing yet: the receive stays posted"),
     /// }

@@ -166,7 +166,7 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     ///
     /// As [`poll`](Self::poll). Nothing is stopped.
     #[inline(always)]
-    pub fn wait_deadline(
+    pub fn wait_until(
         &mut self,
         channel: &mut Channel<'_>,
         deadline: Instant,

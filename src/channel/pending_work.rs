@@ -105,7 +105,7 @@ impl PendingWork {
     ///
     ///  - [`TimedOut`](TransportError::TimedOut): the channel was stopped, and everything that was in
     ///    flight has ended.
-    pub fn wait_deadline(
+    pub fn wait_until(
         self,
         channel: &mut Channel<'_>,
         deadline: Instant,

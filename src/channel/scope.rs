@@ -119,7 +119,7 @@ impl<'scope> Scope<'scope, '_> {
     /// Those of [`wait_all`](Self::wait_all), and
     ///
     ///  - [`TimedOut`](crate::TransportError::TimedOut): the channel was stopped, and all operations have ended.
-    pub fn wait_all_deadline(&self, deadline: Instant) -> TransportResult<()> {
+    pub fn wait_all_until(&self, deadline: Instant) -> TransportResult<()> {
         self.core.wait_for_all(Some(deadline))
     }
 

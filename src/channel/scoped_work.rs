@@ -113,25 +113,7 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     /// Those of [`poll`](Self::poll).
     #[inline]
     pub fn spin_poll(&mut self) -> TransportResult<WorkSuccess> {
-        self.spin_with(None)
-    }
-
-    /// Polls until the operation has ended, or the deadline has passed.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`poll`](Self::poll), and
-    ///
-    ///  - [`TimedOut`](crate::TransportError::TimedOut): the channel was stopped, and everything that
-    ///    was in flight has ended.
-    #[inline]
-    pub fn spin_poll_deadline(&mut self, deadline: Instant) -> TransportResult<WorkSuccess> {
-        self.spin_with(Some(deadline))
-    }
-
-    #[inline]
-    fn spin_with(&mut self, deadline: Option<Instant>) -> TransportResult<WorkSuccess> {
-        let mut wait = Wait::new(deadline);
+        let mut wait = Wait::new(None);
         while self.slot.state().is_outstanding() {
             let settled = self.core.settle();
             if !self.slot.state().is_outstanding() {
@@ -166,7 +148,7 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     ///  - [`TimedOut`](crate::TransportError::TimedOut): the channel was stopped, and everything that
     ///    was in flight has ended.
     #[inline]
-    pub fn wait_deadline(self, deadline: Instant) -> TransportResult<(B, WorkSuccess)> {
+    pub fn wait_until(self, deadline: Instant) -> TransportResult<(B, WorkSuccess)> {
         self.wait_with(Some(deadline))
     }
 

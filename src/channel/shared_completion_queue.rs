@@ -204,7 +204,7 @@ impl<'ctx> SharedCompletionQueue<'ctx> {
     /// # Errors
     ///
     /// As [`wait`](Self::wait).
-    pub fn wait_deadline(&self, deadline: Instant) -> Result<Option<ReadyChannel>> {
+    pub fn wait_until(&self, deadline: Instant) -> Result<Option<ReadyChannel>> {
         match self.sleep_until(Some(deadline)) {
             Ok(ready) => Ok(Some(ready)),
             Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),

@@ -244,7 +244,7 @@ impl<'ctx> CompletionChannel<'ctx> {
     ///  - `ETIMEDOUT`: there was no event before the deadline.
     ///  - those of [`next_event`](Self::next_event).
     #[doc(alias = "ibv_get_cq_event")]
-    pub fn wait_deadline(&self, deadline: Instant) -> Result<CompletionEvent> {
+    pub fn wait_until(&self, deadline: Instant) -> Result<CompletionEvent> {
         self.wait_until(Some(deadline))
     }
 

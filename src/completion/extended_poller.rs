@@ -292,7 +292,7 @@ impl<'cq> ExtendedPoller<'cq> {
     ///
     ///  - `ETIMEDOUT`: there was no completion before the deadline.
     ///  - those of [`wait`](Self::wait).
-    pub fn wait_deadline<R>(
+    pub fn wait_until<R>(
         &mut self,
         deadline: Instant,
         f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,

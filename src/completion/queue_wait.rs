@@ -56,7 +56,7 @@ impl CompletionQueue<'_> {
     ///
     ///  - `ETIMEDOUT`: there was no completion before the deadline.
     ///  - those of [`wait`](Self::wait).
-    pub fn wait_deadline<'c>(
+    pub fn wait_until<'c>(
         &self,
         completions: &'c mut [WorkCompletion],
         deadline: Instant,

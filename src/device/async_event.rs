@@ -305,7 +305,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     ///
     ///  - `ETIMEDOUT`: there was no event before the deadline.
     ///  - those of [`next_event`](Self::next_event).
-    pub fn wait_deadline(&self, deadline: Instant) -> Result<AsyncEvent> {
+    pub fn wait_until(&self, deadline: Instant) -> Result<AsyncEvent> {
         self.wait_until(Some(deadline))
     }
 

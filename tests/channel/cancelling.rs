@@ -86,7 +86,7 @@ fn waits_of_owned_operations_leave_everything_in_flight() {
             let (late, limit) = (cancel_late(&handle), Instant::now() + LONG);
             let error = match kind {
                 0 => cancelled(receive.wait(&mut pair.one)),
-                1 => cancelled(receive.wait_deadline(&mut pair.one, limit)),
+                1 => cancelled(receive.wait_until(&mut pair.one, limit)),
                 _ => cancelled(pair.one.wait_token(limit)),
             };
             assert_eq!(error, TransportError::Cancelled);

@@ -115,5 +115,5 @@ fn the_device_would_tell() {
     assert_eq!(device.violations().0, 1);
     device.progress(Progress::OnPoll);
     let _ = two.until(crate::pair::soon()).send(Inline(b"late"));
-    let _ = work.wait_deadline(&mut one, crate::pair::soon());
+    let _ = work.wait_until(&mut one, crate::pair::soon());
 }

@@ -231,7 +231,7 @@ fn a_wait_that_times_out_leaves_everything_in_flight() {
     let pool = pool(&pair);
     let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     let soon = Instant::now() + Duration::from_millis(2);
-    assert!(receive.wait_deadline(&mut pair.two, soon).unwrap().is_none());
+    assert!(receive.wait_until(&mut pair.two, soon).unwrap().is_none());
     assert!(receive.poll(&mut pair.two).unwrap().is_none());
     assert_eq!(pool.available(), CHUNKS - 1);
     let mut send = pair.one.post_owned(SendWorkRequest::new(filled(&pool, 3))).unwrap();

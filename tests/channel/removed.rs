@@ -78,9 +78,8 @@ fn verbs_waits() -> (u32, Duration) {
                 let mut waits = Vec::new();
                 waits.push(threads.spawn(|| channel.wait().map(drop)));
                 waits.push(
-                    threads.spawn(|| {
-                        own.wait_deadline(&mut [WorkCompletion::default()], far).map(drop)
-                    }),
+                    threads
+                        .spawn(|| own.wait_until(&mut [WorkCompletion::default()], far).map(drop)),
                 );
                 waits.push(threads.spawn(|| own.wait(&mut [WorkCompletion::default()]).map(drop)));
                 waits.push(threads.spawn(|| {
@@ -198,7 +197,7 @@ fn channel_waits() -> (u32, Duration) {
 /// Every way to wait for an operation that owns its buffer.
 const OWNED_WAITS: [fn(&mut Pair, OwnedWork<PooledBuffer>) -> TransportError; 3] = [
     |pair, mut work| is_kept(work.wait(&mut pair.one)),
-    |pair, mut work| is_kept(work.wait_deadline(&mut pair.one, Instant::now() + 2 * LATE)),
+    |pair, mut work| is_kept(work.wait_until(&mut pair.one, Instant::now() + 2 * LATE)),
     |pair, work| {
         work.into_token(&mut pair.one, 1).unwrap();
         pair.one.wait_token(Instant::now() + 2 * LATE).map(drop).unwrap_err()

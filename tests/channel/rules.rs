@@ -192,7 +192,7 @@ fn a_completion_of_another_queue_pair_ends_nothing_though_its_number_fits() {
         let write = s.post_write(Inline(&[1; 8]), target.remote())?;
         let wr_id = device.posted(0).unwrap().wr_id;
         device.inject(completions, &stranger(wr_id));
-        let error = write.wait_deadline(soon()).unwrap_err();
+        let error = write.wait_until(soon()).unwrap_err();
         assert_eq!(error, TransportError::UnknownCompletion { queue_pair: other, wr_id });
         assert_eq!(device.outstanding(number), (1, 0), "it is still in flight");
         device.run();
@@ -339,7 +339,7 @@ fn what_an_earlier_connection_left_is_not_heeded() {
             for _ in 0..10 {
                 assert!(receive.poll().is_none(), "a completion of an earlier connection");
             }
-            receive.wait_deadline(soon())
+            receive.wait_until(soon())
         });
         assert!(start.elapsed().as_millis() >= 20);
         assert_eq!(late.unwrap_err(), ScopeError::Closure(TransportError::TimedOut));
@@ -472,7 +472,7 @@ fn a_failed_poll_ends_no_operation_that_owns_its_buffer() {
     assert!(is_poll_error(is_kept(receive.poll(&mut pair.one).unwrap_err())));
     assert!(is_poll_error(is_kept(receive.wait(&mut pair.one).unwrap_err())));
     let late = soon();
-    assert!(is_poll_error(is_kept(receive.wait_deadline(&mut pair.one, late).unwrap_err())));
+    assert!(is_poll_error(is_kept(receive.wait_until(&mut pair.one, late).unwrap_err())));
     assert!(is_poll_error(pair.one.poll_token().unwrap_err()));
     assert_eq!((outstanding(&pair.device, &pair.one), pool.available()), ((0, 1), 7));
     pair.two.send(Inline(&[5; 8])).unwrap();

@@ -538,7 +538,7 @@ fn a_handle_s_deadline_stops_the_channel() {
     let result = pair.one.scope(|s| {
         let (first, second) = region.slice_mut(..)?.split_at(4)?;
         let mut other = s.post_receive(second)?;
-        let late = s.post_receive(first)?.wait_deadline(soon()).unwrap_err();
+        let late = s.post_receive(first)?.wait_until(soon()).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);
         let flushed = other.poll().unwrap().unwrap_err().work_error().unwrap();
         assert_eq!(flushed.status(), WorkStatus::Flushed);
@@ -550,7 +550,7 @@ fn a_handle_s_deadline_stops_the_channel() {
     assert_eq!(result, Ok(()));
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
     let mut pair = pair.reconnect();
-    let late = pair.one.scope(|s| s.post_receive(())?.spin_poll_deadline(soon()));
+    let late = pair.one.scope(|s| s.post_receive(())?.wait_until(soon()).map(drop));
     assert_eq!(late.unwrap_err(), ScopeError::Closure(TransportError::TimedOut));
     drop(region);
     pair.finish();

@@ -174,7 +174,7 @@ fn a_handle_whose_queue_pair_was_reset_tells_so() {
         .scope(|s| {
             let (first, second) = region.slice_mut(..)?.split_at(4)?;
             let (first, mut second) = (s.post_receive(first)?, s.post_receive(second)?);
-            assert_eq!(first.wait_deadline(soon()).unwrap_err(), TransportError::TimedOut);
+            assert_eq!(first.wait_until(soon()).unwrap_err(), TransportError::TimedOut);
             assert_eq!(second.poll().unwrap().unwrap_err(), TransportError::Stopped);
             assert_eq!(second.wait().unwrap_err(), TransportError::Stopped);
             Ok::<_, TransportError>(())

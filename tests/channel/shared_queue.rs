@@ -196,8 +196,8 @@ fn the_number_of_a_channel_that_was_stopped_by_force_can_be_used_again() {
         channel
             .scope_deadline(soon(), |s| {
                 let receive = s.post_receive(())?;
-                s.post_send(())?.wait_deadline(soon())?;
-                receive.wait_deadline(soon()).map(drop)
+                s.post_send(())?.wait_until(soon())?;
+                receive.wait_until(soon()).map(drop)
             })
             .unwrap();
         pair.device.fail("modify_qp").errno(libc::EIO).always();

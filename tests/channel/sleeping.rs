@@ -51,7 +51,7 @@ fn a_sleeper_wakes_at_its_deadline() {
     assert!((20..60_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
     let mut pair = pair.reconnect();
-    let late = pair.one.scope(|s| s.post_receive(())?.wait_deadline(soon()));
+    let late = pair.one.scope(|s| s.post_receive(())?.wait_until(soon()));
     assert_eq!(TransportError::from(late.unwrap_err()), TransportError::TimedOut);
     pair.finish();
 }

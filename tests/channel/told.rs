@@ -49,7 +49,7 @@ impl Watched {
     #[track_caller]
     fn are_told(&mut self) {
         let late = Instant::now() + Duration::from_secs(3);
-        let ready = self.queue.wait_deadline(late).unwrap();
+        let ready = self.queue.wait_until(late).unwrap();
         let one = &mut self.pair.one;
         let found = std::iter::from_fn(|| one.poll_token().unwrap()).map(|ended| ended.token);
         assert_eq!(found.collect::<Vec<_>>(), [0, 1]);
@@ -151,7 +151,7 @@ fn whoever_polls_tells() {
         &|one, pool| {
             let mut receive =
                 one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-            assert!(receive.wait_deadline(one, soon()).unwrap().is_none());
+            assert!(receive.wait_until(one, soon()).unwrap().is_none());
             receive.into_token(one, 2).unwrap();
         },
         // SAFETY: there is no memory.

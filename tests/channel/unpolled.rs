@@ -111,14 +111,14 @@ fn every_kind_can_be_posted() {
         one.send_unpolled(&part).unwrap().wait(one).unwrap();
         one.post_unpolled(SendWorkRequest::new(&part).immediate(1)).unwrap().wait(one).unwrap();
         one.write_unpolled(&part, word).unwrap().wait(one).unwrap();
-        one.read_unpolled(&mut part, word).unwrap().wait_deadline(one, soon()).unwrap();
+        one.read_unpolled(&mut part, word).unwrap().wait_until(one, soon()).unwrap();
         one.post_unpolled(FetchAddWorkRequest::new(&mut part, word, 1)).unwrap().wait(one).unwrap();
         one.post_unpolled(CompareSwapWorkRequest::new(&mut part, word, 0, 1))
             .unwrap()
             .wait(one)
             .unwrap();
         let waits = one.post_unpolled(WriteWorkRequest::new(&part, word).immediate(1)).unwrap();
-        assert_eq!(waits.wait_deadline(one, soon()).unwrap_err(), TransportError::TimedOut);
+        assert_eq!(waits.wait_until(one, soon()).unwrap_err(), TransportError::TimedOut);
     }
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0));
     drop(pair.two);

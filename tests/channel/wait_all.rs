@@ -28,7 +28,7 @@ fn all_have_ended_and_handles_have_their_results() {
                 assert!(!s.can_post_send(), "{round}");
                 s.wait_all()?;
                 assert!(s.can_post_send(), "{round}");
-                s.wait_all_deadline(Instant::now())?;
+                s.wait_all_until(Instant::now())?;
                 kept.wait()?;
                 let expected = u64::from_ne_bytes(region[..].try_into().unwrap());
                 assert_eq!(target.to_vec(), [expected; 4]);
@@ -71,7 +71,7 @@ fn a_deadline_stops_the_channel() {
         let (first, second) = region.slice_mut(..)?.split_at(4)?;
         s.post_receive(first)?;
         let kept = s.post_receive(second)?;
-        assert_eq!(s.wait_all_deadline(soon()), Err(TransportError::TimedOut));
+        assert_eq!(s.wait_all_until(soon()), Err(TransportError::TimedOut));
         let flushed = kept.wait().unwrap_err().work_error().unwrap();
         assert_eq!(flushed.status(), WorkStatus::Flushed);
         let dropped = s.wait_all().unwrap_err().work_error().unwrap();
@@ -105,7 +105,7 @@ fn what_a_reset_has_ended_is_told_though_its_handle_is_dropped() {
         let result = pair.one.scope(|s| {
             s.post_send(())?;
             pair.device.fail_next(Verb::ModifyQp, libc::EIO);
-            let late = s.post_receive(())?.wait_deadline(Instant::now());
+            let late = s.post_receive(())?.wait_until(Instant::now());
             assert_eq!(late.unwrap_err(), TransportError::TimedOut);
             if waits {
                 assert_eq!(s.wait_all(), Err(TransportError::Stopped));

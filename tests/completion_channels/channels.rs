@@ -41,7 +41,7 @@ fn many_queues_share_a_channel() {
     // SAFETY: there is one file.
     assert_eq!(unsafe { libc::poll(&mut file, 1, 0) }, 1, "readable");
     assert_eq!(channel.wait().unwrap().token(), 2);
-    assert_eq!(channel.wait_deadline(Instant::now()).unwrap().token(), 0, "there already");
+    assert_eq!(channel.wait_until(Instant::now()).unwrap().token(), 0, "there already");
     assert_eq!(channel.next_event().unwrap(), None, "each once");
     assert_eq!(ids(queues[2].poll_or_arm(&mut room).unwrap()), [2]);
     thread::scope(|scope| {

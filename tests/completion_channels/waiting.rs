@@ -28,7 +28,7 @@ fn waiting_takes_what_is_there_or_sleeps_until_it_comes() {
     let error = queue.wait_timeout(&mut room, SOON).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert!(start.elapsed() >= SOON);
-    assert!(queue.wait_deadline(&mut room, start).is_err(), "long over");
+    assert!(queue.wait_until(&mut room, start).is_err(), "long over");
 
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -182,7 +182,7 @@ fn what_is_in_flight_comes_back_with_the_end_of_the_connection() {
         let pool = pool(&pair);
         let mut first = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 1))).unwrap();
         let second = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 2))).unwrap();
-        assert!(first.wait_deadline(&mut pair.two, Instant::now()).unwrap().is_none());
+        assert!(first.wait_until(&mut pair.two, Instant::now()).unwrap().is_none());
         let stopped = pair.two.until(Instant::now()).receive(&mut ());
         assert!(matches!(stopped, Err(TransportError::TimedOut)), "{stopped:?}");
         let ended = first.wait(&mut pair.two).unwrap_err();

@@ -195,7 +195,7 @@ impl<'res> Client<'res> {
                     });
                     next += 1;
                 }
-                let (buffer, _) = flying.pop_front().unwrap().wait_deadline(deadline())?;
+                let (buffer, _) = flying.pop_front().unwrap().wait_until(deadline())?;
                 if let Operation::Read(_) = operation {
                     assert!(buffer[..] == numbers(*done)[..], "part {done} was read wrong");
                 }

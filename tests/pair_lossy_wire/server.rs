@@ -60,7 +60,7 @@ fn receive(
             while flying.len() < WINDOW.min(missing) {
                 flying.push_back(scope.post_receive(idle.pop().unwrap())?);
             }
-            let (buffer, completion) = flying.pop_front().unwrap().wait_deadline(deadline())?;
+            let (buffer, completion) = flying.pop_front().unwrap().wait_until(deadline())?;
             if completion.byte_len() == 0 {
                 // Of the kernel's own: see "empty message" in script/vm.d/README.md.
                 println!("an empty message, which the peer has not posted");

@@ -250,7 +250,7 @@ fn over_channel(
                 posted += 1;
             }
             let Some((operation, work)) = flying.pop_front() else { return Ok(()) };
-            match work.wait_deadline(deadline) {
+            match work.wait_until(deadline) {
                 Ok((buffer, _)) => {
                     progress.ended(Ok(()));
                     match operation {

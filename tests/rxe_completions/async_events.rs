@@ -15,7 +15,7 @@ use super::{SOON, exchange, loopback};
 fn await_event(events: &AsyncEvents<'_>, kind: Kind) -> AsyncEvent {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let event = events.wait_deadline(deadline).unwrap_or_else(|e| panic!("{kind:?}: {e}"));
+        let event = events.wait_until(deadline).unwrap_or_else(|e| panic!("{kind:?}: {e}"));
         if event.kind() == kind {
             return event;
         }

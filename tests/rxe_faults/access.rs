@@ -114,7 +114,7 @@ impl Trial {
             let receive = s.post_receive(())?;
             let error = ask(&mut one, request, &mut local, remote).expect_err(&what);
             let took = start.elapsed();
-            let told = receive.wait_deadline(deadline()).map(drop);
+            let told = receive.wait_until(deadline()).map(drop);
             Ok::<_, TransportError>((error, took, told.expect_err(&what)))
         });
         let (error, took, told) = passive.unwrap();

@@ -40,9 +40,9 @@ fn a_message_that_does_not_fit_is_told_to_both() {
             let receive = s.post_receive(short)?;
             let behind = s.post_receive(rest)?;
             sent = Some(one.until(deadline()).send(source.slice(..)?));
-            let error = receive.wait_deadline(deadline()).map(drop).unwrap_err();
+            let error = receive.wait_until(deadline()).map(drop).unwrap_err();
             // Later requests end too.
-            let flushed = behind.wait_deadline(deadline()).map(drop).unwrap_err();
+            let flushed = behind.wait_until(deadline()).map(drop).unwrap_err();
             assert_eq!(flushed.work_error().unwrap().status(), WorkStatus::Flushed, "{what}");
             Ok::<_, TransportError>(error.work_error().unwrap())
         });

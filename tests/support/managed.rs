@@ -134,7 +134,7 @@ pub fn transfer(from: &mut (Managed, Device), to: &mut (Managed, Device), text: 
     to.0.scope(|scope| {
         let receive = scope.post_receive(room)?;
         from.0.until(Instant::now() + TIME).send(message)?;
-        let (received, told) = receive.wait_deadline(Instant::now() + TIME)?;
+        let (received, told) = receive.wait_until(Instant::now() + TIME)?;
         assert_eq!(&received[..told.byte_len() as usize], text);
         Ok::<_, ibverbs::TransportError>(())
     })

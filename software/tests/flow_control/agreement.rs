@@ -29,7 +29,7 @@ fn each_side_says_which_one_has_no_flow_control() {
     assert_eq!(other.endpoint().credit_word().unwrap().length(), 8);
     let [mut one, mut other] = handshake([with, other]);
     let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
-    one.wait_for_credit_deadline(deadline()).unwrap();
+    one.wait_for_credit_until(deadline()).unwrap();
     let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(5))).unwrap();
     assert_eq!(received(&mut other, receive), 5);
     let plain = sides[0].builder().flow_control(false).build().unwrap();
@@ -58,7 +58,7 @@ fn the_option_is_agreed_over_tcp() {
                 assert_eq!(data, b"data");
                 let receive =
                     other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
-                one.wait_for_credit_deadline(deadline()).unwrap();
+                one.wait_for_credit_until(deadline()).unwrap();
                 let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(8))).unwrap();
                 assert_eq!(received(&mut other, receive), 8);
                 return;
@@ -90,7 +90,7 @@ fn an_endpoint_of_another_form_carries_the_word() {
     let mut one = one.handshake(rebuilt[1]).unwrap();
     let mut other = other.handshake(rebuilt[0]).unwrap();
     let receive = one.post_owned(ReceiveWorkRequest::new(sides[0].buffer(0))).unwrap();
-    other.wait_for_credit_deadline(deadline()).unwrap();
+    other.wait_for_credit_until(deadline()).unwrap();
     let _ = other.post_owned(SendWorkRequest::new(sides[1].buffer(6))).unwrap();
     assert_eq!(received(&mut one, receive), 6);
 }
@@ -126,11 +126,11 @@ fn a_peer_that_lies_gets_no_more_than_a_message_without_a_receive() {
     for lie in [0, 1, u64::MAX, 5_u64.to_be(), claim(u32::MAX), claim(0x8000_0000)] {
         word.write_one(0, lie).unwrap();
         let soon = Instant::now() + Duration::from_millis(2);
-        assert_eq!(one.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
+        assert_eq!(one.wait_for_credit_until(soon).unwrap_err(), TransportError::NoCredit);
         assert_eq!(one.credits(), Some(0));
     }
     word.write_one(0, claim(3)).unwrap();
-    one.wait_for_credit_deadline(deadline()).unwrap();
+    one.wait_for_credit_until(deadline()).unwrap();
     assert_eq!(one.credits(), Some(3));
     let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
     // It takes back what it has promised.
@@ -141,7 +141,7 @@ fn a_peer_that_lies_gets_no_more_than_a_message_without_a_receive() {
     let mut left = 3;
     while left > 0 {
         let soon = Instant::now() + Duration::from_millis(1);
-        match one.wait_for_credit_deadline(soon) {
+        match one.wait_for_credit_until(soon) {
             Err(TransportError::NoCredit) => left = 0,
             result => {
                 // It had the credit before the peer took it back. There is no receive.
@@ -164,7 +164,7 @@ fn a_read_that_the_peer_refuses_is_an_error_of_the_connection() {
     let endpoints = (one.endpoint(), other.endpoint().with_credit_word(nowhere));
     let mut one = one.handshake(endpoints.1).unwrap();
     let _other = other.handshake(endpoints.0).unwrap();
-    let error = one.wait_for_credit_deadline(deadline()).unwrap_err();
+    let error = one.wait_for_credit_until(deadline()).unwrap_err();
     assert!(error.work_error().is_some(), "{error}");
     let error = one.until(deadline()).send(Inline(&[])).unwrap_err();
     assert!(error.work_error().is_some(), "{error}");

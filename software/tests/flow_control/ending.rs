@@ -10,7 +10,7 @@ fn exchange(sides: &[Side; 2], [one, other]: &mut [Channel<'static>; 2]) {
         let receives =
             [0; 5].map(|_| other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
         for message in 0..5 {
-            one.wait_for_credit_deadline(deadline()).unwrap();
+            one.wait_for_credit_until(deadline()).unwrap();
             let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(message))).unwrap();
         }
         for (expected, receive) in receives.into_iter().enumerate() {
@@ -45,7 +45,7 @@ fn the_counters_start_over_after_a_reset() {
         channels = handshake(prepared);
         assert_eq!(channels[0].credits(), Some(0));
         let soon = Instant::now() + Duration::from_millis(1);
-        let error = channels[0].wait_for_credit_deadline(soon).unwrap_err();
+        let error = channels[0].wait_for_credit_until(soon).unwrap_err();
         assert_eq!(error, TransportError::NoCredit, "round {round}");
     }
     exchange(&sides, &mut channels);
@@ -66,7 +66,7 @@ fn a_reset_without_room_for_a_second_queue_pair_starts_over_too() {
     assert_eq!(channels.each_ref().map(Channel::number), numbers);
     let nothing_is_left = |channel: &mut Channel<'_>| {
         let soon = Instant::now() + Duration::from_millis(1);
-        let error = channel.wait_for_credit_deadline(soon).unwrap_err();
+        let error = channel.wait_for_credit_until(soon).unwrap_err();
         assert_eq!((error, channel.credits()), (TransportError::NoCredit, Some(0)));
     };
     nothing_is_left(&mut channels[0]);
@@ -147,7 +147,7 @@ fn a_question_that_cannot_be_posted_is_an_error_of_the_verb() {
     let refused = one.post_owned(SendWorkRequest::new(sides[0].buffer(1))).unwrap_err();
     assert!(matches!(refused.error, TransportError::Verbs(_)), "{refused}");
     let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
-    one.wait_for_credit_deadline(deadline()).unwrap();
+    one.wait_for_credit_until(deadline()).unwrap();
     let _ = one.post_owned(SendWorkRequest::new(refused.buffer.unwrap())).unwrap();
     assert_eq!(received(&mut other, receive), 1);
 }

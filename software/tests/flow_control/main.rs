@@ -52,7 +52,7 @@ fn number(buffer: &PooledBuffer) -> u64 {
 
 /// The number of the message that ends this receive.
 fn received(channel: &mut Channel<'_>, mut receive: OwnedWork<PooledBuffer>) -> u64 {
-    number(&receive.wait_deadline(channel, deadline()).unwrap().expect("a message").0)
+    number(&receive.wait_until(channel, deadline()).unwrap().expect("a message").0)
 }
 
 /// Receives `count` messages with at most `ahead` receives posted, and loses time now and then.
@@ -243,7 +243,7 @@ fn what_uses_up_no_receive_needs_no_credit() {
     assert_eq!(told.unwrap_err(), TransportError::NoCredit);
     let mut receive = other.post_owned(ReceiveWorkRequest::new(())).unwrap();
     one.until(deadline()).run(WriteWorkRequest::new(&(), region.remote()).immediate(9)).unwrap();
-    let (_, success) = receive.wait_deadline(&mut other, deadline()).unwrap().unwrap();
+    let (_, success) = receive.wait_until(&mut other, deadline()).unwrap().unwrap();
     assert_eq!(success.immediate(), Some(9));
 }
 
@@ -258,7 +258,7 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
         let soon = Instant::now() + Duration::from_millis(wait);
         let sent = one.until(soon).send(region.slice(..).unwrap());
         assert_eq!(sent.unwrap_err(), TransportError::NoCredit);
-        assert_eq!(one.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
+        assert_eq!(one.wait_for_credit_until(soon).unwrap_err(), TransportError::NoCredit);
     }
     assert!(started.elapsed() >= Duration::from_millis(21));
     // An owned post gives the buffer back.
@@ -269,7 +269,7 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
         let refused = scope.post_send(Inline(&[])).unwrap_err();
         assert_eq!(refused, TransportError::NoCredit);
         let soon = Instant::now();
-        assert_eq!(scope.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
+        assert_eq!(scope.wait_for_credit_until(soon).unwrap_err(), TransportError::NoCredit);
         Ok::<_, TransportError>(())
     })
     .unwrap();
@@ -278,7 +278,7 @@ fn without_credit_nothing_is_posted_and_the_connection_lives() {
     assert_eq!(one.wait_for_credit().unwrap_err(), TransportError::Cancelled);
 
     let receive = other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap();
-    one.wait_for_credit_deadline(deadline()).unwrap();
+    one.wait_for_credit_until(deadline()).unwrap();
     assert_eq!(one.credits(), Some(1));
     one.scope(|scope| scope.post_send(region.slice(..).unwrap())?.wait().map(drop)).unwrap();
     assert_eq!((received(&mut other, receive), one.credits()), (7, Some(0)));
@@ -291,7 +291,7 @@ fn receives_that_were_posted_before_the_handshake_are_credits() {
     let receives =
         [0; 3].map(|_| other.post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
     let [mut one, mut other] = handshake([one, other]);
-    one.wait_for_credit_deadline(deadline()).unwrap();
+    one.wait_for_credit_until(deadline()).unwrap();
     assert_eq!(one.credits(), Some(3));
     for message in 0..3 {
         let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(message))).unwrap();
@@ -321,11 +321,11 @@ fn channels_that_share_a_completion_queue_have_their_own_credits() {
         .collect::<Vec<Vec<_>>>();
     for (index, [one, _]) in pairs.iter_mut().enumerate() {
         for message in 0..index as u64 {
-            one.wait_for_credit_deadline(deadline()).unwrap();
+            one.wait_for_credit_until(deadline()).unwrap();
             let _ = one.post_owned(SendWorkRequest::new(sides[0].buffer(message))).unwrap();
         }
         let soon = Instant::now() + Duration::from_millis(1);
-        assert_eq!(one.wait_for_credit_deadline(soon).unwrap_err(), TransportError::NoCredit);
+        assert_eq!(one.wait_for_credit_until(soon).unwrap_err(), TransportError::NoCredit);
     }
     for ([_, other], receives) in pairs.iter_mut().zip(receives) {
         for (expected, receive) in receives.into_iter().enumerate() {
@@ -348,7 +348,7 @@ fn a_broadcast_waits_for_each_peer_and_leaves_those_that_have_no_receive() {
     let receives = [0, 2]
         .map(|peer| pairs[peer].post_owned(ReceiveWorkRequest::new(sides[1].buffer(0))).unwrap());
     for peer in [0, 2] {
-        set.channels()[peer].wait_for_credit_deadline(deadline()).unwrap();
+        set.channels()[peer].wait_for_credit_until(deadline()).unwrap();
     }
     let message = region.slice(..).unwrap();
     let results = set.broadcast(message, Instant::now() + Duration::from_secs(1));

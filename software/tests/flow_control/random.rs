@@ -62,7 +62,7 @@ impl Peer<'_> {
             return;
         }
         let soon = Instant::now() + Duration::from_micros(200);
-        match self.channel.wait_for_credit_deadline(soon) {
+        match self.channel.wait_for_credit_until(soon) {
             Ok(()) => self.send(),
             Err(error) => assert_eq!(error, TransportError::NoCredit),
         }

@@ -9,7 +9,7 @@ use super::sides::{CAPACITY, CHUNKS, LEN, QUEUE, Server, Side, connect, number};
 
 fn send(peer: &mut Channel<'_>, clients: &Side, number: u64) {
     let mut work = peer.post_owned(SendWorkRequest::new(clients.buffer(number))).unwrap();
-    work.wait_deadline(peer, deadline()).unwrap().unwrap();
+    work.wait_until(peer, deadline()).unwrap().unwrap();
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_new_connection_gets_no_message_of_the_old_one() {
             assert_eq!(server.receives.posted(), 5);
             assert_eq!(server.side.pool.available(), CHUNKS - 5);
             send(&mut peer, &clients, round * 10 + 9);
-            let message = server.receives.wait_deadline(&mut server.channels[0], deadline());
+            let message = server.receives.wait_until(&mut server.channels[0], deadline());
             assert_eq!(number(&message.unwrap().unwrap().0), round * 10 + 9);
             while server.receives.posted() < 8 {
                 server.receives.post(server.side.buffer(0)).unwrap();
@@ -136,7 +136,7 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_the_receives_and_their_buffers() 
     assert_eq!((server.receives.posted(), server.side.pool.available()), (7, CHUNKS - 7));
     // The other channel goes on.
     send(&mut peers[1], &clients, 2);
-    let message = server.receives.wait_deadline(&mut server.channels[0], deadline()).unwrap();
+    let message = server.receives.wait_until(&mut server.channels[0], deadline()).unwrap();
     assert_eq!(number(&message.unwrap().0), 2);
     server.channels.clear();
     let Server { side, receives, .. } = server;

@@ -48,13 +48,13 @@ fn few_receives_serve_many_peers_in_the_order_of_each() {
                         let work = peer
                             .post_owned(SendWorkRequest::new(clients.buffer(token * 1000 + n)))
                             .unwrap();
-                        { work }.wait_deadline(peer, deadline()).unwrap().unwrap();
+                        { work }.wait_until(peer, deadline()).unwrap().unwrap();
                     }
                 }
             });
         }
         while seen.iter().map(Vec::len).sum::<usize>() < PEERS * MESSAGES as usize {
-            let ready = server.queue.wait_deadline(deadline()).unwrap().expect("a message");
+            let ready = server.queue.wait_until(deadline()).unwrap().expect("a message");
             let numbers = take_all(&mut server, ready.token);
             assert!(!numbers.is_empty(), "a channel that is ready has a message");
             seen[ready.token as usize].extend(numbers);
@@ -75,13 +75,13 @@ fn a_message_that_another_wait_of_the_channel_has_polled_makes_it_ready() {
     let mut peer = connect(&mut server, 0, &clients);
     let mut receive = peer.post_owned(ReceiveWorkRequest::new(clients.buffer(0))).unwrap();
     let mut send = peer.post_owned(SendWorkRequest::new(clients.buffer(5))).unwrap();
-    send.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
+    send.wait_until(&mut peer, deadline()).unwrap().unwrap();
     // It polls the message beside its own completion.
     server.channels[0].until(deadline()).send(()).unwrap();
     assert_eq!(server.queue.poll().unwrap().map(|ready| ready.token), Some(0));
     assert_eq!(take_all(&mut server, 0), [5]);
     assert_eq!(server.queue.poll().unwrap(), None);
-    receive.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
+    receive.wait_until(&mut peer, deadline()).unwrap().unwrap();
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn threads_that_share_both_queues_keep_the_order_of_each_peer() {
             let (receives, served) = (&server.receives, &served);
             threads.spawn(move || {
                 for n in 0..MESSAGES {
-                    let message = receives.wait_deadline(channel, deadline()).unwrap().unwrap().0;
+                    let message = receives.wait_until(channel, deadline()).unwrap().unwrap().0;
                     assert_eq!(number(&message), n);
                     receives.post(message).unwrap();
                     served.fetch_add(1, Ordering::Relaxed);
@@ -110,14 +110,14 @@ fn threads_that_share_both_queues_keep_the_order_of_each_peer() {
                 for n in 0..MESSAGES {
                     if works.len() == 8 {
                         let mut work: ibverbs::OwnedWork<_> = works.pop_front().unwrap();
-                        work.wait_deadline(peer, deadline()).unwrap().unwrap();
+                        work.wait_until(peer, deadline()).unwrap().unwrap();
                     }
                     works.push_back(
                         peer.post_owned(SendWorkRequest::new(clients.buffer(n))).unwrap(),
                     );
                 }
                 for mut work in works {
-                    work.wait_deadline(peer, deadline()).unwrap().unwrap();
+                    work.wait_until(peer, deadline()).unwrap().unwrap();
                 }
             });
         }
@@ -141,15 +141,15 @@ fn a_channel_may_have_a_completion_queue_of_its_own() {
             receives.post(ours.buffer(0)).unwrap();
             let numbered = theirs.buffer(round * 10 + index as u64);
             let mut send = their_channel.post_owned(SendWorkRequest::new(numbered)).unwrap();
-            let message = receives.wait_deadline(ours_channel, deadline()).unwrap().unwrap().0;
+            let message = receives.wait_until(ours_channel, deadline()).unwrap().unwrap().0;
             assert_eq!(number(&message), round * 10 + index as u64);
             // The channel still sends, blocking and otherwise, with a receive of its own on the other side.
-            send.wait_deadline(their_channel, deadline()).unwrap().unwrap();
+            send.wait_until(their_channel, deadline()).unwrap().unwrap();
             let mut receive =
                 their_channel.post_owned(ReceiveWorkRequest::new(theirs.buffer(0))).unwrap();
             let mut work = ours_channel.post_owned(SendWorkRequest::new(message)).unwrap();
-            work.wait_deadline(ours_channel, deadline()).unwrap().unwrap();
-            receive.wait_deadline(their_channel, deadline()).unwrap().unwrap();
+            work.wait_until(ours_channel, deadline()).unwrap().unwrap();
+            receive.wait_until(their_channel, deadline()).unwrap().unwrap();
         }
     }
     assert_eq!(receives.posted(), 0);
@@ -163,12 +163,12 @@ fn a_message_comes_while_a_blocking_send_waits() {
     let mut works: Vec<_> =
         (0..3).map(|n| peer.post_owned(SendWorkRequest::new(clients.buffer(n))).unwrap()).collect();
     for work in &mut works {
-        work.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
+        work.wait_until(&mut peer, deadline()).unwrap().unwrap();
     }
     let mut receive = peer.post_owned(ReceiveWorkRequest::new(clients.buffer(0))).unwrap();
     // The send polls the three messages while it looks for its own completion.
     server.channels[0].until(deadline()).send(Inline(&7_u64.to_le_bytes())).unwrap();
-    let ended = receive.wait_deadline(&mut peer, deadline()).unwrap().unwrap();
+    let ended = receive.wait_until(&mut peer, deadline()).unwrap().unwrap();
     assert_eq!(number(&ended.0), 7);
     assert_eq!(take_all(&mut server, 0), [0, 1, 2]);
 }
@@ -191,10 +191,10 @@ fn the_limit_event_can_be_waited_for() {
                     let peer = &mut peers[n % 2];
                     let mut work =
                         peer.post_owned(SendWorkRequest::new(clients.buffer(n as u64))).unwrap();
-                    work.wait_deadline(peer, deadline()).unwrap().unwrap();
+                    work.wait_until(peer, deadline()).unwrap().unwrap();
                 }
             });
-            let event = events.wait_deadline(deadline()).unwrap();
+            let event = events.wait_until(deadline()).unwrap();
             assert_eq!(event.kind(), AsyncEventKind::SharedReceiveQueueLimit);
             assert_eq!(event.subject(), AsyncEventSubject::SharedReceiveQueue(77));
         });
@@ -278,15 +278,15 @@ fn a_message_that_is_too_long_fails_its_own_peer_alone() {
         let mut buffer = clients.buffer(5);
         buffer.set_len(len).unwrap();
         let mut work = peer.post_owned(SendWorkRequest::new(buffer)).unwrap();
-        work.wait_deadline(peer, deadline()).map(Option::unwrap)
+        work.wait_until(peer, deadline()).map(Option::unwrap)
     };
     assert!(send(&mut peers[0], 9).is_err());
-    let failed = server.receives.wait_deadline(&mut server.channels[0], deadline()).unwrap_err();
+    let failed = server.receives.wait_until(&mut server.channels[0], deadline()).unwrap_err();
     assert!(matches!(failed.error, TransportError::Work(_)) && failed.buffer.is_some());
     drop(failed);
     for _ in 0..3 {
         send(&mut peers[1], 8).unwrap();
-        let message = server.receives.wait_deadline(&mut server.channels[1], deadline()).unwrap();
+        let message = server.receives.wait_until(&mut server.channels[1], deadline()).unwrap();
         message.unwrap();
     }
     assert_eq!(server.receives.posted(), 0);

@@ -278,7 +278,7 @@ impl Channel<'_> {
     /// Those of [`wait_for_credit`](Self::wait_for_credit), and
     ///
     ///  - [`NoCredit`](TransportError::NoCredit): the deadline has passed. Nothing was stopped.
-    pub fn wait_for_credit_deadline(&mut self, deadline: Instant) -> TransportResult<()> {
+    pub fn wait_for_credit_until(&mut self, deadline: Instant) -> TransportResult<()> {
         self.core().wait_for_credit(Some(deadline))
     }
 }
@@ -310,8 +310,8 @@ impl Scope<'_, '_> {
     ///
     /// # Errors
     ///
-    /// Those of [`Channel::wait_for_credit_deadline`].
-    pub fn wait_for_credit_deadline(&self, deadline: Instant) -> TransportResult<()> {
+    /// Those of [`Channel::wait_for_credit_until`].
+    pub fn wait_for_credit_until(&self, deadline: Instant) -> TransportResult<()> {
         self.core.wait_for_credit(Some(deadline))
     }
 }

@@ -222,7 +222,7 @@ impl<B: OwnedBuffer> SharedReceives<B> {
     /// # Errors
     ///
     /// As [`wait`](Self::wait).
-    pub fn wait_deadline(
+    pub fn wait_until(
         &self,
         channel: &mut Channel<'_>,
         deadline: Instant,

@@ -454,7 +454,7 @@ fn an_asynchronous_side_and_a_blocking_one() {
                 .scope(|scope| {
                     let receive = scope.post_receive(room)?;
                     control = Some(accept.accept(b"", TIME).unwrap());
-                    let (text, got) = receive.wait_deadline(std::time::Instant::now() + TIME)?;
+                    let (text, got) = receive.wait_until(std::time::Instant::now() + TIME)?;
                     assert_eq!(&text[..got.byte_len() as usize], b"hello again");
                     Ok::<_, TransportError>(())
                 })

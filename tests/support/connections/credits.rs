@@ -46,7 +46,7 @@ fn a_sender_waits_for_the_receives_of_its_peer() {
             let (from, to) =
                 if round % 2 == 0 { (&mut one, &mut two) } else { (&mut two, &mut one) };
             let soon = Instant::now() + Duration::from_millis(50);
-            let refused = from.0.wait_for_credit_deadline(soon).unwrap_err();
+            let refused = from.0.wait_for_credit_until(soon).unwrap_err();
             assert_eq!(refused, TransportError::NoCredit);
             transfer(from, to, format!("round {round}").as_bytes());
         }

@@ -53,7 +53,7 @@ fn pass<T: ScatterBuffer<Kept = T> + BorrowedBuffer>(
     to.scope(|scope| {
         let receive = scope.post_receive(room)?;
         from.until(deadline()).send(message)?;
-        let (room, told) = receive.wait_deadline(deadline())?;
+        let (room, told) = receive.wait_until(deadline())?;
         Ok::<_, TransportError>((told.byte_len(), room))
     })
     .unwrap()
@@ -98,7 +98,7 @@ fn messages_of_all_forms_arrive_whole() {
     two.scope(|scope| {
         let receive = scope.post_receive(far.slice_mut(..4)?)?;
         one.until(deadline()).send(Inline(b"inline!!"))?;
-        assert_eq!(receive.wait_deadline(deadline())?.1.byte_len(), 8);
+        assert_eq!(receive.wait_until(deadline())?.1.byte_len(), 8);
         Ok::<_, TransportError>(())
     })
     .unwrap();
@@ -131,7 +131,7 @@ fn a_window_of_messages_flies_in_one_scope() {
                 for message in 0..MESSAGES {
                     let mut buffer = match idle.pop() {
                         Some(buffer) => buffer,
-                        None => flying.pop_front().unwrap().wait_deadline(deadline())?.0,
+                        None => flying.pop_front().unwrap().wait_until(deadline())?.0,
                     };
                     buffer.fill(message);
                     credits.recv_timeout(PATIENCE).unwrap();
@@ -150,7 +150,7 @@ fn a_window_of_messages_flies_in_one_scope() {
             }
             for message in 0..MESSAGES {
                 let slot = &mut ring[message as usize % WINDOW];
-                let (part, completion) = slot.take().unwrap().wait_deadline(deadline())?;
+                let (part, completion) = slot.take().unwrap().wait_until(deadline())?;
                 assert_eq!(completion.byte_len(), 2048);
                 assert!(part.iter().all(|&number| number == message), "message {message}");
                 if message + (WINDOW as u64) < MESSAGES {
@@ -196,8 +196,8 @@ fn memory_is_written_and_read_from_afar() {
             let (low, high) = local.slice(..128)?.split_at(64)?;
             let first = s.post_read(low, remote.sub_region(512, 512)?)?;
             let second = s.post_read(high, remote.sub_region(1024, 512)?)?;
-            second.wait_deadline(deadline())?;
-            first.wait_deadline(deadline()).map(drop)
+            second.wait_until(deadline())?;
+            first.wait_until(deadline()).map(drop)
         })
         .unwrap();
         assert!(local.slice(..128).unwrap().to_vec().into_iter().eq((64..192).map(|n| n * round)));
@@ -309,7 +309,7 @@ fn a_channel_sleeps_until_something_arrives() {
                 thread::sleep(Duration::from_secs(2));
                 one.until(deadline()).send(Inline(b"")).unwrap();
             });
-            receive.wait_deadline(deadline()).map(drop)
+            receive.wait_until(deadline()).map(drop)
         })
         .unwrap();
     });
@@ -368,8 +368,8 @@ fn ask(
         channel
             .scope(|s| {
                 let receive = s.post_receive(answer)?;
-                s.post_send(question)?.wait_deadline(deadline())?;
-                receive.wait_deadline(deadline()).map(drop)
+                s.post_send(question)?.wait_until(deadline())?;
+                receive.wait_until(deadline()).map(drop)
             })
             .unwrap();
         assert_eq!(region[1], number);
@@ -390,12 +390,12 @@ fn echo(
             let mut waiting = s.post_receive(first)?;
             ready.send(()).unwrap();
             for _ in 1..rounds {
-                let (message, _) = waiting.wait_deadline(deadline())?;
+                let (message, _) = waiting.wait_until(deadline())?;
                 waiting = s.post_receive(spare)?;
-                spare = s.post_send(message)?.wait_deadline(deadline())?.0;
+                spare = s.post_send(message)?.wait_until(deadline())?.0;
             }
-            let (message, _) = waiting.wait_deadline(deadline())?;
-            s.post_send(message)?.wait_deadline(deadline()).map(drop)
+            let (message, _) = waiting.wait_until(deadline())?;
+            s.post_send(message)?.wait_until(deadline()).map(drop)
         })
         .unwrap();
 }
@@ -417,10 +417,10 @@ fn operations_own_their_buffers() {
             one.post_owned(SendWorkRequest::new(buffer)).unwrap()
         });
         for mut send in sends {
-            send.wait_deadline(&mut one, deadline()).unwrap().unwrap();
+            send.wait_until(&mut one, deadline()).unwrap().unwrap();
         }
         for (number, mut receive) in (1..).zip(receives) {
-            let (buffer, success) = receive.wait_deadline(&mut two, deadline()).unwrap().unwrap();
+            let (buffer, success) = receive.wait_until(&mut two, deadline()).unwrap().unwrap();
             assert_eq!(success.byte_len(), 8 * number);
             assert_eq!(buffer[0], round + number as u8);
         }

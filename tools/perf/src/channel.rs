@@ -76,9 +76,9 @@ impl Safe<'_> {
                         if by_memory {
                             ours.store(mark, Ordering::Release);
                         }
-                        post(scope, operation, source, target, remote)?.wait_deadline(deadline)?;
+                        post(scope, operation, source, target, remote)?.wait_until(deadline)?;
                     } else if let Some(receive) = coming.take() {
-                        let (target, completion) = receive.wait_deadline(deadline)?;
+                        let (target, completion) = receive.wait_until(deadline)?;
                         if completion.byte_len() as usize != size {
                             return Err(wrong_length(completion.byte_len(), size));
                         }
@@ -159,12 +159,12 @@ impl Safe<'_> {
                     progress.at(message);
                 }
                 if flying.len() == depth {
-                    next(&mut flying)?.wait_deadline(deadline)?;
+                    next(&mut flying)?.wait_until(deadline)?;
                 }
                 flying.push_back(post(scope, plan.operation, source, target, remote)?);
             }
             while !flying.is_empty() {
-                next(&mut flying)?.wait_deadline(deadline)?;
+                next(&mut flying)?.wait_until(deadline)?;
             }
             Ok(start.elapsed())
         })
@@ -190,7 +190,7 @@ impl Safe<'_> {
                 if message.is_multiple_of(STRETCH) {
                     deadline = Instant::now() + PATIENCE;
                 }
-                let (target, completion) = next(&mut coming)?.wait_deadline(deadline)?;
+                let (target, completion) = next(&mut coming)?.wait_until(deadline)?;
                 if completion.byte_len() as usize != size {
                     return Err(wrong_length(completion.byte_len(), size));
                 }

@@ -150,7 +150,7 @@ impl Side {
 }
 
 fn wait(mut work: OwnedWork<PooledBuffer>, channel: &mut Channel<'static>) -> TransportResult<()> {
-    match work.wait_deadline(channel, soon()) {
+    match work.wait_until(channel, soon()) {
         Ok(Some(_)) => Ok(()),
         // The buffer stays with the channel.
         Ok(None) => Err(TransportError::TimedOut),

@@ -122,7 +122,7 @@ impl World {
                 let channel = channels[*side].as_mut().expect("it is there between steps");
                 let result = match step {
                     Step::Poll(_) => work.poll(channel),
-                    _ => work.wait_deadline(channel, Instant::now()),
+                    _ => work.wait_until(channel, Instant::now()),
                 };
                 match result {
                     Ok(None) => return Ok(()),

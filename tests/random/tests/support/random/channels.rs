@@ -427,7 +427,7 @@ impl<B: Bed> World<'_, B> {
         let (work, ask, slot) = at.pending.swap_remove(which.index(at.pending.len()));
         let due = self.books.is_due(side, ask) && !self.books.troubled;
         let deadline = if due { late() } else { soon() };
-        let result = work.wait_deadline(at.channel.as_mut().unwrap(), deadline);
+        let result = work.wait_until(at.channel.as_mut().unwrap(), deadline);
         at.used[slot] = false;
         self.books.ended(side, ask, result, &at.loose[slot * SLOT..(slot + 1) * SLOT])
     }

@@ -149,7 +149,7 @@ impl<'scope, 'env, 'buf: 'scope> Hand<'scope, 'env, 'buf> {
         if !books.is_due(self.side, *ask) || books.troubled {
             return Ok(());
         }
-        prop_assert!(work.spin_poll_deadline(late()).is_ok(), "{ask:?} was due");
+        prop_assert!(work.spin_poll().is_ok(), "{ask:?} was due");
         *seen = true;
         Ok(())
     }
@@ -158,7 +158,7 @@ impl<'scope, 'env, 'buf: 'scope> Hand<'scope, 'env, 'buf> {
         let (work, ask, seen) = self.flying.swap_remove(at);
         let due = seen || (books.is_due(self.side, ask) && !books.troubled);
         let deadline = if due { late() } else { soon() };
-        match work.wait_deadline(deadline) {
+        match work.wait_until(deadline) {
             Ok((buffer, success)) => {
                 books.ended(self.side, ask, Ok(success), &buffer)?;
                 self.free.push(buffer);
