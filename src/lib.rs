@@ -151,13 +151,13 @@ pub use queue_pair::work_request::{
     WorkRequestList, WorkRequestOpcode,
 };
 pub use queue_pair::{
-    AddressHandle, AddressVector, AddressedBy, Atomics, AttributeMask, Connected, CreateFlags,
-    DataInOrder, Datagram, EnhancedConnection, FixedPeer, MigrationState, OpenedQueuePair,
-    PostsRdma, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
-    QueuePairEndpoint, RateLimit, RawPacket, Rc, Reads, ReceiveHalf, ReceiveQueue, Reliable,
-    ResolvedEthernet, SendHalf, Sends, SharedReceiveQueue, SharedReceiveQueueAttributes,
-    StateTransition, Tag, TagHandle, TagListSize, TagOperation, Transport, Uc, Ud, Unconnected,
-    Writes, XrcReceive, XrcSend,
+    AddressHandle, AddressVector, AddressedBy, Atomics, AttributeMask, Connected,
+    ConnectionSettings, CreateFlags, DataInOrder, Datagram, EnhancedConnection, FixedPeer,
+    MigrationState, OpenedQueuePair, PostsRdma, PreparedQueuePair, QueuePair, QueuePairAttributes,
+    QueuePairBuilder, QueuePairEndpoint, RateLimit, RawPacket, Rc, Reads, ReceiveHalf,
+    ReceiveQueue, Reliable, ResolvedEthernet, SendHalf, Sends, SharedReceiveQueue,
+    SharedReceiveQueueAttributes, StateTransition, Tag, TagHandle, TagListSize, TagOperation,
+    Transport, Uc, Ud, Unconnected, Writes, XrcReceive, XrcSend,
 };
 #[cfg(feature = "mlx5")]
 pub use queue_pair::{DcStreams, DcTarget, Dci};

@@ -22,8 +22,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
-use crate::queue_pair::ConnectionSettings;
-use crate::queue_pair::QueuePairBuilder;
+use crate::queue_pair::{ConnectionSettings, QueuePairBuilder, connection_settings};
 use crate::queue_pair_state::QueuePairType;
 use crate::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
@@ -32,8 +31,8 @@ use crate::settings::{
 
 /// The settings of a channel and its connection: see [`Channel::builder`].
 ///
-/// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE. [`QueuePairBuilder`] describes
-/// the settings of the queue pair.
+/// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE. [`ConnectionSettings`] describes those of the
+/// connection, and [`QueuePairBuilder`] the others of the queue pair.
 ///
 /// ```
 /// use ibverbs::Channel;
@@ -64,16 +63,28 @@ pub struct ChannelBuilder<'res> {
     flow_control: bool,
 }
 
-/// Defines builder methods that store a value. [`QueuePairBuilder`] documents each of them.
+/// Defines the methods for the sizes and for the settings of the connection.
 macro_rules! settings {
-    ($($name:ident: $type:ty => $($field:ident).+ $(= $wrap:path)?;)+) => {
-        impl<'res> ChannelBuilder<'res> {
+    (
+        any peer { $($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+ }
+        datagrams $datagrams:tt
+    ) => {
+        impl ChannelBuilder<'_> {
             $(
-                #[doc = concat!(
-                    "As [`QueuePairBuilder::", stringify!($name), "`]."
-                )]
+                #[doc = concat!("As [`ConnectionSettings::", stringify!($name), "`].")]
                 pub fn $name(mut self, value: $type) -> Self {
-                    self.$($field).+ = $($wrap)?(value);
+                    self.connection = self.connection.$name(value);
+                    self
+                }
+            )+
+        }
+    };
+    ($($name:ident)+) => {
+        impl ChannelBuilder<'_> {
+            $(
+                #[doc = concat!("As [`QueuePairBuilder::", stringify!($name), "`].")]
+                pub fn $name(mut self, value: u32) -> Self {
+                    self.capacities.$name = value;
                     self
                 }
             )+
@@ -81,30 +92,8 @@ macro_rules! settings {
     };
 }
 
-settings! {
-    max_send_sge: u32 => capacities.max_send_sge;
-    max_recv_sge: u32 => capacities.max_recv_sge;
-    max_inline_data: u32 => capacities.max_inline_data;
-    port: u8 => connection.port;
-    gid_index: u8 => connection.gid_index = Some;
-    pkey_index: u16 => connection.pkey_index;
-    access: AccessFlags => connection.access;
-    path_mtu: MaximumTransferUnit => connection.mtu = Some;
-    send_psn: PacketSequenceNumber => connection.send_psn = Some;
-    receive_psn: PacketSequenceNumber => connection.receive_psn = Some;
-    max_rd_atomic: u8 => connection.max_rd_atomic = Some;
-    max_dest_rd_atomic: u8 => connection.max_dest_rd_atomic = Some;
-    min_rnr_timer: MinRnrTimer => connection.min_rnr_timer;
-    ack_timeout: AckTimeout => connection.ack_timeout;
-    max_ack_retries: MaxAckRetries => connection.max_ack_retries;
-    max_rnr_retries: MaxRnrRetries => connection.max_rnr_retries;
-    service_level: ServiceLevel => connection.service_level;
-    traffic_class: u8 => connection.traffic_class;
-    flow_label: FlowLabel => connection.flow_label;
-    hop_limit: u8 => connection.hop_limit;
-    static_rate: StaticRate => connection.static_rate;
-    global_route: bool => connection.global;
-}
+settings! { max_send_sge max_recv_sge max_inline_data }
+connection_settings!(settings);
 
 impl<'res> ChannelBuilder<'res> {
     /// Starts to build a channel for memory of this domain.
@@ -151,10 +140,15 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// Lets the peer read and write, in addition to what [`access`](Self::access) allows. The region must
-    /// allow it too.
+    /// Replaces all settings of the connection.
+    pub fn connection_settings(mut self, settings: ConnectionSettings) -> Self {
+        self.connection = settings;
+        self
+    }
+
+    /// As [`ConnectionSettings::allow_remote_rw`].
     pub fn allow_remote_rw(mut self) -> Self {
-        self.connection.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+        self.connection = self.connection.allow_remote_rw();
         self
     }
 
@@ -330,7 +324,7 @@ impl<'res> ChannelBuilder<'res> {
             let region = domain.map(credits::register).transpose()?;
             let words = region.as_ref().map(CreditWords::new).transpose()?;
             let with_own = credits::with_own_sends(capacities, self.flow_control);
-            let prepared = builder.with(with_own, connection).build()?;
+            let prepared = builder.capacities(with_own).connection_settings(connection).build()?;
             Ok((prepared, table, region, words))
         });
         let (prepared, table, credit_region, credit_words) = match (made, &router) {

@@ -45,7 +45,9 @@ pub use context::{Context, open_pointer};
 pub use counters::{Counter, Counters, ProcessResources, process_resources};
 #[cfg(rdma_core_65)]
 pub use dma_handle::{DmaHandle, DmaHints, HintedMemory};
-pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass, MAX_GIDS};
+#[cfg(feature = "serde")]
+pub(crate) use endpoint_gids::MAX_GIDS;
+pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
 pub use list::{DeviceList, DeviceListIter, devices, open, open_first};

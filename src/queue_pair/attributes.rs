@@ -1,4 +1,4 @@
-//! The attributes of a queue pair, as `ibv_query_qp` returns them.
+//! The attributes of a queue pair: one table for their flags, for changes, and for what `ibv_query_qp` returns.
 
 use std::fmt;
 
@@ -12,75 +12,175 @@ use crate::settings::{
     PacketSequenceNumber,
 };
 
-/// Defines the flags together with C's names of the attributes.
+/// A value as C's struct stores it.
+pub(super) trait Attribute<Raw>: Sized {
+    /// `None` if it is no value of the standard.
+    fn load(raw: Raw) -> Option<Self>;
+    fn store(self) -> Raw;
+}
+
+macro_rules! stored {
+    ($($type:ty: $raw:ty, |$loaded:ident| $load:expr, |$value:ident| $store:expr;)+) => {
+        $(impl Attribute<$raw> for $type {
+            fn load($loaded: $raw) -> Option<Self> {
+                $load
+            }
+
+            fn store(self) -> $raw {
+                let $value = self;
+                $store
+            }
+        })+
+    };
+}
+
+stored! {
+    u8: u8, |raw| Some(raw), |value| value;
+    u16: u16, |raw| Some(raw), |value| value;
+    u32: u32, |raw| Some(raw), |value| value;
+    bool: u8, |raw| Some(raw != 0), |value| value.into();
+    QueuePairState: ffi::ibv_qp_state, |raw| Some(raw.into()), |value| value.into();
+    MigrationState: ffi::ibv_mig_state, |raw| Some(raw.into()), |value| value.into();
+    AccessFlags: u32, |raw| Some(Self::from_bits_retain(raw)), |value| value.bits();
+    AddressVector: ffi::ibv_ah_attr, |raw| Some(raw.into()), |value| value.to_raw();
+    MaximumTransferUnit: ffi::ibv_mtu, |raw| Self::from_raw(raw), |value| value.as_raw();
+    PacketSequenceNumber: u32, |raw| Self::new(raw).ok(), |value| value.value();
+    MinRnrTimer: u8, |raw| Self::new(raw).ok(), |value| value.value();
+    AckTimeout: u8, |raw| Self::new(raw).ok(), |value| value.value();
+    MaxAckRetries: u8, |raw| Self::new(raw).ok(), |value| value.value();
+    MaxRnrRetries: u8, |raw| Self::new(raw).ok(), |value| value.value();
+}
+
+/// The attributes: the flag, C's constant and field, the name and the type. Calls the macro `$define` with all of them.
+macro_rules! attribute_table {
+    ($define:ident) => {
+        $define! {
+            set and queried {
+                /// The port. Ports count from 1.
+                PORT = IBV_QP_PORT, port_num, port: u8;
+                /// The index of the partition key.
+                PKEY_INDEX = IBV_QP_PKEY_INDEX, pkey_index, pkey_index: u16;
+                /// The operations that the peer may perform through the queue pair.
+                ACCESS = IBV_QP_ACCESS_FLAGS, qp_access_flags, access: AccessFlags;
+                /// The Q_Key of a UD queue pair: datagrams must carry it.
+                QKEY = IBV_QP_QKEY, qkey, qkey: u32;
+                /// The path to the peer.
+                PATH = IBV_QP_AV, ah_attr, path: AddressVector;
+                /// The MTU of the path. Both sides must use the same.
+                PATH_MTU = IBV_QP_PATH_MTU, path_mtu, path_mtu: MaximumTransferUnit;
+                /// The number of the peer's queue pair.
+                REMOTE_NUMBER = IBV_QP_DEST_QPN, dest_qp_num, remote_number: u32;
+                /// The number of the first packet that is received, the peer's `send_psn`; in a query, of the next one.
+                RECEIVE_PSN = IBV_QP_RQ_PSN, rq_psn, receive_psn: PacketSequenceNumber;
+                /// The number of the first packet that is sent, the peer's `receive_psn`; in a query, of the next one.
+                SEND_PSN = IBV_QP_SQ_PSN, sq_psn, send_psn: PacketSequenceNumber;
+                /// How many reads and atomics may be outstanding.
+                MAX_RD_ATOMIC = IBV_QP_MAX_QP_RD_ATOMIC, max_rd_atomic, max_rd_atomic: u8;
+                /// How many reads and atomics of the peer are answered at a time.
+                MAX_DEST_RD_ATOMIC = IBV_QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic, max_dest_rd_atomic: u8;
+                /// How long the peer waits before it retries a message that found no receive.
+                MIN_RNR_TIMER = IBV_QP_MIN_RNR_TIMER, min_rnr_timer, min_rnr_timer: MinRnrTimer;
+                /// How long the peer has to answer a packet.
+                ACK_TIMEOUT = IBV_QP_TIMEOUT, timeout, ack_timeout: AckTimeout;
+                /// How often an unanswered packet is sent again.
+                MAX_ACK_RETRIES = IBV_QP_RETRY_CNT, retry_cnt, max_ack_retries: MaxAckRetries;
+                /// How often a message that found no receive is sent again.
+                MAX_RNR_RETRIES = IBV_QP_RNR_RETRY, rnr_retry, max_rnr_retries: MaxRnrRetries;
+                /// The state of path migration.
+                MIGRATION_STATE = IBV_QP_PATH_MIG_STATE, path_mig_state, migration_state: MigrationState;
+                /// The limit of packet pacing in kilobits per second, of raw packet queue pairs; 0 for none. See
+                /// [`QueuePair::modify_rate_limit`](crate::QueuePair::modify_rate_limit) for other types.
+                RATE_LIMIT = IBV_QP_RATE_LIMIT, rate_limit, rate_limit: u32;
+            }
+            set {
+                /// The state that the change starts from; it fails in any other. RTR, RTS, SQD or SQE.
+                CURRENT_STATE = IBV_QP_CUR_STATE, cur_qp_state, current_state: QueuePairState;
+                /// Whether an event reports that the send queue has drained.
+                DRAIN_NOTIFICATION = IBV_QP_EN_SQD_ASYNC_NOTIFY, en_sqd_async_notify, drain_notification: bool;
+            }
+            neither {
+                /// The state.
+                STATE = IBV_QP_STATE, qp_state;
+                /// The alternate path, with its own port, partition key index and timeout.
+                ALTERNATE_PATH = IBV_QP_ALT_PATH, alt_ah_attr;
+                /// The sizes.
+                CAPACITIES = IBV_QP_CAP, cap;
+            }
+            queried {
+                /// The state.
+                state: QueuePairState = STATE, qp_state;
+                /// Whether the send queue is still draining; in state SQD only.
+                is_draining: bool = STATE, sq_draining;
+                /// The index of the partition key on the alternate path.
+                alternate_pkey_index: u16 = ALTERNATE_PATH, alt_pkey_index;
+                /// How long the peer has to answer on the alternate path.
+                alternate_ack_timeout: AckTimeout = ALTERNATE_PATH, alt_timeout;
+                /// How many requests can be outstanding on the send queue.
+                max_send_wr: u32 = CAPACITIES, cap.max_send_wr;
+                /// How many requests can be outstanding on the receive queue.
+                max_recv_wr: u32 = CAPACITIES, cap.max_recv_wr;
+                /// How many gather elements a request on the send queue can have.
+                max_send_sge: u32 = CAPACITIES, cap.max_send_sge;
+                /// How many scatter elements a receive can have.
+                max_recv_sge: u32 = CAPACITIES, cap.max_recv_sge;
+                /// How many bytes a request can carry inline.
+                max_inline_data: u32 = CAPACITIES, cap.max_inline_data;
+            }
+        }
+    };
+}
+pub(super) use attribute_table;
+
+/// Defines the flags, and what [`QueuePairAttributes`] returns.
 macro_rules! attributes {
-    ($($(#[doc = $doc:literal])* $flag:ident = $constant:ident, $name:literal;)+) => {
+    (
+        set and queried { $($(#[doc = $doc:literal])* $flag:ident = $constant:ident, $field:ident, $name:ident: $type:ty;)+ }
+        set { $($(#[doc = $set_doc:literal])* $set_flag:ident = $set_constant:ident, $set_field:ident, $set_name:ident: $set_type:ty;)+ }
+        neither { $($(#[doc = $other_doc:literal])* $other:ident = $other_constant:ident, $other_field:ident;)+ }
+        queried { $($(#[doc = $part_doc:literal])* $part:ident: $part_type:ty = $of:ident, $($part_field:ident).+;)+ }
+    ) => {
         bitflags::bitflags! {
             /// `enum ibv_qp_attr_mask`: some of the attributes of a queue pair.
             #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
             #[doc(alias = "ibv_qp_attr_mask")]
             pub struct AttributeMask: u32 {
+                $($(#[doc = $other_doc])* const $other = ffi::ibv_qp_attr_mask::$other_constant.0;)+
+                $($(#[doc = $set_doc])* const $set_flag = ffi::ibv_qp_attr_mask::$set_constant.0;)+
                 $($(#[doc = $doc])* const $flag = ffi::ibv_qp_attr_mask::$constant.0;)+
             }
         }
 
         impl AttributeMask {
-            /// C's name of the first of them.
+            /// C's name of the first of them, in C's order.
             pub(super) fn first_name(self) -> Option<&'static str> {
-                [$((Self::$flag, $name),)+]
-                    .into_iter()
-                    .find_map(|(flag, name)| self.contains(flag).then_some(name))
+                let names = [
+                    $((Self::$other, stringify!($other_field)),)+
+                    $((Self::$set_flag, stringify!($set_field)),)+
+                    $((Self::$flag, stringify!($field)),)+
+                ];
+                let first = self.bits() & self.bits().wrapping_neg();
+                names.into_iter().find_map(|(flag, name)| (flag.bits() == first).then_some(name))
             }
+        }
+
+        impl QueuePairAttributes {
+            $(
+                $(#[doc = $doc])*
+                pub fn $name(&self) -> Option<$type> {
+                    self.of(AttributeMask::$flag, self.raw.$field)
+                }
+            )+
+            $(
+                $(#[doc = $part_doc])*
+                pub fn $part(&self) -> Option<$part_type> {
+                    self.of(AttributeMask::$of, self.raw.$($part_field).+)
+                }
+            )+
         }
     };
 }
 
-attributes! {
-    /// The state.
-    STATE = IBV_QP_STATE, "qp_state";
-    /// The state that a change starts from.
-    CURRENT_STATE = IBV_QP_CUR_STATE, "cur_qp_state";
-    /// Whether an event reports that the send queue has drained.
-    DRAIN_NOTIFICATION = IBV_QP_EN_SQD_ASYNC_NOTIFY, "en_sqd_async_notify";
-    /// The operations that the peer may perform.
-    ACCESS = IBV_QP_ACCESS_FLAGS, "qp_access_flags";
-    /// The index of the partition key.
-    PKEY_INDEX = IBV_QP_PKEY_INDEX, "pkey_index";
-    /// The port.
-    PORT = IBV_QP_PORT, "port_num";
-    /// The Q_Key.
-    QKEY = IBV_QP_QKEY, "qkey";
-    /// The path to the peer.
-    PATH = IBV_QP_AV, "ah_attr";
-    /// The MTU of the path.
-    PATH_MTU = IBV_QP_PATH_MTU, "path_mtu";
-    /// How long the peer has to answer.
-    ACK_TIMEOUT = IBV_QP_TIMEOUT, "timeout";
-    /// How often an unanswered packet is sent again.
-    MAX_ACK_RETRIES = IBV_QP_RETRY_CNT, "retry_cnt";
-    /// How often a message that found no receive is sent again.
-    MAX_RNR_RETRIES = IBV_QP_RNR_RETRY, "rnr_retry";
-    /// The number of the first packet that is received.
-    RECEIVE_PSN = IBV_QP_RQ_PSN, "rq_psn";
-    /// How many reads and atomics may be outstanding.
-    MAX_RD_ATOMIC = IBV_QP_MAX_QP_RD_ATOMIC, "max_rd_atomic";
-    /// The alternate path, with its own port, partition key index and timeout.
-    ALTERNATE_PATH = IBV_QP_ALT_PATH, "alt_ah_attr";
-    /// How long the peer waits before it retries a message that found no receive.
-    MIN_RNR_TIMER = IBV_QP_MIN_RNR_TIMER, "min_rnr_timer";
-    /// The number of the first packet that is sent.
-    SEND_PSN = IBV_QP_SQ_PSN, "sq_psn";
-    /// How many reads and atomics of the peer are answered at a time.
-    MAX_DEST_RD_ATOMIC = IBV_QP_MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic";
-    /// The state of path migration.
-    MIGRATION_STATE = IBV_QP_PATH_MIG_STATE, "path_mig_state";
-    /// The sizes.
-    CAPACITIES = IBV_QP_CAP, "cap";
-    /// The number of the peer's queue pair.
-    REMOTE_NUMBER = IBV_QP_DEST_QPN, "dest_qp_num";
-    /// The limit of packet pacing.
-    RATE_LIMIT = IBV_QP_RATE_LIMIT, "rate_limit";
-}
+attribute_table!(attributes);
 
 /// `struct ibv_qp_attr`: the attributes of a queue pair at the time of
 /// [`QueuePair::query`](crate::QueuePair::query).
@@ -95,83 +195,18 @@ pub struct QueuePairAttributes {
     mask: AttributeMask,
 }
 
-/// Defines getters of attributes.
-macro_rules! getters {
-    ($($(#[$meta:meta])* $name:ident: $type:ty = $flag:ident, |$raw:ident| $value:expr;)+) => {
-        impl QueuePairAttributes {
-            $(
-                $(#[$meta])*
-                pub fn $name(&self) -> Option<$type> {
-                    let $raw = &self.raw;
-                    if self.mask.contains(AttributeMask::$flag) { $value } else { None }
-                }
-            )+
-        }
-    };
-}
-
-getters! {
-    /// The state.
-    state: QueuePairState = STATE, |raw| Some(raw.qp_state.into());
-    /// Whether the send queue is still draining; in state SQD only.
-    is_draining: bool = STATE, |raw| Some(raw.sq_draining != 0);
-    /// The port.
-    port: u8 = PORT, |raw| Some(raw.port_num);
-    /// The index of the partition key.
-    pkey_index: u16 = PKEY_INDEX, |raw| Some(raw.pkey_index);
-    /// The operations that the peer may perform.
-    access: AccessFlags = ACCESS, |raw| Some(AccessFlags::from_bits_retain(raw.qp_access_flags));
-    /// The Q_Key of a UD queue pair.
-    qkey: u32 = QKEY, |raw| Some(raw.qkey);
-    /// The path to the peer.
-    path: AddressVector = PATH, |raw| Some(raw.ah_attr.into());
-    /// The MTU of the path.
-    path_mtu: MaximumTransferUnit = PATH_MTU, |raw| MaximumTransferUnit::from_raw(raw.path_mtu);
-    /// The number of the peer's queue pair.
-    remote_number: u32 = REMOTE_NUMBER, |raw| Some(raw.dest_qp_num);
-    /// The number of the next packet that is received.
-    receive_psn: PacketSequenceNumber = RECEIVE_PSN, |raw| {
-        PacketSequenceNumber::new(raw.rq_psn).ok()
-    };
-    /// The number of the next packet that is sent.
-    send_psn: PacketSequenceNumber = SEND_PSN, |raw| PacketSequenceNumber::new(raw.sq_psn).ok();
-    /// How many reads and atomics may be outstanding.
-    max_rd_atomic: u8 = MAX_RD_ATOMIC, |raw| Some(raw.max_rd_atomic);
-    /// How many reads and atomics of the peer are answered at a time.
-    max_dest_rd_atomic: u8 = MAX_DEST_RD_ATOMIC, |raw| Some(raw.max_dest_rd_atomic);
-    /// How long the peer waits before it retries a message that found no receive.
-    min_rnr_timer: MinRnrTimer = MIN_RNR_TIMER, |raw| MinRnrTimer::new(raw.min_rnr_timer).ok();
-    /// How long the peer has to answer.
-    ack_timeout: AckTimeout = ACK_TIMEOUT, |raw| AckTimeout::new(raw.timeout).ok();
-    /// How often an unanswered packet is sent again.
-    max_ack_retries: MaxAckRetries = MAX_ACK_RETRIES, |raw| MaxAckRetries::new(raw.retry_cnt).ok();
-    /// How often a message that found no receive is sent again.
-    max_rnr_retries: MaxRnrRetries = MAX_RNR_RETRIES, |raw| MaxRnrRetries::new(raw.rnr_retry).ok();
-    /// The alternate path.
-    alternate_path: AddressVector = ALTERNATE_PATH, |raw| {
-        Some(ffi::ibv_ah_attr { port_num: raw.alt_port_num, ..raw.alt_ah_attr }.into())
-    };
-    /// The index of the partition key on the alternate path.
-    alternate_pkey_index: u16 = ALTERNATE_PATH, |raw| Some(raw.alt_pkey_index);
-    /// How long the peer has to answer on the alternate path.
-    alternate_ack_timeout: AckTimeout = ALTERNATE_PATH, |raw| AckTimeout::new(raw.alt_timeout).ok();
-    /// The state of path migration.
-    migration_state: MigrationState = MIGRATION_STATE, |raw| Some(raw.path_mig_state.into());
-    /// The limit of packet pacing in kilobits per second; 0 for none.
-    rate_limit: u32 = RATE_LIMIT, |raw| Some(raw.rate_limit);
-    /// How many requests can be outstanding on the send queue.
-    max_send_wr: u32 = CAPACITIES, |raw| Some(raw.cap.max_send_wr);
-    /// How many requests can be outstanding on the receive queue.
-    max_recv_wr: u32 = CAPACITIES, |raw| Some(raw.cap.max_recv_wr);
-    /// How many gather elements a request on the send queue can have.
-    max_send_sge: u32 = CAPACITIES, |raw| Some(raw.cap.max_send_sge);
-    /// How many scatter elements a receive can have.
-    max_recv_sge: u32 = CAPACITIES, |raw| Some(raw.cap.max_recv_sge);
-    /// How many bytes a request can carry inline.
-    max_inline_data: u32 = CAPACITIES, |raw| Some(raw.cap.max_inline_data);
-}
-
 impl QueuePairAttributes {
+    /// The value of an attribute, if it was queried.
+    fn of<Raw, T: Attribute<Raw>>(&self, flag: AttributeMask, raw: Raw) -> Option<T> {
+        if self.mask.contains(flag) { T::load(raw) } else { None }
+    }
+
+    /// The alternate path.
+    pub fn alternate_path(&self) -> Option<AddressVector> {
+        let raw = ffi::ibv_ah_attr { port_num: self.raw.alt_port_num, ..self.raw.alt_ah_attr };
+        self.of(AttributeMask::ALTERNATE_PATH, raw)
+    }
+
     pub(super) fn new(raw: ffi::ibv_qp_attr, mask: AttributeMask) -> Self {
         Self { raw, mask }
     }

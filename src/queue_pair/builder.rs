@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use super::address_vector::AddressVector;
+use super::connection_settings::{ConnectionSettings, connection_settings};
 use super::driver::DriverTransport;
 use super::object::Parents;
 use super::shared_receive_queue::SharedReceiveQueue;
@@ -83,71 +83,14 @@ bitflags::bitflags! {
     }
 }
 
-/// The settings for the states from INIT to RTS.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ConnectionSettings {
-    pub(crate) port: u8,
-    pub(crate) gid_index: Option<u8>,
-    pub(crate) pkey_index: u16,
-    pub(crate) access: AccessFlags,
-    pub(super) qkey: u32,
-    pub(crate) mtu: Option<MaximumTransferUnit>,
-    /// For the first connection only.
-    pub(crate) send_psn: Option<PacketSequenceNumber>,
-    /// Overrides the number in the peer's endpoint.
-    pub(crate) receive_psn: Option<PacketSequenceNumber>,
-    pub(crate) max_rd_atomic: Option<u8>,
-    pub(crate) max_dest_rd_atomic: Option<u8>,
-    pub(crate) min_rnr_timer: MinRnrTimer,
-    pub(crate) ack_timeout: AckTimeout,
-    pub(crate) max_ack_retries: MaxAckRetries,
-    pub(crate) max_rnr_retries: MaxRnrRetries,
-    pub(crate) service_level: ServiceLevel,
-    pub(crate) traffic_class: u8,
-    pub(crate) flow_label: FlowLabel,
-    pub(crate) hop_limit: u8,
-    pub(crate) static_rate: StaticRate,
-    pub(crate) global: bool,
-}
-
-impl Default for ConnectionSettings {
-    fn default() -> Self {
-        Self {
-            port: 1,
-            gid_index: None,
-            pkey_index: 0,
-            access: AccessFlags::LOCAL_WRITE,
-            qkey: 0x1111_1111,
-            mtu: None,
-            send_psn: None,
-            receive_psn: None,
-            max_rd_atomic: None,
-            max_dest_rd_atomic: None,
-            min_rnr_timer: MinRnrTimer::default(),
-            ack_timeout: AckTimeout::default(),
-            max_ack_retries: MaxAckRetries::default(),
-            max_rnr_retries: MaxRnrRetries::default(),
-            service_level: ServiceLevel::default(),
-            traffic_class: 0,
-            flow_label: FlowLabel::default(),
-            hop_limit: AddressVector::DEFAULT_HOP_LIMIT,
-            static_rate: StaticRate::Max,
-            global: false,
-        }
-    }
-}
-
-/// Defines builder methods that store a value, for transports with this trait.
-macro_rules! settings {
-    ($bound:ident: $($(#[$meta:meta])* $name:ident: $type:ty => $($field:ident).+ $(= $wrap:path)?;)+) => {
-        impl<'res, T: Transport> QueuePairBuilder<'res, T> {
+/// Defines the methods that store a value.
+macro_rules! creation {
+    ($($(#[$meta:meta])* $name:ident: $type:ty => $($field:ident).+;)+) => {
+        impl<T: Transport> QueuePairBuilder<'_, T> {
             $(
                 $(#[$meta])*
-                pub fn $name(mut self, value: $type) -> Self
-                where
-                    T: $bound,
-                {
-                    self.$($field).+ = $($wrap)?(value);
+                pub fn $name(mut self, value: $type) -> Self {
+                    self.$($field).+ = value.into();
                     self
                 }
             )+
@@ -155,8 +98,7 @@ macro_rules! settings {
     };
 }
 
-settings! {
-    Transport:
+creation! {
     /// How many requests can be outstanding on the send queue (1 unless set).
     max_send_wr: u32 => capacities.max_send_wr;
     /// How many requests can be outstanding on the receive queue (1 unless set).
@@ -172,69 +114,36 @@ settings! {
     /// Options that few devices have (none unless set).
     create_flags: CreateFlags => create_flags;
     /// The sender's queue pair number in datagrams of a UD queue pair (its own number unless set).
-    source_number: u32 => source_number = Some;
+    source_number: u32 => source_number;
     /// How many bytes of headers a segmented send can have (0 unless set).
     max_tso_header: u16 => max_tso_header;
-    /// The port (1 unless set). Ports count from 1.
-    port: u8 => settings.port;
-    /// The index of our own GID. Unless set, the handshake chooses the first class of address that both
-    /// sides have, in the order of [`Context::routable_gid`](crate::Context::routable_gid).
-    gid_index: u8 => settings.gid_index = Some;
-    /// The index of the partition key (0 unless set).
-    pkey_index: u16 => settings.pkey_index;
-    /// The operations that the peer may perform through the queue pair (only sends unless set). The memory
-    /// must allow them too.
-    access: AccessFlags => settings.access;
-    /// The largest MTU of the path (the active MTU of our port unless set). The handshake uses the smaller
-    /// one of both sides.
-    path_mtu: MaximumTransferUnit => settings.mtu = Some;
-    /// The number of the first packet that we send (random unless set): the peer's `receive_psn`. The
-    /// endpoint contains it. It applies to the first connection only: after a reset the number is random
-    /// again, so that no packet of the old connection matches the new one.
-    send_psn: PacketSequenceNumber => settings.send_psn = Some;
-    /// The number of the first packet that we receive, the peer's `send_psn` (taken from the peer's
-    /// endpoint unless set). It applies to the first connection only.
-    receive_psn: PacketSequenceNumber => settings.receive_psn = Some;
-    /// How often a message that found no receive is sent again (6 unless set).
-    max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
-    /// The service level (0 unless set).
-    service_level: ServiceLevel => settings.service_level;
-    /// The traffic class of the global route header (0 unless set).
-    traffic_class: u8 => settings.traffic_class;
-    /// The flow label of the global route header (0 unless set).
-    flow_label: FlowLabel => settings.flow_label;
-    /// How many routers a packet may pass (64 unless set).
-    hop_limit: u8 => settings.hop_limit;
-    /// The rate limit (none unless set).
-    static_rate: StaticRate => settings.static_rate;
-    /// Whether packets have a global route header on InfiniBand too (only where the port requires
-    /// it, unless set). On RoCE they always have one.
-    global_route: bool => settings.global;
 }
 
-settings! {
-    Reliable:
-    /// How many reads and atomics we may have outstanding (the device's maximum, but at most 16, unless
-    /// set). If the peer answers fewer at a time, the handshake uses that number.
-    max_rd_atomic: u8 => settings.max_rd_atomic = Some;
-    /// How many reads and atomics of the peer we answer at a time. Unless set: the device's maximum for a queue pair, but
-    /// at most 16, and at most half of what the other queue pairs of the context leave of the device's total
-    /// ([`max_res_rd_atom`](crate::DeviceAttributes::max_res_rd_atom)). If nothing is left, peers cannot read.
-    max_dest_rd_atomic: u8 => settings.max_dest_rd_atomic = Some;
-    /// How long the peer waits before it retries a message that found no receive (10.24 ms unless
-    /// set).
-    min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
-    /// How long the peer has to answer a packet (67.1 ms unless set).
-    ack_timeout: AckTimeout => settings.ack_timeout;
-    /// How often an unanswered packet is sent again (6 unless set).
-    max_ack_retries: MaxAckRetries => settings.max_ack_retries;
+/// Defines the methods for the settings of the connection, for the transports that have them.
+macro_rules! connection {
+    (
+        any peer { $($peer:tt)+ }
+        datagrams { $($datagrams:tt)+ }
+    ) => {
+        connection! { $($peer)+ $($datagrams)+ }
+    };
+    ($($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+) => {
+        impl<T: Transport> QueuePairBuilder<'_, T> {
+            $(
+                $(#[$meta])*
+                pub fn $name(mut self, value: $type) -> Self
+                where
+                    T: $bound,
+                {
+                    self.settings = self.settings.$name(value);
+                    self
+                }
+            )+
+        }
+    };
 }
 
-settings! {
-    Datagram:
-    /// The Q_Key of a UD queue pair: datagrams must carry it (0x11111111 unless set).
-    qkey: u32 => settings.qkey;
-}
+connection_settings!(connection);
 
 impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     /// Begins a queue pair of this transport: [`Rc`](crate::Rc), [`Ud`](crate::Ud) .., or a [`QueuePairType`]
@@ -275,20 +184,21 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         }
     }
 
-    /// Takes over the settings that a channel was given.
-    pub(crate) fn with(
-        mut self,
-        capacities: ffi::ibv_qp_cap,
-        settings: ConnectionSettings,
-    ) -> Self {
+    /// Takes over the sizes that a channel was given.
+    pub(crate) fn capacities(mut self, capacities: ffi::ibv_qp_cap) -> Self {
         self.capacities = capacities;
+        self
+    }
+
+    /// Replaces all settings of the connection.
+    pub fn connection_settings(mut self, settings: ConnectionSettings) -> Self {
         self.settings = settings;
         self
     }
 
     /// Lets the peer read and write, in addition to what [`access`](Self::access) allows.
     pub fn allow_remote_rw(mut self) -> Self {
-        self.settings.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+        self.settings = self.settings.allow_remote_rw();
         self
     }
 

@@ -5,8 +5,8 @@ use std::ptr::{self, NonNull};
 use super::Properties;
 use super::QueuePair;
 use super::answers::Answers;
-use super::builder::ConnectionSettings;
 use super::builder::QueuePairBuilder;
+use super::connection_settings::ConnectionSettings;
 use super::endpoint::QueuePairEndpoint;
 use super::prepared::PreparedQueuePair;
 use super::sequence::first_psn;
@@ -139,8 +139,8 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             }
             None => context.endpoint_gids(&port, settings.port)?,
         };
-        settings.mtu = settings.mtu.or(port.active_mtu());
-        settings.global |= port.grh_required();
+        settings.path_mtu = settings.path_mtu.or(port.active_mtu());
+        settings.global_route |= port.grh_required();
         let most = |limit: u32| u8::try_from(limit.min(16)).unwrap_or(16);
         settings.max_rd_atomic.get_or_insert(most(device.max_qp_init_rd_atom()));
         let answers = Answers::take(context, &device, self.kind, settings.max_dest_rd_atomic);
@@ -321,7 +321,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
                 num,
                 lid,
                 send_psn: Some(send_psn),
-                path_mtu: settings.mtu,
+                path_mtu: settings.path_mtu,
                 max_dest_rd_atomic: settings.max_dest_rd_atomic,
                 gids,
                 credit_word: None,

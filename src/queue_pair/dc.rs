@@ -229,7 +229,7 @@ impl<T: Transport> QueuePair<'_, T> {
     ) -> StateTransition {
         let s = self.settings();
         let all = all.max_rd_atomic(s.max_rd_atomic.unwrap_or(1));
-        match s.mtu.or(mtu) {
+        match s.path_mtu.or(mtu) {
             Some(mtu) => all.path_mtu(mtu),
             None => all,
         }

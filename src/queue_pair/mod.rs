@@ -12,6 +12,7 @@ mod attributes;
 mod builder;
 #[cfg(rdma_core_65)]
 mod completion_counters;
+mod connection_settings;
 mod create;
 mod data_in_order;
 #[cfg(feature = "mlx5")]
@@ -47,8 +48,10 @@ pub(crate) mod work_request;
 pub use address_handle::AddressHandle;
 pub use address_vector::AddressVector;
 pub use attributes::{AttributeMask, QueuePairAttributes};
-pub(crate) use builder::ConnectionSettings;
 pub use builder::{CreateFlags, QueuePairBuilder};
+pub use connection_settings::ConnectionSettings;
+#[cfg(feature = "channel")]
+pub(crate) use connection_settings::connection_settings;
 pub use data_in_order::DataInOrder;
 #[cfg(feature = "mlx5")]
 pub use dc::{DcStreams, DcTarget};
@@ -281,6 +284,12 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         &self.object.properties.settings
     }
 
+    /// The context, and the type.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
+        (self.protection_domain().context().as_raw(), self.queue_pair_type())
+    }
+
     /// The Q_Key and the partition of a UD queue pair, for its transition out of RESET.
     #[cfg(feature = "rdmacm")]
     pub(crate) fn set_partition(&mut self, qkey: u32, pkey_index: u16) {
@@ -305,7 +314,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 
     /// See [`PreparedQueuePair::path_mtu`].
     pub(crate) fn set_path_mtu(&mut self, mtu: MaximumTransferUnit) {
-        self.object.properties.settings.mtu = Some(mtu);
+        self.object.properties.settings.path_mtu = Some(mtu);
         self.object.properties.endpoint.path_mtu = Some(mtu);
     }
 
@@ -355,7 +364,7 @@ impl<'res> QueuePair<'res, QueuePairType> {
             Some(srq) => builder.srq(srq),
             None => builder,
         };
-        Ok(builder.with(capacities, settings).build()?.into_queue_pair())
+        Ok(builder.capacities(capacities).connection_settings(settings).build()?.into_queue_pair())
     }
 
     /// The same queue pair with its transport in the type.

@@ -347,7 +347,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         let port = self.protection_domain().context().query_port(s.port)?;
         port.check_pkey_index(VERB, s.pkey_index)?;
         if self.is_connected_type() {
-            if let Some(mtu) = s.mtu {
+            if let Some(mtu) = s.path_mtu {
                 port.check_path_mtu(VERB, mtu)?;
             }
             let Some(remote) = remote else {
@@ -357,20 +357,27 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             let context = self.protection_domain().context();
             let own = (s.port, s.gid_index);
             let ours = &self.object.properties.endpoint.gids;
-            let path =
-                AddressVector::to_endpoint(VERB, context, &port, own, ours, remote, s.global)?
-                    .service_level(s.service_level)
-                    .static_rate(s.static_rate)
-                    .traffic_class(s.traffic_class)
-                    .flow_label(s.flow_label)
-                    .hop_limit(s.hop_limit);
+            let path = AddressVector::to_endpoint(
+                VERB,
+                context,
+                &port,
+                own,
+                ours,
+                remote,
+                s.global_route,
+            )?
+            .service_level(s.service_level)
+            .static_rate(s.static_rate)
+            .traffic_class(s.traffic_class)
+            .flow_label(s.flow_label)
+            .hop_limit(s.hop_limit);
             let reads = s.max_rd_atomic.unwrap_or(1);
             all = all
                 .path(path)
                 .remote_number(remote.num())
                 .receive_psn(s.receive_psn.or(remote.send_psn()).unwrap_or_default())
                 .max_rd_atomic(reads.min(remote.max_dest_rd_atomic().unwrap_or(reads)));
-            if let Some(mtu) = s.mtu.into_iter().chain(remote.path_mtu()).min() {
+            if let Some(mtu) = s.path_mtu.into_iter().chain(remote.path_mtu()).min() {
                 all = all.path_mtu(mtu);
             }
         }

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use super::answers::Answers;
-use super::builder::ConnectionSettings;
+use super::connection_settings::ConnectionSettings;
 use super::driver::DriverTransport;
 use super::endpoint::QueuePairEndpoint;
 use super::shared_receive_queue::SharedReceiveQueue;

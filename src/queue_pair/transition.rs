@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::address_vector::AddressVector;
-use super::attributes::{AttributeMask, QueuePairAttributes};
+use super::attributes::{Attribute, AttributeMask, QueuePairAttributes, attribute_table};
 use super::state::MigrationState;
 use super::state::check;
 use crate::error::{Error, Result};
@@ -51,15 +51,27 @@ pub struct StateTransition {
     mask: AttributeMask,
 }
 
-/// Defines builder methods that store an attribute.
-macro_rules! attributes {
-    ($($(#[$meta:meta])* $name:ident: $type:ty = $flag:ident, |$raw:ident, $value:ident| $store:expr;)+) => {
+/// Defines the methods that set an attribute.
+macro_rules! setters {
+    (
+        set and queried { $($(#[doc = $doc:literal])* $flag:ident = $constant:ident, $field:ident, $name:ident: $type:ty;)+ }
+        set { $($(#[doc = $set_doc:literal])* $set_flag:ident = $set_constant:ident, $set_field:ident, $set_name:ident: $set_type:ty;)+ }
+        neither $neither:tt
+        queried $queried:tt
+    ) => {
         impl StateTransition {
             $(
-                $(#[$meta])*
-                pub fn $name(mut self, $value: $type) -> Self {
-                    let $raw = &mut self.raw;
-                    $store;
+                $(#[doc = $set_doc])*
+                pub fn $set_name(mut self, value: $set_type) -> Self {
+                    self.raw.$set_field = Attribute::store(value);
+                    self.mask |= AttributeMask::$set_flag;
+                    self
+                }
+            )+
+            $(
+                $(#[doc = $doc])*
+                pub fn $name(mut self, value: $type) -> Self {
+                    self.raw.$field = Attribute::store(value);
                     self.mask |= AttributeMask::$flag;
                     self
                 }
@@ -68,51 +80,7 @@ macro_rules! attributes {
     };
 }
 
-attributes! {
-    /// The state that the change starts from; it fails in any other. RTR, RTS, SQD or SQE.
-    current_state: QueuePairState = CURRENT_STATE, |raw, value| raw.cur_qp_state = value.into();
-    /// The port. Ports count from 1.
-    port: u8 = PORT, |raw, value| raw.port_num = value;
-    /// The index of the partition key.
-    pkey_index: u16 = PKEY_INDEX, |raw, value| raw.pkey_index = value;
-    /// The operations that the peer may perform through the queue pair.
-    access: AccessFlags = ACCESS, |raw, value| raw.qp_access_flags = value.bits();
-    /// The Q_Key of a UD queue pair: datagrams must carry it.
-    qkey: u32 = QKEY, |raw, value| raw.qkey = value;
-    /// The path to the peer.
-    path: AddressVector = PATH, |raw, value| raw.ah_attr = value.to_raw();
-    /// The MTU of the path. Both sides must use the same.
-    path_mtu: MaximumTransferUnit = PATH_MTU, |raw, value| raw.path_mtu = value.as_raw();
-    /// The number of the peer's queue pair.
-    remote_number: u32 = REMOTE_NUMBER, |raw, value| raw.dest_qp_num = value;
-    /// The number of the first packet that is received: the peer's `send_psn`.
-    receive_psn: PacketSequenceNumber = RECEIVE_PSN, |raw, value| raw.rq_psn = value.value();
-    /// The number of the first packet that is sent: the peer's `receive_psn`.
-    send_psn: PacketSequenceNumber = SEND_PSN, |raw, value| raw.sq_psn = value.value();
-    /// How many reads and atomics may be outstanding.
-    max_rd_atomic: u8 = MAX_RD_ATOMIC, |raw, value| raw.max_rd_atomic = value;
-    /// How many reads and atomics of the peer are answered at a time.
-    max_dest_rd_atomic: u8 = MAX_DEST_RD_ATOMIC, |raw, value| raw.max_dest_rd_atomic = value;
-    /// How long the peer waits before it retries a message that found no receive.
-    min_rnr_timer: MinRnrTimer = MIN_RNR_TIMER, |raw, value| raw.min_rnr_timer = value.value();
-    /// How long the peer has to answer a packet.
-    ack_timeout: AckTimeout = ACK_TIMEOUT, |raw, value| raw.timeout = value.value();
-    /// How often an unanswered packet is sent again.
-    max_ack_retries: MaxAckRetries = MAX_ACK_RETRIES, |raw, value| raw.retry_cnt = value.value();
-    /// How often a message that found no receive is sent again.
-    max_rnr_retries: MaxRnrRetries = MAX_RNR_RETRIES, |raw, value| raw.rnr_retry = value.value();
-    /// The state of path migration.
-    migration_state: MigrationState = MIGRATION_STATE, |raw, value| {
-        raw.path_mig_state = value.into()
-    };
-    /// Whether an event reports that the send queue has drained.
-    drain_notification: bool = DRAIN_NOTIFICATION, |raw, value| {
-        raw.en_sqd_async_notify = value.into()
-    };
-    /// The limit of packet pacing in kilobits per second, of raw packet queue pairs; 0 for none. See
-    /// [`QueuePair::modify_rate_limit`](crate::QueuePair::modify_rate_limit) for other types.
-    rate_limit: u32 = RATE_LIMIT, |raw, value| raw.rate_limit = value;
-}
+attribute_table!(setters);
 
 impl StateTransition {
     /// A change to this state. If the queue pair is already in it, only attributes change.

@@ -15,15 +15,12 @@ pub(super) struct Attempt<Q: sealed::Connected> {
     pub(super) object: ManuallyDrop<Q>,
     pub(super) id: ManuallyDrop<Id>,
     pub(super) iwarp: bool,
-    /// How both are dropped on iWARP, if not by this thread.
-    give_up: Option<GiveUp<Q>>,
+    /// How both are dropped on iWARP, where either may wait for the peer.
+    give_up: fn(Q, Id),
 }
 
-/// Drops a connection that is not established. Either part may wait for the peer.
-pub(crate) type GiveUp<Q> = fn(Q, Id);
-
 /// A thread waits for the peer: neither the caller, nor the reactor that gets the queue pair when the identifier is gone.
-pub(crate) fn in_a_thread<Q: Send + 'static>(object: Q, id: Id) {
+pub(crate) fn in_a_thread<Q: Send + 'static, I: Send + 'static>(object: Q, id: I) {
     let in_this_order = (id, object);
     // If there is no thread for it, this one waits after all.
     let _ = thread::Builder::new().name("give up".into()).spawn(move || drop(in_this_order));
@@ -32,7 +29,7 @@ pub(crate) fn in_a_thread<Q: Send + 'static>(object: Q, id: Id) {
 impl<Q: sealed::Connected> Attempt<Q> {
     pub(super) fn new(object: Q, id: Id, iwarp: bool) -> Self {
         let (object, id) = (ManuallyDrop::new(object), ManuallyDrop::new(id));
-        Self { object, id, iwarp, give_up: Q::GIVE_UP }
+        Self { object, id, iwarp, give_up: Q::give_up }
     }
 
     /// The caller's thread must not wait for the peer.
@@ -41,7 +38,7 @@ impl<Q: sealed::Connected> Attempt<Q> {
     where
         Q: Send + 'static,
     {
-        self.give_up = Some(in_a_thread);
+        self.give_up = in_a_thread;
     }
 
     /// Both of them, for a connection that is established.
@@ -63,9 +60,9 @@ impl<Q: sealed::Connected> Drop for Attempt<Q> {
     fn drop(&mut self) {
         // SAFETY: it is dropped.
         let (object, id) = unsafe { self.take() };
-        match self.give_up {
-            Some(give_up) if self.iwarp => give_up(object, id),
-            _ => drop((object, id)),
+        if self.iwarp {
+            return (self.give_up)(object, id);
         }
+        drop((object, id));
     }
 }

@@ -4,6 +4,7 @@ use std::os::raw::c_int;
 
 use super::error::ConnectionError;
 use super::id::Id;
+use crate::connect::prepared::Prepared;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
@@ -14,56 +15,50 @@ use crate::queue_pair_state::{QueuePairState, QueuePairType};
 /// a [`PreparedChannel`](crate::PreparedChannel), which becomes a [`Channel`](crate::Channel), and a
 /// [`PreparedAsyncChannel`](crate::PreparedAsyncChannel), which becomes an [`AsyncChannel`](crate::AsyncChannel). All
 /// must be of type RC.
-pub trait Connectable: sealed::Prepared {}
+pub trait Connectable: Prepared<Connected: sealed::Connected> + sealed::Object {}
 
 impl Connectable for PreparedQueuePair<'_, Rc> {}
 impl Connectable for PreparedQueuePair<'_, QueuePairType> {}
 
 /// The connected form of a [`Connectable`].
-pub(super) type Connected<P> = <P as sealed::Prepared>::Connected;
+pub(super) type Connected<P> = <P as Prepared>::Connected;
 
 pub(crate) mod sealed {
-    use crate::connect::rdmacm::attempt::GiveUp;
     use crate::error::Result;
     use crate::ffi;
     use crate::memory::RemoteMemoryRegion;
+    use crate::queue_pair::ConnectionSettings;
 
-    /// The settings of a queue pair that the connection manager needs.
+    /// What the connection manager has to know of a queue pair.
     #[derive(Clone, Copy, Debug)]
     pub struct Settings {
         pub(in crate::connect::rdmacm) number: u32,
-        pub(in crate::connect::rdmacm) port: u8,
-        pub(in crate::connect::rdmacm) access: u32,
         pub(in crate::connect::rdmacm) shared_receives: bool,
-        pub(in crate::connect::rdmacm) max_rd_atomic: u8,
-        pub(in crate::connect::rdmacm) max_dest_rd_atomic: u8,
-        pub(in crate::connect::rdmacm) min_rnr_timer: u8,
-        pub(in crate::connect::rdmacm) ack_timeout: u8,
-        pub(in crate::connect::rdmacm) max_ack_retries: u8,
-        pub(in crate::connect::rdmacm) max_rnr_retries: u8,
+        pub(in crate::connect::rdmacm) connection: ConnectionSettings,
         pub(in crate::connect::rdmacm) credit_word: Option<RemoteMemoryRegion>,
     }
 
-    /// A queue pair in RESET.
-    pub trait Prepared: Object + Sized {
-        /// The connected form.
-        type Connected: Connected;
-
-        /// Converts the object once its queue pair has left RESET.
-        fn into_connected(self) -> Self::Connected;
+    impl Settings {
+        /// How many reads and atomics of the peer it answers, and how many of its own it has in flight.
+        pub(in crate::connect::rdmacm) fn reads(&self) -> (u8, u8) {
+            let ConnectionSettings { max_dest_rd_atomic, max_rd_atomic, .. } = self.connection;
+            (max_dest_rd_atomic.unwrap_or(1), max_rd_atomic.unwrap_or(1))
+        }
     }
 
     /// A queue pair on its way to RTS, or there.
     pub trait Connected: Object + Sized {
-        /// How it is dropped on iWARP, with the identifier of its connection, before that is established. `None`: as
-        /// everywhere else.
-        const GIVE_UP: Option<GiveUp<Self>> = None;
-
         /// Lets everything be posted: the queue pair is in RTS. May be called more than once.
         fn established(&mut self);
 
         /// Ends all operations in flight, as far as possible.
         fn end(&mut self);
+
+        /// Drops it on iWARP before the connection is established, with the connection's identifier. Dropping either may
+        /// wait for the peer.
+        fn give_up(self, id: impl Send + 'static) {
+            drop((self, id));
+        }
     }
 
     /// An object that holds a queue pair.
@@ -71,13 +66,10 @@ pub(crate) mod sealed {
         /// The settings that the connection manager needs.
         fn settings(&self) -> Settings;
 
-        /// The context of the queue pair, and whether its type is RC.
-        fn place(&self) -> (*mut ffi::ibv_context, bool);
-
         /// Takes the peer's credit word. Fails if only one side has flow control.
         fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()>;
 
-        /// Changes its state.
+        /// Changes the state of the queue pair.
         fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()>;
     }
 }
@@ -89,25 +81,12 @@ const KNOWN: u32 = crate::queue_pair::AttributeMask::all().bits();
 
 impl<T: Transport> Object for QueuePair<'_, T> {
     fn settings(&self) -> Settings {
-        let s = QueuePair::settings(self);
         Settings {
             number: self.number(),
-            port: s.port,
-            access: s.access.bits(),
             shared_receives: self.shared_receive_queue().is_some(),
-            max_rd_atomic: s.max_rd_atomic.unwrap_or(1),
-            max_dest_rd_atomic: s.max_dest_rd_atomic.unwrap_or(1),
-            min_rnr_timer: s.min_rnr_timer.value(),
-            ack_timeout: s.ack_timeout.value(),
-            max_ack_retries: s.max_ack_retries.value(),
-            max_rnr_retries: s.max_rnr_retries.value(),
+            connection: *QueuePair::settings(self),
             credit_word: None,
         }
-    }
-
-    fn place(&self) -> (*mut ffi::ibv_context, bool) {
-        let context = self.protection_domain().context().as_raw();
-        (context, self.queue_pair_type() == QueuePairType::ReliableConnected)
     }
 
     fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
@@ -139,10 +118,6 @@ impl<T: Transport> Object for PreparedQueuePair<'_, T> {
         Object::settings(self.queue_pair())
     }
 
-    fn place(&self) -> (*mut ffi::ibv_context, bool) {
-        self.queue_pair().place()
-    }
-
     fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
         self.queue_pair().agree(theirs)
     }
@@ -152,22 +127,56 @@ impl<T: Transport> Object for PreparedQueuePair<'_, T> {
     }
 }
 
-impl<'res, T: Transport> sealed::Prepared for PreparedQueuePair<'res, T> {
-    type Connected = QueuePair<'res, T>;
+#[cfg(feature = "channel")]
+mod channels {
+    use super::{Connectable, Object, Settings, sealed::Connected};
+    use crate::channel::{Channel, PreparedChannel};
+    use crate::error::Result;
+    use crate::ffi;
+    use crate::memory::RemoteMemoryRegion;
 
-    fn into_connected(self) -> QueuePair<'res, T> {
-        self.into_queue_pair()
+    impl Connectable for PreparedChannel<'_> {}
+
+    macro_rules! objects {
+        ($($channel:ident)+) => {
+            $(impl Object for $channel<'_> {
+                fn settings(&self) -> Settings {
+                    Settings { credit_word: self.credit_word(), ..Object::settings(self.queue_pair()) }
+                }
+
+                fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
+                    self.set_peer_credit_word(theirs)
+                }
+
+                fn modify(&mut self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<()> {
+                    Object::modify(self.live_queue_pair()?, attributes, mask)
+                }
+            })+
+        };
+    }
+
+    objects! { PreparedChannel Channel }
+
+    impl Connected for Channel<'_> {
+        fn established(&mut self) {
+            self.allow_sends();
+        }
+
+        fn end(&mut self) {
+            // If this fails, the operations stay in flight until the channel is dropped.
+            let _ = self.try_end();
+        }
     }
 }
 
 /// Checks that `object` can use the connection of `id`.
-pub(super) fn check(id: &Id, object: &impl Object) -> Result<(), ConnectionError> {
-    let (context, reliable) = object.place();
-    if !reliable {
+pub(super) fn check(id: &Id, prepared: &impl Connectable) -> Result<(), ConnectionError> {
+    let (context, kind) = prepared.place();
+    if kind != QueuePairType::ReliableConnected {
         let reason = "the connection manager connects queue pairs of type RC";
         return Err(Error::invalid("rdma_connect", reason).into());
     }
-    id.check(context, object.settings().port)
+    id.check(context, prepared.settings().connection.port)
 }
 
 /// Takes the queue pair to `state`, with the attributes that the connection manager gives.
@@ -177,14 +186,16 @@ pub(super) fn check(id: &Id, object: &impl Object) -> Result<(), ConnectionError
 /// retries are those that the queue pair was built with.
 pub(super) fn advance(id: &mut Id, object: &mut impl Object, state: QueuePairState) -> Result<()> {
     let settings = object.settings();
+    let (answered, in_flight) = settings.reads();
+    let settings = settings.connection;
     let (mut raw, mask) = id.queue_pair_attributes(state)?;
-    raw.qp_access_flags = settings.access;
-    raw.min_rnr_timer = settings.min_rnr_timer;
-    raw.timeout = settings.ack_timeout;
-    raw.retry_cnt = settings.max_ack_retries;
-    raw.rnr_retry = settings.max_rnr_retries;
-    raw.max_rd_atomic = raw.max_rd_atomic.min(settings.max_rd_atomic);
-    raw.max_dest_rd_atomic = raw.max_dest_rd_atomic.min(settings.max_dest_rd_atomic);
+    raw.qp_access_flags = settings.access.bits();
+    raw.min_rnr_timer = settings.min_rnr_timer.value();
+    raw.timeout = settings.ack_timeout.value();
+    raw.retry_cnt = settings.max_ack_retries.value();
+    raw.rnr_retry = settings.max_rnr_retries.value();
+    raw.max_rd_atomic = raw.max_rd_atomic.min(in_flight);
+    raw.max_dest_rd_atomic = raw.max_dest_rd_atomic.min(answered);
     // Some kernels set bits beyond those that libibverbs knows.
     object.modify(&mut raw, mask & KNOWN)
 }

@@ -14,6 +14,7 @@ use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
 use super::private_data::{Message, PrivateData};
 use super::{Connectable, Step};
+use crate::connect::prepared::Prepared;
 use crate::debug::debug;
 use crate::device::event_file;
 use crate::ffi;
@@ -47,7 +48,7 @@ pub struct PendingConnection<Q> {
 
 impl<Q: sealed::Connected> PendingConnection<Q> {
     /// Takes the queue pair to INIT. If that fails, nothing has changed.
-    pub(super) fn new<P: Connectable + sealed::Prepared<Connected = Q>>(
+    pub(super) fn new<P: Connectable + Prepared<Connected = Q>>(
         mut id: Id,
         mut prepared: P,
         offer: Option<Offer>,
@@ -89,7 +90,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
         };
         let settings = self.object.settings();
         let data = message.compose(verb, settings.credit_word, private_data, self.iwarp)?;
-        let ours = (settings.max_dest_rd_atomic, settings.max_rd_atomic);
+        let ours = settings.reads();
         // The peer cannot use more than it has asked for.
         let (responder_resources, initiator_depth) = self.offer.map_or(ours, |theirs| {
             (ours.0.min(theirs.responder_resources), ours.1.min(theirs.initiator_depth))
@@ -100,8 +101,8 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
             responder_resources,
             initiator_depth,
             flow_control: 1,
-            retry_count: settings.max_ack_retries,
-            rnr_retry_count: settings.max_rnr_retries,
+            retry_count: settings.connection.max_ack_retries.value(),
+            rnr_retry_count: settings.connection.max_rnr_retries.value(),
             srq: settings.shared_receives.into(),
             qp_num: settings.number,
         };
@@ -191,10 +192,6 @@ struct Number(sealed::Settings);
 impl sealed::Object for Number {
     fn settings(&self) -> sealed::Settings {
         self.0
-    }
-
-    fn place(&self) -> (*mut ffi::ibv_context, bool) {
-        (std::ptr::null_mut(), true)
     }
 
     fn agree(&self, _: Option<RemoteMemoryRegion>) -> crate::error::Result<()> {

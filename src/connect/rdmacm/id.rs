@@ -23,7 +23,7 @@ use crate::queue_pair_state::QueuePairState;
 /// domain of its own (`id->verbs`, `id->pd`), which are never handed out: the program's objects are on the
 /// program's context, and the identifier knows only the number of the queue pair (`id->qp` is null).
 #[derive(Debug)]
-pub struct Id {
+pub(super) struct Id {
     /// Null once it was destroyed, or could not be destroyed.
     raw: *mut ffi::rdma_cm_id,
     channel: EventChannel,

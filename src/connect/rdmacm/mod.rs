@@ -26,8 +26,6 @@
 mod address;
 mod attempt;
 mod connectable;
-#[cfg(feature = "channel")]
-mod connectable_channel;
 mod connecting;
 mod connection;
 mod datagram;
@@ -43,7 +41,8 @@ mod private_data;
 mod request;
 mod route;
 
-pub(crate) use attempt::{GiveUp, in_a_thread};
+#[cfg(feature = "async")]
+pub(crate) use attempt::in_a_thread;
 pub use connectable::Connectable;
 #[cfg(feature = "async")]
 pub(crate) use connectable::sealed;

@@ -8,9 +8,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::ExchangeError;
-use super::exchange::{Prepared, Role, exchange};
+use super::exchange::{Role, exchange};
 use super::stream::DeadlineStream;
 use crate::channel::{Channel, PreparedChannel};
+use crate::connect::prepared::Prepared;
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 use crate::state_error::StateError;
 

@@ -10,8 +10,8 @@ use std::time::Instant;
 use super::error::ExchangeError;
 use super::stream::{DeadlineStream, Timed};
 use super::wire;
-use crate::channel::{Channel, PreparedChannel};
-use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair, QueuePairEndpoint};
+use crate::connect::prepared::Prepared;
+use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
 /// Which of the two sides begins.
@@ -19,50 +19,6 @@ use crate::state_error::StateError;
 pub(crate) enum Role {
     Connects,
     Accepts,
-}
-
-/// What can be connected: a prepared queue pair or channel.
-pub(crate) trait Prepared: Sized {
-    type Connected;
-
-    fn endpoint(&self) -> QueuePairEndpoint;
-
-    fn handshake(self, remote: QueuePairEndpoint) -> Result<Self::Connected, StateError<Self>>;
-
-    /// Takes a connected object back, so that it can be connected again.
-    fn take_back(connected: Self::Connected) -> Self;
-}
-
-impl<'res, T: Connected> Prepared for PreparedQueuePair<'res, T> {
-    type Connected = QueuePair<'res, T>;
-
-    fn endpoint(&self) -> QueuePairEndpoint {
-        self.endpoint()
-    }
-
-    fn handshake(self, remote: QueuePairEndpoint) -> Result<QueuePair<'res, T>, StateError<Self>> {
-        self.handshake(remote)
-    }
-
-    fn take_back(connected: QueuePair<'res, T>) -> Self {
-        connected.into_prepared()
-    }
-}
-
-impl<'res> Prepared for PreparedChannel<'res> {
-    type Connected = Channel<'res>;
-
-    fn endpoint(&self) -> QueuePairEndpoint {
-        self.endpoint()
-    }
-
-    fn handshake(self, remote: QueuePairEndpoint) -> Result<Channel<'res>, StateError<Self>> {
-        self.handshake(remote)
-    }
-
-    fn take_back(connected: Channel<'res>) -> Self {
-        connected.into_prepared()
-    }
 }
 
 /// What an exchange returns: the connected object and the peer's private data, or the object that is not
@@ -124,8 +80,8 @@ pub(crate) async fn exchange_over<P: Prepared, S: Messages>(
         Ok(theirs) => theirs,
         Err(error) => return Err(StateError::new(prepared, error)),
     };
-    let connected = match prepared.handshake(remote) {
-        Ok(connected) => connected,
+    let shaken = match prepared.handshake(remote) {
+        Ok(shaken) => shaken,
         Err(failed) => {
             // If the peer does not receive this, it will see the end of the stream.
             let told = stream.write(&wire::verdict(Some(failed.error.raw_os_error()))).await;
@@ -137,8 +93,8 @@ pub(crate) async fn exchange_over<P: Prepared, S: Messages>(
         }
     };
     match exchange_verdicts(stream, role).await {
-        Ok(()) => Ok((connected, theirs)),
-        Err(error) => Err(StateError::new(P::take_back(connected), error)),
+        Ok(()) => Ok((P::finish(shaken), theirs)),
+        Err(error) => Err(StateError::new(P::take_back(shaken), error)),
     }
 }
 

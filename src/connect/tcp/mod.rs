@@ -36,7 +36,8 @@ pub use async_stream::AsyncStream;
 #[cfg(feature = "async")]
 pub(crate) use async_stream::Polled;
 pub use error::ExchangeError;
-pub(crate) use exchange::{Prepared, Role, exchange_over};
+#[cfg(feature = "async")]
+pub(crate) use exchange::{Role, exchange_over};
 pub use stream::{DeadlineStream, StreamWithDeadline};
 pub use wire::MAX_PRIVATE_DATA;
 #[cfg(any(test, fuzzing))]

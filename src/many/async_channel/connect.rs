@@ -8,13 +8,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::AsyncChannel;
+#[cfg(feature = "rdmacm")]
+use super::state::State;
 use crate::channel::{Channel, ChannelBuilder, OwnedResult, OwnedWork, PreparedChannel};
 use crate::completion::WorkSuccess;
-use crate::connect::tcp::{AsyncStream, ExchangeError, Polled, Prepared, Role, exchange_over};
+use crate::connect::Prepared;
+use crate::connect::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
+use crate::debug::debug;
 use crate::error::Result;
+#[cfg(feature = "rdmacm")]
+use crate::ffi;
 use crate::many::pool::PooledBuffer;
 use crate::many::reactor::Registry;
 use crate::queue_pair::QueuePairEndpoint;
+#[cfg(feature = "rdmacm")]
+use crate::queue_pair_state::QueuePairType;
 use crate::state_error::StateError;
 
 /// An [`AsyncChannel`] that is not connected, with the address that the peer needs: see
@@ -95,39 +103,6 @@ fn take_ended(
     });
 }
 
-impl Prepared for Receiving {
-    type Connected = Connected;
-
-    fn endpoint(&self) -> QueuePairEndpoint {
-        self.prepared.endpoint()
-    }
-
-    fn handshake(self, remote: QueuePairEndpoint) -> Result<Connected, StateError<Self>> {
-        let Self { prepared, mut posted, held } = self;
-        match prepared.handshake(remote) {
-            Ok(channel) => {
-                // Without those of which nobody knows whether they have ended, if an attempt could not reset the queue pair.
-                posted.retain(|work| work.is_of_channel(&channel));
-                Ok(Connected { channel, posted, held })
-            }
-            Err(failed) => {
-                let mut receiving = Self { prepared: failed.object, posted, held };
-                receiving.take_ended();
-                Err(StateError::new(receiving, failed.error))
-            }
-        }
-    }
-
-    fn take_back(connected: Connected) -> Self {
-        let Connected { mut channel, mut posted, mut held } = connected;
-        if !posted.is_empty() {
-            channel.reset_tasks();
-            take_ended(&mut posted, &mut held, |work| work.take_ended(&mut channel));
-        }
-        Self { prepared: channel.into_prepared(), posted, held }
-    }
-}
-
 /// A token of the reactor.
 struct Place {
     registry: Arc<Registry>,
@@ -155,15 +130,9 @@ impl PreparedAsyncChannel {
         Ok(Self { receiving, place })
     }
 
-    /// The channel that is connected now.
-    fn connected(connected: Connected, mut place: Place) -> AsyncChannel {
-        place.taken = true;
-        AsyncChannel::new(connected, &place.registry, place.token)
-    }
-
     /// The address of the channel, which the peer needs.
     pub fn endpoint(&self) -> QueuePairEndpoint {
-        self.receiving.endpoint()
+        self.receiving.prepared.endpoint()
     }
 
     /// `ibv_post_recv`: posts a receive before the channel is connected, so that not even the first message of the
@@ -205,19 +174,7 @@ impl PreparedAsyncChannel {
     /// [`StateError`], for another attempt.
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(self, remote: QueuePairEndpoint) -> Result<AsyncChannel, StateError<Self>> {
-        let Self { mut receiving, place } = self;
-        receiving.post_held();
-        match receiving.handshake(remote) {
-            Ok(connected) => Ok(Self::connected(connected, place)),
-            Err(failed) => Err(failed.map(|receiving| Self { receiving, place })),
-        }
-    }
-
-    /// The channel, whose queue pair the connection manager has taken to INIT.
-    #[cfg(feature = "rdmacm")]
-    pub(super) fn into_receiving(self) -> AsyncChannel {
-        let Self { receiving: Receiving { prepared, posted, held }, place } = self;
-        Self::connected(Connected { channel: prepared.into_receiving(), posted, held }, place)
+        Prepared::handshake(self, remote).map(Self::finish)
     }
 
     #[cfg(feature = "rdmacm")]
@@ -273,26 +230,80 @@ impl PreparedAsyncChannel {
         private_data: &[u8],
     ) -> AsyncConnect<'a> {
         let private_data = private_data.to_vec();
-        let exchanging = async move {
-            let Self { mut receiving, place } = self;
-            receiving.post_held();
-            let mut stream = Polled(stream);
-            match exchange_over(receiving, role, &mut stream, &private_data).await {
-                Ok((connected, theirs)) => Ok((Self::connected(connected, place), theirs)),
-                Err(failed) => Err(failed.map(|receiving| Self { receiving, place })),
-            }
-        };
+        let exchanging =
+            async move { exchange_over(self, role, &mut Polled(stream), &private_data).await };
         AsyncConnect { exchanging: Box::pin(exchanging) }
     }
 }
 
-impl fmt::Debug for PreparedAsyncChannel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreparedAsyncChannel")
-            .field("prepared", &self.receiving.prepared)
-            .finish_non_exhaustive()
+/// One whose peer may fail to connect. It gets its place when the peer has connected too.
+#[cfg_attr(not(feature = "rdmacm"), expect(unreachable_pub, reason = "of `Connectable`"))]
+pub struct Shaken {
+    connected: Connected,
+    place: Place,
+}
+
+debug! { Shaken, self, channel: self.connected.channel, .. }
+
+impl Prepared for PreparedAsyncChannel {
+    type Connected = AsyncChannel;
+    type Shaken = Shaken;
+
+    fn endpoint(&self) -> QueuePairEndpoint {
+        self.endpoint()
+    }
+
+    fn handshake(self, remote: QueuePairEndpoint) -> Result<Shaken, StateError<Self>> {
+        let Self { mut receiving, place } = self;
+        receiving.post_held();
+        let Receiving { prepared, mut posted, held } = receiving;
+        match prepared.handshake(remote) {
+            Ok(channel) => {
+                // If an attempt could not reset the queue pair, it is not known which of its receives have ended.
+                posted.retain(|work| work.is_of_channel(&channel));
+                Ok(Shaken { connected: Connected { channel, posted, held }, place })
+            }
+            Err(failed) => {
+                let mut receiving = Receiving { prepared: failed.object, posted, held };
+                receiving.take_ended();
+                Err(StateError::new(Self { receiving, place }, failed.error))
+            }
+        }
+    }
+
+    fn take_back(Shaken { connected, place }: Shaken) -> Self {
+        let Connected { mut channel, mut posted, mut held } = connected;
+        if !posted.is_empty() {
+            channel.reset_tasks();
+            take_ended(&mut posted, &mut held, |work| work.take_ended(&mut channel));
+        }
+        let receiving = Receiving { prepared: channel.into_prepared(), posted, held };
+        Self { receiving, place }
+    }
+
+    fn finish(Shaken { connected, mut place }: Shaken) -> AsyncChannel {
+        place.taken = true;
+        AsyncChannel::new(connected, &place.registry, place.token)
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
+        self.receiving.prepared.queue_pair().place()
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn into_connected(self) -> AsyncChannel {
+        let Self { receiving: Receiving { prepared, posted, held }, place } = self;
+        let channel = prepared.into_receiving();
+        let connected = Connected { channel, posted, held };
+        let channel = Self::finish(Shaken { connected, place });
+        // Receives that a failed attempt has ended.
+        channel.shared.with(State::fill);
+        channel
     }
 }
+
+debug! { PreparedAsyncChannel, self, prepared: self.receiving.prepared, .. }
 
 /// The channel and the peer's private data, or what is not connected.
 type Output = Result<(AsyncChannel, Vec<u8>), StateError<PreparedAsyncChannel, ExchangeError>>;

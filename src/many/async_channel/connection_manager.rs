@@ -1,11 +1,10 @@
 //! Asynchronous channels that the connection manager connects.
 
-use super::state::State;
 use super::{AsyncChannel, PreparedAsyncChannel};
 use crate::channel::TransportError;
 use crate::connect::rdmacm::Connectable;
-use crate::connect::rdmacm::sealed::{Connected, Object, Prepared, Settings};
-use crate::connect::rdmacm::{GiveUp, in_a_thread};
+use crate::connect::rdmacm::in_a_thread;
+use crate::connect::rdmacm::sealed::{Connected, Object, Settings};
 use crate::error::Result;
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
@@ -17,10 +16,6 @@ impl Object for PreparedAsyncChannel {
         self.prepared().settings()
     }
 
-    fn place(&self) -> (*mut ffi::ibv_context, bool) {
-        self.prepared().place()
-    }
-
     fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
         self.prepared().agree(theirs)
     }
@@ -30,24 +25,9 @@ impl Object for PreparedAsyncChannel {
     }
 }
 
-impl Prepared for PreparedAsyncChannel {
-    type Connected = AsyncChannel;
-
-    fn into_connected(self) -> AsyncChannel {
-        let channel = self.into_receiving();
-        // Receives that a failed attempt has ended.
-        channel.shared.with(State::fill);
-        channel
-    }
-}
-
 impl Object for AsyncChannel {
     fn settings(&self) -> Settings {
         self.shared.with(|state| state.channel.settings())
-    }
-
-    fn place(&self) -> (*mut ffi::ibv_context, bool) {
-        self.shared.with(|state| state.channel.place())
     }
 
     fn agree(&self, theirs: Option<RemoteMemoryRegion>) -> Result<()> {
@@ -60,8 +40,6 @@ impl Object for AsyncChannel {
 }
 
 impl Connected for AsyncChannel {
-    const GIVE_UP: Option<GiveUp<Self>> = Some(in_a_thread);
-
     fn established(&mut self) {
         self.shared.with(|state| state.channel.allow_sends());
     }
@@ -70,5 +48,9 @@ impl Connected for AsyncChannel {
     fn end(&mut self) {
         // A waker that panics must not keep the caller from telling the peer, or from releasing a device that was removed.
         self.shared.end(TransportError::Stopped).forget();
+    }
+
+    fn give_up(self, id: impl Send + 'static) {
+        in_a_thread(self, id);
     }
 }

@@ -1,0 +1,113 @@
+//! What can be connected, over a stream or by the connection manager.
+
+#[cfg(feature = "channel")]
+use crate::channel::{Channel, PreparedChannel};
+#[cfg(feature = "rdmacm")]
+use crate::ffi;
+#[cfg(feature = "channel")]
+use crate::queue_pair::QueuePairEndpoint;
+use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
+#[cfg(feature = "rdmacm")]
+use crate::queue_pair_state::QueuePairType;
+#[cfg(feature = "channel")]
+use crate::state_error::StateError;
+
+/// A queue pair or channel in RESET. It is a bound of the public trait `Connectable` of the connection manager.
+#[cfg_attr(not(feature = "rdmacm"), expect(unreachable_pub, reason = "of `Connectable`"))]
+pub trait Prepared: Sized {
+    /// The connected form.
+    type Connected;
+    /// That, as long as its peer may fail to connect.
+    type Shaken;
+
+    /// The address that the peer needs.
+    #[cfg(feature = "channel")]
+    fn endpoint(&self) -> QueuePairEndpoint;
+
+    /// Takes the queue pair to RTS.
+    #[cfg(feature = "channel")]
+    fn handshake(self, remote: QueuePairEndpoint) -> Result<Self::Shaken, StateError<Self>>;
+
+    /// Takes it back to RESET, since the peer has failed.
+    #[cfg(feature = "channel")]
+    fn take_back(shaken: Self::Shaken) -> Self;
+
+    /// Both sides are ready.
+    #[cfg(feature = "channel")]
+    fn finish(shaken: Self::Shaken) -> Self::Connected;
+
+    /// The context and the type of the queue pair.
+    #[cfg(feature = "rdmacm")]
+    fn place(&self) -> (*mut ffi::ibv_context, QueuePairType);
+
+    /// Converts the object once the connection manager has taken its queue pair to INIT.
+    #[cfg(feature = "rdmacm")]
+    fn into_connected(self) -> Self::Connected;
+}
+
+impl<'res, T: Connected> Prepared for PreparedQueuePair<'res, T> {
+    type Connected = QueuePair<'res, T>;
+    type Shaken = QueuePair<'res, T>;
+
+    #[cfg(feature = "channel")]
+    fn endpoint(&self) -> QueuePairEndpoint {
+        self.endpoint()
+    }
+
+    #[cfg(feature = "channel")]
+    fn handshake(self, remote: QueuePairEndpoint) -> Result<QueuePair<'res, T>, StateError<Self>> {
+        self.handshake(remote)
+    }
+
+    #[cfg(feature = "channel")]
+    fn take_back(shaken: QueuePair<'res, T>) -> Self {
+        shaken.into_prepared()
+    }
+
+    #[cfg(feature = "channel")]
+    fn finish(shaken: QueuePair<'res, T>) -> QueuePair<'res, T> {
+        shaken
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
+        self.queue_pair().place()
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn into_connected(self) -> QueuePair<'res, T> {
+        self.into_queue_pair()
+    }
+}
+
+#[cfg(feature = "channel")]
+impl<'res> Prepared for PreparedChannel<'res> {
+    type Connected = Channel<'res>;
+    type Shaken = Channel<'res>;
+
+    fn endpoint(&self) -> QueuePairEndpoint {
+        self.endpoint()
+    }
+
+    fn handshake(self, remote: QueuePairEndpoint) -> Result<Channel<'res>, StateError<Self>> {
+        self.handshake(remote)
+    }
+
+    fn take_back(shaken: Channel<'res>) -> Self {
+        shaken.into_prepared()
+    }
+
+    fn finish(shaken: Channel<'res>) -> Channel<'res> {
+        shaken
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn place(&self) -> (*mut ffi::ibv_context, QueuePairType) {
+        self.queue_pair().place()
+    }
+
+    #[cfg(feature = "rdmacm")]
+    fn into_connected(self) -> Channel<'res> {
+        self.into_receiving()
+    }
+}

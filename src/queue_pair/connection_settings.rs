@@ -1,0 +1,148 @@
+//! The settings of a connection: one table for the value that every builder takes, and for the builders' own methods.
+
+use super::address_vector::AddressVector;
+use crate::memory::AccessFlags;
+use crate::settings::{
+    AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber, ServiceLevel, StaticRate,
+};
+
+/// The settings: for which transports, the name, the type, how it is stored, and the default. Calls the macro `$define` with
+/// all of them.
+macro_rules! connection_settings {
+    ($define:ident) => {
+        $define! {
+            any peer {
+                /// The port (1 unless set). Ports count from 1.
+                [Transport] port: u8, u8 = 1;
+                /// The index of our own GID. Unless set, the handshake chooses the first class of address that both
+                /// sides have, in the order of [`Context::routable_gid`](crate::Context::routable_gid).
+                [Transport] gid_index: u8, Option<u8> = None;
+                /// The index of the partition key (0 unless set).
+                [Transport] pkey_index: u16, u16 = 0;
+                /// The operations that the peer may perform through the queue pair (only sends unless set). The memory
+                /// must allow them too.
+                [Transport] access: AccessFlags, AccessFlags = AccessFlags::LOCAL_WRITE;
+                /// The largest MTU of the path (the active MTU of our port unless set). The handshake uses the smaller
+                /// one of both sides.
+                [Transport] path_mtu: MaximumTransferUnit, Option<MaximumTransferUnit> = None;
+                /// The number of the first packet that we send (random unless set): the peer's `receive_psn`. The
+                /// endpoint contains it. It applies to the first connection only: after a reset the number is random
+                /// again, so that no packet of the old connection matches the new one.
+                [Transport] send_psn: PacketSequenceNumber, Option<PacketSequenceNumber> = None;
+                /// The number of the first packet that we receive, the peer's `send_psn` (taken from the peer's
+                /// endpoint unless set). It applies to the first connection only.
+                [Transport] receive_psn: PacketSequenceNumber, Option<PacketSequenceNumber> = None;
+                /// How often a message that found no receive is sent again (6 unless set).
+                [Transport] max_rnr_retries: MaxRnrRetries, MaxRnrRetries = MaxRnrRetries::default();
+                /// The service level (0 unless set).
+                [Transport] service_level: ServiceLevel, ServiceLevel = ServiceLevel::default();
+                /// The traffic class of the global route header (0 unless set).
+                [Transport] traffic_class: u8, u8 = 0;
+                /// The flow label of the global route header (0 unless set).
+                [Transport] flow_label: FlowLabel, FlowLabel = FlowLabel::default();
+                /// How many routers a packet may pass (64 unless set).
+                [Transport] hop_limit: u8, u8 = AddressVector::DEFAULT_HOP_LIMIT;
+                /// The rate limit (none unless set).
+                [Transport] static_rate: StaticRate, StaticRate = StaticRate::Max;
+                /// Whether packets have a global route header on InfiniBand too (only where the port requires
+                /// it, unless set). On RoCE they always have one.
+                [Transport] global_route: bool, bool = false;
+                /// How many reads and atomics we may have outstanding (the device's maximum, but at most 16, unless
+                /// set). If the peer answers fewer at a time, the handshake uses that number.
+                [Reliable] max_rd_atomic: u8, Option<u8> = None;
+                /// How many reads and atomics of the peer we answer at a time. Unless set: the device's maximum for a queue pair, but
+                /// at most 16, and at most half of what the other queue pairs of the context leave of the device's total
+                /// ([`max_res_rd_atom`](crate::DeviceAttributes::max_res_rd_atom)). If nothing is left, peers cannot read.
+                [Reliable] max_dest_rd_atomic: u8, Option<u8> = None;
+                /// How long the peer waits before it retries a message that found no receive (10.24 ms unless
+                /// set).
+                [Reliable] min_rnr_timer: MinRnrTimer, MinRnrTimer = MinRnrTimer::default();
+                /// How long the peer has to answer a packet (67.1 ms unless set).
+                [Reliable] ack_timeout: AckTimeout, AckTimeout = AckTimeout::default();
+                /// How often an unanswered packet is sent again (6 unless set).
+                [Reliable] max_ack_retries: MaxAckRetries, MaxAckRetries = MaxAckRetries::default();
+            }
+            datagrams {
+                /// The Q_Key of a UD queue pair: datagrams must carry it (0x11111111 unless set).
+                [Datagram] qkey: u32, u32 = 0x1111_1111;
+            }
+        }
+    };
+}
+pub(crate) use connection_settings;
+
+/// Defines the value.
+macro_rules! value {
+    (
+        any peer { $($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+ }
+        datagrams { $($(#[$datagram:meta])* [$of:ident] $key:ident: $key_type:ty, $key_stored:ty = $key_default:expr;)+ }
+    ) => {
+        /// The settings of a connection, for the states from INIT to RTS: a program makes them once, and gives them to all
+        /// builders of [queue pairs](crate::QueuePairBuilder::connection_settings) and
+        /// [channels](crate::ChannelBuilder::connection_settings).
+        ///
+        /// Every setting has a default that works on RoCE, InfiniBand and Soft-RoCE; each method states it. What a transport
+        /// does not have, such as the acknowledgements of an unreliable one, has no effect there.
+        ///
+        /// ```
+        /// use ibverbs::{ConnectionSettings, MaxRnrRetries, Rc};
+        ///
+        /// # fn main() -> ibverbs::Result<()> {
+        /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+        /// # rxe0.register();
+        /// # let context = ibverbs::open("rxe0")?;
+        /// # let domain = context.alloc_pd()?;
+        /// # let queue = context.create_cq(16)?;
+        /// let settings = ConnectionSettings::new().max_rnr_retries(MaxRnrRetries::UNLIMITED).traffic_class(0x60);
+        /// let queue_pair = domain.create_qp(&queue, &queue, Rc).connection_settings(settings).build()?;
+        /// let channel = domain.create_channel().connection_settings(settings).build()?;
+        /// # Ok(())
+        /// # }
+        /// ```
+        #[derive(Clone, Copy, Debug)]
+        #[must_use]
+        pub struct ConnectionSettings {
+            $(pub(crate) $name: $stored,)+
+            $(pub(crate) $key: $key_stored,)+
+        }
+
+        impl Default for ConnectionSettings {
+            fn default() -> Self {
+                Self { $($name: $default,)+ $($key: $key_default,)+ }
+            }
+        }
+
+        impl ConnectionSettings {
+            $(
+                $(#[$meta])*
+                pub fn $name(mut self, value: $type) -> Self {
+                    self.$name = value.into();
+                    self
+                }
+            )+
+            $(
+                $(#[$datagram])*
+                pub fn $key(mut self, value: $key_type) -> Self {
+                    self.$key = value.into();
+                    self
+                }
+            )+
+        }
+    };
+}
+
+connection_settings!(value);
+
+impl ConnectionSettings {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets the peer read and write, in addition to what [`access`](Self::access) allows. The memory must allow it too.
+    pub fn allow_remote_rw(mut self) -> Self {
+        self.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+        self
+    }
+}
