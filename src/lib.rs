@@ -66,8 +66,8 @@ pub use channel::{
     AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, ChannelUntil,
     IntoReceive, IntoSend, OperationError, OwnedBuffer, OwnedResult, OwnedWork, PeerResults,
     PendingWork, PreparedChannel, ReadyChannel, ReadyChannels, Scope, ScopeError,
-    ScopedPendingWork, SetScope, SharedCompletionQueue, SharedReceives, TokenResult,
-    TransportError, TransportResult, WorkRequest,
+    ScopedPendingWork, ScopedWindow, SetScope, SharedCompletionQueue, SharedReceives, TokenResult,
+    TransportError, TransportResult, WindowError, WindowRequests, WorkRequest,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,

@@ -24,6 +24,7 @@ use super::shared_receives::{Member, Receives};
 use super::sink::Sink;
 use super::slot::{Slot, State};
 use super::wait::Sleep;
+use super::window_list::WindowList;
 use crate::completion::WorkSuccess;
 use crate::device::Clock;
 use crate::ffi;
@@ -46,6 +47,8 @@ pub(super) struct Core {
     /// What was polled, and what polls.
     pub(super) sink: Sink,
     pub(super) table: InFlight,
+    /// The list that windows are posted with, if there was one. Taken out meanwhile.
+    pub(super) window: Cell<Option<Box<WindowList>>>,
     pub(super) limits: Limits,
     /// The router of a shared completion queue, and this channel's inbox.
     pub(super) router: Option<(Arc<Router>, Inbox)>,
@@ -152,6 +155,7 @@ impl Core {
             fast_path: Cell::new(false),
             sink,
             table,
+            window: Cell::default(),
             limits: settings.limits,
             router,
             receives,

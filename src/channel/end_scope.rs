@@ -19,13 +19,10 @@ pub(super) enum ScopeExit {
 impl Core {
     /// Whether there is an operation of the scope whose result was not seen.
     pub(super) fn has_unpolled(&self) -> bool {
-        use State::{Abandoned, Discarded, Done, InFlight};
-
-        let unseen = |state| {
-            matches!(
-                state,
-                InFlight(Owner::Scope) | Done(Owner::Scope) | Discarded(Owner::Scope) | Abandoned
-            )
+        let unseen = |state| match state {
+            State::Abandoned => true,
+            State::Seen => false,
+            state => state.owner().is_some_and(Owner::is_of_scope),
         };
         self.unreported.unpolled.get()
             || self.table.any_in_scope()
@@ -170,7 +167,7 @@ impl Core {
         let mut result = Ok(());
         for slot in self.table.slots() {
             match slot.state() {
-                State::Done(Owner::Scope) | State::Discarded(Owner::Scope) => {
+                State::Done(owner) | State::Discarded(owner) if owner.is_of_scope() => {
                     result = result.and(self.take_result(slot).map(drop));
                 }
                 State::Seen => self.table.release_of(slot, Owner::Scope),

@@ -18,6 +18,7 @@ use std::ptr::NonNull;
 use super::generation::Generations;
 use super::owned_buffer::Owned;
 use super::slot::{NO_SLOT, Owner, Slot, State};
+use super::window_list;
 use crate::error::{Error, Result};
 
 /// The most slots of a table. Larger indices are those of shared receives.
@@ -153,7 +154,7 @@ impl InFlight {
     }
 
     /// The slots of one queue.
-    fn of(&self, queue: Queue) -> &[Slot] {
+    pub(super) fn of(&self, queue: Queue) -> &[Slot] {
         let (sends, receives) = self.slots().split_at(self.sends as usize);
         match queue {
             Queue::Send => sends,
@@ -176,7 +177,7 @@ impl InFlight {
 
     /// Whether a request with this number was posted before the connection began.
     pub(super) fn is_earlier(&self, wr_id: u64) -> bool {
-        (wr_id as u32 as usize) < MAX_SLOTS
+        ((wr_id as u32 as usize) < MAX_SLOTS || window_list::member(wr_id).is_some())
             && self.generations.get().is_earlier((wr_id >> 32) as u32)
     }
 
@@ -341,13 +342,15 @@ impl InFlight {
             (Open::Everything | Open::Sends, _) | (Open::Receives, Queue::Receive) => {}
             _ => return None,
         }
-        self.of(queue).iter().find(|slot| slot.state() == State::Free)
+        self.free_places(queue).next()
     }
 
     /// Frees a slot whose result was taken, or whose request was not posted.
     pub(super) fn release(&self, slot: &Slot) {
-        if let Some(owner) = slot.state().owner() {
-            self.release_of(slot, owner);
+        match slot.state().owner() {
+            Some(owner) if owner.is_window() => self.release_window(slot),
+            Some(owner) => self.release_of(slot, owner),
+            None => {}
         }
     }
 
@@ -384,6 +387,18 @@ impl InFlight {
         let slot = self.slot(self.first_ended.get() as usize)?;
         self.first_ended.set(slot.next_ended.get());
         Some(slot)
+    }
+
+    /// Counts a slot that a window has taken.
+    #[inline]
+    pub(super) fn count_taken_in_scope(&self) {
+        self.in_scope.set(self.in_scope.get() + 1);
+    }
+
+    /// After a window took slots up to this one: the next one of the ring.
+    #[inline]
+    pub(super) fn set_next_send(&self, last: &Slot) {
+        self.next_send.set(last.next.get());
     }
 
     /// Counts this number of slots of operations in a scope as [free](Slot::free).
@@ -429,6 +444,14 @@ impl InFlight {
         let mut any_abandoned = false;
         for slot in self.slots() {
             match slot.state() {
+                State::InFlight(Owner::LostWindow) => {
+                    any_abandoned = true;
+                    self.release_window(slot);
+                }
+                // The failure is known.
+                State::InFlight(Owner::FailedWindow) => {
+                    slot.set_state(State::Done(Owner::FailedWindow));
+                }
                 State::InFlight(owner) => {
                     slot.set_state(State::Discarded(owner));
                     if owner == Owner::OwnToken {

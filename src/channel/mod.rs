@@ -40,6 +40,8 @@ mod slot;
 mod stop;
 mod task_work;
 mod wait;
+mod window;
+mod window_list;
 
 pub use blocking::ChannelUntil;
 pub use builder::ChannelBuilder;
@@ -63,6 +65,7 @@ pub use shared_completion_queue::{ReadyChannel, ReadyChannels, SharedCompletionQ
 pub use shared_receives::SharedReceives;
 pub(crate) use task_work::TaskDrops;
 pub(crate) use wait::DEVICE_CHECK_PERIOD;
+pub use window::{ScopedWindow, WindowError, WindowRequests};
 
 use std::fmt;
 use std::net::TcpStream;

@@ -107,7 +107,7 @@ pub struct Prepared {
 /// The functions that post.
 pub(super) type PostFunctions = (PostSend, PostRecv);
 
-type PostSend = unsafe extern "C" fn(
+pub(super) type PostSend = unsafe extern "C" fn(
     *mut ffi::ibv_qp,
     *mut ffi::ibv_send_wr,
     *mut *mut ffi::ibv_send_wr,
@@ -170,6 +170,17 @@ impl Prepared {
             (*this).post_send = post_send;
             (*this).post_recv = post_recv;
         }
+    }
+
+    /// The function that posts to the send queue, and its first argument.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is valid.
+    #[inline]
+    pub(super) unsafe fn post_send(this: *const Self) -> (PostSend, *mut ffi::ibv_qp) {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { ((*this).post_send, (*this).queue_pair) }
     }
 
     /// Whether the device may have the request although posting it has just failed.

@@ -182,7 +182,7 @@ impl Core {
         returned: c_int,
     ) -> TransportError {
         if returned == NO_CREDIT && O::TAKES_RECEIVE {
-            return self.refuse_without_credit(owner);
+            return self.refuse_without_credit(owner, 1);
         }
         let error = ffi::failed(O::VERB, returned).into();
         // The device may have it nevertheless.

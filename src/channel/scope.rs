@@ -12,6 +12,7 @@ use super::in_flight::Queue;
 use super::request::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
+use super::window::{ScopedWindow, WindowError, WindowRequests};
 use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
@@ -149,6 +150,54 @@ impl<'scope> Scope<'scope, '_> {
         // `'scope` ends. What is not kept was copied by the post.
         let slot = unsafe { self.core.post(operation, list.as_mut(), Owner::Scope) }?;
         Ok(ScopedPendingWork::new(self.core, slot, buffer.keep()))
+    }
+
+    /// `ibv_post_send`: posts several requests of the send queue with one doorbell, of which only the last has a
+    /// completion. Its handle gives all buffers back. They are carried out in their order.
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// use ibverbs::{Channel, Inline, MemoryRegion, RemoteMemoryRegion, SendWorkRequest, WriteWorkRequest};
+    ///
+    /// /// Writes a page to the peer's memory, and tells the peer that it is there.
+    /// fn publish(
+    ///     channel: &mut Channel<'_>,
+    ///     page: &MemoryRegion<'_, u8>,
+    ///     remote: RemoteMemoryRegion,
+    /// ) -> Result<(), Box<dyn std::error::Error>> {
+    ///     channel.scope(|scope| {
+    ///         let write = WriteWorkRequest::new(page.slice(..)?, remote);
+    ///         let tell = SendWorkRequest::new(Inline(b"written"));
+    ///         let ((page, ()), _) = scope.post_window((write, tell))?.wait()?;
+    ///         println!("{} bytes", page.len());
+    ///         Ok::<_, ibverbs::TransportError>(())
+    ///     })?;
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// A window takes a place in the queue for each of its requests, and with flow control a [credit](Self::credits) for
+    /// each message, until it has ended. It has 32,768 requests at most. The channel keeps the memory of the list, so that
+    /// only a window that is longer than all before it allocates.
+    ///
+    /// # Errors
+    ///
+    /// [Those of posting](Self#errors), with all buffers. If the reason is one request,
+    /// [`request`](WindowError::request) names it. Nothing was posted; but if the device has refused a request that is not
+    /// the first, those before it were posted, and the channel was stopped, since they have no completion.
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post_window<W: WindowRequests>(
+        &self,
+        requests: W,
+    ) -> Result<ScopedWindow<'scope, W::Buffers>, WindowError<W::Buffers>>
+    where
+        W::Buffers: BorrowedBuffer + 'scope,
+    {
+        // SAFETY: as in `post`.
+        let (slot, buffers) = unsafe { self.core.post_window(requests) }?;
+        Ok(ScopedWindow::new(self.core, slot, buffers))
     }
 
     /// `ibv_post_send`: posts a send of a buffer or a [`SendWorkRequest`](crate::SendWorkRequest): see

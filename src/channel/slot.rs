@@ -14,6 +14,11 @@ pub(super) enum Owner {
     Scope,
     /// A `PendingWork`, which may outlive the scope that it was posted in.
     Token,
+    /// A `ScopedWindow`.
+    Window,
+    /// The channel itself, for the two operations that have slots of their own: the blocking one, and the read of the
+    /// peer's credits.
+    Channel,
     /// An `OwnedWork`.
     Handle,
     /// As `Handle`, for a task that is woken when the operation ends.
@@ -22,9 +27,10 @@ pub(super) enum Owner {
     OwnToken,
     /// Nobody: the `OwnedWork` was dropped.
     Nobody,
-    /// The channel itself, for the two operations that have slots of their own: the blocking one, and the read of the
-    /// peer's credits.
-    Channel,
+    /// As `Window`, after one of its requests, not the last, has failed. The slot holds the completion of the first one.
+    FailedWindow,
+    /// As `Window`; the handle was dropped, and nobody will ask for the result.
+    LostWindow,
 }
 
 /// The state of a slot and its operation.
@@ -38,7 +44,8 @@ pub(super) enum State {
     Abandoned,
     /// The operation has completed, and the slot holds the completion.
     Done(Owner),
-    /// As `Done(Owner::Scope)`, and the handle has returned the result.
+    /// As `Done(Owner::Scope)`, and the handle has returned the result. Or the place belongs to the window of another
+    /// slot.
     Seen,
     /// The queue pair was reset or destroyed before the completion was polled. No completion will
     /// come, and the device no longer uses the buffer.
@@ -50,6 +57,25 @@ impl Owner {
     #[inline]
     pub(super) fn owns_buffer(self) -> bool {
         matches!(self, Self::Handle | Self::Task | Self::OwnToken | Self::Nobody)
+    }
+
+    /// Whether the operation is a window.
+    #[inline]
+    pub(super) fn is_window(self) -> bool {
+        matches!(self, Self::Window | Self::FailedWindow | Self::LostWindow)
+    }
+
+    /// Whether a scope waits for the operation.
+    #[inline]
+    pub(super) fn is_of_scope(self) -> bool {
+        self == Self::Scope || self.is_window()
+    }
+
+    /// Whether a completion is kept for the owner, and nothing else is to be done.
+    #[inline]
+    pub(super) fn awaits_completion(self) -> bool {
+        // One comparison.
+        (self as u8) < Self::Nobody as u8
     }
 
     /// Whether an `OwnedWork` will ask for the result.
@@ -69,7 +95,10 @@ impl State {
     /// Whether the device may still use the buffer, and a scope waits for that.
     #[inline]
     pub(super) fn is_outstanding_in_scope(self) -> bool {
-        matches!(self, Self::InFlight(Owner::Scope) | Self::Abandoned)
+        match self {
+            Self::InFlight(owner) => owner.is_of_scope(),
+            state => state == Self::Abandoned,
+        }
     }
 
     /// The owner of the operation, if there is one.
@@ -115,8 +144,11 @@ pub(super) struct Slot {
     /// dropped at once.
     phase: Cell<Phase>,
     owner: Cell<Owner>,
-    /// In the list of operations that have ended and are known by a token: the index of the next one.
+    /// In the list of operations that have ended and are known by a token, or of the places of a window beside its run:
+    /// the index of the next one.
     pub(super) next_ended: Cell<u32>,
+    /// Of a window: how many slots it has from this one on. They are free themselves, and nobody takes them.
+    pub(super) run: Cell<u16>,
     completion: Cell<WorkCompletion>,
     pub(super) entry: Entry,
 }
@@ -135,6 +167,7 @@ impl Slot {
             phase: Cell::new(Phase::Seen),
             owner: Cell::new(Owner::Scope),
             next_ended: Cell::new(NO_SLOT),
+            run: Cell::new(1),
             completion: Cell::new(WorkCompletion::default()),
             entry: Entry::new(),
         }

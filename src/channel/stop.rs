@@ -39,7 +39,32 @@ impl Core {
     /// returns, the device uses no buffer of this channel any more.
     #[cold]
     pub(super) fn stop(&self) {
-        if !self.try_stop() && (self.destroyed.get() || self.destroy().is_err()) {
+        if !self.try_stop() {
+            self.destroy_or_abort();
+        }
+    }
+
+    /// As `stop`, if the device has requests that have no completion of their own: a part of a window. If it only reads
+    /// their memory (not `writes`), it stops after the first two steps: see the [module](self).
+    #[cold]
+    pub(super) fn stop_unsignaled(&self, writes: bool) {
+        if self.destroyed.get() {
+            return;
+        }
+        self.close();
+        let outstanding = self.table.outstanding();
+        // What else is in flight ends as it has ended. Of the part, the completions prove nothing.
+        self.flush();
+        let reset = self.reset();
+        trace::channel_stopped(self.number, outstanding, reset.is_ok());
+        if reset.is_err() && writes {
+            self.destroy_or_abort();
+        }
+    }
+
+    /// The last two steps.
+    fn destroy_or_abort(&self) {
+        if self.destroyed.get() || self.destroy().is_err() {
             // `eprintln` would panic if writing to stderr fails.
             let _ = writeln!(
                 io::stderr(),

@@ -223,7 +223,7 @@ impl<'ctx> CompletionChannel<'ctx> {
     #[doc(alias = "ibv_get_cq_event")]
     #[inline]
     pub fn wait(&self) -> Result<CompletionEvent> {
-        self.wait_until(None)
+        self.wait_with(None)
     }
 
     /// [`wait`](Self::wait), but no longer than `timeout`.
@@ -234,7 +234,7 @@ impl<'ctx> CompletionChannel<'ctx> {
     ///  - those of [`next_event`](Self::next_event).
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait_timeout(&self, timeout: Duration) -> Result<CompletionEvent> {
-        self.wait_until(event_file::deadline(timeout))
+        self.wait_with(event_file::deadline(timeout))
     }
 
     /// [`wait`](Self::wait), but not after `deadline`.
@@ -245,11 +245,11 @@ impl<'ctx> CompletionChannel<'ctx> {
     ///  - those of [`next_event`](Self::next_event).
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait_until(&self, deadline: Instant) -> Result<CompletionEvent> {
-        self.wait_until(Some(deadline))
+        self.wait_with(Some(deadline))
     }
 
     #[inline(always)]
-    fn wait_until(&self, deadline: Option<Instant>) -> Result<CompletionEvent> {
+    fn wait_with(&self, deadline: Option<Instant>) -> Result<CompletionEvent> {
         match self.take_event()? {
             Some(event) => Ok(event),
             None => self.sleep_until(deadline),
@@ -362,7 +362,7 @@ impl<'ctx> WaitChannel<'ctx> {
 
     /// Reads an event. Returns false if the waker has woken it.
     fn read(&self, waker: Option<&Waker>, deadline: Option<Instant>) -> Result<bool> {
-        let Some(waker) = waker else { return self.channel.wait_until(deadline).map(|_| true) };
+        let Some(waker) = waker else { return self.channel.wait_with(deadline).map(|_| true) };
         let (fd, next) = (self.channel.as_raw_fd(), || self.channel.next_event());
         let read = event_file::take_before_or_woken(GET, fd, waker.fd(), deadline, next)?;
         Ok(read.is_some())

@@ -269,7 +269,7 @@ impl<'cq> ExtendedPoller<'cq> {
     ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
     ///  - `EIO`: the device is gone.
     pub fn wait<R>(&mut self, f: impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Result<R> {
-        self.wait_until(None, f)
+        self.wait_with(None, f)
     }
 
     /// [`wait`](Self::wait), but no longer than `timeout`.
@@ -283,7 +283,7 @@ impl<'cq> ExtendedPoller<'cq> {
         timeout: Duration,
         f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,
     ) -> Result<R> {
-        self.wait_until(event_file::deadline(timeout), f)
+        self.wait_with(event_file::deadline(timeout), f)
     }
 
     /// [`wait`](Self::wait), but not after `deadline`.
@@ -297,10 +297,10 @@ impl<'cq> ExtendedPoller<'cq> {
         deadline: Instant,
         f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,
     ) -> Result<R> {
-        self.wait_until(Some(deadline), f)
+        self.wait_with(Some(deadline), f)
     }
 
-    fn wait_until<R>(
+    fn wait_with<R>(
         &mut self,
         deadline: Option<Instant>,
         mut f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,

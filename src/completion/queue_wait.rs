@@ -33,7 +33,7 @@ impl CompletionQueue<'_> {
     #[doc(alias = "ibv_req_notify_cq")]
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait<'c>(&self, completions: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
-        self.wait_until(completions, None)
+        self.wait_with(completions, None)
     }
 
     /// [`wait`](Self::wait), but no longer than `timeout`.
@@ -47,7 +47,7 @@ impl CompletionQueue<'_> {
         completions: &'c mut [WorkCompletion],
         timeout: Duration,
     ) -> Result<&'c [WorkCompletion]> {
-        self.wait_until(completions, event_file::deadline(timeout))
+        self.wait_with(completions, event_file::deadline(timeout))
     }
 
     /// [`wait`](Self::wait), but not after `deadline`.
@@ -61,10 +61,10 @@ impl CompletionQueue<'_> {
         completions: &'c mut [WorkCompletion],
         deadline: Instant,
     ) -> Result<&'c [WorkCompletion]> {
-        self.wait_until(completions, Some(deadline))
+        self.wait_with(completions, Some(deadline))
     }
 
-    fn wait_until<'c>(
+    fn wait_with<'c>(
         &self,
         completions: &'c mut [WorkCompletion],
         deadline: Option<Instant>,

@@ -286,7 +286,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     /// Those of [`next_event`](Self::next_event).
     #[doc(alias = "ibv_get_async_event")]
     pub fn wait(&self) -> Result<AsyncEvent> {
-        self.wait_until(None)
+        self.wait_with(None)
     }
 
     /// [`wait`](Self::wait), but no longer than `timeout`.
@@ -296,7 +296,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     ///  - `ETIMEDOUT`: there was no event in that time.
     ///  - those of [`next_event`](Self::next_event).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<AsyncEvent> {
-        self.wait_until(event_file::deadline(timeout))
+        self.wait_with(event_file::deadline(timeout))
     }
 
     /// [`wait`](Self::wait), but not after `deadline`.
@@ -306,10 +306,10 @@ impl<'ctx> AsyncEvents<'ctx> {
     ///  - `ETIMEDOUT`: there was no event before the deadline.
     ///  - those of [`next_event`](Self::next_event).
     pub fn wait_until(&self, deadline: Instant) -> Result<AsyncEvent> {
-        self.wait_until(Some(deadline))
+        self.wait_with(Some(deadline))
     }
 
-    fn wait_until(&self, deadline: Option<Instant>) -> Result<AsyncEvent> {
+    fn wait_with(&self, deadline: Option<Instant>) -> Result<AsyncEvent> {
         event_file::take_before(GET, self.as_raw_fd(), deadline, || self.next_event())
     }
 

@@ -114,6 +114,16 @@ pub unsafe trait BorrowedBuffer: private::Sealed {}
 
 type One = [ffi::ibv_sge; 1];
 
+/// A list of elements that can be copied: what they name is not in the list itself.
+#[diagnostic::on_unimplemented(
+    message = "this buffer cannot be in a window",
+    label = "an `InlineList` is put together by the post of a single request",
+    note = "put the bytes together and use `Inline(bytes)`"
+)]
+pub trait PlainList: AsMut<[ffi::ibv_sge]> {}
+
+impl<const N: usize> PlainList for [ffi::ibv_sge; N] {}
+
 /// The part of an implementation of [`GatherBuffer`] for a buffer that an operation keeps as it is.
 macro_rules! kept_whole {
     () => {
@@ -366,6 +376,9 @@ impl AsMut<[ffi::ibv_sge]> for ElementList {
         }
     }
 }
+
+// The elements name memory outside of the list.
+impl PlainList for ElementList {}
 
 fn gather_all<B: GatherBuffer<List = One, Kept = B>>(pieces: &[B]) -> Result<ElementList> {
     ElementList::collect(pieces.len(), pieces.iter().map(|piece| Ok(piece.gather()?[0])))

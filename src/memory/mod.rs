@@ -68,6 +68,8 @@ pub use access::AccessFlags;
 pub use advice::MemoryAdvice;
 pub use atomic_element::AtomicElement;
 pub use borrowed_region::{BorrowedMemoryRegion, ReadOnlyMemoryRegion};
+#[cfg(feature = "channel")]
+pub(crate) use buffer::PlainList;
 pub(crate) use buffer::kept_whole;
 pub use buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 pub use device_memory::{DeviceMemory, DeviceMemoryRegion};

@@ -10,6 +10,8 @@
 //! [`emit`](sealed::Kind::emit) for `ibv_wr_*`. Three ways to post use the entry: channels, whose requests are prepared
 //! (`channel/operation.rs`), queue pairs ([`encode`]), and batches of queue pairs (`work_request/batch.rs`).
 
+#[cfg(test)]
+mod agreement;
 mod destination;
 pub(crate) mod encode;
 mod extra;

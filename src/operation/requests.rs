@@ -150,6 +150,12 @@ macro_rules! work_requests {
         impl<$d: $bound $(, $x: $xbound)?, T: $has + $peer_trait> Adds<T> for $name<$d $(, $x)?> {}
     )+
 
+    /// Compares what each operation says in both interfaces.
+    #[cfg(test)]
+    pub(super) fn for_each_operation(compared: &mut super::agreement::Compared) {
+        $(compare! { compared $operation [$($field)*] $($xbound)? })+
+    }
+
     /// The operations without their buffers.
     pub(crate) mod op {
         use super::*;
@@ -163,6 +169,30 @@ macro_rules! work_requests {
             }
         )+
     }};
+}
+
+/// Compares an operation, with everything that a message may carry.
+#[cfg(test)]
+macro_rules! compare {
+    ($compared:ident $operation:ident $fields:tt Extra) => {
+        compare! { $compared $operation $fields WriteExtra }
+        compare! { @ $compared $operation <Invalidate> $fields }
+    };
+    ($compared:ident $operation:ident $fields:tt WriteExtra) => {
+        compare! { @ $compared $operation <()> $fields }
+        compare! { @ $compared $operation <Immediate> $fields }
+    };
+    ($compared:ident $operation:ident $fields:tt) => {
+        compare! { @ $compared $operation <> $fields }
+    };
+    (@ $compared:ident $operation:ident <$($x:ty)?> [$($field:ident)*]) => {
+        let mut at = 0..;
+        $compared.check(op::$operation $(::<$x>)? {
+            flags: 0,
+            $($field: super::agreement::Sample::sample(at.next().unwrap_or_default()),)*
+        });
+        let _ = at;
+    };
 }
 
 macro_rules! posted {
@@ -223,6 +253,16 @@ work_requests! {
     ///     })
     /// }
     ///
+    /// /// Several with one doorbell and one completion, which gives all buffers back.
+    /// fn window(channel: &mut Channel<'_>, region: &MemoryRegion<'_, u8>) -> TransportResult<()> {
+    ///     let (head, body) = (region.slice(..8)?, region.slice(8..)?);
+    ///     channel.manual_scope(|scope| {
+    ///         let window = scope.post_window([head, body].map(SendWorkRequest::new))?;
+    ///         let ([_head, _body], _) = window.wait()?;
+    ///         Ok(())
+    ///     })
+    /// }
+    ///
     /// /// The operation owns its buffer. The handle gives it back, at any time.
     /// fn owned(channel: &mut Channel<'_>, buffer: PooledBuffer) -> OwnedResult<PooledBuffer> {
     ///     let mut work = channel.post_owned(SendWorkRequest::new(buffer).immediate(7))?;
@@ -232,6 +272,14 @@ work_requests! {
     /// /// The same as a future.
     /// async fn future(channel: &AsyncChannel, buffer: PooledBuffer) -> OwnedResult<PooledBuffer> {
     ///     channel.run(SendWorkRequest::new(buffer).immediate(7)).await
+    /// }
+    ///
+    /// /// Without a scope: the program keeps the region until the work was waited for.
+    /// unsafe fn unpolled(channel: &mut Channel<'_>, region: &MemoryRegion<'_, u8>) -> TransportResult<()> {
+    ///     let request = SendWorkRequest::new(region.slice(..5)?).immediate(7);
+    ///     let work = unsafe { channel.post_unpolled(request)? };
+    ///     work.wait(channel)?;
+    ///     Ok(())
     /// }
     ///
     /// /// On a queue pair: the program polls the completions of these numbers, and until then keeps the region.

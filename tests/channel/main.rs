@@ -29,3 +29,4 @@ mod software;
 mod told;
 mod unpolled;
 mod wait_all;
+mod windows;

@@ -162,6 +162,29 @@ pub(crate) fn window(rig: &mut ChannelRig, operations: u64) -> Result<u64, Trans
     Ok(sum)
 }
 
+/// Sixteen sends of different bytes with one doorbell and one completion. All are in one scope.
+#[inline(never)]
+pub(crate) fn one_completion(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
+    let ChannelRig { channel, region } = rig;
+    let mut messages = [region.slice(..LENGTH)?; WINDOW];
+    for (index, message) in messages.iter_mut().enumerate() {
+        *message = region.slice(index * LENGTH..(index + 1) * LENGTH)?;
+    }
+    let mut sum = 0;
+    let result = channel.scope(|scope| {
+        let mut messages = messages;
+        for _ in 0..operations / WINDOW_OPERATIONS {
+            let window = scope.post_window(messages.map(SendWorkRequest::new))?;
+            let success;
+            (messages, success) = window.wait()?;
+            sum += WINDOW_OPERATIONS * u64::from(success.byte_len());
+        }
+        Ok(())
+    });
+    result.map_err(ended)?;
+    Ok(sum)
+}
+
 /// Sixteen sends without handles, then the wait for all. All are in one scope.
 #[inline(never)]
 pub(crate) fn window_at_once(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {

@@ -9,7 +9,7 @@ use crate::{c, channel, events, prepared, reactor, server, server_futures, verbs
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W14`, `W5x` for the extended interface; `W14-10` is with ten connections.
+    /// `W1` to `W15`, `W5x` for the extended interface; `W14-10` is with ten connections.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -169,6 +169,10 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W12", "futures, 10000 channels", Bytes, ReactorRig::new(10_000), reactor::sends),
         in_c!("W13", "C tuned", 1, Rig::with_events(), c_tuned_w13),
         ours!("W13", "futures", Bytes, SleepingRig::new(), reactor::sends_asleep),
+        in_c!("W15", "C plain", 1, Rig::new(), c_plain_w15),
+        in_c!("W15", "C tuned", 1, Rig::new(), c_tuned_w15),
+        in_c!("W15", "C again", 1, Rig::new(), c_again_w15),
+        ours!("W15", "channel window", Bytes, ChannelRig::new(), channel::one_completion),
     ];
     contenders.extend(servers!("W14-1", 1));
     contenders.extend(servers!("W14-10", 10));

@@ -80,22 +80,26 @@ impl Core {
         ffi::status(VERB, returned)
     }
 
-    /// Checks that a message may be sent. If there is no credit, asks the peer for more.
-    fn require_credit(&self, credits: &Credits) -> TransportResult<()> {
+    /// Checks that this number of messages may be sent. If there is too little credit, asks the peer for more.
+    fn require_credits(&self, credits: &Credits, messages: u32) -> TransportResult<()> {
         if let Some(error) = credits.failed.get() {
             return Err(TransportError::Work(error));
         }
-        if credits.available() > 0 {
+        if credits.available() >= messages {
             return Ok(());
         }
         self.read_credits(credits)?;
         Err(TransportError::NoCredit)
     }
 
-    /// The error of a post without credit, of an operation in this state.
+    /// The error of a post of so many messages without credit, of an operation of this owner.
     #[cold]
     #[inline(never)]
-    pub(in crate::channel) fn refuse_without_credit(&self, owner: Owner) -> TransportError {
+    pub(in crate::channel) fn refuse_without_credit(
+        &self,
+        owner: Owner,
+        messages: u32,
+    ) -> TransportError {
         let Some(credits) = &self.credits else { return TransportError::NoCredit };
         // A program may post again and again, and poll nothing meanwhile, as there is nothing in flight. Tasks
         // must not be woken here; their reactor polls.
@@ -108,7 +112,7 @@ impl Core {
                 }
             }
         }
-        self.require_credit(credits).err().unwrap_or(TransportError::NoCredit)
+        self.require_credits(credits, messages).err().unwrap_or(TransportError::NoCredit)
     }
 
     /// Waits for the credit of a blocking operation. If the deadline passes, the channel is not stopped, since
@@ -152,9 +156,9 @@ impl Core {
         self.credits.as_deref().map(Credits::available)
     }
 
-    /// Counts a message that was sent. If few credits are left, asks the peer for more.
-    pub(super) fn use_credit(&self, credits: &Credits) {
-        credits.sent.set(credits.sent.get().wrapping_add(1));
+    /// Counts messages that were sent. If few credits are left, asks the peer for more.
+    pub(super) fn use_credits(&self, credits: &Credits, messages: u32) {
+        credits.sent.set(credits.sent.get().wrapping_add(messages));
         if credits.available() <= credits.most.get() / 2 {
             // If it fails, it is tried again when there is no credit left.
             let _ = self.read_credits(credits);
@@ -172,7 +176,7 @@ impl Core {
             if !self.table.is_open() {
                 return Err(self.refusal(Queue::Send));
             }
-            match self.require_credit(credits) {
+            match self.require_credits(credits, 1) {
                 Err(TransportError::NoCredit) => {}
                 result => return result,
             }
@@ -198,7 +202,7 @@ impl Core {
             return Err(self.refusal(Queue::Send));
         }
         self.settle()?;
-        match self.require_credit(credits) {
+        match self.require_credits(credits, 1) {
             Err(TransportError::NoCredit) => Ok(false),
             result => result.map(|()| true),
         }

@@ -14,30 +14,49 @@ pub(in crate::channel) const NO_CREDIT: c_int = c_int::MIN;
 /// channel without flow control does not even check whether it has any.
 pub(in crate::channel) const COUNTING: PostFunctions = (post_send, post_recv);
 
-/// As `ibv_post_send`, for a message that has a credit.
+/// As `ibv_post_send`, for messages that all have a credit.
 ///
 /// # Safety
 ///
-/// `core` points to the core of a live queue pair, with flow control, and the rest is as for `ibv_post_send`,
-/// for a list of one request.
+/// `core` points to the core of a live queue pair, with flow control, and the rest is as for `ibv_post_send`.
 unsafe extern "C" fn post_send(
     core: *mut ffi::ibv_qp,
     request: *mut ffi::ibv_send_wr,
     refused: *mut *mut ffi::ibv_send_wr,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    let (core, opcode) = unsafe { (&*core.cast_const().cast::<Core>(), (*request).opcode) };
-    let credits = core.credits.as_deref().filter(|_| takes_receive(opcode));
-    if credits.is_some_and(|credits| credits.available() == 0 || credits.failed.get().is_some()) {
+    let core = unsafe { &*core.cast_const().cast::<Core>() };
+    // SAFETY: as above.
+    let messages = unsafe { messages(request) };
+    let credits = core.credits.as_deref().filter(|_| messages > 0);
+    if credits
+        .is_some_and(|credits| credits.available() < messages || credits.failed.get().is_some())
+    {
         // `refused` stays as it is: what is left there would be taken for the provider's answer to a later request.
         return NO_CREDIT;
     }
     // SAFETY: the caller vouches for everything.
     let returned = unsafe { ffi::ibv_post_send(core.queue_pair, request, refused) };
     if let (Some(credits), 0) = (credits, returned) {
-        core.use_credit(credits);
+        core.use_credits(credits, messages);
     }
     returned
+}
+
+/// How many requests of the list use up a receive of the peer.
+///
+/// # Safety
+///
+/// The list is well-formed.
+unsafe fn messages(mut request: *const ffi::ibv_send_wr) -> u32 {
+    let mut messages = 0;
+    while !request.is_null() {
+        // SAFETY: the caller vouches for it.
+        let (opcode, next) = unsafe { ((*request).opcode, (*request).next) };
+        messages += u32::from(takes_receive(opcode));
+        request = next;
+    }
+    messages
 }
 
 /// As `ibv_post_recv`, and counts the receive.

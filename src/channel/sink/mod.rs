@@ -267,7 +267,7 @@ impl Core {
     fn dispatch(&self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         if let Some(slot) = self.slot_of_completion(completion)
             && let State::InFlight(owner) = slot.state()
-            && owner != Owner::Nobody
+            && owner.awaits_completion()
         {
             slot.complete(owner, completion);
             match owner {
@@ -285,6 +285,9 @@ impl Core {
     fn dispatch_other(&self, completion: &WorkCompletion) -> TransportResult<()> {
         let wr_id = completion.wr_id();
         match self.slot_of_completion(completion.as_raw()).map(|slot| (slot, slot.state())) {
+            Some((slot, State::InFlight(owner))) if owner.is_window() => {
+                self.end_window(slot, owner, completion);
+            }
             Some((slot, State::InFlight(_))) => {
                 slot.entry.buffer.clear();
                 self.release(slot);
@@ -302,7 +305,9 @@ impl Core {
             {
                 slot.renumber();
             }
-            _ if self.take_message(completion) || self.table.is_earlier(wr_id) => {}
+            _ if self.take_window_failure(completion)
+                || self.take_message(completion)
+                || self.table.is_earlier(wr_id) => {}
             _ => {
                 let queue_pair = completion.queue_pair_number();
                 return Err(TransportError::UnknownCompletion { queue_pair, wr_id });

@@ -1,0 +1,237 @@
+//! Windows in C's form: requests of the send queue that are posted by one call, of which only the last has a completion.
+//!
+//! A list is prepared once: each request is linked to the next, and has room for its pieces. A window fills in the rest.
+//!
+//! The requests before the last complete only if they fail. Their number is that of the last one, which is the slot's,
+//! with a mark and their position: see [`number_of`].
+
+use std::ffi::c_int;
+use std::ptr;
+
+use super::in_flight::no_memory;
+use super::operation::{Limits, Operation, PostSend};
+use super::request::WorkRequest;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::{GatherBuffer, PlainList};
+use crate::operation::sealed::{Kind, Request};
+use crate::operation::{SIGNALED, SendQueueRequest, without_empty};
+
+/// In the lower half of a number: the request is not the last of its window. The position is in front of the slot's index.
+const NOT_LAST: u64 = 1 << 31;
+const POSITION: u32 = 16;
+
+/// The most requests of a window.
+pub(super) const MAX_WINDOW: usize = 1 << 15;
+
+/// The slots that a window can complete by: those whose indices leave room for a position.
+pub(super) const LEADERS: u32 = 1 << POSITION;
+
+/// The number of the request at this position, not the last, of a window that completes by this number.
+#[inline(always)]
+fn number_of(last: u64, position: usize) -> u64 {
+    last | NOT_LAST | (position as u64) << POSITION
+}
+
+/// The number by which the window of this request completes, and the position of the request in it. `None`: it has no
+/// such number.
+pub(super) fn member(wr_id: u64) -> Option<(u64, usize)> {
+    let position = (wr_id as u32 >> POSITION) as usize & (MAX_WINDOW - 1);
+    let last = wr_id & !(u64::from(u32::MAX) & !u64::from(LEADERS - 1));
+    (wr_id & NOT_LAST != 0).then_some((last, position))
+}
+
+/// See the [module](self).
+#[derive(Default)]
+pub(super) struct WindowList {
+    requests: Vec<ffi::ibv_send_wr>,
+    pieces: Vec<ffi::ibv_sge>,
+    /// How many pieces each request has room for.
+    pieces_each: usize,
+}
+
+// SAFETY: its pointers are to its own vectors.
+unsafe impl Send for WindowList {}
+
+/// A list that the verb has not posted, or not as a whole.
+pub(super) struct NotPosted {
+    /// What the verb has returned.
+    pub(super) returned: c_int,
+    /// How many requests were posted: all of them if the provider does not say which one it has refused.
+    pub(super) posted: usize,
+}
+
+impl NotPosted {
+    pub(super) fn error(&self) -> Error {
+        const VERB: &str = "ibv_post_send";
+        if self.returned == 0 {
+            // siw, after a part of a list.
+            let reason = "the provider does not say why: the queue is full, or the device does not have this operation";
+            return Error::with_reason(VERB, libc::ENOMEM, reason);
+        }
+        ffi::failed(VERB, self.returned)
+    }
+}
+
+impl WindowList {
+    /// Makes room for that many requests. Allocates only if there was no window as long.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: there are none, or more than a window can have.
+    ///  - `ENOMEM`: out of memory.
+    #[inline]
+    pub(super) fn reserve(&mut self, requests: usize, limits: &Limits) -> Result<()> {
+        if requests == 0 || requests > self.requests.len() {
+            return self.grow(requests, limits.max_send_sge.max(1) as usize);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, requests: usize, pieces_each: usize) -> Result<()> {
+        if !(1..=MAX_WINDOW).contains(&requests) {
+            let what = "the number of requests of a window";
+            let (count, most) = (requests as u64, MAX_WINDOW as u64);
+            return Err(Error::out_of_range("ibv_post_send", what, count, 1, most));
+        }
+        let len = requests.next_power_of_two();
+        let pieces = len.checked_mul(pieces_each).ok_or_else(no_memory)?;
+        self.requests.try_reserve_exact(len - self.requests.len()).map_err(|_| no_memory())?;
+        self.pieces.try_reserve_exact(pieces - self.pieces.len()).map_err(|_| no_memory())?;
+        self.requests.resize(len, ffi::ibv_send_wr::default());
+        self.pieces.resize(pieces, ffi::ibv_sge::default());
+        self.pieces_each = pieces_each;
+        let (first, piece) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
+        for index in 0..len {
+            // SAFETY: there are as many requests and pieces.
+            unsafe {
+                (*first.add(index)).sg_list = piece.add(index * pieces_each);
+                // The last one of all is always the last one of its window.
+                (*first.add(index)).next = first.add((index + 1) % len);
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a window of that many requests, which completes by this number. There is
+    /// [room](Self::reserve) for them.
+    #[inline]
+    pub(super) fn begin(&mut self, len: usize, last: u64) -> Window<'_> {
+        debug_assert!(len <= self.requests.len());
+        let (request, piece) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
+        Window { list: self, request, piece, len, filled: 0, last }
+    }
+}
+
+/// A window that is being filled.
+pub(super) struct Window<'a> {
+    list: &'a mut WindowList,
+    /// The next request, and its pieces.
+    request: *mut ffi::ibv_send_wr,
+    piece: *mut ffi::ibv_sge,
+    len: usize,
+    filled: usize,
+    last: u64,
+}
+
+impl Window<'_> {
+    /// Adds a request.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Operation::check`], and of the request's buffer.
+    #[inline(always)]
+    pub(super) fn add<R>(
+        &mut self,
+        limits: &Limits,
+        operation: &R::Operation,
+        buffer: &mut R::Buffer,
+    ) -> super::TransportResult<()>
+    where
+        R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
+    {
+        let mut list = R::list(buffer)?;
+        let list = list.as_mut();
+        operation.check(limits, list)?;
+        assert!(self.filled < self.len);
+        let count = match list {
+            [one] => usize::from(one.length != 0),
+            _ => without_empty(list),
+        };
+        // SAFETY: the list has as many requests, each with room for the pieces that `check` allows.
+        unsafe {
+            let (request, piece) = (self.request, self.piece);
+            (*request).wr_id = number_of(self.last, self.filled);
+            (*request).num_sge = count as c_int;
+            (*request).opcode = <R::Operation as Kind>::OPCODE;
+            (*request).send_flags = operation.flags() & !SIGNALED;
+            operation.fill(request);
+            if let [one] = list {
+                *piece = *one;
+            } else {
+                for (index, one) in list.iter().take(count).enumerate() {
+                    *piece.add(index) = *one;
+                }
+            }
+            self.request = request.add(1);
+            self.piece = piece.wrapping_add(self.list.pieces_each);
+        }
+        self.filled += 1;
+        Ok(())
+    }
+
+    /// Posts the window.
+    ///
+    /// # Safety
+    ///
+    /// The window is full. The function posts to `queue_pair`, which is live. The memory of all requests is valid, as for
+    /// [`Operation::post`].
+    #[inline(always)]
+    pub(super) unsafe fn post(
+        self,
+        post_send: PostSend,
+        queue_pair: *mut ffi::ibv_qp,
+    ) -> Result<(), NotPosted> {
+        debug_assert!(self.filled == self.len && self.len > 0);
+        let mut refused = ptr::null_mut();
+        // SAFETY: the list has at least `len` requests; the caller vouches for the rest.
+        unsafe {
+            let first = self.list.requests.as_mut_ptr();
+            let last = self.request.sub(1);
+            let next = (*last).next;
+            (*last).next = ptr::null_mut();
+            (*last).wr_id = self.last;
+            (*last).send_flags |= SIGNALED;
+            let returned = post_send(queue_pair, first, &raw mut refused);
+            (*last).next = next;
+            // If siw has posted a part of a list and refuses the rest, it returns 0, but names the first request that
+            // it has refused.
+            if returned == 0 && refused.is_null() {
+                return Ok(());
+            }
+            let offset = (refused as usize).wrapping_sub(first as usize);
+            // What is no request of the list says nothing.
+            let posted = (offset / size_of::<ffi::ibv_send_wr>()).min(self.len);
+            Err(NotPosted { returned, posted })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_says_which_window_and_which_request() {
+        for last in [0, 7, 0xffff, 5 << 32 | 3, u64::MAX << 32 | 0xffff] {
+            assert_eq!(member(last), None);
+            for position in [0, 1, 17, MAX_WINDOW - 1] {
+                assert_eq!(member(number_of(last, position)), Some((last, position)));
+            }
+        }
+        // Those of shared receives, whose generation may look like a position.
+        assert_eq!(member(9 << 32 | 1 << 30 | 0xffff), None);
+    }
+}

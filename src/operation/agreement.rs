@@ -1,0 +1,132 @@
+//! Each operation of the table says the same in both interfaces: what `fill` writes to an `ibv_send_wr`, and what `emit`
+//! passes to the functions of `ibv_qp_ex`.
+
+use std::cell::Cell;
+
+use super::sealed::Kind;
+use super::{Immediate, Invalidate};
+use crate::ffi;
+use crate::ffi::ibv_wr_opcode as Opcode;
+use crate::memory::RemoteMemoryRegion;
+use crate::queue_pair::work_request::FlushPlacement;
+
+/// A value of each type that the table has fields of. No two are alike where they could be taken for each other.
+pub(super) trait Sample {
+    fn sample(at: u64) -> Self;
+}
+
+macro_rules! sample {
+    ($($type:ty = |$at:ident| $value:expr;)+) => {$(
+        impl Sample for $type {
+            fn sample($at: u64) -> Self {
+                $value
+            }
+        }
+    )+};
+}
+
+sample! {
+    u32 = |at| 0x1122_3300 + at as u32;
+    u64 = |at| 0x0102_0304_0506_0700 + at;
+    bool = |at| at.is_multiple_of(2);
+    RemoteMemoryRegion = |at| RemoteMemoryRegion::new(0x8000_0000_0000 + 64 * at, 64, 0x55aa_0001).expect("it fits");
+    FlushPlacement = |_at| FlushPlacement::PERSISTENT;
+    () = |_at| ();
+    Immediate = |_at| Immediate(0x1234_5678);
+    Invalidate = |_at| Invalidate(0x0bad_cafe);
+}
+
+/// What both interfaces say: the opcode, the peer's memory, the numbers of an atomic, and the immediate or key.
+type Said = (Opcode, [u64; 4], u32);
+
+thread_local! {
+    static SAID: Cell<Option<Said>> = const { Cell::new(None) };
+}
+
+fn say(opcode: Opcode, numbers: [u64; 4], word: u32) {
+    assert!(SAID.replace(Some((opcode, numbers, word))).is_none(), "one call for each operation");
+}
+
+macro_rules! functions {
+    ($queue_pair:ident: $($field:ident($($argument:ident: $type:ty),*) = $opcode:ident $numbers:expr, $word:expr;)+) => {$(
+        {
+            unsafe extern "C" fn $field(_: *mut ffi::ibv_qp_ex $(, $argument: $type)*) {
+                say(Opcode::$opcode, $numbers, $word);
+            }
+            $queue_pair.$field = Some($field);
+        }
+    )+};
+}
+
+/// A queue pair that notes what it is told.
+fn noting() -> ffi::ibv_qp_ex {
+    let mut queue_pair = ffi::ibv_qp_ex::default();
+    functions! { queue_pair:
+        wr_send() = IBV_WR_SEND [0; 4], 0;
+        wr_send_imm(word: u32) = IBV_WR_SEND_WITH_IMM [0; 4], word;
+        wr_send_inv(word: u32) = IBV_WR_SEND_WITH_INV [0; 4], word;
+        wr_local_inv(word: u32) = IBV_WR_LOCAL_INV [0; 4], word;
+        wr_rdma_write(rkey: u32, to: u64) = IBV_WR_RDMA_WRITE [rkey.into(), to, 0, 0], 0;
+        wr_rdma_write_imm(rkey: u32, to: u64, word: u32) =
+            IBV_WR_RDMA_WRITE_WITH_IMM [rkey.into(), to, 0, 0], word;
+        wr_rdma_read(rkey: u32, to: u64) = IBV_WR_RDMA_READ [rkey.into(), to, 0, 0], 0;
+        wr_atomic_cmp_swp(rkey: u32, to: u64, compare: u64, swap: u64) =
+            IBV_WR_ATOMIC_CMP_AND_SWP [rkey.into(), to, compare, swap], 0;
+        wr_atomic_fetch_add(rkey: u32, to: u64, add: u64) =
+            IBV_WR_ATOMIC_FETCH_AND_ADD [rkey.into(), to, add, 0], 0;
+        // The value is an argument of the extended interface alone.
+        wr_atomic_write(rkey: u32, to: u64, value: *const std::ffi::c_void) =
+            IBV_WR_ATOMIC_WRITE [rkey.into(), to, 0, 0], u32::from(value.is_null());
+        // So are the length and what is flushed.
+        wr_flush(rkey: u32, to: u64, length: usize, placement: u8, whole: u8) =
+            IBV_WR_FLUSH [rkey.into(), to, 0, 0],
+            u32::from((length, placement, whole) != (64, FlushPlacement::PERSISTENT.bits(), 1));
+    }
+    queue_pair
+}
+
+/// What a request in C's form says.
+fn said_by(request: &ffi::ibv_send_wr) -> Said {
+    // SAFETY: the request was zeroed before it was filled, so all is initialised.
+    let (rdma, atomic, word) =
+        unsafe { (request.wr.rdma, request.wr.atomic, request.__bindgen_anon_1.imm_data) };
+    let numbers = match request.opcode {
+        Opcode::IBV_WR_ATOMIC_CMP_AND_SWP | Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            [atomic.rkey.into(), atomic.remote_addr, atomic.compare_add, atomic.swap]
+        }
+        _ => [rdma.rkey.into(), rdma.remote_addr, 0, 0],
+    };
+    (request.opcode, numbers, word)
+}
+
+/// The operations that were compared.
+#[derive(Default)]
+pub(super) struct Compared(Vec<Opcode>);
+
+impl Compared {
+    pub(super) fn check<K: Kind>(&mut self, kind: K) {
+        let mut request = ffi::ibv_send_wr { opcode: K::OPCODE, ..Default::default() };
+        // SAFETY: it is a request.
+        unsafe { kind.fill(&raw mut request) };
+        let mut queue_pair = noting();
+        // SAFETY: it has all functions, which only note their arguments.
+        unsafe { kind.emit(&raw mut queue_pair) };
+        let said = SAID.take().expect("it was told");
+        assert_eq!(said, said_by(&request), "by ibv_wr_*, and in the request");
+        assert_eq!(K::EXTENDED.bits().count_ones(), 1);
+        self.0.push(K::OPCODE);
+    }
+}
+
+#[test]
+fn both_interfaces_say_the_same_of_each_operation_of_the_table() {
+    let mut compared = Compared::default();
+    super::requests::for_each_operation(&mut compared);
+    // Nothing of the table is missing, and the extras were tried.
+    let mut opcodes: Vec<_> = compared.0.iter().map(|opcode| opcode.0).collect();
+    opcodes.sort_unstable();
+    opcodes.dedup();
+    assert_eq!(opcodes.len(), compared.0.len(), "each once: {opcodes:?}");
+    assert!(opcodes.contains(&Opcode::IBV_WR_SEND_WITH_INV.0), "{opcodes:?}");
+    assert!(opcodes.contains(&Opcode::IBV_WR_RDMA_WRITE_WITH_IMM.0), "{opcodes:?}");
+}
