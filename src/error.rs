@@ -4,6 +4,7 @@ use std::io;
 use std::net::Ipv6Addr;
 use std::{fmt, hint};
 
+use crate::gid_class::GidClass;
 use crate::queue_pair_state::{QueuePairState, TransitionError};
 
 /// A verb that failed, or that was not called because its input was wrong.
@@ -34,8 +35,8 @@ enum Detail {
     },
     Transition(TransitionError),
     Gids {
-        ours: (&'static str, Ipv6Addr),
-        theirs: (&'static str, Ipv6Addr),
+        ours: (GidClass, Ipv6Addr),
+        theirs: (GidClass, Ipv6Addr),
     },
     /// A post that the queue pair's state does not allow, and the first state that does.
     State {
@@ -89,6 +90,9 @@ pub enum ErrorKind {
     TimedOut,
     /// A signal arrived (`EINTR`).
     Interrupted,
+    /// A request was carried out and failed, or an earlier failure has ended it: see
+    /// [`WorkError`](crate::WorkError).
+    Failed,
     /// The device is gone or broken (`EIO`, and every value that is not listed here).
     Driver,
 }
@@ -129,8 +133,8 @@ impl Error {
     /// best GID of each side, with its class.
     pub(crate) const fn gids_do_not_fit(
         verb: &'static str,
-        ours: (&'static str, Ipv6Addr),
-        theirs: (&'static str, Ipv6Addr),
+        ours: (GidClass, Ipv6Addr),
+        theirs: (GidClass, Ipv6Addr),
     ) -> Self {
         let detail = Detail::Gids { ours, theirs };
         Self { verb, errno: libc::EADDRNOTAVAIL, detail }
@@ -178,9 +182,14 @@ impl Error {
         self.verb
     }
 
-    /// The errno value, always positive. If the error was found before the verb was called, it is
-    /// usually `EINVAL`.
-    pub const fn raw_os_error(&self) -> i32 {
+    /// The errno value, always positive. There is always one: it is an `Option` as that of other errors, and of
+    /// [`std::io::Error`], is. If the error was found before the verb was called, it is usually `EINVAL`.
+    pub const fn raw_os_error(&self) -> Option<i32> {
+        Some(self.errno)
+    }
+
+    /// The errno value.
+    pub(crate) const fn errno(&self) -> i32 {
         self.errno
     }
 
@@ -272,7 +281,10 @@ impl fmt::Display for Error {
                     f,
                     "no packet goes between our {} {} and the peer's {} {}: both sides need an address \
                      of the same family, and the same version of RoCE",
-                    ours.0, ours.1, theirs.0, theirs.1
+                    ours.0.name(),
+                    ours.1,
+                    theirs.0.name(),
+                    theirs.1
                 );
             }
             Detail::State { state, needed } => {

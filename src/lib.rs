@@ -33,6 +33,7 @@ mod event_subjects;
 pub mod ffi;
 mod flow;
 mod foreign_enum;
+mod gid_class;
 mod handle;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -90,8 +91,8 @@ pub use connect::rdmacm::{
 pub use connect::tcp::AsyncStream;
 #[cfg(feature = "channel")]
 pub use connect::tcp::{
-    DeadlineStream, ExchangeError, MAX_PRIVATE_DATA, StreamWithDeadline, peer_has_closed,
-    wait_until_peer_closes,
+    DeadlineStream, ExchangeError, ExchangeStage, MAX_PRIVATE_DATA, StreamWithDeadline,
+    peer_has_closed, wait_until_peer_closes,
 };
 #[cfg(feature = "efa")]
 pub use device::efa::{EfaAttributes, EfaCapabilities};

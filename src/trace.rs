@@ -68,7 +68,7 @@ mod events {
     pub(crate) fn verb_failed(error: &Error) {
         let error = *error;
         emit(move || {
-            tracing::warn!(target: "ibverbs", verb = error.verb(), errno = error.raw_os_error(), "{error}");
+            tracing::warn!(target: "ibverbs", verb = error.verb(), errno = error.errno(), "{error}");
         });
     }
 
@@ -76,7 +76,7 @@ mod events {
     pub(crate) fn object_leaked(error: &Error) {
         let error = *error;
         emit(move || {
-            tracing::error!(target: "ibverbs", verb = error.verb(), errno = error.raw_os_error(),
+            tracing::error!(target: "ibverbs", verb = error.verb(), errno = error.errno(),
                 "an object could not be destroyed and is leaked: {error}");
         });
     }

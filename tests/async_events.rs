@@ -250,7 +250,7 @@ fn a_context_without_a_file_is_an_error() {
     unsafe {
         let fd = std::mem::replace(&mut (*context.as_raw()).async_fd, -1);
         let error = context.async_events().unwrap_err();
-        assert_eq!(error.raw_os_error(), libc::EBADF);
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
         (*context.as_raw()).async_fd = fd;
     }
 }

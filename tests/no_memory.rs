@@ -44,7 +44,7 @@ fn with_less_than<R>(limit: usize, f: impl FnOnce() -> R) -> R {
 #[track_caller]
 fn refused<T>(result: Result<T>) {
     let Err(error) = result else { panic!("there is no memory for it") };
-    assert_eq!((error.raw_os_error(), error.kind()), (libc::ENOMEM, ErrorKind::Resource));
+    assert_eq!((error.raw_os_error(), error.kind()), (Some(libc::ENOMEM), ErrorKind::Resource));
     assert!(error.to_string().contains("no memory for"), "{error}");
 }
 

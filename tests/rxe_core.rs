@@ -141,7 +141,7 @@ fn the_routable_gid_is_the_best_that_there_is() {
     match context.routable_gid(1) {
         // The kernel keeps the default GID, made of the interface's address.
         Ok(entry) => assert!(entry.gid.is_link_local(), "{entry:?}"),
-        Err(error) => assert_eq!(error.raw_os_error(), libc::ENODATA, "{error}"),
+        Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENODATA), "{error}"),
     }
     drop(context);
     run("rdma link delete rxe7; ip link delete nic7");
@@ -412,7 +412,11 @@ fn everything_closes_in_order() {
 /// Whether a `close` failed, as it must.
 fn busy(result: Result<()>) {
     let Err(error) = result else { panic!("it is in use") };
-    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Busy, libc::EBUSY), "{error}");
+    assert_eq!(
+        (error.kind(), error.raw_os_error()),
+        (ErrorKind::Busy, Some(libc::EBUSY)),
+        "{error}"
+    );
 }
 
 /// A leaked object keeps its mapping of the device, and ends with the process. So this test runs itself in a

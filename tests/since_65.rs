@@ -11,7 +11,7 @@ use ibverbs_function_device::FunctionDevice;
 
 #[track_caller]
 fn errno<T>(result: Result<T>) -> i32 {
-    result.map(drop).expect_err("it is refused").raw_os_error()
+    result.map(drop).expect_err("it is refused").raw_os_error().expect("it has an errno value")
 }
 
 #[test]

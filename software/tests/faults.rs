@@ -85,7 +85,7 @@ impl World {
 }
 
 fn errno<T>(result: Result<T, Error>) -> Option<i32> {
-    result.err().map(|error| error.raw_os_error())
+    result.err().and_then(|error| error.raw_os_error())
 }
 
 /// Calls a verb, and returns the errno with which it failed.

@@ -340,7 +340,7 @@ fn works_without_descriptors() {
         unsafe { assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &old), 0) };
         for result in [&attempts.0, &attempts.2] {
             if let Err(error) = result {
-                assert_eq!(error.raw_os_error(), libc::EMFILE, "{error}");
+                assert_eq!(error.raw_os_error(), Some(libc::EMFILE), "{error}");
             }
         }
         if let Err(error) = &attempts.1 {
@@ -348,7 +348,7 @@ fn works_without_descriptors() {
             assert!(error.to_string().ends_with("(os error 24)"), "{error}");
         }
         if let Some(Err(error)) = &channel {
-            assert_eq!(error.raw_os_error(), libc::EMFILE, "{error}");
+            assert_eq!(error.raw_os_error(), Some(libc::EMFILE), "{error}");
         }
         opened |= matches!(&channel, Some(Ok(_))) && attempts.1.is_ok() && attempts.2.is_ok();
         assert!(room > 0 || attempts.0.is_err(), "the limit has no effect");

@@ -47,7 +47,7 @@ fn more_than_the_device_has_is_refused() {
     let (to_one, to_other) = (one.endpoint(), other.endpoint());
     let one = one.handshake(to_other).unwrap();
     let failed = other.handshake(to_one).unwrap_err();
-    assert_eq!(failed.error.raw_os_error(), libc::ENOMEM, "{}", failed.error);
+    assert_eq!(failed.error.raw_os_error(), Some(libc::ENOMEM), "{}", failed.error);
     drop(one);
     failed.object.handshake(to_one).unwrap();
 }

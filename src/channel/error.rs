@@ -63,6 +63,33 @@ pub enum TransportError {
 pub type TransportResult<T> = Result<T, TransportError>;
 
 impl TransportError {
+    /// The kind of failure.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Verbs(error) => error.kind(),
+            Self::QueueFull | Self::NoCredit => ErrorKind::QueueFull,
+            Self::TimedOut => ErrorKind::TimedOut,
+            Self::Cancelled => ErrorKind::Interrupted,
+            Self::Work(error) if error.class() == WorkErrorClass::Transport => {
+                ErrorKind::Unreachable
+            }
+            Self::Work(_) | Self::UnknownCompletion { .. } | Self::Stopped | Self::Closed => {
+                ErrorKind::Failed
+            }
+            Self::NotConnected | Self::ReceivesAreShared | Self::UnknownWork => {
+                ErrorKind::InvalidInput
+            }
+        }
+    }
+
+    /// The errno value, if a verb has failed.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Self::Verbs(error) => error.raw_os_error(),
+            _ => None,
+        }
+    }
+
     /// The failed operation, if one failed.
     pub fn work_error(&self) -> Option<WorkError> {
         match self {
@@ -138,15 +165,8 @@ impl fmt::Debug for TransportError {
     }
 }
 
-impl std::error::Error for TransportError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Verbs(error) => Some(error),
-            Self::Work(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+/// The text says everything: an error has no source.
+impl std::error::Error for TransportError {}
 
 impl From<Error> for TransportError {
     #[cold]
@@ -214,7 +234,7 @@ impl<E: std::error::Error + 'static> std::error::Error for ScopeError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Closure(error) => error.source(),
-            Self::Exit(error) => Some(error),
+            Self::Exit(_) => None,
         }
     }
 }

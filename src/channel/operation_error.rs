@@ -33,11 +33,7 @@ impl<B> fmt::Display for OperationError<B> {
     }
 }
 
-impl<B> std::error::Error for OperationError<B> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
+impl<B> std::error::Error for OperationError<B> {}
 
 impl<B> From<TransportError> for OperationError<B> {
     /// Without a buffer.

@@ -232,7 +232,7 @@ impl Core {
             unsafe { ffi::ibv_query_qp(self.queue_pair, &mut attributes, mask, &mut initial) };
         match ffi::status("ibv_query_qp", returned) {
             // Other failures do not concern the device.
-            Err(error) if matches!(error.raw_os_error(), libc::EIO | libc::ENODEV) => Err(error),
+            Err(error) if matches!(error.errno(), libc::EIO | libc::ENODEV) => Err(error),
             Err(_) => Ok(None),
             Ok(()) => Ok(Some(attributes.qp_state)),
         }

@@ -123,7 +123,7 @@ impl Extended {
             let raw = ffi::ibv_create_cq_ex(context.as_raw(), attributes);
             Handle::new(VERB, raw.cast::<ffi::ibv_cq>())
         }
-        .map_err(|error| match error.raw_os_error() {
+        .map_err(|error| match error.errno() {
             libc::EOPNOTSUPP | libc::ENOSYS => unsupported,
             _ => error,
         })?;

@@ -47,7 +47,7 @@ impl CompletionQueue<'_> {
         let entries = capacity(RESIZE, entries, self.context().query_device()?.max_cqe())?;
         // SAFETY: the queue is live.
         let returned = unsafe { ffi::ibv_resize_cq(self.as_raw(), entries) };
-        ffi::status(RESIZE, returned).map_err(|error| match error.raw_os_error() {
+        ffi::status(RESIZE, returned).map_err(|error| match error.errno() {
             // The device supports the number, as was checked, so this is the only cause left.
             libc::EINVAL => {
                 Error::holds_more(RESIZE, entries as u32, "completions: poll them first")

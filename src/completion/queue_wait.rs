@@ -129,7 +129,7 @@ impl CompletionQueue<'_> {
     ///  - `EIO`, `ENODEV`: the device is gone.
     pub(crate) fn check_device(&self) -> Result<()> {
         match self.context().query_device() {
-            Err(error) if matches!(error.raw_os_error(), libc::EIO | libc::ENODEV) => Err(error),
+            Err(error) if matches!(error.errno(), libc::EIO | libc::ENODEV) => Err(error),
             // Other failures do not concern the device.
             _ => Ok(()),
         }

@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(waiters.arm(|| unreachable!()).unwrap(), seen, "still armed");
         waiters.wait(seen, None, NOT, |_| Ok(true)).unwrap();
         let failed = waiters.arm(|| Err(Error::new("ibv_x", libc::EIO))).unwrap_err();
-        assert_eq!(failed.raw_os_error(), libc::EIO);
+        assert_eq!(failed.errno(), libc::EIO);
         let armed = Cell::new(false);
         let arm = || {
             armed.set(true);

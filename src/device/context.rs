@@ -11,13 +11,14 @@ use std::sync::atomic::AtomicU32;
 
 use super::TransportType;
 use super::attributes::DeviceAttributes;
-use super::endpoint_gids::{EndpointGid, EndpointGids, GidClass};
+use super::endpoint_gids::{EndpointGid, EndpointGids};
 use super::fork;
 use super::gid::{Gid, GidEntry, Guid};
 use super::port::{LinkLayer, PortAttributes};
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::gid_class::GidClass;
 use crate::handle::{Handle, object, resource};
 
 object!(ibv_context, ibv_close_device);
@@ -231,7 +232,7 @@ impl<'a> Context<'a> {
                 size_of_val(&raw),
             )
         };
-        ffi::status(VERB, returned).map_err(|error| match error.raw_os_error() {
+        ffi::status(VERB, returned).map_err(|error| match error.errno() {
             libc::ENODATA => Error::no_gid(VERB, libc::ENODATA, port, index),
             _ => error,
         })?;
@@ -250,7 +251,7 @@ impl<'a> Context<'a> {
         // room that it is given, so the first try gives little. It returns EINVAL if there are more GIDs.
         let mut few = [ffi::ibv_gid_entry::default(); 16];
         match self.fill_gid_table(&mut few) {
-            Err(error) if error.raw_os_error() == libc::EINVAL => {}
+            Err(error) if error.errno() == libc::EINVAL => {}
             result => {
                 let filled = result?;
                 return Ok(few[..filled].iter().copied().map(GidEntry::from).collect());
@@ -370,7 +371,7 @@ impl<'a> Context<'a> {
 /// If libibverbs cannot open the device file, it looks for another file that udev might have made, and
 /// reports that this one does not exist. The error of the first file is more helpful.
 fn explain(error: Error, file: &CStr) -> Error {
-    if error.raw_os_error() != libc::ENOENT {
+    if error.errno() != libc::ENOENT {
         return error;
     }
     let path = Path::new("/dev/infiniband").join(OsStr::from_bytes(file.to_bytes()));

@@ -390,7 +390,7 @@ mod tests {
         assert!(Counters::of(&folder, Some(2)).unwrap().is_empty());
         assert_eq!(Counters::of(&folder, None).unwrap().by_name("active_qps"), Some(3));
         let error = Counters::of(&folder, Some(3)).unwrap_err();
-        assert_eq!(error.raw_os_error(), libc::ENOENT, "{error}");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOENT), "{error}");
         fs::remove_dir_all(folder).unwrap();
     }
 

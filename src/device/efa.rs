@@ -101,7 +101,7 @@ impl Context<'_> {
 /// Says why a verb of EFA failed on a device of another provider.
 #[cold]
 pub(crate) fn explain(verb: &'static str, error: Error) -> Error {
-    match error.raw_os_error() {
+    match error.errno() {
         libc::EOPNOTSUPP => Error::with_reason(verb, libc::EOPNOTSUPP, "this is no EFA device"),
         _ => error,
     }

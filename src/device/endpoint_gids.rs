@@ -8,45 +8,7 @@
 use std::net::Ipv6Addr;
 
 use super::gid::{Gid, GidEntry, GidType};
-
-/// The class of a GID, as far as the endpoint tells.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) enum GidClass {
-    /// The peer has sent the GID without a class.
-    #[default]
-    Unspecified,
-    InfiniBand,
-    RoceV1,
-    RoceV2,
-}
-
-impl GidClass {
-    const ALL: [Self; 4] = [Self::Unspecified, Self::InfiniBand, Self::RoceV1, Self::RoceV2];
-
-    /// The number of the class in every serialised form.
-    pub(crate) const fn code(self) -> u8 {
-        self as u8
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(code)).copied()
-    }
-
-    /// What a GID of the class is called in an error.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Unspecified => "GID",
-            Self::InfiniBand => "InfiniBand GID",
-            Self::RoceV1 => "RoCE v1 GID",
-            Self::RoceV2 => "RoCE v2 GID",
-        }
-    }
-
-    /// Whether packets can go between GIDs of the two classes.
-    fn fits(self, other: Self) -> bool {
-        self == other || self == Self::Unspecified || other == Self::Unspecified
-    }
-}
+use crate::gid_class::GidClass;
 
 impl From<GidType> for GidClass {
     fn from(gid_type: GidType) -> Self {
@@ -81,9 +43,9 @@ impl From<&GidEntry> for EndpointGid {
 }
 
 impl EndpointGid {
-    /// For an error: the name of its class, and the GID.
-    pub(crate) const fn named(self) -> (&'static str, Ipv6Addr) {
-        (self.class.name(), self.gid.to_ipv6())
+    /// What an error says of it.
+    pub(crate) const fn named(self) -> (GidClass, Ipv6Addr) {
+        (self.class, self.gid.to_ipv6())
     }
 
     fn family(&self) -> Family {

@@ -188,12 +188,12 @@ mod tests {
         };
         assert_eq!(returning(0, 0), Ok(true));
         assert_eq!(returning(libc::EAGAIN, -1), Ok(false));
-        assert_eq!(returning(libc::ENODEV, -1).unwrap_err().raw_os_error(), libc::ENODEV);
+        assert_eq!(returning(libc::ENODEV, -1).unwrap_err().raw_os_error(), Some(libc::ENODEV));
         ffi::set_errno(libc::EAGAIN);
         let short = read_event("ibv_x", || -1).unwrap_err();
         assert_eq!(
             short.raw_os_error(),
-            libc::EIO,
+            Some(libc::EIO),
             "the errno value of an earlier call is not believed"
         );
         let mut interrupted = 2;

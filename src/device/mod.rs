@@ -47,7 +47,7 @@ pub use counters::{Counter, Counters, ProcessResources, process_resources};
 pub use dma_handle::{DmaHandle, DmaHints, HintedMemory};
 #[cfg(feature = "serde")]
 pub(crate) use endpoint_gids::MAX_GIDS;
-pub(crate) use endpoint_gids::{EndpointGid, EndpointGids, GidClass};
+pub(crate) use endpoint_gids::{EndpointGid, EndpointGids};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
 pub use list::{DeviceList, DeviceListIter, devices, open, open_first};

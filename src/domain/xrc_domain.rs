@@ -70,7 +70,7 @@ impl<'ctx> XrcDomain<'ctx> {
         // SAFETY: the context is live, and so is the file; a domain that comes back is ours alone.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_open_xrcd(context.as_raw(), &mut attributes)) };
-        let raw = raw.map_err(|error| match (scope, error.raw_os_error()) {
+        let raw = raw.map_err(|error| match (scope, error.errno()) {
             (XrcDomainScope::NewFile(_), errno @ libc::EINVAL) => {
                 Error::with_reason(VERB, errno, "the file names an XRC domain already")
             }

@@ -389,7 +389,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         let result = unsafe { reregister(region.handle(), domain, access, change, memory) };
         let changed = match result {
             Ok(()) => true,
-            Err(error) => error.state() == ReregisteredState::Changed,
+            Err(error) => error.state == ReregisteredState::Changed,
         };
         if let (true, Some((address, bytes))) = (changed, memory) {
             (self.address, self.bytes, self.base) = (address, bytes, address as u64);

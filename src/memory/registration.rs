@@ -140,8 +140,10 @@ pub enum ReregisteredState {
 /// The error of a failed `rereg`, and the state that it left the region in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReregisterError {
-    error: Error,
-    state: ReregisteredState,
+    /// The reason.
+    pub error: Error,
+    /// The state that the region is in now.
+    pub state: ReregisteredState,
 }
 
 impl ReregisterError {
@@ -166,16 +168,6 @@ impl ReregisterError {
             _ => ReregisteredState::Lost,
         };
         Self { error: Error::new(VERB, errno), state }
-    }
-
-    /// The error.
-    pub const fn error(&self) -> Error {
-        self.error
-    }
-
-    /// The state that the region is in now.
-    pub const fn state(&self) -> ReregisteredState {
-        self.state
     }
 }
 
@@ -299,11 +291,11 @@ mod tests {
             (-77, 0, ReregisteredState::Lost),
             (12, libc::ENOMEM, ReregisteredState::Lost),
         ] {
-            assert_eq!(ReregisterError::from_c(returned, errno).state(), state, "{returned}");
+            assert_eq!(ReregisterError::from_c(returned, errno).state, state, "{returned}");
         }
         let error = ReregisterError::from_c(-4, libc::EIO);
         let text = error.to_string();
         assert!(text.starts_with("ibv_rereg_mr: ") && text.contains("no request"), "{text}");
-        assert_eq!(Error::from(error).raw_os_error(), libc::EIO);
+        assert_eq!(Error::from(error).raw_os_error(), Some(libc::EIO));
     }
 }

@@ -113,7 +113,7 @@ fn explain(context: &Context<'_>, path: &AddressVector, error: Error) -> Error {
         return Error::out_of_range(VERB, "port number", port.into(), 1, ports.into());
     }
     // mlx5 sets no errno value in some cases, which has become `EIO`.
-    if !matches!(error.raw_os_error(), libc::EINVAL | libc::EIO) {
+    if !matches!(error.errno(), libc::EINVAL | libc::EIO) {
         return path.explain_unreachable(context, error);
     }
     let Ok(attributes) = context.query_port(port) else { return error };

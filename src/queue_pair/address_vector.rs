@@ -239,7 +239,7 @@ impl AddressVector {
     pub(super) fn explain_unreachable(&self, context: &Context<'_>, error: Error) -> Error {
         let unreachable = [libc::ETIMEDOUT, libc::ENETUNREACH, libc::EHOSTUNREACH];
         match self.route {
-            Some(route) if unreachable.contains(&error.raw_os_error()) => {
+            Some(route) if unreachable.contains(&error.errno()) => {
                 let index = route.source_gid_index;
                 let ours = context.query_gid(self.port, index.into());
                 error.on_path(

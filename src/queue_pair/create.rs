@@ -271,7 +271,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         };
         let raw = raw.map_err(|error| {
             // All values with a known limit are within it.
-            if error.raw_os_error() == libc::EINVAL && self.capacities.max_inline_data > 0 {
+            if error.errno() == libc::EINVAL && self.capacities.max_inline_data > 0 {
                 let reason = "max_inline_data is probably more than the device has";
                 return Error::invalid(VERB, reason);
             }

@@ -4,8 +4,9 @@ use std::fmt;
 
 use crate::device::Gid;
 use crate::device::LinkLayer;
-use crate::device::{EndpointGid, EndpointGids, GidClass};
+use crate::device::{EndpointGid, EndpointGids};
 use crate::error::{Error, Result};
+use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 

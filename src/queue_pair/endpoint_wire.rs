@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::endpoint::QueuePairEndpoint;
 use crate::device::Gid;
-use crate::device::{EndpointGid, EndpointGids, GidClass, MAX_GIDS};
+use crate::device::{EndpointGid, EndpointGids, MAX_GIDS};
+use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 

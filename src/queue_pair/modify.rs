@@ -92,11 +92,11 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     fn explain(&self, error: Error, transition: &StateTransition) -> Error {
         if let Some(path) = transition.attributes().path() {
             let error = path.explain_unreachable(self.protection_domain().context(), error);
-            if error.raw_os_error() != libc::EINVAL {
+            if error.errno() != libc::EINVAL {
                 return error;
             }
         }
-        if error.raw_os_error() != libc::EINVAL {
+        if error.errno() != libc::EINVAL {
             return error;
         }
         self.check_state(transition)
@@ -173,7 +173,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         // EFA rejects queries for more than these.
         let least = A::STATE | A::PORT | A::QKEY | A::SEND_PSN | A::CAPACITIES;
         match self.query_attributes(usual) {
-            Err(error) if error.raw_os_error() == libc::EOPNOTSUPP => self.query_attributes(least),
+            Err(error) if error.errno() == libc::EOPNOTSUPP => self.query_attributes(least),
             result => result,
         }
     }

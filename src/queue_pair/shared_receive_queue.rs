@@ -348,7 +348,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         within(VERB, "max_wr", max_wr, most)?;
         let attributes = ffi::ibv_srq_attr { max_wr, ..Default::default() };
         self.modify(attributes, ffi::ibv_srq_attr_mask::IBV_SRQ_MAX_WR).map_err(|error| {
-            match error.raw_os_error() {
+            match error.errno() {
                 // The device allows this number.
                 libc::EINVAL => match self.query() {
                     Ok(found) if max_wr < found.limit => {

@@ -77,7 +77,7 @@ fn fail(
     }
     let failed = post(pair, filled(pool, 1), remote);
     let TransportError::Verbs(error) = failed.error else { panic!("{failed}") };
-    assert_eq!((error.verb(), error.raw_os_error()), (verb, libc::EACCES));
+    assert_eq!((error.verb(), error.raw_os_error()), (verb, Some(libc::EACCES)));
     let refused = pair.one.post_owned(SendWorkRequest::new(filled(pool, 6))).unwrap_err();
     assert_eq!(refused.error, TransportError::Stopped);
     assert_eq!(refused.buffer.expect("it was not posted")[..], [6; 8]);

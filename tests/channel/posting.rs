@@ -17,7 +17,7 @@ use crate::pair::{ModelPair as Pair, builder, connect, outstanding, soon};
 fn refused<T: std::fmt::Debug>(result: Result<T, TransportError>) {
     match result {
         Err(TransportError::Verbs(error)) => {
-            assert_eq!((error.verb(), error.raw_os_error()), ("ibv_post_send", libc::EACCES));
+            assert_eq!((error.verb(), error.raw_os_error()), ("ibv_post_send", Some(libc::EACCES)));
         }
         other => panic!("{other:?}"),
     }

@@ -136,7 +136,7 @@ fn a_failed_handshake_ends_the_receives_and_the_next_starts_again() {
         rig.device.let_pass(Verb::ModifyQp, step);
         rig.device.fail_next(Verb::ModifyQp, libc::ENETUNREACH);
         let failed = one.handshake(to_two).unwrap_err();
-        assert_eq!(failed.error.raw_os_error(), libc::ENETUNREACH);
+        assert_eq!(failed.error.raw_os_error(), Some(libc::ENETUNREACH));
         assert_eq!(rig.pool.available(), CHUNKS, "its buffer is back");
         let mut one = failed.object;
         let mut again = one.post_owned(ReceiveWorkRequest::new(rig.pool.take().unwrap())).unwrap();

@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 
 use ibverbs::{
-    AccessFlags, BufferPool, CompletionQueue, ErrorKind, Inline, MAX_PRIVATE_DATA, QueuePair,
-    QueuePairState, Rc, ReceiveWorkRequest, peer_has_closed, wait_until_peer_closes,
+    AccessFlags, BufferPool, CompletionQueue, ErrorKind, ExchangeStage, Inline, MAX_PRIVATE_DATA,
+    QueuePair, QueuePairState, Rc, ReceiveWorkRequest, peer_has_closed, wait_until_peer_closes,
 };
 use ibverbs_software::Verb;
 
@@ -146,14 +146,14 @@ fn attempts_that_fail_lose_no_channel() {
     let numbers = [&one, &two].map(|prepared| prepared.endpoint().num());
     // Nobody listens; nobody comes; the peer closes at once.
     let one = one.connect(free, b"", soon()).unwrap_err();
-    assert!(matches!(one.error, ExchangeError::Io(_)), "{one}");
+    assert!(matches!(one.error, ExchangeError::NoConnection { .. }), "{one}");
     let doors = listener();
     let two = two.accept(&doors, b"", at_once()).unwrap_err();
-    assert!(matches!(two.error, ExchangeError::TimedOut), "{two}");
+    assert!(matches!(two.error, ExchangeError::TimedOut(_)), "{two}");
     let (mut closed, other_end) = tcp_pair();
     drop(other_end);
     let one = one.object.connect_over(&mut closed, b"", soon()).unwrap_err();
-    assert!(matches!(one.error, ExchangeError::Closed), "{one}");
+    assert!(matches!(one.error, ExchangeError::Closed(_)), "{one}");
     let (one, two) = (one.object, two.object);
     assert_eq!([&one, &two].map(|prepared| prepared.endpoint().num()), numbers);
 
@@ -167,10 +167,10 @@ fn attempts_that_fail_lose_no_channel() {
     });
     let reasons = [&one.error, &two.error].map(|error| match error {
         ExchangeError::Verbs(error) => (true, error.raw_os_error()),
-        ExchangeError::Peer { errno } => (false, *errno),
+        ExchangeError::Peer { errno } => (false, Some(*errno)),
         other => panic!("{other}"),
     });
-    let errno = libc::ENETUNREACH;
+    let errno = Some(libc::ENETUNREACH);
     assert!(reasons.contains(&(true, errno)) && reasons.contains(&(false, errno)), "{reasons:?}");
 
     // The same two at last.
@@ -218,7 +218,7 @@ fn a_queue_pair_survives_attempts_that_fail() {
     rig.device.let_pass(Verb::ModifyQp, 1);
     rig.device.fail_next(Verb::ModifyQp, libc::ENETUNREACH);
     let failed = failed.object.handshake(endpoint).unwrap_err();
-    assert_eq!(failed.error.raw_os_error(), libc::ENETUNREACH);
+    assert_eq!(failed.error.raw_os_error(), Some(libc::ENETUNREACH));
     assert_eq!(failed.object.endpoint(), endpoint);
     drop(failed.object.handshake(endpoint).unwrap());
     drop(queue);
@@ -232,24 +232,26 @@ fn nobody_there_is_an_error_in_time() {
     let free: SocketAddr = listener().local_addr().unwrap();
     let reason = error(rig.prepared().connect(free, b"", soon()));
     assert!(
-        matches!(&reason, ExchangeError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused),
+        matches!(&reason, ExchangeError::NoConnection { address, .. } if *address == free),
         "{reason}"
     );
+    assert_eq!(reason.raw_os_error(), Some(libc::ECONNREFUSED));
+    assert!(reason.to_string().contains(&free.to_string()), "{reason}");
     let none: &[SocketAddr] = &[];
     assert!(matches!(error(rig.prepared().connect(none, b"", soon())), ExchangeError::Io(_)));
 
     let listener = listener();
     let start = Instant::now();
     let reason = error(rig.prepared().accept(&listener, b"", at_once()));
-    assert!(matches!(reason, ExchangeError::TimedOut), "{reason}");
+    assert!(matches!(reason, ExchangeError::TimedOut(ExchangeStage::Stream)), "{reason}");
     assert!(start.elapsed() >= Duration::from_millis(100));
     // Nobody accepts: the kernel completes the TCP connection, but no greeting comes.
     let address = listener.local_addr().unwrap();
     let reason = error(rig.prepared().connect(address, b"", at_once()));
-    assert!(matches!(reason, ExchangeError::TimedOut), "{reason}");
+    assert!(matches!(reason, ExchangeError::TimedOut(ExchangeStage::Addresses)), "{reason}");
     let past = Instant::now() - Duration::from_secs(1);
     let reason = error(rig.prepared().connect(address, b"", past));
-    assert!(matches!(reason, ExchangeError::TimedOut), "{reason}");
+    assert_eq!(reason.kind(), ErrorKind::TimedOut, "{reason}");
     drop(listener);
     rig.assert_nothing_left();
 }

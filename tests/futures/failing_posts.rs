@@ -45,7 +45,7 @@ fn lose_doorbell(device: &FunctionDevice, verb: &str) {
 
 fn is_refused_by(error: TransportError, verb: &str) -> bool {
     matches!(error, TransportError::Verbs(error)
-        if (error.verb(), error.raw_os_error()) == (verb, libc::EACCES))
+        if (error.verb(), error.raw_os_error()) == (verb, Some(libc::EACCES)))
 }
 
 /// Two more channels of the reactor, on which messages arrive.

@@ -30,7 +30,7 @@ fn refused<T: std::fmt::Debug>(
 ) {
     let calls = device.calls("reg_mr");
     let error = result.expect_err("it is refused");
-    assert_eq!(error.raw_os_error(), errno, "{error}");
+    assert_eq!(error.raw_os_error(), Some(errno), "{error}");
     assert!(error.to_string().contains(words), "{error}");
     assert_eq!(device.calls("reg_mr"), calls);
 }

@@ -44,12 +44,12 @@ fn rereg_changes_access_and_domain() {
         (Reregistration::new().protection_domain(&foreign), "another context"),
     ] {
         let error = region.rereg(change).unwrap_err();
-        assert_eq!(error.state(), ReregisteredState::Unchanged);
+        assert_eq!(error.state, ReregisteredState::Unchanged);
         assert!(error.to_string().contains(words), "{error}");
     }
     let mut local = first.allocate::<u8>(1).unwrap();
     let error = local.rereg(Reregistration::new().access(AccessFlags::REMOTE_READ)).unwrap_err();
-    assert!(error.error().to_string().contains("local access only"), "{error}");
+    assert!(error.error.to_string().contains("local access only"), "{error}");
     assert_eq!(device.calls("rereg_mr"), calls);
     local.rereg(Reregistration::new().access(AccessFlags::RELAXED_ORDERING)).unwrap();
     assert_eq!(local.access(), AccessFlags::RELAXED_ORDERING | AccessFlags::LOCAL_WRITE);
@@ -64,10 +64,10 @@ fn a_failed_rereg_says_what_became_of_the_region() {
     let change = || Reregistration::new().protection_domain(&second);
     device.fail("rereg_mr").errno(libc::EOPNOTSUPP).times(1);
     let error = region.rereg(change()).unwrap_err();
-    assert_eq!(error.state(), ReregisteredState::Unchanged);
+    assert_eq!(error.state, ReregisteredState::Unchanged);
     device.fail("rereg_mr").errno(libc::EIO).times(1);
     let error = region.rereg(change()).unwrap_err();
-    assert_eq!(error.state(), ReregisteredState::Lost);
+    assert_eq!(error.state, ReregisteredState::Lost);
     assert_eq!(region.protection_domain().as_raw(), first.as_raw());
     assert!(std::io::Error::from(error).to_string().contains("no request can use"));
     region.close().unwrap();
@@ -80,8 +80,8 @@ fn a_failed_rereg_says_what_became_of_the_region() {
     let calls = device.calls("rereg_mr");
     // SAFETY: nothing names the region.
     let error = unsafe { region.rereg(Reregistration::new().access(access)) }.unwrap_err();
-    assert_eq!(error.state(), ReregisteredState::Unchanged);
-    assert_eq!((error.error().raw_os_error(), device.calls("rereg_mr")), (libc::EINVAL, calls));
+    assert_eq!(error.state, ReregisteredState::Unchanged);
+    assert_eq!((error.error.raw_os_error(), device.calls("rereg_mr")), (Some(libc::EINVAL), calls));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn rereg_moves_a_raw_region_to_other_memory() {
         let mut region = domain.register_raw(from, 100, AccessFlags::LOCAL_WRITE).unwrap();
         for (address, bytes) in [(std::ptr::null_mut(), 1), (to, 0), (to, usize::MAX)] {
             let error = region.rereg_memory(address, bytes, Reregistration::new()).unwrap_err();
-            assert_eq!(error.state(), ReregisteredState::Unchanged);
+            assert_eq!(error.state, ReregisteredState::Unchanged);
         }
         assert_eq!(device.calls("rereg_mr"), 0);
         region.rereg_memory(to, 50, Reregistration::new()).unwrap();
@@ -106,7 +106,7 @@ fn rereg_moves_a_raw_region_to_other_memory() {
         assert_eq!(region.gather_element(..).unwrap().as_raw().addr, to as u64);
         device.fail("rereg_mr").errno(libc::EFAULT).times(1);
         let error = region.rereg_memory(from, 100, Reregistration::new()).unwrap_err();
-        assert_eq!(error.state(), ReregisteredState::Lost);
+        assert_eq!(error.state, ReregisteredState::Lost);
         assert_eq!((region.as_ptr(), region.len()), (to, 50));
     }
     drop((old, new));

@@ -70,7 +70,7 @@ fn a_post_in_the_wrong_state_names_the_state() {
                 fill("post_send");
                 errors.push(queue_pair.post_write(&region, ..8, remote(&there), 1).unwrap_err());
                 fill("post_send");
-                errors.push(queue_pair.post_list(&mut list).unwrap_err().error());
+                errors.push(queue_pair.post_list(&mut list).unwrap_err().error);
                 fill("post_send");
                 let request = SendWorkRequest::new(&elements);
                 errors.push(queue_pair.split().0.post(request, 1).unwrap_err());
@@ -86,7 +86,7 @@ fn a_post_in_the_wrong_state_names_the_state() {
                 assert!(!error.to_string().contains("poll"), "{error}");
                 assert_eq!(error.kind(), ErrorKind::InvalidInput);
                 let errno = if full { libc::ENOMEM } else { libc::EINVAL };
-                assert_eq!(error.raw_os_error(), errno);
+                assert_eq!(error.raw_os_error(), Some(errno));
             }
             if full {
                 device.fail("post_recv").errno(libc::ENOMEM).times(1);
@@ -182,7 +182,7 @@ fn an_address_handle_names_what_its_path_lacks() {
     for errno in [libc::ETIMEDOUT, libc::ENETUNREACH, libc::EHOSTUNREACH] {
         device.fail("create_ah").errno(errno).times(1);
         let error = domain.create_ah(&path.global(peer, 3)).unwrap_err();
-        assert_eq!(error.raw_os_error(), errno);
+        assert_eq!(error.raw_os_error(), Some(errno));
         let text =
             "no path from our GID ::ffff:10.0.0.1 (index 3) to the peer's GID 2001:db8::77: ";
         assert!(error.to_string().contains(text), "{error}");
@@ -198,7 +198,7 @@ fn an_empty_entry_of_the_gid_table_is_named() {
     let device = FunctionDevice::model();
     let context = device.context();
     let error = context.query_gid(1, 6).unwrap_err();
-    assert_eq!(error.raw_os_error(), libc::ENODATA);
+    assert_eq!(error.raw_os_error(), Some(libc::ENODATA));
     assert_eq!(error.to_string(), "ibv_query_gid_ex: the GID table of port 1 is empty at index 6");
 }
 

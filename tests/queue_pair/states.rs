@@ -130,7 +130,7 @@ fn a_refusal_of_the_kernel_is_explained() {
         device.fail("modify_qp").errno(libc::EINVAL).times(1);
         let error = queue_pair.modify(transition).unwrap_err();
         device.clear_faults();
-        assert_eq!(error.raw_os_error(), libc::EINVAL);
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
         assert!(error.to_string().contains(text), "{error}, not {text}");
     };
     refused(&mut queue_pair, init.port(9).pkey_index(0), "port_num is 9, and must be within 1..=1");
@@ -162,7 +162,7 @@ fn a_refusal_of_the_kernel_is_explained() {
     ] {
         device.fail("modify_qp").errno(errno).times(1);
         let error = queue_pair.modify(ready.path(to_nobody)).unwrap_err();
-        assert_eq!((error.kind(), error.raw_os_error()), (kind, errno));
+        assert_eq!((error.kind(), error.raw_os_error()), (kind, Some(errno)));
         let text = format!("our GID {} (index 1) to the peer's GID 2001:db8::77: ", link_local.gid);
         assert!(error.to_string().contains(&text), "{error}");
     }
@@ -231,7 +231,7 @@ fn an_error_flushes_and_a_reset_connects_again() {
 
     device.fail("modify_qp").errno(libc::EIO).times(1);
     let failed = queue_pair.reset().unwrap_err();
-    assert_eq!(failed.error.raw_os_error(), libc::EIO);
+    assert_eq!(failed.error.raw_os_error(), Some(libc::EIO));
     let queue_pair = failed.object;
     let psn = PacketSequenceNumber::new(0x777).unwrap();
     let prepared = queue_pair.reset().unwrap().set_send_psn(psn).receive_psn(psn);

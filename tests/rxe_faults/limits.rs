@@ -37,7 +37,7 @@ fn all_that_opens_files() -> Result<(), Error> {
 fn assert_out_of_files(error: Error) -> &'static str {
     assert_eq!(
         (error.kind(), error.raw_os_error()),
-        (ErrorKind::Resource, libc::EMFILE),
+        (ErrorKind::Resource, Some(libc::EMFILE)),
         "{error}"
     );
     assert!(error.to_string().contains("RLIMIT_NOFILE"), "{error}");
@@ -156,7 +156,7 @@ fn out_of_queue_pairs() {
         };
         // The last object to be created may have been the channel's completion queue.
         assert!(["ibv_create_qp", "ibv_create_cq"].contains(&error.verb()), "{error}");
-        let limit = (ErrorKind::Resource, libc::EAGAIN);
+        let limit = (ErrorKind::Resource, Some(libc::EAGAIN));
         assert_eq!((error.kind(), error.raw_os_error()), limit, "{error}");
         assert!(error.to_string().contains("rdma.max"), "{error}");
         most = prepared.len();

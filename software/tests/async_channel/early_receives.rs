@@ -144,7 +144,7 @@ fn they_survive_a_handshake_that_fails() {
         devices[1].let_pass(Verb::ModifyQp, calls_before);
         devices[1].fail(Verb::ModifyQp, libc::EIO, When::Before, 1);
         let failed = theirs.handshake(to_ours).unwrap_err();
-        assert_eq!(failed.error.raw_os_error(), libc::EIO);
+        assert_eq!(failed.error.raw_os_error(), Some(libc::EIO));
         assert_eq!(other.pool.available(), CHUNKS - 4, "it has the buffers");
         let mut theirs = failed.object;
         theirs.post_receive(other.buffer(0)).unwrap();

@@ -109,7 +109,7 @@ impl<Q: sealed::Connected> PendingConnection<Q> {
         if self.offer.is_none() {
             self.id.connect(&mut parameters).map_err(|error| {
                 // iWARP may report the refusal at once.
-                if error.raw_os_error() == libc::ECONNREFUSED {
+                if error.errno() == libc::ECONNREFUSED {
                     return ConnectionError::refused();
                 }
                 error.into()

@@ -200,7 +200,7 @@ impl ConnectionControl {
     pub fn disconnect(&mut self) -> Result<()> {
         match self.id.disconnect() {
             // The peer has disconnected first; the kernel has already answered it.
-            Err(error) if self.ended && error.raw_os_error() != libc::ENODEV => Ok(()),
+            Err(error) if self.ended && error.errno() != libc::ENODEV => Ok(()),
             result => result,
         }
     }

@@ -120,6 +120,18 @@ impl ConnectionError {
             Self::Failed(_) | Self::DeviceRemoved | Self::Unexpected(_) => ErrorKind::Driver,
         }
     }
+
+    /// The errno value, if there is one.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match *self {
+            Self::Verbs(error) => error.raw_os_error(),
+            Self::NoAddress(errno) | Self::NoRoute(errno) | Self::Failed(errno) => {
+                Some(errno.saturating_abs()).filter(|&errno| errno != 0)
+            }
+            Self::Unreachable(errno) if errno < 0 => Some(errno.saturating_abs()),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for ConnectionError {
@@ -164,14 +176,8 @@ impl fmt::Display for ConnectionError {
     }
 }
 
-impl std::error::Error for ConnectionError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Verbs(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+/// The text says everything: an error has no source.
+impl std::error::Error for ConnectionError {}
 
 impl<T> From<StateError<T>> for ConnectionError {
     /// Drops the object.
@@ -183,7 +189,7 @@ impl<T> From<StateError<T>> for ConnectionError {
 impl From<Error> for ConnectionError {
     /// An expired wait becomes [`TimedOut`](Self::TimedOut).
     fn from(error: Error) -> Self {
-        if error.verb() == super::WAIT && error.raw_os_error() == libc::ETIMEDOUT {
+        if error.verb() == super::WAIT && error.raw_os_error() == Some(libc::ETIMEDOUT) {
             return Self::TimedOut;
         }
         Self::Verbs(error)

@@ -105,7 +105,7 @@ impl EventChannel {
 #[cold]
 fn explain(error: Error) -> Error {
     let reason = |errno, reason| Error::with_reason(error.verb(), errno, reason);
-    match error.raw_os_error() {
+    match error.errno() {
         libc::EMFILE | libc::ENFILE | libc::ENOMEM => error,
         libc::ENODEV => reason(libc::ENODEV, "this machine has no RDMA device"),
         // librdmacm does not report why it could not open the file.

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::error::ExchangeError;
+use super::error::{ExchangeError, ExchangeStage};
 use super::exchange::{Role, exchange};
 use super::stream::DeadlineStream;
 use crate::channel::{Channel, PreparedChannel};
@@ -346,25 +346,22 @@ fn watch_host(stream: &TcpStream) -> io::Result<()> {
 fn dial(address: impl ToSocketAddrs, deadline: Instant) -> Result<TcpStream, ExchangeError> {
     let addresses: Vec<_> = address.to_socket_addrs().map_err(ExchangeError::Io)?.collect();
     let mut last = None;
-    for (tried, address) in addresses.iter().enumerate() {
+    for (tried, &address) in addresses.iter().enumerate() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(ExchangeError::TimedOut);
+            let error = io::ErrorKind::TimedOut.into();
+            return Err(ExchangeError::NoConnection { address, error });
         }
         let share = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
-        match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
+        match TcpStream::connect_timeout(&address, share.max(Duration::from_millis(1))) {
             Ok(stream) => return Ok(stream),
-            Err(error) => last = Some(error),
+            Err(error) => last = Some(ExchangeError::NoConnection { address, error }),
         }
     }
-    Err(match last {
-        Some(error) if error.kind() == io::ErrorKind::TimedOut => ExchangeError::TimedOut,
-        Some(error) => ExchangeError::Io(error),
-        None => ExchangeError::Io(io::Error::new(
-            io::ErrorKind::NotFound,
-            "the host name has no address",
-        )),
-    })
+    Err(last.unwrap_or_else(|| {
+        let reason = "the host name has no address";
+        ExchangeError::Io(io::Error::new(io::ErrorKind::NotFound, reason))
+    }))
 }
 
 /// Waits for the next client of the listener.
@@ -373,7 +370,7 @@ fn next_client(listener: &TcpListener, deadline: Instant) -> Result<TcpStream, E
 
     loop {
         if !poll(listener.as_fd(), libc::POLLIN, deadline).map_err(ExchangeError::Io)? {
-            return Err(ExchangeError::TimedOut);
+            return Err(ExchangeError::TimedOut(ExchangeStage::Stream));
         }
         match accept_now(listener) {
             Ok(stream) => return Ok(stream),

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll};
 
-use super::error::ExchangeError;
+use super::error::{ExchangeError, ExchangeStage};
 use super::exchange::Messages;
 
 /// A stream of bytes of an asynchronous runtime, over which two sides can connect.
@@ -34,7 +34,7 @@ pub(crate) struct Polled<'s, S>(pub(crate) &'s mut S);
 /// The result of a call of the stream: 0 bytes mean the end of the stream.
 fn done(result: io::Result<usize>) -> Result<usize, ExchangeError> {
     match result {
-        Ok(0) => Err(ExchangeError::Closed),
+        Ok(0) => Err(ExchangeError::Closed(ExchangeStage::Addresses)),
         Ok(done) => Ok(done),
         Err(error) => Err(ExchangeError::from_stream(error)),
     }

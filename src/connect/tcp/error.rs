@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::state_error::StateError;
 
 /// Why `connect` or `accept` over a stream failed. The peer is told if it can be.
@@ -16,10 +17,17 @@ pub enum ExchangeError {
         /// The errno value on the peer's machine.
         errno: i32,
     },
-    /// The deadline passed before both sides were ready.
-    TimedOut,
-    /// The peer closed the stream, or died, before both sides were ready.
-    Closed,
+    /// There is no connection to the address: why not.
+    NoConnection {
+        /// The last address that was tried, of those that a host name stands for.
+        address: SocketAddr,
+        /// The reason.
+        error: io::Error,
+    },
+    /// The deadline passed at this stage.
+    TimedOut(ExchangeStage),
+    /// The peer closed the stream, or died, at this stage.
+    Closed(ExchangeStage),
     /// The peer sent something else than this exchange: it is another program, or a faulty one.
     Protocol(&'static str),
     /// The peer speaks another version of the exchange: it uses another version of this crate.
@@ -31,8 +39,30 @@ pub enum ExchangeError {
     },
     /// The private data is longer than [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA). Nothing was sent.
     PrivateDataTooLong(usize),
-    /// The stream failed, or there was no connection to the address.
+    /// The stream or the listener failed, or the host name has no address.
     Io(io::Error),
+}
+
+/// How far `connect` or `accept` over a stream has come.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum ExchangeStage {
+    /// It waited for the stream.
+    Stream,
+    /// It exchanged the addresses of both queue pairs.
+    Addresses,
+    /// Its own queue pair was ready, and it waited until the peer's was.
+    Peer,
+}
+
+impl fmt::Display for ExchangeStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stream => "while waiting for a connection",
+            Self::Addresses => "before it had sent its queue pair's address",
+            Self::Peer => "before it had said that its queue pair is ready",
+        })
+    }
 }
 
 impl ExchangeError {
@@ -40,13 +70,49 @@ impl ExchangeError {
     pub(super) fn from_stream(error: io::Error) -> Self {
         use io::ErrorKind as Kind;
         match error.kind() {
-            Kind::TimedOut | Kind::WouldBlock => Self::TimedOut,
+            Kind::TimedOut | Kind::WouldBlock => Self::TimedOut(ExchangeStage::Addresses),
             Kind::UnexpectedEof
             | Kind::BrokenPipe
             | Kind::ConnectionReset
             | Kind::ConnectionAborted
-            | Kind::WriteZero => Self::Closed,
+            | Kind::WriteZero => Self::Closed(ExchangeStage::Addresses),
             _ => Self::Io(error),
+        }
+    }
+
+    /// The same error, at the last stage.
+    pub(super) fn of_peer(self) -> Self {
+        match self {
+            Self::TimedOut(_) => Self::TimedOut(ExchangeStage::Peer),
+            Self::Closed(_) => Self::Closed(ExchangeStage::Peer),
+            other => other,
+        }
+    }
+
+    /// The kind of failure.
+    pub fn kind(&self) -> ErrorKind {
+        let of = |error: &io::Error| match (error.raw_os_error(), error.kind()) {
+            (_, io::ErrorKind::TimedOut) => ErrorKind::TimedOut,
+            (_, io::ErrorKind::ConnectionRefused) => ErrorKind::Unreachable,
+            (Some(errno), _) => Error::new("connect", errno).kind(),
+            (None, _) => ErrorKind::Failed,
+        };
+        match self {
+            Self::Verbs(error) => error.kind(),
+            Self::NoConnection { error, .. } | Self::Io(error) => of(error),
+            Self::TimedOut(_) => ErrorKind::TimedOut,
+            Self::Closed(_) => ErrorKind::Unreachable,
+            Self::PrivateDataTooLong(_) => ErrorKind::InvalidInput,
+            Self::Peer { .. } | Self::Protocol(_) | Self::Version { .. } => ErrorKind::Failed,
+        }
+    }
+
+    /// The errno value of this side, if there is one.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Self::Verbs(error) => error.raw_os_error(),
+            Self::NoConnection { error, .. } | Self::Io(error) => error.raw_os_error(),
+            _ => None,
         }
     }
 }
@@ -60,10 +126,18 @@ impl fmt::Display for ExchangeError {
                 "the peer could not connect its queue pair to ours: {}",
                 io::Error::from_raw_os_error(*errno)
             ),
-            Self::TimedOut => f.write_str("the deadline passed before both sides were ready"),
-            Self::Closed => f.write_str(
-                "the peer closed the connection before both sides were ready: it failed, or died",
-            ),
+            Self::NoConnection { address, error } => {
+                write!(f, "no TCP connection to {address}: {error}")
+            }
+            Self::TimedOut(ExchangeStage::Stream) => {
+                f.write_str("the deadline passed while waiting for a connection")
+            }
+            Self::TimedOut(stage) => {
+                write!(f, "the peer does not answer: the deadline passed {stage}")
+            }
+            Self::Closed(stage) => {
+                write!(f, "the peer failed, or died: it closed the connection {stage}")
+            }
             Self::Protocol(what) => {
                 write!(f, "the peer does not exchange addresses as this crate does: {what}")
             }
@@ -89,15 +163,8 @@ impl fmt::Debug for ExchangeError {
     }
 }
 
-impl std::error::Error for ExchangeError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Verbs(error) => Some(error),
-            Self::Io(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+/// The text says everything: an error has no source.
+impl std::error::Error for ExchangeError {}
 
 impl From<Error> for ExchangeError {
     fn from(error: Error) -> Self {
@@ -125,8 +192,9 @@ impl From<ExchangeError> for io::Error {
         let kind = match error {
             ExchangeError::Verbs(error) => return error.into(),
             ExchangeError::Io(error) => return error,
-            ExchangeError::TimedOut => Kind::TimedOut,
-            ExchangeError::Closed => Kind::UnexpectedEof,
+            ExchangeError::NoConnection { ref error, .. } => error.kind(),
+            ExchangeError::TimedOut(_) => Kind::TimedOut,
+            ExchangeError::Closed(_) => Kind::UnexpectedEof,
             ExchangeError::Peer { .. } => Kind::ConnectionRefused,
             ExchangeError::PrivateDataTooLong(_) => Kind::InvalidInput,
             ExchangeError::Protocol(_) | ExchangeError::Version { .. } => Kind::InvalidData,

@@ -84,7 +84,7 @@ pub(crate) async fn exchange_over<P: Prepared, S: Messages>(
         Ok(shaken) => shaken,
         Err(failed) => {
             // If the peer does not receive this, it will see the end of the stream.
-            let told = stream.write(&wire::verdict(Some(failed.error.raw_os_error()))).await;
+            let told = stream.write(&wire::verdict(Some(failed.error.errno()))).await;
             if role == Role::Accepts && told.is_ok() {
                 // Read the peer's verdict: closing a TCP socket with unread data may lose our own.
                 let _ = stream.read(&mut [0; wire::VERDICT]).await;
@@ -92,7 +92,7 @@ pub(crate) async fn exchange_over<P: Prepared, S: Messages>(
             return Err(failed.map(|prepared| prepared));
         }
     };
-    match exchange_verdicts(stream, role).await {
+    match exchange_verdicts(stream, role).await.map_err(ExchangeError::of_peer) {
         Ok(()) => Ok((P::finish(shaken), theirs)),
         Err(error) => Err(StateError::new(P::take_back(shaken), error)),
     }

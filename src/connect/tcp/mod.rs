@@ -35,7 +35,7 @@ pub use addresses::{peer_has_closed, wait_until_peer_closes};
 pub use async_stream::AsyncStream;
 #[cfg(feature = "async")]
 pub(crate) use async_stream::Polled;
-pub use error::ExchangeError;
+pub use error::{ExchangeError, ExchangeStage};
 #[cfg(feature = "async")]
 pub(crate) use exchange::{Role, exchange_over};
 pub use stream::{DeadlineStream, StreamWithDeadline};

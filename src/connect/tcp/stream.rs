@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::error::ExchangeError;
+use super::error::{ExchangeError, ExchangeStage};
 
 use crate::debug::debug;
 
@@ -178,13 +178,13 @@ impl<'s, S: DeadlineStream> Timed<'s, S> {
         loop {
             self.stream.set_deadline(Some(self.deadline)).map_err(ExchangeError::from_stream)?;
             match call(self.stream) {
-                Ok(0) => return Err(ExchangeError::Closed),
+                Ok(0) => return Err(ExchangeError::Closed(ExchangeStage::Addresses)),
                 Ok(done) => return Ok(done),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     let error = ExchangeError::from_stream(error);
                     let left = self.deadline.saturating_duration_since(Instant::now());
-                    if !matches!(error, ExchangeError::TimedOut) || left.is_zero() {
+                    if !matches!(error, ExchangeError::TimedOut(_)) || left.is_zero() {
                         return Err(error);
                     }
                     // The stream does not block, or its clock is coarser than ours.

@@ -12,7 +12,8 @@
 
 use super::error::ExchangeError;
 use crate::device::Gid;
-use crate::device::{EndpointGid, EndpointGids, GidClass};
+use crate::device::{EndpointGid, EndpointGids};
+use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};

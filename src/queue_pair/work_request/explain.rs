@@ -77,7 +77,7 @@ pub(crate) fn explain_receive(
 
 /// Adds to the error of a post what the queue pair's depth and state say.
 fn explain_state(queue_pair: &QueuePair<'_, QueuePairType>, error: Error) -> Error {
-    let errno = error.raw_os_error();
+    let errno = error.errno();
     // What providers return for a wrong state and for a full queue.
     if !matches!(errno, libc::EINVAL | libc::ENOMEM | libc::ENOSPC) {
         return error;

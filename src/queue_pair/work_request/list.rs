@@ -206,8 +206,14 @@ impl<R> fmt::Debug for WorkRequestList<'_, R> {
 /// A post of a list that stopped before its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListError {
-    error: Error,
-    posted: usize,
+    /// Why the first request that was not posted was refused.
+    pub error: Error,
+    /// How many requests were posted, counted from the beginning of the list. They are carried out as if
+    /// they were the whole list.
+    ///
+    /// On Soft-RoCE and Soft-iWARP this may be the whole list: all requests are queued, but the kernel
+    /// could not be notified (see [`QueuePair::post`](crate::QueuePair::post)).
+    pub posted: usize,
     /// The length of the list.
     len: usize,
 }
@@ -216,20 +222,6 @@ impl ListError {
     #[cold]
     pub(in crate::queue_pair) fn new(error: Error, posted: usize, len: usize) -> Self {
         Self { error, posted, len }
-    }
-
-    /// Why the first request that was not posted was refused.
-    pub fn error(&self) -> Error {
-        self.error
-    }
-
-    /// How many requests were posted, counted from the beginning of the list. They are carried out as if
-    /// they were the whole list.
-    ///
-    /// On Soft-RoCE and Soft-iWARP this may be the whole list: all requests are queued, but the kernel
-    /// could not be notified (see [`QueuePair::post`](crate::QueuePair::post)).
-    pub fn posted(&self) -> usize {
-        self.posted
     }
 }
 
@@ -250,11 +242,8 @@ impl fmt::Display for ListError {
     }
 }
 
-impl std::error::Error for ListError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
+/// The text says everything: an error has no source.
+impl std::error::Error for ListError {}
 
 impl From<ListError> for Error {
     fn from(error: ListError) -> Self {
@@ -350,7 +339,7 @@ mod tests {
         ] {
             let error = ListError::new(error, posted, len);
             assert!(error.to_string().starts_with(text), "{error}");
-            assert_eq!(Error::from(error).raw_os_error(), libc::ENOMEM);
+            assert_eq!(Error::from(error).raw_os_error(), Some(libc::ENOMEM));
         }
     }
 }

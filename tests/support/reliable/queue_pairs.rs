@@ -206,7 +206,7 @@ fn lists_are_posted_whole_or_up_to_where_they_fail() {
         list.set_wr_ids(20);
         // SAFETY: as above.
         let error = unsafe { one.post_list(&mut list) }.unwrap_err();
-        assert_eq!(error.posted(), 1);
+        assert_eq!(error.posted, 1);
         assert!(error.to_string().contains("gather elements"), "{error}");
         success(&completions(queue, 1), 20);
         until_word_is(&target, 0, 4);

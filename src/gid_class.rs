@@ -1,0 +1,41 @@
+//! The classes of GIDs, which endpoints and errors name.
+
+/// The class of a GID, as far as the endpoint tells.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) enum GidClass {
+    /// The peer has sent the GID without a class.
+    #[default]
+    Unspecified,
+    InfiniBand,
+    RoceV1,
+    RoceV2,
+}
+
+impl GidClass {
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Unspecified, Self::InfiniBand, Self::RoceV1, Self::RoceV2];
+
+    /// The number of the class in every serialised form.
+    pub(crate) const fn code(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
+    /// What a GID of the class is called in an error.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "GID",
+            Self::InfiniBand => "InfiniBand GID",
+            Self::RoceV1 => "RoCE v1 GID",
+            Self::RoceV2 => "RoCE v2 GID",
+        }
+    }
+
+    /// Whether packets can go between GIDs of the two classes.
+    pub(crate) fn fits(self, other: Self) -> bool {
+        self == other || self == Self::Unspecified || other == Self::Unspecified
+    }
+}
