@@ -18,7 +18,7 @@ impl Device {
     /// let device = Device::new()?;
     /// let context = device.open()?;
     /// device.fail(Verb::AllocPd, 12, When::Before, 1); // ENOMEM
-    /// assert_eq!(context.alloc_pd().unwrap_err().raw_os_error(), 12);
+    /// assert_eq!(context.alloc_pd().unwrap_err().raw_os_error(), Some(12));
     /// assert!(context.alloc_pd().is_ok());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
