@@ -13,7 +13,8 @@ pub(crate) fn wait_for(fd: c_int) -> libc::pollfd {
 /// counts, since the next read reports it.
 pub(crate) fn wait(files: &mut [libc::pollfd], timeout: Option<Duration>) -> bool {
     let timeout = timeout.map(|timeout| libc::timespec {
-        tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        // 68 years at most.
+        tv_sec: i32::try_from(timeout.as_secs()).unwrap_or(i32::MAX).into(),
         tv_nsec: timeout.subsec_nanos() as _,
     });
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);

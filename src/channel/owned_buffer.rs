@@ -284,9 +284,14 @@ impl Owned {
     /// slot.
     pub(super) fn mark_dropped(&self, entry: &Entry, wr_id: u64) {
         // A late handle of an earlier request of the slot does not hide that of a later one.
-        let _ = entry.dropped.fetch_update(Ordering::AcqRel, Ordering::Acquire, |other| {
-            (other == NO_REQUEST || is_later(wr_id, other)).then_some(wr_id)
-        });
+        let mut other = entry.dropped.load(Ordering::Acquire);
+        while other == NO_REQUEST || is_later(wr_id, other) {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+            match entry.dropped.compare_exchange_weak(other, wr_id, success, failure) {
+                Ok(_) => break,
+                Err(now) => other = now,
+            }
+        }
         // Whoever takes it from the list sees the mark, since both exchange this: a load would not do.
         if entry.is_listed.swap(true, Ordering::AcqRel) {
             return;

@@ -37,9 +37,16 @@ impl Answers {
             None => most.min(all.saturating_sub(taken).div_ceil(2)),
         };
         let taken = context.answers_taken().clone();
-        let add = |before| u32::checked_add(before, share(before));
-        let before = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        let count = before.map_or(0, share);
+        let mut before = taken.load(Ordering::Relaxed);
+        let count = loop {
+            let count = share(before);
+            let Some(after) = before.checked_add(count) else { break 0 };
+            let order = Ordering::Relaxed;
+            match taken.compare_exchange_weak(before, after, order, order) {
+                Ok(_) => break count,
+                Err(now) => before = now,
+            }
+        };
         Self { taken, count }
     }
 

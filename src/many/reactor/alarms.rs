@@ -91,7 +91,8 @@ impl Alarms {
             // Zero would stop the timer.
             let left = at.saturating_duration_since(Instant::now());
             let nanos = libc::c_long::from(left.subsec_nanos().cast_signed());
-            let seconds = left.as_secs().try_into().unwrap_or(libc::time_t::MAX);
+            // 68 years at most.
+            let seconds = i32::try_from(left.as_secs()).unwrap_or(i32::MAX).into();
             let nanos = if seconds == 0 { nanos.max(1) } else { nanos };
             libc::timespec { tv_sec: seconds, tv_nsec: nanos }
         });
