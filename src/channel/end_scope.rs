@@ -167,7 +167,10 @@ impl Core {
         let mut result = Ok(());
         for slot in self.table.slots() {
             match slot.state() {
-                State::Done(owner) | State::Discarded(owner) if owner.is_of_scope() => {
+                State::Done(owner) | State::Discarded(owner) if owner.is_window() => {
+                    result = result.and(self.take_window_result(slot).map(drop));
+                }
+                State::Done(Owner::Scope) | State::Discarded(Owner::Scope) => {
                     result = result.and(self.take_result(slot).map(drop));
                 }
                 State::Seen => self.table.release_of(slot, Owner::Scope),

@@ -46,9 +46,9 @@ pub(super) struct InFlight {
     slots: NonNull<Slot>,
     pub(super) owned: Owned,
     /// Number of slots of both queues.
-    depth: usize,
+    depth: u32,
     /// Number of all slots, also of those of the channel itself: the second of these is that of the read of credits.
-    all: usize,
+    all: u32,
     /// Number of slots for sends.
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
@@ -82,7 +82,10 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         // SAFETY: it came from a box, in `new`, and no reference into it outlives the table.
         drop(unsafe {
-            Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.all))
+            Box::from_raw(std::ptr::slice_from_raw_parts_mut(
+                self.slots.as_ptr(),
+                self.all as usize,
+            ))
         });
     }
 }
@@ -112,8 +115,8 @@ impl InFlight {
         let table = Self {
             slots,
             owned: Owned::new(),
-            depth,
-            all,
+            depth: depth as u32,
+            all: all as u32,
             sends,
             next_send: Cell::new(dangling),
             next_receive: Cell::new(dangling),
@@ -133,24 +136,24 @@ impl InFlight {
     #[inline]
     pub(super) fn slots(&self) -> &[Slot] {
         // SAFETY: the slots live as long as the table, and are only reached by shared references.
-        unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth) }
+        unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.depth as usize) }
     }
 
     /// All slots, also those of the channel itself.
     #[inline]
     pub(super) fn all_slots(&self) -> &[Slot] {
         // SAFETY: as in `slots`.
-        unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.all) }
+        unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.all as usize) }
     }
 
     /// The slot of a blocking operation.
     pub(super) fn blocking(&self) -> &Slot {
-        &self.all_slots()[self.depth]
+        &self.all_slots()[self.depth as usize]
     }
 
     /// The slot of the read of the peer's credits, if the channel has flow control.
     pub(super) fn credit_read(&self) -> Option<&Slot> {
-        self.all_slots().get(self.depth + 1)
+        self.all_slots().get(self.depth as usize + 1)
     }
 
     /// The slots of one queue.
@@ -211,7 +214,7 @@ impl InFlight {
 
     /// Begins a connection: frees every slot and lets slots for receives be taken.
     pub(super) fn open_receives(&self) {
-        let (sends, depth) = (self.sends as usize, self.depth);
+        let (sends, depth) = (self.sends as usize, self.depth as usize);
         self.begin(self.end_connection());
         for slot in self.all_slots() {
             slot.set_state(State::Seen);
@@ -236,7 +239,7 @@ impl InFlight {
 
     /// Lets slots for sends be taken too.
     pub(super) fn open_sends(&self) {
-        self.next_send.set(self.pointer(if self.sends > 0 { 0 } else { self.depth }));
+        self.next_send.set(self.pointer(if self.sends > 0 { 0 } else { self.depth as usize }));
         self.open.set(Open::Everything);
     }
 
@@ -248,7 +251,7 @@ impl InFlight {
 
     /// Lets no more slots be taken, until it is opened again.
     pub(super) fn close(&self) {
-        let never_free = self.pointer(self.depth);
+        let never_free = self.pointer(self.depth as usize);
         self.next_send.set(never_free);
         self.next_receive.set(never_free);
         self.open.set(Open::Nothing);
@@ -345,12 +348,10 @@ impl InFlight {
         self.free_places(queue).next()
     }
 
-    /// Frees a slot whose result was taken, or whose request was not posted.
+    /// Frees a slot whose result was taken, or whose request was not posted: not that of a window.
     pub(super) fn release(&self, slot: &Slot) {
-        match slot.state().owner() {
-            Some(owner) if owner.is_window() => self.release_window(slot),
-            Some(owner) => self.release_of(slot, owner),
-            None => {}
+        if let Some(owner) = slot.state().owner() {
+            self.release_of(slot, owner);
         }
     }
 
@@ -437,7 +438,7 @@ impl InFlight {
     /// or destroyed. Returns whether handles of some of them were dropped.
     pub(super) fn discard_outstanding(&self) -> bool {
         self.end_connection();
-        for own in &self.all_slots()[self.depth..] {
+        for own in &self.all_slots()[self.depth as usize..] {
             own.set_state(State::Seen);
             own.renumber();
         }

@@ -178,7 +178,7 @@ impl<'scope> Scope<'scope, '_> {
     /// ```
     ///
     /// A window takes a place in the queue for each of its requests, and with flow control a [credit](Self::credits) for
-    /// each message, until it has ended. It has 32,768 requests at most. The channel keeps the memory of the list, so that
+    /// each message, until it has ended. It has 32,767 requests at most. The channel keeps the memory of the list, so that
     /// only a window that is longer than all before it allocates.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::core::{Core, OneThread};
 use super::credits::NO_CREDIT;
-use super::error::TransportError;
+use super::error::{TransportError, TransportResult};
 use super::in_flight::{InFlight, Queue};
 use super::operation::Prepared;
 use super::request::WorkRequest;
@@ -28,16 +28,18 @@ mod sealed {
     use super::{TransportError, Window};
     use crate::channel::operation::Limits;
 
-    /// A window that is being filled, if there is room for it, and the first error.
+    /// A window that is being filled, and the first error, with the position of its request.
     #[expect(missing_debug_implementations, reason = "no program has one")]
     pub struct Filling<'a> {
         pub(super) limits: &'a Limits,
-        pub(super) window: Option<Window<'a>>,
-        pub(super) filled: usize,
-        pub(super) error: Option<TransportError>,
+        pub(super) window: Window<'a>,
+        pub(super) error: Option<(usize, TransportError)>,
     }
 
-    pub trait Requests {
+    /// # Safety
+    ///
+    /// `fill` adds no more requests than `count` says.
+    pub unsafe trait Requests: Sized {
         type Kept;
 
         /// Whether the device writes the memory of one.
@@ -47,28 +49,26 @@ mod sealed {
 
         fn count(&self) -> usize;
 
-        /// Adds each request in turn, and returns what they keep.
-        fn fill(self, filling: &mut Filling<'_>) -> Self::Kept;
+        /// Adds each request in turn, and returns what they keep. Without a window, it adds nothing.
+        fn fill(self, filling: Option<&mut Filling<'_>>) -> Self::Kept;
     }
 }
 
 use sealed::{Filling, Requests};
 
-impl Filling<'_> {
-    #[inline(always)]
-    fn add<R>(&mut self, request: R) -> R::Kept
-    where
-        R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
-    {
-        let (operation, mut buffer) = request.split();
-        if let Some(window) = &mut self.window {
-            match window.add::<R>(self.limits, &operation, &mut buffer) {
-                Ok(()) => self.filled += 1,
-                Err(error) => (self.error, self.window) = (Some(error), None),
-            }
+#[inline(always)]
+fn add<R>(filling: &mut Option<&mut Filling<'_>>, request: R) -> R::Kept
+where
+    R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
+{
+    let (operation, mut buffer) = request.split();
+    if let Some(Filling { limits, window, error }) = filling {
+        // SAFETY: there is room for as many as there are (the contract of `Requests`).
+        if let Err(reason) = unsafe { window.add::<R>(limits, &operation, &mut buffer) } {
+            error.get_or_insert((window.filled(), reason));
         }
-        buffer.keep()
     }
+    buffer.keep()
 }
 
 /// Requests of the send queue that [`Scope::post_window`](crate::Scope::post_window) posts together: an array or a vector
@@ -90,7 +90,8 @@ impl<W: Requests> WindowRequests for W {
     type Buffers = <W as Requests>::Kept;
 }
 
-impl<R, const N: usize> Requests for [R; N]
+// SAFETY: it adds each element.
+unsafe impl<R, const N: usize> Requests for [R; N]
 where
     R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
 {
@@ -105,12 +106,13 @@ where
     }
 
     #[inline(always)]
-    fn fill(self, filling: &mut Filling<'_>) -> <Self as Requests>::Kept {
-        self.map(|request| filling.add(request))
+    fn fill(self, mut filling: Option<&mut Filling<'_>>) -> <Self as Requests>::Kept {
+        self.map(|request| add(&mut filling, request))
     }
 }
 
-impl<R> Requests for Vec<R>
+// SAFETY: it adds each element.
+unsafe impl<R> Requests for Vec<R>
 where
     R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
 {
@@ -125,15 +127,16 @@ where
     }
 
     #[inline(always)]
-    fn fill(self, filling: &mut Filling<'_>) -> <Self as Requests>::Kept {
+    fn fill(self, mut filling: Option<&mut Filling<'_>>) -> <Self as Requests>::Kept {
         // In place, where the buffers have room in the memory of the requests.
-        self.into_iter().map(|request| filling.add(request)).collect()
+        self.into_iter().map(|request| add(&mut filling, request)).collect()
     }
 }
 
 macro_rules! tuple {
     ($count:literal: $($request:ident $index:tt),+) => {
-        impl<$($request),+> Requests for ($($request),+)
+        // SAFETY: `$count` is the number of elements.
+        unsafe impl<$($request),+> Requests for ($($request),+)
         where
             $($request: WorkRequest + SendQueueRequest
                 + Request<Buffer: GatherBuffer<List: PlainList>>),+
@@ -149,8 +152,8 @@ macro_rules! tuple {
             }
 
             #[inline(always)]
-            fn fill(self, filling: &mut Filling<'_>) -> <Self as Requests>::Kept {
-                ($(filling.add(self.$index)),+)
+            fn fill(self, mut filling: Option<&mut Filling<'_>>) -> <Self as Requests>::Kept {
+                ($(add(&mut filling, self.$index)),+)
             }
         }
     };
@@ -420,25 +423,28 @@ impl Core {
             Ok(()) => self.table.find_window(count).ok_or_else(|| self.refusal(Queue::Send)),
             Err(error) => Err(error.into()),
         };
-        let (window, error) = match &places {
-            Ok(places) => (Some(list.begin(count, places.leader.wr_id())), None),
-            Err(error) => (None, Some(*error)),
-        };
-        let mut filling = Filling { limits: &self.limits, window, filled: 0, error };
-        let buffers = requests.fill(&mut filling);
-        let Filling { window, filled, error, .. } = filling;
-        let (places, window) = match (places, window, error) {
-            (Ok(places), Some(window), None) => (places, window),
-            (places, _, error) => {
+        let places = match places {
+            Ok(places) => places,
+            Err(error) => {
                 self.window.set(Some(list));
-                let error = error.unwrap_or(TransportError::QueueFull);
-                let request = places.is_ok().then_some(filled);
-                return Err(WindowError { error, request, buffers: Some(buffers) });
+                return Err(WindowError {
+                    error,
+                    request: None,
+                    buffers: Some(requests.fill(None)),
+                });
             }
         };
+        let window = list.begin(places.leader.wr_id());
+        let mut filling = Filling { limits: &self.limits, window, error: None };
+        let buffers = requests.fill(Some(&mut filling));
+        let Filling { window, error, .. } = filling;
+        if let Some((request, error)) = error {
+            self.window.set(Some(list));
+            return Err(WindowError { error, request: Some(request), buffers: Some(buffers) });
+        }
         // SAFETY: there is a free slot, so the queue pair is live, and the functions were given for it. The caller
         // vouches for the memory of what is kept; bytes that are copied are borrowed by `W`, and valid until this
-        // returns. Nothing else accesses the requests.
+        // returns. Nothing else accesses the requests. There is at least one, and each was added.
         let posted = unsafe {
             let (post_send, queue_pair) = Prepared::post_send(self.prepared.get());
             window.post(post_send, queue_pair)
@@ -481,7 +487,7 @@ impl Core {
         if !self.try_stop() && W::WRITES {
             self.stop();
         }
-        self.release(places.leader);
+        self.free_window(places.leader);
         (error, None)
     }
 
@@ -522,7 +528,7 @@ impl Core {
                 Ok(false) => {
                     if let Err(error) = self.on_empty_poll(&mut wait) {
                         self.stop();
-                        self.release(slot);
+                        self.free_window(slot);
                         return Err(Failure { error, request: None, ended: true });
                     }
                 }
@@ -534,7 +540,24 @@ impl Core {
             settled = self.settle();
         }
         let failed = matches!(slot.state(), State::Done(_)).then(|| self.failed_request(slot));
-        self.take_result(slot).map_err(|error| Failure { error, request: failed, ended: true })
+        self.take_window_result(slot).map_err(|error| Failure {
+            error,
+            request: failed,
+            ended: true,
+        })
+    }
+
+    /// Takes the result of a window that has ended, and frees its places.
+    pub(super) fn take_window_result(&self, slot: &Slot) -> TransportResult<WorkSuccess> {
+        let result = self.result(slot);
+        self.free_window(slot);
+        result
+    }
+
+    /// As [`Core::release`], for a window.
+    fn free_window(&self, slot: &Slot) {
+        self.table.release_window(slot);
+        self.update_fast_path();
     }
 
     /// Which request of a window that is done has failed, if one has.
@@ -562,7 +585,7 @@ impl Core {
         if let Err(error) = completion.result() {
             self.record_unreported(error.into());
         }
-        self.release(slot);
+        self.free_window(slot);
     }
 
     /// Stores the failure of a request that is not the last of its window. Returns false if the completion is not of one.

@@ -8,6 +8,7 @@
 use std::ffi::c_int;
 use std::ptr;
 
+use super::error::TransportResult;
 use super::in_flight::no_memory;
 use super::operation::{Limits, Operation, PostSend};
 use super::request::WorkRequest;
@@ -20,9 +21,10 @@ use crate::operation::{SIGNALED, SendQueueRequest, without_empty};
 /// In the lower half of a number: the request is not the last of its window. The position is in front of the slot's index.
 const NOT_LAST: u64 = 1 << 31;
 const POSITION: u32 = 16;
+const NOT_LAST_AND_POSITION: u64 = 0xffff << POSITION;
 
 /// The most requests of a window.
-pub(super) const MAX_WINDOW: usize = 1 << 15;
+pub(super) const MAX_WINDOW: usize = (1 << 15) - 1;
 
 /// The slots that a window can complete by: those whose indices leave room for a position.
 pub(super) const LEADERS: u32 = 1 << POSITION;
@@ -36,8 +38,8 @@ fn number_of(last: u64, position: usize) -> u64 {
 /// The number by which the window of this request completes, and the position of the request in it. `None`: it has no
 /// such number.
 pub(super) fn member(wr_id: u64) -> Option<(u64, usize)> {
-    let position = (wr_id as u32 >> POSITION) as usize & (MAX_WINDOW - 1);
-    let last = wr_id & !(u64::from(u32::MAX) & !u64::from(LEADERS - 1));
+    let position = (wr_id as u32 >> POSITION) as usize & MAX_WINDOW;
+    let last = wr_id & !NOT_LAST_AND_POSITION;
     (wr_id & NOT_LAST != 0).then_some((last, position))
 }
 
@@ -46,8 +48,6 @@ pub(super) fn member(wr_id: u64) -> Option<(u64, usize)> {
 pub(super) struct WindowList {
     requests: Vec<ffi::ibv_send_wr>,
     pieces: Vec<ffi::ibv_sge>,
-    /// How many pieces each request has room for.
-    pieces_each: usize,
 }
 
 // SAFETY: its pointers are to its own vectors.
@@ -102,7 +102,6 @@ impl WindowList {
         self.pieces.try_reserve_exact(pieces - self.pieces.len()).map_err(|_| no_memory())?;
         self.requests.resize(len, ffi::ibv_send_wr::default());
         self.pieces.resize(pieces, ffi::ibv_sge::default());
-        self.pieces_each = pieces_each;
         let (first, piece) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
         for index in 0..len {
             // SAFETY: there are as many requests and pieces.
@@ -115,59 +114,63 @@ impl WindowList {
         Ok(())
     }
 
-    /// Begins a window of that many requests, which completes by this number. There is
-    /// [room](Self::reserve) for them.
+    /// Begins a window, which completes by this number.
     #[inline]
-    pub(super) fn begin(&mut self, len: usize, last: u64) -> Window<'_> {
-        debug_assert!(len <= self.requests.len());
-        let (request, piece) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
-        Window { list: self, request, piece, len, filled: 0, last }
+    pub(super) fn begin(&mut self, last: u64) -> Window<'_> {
+        let request = self.requests.as_mut_ptr();
+        Window { list: self, request, number: number_of(last, 0) }
     }
 }
 
 /// A window that is being filled.
 pub(super) struct Window<'a> {
     list: &'a mut WindowList,
-    /// The next request, and its pieces.
+    /// The next request, and its number if it is not the last.
     request: *mut ffi::ibv_send_wr,
-    piece: *mut ffi::ibv_sge,
-    len: usize,
-    filled: usize,
-    last: u64,
+    number: u64,
 }
 
 impl Window<'_> {
-    /// Adds a request.
+    /// How many requests were added.
+    pub(super) fn filled(&self) -> usize {
+        member(self.number).map_or(0, |(_, position)| position)
+    }
+
+    /// Adds a request, unless it is wrong.
+    ///
+    /// # Safety
+    ///
+    /// There is [room](WindowList::reserve) for it.
     ///
     /// # Errors
     ///
     /// Those of [`Operation::check`], and of the request's buffer.
     #[inline(always)]
-    pub(super) fn add<R>(
+    pub(super) unsafe fn add<R>(
         &mut self,
         limits: &Limits,
         operation: &R::Operation,
         buffer: &mut R::Buffer,
-    ) -> super::TransportResult<()>
+    ) -> TransportResult<()>
     where
         R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
     {
         let mut list = R::list(buffer)?;
         let list = list.as_mut();
         operation.check(limits, list)?;
-        assert!(self.filled < self.len);
         let count = match list {
             [one] => usize::from(one.length != 0),
             _ => without_empty(list),
         };
-        // SAFETY: the list has as many requests, each with room for the pieces that `check` allows.
+        // SAFETY: the list has the request, with room for the pieces that `check` allows.
         unsafe {
-            let (request, piece) = (self.request, self.piece);
-            (*request).wr_id = number_of(self.last, self.filled);
+            let request = self.request;
+            (*request).wr_id = self.number;
             (*request).num_sge = count as c_int;
             (*request).opcode = <R::Operation as Kind>::OPCODE;
             (*request).send_flags = operation.flags() & !SIGNALED;
             operation.fill(request);
+            let piece = (*request).sg_list;
             if let [one] = list {
                 *piece = *one;
             } else {
@@ -176,9 +179,8 @@ impl Window<'_> {
                 }
             }
             self.request = request.add(1);
-            self.piece = piece.wrapping_add(self.list.pieces_each);
         }
-        self.filled += 1;
+        self.number += 1 << POSITION;
         Ok(())
     }
 
@@ -186,7 +188,7 @@ impl Window<'_> {
     ///
     /// # Safety
     ///
-    /// The window is full. The function posts to `queue_pair`, which is live. The memory of all requests is valid, as for
+    /// It has a request. The function posts to `queue_pair`, which is live. The memory of all requests is valid, as for
     /// [`Operation::post`].
     #[inline(always)]
     pub(super) unsafe fn post(
@@ -194,15 +196,14 @@ impl Window<'_> {
         post_send: PostSend,
         queue_pair: *mut ffi::ibv_qp,
     ) -> Result<(), NotPosted> {
-        debug_assert!(self.filled == self.len && self.len > 0);
         let mut refused = ptr::null_mut();
-        // SAFETY: the list has at least `len` requests; the caller vouches for the rest.
+        // SAFETY: the list has the requests that were added; the caller vouches for the rest.
         unsafe {
             let first = self.list.requests.as_mut_ptr();
             let last = self.request.sub(1);
             let next = (*last).next;
             (*last).next = ptr::null_mut();
-            (*last).wr_id = self.last;
+            (*last).wr_id &= !NOT_LAST_AND_POSITION;
             (*last).send_flags |= SIGNALED;
             let returned = post_send(queue_pair, first, &raw mut refused);
             (*last).next = next;
@@ -213,7 +214,7 @@ impl Window<'_> {
             }
             let offset = (refused as usize).wrapping_sub(first as usize);
             // What is no request of the list says nothing.
-            let posted = (offset / size_of::<ffi::ibv_send_wr>()).min(self.len);
+            let posted = (offset / size_of::<ffi::ibv_send_wr>()).min(self.filled());
             Err(NotPosted { returned, posted })
         }
     }

@@ -150,12 +150,12 @@ fn without_room_for_all_nothing_is_posted() {
     let errors = pair.one.scope(|s| {
         let none: [WriteWorkRequest<()>; 0] = [];
         let none = s.post_window(none).map(drop).unwrap_err();
-        let many = vec![WriteWorkRequest::new((), remote); 32_769];
+        let many = vec![WriteWorkRequest::new((), remote); 32_768];
         let many = s.post_window(many).map(drop).unwrap_err();
         Ok::<_, TransportError>([none.error, many.error])
     });
     for error in errors.unwrap() {
-        assert!(error.to_string().contains("and must be within 1..=32768"), "{error}");
+        assert!(error.to_string().contains("and must be within 1..=32767"), "{error}");
     }
     // A request that is wrong by itself.
     let result = pair.one.scope(|s| {

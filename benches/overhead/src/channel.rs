@@ -29,6 +29,13 @@ impl ChannelRig {
         let region = MemoryRegion::new(domain, WINDOW * LENGTH).expect("a region");
         Self { channel, region }
     }
+
+    /// One whose list for windows exists: the first window makes it.
+    pub(crate) fn with_window() -> Self {
+        let mut rig = Self::new();
+        one_completion(&mut rig, WINDOW_OPERATIONS).expect("it works");
+        rig
+    }
 }
 
 /// A channel, and buffers for operations that own them.

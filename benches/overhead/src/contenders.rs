@@ -172,7 +172,7 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         in_c!("W15", "C plain", 1, Rig::new(), c_plain_w15),
         in_c!("W15", "C tuned", 1, Rig::new(), c_tuned_w15),
         in_c!("W15", "C again", 1, Rig::new(), c_again_w15),
-        ours!("W15", "channel window", Bytes, ChannelRig::new(), channel::one_completion),
+        ours!("W15", "channel window", Bytes, ChannelRig::with_window(), channel::one_completion),
     ];
     contenders.extend(servers!("W14-1", 1));
     contenders.extend(servers!("W14-10", 10));
