@@ -328,7 +328,7 @@ impl StaticRate {
     #[doc(alias = "ibv_rate_to_mbps")]
     pub fn megabits(self) -> Option<u32> {
         // SAFETY: a pure function of any number.
-        u32::try_from(unsafe { ffi::ibv_rate_to_mbps(self.into()) }).ok().filter(|&rate| rate > 0)
+        u32::try_from(unsafe { ffi::ibv_rate_to_mbps(self.into()) }).ok()
     }
 
     /// `mbps_to_ibv_rate`: the rate of that many megabits per second, if there is one.

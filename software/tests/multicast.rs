@@ -44,3 +44,22 @@ fn a_group_of_the_other_family_is_refused() {
         assert_eq!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL));
     }
 }
+
+#[test]
+fn only_datagrams_are_sent_to_groups_and_only_to_groups() {
+    let context = Device::new().unwrap().open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(4).unwrap();
+    let datagrams = domain.create_qp(&queue, &queue, ibverbs::Ud).qkey(1).build().unwrap();
+    let datagrams = datagrams.activate().unwrap();
+    let connected = domain.create_qp(&queue, &queue, ibverbs::Rc).build().unwrap();
+    let connected = connected.into_queue_pair();
+    let attach = |pair: *mut ibverbs::ffi::ibv_qp, address: &str| {
+        let gid: ibverbs::Gid = address.parse().unwrap();
+        let raw = ibverbs::ffi::ibv_gid { raw: gid.to_bytes() };
+        // SAFETY: the queue pair is live, and so is the GID.
+        unsafe { ibverbs::ffi::ibv_attach_mcast(pair, &raw, 0) }
+    };
+    assert_eq!(attach(datagrams.as_raw(), "::ffff:10.1.2.3"), libc::EINVAL);
+    assert_eq!(attach(connected.as_raw(), "::ffff:239.1.2.3"), libc::EINVAL);
+}

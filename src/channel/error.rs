@@ -276,6 +276,21 @@ mod tests {
     }
 
     #[test]
+    fn kinds_of_io_errors_are_those_of_the_standard_library() {
+        use std::io::ErrorKind as Kind;
+        for (error, kind) in [
+            (TransportError::TimedOut, Kind::TimedOut),
+            (TransportError::QueueFull, Kind::WouldBlock),
+            (TransportError::NoCredit, Kind::WouldBlock),
+            (TransportError::Stopped, Kind::NotConnected),
+            (TransportError::Closed, Kind::NotConnected),
+        ] {
+            let io = std::io::Error::from(error.clone());
+            assert_eq!((io.kind(), io.to_string()), (kind, error.to_string()));
+        }
+    }
+
+    #[test]
     fn scope_errors_tell_where_they_come_from() {
         let inside = ScopeError::<TransportError>::from(TransportError::TimedOut);
         assert_eq!(inside, ScopeError::Closure(TransportError::TimedOut));

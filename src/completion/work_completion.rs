@@ -451,6 +451,36 @@ mod tests {
 
     /// Soft-RoCE reports a receive that is too short for its message with the status of a bad request.
     #[test]
+    fn each_field_is_its_own() {
+        let completion = completion(|wc| {
+            (wc.wr_id, wc.byte_len, wc.qp_num, wc.src_qp) = (1, 2, 3, 4);
+            (wc.pkey_index, wc.slid, wc.sl, wc.dlid_path_bits) = (5, 6, 7, 8);
+            wc.wc_flags = ffi::ibv_wc_flags::IBV_WC_GRH.0;
+        });
+        assert_eq!((completion.wr_id(), completion.queue_pair_number()), (1, 3));
+        let success = completion.result().unwrap();
+        assert_eq!((success.byte_len(), success.source_queue_pair()), (2, 4));
+        assert_eq!((success.pkey_index(), success.source_lid()), (5, 6));
+        assert_eq!((success.service_level(), success.destination_path_bits()), (7, 8));
+        assert!(success.has_global_route());
+        assert_eq!(success.flags(), ffi::ibv_wc_flags::IBV_WC_GRH.0);
+    }
+
+    #[test]
+    fn statuses_have_hints_of_their_own() {
+        let unknown = WorkError::new(WorkStatus::Unknown(99), 0).hint();
+        let mut hints: Vec<_> = (1..=21)
+            .map(|status| completion(|wc| wc.status = ffi::ibv_wc_status(status)))
+            .map(|completion| completion.result().unwrap_err().hint())
+            .filter(|&hint| hint != unknown)
+            .collect();
+        let all = hints.len();
+        hints.sort_unstable();
+        hints.dedup();
+        assert_eq!((all, hints.len()), (13, 13));
+    }
+
+    #[test]
     fn the_hint_of_a_bad_request_is_right_for_a_receive_too() {
         let status = ffi::ibv_wc_status::IBV_WC_LOC_QP_OP_ERR;
         let error = completion(|wc| wc.status = status).result().unwrap_err();

@@ -202,3 +202,19 @@ fn limits_hold() {
     let again = new(4, 1).unwrap();
     assert_ne!(again.number().unwrap(), number, "numbers are not reused at once");
 }
+
+/// A completion queue that a shared receive queue has used can be destroyed after it, and not before.
+#[test]
+fn a_completion_queue_outlives_its_shared_receive_queues() {
+    let side = Side::of(Device::new().unwrap());
+    let received = CompletionQueue::new(&side.context, 4).unwrap();
+    let new = || SharedReceiveQueue::extended(&side.domain, &side.xrc, &received, 1, 1).unwrap();
+    let queues = [new(), new()];
+    // SAFETY: the queue is live, and the verb refuses to destroy it.
+    let destroy = || unsafe { ibverbs::ffi::ibv_destroy_cq(received.as_raw()) };
+    for queue in queues {
+        assert_eq!(destroy(), libc::EBUSY);
+        queue.close().unwrap();
+    }
+    received.close().unwrap();
+}

@@ -297,7 +297,8 @@ fn a_target_is_created_and_taken_to_rtr() {
     assert_eq!((target.number(), target.endpoint().num()), (0xd0d0, 0xd0d0));
     assert_eq!(target.shared_receive_queue().as_raw(), shared.as_raw());
     assert!(!format!("{target:?}").contains("abcdef"), "the key is a secret");
-    target.close().unwrap();
+    device.fail("destroy_qp").errno(libc::EBUSY).times(1);
+    assert_eq!(target.close().unwrap_err().raw_os_error(), Some(libc::EBUSY));
 }
 
 #[test]
