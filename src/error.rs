@@ -250,6 +250,20 @@ impl Error {
             ("ibv_get_device_list", libc::ENOSYS) => {
                 "the kernel has no RDMA support (is the module ib_uverbs loaded?)"
             }
+            #[cfg(not(feature = "neigh"))]
+            ("ibv_create_ah", libc::EIO) => {
+                "the device may be gone, or its driver in an older kernel (Soft-RoCE's in Linux 5.10) \
+                 leaves the peer's link address to the provider, which takes the feature neigh"
+            }
+            ("ibv_alloc_mw", libc::EOPNOTSUPP) => {
+                "the device has no memory windows, or not with this kernel (Soft-RoCE: Linux 5.14)"
+            }
+            ("ibv_reg_dmabuf_mr", _) if self.kind() == ErrorKind::Unsupported => {
+                "the device cannot, or the kernel is older than Linux 5.12"
+            }
+            ("ibv_alloc_dmah" | "ibv_reg_mr_ex", _) if self.kind() == ErrorKind::Unsupported => {
+                "the device cannot, or the kernel is older than Linux 6.17"
+            }
             (_, libc::EMFILE) => "RLIMIT_NOFILE is used up (ulimit -n)",
             (_, libc::ENFILE) => "the machine's fs.file-max is used up",
             (_, libc::EAGAIN) => {
@@ -385,6 +399,8 @@ mod tests {
         assert!(text.starts_with("ibv_reg_mr: ") && text.contains("RLIMIT_MEMLOCK"), "{text}");
         let text = Error::new("ibv_reg_mr", libc::EPERM).to_string();
         assert!(text.contains("RLIMIT_MEMLOCK may be 0"), "{text}");
+        let text = Error::new("ibv_reg_dmabuf_mr", libc::EPROTONOSUPPORT).to_string();
+        assert!(text.contains("older than Linux 5.12"), "{text}");
         let text = Error::out_of_range("ibv_query_gid", "GID index", 9, 0, 3).to_string();
         assert_eq!(text, "ibv_query_gid: GID index is 9, and must be within 0..=3");
         let text = Error::invalid("ibv_modify_qp", "path_mtu is missing").to_string();

@@ -224,7 +224,9 @@ fn a_queue_that_is_full_refuses_a_post_and_works_on() {
             for n in 0..depth {
                 two.post_receive(&mut there, .., n).unwrap();
             }
-            let error = two.post_receive(&mut there, .., depth).unwrap_err();
+            // A device may have more room than it says (Soft-RoCE of Linux 6.1).
+            let error = (depth..4 * depth).find_map(|n| two.post_receive(&mut there, .., n).err());
+            let error = error.expect("it has an end");
             assert_eq!(error.kind(), ibverbs::ErrorKind::QueueFull, "{error}");
             one.post(SendWorkRequest::new(Inline(b"room")), 1000).unwrap();
             let done = completions(queue, 2);
