@@ -140,25 +140,22 @@ pub use memory::{
 #[cfg(feature = "mlx5")]
 pub use operation::DcPeer;
 pub use operation::{
-    Adds, AtomicWriteWorkRequest, CompareSwapWorkRequest, DatagramPeer, Destination, Extra,
-    FetchAddWorkRequest, FlushWorkRequest, Immediate, Invalidate, LocalInvalidateWorkRequest,
-    Posts, ReadWorkRequest, ReceiveWorkRequest, SegmentedSendWorkRequest, SendQueueRequest,
-    SendWorkRequest, To, WriteExtra, WriteWorkRequest, XrcPeer,
+    Adds, AtomicWriteWorkRequest, Batch, CompareSwapWorkRequest, DatagramPeer, Destination,
+    ElementSlice, Extra, FetchAddWorkRequest, FlushWorkRequest, Immediate, Invalidate, ListError,
+    LocalInvalidateWorkRequest, MAX_MESSAGE_LENGTH, Posts, Prepared, PreparedReceive,
+    PreparedRequest, ReadWorkRequest, ReceiveHalf, ReceiveList, ReceiveWorkRequest,
+    SegmentedSendWorkRequest, SendHalf, SendList, SendQueueRequest, SendWorkRequest, To,
+    WindowBinding, WindowMemory, WorkRequestList, WriteExtra, WriteWorkRequest, XrcPeer,
 };
 pub use parent::Parent;
-pub use queue_pair::work_request::{
-    Batch, ElementSlice, FlushPlacement, ListError, MAX_MESSAGE_LENGTH, Prepared, PreparedReceive,
-    PreparedRequest, ReceiveList, SendList, SendOperations, WindowBinding, WindowMemory,
-    WorkRequestList, WorkRequestOpcode,
-};
 pub use queue_pair::{
     AddressHandle, AddressVector, AddressedBy, Atomics, AttributeMask, Connected,
     ConnectionSettings, CreateFlags, DataInOrder, Datagram, EnhancedConnection, FixedPeer,
-    MigrationState, OpenedQueuePair, PostsRdma, PreparedQueuePair, QueuePair, QueuePairAttributes,
-    QueuePairBuilder, QueuePairEndpoint, RateLimit, RawPacket, Rc, Reads, ReceiveHalf,
-    ReceiveQueue, Reliable, ResolvedEthernet, SendHalf, Sends, SharedReceiveQueue,
+    FlushPlacement, MigrationState, OpenedQueuePair, PostsRdma, PreparedQueuePair, QueuePair,
+    QueuePairAttributes, QueuePairBuilder, QueuePairEndpoint, RateLimit, RawPacket, Rc, Reads,
+    ReceiveQueue, Reliable, ResolvedEthernet, SendOperations, Sends, SharedReceiveQueue,
     SharedReceiveQueueAttributes, StateTransition, Tag, TagHandle, TagListSize, TagOperation,
-    Transport, Uc, Ud, Unconnected, Writes, XrcReceive, XrcSend,
+    Transport, Uc, Ud, Unconnected, WorkRequestOpcode, Writes, XrcReceive, XrcSend,
 };
 #[cfg(feature = "mlx5")]
 pub use queue_pair::{DcStreams, DcTarget, Dci};

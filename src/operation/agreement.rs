@@ -8,7 +8,7 @@ use super::{Immediate, Invalidate};
 use crate::ffi;
 use crate::ffi::ibv_wr_opcode as Opcode;
 use crate::memory::RemoteMemoryRegion;
-use crate::queue_pair::work_request::FlushPlacement;
+use crate::queue_pair::FlushPlacement;
 
 /// A value of each type that the table has fields of. No two are alike where they could be taken for each other.
 pub(super) trait Sample {

@@ -5,8 +5,11 @@ use super::{Adds, Posts};
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::GatherBuffer;
-use crate::queue_pair::work_request::{SendOperations, function};
-use crate::queue_pair::{AddressHandle, AddressedBy};
+#[cfg(feature = "mlx5")]
+use crate::queue_pair::Dci;
+#[cfg(feature = "efa")]
+use crate::queue_pair::Srd;
+use crate::queue_pair::{AddressHandle, AddressedBy, SendOperations, Ud, XrcSend, function};
 
 /// Where a request goes: see [`SendWorkRequest::to`](crate::SendWorkRequest::to).
 ///
@@ -303,6 +306,13 @@ impl<K: Kind, A: Destination> Kind for ToOperation<K, A> {
 
 impl<K: Posted> Posted for ToOperation<K, DatagramPeer<'_>> {}
 impl<K: Posted> Posted for ToOperation<K, XrcPeer> {}
+
+impl AddressedBy<DatagramPeer<'_>> for Ud {}
+#[cfg(feature = "efa")]
+impl AddressedBy<DatagramPeer<'_>> for Srd {}
+impl AddressedBy<XrcPeer> for XrcSend {}
+#[cfg(feature = "mlx5")]
+impl AddressedBy<DcPeer<'_>> for Dci {}
 
 #[cfg(test)]
 mod tests {

@@ -4,12 +4,13 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use super::MAX_MESSAGE_LENGTH;
+use super::explain::explain_send;
 use super::sealed::{Kind, Post, Posted};
 use super::{INLINE, SIGNALED, total, without_empty};
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::queue_pair::QueuePair;
-use crate::queue_pair::work_request::{MAX_MESSAGE_LENGTH, explain_send};
 use crate::queue_pair_state::QueuePairType;
 
 /// The C struct of a request. Fields that the opcode does not have stay uninitialised: zeroing them would dominate the

@@ -3,7 +3,7 @@
 use crate::ffi;
 use crate::ffi::ibv_wr_opcode as Opcode;
 use crate::memory::RemoteMemoryRegion;
-use crate::queue_pair::work_request::SendOperations as Extended;
+use crate::queue_pair::SendOperations as Extended;
 
 /// 32 bits for the completion of the peer's receive: the parameter of a request with
 /// [`immediate`](crate::SendWorkRequest::immediate).

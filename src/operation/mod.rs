@@ -1,5 +1,5 @@
-//! Work requests: what a device is to do, as values. Who posts a request, and who waits for it, is up to the method
-//! that takes it.
+//! Work requests: what a device is to do, as values; and what posts them to queue pairs: [`post`], its short forms, the
+//! halves of a queue pair, prepared requests, lists and batches.
 //!
 //! A request is an operation and a buffer. [`sealed::Request::split`] takes it apart: the operation is `Copy`, so the
 //! cold paths get it by value. A reference to the whole request would keep the request in memory, where the hot path
@@ -8,22 +8,38 @@
 //! Each operation of the send queue is defined once, in the table of [`requests`]: its fields, its opcode, what it is
 //! checked against, and how it is written: [`fill`](sealed::Kind::fill) for `ibv_send_wr`,
 //! [`emit`](sealed::Kind::emit) for `ibv_wr_*`. Three ways to post use the entry: channels, whose requests are prepared
-//! (`channel/operation.rs`), queue pairs ([`encode`]), and batches of queue pairs (`work_request/batch.rs`).
+//! (`channel/operation.rs`), queue pairs ([`encode`], [`post`]), and batches of queue pairs ([`batch`]).
 
 #[cfg(test)]
 mod agreement;
+mod batch;
+mod bind_window;
+mod collector;
 mod destination;
 pub(crate) mod encode;
+pub(crate) mod explain;
 mod extra;
+mod halves;
+mod list;
+mod post;
+mod post_receive;
+mod post_send;
+mod post_shared;
+mod prepared_request;
 mod receive;
 pub(crate) mod remote;
 mod requests;
 mod segmented;
 
+pub use batch::Batch;
+pub use bind_window::{WindowBinding, WindowMemory};
 #[cfg(feature = "mlx5")]
 pub use destination::DcPeer;
 pub use destination::{DatagramPeer, Destination, To, XrcPeer};
 pub use extra::{Extra, Immediate, Invalidate, WriteExtra};
+pub use halves::{ReceiveHalf, SendHalf};
+pub use list::{ListError, ReceiveList, SendList, WorkRequestList};
+pub use prepared_request::{ElementSlice, Prepared, PreparedReceive, PreparedRequest};
 pub(crate) use receive::Receive;
 pub use receive::ReceiveWorkRequest;
 pub use requests::{
@@ -34,6 +50,10 @@ pub use segmented::SegmentedSendWorkRequest;
 
 use crate::ffi;
 use crate::queue_pair::Transport;
+
+/// The longest message that a request can carry: 2 GiB. The limit of a port may be lower:
+/// [`PortAttributes::max_message_size`](crate::PortAttributes::max_message_size).
+pub const MAX_MESSAGE_LENGTH: u64 = 1 << 31;
 
 /// The flag of a request with a completion.
 pub(crate) const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -48,7 +68,7 @@ pub(crate) mod sealed {
     use crate::ffi;
     use crate::memory::GatherBuffer;
     use crate::queue_pair::QueuePair;
-    use crate::queue_pair::work_request::SendOperations;
+    use crate::queue_pair::SendOperations;
     use crate::queue_pair_state::QueuePairType;
 
     /// A request: an operation and a buffer.
@@ -106,11 +126,11 @@ pub(crate) mod sealed {
         /// The queue pair is live, in a batch, and has the functions of [`EXTENDED`](Self::EXTENDED).
         unsafe fn emit(&self, queue_pair: *mut ffi::ibv_qp_ex);
 
-        /// The function that sets the destination, and [`READY`](crate::queue_pair::work_request::function::READY) if
+        /// The function that sets the destination, and [`READY`](crate::queue_pair::function::READY) if
         /// the queue pair must have a peer.
         #[inline(always)]
         fn destination_function(&self) -> u64 {
-            if Self::NEEDS_PEER { crate::queue_pair::work_request::function::READY } else { 0 }
+            if Self::NEEDS_PEER { crate::queue_pair::function::READY } else { 0 }
         }
 
         /// Sets the destination of the request that was just added.

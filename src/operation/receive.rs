@@ -6,12 +6,12 @@ use std::ptr;
 
 use super::Posts;
 use super::encode::check_length;
+use super::explain::explain_receive;
 use super::sealed::{Post, Request};
 use super::without_empty;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{GatherBuffer, ScatterBuffer};
-use crate::queue_pair::work_request::explain_receive;
 use crate::queue_pair::{QueuePair, ReceiveQueue};
 use crate::queue_pair_state::QueuePairType;
 

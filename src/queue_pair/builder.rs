@@ -13,7 +13,7 @@ use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::ffi;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
-use crate::queue_pair::work_request::SendOperations;
+use crate::queue_pair::SendOperations;
 use crate::queue_pair_state::QueuePairType;
 use crate::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,

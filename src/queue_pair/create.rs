@@ -16,8 +16,8 @@ use crate::device::{Context, DeviceAttributes, PortState, quirks};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
-use crate::queue_pair::work_request::SendOperations;
-use crate::queue_pair::work_request::function;
+use crate::queue_pair::SendOperations;
+use crate::queue_pair::function;
 use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_create_qp";

@@ -1,8 +1,8 @@
 //! The order in which the data of a message reaches memory.
 
 use super::QueuePair;
+use super::opcode::WorkRequestOpcode;
 use super::transport::Transport;
-use super::work_request::WorkRequestOpcode;
 use crate::ffi;
 
 bitflags::bitflags! {

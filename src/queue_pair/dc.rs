@@ -21,7 +21,7 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::parent::Parent;
-use crate::queue_pair::work_request::SendOperations;
+use crate::queue_pair::SendOperations;
 use crate::queue_pair_state::{QueuePairState, QueuePairType};
 use crate::settings::MaximumTransferUnit;
 

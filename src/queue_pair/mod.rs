@@ -1,9 +1,8 @@
-//! Queue pairs, to which requests are posted.
+//! Queue pairs. What posts requests to them is in `operation`.
 //!
 //! A [`QueuePairBuilder`] (`builder`, `create`) gives a [`PreparedQueuePair`] (`prepared`), which has an
-//! address for the peer ([`QueuePairEndpoint`]) and is connected by `handshake`. [`QueuePair`] then posts (`post`;
-//! `post_send`, `post_remote` and `post_receive` are its methods, which `halves` share), with the requests of `work_request`. State changes are checked against the tables of the
-//! specification (`state`, `transition`) before the kernel sees them (`modify`).
+//! address for the peer ([`QueuePairEndpoint`]) and is connected by `handshake`. State changes are checked against the
+//! tables of the specification (`state`, `transition`) before the kernel sees them (`modify`).
 
 mod address_handle;
 mod address_vector;
@@ -22,15 +21,13 @@ mod ece;
 mod endpoint;
 #[cfg(feature = "serde")]
 mod endpoint_wire;
+mod extended_operations;
 mod flows;
-mod halves;
 mod modify;
 mod multicast;
 mod object;
+mod opcode;
 mod opened;
-mod post;
-mod post_receive;
-mod post_send;
 mod prepared;
 mod rate_limit;
 mod resolved;
@@ -43,7 +40,6 @@ mod state;
 mod tag_matching;
 mod transition;
 mod transport;
-pub(crate) mod work_request;
 
 pub use address_handle::AddressHandle;
 pub use address_vector::AddressVector;
@@ -58,7 +54,9 @@ pub use dc::{DcStreams, DcTarget};
 use driver::DriverTransport;
 pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
-pub use halves::{ReceiveHalf, SendHalf};
+pub(crate) use extended_operations::function;
+pub use extended_operations::{FlushPlacement, SendOperations};
+pub use opcode::WorkRequestOpcode;
 pub use opened::OpenedQueuePair;
 pub use prepared::PreparedQueuePair;
 pub use rate_limit::RateLimit;
@@ -93,7 +91,6 @@ use crate::ffi;
 use crate::flow::Flows;
 use crate::handle::{Handle, Leak};
 use crate::parent::Parent;
-use crate::queue_pair::work_request::SendOperations;
 use crate::queue_pair_state::QueuePairType;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 use crate::state_error::StateError;
@@ -182,7 +179,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 
     /// As [`erase`](Self::erase), of a borrowed queue pair.
     #[inline]
-    fn erased(&self) -> &QueuePair<'res, QueuePairType> {
+    pub(crate) fn erased(&self) -> &QueuePair<'res, QueuePairType> {
         // SAFETY: both are transparent wrappers of the same struct.
         unsafe { &*ptr::from_ref(self).cast() }
     }
@@ -271,13 +268,18 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 
     #[inline]
-    fn has_peer(&self) -> bool {
+    pub(crate) fn has_peer(&self) -> bool {
         self.object.properties.has_peer
     }
 
     #[inline]
-    fn extended_functions(&self) -> u64 {
+    pub(crate) fn extended_functions(&self) -> u64 {
         self.object.properties.functions
+    }
+
+    /// Whether it has a provider's transport that is not DC.
+    pub(crate) fn is_srd(&self) -> bool {
+        self.object.properties.driver.is_some_and(|driver| !driver.is_dc())
     }
 
     pub(crate) fn settings(&self) -> &ConnectionSettings {

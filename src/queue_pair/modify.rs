@@ -79,7 +79,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// The state, if it is one before RTS. For errors of posts: connected queue pairs, on which posts
     /// fail because the queue is full, are recognised without a system call.
     #[cold]
-    pub(super) fn state_before_rts(&self) -> Option<QueuePairState> {
+    pub(crate) fn state_before_rts(&self) -> Option<QueuePairState> {
         use QueuePairState as S;
 
         let before = |state: &S| matches!(state, S::Reset | S::Init | S::ReadyToReceive);

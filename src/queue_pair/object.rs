@@ -15,7 +15,7 @@ use crate::ffi;
 use crate::flow::Flows;
 use crate::handle::{Handle, Leak, object};
 use crate::parent::Parent;
-use crate::queue_pair::work_request::SendOperations;
+use crate::queue_pair::SendOperations;
 use crate::queue_pair_state::QueuePairType;
 
 object!(ibv_qp, ibv_destroy_qp, event_subjects);

@@ -8,7 +8,7 @@ use crate::device::efa;
 use crate::device::efa::{EfaAttributes, EfaCapabilities};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::work_request::SendOperations;
+use crate::queue_pair::SendOperations;
 
 pub(super) const CREATE: &str = "efadv_create_qp_ex";
 

@@ -9,9 +9,6 @@ use super::driver::DriverTransport;
 #[cfg(feature = "efa")]
 use super::srd::SrdOptions;
 use crate::error::{Error, Result};
-#[cfg(feature = "mlx5")]
-use crate::operation::DcPeer;
-use crate::operation::{DatagramPeer, XrcPeer};
 use crate::queue_pair_state::QueuePairType;
 
 mod sealed {
@@ -45,7 +42,7 @@ mod sealed {
 /// | [`Connected`] | x | x | | | x | x | | | [`handshake`](crate::PreparedQueuePair::handshake), `connect`, `accept` |
 /// | [`Unconnected`] | | | x | x | | | x | x | [`activate`](crate::PreparedQueuePair::activate) |
 /// | [`FixedPeer`] | x | x | | x | | | | | requests without a destination |
-/// | [`AddressedBy`] | | | [`DatagramPeer`] | | [`XrcPeer`] | | [`DatagramPeer`] | `DcPeer` | requests [with one](crate::SendWorkRequest::to) |
+/// | [`AddressedBy`] | | | [`DatagramPeer`](crate::DatagramPeer) | | [`XrcPeer`](crate::XrcPeer) | | [`DatagramPeer`](crate::DatagramPeer) | `DcPeer` | requests [with one](crate::SendWorkRequest::to) |
 /// | [`Sends`], [`Writes`] | x x | x x | x - | x - | x x | - - | x b | b b | sends, writes; b: in [batches](crate::QueuePair::batch) only |
 /// | [`Reads`], [`Atomics`] | x x | - - | - - | - - | x x | - - | b - | b b | reads; atomics, flushes and atomic writes |
 /// | [`ReceiveQueue`] | x | x | x | x | | | x | | receives, [`srq`](crate::QueuePairBuilder::srq) |
@@ -286,13 +283,6 @@ transports! {
     Dci = Driver (DriverTransport::DcInitiator(_) = DriverTransport::DcInitiator(None)):
         Unconnected, Sends, Writes, Reads, Atomics, Reliable;
 }
-
-impl AddressedBy<DatagramPeer<'_>> for Ud {}
-#[cfg(feature = "efa")]
-impl AddressedBy<DatagramPeer<'_>> for Srd {}
-impl AddressedBy<XrcPeer> for XrcSend {}
-#[cfg(feature = "mlx5")]
-impl AddressedBy<DcPeer<'_>> for Dci {}
 
 impl sealed::Sealed for QueuePairType {
     #[inline]

@@ -1,29 +1,6 @@
-//! What posts work requests to queue pairs: prepared requests and lists of them, batches, and the requests that bind
-//! memory windows. The requests themselves are in `operation`.
-
-mod batch;
-mod bind_window;
-mod collector;
-mod explain;
-mod extended_operations;
-mod list;
-mod prepared_request;
-
-pub use batch::Batch;
-pub use bind_window::{WindowBinding, WindowMemory};
-use explain::explain_request;
-pub(crate) use explain::{explain_receive, explain_send};
-pub(crate) use extended_operations::function;
-pub use extended_operations::{FlushPlacement, SendOperations};
-pub use list::{ListError, ReceiveList, SendList, WorkRequestList};
-pub(super) use prepared_request::RawRequest;
-pub use prepared_request::{ElementSlice, Prepared, PreparedReceive, PreparedRequest};
+//! The operations of requests, as C names them.
 
 use crate::foreign_enum::foreign_enum;
-
-/// The longest message that a request can carry: 2 GiB. The limit of a port may be lower:
-/// [`PortAttributes::max_message_size`](crate::PortAttributes::max_message_size).
-pub const MAX_MESSAGE_LENGTH: u64 = 1 << 31;
 
 foreign_enum! {
     /// `enum ibv_wr_opcode`: the operation of a request on the send queue.

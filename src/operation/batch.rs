@@ -19,7 +19,6 @@ use std::ptr;
 
 use super::collector::Collector;
 use super::explain::explain_batch;
-use super::extended_operations::{SendOperations, function};
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::Gathered;
@@ -27,6 +26,7 @@ use crate::operation::encode::check;
 use crate::operation::sealed::{Kind, Request};
 use crate::operation::{Adds, INLINE, SIGNALED};
 use crate::queue_pair::{QueuePair, Rc, Transport};
+use crate::queue_pair::{SendOperations, function};
 use crate::queue_pair_state::QueuePairType;
 
 /// Requests that are about to be posted together: see [`QueuePair::batch`].
@@ -65,7 +65,7 @@ impl<T: Transport> Batch<'_, T> {
     /// Nothing else posts sends to `queue_pair` meanwhile, and the caller keeps the contract of
     /// `QueuePair::post`.
     #[inline]
-    pub(in crate::queue_pair) unsafe fn run<V, E: From<Error>>(
+    pub(super) unsafe fn run<V, E: From<Error>>(
         queue_pair: &QueuePair<'_, QueuePairType>,
         build: impl FnOnce(&mut Batch<'_, T>) -> Result<V, E>,
     ) -> Result<V, E> {

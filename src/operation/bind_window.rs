@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
-use super::RawRequest;
 use super::batch::Batch;
+use super::halves::SendHalf;
+use super::prepared_request::RawRequest;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Leak;
@@ -15,7 +16,7 @@ use crate::memory::{
     SharedMemoryRegion,
 };
 use crate::memory::{private, resolve};
-use crate::queue_pair::{QueuePair, SendHalf, Transport};
+use crate::queue_pair::{QueuePair, Transport};
 use crate::queue_pair_state::QueuePairType;
 
 /// Registered memory that a window can be bound to, if it was registered with

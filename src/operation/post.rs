@@ -2,23 +2,22 @@
 
 use std::ops::RangeBounds;
 
-use super::QueuePair;
 use super::halves::{ReceiveHalf, SendHalf};
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
-use super::transport::{FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends, Transport, Writes};
+use super::prepared_request::RawRequest;
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterElement,
 };
 use crate::operation::sealed::Post;
+use crate::operation::{Batch, ListError, Prepared, PreparedReceive, ReceiveList, SendList};
 use crate::operation::{
     Posts, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
-use crate::queue_pair::work_request::{
-    Batch, ListError, Prepared, PreparedReceive, RawRequest, ReceiveList, SendList,
-};
+use crate::queue_pair::QueuePair;
+use crate::queue_pair::{FixedPeer, PostsRdma, Reads, ReceiveQueue, Sends, Transport, Writes};
 
 /// Posting requests of either queue, and splitting.
 impl<'res, T: Transport> QueuePair<'res, T> {

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use super::{WorkRequestOpcode, explain_receive, explain_request};
+use super::explain::{explain_receive, explain_request};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{GatherBuffer, GatherElement, ScatterBuffer, ScatterElement};
@@ -14,6 +14,7 @@ use crate::operation::encode::{check, check_length, encode_at};
 use crate::operation::sealed::Request;
 use crate::operation::{Posts, ReceiveWorkRequest, SendQueueRequest};
 use crate::queue_pair::QueuePair;
+use crate::queue_pair::WorkRequestOpcode;
 use crate::queue_pair_state::QueuePairType;
 
 /// A request of either queue in C's form.
@@ -257,11 +258,7 @@ impl<R: RawRequest> Prepared<'_, R> {
     ///
     /// The queue pair is live, the caller keeps the contract of posting, and the request was never in a list.
     #[inline(always)]
-    pub(in crate::queue_pair) unsafe fn post(
-        &mut self,
-        queue_pair: *mut ffi::ibv_qp,
-        wr_id: u64,
-    ) -> c_int {
+    pub(super) unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp, wr_id: u64) -> c_int {
         debug_assert!(self.raw.is_last(), "the request was in a list, which links it to another");
         self.raw.set_wr_id(wr_id);
         // SAFETY: the caller vouches for the queue pair and the memory.
@@ -271,7 +268,7 @@ impl<R: RawRequest> Prepared<'_, R> {
 
 impl PreparedReceive<'_> {
     /// Receives with their numbers.
-    pub(in crate::queue_pair) fn collect<'wr>(
+    pub(super) fn collect<'wr>(
         receives: impl IntoIterator<Item = (u64, PreparedReceive<'wr>)>,
     ) -> Vec<PreparedReceive<'wr>> {
         let numbered = |(wr_id, mut receive): (u64, PreparedReceive<'wr>)| {

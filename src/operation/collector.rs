@@ -5,14 +5,15 @@ use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr;
 
-use super::extended_operations::{SendOperations, function};
-use super::{WorkRequestOpcode, explain_request};
+use super::explain::explain_request;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::operation::INLINE;
 use crate::operation::encode::encode_at;
 use crate::operation::sealed::Kind;
 use crate::queue_pair::QueuePair;
+use crate::queue_pair::WorkRequestOpcode;
+use crate::queue_pair::{SendOperations, function};
 use crate::queue_pair_state::QueuePairType;
 
 const VERB: &str = "ibv_post_send";
@@ -161,12 +162,12 @@ impl Collector {
 
 /// The functions that a batch of the queue pair can use.
 fn functions(queue_pair: &QueuePair<'_, QueuePairType>) -> u64 {
-    let kind = queue_pair.object.properties.kind;
+    let kind = queue_pair.queue_pair_type();
     // A DC initiator has the interface: it is not built without. SRD reads and writes by the interface alone.
-    let driver = queue_pair.object.properties.driver.filter(|driver| !driver.is_dc());
-    let (operations, datagrams) = match driver {
-        Some(_) => (SendOperations::SEND | SendOperations::SEND_WITH_IMMEDIATE, true),
-        None => (OPERATIONS, kind == QueuePairType::UnreliableDatagram),
+    let (operations, datagrams) = if queue_pair.is_srd() {
+        (SendOperations::SEND | SendOperations::SEND_WITH_IMMEDIATE, true)
+    } else {
+        (OPERATIONS, kind == QueuePairType::UnreliableDatagram)
     };
     let mut found = operations.bits() | function::SET_SGE_LIST | function::SET_INLINE;
     for (there, function) in [

@@ -152,14 +152,14 @@ impl<'list, R: RawRequest> WorkRequestList<'list, R> {
 
     /// The list in C's form: its first request, and where the verb stores the request that was not posted.
     #[inline]
-    pub(in crate::queue_pair) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
+    pub(super) fn as_raw(&mut self) -> (*mut R, *mut *mut R) {
         // SAFETY: a list has at least one entry, which it borrows.
         unsafe { (&raw mut (*self.first).raw, &raw mut (*self.first).bad) }
     }
 
     /// The number of requests that were posted, and the request at which the verb stopped.
     #[inline]
-    pub(in crate::queue_pair) fn failed(&mut self) -> (usize, &R) {
+    pub(super) fn failed(&mut self) -> (usize, &R) {
         // SAFETY: the list borrows at least that many entries.
         let posted = unsafe { position(self.first, self.len) };
         // SAFETY: the position is one of the list.
@@ -220,7 +220,7 @@ pub struct ListError {
 
 impl ListError {
     #[cold]
-    pub(in crate::queue_pair) fn new(error: Error, posted: usize, len: usize) -> Self {
+    pub(super) fn new(error: Error, posted: usize, len: usize) -> Self {
         Self { error, posted, len }
     }
 }
@@ -254,8 +254,8 @@ impl From<ListError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operation::PreparedRequest;
     use crate::operation::{LocalInvalidateWorkRequest, SendWorkRequest};
-    use crate::queue_pair::work_request::PreparedRequest;
 
     fn send() -> PreparedRequest<'static> {
         PreparedRequest::new(SendWorkRequest::new(()), 0).unwrap()

@@ -4,22 +4,21 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 
-use super::QueuePair;
 use super::post::post;
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
-use super::transport::{FixedPeer, PostsRdma, Rc, Reads, ReceiveQueue, Sends, Transport, Writes};
+use super::prepared_request::RawRequest;
 use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterBuffer, ScatterElement,
 };
+use crate::operation::{Batch, ListError, PreparedReceive, PreparedRequest, ReceiveList, SendList};
 use crate::operation::{
     Posts, ReadWorkRequest, ReceiveWorkRequest, SendQueueRequest, SendWorkRequest, WriteWorkRequest,
 };
-use crate::queue_pair::work_request::{
-    Batch, ListError, PreparedReceive, PreparedRequest, RawRequest, ReceiveList, SendList,
-};
+use crate::queue_pair::QueuePair;
+use crate::queue_pair::{FixedPeer, PostsRdma, Rc, Reads, ReceiveQueue, Sends, Transport, Writes};
 
 /// The send side of a queue pair: see [`QueuePair::split`].
 pub struct SendHalf<'q, 'res, T = Rc> {

@@ -28,7 +28,7 @@ macro_rules! operations {
             /// # Safety
             ///
             /// The queue pair is live.
-            pub(in crate::queue_pair) unsafe fn of(queue_pair: NonNull<ffi::ibv_qp_ex>) -> Self {
+            pub(crate) unsafe fn of(queue_pair: NonNull<ffi::ibv_qp_ex>) -> Self {
                 // SAFETY: the caller vouches for it.
                 let raw = unsafe { queue_pair.as_ref() };
                 let mut found = Self::empty();
@@ -92,14 +92,14 @@ pub(crate) mod function {
 
     /// Not a function: the queue pair has a fixed peer.
     pub(crate) const READY: u64 = 1 << 63;
-    pub(in crate::queue_pair) const SET_SGE: u64 = 1 << 62;
-    pub(in crate::queue_pair) const SET_SGE_LIST: u64 = 1 << 61;
-    pub(in crate::queue_pair) const SET_INLINE: u64 = 1 << 60;
+    pub(crate) const SET_SGE: u64 = 1 << 62;
+    pub(crate) const SET_SGE_LIST: u64 = 1 << 61;
+    pub(crate) const SET_INLINE: u64 = 1 << 60;
     pub(crate) const SET_UD_ADDRESS: u64 = 1 << 59;
     pub(crate) const SET_XRC_SRQ: u64 = 1 << 58;
     /// Not a function: all elements of a list must have one length, because `ibv_wr_set_sge_list` of rxe in
     /// rdma-core before 55.4 and 64 takes the first element's length for all.
-    pub(in crate::queue_pair) const ONE_LENGTH: u64 = 1 << 57;
+    pub(crate) const ONE_LENGTH: u64 = 1 << 57;
     #[cfg(feature = "mlx5")]
     pub(crate) const SET_DC_ADDRESS: u64 = 1 << 56;
     #[cfg(feature = "mlx5")]
@@ -110,7 +110,7 @@ pub(crate) mod function {
     /// # Safety
     ///
     /// The queue pair is live, and has `operations`.
-    pub(in crate::queue_pair) unsafe fn of(
+    pub(crate) unsafe fn of(
         queue_pair: NonNull<ffi::ibv_qp_ex>,
         operations: SendOperations,
         (kind, driver): (QueuePairType, Option<DriverTransport>),
@@ -157,7 +157,7 @@ pub(crate) mod function {
 
     /// The error for the first function that is missing.
     #[cold]
-    pub(in crate::queue_pair) fn lacking(missing: u64) -> Error {
+    pub(crate) fn lacking(missing: u64) -> Error {
         let unsupported = |verb, reason| Error::with_reason(verb, libc::EOPNOTSUPP, reason);
         let operations = SendOperations::from_bits_truncate(missing);
         if !operations.is_empty() {
