@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    Channel, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, Inline, MaxRnrRetries,
-    MaximumTransferUnit, MemoryRegion, PacketSequenceNumber, QueuePairType, SendWorkRequest,
-    TransportError, WorkErrorClass, WorkOpcode, WorkStatus, WriteWorkRequest, ffi,
+    AccessFlags, Channel, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, Inline,
+    MaxRnrRetries, MaximumTransferUnit, MemoryRegion, PacketSequenceNumber, QueuePairType,
+    SendWorkRequest, SharedMemoryRegion, TransportError, WorkErrorClass, WorkOpcode, WorkStatus,
+    WriteWorkRequest, ffi,
 };
+use ibverbs_function_device::FunctionDevice;
 use ibverbs_software::Verb;
 
 use crate::pair::{ModelPair, Pair, builder, connect, domain, outstanding, soon};
@@ -315,4 +317,36 @@ fn what_is_agreed_with_the_peer_is_set_before_the_handshake() {
     let mut pair = ModelPair { one, two: two.handshake(to_one).unwrap(), ..pair };
     pair.exchange();
     pair.finish();
+}
+
+/// There the peer answers a read by a write to the memory, whose rkey it is told.
+#[test]
+fn on_iwarp_a_read_fills_only_memory_that_peers_may_write() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+    let domain = context.alloc_pd().unwrap();
+    // SAFETY: the device is live, and nothing else uses it meanwhile.
+    let is_of = |kind| unsafe { (*(*context.as_raw()).device).transport_type = kind };
+    is_of(ffi::ibv_transport_type::IBV_TRANSPORT_IWARP);
+    let prepared = Channel::builder(&domain).max_send_sge(2).access(access).build().unwrap();
+    // Without the connection manager, only others connect.
+    is_of(ffi::ibv_transport_type::IBV_TRANSPORT_IB);
+    let own = prepared.endpoint();
+    let mut channel = prepared.handshake(own).unwrap();
+
+    let target = SharedMemoryRegion::<u8>::new(&domain, 8, access).unwrap();
+    let open = SharedMemoryRegion::<u8>::new(&domain, 8, access).unwrap();
+    let mut private = MemoryRegion::<u8>::new(&domain, 8).unwrap();
+    let remote = target.remote();
+    target.write(0, &[7; 8]).unwrap();
+    let error = channel.read(private.slice_mut(..).unwrap(), remote).unwrap_err();
+    assert!(error.to_string().contains("iWARP"), "{error}");
+    let both = (open.slice(..4).unwrap(), private.slice_mut(..4).unwrap());
+    let error = channel.read(both, remote).unwrap_err();
+    assert!(error.to_string().contains("iWARP"), "{error}");
+    channel.read(open.slice(..).unwrap(), remote).unwrap();
+    let parts = [open.slice(..4).unwrap(), open.slice(4..).unwrap()];
+    channel.read(parts, remote).unwrap();
+    assert_eq!((open.to_vec(), private[..].to_vec()), (vec![7; 8], vec![0; 8]));
 }
