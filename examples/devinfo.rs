@@ -327,7 +327,12 @@ fn show_paged_operations(operations: OnDemandPagingOperations) {
     }
     let mut named = operations.iter_names();
     for (name, _) in named.by_ref() {
-        item(format_args!("SUPPORT_{}", if name == "SRQ_RECV" { "SRQ" } else { name }));
+        let name = match name {
+            "RECEIVE" => "RECV",
+            "SRQ_RECEIVE" => "SRQ",
+            name => name,
+        };
+        item(format_args!("SUPPORT_{name}"));
     }
     unknown_flags(named.remaining().bits().into());
 }

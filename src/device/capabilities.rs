@@ -89,7 +89,7 @@ bitflags::bitflags! {
         /// Sends.
         const SEND = ffi::ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_SEND.0;
         /// Receives.
-        const RECV = ffi::ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_RECV.0;
+        const RECEIVE = ffi::ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_RECV.0;
         /// RDMA writes.
         const WRITE = ffi::ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_WRITE.0;
         /// RDMA reads.
@@ -97,7 +97,7 @@ bitflags::bitflags! {
         /// Atomics.
         const ATOMIC = ffi::ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_ATOMIC.0;
         /// Receives on a shared receive queue.
-        const SRQ_RECV = ffi::ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_SRQ_RECV.0;
+        const SRQ_RECEIVE = ffi::ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_SRQ_RECV.0;
         const _ = !0;
     }
 }
