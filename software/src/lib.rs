@@ -58,7 +58,9 @@
 //! - After a fork, the device belongs to the parent: the child has a copy without the thread. The child may
 //!   close the context, and should do nothing else with it.
 //! - The device locks no memory: `RLIMIT_MEMLOCK` has no effect.
-//! - There is no on-demand paging, and there are no raw packets, RDMA flushes or atomic writes.
+//! - There are no raw packets. A flush has nothing to do, since what was written is where all see it; memory that outlasts a
+//!   loss of power (`IBV_ACCESS_FLUSH_PERSISTENT`) is refused.
+//! - Each access to on-demand memory asks the kernel, by `madvise`, whether it is there. Before Linux 5.14 it is taken to be.
 //! - GUIDs follow from the first address, as locally administered ones. libibverbs itself reads them from files of the
 //!   kernel, so C programs get 0 from `ibv_get_device_guid`; `ibv_query_device` and the crate `ibverbs` tell them.
 //! - GID 0 is the first address. Hardware and Soft-RoCE have a link-local GID there, and IPv4 ones behind it: see

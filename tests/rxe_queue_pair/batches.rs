@@ -9,7 +9,6 @@ use std::io::IoSlice;
 use super::*;
 
 #[test]
-#[ignore = "Soft-RoCE: flushes and atomic writes, which the software device lacks"]
 fn a_batch_carries_every_request() {
     with_rxe0(|_, domain, queue| {
         let mut here = domain.allocate::<u64>(16).unwrap();

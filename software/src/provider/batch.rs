@@ -10,6 +10,7 @@ use super::{address, shared, status};
 use crate::faults::{Verb, When};
 use crate::ffi::*;
 use crate::transport::work::{Data, Extra, Operation, SendRequest};
+use crate::wire::header::{Feth, Reth};
 
 /// The requests since `wr_start`, and the first error among them.
 #[derive(Debug, Default)]
@@ -46,6 +47,8 @@ pub(super) unsafe fn set_functions(qp: *mut ibv_qp_ex, operations: u64) {
     qp.wr_atomic_cmp_swp = has(F::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).then_some(wr_atomic_cmp_swp);
     qp.wr_atomic_fetch_add =
         has(F::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).then_some(wr_atomic_fetch_add);
+    qp.wr_atomic_write = has(F::IBV_QP_EX_WITH_ATOMIC_WRITE).then_some(wr_atomic_write);
+    qp.wr_flush = has(F::IBV_QP_EX_WITH_FLUSH).then_some(wr_flush);
     qp.wr_bind_mw = has(F::IBV_QP_EX_WITH_BIND_MW).then_some(wr_bind_mw);
     qp.wr_local_inv = has(F::IBV_QP_EX_WITH_LOCAL_INV).then_some(wr_local_inv);
 }
@@ -175,6 +178,46 @@ begins! {
     wr_atomic_fetch_add(rkey: u32, address: u64, add: u64)
         Operation::FetchAdd { address, rkey, add }, Extra::None;
     wr_local_inv(rkey: u32) Operation::Invalidate { rkey }, Extra::None;
+}
+
+/// The value is copied now.
+unsafe extern "C" fn wr_atomic_write(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    value: *const std::ffi::c_void,
+) {
+    // SAFETY: as the module says; a batch is open, and the value has 8 bytes.
+    unsafe {
+        push(qp, Operation::AtomicWrite { address, rkey }, Extra::None);
+        let value = value.cast::<[u8; 8]>().read_unaligned();
+        last(qp, |request| {
+            request.data = Data::Inline(value.to_vec());
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    length: usize,
+    placement: u8,
+    level: u8,
+) {
+    let whole_region = level == ibv_selectivity_level::IBV_FLUSH_MR.0 as u8;
+    let feth = Feth { placement: placement.into(), whole_region };
+    // The length of a range that is too long does not fit into the packet.
+    let length = u32::try_from(length);
+    let reth = Reth { address, rkey, length: length.unwrap_or(0) };
+    // SAFETY: as the module says; a batch is open.
+    unsafe {
+        push(qp, Operation::Flush { feth, reth }, Extra::None);
+        if length.is_err() && !whole_region {
+            batch(qp).error.get_or_insert(libc::EINVAL);
+        }
+    }
 }
 
 unsafe extern "C" fn wr_bind_mw(

@@ -175,6 +175,7 @@ static OPERATIONS: verbs_context_ops = verbs_context_ops {
     reg_mr: Some(faulty::reg_mr),
     rereg_mr: Some(faulty::rereg_mr),
     dereg_mr: Some(faulty::dereg_mr),
+    advise_mr: Some(super::memory::advise_mr),
     alloc_null_mr: Some(faulty::alloc_null_mr),
     alloc_dm: Some(faulty::alloc_dm),
     free_dm: Some(faulty::free_dm),

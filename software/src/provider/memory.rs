@@ -2,35 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
+use ibverbs::ffi::ib_uverbs_advise_mr_advice as Advice;
+
 use super::{object, shared, status, zeroed};
 use crate::ffi::*;
-use crate::transport::memory::Backing;
-
-/// Missing in some C libraries' headers.
-const MADV_POPULATE_READ: c_int = 22;
-const MADV_POPULATE_WRITE: c_int = 23;
-
-/// Whether the memory is mapped and allows this access, as hardware checks when it pins the pages. Kernels
-/// before Linux 5.14 cannot check it: there the answer is always yes.
-fn check_mapped(address: u64, length: u64, write: bool) -> Result<(), c_int> {
-    const PAGE: u64 = 4096;
-    if length == 0 {
-        return Ok(());
-    }
-    let start = address & !(PAGE - 1);
-    let end = address.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE));
-    let size = end.and_then(|end| usize::try_from(end - start).ok()).ok_or(libc::EINVAL)?;
-    let advice = if write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
-    // SAFETY: it changes nothing that can be seen but the memory in use; the kernel checks the range.
-    if unsafe { libc::madvise(start as *mut c_void, size, advice) } == 0 {
-        return Ok(());
-    }
-    // SAFETY: the location is valid for the calling thread.
-    match unsafe { *libc::__errno_location() } {
-        libc::ENOMEM | libc::EFAULT | libc::EHWPOISON => Err(libc::EFAULT),
-        _ => Ok(()),
-    }
-}
+use crate::transport::memory::{Backing, check_mapped};
 
 fn writes(access: c_int) -> bool {
     access as u32 & ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 != 0
@@ -45,7 +21,9 @@ fn check_flags(access: c_int) -> Result<(), c_int> {
         | A::IBV_ACCESS_REMOTE_ATOMIC
         | A::IBV_ACCESS_MW_BIND
         | A::IBV_ACCESS_ZERO_BASED
-        | A::IBV_ACCESS_HUGETLB;
+        | A::IBV_ACCESS_HUGETLB
+        | A::IBV_ACCESS_ON_DEMAND
+        | A::IBV_ACCESS_FLUSH_GLOBAL;
     let hints = (IB_UVERBS_ACCESS_OPTIONAL_LAST << 1) - IB_UVERBS_ACCESS_OPTIONAL_FIRST;
     let access = access as u32;
     if access & !(known.0 | hints) == 0 { Ok(()) } else { Err(libc::EINVAL) }
@@ -87,11 +65,40 @@ pub(super) unsafe extern "C" fn reg_mr(
     // Requests address a zero-based region by the offset from its first byte.
     let zero_based = access as u32 & ibv_access_flags::IBV_ACCESS_ZERO_BASED.0 != 0;
     let iova = if zero_based { 0 } else { iova };
-    let checked = check_flags(access).and_then(|()| check_mapped(address, size, writes(access)));
+    let on_demand = access as u32 & ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 != 0;
+    let backing = if on_demand { Backing::OnDemand(address) } else { Backing::Memory(address) };
+    let checked = check_flags(access).and_then(|()| {
+        if on_demand { Ok(()) } else { check_mapped(address, size, writes(access)) }
+    });
     match checked {
         // SAFETY: as the module says.
-        Ok(()) => unsafe { register(pd, Backing::Memory(address), size, iova, access) },
+        Ok(()) => unsafe { register(pd, backing, size, iova, access) },
         Err(errno) => object(Err(errno)),
+    }
+}
+
+/// Pages that a region has on demand are there afterwards, unless none is to be made.
+pub(super) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: u32,
+    _flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    let write = match Advice(advice) {
+        Advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH => false,
+        Advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => true,
+        Advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => return 0,
+        _ => return libc::EOPNOTSUPP,
+    };
+    // SAFETY: as the module says.
+    let (engine, list) =
+        unsafe { (shared((*pd).context).lock(), super::translate::list(list, count as usize)) };
+    // SAFETY: as the module says.
+    let pd = unsafe { (*pd).handle };
+    match list.iter().all(|sge| engine.core.keys.check(pd, &[*sge], write).is_ok()) {
+        true => 0,
+        false => libc::EFAULT,
     }
 }
 

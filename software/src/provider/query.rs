@@ -63,6 +63,25 @@ pub(super) unsafe extern "C" fn query_device_ex(
         | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW
         | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
         .0;
+    // IB_UVERBS_DEVICE_FLUSH_GLOBAL and IB_UVERBS_DEVICE_ATOMIC_WRITE, which no header of verbs has.
+    all.device_cap_flags_ex = u64::from(plain.device_cap_flags) | 1 << 38 | 1 << 40;
+    all.odp_caps.general_caps = u64::from(
+        (ibv_odp_general_caps::IBV_ODP_SUPPORT | ibv_odp_general_caps::IBV_ODP_SUPPORT_IMPLICIT).0,
+    );
+    // All operations may use pages that come on demand.
+    type Odp = ibv_odp_transport_cap_bits;
+    let messages =
+        Odp::IBV_ODP_SUPPORT_SEND | Odp::IBV_ODP_SUPPORT_RECV | Odp::IBV_ODP_SUPPORT_SRQ_RECV;
+    let unreliable = messages | Odp::IBV_ODP_SUPPORT_WRITE;
+    let reliable = unreliable
+        | Odp::IBV_ODP_SUPPORT_READ
+        | Odp::IBV_ODP_SUPPORT_ATOMIC
+        | Odp::IBV_ODP_SUPPORT_FLUSH
+        | Odp::IBV_ODP_SUPPORT_ATOMIC_WRITE;
+    all.odp_caps.per_transport_caps.rc_odp_caps = reliable.0;
+    all.odp_caps.per_transport_caps.uc_odp_caps = unreliable.0;
+    all.odp_caps.per_transport_caps.ud_odp_caps = messages.0;
+    all.xrc_odp_caps = reliable.0;
     all.max_dm_size = settings.max_device_memory;
     all.phys_port_cnt_ex = settings.ports.len() as u32;
     // Time stamps are nanoseconds: 64 bits of them, at 10^6 kHz.

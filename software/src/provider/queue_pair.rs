@@ -80,7 +80,9 @@ fn operations_of(transport: Transport) -> u64 {
         | F::IBV_QP_EX_WITH_SEND_WITH_INV
         | F::IBV_QP_EX_WITH_RDMA_READ
         | F::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-        | F::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+        | F::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        | F::IBV_QP_EX_WITH_ATOMIC_WRITE
+        | F::IBV_QP_EX_WITH_FLUSH;
     u64::from(match transport {
         Transport::Rc | Transport::XrcSend => reliable.0,
         Transport::XrcReceive => 0,

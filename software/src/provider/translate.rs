@@ -50,8 +50,12 @@ impl Rules {
         let length = match &request.data {
             Data::List(list) if list.len() > self.max_sge => return Err(libc::EINVAL),
             Data::List(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
+            // The eight bytes of an atomic write are a part of its request.
+            Data::Inline(bytes) if matches!(operation, Operation::AtomicWrite { .. }) => {
+                bytes.len() as u64
+            }
             Data::Inline(bytes) if bytes.len() > self.max_inline => return Err(libc::EINVAL),
-            Data::Inline(_) if operation.is_fetching() => return Err(libc::EINVAL),
+            Data::Inline(_) if operation.returns_data() => return Err(libc::EINVAL),
             Data::Inline(bytes) => bytes.len() as u64,
         };
         let most = match self.transport {
@@ -59,9 +63,9 @@ impl Rules {
             _ => MAX_MESSAGE.into(),
         };
         let eight = match operation {
-            Operation::FetchAdd { address, .. } | Operation::CompareSwap { address, .. } => {
-                length == 8 && address % 8 == 0
-            }
+            Operation::FetchAdd { address, .. }
+            | Operation::CompareSwap { address, .. }
+            | Operation::AtomicWrite { address, .. } => length == 8 && address % 8 == 0,
             _ => true,
         };
         let addressed = request.destination.is_some() == (self.transport == Transport::Ud);
@@ -140,6 +144,7 @@ pub(super) unsafe fn send_request(wr: &ibv_send_wr, rules: &Rules) -> Result<Sen
                 let (address, rkey) = (atomic.remote_addr, atomic.rkey);
                 (Operation::FetchAdd { address, rkey, add: atomic.compare_add }, Extra::None)
             }
+            W::IBV_WR_ATOMIC_WRITE => (Operation::AtomicWrite { address, rkey }, Extra::None),
             W::IBV_WR_LOCAL_INV => (Operation::Invalidate { rkey: invalidate }, Extra::None),
             W::IBV_WR_BIND_MW => {
                 let bind = &wr.__bindgen_anon_2.bind_mw;

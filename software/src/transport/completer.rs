@@ -172,6 +172,14 @@ impl QueuePair {
         }
         let (pd, mtu) = (self.pd, self.mtu);
         let Some(front) = self.sq.posted.front_mut() else { return };
+        if front.request.operation.is_remote_only() {
+            if !payload.is_empty() {
+                return self.fail_front(core, Status::IBV_WC_BAD_RESP_ERR);
+            }
+            front.done = true;
+            self.acknowledge(core, number);
+            return;
+        }
         let (Operation::Read { .. }, Data::List(list)) =
             (front.request.operation, &front.request.data)
         else {

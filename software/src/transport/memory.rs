@@ -3,6 +3,7 @@
 //! Every packet looks its memory up by key, so no memory is accessed after its region is
 //! deregistered, and a revoked right has no effect any more.
 
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ibverbs::provider::{load, store};
@@ -24,6 +25,8 @@ pub(crate) struct Sge {
 pub(crate) enum Backing {
     /// Memory of the process, from this address on.
     Memory(u64),
+    /// The same, of which pages may be missing: each access asks the kernel.
+    OnDemand(u64),
     /// Memory of the device, with its number, from this address on.
     Device { memory: u32, address: u64 },
     /// No memory (a null region): reads give zeros, writes are dropped.
@@ -99,7 +102,7 @@ impl Region {
             && self.windows == 0
     }
 
-    fn target(&self, address: u64, length: u64) -> Result<Target, Denied> {
+    fn target(&self, address: u64, length: u64, write: bool) -> Result<Target, Denied> {
         let offset = address.checked_sub(self.iova).ok_or(Denied)?;
         if offset > self.length || length > self.length - offset {
             return Err(Denied);
@@ -107,6 +110,11 @@ impl Region {
         let backing = match self.backing {
             Backing::Memory(start) | Backing::Device { address: start, .. } => {
                 Backing::Memory(start + offset)
+            }
+            Backing::OnDemand(start) => {
+                let start = start.checked_add(offset).ok_or(Denied)?;
+                check_mapped(start, length, write).map_err(|_| Denied)?;
+                Backing::Memory(start)
             }
             Backing::Null => Backing::Null,
         };
@@ -161,7 +169,7 @@ impl Keys {
         if region.pd != pd || (write && region.access & Access::IBV_ACCESS_LOCAL_WRITE.0 == 0) {
             return Err(Denied);
         }
-        region.target(sge.address.checked_add(offset).ok_or(Denied)?, length)
+        region.target(sge.address.checked_add(offset).ok_or(Denied)?, length, write)
     }
 
     /// Checks an access with the rights in `access` by the peer that is connected to this queue pair.
@@ -173,6 +181,7 @@ impl Keys {
         length: u64,
         access: Access,
     ) -> Result<Target, Denied> {
+        let write = access != Access::IBV_ACCESS_REMOTE_READ;
         if let Some(window) = self.window(rkey) {
             let bound = window.bound.ok_or(Denied)?;
             let qp_may = if window.type_2 { bound.qpn == qpn } else { window.pd == pd };
@@ -185,13 +194,13 @@ impl Keys {
             {
                 return Err(Denied);
             }
-            return self.region(bound.region).ok_or(Denied)?.target(address, length);
+            return self.region(bound.region).ok_or(Denied)?.target(address, length, write);
         }
         let region = self.region(rkey).ok_or(Denied)?;
         if region.pd != pd || region.access & access.0 == 0 {
             return Err(Denied);
         }
-        region.target(address, length)
+        region.target(address, length, write)
     }
 
     /// Calls `each` with the parts of a list that hold `length` bytes from `offset` on. All of them are
@@ -326,6 +335,7 @@ impl Target {
             Atomic::CompareSwap { compare, swap } => target
                 .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
                 .unwrap_or_else(|found| found),
+            Atomic::Write(value) => target.swap(value, Ordering::SeqCst),
         })
     }
 }
@@ -334,6 +344,33 @@ impl Target {
 pub(crate) enum Atomic {
     FetchAdd(u64),
     CompareSwap { compare: u64, swap: u64 },
+    Write(u64),
+}
+
+/// Missing in some C libraries' headers.
+const MADV_POPULATE_READ: c_int = 22;
+const MADV_POPULATE_WRITE: c_int = 23;
+
+/// Whether the memory is mapped and allows this access, as hardware checks when it pins the pages; otherwise an errno
+/// value. Kernels before Linux 5.14 cannot check it: there the answer is always yes.
+pub(crate) fn check_mapped(address: u64, length: u64, write: bool) -> Result<(), c_int> {
+    const PAGE: u64 = 4096;
+    if length == 0 {
+        return Ok(());
+    }
+    let start = address & !(PAGE - 1);
+    let end = address.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE));
+    let size = end.and_then(|end| usize::try_from(end - start).ok()).ok_or(libc::EINVAL)?;
+    let advice = if write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
+    // SAFETY: it changes nothing that can be seen but the memory in use; the kernel checks the range.
+    if unsafe { libc::madvise(start as *mut c_void, size, advice) } == 0 {
+        return Ok(());
+    }
+    // SAFETY: the location is valid for the calling thread.
+    match unsafe { *libc::__errno_location() } {
+        libc::ENOMEM | libc::EFAULT | libc::EHWPOISON => Err(libc::EFAULT),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -74,8 +74,10 @@ impl Engine {
         access: u32,
     ) -> Result<u32, c_int> {
         check_access(access)?;
+        // A region of all memory is an implicit one.
+        let is_implicit = backing == Backing::OnDemand(0) && length == u64::MAX;
         check_range(backing, length, iova)?;
-        if length > self.core.settings.max_mr_size {
+        if length > self.core.settings.max_mr_size && !is_implicit {
             return Err(libc::EINVAL);
         }
         let registered = self.core.registered.saturating_add(backing.pinned(length));
@@ -152,7 +154,9 @@ impl Engine {
         region.pd = pd.unwrap_or(old_pd);
         region.access = access.unwrap_or(region.access);
         if let Some((start, length)) = range {
-            (region.backing, region.iova, region.length) = (Backing::Memory(start), start, length);
+            let on_demand = region.access & Access::IBV_ACCESS_ON_DEMAND.0 != 0;
+            let backing = if on_demand { Backing::OnDemand(start) } else { Backing::Memory(start) };
+            (region.backing, region.iova, region.length) = (backing, start, length);
         }
         Ok(())
     }
@@ -545,7 +549,9 @@ fn check_access(access: u32) -> Result<(), c_int> {
 /// Refuses a range that wraps around the end of the address space.
 fn check_range(backing: Backing, length: u64, iova: u64) -> Result<(), c_int> {
     let start = match backing {
-        Backing::Memory(start) | Backing::Device { address: start, .. } => start,
+        Backing::Memory(start)
+        | Backing::OnDemand(start)
+        | Backing::Device { address: start, .. } => start,
         Backing::Null => 0,
     };
     let ends = (start.checked_add(length), iova.checked_add(length));

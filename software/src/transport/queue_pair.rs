@@ -180,7 +180,7 @@ impl QueuePair {
         let opcode = request.operation.completion();
         let mut completion = Completion::new(request.id, self.number, status, opcode);
         completion.release = Release::Send(std::mem::take(&mut self.sq.unsignaled));
-        if request.operation.is_fetching() {
+        if request.operation.returns_data() {
             completion.length = request.length;
         }
         core.complete(self.send_cq, completion);

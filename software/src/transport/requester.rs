@@ -102,8 +102,10 @@ impl QueuePair {
     pub(crate) fn push_send(&mut self, request: SendRequest, seal: Option<u32>) {
         let packets = match request.operation {
             Operation::Bind(_) | Operation::Invalidate { .. } => 0,
-            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => 1,
-            _ => packets(request.length, self.mtu),
+            Operation::Send | Operation::Write { .. } | Operation::Read { .. } => {
+                packets(request.length, self.mtu)
+            }
+            _ => 1,
         };
         let first = self.sq.next;
         self.sq.next += u64::from(packets);
@@ -197,10 +199,8 @@ impl QueuePair {
             Operation::Invalidate { rkey } => {
                 self.local(core, |core, qp| core.invalidate(qp, rkey))
             }
-            Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => {
-                self.send_fetch(core)
-            }
             Operation::Send | Operation::Write { .. } => self.send_data(core),
+            _ => self.send_fetch(core),
         }
     }
 
@@ -331,15 +331,19 @@ impl QueuePair {
         {
             return Step::Waits;
         }
-        let (Some(path), Data::List(list)) = (self.path, &request.data) else {
-            return Step::Failed(Status::IBV_WC_LOC_QP_OP_ERR);
-        };
-        if offset == 0 && core.keys.check(self.pd, list, true).is_err() {
+        let Some(path) = self.path else { return Step::Failed(Status::IBV_WC_LOC_QP_OP_ERR) };
+        let (pd, writes) = (self.pd, request.operation.returns_data());
+        if let Data::List(list) = &request.data
+            && offset == 0
+            && core.keys.check(pd, list, writes).is_err()
+        {
             return Step::Failed(Status::IBV_WC_LOC_PROT_ERR);
         }
         let operation = match request.operation {
             Operation::FetchAdd { .. } => opcode::FETCH_ADD,
             Operation::CompareSwap { .. } => opcode::COMPARE_SWAP,
+            Operation::AtomicWrite { .. } => opcode::ATOMIC_WRITE,
+            Operation::Flush { .. } => opcode::FLUSH,
             _ => opcode::READ_REQUEST,
         };
         let psn = wire(number);
@@ -347,7 +351,7 @@ impl QueuePair {
         bth.acknowledge = true;
         let skip = offset * self.mtu as u32;
         let length = (request.length - skip.min(request.length)).min(count * self.mtu as u32);
-        let sent = core.transmit(path, bth, |_, packet| {
+        let sent = core.transmit(path, bth, |keys, packet| {
             if let Some(srq) = request.remote_srq {
                 XrcEth { srq }.write(packet);
             }
@@ -361,6 +365,17 @@ impl QueuePair {
                 Operation::Read { address, rkey } => {
                     let address = address.wrapping_add(skip.into());
                     Reth { address, rkey, length }.write(packet);
+                }
+                Operation::AtomicWrite { address, rkey } => {
+                    Reth { address, rkey, length }.write(packet);
+                    match &request.data {
+                        Data::Inline(bytes) => packet.extend_from_slice(bytes),
+                        Data::List(list) => keys.gather(pd, list, 0, length as usize, packet)?,
+                    }
+                }
+                Operation::Flush { feth, reth } => {
+                    feth.write(packet);
+                    reth.write(packet);
                 }
                 _ => {}
             }

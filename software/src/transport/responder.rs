@@ -13,7 +13,8 @@ use super::requester::TURN;
 use super::timers::Time;
 use super::work::{Completion, Extra, Receive};
 use crate::ffi::{
-    ibv_access_flags as Access, ibv_event_type as Event, ibv_wc_opcode, ibv_wc_status as Status,
+    ibv_access_flags as Access, ibv_event_type as Event, ibv_placement_type, ibv_wc_opcode,
+    ibv_wc_status as Status,
 };
 use crate::wire::header::{Aeth, Bth, Nak, Reader, Reth, Syndrome};
 use crate::wire::opcode::{self, Part};
@@ -181,6 +182,8 @@ impl QueuePair {
             (opcode::COMPARE_SWAP | opcode::FETCH_ADD, _) => {
                 self.atomic(core, bth.psn, operation, body)
             }
+            (opcode::ATOMIC_WRITE, _) => self.atomic_write(core, bth.psn, body),
+            (opcode::FLUSH, _) => self.flush(core, bth.psn, body),
             _ => Err(Refusal::Invalid),
         };
         match done {
@@ -281,6 +284,11 @@ impl QueuePair {
                     self.answer(core, Answer::Value { psn, value, again: true });
                 }
             }
+            opcode::ATOMIC_WRITE | opcode::FLUSH => {
+                if self.has_room_to_repeat() {
+                    self.answer(core, Answer::done(bth.psn, true));
+                }
+            }
             _ => {
                 let psn = before(self.responder.expected);
                 self.answer(core, Answer::Acknowledge { psn, syndrome: Syndrome::Ack });
@@ -374,6 +382,57 @@ impl QueuePair {
             responder.results.pop_front();
         }
         responder.answers.push_back(Answer::Value { psn, value, again: false });
+        Ok(1)
+    }
+
+    fn atomic_write(&mut self, core: &mut Core, psn: u32, body: &[u8]) -> Result<u32, Refusal> {
+        self.check_fetches(core)?;
+        let mut reader = Reader(body);
+        let reth = reader.reth().ok_or(Refusal::Invalid)?;
+        let value: [u8; 8] = reader.rest().try_into().map_err(|_| Refusal::Invalid)?;
+        let access = Access::IBV_ACCESS_REMOTE_WRITE;
+        let is_allowed = self.attr.qp_access_flags & access.0 != 0;
+        if !is_allowed || reth.length != 8 || reth.address % 8 != 0 {
+            return Err(Refusal::Invalid);
+        }
+        let who = (self.pd, self.number);
+        let target = core.keys.remote(who, reth.rkey, reth.address, 8, access);
+        let target = target.map_err(|_| Refusal::Access)?;
+        target.atomic(Atomic::Write(u64::from_ne_bytes(value))).map_err(|_| Refusal::Access)?;
+        self.responder.msn = add(self.responder.msn, 1);
+        self.responder.answers.push_back(Answer::done(psn, false));
+        Ok(1)
+    }
+
+    /// What was written is in memory already, where all see it.
+    fn flush(&mut self, core: &mut Core, psn: u32, body: &[u8]) -> Result<u32, Refusal> {
+        self.check_fetches(core)?;
+        let mut reader = Reader(body);
+        let feth = reader.feth().ok_or(Refusal::Invalid)?;
+        let reth = reader.reth().ok_or(Refusal::Invalid)?;
+        let global = feth.placement & ibv_placement_type::IBV_FLUSH_GLOBAL.0;
+        let persistent = feth.placement & ibv_placement_type::IBV_FLUSH_PERSISTENT.0;
+        let who = (self.pd, self.number);
+        for (wanted, access) in [
+            (global, Access::IBV_ACCESS_FLUSH_GLOBAL),
+            (persistent, Access::IBV_ACCESS_FLUSH_PERSISTENT),
+        ] {
+            if wanted == 0 {
+                continue;
+            }
+            if self.attr.qp_access_flags & access.0 == 0 {
+                return Err(Refusal::Invalid);
+            }
+            let range = match core.keys.region(reth.rkey).filter(|_| feth.whole_region) {
+                Some(region) => (region.iova, 0),
+                None => (reth.address, reth.length.into()),
+            };
+            core.keys
+                .remote(who, reth.rkey, range.0, range.1, access)
+                .map_err(|_| Refusal::Access)?;
+        }
+        self.responder.msn = add(self.responder.msn, 1);
+        self.responder.answers.push_back(Answer::done(psn, false));
         Ok(1)
     }
 
@@ -617,6 +676,11 @@ impl QueuePair {
 }
 
 impl Answer {
+    /// The answer of a request that was carried out, and returns no data.
+    fn done(psn: u32, again: bool) -> Self {
+        Self::Read { psn, pd: 0, address: 0, rkey: 0, left: 0, begins: true, again }
+    }
+
     fn read(psn: u32, pd: u32, reth: Reth, again: bool) -> Self {
         let Reth { address, rkey, length } = reth;
         Self::Read { psn, pd, address, rkey, left: length, begins: true, again }

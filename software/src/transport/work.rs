@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use super::memory::Sge;
 use crate::ffi::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+use crate::wire::header::{Feth, Reth};
 
 /// The destination of packets, and the local address that they are sent from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,14 +43,26 @@ pub(crate) enum Operation {
     Read { address: u64, rkey: u32 },
     FetchAdd { address: u64, rkey: u32, add: u64 },
     CompareSwap { address: u64, rkey: u32, compare: u64, swap: u64 },
+    AtomicWrite { address: u64, rkey: u32 },
+    Flush { feth: Feth, reth: Reth },
     Bind(Bind),
     Invalidate { rkey: u32 },
 }
 
 impl Operation {
-    /// Whether the peer answers with data.
+    /// Whether the peer answers by a packet of its own, and no later acknowledgement counts.
     pub(crate) fn is_fetching(&self) -> bool {
+        self.returns_data() || self.is_remote_only()
+    }
+
+    /// Whether what the peer answers goes to the request's memory.
+    pub(crate) fn returns_data(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CompareSwap { .. })
+    }
+
+    /// Whether the peer's answer is an empty one of a READ.
+    pub(crate) fn is_remote_only(&self) -> bool {
+        matches!(self, Self::AtomicWrite { .. } | Self::Flush { .. })
     }
 
     /// Whether it sends no packet.
@@ -64,6 +77,8 @@ impl Operation {
             Self::Read { .. } => ibv_wc_opcode::IBV_WC_RDMA_READ,
             Self::FetchAdd { .. } => ibv_wc_opcode::IBV_WC_FETCH_ADD,
             Self::CompareSwap { .. } => ibv_wc_opcode::IBV_WC_COMP_SWAP,
+            Self::AtomicWrite { .. } => ibv_wc_opcode::IBV_WC_ATOMIC_WRITE,
+            Self::Flush { .. } => ibv_wc_opcode::IBV_WC_FLUSH,
             Self::Bind(_) => ibv_wc_opcode::IBV_WC_BIND_MW,
             Self::Invalidate { .. } => ibv_wc_opcode::IBV_WC_LOCAL_INV,
         }

@@ -87,6 +87,10 @@ impl<'a> Reader<'a> {
         Some(AtomicEth { address, rkey, swap_add: self.u64()?, compare: self.u64()? })
     }
 
+    pub(crate) fn feth(&mut self) -> Option<Feth> {
+        self.u32().map(|word| Feth { placement: word & 0xf, whole_region: word >> 4 & 3 == 1 })
+    }
+
     pub(crate) fn aeth(&mut self) -> Option<Aeth> {
         let word = self.u32()?;
         Some(Aeth { syndrome: (word >> 24) as u8, msn: word & 0xff_ffff })
@@ -138,6 +142,22 @@ impl AtomicEth {
         to.extend_from_slice(&self.rkey.to_be_bytes());
         to.extend_from_slice(&self.swap_add.to_be_bytes());
         to.extend_from_slice(&self.compare.to_be_bytes());
+    }
+}
+
+/// FLUSH extended transport header, in front of the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Feth {
+    /// `enum ibv_placement_type`, any of them.
+    pub(crate) placement: u32,
+    /// All of the region is flushed, whatever the address.
+    pub(crate) whole_region: bool,
+}
+
+impl Feth {
+    pub(crate) fn write(&self, to: &mut Vec<u8>) {
+        let word = u32::from(self.whole_region) << 4 | self.placement & 0xf;
+        to.extend_from_slice(&word.to_be_bytes());
     }
 }
 
@@ -262,6 +282,11 @@ pub(crate) mod property {
         if let Some(srq) = Reader(data).xrceth() {
             XrcEth { srq }.write(&mut written);
             assert_eq!(Reader(&written).xrceth(), Some(srq));
+        }
+        if let Some(feth) = Reader(data).feth() {
+            written.clear();
+            feth.write(&mut written);
+            assert_eq!(Reader(&written).feth(), Some(feth));
         }
         if let Some(aeth) = Reader(data).aeth() {
             let again = Aeth { syndrome: aeth.syndrome, ..aeth };

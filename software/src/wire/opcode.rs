@@ -31,6 +31,8 @@ pub(crate) const COMPARE_SWAP: u8 = 19;
 pub(crate) const FETCH_ADD: u8 = 20;
 pub(crate) const SEND_LAST_INVALIDATE: u8 = 22;
 pub(crate) const SEND_ONLY_INVALIDATE: u8 = 23;
+pub(crate) const FLUSH: u8 = 28;
+pub(crate) const ATOMIC_WRITE: u8 = 29;
 
 /// The name of an opcode, as the InfiniBand specification has it.
 pub(crate) fn name(opcode: u8) -> String {
@@ -65,6 +67,8 @@ pub(crate) fn name(opcode: u8) -> String {
         FETCH_ADD => "FETCH_ADD",
         SEND_LAST_INVALIDATE => "SEND_LAST_WITH_INVALIDATE",
         SEND_ONLY_INVALIDATE => "SEND_ONLY_WITH_INVALIDATE",
+        FLUSH => "FLUSH",
+        ATOMIC_WRITE => "ATOMIC_WRITE",
         _ => return format!("{transport} opcode {opcode:#04x}"),
     };
     format!("{transport} {operation}")
