@@ -122,5 +122,5 @@ pub use network::{
     BackgroundDriver, Conditions, Network, NetworkBuilder, PacketFate, Trace, TracedPacket,
 };
 #[cfg(any(test, feature = "tokio"))]
-pub use simulate::simulate;
+pub use simulate::{Host, SimulatedListener, SimulatedStream, World, simulate};
 pub use transport::core::Counters;

@@ -1,85 +1,148 @@
 //! Programs on tokio in simulations that a seed repeats: tokio's timers and the network's virtual time are one clock.
 
+mod clock;
+mod host;
+mod process;
+mod streams;
+mod wire;
+mod world;
+
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 
-use tokio::runtime::Builder;
-use tokio::time::{Instant, Sleep, advance, sleep_until};
-
-use crate::network::{Network, START, Simulation};
-use crate::transport::events;
+pub use self::host::Host;
+use self::process::Process;
+pub use self::streams::{SimulatedListener, SimulatedStream};
+use self::world::Inner;
+pub use self::world::World;
+use crate::network::{Network, START};
 use crate::transport::timers::Time;
 
-/// The resolution of tokio's timers, in nanoseconds.
-const TICK: Time = 1_000_000;
-
 /// A simulation that takes longer, in its own time, does not end.
-const LONGEST: Duration = Duration::from_secs(3600);
+const LONGEST: Time = 600_000_000_000;
 
-/// Runs a program on tokio that uses devices on a simulated [`Network`], in virtual time.
+/// Runs programs on tokio that use devices on a simulated [`Network`], in virtual time.
 ///
-/// `body`, and the tasks that it spawns, run on one thread, on a runtime of tokio's whose clock is the network's: nothing
-/// sleeps, and while all tasks wait, time jumps to the next timer of tokio's or the next event of the network, whichever is
-/// earlier. So [`tokio::time`] and [`Network::now`] agree, and a packet arrives between two timers as its delay says. The
-/// `run_on_tokio` of `ibverbs`' reactor works as usual.
+/// `body` makes [hosts](World::host) and starts programs on them. Each host has a runtime of tokio's, devices, a clock,
+/// and streams like TCP's, by which the programs find each other; it crashes and starts again when `body` says so. All
+/// runs on one thread, and nothing sleeps: while all tasks wait, time jumps to the next packet, or the next millisecond at
+/// which a timer of tokio's may be due. So [`tokio::time`] and [`Network::now`] agree, and a packet arrives between two
+/// timers as its delay says. The `run_on_tokio` of `ibverbs`' reactor works as usual. `body` is on a runtime of
+/// its own, which never crashes, and may use devices itself.
 ///
-/// The same seed gives the same run: the same packets at the same times, and the same order of tasks. For that, the program
-/// uses no other threads, no sockets and no real time; its `tokio::select!` are `biased`, and it iterates over no
-/// `HashMap`, since both are seeded by the operating system otherwise.
+/// The same seed gives the same run: the same packets at the same times, and the same order of tasks. For that, the
+/// programs use no other threads, no sockets and no real time; their `tokio::select!` are `biased`, they
+/// iterate over no `HashMap`, and no two tasks wait for one `tokio::sync::watch`, `broadcast` or `Notify`, since the
+/// operating system seeds all these otherwise.
 ///
 /// The seed's network loses nothing: [`Network::set_conditions`] makes it worse. It must not be
 /// [driven](Network::drive_in_background) otherwise.
 ///
 /// ```
 /// use std::time::Duration;
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
 ///
-/// let took = ibverbs_software::simulate(7, async |network| {
-///     let device = network.device().unwrap();
-///     tokio::time::sleep(Duration::from_secs(60)).await;
-///     drop(device);
-///     network.now()
-/// });
-/// assert_eq!(took, Duration::from_secs(60));
+/// for seed in 0..10 {
+///     ibverbs_software::simulate(seed, async |world| {
+///         let (server, client) = (world.host("server"), world.host("client"));
+///         let mut listener = server.listen(7).unwrap();
+///         server.start(async move {
+///             let (mut stream, _) = listener.accept().await.unwrap();
+///             stream.write_all(b"hello").await.unwrap();
+///         });
+///         let mut stream = client.connect((server.address(), 7)).await.unwrap();
+///         let mut text = String::new();
+///         stream.read_to_string(&mut text).await.unwrap();
+///         assert_eq!(text, "hello");
+///         tokio::time::sleep(Duration::from_secs(1)).await;
+///         server.crash();
+///         assert!(client.connect((server.address(), 7)).await.is_err());
+///     });
+/// }
 /// ```
 ///
 /// # Panics
 ///
-/// If `body` does, or has not ended after an hour of virtual time; the seed is then printed. Within another runtime.
-pub fn simulate<T>(seed: u64, body: impl AsyncFnOnce(Network) -> T) -> T {
+/// If `body` does, or a task that [`Host::start`] began, or if `body` has not ended after ten minutes of virtual time; the
+/// seed is then printed. Within another runtime.
+pub fn simulate<T>(seed: u64, body: impl AsyncFnOnce(World) -> T) -> T {
     let network = Network::builder().seed(seed).manual().build();
     network.0.set_driven();
-    let driver = Arc::new(Driver {
-        network: network.0.clone(),
-        start: OnceLock::new(),
-        state: Mutex::default(),
-    });
-    let (parking, unparked) = (driver.clone(), driver.clone());
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .on_thread_park(move || parking.before_park())
-        .on_thread_unpark(move || {
-            unparked.follow();
-        })
-        .build()
-        .unwrap_or_else(|e| panic!("a runtime for the simulation: {e}"));
+    let world = World::new(network, seed);
     let _seed = Seed(seed);
-    let result = runtime.block_on(async {
-        driver.start.get_or_init(Instant::now);
-        let mut body = pin!(body(network));
-        std::future::poll_fn(|cx| {
-            driver.state().root = Some(cx.waker().clone());
-            let polled = body.as_mut().poll(cx);
-            let is_over = driver.elapsed().is_some_and(|elapsed| elapsed >= LONGEST);
-            assert!(!is_over || polled.is_ready(), "the simulation has not ended after an hour");
-            polled
+    // It holds tasks, which hold the world.
+    let _end = End(&world.inner);
+    let main = Process::new(&world.inner, None);
+    let mut body = Body { future: pin!(body(world.clone())), woken: Arc::new(Woken::default()) };
+    let inner = &world.inner;
+    loop {
+        inner.bury();
+        if let Some(result) = body.turn(&main, inner.now()) {
+            return result;
+        }
+        if inner.run_hosts() || main.has_work() || body.woken.is_set() {
+            continue;
+        }
+        if let Some(name) = inner.failed() {
+            panic!("a program of {name} panicked");
+        }
+        let now = inner.now();
+        let tick = main.next_tick(now).min(inner.next_tick().unwrap_or(Time::MAX));
+        assert!(now < START + LONGEST, "the simulation has not ended after ten minutes");
+        inner.happen(tick);
+    }
+}
+
+/// What the caller of [`simulate`] does.
+struct Body<'a, F> {
+    future: Pin<&'a mut F>,
+    woken: Arc<Woken>,
+}
+
+/// Whether the body is to be polled.
+struct Woken {
+    is_set: AtomicBool,
+    runtime: std::sync::Mutex<Option<Waker>>,
+}
+
+impl Default for Woken {
+    fn default() -> Self {
+        Self { is_set: AtomicBool::new(true), runtime: std::sync::Mutex::default() }
+    }
+}
+
+impl Woken {
+    fn is_set(&self) -> bool {
+        self.is_set.load(Ordering::Relaxed)
+    }
+
+    fn runtime(&self) -> std::sync::MutexGuard<'_, Option<Waker>> {
+        self.runtime.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.is_set.store(true, Ordering::Relaxed);
+        self.runtime().iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+impl<T, F: Future<Output = T>> Body<'_, F> {
+    /// Runs it, and the tasks that it has spawned, until all wait.
+    fn turn(&mut self, process: &Process, now: Time) -> Option<T> {
+        if !self.woken.is_set() && !process.is_due(now) {
+            return None;
+        }
+        let waker = Waker::from(self.woken.clone());
+        process.turn(now, |cx| {
+            *self.woken.runtime() = Some(cx.waker().clone());
+            let is_woken = self.woken.is_set.swap(false, Ordering::Relaxed);
+            is_woken.then(|| self.future.as_mut().poll(&mut Context::from_waker(&waker)))
         })
-        .await
-    });
-    driver.state().alarm = None;
-    result
+    }
 }
 
 /// Says which seed it was when the simulation panics.
@@ -93,86 +156,14 @@ impl Drop for Seed {
     }
 }
 
-/// Lets the network work while all tasks wait.
-struct Driver {
-    network: Arc<Simulation>,
-    /// When the simulation began.
-    start: OnceLock<Instant>,
-    state: Mutex<State>,
-}
+/// Ends all hosts.
+struct End<'a>(&'a Inner);
 
-#[derive(Default)]
-struct State {
-    /// Wakes the body. While it is woken, tokio looks at files, and does not let time pass.
-    root: Option<Waker>,
-    /// The tick of the network's next event.
-    alarm: Option<Pin<Box<Sleep>>>,
-    /// How many events had been written when tokio last looked at files.
-    written: u64,
-}
-
-impl Driver {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn elapsed(&self) -> Option<Duration> {
-        self.start.get().map(Instant::elapsed)
-    }
-
-    /// Sets the network's clock to tokio's; returns the time.
-    fn follow(&self) -> Option<Time> {
-        let now = START + self.elapsed()?.as_nanos() as Time;
-        self.network.set_time(now);
-        Some(now)
-    }
-
-    /// All tasks wait. Timers of tokio's expire at ticks, so what the network does before the next tick is next.
-    fn before_park(&self) {
-        let mut state = self.state();
-        while let Some(now) = self.follow() {
-            let written = events::written();
-            let is_over = now > START + LONGEST.as_nanos() as Time;
-            if is_over || std::mem::replace(&mut state.written, written) != written {
-                state.root.iter().for_each(Waker::wake_by_ref);
-                return;
-            }
-            let next_tick = START + ((now - START) / TICK + 1) * TICK;
-            let due = self.network.next_due();
-            let Some(due) = due.filter(|&due| due < next_tick) else {
-                return self.set_alarm(&mut state, due);
-            };
-            if due > now {
-                pass(Duration::from_nanos(due - now));
-            }
-            if !self.network.step(due.max(now)) {
-                return;
-            }
-        }
-    }
-
-    /// Wakes the thread at the tick before this time, or when the simulation has lasted too long.
-    fn set_alarm(&self, state: &mut State, due: Option<Time>) {
-        let Some(start) = self.start.get() else { return };
-        let last = Duration::from_nanos(TICK) + LONGEST;
-        let after = due.map_or(last, |due| Duration::from_nanos((due - START) / TICK * TICK));
-        let at = *start + after.min(last);
-        if state.alarm.as_ref().is_none_or(|alarm| alarm.deadline() != at) {
-            let alarm = state.alarm.insert(Box::pin(sleep_until(at)));
-            // It is registered when it is polled.
-            let _ = alarm.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        }
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
-/// Lets time pass on tokio's clock. The future does so when it is polled, and then yields.
-fn pass(time: Duration) {
-    let advancing = pin!(advance(time));
-    let polled: Poll<()> = advancing.poll(&mut Context::from_waker(Waker::noop()));
-    debug_assert!(polled.is_pending(), "it yields once");
-}
-
-#[cfg(test)]
-mod replication;
 #[cfg(test)]
 mod tests;

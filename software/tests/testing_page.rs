@@ -1,5 +1,8 @@
 //! The programs of the page "Testing RDMA code without RDMA" (docs/testing.md).
 
+#[cfg(feature = "tokio")]
+#[path = "testing_page/hosts.rs"]
+mod hosts;
 #[path = "testing_page/loss.rs"]
 mod loss;
 #[path = "testing_page/partition.rs"]
@@ -21,6 +24,7 @@ fn the_page_shows_these_programs() {
         include_str!("testing_page/unit.rs"),
         include_str!("testing_page/loss.rs"),
         include_str!("testing_page/partition.rs"),
+        include_str!("testing_page/hosts.rs"),
     ];
     for (i, program) in programs.iter().enumerate() {
         assert!(blocks.contains(program), "program {i} is not on the page as it is here");

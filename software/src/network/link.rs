@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::START;
 use super::simulation::Membership;
-use super::{START, nanoseconds};
 use crate::link::{Clock, Link};
 use crate::transport::timers::Time;
 use crate::wire::Packet;
@@ -47,7 +47,7 @@ impl Link for NetworkLink {
     }
 
     fn latency(&self) -> Time {
-        nanoseconds(self.0.network.state().conditions.delay)
+        self.0.network.latency()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -142,9 +142,16 @@ impl Network {
         self.0.state().conditions
     }
 
-    /// Cuts two devices off from each other, in both directions. Packets between them that are under way are lost.
+    /// Changes how packets from one device to another are treated that are sent from now on, until one of the two is gone.
     ///
-    /// Does nothing for a device that is not on this network; so do the next two methods.
+    /// Does nothing for a device that is not on this network; so do the methods of partitions.
+    pub fn set_conditions_between(&self, from: &Device, to: &Device, conditions: Conditions) {
+        if let (Some(from), Some(to)) = (self.member(from), self.member(to)) {
+            self.0.set_between(from, to, conditions);
+        }
+    }
+
+    /// Cuts two devices off from each other, in both directions. Packets between them that are under way are lost.
     pub fn partition(&self, one: &Device, other: &Device) {
         self.partition_one_way(one, other);
         self.partition_one_way(other, one);
@@ -152,17 +159,18 @@ impl Network {
 
     /// Loses all packets from one device to another, and none in the other direction.
     pub fn partition_one_way(&self, from: &Device, to: &Device) {
-        if let (Some(from), Some(to)) = (self.member(from), self.member(to)) {
-            self.0.state().cut.insert((from, to));
-        }
+        self.set_cut(from, to, true);
     }
 
     /// Ends every partition between two devices.
     pub fn heal(&self, one: &Device, other: &Device) {
-        if let (Some(one), Some(other)) = (self.member(one), self.member(other)) {
-            let mut state = self.0.state();
-            state.cut.remove(&(one, other));
-            state.cut.remove(&(other, one));
+        self.set_cut(one, other, false);
+        self.set_cut(other, one, false);
+    }
+
+    fn set_cut(&self, from: &Device, to: &Device, is_cut: bool) {
+        if let (Some(from), Some(to)) = (self.member(from), self.member(to)) {
+            self.0.set_cut(from, to, is_cut);
         }
     }
 
@@ -201,6 +209,6 @@ fn duration(time: Time) -> Duration {
     Duration::from_nanos(time.saturating_sub(START))
 }
 
-fn nanoseconds(duration: Duration) -> Time {
+pub(crate) fn nanoseconds(duration: Duration) -> Time {
     Time::try_from(duration.as_nanos()).unwrap_or(Time::MAX)
 }

@@ -56,6 +56,10 @@ pub(crate) struct State {
     pub(super) rung: u64,
     /// The devices between which all packets are lost: from, to.
     pub(super) cut: BTreeSet<(u64, u64)>,
+    /// How packets from one device to another are treated, where that differs.
+    pub(super) between: BTreeMap<(u64, u64), Conditions>,
+    /// How many devices have had each address: a later one begins with other random numbers.
+    joined: BTreeMap<IpAddr, u64>,
     pub(super) trace: Trace,
 }
 
@@ -108,6 +112,8 @@ impl Simulation {
             alarms: BTreeSet::new(),
             rung: 0,
             cut: BTreeSet::new(),
+            between: BTreeMap::new(),
+            joined: BTreeMap::new(),
             trace: Trace::new(settings.trace_bytes),
         };
         Self {
@@ -146,7 +152,7 @@ impl Simulation {
         self.manual
     }
 
-    pub(super) fn now(&self) -> Time {
+    pub(crate) fn now(&self) -> Time {
         self.clock.now()
     }
 
@@ -182,7 +188,10 @@ impl Simulation {
         state.check_free(0, &addresses)?;
         let number = state.next_member;
         state.next_member += 1;
-        let random = Random::between(state.seed, addresses[0], addresses[0]);
+        let joined = state.joined.entry(addresses[0]).or_insert(0);
+        let seed = joined.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        *joined += 1;
+        let random = Random::between(state.seed ^ seed, addresses[0], addresses[0]);
         let (groups, device) = (BTreeSet::new(), Weak::new());
         state.members.insert(number, Member { addresses, groups, device, free_at: 0, random });
         drop(state);
@@ -194,6 +203,35 @@ impl Simulation {
         if let Some(member) = self.state().members.get_mut(&number) {
             member.device = Arc::downgrade(device);
         }
+    }
+
+    /// Nothing reaches the device from now on, and it sends nothing.
+    pub(crate) fn expel(&self, number: u64) {
+        let mut state = self.state();
+        state.members.remove(&number);
+        let is_other = |&(from, to): &(u64, u64)| from != number && to != number;
+        state.cut.retain(is_other);
+        state.between.retain(|pair, _| is_other(pair));
+    }
+
+    pub(crate) fn set_cut(&self, from: u64, to: u64, is_cut: bool) {
+        let cut = &mut self.state().cut;
+        if is_cut {
+            cut.insert((from, to))
+        } else {
+            cut.remove(&(from, to))
+        };
+    }
+
+    pub(crate) fn set_between(&self, from: u64, to: u64, conditions: Conditions) {
+        self.state().between.insert((from, to), conditions);
+    }
+
+    /// How long any packet is under way at least.
+    pub(super) fn latency(&self) -> Time {
+        let state = self.state();
+        let all = state.between.values().chain([&state.conditions]);
+        nanoseconds(all.map(|conditions| conditions.delay).min().unwrap_or_default())
     }
 
     pub(super) fn change_groups(&self, number: u64, change: impl FnOnce(&mut BTreeSet<IpAddr>)) {
@@ -343,19 +381,28 @@ impl State {
         next
     }
 
-    fn send(&mut self, now: Time, sender: u64, addresses: (IpAddr, IpAddr), bytes: &[u8]) {
-        let conditions = self.conditions;
-        let seed = self.seed;
-        let mut departure = now;
-        if let Some(member) = self.members.get_mut(&sender) {
-            if let Some(bandwidth) = conditions.bandwidth {
-                let bits = (bytes.len() as u64 + HEADERS) as u128 * 1_000_000_000;
-                let takes = bits / u128::from(bandwidth.max(1));
-                let takes = Time::try_from(takes).unwrap_or(Time::MAX);
-                departure = departure.max(member.free_at).saturating_add(takes);
-            }
-            member.free_at = departure;
+    fn conditions_to(&self, sender: u64, to: IpAddr) -> Conditions {
+        if self.between.is_empty() {
+            return self.conditions;
         }
+        let receiver = self.member_at(to);
+        let between = receiver.and_then(|receiver| self.between.get(&(sender, receiver)));
+        between.copied().unwrap_or(self.conditions)
+    }
+
+    fn send(&mut self, now: Time, sender: u64, addresses: (IpAddr, IpAddr), bytes: &[u8]) {
+        let conditions = self.conditions_to(sender, addresses.1);
+        let seed = self.seed;
+        // A device that has left sends nothing.
+        let Some(member) = self.members.get_mut(&sender) else { return };
+        let mut departure = now;
+        if let Some(bandwidth) = conditions.bandwidth {
+            let bits = (bytes.len() as u64 + HEADERS) as u128 * 1_000_000_000;
+            let takes = bits / u128::from(bandwidth.max(1));
+            let takes = Time::try_from(takes).unwrap_or(Time::MAX);
+            departure = departure.max(member.free_at).saturating_add(takes);
+        }
+        member.free_at = departure;
         let random = self.random.entry(addresses);
         let random = random.or_insert_with(|| Random::between(seed, addresses.0, addresses.1));
         // Each packet takes the same random numbers, so that one condition does not change
@@ -452,10 +499,7 @@ impl Membership {
     /// Called when the device is freed. (It is no `Drop`: the engine, which holds this, may be dropped with the
     /// network's lock held.)
     pub(crate) fn leave(&self) {
-        let mut state = self.network.state();
-        state.members.remove(&self.number);
-        let number = self.number;
-        state.cut.retain(|&(from, to)| from != number && to != number);
+        self.network.expel(self.number);
     }
 
     /// A number that the seed decides; each call gives another.

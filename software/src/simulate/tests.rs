@@ -1,3 +1,5 @@
+use std::pin::pin;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use ibverbs::{
@@ -5,26 +7,27 @@ use ibverbs::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use super::*;
-use crate::Device;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-pub(super) struct Host {
-    pub(super) device: Device,
+use super::*;
+use crate::network::Conditions;
+
+pub(super) struct Side {
     domain: Arc<ProtectionDomain<'static>>,
     reactor: Arc<Reactor>,
     pub(super) pool: BufferPool,
 }
 
-impl Host {
-    pub(super) fn new(network: &Network) -> Self {
-        let device = network.device().unwrap();
+impl Side {
+    pub(super) fn new(host: &Host) -> Self {
+        let device = host.device().unwrap();
         let context = Arc::new(device.open().unwrap());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         let reactor = Arc::new(Reactor::new(&context, 64).unwrap());
         let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
         let run = reactor.clone();
         tokio::spawn(async move { run.run_on_tokio().await });
-        Self { device, domain, reactor, pool }
+        Self { domain, reactor, pool }
     }
 
     pub(super) fn connect(&self, other: &Self) -> [AsyncChannel; 2] {
@@ -43,7 +46,7 @@ fn run(seed: u64) -> (Vec<String>, String) {
         let mut conditions = network.conditions();
         (conditions.loss, conditions.jitter) = (0.05, Duration::from_micros(700));
         network.set_conditions(conditions);
-        let (one, other) = (Host::new(&network), Host::new(&network));
+        let (one, other) = (Side::new(&network.host("one")), Side::new(&network.host("other")));
         let [ours, theirs] = one.connect(&other);
         let start = Instant::now();
         let echo = tokio::spawn(async move {
@@ -90,7 +93,7 @@ fn timers_and_packets_come_in_the_order_of_their_times() {
         let mut conditions = network.conditions();
         conditions.delay = Duration::from_micros(1300);
         network.set_conditions(conditions);
-        let (one, other) = (Host::new(&network), Host::new(&network));
+        let (one, other) = (Side::new(&network.host("one")), Side::new(&network.host("other")));
         let [ours, theirs] = one.connect(&other);
         let receiving = tokio::spawn(async move {
             theirs.receive(other.pool.take().unwrap()).await.unwrap();
@@ -110,7 +113,156 @@ fn timers_and_packets_come_in_the_order_of_their_times() {
 }
 
 #[test]
-#[should_panic(expected = "has not ended after an hour")]
+#[should_panic(expected = "has not ended after ten minutes")]
 fn what_waits_for_ever_ends_in_a_panic() {
     simulate(1, async |_| std::future::pending::<()>().await);
+}
+
+/// Talks to the hosts `a` and `b` of a world.
+async fn connected(a: &Host, b: &Host) -> (SimulatedStream, SimulatedStream) {
+    let mut listener = b.listen(7).unwrap();
+    let ours = a.connect((b.address(), 7)).await.unwrap();
+    (ours, listener.accept().await.unwrap().0)
+}
+
+#[test]
+fn streams_take_their_time_and_wait_out_a_partition() {
+    simulate(1, async |world| {
+        let (a, b) = (world.host("a"), world.host("b"));
+        let slow =
+            |delay| Conditions { delay: Duration::from_millis(delay), ..Conditions::PERFECT };
+        a.set_conditions_to(&b, slow(5));
+        b.set_conditions_to(&a, slow(2));
+        let (mut ours, mut theirs) = connected(&a, &b).await;
+        assert_eq!(world.now(), Duration::from_millis(7));
+        a.partition(&b);
+        ours.write_all(b"hel").await.unwrap();
+        assert!(timeout(Duration::from_secs(1), theirs.read_u8()).await.is_err());
+        a.heal(&b);
+        let healed = world.now();
+        ours.write_all(b"lo").await.unwrap();
+        drop(ours);
+        let mut text = String::new();
+        theirs.read_to_string(&mut text).await.unwrap();
+        assert_eq!((text.as_str(), world.now() - healed), ("hello", Duration::from_millis(5)));
+        theirs.write_all(b"!").await.unwrap();
+        sleep(Duration::from_millis(10)).await;
+        let broken = theirs.write_all(b"!").await.unwrap_err();
+        assert_eq!(broken.kind(), std::io::ErrorKind::BrokenPipe);
+        let refused = a.connect((b.address(), 7)).await.unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        let nowhere = a.connect(([127, 0, 0, 1].into(), 7)).await.unwrap_err();
+        assert_eq!(nowhere.kind(), std::io::ErrorKind::AddrNotAvailable);
+        let _listener = b.listen(7).unwrap();
+        assert_eq!(b.listen(7).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+    });
+}
+
+#[test]
+fn a_crash_ends_tasks_streams_and_devices_and_the_host_starts_again() {
+    simulate(1, async |world| {
+        let (a, b) = (world.host("a"), world.host("b"));
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let (mut ours, theirs) = connected(&a, &b).await;
+        for life in 0..3_u8 {
+            let (host, log) = (b.clone(), log.clone());
+            let program = b.start(async move {
+                let _side = Side::new(&host);
+                // A task that the program knows nothing of any more ends, too.
+                tokio::spawn(async move {
+                    loop {
+                        sleep(Duration::from_millis(10)).await;
+                        log.lock().unwrap().push(life);
+                    }
+                });
+                std::future::pending::<()>().await;
+            });
+            sleep(Duration::from_millis(35)).await;
+            b.crash();
+            assert!(program.await.unwrap_err().is_cancelled());
+        }
+        assert_eq!(*log.lock().unwrap(), [0, 0, 0, 1, 1, 1, 2, 2, 2]);
+        let reset = ours.read_u8().await.unwrap_err();
+        assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
+        drop(theirs);
+    });
+}
+
+#[test]
+fn a_host_listens_at_the_same_port_right_after_a_crash() {
+    simulate(1, async |world| {
+        let (a, b) = (world.host("a"), world.host("b"));
+        for _ in 0..2 {
+            let mut listener = b.listen(7).unwrap();
+            b.start(async move { while listener.accept().await.is_ok() {} });
+            a.connect((b.address(), 7)).await.unwrap();
+            // The listener itself is dropped when the next one listens.
+            b.crash();
+        }
+        let _listener = b.listen(7).unwrap();
+        a.connect((b.address(), 7)).await.unwrap();
+    });
+}
+
+#[test]
+fn what_a_crashed_host_has_sent_does_not_confuse_its_next_life() {
+    // Each life has other sequence numbers.
+    let starts: Vec<_> = simulate(1, async |world| {
+        let (a, b) = (world.host("a"), world.host("b"));
+        let peer = Side::new(&b);
+        let mut starts = Vec::new();
+        for _ in 0..3 {
+            let side = Side::new(&a);
+            let [ours, theirs] = side.connect(&peer);
+            let receiving = theirs.receive(peer.pool.take().unwrap());
+            let (sent, received) = tokio::join!(ours.send(side.pool.take().unwrap()), receiving);
+            assert!(sent.is_ok() && received.is_ok());
+            starts.push(world.trace().packets().next_back().unwrap().sequence_number());
+            a.crash();
+            // Its packets go nowhere now, and it gets none.
+            let before = world.trace().packets().len();
+            assert!(
+                timeout(Duration::from_secs(9), ours.send(side.pool.take().unwrap()))
+                    .await
+                    .is_err()
+            );
+            assert_eq!(world.trace().packets().len(), before);
+        }
+        starts
+    });
+    assert!(starts[0] != starts[1] && starts[1] != starts[2], "{starts:?}");
+}
+
+#[test]
+fn the_clocks_of_hosts_differ() {
+    simulate(1, async |world| {
+        let hosts = [("right", 0), ("fast", 100_000), ("slow", -100_000)];
+        let hosts = hosts.map(|(name, millionths)| {
+            let host = world.host(name);
+            host.set_clock(Duration::from_secs(5), millionths);
+            host
+        });
+        let ended = hosts.each_ref().map(|host| {
+            let world = world.clone();
+            host.start(async move {
+                let start = Instant::now();
+                sleep(Duration::from_secs(9)).await;
+                assert_eq!(start.elapsed(), Duration::from_secs(9));
+                world.now().as_millis()
+            })
+        });
+        let [right, fast, slow] = ended;
+        let ended = [right.await.unwrap(), fast.await.unwrap(), slow.await.unwrap()];
+        assert_eq!(ended, [9_000, 8_181, 10_000]);
+        assert_eq!(hosts.map(|host| host.now().as_millis()), [15_000, 16_000, 14_000]);
+    });
+}
+
+#[test]
+#[should_panic(expected = "a program of server panicked")]
+fn a_program_that_panics_ends_the_simulation() {
+    simulate(1, async |world| {
+        world.host("server").start(async { panic!("as it is to") });
+        sleep(Duration::from_secs(1)).await;
+    });
 }

@@ -1,0 +1,73 @@
+//! The clock of a host, which may be wrong.
+
+use crate::network::START;
+use crate::transport::timers::Time;
+
+/// The resolution of tokio's timers, in nanoseconds.
+pub(super) const TICK: Time = 1_000_000;
+
+const MILLION: u128 = 1_000_000;
+
+/// What a host takes for the time: nanoseconds that begin with the simulation, if the clock was never set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostClock {
+    /// When it was set last: the time of the network, and its own.
+    set_at: Time,
+    showed: Time,
+    /// Millionths that it is too fast.
+    fast: i32,
+}
+
+impl HostClock {
+    pub(super) fn new() -> Self {
+        Self { set_at: START, showed: 0, fast: 0 }
+    }
+
+    fn speed(&self) -> u128 {
+        (MILLION as i64 + i64::from(self.fast)).max(1) as u128
+    }
+
+    /// It goes on from what it shows, and that much more.
+    pub(super) fn set(&mut self, now: Time, ahead: Time, fast: i32) {
+        *self = Self { set_at: now, showed: self.shows(now) + ahead, fast };
+    }
+
+    /// What it shows at this time of the network.
+    pub(super) fn shows(&self, now: Time) -> Time {
+        let passed = u128::from(now.saturating_sub(self.set_at));
+        self.showed + (passed * self.speed() / MILLION) as Time
+    }
+
+    /// The time of the network at which it shows this, which it does not yet.
+    pub(super) fn when(&self, shows: Time) -> Time {
+        let passes = u128::from(shows.saturating_sub(self.showed));
+        self.set_at + (passes * MILLION).div_ceil(self.speed()) as Time
+    }
+
+    /// The time of the network at which the next timer of tokio's may be due.
+    pub(super) fn next_tick(&self, now: Time) -> Time {
+        self.when((self.shows(now) / TICK + 1) * TICK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_shows_each_tick_at_the_time_that_it_tells() {
+        let mut clock = HostClock::new();
+        for (now, ahead, fast) in [(START, 0, 0), (5_000_123, 7, 300), (9_999_999, 1 << 40, -999)] {
+            clock.set(now, ahead, fast);
+            let mut at = now;
+            for _ in 0..1000 {
+                let next = clock.next_tick(at);
+                assert!(next > at && clock.shows(next) / TICK > clock.shows(at) / TICK);
+                assert!(clock.shows(next - 1) / TICK == clock.shows(at) / TICK);
+                at = next;
+            }
+        }
+        let passed = clock.when(clock.shows(START + 20_000_000) + 1_000_000) - START;
+        assert!((21_000_900..21_001_100).contains(&passed), "{passed}");
+    }
+}
