@@ -9,40 +9,39 @@ use ibverbs::{
     SharedMemoryRange, SharedMemoryRegion,
 };
 use tokio::io::AsyncReadExt;
-use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::Result;
 use crate::protocol::{Body, FULL, MAX_MESSAGE, MAX_SMALL, MAX_VALUE, Message, ROOM, read};
 use crate::server::builder;
+use crate::{Connect, Result};
 
 /// How long a request may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A client. After a failure, the next request connects again.
-pub struct Client {
-    address: SocketAddr,
+pub struct Client<C: Connect = SocketAddr> {
+    address: C,
     domain: Arc<ProtectionDomain<'static>>,
     reactor: Arc<Reactor>,
     pool: BufferPool,
     running: JoinHandle<()>,
-    session: Option<Session>,
+    session: Option<Session<C::Stream>>,
 }
 
-struct Session {
+struct Session<S> {
     channel: AsyncChannel,
     /// The server notices by its end that the client is gone.
-    _stream: TcpStream,
+    _stream: S,
 }
 
-impl Client {
+impl<C: Connect> Client<C> {
     /// A client of the server at this address. It connects with the first request.
     ///
     /// # Errors
     ///
     /// The device fails.
-    pub fn new(context: Context<'static>, address: SocketAddr) -> Result<Self> {
+    pub fn new(context: Context<'static>, address: C) -> Result<Self> {
         let context = Arc::new(context);
         let domain = Arc::new(ProtectionDomain::new(&context)?);
         let pool = BufferPool::new(&domain, MAX_MESSAGE, 4, AccessFlags::empty())?;
@@ -135,8 +134,8 @@ impl Client {
         Ok((answer, success.byte_len() as usize))
     }
 
-    async fn connect(&self) -> Result<Session> {
-        let mut stream = TcpStream::connect(self.address).await?;
+    async fn connect(&self) -> Result<Session<C::Stream>> {
+        let mut stream = self.address.connect().await?;
         match stream.read_u8().await? {
             ROOM => {}
             FULL => return Err("the server has as many clients as it serves".into()),
@@ -151,7 +150,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl<C: Connect> Drop for Client<C> {
     fn drop(&mut self) {
         self.running.abort();
     }

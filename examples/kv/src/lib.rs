@@ -23,18 +23,57 @@ pub mod server;
 mod session;
 mod store;
 
+use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use ibverbs::AsyncStream;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
+/// What both sides find each other by: TCP, or streams of a simulated network in tests.
+pub trait Stream: AsyncStream + AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<S: AsyncStream + AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
+
+/// How a client reaches the server.
+pub trait Connect: Send + Sync {
+    type Stream: Stream;
+    fn connect(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+impl Connect for SocketAddr {
+    type Stream = TcpStream;
+
+    async fn connect(&self) -> io::Result<TcpStream> {
+        TcpStream::connect(self).await
+    }
+}
+
+/// How the server gets its clients. An `accept` that is dropped loses none.
+pub trait Accept: Send {
+    type Stream: Stream;
+    fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
+}
+
+impl Accept for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (stream, address) = TcpListener::accept(self).await?;
+        keep_alive(&stream)?;
+        Ok((stream, address))
+    }
+}
+
 /// Lets the kernel find out within seconds that the other machine is gone, also while nothing is sent.
-fn keep_alive(stream: &TcpStream) -> Result<()> {
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     let second = Duration::from_secs(1);
     let probes =
         TcpKeepalive::new().with_time(5 * second).with_interval(2 * second).with_retries(3);
-    Ok(SockRef::from(stream).set_tcp_keepalive(&probes)?)
+    SockRef::from(stream).set_tcp_keepalive(&probes)
 }

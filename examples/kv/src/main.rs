@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ async fn main() -> Result<()> {
         ["--clients", number, rest @ ..] => (number.parse()?, rest),
         all => (server::CLIENTS, all),
     };
-    let client = |address: &str| Client::new(open(device)?, address.parse()?);
+    let client = |address: &str| Client::new(open(device)?, address.parse::<SocketAddr>()?);
     match *arguments {
         ["serve", address, admin] => serve(device, address, admin, most_clients).await,
         ["serve", address, admin, tcp] => {
@@ -90,7 +91,7 @@ async fn serve(device: Option<&str>, address: &str, admin: &str, most_clients: u
             signalled.notify_one();
         }
     });
-    server::run(open(device)?, clients, admin, stop, most_clients).await
+    server::run(open(device)?, clients, Some(admin), stop, most_clients).await
 }
 
 /// The device of this name, or the first one.

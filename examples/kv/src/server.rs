@@ -16,7 +16,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::protocol::{FULL, MAX_MESSAGE};
 use crate::store::Store;
-use crate::{Result, session};
+use crate::{Accept, Result, session};
 
 /// The most clients at a time, unless the program is told another number.
 pub const CLIENTS: u32 = 512;
@@ -94,8 +94,8 @@ impl Shared {
 /// The device or a listener fails.
 pub async fn run(
     context: Context<'static>,
-    clients: TcpListener,
-    admin: TcpListener,
+    mut clients: impl Accept,
+    admin: Option<TcpListener>,
     stop: Arc<Notify>,
     most_clients: u32,
 ) -> Result<()> {
@@ -120,9 +120,13 @@ pub async fn run(
     let reactor = shared.clone();
     others.spawn(async move { reactor.reactor.run_on_tokio().await.map_err(Into::into) });
     others.spawn(count(shared.clone()));
-    others.spawn(administrate(shared.clone(), admin, stop.clone()));
+    if let Some(admin) = admin {
+        others.spawn(administrate(shared.clone(), admin, stop.clone()));
+    }
     let ended = loop {
+        // What comes first in this list is first: the order is not to depend on chance in a simulation.
         tokio::select! {
+            biased;
             accepted = clients.accept() => {
                 let Ok((mut stream, address)) = accepted else { continue };
                 // Only here it grows.

@@ -8,15 +8,14 @@ use ibverbs::{
     AccessFlags, AsyncChannel, PooledBuffer, RemoteMemoryRegion, SharedMemoryRange,
     SharedMemoryRegion,
 };
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::protocol::{Body, MAX_VALUE, Message, ROOM, read};
 use crate::server::Shared;
 use crate::store::Value;
-use crate::{Result, keep_alive};
+use crate::{Result, Stream};
 
 /// How long a client may take to connect, and one operation of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,10 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Serves a client until it closes its stream, fails, or the server stops.
 pub(crate) async fn serve(
     shared: Arc<Shared>,
-    mut stream: TcpStream,
+    mut stream: impl Stream,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
-    keep_alive(&stream)?;
     stream.write_all(&[ROOM]).await?;
     let mut prepared = timeout(PATIENCE, shared.prepare()).await??;
     // The first request finds a receive, and so does one that comes while the last one is being finished.
@@ -37,9 +35,10 @@ pub(crate) async fn serve(
     loop {
         let buffer = session.shared.buffer().await;
         let request = tokio::select! {
+            biased;
             // A receive that is dropped here loses no message.
             received = session.channel.receive(buffer) => received?,
-            () = has_closed(&stream) => return Ok(()),
+            () = has_closed(&mut stream) => return Ok(()),
             () = has_stopped(&mut stopping) => {
                 timeout(PATIENCE, session.channel.shutdown()).await?;
                 return Ok(());
@@ -48,15 +47,16 @@ pub(crate) async fn serve(
         let (buffer, success) = request;
         // A client that is killed now: its stream closes, and what is in flight ends with the channel.
         tokio::select! {
+            biased;
             answered = timeout(PATIENCE, session.answer(buffer, success.byte_len() as usize)) => answered??,
-            () = has_closed(&stream) => return Ok(()),
+            () = has_closed(&mut stream) => return Ok(()),
         }
     }
 }
 
 /// Returns when the client has closed its stream, its machine is gone, or it sends something, which it should not.
-async fn has_closed(stream: &TcpStream) {
-    let _ = stream.peek(&mut [0]).await;
+async fn has_closed(stream: &mut impl Stream) {
+    let _ = stream.read(&mut [0]).await;
 }
 
 /// Returns when the server stops.
