@@ -32,6 +32,9 @@ ping_pongs() {
 		two "ibv_${kind}_pingpong" "${options[@]}" || return
 		two "ibv_${kind}_pingpong" "${options[@]}" -e || return
 	done
+	# On-demand memory, also fetched in advance.
+	for kind in rc srq xsrq; do two "ibv_${kind}_pingpong" "${options[@]}" -o || return; done
+	two ibv_rc_pingpong "${options[@]}" -o -P
 }
 
 perftest() {
