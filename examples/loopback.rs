@@ -170,7 +170,7 @@ impl Memory<'_> {
         let deadline = start + PATIENCE;
         let source = self.source.slice(..size)?;
         let target = self.target.slice_mut(GUARD..GUARD + size)?;
-        let received = channel.scope_deadline(deadline, |scope| {
+        let received = channel.scope_until(deadline, |scope| {
             let receive = scope.post_receive(target)?;
             scope.post_send(source)?.wait_until(deadline)?;
             let (_, completion) = receive.wait_until(deadline)?;

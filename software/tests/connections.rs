@@ -53,7 +53,7 @@ fn greet<'a>(domain: &'a ProtectionDomain<'a>, mut channel: Channel<'a>) {
     region[..5].copy_from_slice(b"hello");
     let (message, room) = region.slice_mut(..).unwrap().split_at(5).unwrap();
     channel
-        .scope_deadline(deadline(), |scope| {
+        .scope_until(deadline(), |scope| {
             let receive = scope.post_receive(room)?;
             scope.post_send(message)?.wait()?;
             let (room, completion) = receive.wait()?;

@@ -157,7 +157,7 @@ use crate::state_error::StateError;
 /// let mut region = domain.allocate::<u8>(4096)?;
 /// region[..5].copy_from_slice(b"hello");
 /// let (message, room) = region.slice_mut(..)?.split_at(5)?;
-/// channel.scope_deadline(deadline, |scope| {
+/// channel.scope_until(deadline, |scope| {
 ///     // The receive comes first: if both sides waited for their sends, neither would receive.
 ///     let receive = scope.post_receive(room)?;
 ///     scope.post_send(message)?.wait()?;

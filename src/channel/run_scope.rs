@@ -71,7 +71,7 @@ impl Channel<'_> {
     ///
     /// If `f` does.
     #[inline]
-    pub fn scope_deadline<'env, T, E, F>(
+    pub fn scope_until<'env, T, E, F>(
         &mut self,
         deadline: Instant,
         f: F,

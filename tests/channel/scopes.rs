@@ -562,12 +562,12 @@ fn a_scope_s_deadline_is_for_what_is_left() {
     let mut region = pair.region(8, 0);
     let target = pair.shared(1);
     let later = Instant::now() + Duration::from_secs(60);
-    let done = pair.one.scope_deadline(later, |s| {
+    let done = pair.one.scope_until(later, |s| {
         drop(s.post_write(Inline(&[1; 8]), target.remote())?);
         Ok::<_, TransportError>(1)
     });
     assert_eq!(done, Ok(1));
-    let result = pair.one.scope_deadline(soon(), |s| {
+    let result = pair.one.scope_until(soon(), |s| {
         std::mem::forget(s.post_receive(region.slice_mut(..)?)?);
         Ok::<_, TransportError>(())
     });

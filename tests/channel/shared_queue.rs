@@ -194,7 +194,7 @@ fn the_number_of_a_channel_that_was_stopped_by_force_can_be_used_again() {
     for _ in 0..6 {
         let mut channel = alone(pair, 0x777, queue);
         channel
-            .scope_deadline(soon(), |s| {
+            .scope_until(soon(), |s| {
                 let receive = s.post_receive(())?;
                 s.post_send(())?.wait_until(soon())?;
                 receive.wait_until(soon()).map(drop)

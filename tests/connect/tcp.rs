@@ -344,7 +344,7 @@ fn both_sides_can_send_first() {
             threads.spawn(move || {
                 region[..5].copy_from_slice(b"hello");
                 let (message, room) = region.slice_mut(..).unwrap().split_at(5).unwrap();
-                let said = channel.scope_deadline(soon(), |scope| {
+                let said = channel.scope_until(soon(), |scope| {
                     let receive = scope.post_receive(room)?;
                     scope.post_send(message)?.wait()?;
                     let (room, completion) = receive.wait()?;

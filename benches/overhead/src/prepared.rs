@@ -102,7 +102,7 @@ pub(crate) fn w5(rig: &mut Rig, operations: u64) -> Result<u64> {
     while start < operations {
         list.set_wr_ids(start);
         // SAFETY: as in `w1`.
-        unsafe { queue_pair.post_list(&mut list) }.map_err(|error| error.error())?;
+        unsafe { queue_pair.post_list(&mut list) }.map_err(|error| error.error)?;
         complete!(queue, completions, WINDOW, sum);
         start += WINDOW_OPERATIONS;
     }

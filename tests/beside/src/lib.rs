@@ -83,7 +83,7 @@ impl User {
         let value = self.own[MESSAGE].wrapping_add(1);
         self.own[..MESSAGE].fill(value);
         let (message, arrival) = self.own.slice_mut(..)?.split_at(MESSAGE)?;
-        self.channel.scope_deadline(deadline, |s| {
+        self.channel.scope_until(deadline, |s| {
             let receive = s.post_receive(arrival)?;
             s.post_send(message)?.wait()?;
             receive.wait()?;

@@ -304,7 +304,7 @@ fn what_never_arrives_ends_in_time() {
         let late = if round % 2 == 0 {
             one.until(soon).receive(region.slice_mut(..).unwrap()).unwrap_err()
         } else {
-            one.scope_deadline(soon, |s| {
+            one.scope_until(soon, |s| {
                 for part in region.slice_mut(..)?.chunks(8)? {
                     std::mem::forget(s.post_receive(part)?);
                 }

@@ -298,9 +298,9 @@ impl<B: Bed> World<'_, B> {
         let [one, two] = channels.map(|channel| channel.as_mut().expect("it is there"));
         let (mut outcome, mut gave_up) = (Ok(()), false);
         let ended = catch_unwind(AssertUnwindSafe(|| {
-            one.scope_deadline(late(), |s| {
+            one.scope_until(late(), |s| {
                 let mut left = Hand::new(0, s, slots_of_one);
-                let inner = two.scope_deadline(late(), |s| {
+                let inner = two.scope_until(late(), |s| {
                     let mut right = Hand::new(1, s, slots_of_two);
                     for (side, step) in steps {
                         outcome = if let Step::Disturb { poll, times } = step {
