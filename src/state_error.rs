@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::debug::debug;
 use crate::error::Error;
 
 /// Why a method that changes the state of an object has failed, and the object, which can be used again:
@@ -52,11 +53,7 @@ impl<T, E> StateError<T, E> {
     }
 }
 
-impl<T, E: fmt::Debug> fmt::Debug for StateError<T, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StateError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
+debug! { impl[T, E: fmt::Debug] StateError<T, E>, self, error: self.error, .. }
 
 impl<T, E: fmt::Display> fmt::Display for StateError<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,5 @@
 //! Making and connecting channels.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use super::shared_completion_queue::SharedCompletionQueue;
 use super::shared_receives::{Member, Receives, SharedReceives};
 use super::wait::Sleep;
 use crate::completion::CompletionQueue;
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -390,17 +390,11 @@ impl Drop for Place {
     }
 }
 
-impl fmt::Debug for ChannelBuilder<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChannelBuilder")
-            .field("queue_pair_type", &self.queue_pair_type)
-            .field("capacities", &self.capacities)
-            .field("connection", &self.connection)
-            .field("settle_timeout", &self.settle_timeout)
-            .field("sleep_after", &self.sleep_after)
-            .field("flow_control", &self.flow_control)
-            .finish_non_exhaustive()
-    }
+debug! {
+    ChannelBuilder<'_>, self,
+    queue_pair_type: self.queue_pair_type, capacities: self.capacities,
+    connection: self.connection, settle_timeout: self.settle_timeout,
+    sleep_after: self.sleep_after, flow_control: self.flow_control, ..
 }
 
 impl<'ctx> ProtectionDomain<'ctx> {

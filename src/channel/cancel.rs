@@ -1,11 +1,11 @@
 //! Ending the waits of a channel from another thread.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Channel;
 use crate::completion::Waiters;
+use crate::debug::debug;
 use crate::error::Result;
 
 /// What a channel and its cancel handles share.
@@ -57,11 +57,7 @@ impl CancelHandle {
     }
 }
 
-impl fmt::Debug for CancelHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CancelHandle").field("pending", &self.is_pending()).finish()
-    }
-}
+debug! { CancelHandle, self, pending: self.is_pending() }
 
 impl Channel<'_> {
     /// A handle with which another thread can end a wait of this channel. All handles of a channel are the

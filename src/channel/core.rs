@@ -8,7 +8,6 @@
 //! [`sink`](super::sink) finds the operations that completions belong to.
 
 use std::cell::{Cell, OnceCell, UnsafeCell};
-use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +25,7 @@ use super::slot::{Slot, State};
 use super::wait::Sleep;
 use super::window_list::WindowList;
 use crate::completion::WorkSuccess;
+use crate::debug::debug;
 use crate::device::Clock;
 use crate::ffi;
 
@@ -306,14 +306,8 @@ impl Drop for Core {
     }
 }
 
-impl fmt::Debug for Core {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core")
-            .field("number", &self.number)
-            .field("depth", &self.table.slots().len())
-            .field("in_use", &self.table.in_use())
-            .field("open", &self.table.is_open())
-            .field("destroyed", &self.destroyed.get())
-            .finish_non_exhaustive()
-    }
+debug! {
+    Core, self,
+    number: self.number, depth: self.table.slots().len(), in_use: self.table.in_use(),
+    open: self.table.is_open(), destroyed: self.destroyed.get(), ..
 }

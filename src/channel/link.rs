@@ -1,6 +1,5 @@
 //! The owner of a channel's queue pair, connected or not.
 
-use std::fmt;
 use std::mem::{self, ManuallyDrop};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use super::credits::{self, CreditRegion};
 use super::in_flight::InFlight;
 use super::router::{Inbox, Router};
 use super::shared_receives::{Member, Receives};
+use crate::debug::debug;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::handle::Leak;
@@ -293,11 +293,4 @@ impl<'res> Link<'res> {
     }
 }
 
-impl fmt::Debug for Link<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link")
-            .field("endpoint", &self.endpoint())
-            .field("core", &self.core)
-            .finish_non_exhaustive()
-    }
-}
+debug! { Link<'_>, self, endpoint: self.endpoint(), core: self.core, .. }

@@ -67,12 +67,12 @@ pub(crate) use task_work::TaskDrops;
 pub(crate) use wait::DEVICE_CHECK_PERIOD;
 pub use window::{ScopedWindow, WindowError, WindowRequests};
 
-use std::fmt;
 use std::net::TcpStream;
 
 use self::core::Core;
 use self::link::Link;
 
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;
@@ -330,8 +330,4 @@ impl<'res> Channel<'res> {
     }
 }
 
-impl fmt::Debug for Channel<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Channel").field("link", &self.link).finish()
-    }
-}
+debug! { Channel<'_>, self, link: self.link }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::error::TransportError;
 use crate::completion::WorkSuccess;
+use crate::debug::debug;
 
 /// Why an operation that owns its buffer failed, with its buffer: one of [`OwnedWork`](crate::OwnedWork),
 /// [`AsyncChannel`](crate::AsyncChannel) or [`SharedReceives`](crate::SharedReceives).
@@ -21,11 +22,7 @@ pub struct OperationError<B> {
 /// The result of an operation that owns its buffer: the buffer and the completion.
 pub type OwnedResult<B, T = (B, WorkSuccess)> = Result<T, OperationError<B>>;
 
-impl<B> fmt::Debug for OperationError<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OperationError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
+debug! { impl[B] OperationError<B>, self, error: self.error, .. }
 
 impl<B> fmt::Display for OperationError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,5 @@
 //! Handles of operations that own their buffers: no scope, no borrow, no `unsafe`.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use super::owned_buffer::OwnedBuffer;
 use super::slot::{Owner, Slot, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
+use crate::debug::debug;
 use crate::error::err_from_call;
 use crate::ffi;
 
@@ -373,8 +373,4 @@ fn wait_slow_path(
     Err(TransportError::Stopped)
 }
 
-impl<B: OwnedBuffer> fmt::Debug for OwnedWork<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnedWork").field("wr_id", &self.wr_id).finish_non_exhaustive()
-    }
-}
+debug! { impl[B: OwnedBuffer] OwnedWork<B>, self, wr_id: self.wr_id, .. }

@@ -10,7 +10,6 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::fmt;
 use std::mem;
 use std::sync::{Arc, OnceLock, PoisonError};
 
@@ -23,6 +22,7 @@ use super::routes::{FED, Routes, Source};
 use super::shared_receives::{Member, Receives};
 use super::sink::BATCH;
 use crate::completion::Waiters;
+use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
@@ -433,11 +433,7 @@ impl Router {
     }
 }
 
-impl fmt::Debug for Router {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Router").field("capacity", &self.capacity()).finish_non_exhaustive()
-    }
-}
+debug! { Router, self, capacity: self.capacity(), .. }
 
 /// The rest of `poll`, after a poll that returned `found`: completions are in `out`, some of which may be for other
 /// channels.

@@ -1,6 +1,5 @@
 //! Scopes: many operations in flight, all of which have ended when the scope ends.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::time::Instant;
 
@@ -13,6 +12,7 @@ use super::request::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::scoped_work::ScopedPendingWork;
 use super::slot::Owner;
 use super::window::{ScopedWindow, WindowError, WindowRequests};
+use crate::debug::debug;
 use crate::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::operation::{ReadWorkRequest, WriteWorkRequest};
 
@@ -272,8 +272,4 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-impl fmt::Debug for Scope<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope").field("core", self.core).finish_non_exhaustive()
-    }
-}
+debug! { Scope<'_, '_>, self, core: self.core, .. }

@@ -1,6 +1,5 @@
 //! Handles to operations that were posted in a scope.
 
-use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::time::Instant;
 
@@ -9,6 +8,7 @@ use super::error::TransportResult;
 use super::slot::{Owner, Slot, State};
 use super::wait::Wait;
 use crate::completion::WorkSuccess;
+use crate::debug::debug;
 
 /// An operation that was posted in a [`Scope`](crate::Scope), and its buffer.
 ///
@@ -161,10 +161,4 @@ impl<'scope, B> ScopedPendingWork<'scope, B> {
     }
 }
 
-impl<B> fmt::Debug for ScopedPendingWork<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScopedPendingWork")
-            .field("state", &self.slot.state())
-            .finish_non_exhaustive()
-    }
-}
+debug! { impl[B] ScopedPendingWork<'_, B>, self, state: self.slot.state(), .. }

@@ -1,6 +1,5 @@
 //! A completion queue that several channels share.
 
-use std::fmt;
 use std::iter::FusedIterator;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use std::time::Instant;
 use super::polled::{Found, Polled, PolledCompletion};
 use super::router::Router;
 use crate::completion::CompletionQueue;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
@@ -332,11 +332,4 @@ impl<'ctx> From<CompletionQueue<'ctx>> for SharedCompletionQueue<'ctx> {
     }
 }
 
-impl fmt::Debug for SharedCompletionQueue<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedCompletionQueue")
-            .field("queue", &self.queue)
-            .field("available", &self.available())
-            .finish_non_exhaustive()
-    }
-}
+debug! { SharedCompletionQueue<'_>, self, queue: self.queue, available: self.available(), .. }

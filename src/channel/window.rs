@@ -20,6 +20,7 @@ use super::slot::{NO_SLOT, Owner, Slot, State};
 use super::wait::Wait;
 use super::window_list::{LEADERS, NotPosted, Window, member};
 use crate::completion::{WorkCompletion, WorkSuccess};
+use crate::debug::debug;
 use crate::memory::{GatherBuffer, PlainList};
 use crate::operation::sealed::{Kind, Request};
 use crate::operation::{SendQueueRequest, takes_receive};
@@ -280,11 +281,7 @@ impl<'scope, B> ScopedWindow<'scope, B> {
     }
 }
 
-impl<B> fmt::Debug for ScopedWindow<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScopedWindow").field("state", &self.slot.state()).finish_non_exhaustive()
-    }
-}
+debug! { impl[B] ScopedWindow<'_, B>, self, state: self.slot.state(), .. }
 
 /// Why a wait for a window has failed.
 struct Failure {

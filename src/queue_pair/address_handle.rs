@@ -1,8 +1,7 @@
 //! Address handles.
 
-use std::fmt;
-
 use super::address_vector::AddressVector;
+use crate::debug::debug;
 use crate::device::Context;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -133,10 +132,4 @@ impl ProtectionDomain<'_> {
     }
 }
 
-impl fmt::Debug for AddressHandle<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AddressHandle")
-            .field("device", &self.domain.context().name())
-            .finish_non_exhaustive()
-    }
-}
+debug! { AddressHandle<'_>, self, device: self.domain.context().name(), .. }

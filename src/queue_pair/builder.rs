@@ -1,6 +1,5 @@
 //! The builder of queue pairs: all settings for creating and connecting one.
 
-use std::fmt;
 use std::marker::PhantomData;
 
 use super::connection_settings::{ConnectionSettings, connection_settings};
@@ -9,6 +8,7 @@ use super::object::Parents;
 use super::shared_receive_queue::SharedReceiveQueue;
 use super::transport::{Datagram, Rc, ReceiveQueue, Reliable, Transport};
 use crate::completion::CompletionQueue;
+use crate::debug::debug;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::ffi;
 use crate::memory::AccessFlags;
@@ -250,14 +250,8 @@ impl ProtectionDomain<'_> {
     }
 }
 
-impl<T> fmt::Debug for QueuePairBuilder<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueuePairBuilder")
-            .field("queue_pair_type", &self.kind)
-            .field("capacities", &self.capacities)
-            .field("signal_all", &self.signal_all)
-            .field("extended", &self.extended)
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[T] QueuePairBuilder<'_, T>, self,
+    queue_pair_type: self.kind, capacities: self.capacities, signal_all: self.signal_all,
+    extended: self.extended, settings: self.settings, ..
 }

@@ -4,8 +4,6 @@
 //! The initiator is a [`QueuePair`] that only posts, in batches, and names the target of its requests. The
 //! target only receives and answers: [`DcTarget`] has no posting methods.
 
-use std::fmt;
-
 use super::QueuePair;
 use super::address_vector::AddressVector;
 use super::attributes::AttributeMask;
@@ -16,6 +14,7 @@ use super::shared_receive_queue::SharedReceiveQueue;
 use super::transition::StateTransition;
 use super::transport::{Dci, Transport};
 use crate::completion::CompletionQueue;
+use crate::debug::debug;
 use crate::device::mlx5;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -342,9 +341,8 @@ impl<'res> DcTarget<'res> {
     }
 }
 
-impl fmt::Debug for DcTarget<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the key, which is a secret.
-        f.debug_struct("DcTarget").field("number", &self.number()).finish_non_exhaustive()
-    }
+debug! {
+    DcTarget<'_>, self,
+    // Without the key, which is a secret.
+    number: self.number(), ..
 }

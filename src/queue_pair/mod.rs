@@ -76,7 +76,6 @@ pub use transport::{
     ReceiveQueue, Reliable, Sends, Transport, Uc, Ud, Unconnected, Writes, XrcReceive, XrcSend,
 };
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
@@ -85,6 +84,7 @@ use object::{Object, Parents, Properties};
 use sequence::first_psn;
 
 use crate::completion::CompletionQueue;
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -384,13 +384,9 @@ impl<'res> QueuePair<'res, QueuePairType> {
     }
 }
 
-impl<T> fmt::Debug for QueuePair<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueuePair")
-            // SAFETY: the queue pair is live.
-            .field("number", &unsafe { (*self.object.raw.as_ptr()).qp_num })
-            .field("queue_pair_type", &self.object.properties.kind)
-            .field("capacities", &self.object.properties.capacities)
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[T] QueuePair<'_, T>, self,
+    // SAFETY: the queue pair is live.
+    number: unsafe { (*self.object.raw.as_ptr()).qp_num },
+    queue_pair_type: self.object.properties.kind, capacities: self.object.properties.capacities, ..
 }

@@ -1,9 +1,8 @@
 //! Queue pairs of XRC domains that other processes have created.
 
-use std::fmt;
-
 use super::attributes::AttributeMask;
 use super::transition::StateTransition;
+use crate::debug::debug;
 use crate::domain::XrcDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -122,8 +121,4 @@ impl<'res> OpenedQueuePair<'res> {
     }
 }
 
-impl fmt::Debug for OpenedQueuePair<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenedQueuePair").field("number", &self.number()).finish_non_exhaustive()
-    }
-}
+debug! { OpenedQueuePair<'_>, self, number: self.number(), .. }

@@ -1,9 +1,9 @@
 //! Shared receive queues.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::completion::CompletionQueue;
+use crate::debug::debug;
 use crate::device::quirks;
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::error::{Error, Result};
@@ -379,14 +379,7 @@ unsafe fn query(queue: *mut ffi::ibv_srq) -> Result<SharedReceiveQueueAttributes
     Ok(SharedReceiveQueueAttributes { max_wr, max_sge, limit })
 }
 
-impl fmt::Debug for SharedReceiveQueue<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedReceiveQueue")
-            .field("max_wr", &self.max_wr())
-            .field("max_sge", &self.max_sge)
-            .finish_non_exhaustive()
-    }
-}
+debug! { SharedReceiveQueue<'_>, self, max_wr: self.max_wr(), max_sge: self.max_sge, .. }
 
 impl ProtectionDomain<'_> {
     /// `ibv_create_srq`: creates a shared receive queue that borrows this domain. See

@@ -6,7 +6,6 @@ mod table;
 pub(super) use receives::Receives;
 pub(super) use table::Member;
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,6 +13,7 @@ use std::time::Instant;
 use super::wait::Wait;
 use super::{Channel, OperationError, OwnedBuffer, OwnedResult, TransportError};
 use crate::completion::{WorkCompletion, WorkSuccess};
+use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -320,11 +320,7 @@ impl<B: OwnedBuffer> Clone for SharedReceives<B> {
     }
 }
 
-impl<B: OwnedBuffer> fmt::Debug for SharedReceives<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedReceives")
-            .field("capacity", &self.capacity())
-            .field("posted", &self.posted())
-            .finish_non_exhaustive()
-    }
+debug! {
+    impl[B: OwnedBuffer] SharedReceives<B>, self,
+    capacity: self.capacity(), posted: self.posted(), ..
 }

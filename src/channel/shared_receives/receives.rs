@@ -1,6 +1,5 @@
 //! A shared receive queue with the buffers of its receives: what the channels that it feeds have in common.
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -8,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use super::table::{Member, Table, is_shared};
 use crate::channel::owned_buffer::{HeldBuffer, OwnedBuffer};
 use crate::channel::{OperationError, TransportError};
+use crate::debug::debug;
 use crate::error::Result;
 use crate::ffi;
 use crate::operation::Receive;
@@ -166,11 +166,4 @@ impl Drop for Receives {
     }
 }
 
-impl fmt::Debug for Receives {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receives")
-            .field("capacity", &self.capacity())
-            .field("posted", &self.posted())
-            .finish_non_exhaustive()
-    }
-}
+debug! { Receives, self, capacity: self.capacity(), posted: self.posted(), .. }
