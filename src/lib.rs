@@ -132,8 +132,8 @@ pub use memory::{
     DeviceMemoryRegion, Element, Field, GatherBuffer, GatherElement, HugePages,
     ImplicitMemoryRegion, Inline, InlineList, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH,
     MemoryAdvice, MemoryRegion, MemorySlice, MemorySliceMut, MemorySlicePart, MemoryWindow,
-    MemoryWindowType, NullMemoryRegion, RawMemoryRegion, ReadOnlyMemoryRegion, RegionBuffer,
-    RegionOptions, RemoteElement, RemoteMemoryRegion, RemoteRegion, ReregisterError,
+    MemoryWindowType, NullMemoryRegion, RawMemoryRegion, ReadOnlyMemoryRegion, Region,
+    RegionBuffer, RegionOptions, RemoteElement, RemoteMemoryRegion, RemoteRegion, ReregisterError,
     ReregisteredState, Reregistration, ScatterBuffer, ScatterElement, SharedMemoryRegion,
     SharedMemorySlice,
 };

@@ -281,16 +281,13 @@ impl Allocator {
 unsafe impl DomainAllocator for Allocator {
     fn alloc(&self, layout: Layout, _: u64) -> DomainAllocation {
         self.call();
-        // `free` is not told the layout.
-        assert_eq!((layout.size(), layout.align()), (8192, 4096));
         // SAFETY: the size is not 0.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
         NonNull::new(memory).map_or(DomainAllocation::Failed, DomainAllocation::Memory)
     }
 
-    unsafe fn free(&self, memory: NonNull<u8>, _: u64) {
+    unsafe fn free(&self, memory: NonNull<u8>, layout: Layout, _: u64) {
         self.call();
-        let layout = Layout::from_size_align(8192, 4096).unwrap();
         // SAFETY: `alloc` has allocated it, with this layout.
         unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
     }

@@ -120,13 +120,13 @@ unsafe impl DomainAllocator for &Recorder {
         NonNull::new(memory).map_or(DomainAllocation::Failed, DomainAllocation::Memory)
     }
 
-    unsafe fn free(&self, memory: NonNull<u8>, resource_type: u64) {
-        assert_eq!(resource_type, 0x5501);
+    unsafe fn free(&self, memory: NonNull<u8>, layout: Layout, resource_type: u64) {
+        assert_eq!((layout, resource_type), (BUFFER, 0x5501));
         let mut given = self.given.lock().unwrap();
         let at = given.iter().position(|&other| other == memory.as_ptr() as usize).unwrap();
         given.swap_remove(at);
         // SAFETY: `alloc` has allocated it, with this layout.
-        unsafe { std::alloc::dealloc(memory.as_ptr(), BUFFER) };
+        unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
         if *self.answer.lock().unwrap() == Answer::Panic {
             panic!("an allocator that panics");
         }
@@ -187,9 +187,9 @@ fn an_allocator_lives_as_long_as_what_may_use_it() {
             (&*self.0).alloc(layout, resource_type)
         }
 
-        unsafe fn free(&self, memory: NonNull<u8>, resource_type: u64) {
+        unsafe fn free(&self, memory: NonNull<u8>, layout: Layout, resource_type: u64) {
             // SAFETY: the caller vouches for it.
-            unsafe { (&*self.0).free(memory, resource_type) }
+            unsafe { (&*self.0).free(memory, layout, resource_type) }
         }
     }
 

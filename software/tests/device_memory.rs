@@ -4,7 +4,7 @@ use std::error::Error;
 
 use ibverbs::{
     AccessFlags, DeviceMemory, DeviceMemoryRegion, ErrorKind, FetchAddWorkRequest, QueuePair, Rc,
-    ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest, WorkCompletion, WorkStatus,
+    RemoteMemoryRegion, WorkCompletion, WorkStatus,
 };
 use ibverbs_software::{Device, Network, Verb, When};
 
@@ -59,13 +59,11 @@ fn a_message_goes_from_one_to_another() -> Outcome {
     let (from, to) = (contexts[0].alloc_dm(16)?, contexts[1].alloc_dm(16)?);
     from.write(0, b"0123456789abcdef")?;
     let source = from.register(&near, .., AccessFlags::empty())?;
-    let target = to.register(&far, .., AccessFlags::empty())?;
-    // SAFETY: the regions live until both requests have completed, and no data is inline.
+    let mut target = to.register(&far, .., AccessFlags::empty())?;
+    // SAFETY: the regions live until both requests have completed.
     unsafe {
-        let mut to = [target.scatter_element_by_iova(4..)?];
-        let from = [source.gather_element_by_iova(..12)?];
-        other.post(ReceiveWorkRequest::new(&mut to), 1)?;
-        one.post(SendWorkRequest::new(&from), 2)?;
+        other.post_receive(&mut target, 4.., 1)?;
+        one.post_send(&source, ..12, 2)?;
     }
     for queue in &queues {
         let mut completions = [WorkCompletion::default()];
@@ -75,6 +73,32 @@ fn a_message_goes_from_one_to_another() -> Outcome {
     let mut bytes = [0; 16];
     to.read(0, &mut bytes)?;
     assert_eq!((&bytes[..4], &bytes[4..]), (&[0; 4][..], &b"0123456789ab"[..]));
+    Ok(())
+}
+
+/// A region is a buffer of a channel, whole.
+#[test]
+fn a_channel_sends_and_receives_it() -> Outcome {
+    let network = Network::new();
+    let contexts = [network.device()?.open()?, network.device()?.open()?];
+    let [near, far] = [contexts[0].alloc_pd()?, contexts[1].alloc_pd()?];
+    let (from, to) = (contexts[0].alloc_dm(16)?, contexts[1].alloc_dm(16)?);
+    from.write(0, b"0123456789abcdef")?;
+    let source = from.register(&near, 4..16, AccessFlags::empty())?;
+    let mut target = to.register(&far, .., AccessFlags::empty())?;
+    let (one, other) = (near.create_channel().build()?, far.create_channel().build()?);
+    let (to_one, to_other) = (one.endpoint(), other.endpoint());
+    let (mut one, mut other) = (one.handshake(to_other)?, other.handshake(to_one)?);
+    let received = other.scope(|s| {
+        let receiving = s.post_receive(&mut target)?;
+        one.send(&source)?;
+        let (_, success) = receiving.wait()?;
+        Ok::<_, ibverbs::TransportError>(success.byte_len())
+    })?;
+    assert_eq!(received, 12);
+    let mut bytes = [0; 16];
+    to.read(0, &mut bytes)?;
+    assert_eq!(&bytes[..], b"456789abcdef\0\0\0\0");
     Ok(())
 }
 

@@ -15,6 +15,15 @@ const BROADCOM: u32 = 0x14e4;
 /// The vendor of devices of the provider `ocrdma`: Emulex.
 const EMULEX: u32 = 0x10df;
 
+/// The vendor of devices of the providers `mlx4` and `mlx5`.
+const MELLANOX: u32 = 0x02c9;
+
+/// Whether the provider may copy a short message, or the result of a read or an atomic, to its destination
+/// itself, by the address that the request names.
+pub(crate) fn copies_results(device: &DeviceAttributes) -> bool {
+    device.vendor_id() == MELLANOX
+}
+
 /// Whether the provider frees an object whose destroy verb fails, though the kernel keeps it.
 pub(super) fn frees_what_it_keeps(device: &DeviceAttributes) -> bool {
     device.vendor_id() == EMULEX

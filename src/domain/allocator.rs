@@ -1,9 +1,10 @@
 //! Memory of the program's own for the queues of a device.
 
 use std::alloc::Layout;
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ffi;
 use crate::handle::Leak;
@@ -28,12 +29,12 @@ pub unsafe trait DomainAllocator: Send + Sync {
     /// allocation fails.
     fn alloc(&self, layout: Layout, resource_type: u64) -> DomainAllocation;
 
-    /// Frees memory. If this panics, the memory is leaked.
+    /// Frees memory of this layout. If this panics, the memory is leaked.
     ///
     /// # Safety
     ///
-    /// `alloc` has returned the memory for this type, and nothing uses it any more.
-    unsafe fn free(&self, memory: NonNull<u8>, resource_type: u64);
+    /// `alloc` has returned the memory for this layout and type, and nothing uses it any more.
+    unsafe fn free(&self, memory: NonNull<u8>, layout: Layout, resource_type: u64);
 }
 
 /// The answer of [`DomainAllocator::alloc`].
@@ -48,11 +49,33 @@ pub enum DomainAllocation {
 }
 
 /// An allocator that C calls.
-pub(super) struct Registered<'a>(Arc<Box<dyn DomainAllocator + 'a>>);
+pub(super) struct Registered<'a>(Arc<Callee<'a>>);
+
+struct Callee<'a> {
+    allocator: Box<dyn DomainAllocator + 'a>,
+    /// The layout of each piece of memory that it has given, by its address: C does not pass it to `free`.
+    given: Mutex<HashMap<usize, Layout>>,
+}
+
+impl Callee<'_> {
+    fn given(&self) -> MutexGuard<'_, HashMap<usize, Layout>> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the layout; false if there is no memory for that.
+    fn note(&self, memory: NonNull<u8>, layout: Layout) -> bool {
+        let mut given = self.given();
+        let is_room = given.try_reserve(1).is_ok();
+        if is_room {
+            given.insert(memory.as_ptr() as usize, layout);
+        }
+        is_room
+    }
+}
 
 impl<'a> Registered<'a> {
     pub(super) fn new(allocator: impl DomainAllocator + 'a) -> Self {
-        Self(Arc::new(Box::new(allocator)))
+        Self(Arc::new(Callee { allocator: Box::new(allocator), given: Mutex::default() }))
     }
 
     /// Makes a parent domain use it. It must outlive the domain.
@@ -78,9 +101,9 @@ impl Leak for Registered<'_> {
 /// # Safety
 ///
 /// `context` is that of a registered allocator, which is live.
-unsafe fn allocator<'a>(context: *mut c_void) -> &'a dyn DomainAllocator {
+unsafe fn callee<'a>(context: *mut c_void) -> &'a Callee<'a> {
     // SAFETY: the caller vouches for the pointer. The lifetime of the box's content ends with the borrow.
-    unsafe { &**context.cast::<Box<dyn DomainAllocator + 'a>>() }
+    unsafe { &*context.cast::<Callee<'a>>() }
 }
 
 unsafe extern "C" fn alloc(
@@ -94,9 +117,17 @@ unsafe extern "C" fn alloc(
         return ptr::null_mut();
     };
     // SAFETY: libibverbs passes the context that was registered; the domain keeps the allocator.
-    let allocator = unsafe { allocator(context) };
-    match panics::catch(|| allocator.alloc(layout, resource_type)) {
-        Ok(DomainAllocation::Memory(memory)) => memory.as_ptr().cast(),
+    let callee = unsafe { callee(context) };
+    match panics::catch(|| callee.allocator.alloc(layout, resource_type)) {
+        Ok(DomainAllocation::Memory(memory)) if callee.note(memory, layout) => {
+            memory.as_ptr().cast()
+        }
+        Ok(DomainAllocation::Memory(memory)) => {
+            // SAFETY: `alloc` has just returned it, for this layout and type.
+            let free = || unsafe { callee.allocator.free(memory, layout, resource_type) };
+            let _ = panics::catch(free);
+            ptr::null_mut()
+        }
         // IBV_ALLOCATOR_USE_DEFAULT: a macro, which has no binding.
         Ok(DomainAllocation::Default) => ptr::without_provenance_mut(usize::MAX),
         Ok(DomainAllocation::Failed) | Err(_) => ptr::null_mut(),
@@ -109,9 +140,10 @@ unsafe extern "C" fn free(
     memory: *mut c_void,
     resource_type: u64,
 ) {
-    let Some(memory) = NonNull::new(memory.cast()) else { return };
+    let Some(memory) = NonNull::new(memory.cast::<u8>()) else { return };
     // SAFETY: as in `alloc`.
-    let allocator = unsafe { allocator(context) };
+    let callee = unsafe { callee(context) };
+    let Some(layout) = callee.given().remove(&(memory.as_ptr() as usize)) else { return };
     // SAFETY: providers free what `alloc` has returned, once.
-    let _ = panics::catch(|| unsafe { allocator.free(memory, resource_type) });
+    let _ = panics::catch(|| unsafe { callee.allocator.free(memory, layout, resource_type) });
 }

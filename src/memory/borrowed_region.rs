@@ -1,32 +1,15 @@
-//! Registered slices: memory of the caller, for local access.
-//!
-//! # Why this is safe
-//!
-//! The device knows the memory from its registration to its deregistration. A region that is dropped as
-//! usual is deregistered within the borrow. But a region can be forgotten, or deregistering can fail:
-//! then the device still knows memory that has another owner. That alone does no harm, because a device
-//! accesses memory only for a request that names it. Peers cannot name it: the region has no remote
-//! access, and no window can be bound to it. This program's own requests name it by elements that are
-//! borrowed from the region, under the same rules as for any other memory (the code that posts keeps
-//! the memory alive until the completion). After the borrow no element can be made. So a forgotten
-//! region costs only memory that stays pinned, and a protection domain that cannot be deallocated.
+//! Registered slices: memory of the caller, for local access. The module `region` says why that is safe.
 
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut, RangeBounds};
-use std::ptr::NonNull;
+use std::ptr;
 
 use super::access::AccessFlags;
-use super::accessors::region_accessors;
 use super::options::{check_access, check_local};
+use super::region::{Addressed, Backing, InMemory, Local, Parts, Region, Writable};
 use super::registration::register;
-use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
-use super::scatter_gather::{private, resolve, sge};
-use super::slice::{MemorySlice, MemorySliceMut};
-use crate::debug::debug;
+use super::scatter_gather::Element;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
-use crate::ffi;
-use crate::handle::{Handle, resource};
 use crate::parent::Parent;
 
 /// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, which only this
@@ -62,39 +45,47 @@ use crate::parent::Parent;
 /// # }
 /// ```
 #[doc(alias = "ibv_mr")]
-pub struct BorrowedMemoryRegion<'pd, 'buf, T: Element> {
-    region: Handle<ffi::ibv_mr>,
-    data: NonNull<T>,
-    len: usize,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
-    memory: PhantomData<&'buf mut [T]>,
-}
-
-resource!(BorrowedMemoryRegion<'pd, 'buf, T: Element>: region, domain);
+pub type BorrowedMemoryRegion<'pd, 'buf, T> = Region<'pd, Borrowed<'buf, T>>;
 
 /// `struct ibv_mr`: a slice of the caller's, registered for as long as it is borrowed, which requests
 /// of this program can read but not write.
 ///
 /// It derefs to the slice.
 #[doc(alias = "ibv_mr")]
-pub struct ReadOnlyMemoryRegion<'pd, 'buf, T: Element> {
-    region: Handle<ffi::ibv_mr>,
-    data: &'buf [T],
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
+pub type ReadOnlyMemoryRegion<'pd, 'buf, T> = Region<'pd, ReadOnly<'buf, T>>;
+
+/// A slice that is borrowed exclusively.
+#[derive(Debug)]
+pub struct Borrowed<'buf, T>(PhantomData<&'buf mut [T]>);
+
+/// A slice that is borrowed.
+#[derive(Debug)]
+pub struct ReadOnly<'buf, T>(PhantomData<&'buf [T]>);
+
+impl<T: Element> Backing for Borrowed<'_, T> {
+    type Item = T;
+
+    const NAME: &'static str = "BorrowedMemoryRegion";
 }
 
-resource!(ReadOnlyMemoryRegion<'pd, 'buf, T: Element>: region, domain);
+impl<T: Element> Addressed for Borrowed<'_, T> {}
+impl<T: Element> InMemory for Borrowed<'_, T> {}
+impl<T: Element> Writable for Borrowed<'_, T> {}
 
-// SAFETY: the region stands for a `&mut [T]`, whose elements are `Send`; libibverbs deregisters from
-// any thread.
-unsafe impl<T: Element> Send for BorrowedMemoryRegion<'_, '_, T> {}
-// SAFETY: a shared reference gives out shared references to elements, which are `Sync`.
-unsafe impl<T: Element> Sync for BorrowedMemoryRegion<'_, '_, T> {}
-// SAFETY: the region stands for a `&[T]`, whose elements are `Sync`; libibverbs deregisters from any
-// thread.
-unsafe impl<T: Element> Send for ReadOnlyMemoryRegion<'_, '_, T> {}
-// SAFETY: as above.
-unsafe impl<T: Element> Sync for ReadOnlyMemoryRegion<'_, '_, T> {}
+// SAFETY: the address is that of the slice, which is borrowed exclusively for longer than the region lives.
+unsafe impl<T: Element> Local for Borrowed<'_, T> {}
+
+impl<T: Element> Backing for ReadOnly<'_, T> {
+    type Item = T;
+
+    const NAME: &'static str = "ReadOnlyMemoryRegion";
+}
+
+impl<T: Element> Addressed for ReadOnly<'_, T> {}
+impl<T: Element> InMemory for ReadOnly<'_, T> {}
+
+// SAFETY: the address is that of the slice, which is borrowed for longer than the region lives.
+unsafe impl<T: Element> Local for ReadOnly<'_, T> {}
 
 const VERB: &str = "ibv_reg_mr";
 
@@ -103,35 +94,28 @@ const VERB: &str = "ibv_reg_mr";
 /// # Safety
 ///
 /// With local write access, the slice is borrowed exclusively. Requests name the memory only by
-/// elements that are borrowed from the region (see the module).
+/// elements that are borrowed from the region (see the module `region`).
 unsafe fn register_slice<T: Element>(
     domain: &ProtectionDomain<'_>,
-    data: *const T,
-    len: usize,
+    slice: *mut [T],
     access: AccessFlags,
-) -> Result<Handle<ffi::ibv_mr>> {
+) -> Result<Parts> {
     check_local(VERB, access)?;
     if access.intersects(AccessFlags::ZERO_BASED | AccessFlags::HUGETLB) {
         let reason = "a slice is addressed by its own address, and its pages are unknown";
         return Err(Error::invalid(VERB, reason));
     }
-    let bytes = len * size_of::<T>();
+    let bytes = slice.len() * size_of::<T>();
     if bytes == 0 {
         return Err(Error::invalid(VERB, "the region is empty"));
     }
     check_access(VERB, domain, access)?;
-    let address = data.cast_mut().cast::<u8>();
+    let address = slice.cast::<u8>();
     // SAFETY: the slice lives for as long as elements can be made from the region. Without local write
     // access the device does not write it.
-    unsafe { register(VERB, domain, address, bytes, address as u64, access) }
+    let raw = unsafe { register(VERB, domain, address, bytes, address as u64, access) }?;
+    Ok(Parts::at(raw, address, slice.len(), access))
 }
-
-region_accessors!(
-    ['pd, 'buf, T: Element] BorrowedMemoryRegion<'pd, 'buf, T>, |this| this.region.as_ptr(), &this.domain
-);
-region_accessors!(
-    ['pd, 'buf, T: Element] ReadOnlyMemoryRegion<'pd, 'buf, T>, |this| this.region.as_ptr(), &this.domain
-);
 
 impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     /// `ibv_reg_mr`: registers a slice for local access. See
@@ -164,94 +148,9 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
         access: AccessFlags,
     ) -> Result<Self> {
         let (domain, access) = (domain.into(), access | AccessFlags::LOCAL_WRITE);
-        let (data, len) = (NonNull::from(&mut *memory).cast::<T>(), memory.len());
         // SAFETY: the slice is borrowed exclusively for `'buf`, which the region keeps.
-        let region = unsafe { register_slice(&domain, data.as_ptr(), len, access) }?;
-        Ok(Self { region, data, len, domain, memory: PhantomData })
-    }
-
-    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
-    /// cannot.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The region is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-
-    /// The elements in `range`, with what a work request needs to name them.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds.
-    #[inline]
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, T>> {
-        let range = resolve(range, self.len)?;
-        // SAFETY: as in `deref`, but of these elements alone: a request may be using others.
-        let data =
-            unsafe { std::slice::from_raw_parts(self.data.add(range.start).as_ptr(), range.len()) };
-        Ok(MemorySlice::new(data, self.lkey()))
-    }
-
-    /// The elements in `range`, exclusively, with what a work request needs to name them.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds.
-    #[inline]
-    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<MemorySliceMut<'_, T>> {
-        let range = resolve(range, self.len)?;
-        // SAFETY: as in `slice`, and the borrow is exclusive.
-        unsafe {
-            let data = NonNull::slice_from_raw_parts(self.data.add(range.start), range.len());
-            Ok(MemorySliceMut::from_raw(data, self.lkey()))
-        }
-    }
-
-    /// The elements in `range`, for a work request that reads them.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
-    #[inline]
-    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
-        self.sge(range).map(GatherElement::new)
-    }
-
-    /// The elements in `range`, for a work request that writes them.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
-    #[inline]
-    pub fn scatter_element(
-        &mut self,
-        range: impl RangeBounds<usize>,
-    ) -> Result<ScatterElement<'_>> {
-        self.sge(range).map(ScatterElement::new)
-    }
-}
-
-impl<T: Element> Deref for BorrowedMemoryRegion<'_, '_, T> {
-    type Target = [T];
-
-    #[inline]
-    fn deref(&self) -> &[T] {
-        // SAFETY: this is the slice that was borrowed for `'buf`. The device writes only elements that
-        // were posted, and the caller of the post, or the element's exclusive borrow, keeps references
-        // away from them.
-        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
-    }
-}
-
-impl<T: Element> DerefMut for BorrowedMemoryRegion<'_, '_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
+        let parts = unsafe { register_slice(&domain, memory, access) }?;
+        Ok(Self::from_parts(parts, Borrowed(PhantomData), domain))
     }
 }
 
@@ -292,51 +191,11 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
                 "memory that is borrowed for reading cannot be written",
             ));
         }
+        let slice = ptr::from_ref(memory).cast_mut();
         // SAFETY: the slice is borrowed for `'buf`, which the region keeps; the device gets no write
         // access.
-        let region = unsafe { register_slice(&domain, memory.as_ptr(), memory.len(), access) }?;
-        Ok(Self { region, data: memory, domain })
-    }
-
-    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
-    /// cannot.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The region is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-
-    /// The elements in `range`, with what a work request needs to name them.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds.
-    #[inline]
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, T>> {
-        MemorySlice::new(self.data, self.lkey()).slice(range)
-    }
-
-    /// The elements in `range`, for a work request that reads them.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
-    #[inline]
-    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
-        self.slice(range)?.gather_element()
-    }
-}
-
-impl<T: Element> Deref for ReadOnlyMemoryRegion<'_, '_, T> {
-    type Target = [T];
-
-    #[inline]
-    fn deref(&self) -> &[T] {
-        self.data
+        let parts = unsafe { register_slice(&domain, slice, access) }?;
+        Ok(Self::from_parts(parts, ReadOnly(PhantomData), domain))
     }
 }
 
@@ -368,38 +227,4 @@ impl ProtectionDomain<'_> {
     ) -> Result<ReadOnlyMemoryRegion<'_, 'buf, T>> {
         ReadOnlyMemoryRegion::new(self, memory)
     }
-}
-
-impl<T: Element> private::Sealed for BorrowedMemoryRegion<'_, '_, T> {}
-
-impl<T: Element> LocalMemory for BorrowedMemoryRegion<'_, '_, T> {
-    #[inline]
-    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
-        let range = resolve(range, self.len)?;
-        let address = self.data.as_ptr() as u64 + (range.start * size_of::<T>()) as u64;
-        sge(address, range.len() * size_of::<T>(), self.lkey())
-    }
-}
-
-impl<T: Element> LocalMemoryMut for BorrowedMemoryRegion<'_, '_, T> {}
-
-impl<T: Element> private::Sealed for ReadOnlyMemoryRegion<'_, '_, T> {}
-
-impl<T: Element> LocalMemory for ReadOnlyMemoryRegion<'_, '_, T> {
-    #[inline]
-    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
-        let range = resolve(range, self.data.len())?;
-        let address = self.data.as_ptr() as u64 + (range.start * size_of::<T>()) as u64;
-        sge(address, range.len() * size_of::<T>(), self.lkey())
-    }
-}
-
-debug! {
-    impl[T: Element] BorrowedMemoryRegion<'_, '_, T>, self,
-    len: self.len, lkey: format_args!("{:#x}", self.lkey()), ..
-}
-
-debug! {
-    impl[T: Element] ReadOnlyMemoryRegion<'_, '_, T>, self,
-    len: self.data.len(), lkey: format_args!("{:#x}", self.lkey()), ..
 }

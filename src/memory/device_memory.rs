@@ -5,10 +5,8 @@ use std::ops::RangeBounds;
 use zerocopy::IntoBytes;
 
 use super::access::AccessFlags;
-use super::byte_region::byte_region;
-use super::options::check_access;
+use super::device_region::DeviceMemoryRegion;
 use super::scatter_gather::Element;
-use super::scatter_gather::resolve;
 use crate::debug::debug;
 use crate::device::Context;
 use crate::domain::ProtectionDomain;
@@ -122,8 +120,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     ///
     /// # Safety
     ///
-    ///  - Only one of the processes frees it, when the others no longer use it.
-    ///  - Only one of the processes frees it, when the others are done with it.
+    /// Only one of the processes frees it, when the others no longer use it.
     #[doc(alias = "ibv_import_dm")]
     #[doc(alias = "ibv_unimport_dm")]
     pub unsafe fn import(
@@ -328,82 +325,3 @@ impl Context<'_> {
 }
 
 debug! { DeviceMemory<'_>, self, bytes: self.bytes, .. }
-
-/// `struct ibv_mr`: registered [`DeviceMemory`], as bytes. Requests and peers address it from 0 on.
-#[doc(alias = "ibv_mr")]
-pub struct DeviceMemoryRegion<'pd> {
-    region: Handle<ffi::ibv_mr>,
-    bytes: usize,
-    base: u64,
-    access: AccessFlags,
-    memory: Parent<'pd, DeviceMemory<'pd>>,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
-}
-
-resource!(DeviceMemoryRegion<'pd>: region, memory, domain);
-
-// SAFETY: libibverbs allows every verb on a region from any thread.
-unsafe impl Send for DeviceMemoryRegion<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceMemoryRegion<'_> {}
-
-byte_region!(DeviceMemoryRegion);
-
-impl<'pd> DeviceMemoryRegion<'pd> {
-    /// `ibv_reg_dm_mr`: registers the bytes of `memory` in `range`. Local write access is always
-    /// included, and so is [`ZERO_BASED`](AccessFlags::ZERO_BASED), since the addresses of such regions
-    /// begin at 0.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is empty or out of bounds; memory and domain are of different contexts;
-    ///    the device does not have that access.
-    ///  - `EOPNOTSUPP`: the device cannot register its memory, or does not have that access.
-    ///  - `ENOMEM`: no region left on the device.
-    #[doc(alias = "ibv_reg_dm_mr")]
-    pub fn new(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
-        memory: impl Into<Parent<'pd, DeviceMemory<'pd>>>,
-        range: impl RangeBounds<usize>,
-        access: AccessFlags,
-    ) -> Result<Self> {
-        const VERB: &str = "ibv_reg_dm_mr";
-        let (domain, memory) = (domain.into(), memory.into());
-        let access = access | AccessFlags::LOCAL_WRITE | AccessFlags::ZERO_BASED;
-        let range = resolve(range, memory.len())?;
-        let bytes = range.len();
-        if range.is_empty() {
-            return Err(Error::invalid(VERB, "the region is empty"));
-        }
-        if domain.context().as_raw() != memory.context().as_raw() {
-            let reason = "the memory and the protection domain are of different contexts";
-            return Err(Error::invalid(VERB, reason));
-        }
-        check_access(VERB, &domain, access)?;
-        // SAFETY: domain and memory are live, and of one context; no reference to the memory can
-        // exist.
-        let region = unsafe {
-            let (domain, offset) = (domain.as_raw(), range.start as u64);
-            let raw = ffi::ibv_reg_dm_mr(domain, memory.as_raw(), offset, bytes, access.bits());
-            Handle::new(VERB, raw)
-        }?;
-        Ok(Self { region, bytes, base: 0, access, memory, domain })
-    }
-
-    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
-    /// cannot.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The region is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-
-    /// The memory that is registered.
-    pub fn device_memory(&self) -> &DeviceMemory<'pd> {
-        &self.memory
-    }
-}

@@ -2,8 +2,7 @@
 
 use std::ops::{Range, RangeBounds};
 
-use super::borrowed_region::BorrowedMemoryRegion;
-use super::region::MemoryRegion;
+use super::region::{Local, Region, Writable};
 use super::scatter_gather::{Element, LocalMemoryMut, ScatterElement, resolve};
 use super::slice::MemorySliceMut;
 use crate::error::{Error, Result};
@@ -38,70 +37,66 @@ fn elements<'buf, const N: usize>(
     Ok(raw.map(ScatterElement::new))
 }
 
-macro_rules! scatter_elements {
-    ([$($generics:tt)*] $region:ty) => {
-        impl<$($generics)*> $region {
-            /// The elements in each of the ranges, for one work request that writes them all: a message is
-            /// spread over them, in this order.
-            ///
-            /// ```
-            /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
-            /// # rxe0.register();
-            /// # fn f(region: &mut ibverbs::MemoryRegion<'_, u8>) -> ibverbs::Result<()> {
-            /// let elements = region.scatter_elements([0..4, 32..36])?;
-            /// # Ok(())
-            /// # }
-            /// ```
-            ///
-            /// # Errors
-            ///
-            ///  - `EINVAL`: a range is out of bounds, or longer than 4 GiB - 1 bytes, or two overlap.
-            pub fn scatter_elements<const N: usize>(
-                &mut self,
-                ranges: [impl RangeBounds<usize>; N],
-            ) -> Result<[ScatterElement<'_>; N]> {
-                let ranges = disjoint(ranges, self.len())?;
-                elements(self, ranges)
-            }
-        }
-    };
-}
+impl<M: Local + Writable> Region<'_, M> {
+    /// The elements in each of the ranges, for one work request that writes them all: a message is
+    /// spread over them, in this order.
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// # fn f(region: &mut ibverbs::MemoryRegion<'_, u8>) -> ibverbs::Result<()> {
+    /// let elements = region.scatter_elements([0..4, 32..36])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a range is out of bounds, or longer than 4 GiB - 1 bytes, or two overlap.
+    pub fn scatter_elements<const N: usize>(
+        &mut self,
+        ranges: [impl RangeBounds<usize>; N],
+    ) -> Result<[ScatterElement<'_>; N]> {
+        elements(self, disjoint(ranges, self.len())?)
+    }
 
-macro_rules! slices_mut {
-    ([$($generics:tt)*] $region:ty) => {
-        impl<$($generics)*> $region {
-            /// The elements in each of the ranges, exclusively. An array of slices is one buffer of a
-            /// channel's operation: a message that is received into it is spread over them, in this order.
-            ///
-            /// ```
-            /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
-            /// # rxe0.register();
-            /// # fn f(region: &mut ibverbs::MemoryRegion<'_, u8>) -> ibverbs::Result<()> {
-            /// let [header, body] = region.slices_mut([0..16, 64..1024])?;
-            /// # Ok(())
-            /// # }
-            /// ```
-            ///
-            /// # Errors
-            ///
-            ///  - `EINVAL`: a range is out of bounds, or two overlap.
-            pub fn slices_mut<const N: usize>(
-                &mut self,
-                ranges: [impl RangeBounds<usize>; N],
-            ) -> Result<[MemorySliceMut<'_, T>; N]> {
-                self.slice_mut(..)?.slices(ranges)
-            }
-        }
-    };
+    /// The elements in each of the ranges, exclusively. An array of slices is one buffer of a
+    /// channel's operation: a message that is received into it is spread over them, in this order.
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # rxe0.register();
+    /// # fn f(region: &mut ibverbs::MemoryRegion<'_, u8>) -> ibverbs::Result<()> {
+    /// let [header, body] = region.slices_mut([0..16, 64..1024])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a range is out of bounds, or two overlap.
+    pub fn slices_mut<const N: usize>(
+        &mut self,
+        ranges: [impl RangeBounds<usize>; N],
+    ) -> Result<[MemorySliceMut<'_, M::Item>; N]> {
+        self.slice_mut(..)?.slices(ranges)
+    }
 }
-
-scatter_elements!(['pd, T: Element] MemoryRegion<'pd, T>);
-scatter_elements!(['pd, 'buf, T: Element] BorrowedMemoryRegion<'pd, 'buf, T>);
-scatter_elements!(['buf, T: Element] MemorySliceMut<'buf, T>);
-slices_mut!(['pd, T: Element] MemoryRegion<'pd, T>);
-slices_mut!(['pd, 'buf, T: Element] BorrowedMemoryRegion<'pd, 'buf, T>);
 
 impl<T: Element> MemorySliceMut<'_, T> {
+    /// The elements in each of the ranges, for one work request that writes them all: a message is
+    /// spread over them, in this order.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: a range is out of bounds, or longer than 4 GiB - 1 bytes, or two overlap.
+    pub fn scatter_elements<const N: usize>(
+        &mut self,
+        ranges: [impl RangeBounds<usize>; N],
+    ) -> Result<[ScatterElement<'_>; N]> {
+        elements(self, disjoint(ranges, self.len())?)
+    }
+
     /// The elements in each of the ranges. An array of slices is one buffer of a channel's operation.
     ///
     /// # Errors

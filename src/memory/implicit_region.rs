@@ -3,16 +3,14 @@
 use std::ptr;
 
 use super::access::AccessFlags;
-use super::accessors::region_accessors;
+use super::region::{Backing, Parts, Region};
 use super::registration::{adopt, register};
 use super::scatter_gather::Element;
 use super::slice::{MemorySlice, MemorySliceMut};
-use crate::debug::debug;
 use crate::device::OnDemandPaging;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, resource};
 use crate::parent::Parent;
 
 /// `struct ibv_mr`: all present and future memory of the program, registered at once for local access;
@@ -33,19 +31,19 @@ use crate::parent::Parent;
 /// It is safe for the same reasons as [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion): peers have
 /// no access, and requests of this program name memory only by slices that borrow it.
 #[doc(alias = "ibv_mr")]
-pub struct ImplicitMemoryRegion<'pd> {
-    region: Handle<ffi::ibv_mr>,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
+pub type ImplicitMemoryRegion<'pd> = Region<'pd, Implicit>;
+
+/// All memory of the program.
+#[derive(Debug)]
+pub struct Implicit(());
+
+impl Backing for Implicit {
+    type Item = ();
+
+    const NAME: &'static str = "ImplicitMemoryRegion";
 }
 
-resource!(ImplicitMemoryRegion<'pd>: region, domain);
-
-// SAFETY: libibverbs allows every verb on a region from any thread.
-unsafe impl Send for ImplicitMemoryRegion<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for ImplicitMemoryRegion<'_> {}
-
-region_accessors!(['pd] ImplicitMemoryRegion<'pd>, |this| this.region.as_ptr(), &this.domain);
+const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::ON_DEMAND);
 
 impl<'pd> ImplicitMemoryRegion<'pd> {
     /// `ibv_reg_mr`: registers the whole address space, for local access.
@@ -64,10 +62,9 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
             let reason = "the device has no implicit on-demand paging";
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
         }
-        let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
         // SAFETY: the device accesses only memory that requests name, by slices that borrow it.
-        let region = unsafe { register(VERB, &domain, ptr::null_mut(), usize::MAX, 0, access) }?;
-        Ok(Self { region, domain })
+        let raw = unsafe { register(VERB, &domain, ptr::null_mut(), usize::MAX, 0, ACCESS) }?;
+        Ok(Self::from_parts(Parts::whole(raw, ACCESS), Implicit(()), domain))
     }
 
     /// Takes over a region of the whole address space that was made elsewhere, such as by a C library.
@@ -86,20 +83,8 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
     ) -> Result<Self> {
         let domain = domain.into();
         // SAFETY: the caller hands over a region.
-        let region = unsafe { adopt("ibv_reg_mr", raw, &domain) }?;
-        Ok(Self { region, domain })
-    }
-
-    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
-    /// cannot.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The region is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
+        let raw = unsafe { adopt("ibv_reg_mr", raw, &domain) }?;
+        Ok(Self::from_parts(Parts::whole(raw, ACCESS), Implicit(()), domain))
     }
 
     /// A slice, with what a work request needs to name it.
@@ -130,5 +115,3 @@ impl ProtectionDomain<'_> {
         ImplicitMemoryRegion::new(self)
     }
 }
-
-debug! { ImplicitMemoryRegion<'_>, self, lkey: format_args!("{:#x}", self.lkey()), .. }

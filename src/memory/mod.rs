@@ -1,17 +1,6 @@
 //! Registered memory: the regions, the parts of them that requests name, and the rules for both.
 //!
-//! # Which region is for what
-//!
-//! | region | memory | who accesses it |
-//! |---|---|---|
-//! | [`MemoryRegion`] | allocated here, owned | this program and its own device |
-//! | [`SharedMemoryRegion`] | allocated here, owned | peers too: RDMA reads, writes and atomics |
-//! | [`BorrowedMemoryRegion`] | a `&mut [T]` of the caller | this program and its own device |
-//! | [`ReadOnlyMemoryRegion`] | a `&[T]` of the caller | its own device, to read it only |
-//! | [`RawMemoryRegion`] | owned by something else: mapped files, GPUs, dma-bufs, other processes | whatever its access flags say; making one is `unsafe` |
-//! | [`DeviceMemoryRegion`] | on the device itself ([`DeviceMemory`]) | peers and the device, without the bus |
-//! | [`ImplicitMemoryRegion`] | the whole address space, paged on demand | this program and its own device |
-//! | [`NullMemoryRegion`] | none: writes are discarded, reads return zeros | this program's requests |
+//! [`Region`] has a table of its kinds.
 //!
 //! A [`MemoryWindow`] opens a part of a shared or raw region to a peer, and closes it again, without a
 //! system call. A [`RemoteMemoryRegion`] describes a region of a peer, which has sent the description:
@@ -31,25 +20,24 @@
 //! | posting, `unsafe` | [`GatherBuffer`], [`ScatterBuffer`]: C's elements, slices, and arrays and tuples of them | the caller, until the completion was polled |
 //! | channels, safe | the same, as a [`BorrowedBuffer`] or an [`OwnedBuffer`](crate::OwnedBuffer) | the borrow of the region, or the channel |
 //!
-//! Files: `options`, `allocation` and `huge_pages` obtain memory, `registration` registers it,
-//! `owned_buffer` ties the two together; `accessors` and `byte_region` hold what several regions share.
+//! Files: `options`, `allocation` and `huge_pages` obtain memory, `registration` registers it; `region` has
+//! what all regions share, and `owned_region` to `null_region` have the kinds.
 
 mod access;
-mod accessors;
 mod advice;
 mod allocation;
 mod atomic_element;
 mod borrowed_region;
 mod buffer;
-mod byte_region;
 mod device_memory;
+mod device_region;
 mod disjoint;
 mod huge_pages;
 mod implicit_region;
 mod inline;
 mod null_region;
 mod options;
-mod owned_buffer;
+mod owned_region;
 mod raw_region;
 mod region;
 mod region_buffer;
@@ -72,23 +60,26 @@ pub use borrowed_region::{BorrowedMemoryRegion, ReadOnlyMemoryRegion};
 pub(crate) use buffer::PlainList;
 pub(crate) use buffer::kept_whole;
 pub use buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
-pub use device_memory::{DeviceMemory, DeviceMemoryRegion};
+pub use device_memory::DeviceMemory;
+pub use device_region::DeviceMemoryRegion;
 pub use huge_pages::HugePages;
 pub use implicit_region::ImplicitMemoryRegion;
 pub(crate) use inline::Gathered;
 pub use inline::{Inline, InlineList};
 pub use null_region::NullMemoryRegion;
 pub use options::RegionOptions;
+pub use owned_region::MemoryRegion;
 pub use raw_region::RawMemoryRegion;
-pub use region::MemoryRegion;
+pub use region::Region;
+pub(crate) use region::{InMemory, Peers};
 pub use region_buffer::RegionBuffer;
 pub use registration::{ReregisterError, ReregisteredState, Reregistration};
 pub use remote_region::RemoteMemoryRegion;
 pub use remote_struct::{Field, RemoteElement, RemoteRegion};
+pub(crate) use scatter_gather::private;
 pub use scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH, ScatterElement,
 };
-pub(crate) use scatter_gather::{private, resolve, sge};
 pub use shared_region::SharedMemoryRegion;
 pub use shared_slice::SharedMemorySlice;
 pub use slice::{MemorySlice, MemorySliceMut};

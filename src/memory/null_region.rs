@@ -1,14 +1,14 @@
 //! The region without memory: the device discards writes to it, and reads it as zeros.
 
-use super::accessors::region_accessors;
+use super::access::AccessFlags;
+use super::region::{Backing, Parts, Region};
 use super::registration::adopt;
 use super::scatter_gather::sge;
 use super::scatter_gather::{GatherElement, ScatterElement};
-use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
 use crate::ffi;
-use crate::handle::{Handle, resource};
+use crate::handle::Handle;
 use crate::parent::Parent;
 
 /// `struct ibv_mr`: a region without memory, of any length. The device discards what requests of this
@@ -26,23 +26,21 @@ use crate::parent::Parent;
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
 #[doc(alias = "ibv_mr")]
-pub struct NullMemoryRegion<'pd> {
-    region: Handle<ffi::ibv_mr>,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
-}
+pub type NullMemoryRegion<'pd> = Region<'pd, Null>;
 
-resource!(NullMemoryRegion<'pd>: region, domain);
+/// No memory.
+#[derive(Debug)]
+pub struct Null(());
+
+impl Backing for Null {
+    type Item = ();
+
+    const NAME: &'static str = "NullMemoryRegion";
+}
 
 /// Zeros for inline sends: more than any device sends inline; longer requests are refused before their
 /// data is read.
 static ZEROS: [u8; 4096] = [0; 4096];
-
-// SAFETY: libibverbs allows every verb on a region from any thread.
-unsafe impl Send for NullMemoryRegion<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for NullMemoryRegion<'_> {}
-
-region_accessors!(['pd] NullMemoryRegion<'pd>, |this| this.region.as_ptr(), &this.domain);
 
 impl<'pd> NullMemoryRegion<'pd> {
     /// `ibv_alloc_null_mr`: allocates a null region.
@@ -55,9 +53,9 @@ impl<'pd> NullMemoryRegion<'pd> {
     pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>) -> Result<Self> {
         let domain = domain.into();
         // SAFETY: the domain is live; a region that comes back is ours alone.
-        let region =
+        let raw =
             unsafe { Handle::new("ibv_alloc_null_mr", ffi::ibv_alloc_null_mr(domain.as_raw())) }?;
-        Ok(Self { region, domain })
+        Ok(Self::from_parts(Parts::whole(raw, AccessFlags::LOCAL_WRITE), Null(()), domain))
     }
 
     /// Takes over a null region that was made elsewhere, such as by a C library.
@@ -75,20 +73,8 @@ impl<'pd> NullMemoryRegion<'pd> {
     ) -> Result<Self> {
         let domain = domain.into();
         // SAFETY: the caller hands over a region.
-        let region = unsafe { adopt("ibv_alloc_null_mr", raw, &domain) }?;
-        Ok(Self { region, domain })
-    }
-
-    /// `ibv_dereg_mr`: deallocates the region, and returns the error if that fails, which dropping
-    /// cannot.
-    ///
-    /// # Errors
-    ///
-    /// The provider's errno value. The region is then
-    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
+        let raw = unsafe { adopt("ibv_alloc_null_mr", raw, &domain) }?;
+        Ok(Self::from_parts(Parts::whole(raw, AccessFlags::LOCAL_WRITE), Null(()), domain))
     }
 
     /// `bytes` zeros, for a work request that reads them.
@@ -126,5 +112,3 @@ impl ProtectionDomain<'_> {
         NullMemoryRegion::new(self)
     }
 }
-
-debug! { NullMemoryRegion<'_>, self, lkey: format_args!("{:#x}", self.lkey()), .. }

@@ -7,20 +7,16 @@ use std::ptr;
 
 use super::access::AccessFlags;
 use super::allocation::page_size;
-use super::byte_region::{byte_region, check_writable};
 use super::options::{check_access, check_iova};
-use super::registration::{ReregisterError, ReregisteredState, Reregistration};
-use super::registration::{check_foreign, register, reregister};
-use super::scatter_gather::{GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
-use super::scatter_gather::{private, resolve, sge_at};
+use super::region::{Addressed, Backing, InMemory, Parts, Peers, Region, Writable, check_writable};
+use super::registration::{ReregisterError, Reregistration, check_foreign, register};
+use super::scatter_gather::{LocalMemoryMut, ScatterElement};
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::handle::{Handle, resource};
-use crate::importable_handle::{ImportableHandle, importable_object};
+use crate::handle::Handle;
+use crate::importable_handle::ImportableHandle;
 use crate::parent::Parent;
-
-importable_object!(ibv_mr, ibv_unimport_mr);
 
 /// `struct ibv_mr`: registered memory that something else owns, as bytes.
 ///
@@ -28,23 +24,31 @@ importable_object!(ibv_mr, ibv_unimport_mr);
 /// that another library manages, a dma-buf, or a region of another process. To register a slice, use
 /// [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion), which needs no `unsafe`.
 #[doc(alias = "ibv_mr")]
-pub struct RawMemoryRegion<'pd> {
-    region: ImportableHandle<ffi::ibv_mr>,
-    address: *mut u8,
-    bytes: usize,
-    base: u64,
-    access: AccessFlags,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
+pub type RawMemoryRegion<'pd> = Region<'pd, Raw>;
+
+/// Memory that something else owns.
+#[derive(Debug)]
+pub struct Raw(());
+
+impl Backing for Raw {
+    type Item = u8;
+
+    const NAME: &'static str = "RawMemoryRegion";
 }
 
-resource!(RawMemoryRegion<'pd>: region, domain);
+impl Addressed for Raw {
+    const HAS_IOVA: bool = true;
+}
 
-// SAFETY: libibverbs allows every verb on a region from any thread; the address is never followed.
-unsafe impl Send for RawMemoryRegion<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for RawMemoryRegion<'_> {}
+impl InMemory for Raw {}
+impl Peers for Raw {}
 
-byte_region!(RawMemoryRegion);
+impl Writable for Raw {
+    #[inline]
+    fn check_write(&self, access: AccessFlags) -> Result<()> {
+        check_writable(access)
+    }
+}
 
 impl<'pd> RawMemoryRegion<'pd> {
     /// `ibv_reg_mr`: registers `bytes` bytes at `address`. With
@@ -129,9 +133,9 @@ impl<'pd> RawMemoryRegion<'pd> {
         // An iova of 0 has the same effect, and every device supports it.
         let access = access.difference(AccessFlags::ZERO_BASED);
         // SAFETY: the caller vouches for the memory.
-        let region = unsafe { register(verb, &domain, address, bytes, iova, access) }?;
-        let region = ImportableHandle::owned(region);
-        Ok(Self { region, address, bytes, base: iova, access, domain })
+        let raw = unsafe { register(verb, &domain, address, bytes, iova, access) }?;
+        let parts = Parts { base: iova, ..Parts::at(raw, address, bytes, access) };
+        Ok(Self::from_parts(parts, Raw(()), domain))
     }
 
     /// `ibv_reg_mr_ex`: registers `bytes` bytes at `address`, which the device accesses with the hints of `handle`.
@@ -184,10 +188,9 @@ impl<'pd> RawMemoryRegion<'pd> {
         };
         // SAFETY: the domain and the handle are live, the handle for as long as the region; the caller vouches for the
         // memory.
-        let region =
+        let raw =
             unsafe { Handle::new(VERB, ffi::ibv_reg_mr_ex(domain.as_raw(), &mut attributes)) }?;
-        let region = ImportableHandle::owned(region);
-        Ok(Self { region, address, bytes, base: address as u64, access, domain })
+        Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw(()), domain))
     }
 
     /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf, from `offset` on, which requests and
@@ -238,13 +241,13 @@ impl<'pd> RawMemoryRegion<'pd> {
         check_iova(VERB, iova, (offset % page_size() as u64) as usize, bytes)?;
         // SAFETY: the domain is live; the kernel checks the descriptor and takes a reference to the
         // dma-buf, whose memory is shared with everybody else who holds one.
-        let region = unsafe {
+        let raw = unsafe {
             let (fd, access) = (dmabuf.as_raw_fd(), access.bits() as i32);
             let raw = ffi::ibv_reg_dmabuf_mr(domain.as_raw(), offset, bytes, iova, fd, access);
             Handle::new(VERB, raw)
         }?;
-        let (region, address) = (ImportableHandle::owned(region), ptr::null_mut());
-        Ok(Self { region, address, bytes, base: iova, access, domain })
+        let parts = Parts { base: iova, ..Parts::at(raw, ptr::null_mut(), bytes, access) };
+        Ok(Self::from_parts(parts, Raw(()), domain))
     }
 
     /// `ibv_import_mr`: imports a region that another process has registered through the same file
@@ -276,14 +279,15 @@ impl<'pd> RawMemoryRegion<'pd> {
         const VERB: &str = "ibv_import_mr";
         let domain = domain.into();
         // SAFETY: the domain is live; what comes back is an import of ours.
-        let region = unsafe { Handle::new(VERB, ffi::ibv_import_mr(domain.as_raw(), handle)) }?;
-        let region = ImportableHandle::imported(region);
+        let raw = unsafe { Handle::new(VERB, ffi::ibv_import_mr(domain.as_raw(), handle)) }?;
+        let raw = ImportableHandle::imported(raw);
         // SAFETY: the region is live; the import has set its length.
-        let bytes = unsafe { (*region.as_ptr()).length };
-        if base.checked_add(bytes as u64).is_none() {
+        let len = unsafe { (*raw.as_ptr()).length };
+        if base.checked_add(len as u64).is_none() {
             return Err(Error::invalid(VERB, "the region ends beyond the last address"));
         }
-        Ok(Self { region, address: ptr::null_mut(), bytes, base, access, domain })
+        let parts = Parts { raw, address: ptr::null_mut(), len, base, access };
+        Ok(Self::from_parts(parts, Raw(()), domain))
     }
 
     /// Takes over a region that was registered elsewhere, such as by a C library: any `struct ibv_mr`.
@@ -316,14 +320,15 @@ impl<'pd> RawMemoryRegion<'pd> {
             return Err(Error::invalid(VERB, "the region ends beyond the last address"));
         }
         // SAFETY: the caller hands over a live region.
-        let region = ImportableHandle::owned(unsafe { Handle::new(VERB, raw) }?);
-        Ok(Self { region, address, bytes, base, access, domain })
+        let raw = unsafe { Handle::new(VERB, raw) }?;
+        let parts = Parts { base, ..Parts::at(raw, address, bytes, access) };
+        Ok(Self::from_parts(parts, Raw(()), domain))
     }
 
     /// Makes an [imported](Self::import) region this program's own: from now on dropping or closing
     /// it deregisters it, for all processes.
     pub fn own(&mut self) {
-        self.region.own();
+        self.own_raw();
     }
 
     /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both. This may change its
@@ -376,39 +381,6 @@ impl<'pd> RawMemoryRegion<'pd> {
         unsafe { self.reregister(change, Some((address, bytes))) }
     }
 
-    /// # Safety
-    ///
-    /// As [`rereg`](Self::rereg), or [`rereg_memory`](Self::rereg_memory).
-    unsafe fn reregister(
-        &mut self,
-        change: Reregistration<'pd>,
-        memory: Option<(*mut u8, usize)>,
-    ) -> Result<(), ReregisterError> {
-        let Self { region, domain, access, .. } = self;
-        // SAFETY: the caller vouches for the memory.
-        let result = unsafe { reregister(region.handle(), domain, access, change, memory) };
-        let changed = match result {
-            Ok(()) => true,
-            Err(error) => error.state == ReregisteredState::Changed,
-        };
-        if let (true, Some((address, bytes))) = (changed, memory) {
-            (self.address, self.bytes, self.base) = (address, bytes, address as u64);
-        }
-        result
-    }
-
-    /// The bytes in `range`, for a work request that reads them.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or requests do not
-    ///    address the region by its own address: it has another iova, is a dma-buf, or is imported. See
-    ///    [`gather_element_by_iova`](Self::gather_element_by_iova).
-    #[inline]
-    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
-        self.sge(range).map(GatherElement::new)
-    }
-
     /// The bytes in `range`, for a work request that writes them. Any number of requests may write the
     /// same bytes; their contents are then unspecified.
     ///
@@ -425,42 +397,7 @@ impl<'pd> RawMemoryRegion<'pd> {
 
     /// The address of the memory; null for a dma-buf and an imported region.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.address
-    }
-
-    /// `ibv_dereg_mr`: deregisters the region, and returns the error if that fails, which dropping
-    /// cannot. On an error the device may still access the memory.
-    ///
-    /// # Errors
-    ///
-    /// The region is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from.
-    ///
-    ///  - `EBUSY`, `EINVAL`: a memory window is bound to it.
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(mut self) -> Result<()> {
-        self.destroy()
-    }
-}
-
-impl private::Sealed for RawMemoryRegion<'_> {}
-
-impl LocalMemoryMut for RawMemoryRegion<'_> {
-    #[inline]
-    fn sge_mut(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
-        check_writable(self.access)?;
-        self.sge(range)
-    }
-}
-
-impl LocalMemory for RawMemoryRegion<'_> {
-    #[inline]
-    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
-        let range = resolve(range, self.bytes)?;
-        // Null means that the address is unknown, so it must differ from every base, even from 0.
-        let own = if self.address.is_null() { !self.base } else { self.address as u64 };
-        let (address, iova) =
-            (own.wrapping_add(range.start as u64), self.base + range.start as u64);
-        sge_at(address, iova, range.len(), self.lkey())
+        self.address()
     }
 }
 

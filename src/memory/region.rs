@@ -1,170 +1,371 @@
-//! Registered memory that only this program accesses.
+//! Registered memory: what all regions have in common.
+//!
+//! # Why regions for local access are safe
+//!
+//! The device knows the memory from its registration to its deregistration. A region that is dropped as
+//! usual is deregistered before its memory is freed, or within the borrow. But a region can be forgotten,
+//! or deregistering can fail: then the device still knows memory that has another owner. That alone does
+//! no harm, because a device accesses memory only for a request that names it. Peers cannot name it: the
+//! region has no remote access, and no window can be bound to it. This program's own requests name it by
+//! elements that are borrowed from the region, under the same rules as for any other memory (the code
+//! that posts keeps the memory alive until the completion). After the borrow no element can be made. So a
+//! forgotten region costs only memory that stays pinned, and a protection domain that cannot be
+//! deallocated.
 
+use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, RangeBounds};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use super::access::AccessFlags;
-use super::accessors::region_accessors;
-use super::options::RegionOptions;
-use super::options::check_local;
-use super::owned_buffer::RegisteredBuffer;
-use super::region_buffer::RegionBuffer;
-use super::registration::{ReregisterError, Reregistration};
+use super::registration::{ReregisterError, ReregisteredState, Reregistration, reregister};
+use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
-use super::scatter_gather::{private, resolve, sge};
+use super::scatter_gather::{private, resolve, sge, sge_at};
 use super::slice::{MemorySlice, MemorySliceMut};
-use crate::debug::debug;
 use crate::domain::ProtectionDomain;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi;
+use crate::handle::{Handle, Leak};
+use crate::importable_handle::{ImportableHandle, importable_object};
 use crate::parent::Parent;
 
-/// `struct ibv_mr`: registered memory for `len` elements, which it owns and which only this program and
-/// its own device access.
+importable_object!(ibv_mr, ibv_unimport_mr);
+
+/// `struct ibv_mr`: registered memory. What kind of memory it is, the parameter `M` says; each kind has a
+/// name and a page of its own.
 ///
-/// It derefs to `[T]`, so use it like a vector of fixed length. A peer can exchange messages with it,
-/// but cannot read or write it by RDMA: for that, use
-/// [`SharedMemoryRegion`](crate::SharedMemoryRegion).
+/// | name | memory | who accesses it | has |
+/// |---|---|---|---|
+/// | [`MemoryRegion`](crate::MemoryRegion) | allocated here, owned | this program and its own device | `[T]` |
+/// | [`SharedMemoryRegion`](crate::SharedMemoryRegion) | allocated here, owned | peers too | copies, atomics, a remote key |
+/// | [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion) | a `&mut [T]` of the caller | this program and its own device | `[T]` |
+/// | [`ReadOnlyMemoryRegion`](crate::ReadOnlyMemoryRegion) | a `&[T]` of the caller | its own device, to read it only | `[T]`, not mutable |
+/// | [`RawMemoryRegion`](crate::RawMemoryRegion) | owned by something else: mapped files, GPUs, dma-bufs, other processes | whatever its access flags say | a pointer, a remote key |
+/// | [`DeviceMemoryRegion`](crate::DeviceMemoryRegion) | on the device itself | peers and the device, without the bus | a remote key |
+/// | [`ImplicitMemoryRegion`](crate::ImplicitMemoryRegion) | the whole address space, paged on demand | this program and its own device | slices of any memory |
+/// | [`NullMemoryRegion`](crate::NullMemoryRegion) | none: writes are discarded, reads return zeros | this program's requests | elements of any length |
 ///
-/// ```
-/// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
-/// # rxe0.register();
-/// # let context = ibverbs::open("rxe0")?;
-/// let domain = context.alloc_pd()?;
-/// let mut region = domain.allocate::<u64>(1024)?;
-/// region[0] = 17;
-/// assert_eq!(region.iter().sum::<u64>(), 17);
-/// # Ok::<(), ibverbs::Error>(())
-/// ```
+/// The bounds of the methods below are the properties of the kinds:
+///
+/// | bound | kinds |
+/// |---|---|
+/// | `Addressed`: it has a length, and requests name its parts | all but `Implicit` and `Null` |
+/// | `InMemory`: its addresses are those of this program | those without `OnDevice` |
+/// | `Local`: only this program and its own device access it, so that it derefs to `[T]` | `Owned`, `Borrowed`, `ReadOnly` |
+/// | `Writable`: requests of this program write it | all that are `Addressed`, without `ReadOnly` |
+/// | `Peers`: peers access it by a remote key | `Shared`, `Raw`, `OnDevice` |
+/// | `Allocated`: it was allocated with the region | `Owned`, `Shared` |
 #[doc(alias = "ibv_mr")]
-pub struct MemoryRegion<'pd, T: Element> {
-    buffer: RegisteredBuffer<'pd, T>,
+pub struct Region<'pd, M: Backing> {
+    raw: ImportableHandle<ffi::ibv_mr>,
+    /// Where it is in this program; null if it is not, or that is unknown.
+    address: *mut u8,
+    /// The number of elements.
+    len: usize,
+    /// The address by which requests name its first byte.
+    base: u64,
+    access: AccessFlags,
+    /// Dropped when the device no longer knows it; else leaked.
+    memory: ManuallyDrop<M>,
+    domain: Parent<'pd, ProtectionDomain<'pd>>,
 }
 
-region_accessors!(['pd, T: Element] MemoryRegion<'pd, T>, |this| this.buffer.as_raw(), this.buffer.domain());
+/// What a region is made of.
+pub trait Backing {
+    /// The type of its elements.
+    type Item;
 
-impl<'pd, T: Element> MemoryRegion<'pd, T> {
-    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them for local access.
-    ///
-    /// The buffer is aligned to 64 bytes, or more if `T` is. A region can have 4 GiB and more; only a
-    /// single scatter/gather element cannot.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow.
-    ///  - `ENOMEM`: no memory, no region left on the device, or `RLIMIT_MEMLOCK` is too low.
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>, len: usize) -> Result<Self> {
-        Self::with_options(domain, len, RegionOptions::new())
+    /// The name of such a region.
+    const NAME: &'static str;
+
+    /// Leaks what it was made from.
+    fn leak(&self) {}
+}
+
+/// Memory that has a length, and whose parts requests name.
+pub trait Addressed: Backing<Item: Element> {
+    /// Whether requests may name it by other addresses than its own.
+    const HAS_IOVA: bool = false;
+}
+
+/// Memory of which requests name a part by its address in this program.
+pub trait InMemory: Addressed {}
+
+/// Memory that only this program and its own device access.
+///
+/// # Safety
+///
+/// The region has the address of `len` initialised elements, which are borrowed or owned for as long as
+/// the region lives, exclusively if it is [`Writable`]; peers have no access.
+pub unsafe trait Local: InMemory {}
+
+/// Memory that requests of this program write.
+pub trait Writable: Addressed {
+    /// Checks that requests may write it.
+    #[inline]
+    fn check_write(&self, _access: AccessFlags) -> Result<()> {
+        Ok(())
     }
+}
 
-    /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say: huge pages,
-    /// on-demand paging, relaxed ordering ..
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow; or the
-    ///    options contradict each other, or ask for remote access, memory windows or an iova, which
-    ///    need a [`SharedMemoryRegion`](crate::SharedMemoryRegion).
-    ///  - `EOPNOTSUPP`: the device does not have that access, or the machine does not have such huge
-    ///    pages.
-    ///  - `ENOMEM`: no memory, not enough huge pages set aside, no region left on the device, or
-    ///    `RLIMIT_MEMLOCK` is too low.
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn with_options(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+/// Memory that peers access by a remote key.
+pub trait Peers: Writable {}
+
+/// What a registration has made of some memory.
+pub(super) struct Parts {
+    pub(super) raw: ImportableHandle<ffi::ibv_mr>,
+    pub(super) address: *mut u8,
+    pub(super) len: usize,
+    pub(super) base: u64,
+    pub(super) access: AccessFlags,
+}
+
+impl Parts {
+    /// A region of `len` elements of this program's memory, which requests name by its own address.
+    pub(super) fn at(
+        raw: Handle<ffi::ibv_mr>,
+        address: *mut u8,
         len: usize,
-        options: RegionOptions,
-    ) -> Result<Self> {
-        let options = options.local("ibv_reg_mr")?;
-        Ok(Self { buffer: RegisteredBuffer::new(domain.into(), len, options)? })
+        access: AccessFlags,
+    ) -> Self {
+        let raw = ImportableHandle::owned(raw);
+        Self { raw, address, len, base: address as u64, access }
     }
 
-    /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and returns the error if that
-    /// fails, which dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The region is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its buffer and all that
-    /// it was made from.
-    ///
-    ///  - `EBUSY`: a memory window is bound to it.
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<()> {
-        self.buffer.close()
+    /// A region without elements.
+    pub(super) fn whole(raw: Handle<ffi::ibv_mr>, access: AccessFlags) -> Self {
+        Self::at(raw, ptr::null_mut(), 0, access)
+    }
+}
+
+impl<M: Backing> Drop for Region<'_, M> {
+    fn drop(&mut self) {
+        let _ = self.destroy();
+    }
+}
+
+impl<M: Backing> Leak for Region<'_, M> {
+    fn leak(&self) {
+        self.raw.leak();
+        self.memory.leak();
+        self.domain.leak();
+    }
+}
+
+// SAFETY: libibverbs allows every verb on a region from any thread; the address is followed as the memory
+// allows.
+unsafe impl<M: Backing + Send> Send for Region<'_, M> {}
+// SAFETY: as above.
+unsafe impl<M: Backing + Sync> Sync for Region<'_, M> {}
+
+impl<'pd, M: Backing> Region<'pd, M> {
+    pub(super) fn from_parts(
+        parts: Parts,
+        memory: M,
+        domain: Parent<'pd, ProtectionDomain<'pd>>,
+    ) -> Self {
+        let Parts { raw, address, len, base, access } = parts;
+        Self { raw, address, len, base, access, memory: ManuallyDrop::new(memory), domain }
     }
 
-    /// `ibv_dereg_mr`: deregisters the region and returns its memory, without a copy.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`close`](Self::close).
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn into_inner(self) -> Result<RegionBuffer<T>> {
-        self.buffer.into_inner()
-    }
-
-    /// `ibv_rereg_mr`: changes the region's protection domain, or the local part of its access (relaxed
-    /// ordering); its contents stay. This may change its key. The region always keeps local write
-    /// access.
-    ///
-    /// No request that names the region may be outstanding.
-    ///
-    /// # Errors
-    ///
-    /// [`ReregisterError::state`] tells which state the region is in.
-    ///
-    ///  - `EINVAL`: `change` is empty, or is not possible: the domain is of another context, or the
-    ///    access includes access for peers.
-    ///  - `EOPNOTSUPP`: the device cannot do that.
-    #[doc(alias = "ibv_rereg_mr")]
-    pub fn rereg(&mut self, mut change: Reregistration<'pd>) -> Result<(), ReregisterError> {
-        if let Some(access) = &mut change.access {
-            check_local("ibv_rereg_mr", *access).map_err(ReregisterError::unchanged)?;
-            *access |= AccessFlags::LOCAL_WRITE;
+    /// Deregisters the memory, unless that was done, and frees it. If it fails, the memory is leaked.
+    fn destroy(&mut self) -> Result<()> {
+        if self.raw.handle().is_gone() {
+            return Ok(());
         }
-        self.buffer.rereg(change)
+        self.deregister()?;
+        // SAFETY: the device no longer knows the memory, and nothing borrows it any more. This code is
+        // reached once: after it the region is gone.
+        unsafe { ManuallyDrop::drop(&mut self.memory) };
+        Ok(())
     }
 
+    /// Deregisters the memory. If that fails, what it was made from is leaked.
+    fn deregister(&mut self) -> Result<()> {
+        self.raw.destroy().inspect_err(|_| {
+            self.memory.leak();
+            self.domain.leak();
+        })
+    }
+
+    /// Deregisters the memory and returns it. If that fails, it is leaked.
+    pub(super) fn into_memory(mut self) -> Result<M> {
+        self.deregister()?;
+        // SAFETY: taken once, since the region is gone from now on, and `drop` does nothing then.
+        Ok(unsafe { ManuallyDrop::take(&mut self.memory) })
+    }
+
+    /// `ibv_dereg_mr`: deregisters the region and frees what it owns, and returns the error if that fails,
+    /// which dropping cannot. On an error the device may still access the memory.
+    ///
+    /// # Errors
+    ///
+    /// The provider's errno value. The region is then
+    /// [leaked](crate#when-a-resource-cannot-be-destroyed), with its memory and all that it was made from.
+    ///
+    ///  - `EBUSY`, `EINVAL`: a memory window is bound to it.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn close(mut self) -> Result<()> {
+        self.destroy()
+    }
+
+    /// The key by which this program's work requests name the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.as_raw()).lkey }
+    }
+
+    /// The access that it was registered with.
+    pub fn access(&self) -> AccessFlags {
+        self.access
+    }
+
+    /// The domain that it is registered in.
+    pub fn protection_domain(&self) -> &ProtectionDomain<'pd> {
+        &self.domain
+    }
+
+    /// The C object. It is valid while the region is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ffi::ibv_mr {
+        self.raw.as_ptr()
+    }
+
+    pub(super) fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    pub(super) fn address(&self) -> *mut u8 {
+        self.address
+    }
+
+    pub(super) fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// From now on deregisters an imported region.
+    pub(super) fn own_raw(&mut self) {
+        self.raw.own();
+    }
+
+    /// Changes the registration; `memory` is the address and the number of elements of other memory.
+    ///
+    /// # Safety
+    ///
+    /// That of [`reregister`].
+    pub(super) unsafe fn reregister(
+        &mut self,
+        change: Reregistration<'pd>,
+        memory: Option<(*mut u8, usize)>,
+    ) -> Result<(), ReregisterError> {
+        let Self { raw, domain, access, .. } = self;
+        // SAFETY: the caller vouches for the memory.
+        let result = unsafe { reregister(raw.handle(), domain, access, change, memory) };
+        let changed = !matches!(result, Err(e) if e.state != ReregisteredState::Changed);
+        if let (true, Some((address, len))) = (changed, memory) {
+            (self.address, self.len, self.base) = (address, len, address as u64);
+        }
+        result
+    }
+}
+
+impl<M: Addressed> Region<'_, M> {
+    /// The number of elements (of bytes, if it has no type of elements).
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The element of the elements in `range` by the address that requests use, whatever that is.
+    #[inline]
+    fn sge_by_iova(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        let range = resolve(range, self.len)?;
+        let address = self.base + (range.start * size_of::<M::Item>()) as u64;
+        sge(address, range.len() * size_of::<M::Item>(), self.lkey())
+    }
+}
+
+impl<M: InMemory> Region<'_, M> {
+    /// The elements in `range`, for a work request that reads them.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or requests do not address
+    ///    the region by its own address: it has another [iova](crate::RegionOptions::iova), is a dma-buf, or
+    ///    is imported. See [`gather_element_by_iova`](Self::gather_element_by_iova).
+    #[inline]
+    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
+        self.sge(range).map(GatherElement::new)
+    }
+}
+
+impl<M: Backing> private::Sealed for Region<'_, M> {}
+
+// Otherwise the compiler's message would be about the kind of memory.
+#[diagnostic::do_not_recommend]
+impl<M: Addressed> LocalMemory for Region<'_, M> {
+    #[inline]
+    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        if !M::HAS_IOVA {
+            return self.sge_by_iova(range);
+        }
+        let range = resolve(range, self.len)?;
+        let offset = (range.start * size_of::<M::Item>()) as u64;
+        // Null means that the address is unknown, so it must differ from every base, even from 0.
+        let own = if self.address.is_null() { !self.base } else { self.address as u64 };
+        let (address, iova) = (own.wrapping_add(offset), self.base + offset);
+        sge_at(address, iova, range.len() * size_of::<M::Item>(), self.lkey())
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<M: Writable> LocalMemoryMut for Region<'_, M> {
+    #[inline]
+    fn sge_mut(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
+        self.memory.check_write(self.access)?;
+        self.sge(range)
+    }
+}
+
+impl<M: Local> Region<'_, M> {
     /// The elements in `range`, with what a work request needs to name them.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the range is out of bounds.
     #[inline]
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, T>> {
-        let range = resolve(range, self.buffer.len())?;
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<MemorySlice<'_, M::Item>> {
+        let range = resolve(range, self.len)?;
         // SAFETY: as in `deref`, but of these elements alone: a request may be using others.
         let data = unsafe {
-            std::slice::from_raw_parts(self.buffer.data().add(range.start).as_ptr(), range.len())
+            let first = self.address.cast::<M::Item>().add(range.start);
+            std::slice::from_raw_parts(first, range.len())
         };
         Ok(MemorySlice::new(data, self.lkey()))
     }
+}
 
+impl<M: Local + Writable> Region<'_, M> {
     /// The elements in `range`, exclusively, with what a work request needs to name them.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: the range is out of bounds.
     #[inline]
-    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<MemorySliceMut<'_, T>> {
-        let range = resolve(range, self.buffer.len())?;
+    pub fn slice_mut(
+        &mut self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<MemorySliceMut<'_, M::Item>> {
+        let range = resolve(range, self.len)?;
         // SAFETY: as in `slice`, and the borrow is exclusive.
         unsafe {
-            let data = self.buffer.data().add(range.start);
-            let data = NonNull::slice_from_raw_parts(data, range.len());
+            let first = NonNull::new_unchecked(self.address.cast::<M::Item>().add(range.start));
+            let data = NonNull::slice_from_raw_parts(first, range.len());
             Ok(MemorySliceMut::from_raw(data, self.lkey()))
         }
-    }
-
-    /// The elements in `range`, for a work request that reads them.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
-    #[inline]
-    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
-        self.sge(range).map(GatherElement::new)
     }
 
     /// The elements in `range`, for a work request that writes them.
@@ -179,75 +380,133 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     ) -> Result<ScatterElement<'_>> {
         self.sge(range).map(ScatterElement::new)
     }
+}
 
-    /// The access that it was registered with.
-    pub fn access(&self) -> AccessFlags {
-        self.buffer.access()
+impl<M: Local> Deref for Region<'_, M> {
+    type Target = [M::Item];
+
+    #[inline]
+    fn deref(&self) -> &[M::Item] {
+        // SAFETY: there are that many elements (`Local`), initialised, for which any bytes are valid. The
+        // device writes only elements that were posted, and the caller of the post, or the element's
+        // exclusive borrow, keeps references away from them; peers have no access.
+        unsafe { std::slice::from_raw_parts(self.address.cast(), self.len) }
     }
 }
 
-impl<T: Element> Deref for MemoryRegion<'_, T> {
-    type Target = [T];
-
+impl<M: Local + Writable> DerefMut for Region<'_, M> {
     #[inline]
-    fn deref(&self) -> &[T] {
-        // SAFETY: the buffer holds `len` elements, initialised (zeroed, and any bytes are valid for an
-        // `Element`). The device writes only elements that were posted, and the caller of the post, or
-        // the element's exclusive borrow, keeps references away from them; peers have no access.
-        unsafe { std::slice::from_raw_parts(self.buffer.data().as_ptr(), self.buffer.len()) }
-    }
-}
-
-impl<T: Element> DerefMut for MemoryRegion<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [T] {
+    fn deref_mut(&mut self) -> &mut [M::Item] {
         // SAFETY: as in `deref`, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.buffer.data().as_ptr(), self.buffer.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.address.cast(), self.len) }
     }
 }
 
-impl ProtectionDomain<'_> {
-    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses. See
-    /// [`MemoryRegion::new`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MemoryRegion::new`].
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn allocate<T: Element>(&self, len: usize) -> Result<MemoryRegion<'_, T>> {
-        MemoryRegion::new(self, len)
-    }
-
-    /// `ibv_reg_mr`: allocates `len` zeroed elements that only this program accesses, as `options`
-    /// say. See [`MemoryRegion::with_options`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MemoryRegion::with_options`].
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn allocate_with<T: Element>(
-        &self,
-        len: usize,
-        options: RegionOptions,
-    ) -> Result<MemoryRegion<'_, T>> {
-        MemoryRegion::with_options(self, len, options)
-    }
-}
-
-impl<T: Element> private::Sealed for MemoryRegion<'_, T> {}
-
-impl<T: Element> LocalMemoryMut for MemoryRegion<'_, T> {}
-
-impl<T: Element> LocalMemory for MemoryRegion<'_, T> {
+impl<M: Peers> Region<'_, M> {
+    /// The key by which peers name the region. A peer that knows it, and has a connection into
+    /// this protection domain, can do what the region's access flags allow.
     #[inline]
-    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
-        let range = resolve(range, self.buffer.len())?;
-        let address = self.buffer.data().as_ptr() as u64 + (range.start * size_of::<T>()) as u64;
-        sge(address, range.len() * size_of::<T>(), self.lkey())
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.as_raw()).rkey }
+    }
+
+    /// The kernel's number of the region, by which a process that shares the device's file
+    /// descriptor [imports](crate::RawMemoryRegion::import) it.
+    pub fn handle(&self) -> u32 {
+        // SAFETY: the region is live.
+        unsafe { (*self.as_raw()).handle }
+    }
+
+    /// The address, length and key that a peer needs to access the region: send them over.
+    pub fn remote(&self) -> RemoteMemoryRegion {
+        let length = (self.len * size_of::<M::Item>()) as u64;
+        RemoteMemoryRegion { address: self.base, length, rkey: self.rkey() }
+    }
+
+    /// The address, length and key that a peer needs to access the elements in `range`.
+    ///
+    /// Only an honest peer keeps to that range; the key opens the whole region. To confine a peer to
+    /// the range, use a [`MemoryWindow`](crate::MemoryWindow).
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds.
+    pub fn remote_range(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemoryRegion> {
+        let range = resolve(range, self.len)?;
+        let of = |elements: usize| (elements * size_of::<M::Item>()) as u64;
+        self.remote().sub_region(of(range.start), of(range.len()))
+    }
+
+    /// The elements in `range`, for a work request that reads them, whatever address requests use
+    /// for the region.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes.
+    ///
+    /// # Safety
+    ///
+    /// Unless requests use the region's own address, the request does not carry its data
+    /// inline: the provider would read that data at the address that requests use, as an
+    /// address of this program.
+    #[inline]
+    pub unsafe fn gather_element_by_iova(
+        &self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<GatherElement<'_>> {
+        self.sge_by_iova(range).map(GatherElement::new)
+    }
+
+    /// The elements in `range`, for a work request that writes them, whatever address requests use
+    /// for the region. Any number of requests may write the same bytes; their contents are then
+    /// unspecified.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes; or the region was
+    ///    registered without [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE).
+    ///
+    /// # Safety
+    ///
+    /// Unless requests use the region's own address, the provider does not deliver short
+    /// messages, or the results of reads and atomics, by copying them itself: it would write
+    /// them to the address that requests use, as an address of this program. mlx5 does copy
+    /// unless the environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
+    #[inline]
+    pub unsafe fn scatter_element_by_iova(
+        &self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<ScatterElement<'_>> {
+        check_writable(self.access)?;
+        self.sge_by_iova(range).map(ScatterElement::new)
     }
 }
 
-debug! {
-    impl[T: Element] MemoryRegion<'_, T>, self,
-    len: self.buffer.len(), lkey: format_args!("{:#x}", self.lkey()), ..
+/// Checks that requests of this program may write a region of this access.
+///
+/// The device checks it too, but some providers copy short messages to their destination themselves.
+#[inline]
+pub(super) fn check_writable(access: AccessFlags) -> Result<()> {
+    if access.contains(AccessFlags::LOCAL_WRITE) { Ok(()) } else { Err(read_only()) }
+}
+
+#[cold]
+fn read_only() -> Error {
+    Error::invalid(
+        "ibv_sge",
+        "the region was registered without LOCAL_WRITE: the device only reads it",
+    )
+}
+
+// Without the keys (on most devices the local one is the same number): a log must not give its
+// readers access to the memory.
+impl<M: Backing> fmt::Debug for Region<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(M::NAME)
+            .field("base", &format_args!("{:#x}", self.base))
+            .field("len", &self.len)
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
 }

@@ -1,23 +1,17 @@
 //! Registered memory that peers access too.
 
 use std::ops::RangeBounds;
+use std::ptr::NonNull;
 
-use super::access::AccessFlags;
-use super::accessors::{region_accessors, shared_region_accessors};
 use super::atomic_element::AtomicElement;
 use super::options::RegionOptions;
-use super::owned_buffer::RegisteredBuffer;
+use super::owned_region::Allocated;
+use super::region::{Addressed, Backing, InMemory, Peers, Region, Writable};
 use super::region_buffer::RegionBuffer;
-use super::registration::{ReregisterError, Reregistration};
-use super::remote_region::RemoteMemoryRegion;
-use super::scatter_gather::private;
-use super::scatter_gather::{Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement};
+use super::scatter_gather::{Element, LocalMemory, ScatterElement};
 use super::shared_slice::SharedMemorySlice;
-use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::Result;
-use crate::ffi;
-use crate::handle::Leak;
 use crate::parent::Parent;
 
 /// `struct ibv_mr`: registered memory for `len` elements, which it owns and which peers read or write
@@ -41,18 +35,41 @@ use crate::parent::Parent;
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
 #[doc(alias = "ibv_mr")]
-pub struct SharedMemoryRegion<'pd, T: Element> {
-    buffer: RegisteredBuffer<'pd, T>,
+pub type SharedMemoryRegion<'pd, T> = Region<'pd, Shared<T>>;
+
+/// Memory of the region's own, which peers access: there is no reference into it while it is registered.
+#[derive(Debug)]
+pub struct Shared<T>(RegionBuffer<T>);
+
+impl<T: Element> Backing for Shared<T> {
+    type Item = T;
+
+    const NAME: &'static str = "SharedMemoryRegion";
 }
 
-impl<T: Element> Leak for SharedMemoryRegion<'_, T> {
-    fn leak(&self) {
-        self.buffer.leak();
+impl<T: Element> Addressed for Shared<T> {
+    const HAS_IOVA: bool = true;
+}
+
+impl<T: Element> InMemory for Shared<T> {}
+impl<T: Element> Writable for Shared<T> {}
+impl<T: Element> Peers for Shared<T> {}
+
+impl<T: Element> Allocated for Shared<T> {
+    const PEERS: bool = true;
+}
+
+impl<T> From<RegionBuffer<T>> for Shared<T> {
+    fn from(memory: RegionBuffer<T>) -> Self {
+        Self(memory)
     }
 }
 
-region_accessors!(['pd, T: Element] SharedMemoryRegion<'pd, T>, |this| this.buffer.as_raw(), this.buffer.domain());
-shared_region_accessors!(['pd, T: Element] SharedMemoryRegion<'pd, T>);
+impl<T> From<Shared<T>> for RegionBuffer<T> {
+    fn from(shared: Shared<T>) -> Self {
+        shared.0
+    }
+}
 
 impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     /// `ibv_reg_mr`: allocates `len` zeroed elements and registers them as `options` say; plain
@@ -78,68 +95,20 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         len: usize,
         options: impl Into<RegionOptions>,
     ) -> Result<Self> {
-        Ok(Self { buffer: RegisteredBuffer::new(domain.into(), len, options.into())? })
-    }
-
-    /// `ibv_dereg_mr`: deregisters the region and frees its buffer, and returns the error if that
-    /// fails, which dropping cannot.
-    ///
-    /// # Errors
-    ///
-    /// The region is then [leaked](crate#when-a-resource-cannot-be-destroyed), with its buffer and all that
-    /// it was made from.
-    ///
-    ///  - `EBUSY`, `EINVAL`: a memory window is bound to it.
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn close(self) -> Result<()> {
-        self.buffer.close()
-    }
-
-    /// `ibv_dereg_mr`: deregisters the region and returns its memory, without a copy. No peer can reach it any
-    /// more, so it is plain memory.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`close`](Self::close).
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn into_inner(self) -> Result<RegionBuffer<T>> {
-        self.buffer.into_inner()
-    }
-
-    /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both; its contents stay.
-    /// This may change both keys. The region always keeps local write access.
-    ///
-    /// No request that names the region may be outstanding, and no memory window bound to it.
-    ///
-    /// # Errors
-    ///
-    /// [`ReregisterError::state`] tells which state the region is in.
-    ///
-    ///  - `EINVAL`: `change` is empty, or is not possible: the domain is of another context, the access
-    ///    flags contradict each other, or a window is bound to the region.
-    ///  - `EOPNOTSUPP`: the device cannot do that.
-    #[doc(alias = "ibv_rereg_mr")]
-    pub fn rereg(&mut self, mut change: Reregistration<'pd>) -> Result<(), ReregisterError> {
-        change.access = change.access.map(|access| access | AccessFlags::LOCAL_WRITE);
-        self.buffer.rereg(change)
-    }
-
-    /// The number of elements.
-    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.buffer.len()
+        Self::allocate(domain.into(), len, options.into())
     }
 
     /// The whole region as a slice.
     #[inline]
     pub fn as_slice(&self) -> SharedMemorySlice<'_, T> {
-        let buffer = &self.buffer;
-        let (lkey, rkey) = (self.lkey(), self.rkey());
-        // SAFETY: the buffer holds that many elements, initialised (zeroed, and any bytes are valid
+        let (address, base) = (self.address().cast(), self.base());
+        // SAFETY: the memory holds that many elements, initialised (zeroed, and any bytes are valid
         // for an `Element`), at least aligned to 64 bytes, for as long as the region is borrowed.
         // Nothing but the slice accesses them.
-        unsafe { SharedMemorySlice::new(buffer.data(), buffer.len(), buffer.base(), lkey, rkey) }
+        unsafe {
+            let data = NonNull::new_unchecked(address);
+            SharedMemorySlice::new(data, self.len(), base, self.lkey(), self.rkey())
+        }
     }
 
     /// The elements in `range`.
@@ -207,17 +176,6 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         self.as_slice().zero();
     }
 
-    /// The elements in `range`, for a work request that reads them.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds, or longer than 4 GiB - 1 bytes, or the region has an
-    ///    [`iova`](RegionOptions::iova) of its own.
-    #[inline]
-    pub fn gather_element(&self, range: impl RangeBounds<usize>) -> Result<GatherElement<'_>> {
-        self.sge(range).map(GatherElement::new)
-    }
-
     /// The elements in `range`, for a work request that writes them.
     ///
     /// # Errors
@@ -227,28 +185,6 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     #[inline]
     pub fn scatter_element(&self, range: impl RangeBounds<usize>) -> Result<ScatterElement<'_>> {
         self.sge(range).map(ScatterElement::new)
-    }
-
-    /// The address, length and key that a peer needs to access the region: send them over.
-    pub fn remote(&self) -> RemoteMemoryRegion {
-        self.as_slice().remote()
-    }
-
-    /// The address, length and key that a peer needs to access the elements in `range`.
-    ///
-    /// Only an honest peer keeps to that range; the key opens the whole region. To confine a peer to
-    /// the range, use a [`MemoryWindow`](crate::MemoryWindow).
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: the range is out of bounds.
-    pub fn remote_range(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemoryRegion> {
-        Ok(self.slice(range)?.remote())
-    }
-
-    /// The access that it was registered with.
-    pub fn access(&self) -> AccessFlags {
-        self.buffer.access()
     }
 }
 
@@ -286,22 +222,4 @@ impl ProtectionDomain<'_> {
     ) -> Result<SharedMemoryRegion<'_, T>> {
         SharedMemoryRegion::new(self, len, options)
     }
-}
-
-impl<T: Element> private::Sealed for SharedMemoryRegion<'_, T> {}
-
-impl<T: Element> LocalMemoryMut for SharedMemoryRegion<'_, T> {}
-
-impl<T: Element> LocalMemory for SharedMemoryRegion<'_, T> {
-    #[inline]
-    fn sge(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
-        self.as_slice().sge(range)
-    }
-}
-
-// Without the keys (on most devices the local one is the same number): a log must not give its
-// readers access to the memory.
-debug! {
-    impl[T: Element] SharedMemoryRegion<'_, T>, self,
-    len: self.buffer.len(), access: self.access(), ..
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Range, RangeBounds};
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use super::batch::Batch;
@@ -11,18 +11,18 @@ use super::prepared_request::RawRequest;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Leak;
+use crate::memory::private;
 use crate::memory::{
-    AccessFlags, Element, MemoryWindow, MemoryWindowType, RawMemoryRegion, RemoteMemoryRegion,
-    SharedMemoryRegion,
+    AccessFlags, InMemory, MemoryWindow, MemoryWindowType, Peers, Region, RemoteMemoryRegion,
 };
-use crate::memory::{private, resolve};
 use crate::queue_pair::{QueuePair, Transport};
 use crate::queue_pair_state::QueuePairType;
 
 /// Registered memory that a window can be bound to, if it was registered with
 /// [`AccessFlags::MW_BIND`].
 ///
-/// The trait is sealed: [`SharedMemoryRegion`] and [`RawMemoryRegion`] have it.
+/// The trait is sealed: [`SharedMemoryRegion`](crate::SharedMemoryRegion) and
+/// [`RawMemoryRegion`](crate::RawMemoryRegion) have it.
 pub trait WindowMemory: private::Sealed + Leak + Send + Sync {
     /// The region, its access flags, and the address and length in bytes of `range`.
     #[doc(hidden)]
@@ -39,20 +39,11 @@ pub struct WindowPart {
     length: u64,
 }
 
-impl<T: Element> WindowMemory for SharedMemoryRegion<'_, T> {
+impl<M: InMemory + Peers + Send + Sync> WindowMemory for Region<'_, M> {
     fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart> {
         let part = self.remote_range(range)?;
         let (region, access) = (self.as_raw(), self.access());
         Ok(WindowPart { region, access, address: part.address, length: part.length })
-    }
-}
-
-impl WindowMemory for RawMemoryRegion<'_> {
-    fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart> {
-        let Range { start, end } = resolve(range, self.len())?;
-        let address = self.remote().address + start as u64;
-        let (region, access) = (self.as_raw(), self.access());
-        Ok(WindowPart { region, access, address, length: (end - start) as u64 })
     }
 }
 

@@ -317,6 +317,13 @@ fn device_memory_is_allocated_copied_and_registered() {
     let mut seen = [0_u8; 13];
     memory.read(1010, &mut seen).unwrap();
     assert_eq!(seen, *b"to the device");
+    // SAFETY: the request is not inline, and the region lives until its completion.
+    unsafe { queue_pair.post_write(&region, 10..23, region.remote_range(40..53).unwrap(), 1) }
+        .unwrap();
+    let mut completion = [WorkCompletion::default()];
+    assert_eq!(queue.poll(&mut completion).unwrap()[0].wr_id(), 1);
+    memory.read(1040, &mut seen).unwrap();
+    assert_eq!(seen, *b"to the device");
     // SAFETY: the function device copies nothing by address.
     let to = unsafe { region.scatter_element_by_iova(13..23) }.unwrap();
     let from = region.remote_range(10..20).unwrap();
@@ -433,4 +440,32 @@ fn domains_regions_and_device_memory_are_imported() {
     device.fail("import_pd").errno(libc::EOPNOTSUPP).times(1);
     let error = ProtectionDomain::import(&user, domain.handle()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+/// A provider that delivers short messages by the address that a request names would write them to addresses of the
+/// program.
+#[test]
+fn device_memory_is_not_written_by_a_provider_that_copies() {
+    for (vendor, copies) in [(0x2c9, true), (0x1dd8, false)] {
+        let device = ibverbs_function_device::Builder::model()
+            .limits(|limits| limits.vendor_id = vendor)
+            .build();
+        let context = device.context();
+        let domain = context.alloc_pd().unwrap();
+        let queue = context.create_cq(4).unwrap();
+        let mut queue_pair = to_itself(&domain, &queue);
+        let memory = DeviceMemory::new(&context, 64).unwrap();
+        let mut region =
+            DeviceMemoryRegion::new(&domain, &memory, .., AccessFlags::empty()).unwrap();
+        // SAFETY: the region outlives the queue pair's requests.
+        let posted = unsafe { queue_pair.post_receive(&mut region, .., 1) };
+        match posted {
+            Ok(()) => assert!(!copies),
+            Err(error) => {
+                assert_eq!((copies, error.raw_os_error()), (true, Some(libc::EOPNOTSUPP)));
+                assert_eq!(device.calls("post_recv"), 0);
+            }
+        }
+        queue_pair.close().unwrap();
+    }
 }
