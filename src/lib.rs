@@ -64,11 +64,12 @@ pub mod provider {
 
 #[cfg(feature = "channel")]
 pub use channel::{
-    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelSet, ChannelUntil,
-    IntoReceive, IntoSend, OperationError, OwnedBuffer, OwnedResult, OwnedWork, PeerResults,
-    PendingWork, PreparedChannel, ReadyChannel, ReadyChannels, Scope, ScopeError,
-    ScopedPendingWork, ScopedWindow, SetScope, SharedCompletionQueue, SharedReceives, TokenResult,
-    TransportError, TransportResult, WindowError, WindowRequests, WorkRequest,
+    AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelId, ChannelSet,
+    ChannelUntil, Ended, IntoReceive, IntoSend, Loop, LoopBuffer, OperationError, OwnedBuffer,
+    OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel, ReadyChannel, ReadyChannels,
+    Scope, ScopeError, ScopedPendingWork, ScopedWindow, SetScope, SharedCompletionQueue,
+    SharedReceives, TokenResult, TransportError, TransportResult, WindowError, WindowRequests,
+    WorkRequest,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,

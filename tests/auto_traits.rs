@@ -92,6 +92,9 @@ fn futures_cross_threads() {
 fn connecting_futures_are_sent() {
     fn send<T: Send>() {}
     send::<AsyncConnect<'_>>();
+    // A loop has one owner at a time.
+    send::<Loop<'_, PooledBuffer>>();
+    send::<Ended<AnyBuffer>>();
     // Probing, of which keep-alive consists.
     #[expect(dead_code, reason = "compiling is the test")]
     fn probe(channel: &AsyncChannel) -> impl Send + Sync + 'static {

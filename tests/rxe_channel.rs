@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BufferPool, ChannelClosed, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
-    MaxAckRetries, PooledBuffer, QueuePairType, SendWorkRequest, SharedCompletionQueue,
-    SharedMemoryRegion, SharedReceives, TransportError, WorkErrorClass, WorkOpcode, WorkStatus,
+    Loop, MaxAckRetries, MaxRnrRetries, PooledBuffer, QueuePairType, ReceiveWorkRequest,
+    SendWorkRequest, SharedCompletionQueue, SharedMemoryRegion, SharedReceives, TransportError,
+    WorkErrorClass, WorkOpcode, WorkStatus,
 };
 
 use vm::channels::{ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides};
@@ -165,6 +166,63 @@ fn shared_receives_serve_several_peers_in_the_order_of_each() {
     drop((clients, served));
     receives.close().unwrap();
     drop((pool, queue));
+    nothing_is_left(sides);
+}
+
+#[test]
+fn a_loop_serves_several_peers_in_the_order_of_each() {
+    const MESSAGES: u64 = 20;
+    let _lock = one_at_a_time();
+    let sides = sides();
+    let pool = BufferPool::new(&sides.1.domain, 64, 16, AccessFlags::empty()).unwrap();
+    let mut server = Loop::<PooledBuffer>::new(&sides.1.context, 128).unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let builder = server.create_channel(&sides.1.domain);
+        let builder = builder.max_rnr_retries(MaxRnrRetries::UNLIMITED);
+        let (client, served) = connect(sides.0.builder(), builder);
+        let channel = server.add(served).unwrap();
+        for _ in 0..2 {
+            server.post(channel, ReceiveWorkRequest::new(pool.take().unwrap()), 0).unwrap();
+        }
+        clients.push((client, sides.0.region(1)));
+    }
+    thread::scope(|threads| {
+        for (client, region) in &mut clients {
+            threads.spawn(move || {
+                for number in 0..MESSAGES {
+                    let answer = region.slice_mut(..).unwrap();
+                    client
+                        .scope(|s| {
+                            let receive = s.post_receive(answer)?;
+                            s.post_send(Inline(&number.to_ne_bytes()))?.wait()?;
+                            receive.wait().map(drop)
+                        })
+                        .unwrap();
+                    assert_eq!(region[0], number);
+                }
+            });
+        }
+        let (mut seen, mut sent) = ([0; 3], 0);
+        while sent < 3 * MESSAGES {
+            let ended = server.wait_ended_until(deadline()).unwrap().expect("a message");
+            let (index, success) = (ended.channel.index(), ended.result().unwrap());
+            let mut buffer = ended.buffer;
+            if ended.token == 0 {
+                assert_eq!(buffer[..8], u64::to_ne_bytes(seen[index]));
+                seen[index] += 1;
+                buffer.set_len(success.byte_len() as usize).unwrap();
+                server.post(ended.channel, SendWorkRequest::new(buffer), 1).unwrap();
+            } else {
+                sent += 1;
+                buffer.set_len(64).unwrap();
+                server.post(ended.channel, ReceiveWorkRequest::new(buffer), 0).unwrap();
+            }
+        }
+    });
+    drop((clients, server));
+    assert_eq!(pool.available(), pool.chunks());
+    drop(pool);
     nothing_is_left(sides);
 }
 

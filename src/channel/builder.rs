@@ -52,7 +52,7 @@ use crate::settings::{
 #[must_use]
 pub struct ChannelBuilder<'res> {
     domain: Parent<'res, ProtectionDomain<'res>>,
-    shared: Option<Parent<'res, SharedCompletionQueue<'res>>>,
+    completions: Completions<'res>,
     receives: Option<Arc<Receives>>,
     token: u64,
     queue_pair_type: QueuePairType,
@@ -61,6 +61,14 @@ pub struct ChannelBuilder<'res> {
     settle_timeout: Duration,
     sleep_after: Option<u32>,
     flow_control: bool,
+}
+
+/// Where the completions of a channel come.
+enum Completions<'res> {
+    Own,
+    Shared(Parent<'res, SharedCompletionQueue<'res>>),
+    /// That of a [`Loop`](crate::Loop), which also posts.
+    OfLoop(Arc<CompletionQueue<'res>>),
 }
 
 /// Defines the methods for the sizes and for the settings of the connection.
@@ -100,7 +108,7 @@ impl<'res> ChannelBuilder<'res> {
     pub fn new(domain: impl Into<Parent<'res, ProtectionDomain<'res>>>) -> Self {
         Self {
             domain: domain.into(),
-            shared: None,
+            completions: Completions::Own,
             receives: None,
             token: 0,
             queue_pair_type: QueuePairType::ReliableConnected,
@@ -157,7 +165,13 @@ impl<'res> ChannelBuilder<'res> {
         mut self,
         queue: impl Into<Parent<'res, SharedCompletionQueue<'res>>>,
     ) -> Self {
-        self.shared = Some(queue.into());
+        self.completions = Completions::Shared(queue.into());
+        self
+    }
+
+    /// For a loop, whose completion queue this is.
+    pub(super) fn of_loop(mut self, queue: &Arc<CompletionQueue<'res>>) -> Self {
+        self.completions = Completions::OfLoop(queue.clone());
         self
     }
 
@@ -254,6 +268,20 @@ impl<'res> ChannelBuilder<'res> {
         Err(Error::invalid(verb, reason))
     }
 
+    /// Checks what a channel of a loop must not have.
+    fn check_of_loop(&self, verb: &'static str) -> Result<()> {
+        let reason = if self.flow_control {
+            "a channel of a loop has no flow control: leave flow_control out"
+        } else if self.receives.is_some() {
+            "a channel of a loop posts its own receives: leave shared_receive_queue out"
+        } else if self.sleep_after.is_some() {
+            "a channel of a loop does not sleep itself: leave sleep_after out"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(verb, reason))
+    }
+
     /// `ibv_create_qp`: creates the queue pair, and its completion queue unless that is shared.
     ///
     /// This allocates all that the channel will ever need.
@@ -265,7 +293,8 @@ impl<'res> ChannelBuilder<'res> {
     ///  - `EINVAL`: the type of the queue pair is neither RC nor UC, or the shared completion queue
     ///    has not enough room left, or has no channel to sleep on, or wakes for solicited completions
     ///    only; or the shared receive queue belongs to another context; or a channel with
-    ///    [`flow_control`](Self::flow_control) is not of type RC, may not read, or shares its receives.
+    ///    [`flow_control`](Self::flow_control) is not of type RC, may not read, or shares its receives; or a channel
+    ///    of a [`Loop`](crate::Loop) has flow control, shared receives or `sleep_after`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel<'res>> {
         const VERB: &str = "ibv_create_qp";
@@ -277,6 +306,10 @@ impl<'res> ChannelBuilder<'res> {
         if self.flow_control {
             self.check_flow_control(VERB)?;
             connection.access |= AccessFlags::REMOTE_READ;
+        }
+        let of_loop = matches!(self.completions, Completions::OfLoop(_));
+        if of_loop {
+            self.check_of_loop(VERB)?;
         }
         if self.receives.is_some() {
             capacities.max_recv_wr = 0;
@@ -291,15 +324,16 @@ impl<'res> ChannelBuilder<'res> {
             None => None,
         };
         let receives = place.as_ref().map(|place| (place.receives.clone(), place.member));
-        let (queue, router) = match &self.shared {
-            None => {
+        let (queue, router) = match &self.completions {
+            Completions::OfLoop(queue) => (queue.clone(), None),
+            Completions::Own => {
                 let messages = self.receives.as_ref().map_or(0, |receives| receives.capacity());
                 let depth = depth.saturating_add(messages);
                 let queue = CompletionQueue::builder(self.domain.context_parent(), depth);
                 let queue = if self.sleep_after.is_some() { queue.own_channel() } else { queue };
                 (Arc::new(queue.build()?), None)
             }
-            Some(shared) => {
+            Completions::Shared(shared) => {
                 if self.sleep_after.is_some() {
                     shared.queue().own_channel()?;
                     if shared.queue().is_solicited_only() {
@@ -320,7 +354,8 @@ impl<'res> ChannelBuilder<'res> {
             None => builder,
         };
         // The queue has room for both depths, so they are numbers that a device has.
-        let made = InFlight::new(max_send_wr, max_recv_wr, self.flow_control).and_then(|table| {
+        let (sends, receives_of_table) = if of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };
+        let made = InFlight::new(sends, receives_of_table, self.flow_control).and_then(|table| {
             let region = domain.map(credits::register).transpose()?;
             let words = region.as_ref().map(CreditWords::new).transpose()?;
             let with_own = credits::with_own_sends(capacities, self.flow_control);
@@ -354,6 +389,7 @@ impl<'res> ChannelBuilder<'res> {
             // The queue pair holds the queue in an `Arc`, so its address stays the same.
             sleep: self.sleep_after.map(|after| Sleep { after, queue: Arc::as_ptr(&queue).cast() }),
             credit_words,
+            of_loop,
         };
         let recipe = Recipe { capacities, connection };
         let link = Link::new(queue_pair, recipe, &settings, table, router, receives, credit_region);

@@ -17,7 +17,7 @@ use super::cancel::Cancel;
 use super::credits::{COUNTING, CreditWords, Credits};
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{InFlight, Queue};
-use super::operation::{Limits, Prepared};
+use super::operation::{Limits, Prepared, Target};
 use super::router::{Inbox, Router};
 use super::shared_receives::{Member, Receives};
 use super::sink::Sink;
@@ -37,6 +37,8 @@ pub(super) struct Core {
     pub(super) number: u32,
     /// Names the channel: no other channel of the process has it. After a reset it is the same.
     pub(super) identity: u64,
+    /// Where they are posted to.
+    pub(super) target: Cell<Target>,
     /// The requests, prepared. Accessed through pointers only, never by reference.
     pub(super) prepared: UnsafeCell<Prepared>,
     /// The request number of blocking operations.
@@ -68,6 +70,8 @@ pub(super) struct Core {
     /// When the last check was that no wait has made.
     pub(super) checked_at: Cell<Option<Instant>>,
     pub(super) settle_timeout: Duration,
+    /// Whether a [`Loop`](crate::Loop) posts and polls: the channel itself does neither.
+    pub(super) of_loop: bool,
     /// By which `settle_timeout` passes, and the pauses between questions for credit.
     pub(super) clock: Clock,
     pub(super) unreported: Unreported,
@@ -107,6 +111,7 @@ pub(super) struct CoreSettings {
     pub(super) sleep: Option<Sleep>,
     /// For a channel with flow control.
     pub(super) credit_words: Option<CreditWords>,
+    pub(super) of_loop: bool,
 }
 
 impl Core {
@@ -131,10 +136,10 @@ impl Core {
         earlier: Option<&Self>,
     ) -> Arc<Self> {
         // SAFETY: the caller vouches for the queue pair, and with it for its parents.
-        let (number, prepared, sink, clock) = unsafe {
+        let (number, target, sink, clock) = unsafe {
             let ffi::ibv_qp { send_cq, qp_num, context, .. } = *queue_pair;
-            let sink = Sink::new(send_cq, router.as_ref(), receives.is_some());
-            (qp_num, Prepared::new(queue_pair), sink, Clock::of(context))
+            let sink = Sink::new(send_cq, router.as_ref(), receives.is_some(), settings.of_loop);
+            (qp_num, Target::new(queue_pair), sink, Clock::of(context))
         };
         // Those that had this queue pair's number before it, or the channel, have posted what may still complete.
         if let Some((router, _)) = &router {
@@ -150,7 +155,8 @@ impl Core {
                 || NEXT_IDENTITY.fetch_add(1, Ordering::Relaxed),
                 |earlier| earlier.identity,
             ),
-            prepared: UnsafeCell::new(prepared),
+            target: Cell::new(target),
+            prepared: UnsafeCell::new(Prepared::new()),
             blocking_id: Cell::new(0),
             fast_path: Cell::new(false),
             sink,
@@ -166,6 +172,7 @@ impl Core {
             found_in_error: Cell::new(false),
             checked_at: Cell::new(None),
             settle_timeout: settings.settle_timeout,
+            of_loop: settings.of_loop,
             clock,
             unreported: Unreported::default(),
         });
@@ -174,17 +181,17 @@ impl Core {
         unsafe { Prepared::set_piece_pointers(core.prepared.get()) };
         if core.credits.is_some() {
             let this = Arc::as_ptr(&core).cast_mut().cast();
-            // SAFETY: nothing else accesses the requests yet. The functions get the core that they expect.
-            unsafe { Prepared::replace_functions(core.prepared.get(), this, COUNTING) };
+            // The functions get the core that they expect.
+            core.target.set(Target::with(this, COUNTING));
         }
         core
     }
 
     /// The settings that the core was made with.
     pub(super) fn settings(&self) -> CoreSettings {
-        let Self { limits, settle_timeout, sleep, .. } = *self;
+        let Self { limits, settle_timeout, sleep, of_loop, .. } = *self;
         let credit_words = self.credits.as_deref().map(Credits::words);
-        CoreSettings { limits, settle_timeout, sleep, credit_words }
+        CoreSettings { limits, settle_timeout, sleep, credit_words, of_loop }
     }
 
     /// Whether the transport is a reliable connection.
@@ -215,10 +222,10 @@ impl Core {
         if !self.table.is_open_for_receives() {
             self.open_receives();
         }
-        if self.receives.is_none() && self.credits.is_none() {
+        if self.receives.is_none() && self.credits.is_none() && !self.of_loop {
             self.table.open_sends();
         } else {
-            // A blocking receive must not be posted, or a send needs credit, so there is no fast path.
+            // A blocking receive or nothing at all must be posted, or a send needs credit, so there is no fast path.
             self.table.open_sends_only();
         }
         self.update_fast_path();
@@ -256,6 +263,8 @@ impl Core {
             TransportError::Stopped
         } else if queue == Queue::Send && self.table.is_open_for_receives() {
             TransportError::NotConnected
+        } else if self.of_loop {
+            TransportError::OfLoop
         } else {
             TransportError::QueueFull
         }

@@ -51,8 +51,11 @@ pub enum TransportError {
     /// The channel posts no receives of its own: it takes them from the
     /// [`SharedReceives`](crate::SharedReceives) that it was built with. Post there.
     ReceivesAreShared,
-    /// The queue pair had to be destroyed, since nothing else would stop it: the channel cannot be
-    /// used again.
+    /// The channel was [created by a loop](crate::Loop::create_channel), which alone posts and polls: it is to be
+    /// [added](crate::Loop::add). Nothing was posted.
+    OfLoop,
+    /// The queue pair was destroyed, since nothing else would stop it, or the channel was
+    /// [removed](crate::Loop::remove) from its loop: it cannot be used again.
     Closed,
     /// The [`PendingWork`](crate::PendingWork) is not of this channel, or its result was already
     /// handed out.
@@ -76,7 +79,7 @@ impl TransportError {
             Self::Work(_) | Self::UnknownCompletion { .. } | Self::Stopped | Self::Closed => {
                 ErrorKind::Failed
             }
-            Self::NotConnected | Self::ReceivesAreShared | Self::UnknownWork => {
+            Self::NotConnected | Self::ReceivesAreShared | Self::OfLoop | Self::UnknownWork => {
                 ErrorKind::InvalidInput
             }
         }
@@ -152,7 +155,10 @@ impl fmt::Display for TransportError {
                 "the channel takes its receives from a shared receive queue: post to the SharedReceives \
                  that it was built with",
             ),
-            Self::Closed => f.write_str("the channel's queue pair had to be destroyed"),
+            Self::OfLoop => f.write_str(
+                "the channel was created by a loop, which alone posts: add it with Loop::add, and post there",
+            ),
+            Self::Closed => f.write_str("the channel's queue pair was destroyed"),
             Self::UnknownWork => f.write_str("the work is not of this channel, or has ended"),
         }
     }

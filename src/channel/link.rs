@@ -126,6 +126,12 @@ impl<'res> Link<'res> {
         &self.queue_pair
     }
 
+    /// How many requests the two queues have room for.
+    pub(super) fn depths(&self) -> [u32; 2] {
+        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = self.recipe.capacities;
+        [max_send_wr, max_recv_wr]
+    }
+
     /// The queue pair, for changing the settings of the next connection.
     pub(super) fn queue_pair_mut(&mut self) -> &mut QueuePair<'res, QueuePairType> {
         &mut self.queue_pair
@@ -150,6 +156,11 @@ impl<'res> Link<'res> {
             self.stage = Stage::Receiving;
         }
         Ok(())
+    }
+
+    /// Whether the queue pair is in RESET, with nothing in flight.
+    pub(super) fn is_reset(&self) -> bool {
+        self.stage == Stage::Reset
     }
 
     /// Whether the queue pair is in INIT, where receives may be in flight.
@@ -238,7 +249,8 @@ impl<'res> Link<'res> {
         (connection.send_psn, connection.receive_psn) = (None, None);
         let flow_control = self.credit_region.is_some();
         let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = capacities;
-        let table = InFlight::new(max_send_wr, max_recv_wr, flow_control)?;
+        let (sends, receives) = if self.core.of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };
+        let table = InFlight::new(sends, receives, flow_control)?;
         let capacities = credits::with_own_sends(capacities, flow_control);
         let fresh = self.queue_pair.another(capacities, connection)?;
         let (router, receives) = (self.core.router.clone(), self.core.receives.clone());

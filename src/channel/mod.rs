@@ -8,6 +8,7 @@ mod core;
 mod credits;
 mod end_scope;
 mod error;
+mod event_loop;
 #[cfg(all(test, ibverbs_loom))]
 mod every_order;
 mod generation;
@@ -48,6 +49,7 @@ pub use builder::ChannelBuilder;
 pub use cancel::CancelHandle;
 pub use channel_set::{ChannelSet, PeerResults, SetScope};
 pub use error::{ScopeError, TransportError, TransportResult};
+pub use event_loop::{ChannelId, Ended, Loop, LoopBuffer};
 pub(crate) use keep_alive::nowhere;
 pub use operation_error::{OperationError, OwnedResult};
 pub(crate) use owned_buffer::Later;

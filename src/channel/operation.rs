@@ -68,10 +68,16 @@ pub trait Operation: Copy {
     ///
     /// # Safety
     ///
-    /// The queue pair of `prepared` is live, and nothing else accesses `prepared` meanwhile. Until the
+    /// The target is live, and nothing else accesses `prepared` meanwhile. Until the
     /// request has ended, the memory in `list` is valid, nobody writes it, and if the operation writes
     /// it, nobody reads it either.
-    unsafe fn post(self, prepared: *mut Prepared, wr_id: u64, list: &mut [ffi::ibv_sge]) -> c_int;
+    unsafe fn post(
+        self,
+        target: Target,
+        prepared: *mut Prepared,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int;
 
     /// The verb that posts it.
     const VERB: &'static str;
@@ -92,9 +98,6 @@ pub struct Limits {
 /// One request of each of the [`OPCODES`], made once. A post changes only the fields that differ from one operation
 /// to the next. Each is a list of one request: `next` is never set.
 pub struct Prepared {
-    queue_pair: *mut ffi::ibv_qp,
-    post_send: PostSend,
-    post_recv: PostRecv,
     sends: [ffi::ibv_send_wr; OPCODES.len()],
     receive: ffi::ibv_recv_wr,
     /// The requests point here. A post with a single piece copies it here.
@@ -102,6 +105,58 @@ pub struct Prepared {
     /// Set by the provider if a post failed: the request that it did not take.
     bad_send: *mut ffi::ibv_send_wr,
     bad_receive: *mut ffi::ibv_recv_wr,
+}
+
+/// Where requests are posted to: the functions that post, and their first argument. It is live while the queue pair is,
+/// whose provider's functions these are.
+#[derive(Clone, Copy)]
+pub struct Target {
+    queue_pair: *mut ffi::ibv_qp,
+    post_send: PostSend,
+    post_recv: PostRecv,
+}
+
+debug! { Target, self, queue_pair: self.queue_pair, .. }
+
+impl Target {
+    /// # Safety
+    ///
+    /// The queue pair is live.
+    pub(super) unsafe fn new(queue_pair: *mut ffi::ibv_qp) -> Self {
+        // SAFETY: the caller vouches for the queue pair, and with it for its context.
+        let ops = unsafe { &(*(*queue_pair).context).ops };
+        Self {
+            queue_pair,
+            // libibverbs sets every operation of a context before it hands the context out, and
+            // none afterwards.
+            post_send: ops.post_send.expect("libibverbs sets it"),
+            post_recv: ops.post_recv.expect("libibverbs sets it"),
+        }
+    }
+
+    /// Other functions, which do what the provider's do, and whose first argument is then `queue_pair`, whatever that
+    /// is.
+    pub(super) fn with(
+        queue_pair: *mut ffi::ibv_qp,
+        (post_send, post_recv): PostFunctions,
+    ) -> Self {
+        Self { queue_pair, post_send, post_recv }
+    }
+
+    /// `ibv_post_send`.
+    ///
+    /// # Safety
+    ///
+    /// As for the function. The target is live.
+    #[inline(always)]
+    pub(super) unsafe fn post_send(
+        self,
+        list: *mut ffi::ibv_send_wr,
+        bad: &mut *mut ffi::ibv_send_wr,
+    ) -> c_int {
+        // SAFETY: the caller vouches for it.
+        unsafe { (self.post_send)(self.queue_pair, list, bad) }
+    }
 }
 
 /// The functions that post.
@@ -118,16 +173,12 @@ type PostRecv = unsafe extern "C" fn(
     *mut *mut ffi::ibv_recv_wr,
 ) -> c_int;
 
-debug! { Prepared, self, queue_pair: self.queue_pair, .. }
+debug! { Prepared, self, piece: self.piece, .. }
 
 impl Prepared {
     /// Requests whose pointer to the piece is not set: see
     /// [`set_piece_pointers`](Self::set_piece_pointers).
-    ///
-    /// # Safety
-    ///
-    /// The queue pair is live.
-    pub(super) unsafe fn new(queue_pair: *mut ffi::ibv_qp) -> Self {
+    pub(super) fn new() -> Self {
         let mut send = ffi::ibv_send_wr {
             num_sge: 1,
             send_flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,
@@ -137,50 +188,13 @@ impl Prepared {
             send.opcode = opcode;
             send
         });
-        // SAFETY: the caller vouches for the queue pair, and with it for its context.
-        let ops = unsafe { &(*(*queue_pair).context).ops };
         Self {
-            queue_pair,
-            // libibverbs sets every operation of a context before it hands the context out, and
-            // none afterwards.
-            post_send: ops.post_send.expect("libibverbs sets it"),
-            post_recv: ops.post_recv.expect("libibverbs sets it"),
             sends,
             receive: ffi::ibv_recv_wr { num_sge: 1, ..Default::default() },
             piece: ffi::ibv_sge::default(),
             bad_send: ptr::null_mut(),
             bad_receive: ptr::null_mut(),
         }
-    }
-
-    /// Has requests posted by these functions, whose first argument is then `queue_pair`, whatever that is.
-    ///
-    /// # Safety
-    ///
-    /// The pointer is valid, and nothing else accesses what is there meanwhile. The functions accept
-    /// `queue_pair` for as long as operations are posted, and do what the provider's do.
-    pub(super) unsafe fn replace_functions(
-        this: *mut Self,
-        queue_pair: *mut ffi::ibv_qp,
-        (post_send, post_recv): PostFunctions,
-    ) {
-        // SAFETY: the caller vouches for the pointer. A reference would invalidate the pointers to the piece.
-        unsafe {
-            (*this).queue_pair = queue_pair;
-            (*this).post_send = post_send;
-            (*this).post_recv = post_recv;
-        }
-    }
-
-    /// The function that posts to the send queue, and its first argument.
-    ///
-    /// # Safety
-    ///
-    /// The pointer is valid.
-    #[inline]
-    pub(super) unsafe fn post_send(this: *const Self) -> (PostSend, *mut ffi::ibv_qp) {
-        // SAFETY: the caller vouches for the pointer.
-        unsafe { ((*this).post_send, (*this).queue_pair) }
     }
 
     /// Whether the device may have the request although posting it has just failed.
@@ -234,7 +248,13 @@ impl Operation for Receive {
     }
 
     #[inline(always)]
-    unsafe fn post(self, prepared: *mut Prepared, wr_id: u64, list: &mut [ffi::ibv_sge]) -> c_int {
+    unsafe fn post(
+        self,
+        target: Target,
+        prepared: *mut Prepared,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int {
         // SAFETY: the caller vouches for the pointer, and that it is the only way to what is there;
         // for the queue pair and the memory; the request is one well-formed element of a list.
         unsafe {
@@ -243,7 +263,7 @@ impl Operation for Receive {
             // Fields that a post changes are restored after it; the compiler knows which ones.
             if let [piece] = list {
                 if piece.length == 0 {
-                    return post_empty_receive(prepared);
+                    return post_empty_receive(target, prepared);
                 }
                 (*prepared).piece = *piece;
             } else {
@@ -251,8 +271,8 @@ impl Operation for Receive {
                 (*request).num_sge = without_empty(list) as c_int;
                 (*request).sg_list = list.as_mut_ptr();
             }
-            let Prepared { post_recv, queue_pair, .. } = *prepared;
-            let returned = post_recv(queue_pair, request, &raw mut (*prepared).bad_receive);
+            let returned =
+                (target.post_recv)(target.queue_pair, request, &raw mut (*prepared).bad_receive);
             if list.len() != 1 {
                 (*request).sg_list = &raw mut (*prepared).piece;
                 (*request).num_sge = 1;
@@ -269,13 +289,13 @@ impl Operation for Receive {
 /// As for [`post`](Operation::post).
 #[cold]
 #[inline(never)]
-unsafe fn post_empty_receive(prepared: *mut Prepared) -> c_int {
+unsafe fn post_empty_receive(target: Target, prepared: *mut Prepared) -> c_int {
     // SAFETY: as in `post`.
     unsafe {
         let request = &raw mut (*prepared).receive;
         (*request).num_sge = 0;
-        let Prepared { post_recv, queue_pair, .. } = *prepared;
-        let returned = post_recv(queue_pair, request, &raw mut (*prepared).bad_receive);
+        let returned =
+            (target.post_recv)(target.queue_pair, request, &raw mut (*prepared).bad_receive);
         (*request).num_sge = 1;
         returned
     }
@@ -302,7 +322,13 @@ impl<K: Undirected> Operation for K {
     }
 
     #[inline(always)]
-    unsafe fn post(self, prepared: *mut Prepared, wr_id: u64, list: &mut [ffi::ibv_sge]) -> c_int {
+    unsafe fn post(
+        self,
+        target: Target,
+        prepared: *mut Prepared,
+        wr_id: u64,
+        list: &mut [ffi::ibv_sge],
+    ) -> c_int {
         // SAFETY: as for receives.
         unsafe {
             let request = &raw mut (*prepared).sends[const { index_of(K::OPCODE) }];
@@ -310,7 +336,7 @@ impl<K: Undirected> Operation for K {
             // As for receives.
             if let [piece] = list {
                 if piece.length == 0 {
-                    return post_empty(self, prepared);
+                    return post_empty(self, target, prepared);
                 }
                 (*prepared).piece = *piece;
             } else {
@@ -326,8 +352,8 @@ impl<K: Undirected> Operation for K {
                 (*request).opcode = K::OPCODE;
             }
             self.fill(request);
-            let Prepared { post_send, queue_pair, .. } = *prepared;
-            let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
+            let returned =
+                (target.post_send)(target.queue_pair, request, &raw mut (*prepared).bad_send);
             if list.len() != 1 {
                 (*request).sg_list = &raw mut (*prepared).piece;
                 (*request).num_sge = 1;
@@ -357,7 +383,7 @@ fn changes<K: Kind>(kind: &K) -> u32 {
 /// As for [`post`](Operation::post).
 #[cold]
 #[inline(never)]
-unsafe fn post_empty<K: Kind>(kind: K, prepared: *mut Prepared) -> c_int {
+unsafe fn post_empty<K: Kind>(kind: K, target: Target, prepared: *mut Prepared) -> c_int {
     // SAFETY: as in `post`.
     unsafe {
         let request = &raw mut (*prepared).sends[const { index_of(K::OPCODE) }];
@@ -366,8 +392,8 @@ unsafe fn post_empty<K: Kind>(kind: K, prepared: *mut Prepared) -> c_int {
         (*request).send_flags = flags ^ changes(&kind);
         (*request).opcode = K::OPCODE;
         kind.fill(request);
-        let Prepared { post_send, queue_pair, .. } = *prepared;
-        let returned = post_send(queue_pair, request, &raw mut (*prepared).bad_send);
+        let returned =
+            (target.post_send)(target.queue_pair, request, &raw mut (*prepared).bad_send);
         (*request).num_sge = 1;
         (*request).send_flags = flags;
         (*request).opcode = const { OPCODES[index_of(K::OPCODE)] };

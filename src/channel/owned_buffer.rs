@@ -164,6 +164,13 @@ unsafe impl Send for HeldBuffer {}
 pub struct AnyBuffer(HeldBuffer);
 
 impl AnyBuffer {
+    #[inline(always)]
+    pub(super) fn new<B: OwnedBuffer>(buffer: B) -> Self {
+        let held = HeldBuffer::new();
+        held.put(buffer);
+        Self(held)
+    }
+
     /// Returns the buffer if it is of this type, and `self` otherwise.
     ///
     /// # Errors

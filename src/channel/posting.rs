@@ -91,7 +91,7 @@ impl Core {
     ) -> c_int {
         // SAFETY: the caller vouches for the queue pair and the memory. Only this function accesses the
         // requests; it does not call itself, and one thread at a time uses the core.
-        unsafe { operation.post(self.prepared.get(), wr_id, list) }
+        unsafe { operation.post(self.target.get(), self.prepared.get(), wr_id, list) }
     }
 
     /// Posts an operation and waits until it has ended. If waiting fails, the channel is stopped.

@@ -123,6 +123,14 @@ impl<'res> PreparedChannel<'res> {
         }
     }
 
+    pub(super) fn link_mut(&mut self) -> &mut Link<'res> {
+        &mut self.link
+    }
+
+    pub(super) fn into_link(self) -> Link<'res> {
+        self.link
+    }
+
     pub(super) fn core(&self) -> &Core {
         &self.link.core
     }

@@ -32,7 +32,7 @@ use crate::handle::Object;
 use crate::trace;
 
 /// Failed polls in a row after which `flush` and `discard` give up.
-const POLL_FAILURES: u32 = 16;
+pub(super) const POLL_FAILURES: u32 = 16;
 
 impl Core {
     /// Ends everything that is in flight, and prevents further posts until the channel is reset. When it
@@ -280,7 +280,7 @@ impl Core {
         }
     }
 
-    fn modify(&self, state: ffi::ibv_qp_state) -> Result<()> {
+    pub(super) fn modify(&self, state: ffi::ibv_qp_state) -> Result<()> {
         let mut attributes = ffi::ibv_qp_attr { qp_state: state, ..Default::default() };
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
         // SAFETY: the destroy verb was not called: every caller has looked at `destroyed`, which is set

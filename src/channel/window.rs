@@ -14,7 +14,6 @@ use super::core::{Core, OneThread};
 use super::credits::NO_CREDIT;
 use super::error::{TransportError, TransportResult};
 use super::in_flight::{InFlight, Queue};
-use super::operation::Prepared;
 use super::request::WorkRequest;
 use super::slot::{NO_SLOT, Owner, Slot, State};
 use super::wait::Wait;
@@ -442,10 +441,7 @@ impl Core {
         // SAFETY: there is a free slot, so the queue pair is live, and the functions were given for it. The caller
         // vouches for the memory of what is kept; bytes that are copied are borrowed by `W`, and valid until this
         // returns. Nothing else accesses the requests. There is at least one, and each was added.
-        let posted = unsafe {
-            let (post_send, queue_pair) = Prepared::post_send(self.prepared.get());
-            window.post(post_send, queue_pair)
-        };
+        let posted = unsafe { window.post(self.target.get()) };
         self.window.set(Some(list));
         match posted {
             Ok(()) => {

@@ -10,7 +10,7 @@ use std::ptr;
 
 use super::error::TransportResult;
 use super::in_flight::no_memory;
-use super::operation::{Limits, Operation, PostSend};
+use super::operation::{Limits, Operation, Target};
 use super::request::WorkRequest;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -88,6 +88,17 @@ impl WindowList {
         Ok(())
     }
 
+    /// The same, for a list that several channels use.
+    #[inline]
+    pub(super) fn reserve_shared(&mut self, requests: usize, limits: &Limits) -> Result<()> {
+        let (len, pieces_each) = (self.requests.len(), limits.max_send_sge.max(1) as usize);
+        if requests == 0 || requests > len || pieces_each * len > self.pieces.len() {
+            let present = self.pieces.len().checked_div(len).unwrap_or(1);
+            return self.grow(requests.max(len), pieces_each.max(present));
+        }
+        Ok(())
+    }
+
     #[cold]
     #[inline(never)]
     fn grow(&mut self, requests: usize, pieces_each: usize) -> Result<()> {
@@ -98,8 +109,13 @@ impl WindowList {
         }
         let len = requests.next_power_of_two();
         let pieces = len.checked_mul(pieces_each).ok_or_else(no_memory)?;
-        self.requests.try_reserve_exact(len - self.requests.len()).map_err(|_| no_memory())?;
-        self.pieces.try_reserve_exact(pieces - self.pieces.len()).map_err(|_| no_memory())?;
+        let more = (len - self.requests.len(), pieces.saturating_sub(self.pieces.len()));
+        let reserved = self.requests.try_reserve_exact(more.0);
+        if reserved.and_then(|()| self.pieces.try_reserve_exact(more.1)).is_err() {
+            // What has moved is linked no more.
+            self.requests.clear();
+            return Err(no_memory());
+        }
         self.requests.resize(len, ffi::ibv_send_wr::default());
         self.pieces.resize(pieces, ffi::ibv_sge::default());
         let (first, piece) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
@@ -184,18 +200,55 @@ impl Window<'_> {
         Ok(())
     }
 
+    /// As [`add`](Self::add), with a number of its own.
+    ///
+    /// # Safety
+    ///
+    /// As for `add`.
+    ///
+    /// # Errors
+    ///
+    /// As for `add`.
+    #[inline(always)]
+    pub(super) unsafe fn add_numbered<R>(
+        &mut self,
+        number: u64,
+        limits: &Limits,
+        operation: &R::Operation,
+        buffer: &mut R::Buffer,
+    ) -> TransportResult<()>
+    where
+        R: WorkRequest + SendQueueRequest + Request<Buffer: GatherBuffer<List: PlainList>>,
+    {
+        // SAFETY: the caller vouches for it; the request in front of the next one is the one that was added.
+        unsafe {
+            self.add::<R>(limits, operation, buffer)?;
+            (*self.request.sub(1)).wr_id = number;
+        }
+        Ok(())
+    }
+
     /// Posts the window.
     ///
     /// # Safety
     ///
-    /// It has a request. The function posts to `queue_pair`, which is live. The memory of all requests is valid, as for
-    /// [`Operation::post`].
+    /// It has a request. The target is live. The memory of all requests is valid, as for [`Operation::post`].
     #[inline(always)]
-    pub(super) unsafe fn post(
-        self,
-        post_send: PostSend,
-        queue_pair: *mut ffi::ibv_qp,
-    ) -> Result<(), NotPosted> {
+    pub(super) unsafe fn post(self, target: Target) -> Result<(), NotPosted> {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            (*self.request.sub(1)).wr_id &= !NOT_LAST_AND_POSITION;
+            self.post_numbered(target)
+        }
+    }
+
+    /// Posts the window, whose requests have numbers of their own.
+    ///
+    /// # Safety
+    ///
+    /// As for [`post`](Self::post).
+    #[inline(always)]
+    pub(super) unsafe fn post_numbered(self, target: Target) -> Result<(), NotPosted> {
         let mut refused = ptr::null_mut();
         // SAFETY: the list has the requests that were added; the caller vouches for the rest.
         unsafe {
@@ -203,9 +256,8 @@ impl Window<'_> {
             let last = self.request.sub(1);
             let next = (*last).next;
             (*last).next = ptr::null_mut();
-            (*last).wr_id &= !NOT_LAST_AND_POSITION;
             (*last).send_flags |= SIGNALED;
-            let returned = post_send(queue_pair, first, &raw mut refused);
+            let returned = target.post_send(first, &mut refused);
             (*last).next = next;
             // If siw has posted a part of a list and refuses the rest, it returns 0, but names the first request that
             // it has refused.

@@ -9,6 +9,8 @@ mod faults;
 #[path = "../support/figures.rs"]
 mod figures;
 mod forget;
+mod loop_faults;
+mod loops;
 #[path = "../support/lost_doorbell.rs"]
 mod lost_doorbell;
 mod owned;

@@ -8,6 +8,7 @@
 mod channels;
 mod device;
 mod futures;
+mod loops;
 mod memory;
 mod owned;
 mod rig;

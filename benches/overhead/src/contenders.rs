@@ -5,7 +5,8 @@ use crate::reactor::{PairRig, ReactorRig, SleepingRig};
 use crate::rig::{LENGTH, Rig};
 use crate::server::{CRig, SharedQueueRig};
 use crate::server_futures::TasksRig;
-use crate::{c, channel, events, prepared, reactor, server, server_futures, verbs};
+use crate::server_loop::LoopRig;
+use crate::{c, channel, events, prepared, reactor, server, server_futures, server_loop, verbs};
 
 /// One way to do one workload.
 pub(crate) struct Contender {
@@ -78,6 +79,7 @@ macro_rules! servers {
         [
             ours!($workload, "C plain", Sum::Bytes, CRig::new($connections), server::c_plain),
             ours!($workload, "C tuned", Sum::Bytes, CRig::new($connections), server::c_tuned),
+            ours!($workload, "loop", Sum::Bytes, LoopRig::new($connections), server_loop::loop_server),
             ours!(
                 $workload,
                 "shared queue, tokens",

@@ -21,6 +21,7 @@ mod reactor;
 mod rig;
 mod server;
 mod server_futures;
+mod server_loop;
 mod verbs;
 
 use std::error::Error;

@@ -18,7 +18,7 @@ pub(in crate::channel) type PollCq =
 /// The entries are initialised once, because a provider need not write the fields that a completion
 /// leaves undefined. They are only accessed through pointers and short-lived references, none of which
 /// is held while a poll writes to them.
-pub(super) struct Batch {
+pub(in crate::channel) struct Batch {
     /// Owned: `BATCH` completions.
     entries: NonNull<ffi::ibv_wc>,
     /// The first completion that was not taken yet. It points to an entry, or is `end`.
@@ -29,7 +29,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub(super) fn new() -> Self {
+    pub(in crate::channel) fn new() -> Self {
         let entries = Box::new([ffi::ibv_wc::default(); BATCH]);
         let entries = NonNull::from(Box::leak(entries)).cast();
         Self { entries, next: Cell::new(entries), end: Cell::new(entries) }
@@ -37,20 +37,20 @@ impl Batch {
 
     /// A pointer to the first of the `BATCH` entries.
     #[inline]
-    pub(super) fn entries(&self) -> *mut ffi::ibv_wc {
+    pub(in crate::channel) fn entries(&self) -> *mut ffi::ibv_wc {
         self.entries.as_ptr()
     }
 
     /// Whether all completions were taken.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::channel) fn is_empty(&self) -> bool {
         self.next.get() == self.end.get()
     }
 
     /// A pointer to the first completion that was not taken yet, if the batch is not empty. In any case
     /// it points into the entries or to their end.
     #[inline]
-    pub(super) fn head(&self) -> *const ffi::ibv_wc {
+    pub(in crate::channel) fn head(&self) -> *const ffi::ibv_wc {
         self.next.get().as_ptr()
     }
 
@@ -60,7 +60,7 @@ impl Batch {
     ///
     /// Nothing writes to the entries while the reference exists.
     #[inline]
-    pub(super) unsafe fn rest(&self) -> &[ffi::ibv_wc] {
+    pub(in crate::channel) unsafe fn rest(&self) -> &[ffi::ibv_wc] {
         let next = self.next.get();
         // SAFETY: from `next` to `end` there are initialised entries; the caller vouches for the rest.
         unsafe {
@@ -75,14 +75,14 @@ impl Batch {
     ///
     /// The batch has as many.
     #[inline]
-    pub(super) unsafe fn advance_by(&self, count: usize) {
+    pub(in crate::channel) unsafe fn advance_by(&self, count: usize) {
         // SAFETY: the caller vouches for it.
         self.next.set(unsafe { self.next.get().add(count) });
     }
 
     /// From now on, the entries from `first` to `end`, which a poll has written, are those that were not taken.
     #[inline]
-    pub(super) fn keep(&self, first: usize, end: usize) {
+    pub(in crate::channel) fn keep(&self, first: usize, end: usize) {
         assert!(first <= end && end <= BATCH);
         // SAFETY: both are at most the number of entries.
         unsafe {
@@ -92,7 +92,7 @@ impl Batch {
     }
 
     /// Overwrites the first entry, which was taken.
-    pub(super) fn set_first(&self, completion: ffi::ibv_wc) {
+    pub(in crate::channel) fn set_first(&self, completion: ffi::ibv_wc) {
         debug_assert!(self.is_empty() || self.next.get() != self.entries);
         // SAFETY: it points to an entry, and no reference to one is held.
         unsafe { self.entries().write(completion) };

@@ -19,14 +19,13 @@ mod batch;
 mod fast_path;
 mod routed_poll;
 
-pub(super) use batch::{BATCH, PollCq};
+pub(super) use batch::{BATCH, Batch, PollCq};
 
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::task::Waker;
 
-use batch::Batch;
 use routed_poll::{Route, poll_routed, poll_routed_receives};
 
 use super::core::Core;
@@ -66,13 +65,13 @@ impl Sink {
         queue: *mut ffi::ibv_cq,
         router: Option<&(Arc<Router>, Inbox)>,
         is_fed: bool,
+        of_loop: bool,
     ) -> Self {
-        // SAFETY: the caller vouches for the queue, and with it for its context.
-        let poll_cq = unsafe { (*(*queue).context).ops.poll_cq };
+        // SAFETY: the caller vouches for the queue.
+        let poll_cq = if of_loop { poll_nothing } else { unsafe { poll_cq_of(queue) } };
         Self {
             batch: Batch::new(),
-            // libibverbs sets every operation of a context before it hands the context out.
-            poll_cq: Cell::new(poll_cq.expect("libibverbs sets it")),
+            poll_cq: Cell::new(poll_cq),
             polled: Cell::new(queue),
             route: router.map(Route::new),
             is_fed,
@@ -402,9 +401,26 @@ impl Core {
     }
 }
 
+/// The provider's function that polls.
+///
+/// # Safety
+///
+/// The completion queue is live.
+pub(super) unsafe fn poll_cq_of(queue: *mut ffi::ibv_cq) -> PollCq {
+    // SAFETY: the caller vouches for the queue, and with it for its context.
+    let poll_cq = unsafe { (*(*queue).context).ops.poll_cq };
+    // libibverbs sets every operation of a context before it hands the context out.
+    poll_cq.expect("libibverbs sets it")
+}
+
+/// That of a channel whose completions a [`Loop`](crate::Loop) polls.
+unsafe extern "C" fn poll_nothing(_: *mut ffi::ibv_cq, _: c_int, _: *mut ffi::ibv_wc) -> c_int {
+    0
+}
+
 /// The number of completions that a poll has found, which returned this.
 #[inline]
-fn count(found: c_int) -> TransportResult<usize> {
+pub(super) fn count(found: c_int) -> TransportResult<usize> {
     match usize::try_from(found) {
         Ok(found) if found <= BATCH => Ok(found),
         _ => Err(poll_failed(found)),

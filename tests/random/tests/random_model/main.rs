@@ -9,6 +9,7 @@ mod random;
 mod channels;
 mod futures;
 mod ledger;
+mod loops;
 mod model;
 mod owned;
 mod verbs;

@@ -1,0 +1,112 @@
+//! What a loop gives back: the operations that have ended.
+
+use std::fmt;
+
+use crate::channel::error::{TransportError, TransportResult};
+use crate::channel::owned_buffer::{AnyBuffer, OwnedBuffer};
+use crate::completion::{WorkCompletion, WorkSuccess};
+use crate::ffi;
+
+/// Names a channel of a [`Loop`](crate::Loop). It means nothing to another loop. When its channel was removed it is of
+/// none, also when another channel has the place.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ChannelId {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+impl ChannelId {
+    /// Less than the number of channels that the loop has had at a time, for tables of the program's. A removed channel's
+    /// index is used again.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// An operation of a [`Loop`](crate::Loop) that has ended.
+#[must_use = "dropping it drops the buffer"]
+pub struct Ended<B> {
+    /// The channel that it was posted on, which may be removed since.
+    pub channel: ChannelId,
+    /// What it was posted with.
+    pub token: u64,
+    /// Its buffer. After a failure its contents are undefined where the operation writes it.
+    pub buffer: B,
+    pub(super) completion: ffi::ibv_wc,
+}
+
+impl<B> Ended<B> {
+    /// How it has ended.
+    ///
+    /// # Errors
+    ///
+    ///  - [`Work`](TransportError::Work): the operation failed. All later ones of the channel then fail too.
+    ///  - [`Closed`](TransportError::Closed): the channel was removed before its completion was polled. It may or may
+    ///    not have been carried out.
+    ///  - [`Stopped`](TransportError::Stopped): it was not posted, or ended by force, because a
+    ///    [window](crate::Loop::post_window) or a handshake has failed.
+    #[inline(always)]
+    pub fn result(&self) -> TransportResult<WorkSuccess> {
+        if self.completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS {
+            Ok(WorkSuccess::from_raw(self.completion))
+        } else {
+            Err(failure(&self.completion))
+        }
+    }
+}
+
+/// The status of an operation that has ended without a completion: its channel was removed.
+pub(super) const REMOVED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX);
+/// As above: what it was posted with has failed.
+pub(super) const STOPPED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 1);
+
+#[cold]
+#[inline(never)]
+fn failure(completion: &ffi::ibv_wc) -> TransportError {
+    match completion.status {
+        REMOVED => TransportError::Closed,
+        STOPPED => TransportError::Stopped,
+        _ => match WorkCompletion::from(*completion).result() {
+            Err(error) => error.into(),
+            Ok(_) => TransportError::UnknownWork,
+        },
+    }
+}
+
+impl<B> fmt::Debug for Ended<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ended")
+            .field("channel", &self.channel)
+            .field("token", &self.token)
+            .field("result", &self.result())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a [`Loop`](crate::Loop) keeps buffers of type `K` as, and gives back: every [`OwnedBuffer`] as itself, which
+/// costs nothing, or any of them as an [`AnyBuffer`].
+///
+/// The trait is sealed: only types of this crate have it.
+#[diagnostic::on_unimplemented(
+    message = "a `Loop<{Self}>` does not keep `{K}`",
+    label = "the buffers of this loop are of another type",
+    note = "a `Loop<AnyBuffer>` keeps buffers of every type"
+)]
+pub trait LoopBuffer<K: OwnedBuffer>: Send + 'static {
+    #[doc(hidden)]
+    fn keep(kept: K) -> Self;
+}
+
+impl<B: OwnedBuffer> LoopBuffer<B> for B {
+    #[inline(always)]
+    fn keep(kept: B) -> B {
+        kept
+    }
+}
+
+impl<B: OwnedBuffer> LoopBuffer<B> for AnyBuffer {
+    #[inline(always)]
+    fn keep(kept: B) -> Self {
+        Self::new(kept)
+    }
+}

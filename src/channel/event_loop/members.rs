@@ -1,0 +1,382 @@
+//! The channels of a loop: how they come, are connected and go.
+
+use std::ops::Range;
+use std::thread;
+
+use super::Loop;
+use super::ended::{ChannelId, Ended, REMOVED, STOPPED};
+use super::table::{Entry, NEVER_FREE, Slot, State, Table};
+use crate::channel::Channel;
+#[cfg(doc)]
+use crate::channel::TransportError;
+use crate::channel::core::Core;
+use crate::channel::in_flight::Queue;
+use crate::channel::link::Link;
+use crate::channel::operation::Target;
+use crate::channel::prepared::PreparedChannel;
+use crate::channel::slot::NO_SLOT;
+use crate::channel::stop::POLL_FAILURES;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::queue_pair::QueuePairEndpoint;
+use crate::state_error::StateError;
+
+/// See the [module](self).
+pub(super) struct Members<'res> {
+    /// By the index of the channel.
+    links: Vec<Option<Link<'res>>>,
+    /// The room of the completion queue that no channel has reserved.
+    room: u32,
+    /// The indexes of channels that were removed, and can be used again when all their slots are free.
+    retired: Vec<u32>,
+}
+
+impl Members<'_> {
+    pub(super) fn new(room: u32) -> Self {
+        Self { links: Vec::new(), room, retired: Vec::new() }
+    }
+
+    pub(super) fn room(&self) -> u32 {
+        self.room
+    }
+}
+
+impl<'res, B> Loop<'res, B> {
+    /// Adds a channel that the loop has [created](Self::create_channel), and that is connected. From now on the loop owns
+    /// it.
+    ///
+    /// # Errors
+    ///
+    /// The channel comes back in the [`StateError`].
+    ///
+    ///  - `EINVAL`: the channel was not created by this loop, or was stopped; or the loop has not enough
+    ///    [room](Self::capacity) left.
+    ///  - `ENOMEM`: out of memory.
+    pub fn add(&mut self, channel: Channel<'res>) -> Result<ChannelId, StateError<Channel<'res>>> {
+        let is_open = channel.core().table.is_open();
+        match self.place_for(&channel.link, is_open) {
+            Ok(id) => {
+                self.members.links[id.index()] = Some(channel.link);
+                self.open(id, [Queue::Send, Queue::Receive].as_slice());
+                Ok(id)
+            }
+            Err(error) => Err(StateError::new(channel, error)),
+        }
+    }
+
+    /// `ibv_modify_qp`: adds a channel that the loop has created, and that is not connected, and takes it to INIT. Receives
+    /// can be posted from now on, so that not even the first message of the peer comes before its receive;
+    /// [`handshake`](Self::handshake) connects it.
+    ///
+    /// # Errors
+    ///
+    /// As [`add`](Self::add), and
+    ///
+    ///  - `EOPNOTSUPP`: on iWARP only the connection manager connects.
+    ///  - The provider's errno value.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn add_prepared(
+        &mut self,
+        mut channel: PreparedChannel<'res>,
+    ) -> Result<ChannelId, StateError<PreparedChannel<'res>>> {
+        if let Err(error) = channel.link_mut().open_receives() {
+            return Err(StateError::new(channel, error));
+        }
+        match self.place_for(channel.link_mut(), true) {
+            Ok(id) => {
+                self.members.links[id.index()] = Some(channel.into_link());
+                self.open(id, &[Queue::Receive]);
+                Ok(id)
+            }
+            Err(error) => Err(StateError::new(channel, error)),
+        }
+    }
+
+    /// `ibv_modify_qp`: connects a channel to the peer's, as [`PreparedChannel::handshake`] does. Afterwards everything can
+    /// be posted.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the loop has no such channel (any more), or it was connected before.
+    ///  - Those of [`PreparedQueuePair::handshake`](crate::PreparedQueuePair::handshake). What was posted ends with
+    ///    [`Stopped`](TransportError::Stopped), and the handshake can be tried again.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn handshake(&mut self, channel: ChannelId, remote: QueuePairEndpoint) -> Result<()> {
+        const VERB: &str = "ibv_modify_qp";
+        let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
+        let slots = entry.slots();
+        let Some(link) = &mut self.members.links[channel.index()] else {
+            return Err(unknown(VERB));
+        };
+        if link.core.table.is_open() {
+            return Err(Error::invalid(VERB, "the channel is connected"));
+        }
+        match link.connect(&remote) {
+            Ok(()) => self.open(channel, &[Queue::Send, Queue::Receive]),
+            Err(error) => {
+                if link.is_reset() {
+                    self.table.entries[channel.index()].next = [NEVER_FREE; 2];
+                    self.table.end_without_completions(slots, STOPPED);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The address of a channel, which its peer needs; `None` if the loop has no such channel (any more).
+    pub fn endpoint(&self, channel: ChannelId) -> Option<QueuePairEndpoint> {
+        let entry = self.table.entries.get(channel.index())?;
+        let link = self.members.links[channel.index()].as_ref();
+        link.filter(|_| entry.generation == channel.generation).map(Link::endpoint)
+    }
+
+    /// The number of the channel's operations that the device has.
+    pub fn in_flight(&self, channel: ChannelId) -> usize {
+        let entry = self.table.entries.get(channel.index());
+        let entry = entry.filter(|entry| entry.generation == channel.generation);
+        entry.map_or(0, |entry| self.table.in_flight(entry.slots()))
+    }
+
+    /// `ibv_modify_qp`, `ibv_destroy_qp`: ends all operations of a channel and destroys it. The operations are still to
+    /// be asked for: they come from [`next_ended`](Self::next_ended) with their completions, or with
+    /// [`Closed`](TransportError::Closed).
+    ///
+    /// If operations are in flight, it polls until the device has flushed them, for the channel's
+    /// [`settle_timeout`](crate::ChannelBuilder::settle_timeout) at most.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the loop has no such channel (any more).
+    ///  - The provider's errno value. The channel is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that
+    ///    it was made from and the buffers of its operations in flight, which do not end. Its room is not given back.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn remove(&mut self, channel: ChannelId) -> Result<()> {
+        const VERB: &str = "ibv_destroy_qp";
+        let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
+        let slots = entry.slots();
+        match self.members.links[channel.index()].take() {
+            Some(link) => {
+                self.table.flush(&link.core, slots);
+                self.end(channel.index(), link)
+            }
+            None => Err(unknown(VERB)),
+        }
+    }
+
+    /// The queue pair goes to ERR, where the device ends all that is in flight. If that fails, the channel's
+    /// [removal](Self::remove) ends it.
+    #[cold]
+    pub(super) fn to_error(&self, channel: ChannelId) {
+        if let Some(Some(link)) = self.members.links.get(channel.index()) {
+            let _ = link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
+        }
+    }
+
+    /// A place for a channel, none of whose queues may be posted to yet.
+    fn place_for(&mut self, link: &Link<'res>, is_open: bool) -> Result<ChannelId> {
+        const VERB: &str = "ibv_create_qp";
+        let Self { table, members, .. } = self;
+        let core = &link.core;
+        // SAFETY: the link holds the queue pair, of which the completion queue is a parent.
+        let queue = unsafe { (*core.queue_pair).send_cq };
+        if !core.of_loop || queue != table.queue {
+            return Err(Error::invalid(VERB, "the channel was not created by this loop"));
+        }
+        if core.destroyed.get() || !is_open {
+            return Err(Error::invalid(VERB, "the channel was stopped"));
+        }
+        let depths = link.depths();
+        let depth = depths[0].saturating_add(depths[1]);
+        if depth > members.room {
+            let what = "the sum of max_send_wr and max_recv_wr of the loop's channels";
+            return Err(Error::out_of_range(VERB, what, depth.into(), 0, members.room.into()));
+        }
+        let is_free = |&index: &u32| {
+            let entry = &table.entries[index as usize];
+            let mut slots = entry.slots();
+            entry.depths == depths
+                && slots.all(|slot| table.slots[slot as usize].state == State::Free)
+        };
+        let index = match members.retired.iter().position(is_free) {
+            Some(position) => members.retired.swap_remove(position) as usize,
+            None => add_place(table, members, core, depths)?,
+        };
+        let entry = &mut table.entries[index];
+        // SAFETY: the queue pair is live: the core has not destroyed it.
+        entry.target = unsafe { Target::new(core.queue_pair) };
+        entry.limits = core.limits;
+        entry.next = [NEVER_FREE; 2];
+        let id = ChannelId { index: index as u32, generation: entry.generation };
+        for slot in entry.slots() {
+            let slot = &mut table.slots[slot as usize];
+            slot.channel = id;
+            slot.queue_pair = core.number;
+        }
+        members.room -= depth;
+        Ok(id)
+    }
+
+    /// Lets these queues be posted to, unless they were before.
+    fn open(&mut self, channel: ChannelId, queues: &[Queue]) {
+        let entry = &mut self.table.entries[channel.index()];
+        for &queue in queues {
+            let next = entry.first_of(queue);
+            let opened = &mut entry.next[super::post::queue_index(queue)];
+            if *opened == NEVER_FREE {
+                *opened = next;
+            }
+        }
+    }
+
+    /// Destroys a channel. Its id names none any more.
+    fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
+        let Self { table, members, .. } = self;
+        let entry = &mut table.entries[index];
+        entry.generation = entry.generation.wrapping_add(1);
+        let (slots, [sends, receives]) = (entry.slots(), entry.depths);
+        let destroyed = link.close();
+        match destroyed {
+            Ok(()) => {
+                table.end_without_completions(slots, REMOVED);
+                members.room += sends + receives;
+                // There is room: see `add_place`.
+                members.retired.push(index as u32);
+            }
+            Err(_) => {
+                for slot in slots {
+                    let slot = &mut table.slots[slot as usize];
+                    slot.end_connection();
+                    if slot.state.is_in_flight() {
+                        slot.state = State::Leaked;
+                    }
+                }
+            }
+        }
+        destroyed
+    }
+}
+
+/// Makes a place, with slots that are free.
+fn add_place<B>(
+    table: &mut Table<B>,
+    members: &mut Members<'_>,
+    core: &Core,
+    depths: [u32; 2],
+) -> Result<usize> {
+    let (index, first_slot) = (table.entries.len(), table.slots.len());
+    let depth = depths[0] as usize + depths[1] as usize;
+    let all = (members.links.len() + 1).saturating_sub(members.retired.len());
+    let reserved = (|| {
+        table.slots.try_reserve(depth)?;
+        table.completions.try_reserve(depth)?;
+        table.entries.try_reserve(1)?;
+        members.links.try_reserve(1)?;
+        // For when they are all removed.
+        members.retired.try_reserve(all)
+    })();
+    if reserved.is_err() || u32::try_from(first_slot + depth).is_err() {
+        let reason = "no memory for the loop's table of operations";
+        return Err(Error::with_reason("ibv_create_qp", libc::ENOMEM, reason));
+    }
+    let (first, sends) = (first_slot as u32, first_slot as u32 + depths[0]);
+    let end = sends + depths[1];
+    for index in first..end {
+        let mut slot = Slot::new(index, State::Free);
+        slot.next = match index + 1 {
+            next if next == sends => first,
+            next if next == end => sends,
+            next => next,
+        };
+        table.slots.push(slot);
+        table.completions.push(ffi::ibv_wc::default());
+    }
+    table.entries.push(Entry {
+        // SAFETY: the queue pair is live: the core has not destroyed it.
+        target: unsafe { Target::new(core.queue_pair) },
+        generation: 1,
+        next: [NEVER_FREE; 2],
+        limits: core.limits,
+        first_slot: first,
+        depths,
+    });
+    members.links.push(None);
+    Ok(index)
+}
+
+impl<B> Table<B> {
+    /// How many of these slots' operations the device has.
+    fn in_flight(&self, slots: Range<u32>) -> usize {
+        let slots = &self.slots[slots.start as usize..slots.end as usize];
+        slots.iter().filter(|slot| slot.state.is_in_flight()).count()
+    }
+
+    /// Moves a queue pair to ERR, and polls until none of these operations, which are its, is in flight. A provider may
+    /// drop the completions of a queue pair that is destroyed.
+    fn flush(&mut self, core: &Core, slots: Range<u32>) {
+        // What was polled comes first. One that is unknown ends nothing.
+        let _ = self.settle_polled();
+        if self.in_flight(slots.clone()) == 0
+            || core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err()
+        {
+            return;
+        }
+        let give_up = core.clock.now().checked_add(core.settle_timeout);
+        let mut failures = 0;
+        while self.in_flight(slots.clone()) > 0 {
+            match self.poll() {
+                Ok(true) => {
+                    failures = 0;
+                    let _ = self.settle_polled();
+                }
+                // The kernel or a progress thread of the provider may have to do the flushing.
+                Ok(false) => {
+                    give_up.iter().for_each(|&at| core.clock.reach(at));
+                    thread::yield_now();
+                }
+                Err(_) if failures == POLL_FAILURES => return,
+                Err(_) => failures += 1,
+            }
+            if give_up.is_some_and(|at| core.clock.now() >= at) {
+                return;
+            }
+        }
+    }
+
+    /// Ends all operations in these slots: the queue pair was reset or destroyed.
+    fn end_without_completions(&mut self, slots: Range<u32>, status: ffi::ibv_wc_status) {
+        // What was polled comes first. One that is unknown ends nothing.
+        let _ = self.settle_polled();
+        for index in slots {
+            let slot = &mut self.slots[index as usize];
+            slot.end_connection();
+            if slot.state.is_in_flight() {
+                self.push_ended(index, &ffi::ibv_wc { status, ..Default::default() });
+            }
+        }
+    }
+}
+
+impl<B> Drop for Loop<'_, B> {
+    fn drop(&mut self) {
+        // What was polled has ended, whatever becomes of its queue pair. One that is unknown ends nothing.
+        let _ = self.table.settle_polled();
+        for index in 0..self.members.links.len() {
+            if let Some(link) = self.members.links[index].take() {
+                let _ = self.end(index, link);
+            }
+        }
+        // The buffers of those that have ended. A panic in a buffer's drop leaks the others.
+        while self.table.first_ended != NO_SLOT {
+            match self.table.next_ended() {
+                Ok(Some(Ended { buffer, .. })) => drop(buffer),
+                _ => break,
+            }
+        }
+    }
+}
+
+#[cold]
+fn unknown(verb: &'static str) -> Error {
+    Error::invalid(verb, "the loop has no such channel (any more)")
+}

@@ -1,0 +1,258 @@
+//! Many channels on one thread: one completion queue, one table of operations, one owner.
+
+mod ended;
+mod members;
+mod post;
+mod table;
+mod window;
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use ended::{ChannelId, Ended, LoopBuffer};
+
+use members::Members;
+use table::Table;
+
+use super::builder::ChannelBuilder;
+use super::error::TransportResult;
+use super::sink::poll_cq_of;
+use crate::completion::CompletionQueue;
+use crate::device::Context;
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::parent::Parent;
+
+/// The channels of a server's thread: one completion queue, from which each operation that has ended goes to the
+/// program, with its channel, its buffer and a number of the program's choice.
+///
+/// It is the cheapest way to serve many peers. A loop has one owner (`&mut self`), so nothing is locked, counted or
+/// allocated for an operation. A program with several threads has a loop on each, with the connections of that thread; a
+/// loop may move to another thread, a channel stays in its loop.
+///
+/// `B` is the type of all buffers, such as [`PooledBuffer`](crate::PooledBuffer). A loop for buffers of several types is a
+/// `Loop<AnyBuffer>`.
+///
+/// ```no_run
+/// # // not on Soft-RoCE alone: needs peers
+/// use std::net::TcpListener;
+/// use std::sync::Arc;
+/// use std::time::{Duration, Instant};
+///
+/// use ibverbs::{
+///     AccessFlags, BufferPool, Loop, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest,
+/// };
+///
+/// const RECEIVE: u64 = 0;
+/// const SEND: u64 = 1;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = Arc::new(ibverbs::open("rxe0")?);
+/// let domain = Arc::new(ProtectionDomain::new(&context)?);
+/// let pool = BufferPool::new(&domain, 4096, 256, AccessFlags::empty())?;
+/// let mut server = Loop::<PooledBuffer>::new(&context, 1024)?;
+/// let listener = TcpListener::bind("[::]:18515")?;
+/// for _ in 0..4 {
+///     let deadline = Instant::now() + Duration::from_secs(10);
+///     let prepared = server.create_channel(&domain).build()?;
+///     let channel = server.add(prepared.accept(&listener, b"", deadline)?.0)?;
+///     let buffer = pool.take().ok_or("all buffers are in use")?;
+///     server.post(channel, ReceiveWorkRequest::new(buffer), RECEIVE)?;
+/// }
+/// loop {
+///     let ended = server.wait_ended()?; // sleeps until there is something
+///     let success = match ended.result() {
+///         Ok(success) => success,
+///         Err(error) => {
+///             eprintln!("{error}");
+///             // What is in flight ends with errors, too. The first of them removes the channel.
+///             let _ = server.remove(ended.channel);
+///             continue;
+///         }
+///     };
+///     let mut buffer = ended.buffer;
+///     if ended.token == RECEIVE {
+///         buffer.set_len(success.byte_len() as usize)?;
+///         server.post(ended.channel, SendWorkRequest::new(buffer), SEND)?; // the answer
+///     } else {
+///         buffer.set_len(4096)?;
+///         server.post(ended.channel, ReceiveWorkRequest::new(buffer), RECEIVE)?;
+///     }
+/// }
+/// # }
+/// ```
+///
+/// # In an event loop
+///
+/// The [descriptor](AsFd) becomes readable when there is something. Before the program sleeps on it, it calls
+/// [`arm`](Self::arm), and then [`next_ended`](Self::next_ended) until that returns `None`. In this order no completion is
+/// missed, even if the descriptor is watched edge-triggered:
+///
+/// ```
+/// # use std::os::fd::{AsFd, BorrowedFd};
+/// # fn sleep_until_readable(_: BorrowedFd<'_>) {}
+/// # fn serve(_: &mut ibverbs::Loop<'_, ibverbs::PooledBuffer>, _: ibverbs::Ended<ibverbs::PooledBuffer>) {}
+/// # fn run(server: &mut ibverbs::Loop<'_, ibverbs::PooledBuffer>) -> ibverbs::TransportResult<()> {
+/// loop {
+///     server.arm()?;
+///     while let Some(ended) = server.next_ended()? {
+///         serve(server, ended);
+///     }
+///     sleep_until_readable(server.as_fd());
+///     # break;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// `next_ended` returns operations for as long as there are any: a program that has other things to do bounds its turns.
+///
+/// # When it is dropped
+///
+/// All channels are destroyed, and all buffers dropped. If a queue pair cannot be destroyed, the buffers that its device
+/// may use are [leaked](crate#when-a-resource-cannot-be-destroyed), with all that it was made from. A loop that is
+/// forgotten leaks everything.
+pub struct Loop<'res, B> {
+    table: Table<B>,
+    members: Members<'res>,
+    queue: Arc<CompletionQueue<'res>>,
+}
+
+// SAFETY: everything in it is owned, by the loop alone, and libibverbs may be called on any thread. Buffers go with it.
+unsafe impl<B: Send> Send for Loop<'_, B> {}
+
+impl<'res, B> Loop<'res, B> {
+    /// `ibv_create_comp_channel`, `ibv_create_cq`: a loop whose channels can have `entries` operations in flight, together.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::new`] and [`CompletionChannel::new`](crate::CompletionChannel::new), and
+    ///
+    ///  - `EINVAL`: see [`from_queue`](Self::from_queue).
+    #[doc(alias = "ibv_create_cq")]
+    pub fn new(context: impl Into<Parent<'res, Context<'res>>>, entries: u32) -> Result<Self> {
+        Self::from_queue(CompletionQueue::builder(context, entries).own_channel().build()?)
+    }
+
+    /// A loop on a completion queue that was made with other settings, such as a vector of its own.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the queue has no [channel of its own](crate::CompletionQueueBuilder::own_channel), or wakes for solicited
+    ///    completions only, which the sends of a channel do not raise.
+    pub fn from_queue(queue: CompletionQueue<'res>) -> Result<Self> {
+        queue.own_channel()?;
+        if queue.is_solicited_only() {
+            let reason = "the completion queue wakes for solicited completions only";
+            return Err(Error::invalid("ibv_req_notify_cq", reason));
+        }
+        // SAFETY: the loop owns the queue, which is live for as long as it polls.
+        let table = unsafe { Table::new(queue.as_raw(), poll_cq_of(queue.as_raw())) };
+        let members = Members::new(queue.capacity());
+        Ok(Self { table, members, queue: Arc::new(queue) })
+    }
+
+    /// Starts to build a channel of the loop, which is to be [added](Self::add) when it is connected. Until then it can
+    /// post nothing.
+    pub fn create_channel(
+        &self,
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+    ) -> ChannelBuilder<'res> {
+        ChannelBuilder::new(domain).of_loop(&self.queue)
+    }
+
+    /// `ibv_poll_cq`: the next operation that has ended, or `None` if there is none at the moment. It never waits. The
+    /// operations of a queue come in the order in which they were posted.
+    ///
+    /// # Errors
+    ///
+    /// No operation is lost, and the next call goes on:
+    ///
+    ///  - [`Verbs`](crate::TransportError::Verbs): polling failed, which ends nothing.
+    ///  - [`UnknownCompletion`](crate::TransportError::UnknownCompletion): the device has made a completion up. It has ended
+    ///    nothing.
+    #[doc(alias = "ibv_poll_cq")]
+    #[inline(always)]
+    pub fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
+        self.table.next_ended()
+    }
+
+    /// As [`next_ended`](Self::next_ended), and sleeps until there is one. A signal does not end the wait. The
+    /// [descriptor](AsFd)'s events are read.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`next_ended`](Self::next_ended) and [`arm`](Self::arm).
+    pub fn wait_ended(&mut self) -> TransportResult<Ended<B>> {
+        self.sleep_until(None)
+    }
+
+    /// As [`wait_ended`](Self::wait_ended), but returns `None` if the deadline passes first.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait_ended`](Self::wait_ended).
+    pub fn wait_ended_until(&mut self, deadline: Instant) -> TransportResult<Option<Ended<B>>> {
+        match self.sleep_until(Some(deadline)) {
+            Ok(ended) => Ok(Some(ended)),
+            Err(super::TransportError::Verbs(error)) if error.kind() == ErrorKind::TimedOut => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn sleep_until(&mut self, deadline: Option<Instant>) -> TransportResult<Ended<B>> {
+        let Self { table, queue, .. } = self;
+        queue.sleep_until(deadline, || Ok(table.next_ended().transpose()))?
+    }
+
+    /// `ibv_req_notify_cq`: from now on, the next completion makes the [descriptor](AsFd) readable. Until then it is not
+    /// readable: an earlier event is read.
+    ///
+    /// What is there already raises no event: call [`next_ended`](Self::next_ended) between this and sleeping, until that
+    /// returns `None`.
+    ///
+    /// # Errors
+    ///
+    ///  - `EIO`: the device is gone.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn arm(&self) -> Result<()> {
+        self.queue.rearm_own()
+    }
+
+    /// The number of operations that its channels can have in flight together, and how many of these no channel has
+    /// reserved. A channel reserves [`max_send_wr`](ChannelBuilder::max_send_wr) and
+    /// [`max_recv_wr`](ChannelBuilder::max_recv_wr) from when it is added until it is removed.
+    pub fn capacity(&self) -> (u32, u32) {
+        (self.queue.capacity(), self.members.room())
+    }
+}
+
+impl<B> Loop<'_, B> {
+    /// The completion queue's C object. It is valid while the loop is. A completion that the caller polls is lost: its
+    /// operation ends when its channel is removed.
+    pub fn as_raw(&self) -> *mut ffi::ibv_cq {
+        self.queue.as_raw()
+    }
+}
+
+impl<B> AsFd for Loop<'_, B> {
+    /// The file that is readable when there is an event. Only wait for it: [`arm`](Self::arm) reads from it.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let channel = self.queue.own_channel().expect("checked when the loop was made");
+        channel.channel().as_fd()
+    }
+}
+
+impl<B> fmt::Debug for Loop<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loop")
+            .field("queue", &self.queue)
+            .field("available", &self.members.room())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,169 @@
+//! Posting operations of a loop.
+
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
+
+use super::Loop;
+use super::ended::{ChannelId, LoopBuffer};
+use super::table::{Entry, NEVER_FREE, ONE, State};
+use crate::channel::error::TransportError;
+use crate::channel::in_flight::Queue;
+use crate::channel::operation::{Operation, Prepared};
+use crate::channel::operation_error::OperationError;
+use crate::channel::owned_buffer::OwnedBuffer;
+use crate::channel::request::WorkRequest;
+use crate::ffi;
+use crate::memory::GatherBuffer;
+
+impl<B> Loop<'_, B> {
+    /// `ibv_post_send`, `ibv_post_recv`: posts any request on a channel, which then owns the request's buffer. When the
+    /// operation has ended, [`next_ended`](Self::next_ended) gives it back with `token`, a number of the program's
+    /// choice.
+    ///
+    /// The bytes of an [`Inline`](crate::Inline) request are copied: it keeps `()`, in a loop of
+    /// [`AnyBuffer`](crate::AnyBuffer)s or of `()`.
+    ///
+    /// # Errors
+    ///
+    /// With the buffer, and the device has not seen the request:
+    ///
+    ///  - [`QueueFull`](TransportError::QueueFull): the queue has as many operations as the channel was built for. One that
+    ///    has ended counts until `next_ended` has returned it.
+    ///  - [`NotConnected`](TransportError::NotConnected): only receives can be posted before the
+    ///    [handshake](Self::handshake).
+    ///  - [`Closed`](TransportError::Closed): the channel was removed.
+    ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: what the request says is not possible. Or the device refuses it, with
+    ///    the provider's errno value.
+    ///
+    /// Without the buffer:
+    ///
+    ///  - [`Verbs`](TransportError::Verbs): the post has failed, but the device may have the request. It counts as posted,
+    ///    and all operations of the channel, also this one, end with errors.
+    #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_post_recv")]
+    #[inline(always)]
+    pub fn post<R: WorkRequest>(
+        &mut self,
+        channel: ChannelId,
+        request: R,
+        token: u64,
+    ) -> Result<(), OperationError<B>>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let (operation, buffer) = request.split();
+        // Nothing below drops it.
+        let mut buffer = ManuallyDrop::new(buffer);
+        let table = &mut self.table;
+        let Some(entry) = table.entries.get_mut(channel.index as usize) else {
+            return Err(refused(TransportError::Closed, buffer));
+        };
+        if entry.generation != channel.generation {
+            return Err(refused(TransportError::Closed, buffer));
+        }
+        let mut list = match R::list(&mut buffer) {
+            Ok(list) => list,
+            Err(error) => return Err(refused(error.into(), buffer)),
+        };
+        if let Err(error) = operation.check(&entry.limits, list.as_mut()) {
+            return Err(refused(error, buffer));
+        }
+        let queue = const { queue_index(R::Operation::QUEUE) };
+        let mut index = entry.next[queue];
+        // SAFETY: it is the index of a slot, as every value that is stored there.
+        if unsafe { table.slots.get_unchecked(index as usize) }.state != State::Free {
+            match table.search(index) {
+                Some(found) => index = found,
+                None => {
+                    let error = table.entries[channel.index()].why_full(R::Operation::QUEUE);
+                    return Err(refused(error, buffer));
+                }
+            }
+        }
+        // SAFETY: both are in range: see above.
+        let (entry, slot) = unsafe {
+            let entry = table.entries.get_unchecked_mut(channel.index as usize);
+            (entry, table.slots.get_unchecked_mut(index as usize))
+        };
+        let number = slot.number.wrapping_add(ONE);
+        // SAFETY: the entry's channel was not removed, so its queue pair is live. The requests are the loop's, which is
+        // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It goes to the slot next, with
+        // nothing in between that unwinds, and leaves the slot when the device is done with it. What is not kept was
+        // copied by the post.
+        let returned =
+            unsafe { operation.post(entry.target, table.prepared.as_ptr(), number, list.as_mut()) };
+        // Also if it was refused: the next request has another number.
+        slot.number = number;
+        if returned != 0 {
+            return Err(self.post_failed::<R>(channel, index, token, returned, buffer));
+        }
+        entry.next[queue] = slot.next;
+        slot.token = token;
+        slot.state = State::Token;
+        slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
+        Ok(())
+    }
+
+    /// The error of a post to this slot, which is still free.
+    #[cold]
+    #[inline(never)]
+    fn post_failed<R: WorkRequest>(
+        &mut self,
+        channel: ChannelId,
+        index: u32,
+        token: u64,
+        returned: c_int,
+        buffer: ManuallyDrop<R::Buffer>,
+    ) -> OperationError<B>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let error = ffi::failed(R::Operation::VERB, returned).into();
+        let prepared = self.table.prepared.as_ptr();
+        // SAFETY: as in `post`.
+        if !unsafe { Prepared::may_be_posted(prepared, R::Operation::QUEUE) } {
+            return refused(error, buffer);
+        }
+        let slot = &mut self.table.slots[index as usize];
+        slot.token = token;
+        slot.state = State::Token;
+        slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
+        self.to_error(channel);
+        OperationError { error, buffer: None }
+    }
+}
+
+/// The index of a queue in arrays of both.
+pub(super) const fn queue_index(queue: Queue) -> usize {
+    match queue {
+        Queue::Send => 0,
+        Queue::Receive => 1,
+    }
+}
+
+/// The error of a request that the device has not seen, with its buffer.
+#[cold]
+#[inline(never)]
+fn refused<D, B>(error: TransportError, buffer: ManuallyDrop<D>) -> OperationError<B>
+where
+    D: GatherBuffer<Kept: OwnedBuffer>,
+    B: LoopBuffer<D::Kept>,
+{
+    let buffer = Some(B::keep(ManuallyDrop::into_inner(buffer).keep()));
+    OperationError { error, buffer }
+}
+
+impl Entry {
+    /// Why a queue has no free slot.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn why_full(&self, queue: Queue) -> TransportError {
+        // The queue of a channel that was opened, but has no slots, is full.
+        if self.next[queue_index(queue)] == NEVER_FREE && self.first_of(queue) != NEVER_FREE {
+            return TransportError::NotConnected;
+        }
+        TransportError::QueueFull
+    }
+}

@@ -1,0 +1,334 @@
+//! The table of a loop's operations.
+//!
+//! A request's number is the index of its slot and a generation, which counts the requests of the slot and is never
+//! reset. So a completion finds its operation by an index and three comparisons: the number is the slot's, the slot is in
+//! flight, and the queue pair is the slot's. What fails one of them ends nothing.
+//!
+//! An operation that `next_ended` finds goes from what was polled to the program. What is found in another way (a window, a
+//! channel that is removed) is put into the list of those that have ended. While that has one, nothing is left of what was
+//! polled, so results come in the order of their completions.
+
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use super::ended::{ChannelId, Ended};
+use crate::channel::error::{TransportError, TransportResult};
+use crate::channel::in_flight::Queue;
+use crate::channel::operation::{Limits, Prepared, Target};
+use crate::channel::sink::{BATCH, Batch, PollCq, count};
+use crate::channel::slot::NO_SLOT;
+use crate::channel::window_list::WindowList;
+use crate::ffi;
+
+/// What a generation adds to a number.
+pub(super) const ONE: u64 = 1 << 32;
+
+/// The slot of no channel, which is never free: the next one of a queue that has no slots, or may not be posted to yet.
+pub(super) const NEVER_FREE: u32 = 0;
+
+/// The state of a slot and its operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum State {
+    /// The device has the request.
+    Token,
+    /// The same, and it has a completion only if it fails, or is the last of its window.
+    Window,
+    /// It has ended, and is in the list of those.
+    Ended,
+    Free,
+    /// The queue pair could not be destroyed: the device may use the buffer for ever.
+    Leaked,
+}
+
+impl State {
+    /// Whether the device may still use the buffer.
+    pub(super) fn is_in_flight(self) -> bool {
+        matches!(self, Self::Token | Self::Window)
+    }
+}
+
+/// Room for one operation.
+pub(super) struct Slot<B> {
+    /// The number of the request, or the last one.
+    pub(super) number: u64,
+    pub(super) token: u64,
+    pub(super) channel: ChannelId,
+    pub(super) queue_pair: u32,
+    /// The next slot of the ring of its queue.
+    pub(super) next: u32,
+    /// In a window, or in the list of operations that have ended: the next one.
+    pub(super) link: u32,
+    /// Of the last of a window: the first of those that have not ended.
+    pub(super) first: u32,
+    /// The generations up to this one are of earlier channels, or connections.
+    pub(super) begun: u32,
+    pub(super) state: State,
+    /// It is there in all states but `Free`.
+    pub(super) buffer: MaybeUninit<B>,
+}
+
+impl<B> Slot<B> {
+    pub(super) fn new(index: u32, state: State) -> Self {
+        Self {
+            number: index.into(),
+            token: 0,
+            channel: ChannelId { index: NO_SLOT, generation: 0 },
+            queue_pair: 0,
+            next: index,
+            link: NO_SLOT,
+            first: NO_SLOT,
+            begun: 0,
+            state,
+            buffer: MaybeUninit::uninit(),
+        }
+    }
+
+    fn generation(&self) -> u32 {
+        (self.number >> 32) as u32
+    }
+
+    /// From now on, all its numbers are of an earlier channel.
+    pub(super) fn end_connection(&mut self) {
+        self.begun = self.generation();
+    }
+
+    /// Whether a request with this number was posted before the present connection.
+    fn is_earlier(&self, number: u64) -> bool {
+        let ago = self.begun.wrapping_sub((number >> 32) as u32);
+        ago < self.begun.min(1 << 31)
+    }
+}
+
+/// What is needed of a channel to post.
+#[repr(align(64))]
+pub(super) struct Entry {
+    pub(super) target: Target,
+    /// Of the channel that has the place, or will have it next.
+    pub(super) generation: u32,
+    /// The next slot of each queue. If it is in use, the others are searched.
+    pub(super) next: [u32; 2],
+    pub(super) limits: Limits,
+    /// Its slots: those for sends, then those for receives.
+    pub(super) first_slot: u32,
+    pub(super) depths: [u32; 2],
+}
+
+impl Entry {
+    /// Its slots.
+    pub(super) fn slots(&self) -> std::ops::Range<u32> {
+        let [sends, receives] = self.depths;
+        self.first_slot..self.first_slot + sends + receives
+    }
+
+    /// The first slot of a queue.
+    pub(super) fn first_of(&self, queue: Queue) -> u32 {
+        match queue {
+            Queue::Send if self.depths[0] > 0 => self.first_slot,
+            Queue::Receive if self.depths[1] > 0 => self.first_slot + self.depths[0],
+            _ => NEVER_FREE,
+        }
+    }
+}
+
+/// See the [module](self).
+pub(super) struct Table<B> {
+    pub(super) slots: Vec<Slot<B>>,
+    pub(super) entries: Vec<Entry>,
+    pub(super) batch: Batch,
+    pub(super) poll_cq: PollCq,
+    /// Live, as long as something is polled.
+    pub(super) queue: *mut ffi::ibv_cq,
+    /// Owned. One request of each kind: they name no queue pair, so a loop needs no more.
+    pub(super) prepared: NonNull<Prepared>,
+    /// The requests of a window.
+    pub(super) window: WindowList,
+    /// Of the operations in the list: the completion of each slot.
+    pub(super) completions: Vec<ffi::ibv_wc>,
+    /// The list of operations that have ended: the indexes of the first and, unless there is none, the last.
+    pub(super) first_ended: u32,
+    pub(super) last_ended: u32,
+}
+
+impl<B> Table<B> {
+    /// # Safety
+    ///
+    /// The function and the queue are a provider's, and live while something is polled. Nobody else polls it.
+    pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, poll_cq: PollCq) -> Self {
+        let prepared = NonNull::from(Box::leak(Box::new(Prepared::new())));
+        // SAFETY: it does not move any more, and is accessed through copies of this pointer only.
+        unsafe { Prepared::set_piece_pointers(prepared.as_ptr()) };
+        Self {
+            slots: vec![Slot::new(NEVER_FREE, State::Leaked)],
+            entries: Vec::new(),
+            batch: Batch::new(),
+            poll_cq,
+            queue,
+            prepared,
+            window: WindowList::default(),
+            completions: vec![ffi::ibv_wc::default()],
+            first_ended: NO_SLOT,
+            last_ended: NO_SLOT,
+        }
+    }
+
+    /// What a channel of the loop posts with.
+    #[inline(always)]
+    pub(super) fn entry(&mut self, channel: ChannelId) -> Option<&mut Entry> {
+        let entry = self.entries.get_mut(channel.index as usize);
+        entry.filter(|entry| entry.generation == channel.generation)
+    }
+
+    /// Searches a ring for a free slot, after this one of it was found in use.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn search(&self, from: u32) -> Option<u32> {
+        let mut index = self.slots[from as usize].next;
+        while index != from {
+            let slot = &self.slots[index as usize];
+            if slot.state == State::Free {
+                return Some(index);
+            }
+            index = slot.next;
+        }
+        None
+    }
+
+    /// Polls, when nothing is left of what was polled. Returns whether there was something.
+    #[inline(always)]
+    pub(super) fn poll(&mut self) -> TransportResult<bool> {
+        debug_assert!(self.batch.is_empty());
+        // SAFETY: the queue is live. There is room for that many completions, and no reference to them.
+        let found = unsafe { (self.poll_cq)(self.queue, BATCH as i32, self.batch.entries()) };
+        let found = count(found)?;
+        self.batch.keep(0, found);
+        Ok(found > 0)
+    }
+
+    /// The next operation that has ended: see [`Loop::next_ended`](super::Loop::next_ended).
+    #[inline(always)]
+    pub(super) fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
+        loop {
+            if self.batch.is_empty() {
+                if self.first_ended != NO_SLOT {
+                    return Ok(self.pop_ended());
+                }
+                if !self.poll()? {
+                    return Ok(None);
+                }
+            }
+            // SAFETY: the batch is not empty, so this points to an initialised entry, to which nothing writes before the
+            // next poll.
+            let completion = unsafe { &*self.batch.head() };
+            // SAFETY: as above.
+            unsafe { self.batch.advance_by(1) };
+            if let Some(slot) = self.slots.get_mut(completion.wr_id as u32 as usize)
+                && slot.number == completion.wr_id
+                && slot.state == State::Token
+                && slot.queue_pair == completion.qp_num
+            {
+                slot.state = State::Free;
+                return Ok(Some(Ended {
+                    channel: slot.channel,
+                    token: slot.token,
+                    // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free now.
+                    buffer: unsafe { slot.buffer.assume_init_read() },
+                    completion: *completion,
+                }));
+            }
+            self.settle(*completion)?;
+        }
+    }
+
+    /// Ends the operation of a completion that was taken from what was polled; if it has left something in the list, also
+    /// those of all others.
+    ///
+    /// # Errors
+    ///
+    /// One of the completions is unknown. It ends nothing.
+    #[cold]
+    #[inline(never)]
+    fn settle(&mut self, completion: ffi::ibv_wc) -> TransportResult<()> {
+        let settled = self.end(&completion);
+        if self.first_ended != NO_SLOT { settled.and(self.settle_polled()) } else { settled }
+    }
+
+    /// Puts what is left of what was polled into the list.
+    ///
+    /// # Errors
+    ///
+    /// One of the completions is unknown. It ends nothing.
+    pub(super) fn settle_polled(&mut self) -> TransportResult<()> {
+        let mut settled = Ok(());
+        while !self.batch.is_empty() {
+            // SAFETY: as in `next_ended`.
+            let completion = unsafe { *self.batch.head() };
+            // SAFETY: as in `next_ended`.
+            unsafe { self.batch.advance_by(1) };
+            settled = settled.and(self.end(&completion));
+        }
+        settled
+    }
+
+    /// Ends the operation of a completion.
+    ///
+    /// # Errors
+    ///
+    /// It is unknown: no operation in flight has its number and queue pair, nor had one of an earlier connection its number.
+    fn end(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
+        let &ffi::ibv_wc { wr_id, qp_num: queue_pair, .. } = completion;
+        let index = wr_id as u32;
+        match self.slots.get(index as usize) {
+            Some(slot)
+                if slot.number == wr_id
+                    && slot.state.is_in_flight()
+                    && slot.queue_pair == queue_pair =>
+            {
+                match slot.state {
+                    State::Window => self.end_of_window(index, completion),
+                    _ => self.push_ended(index, completion),
+                }
+                Ok(())
+            }
+            Some(slot) if slot.is_earlier(wr_id) => Ok(()),
+            _ => Err(TransportError::UnknownCompletion { queue_pair, wr_id }),
+        }
+    }
+
+    /// Puts an operation, which the device has no more, into the list of those that have ended.
+    pub(super) fn push_ended(&mut self, index: u32, completion: &ffi::ibv_wc) {
+        self.completions[index as usize] = *completion;
+        let slot = &mut self.slots[index as usize];
+        slot.state = State::Ended;
+        slot.link = NO_SLOT;
+        if self.first_ended == NO_SLOT {
+            self.first_ended = index;
+        } else {
+            self.slots[self.last_ended as usize].link = index;
+        }
+        self.last_ended = index;
+    }
+
+    /// Takes the first operation out of the list.
+    #[inline(never)]
+    fn pop_ended(&mut self) -> Option<Ended<B>> {
+        let index = self.first_ended as usize;
+        let slot = self.slots.get_mut(index)?;
+        self.first_ended = slot.link;
+        slot.state = State::Free;
+        Some(Ended {
+            channel: slot.channel,
+            token: slot.token,
+            // SAFETY: an operation in the list has its buffer. The slot is free now.
+            buffer: unsafe { slot.buffer.assume_init_read() },
+            completion: self.completions[index],
+        })
+    }
+}
+
+impl<B> Drop for Table<B> {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, in `new`, and nobody uses it any more.
+        drop(unsafe { Box::from_raw(self.prepared.as_ptr()) });
+    }
+}

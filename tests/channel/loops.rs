@@ -1,0 +1,535 @@
+//! Loops: many channels on one table, whose operations own their buffers.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::{
+    AccessFlags, AnyBuffer, BufferPool, Channel, ChannelBuilder, ChannelId, Ended, ErrorKind,
+    Inline, Loop, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest,
+    TransportError, WorkErrorClass, WriteWorkRequest,
+};
+use ibverbs_function_device::{FunctionDevice, Progress};
+
+use crate::pair::{ALL, TestDevice, domain};
+use crate::software::Software;
+
+const LEN: usize = 16;
+
+/// A loop with channels that are connected to channels of their own loop, `peers`.
+pub(crate) struct Loops<D> {
+    pub(crate) here: Loop<'static, PooledBuffer>,
+    pub(crate) peers: Loop<'static, PooledBuffer>,
+    pub(crate) pool: BufferPool,
+    pub(crate) domain: Arc<ProtectionDomain<'static>>,
+    pub(crate) device: D,
+}
+
+impl<D: TestDevice> Loops<D> {
+    pub(crate) fn on(device: D) -> Self {
+        let domain = domain(&device);
+        let pool = BufferPool::new(&domain, LEN, 64, AccessFlags::empty()).unwrap();
+        let new = || Loop::new(domain.context_parent(), 64).unwrap();
+        Self { here: new(), peers: new(), pool, domain, device }
+    }
+
+    pub(crate) fn prepare<B>(&self, owner: &Loop<'static, B>) -> ChannelBuilder<'static> {
+        owner
+            .create_channel(&self.domain)
+            .max_send_wr(4)
+            .max_recv_wr(4)
+            .max_inline_data(32)
+            .access(ALL)
+            .settle_timeout(Duration::from_millis(20))
+    }
+
+    /// Two channels that are connected to each other.
+    pub(crate) fn connect(&mut self) -> (ChannelId, ChannelId) {
+        let (one, two) = crate::pair::connect(self.prepare(&self.here), self.prepare(&self.peers));
+        (self.here.add(one).unwrap(), self.peers.add(two).unwrap())
+    }
+
+    pub(crate) fn filled(&self, byte: u8) -> PooledBuffer {
+        let mut buffer = self.pool.take().unwrap();
+        buffer.fill(byte);
+        buffer
+    }
+
+    pub(crate) fn receive(&mut self, peer: ChannelId, token: u64) {
+        let buffer = self.filled(0);
+        self.peers.post(peer, ReceiveWorkRequest::new(buffer), token).unwrap();
+    }
+
+    pub(crate) fn send(&mut self, channel: ChannelId, byte: u8, token: u64) {
+        let buffer = self.filled(byte);
+        self.here.post(channel, SendWorkRequest::new(buffer), token).unwrap();
+    }
+
+    /// How many buffers are not in the pool.
+    pub(crate) fn out(&self) -> usize {
+        self.pool.chunks() - self.pool.available()
+    }
+
+    #[track_caller]
+    pub(crate) fn finish(self) {
+        let Self { here, peers, pool, domain, device } = self;
+        drop((here, peers));
+        assert_eq!(pool.available(), pool.chunks());
+        drop((pool, domain));
+        device.assert_clean();
+    }
+}
+
+/// What ends next, while other things happen.
+#[track_caller]
+pub(crate) fn next<B>(of: &mut Loop<'static, B>) -> Ended<B> {
+    for _ in 0..100_000 {
+        if let Some(ended) = of.next_ended().unwrap() {
+            return ended;
+        }
+    }
+    panic!("nothing ends")
+}
+
+fn tokens(of: &mut Loop<'static, PooledBuffer>, count: usize) -> Vec<u64> {
+    (0..count).map(|_| next(of).token).collect()
+}
+
+#[test]
+fn what_ends_comes_with_its_channel_token_and_buffer() {
+    let mut loops = Loops::on(Software::new());
+    let pairs = [(); 3].map(|()| loops.connect());
+    for (n, &(channel, peer)) in (0..).zip(&pairs) {
+        loops.receive(peer, n);
+        loops.send(channel, n as u8 + 1, 10 + n);
+    }
+    let mut received: Vec<_> = (0..3).map(|_| next(&mut loops.peers)).collect();
+    received.sort_by_key(|ended| ended.token);
+    for (n, ended) in received.into_iter().enumerate() {
+        assert_eq!(ended.channel, pairs[n].1);
+        assert_eq!(ended.result().unwrap().byte_len() as usize, LEN);
+        assert_eq!(ended.buffer[..], [n as u8 + 1; LEN]);
+    }
+    let mut sent: Vec<_> = (0..3).map(|_| next(&mut loops.here)).collect();
+    sent.sort_by_key(|ended| ended.token);
+    for (n, ended) in sent.iter().enumerate() {
+        assert_eq!((ended.channel, ended.token), (pairs[n].0, 10 + n as u64));
+        assert!(ended.result().is_ok());
+    }
+    drop(sent);
+    assert!(loops.here.next_ended().unwrap().is_none());
+    assert_eq!(loops.out(), 0);
+    loops.finish();
+}
+
+/// A ring that goes round, with as many operations as fit.
+#[test]
+fn a_queue_has_the_room_that_the_channel_was_built_with() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let (channel, peer) = loops.connect();
+    for round in 0..50 {
+        for n in 0..4 {
+            loops.receive(peer, n);
+        }
+        let one_more = ReceiveWorkRequest::new(loops.filled(0));
+        let refused = loops.peers.post(peer, one_more, 9).unwrap_err();
+        assert_eq!(refused.error, TransportError::QueueFull);
+        assert_eq!(refused.buffer.unwrap().len(), LEN);
+        let sends = 1 + round % 4;
+        for n in 0..sends {
+            loops.send(channel, n as u8, n);
+        }
+        assert_eq!(tokens(&mut loops.here, sends as usize), Vec::from_iter(0..sends));
+        assert_eq!(tokens(&mut loops.peers, sends as usize), Vec::from_iter(0..sends));
+        // The rest is used up.
+        for n in sends..4 {
+            loops.send(channel, n as u8, n);
+        }
+        assert_eq!(tokens(&mut loops.peers, 4 - sends as usize), Vec::from_iter(sends..4));
+        assert_eq!(tokens(&mut loops.here, 4 - sends as usize), Vec::from_iter(sends..4));
+    }
+    assert_eq!((loops.in_flight(channel), loops.out()), (0, 0));
+    loops.finish();
+}
+
+impl<D> Loops<D> {
+    fn in_flight(&self, channel: ChannelId) -> usize {
+        self.here.in_flight(channel)
+    }
+}
+
+#[test]
+fn a_loop_takes_only_channels_of_its_own_and_as_many_as_fit() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let (alone, peer) = crate::pair::connect(
+        crate::pair::builder(&loops.domain),
+        crate::pair::builder(&loops.domain),
+    );
+    let refused = loops.here.add(alone).unwrap_err();
+    assert_eq!(refused.error.kind(), ErrorKind::InvalidInput);
+    drop((refused, peer));
+    let (mut one, two) =
+        crate::pair::connect(loops.prepare(&loops.here), loops.prepare(&loops.here));
+    // Nobody but the loop posts and polls.
+    assert_eq!(one.send(()).unwrap_err(), TransportError::OfLoop);
+    let buffer = loops.filled(1);
+    assert_eq!(
+        one.post_owned(SendWorkRequest::new(buffer)).unwrap_err().error,
+        TransportError::OfLoop
+    );
+    assert!(loops.peers.add(one).is_err());
+    drop(two);
+    // 64 completions: eight channels with eight requests.
+    for left in (0..8).rev() {
+        loops.connect();
+        assert_eq!(loops.here.capacity(), (64, 8 * left));
+    }
+    let (one, two) = crate::pair::connect(loops.prepare(&loops.here), loops.prepare(&loops.peers));
+    let error = loops.here.add(one).unwrap_err().error;
+    assert!(error.to_string().contains("max_send_wr"), "{error}");
+    drop(two);
+    let none = |builder: ChannelBuilder<'static>| builder.build().unwrap_err();
+    for error in [
+        none(loops.prepare(&loops.here).flow_control(true)),
+        none(loops.prepare(&loops.here).sleep_after(1)),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    }
+    loops.finish();
+}
+
+/// The first message of a peer comes before it has anything else to do.
+#[test]
+fn receives_can_be_posted_before_the_handshake() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let prepared = loops.prepare(&loops.peers).build().unwrap();
+    let peer = loops.peers.add_prepared(prepared).unwrap();
+    loops.receive(peer, 5);
+    let early = SendWorkRequest::new(loops.filled(1));
+    let refused = loops.peers.post(peer, early, 6).unwrap_err();
+    assert_eq!(refused.error, TransportError::NotConnected);
+    drop(refused);
+    let other = loops.prepare(&loops.here).build().unwrap();
+    let (remote, to_peer) = (other.endpoint(), loops.peers.endpoint(peer).unwrap());
+    // A handshake that fails ends what was posted, and can be tried again.
+    loops.device.fail("modify_qp").errno(libc::EIO).times(1);
+    assert!(loops.peers.handshake(peer, remote).is_err());
+    let ended = next(&mut loops.peers);
+    assert_eq!((ended.token, ended.result().unwrap_err()), (5, TransportError::Stopped));
+    drop(ended);
+    let late = ReceiveWorkRequest::new(loops.filled(1));
+    let refused = loops.peers.post(peer, late, 7).unwrap_err();
+    assert_eq!(refused.error, TransportError::NotConnected);
+    drop(refused);
+    loops.peers.handshake(peer, remote).unwrap();
+    assert!(loops.peers.handshake(peer, remote).is_err(), "it is connected");
+    loops.receive(peer, 8);
+    let channel = loops.here.add(other.handshake(to_peer).unwrap()).unwrap();
+    loops.send(channel, 3, 1);
+    assert_eq!(next(&mut loops.peers).token, 8);
+    assert_eq!(next(&mut loops.here).token, 1);
+    loops.finish();
+}
+
+#[test]
+fn a_channel_that_is_removed_ends_its_operations_and_no_others() {
+    let device = FunctionDevice::make();
+    device.progress(Progress::Manual);
+    let mut loops = Loops::on(device);
+    let ((channel, peer), (other, _)) = (loops.connect(), loops.connect());
+    loops.receive(peer, 0);
+    loops.send(channel, 1, 1);
+    loops.send(channel, 1, 2);
+    loops.send(other, 1, 3);
+    loops.here.remove(channel).unwrap();
+    assert!(loops.here.remove(channel).is_err());
+    assert!(loops.here.endpoint(channel).is_none());
+    let late = SendWorkRequest::new(loops.filled(0));
+    assert_eq!(loops.here.post(channel, late, 4).unwrap_err().error, TransportError::Closed);
+    for token in [1, 2] {
+        let ended = next(&mut loops.here);
+        assert_eq!((ended.channel, ended.token), (channel, token));
+        assert!(ended.result().unwrap_err().is_consequence());
+    }
+    assert!(loops.here.next_ended().unwrap().is_none());
+    assert_eq!((loops.here.in_flight(other), loops.here.in_flight(channel)), (1, 0));
+    // The place is used again, under another name.
+    let (third, _) = loops.connect();
+    assert_eq!(third.index(), channel.index());
+    assert_ne!(third, channel);
+    loops.send(third, 1, 5);
+    let late = SendWorkRequest::new(loops.filled(0));
+    assert!(loops.here.post(channel, late, 6).is_err());
+    loops.finish();
+}
+
+/// A server whose clients come and go needs no more memory and no more of the completion queue.
+#[test]
+fn places_are_used_again() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    for round in 0..100 {
+        let (channel, peer) = loops.connect();
+        assert_eq!((channel.index(), peer.index()), (0, 0), "{round}");
+        loops.receive(peer, 0);
+        loops.receive(peer, 1);
+        loops.send(channel, 1, 2);
+        assert_eq!(next(&mut loops.here).token, 2);
+        loops.here.remove(channel).unwrap();
+        loops.peers.remove(peer).unwrap();
+        assert_eq!(next(&mut loops.peers).result().unwrap().byte_len() as usize, LEN);
+        assert!(next(&mut loops.peers).result().is_err());
+        assert_eq!((loops.here.capacity(), loops.out()), ((64, 64), 0));
+    }
+    loops.finish();
+}
+
+#[test]
+fn a_post_that_the_device_refuses_gives_its_buffer_back() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let (channel, peer) = loops.connect();
+    loops.device.fail("post_send").errno(libc::EINVAL).times(1);
+    let refused = loops.here.post(channel, SendWorkRequest::new(loops.filled(1)), 1).unwrap_err();
+    assert!(matches!(refused.error, TransportError::Verbs(_)) && refused.buffer.is_some());
+    drop(refused);
+    loops.device.fail("post_recv").errno(libc::ENOMEM).times(1);
+    let refused = loops.peers.post(peer, ReceiveWorkRequest::new(loops.filled(1)), 1).unwrap_err();
+    assert!(refused.buffer.is_some());
+    drop(refused);
+    assert!(loops.here.next_ended().unwrap().is_none());
+    // The channel works.
+    loops.receive(peer, 2);
+    loops.send(channel, 1, 3);
+    assert_eq!((next(&mut loops.here).token, next(&mut loops.peers).token), (3, 2));
+    loops.finish();
+}
+
+/// The doorbell fails after the request was queued.
+#[test]
+fn a_post_that_may_be_queued_keeps_its_buffer_until_it_ends() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let (channel, _peer) = loops.connect();
+    loops.device.fail("ring_doorbell").errno(libc::EACCES).times(1);
+    let failed = loops.here.post(channel, SendWorkRequest::new(loops.filled(1)), 1).unwrap_err();
+    assert!(failed.buffer.is_none());
+    assert_eq!((loops.out(), loops.in_flight(channel)), (1, 1));
+    // The queue pair went to ERR, which flushes it.
+    let ended = next(&mut loops.here);
+    assert_eq!(ended.token, 1);
+    let error = ended.result().unwrap_err().work_error().unwrap();
+    assert_eq!(error.class(), WorkErrorClass::Flushed);
+    drop(ended);
+    assert_eq!(loops.out(), 0);
+    loops.here.remove(channel).unwrap();
+    loops.finish();
+}
+
+#[test]
+fn a_window_ends_with_one_completion_and_in_its_order() {
+    let device = FunctionDevice::make();
+    device.progress(Progress::Manual);
+    let mut loops = Loops::on(device);
+    let (channel, peer) = loops.connect();
+    for round in 0..10 {
+        for n in 0..4 {
+            loops.receive(peer, n);
+        }
+        let window = [1, 2, 3].map(|n| SendWorkRequest::new(loops.filled(n)).immediate(n.into()));
+        loops.here.post_window(channel, window, 7).unwrap();
+        loops.send(channel, 4, 8);
+        let (device, polls) = (&loops.device, loops.device.calls("poll_cq"));
+        assert_eq!(device.posted(1).unwrap().send.send_flags & 2, 2, "the last one is signaled");
+        device.run();
+        let ended: Vec<_> = (0..4).map(|_| next(&mut loops.here)).collect();
+        assert_eq!(ended.iter().map(|ended| ended.token).collect::<Vec<_>>(), [7, 7, 7, 8]);
+        let bytes: Vec<_> = ended.iter().map(|ended| ended.buffer[0]).collect();
+        assert_eq!(bytes, [1, 2, 3, 4], "{round}");
+        assert!(ended.iter().all(|ended| ended.result().is_ok()));
+        // Two completions, in one poll.
+        assert_eq!(loops.device.calls("poll_cq") - polls, 1);
+        let received: Vec<_> = (0..4).map(|_| next(&mut loops.peers)).collect();
+        assert_eq!(received.iter().map(|ended| ended.buffer[0]).collect::<Vec<_>>(), bytes);
+        assert_eq!(received[2].result().unwrap().immediate(), Some(3));
+    }
+    let window = [(); 5].map(|()| SendWorkRequest::new(loops.filled(0)));
+    let refused = loops.here.post_window(channel, window, 0).unwrap_err();
+    assert_eq!(refused.error, TransportError::QueueFull);
+    assert_eq!(refused.buffers.map(|buffers| buffers.len()), Some(5));
+    loops.send(channel, 0, 0);
+    let window = [(); 4].map(|()| SendWorkRequest::new(loops.filled(0)));
+    let refused = loops.here.post_window(channel, window, 0).unwrap_err();
+    assert_eq!(refused.error, TransportError::QueueFull);
+    drop(refused);
+    loops.finish();
+}
+
+/// The third of four messages is too long for its receive.
+#[test]
+fn the_request_of_a_window_that_fails_has_the_error() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let (channel, peer) = loops.connect();
+    for len in [LEN, LEN, 3, LEN] {
+        let mut buffer = loops.filled(0);
+        buffer.set_len(len).unwrap();
+        loops.peers.post(peer, ReceiveWorkRequest::new(buffer), 0).unwrap();
+    }
+    let window = [1, 2, 3, 4].map(|n| SendWorkRequest::new(loops.filled(n)));
+    loops.here.post_window(channel, window, 7).unwrap();
+    let ended: Vec<_> = (0..4).map(|_| next(&mut loops.here)).collect();
+    assert_eq!(ended.iter().map(|ended| ended.buffer[0]).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert!(ended[0].result().is_ok() && ended[1].result().is_ok());
+    let error = ended[2].result().unwrap_err();
+    assert!(!error.is_consequence(), "{error}");
+    assert!(ended[3].result().unwrap_err().is_consequence());
+    drop(ended);
+    loops.finish();
+}
+
+/// The device names the third of four: it has the first two.
+#[test]
+fn a_window_that_is_posted_in_part_ends_as_a_whole() {
+    for (skip, errno) in [(2, libc::ENOMEM), (0, libc::EINVAL)] {
+        let mut loops = Loops::on(FunctionDevice::make());
+        let (channel, _peer) = loops.connect();
+        loops.device.fail("post_send").skip(skip).errno(errno).times(1);
+        let window = [1, 2, 3, 4].map(|n| SendWorkRequest::new(loops.filled(n)));
+        let failed = loops.here.post_window(channel, window, 7).unwrap_err();
+        assert!(matches!(failed.error, TransportError::Verbs(_)));
+        assert_eq!(failed.request, Some(skip as usize));
+        if skip == 0 {
+            let bytes = failed.buffers.as_ref().unwrap().iter().map(|buffer| buffer[0]);
+            assert_eq!(bytes.collect::<Vec<_>>(), [1, 2, 3, 4]);
+            drop(failed);
+            assert!(loops.here.next_ended().unwrap().is_none());
+        } else {
+            assert!(failed.buffers.is_none());
+            loops.here.remove(channel).unwrap();
+            let mut bytes: Vec<_> = (0..4)
+                .map(|_| next(&mut loops.here))
+                .inspect(|ended| assert!(ended.result().is_err()))
+                .map(|ended| ended.buffer[0])
+                .collect();
+            bytes.sort_unstable();
+            assert_eq!(bytes, [1, 2, 3, 4]);
+        }
+        assert_eq!(loops.out(), 0);
+        loops.finish();
+    }
+}
+
+#[test]
+fn a_loop_of_any_buffer_takes_inline_bytes_too() {
+    let device = Software::new();
+    let loops = Loops::on(device);
+    let mut any = Loop::<AnyBuffer>::new(loops.domain.context_parent(), 64).unwrap();
+    let (one, two) = crate::pair::connect(loops.prepare(&any), loops.prepare(&any));
+    let (one, two) = (any.add(one).unwrap(), any.add(two).unwrap());
+    any.post(two, ReceiveWorkRequest::new(loops.filled(0)), 1).unwrap();
+    any.post(two, ReceiveWorkRequest::new(()), 2).unwrap();
+    any.post(one, SendWorkRequest::new(Inline(b"hello")), 3).unwrap();
+    any.post(one, SendWorkRequest::new(()).immediate(9), 4).unwrap();
+    let mut ended: Vec<_> = (0..4).map(|_| next(&mut any)).collect();
+    ended.sort_by_key(|ended| ended.token);
+    let [first, second, third, fourth] = ended.try_into().unwrap();
+    assert_eq!(first.buffer.downcast::<PooledBuffer>().unwrap()[..5], *b"hello");
+    assert_eq!(second.result().unwrap().immediate(), Some(9));
+    assert!(second.buffer.downcast::<PooledBuffer>().is_err());
+    assert!(third.buffer.downcast::<()>().is_ok() && fourth.buffer.downcast::<()>().is_ok());
+    drop(any);
+    loops.finish();
+}
+
+#[test]
+fn a_wait_sleeps_until_something_ends_or_the_deadline() {
+    let mut loops = Loops::on(Software::on_sockets());
+    let (channel, peer) = loops.connect();
+    loops.receive(peer, 1);
+    let soon = Instant::now() + Duration::from_millis(5);
+    assert!(loops.peers.wait_ended_until(soon).unwrap().is_none());
+    let message = SendWorkRequest::new(loops.filled(1));
+    let Loops { mut here, mut peers, .. } = loops;
+    let sending = thread::spawn(move || {
+        here.post(channel, message, 2).unwrap();
+        assert_eq!(here.wait_ended().unwrap().token, 2);
+        here
+    });
+    assert_eq!(peers.wait_ended().unwrap().token, 1);
+    // The descriptor: armed, and nothing there.
+    peers.arm().unwrap();
+    assert!(peers.next_ended().unwrap().is_none());
+    let mut file = libc::pollfd {
+        fd: std::os::fd::AsRawFd::as_raw_fd(&peers.as_fd()),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one valid entry.
+    assert_eq!(unsafe { libc::poll(&mut file, 1, 0) }, 0);
+    let mut here = sending.join().unwrap();
+    peers.post(peer, ReceiveWorkRequest::new(loops.pool.take().unwrap()), 3).unwrap();
+    here.post(channel, SendWorkRequest::new(loops.pool.take().unwrap()), 4).unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::poll(&mut file, 1, 10_000) }, 1);
+    assert_eq!(next(&mut peers).token, 3);
+    drop((here, peers));
+    assert_eq!(loops.pool.available(), loops.pool.chunks());
+}
+
+/// What the program forgets is leaked: the device may write there for ever.
+#[test]
+fn a_loop_may_be_forgotten_and_so_may_what_it_gives_back() {
+    let device = FunctionDevice::make();
+    device.stale_translation(true);
+    let mut loops = Loops::on(device);
+    let (channel, peer) = loops.connect();
+    for n in 0..3 {
+        loops.receive(peer, n);
+    }
+    loops.send(channel, 1, 0);
+    std::mem::forget(next(&mut loops.peers));
+    std::mem::forget(next(&mut loops.here));
+    assert_eq!(loops.out(), 4);
+    let Loops { mut here, peers, pool, domain, device } = loops;
+    std::mem::forget(peers);
+    // The queue pair of the loop is alive, and the device writes to the buffers of its receives.
+    let mut sent = pool.take().unwrap();
+    sent.fill(5);
+    here.post(channel, SendWorkRequest::new(sent), 1).unwrap();
+    assert_eq!(next(&mut here).token, 1);
+    drop(here);
+    device.run();
+    assert_eq!(pool.chunks() - pool.available(), 4);
+    assert_eq!(device.violations().0, 0, "{}", device.violations().1);
+    drop((pool, domain));
+}
+
+#[test]
+fn a_write_needs_no_receive() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let target = ibverbs::SharedMemoryRegion::<u64>::new(&loops.domain, 2, ALL).unwrap();
+    let (channel, _peer) = loops.connect();
+    let request = WriteWorkRequest::new(loops.filled(7), target.remote());
+    loops.here.post(channel, request, 1).unwrap();
+    assert!(next(&mut loops.here).result().is_ok());
+    assert_eq!(target.as_slice().to_vec(), [u64::from_ne_bytes([7; 8]); 2]);
+    // One byte too many is found before the device sees it.
+    let request = WriteWorkRequest::new(loops.filled(7), target.remote_range(..1).unwrap());
+    let refused = loops.here.post(channel, request, 1).unwrap_err();
+    assert!(refused.buffer.is_some());
+    assert_eq!(loops.device.violations().0, 0);
+    drop((refused, target));
+    loops.finish();
+}
+
+#[test]
+fn a_channel_of_a_loop_that_is_gone_ends_quietly() {
+    let loops = Loops::on(FunctionDevice::make());
+    let Loops { here, peers, pool, domain, device } = loops;
+    let prepared = here.create_channel(&domain).build().unwrap();
+    drop((here, peers, pool));
+    let channel: Channel<'_> = {
+        let remote = prepared.endpoint();
+        prepared.handshake(remote).unwrap()
+    };
+    drop((channel.reset().unwrap(), domain));
+    device.assert_clean();
+}

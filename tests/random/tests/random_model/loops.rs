@@ -1,0 +1,192 @@
+//! Random programs of loops: operations and windows on channels that come and go, verbs that fail, and false completions.
+
+use std::mem::forget;
+use std::sync::Arc;
+
+use ibverbs::{
+    ChannelId, Ended, Loop, MaxRnrRetries, PooledBuffer, ProtectionDomain, ReceiveWorkRequest,
+    SendWorkRequest,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::TestCaseError;
+
+use crate::ledger::{CHUNKS, Ledger};
+use crate::model::Model;
+use crate::property_tests;
+
+type Outcome = Result<(), TestCaseError>;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send(Index, usize),
+    Receive(Index, usize),
+    Window(Index, usize),
+    Take(usize),
+    /// As above, but the program forgets what it gets.
+    Forget(usize),
+    Run,
+    Stranger(Index, usize, u8),
+    Fail(&'static str, u32),
+    Connect,
+    /// Both ends, or one.
+    Remove(Index, Option<usize>),
+}
+
+/// With destroy verbs that fail, and things that are forgotten; or without.
+fn program(leaking: bool) -> impl Strategy<Value = Vec<Step>> {
+    let side = || 0..2_usize;
+    let at = any::<Index>;
+    let mut verbs = vec!["poll_cq", "modify_qp", "post_send", "post_recv", "ring_doorbell"];
+    verbs.extend(leaking.then_some("destroy_qp"));
+    let verb = prop::sample::select(verbs);
+    let step = prop_oneof![
+        12 => (at(), side()).prop_map(|(at, side)| Step::Send(at, side)),
+        12 => (at(), side()).prop_map(|(at, side)| Step::Receive(at, side)),
+        6 => (at(), side()).prop_map(|(at, side)| Step::Window(at, side)),
+        16 => side().prop_map(Step::Take),
+        1 => side().prop_map(move |side| if leaking { Step::Forget(side) } else { Step::Take(side) }),
+        6 => Just(Step::Run),
+        4 => (at(), side(), any::<u8>()).prop_map(|(at, side, which)| Step::Stranger(at, side, which)),
+        2 => (verb, 1..3_u32).prop_map(|(verb, times)| Step::Fail(verb, times)),
+        2 => Just(Step::Connect),
+        3 => (at(), prop::option::of(side())).prop_map(|(at, side)| Step::Remove(at, side)),
+    ];
+    vec(step, 1..80)
+}
+
+const RECEIVED: u64 = 0;
+const SENT: u64 = 1;
+
+struct World {
+    loops: [Loop<'static, PooledBuffer>; 2],
+    /// Connections: a channel of each loop, unless it was removed.
+    pairs: Vec<[Option<ChannelId>; 2]>,
+    domain: Arc<ProtectionDomain<'static>>,
+    ledger: Ledger,
+}
+
+impl World {
+    fn connect(&mut self) {
+        let prepared = [0, 1].map(|side| {
+            let builder = self.loops[side].create_channel(&self.domain);
+            let builder = builder.max_send_wr(4).max_recv_wr(4);
+            builder.max_rnr_retries(MaxRnrRetries::UNLIMITED).build().unwrap()
+        });
+        let [to_one, to_two] = [0, 1].map(|side| prepared[side].endpoint());
+        let [one, two] = prepared;
+        // A verb may fail, if the program wants.
+        let (Ok(one), Ok(two)) = (one.handshake(to_two), two.handshake(to_one)) else { return };
+        let numbers = [one.number(), two.number()];
+        let [here, there] = &mut self.loops;
+        if let (Ok(one), Ok(two)) = (here.add(one), there.add(two)) {
+            numbers.into_iter().for_each(|number| self.ledger.add(number));
+            self.pairs.push([Some(one), Some(two)]);
+        }
+    }
+
+    fn at(&self, at: &Index, side: usize) -> Option<ChannelId> {
+        if self.pairs.is_empty() { None } else { self.pairs[at.index(self.pairs.len())][side] }
+    }
+
+    fn take(&mut self, side: usize) -> Result<Option<Ended<PooledBuffer>>, TestCaseError> {
+        let Ok(Some(ended)) = self.loops[side].next_ended() else { return Ok(None) };
+        if let (RECEIVED, Ok(success)) = (ended.token, ended.result()) {
+            prop_assert_eq!(success.byte_len() as usize, ended.buffer.len());
+            Ledger::check_message(&ended.buffer)?;
+        }
+        Ok(Some(ended))
+    }
+
+    fn step(&mut self, step: &Step) -> Outcome {
+        match *step {
+            Step::Send(ref at, side) => {
+                let Some(channel) = self.at(at, side) else { return Ok(()) };
+                let Some(buffer) = self.ledger.buffer() else { return Ok(()) };
+                let _ = self.loops[side].post(channel, SendWorkRequest::new(buffer), SENT);
+            }
+            Step::Receive(ref at, side) => {
+                let Some(channel) = self.at(at, side) else { return Ok(()) };
+                let Some(buffer) = self.ledger.buffer() else { return Ok(()) };
+                let _ = self.loops[side].post(channel, ReceiveWorkRequest::new(buffer), RECEIVED);
+            }
+            Step::Window(ref at, side) => {
+                let Some(channel) = self.at(at, side) else { return Ok(()) };
+                let [Some(one), Some(two), Some(three)] = [(); 3].map(|()| self.ledger.buffer())
+                else {
+                    return Ok(());
+                };
+                let window = [one, two, three].map(SendWorkRequest::new);
+                let _ = self.loops[side].post_window(channel, window, SENT);
+            }
+            Step::Take(side) => drop(self.take(side)?),
+            Step::Forget(side) => forget(self.take(side)?),
+            Step::Run => _ = self.ledger.device.run(),
+            Step::Stranger(ref at, side, which) => {
+                let Some(channel) = self.at(at, side) else { return Ok(()) };
+                let Some(endpoint) = self.loops[side].endpoint(channel) else { return Ok(()) };
+                self.ledger.inject_stranger(self.loops[side].as_raw(), endpoint.num(), which);
+            }
+            Step::Fail(verb, times) => {
+                self.ledger.device.fail(verb).errno(libc::EIO).times(times);
+            }
+            Step::Connect => self.connect(),
+            Step::Remove(ref at, only) if !self.pairs.is_empty() => {
+                let at = at.index(self.pairs.len());
+                for side in 0..2 {
+                    if only.is_none_or(|only| only == side)
+                        && let Some(channel) = self.pairs[at][side].take()
+                    {
+                        let _ = self.loops[side].remove(channel);
+                    }
+                }
+                if self.pairs[at] == [None; 2] {
+                    self.pairs.swap_remove(at);
+                }
+            }
+            Step::Remove(..) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Runs the program. Returns the number of buffers that came back.
+fn run(steps: &[Step], bed: &Model) -> Result<usize, TestCaseError> {
+    let domain = Arc::new(ProtectionDomain::new(Arc::new(bed.device.context())).unwrap());
+    let ledger = Ledger::new(&bed.device, &domain);
+    // Three connections fit.
+    let loops = [(); 2].map(|()| Loop::new(domain.context_parent(), 24).unwrap());
+    let mut world = World { loops, pairs: vec![], domain, ledger };
+    world.connect();
+    for step in steps {
+        world.step(step)?;
+        world.ledger.check()?;
+    }
+    world.ledger.device.clear_faults();
+    let World { loops, ledger, .. } = world;
+    for each in loops {
+        drop(each);
+        ledger.check()?;
+    }
+    ledger.device.run();
+    ledger.check()?;
+    Ok(ledger.pool.available())
+}
+
+proptest! {
+    #![proptest_config(property_tests::config(150))]
+
+    #[test]
+    fn loops_in_any_order(steps in program(false), stale: bool) {
+        let bed = Model::new(stale);
+        prop_assert_eq!(run(&steps, &bed)?, CHUNKS);
+        bed.device.assert_clean();
+    }
+
+    /// What is forgotten, or cannot be destroyed, is leaked with what the device may use.
+    #[test]
+    fn forgetting_loops_in_any_order(steps in program(true), stale: bool) {
+        run(&steps, &Model::new(stale))?;
+    }
+}
