@@ -14,6 +14,7 @@ mod mutations;
 pub(crate) mod objects;
 pub(crate) mod queue_pair;
 pub(crate) mod queues;
+mod registration;
 pub(crate) mod requester;
 pub(crate) mod responder;
 #[cfg(any(test, fuzzing))]

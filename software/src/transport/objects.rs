@@ -1,10 +1,9 @@
-//! Verbs: creating and destroying objects, posting and polling. Errors are errno values.
+//! Verbs: creating and destroying queues and queue pairs, posting and polling. Errors are errno values.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
 
 use super::Engine;
-use super::memory::{Backing, Key, Region, Window};
 use super::queue_pair::{Owner, QueuePair, Transport};
 use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
 use super::requester::SendQueue;
@@ -12,8 +11,8 @@ use super::responder::Responder;
 use super::timers::Timer;
 use super::work::{Completion, Receive, Release, SendRequest};
 use crate::ffi::{
-    ibv_access_flags as Access, ibv_event_type as Event, ibv_qp_attr, ibv_qp_cap,
-    ibv_qp_state as State, ibv_wc_opcode, ibv_wc_status as Status,
+    ibv_event_type as Event, ibv_qp_attr, ibv_qp_cap, ibv_qp_state as State, ibv_wc_opcode,
+    ibv_wc_status as Status,
 };
 
 /// The number of an object's events that its owner has read or will read: the destroy verb waits until all
@@ -51,138 +50,6 @@ const QUEUE_PAIR_EVENTS: &[Event] = &[
 ];
 
 impl Engine {
-    // ---- Protection domains and memory ----
-
-    pub(crate) fn alloc_pd(&mut self) -> Result<u32, c_int> {
-        self.core.pds.insert(|_| 0).ok_or(libc::ENOMEM)
-    }
-
-    pub(crate) fn dealloc_pd(&mut self, pd: u32) -> Result<(), c_int> {
-        match self.core.pds.get(pd) {
-            None => Err(libc::EINVAL),
-            Some(0) => self.core.pds.remove(pd).map(|_| ()).ok_or(libc::EINVAL),
-            Some(_) => Err(libc::EBUSY),
-        }
-    }
-
-    pub(crate) fn register(
-        &mut self,
-        pd: u32,
-        backing: Backing,
-        length: u64,
-        iova: u64,
-        access: u32,
-    ) -> Result<u32, c_int> {
-        check_access(access)?;
-        // A region of all memory is an implicit one.
-        let is_implicit = backing == Backing::OnDemand(0) && length == u64::MAX;
-        check_range(backing, length, iova)?;
-        if length > self.core.settings.max_mr_size && !is_implicit {
-            return Err(libc::EINVAL);
-        }
-        let registered = self.core.registered.saturating_add(backing.pinned(length));
-        let regions = self.core.keys.0.len() - self.core.windows as usize;
-        let settings = &self.core.settings;
-        if registered > settings.max_registered || regions >= settings.max_mr as usize {
-            return Err(libc::ENOMEM);
-        }
-        if !self.core.use_pd(pd) {
-            return Err(libc::EINVAL);
-        }
-        let region = Region { pd, backing, iova, length, access, windows: 0 };
-        let key = self.core.keys.0.insert(|_| Key::Region(region));
-        match key {
-            Some(_) => self.core.registered = registered,
-            None => self.core.leave_pd(pd),
-        }
-        key.ok_or(libc::ENOMEM)
-    }
-
-    pub(crate) fn deregister(&mut self, key: u32) -> Result<(), c_int> {
-        let region = self.core.keys.region(key).ok_or(libc::EINVAL)?;
-        if region.windows > 0 {
-            return Err(libc::EBUSY);
-        }
-        let (pd, pinned, backing) = (region.pd, region.pinned(), region.backing);
-        if self.core.is_observed && self.is_named(key) {
-            self.core.early_deregistrations += 1;
-        }
-        self.core.registered -= pinned;
-        self.core.keys.0.remove(key);
-        self.core.leave_pd(pd);
-        if let Backing::Device { memory, .. } = backing {
-            self.leave_device_memory(memory);
-        }
-        Ok(())
-    }
-
-    /// `ibv_rereg_mr`: changes the parts of a region for which an argument is given. Its key stays the same.
-    pub(crate) fn reregister(
-        &mut self,
-        key: u32,
-        pd: Option<u32>,
-        range: Option<(u64, u64)>,
-        access: Option<u32>,
-    ) -> Result<(), c_int> {
-        let old = self.core.keys.region(key).ok_or(libc::EINVAL)?;
-        if old.windows > 0 {
-            return Err(libc::EBUSY);
-        }
-        if matches!(old.backing, Backing::Device { .. }) {
-            return Err(libc::EOPNOTSUPP);
-        }
-        check_access(access.unwrap_or(old.access))?;
-        if let Some((start, length)) = range {
-            check_range(Backing::Memory(start), length, start)?;
-        }
-        let old_pd = old.pd;
-        let mut registered = self.core.registered;
-        if let Some((_, length)) = range {
-            registered = (registered - old.pinned()).saturating_add(length);
-            if registered > self.core.settings.max_registered {
-                return Err(libc::ENOMEM);
-            }
-        }
-        if let Some(pd) = pd {
-            if !self.core.use_pd(pd) {
-                return Err(libc::EINVAL);
-            }
-            self.core.leave_pd(old_pd);
-        }
-        self.core.registered = registered;
-        let region = self.core.keys.region_mut(key).ok_or(libc::EINVAL)?;
-        region.pd = pd.unwrap_or(old_pd);
-        region.access = access.unwrap_or(region.access);
-        if let Some((start, length)) = range {
-            let on_demand = region.access & Access::IBV_ACCESS_ON_DEMAND.0 != 0;
-            let backing = if on_demand { Backing::OnDemand(start) } else { Backing::Memory(start) };
-            (region.backing, region.iova, region.length) = (backing, start, length);
-        }
-        Ok(())
-    }
-
-    pub(crate) fn alloc_window(&mut self, pd: u32, type_2: bool) -> Result<u32, c_int> {
-        if self.core.windows >= self.core.settings.max_mw {
-            return Err(libc::ENOMEM);
-        }
-        if !self.core.use_pd(pd) {
-            return Err(libc::EINVAL);
-        }
-        let window = |rkey| Key::Window(Window { pd, type_2, rkey, bound: None });
-        let number = self.core.keys.0.insert(window);
-        match number {
-            Some(_) => self.core.windows += 1,
-            None => self.core.leave_pd(pd),
-        }
-        number.ok_or(libc::ENOMEM)
-    }
-
-    pub(crate) fn dealloc_window(&mut self, number: u32) -> Result<(), c_int> {
-        self.core.remove_window(number).ok_or(libc::EINVAL)?;
-        self.core.windows -= 1;
-        Ok(())
-    }
-
     // ---- Completion queues ----
 
     pub(crate) fn create_cq(&mut self, cq: CompletionQueue) -> Result<u32, c_int> {
@@ -534,26 +401,4 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-/// Remote write and atomic rights require the local write right.
-fn check_access(access: u32) -> Result<(), c_int> {
-    let has = |right: Access| access & right.0 != 0;
-    let changes = has(Access::IBV_ACCESS_REMOTE_WRITE) || has(Access::IBV_ACCESS_REMOTE_ATOMIC);
-    if changes && !has(Access::IBV_ACCESS_LOCAL_WRITE) {
-        return Err(libc::EINVAL);
-    }
-    Ok(())
-}
-
-/// Refuses a range that wraps around the end of the address space.
-fn check_range(backing: Backing, length: u64, iova: u64) -> Result<(), c_int> {
-    let start = match backing {
-        Backing::Memory(start)
-        | Backing::OnDemand(start)
-        | Backing::Device { address: start, .. } => start,
-        Backing::Null => 0,
-    };
-    let ends = (start.checked_add(length), iova.checked_add(length));
-    if ends.0.is_none() || ends.1.is_none() { Err(libc::EINVAL) } else { Ok(()) }
 }

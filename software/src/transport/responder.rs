@@ -4,19 +4,21 @@
 //! refused before any memory is touched, and an answer is never longer than the request asked for and may
 //! read.
 
+mod answers;
+mod fetches;
+
 use std::collections::VecDeque;
 
+use self::answers::Answer;
 use super::core::Core;
-use super::memory::Atomic;
 use super::queue_pair::{QueuePair, Transport};
 use super::requester::TURN;
 use super::timers::Time;
 use super::work::{Completion, Extra, Receive};
 use crate::ffi::{
-    ibv_access_flags as Access, ibv_event_type as Event, ibv_placement_type, ibv_wc_opcode,
-    ibv_wc_status as Status,
+    ibv_access_flags as Access, ibv_event_type as Event, ibv_wc_opcode, ibv_wc_status as Status,
 };
-use crate::wire::header::{Aeth, Bth, Nak, Reader, Reth, Syndrome};
+use crate::wire::header::{Bth, Nak, Reader, Syndrome};
 use crate::wire::opcode::{self, Part};
 use crate::wire::sequence::{add, before, distance};
 
@@ -25,9 +27,6 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
 /// The least number of results of atomic operations that are kept for repeated requests.
 const KEPT_RESULTS: usize = 16;
-
-/// Beyond the answers with data, this many acknowledgements and refusals wait at the most.
-const MOST_REFUSALS: usize = 16;
 
 /// A message that is not complete yet.
 #[derive(Clone, Copy, Debug)]
@@ -38,44 +37,6 @@ struct Message {
     /// The target, for a WRITE.
     length: u32,
     offset: u64,
-}
-
-/// An answer to the peer; answers are sent in the order of its requests. `again`: to a request that was answered before.
-#[derive(Clone, Copy, Debug)]
-enum Answer {
-    Acknowledge {
-        psn: u32,
-        syndrome: Syndrome,
-    },
-    Value {
-        psn: u32,
-        value: u64,
-        again: bool,
-    },
-    /// The remaining data of a READ; `begins` says whether its first packet is still to be sent.
-    Read {
-        psn: u32,
-        /// The protection domain that the request was made in.
-        pd: u32,
-        address: u64,
-        rkey: u32,
-        left: u32,
-        begins: bool,
-        again: bool,
-    },
-}
-
-impl Answer {
-    fn psn(&self) -> u32 {
-        match *self {
-            Self::Acknowledge { psn, .. } | Self::Value { psn, .. } | Self::Read { psn, .. } => psn,
-        }
-    }
-
-    /// Whether it answers a READ or atomic request for the first time.
-    fn is_of_new_fetch(&self) -> bool {
-        matches!(self, Self::Value { again: false, .. } | Self::Read { again: false, .. })
-    }
 }
 
 #[derive(Debug, Default)]
@@ -309,133 +270,6 @@ impl QueuePair {
         self.responder.answers.len() <= self.most_fetches()
     }
 
-    fn may_read(&self, core: &Core, pd: u32, reth: Reth) -> Result<(), Refusal> {
-        if self.attr.qp_access_flags & Access::IBV_ACCESS_REMOTE_READ.0 == 0 {
-            return Err(Refusal::Invalid);
-        }
-        if reth.length == 0 {
-            return Ok(());
-        }
-        let who = (pd, self.number);
-        let access = Access::IBV_ACCESS_REMOTE_READ;
-        core.keys
-            .remote(who, reth.rkey, reth.address, reth.length.into(), access)
-            .map(|_| ())
-            .map_err(|_| Refusal::Access)
-    }
-
-    /// Whether the peer may have one more READ or atomic request outstanding. Those count whose answers it cannot have
-    /// yet, since they have not left, or are on their way for less time than the network takes.
-    fn check_fetches(&mut self, core: &Core) -> Result<(), Refusal> {
-        let (now, round) = (core.now(), core.round);
-        let responder = &mut self.responder;
-        responder.under_way.retain(|&(until, left_in)| until > now || left_in == round);
-        let waiting = responder.answers.iter().filter(|answer| answer.is_of_new_fetch()).count();
-        let outstanding = waiting + responder.under_way.len();
-        if responder.message.is_some() || outstanding >= self.most_fetches() {
-            return Err(Refusal::Invalid);
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, core: &mut Core, psn: u32, body: &[u8]) -> Result<u32, Refusal> {
-        self.check_fetches(core)?;
-        let reth = Reader(body).reth().ok_or(Refusal::Invalid)?;
-        if reth.length > MAX_MESSAGE {
-            return Err(Refusal::Invalid);
-        }
-        self.may_read(core, self.pd, reth)?;
-        self.responder.msn = add(self.responder.msn, 1);
-        self.responder.answers.push_back(Answer::read(psn, self.pd, reth, false));
-        Ok(self.packets_of(reth.length))
-    }
-
-    fn atomic(
-        &mut self,
-        core: &mut Core,
-        psn: u32,
-        operation: u8,
-        body: &[u8],
-    ) -> Result<u32, Refusal> {
-        self.check_fetches(core)?;
-        let header = Reader(body).atomic().ok_or(Refusal::Invalid)?;
-        let access = Access::IBV_ACCESS_REMOTE_ATOMIC;
-        if self.attr.qp_access_flags & access.0 == 0 || header.address % 8 != 0 {
-            return Err(Refusal::Invalid);
-        }
-        let who = (self.pd, self.number);
-        let target = core
-            .keys
-            .remote(who, header.rkey, header.address, 8, access)
-            .map_err(|_| Refusal::Access)?;
-        let operation = if operation == opcode::FETCH_ADD {
-            Atomic::FetchAdd(header.swap_add)
-        } else {
-            Atomic::CompareSwap { compare: header.compare, swap: header.swap_add }
-        };
-        let value = target.atomic(operation).map_err(|_| Refusal::Access)?;
-        let most = self.most_fetches().max(KEPT_RESULTS);
-        let responder = &mut self.responder;
-        responder.msn = add(responder.msn, 1);
-        responder.results.push_back((psn, value));
-        if responder.results.len() > most {
-            responder.results.pop_front();
-        }
-        responder.answers.push_back(Answer::Value { psn, value, again: false });
-        Ok(1)
-    }
-
-    fn atomic_write(&mut self, core: &mut Core, psn: u32, body: &[u8]) -> Result<u32, Refusal> {
-        self.check_fetches(core)?;
-        let mut reader = Reader(body);
-        let reth = reader.reth().ok_or(Refusal::Invalid)?;
-        let value: [u8; 8] = reader.rest().try_into().map_err(|_| Refusal::Invalid)?;
-        let access = Access::IBV_ACCESS_REMOTE_WRITE;
-        let is_allowed = self.attr.qp_access_flags & access.0 != 0;
-        if !is_allowed || reth.length != 8 || reth.address % 8 != 0 {
-            return Err(Refusal::Invalid);
-        }
-        let who = (self.pd, self.number);
-        let target = core.keys.remote(who, reth.rkey, reth.address, 8, access);
-        let target = target.map_err(|_| Refusal::Access)?;
-        target.atomic(Atomic::Write(u64::from_ne_bytes(value))).map_err(|_| Refusal::Access)?;
-        self.responder.msn = add(self.responder.msn, 1);
-        self.responder.answers.push_back(Answer::done(psn, false));
-        Ok(1)
-    }
-
-    /// What was written is in memory already, where all see it.
-    fn flush(&mut self, core: &mut Core, psn: u32, body: &[u8]) -> Result<u32, Refusal> {
-        self.check_fetches(core)?;
-        let mut reader = Reader(body);
-        let feth = reader.feth().ok_or(Refusal::Invalid)?;
-        let reth = reader.reth().ok_or(Refusal::Invalid)?;
-        let global = feth.placement & ibv_placement_type::IBV_FLUSH_GLOBAL.0;
-        let persistent = feth.placement & ibv_placement_type::IBV_FLUSH_PERSISTENT.0;
-        let who = (self.pd, self.number);
-        for (wanted, access) in [
-            (global, Access::IBV_ACCESS_FLUSH_GLOBAL),
-            (persistent, Access::IBV_ACCESS_FLUSH_PERSISTENT),
-        ] {
-            if wanted == 0 {
-                continue;
-            }
-            if self.attr.qp_access_flags & access.0 == 0 {
-                return Err(Refusal::Invalid);
-            }
-            let range = match core.keys.region(reth.rkey).filter(|_| feth.whole_region) {
-                Some(region) => (region.iova, 0),
-                None => (reth.address, reth.length.into()),
-            };
-            core.keys
-                .remote(who, reth.rkey, range.0, range.1, access)
-                .map_err(|_| Refusal::Access)?;
-        }
-        self.responder.msn = add(self.responder.msn, 1);
-        self.responder.answers.push_back(Answer::done(psn, false));
-        Ok(1)
-    }
-
     /// Handles a packet of a SEND or WRITE that is the next in order.
     pub(crate) fn accept(
         &mut self,
@@ -558,131 +392,5 @@ impl QueuePair {
         completion.extra(extra);
         core.complete(self.receive_cq, completion);
         Ok(())
-    }
-
-    // ---- Answers ----
-
-    fn answer(&mut self, core: &mut Core, answer: Answer) {
-        self.queue_answer(answer);
-        self.send_answers(core);
-    }
-
-    /// The program that receives will now get a completion. If it posts, the answer goes with that.
-    fn answer_later(&mut self, core: &mut Core, answer: Answer) {
-        self.queue_answer(answer);
-        if !core.held.contains(&self.number) {
-            core.held.push(self.number);
-        }
-    }
-
-    fn queue_answer(&mut self, answer: Answer) {
-        let both_acknowledge = |last: &Answer| {
-            let is_ack = |answer: &Answer| {
-                matches!(answer, Answer::Acknowledge { syndrome: Syndrome::Ack, .. })
-            };
-            is_ack(last) && is_ack(&answer)
-        };
-        let is_full = self.responder.answers.len() > self.most_fetches() + MOST_REFUSALS;
-        match self.responder.answers.back_mut() {
-            // The later acknowledgement covers both.
-            Some(last) if both_acknowledge(last) => *last = answer,
-            // The peer has asked before it had an answer. The last one tells the same.
-            Some(last @ Answer::Acknowledge { .. }) if is_full => *last = answer,
-            _ => self.responder.answers.push_back(answer),
-        }
-    }
-
-    /// Sends answers, as many packets as one turn allows. In each round there is one turn, however many requests have
-    /// come: other queue pairs wait for theirs, and the program for the device's lock.
-    pub(crate) fn send_answers(&mut self, core: &mut Core) {
-        if self.responder.turn.0 != core.round {
-            self.responder.give_turn(core.round);
-        }
-        while let Some(&answer) = self.responder.answers.front() {
-            if self.responder.turn.1 == 0 {
-                return self.run_later(core);
-            }
-            self.responder.turn.1 -= 1;
-            let rest = self.send_answer(core, answer);
-            // A failure has dropped all answers.
-            match (rest, self.responder.answers.front_mut()) {
-                (Some(rest), Some(front)) => *front = rest,
-                (None, Some(_)) => {
-                    self.responder.answers.pop_front();
-                    if answer.is_of_new_fetch() {
-                        let arrives = core.now().saturating_add(core.link().latency());
-                        self.responder.under_way.push_back((arrives, core.round));
-                    }
-                }
-                (_, None) => return,
-            }
-        }
-    }
-
-    /// Sends one packet; returns the rest of the answer.
-    fn send_answer(&mut self, core: &mut Core, answer: Answer) -> Option<Answer> {
-        let path = self.path?;
-        let (qpn, msn) = (self.attr.dest_qp_num, self.responder.msn);
-        let operation = match answer {
-            Answer::Acknowledge { .. } => opcode::ACK,
-            Answer::Value { .. } => opcode::ATOMIC_ACK,
-            Answer::Read { left, begins, .. } => match (begins, left as usize <= self.mtu) {
-                (true, true) => opcode::READ_ONLY,
-                (true, false) => opcode::READ_FIRST,
-                (false, true) => opcode::READ_LAST,
-                (false, false) => opcode::READ_MIDDLE,
-            },
-        };
-        let syndrome = match answer {
-            Answer::Acknowledge { syndrome, .. } => syndrome,
-            _ => Syndrome::Ack,
-        };
-        let aeth = Aeth { syndrome: syndrome.code(), msn };
-        let bth = Bth::new(self.transport.bits() | operation, qpn, answer.psn());
-        let (number, mtu) = (self.number, self.mtu);
-        let sent = core.transmit(path, bth, |keys, packet| {
-            if operation != opcode::READ_MIDDLE {
-                packet.extend_from_slice(&aeth.bytes());
-            }
-            match answer {
-                Answer::Value { value, .. } => packet.extend_from_slice(&value.to_be_bytes()),
-                Answer::Read { pd, address, rkey, left, .. } if left > 0 => {
-                    let who = (pd, number);
-                    let part = mtu.min(left as usize);
-                    let access = Access::IBV_ACCESS_REMOTE_READ;
-                    keys.remote(who, rkey, address, part as u64, access)?.read(part, packet);
-                }
-                _ => {}
-            }
-            Ok(())
-        });
-        if sent.is_err() {
-            // The right to read was revoked in the meantime.
-            let syndrome = Syndrome::Nak(Nak::RemoteAccess);
-            self.responder.answers.clear();
-            self.send_answer(core, Answer::Acknowledge { psn: answer.psn(), syndrome });
-            self.fail_responder(core, Event::IBV_EVENT_QP_ACCESS_ERR);
-            return None;
-        }
-        match answer {
-            Answer::Read { psn, pd, address, rkey, left, again, .. } if left as usize > mtu => {
-                let (psn, address) = (add(psn, 1), address.wrapping_add(mtu as u64));
-                let left = left - mtu as u32;
-                Some(Answer::Read { psn, pd, address, rkey, left, begins: false, again })
-            }
-            _ => None,
-        }
-    }
-}
-
-impl Answer {
-    /// The answer of a request that was carried out, and returns no data.
-    fn done(psn: u32, again: bool) -> Self {
-        Self::Read { psn, pd: 0, address: 0, rkey: 0, left: 0, begins: true, again }
-    }
-
-    fn read(psn: u32, pd: u32, reth: Reth, again: bool) -> Self {
-        let Reth { address, rkey, length } = reth;
-        Self::Read { psn, pd, address, rkey, left: length, begins: true, again }
     }
 }

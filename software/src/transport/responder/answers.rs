@@ -1,0 +1,173 @@
+//! Answers to the peer's requests: they wait, and leave in the order of the requests.
+
+use super::super::core::Core;
+use super::super::queue_pair::QueuePair;
+use crate::ffi::{ibv_access_flags as Access, ibv_event_type as Event};
+use crate::wire::header::{Aeth, Bth, Nak, Reth, Syndrome};
+use crate::wire::opcode;
+use crate::wire::sequence::add;
+
+/// Beyond the answers with data, this many acknowledgements and refusals wait at the most.
+const MOST_REFUSALS: usize = 16;
+
+/// An answer to the peer; answers are sent in the order of its requests. `again`: to a request that was answered before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Answer {
+    Acknowledge {
+        psn: u32,
+        syndrome: Syndrome,
+    },
+    Value {
+        psn: u32,
+        value: u64,
+        again: bool,
+    },
+    /// The remaining data of a READ; `begins` says whether its first packet is still to be sent.
+    Read {
+        psn: u32,
+        /// The protection domain that the request was made in.
+        pd: u32,
+        address: u64,
+        rkey: u32,
+        left: u32,
+        begins: bool,
+        again: bool,
+    },
+}
+
+impl Answer {
+    /// The answer of a request that was carried out, and returns no data.
+    pub(super) fn done(psn: u32, again: bool) -> Self {
+        Self::Read { psn, pd: 0, address: 0, rkey: 0, left: 0, begins: true, again }
+    }
+
+    pub(super) fn read(psn: u32, pd: u32, reth: Reth, again: bool) -> Self {
+        let Reth { address, rkey, length } = reth;
+        Self::Read { psn, pd, address, rkey, left: length, begins: true, again }
+    }
+
+    pub(super) fn psn(&self) -> u32 {
+        match *self {
+            Self::Acknowledge { psn, .. } | Self::Value { psn, .. } | Self::Read { psn, .. } => psn,
+        }
+    }
+
+    /// Whether it answers a READ or atomic request for the first time.
+    pub(super) fn is_of_new_fetch(&self) -> bool {
+        matches!(self, Self::Value { again: false, .. } | Self::Read { again: false, .. })
+    }
+}
+
+impl QueuePair {
+    pub(super) fn answer(&mut self, core: &mut Core, answer: Answer) {
+        self.queue_answer(answer);
+        self.send_answers(core);
+    }
+
+    /// The program that receives will now get a completion. If it posts, the answer goes with that.
+    pub(super) fn answer_later(&mut self, core: &mut Core, answer: Answer) {
+        self.queue_answer(answer);
+        if !core.held.contains(&self.number) {
+            core.held.push(self.number);
+        }
+    }
+
+    fn queue_answer(&mut self, answer: Answer) {
+        let both_acknowledge = |last: &Answer| {
+            let is_ack = |answer: &Answer| {
+                matches!(answer, Answer::Acknowledge { syndrome: Syndrome::Ack, .. })
+            };
+            is_ack(last) && is_ack(&answer)
+        };
+        let is_full = self.responder.answers.len() > self.most_fetches() + MOST_REFUSALS;
+        match self.responder.answers.back_mut() {
+            // The later acknowledgement covers both.
+            Some(last) if both_acknowledge(last) => *last = answer,
+            // The peer has asked before it had an answer. The last one tells the same.
+            Some(last @ Answer::Acknowledge { .. }) if is_full => *last = answer,
+            _ => self.responder.answers.push_back(answer),
+        }
+    }
+
+    /// Sends answers, as many packets as one turn allows. In each round there is one turn, however many requests have
+    /// come: other queue pairs wait for theirs, and the program for the device's lock.
+    pub(crate) fn send_answers(&mut self, core: &mut Core) {
+        if self.responder.turn.0 != core.round {
+            self.responder.give_turn(core.round);
+        }
+        while let Some(&answer) = self.responder.answers.front() {
+            if self.responder.turn.1 == 0 {
+                return self.run_later(core);
+            }
+            self.responder.turn.1 -= 1;
+            let rest = self.send_answer(core, answer);
+            // A failure has dropped all answers.
+            match (rest, self.responder.answers.front_mut()) {
+                (Some(rest), Some(front)) => *front = rest,
+                (None, Some(_)) => {
+                    self.responder.answers.pop_front();
+                    if answer.is_of_new_fetch() {
+                        let arrives = core.now().saturating_add(core.link().latency());
+                        self.responder.under_way.push_back((arrives, core.round));
+                    }
+                }
+                (_, None) => return,
+            }
+        }
+    }
+
+    /// Sends one packet; returns the rest of the answer.
+    fn send_answer(&mut self, core: &mut Core, answer: Answer) -> Option<Answer> {
+        let path = self.path?;
+        let (qpn, msn) = (self.attr.dest_qp_num, self.responder.msn);
+        let operation = match answer {
+            Answer::Acknowledge { .. } => opcode::ACK,
+            Answer::Value { .. } => opcode::ATOMIC_ACK,
+            Answer::Read { left, begins, .. } => match (begins, left as usize <= self.mtu) {
+                (true, true) => opcode::READ_ONLY,
+                (true, false) => opcode::READ_FIRST,
+                (false, true) => opcode::READ_LAST,
+                (false, false) => opcode::READ_MIDDLE,
+            },
+        };
+        let syndrome = match answer {
+            Answer::Acknowledge { syndrome, .. } => syndrome,
+            _ => Syndrome::Ack,
+        };
+        let aeth = Aeth { syndrome: syndrome.code(), msn };
+        let bth = Bth::new(self.transport.bits() | operation, qpn, answer.psn());
+        let (number, mtu) = (self.number, self.mtu);
+        let sent = core.transmit(path, bth, |keys, packet| {
+            if operation != opcode::READ_MIDDLE {
+                packet.extend_from_slice(&aeth.bytes());
+            }
+            match answer {
+                Answer::Value { value, .. } => packet.extend_from_slice(&value.to_be_bytes()),
+                Answer::Read { pd, address, rkey, left, .. } if left > 0 => {
+                    let who = (pd, number);
+                    let part = mtu.min(left as usize);
+                    let access = Access::IBV_ACCESS_REMOTE_READ;
+                    keys.remote(who, rkey, address, part as u64, access)?.read(part, packet);
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+        if sent.is_err() {
+            // The right to read was revoked in the meantime.
+            let syndrome = Syndrome::Nak(Nak::RemoteAccess);
+            self.responder.answers.clear();
+            self.send_answer(core, Answer::Acknowledge { psn: answer.psn(), syndrome });
+            self.fail_responder(core, Event::IBV_EVENT_QP_ACCESS_ERR);
+            return None;
+        }
+        match answer {
+            Answer::Read { psn, pd, address, rkey, left, again, .. } if left as usize > mtu => {
+                let (psn, address) = (add(psn, 1), address.wrapping_add(mtu as u64));
+                let left = left - mtu as u32;
+                Some(Answer::Read { psn, pd, address, rkey, left, begins: false, again })
+            }
+            _ => None,
+        }
+    }
+}
