@@ -129,6 +129,15 @@ impl Error {
         Self { verb, errno: libc::EINVAL, detail: Detail::Range { what, value, low, high } }
     }
 
+    /// `ENOMEM` because the kernel does not let the process pin so many bytes more than it has pinned.
+    #[cold]
+    pub(crate) const fn beyond_memlock(verb: &'static str, bytes: u64, room: u64) -> Self {
+        let what =
+            "the region's length in bytes, by what is pinned and RLIMIT_MEMLOCK (ulimit -l),";
+        let detail = Detail::Range { what, value: bytes, low: 0, high: room };
+        Self { verb, errno: libc::ENOMEM, detail }
+    }
+
     /// `EADDRNOTAVAIL` because no GID of this side can reach a GID of the peer. The arguments are the
     /// best GID of each side, with its class.
     pub(crate) const fn gids_do_not_fit(

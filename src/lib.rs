@@ -133,10 +133,10 @@ pub use memory::{
     DeviceMemoryRegion, Element, Field, GatherBuffer, GatherElement, HugePages,
     ImplicitMemoryRegion, Inline, InlineList, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH,
     MemoryAdvice, MemoryRegion, MemorySlice, MemorySliceMut, MemorySlicePart, MemoryWindow,
-    MemoryWindowType, NullMemoryRegion, RawMemoryRegion, ReadOnlyMemoryRegion, Region,
-    RegionBuffer, RegionOptions, RemoteElement, RemoteMemoryRegion, RemoteRegion, ReregisterError,
-    ReregisteredState, Reregistration, ScatterBuffer, ScatterElement, SharedMemoryRegion,
-    SharedMemorySlice,
+    MemoryWindowType, NullMemoryRegion, PinnedMemory, RawMemoryRegion, ReadOnlyMemoryRegion,
+    Region, RegionBuffer, RegionOptions, RemoteElement, RemoteMemoryRegion, RemoteRegion,
+    ReregisterError, ReregisteredState, Reregistration, ScatterBuffer, ScatterElement,
+    SharedMemoryRegion, SharedMemorySlice,
 };
 #[cfg(feature = "mlx5")]
 pub use operation::DcPeer;

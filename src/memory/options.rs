@@ -157,16 +157,14 @@ impl RegionOptions {
         Ok(self)
     }
 
-    /// Allocates `len` elements of `T`. Returns the memory, its length, the address by which requests
-    /// name its first byte, and the access to register it with.
-    pub(super) fn allocate<T>(
-        self,
-        verb: &'static str,
-        domain: &ProtectionDomain<'_>,
-        len: usize,
-    ) -> Result<(Allocation, usize, u64, AccessFlags)> {
+    /// The access as it was asked for.
+    pub(super) fn flags(self) -> AccessFlags {
+        self.access
+    }
+
+    /// Allocates `len` elements of `T`.
+    pub(super) fn allocate<T>(self, verb: &'static str, len: usize) -> Result<Allocation> {
         let (iova, access) = self.addressing(verb)?;
-        check_access(verb, domain, access)?;
         if !self.alignment.is_power_of_two() {
             return Err(Error::invalid(verb, "the alignment is not a power of 2"));
         }
@@ -185,14 +183,12 @@ impl RegionOptions {
             check_iova(verb, iova, 0, layout.size())?;
         }
         let whole_pages = self.whole_pages || iova.is_some();
-        let memory = Allocation::zeroed(verb, layout, whole_pages, self.huge_pages)?;
-        let base = iova.unwrap_or(memory.data().as_ptr() as u64);
-        Ok((memory, layout.size(), base, access))
+        Allocation::zeroed(verb, layout, whole_pages, self.huge_pages)
     }
 
     /// The address by which requests name the region's first byte, if it is not the buffer's address;
     /// and the access without `ZERO_BASED`, which that address replaces.
-    fn addressing(self, verb: &'static str) -> Result<(Option<u64>, AccessFlags)> {
+    pub(super) fn addressing(self, verb: &'static str) -> Result<(Option<u64>, AccessFlags)> {
         match (self.access.contains(AccessFlags::ZERO_BASED), self.iova) {
             (true, Some(1..)) => {
                 Err(Error::invalid(verb, "ZERO_BASED and another iova exclude each other"))

@@ -1,14 +1,17 @@
 //! Registered memory that the region itself allocates and owns.
 
 use super::access::AccessFlags;
-use super::options::{RegionOptions, check_local};
+use super::allocation::page_size;
+use super::options::{RegionOptions, check_access, check_iova, check_local};
 use super::region::{Addressed, Backing, InMemory, Local, Parts, Region, Writable};
 use super::region_buffer::RegionBuffer;
 use super::registration::{self, ReregisterError, Reregistration};
 use super::scatter_gather::Element;
 use crate::domain::ProtectionDomain;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::parent::Parent;
+
+const VERB: &str = "ibv_reg_mr";
 
 /// `struct ibv_mr`: registered memory for `len` elements, which it owns and which only this program and
 /// its own device access.
@@ -49,26 +52,31 @@ impl<T: Element> Writable for Owned<T> {}
 unsafe impl<T: Element> Local for Owned<T> {}
 
 /// Memory that was allocated with its region.
-pub trait Allocated:
-    Addressed + From<RegionBuffer<Self::Item>> + Into<RegionBuffer<Self::Item>>
-{
+pub trait Allocated: Addressed + From<RegionBuffer<Self::Item>> {
     /// Whether peers may have access.
     const PEERS: bool;
+
+    fn buffer(&self) -> &RegionBuffer<Self::Item>;
+
+    /// The memory, if no other region has it.
+    fn into_buffer(self) -> Option<RegionBuffer<Self::Item>>;
 }
 
 impl<T: Element> Allocated for Owned<T> {
     const PEERS: bool = false;
+
+    fn buffer(&self) -> &RegionBuffer<T> {
+        &self.0
+    }
+
+    fn into_buffer(self) -> Option<RegionBuffer<T>> {
+        Some(self.0)
+    }
 }
 
 impl<T> From<RegionBuffer<T>> for Owned<T> {
     fn from(memory: RegionBuffer<T>) -> Self {
         Self(memory)
-    }
-}
-
-impl<T> From<Owned<T>> for RegionBuffer<T> {
-    fn from(owned: Owned<T>) -> Self {
-        owned.0
     }
 }
 
@@ -79,14 +87,30 @@ impl<'pd, M: Allocated> Region<'pd, M> {
         len: usize,
         options: RegionOptions,
     ) -> Result<Self> {
-        const VERB: &str = "ibv_reg_mr";
-        let (memory, bytes, base, access) = options.allocate::<M::Item>(VERB, &domain, len)?;
-        let address = memory.data().as_ptr();
-        // SAFETY: the memory is ours and of this length until the region is deregistered. Its elements
+        check_access(VERB, &domain, options.flags())?;
+        let memory = options.allocate::<M::Item>(VERB, len)?;
+        Self::register_buffer(domain, RegionBuffer::new(memory, len).into(), options)
+    }
+
+    /// Registers memory that was allocated.
+    pub(super) fn register_buffer(
+        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        memory: M,
+        options: RegionOptions,
+    ) -> Result<Self> {
+        let (iova, access) = options.addressing(VERB)?;
+        check_access(VERB, &domain, access)?;
+        let (address, len) = memory.buffer().raw_parts();
+        let bytes = len * size_of::<M::Item>();
+        let base = iova.unwrap_or(address as u64);
+        if iova.is_some() {
+            check_iova(VERB, base, address as usize % page_size(), bytes)?;
+        }
+        // SAFETY: the memory has this length until the region is deregistered. Its elements
         // accept any bytes that the device writes, and there are no references to what a peer may write.
         let raw = unsafe { registration::register(VERB, &domain, address, bytes, base, access) }?;
         let parts = Parts { base, ..Parts::at(raw, address, len, access) };
-        Ok(Self::from_parts(parts, RegionBuffer::new(memory, len).into(), domain))
+        Ok(Self::from_parts(parts, memory, domain))
     }
 
     /// `ibv_dereg_mr`: deregisters the region and returns its memory, without a copy. No device and no peer can
@@ -94,10 +118,15 @@ impl<'pd, M: Allocated> Region<'pd, M> {
     ///
     /// # Errors
     ///
-    /// Those of [`close`](Self::close).
+    /// Those of [`close`](Self::close), and
+    ///
+    ///  - `EBUSY`: the memory is [registered in another domain](crate::SharedMemoryRegion::register_in) too, whose region
+    ///    keeps it.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn into_inner(self) -> Result<RegionBuffer<M::Item>> {
-        self.into_memory().map(M::into)
+        let shared = "the memory is registered in another domain too";
+        let shared = Error::with_reason("ibv_dereg_mr", libc::EBUSY, shared);
+        self.into_memory()?.into_buffer().ok_or(shared)
     }
 
     /// `ibv_rereg_mr`: changes the region's access, its protection domain, or both; its contents stay.

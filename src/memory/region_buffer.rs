@@ -26,6 +26,11 @@ impl<T: Element> RegionBuffer<T> {
     pub(super) fn new(memory: Allocation, len: usize) -> Self {
         Self { memory, len, elements: PhantomData }
     }
+
+    /// Its address, and the number of its elements.
+    pub(super) fn raw_parts(&self) -> (*mut u8, usize) {
+        (self.memory.data().as_ptr(), self.len)
+    }
 }
 
 impl<T: Element> Deref for RegionBuffer<T> {

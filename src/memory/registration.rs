@@ -5,6 +5,7 @@ use std::io;
 
 use super::access::AccessFlags;
 use super::options::check_access;
+use super::pinned::PinnedMemory;
 use crate::debug::debug;
 use crate::domain::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -35,7 +36,13 @@ pub(super) unsafe fn register(
         let raw = ffi::ibv_reg_mr_iova2(domain.as_raw(), address, bytes, iova, access);
         Handle::new(verb, raw)
     };
-    registered.map_err(|error| too_long(verb, domain, bytes).unwrap_or(error))
+    registered.map_err(|error| {
+        let refusal = || match error.raw_os_error() {
+            Some(libc::ENOMEM) => PinnedMemory::refusal(verb, domain, bytes),
+            _ => None,
+        };
+        too_long(verb, domain, bytes).or_else(refusal).unwrap_or(error)
+    })
 }
 
 /// Checks that a region that was registered elsewhere is of this domain.

@@ -2,7 +2,9 @@
 
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use super::access::AccessFlags;
 use super::atomic_element::AtomicElement;
 use super::options::RegionOptions;
 use super::owned_region::Allocated;
@@ -39,7 +41,7 @@ pub type SharedMemoryRegion<'pd, T> = Region<'pd, Shared<T>>;
 
 /// Memory of the region's own, which peers access: there is no reference into it while it is registered.
 #[derive(Debug)]
-pub struct Shared<T>(RegionBuffer<T>);
+pub struct Shared<T>(Arc<RegionBuffer<T>>);
 
 impl<T: Element> Backing for Shared<T> {
     type Item = T;
@@ -57,17 +59,19 @@ impl<T: Element> Peers for Shared<T> {}
 
 impl<T: Element> Allocated for Shared<T> {
     const PEERS: bool = true;
+
+    fn buffer(&self) -> &RegionBuffer<T> {
+        &self.0
+    }
+
+    fn into_buffer(self) -> Option<RegionBuffer<T>> {
+        Arc::into_inner(self.0)
+    }
 }
 
 impl<T> From<RegionBuffer<T>> for Shared<T> {
     fn from(memory: RegionBuffer<T>) -> Self {
-        Self(memory)
-    }
-}
-
-impl<T> From<Shared<T>> for RegionBuffer<T> {
-    fn from(shared: Shared<T>) -> Self {
-        shared.0
+        Self(Arc::new(memory))
     }
 }
 
@@ -96,6 +100,42 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
         options: impl Into<RegionOptions>,
     ) -> Result<Self> {
         Self::allocate(domain.into(), len, options.into())
+    }
+
+    /// `ibv_reg_mr`: registers the same memory in another protection domain, such as that of another device. The memory
+    /// is freed when the last of its regions is deregistered.
+    ///
+    /// `access` is that of the new region. With [`ZERO_BASED`](AccessFlags::ZERO_BASED), the memory must begin on a
+    /// [page](RegionOptions::page_aligned).
+    ///
+    /// ```
+    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
+    /// # let rxe1 = ibverbs_software::Device::builder().name("rxe1").build().unwrap();
+    /// # (rxe0.register(), rxe1.register());
+    /// use ibverbs::AccessFlags;
+    ///
+    /// # let contexts = [ibverbs::open("rxe0")?, ibverbs::open("rxe1")?];
+    /// let domains = [contexts[0].alloc_pd()?, contexts[1].alloc_pd()?];
+    /// let region = domains[0].allocate_shared::<u8>(4096, AccessFlags::REMOTE_WRITE)?;
+    /// let same = region.register_in(&domains[1], AccessFlags::REMOTE_WRITE)?;
+    /// region.write(0, b"one memory")?;
+    /// assert_eq!(&same.to_vec()[..10], b"one memory");
+    /// # Ok::<(), ibverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the region is longer than the device allows, or the flags contradict each other.
+    ///  - `EOPNOTSUPP`: the device does not have that access.
+    ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_in<'other>(
+        &self,
+        domain: impl Into<Parent<'other, ProtectionDomain<'other>>>,
+        access: AccessFlags,
+    ) -> Result<SharedMemoryRegion<'other, T>> {
+        let memory = Shared(self.memory().0.clone());
+        Region::register_buffer(domain.into(), memory, access.into())
     }
 
     /// The whole region as a slice.

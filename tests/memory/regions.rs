@@ -308,3 +308,35 @@ fn a_forgotten_borrow_costs_a_region_and_nothing_else() {
     assert_eq!(device.live(Kind::MemoryRegion), 1);
     assert_eq!(domain.close().unwrap_err().kind(), ErrorKind::Busy);
 }
+
+#[test]
+fn memory_of_several_domains_is_freed_with_the_last_region() {
+    let device = Builder::model().build();
+    let contexts = [device.context(), device.context()];
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let access = AccessFlags::REMOTE_WRITE;
+    let first = domains[0].allocate_shared::<u32>(100, access).unwrap();
+    let other = first.register_in(&domains[1], access).unwrap();
+    assert_eq!(device.live(Kind::MemoryRegion), 2);
+    assert_eq!(other.protection_domain().as_raw(), domains[1].as_raw());
+    assert_eq!((other.len(), other.access()), (100, first.access()));
+    first.write(7, &[17]).unwrap();
+    assert_eq!(other.read_one(7).unwrap(), 17);
+    // The other still has it.
+    let error = first.into_inner().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.to_string().contains("registered in another domain"), "{error}");
+    other.write(8, &[18]).unwrap();
+    assert_eq!(other.into_inner().unwrap()[7..9], [17, 18]);
+    assert_eq!(device.live(Kind::MemoryRegion), 0);
+    // One region that cannot be deregistered keeps the memory, whatever becomes of the others.
+    let first = domains[0].allocate_shared::<u32>(100, access).unwrap();
+    let other = first.register_in(&domains[1], access).unwrap();
+    device.fail("dereg_mr").errno(libc::EIO).times(1);
+    first.close().unwrap_err();
+    assert_eq!(other.into_inner().unwrap_err().kind(), ErrorKind::Busy);
+    let zero_based = domains[0].allocate_shared::<u8>(100, RegionOptions::new().page_aligned());
+    let zero_based = zero_based.unwrap();
+    let other = zero_based.register_in(&domains[1], access | AccessFlags::ZERO_BASED).unwrap();
+    assert_eq!(other.remote().address(), 0);
+}

@@ -1,0 +1,135 @@
+//! How much memory the kernel lets this process pin.
+
+use std::fs;
+
+use crate::domain::ProtectionDomain;
+use crate::error::Error;
+use crate::hooks::{Hooks, hooks};
+
+/// How much memory this process has pinned for devices, and how much the kernel lets it pin.
+///
+/// A registration pins its pages, unless it is [on demand](crate::RegionOptions::on_demand), and unless the device
+/// is a software device of this process. A process that may not lock memory beyond `RLIMIT_MEMLOCK` (`ulimit -l`) is
+/// refused when all its regions together would be larger: `ENOMEM`. Regions of the same memory in several
+/// protection domains count once each.
+///
+/// ```
+/// if let Some(pinned) = ibverbs::PinnedMemory::current() {
+///     println!("{} bytes are pinned; room for {}", pinned.bytes(), pinned.room());
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "RLIMIT_MEMLOCK")]
+pub struct PinnedMemory {
+    bytes: u64,
+    limit: Option<u64>,
+}
+
+impl PinnedMemory {
+    /// What holds now: reads `VmPin` and the capabilities of `/proc/self/status`, and asks `getrlimit`. `None` if
+    /// `/proc` is hidden.
+    pub fn current() -> Option<Self> {
+        let limit = limit()?;
+        let status = fs::read_to_string("/proc/self/status").ok()?;
+        let user_ids = fs::read_to_string("/proc/self/uid_map").ok()?;
+        Self::read(limit, &status, &user_ids)
+    }
+
+    fn read(limit: u64, status: &str, user_ids: &str) -> Option<Self> {
+        const CAP_IPC_LOCK: u64 = 1 << 14;
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let kib = field("VmPin:")?.strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+        let capabilities = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
+        // Capabilities of another user namespace than the first are nothing to the kernel here.
+        let first_namespace = user_ids.split_whitespace().eq(["0", "0", "4294967295"]);
+        let exempt = capabilities & CAP_IPC_LOCK != 0 && first_namespace;
+        let limited = limit != libc::RLIM_INFINITY && !exempt;
+        Some(Self { bytes: kib.saturating_mul(1024), limit: limited.then_some(limit) })
+    }
+
+    /// The bytes that are pinned.
+    pub const fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// The most bytes that may be pinned: `RLIMIT_MEMLOCK`, or `None` if the process is not limited.
+    pub const fn limit(self) -> Option<u64> {
+        self.limit
+    }
+
+    /// The bytes that may be pinned in addition; `u64::MAX` if the process is not limited.
+    pub const fn room(self) -> u64 {
+        match self.limit {
+            Some(limit) => limit.saturating_sub(self.bytes),
+            None => u64::MAX,
+        }
+    }
+
+    /// If a registration was refused because of this limit, an error that says so.
+    #[cold]
+    pub(super) fn refusal(
+        verb: &'static str,
+        domain: &ProtectionDomain<'_>,
+        bytes: usize,
+    ) -> Option<Error> {
+        if is_software(domain) {
+            return None;
+        }
+        let room = Self::current()?.room();
+        (bytes as u64 > room).then(|| Error::beyond_memlock(verb, bytes as u64, room))
+    }
+}
+
+/// Whether the device is of this process, and pins nothing.
+fn is_software(domain: &ProtectionDomain<'_>) -> bool {
+    let guid = |hooks: &Hooks| {
+        // SAFETY: the context is live, and with it the device.
+        unsafe { (hooks.guid)((*domain.context().as_raw()).device) }
+    };
+    hooks().and_then(guid).is_some()
+}
+
+fn limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it writes the structure.
+    let returned = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (returned == 0).then_some(limit.rlim_cur)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: &str = "         0          0 4294967295\n";
+
+    fn status(pinned: u64, capabilities: u64) -> String {
+        format!("Name:\tx\nVmLck:\t 9 kB\nVmPin:\t  {pinned} kB\nCapEff:\t{capabilities:016x}\n")
+    }
+
+    #[test]
+    fn room_is_what_the_limit_leaves() {
+        let memory = PinnedMemory::read(65536, &status(16, 0), FIRST).unwrap();
+        assert_eq!((memory.bytes(), memory.limit(), memory.room()), (16384, Some(65536), 49152));
+        let memory = PinnedMemory::read(8192, &status(16, 0), FIRST).unwrap();
+        assert_eq!(memory.room(), 0, "the limit was lowered");
+        let memory = PinnedMemory::read(libc::RLIM_INFINITY, &status(16, 0), FIRST).unwrap();
+        assert_eq!((memory.limit(), memory.room()), (None, u64::MAX));
+    }
+
+    #[test]
+    fn only_the_capability_of_the_first_user_namespace_exempts() {
+        let limit = |capabilities, ids| {
+            PinnedMemory::read(65536, &status(0, capabilities), ids).unwrap().limit()
+        };
+        assert_eq!(limit(1 << 14, FIRST), None);
+        assert_eq!(limit(!(1 << 14), FIRST), Some(65536));
+        assert_eq!(limit(1 << 14, "0 1000 1\n"), Some(65536), "root of a container");
+    }
+
+    #[test]
+    fn a_file_of_another_form_is_not_guessed_at() {
+        for text in ["", "VmPin:\t0 kB\n", "CapEff:\t0\n", "VmPin:\tx kB\nCapEff:\t0\n"] {
+            assert_eq!(PinnedMemory::read(1, text, FIRST), None, "{text}");
+        }
+    }
+}
