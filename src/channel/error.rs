@@ -291,7 +291,7 @@ mod tests {
             (TransportError::Stopped, Kind::NotConnected),
             (TransportError::Closed, Kind::NotConnected),
         ] {
-            let io = std::io::Error::from(error.clone());
+            let io = std::io::Error::from(error);
             assert_eq!((io.kind(), io.to_string()), (kind, error.to_string()));
         }
     }
