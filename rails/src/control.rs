@@ -1,0 +1,245 @@
+//! The stream by which the two sides agree: frames of a length and a value.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ibverbs::{QueuePairEndpoint, RemoteMemoryRegion};
+use serde::{Deserialize, Serialize};
+
+use crate::pairing::Facts;
+
+/// The version of the frames. Sides of different versions do not connect.
+pub(crate) const VERSION: u32 = 1;
+/// A longer frame is not from such a peer.
+const MAX_FRAME: usize = 1 << 20;
+
+/// Carries a connection's control messages in order and without losses: a [`TcpStream`], or something of the
+/// program's own.
+///
+/// `read` and `write` never wait: they fail with [`WouldBlock`](io::ErrorKind::WouldBlock), and 0 bytes read mean that
+/// the peer has closed.
+pub trait ControlStream: Read + Write + Send {
+    /// What becomes readable when there is something to read. `None`: the program itself knows when to call
+    /// [`Rails::turn`](crate::Rails::turn).
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+impl ControlStream for TcpStream {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
+    }
+}
+
+/// What one side says to the other. A pair has another epoch each time that it is opened.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Frame {
+    /// First, from the side that connects.
+    Hello {
+        version: u32,
+        queue_pairs: u8,
+        rails: Vec<Facts>,
+    },
+    /// The answer: which of its rails work with which of ours.
+    Pairs {
+        rails: Vec<Facts>,
+        pairs: Vec<(u8, u8)>,
+    },
+    /// Instead of an answer.
+    Refused {
+        version: u32,
+        reason: String,
+    },
+    /// From the side that connected: the pair is to be opened.
+    Open {
+        pair: u8,
+        epoch: u32,
+        ends: Ends,
+    },
+    Opened {
+        pair: u8,
+        epoch: u32,
+        ends: Ends,
+    },
+    CannotOpen {
+        pair: u8,
+        epoch: u32,
+        reason: String,
+    },
+    /// From the side that connected: data has gone over the pair.
+    Up {
+        pair: u8,
+        epoch: u32,
+    },
+    /// All pairs were tried once.
+    Ready,
+    /// The pair has failed. What had arrived by it is counted.
+    Down {
+        pair: u8,
+        epoch: u32,
+        reason: String,
+    },
+    /// The same, as the answer.
+    DownSeen {
+        pair: u8,
+        epoch: u32,
+    },
+    /// All notified transfers of this direction below this number are complete.
+    Confirmed {
+        below: u64,
+    },
+}
+
+/// One side's queue pairs, and a few bytes that the other may read.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Ends {
+    pub(crate) endpoints: Vec<QueuePairEndpoint>,
+    pub(crate) probe: RemoteMemoryRegion,
+}
+
+pub(crate) struct Control {
+    stream: Box<dyn ControlStream>,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl Control {
+    pub(crate) fn new(stream: Box<dyn ControlStream>) -> Self {
+        Self { stream, input: Vec::new(), output: Vec::new() }
+    }
+
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.descriptor()
+    }
+
+    /// Whether it waits for room in the stream.
+    pub(crate) fn has_output(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    /// Puts a frame behind those that wait to be written.
+    pub(crate) fn send(&mut self, frame: &Frame) {
+        let start = self.output.len();
+        self.output.extend([0; 4]);
+        let config = bincode::config::standard();
+        // It writes to memory, and all of it can be serialised.
+        let written = bincode::serde::encode_into_std_write(frame, &mut self.output, config);
+        let length = written.ok().and_then(|length| u32::try_from(length).ok());
+        match length.filter(|&length| length as usize <= MAX_FRAME) {
+            Some(length) => self.output[start..start + 4].copy_from_slice(&length.to_be_bytes()),
+            None => self.output.truncate(start),
+        }
+    }
+
+    /// Writes what the stream takes.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => drop(self.output.drain(..written)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next frame, if all of it is there.
+    pub(crate) fn receive(&mut self) -> io::Result<Option<Frame>> {
+        loop {
+            if let Some(frame) = self.parse()? {
+                return Ok(Some(frame));
+            }
+            let mut bytes = [0; 4096];
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(length) => self.input.extend(&bytes[..length]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn parse(&mut self) -> io::Result<Option<Frame>> {
+        let Some((length, rest)) = self.input.split_first_chunk() else { return Ok(None) };
+        let length = u32::from_be_bytes(*length) as usize;
+        if length > MAX_FRAME {
+            return Err(io::Error::new(ErrorKind::InvalidData, "a frame longer than 1 MiB"));
+        }
+        let Some(bytes) = rest.get(..length) else { return Ok(None) };
+        let config = bincode::config::standard().with_limit::<MAX_FRAME>();
+        match bincode::serde::decode_from_slice(bytes, config) {
+            Ok((frame, used)) if used == length => {
+                self.input.drain(..4 + length);
+                Ok(Some(frame))
+            }
+            _ => Err(io::Error::new(ErrorKind::InvalidData, "not a frame of ibverbs-rails")),
+        }
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("output", &self.output.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// Gives out a byte at a time, then nothing.
+    struct Slow(VecDeque<u8>);
+
+    impl Read for Slow {
+        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+            let byte = self.0.pop_front().ok_or(ErrorKind::WouldBlock)?;
+            to[0] = byte;
+            Ok(1)
+        }
+    }
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.push_back(bytes[0]);
+            Ok(1)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl ControlStream for Slow {
+        fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    #[test]
+    fn frames_pass_byte_by_byte() {
+        let mut control = Control::new(Box::new(Slow(VecDeque::new())));
+        for below in 0..3 {
+            control.send(&Frame::Confirmed { below });
+        }
+        control.flush().unwrap();
+        for expected in 0..3 {
+            let frame = control.receive().unwrap();
+            assert!(matches!(frame, Some(Frame::Confirmed { below }) if below == expected));
+        }
+        assert!(control.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_no_frame_is_an_error() {
+        for bytes in [vec![0xff; 8], vec![0, 0, 0, 2, 200, 1], vec![0, 0, 0, 3, 10, 1, 1]] {
+            let mut control = Control::new(Box::new(Slow(bytes.into())));
+            assert_eq!(control.receive().unwrap_err().kind(), ErrorKind::InvalidData);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The devices of this side: which, and how they are set up.
+
+use std::sync::Arc;
+
+use ibverbs::{
+    AccessFlags, AckTimeout, ChannelBuilder, Context, LinkLayer, Loop, MaxAckRetries,
+    MaxRnrRetries, PciAddress, PciDistance, PciFunction, PortState, ProtectionDomain,
+    SharedMemoryRange, SharedMemoryRegion,
+};
+
+use crate::error::{RailsError, Result};
+use crate::pairing::{Facts, Link};
+use crate::rails::Rails;
+
+/// Receives per queue pair: each piece of a notified transfer takes one.
+pub(crate) const RECEIVES: u32 = 64;
+/// Requests in flight per queue pair.
+pub(crate) const SENDS: u32 = 32;
+/// The bytes that receives and probes have. Nothing else uses them.
+const SCRATCH: usize = 64;
+
+/// An open device with all that its queue pairs need.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) port: u8,
+    pub(crate) facts: Facts,
+    /// Dropped before the domain and the context.
+    pub(crate) engine: Loop<'static, SharedMemoryRange<u8>>,
+    pub(crate) scratch: Arc<SharedMemoryRegion<'static, u8>>,
+    pub(crate) domain: Arc<ProtectionDomain<'static>>,
+    pub(crate) context: Arc<Context<'static>>,
+    settings: Settings,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    ack_timeout: AckTimeout,
+    max_ack_retries: MaxAckRetries,
+}
+
+impl Device {
+    fn new(name: &str, port: u8, builder: &RailsBuilder) -> Result<Self> {
+        let error = |error| RailsError::verbs(name, error);
+        let context = Arc::new(ibverbs::open(name).map_err(error)?);
+        let facts = facts(&context, port).map_err(error)?;
+        let domain = Arc::new(ProtectionDomain::new(&context).map_err(error)?);
+        let access = AccessFlags::REMOTE_READ;
+        let scratch = SharedMemoryRegion::new(&domain, SCRATCH, access).map_err(error)?;
+        let queue_pairs = builder.peers.saturating_mul(u32::from(builder.queue_pairs));
+        let most = context.query_device().map_err(error)?.max_cqe();
+        let entries = queue_pairs.saturating_mul(SENDS + RECEIVES).min(most);
+        let engine = Loop::new(&context, entries).map_err(error)?;
+        let settings =
+            Settings { ack_timeout: builder.ack_timeout, max_ack_retries: builder.max_ack_retries };
+        let (name, scratch) = (name.to_owned(), Arc::new(scratch));
+        Ok(Self { name, port, facts, engine, scratch, domain, context, settings })
+    }
+
+    /// The settings of a queue pair to a peer.
+    pub(crate) fn channel(&self) -> ChannelBuilder<'static> {
+        let access =
+            AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        self.engine
+            .create_channel(&self.domain)
+            .port(self.port)
+            .access(access)
+            .max_send_wr(SENDS)
+            .max_recv_wr(RECEIVES)
+            .ack_timeout(self.settings.ack_timeout)
+            .max_ack_retries(self.settings.max_ack_retries)
+            // A peer that is slow is not gone.
+            .max_rnr_retries(MaxRnrRetries::UNLIMITED)
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        let port = self.context.query_port(self.port);
+        port.is_ok_and(|port| port.state() == PortState::Active)
+    }
+}
+
+fn facts(context: &Context<'_>, port: u8) -> ibverbs::Result<Facts> {
+    let attributes = context.query_port(port)?;
+    let gids = context.gid_table()?;
+    let gids = gids.iter().filter(|entry| entry.port == port);
+    let link = match attributes.link_layer() {
+        LinkLayer::InfiniBand => Link::InfiniBand,
+        _ => Link::Ethernet,
+    };
+    Ok(Facts {
+        name: context.name().to_owned(),
+        link,
+        gids: gids.map(|entry| entry.gid.into()).collect(),
+        speed: context.query_port_speed(port).map_or(0, |speed| speed as u32),
+    })
+}
+
+/// Chooses the devices of [`Rails`], and how queue pairs are set up on them.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct RailsBuilder {
+    names: Vec<String>,
+    nearest: Option<Place>,
+    port: u8,
+    pub(crate) queue_pairs: u8,
+    peers: u32,
+    ack_timeout: AckTimeout,
+    max_ack_retries: MaxAckRetries,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Function(PciAddress),
+    Node(u32),
+}
+
+impl RailsBuilder {
+    pub(crate) fn new() -> Self {
+        Self {
+            names: Vec::new(),
+            nearest: None,
+            port: 1,
+            queue_pairs: 1,
+            peers: 16,
+            ack_timeout: AckTimeout::new(14).expect("within the limits"),
+            max_ack_retries: MaxAckRetries::MAX,
+        }
+    }
+
+    /// Takes the device of this name. Without any, all devices with an active port are taken.
+    pub fn device(mut self, name: impl Into<String>) -> Self {
+        self.names.push(name.into());
+        self
+    }
+
+    /// Of the devices, takes only those nearest to this PCI function: a GPU, or a disk.
+    pub fn near(mut self, function: PciAddress) -> Self {
+        self.nearest = Some(Place::Function(function));
+        self
+    }
+
+    /// Of the devices, takes only those of this NUMA node.
+    pub fn numa_node(mut self, node: u32) -> Self {
+        self.nearest = Some(Place::Node(node));
+        self
+    }
+
+    /// The port of each device: 1 by default.
+    pub fn port(mut self, port: u8) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Queue pairs per pair of devices: 1 by default. Some devices need two for their full speed.
+    pub fn queue_pairs(mut self, number: u8) -> Self {
+        self.queue_pairs = number.max(1);
+        self
+    }
+
+    /// How many peers there can be at a time: 16 by default. Completion queues are made for them.
+    pub fn peers(mut self, number: u32) -> Self {
+        self.peers = number.max(1);
+        self
+    }
+
+    /// How long a packet waits for its acknowledgement: 67 ms by default. With the
+    /// [retries](Self::max_ack_retries), it decides how soon a rail counts as failed.
+    pub fn ack_timeout(mut self, value: AckTimeout) -> Self {
+        self.ack_timeout = value;
+        self
+    }
+
+    /// How often a packet is sent again: 7 times by default.
+    pub fn max_ack_retries(mut self, value: MaxAckRetries) -> Self {
+        self.max_ack_retries = value;
+        self
+    }
+
+    /// Opens the devices.
+    ///
+    /// # Errors
+    ///
+    ///  - [`InvalidInput`](RailsError::InvalidInput): no device is left to be used, or more than 255.
+    ///  - [`Verbs`](RailsError::Verbs): a device could not be opened or set up: see [`ibverbs::open`],
+    ///    [`ProtectionDomain::new`] and [`Loop::new`].
+    pub fn build(self) -> Result<Rails> {
+        let names = self.choose()?;
+        let devices = names.iter().map(|name| Device::new(name, self.port, &self));
+        Ok(Rails::with_devices(devices.collect::<Result<_>>()?, self.queue_pairs))
+    }
+
+    fn choose(&self) -> Result<Vec<String>> {
+        let list = ibverbs::devices().map_err(|error| RailsError::verbs("(all)", error))?;
+        let mut found = Vec::new();
+        for device in &list {
+            let name = device.name();
+            let is_asked_for = self.names.iter().any(|asked| asked == name);
+            if is_asked_for || self.names.is_empty() && self.has_active_port(name) {
+                found.push((self.distance(device.pci_function()), name.to_owned()));
+            }
+        }
+        if let Some(missing) = self.names.iter().find(|&name| !found.iter().any(|(_, n)| n == name))
+        {
+            return Err(RailsError::InvalidInput(format!("there is no device {missing}")));
+        }
+        if self.nearest.is_some() {
+            let nearest = found.iter().filter_map(|(distance, _)| *distance).min();
+            found.retain(|(distance, _)| distance.is_some() && *distance == nearest);
+        }
+        // In the order in which they were asked for.
+        found.sort_by_key(|(_, name)| self.names.iter().position(|asked| asked == name));
+        if !(1..=255).contains(&found.len()) {
+            let text = format!("{} devices can be used, and must be within 1..=255", found.len());
+            return Err(RailsError::InvalidInput(text));
+        }
+        Ok(found.into_iter().map(|(_, name)| name).collect())
+    }
+
+    fn has_active_port(&self, name: &str) -> bool {
+        let port = ibverbs::open(name).and_then(|context| context.query_port(self.port));
+        port.is_ok_and(|port| port.state() == PortState::Active)
+    }
+
+    fn distance(&self, function: Option<PciFunction>) -> Option<PciDistance> {
+        match self.nearest? {
+            Place::Function(address) => function?.distance(&PciFunction::find(address)?),
+            Place::Node(node) => {
+                let distance = function?.distance_to_node(node)?;
+                (distance != PciDistance::OtherNode).then_some(distance)
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Several RDMA devices as one: pairing, striping and failover.
+//!
+//! A server with eight network cards has eight RDMA devices, and a queue pair uses one of them. [`Rails`] uses all:
+//!
+//! - It takes devices by name, by NUMA node, or near a GPU, and **pairs** them with the peer's: the two sides tell each
+//!   other their addresses, and the same pairs are formed on both.
+//! - [`RailMemory`] is one allocation with a key per device, registered on all of them in parallel.
+//! - A [`Transfer`] writes or reads any number of bytes. It is cut into pieces, and each piece goes to the pair that will
+//!   carry it first, as measured: a slow or shared rail gets less.
+//! - The peer learns that a [notified](Transfer::notify) write is complete, once, whatever the rails and their order.
+//! - **A rail that fails** costs no transfer: its pieces go over the others, and it comes back by itself. When the last
+//!   one is gone, the error says why each went.
+//!
+//! ```no_run
+//! use std::net::TcpListener;
+//! use std::time::{Duration, Instant};
+//!
+//! use ibverbs::AccessFlags;
+//! use ibverbs_rails::{Event, Rails};
+//!
+//! // The receiving side. The sending side has `connect`, `Transfer::write` and `wait`.
+//! let mut rails = Rails::builder().build()?;
+//! let memory = rails.allocate(1 << 30, AccessFlags::REMOTE_WRITE)?;
+//! let listener = TcpListener::bind("[::]:18515")?;
+//! let deadline = Instant::now() + Duration::from_secs(60);
+//! let sender = rails.accept(&listener, deadline)?;
+//! # fn tell(_: ibverbs_rails::PeerId, _: ibverbs_rails::RemoteRailMemory) {}
+//! tell(sender, memory.remote()); // in a way of the program's
+//! while !matches!(rails.wait_event(deadline)?, Event::Notified { tag: 1, .. }) {}
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Threads
+//!
+//! A `Rails` has one owner, and works when that calls it: the calls that wait, or [`Rails::turn`]. A peer that does not
+//! call gets no messages, and is asked again without end; its rails do not count as failed.
+//!
+//! # Two sides
+//!
+//! Both need the same version of this crate. One TCP connection per peer carries what they agree upon; when it breaks,
+//! the peer is gone.
+
+mod control;
+mod devices;
+mod error;
+mod memory;
+mod notify;
+mod opening;
+mod pairing;
+mod peer;
+mod rails;
+mod transfer;
+mod work;
+
+pub use control::ControlStream;
+pub use devices::RailsBuilder;
+pub use error::{RailsError, Result};
+pub use memory::{RailMemory, RailSlice, RemoteRailMemory};
+pub use rails::{Event, PeerId, Rails, TransferId};
+pub use transfer::Transfer;

@@ -1,0 +1,197 @@
+//! Memory that is registered on all devices, and a peer's.
+
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+use std::{panic, thread};
+
+use ibverbs::{
+    ProtectionDomain, RegionOptions, RemoteMemoryRegion, SharedMemoryRange, SharedMemoryRegion,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{RailsError, Result};
+
+/// Bytes that are registered on all devices of a [`Rails`](crate::Rails): one allocation, a key per device. It is
+/// deregistered on all of them before it is freed.
+///
+/// Clones are the same memory. There is no reference into it, since a peer may write at any time: the
+/// [region](Self::region) of any device copies bytes in and out.
+#[derive(Clone, Debug)]
+pub struct RailMemory {
+    /// By device.
+    regions: Arc<[Arc<SharedMemoryRegion<'static, u8>>]>,
+}
+
+impl RailMemory {
+    /// Allocates `len` bytes and registers them in all domains, each with the name of its device.
+    pub(crate) fn new(
+        domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
+        len: usize,
+        options: RegionOptions,
+    ) -> Result<Self> {
+        let (&(name, domain), others) = domains.split_first().expect("rails have a device");
+        let first = SharedMemoryRegion::<u8>::new(domain, len, options)
+            .map_err(|error| RailsError::verbs(name, error))?;
+        let access = first.access();
+        // Pinning takes time, and the devices do not wait for each other.
+        let others = thread::scope(|scope| {
+            let register = |&(name, domain): &(&str, &_)| {
+                let region = first.register_in(domain, access);
+                region.map_err(|error| RailsError::verbs(name, error))
+            };
+            let threads = others.iter().map(|domain| scope.spawn(move || register(domain)));
+            let threads: Vec<_> = threads.collect();
+            let regions = threads.into_iter().map(|thread| match thread.join() {
+                Ok(region) => region,
+                Err(payload) => panic::resume_unwind(payload),
+            });
+            regions.collect::<Result<Vec<_>>>()
+        })?;
+        let regions = [first].into_iter().chain(others).map(Arc::new).collect();
+        Ok(Self { regions })
+    }
+
+    /// Its length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.regions[0].len()
+    }
+
+    /// The region of one of the devices, by its place in [`Rails::devices`](crate::Rails::devices): to copy bytes in
+    /// and out, any of them will do.
+    pub fn region(&self, device: usize) -> Option<&Arc<SharedMemoryRegion<'static, u8>>> {
+        self.regions.get(device)
+    }
+
+    /// Copies the bytes from `offset` on to `to`.
+    ///
+    /// # Errors
+    ///
+    ///  - [`InvalidInput`](RailsError::InvalidInput): the memory ends before that many bytes.
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        self.regions[0]
+            .read(offset, to)
+            .map_err(|error| RailsError::InvalidInput(error.to_string()))
+    }
+
+    /// Copies `from` to the bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    ///  - [`InvalidInput`](RailsError::InvalidInput): the memory ends before that many bytes.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.regions[0]
+            .write(offset, from)
+            .map_err(|error| RailsError::InvalidInput(error.to_string()))
+    }
+
+    /// What a peer needs to read and write this memory, as far as its access allows. The program sends it over.
+    pub fn remote(&self) -> RemoteRailMemory {
+        RemoteRailMemory { regions: self.regions.iter().map(|region| region.remote()).collect() }
+    }
+
+    /// A part of it, for a [`Transfer`](crate::Transfer).
+    ///
+    /// # Errors
+    ///
+    ///  - [`InvalidInput`](RailsError::InvalidInput): the range is empty or out of bounds.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RailSlice> {
+        let (start, len) = resolve(range, self.len())?;
+        Ok(RailSlice { memory: self.clone(), start, len })
+    }
+}
+
+/// A part of [`RailMemory`].
+#[derive(Clone, Debug)]
+pub struct RailSlice {
+    memory: RailMemory,
+    start: usize,
+    len: usize,
+}
+
+impl RailSlice {
+    /// Its length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// How many devices it is registered on.
+    pub(crate) fn devices(&self) -> usize {
+        self.memory.regions.len()
+    }
+
+    /// A part of it as the buffer of a request on a device.
+    pub(crate) fn range(
+        &self,
+        device: usize,
+        offset: usize,
+        len: usize,
+    ) -> ibverbs::Result<SharedMemoryRange<u8>> {
+        let start = self.start + offset;
+        SharedMemoryRange::new(self.memory.regions[device].clone(), start..start + len)
+    }
+}
+
+/// A peer's [`RailMemory`]: the address and the keys, by its devices. It is plain data; the peer may have freed the
+/// memory since.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RemoteRailMemory {
+    regions: Vec<RemoteMemoryRegion>,
+}
+
+impl RemoteRailMemory {
+    /// Its length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> u64 {
+        self.regions.iter().map(RemoteMemoryRegion::length).min().unwrap_or(0)
+    }
+
+    /// A part of it.
+    ///
+    /// # Errors
+    ///
+    ///  - [`InvalidInput`](RailsError::InvalidInput): the range is empty or out of bounds.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let (start, len) = resolve(range, usize::try_from(self.len()).unwrap_or(usize::MAX))?;
+        let parts = self.regions.iter().map(|region| region.sub_region(start as u64, len as u64));
+        let regions = parts.collect::<ibverbs::Result<_>>();
+        regions
+            .map(|regions| Self { regions })
+            .map_err(|error| RailsError::InvalidInput(error.to_string()))
+    }
+
+    /// How many devices it is registered on.
+    pub(crate) fn devices(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// A part of it as one of the peer's devices knows it.
+    pub(crate) fn part(
+        &self,
+        device: usize,
+        offset: usize,
+        len: usize,
+    ) -> ibverbs::Result<RemoteMemoryRegion> {
+        self.regions[device].sub_region(offset as u64, len as u64)
+    }
+}
+
+/// The start and the length of a range that is not empty.
+fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&end) => end.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    if start >= end || end > len {
+        let text = format!("{start}..{end} is empty, or not within the {len} bytes of the memory");
+        return Err(RailsError::InvalidInput(text));
+    }
+    Ok((start, end - start))
+}

@@ -1,0 +1,189 @@
+//! A transfer, and how it is cut into pieces.
+
+use ibverbs::TransportError;
+
+use crate::error::{RailsError, Result};
+use crate::memory::{RailSlice, RemoteRailMemory};
+use crate::notify::{MAX_PIECES, Mark};
+
+/// The shortest piece, unless a part of the transfer is shorter.
+pub(crate) const SHORTEST_PIECE: usize = 64 << 10;
+/// The longest piece, unless the transfer would have too many of them.
+pub(crate) const LONGEST_PIECE: usize = 1 << 20;
+
+/// The most bytes of a notified transfer: no piece is longer than a message may be.
+const LONGEST_NOTIFIED: usize = MAX_PIECES << 30;
+
+/// An RDMA write or read of any length between memory that is registered on all devices, spread over the rails.
+///
+/// While it is under way, the memory that it writes may hold any mixture of old and new bytes, and after a rail has
+/// failed, bytes may be written twice. When it has ended, all bytes are there.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Transfer {
+    pub(crate) kind: Kind,
+    pub(crate) parts: Vec<(RailSlice, RemoteRailMemory)>,
+    pub(crate) tag: Option<u16>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Write,
+    Read,
+}
+
+impl Transfer {
+    /// Writes our bytes to the peer's memory. The two are of the same length.
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    pub fn write(local: RailSlice, remote: RemoteRailMemory) -> Self {
+        Self::write_list([(local, remote)])
+    }
+
+    /// Reads the peer's bytes to our memory. The two are of the same length.
+    #[doc(alias = "IBV_WR_RDMA_READ")]
+    pub fn read(local: RailSlice, remote: RemoteRailMemory) -> Self {
+        Self::read_list([(local, remote)])
+    }
+
+    /// Several writes as one transfer: each part from here to there.
+    pub fn write_list(parts: impl IntoIterator<Item = (RailSlice, RemoteRailMemory)>) -> Self {
+        Self { kind: Kind::Write, parts: parts.into_iter().collect(), tag: None }
+    }
+
+    /// Several reads as one transfer: each part from there to here.
+    pub fn read_list(parts: impl IntoIterator<Item = (RailSlice, RemoteRailMemory)>) -> Self {
+        Self { kind: Kind::Read, parts: parts.into_iter().collect(), tag: None }
+    }
+
+    /// The peer gets one [`Event::Notified`](crate::Event::Notified) with this number when all bytes of the write have
+    /// arrived, on whatever rails. RoCE and InfiniBand can do that, iWARP cannot.
+    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
+    pub fn notify(mut self, tag: u16) -> Self {
+        self.tag = Some(tag);
+        self
+    }
+
+    /// Checks it for a peer with so many devices, of which we have so many.
+    pub(crate) fn check(&self, ours: usize, theirs: usize) -> Result<()> {
+        let invalid = |text: String| Err(RailsError::InvalidInput(text));
+        if self.parts.is_empty() {
+            return invalid("the transfer has no parts".into());
+        }
+        if self.tag.is_some() && self.kind == Kind::Read {
+            return invalid("a read notifies no one: the peer does not see it".into());
+        }
+        if self.tag.is_some() && self.parts.len() > MAX_PIECES {
+            let parts = self.parts.len();
+            return invalid(format!(
+                "a notified transfer has {MAX_PIECES} parts at most, not {parts}"
+            ));
+        }
+        let length = self.parts.iter().map(|(local, _)| local.len()).sum::<usize>();
+        if self.tag.is_some() && length > LONGEST_NOTIFIED {
+            return invalid(format!(
+                "a notified transfer has {LONGEST_NOTIFIED} bytes at most, not {length}"
+            ));
+        }
+        for (local, remote) in &self.parts {
+            if local.len() as u64 != remote.len() {
+                let (local, remote) = (local.len(), remote.len());
+                return invalid(format!("{local} bytes of ours are for {remote} of the peer's"));
+            }
+            if local.devices() != ours || remote.devices() != theirs {
+                return invalid(
+                    "the memory is registered on other devices than these rails'".into(),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A part of a transfer that one request carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    /// The part of the transfer, and where in it the piece begins.
+    pub(crate) part: usize,
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+    /// The pieces of a transfer are numbered in the order in which they are cut.
+    pub(crate) number: usize,
+    pub(crate) is_last: bool,
+}
+
+/// A transfer under way.
+#[derive(Debug)]
+pub(crate) struct Active {
+    pub(crate) transfer: Transfer,
+    /// The slot of a notified transfer that has begun.
+    pub(crate) slot: Option<u8>,
+    /// What is not cut yet.
+    part: usize,
+    offset: usize,
+    uncut: usize,
+    pieces: usize,
+    /// Pieces that a failed rail did not carry.
+    pub(crate) again: Vec<Piece>,
+    pub(crate) in_flight: usize,
+    /// The pair that found the transfer at fault, and how.
+    pub(crate) failure: Option<(usize, TransportError)>,
+}
+
+impl Active {
+    pub(crate) fn new(transfer: Transfer) -> Self {
+        let uncut = transfer.parts.iter().map(|(local, _)| local.len()).sum();
+        let (slot, again, failure) = (None, Vec::new(), None);
+        Self { transfer, slot, part: 0, offset: 0, uncut, pieces: 0, again, in_flight: 0, failure }
+    }
+
+    /// Whether there are pieces that no request carries yet.
+    pub(crate) fn has_unposted(&self) -> bool {
+        self.uncut > 0 || !self.again.is_empty()
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.in_flight == 0 && !self.has_unposted()
+    }
+
+    /// No more pieces are posted.
+    pub(crate) fn fail(&mut self, pair: usize, error: TransportError) {
+        self.failure.get_or_insert((pair, error));
+        self.uncut = 0;
+        self.again.clear();
+    }
+
+    /// The immediate number of a piece.
+    pub(crate) fn mark(&self, piece: Piece) -> Option<Mark> {
+        let (slot, tag) = (self.slot?, self.transfer.tag?);
+        Some(Mark { slot, is_last: piece.is_last, piece: piece.number as u16, tag })
+    }
+
+    /// The next piece, for one of `rails` rails: shorter towards the end, so that all rails end at the same time.
+    pub(crate) fn next_piece(&mut self, rails: usize) -> Option<Piece> {
+        if let Some(piece) = self.again.pop() {
+            return Some(piece);
+        }
+        if self.uncut == 0 {
+            return None;
+        }
+        let share = self.uncut / (2 * rails.max(1));
+        let mut len = share.next_multiple_of(4096).clamp(SHORTEST_PIECE, LONGEST_PIECE);
+        if self.transfer.tag.is_some() {
+            // The parts after this one need a piece each at least.
+            let parts_after = self.transfer.parts.len() - self.part - 1;
+            let pieces = (MAX_PIECES - 1 - self.pieces).saturating_sub(parts_after).max(1);
+            len = len.max(self.uncut.div_ceil(pieces));
+        }
+        let room = self.transfer.parts[self.part].0.len() - self.offset;
+        let len = len.min(room);
+        self.uncut -= len;
+        let is_last = self.uncut == 0;
+        let (part, offset, number) = (self.part, self.offset, self.pieces);
+        self.pieces += 1;
+        self.offset += len;
+        if len == room {
+            (self.part, self.offset) = (self.part + 1, 0);
+        }
+        Some(Piece { part, offset, len, number, is_last })
+    }
+}

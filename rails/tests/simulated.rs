@@ -1,0 +1,217 @@
+//! Rails on a network in virtual time: speed, failures, and what returns.
+
+mod support;
+
+use std::time::Duration;
+
+use ibverbs::AccessFlags;
+use ibverbs_rails::{Event, RailMemory, RailsError, Transfer};
+use ibverbs_software::Network;
+use support::World;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// What each rail carries, in bytes per second.
+const BANDWIDTH: u64 = 1_250_000_000;
+
+fn network() -> Network {
+    let builder = Network::builder().manual().trace_bytes(0);
+    builder.delay(Duration::from_micros(2)).bandwidth(BANDWIDTH).build()
+}
+
+/// Memory of both sides: ours with a pattern, the peer's zeroed.
+fn memory(world: &World, len: usize) -> [RailMemory; 2] {
+    let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+    let [ours, theirs] = world.sides.each_ref().map(|side| side.allocate(len, access).unwrap());
+    ours.write(0, &pattern(len)).unwrap();
+    [ours, theirs]
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + i / 4093) as u8).collect()
+}
+
+fn bytes(memory: &RailMemory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn whole_write(ours: &RailMemory, theirs: &RailMemory) -> Transfer {
+    Transfer::write(ours.slice(..).unwrap(), theirs.remote())
+}
+
+/// The time that a write of so many bytes takes on so many rails.
+fn time_of_write(rails: usize, len: usize) -> Duration {
+    let mut world = World::new(rails, network());
+    let [ours, theirs] = memory(&world, len);
+    let peer = world.peers[0];
+    world.sides[0].post(peer, whole_write(&ours, &theirs)).unwrap();
+    let time = world.until(SECOND, |world| world.ended() == [true]);
+    assert_eq!(bytes(&theirs), pattern(len));
+    time
+}
+
+#[test]
+fn more_rails_are_faster() {
+    const LEN: usize = 16 << 20;
+    let one = time_of_write(1, LEN);
+    for (rails, least) in [(2, 1.95), (4, 3.8), (8, 7.5)] {
+        let times = one.as_secs_f64() / time_of_write(rails, LEN).as_secs_f64();
+        println!("{rails} rails carry {times:.2} times what one does");
+        assert!(times >= least, "{rails} rails: {times:.2}");
+    }
+}
+
+#[test]
+fn reads_and_lists_are_spread_too() {
+    let mut world = World::new(3, network());
+    let [ours, theirs] = memory(&world, 1 << 20);
+    theirs.write(0, &pattern(1 << 20)).unwrap();
+    ours.write(0, &vec![0; 1 << 20]).unwrap();
+    let peer = world.peers[0];
+    // Pieces of any length, in another order.
+    let cuts = [0, 1, 4097, 70_000, 500_001, 1 << 20];
+    let parts = cuts.windows(2).rev().map(|cut| {
+        let range = cut[0]..cut[1];
+        (ours.slice(range.clone()).unwrap(), theirs.remote().slice(range).unwrap())
+    });
+    world.sides[0].post(peer, Transfer::read_list(parts)).unwrap();
+    world.until(SECOND, |world| world.ended() == [true]);
+    assert_eq!(bytes(&ours), pattern(1 << 20));
+}
+
+#[test]
+fn each_notified_write_is_told_once() {
+    let mut world = World::new(4, network());
+    let [ours, theirs] = memory(&world, 1 << 20);
+    let peer = world.peers[0];
+    for tag in 0..300 {
+        let len = 1 + usize::from(tag) * 1000;
+        let local = ours.slice(..len).unwrap();
+        let remote = theirs.remote().slice(..len).unwrap();
+        world.sides[0].post(peer, Transfer::write(local, remote).notify(tag)).unwrap();
+    }
+    world.until(SECOND, |world| world.ended().len() == 300 && world.notified().len() == 300);
+    let mut tags = world.notified();
+    tags.sort_unstable();
+    assert_eq!(tags, (0..300).collect::<Vec<_>>());
+    assert!(world.ended().iter().all(|&ok| ok));
+}
+
+#[test]
+fn a_rail_that_dies_costs_no_transfer_and_returns() {
+    const LEN: usize = 4 << 20;
+    for dies_after in [0, 100, 300, 700] {
+        let mut world = World::new(2, network());
+        let [ours, theirs] = memory(&world, LEN);
+        let peer = world.peers[0];
+        world.sides[0].post(peer, whole_write(&ours, &theirs).notify(7)).unwrap();
+        let dies_at = world.network.now() + Duration::from_micros(dies_after);
+        world.until(SECOND, |world| world.network.now() >= dies_at);
+        let cut = |world: &World| {
+            world.network.partition(&world.devices[0][0], &world.devices[1][0]);
+        };
+        cut(&world);
+        world.until(10 * SECOND, |world| world.ended() == [true] && world.notified() == [7]);
+        assert_eq!(bytes(&theirs), pattern(LEN));
+        let down = |event: &Event| matches!(event, Event::RailDown { device: 0, .. });
+        world.until(10 * SECOND, |world| world.events.iter().all(|side| side.iter().any(down)));
+        assert_eq!(world.sides[0].rails_up(peer), [false, true]);
+        world.network.heal_all();
+        world.until(20 * SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
+        // It carries again.
+        world.sides[0].post(peer, whole_write(&ours, &theirs).notify(8)).unwrap();
+        world.until(SECOND, |world| world.ended() == [true, true] && world.notified() == [7, 8]);
+    }
+}
+
+#[test]
+fn the_last_rail_gone_says_why_each_went() {
+    let mut world = World::new(2, network());
+    let [ours, theirs] = memory(&world, 1 << 20);
+    let peer = world.peers[0];
+    world.sides[0].post(peer, whole_write(&ours, &theirs)).unwrap();
+    for rail in 0..2 {
+        world.network.partition(&world.devices[0][rail], &world.devices[1][rail]);
+    }
+    world.until(20 * SECOND, |world| world.ended() == [false]);
+    let reasons = world.events[0].iter().find_map(|event| match event {
+        Event::Ended { result: Err(RailsError::AllRailsDown(reasons)), .. } => Some(reasons),
+        _ => None,
+    });
+    let reasons = reasons.expect("it says so");
+    assert_eq!(reasons.len(), 2);
+    for ((pair, reason), devices) in reasons.iter().zip(0..) {
+        assert!(pair.starts_with(&world.devices[0][devices].name()), "{pair}");
+        assert!(reason.contains("RetryExceeded"), "{reason}");
+    }
+    let refused = world.sides[0].post(peer, whole_write(&ours, &theirs));
+    assert!(matches!(refused, Err(RailsError::AllRailsDown(_))), "{refused:?}");
+    world.network.heal_all();
+    world.until(20 * SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
+    world.sides[0].post(peer, whole_write(&ours, &theirs)).unwrap();
+    world.until(SECOND, |world| world.ended() == [false, true]);
+    assert_eq!(bytes(&theirs), pattern(1 << 20));
+}
+
+#[test]
+fn a_transfer_that_the_peer_does_not_allow_fails_alone() {
+    let mut world = World::new(2, network());
+    let [ours, theirs] = memory(&world, 1 << 20);
+    let closed = world.sides[1].allocate(1 << 20, AccessFlags::REMOTE_READ).unwrap();
+    let peer = world.peers[0];
+    let wrong = world.sides[0].post(peer, whole_write(&ours, &closed)).unwrap();
+    let right = world.sides[0].post(peer, whole_write(&ours, &theirs).notify(1)).unwrap();
+    world.until(20 * SECOND, |world| world.ended().len() == 2 && world.notified() == [1]);
+    for event in &world.events[0] {
+        match event {
+            Event::Ended { transfer, result, .. } if *transfer == wrong => {
+                assert!(matches!(result, Err(RailsError::Transfer { .. })), "{result:?}");
+            }
+            Event::Ended { transfer, result, .. } => {
+                assert!(*transfer == right && result.is_ok(), "{result:?}");
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(bytes(&theirs), pattern(1 << 20));
+    world.until(20 * SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
+}
+
+#[test]
+fn a_peer_that_ends_ends_its_transfers() {
+    let mut world = World::new(2, network());
+    let [ours, theirs] = memory(&world, 1 << 20);
+    let peers = world.peers;
+    world.sides[0].post(peers[0], whole_write(&ours, &theirs)).unwrap();
+    world.sides[1].remove(peers[1]);
+    world.until(SECOND, |world| world.ended() == [false]);
+    let is_gone = |event: &Event| matches!(event, Event::Disconnected { .. });
+    assert!(world.events[0].iter().any(is_gone));
+    let refused = world.sides[0].post(peers[0], whole_write(&ours, &theirs));
+    assert!(matches!(refused, Err(RailsError::UnknownPeer)), "{refused:?}");
+}
+
+#[test]
+fn bad_input_names_the_limit() {
+    let mut world = World::new(1, network());
+    let other = World::new(2, network());
+    let [ours, theirs] = memory(&world, 4096);
+    let peer = world.peers[0];
+    let mut refused =
+        |transfer: Transfer, words: &str| match world.sides[0].post(peer, transfer).unwrap_err() {
+            RailsError::InvalidInput(text) => assert!(text.contains(words), "{text}"),
+            error => panic!("{error}"),
+        };
+    let slice = |len| ours.slice(..len).unwrap();
+    refused(Transfer::write(slice(10), theirs.remote()), "10 bytes of ours are for 4096");
+    refused(Transfer::read(slice(4096), theirs.remote()).notify(1), "a read notifies no one");
+    refused(Transfer::write_list([]), "no parts");
+    let [foreign, _] = memory(&other, 4096);
+    refused(Transfer::write(foreign.slice(..).unwrap(), theirs.remote()), "other devices");
+    let many = (0..513).map(|i| (slice(1), theirs.remote().slice(i..=i).unwrap()));
+    refused(Transfer::write_list(many).notify(1), "512 parts at most, not 513");
+    for range in [5000..6000, 7..7, 4096..4097] {
+        assert!(matches!(ours.slice(range), Err(RailsError::InvalidInput(_))));
+    }
+}

@@ -1,0 +1,177 @@
+//! Two sides with several devices each, on a network in virtual time.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ibverbs_rails::{ControlStream, Event, PeerId, Rails, RailsBuilder};
+use ibverbs_software::{Device, Network};
+
+/// A stream without a socket, so that a run repeats itself.
+pub(crate) struct Pipe {
+    input: Queue,
+    output: Queue,
+}
+
+type Queue = Arc<Mutex<(VecDeque<u8>, bool)>>;
+
+impl Pipe {
+    pub(crate) fn pair() -> [Self; 2] {
+        let [one, two] = [Queue::default(), Queue::default()];
+        [Self { input: one.clone(), output: two.clone() }, Self { input: two, output: one }]
+    }
+}
+
+impl Read for Pipe {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let mut input = self.input.lock().unwrap();
+        match input.0.read(to)? {
+            0 if !input.1 => Err(ErrorKind::WouldBlock.into()),
+            length => Ok(length),
+        }
+    }
+}
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.output.lock().unwrap().0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.output.lock().unwrap().1 = true;
+        self.input.lock().unwrap().1 = true;
+    }
+}
+
+impl ControlStream for Pipe {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) network: Network,
+    pub(crate) devices: [Vec<Device>; 2],
+    pub(crate) sides: [Rails; 2],
+    pub(crate) peers: [PeerId; 2],
+    pub(crate) events: [Vec<Event>; 2],
+    began: Instant,
+    step: Duration,
+}
+
+/// No two devices of a process have the same name.
+static DEVICES: AtomicU32 = AtomicU32::new(0);
+
+impl World {
+    /// Sides that are connected, with so many rails.
+    pub(crate) fn new(rails: usize, network: Network) -> Self {
+        Self::with(rails, network, |builder| builder)
+    }
+
+    pub(crate) fn with(
+        rails: usize,
+        network: Network,
+        settings: impl Fn(RailsBuilder) -> RailsBuilder,
+    ) -> Self {
+        let mut world = Self::unconnected([rails, rails], network, settings);
+        world.connect();
+        world
+    }
+
+    pub(crate) fn unconnected(
+        rails: [usize; 2],
+        network: Network,
+        settings: impl Fn(RailsBuilder) -> RailsBuilder,
+    ) -> Self {
+        let devices = [1, 2].map(|side| {
+            let one = |rail| {
+                let number = DEVICES.fetch_add(1, Ordering::Relaxed);
+                let address = format!("10.0.{rail}.{side}").parse().unwrap();
+                let builder = Device::builder().network(&network).address(address);
+                let device = builder.name(format!("rail{number}")).build().unwrap();
+                device.register();
+                device
+            };
+            (0..rails[side - 1]).map(one).collect::<Vec<_>>()
+        });
+        let sides = devices.each_ref().map(|devices| {
+            let builder = settings(Rails::builder());
+            let builder = devices.iter().fold(builder, |builder, it| builder.device(it.name()));
+            builder.build().unwrap()
+        });
+        let (began, step) = (Instant::now(), Duration::from_micros(5));
+        Self {
+            network,
+            devices,
+            sides,
+            peers: [PeerId::default(); 2],
+            events: Default::default(),
+            began,
+            step,
+        }
+    }
+
+    fn connect(&mut self) {
+        let [one, two] = Pipe::pair();
+        let [a, b] = &mut self.sides;
+        self.peers = [a.connect_over(one), b.accept_over(two)];
+        self.until(Duration::from_secs(60), |world| {
+            world
+                .events
+                .iter()
+                .all(|events| events.iter().any(|event| matches!(event, Event::Connected(_))))
+        });
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.began + self.network.now()
+    }
+
+    /// A little time passes, and both sides see to it.
+    pub(crate) fn step(&mut self) {
+        self.network.advance(self.step);
+        let now = self.now();
+        for (side, events) in self.sides.iter_mut().zip(&mut self.events) {
+            side.turn(now);
+            events.extend(std::iter::from_fn(|| side.next_event()));
+        }
+    }
+
+    /// Steps until it holds, and returns the time that this took.
+    #[track_caller]
+    pub(crate) fn until(&mut self, limit: Duration, holds: impl Fn(&Self) -> bool) -> Duration {
+        let start = self.network.now();
+        while !holds(self) {
+            self.step();
+            let taken = self.network.now() - start;
+            assert!(taken < limit, "after {taken:?}: {:#?}", self.events);
+        }
+        self.network.now() - start
+    }
+
+    /// Whether a transfer of the first side has ended, and how.
+    pub(crate) fn ended(&self) -> Vec<bool> {
+        let ended = self.events[0].iter().filter_map(|event| match event {
+            Event::Ended { result, .. } => Some(result.is_ok()),
+            _ => None,
+        });
+        ended.collect()
+    }
+
+    pub(crate) fn notified(&self) -> Vec<u16> {
+        let tags = self.events[1].iter().filter_map(|event| match event {
+            Event::Notified { tag, .. } => Some(*tag),
+            _ => None,
+        });
+        tags.collect()
+    }
+}
