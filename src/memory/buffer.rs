@@ -115,6 +115,7 @@ pub unsafe trait BorrowedBuffer: private::Sealed {}
 type One = [ffi::ibv_sge; 1];
 
 /// A list of elements that can be copied: what they name is not in the list itself.
+#[cfg(feature = "channel")]
 #[diagnostic::on_unimplemented(
     message = "this buffer cannot be in a window",
     label = "an `InlineList` is put together by the post of a single request",
@@ -122,6 +123,7 @@ type One = [ffi::ibv_sge; 1];
 )]
 pub trait PlainList: AsMut<[ffi::ibv_sge]> {}
 
+#[cfg(feature = "channel")]
 impl<const N: usize> PlainList for [ffi::ibv_sge; N] {}
 
 /// The part of an implementation of [`GatherBuffer`] for a buffer that an operation keeps as it is.
@@ -378,6 +380,7 @@ impl AsMut<[ffi::ibv_sge]> for ElementList {
 }
 
 // The elements name memory outside of the list.
+#[cfg(feature = "channel")]
 impl PlainList for ElementList {}
 
 fn gather_all<B: GatherBuffer<List = One, Kept = B>>(pieces: &[B]) -> Result<ElementList> {

@@ -47,10 +47,12 @@ fn serve(host: &Host) {
 /// What the store may say of each key: the last value that it has acknowledged, and those that were on their way since.
 /// `None`: it may have no value.
 #[derive(Clone, Default)]
-struct Model(Arc<Mutex<BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>>>);
+struct Model(Arc<Mutex<Values>>);
+
+type Values = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
 
 impl Model {
-    fn keys(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>> {
+    fn keys(&self) -> MutexGuard<'_, Values> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
