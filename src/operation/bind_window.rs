@@ -69,7 +69,7 @@ unsafe impl Sync for WindowBinding<'_> {}
 const VERB: &str = "ibv_bind_mw";
 
 impl<'res> WindowBinding<'res> {
-    /// The elements (or bytes, for a [`RawMemoryRegion`]) of `region` in `range`, for `access`: remote
+    /// The elements (or bytes, for a [`RawMemoryRegion`](crate::RawMemoryRegion)) of `region` in `range`, for `access`: remote
     /// read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if peers will address the window
     /// from 0 on and the device supports that.
     ///
