@@ -16,7 +16,7 @@ use crate::network::{Conditions, nanoseconds};
 
 /// A host of a [simulation](super::simulate()): a runtime of tokio's, with devices, a clock, and an address.
 ///
-/// A clone is another handle of the same host. [`World::host`] makes one.
+/// A clone is another handle of the same host. [`World::host`](super::World::host) makes one.
 #[derive(Clone)]
 pub struct Host {
     pub(super) world: Arc<Inner>,
