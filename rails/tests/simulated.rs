@@ -112,6 +112,7 @@ fn a_rail_that_dies_costs_no_transfer_and_returns() {
             world.network.partition(&world.devices[0][0], &world.devices[1][0]);
         };
         cut(&world);
+        world.step = Duration::from_micros(500);
         world.until(10 * SECOND, |world| world.ended() == [true] && world.notified() == [7]);
         assert_eq!(bytes(&theirs), pattern(LEN));
         let down = |event: &Event| matches!(event, Event::RailDown { device: 0, .. });
@@ -120,6 +121,7 @@ fn a_rail_that_dies_costs_no_transfer_and_returns() {
         world.network.heal_all();
         world.until(20 * SECOND, |world| world.sides[0].rails_up(peer) == [true, true]);
         // It carries again.
+        world.step = Duration::from_micros(5);
         world.sides[0].post(peer, whole_write(&ours, &theirs).notify(8)).unwrap();
         world.until(SECOND, |world| world.ended() == [true, true] && world.notified() == [7, 8]);
     }
@@ -134,6 +136,7 @@ fn the_last_rail_gone_says_why_each_went() {
     for rail in 0..2 {
         world.network.partition(&world.devices[0][rail], &world.devices[1][rail]);
     }
+    world.step = Duration::from_micros(500);
     world.until(20 * SECOND, |world| world.ended() == [false]);
     let reasons = world.events[0].iter().find_map(|event| match event {
         Event::Ended { result: Err(RailsError::AllRailsDown(reasons)), .. } => Some(reasons),

@@ -65,7 +65,8 @@ pub(crate) struct World {
     pub(crate) peers: [PeerId; 2],
     pub(crate) events: [Vec<Event>; 2],
     began: Instant,
-    step: Duration,
+    /// How much time passes before the sides look again.
+    pub(crate) step: Duration,
 }
 
 /// No two devices of a process have the same name.
