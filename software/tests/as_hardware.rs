@@ -474,7 +474,9 @@ fn only_unknown_rights_that_are_not_optional_are_refused() {
         | Access::IBV_ACCESS_REMOTE_ATOMIC
         | Access::IBV_ACCESS_MW_BIND
         | Access::IBV_ACCESS_ZERO_BASED
-        | Access::IBV_ACCESS_HUGETLB;
+        | Access::IBV_ACCESS_ON_DEMAND
+        | Access::IBV_ACCESS_HUGETLB
+        | Access::IBV_ACCESS_FLUSH_GLOBAL;
     for bit in 0..31 {
         let right = 1 << bit;
         let refused = right & known.0 == 0 && !OPTIONAL.contains(&bit);

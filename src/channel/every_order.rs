@@ -139,6 +139,7 @@ impl World {
             settle_timeout: Duration::ZERO,
             sleep: None,
             credit_words: None,
+            of_loop: false,
         };
         let table = InFlight::new(2, 0, false).unwrap();
         let inbox = Some((router.clone(), inboxes[0].clone()));

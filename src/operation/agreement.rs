@@ -87,16 +87,22 @@ fn noting() -> ffi::ibv_qp_ex {
 
 /// What a request in C's form says.
 fn said_by(request: &ffi::ibv_send_wr) -> Said {
-    // SAFETY: the request was zeroed before it was filled, so all is initialised.
-    let (rdma, atomic, word) =
-        unsafe { (request.wr.rdma, request.wr.atomic, request.__bindgen_anon_1.imm_data) };
-    let numbers = match request.opcode {
-        Opcode::IBV_WR_ATOMIC_CMP_AND_SWP | Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => {
-            [atomic.rkey.into(), atomic.remote_addr, atomic.compare_add, atomic.swap]
+    // SAFETY: the request was zeroed before it was filled. What an operation fills is the form that is read of it here; where
+    // it fills none, the zeros are.
+    let numbers = unsafe {
+        match request.opcode {
+            Opcode::IBV_WR_ATOMIC_CMP_AND_SWP | Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                let atomic = request.wr.atomic;
+                [atomic.rkey.into(), atomic.remote_addr, atomic.compare_add, atomic.swap]
+            }
+            _ => {
+                let rdma = request.wr.rdma;
+                [rdma.rkey.into(), rdma.remote_addr, 0, 0]
+            }
         }
-        _ => [rdma.rkey.into(), rdma.remote_addr, 0, 0],
     };
-    (request.opcode, numbers, word)
+    // SAFETY: as above.
+    (request.opcode, numbers, unsafe { request.__bindgen_anon_1.imm_data })
 }
 
 /// The operations that were compared.

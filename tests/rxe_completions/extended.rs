@@ -1,6 +1,6 @@
 //! Extended completion queues and their pollers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -120,7 +120,8 @@ fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
     let mut region = domain.allocate::<u8>(64).unwrap();
     let mut pair = loopback(&domain, &sends, &receives);
     let stop = AtomicBool::new(false);
-    let has_found = [const { AtomicBool::new(false) }; 2];
+    // A device may count a receive as posted until its completion is polled.
+    let taken = [const { AtomicU64::new(0) }; 2];
     let mut sent = 0;
     let over = || stop.load(Ordering::Acquire);
     let all = thread::scope(|scope| {
@@ -131,7 +132,7 @@ fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
                 poller.poll(|completions| {
                     while let Some(completion) = completions.next().unwrap() {
                         found.push(completion.wr_id());
-                        has_found[0].store(true, Ordering::Relaxed);
+                        taken[0].fetch_add(1, Ordering::Relaxed);
                     }
                 });
                 thread::yield_now();
@@ -143,15 +144,20 @@ fn two_threads_that_poll_an_extended_queue_find_each_completion_once() {
             let mut found = Vec::new();
             while !over() {
                 found.extend(ids(receives.poll(&mut room).unwrap()));
-                has_found[1].fetch_or(!found.is_empty(), Ordering::Relaxed);
+                taken[1].store(found.len() as u64, Ordering::Relaxed);
                 thread::yield_now();
             }
             found
         });
         let stopper = Stop(&stop);
         let (mut found, start) = (0, Instant::now());
-        while sent < MESSAGES || !has_found.iter().all(|one| one.load(Ordering::Relaxed)) {
-            assert!(start.elapsed() < PATIENCE, "{sent} sent, {has_found:?}");
+        let numbers = || taken.each_ref().map(|one| one.load(Ordering::Relaxed));
+        while sent < MESSAGES || numbers().contains(&0) {
+            assert!(start.elapsed() < PATIENCE, "{sent} sent, {taken:?}");
+            if sent - numbers().iter().sum::<u64>() >= 32 {
+                thread::yield_now();
+                continue;
+            }
             exchange(&mut pair, &mut region, sent);
             while sent - found >= 16 {
                 found += completions(&sends, 1).len() as u64;

@@ -186,7 +186,7 @@ proptest! {
 
     /// What is forgotten, or cannot be destroyed, is leaked with what the device may use.
     #[test]
-    fn forgetting_loops_in_any_order(steps in program(true), stale: bool) {
+    fn forgotten_loops_in_any_order(steps in program(true), stale: bool) {
         run(&steps, &Model::new(stale))?;
     }
 }
