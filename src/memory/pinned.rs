@@ -26,25 +26,28 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// What holds now: reads `VmPin` and the capabilities of `/proc/self/status`, and asks `getrlimit`. `None` if
-    /// `/proc` is hidden.
+    /// What holds now, as `/proc/self` has it in `limits`, `status` and `uid_map`. `None` if that is hidden.
     pub fn current() -> Option<Self> {
-        let limit = limit()?;
-        let status = fs::read_to_string("/proc/self/status").ok()?;
-        let user_ids = fs::read_to_string("/proc/self/uid_map").ok()?;
-        Self::read(limit, &status, &user_ids)
+        let [limits, status, user_ids] = ["limits", "status", "uid_map"]
+            .map(|name| fs::read_to_string(format!("/proc/self/{name}")).ok());
+        Self::read(&limits?, &status?, &user_ids?)
     }
 
-    fn read(limit: u64, status: &str, user_ids: &str) -> Option<Self> {
+    fn read(limits: &str, status: &str, user_ids: &str) -> Option<Self> {
         const CAP_IPC_LOCK: u64 = 1 << 14;
+        // The limit that holds, then the one up to which it may be raised.
+        let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+        let limit = match limit.split_whitespace().next()? {
+            "unlimited" => None,
+            number => Some(number.parse::<u64>().ok()?),
+        };
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let kib = field("VmPin:")?.strip_suffix("kB")?.trim().parse::<u64>().ok()?;
         let capabilities = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
         // Capabilities of another user namespace than the first are nothing to the kernel here.
         let first_namespace = user_ids.split_whitespace().eq(["0", "0", "4294967295"]);
         let exempt = capabilities & CAP_IPC_LOCK != 0 && first_namespace;
-        let limited = limit != libc::RLIM_INFINITY && !exempt;
-        Some(Self { bytes: kib.saturating_mul(1024), limit: limited.then_some(limit) })
+        Some(Self { bytes: kib.saturating_mul(1024), limit: limit.filter(|_| !exempt) })
     }
 
     /// The bytes that are pinned.
@@ -89,18 +92,17 @@ fn is_software(domain: &ProtectionDomain<'_>) -> bool {
     hooks().and_then(guid).is_some()
 }
 
-fn limit() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: it writes the structure.
-    let returned = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    (returned == 0).then_some(limit.rlim_cur)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const FIRST: &str = "         0          0 4294967295\n";
+
+    fn limits(soft: &str) -> String {
+        format!(
+            "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {soft}  unlimited  bytes\n"
+        )
+    }
 
     fn status(pinned: u64, capabilities: u64) -> String {
         format!("Name:\tx\nVmLck:\t 9 kB\nVmPin:\t  {pinned} kB\nCapEff:\t{capabilities:016x}\n")
@@ -108,18 +110,18 @@ mod tests {
 
     #[test]
     fn room_is_what_the_limit_leaves() {
-        let memory = PinnedMemory::read(65536, &status(16, 0), FIRST).unwrap();
+        let memory = PinnedMemory::read(&limits("65536"), &status(16, 0), FIRST).unwrap();
         assert_eq!((memory.bytes(), memory.limit(), memory.room()), (16384, Some(65536), 49152));
-        let memory = PinnedMemory::read(8192, &status(16, 0), FIRST).unwrap();
+        let memory = PinnedMemory::read(&limits("8192"), &status(16, 0), FIRST).unwrap();
         assert_eq!(memory.room(), 0, "the limit was lowered");
-        let memory = PinnedMemory::read(libc::RLIM_INFINITY, &status(16, 0), FIRST).unwrap();
+        let memory = PinnedMemory::read(&limits("unlimited"), &status(16, 0), FIRST).unwrap();
         assert_eq!((memory.limit(), memory.room()), (None, u64::MAX));
     }
 
     #[test]
     fn only_the_capability_of_the_first_user_namespace_exempts() {
         let limit = |capabilities, ids| {
-            PinnedMemory::read(65536, &status(0, capabilities), ids).unwrap().limit()
+            PinnedMemory::read(&limits("65536"), &status(0, capabilities), ids).unwrap().limit()
         };
         assert_eq!(limit(1 << 14, FIRST), None);
         assert_eq!(limit(!(1 << 14), FIRST), Some(65536));
@@ -129,7 +131,10 @@ mod tests {
     #[test]
     fn a_file_of_another_form_is_not_guessed_at() {
         for text in ["", "VmPin:\t0 kB\n", "CapEff:\t0\n", "VmPin:\tx kB\nCapEff:\t0\n"] {
-            assert_eq!(PinnedMemory::read(1, text, FIRST), None, "{text}");
+            assert_eq!(PinnedMemory::read(&limits("1"), text, FIRST), None, "{text}");
+        }
+        for text in [String::new(), limits("many")] {
+            assert_eq!(PinnedMemory::read(&text, &status(1, 0), FIRST), None, "{text}");
         }
     }
 }
