@@ -89,7 +89,11 @@ fn connect<'pd>(domain: &'pd ProtectionDomain<'pd>, waits: bool) {
             Ok(connected) => break connected,
             // The other machine does not listen yet.
             Err(failed) => {
-                assert!(matches!(failed.error, ExchangeError::NoConnection { .. }), "{}", failed.error);
+                assert!(
+                    matches!(failed.error, ExchangeError::NoConnection { .. }),
+                    "{}",
+                    failed.error
+                );
                 assert!(start.elapsed() < PATIENCE, "{}", failed.error);
                 prepared = failed.object;
                 std::thread::sleep(Duration::from_millis(100));
