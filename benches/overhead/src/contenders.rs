@@ -79,7 +79,13 @@ macro_rules! servers {
         [
             ours!($workload, "C plain", Sum::Bytes, CRig::new($connections), server::c_plain),
             ours!($workload, "C tuned", Sum::Bytes, CRig::new($connections), server::c_tuned),
-            ours!($workload, "loop", Sum::Bytes, LoopRig::new($connections), server_loop::loop_server),
+            ours!(
+                $workload,
+                "loop",
+                Sum::Bytes,
+                LoopRig::new($connections),
+                server_loop::loop_server
+            ),
             ours!(
                 $workload,
                 "shared queue, tokens",
