@@ -13,7 +13,7 @@ use crate::pairing::{self, Facts};
 use crate::peer::{Lane, Pair, Stage, State};
 use crate::rails::{Event, Failed, PeerId, Rails, Work};
 
-/// A probe reads so many bytes.
+/// The bytes that a probe reads.
 const PROBE: usize = 8;
 
 impl Rails {

@@ -16,7 +16,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A pair takes no more than it carries in this time.
 const AHEAD: Duration = Duration::from_micros(250);
-/// A pair takes so many bytes in any case.
+/// A pair always takes these bytes, however slow it is.
 const LEAST_IN_FLIGHT: usize = 2 * SHORTEST_PIECE;
 
 #[derive(Debug)]

@@ -63,7 +63,7 @@ impl Transfer {
         self
     }
 
-    /// Checks it for a peer with so many devices, of which we have so many.
+    /// Checks it for rails with this number of devices on each side.
     pub(crate) fn check(&self, ours: usize, theirs: usize) -> Result<()> {
         let invalid = |text: String| Err(RailsError::InvalidInput(text));
         if self.parts.is_empty() {

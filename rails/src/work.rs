@@ -14,7 +14,7 @@ use crate::peer::{Lane, State};
 use crate::rails::{Event, Failed, PeerId, Rails, TransferId, Work, WorkId};
 use crate::transfer::{Kind, Piece, SHORTEST_PIECE};
 
-/// A turn looks at so many completions of a device at most, so that no device keeps the others waiting.
+/// The most completions of a device that a turn looks at: no device keeps the others waiting.
 const COMPLETIONS_PER_TURN: usize = 256;
 
 type Buffer = SharedMemoryRange<u8>;

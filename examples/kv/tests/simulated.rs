@@ -146,7 +146,7 @@ fn run(seed: u64) -> String {
         for running in running {
             running.await.unwrap();
         }
-        // All is as it should be, as somebody else sees it.
+        // Another client reads what the model says.
         let reader = world.host("reader");
         let context = reader.device().unwrap().open().unwrap();
         let mut client = Client::new(context, Way(reader, server)).unwrap();
