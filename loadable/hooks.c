@@ -10,10 +10,11 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -33,8 +34,10 @@ int __real_open_cdev(const char *name, dev_t cdev);
 int __wrap_open_cdev(const char *name, dev_t cdev);
 int __wrap_ibv_read_ibdev_sysfs_file(char *buffer, size_t size, struct verbs_sysfs_dev *dev, const char *format, ...);
 
-
 #define SOFTWARE makedev(0, 1)
+
+/* A memory file has a name of at most 249 bytes. */
+#define NAME_ROOM 250
 
 /* Returns a negative errno value if there is no memory. */
 static int give_sysfs(struct verbs_device *device)
@@ -102,10 +105,36 @@ int __wrap_ibverbs_get_device_list(struct list_head *list)
 	return count;
 }
 
-/* A file by which requests to the kernel are recognised. The device's context owns it. */
+/*
+ * The name of the file by which requests to the kernel are recognised. Another process has devices of its own, so the name
+ * has the process that made it.
+ */
+static void file_name(char *to, size_t size, const char *device)
+{
+	snprintf(to, size, "ibverbs-software %d %s", getpid(), device);
+}
+
+/* The device's context owns the file. */
 int __wrap_open_cdev(const char *name, dev_t cdev)
 {
-	return cdev == SOFTWARE ? eventfd(0, EFD_CLOEXEC) : __real_open_cdev(name, cdev);
+	char file[NAME_ROOM];
+
+	if (cdev != SOFTWARE)
+		return __real_open_cdev(name, cdev);
+	file_name(file, sizeof(file), name);
+	return memfd_create(file, MFD_CLOEXEC);
+}
+
+/* Whether a link of /proc names the file of this device. */
+static bool is_file_of(const char *link, struct verbs_device *device)
+{
+	char file[NAME_ROOM], whole[NAME_ROOM + 32];
+
+	if (device->sysfs->sysfs_cdev != SOFTWARE)
+		return false;
+	file_name(file, sizeof(file), device->sysfs->sysfs_name);
+	snprintf(whole, sizeof(whole), "/memfd:%s (deleted)", file);
+	return !strcmp(link, whole);
 }
 
 /* Compiled with the name of rdma-core's function changed: see hook.cmake. */
@@ -113,16 +142,31 @@ int __wrap_open_cdev(const char *name, dev_t cdev)
 struct ibv_context *ibv_import_device(int cmd_fd);
 struct ibv_context *ibv_import_device(int cmd_fd)
 {
-	static const char ours[] = "anon_inode:[eventfd]";
-	char link[32], file[sizeof(ours)];
+	char path[32], link[NAME_ROOM + 32];
+	struct ibv_context *context = NULL;
+	struct ibv_device **list, **device;
+	ssize_t length;
 
-	/* The objects of a device of software are this process's: no other can share them by a file. */
-	snprintf(link, sizeof(link), "/proc/self/fd/%d", cmd_fd);
-	if (readlink(link, file, sizeof(file)) == sizeof(ours) - 1 && !memcmp(file, ours, sizeof(ours) - 1)) {
-		errno = EOPNOTSUPP;
-		return NULL;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", cmd_fd);
+	length = readlink(path, link, sizeof(link) - 1);
+	if (length < 0)
+		return ibverbs_stock_import_device(cmd_fd);
+	link[length] = 0;
+	list = ibv_get_device_list(NULL);
+	for (device = list; device && *device; device++)
+		if (is_file_of(link, verbs_get_device(*device)))
+			break;
+	if (!device || !*device) {
+		if (list)
+			ibv_free_device_list(list);
+		return ibverbs_stock_import_device(cmd_fd);
 	}
-	return ibverbs_stock_import_device(cmd_fd);
+	/* A context has a file of its own. The one that was given becomes libibverbs' if this succeeds. */
+	context = verbs_open_device(*device, NULL);
+	ibv_free_device_list(list);
+	if (context)
+		close(cmd_fd);
+	return context;
 }
 
 /* Only the table of P_Keys is read where a device answers no other way. */

@@ -20,6 +20,8 @@ use ibverbs_software::Device;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const CHILD: &str = "IBVERBS_SOFTWARE_BENCH_CHILD";
+/// Its value where packets go through the kernel, and the name of that part.
+const SOCKETS: &str = "sockets";
 
 const SMALL: usize = 64;
 const LARGE: usize = 1 << 20;
@@ -38,6 +40,15 @@ enum Waiting {
 
 const WAITINGS: [(Waiting, &str); 2] =
     [(Waiting::Polling, "polling"), (Waiting::Sleeping, "sleeping")];
+
+/// How packets go from one process to the other.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// In memory that both share.
+    Memory,
+    /// Through the kernel's sockets, as between two machines.
+    Sockets,
+}
 
 /// Memory, registered for everything, at an address that stays.
 struct Memory<'pd> {
@@ -219,10 +230,11 @@ fn describe(endpoint: &QueuePairEndpoint, memory: &Memory<'_>, udp: &UdpSocket) 
 
 fn with_end(
     child: bool,
+    way: Way,
     mut exchange: impl FnMut(&str) -> Result<String>,
     work: impl FnOnce(End<'_>) -> Result<()>,
 ) -> Result<()> {
-    let context = Device::new()?.open()?;
+    let context = Device::builder().through_kernel(way == Way::Sockets).build()?.open()?;
     let domain = context.alloc_pd()?;
     let sends = context.create_cq(64)?;
     let receives = CompletionQueue::builder(&context, 64).own_channel().build()?;
@@ -256,13 +268,13 @@ fn with_end(
     work(end)
 }
 
-fn child() -> Result<()> {
+fn child(way: Way) -> Result<()> {
     let mut lines = std::io::stdin().lines();
     let mut exchange = |own: &str| {
         println!("{own}");
         Ok(lines.next().ok_or("the parent has gone")??)
     };
-    with_end(true, &mut exchange, |mut end| {
+    with_end(true, way, &mut exchange, |mut end| {
         let mut bytes = vec![0; LARGE];
         for _ in 0..ROUNDS {
             for (how, _) in WAITINGS {
@@ -282,9 +294,13 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn two_processes() -> Result<()> {
+fn two_processes(way: Way) -> Result<()> {
+    let name = match way {
+        Way::Memory => "",
+        Way::Sockets => SOCKETS,
+    };
     let mut process = Command::new(std::env::current_exe()?)
-        .env(CHILD, "1")
+        .env(CHILD, name)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
@@ -299,7 +315,7 @@ fn two_processes() -> Result<()> {
     };
     let mut trips = [(); 4].map(|()| Vec::new());
     let mut streams = [(); 2].map(|()| Vec::new());
-    with_end(false, exchange, |mut end| {
+    with_end(false, way, exchange, |mut end| {
         let bytes = vec![7; LARGE];
         for _ in 0..ROUNDS {
             for (i, (how, _)) in WAITINGS.into_iter().enumerate() {
@@ -481,15 +497,19 @@ fn idle() -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    if std::env::var_os(CHILD).is_some() {
-        return child();
+    if let Some(way) = std::env::var_os(CHILD) {
+        return child(if way == SOCKETS { Way::Sockets } else { Way::Memory });
     }
     // Parts by name, or all.
     let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let wanted = |name: &str| parts.is_empty() || parts.iter().any(|part| part == name);
     println!("| what | the device | without it | ratio |\n|---|---:|---:|---:|");
     if wanted("two") {
-        two_processes()?;
+        two_processes(Way::Memory)?;
+    }
+    if wanted(SOCKETS) {
+        println!("| through the kernel's sockets: | | | |");
+        two_processes(Way::Sockets)?;
     }
     if wanted("one") {
         one_process()?;

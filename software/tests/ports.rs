@@ -107,6 +107,12 @@ fn an_address_moves() {
         assert_eq!(devices[1].address(), is);
         let gid = contexts[1].query_gid(1, 0).unwrap().gid.to_string();
         assert_eq!(gid, format!("::ffff:{is}"));
+        // The rest of the table is empty, and has an end.
+        let errno = |index| contexts[1].query_gid(1, index).map(|_| ()).unwrap_err().raw_os_error();
+        assert_eq!(
+            [errno(1), errno(15), errno(16)],
+            [libc::ENODATA, libc::ENODATA, libc::EINVAL].map(Some)
+        );
         let event = events.next_event().unwrap().unwrap();
         assert_eq!(event.kind(), AsyncEventKind::GidChange);
         assert_eq!(event.subject(), AsyncEventSubject::Port(1));

@@ -6,8 +6,9 @@ mod patience;
 use std::time::Instant;
 
 use ibverbs::{
-    AccessFlags, AddressVector, CompletionFields, CompletionQueue, DatagramPeer, Error, Inline,
-    MaximumTransferUnit, Rc, SendOperations, SendWorkRequest, Ud, WorkCompletion, WorkSuccess,
+    AccessFlags, AddressVector, CompletionFields, CompletionQueue, DatagramPeer, DeviceMemory,
+    Error, Inline, MaximumTransferUnit, ProtectionDomain, RawMemoryRegion, Rc, SendOperations,
+    SendWorkRequest, Ud, WorkCompletion, WorkSuccess,
 };
 use ibverbs_software::Device;
 
@@ -131,4 +132,48 @@ fn an_extended_queue_tells_the_time_of_each_completion() {
     ids.sort_unstable();
     assert_eq!(ids, [0, 1, 2, 3, 100, 101, 102, 103]);
     assert_eq!((region[0], region[16], region[32 + 4], region[48 + 5]), (0, 1, 2, 0));
+}
+
+type Imported<'a> = ibverbs::Result<RawMemoryRegion<'a>>;
+
+/// What one context of a device has made, another one of the same process uses by its number.
+#[test]
+fn objects_are_imported_by_their_numbers() {
+    let device = Device::new().unwrap();
+    let (one, other) = (device.open().unwrap(), device.open().unwrap());
+    assert_eq!(one.query_port_speed(1).unwrap(), 1000, "100 Gb/s");
+    assert_eq!(one.query_port_speed(2).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+
+    let domain = one.alloc_pd().unwrap();
+    let region = domain.allocate_shared::<u8>(64, AccessFlags::REMOTE_READ).unwrap();
+    let imported = ProtectionDomain::import(&other, domain.handle()).unwrap();
+    let (handle, base) = (region.handle(), region.remote().address());
+    fn import<'a>(domain: &'a ProtectionDomain<'a>, handle: u32, base: u64) -> Imported<'a> {
+        // SAFETY: the region outlives what is imported, and deregisters itself.
+        unsafe { RawMemoryRegion::import(domain, handle, base, AccessFlags::REMOTE_READ) }
+    }
+    let found = import(&imported, handle, base).unwrap();
+    assert_eq!((found.lkey(), found.rkey(), found.len()), (region.lkey(), region.rkey(), 64));
+    let invalid = |result: ibverbs::Result<()>| {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL))
+    };
+    invalid(import(&other.alloc_pd().unwrap(), handle, base).map(drop)); // it is of another domain
+    invalid(import(&imported, !handle, base).map(drop));
+    invalid(ProtectionDomain::import(&other, !domain.handle()).map(drop));
+    drop(found);
+    drop(imported);
+    drop(region);
+    domain.close().expect("what was imported is no user of it");
+
+    let memory = one.alloc_dm(64).unwrap();
+    let handle = memory.handle().unwrap();
+    // SAFETY: the memory outlives what is imported, and frees itself.
+    let import = |handle| unsafe { DeviceMemory::import(&other, handle, 64) };
+    let found = import(handle).unwrap();
+    found.write(8, &[7_u8; 8]).unwrap();
+    drop(found);
+    let mut bytes = [0_u8; 8];
+    memory.read(8, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 8]);
+    invalid(import(!handle).map(drop));
 }

@@ -6,7 +6,7 @@ use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{faulty, set_errno, shared};
+use super::{device_memory, faulty, memory, pd, set_errno, shared};
 use crate::device::RawDevice;
 use crate::event_files;
 use crate::faults::Verb;
@@ -164,18 +164,26 @@ static OPERATIONS: verbs_context_ops = verbs_context_ops {
     free_context: Some(free_context),
     query_device_ex: Some(faulty::query_device_ex),
     query_port: Some(faulty::query_port),
+    #[cfg(rdma_core_pinned)]
+    query_port_speed: Some(super::query::query_port_speed),
     query_rt_values: Some(faulty::query_rt_values),
     open_xrcd: Some(faulty::open_xrcd),
     close_xrcd: Some(faulty::close_xrcd),
     alloc_pd: Some(faulty::alloc_pd),
     dealloc_pd: Some(faulty::dealloc_pd),
+    import_pd: Some(pd::import_pd),
+    unimport_pd: Some(pd::unimport_pd),
+    import_mr: Some(memory::import_mr),
+    unimport_mr: Some(memory::unimport_mr),
+    import_dm: Some(device_memory::import_dm),
+    unimport_dm: Some(device_memory::unimport_dm),
     alloc_td: Some(faulty::alloc_td),
     dealloc_td: Some(faulty::dealloc_td),
     alloc_parent_domain: Some(faulty::alloc_parent_domain),
     reg_mr: Some(faulty::reg_mr),
     rereg_mr: Some(faulty::rereg_mr),
     dereg_mr: Some(faulty::dereg_mr),
-    advise_mr: Some(super::memory::advise_mr),
+    advise_mr: Some(memory::advise_mr),
     alloc_null_mr: Some(faulty::alloc_null_mr),
     alloc_dm: Some(faulty::alloc_dm),
     free_dm: Some(faulty::free_dm),

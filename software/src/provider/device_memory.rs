@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use super::memory::made as made_mr;
 use super::{object, shared, status, zeroed};
 use crate::ffi::*;
 
@@ -19,15 +20,29 @@ pub(super) unsafe extern "C" fn alloc_dm(
             _ => Err(libc::EINVAL),
         }
     };
-    object(number.map(|number| {
-        let mut dm = zeroed::<ibv_dm>();
-        dm.context = context;
-        dm.memcpy_to_dm = Some(memcpy_to_dm);
-        dm.memcpy_from_dm = Some(memcpy_from_dm);
-        dm.comp_mask = ibv_dm_mask::IBV_DM_MASK_HANDLE.0;
-        dm.handle = number;
-        Box::into_raw(dm)
-    }))
+    object(number.map(|number| made(context, number)))
+}
+
+fn made(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    let mut dm = zeroed::<ibv_dm>();
+    dm.context = context;
+    dm.memcpy_to_dm = Some(memcpy_to_dm);
+    dm.memcpy_from_dm = Some(memcpy_from_dm);
+    dm.comp_mask = ibv_dm_mask::IBV_DM_MASK_HANDLE.0;
+    dm.handle = handle;
+    Box::into_raw(dm)
+}
+
+/// Memory that another context of this device has: that context frees it.
+pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    // SAFETY: as the module says.
+    let found = unsafe { shared(context) }.lock().core.device_memory.get(handle).is_some();
+    object(if found { Ok(made(context, handle)) } else { Err(libc::EINVAL) })
+}
+
+pub(super) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
+    // SAFETY: as the module says; `import_dm` made it, and it is freed once.
+    drop(unsafe { Box::from_raw(dm) });
 }
 
 pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
@@ -82,20 +97,13 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
         return object(Err(libc::EINVAL));
     }
     // SAFETY: as the module says.
-    let (context, number) = unsafe {
+    let key = unsafe {
         if (*dm).context != (*pd).context {
             return object(Err(libc::EINVAL));
         }
         let range = (offset, length as u64);
         let mut engine = shared((*pd).context).lock();
-        let key = engine.register_device_memory((*pd).handle, (*dm).handle, range, access);
-        ((*pd).context, key)
+        engine.register_device_memory((*pd).handle, (*dm).handle, range, access)
     };
-    object(number.map(|key| {
-        let mut mr = zeroed::<verbs_mr>();
-        (mr.ibv_mr.context, mr.ibv_mr.pd, mr.ibv_mr.length) = (context, pd, length);
-        (mr.ibv_mr.handle, mr.ibv_mr.lkey, mr.ibv_mr.rkey) = (key, key, key);
-        mr.access = access as c_int;
-        Box::into_raw(mr).cast()
-    }))
+    object(key.map(|key| made_mr(pd, key, length as u64, access as c_int)))
 }

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::size_of;
 
 use super::context::{OpenContext, files};
+use super::query::table_length;
 use super::{set_errno, shared};
 use crate::device::Shared;
 use crate::event_files;
@@ -126,14 +127,18 @@ fn verb_of(request: &Request<'_>) -> Option<Verb> {
     }
 }
 
-fn entry(shared: &Shared, port: usize, index: usize) -> Option<ibv_gid_entry> {
+fn entry(shared: &Shared, port: usize, index: usize) -> Result<ibv_gid_entry, c_int> {
     let engine = shared.lock();
-    let address = engine.core.ports.get(port.checked_sub(1)?)?.addresses.get(index)?;
+    let number = port.checked_sub(1).ok_or(libc::EINVAL)?;
+    let addresses = &engine.core.ports.get(number).ok_or(libc::EINVAL)?.addresses;
+    let is_empty = index < table_length(addresses.len());
+    let none = if is_empty { libc::ENODATA } else { libc::EINVAL };
+    let address = addresses.get(index).ok_or(none)?;
     let raw = match address {
         std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         std::net::IpAddr::V6(v6) => v6.octets(),
     };
-    Some(ibv_gid_entry {
+    Ok(ibv_gid_entry {
         gid: ibv_gid { raw },
         gid_index: index as u32,
         port_num: port as u32,
@@ -156,7 +161,7 @@ unsafe fn gid_entry(shared: &Shared, request: &Request<'_>) -> Result<(), c_int>
     let number = |id| request.value(id).and_then(|value| usize::try_from(value).ok());
     let port = number(UVERBS_ATTR_QUERY_GID_ENTRY_PORT).ok_or(libc::EINVAL)?;
     let index = number(UVERBS_ATTR_QUERY_GID_ENTRY_GID_INDEX).ok_or(libc::EINVAL)?;
-    let entry = entry(shared, port, index).ok_or(libc::EINVAL)?;
+    let entry = entry(shared, port, index)?;
     // SAFETY: the caller vouches for it.
     unsafe { request.write(UVERBS_ATTR_QUERY_GID_ENTRY_RESP_ENTRY, 0, bytes(&entry)) }
 }
@@ -173,7 +178,7 @@ unsafe fn gid_table(shared: &Shared, request: &Request<'_>) -> Result<(), c_int>
     let mut count = 0;
     for port in 1..=ports {
         for index in 0.. {
-            let Some(entry) = entry(shared, port, index) else { break };
+            let Ok(entry) = entry(shared, port, index) else { break };
             if count == room {
                 return Err(libc::EINVAL);
             }

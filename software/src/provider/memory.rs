@@ -44,14 +44,34 @@ unsafe fn register(
         let shared = shared((*pd).context);
         shared.lock().register((*pd).handle, backing, length, iova, access as u32)
     };
-    object(number.map(|key| {
-        let mut mr = zeroed::<verbs_mr>();
-        mr.ibv_mr.handle = key;
-        mr.ibv_mr.lkey = key;
-        mr.ibv_mr.rkey = key;
-        mr.access = access;
-        Box::into_raw(mr).cast()
-    }))
+    object(number.map(|key| made(pd, key, length, access)))
+}
+
+pub(super) fn made(pd: *mut ibv_pd, key: u32, length: u64, access: c_int) -> *mut ibv_mr {
+    let mut mr = zeroed::<verbs_mr>();
+    // SAFETY: the callers vouch for the domain, which is live.
+    (mr.ibv_mr.context, mr.ibv_mr.pd) = (unsafe { (*pd).context }, pd);
+    (mr.ibv_mr.handle, mr.ibv_mr.lkey, mr.ibv_mr.rkey) = (key, key, key);
+    (mr.ibv_mr.length, mr.access) = (length as usize, access);
+    Box::into_raw(mr).cast()
+}
+
+/// A region that another context of this device has: that context deregisters it.
+pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    // SAFETY: as the module says.
+    let engine = unsafe { shared((*pd).context) }.lock();
+    // SAFETY: as above.
+    let domain = unsafe { (*pd).handle };
+    let region = engine.core.keys.region(handle).filter(|region| region.pd == domain);
+    object(match region {
+        Some(region) => Ok(made(pd, handle, region.length, region.access as c_int)),
+        None => Err(libc::EINVAL),
+    })
+}
+
+pub(super) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: as the module says; `import_mr` made it, and it is freed once.
+    drop(unsafe { Box::from_raw(mr.cast::<verbs_mr>()) });
 }
 
 pub(super) unsafe extern "C" fn reg_mr(
@@ -106,15 +126,7 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 as c_int;
     // Any address is valid unless the range exceeds the address space.
     // SAFETY: as the module says.
-    let mr = unsafe { register(pd, Backing::Null, 1 << 40, 0, access) };
-    if !mr.is_null() {
-        // SAFETY: it was just made.
-        unsafe {
-            (*mr).pd = pd;
-            (*mr).context = (*pd).context;
-        }
-    }
-    mr
+    unsafe { register(pd, Backing::Null, 1 << 40, 0, access) }
 }
 
 pub(super) unsafe extern "C" fn rereg_mr(

@@ -16,11 +16,25 @@ struct SoftPd {
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: as the module says.
     let number = unsafe { shared(context) }.lock().alloc_pd();
-    object(number.map(|number| {
-        let mut pd = zeroed::<SoftPd>();
-        pd.pd.handle = number;
-        Box::into_raw(pd).cast()
-    }))
+    object(number.map(|number| made(context, number, false)))
+}
+
+fn made(context: *mut ibv_context, handle: u32, is_parent: bool) -> *mut ibv_pd {
+    let mut pd = zeroed::<SoftPd>();
+    (pd.pd.context, pd.pd.handle, pd.is_parent) = (context, handle, is_parent);
+    Box::into_raw(pd).cast()
+}
+
+/// A domain that another context of this device has: that context frees it.
+pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    // SAFETY: as the module says.
+    let found = unsafe { shared(context) }.lock().core.pds.get(handle).is_some();
+    object(if found { Ok(made(context, handle, false)) } else { Err(libc::EINVAL) })
+}
+
+pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: as the module says; `import_pd` made it, and it is freed once.
+    drop(unsafe { Box::from_raw(pd.cast::<SoftPd>()) });
 }
 
 pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
@@ -47,7 +61,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     // SAFETY: as the module says.
-    let made = unsafe {
+    let domain = unsafe {
         let (parent, mask) = ((*attr).pd, (*attr).comp_mask);
         type Given = ibv_parent_domain_init_attr_mask;
         // The caller's allocators are for provider memory, which this device does not need.
@@ -59,16 +73,12 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         } else if mask & !known.0 != 0 {
             Err(libc::EOPNOTSUPP)
         } else if shared(context).lock().core.add_parent_domain((*parent).handle) {
-            let mut pd = zeroed::<SoftPd>();
-            pd.pd.handle = (*parent).handle;
-            pd.pd.context = context;
-            pd.is_parent = true;
-            Ok(Box::into_raw(pd).cast())
+            Ok(made(context, (*parent).handle, true))
         } else {
             Err(libc::EINVAL)
         }
     };
-    object(made)
+    object(domain)
 }
 
 /// A thread domain has no effect, since everything here is thread-safe.

@@ -9,6 +9,15 @@ use crate::device::RawDevice;
 use crate::ffi::*;
 use crate::wire::PKEY;
 
+/// Four lanes of 25 Gb/s: an arbitrary speed.
+const LANES: u32 = 4;
+const LANE_GIGABITS: u32 = 25;
+
+/// The entries of the table of GIDs of a port that has this many: most are empty, as on hardware.
+pub(super) fn table_length(gids: usize) -> usize {
+    gids.max(16)
+}
+
 /// No vendor has this number; Soft-RoCE and Soft-iWARP have it too.
 const VENDOR: u32 = 0xff_ffff;
 
@@ -117,10 +126,10 @@ pub(super) unsafe extern "C" fn query_port(
         state,
         max_mtu: ibv_mtu::IBV_MTU_4096,
         active_mtu: engine.core.settings.mtu,
-        gid_tbl_len: port.addresses.len() as c_int,
+        gid_tbl_len: table_length(port.addresses.len()) as c_int,
         max_msg_sz: crate::transport::responder::MAX_MESSAGE,
         pkey_tbl_len: 1,
-        // Four lanes of 25 Gb/s: an arbitrary speed.
+        // The codes of `LANES` and `LANE_GIGABITS`.
         active_width: 2,
         active_speed: 32,
         phys_state: physical,
@@ -130,6 +139,23 @@ pub(super) unsafe extern "C" fn query_port(
     };
     // SAFETY: as the module says.
     unsafe { attr.write(all) };
+    0
+}
+
+/// In units of 100 Mb/s.
+#[cfg(rdma_core_pinned)]
+pub(super) unsafe extern "C" fn query_port_speed(
+    context: *mut ibv_context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    // SAFETY: as the module says.
+    let ports = unsafe { shared(context) }.lock().core.ports.len();
+    if !(1..=ports).contains(&(port as usize)) {
+        return libc::EINVAL;
+    }
+    // SAFETY: as the module says.
+    unsafe { speed.write(u64::from(LANES * LANE_GIGABITS * 10)) };
     0
 }
 
