@@ -8,7 +8,7 @@ use super::post::post;
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
 use super::prepared_request::RawRequest;
-use crate::error::{Error, Result, err_from_call};
+use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterBuffer, ScatterElement,
@@ -84,16 +84,11 @@ impl<'q, 'res, T: Transport> SendHalf<'q, 'res, T> {
     #[inline]
     pub unsafe fn post_prepared(
         &mut self,
-        request: &mut PreparedRequest<'_>,
+        request: &mut PreparedRequest<'_, T>,
         wr_id: u64,
     ) -> Result<()> {
-        // SAFETY: the queue pair is live, and the caller keeps the contract.
-        let returned = unsafe { request.post(self.raw, wr_id) };
-        if returned == 0 {
-            Ok(())
-        } else {
-            err_from_call(request.as_raw().explain(self.queue_pair.erased(), returned))
-        }
+        // SAFETY: the caller keeps the contract.
+        unsafe { request.post(self.queue_pair, self.raw, wr_id) }
     }
 
     send_methods!();
@@ -156,14 +151,12 @@ impl<'q, 'res, T: Transport> ReceiveHalf<'q, 'res, T> {
         &mut self,
         request: &mut PreparedReceive<'_>,
         wr_id: u64,
-    ) -> Result<()> {
-        // SAFETY: the queue pair is live, and the caller keeps the contract.
-        let returned = unsafe { request.post(self.raw, wr_id) };
-        if returned == 0 {
-            Ok(())
-        } else {
-            err_from_call(request.as_raw().explain(self.queue_pair.erased(), returned))
-        }
+    ) -> Result<()>
+    where
+        T: ReceiveQueue,
+    {
+        // SAFETY: the caller keeps the contract.
+        unsafe { request.post(self.queue_pair, self.raw, wr_id) }
     }
 
     receive_methods!();

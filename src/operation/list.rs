@@ -8,6 +8,7 @@ use std::ptr;
 use super::prepared_request::{Prepared, RawRequest};
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::queue_pair::Rc;
 
 /// Requests that are posted with one call: [`SendList`] or [`ReceiveList`].
 ///
@@ -43,37 +44,40 @@ use crate::ffi;
 /// # Ok(())
 /// # }
 /// ```
-pub struct WorkRequestList<'list, R> {
+pub struct WorkRequestList<'list, R, T> {
     /// All entries, of which the first `len` are linked.
-    first: *mut Prepared<'list, R>,
+    first: *mut Prepared<'list, R, T>,
     capacity: usize,
     len: usize,
+    /// Whether a request needs a fixed peer.
+    pub(super) needs_peer: bool,
     entries: PhantomData<&'list mut R>,
 }
 
 /// Requests of the send queue that are posted with one call:
 /// [`QueuePair::post_list`](crate::QueuePair::post_list).
-pub type SendList<'list> = WorkRequestList<'list, ffi::ibv_send_wr>;
+pub type SendList<'list, T = Rc> = WorkRequestList<'list, ffi::ibv_send_wr, T>;
 /// Receives that are posted with one call:
 /// [`QueuePair::post_receive_list`](crate::QueuePair::post_receive_list).
-pub type ReceiveList<'list> = WorkRequestList<'list, ffi::ibv_recv_wr>;
+pub type ReceiveList<'list> = WorkRequestList<'list, ffi::ibv_recv_wr, ()>;
 
 // SAFETY: it borrows entries exclusively, and the entries are `Send`.
-unsafe impl<R: RawRequest> Send for WorkRequestList<'_, R> {}
+unsafe impl<R: RawRequest, T> Send for WorkRequestList<'_, R, T> {}
 // SAFETY: a shared list exposes only numbers.
-unsafe impl<R: RawRequest> Sync for WorkRequestList<'_, R> {}
+unsafe impl<R: RawRequest, T> Sync for WorkRequestList<'_, R, T> {}
 
-impl<'list, R: RawRequest> WorkRequestList<'list, R> {
+impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
     /// Links the entries, in their order.
     ///
     /// # Errors
     ///
     ///  - `EINVAL`: there are none.
     #[inline]
-    pub fn new<'wr: 'list>(entries: &'list mut [Prepared<'wr, R>]) -> Result<Self> {
+    pub fn new<'wr: 'list>(entries: &'list mut [Prepared<'wr, R, T>]) -> Result<Self> {
         let capacity = entries.len();
-        let first = entries.as_mut_ptr().cast::<Prepared<'list, R>>();
-        let mut list = Self { first, capacity, len: 0, entries: PhantomData };
+        let needs_peer = entries.iter().any(|entry| entry.needs_peer);
+        let first = entries.as_mut_ptr().cast::<Prepared<'list, R, T>>();
+        let mut list = Self { first, capacity, len: 0, needs_peer, entries: PhantomData };
         for index in 0..capacity {
             // SAFETY: both pointers are within the borrowed slice, or one past its end.
             unsafe {
@@ -183,11 +187,11 @@ fn no_index(verb: &'static str, index: usize, len: usize) -> Error {
 ///
 /// `first` is the first of at least one entry.
 #[cold]
-unsafe fn position<R>(first: *mut Prepared<'_, R>, len: usize) -> usize {
+unsafe fn position<R, T>(first: *mut Prepared<'_, R, T>, len: usize) -> usize {
     // SAFETY: the caller vouches for it.
     let bad = unsafe { mem::replace(&mut (*first).bad, ptr::null_mut()) };
     let offset = (bad as usize).wrapping_sub(first as usize);
-    let index = offset / size_of::<Prepared<'_, R>>();
+    let index = offset / size_of::<Prepared<'_, R, T>>();
     match index {
         _ if index < len => index,
         // rxe and siw store no request if they have queued all but could not notify the kernel.
@@ -197,7 +201,7 @@ unsafe fn position<R>(first: *mut Prepared<'_, R>, len: usize) -> usize {
     }
 }
 
-impl<R> fmt::Debug for WorkRequestList<'_, R> {
+impl<R, T> fmt::Debug for WorkRequestList<'_, R, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WorkRequestList").field("len", &self.len).finish_non_exhaustive()
     }
@@ -292,7 +296,7 @@ mod tests {
         list.truncate(2).unwrap();
         assert_eq!((chain(&mut list).len(), list.len()), (2, 2));
         assert!(list.truncate(0).is_err() && list.truncate(4).is_err());
-        let error = SendList::new(&mut []).unwrap_err();
+        let error = SendList::<Rc>::new(&mut []).unwrap_err();
         assert!(error.to_string().contains("there are none"), "{error}");
     }
 

@@ -5,8 +5,8 @@ use std::ops::RangeBounds;
 use super::halves::{ReceiveHalf, SendHalf};
 use super::post_receive::receive_methods;
 use super::post_send::send_methods;
-use super::prepared_request::RawRequest;
-use crate::error::{Error, Result, err_from_call};
+use super::prepared_request::{PostedBy, RawRequest};
+use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterElement,
@@ -55,26 +55,20 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///
     /// # Safety
     ///
-    /// [That of posting](QueuePair#the-contract-of-posting). On a queue pair without a fixed peer, the request has a
-    /// [destination](crate::SendWorkRequest::to): providers read it without checking that there is one. The request was
-    /// never an entry of a [list](crate::WorkRequestList), which links it to the next one.
+    /// That of [`post`](Self::post). The request was never an entry of a [list](crate::WorkRequestList), which links it
+    /// to the next one.
     ///
     /// The elements and the request itself may be dropped immediately.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub unsafe fn post_prepared<R: RawRequest>(
+    pub unsafe fn post_prepared<R: PostedBy<T>>(
         &mut self,
-        request: &mut Prepared<'_, R>,
+        request: &mut Prepared<'_, R, R::For>,
         wr_id: u64,
     ) -> Result<()> {
-        // SAFETY: the queue pair is live, and the caller keeps the contract.
-        let returned = unsafe { request.post(self.as_raw(), wr_id) };
-        if returned == 0 {
-            Ok(())
-        } else {
-            err_from_call(request.as_raw().explain(self.erased(), returned))
-        }
+        // SAFETY: the caller keeps the contract.
+        unsafe { request.post(self, self.as_raw(), wr_id) }
     }
 
     send_methods!();

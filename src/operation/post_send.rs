@@ -100,11 +100,14 @@ macro_rules! send_methods {
         ///
         /// # Safety
         ///
-        /// [That of posting](QueuePair#the-contract-of-posting), for each request of the list, even if this
-        /// fails.
+        /// That of [`post`](Self::post), for each request of the list, even if this fails.
         #[doc(alias = "ibv_post_send")]
         #[inline]
-        pub unsafe fn post_list(&mut self, list: &mut SendList<'_>) -> Result<(), ListError> {
+        pub unsafe fn post_list(&mut self, list: &mut SendList<'_, T>) -> Result<(), ListError> {
+            if list.needs_peer {
+                let refused = |error| ListError::new(error, 0, list.len());
+                T::need_peer(self.queue_pair().erased()).map_err(refused)?;
+            }
             let (first, bad) = list.as_raw();
             // SAFETY: the queue pair is live, the list is well-formed, and the caller keeps the
             // memory until the completions were polled.

@@ -7,14 +7,13 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::explain::{explain_receive, explain_request};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, err_from_call};
 use crate::ffi;
 use crate::memory::{GatherBuffer, GatherElement, ScatterBuffer, ScatterElement};
 use crate::operation::encode::{check, check_length, encode_at};
-use crate::operation::sealed::Request;
+use crate::operation::sealed::{Kind, Request};
 use crate::operation::{Posts, ReceiveWorkRequest, SendQueueRequest};
-use crate::queue_pair::QueuePair;
-use crate::queue_pair::WorkRequestOpcode;
+use crate::queue_pair::{QueuePair, Rc, ReceiveQueue, Transport, WorkRequestOpcode};
 use crate::queue_pair_state::QueuePairType;
 
 /// A request of either queue in C's form.
@@ -128,12 +127,14 @@ element_slice! {
 /// A request in C's form: see [`PreparedRequest`] and [`PreparedReceive`].
 #[repr(C)]
 #[must_use = "it is to be posted"]
-pub struct Prepared<'wr, R> {
+pub struct Prepared<'wr, R, T> {
     pub(super) raw: R,
     /// In the first entry of a list, the verb stores the request at which it stopped; null unless it did.
     /// Keeping it here avoids clearing it on each call.
     pub(super) bad: *mut R,
-    borrows: PhantomData<&'wr ()>,
+    /// Whether the queue pair must have a fixed peer. A transport that is a type has it, or the request was refused.
+    pub(super) needs_peer: bool,
+    borrows: PhantomData<(&'wr (), T)>,
 }
 
 /// `struct ibv_send_wr`: a request of the send queue in C's form, which borrows its elements for `'wr`. It is checked and
@@ -166,22 +167,24 @@ pub struct Prepared<'wr, R> {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// It is for queue pairs of one [transport](crate::Transport), whose operations and destinations were checked then.
 #[doc(alias = "ibv_send_wr")]
-pub type PreparedRequest<'wr> = Prepared<'wr, ffi::ibv_send_wr>;
+pub type PreparedRequest<'wr, T = Rc> = Prepared<'wr, ffi::ibv_send_wr, T>;
 
 /// `struct ibv_recv_wr`: a receive in C's form, as [`PreparedRequest`].
 #[doc(alias = "ibv_recv_wr")]
-pub type PreparedReceive<'wr> = Prepared<'wr, ffi::ibv_recv_wr>;
+pub type PreparedReceive<'wr> = Prepared<'wr, ffi::ibv_recv_wr, ()>;
 
 // SAFETY: its pointers are borrows of elements, which are plain numbers, and of objects that any thread may use.
-unsafe impl<R: RawRequest> Send for Prepared<'_, R> {}
+unsafe impl<R: RawRequest, T> Send for Prepared<'_, R, T> {}
 // SAFETY: as above, and a shared request is only read.
-unsafe impl<R: RawRequest> Sync for Prepared<'_, R> {}
+unsafe impl<R: RawRequest, T> Sync for Prepared<'_, R, T> {}
 
-impl<'wr, R> Prepared<'wr, R> {
+impl<'wr, R, T> Prepared<'wr, R, T> {
     #[inline]
-    fn from_raw(raw: R) -> Self {
-        Self { raw, bad: ptr::null_mut(), borrows: PhantomData }
+    fn from_raw(raw: R, needs_peer: bool) -> Self {
+        Self { raw, bad: ptr::null_mut(), needs_peer, borrows: PhantomData }
     }
 
     /// The C struct. In a list, its link to the next request is meaningless outside of the list.
@@ -190,7 +193,7 @@ impl<'wr, R> Prepared<'wr, R> {
     }
 }
 
-impl<'wr> PreparedRequest<'wr> {
+impl<'wr, T: Transport> PreparedRequest<'wr, T> {
     /// Checks the request and brings it into C's form. `max_inline_data` is that of the queue pair
     /// ([`QueuePair::max_inline_data`]), and only used for an [inline](crate::SendWorkRequest::inline) request.
     ///
@@ -202,7 +205,7 @@ impl<'wr> PreparedRequest<'wr> {
     #[inline]
     pub fn new<Q>(request: Q, max_inline_data: u32) -> Result<Self>
     where
-        Q: Posts<QueuePairType> + SendQueueRequest + 'wr,
+        Q: Posts<T> + SendQueueRequest + 'wr,
         <Q as Request>::Buffer: ElementSlice,
     {
         let (kind, buffer) = request.split();
@@ -215,7 +218,7 @@ impl<'wr> PreparedRequest<'wr> {
         // SAFETY: it is a request.
         unsafe { encode_at(&raw mut raw, &kind, 0, &mut []) };
         (raw.sg_list, raw.num_sge) = (list.cast_mut().cast(), num_sge);
-        Ok(Self::from_raw(raw))
+        Ok(Self::from_raw(raw, <Q::Operation as Kind>::NEEDS_PEER))
     }
 }
 
@@ -238,7 +241,7 @@ impl<'wr> PreparedReceive<'wr> {
         check_length("ibv_post_recv", elements)?;
         let num_sge = count("ibv_post_recv", elements.len())?;
         let sg_list = list.cast_mut().cast();
-        Ok(Self::from_raw(ffi::ibv_recv_wr { sg_list, num_sge, ..Default::default() }))
+        Ok(Self::from_raw(ffi::ibv_recv_wr { sg_list, num_sge, ..Default::default() }, false))
     }
 }
 
@@ -251,18 +254,49 @@ fn count(verb: &'static str, elements: usize) -> Result<c_int> {
     })
 }
 
-impl<R: RawRequest> Prepared<'_, R> {
-    /// Posts the request under a number. Returns the verb's return value.
+/// A request that queue pairs of transport `T` post, once it is prepared.
+pub trait PostedBy<T>: RawRequest {
+    /// The parameter of [`Prepared`].
+    type For;
+}
+
+impl<T: Transport> PostedBy<T> for ffi::ibv_send_wr {
+    type For = T;
+}
+
+impl<T: ReceiveQueue> PostedBy<T> for ffi::ibv_recv_wr {
+    type For = ();
+}
+
+impl<R: RawRequest, F> Prepared<'_, R, F> {
+    /// Posts the request under a number.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::post`].
     ///
     /// # Safety
     ///
-    /// The queue pair is live, the caller keeps the contract of posting, and the request was never in a list.
+    /// `raw` is that of the queue pair, the caller keeps the contract of posting, and the request was never in a list.
     #[inline(always)]
-    pub(super) unsafe fn post(&mut self, queue_pair: *mut ffi::ibv_qp, wr_id: u64) -> c_int {
+    pub(super) unsafe fn post<T: Transport>(
+        &mut self,
+        queue_pair: &QueuePair<'_, T>,
+        raw: *mut ffi::ibv_qp,
+        wr_id: u64,
+    ) -> Result<()> {
         debug_assert!(self.raw.is_last(), "the request was in a list, which links it to another");
+        if self.needs_peer {
+            T::need_peer(queue_pair.erased())?;
+        }
         self.raw.set_wr_id(wr_id);
         // SAFETY: the caller vouches for the queue pair and the memory.
-        unsafe { self.raw.post(queue_pair) }
+        let returned = unsafe { self.raw.post(raw) };
+        if returned == 0 {
+            Ok(())
+        } else {
+            err_from_call(self.raw.explain(queue_pair.erased(), returned))
+        }
     }
 }
 
@@ -279,7 +313,7 @@ impl PreparedReceive<'_> {
     }
 }
 
-impl fmt::Debug for PreparedRequest<'_> {
+impl<T> fmt::Debug for PreparedRequest<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreparedRequest")
             .field("opcode", &WorkRequestOpcode::from(self.raw.opcode))

@@ -170,7 +170,7 @@ fn inline_data_is_gone_when_the_post_returns() {
     // SAFETY: nothing is posted.
     let error = unsafe { queue_pair.post(request, 3) }.unwrap_err();
     assert!(error.to_string().contains("inline data is 256"), "{error}");
-    let error = PreparedRequest::new(request, most).unwrap_err();
+    let error = PreparedRequest::<Rc>::new(request, most).unwrap_err();
     assert!(error.to_string().contains("inline data is 256"), "{error}");
     // The provider refuses a request that was prepared for another queue pair, and the error explains it.
     let mut request = PreparedRequest::new(request, u32::MAX).unwrap();
@@ -459,7 +459,21 @@ fn datagrams_go_where_each_says() {
                 .unwrap_err(),
         ];
         assert!(errors.iter().all(|error| error.to_string().contains("has no peer")), "{errors:?}");
+        let mut prepared = [PreparedRequest::new(request(), 0).unwrap()];
+        let alone = one.post_prepared(&mut prepared[0], 3).unwrap_err();
+        let mut list = SendList::new(&mut prepared).unwrap();
+        let listed = one.post_list(&mut list).unwrap_err();
+        assert_eq!((alone, listed.error, listed.posted), (errors[0], errors[0], 0));
     }
+    // A prepared one with a destination is for any queue pair of its transport.
+    let addressed = request().to(DatagramPeer { path: &path, number, qkey: 6 });
+    let mut addressed = PreparedRequest::new(addressed, 0).unwrap();
+    // SAFETY: the memory lives on, and is not touched before the completions.
+    unsafe {
+        two.post_receive(&mut region, .., 4).unwrap();
+        one.post_prepared(&mut addressed, 5).unwrap();
+    }
+    assert_eq!(completions(&queue).len(), 2);
     let wrong = request().to(DatagramPeer { path: &path, number: 1 << 24, qkey: 6 });
     // SAFETY: nothing is posted.
     let error = unsafe { one.post(wrong, 3) }.unwrap_err();

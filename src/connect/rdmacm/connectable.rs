@@ -4,7 +4,7 @@ use std::os::raw::c_int;
 
 use super::error::ConnectionError;
 use super::id::Id;
-use crate::connect::prepared::Prepared;
+use crate::connect::handshake::Handshake;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::RemoteMemoryRegion;
@@ -15,13 +15,13 @@ use crate::queue_pair_state::{QueuePairState, QueuePairType};
 /// a [`PreparedChannel`](crate::PreparedChannel), which becomes a [`Channel`](crate::Channel), and a
 /// [`PreparedAsyncChannel`](crate::PreparedAsyncChannel), which becomes an [`AsyncChannel`](crate::AsyncChannel). All
 /// must be of type RC.
-pub trait Connectable: Prepared<Connected: sealed::Connected> + sealed::Object {}
+pub trait Connectable: Handshake<Connected: sealed::Connected> + sealed::Object {}
 
 impl Connectable for PreparedQueuePair<'_, Rc> {}
 impl Connectable for PreparedQueuePair<'_, QueuePairType> {}
 
 /// The connected form of a [`Connectable`].
-pub(super) type Connected<P> = <P as Prepared>::Connected;
+pub(super) type Connected<P> = <P as Handshake>::Connected;
 
 pub(crate) mod sealed {
     use crate::error::Result;

@@ -14,7 +14,7 @@ use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
 use super::private_data::{Message, PrivateData};
 use super::{Connectable, Step};
-use crate::connect::prepared::Prepared;
+use crate::connect::handshake::Handshake;
 use crate::debug::debug;
 use crate::device::event_file;
 use crate::ffi;
@@ -48,7 +48,7 @@ pub struct PendingConnection<Q> {
 
 impl<Q: sealed::Connected> PendingConnection<Q> {
     /// Takes the queue pair to INIT. If that fails, nothing has changed.
-    pub(super) fn new<P: Connectable + Prepared<Connected = Q>>(
+    pub(super) fn new<P: Connectable + Handshake<Connected = Q>>(
         mut id: Id,
         mut prepared: P,
         offer: Option<Offer>,

@@ -11,7 +11,7 @@ use super::error::{ExchangeError, ExchangeStage};
 use super::exchange::{Role, exchange};
 use super::stream::DeadlineStream;
 use crate::channel::{Channel, PreparedChannel};
-use crate::connect::prepared::Prepared;
+use crate::connect::handshake::Handshake;
 use crate::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 use crate::state_error::StateError;
 
@@ -301,7 +301,7 @@ fn keep<'res>(
 
 /// Connects over a TCP stream that is to be kept, if there is one.
 #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
-fn over<P: Prepared>(
+fn over<P: Handshake>(
     prepared: P,
     role: Role,
     stream: Result<TcpStream, ExchangeError>,

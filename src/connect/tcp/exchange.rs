@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::error::ExchangeError;
 use super::stream::{DeadlineStream, Timed};
 use super::wire;
-use crate::connect::prepared::Prepared;
+use crate::connect::handshake::Handshake;
 use crate::queue_pair::QueuePairEndpoint;
 use crate::state_error::StateError;
 
@@ -24,7 +24,7 @@ pub(crate) enum Role {
 /// What an exchange returns: the connected object and the peer's private data, or the object that is not
 /// connected.
 pub(crate) type Exchanged<P> =
-    Result<(<P as Prepared>::Connected, Vec<u8>), StateError<P, ExchangeError>>;
+    Result<(<P as Handshake>::Connected, Vec<u8>), StateError<P, ExchangeError>>;
 
 /// Whole messages over a stream.
 pub(crate) trait Messages {
@@ -49,7 +49,7 @@ impl<S: DeadlineStream> Messages for Blocking<'_, S> {
 }
 
 /// Connects over a stream that blocks.
-pub(super) fn exchange<P: Prepared, S: DeadlineStream + ?Sized>(
+pub(super) fn exchange<P: Handshake, S: DeadlineStream + ?Sized>(
     prepared: P,
     role: Role,
     mut stream: &mut S,
@@ -68,7 +68,7 @@ pub(super) fn exchange<P: Prepared, S: DeadlineStream + ?Sized>(
 }
 
 /// Connects over a stream.
-pub(crate) async fn exchange_over<P: Prepared, S: Messages>(
+pub(crate) async fn exchange_over<P: Handshake, S: Messages>(
     prepared: P,
     role: Role,
     stream: &mut S,

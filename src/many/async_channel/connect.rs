@@ -12,7 +12,7 @@ use super::AsyncChannel;
 use super::state::State;
 use crate::channel::{Channel, ChannelBuilder, OwnedResult, OwnedWork, PreparedChannel};
 use crate::completion::WorkSuccess;
-use crate::connect::Prepared;
+use crate::connect::Handshake;
 use crate::connect::tcp::{AsyncStream, ExchangeError, Polled, Role, exchange_over};
 use crate::debug::debug;
 use crate::error::Result;
@@ -174,7 +174,7 @@ impl PreparedAsyncChannel {
     /// [`StateError`], for another attempt.
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(self, remote: QueuePairEndpoint) -> Result<AsyncChannel, StateError<Self>> {
-        Prepared::handshake(self, remote).map(Self::finish)
+        Handshake::handshake(self, remote).map(Self::finish)
     }
 
     #[cfg(feature = "rdmacm")]
@@ -245,7 +245,7 @@ pub struct Shaken {
 
 debug! { Shaken, self, channel: self.connected.channel, .. }
 
-impl Prepared for PreparedAsyncChannel {
+impl Handshake for PreparedAsyncChannel {
     type Connected = AsyncChannel;
     type Shaken = Shaken;
 

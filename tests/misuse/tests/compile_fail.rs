@@ -93,6 +93,7 @@ right! {
     index_into_shared_memory
     indirection_table_outlives_work_queue
     lent_buffer_in_flight
+    list_of_another_transport
     local_region_for_a_peer
     move_in_flight
     opened_queue_pair_outlives_domain
@@ -107,6 +108,7 @@ right! {
     post_on_dci
     post_through_an_arc
     post_twice
+    prepared_datagram_that_goes_nowhere
     prepared_request_outlives_its_elements
     queue_dropped_under_its_poller
     queue_outlives_context

@@ -55,7 +55,7 @@ impl<'m> Elements<'m> {
         size: u32,
         peer: &'m Peer<'_>,
         signaled: bool,
-    ) -> Result<Vec<PreparedRequest<'_>>> {
+    ) -> Result<Vec<PreparedRequest<'_, QueuePairType>>> {
         let (gather, count) = (&self.gather, self.scatter.len());
         let is_inline = plan.is_inline(size);
         // The types of requests have the same methods, but no common trait.
@@ -76,7 +76,7 @@ impl<'m> Elements<'m> {
                 if is_inline { request.inline() } else { request }
             }};
         }
-        let entry = |(index, element)| -> Result<PreparedRequest<'_>> {
+        let entry = |(index, element)| -> Result<PreparedRequest<'_, QueuePairType>> {
             let result: &mut ScatterElement<'_> = element;
             let remote = || peer.memory(plan.operation, size);
             Ok(match plan.operation {
@@ -115,7 +115,7 @@ impl<'m> Elements<'m> {
 /// in the meantime: it is shared memory, and no code relies on them.)
 unsafe fn post(
     queue_pair: &mut QueuePair<'_, QueuePairType>,
-    list: &mut SendList<'_>,
+    list: &mut SendList<'_, QueuePairType>,
 ) -> Result<()> {
     // SAFETY: the caller keeps the contract.
     Ok(unsafe { queue_pair.post_list(list) }?)
@@ -322,14 +322,16 @@ fn requests<'e>(
     size: u32,
     peers: &'e [Peer<'_>],
     signaled: bool,
-) -> Result<Vec<Vec<PreparedRequest<'e>>>> {
+) -> Result<Vec<Vec<PreparedRequest<'e, QueuePairType>>>> {
     let pairs = elements.iter_mut().zip(peers);
     pairs.map(|(elements, peer)| elements.requests(plan, size, peer, signaled)).collect()
 }
 
 /// The list of each queue pair; the number of its requests is the queue pair's index.
-fn lists<'l>(requests: &'l mut [Vec<PreparedRequest<'_>>]) -> Result<Vec<SendList<'l>>> {
-    let list = |(index, entries): (usize, &'l mut Vec<PreparedRequest<'_>>)| {
+fn lists<'l>(
+    requests: &'l mut [Vec<PreparedRequest<'_, QueuePairType>>],
+) -> Result<Vec<SendList<'l, QueuePairType>>> {
+    let list = |(index, entries): (usize, &'l mut Vec<PreparedRequest<'_, QueuePairType>>)| {
         let mut list = SendList::new(entries)?;
         for entry in 0..list.len() {
             list.set_wr_id(entry, index as u64)?;

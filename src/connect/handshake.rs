@@ -14,7 +14,7 @@ use crate::state_error::StateError;
 
 /// A queue pair or channel in RESET. It is a bound of the public trait `Connectable` of the connection manager.
 #[cfg_attr(not(feature = "rdmacm"), expect(unreachable_pub, reason = "of `Connectable`"))]
-pub trait Prepared: Sized {
+pub trait Handshake: Sized {
     /// The connected form.
     type Connected;
     /// That, as long as its peer may fail to connect.
@@ -45,7 +45,7 @@ pub trait Prepared: Sized {
     fn into_connected(self) -> Self::Connected;
 }
 
-impl<'res, T: Connected> Prepared for PreparedQueuePair<'res, T> {
+impl<'res, T: Connected> Handshake for PreparedQueuePair<'res, T> {
     type Connected = QueuePair<'res, T>;
     type Shaken = QueuePair<'res, T>;
 
@@ -81,7 +81,7 @@ impl<'res, T: Connected> Prepared for PreparedQueuePair<'res, T> {
 }
 
 #[cfg(feature = "channel")]
-impl<'res> Prepared for PreparedChannel<'res> {
+impl<'res> Handshake for PreparedChannel<'res> {
     type Connected = Channel<'res>;
     type Shaken = Channel<'res>;
 
