@@ -13,7 +13,7 @@
 use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{env, process};
 
 use ibverbs::{
@@ -86,7 +86,7 @@ impl Side {
 }
 
 async fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
-    let route = Route::to(address).resolve_on_tokio(TIME).await?;
+    let route = Route::to(address).resolve_on_tokio(Instant::now() + TIME).await?;
     let side = Side::new(route.open_device()?)?;
     let prepared = side.prepare(route.port())?;
     let mut channel = side.establish(route.prepare(prepared).map_err(|(.., error)| error)?).await?;

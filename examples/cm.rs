@@ -37,11 +37,12 @@ fn main() -> Outcome {
 }
 
 fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
-    let route = Route::resolve(address, TIME)?;
+    let route = Route::resolve(address, Instant::now() + TIME)?;
     let context = route.open_device()?;
     let domain = context.alloc_pd()?;
     let prepared = Channel::builder(&domain).port(route.port()).build()?;
-    let mut channel = route.connect(prepared, &(messages.len() as u32).to_be_bytes(), TIME)?;
+    let mut channel =
+        route.connect(prepared, &(messages.len() as u32).to_be_bytes(), Instant::now() + TIME)?;
 
     println!("{} says {:?}", address, String::from_utf8_lossy(channel.private_data().trim_end()));
     let mut sent = domain.allocate::<u8>(LONGEST)?;
@@ -83,11 +84,12 @@ fn echo(request: ConnectionRequest) -> Outcome {
     let mut buffer = domain.allocate::<u8>(LONGEST)?;
     let prepared = Channel::builder(&domain).port(request.port()).build()?;
 
-    let mut channel = request.accept(prepared, b"an echo of up to 4096 bytes", TIME)?;
+    let mut channel =
+        request.accept(prepared, b"an echo of up to 4096 bytes", Instant::now() + TIME)?;
     for _ in 0..count {
         let received = channel.until(Instant::now() + TIME).receive(&mut buffer.slice_mut(..)?)?;
         channel.send(buffer.slice(..received.byte_len() as usize)?)?;
     }
-    channel.event_timeout(TIME)?; // the peer disconnects
+    channel.event_until(Instant::now() + TIME)?; // the peer disconnects
     Ok(())
 }

@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (address, count) = (address.parse()?, count.parse::<u32>()?.max(1));
     // The device is open before the clock runs, as for cmtime.
-    let first = Route::resolve(address, TIME)?;
+    let first = Route::resolve(address, Instant::now() + TIME)?;
     let context = first.open_device()?;
     let (domain, port) = (context.alloc_pd()?, first.port());
     let queue = context.create_cq(1)?;
@@ -43,7 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let all = || 0..count;
 
     let start = Instant::now();
-    let begun: Vec<_> = all().map(|_| Route::to(address).begin(TIME)).collect::<Result<_, _>>()?;
+    let begun: Vec<_> =
+        all().map(|_| Route::to(address).begin(Instant::now() + TIME)).collect::<Result<_, _>>()?;
     let routes: Vec<_> =
         begun.into_iter().map(|resolution| resolution.finish()).collect::<Result<_, _>>()?;
     step("resolve", start);
@@ -60,8 +61,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     let connecting: Vec<_> =
         pending.into_iter().map(|pending| pending.start(b"")).collect::<Result<_, _>>()?;
-    let mut connections: Vec<_> =
-        connecting.into_iter().map(|one| one.finish(TIME)).collect::<Result<_, _>>()?;
+    let mut connections: Vec<_> = connecting
+        .into_iter()
+        .map(|one| one.finish(Instant::now() + TIME))
+        .collect::<Result<_, _>>()?;
     step("connect", start);
 
     let start = Instant::now();
@@ -69,7 +72,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         connection.disconnect()?;
     }
     for connection in &mut connections {
-        while connection.event_timeout(TIME)?.kind() != ConnectionEventKind::Disconnected {}
+        while connection.event_until(Instant::now() + TIME)?.kind()
+            != ConnectionEventKind::Disconnected
+        {}
     }
     step("disconnect", start);
 

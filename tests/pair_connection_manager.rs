@@ -46,7 +46,7 @@ fn listen() {
     let mut listener = Listener::bind(format!("0.0.0.0:{PORT}").parse().unwrap()).unwrap();
     let mut peer = Peer::meet(MEETING);
     for round in 0..CONNECTIONS {
-        let request = listener.next_timeout(PATIENCE).unwrap();
+        let request = listener.next_until(Instant::now() + PATIENCE).unwrap();
         assert_eq!(request.private_data().first(), Some(&(round as u8)));
         let context = request.open_device().unwrap();
         let domain = context.alloc_pd().unwrap();
@@ -58,7 +58,7 @@ fn listen() {
         channel
             .scope(|scope| {
                 let receive = scope.post_receive(room)?;
-                control = Some(accept.accept(b"welcome", PATIENCE).unwrap());
+                control = Some(accept.accept(b"welcome", Instant::now() + PATIENCE).unwrap());
                 peer.meet_again();
                 let (asked, told) = receive.wait_until(soon())?;
                 assert_eq!(&asked[..told.byte_len() as usize], QUESTION);
@@ -68,7 +68,10 @@ fn listen() {
         region[..ANSWER.len()].copy_from_slice(ANSWER);
         channel.until(soon()).send(region.slice(..ANSWER.len()).unwrap()).unwrap();
         let mut control = control.unwrap();
-        assert_eq!(control.event_timeout(PATIENCE).unwrap().kind(), Kind::Disconnected);
+        assert_eq!(
+            control.event_until(Instant::now() + PATIENCE).unwrap().kind(),
+            Kind::Disconnected
+        );
         report("answered");
     }
 }
@@ -76,13 +79,14 @@ fn listen() {
 fn connect(round: usize, peer: &mut Peer) {
     let address = format!("{}:{PORT}", std::env::var("IBVERBS_VM_PEER").unwrap());
     let address = address.parse().unwrap();
-    let route = Route::resolve(address, PATIENCE).unwrap();
+    let route = Route::resolve(address, Instant::now() + PATIENCE).unwrap();
     let context = route.open_device().unwrap();
     let domain = context.alloc_pd().unwrap();
     let mut region = domain.allocate::<u8>(64).unwrap();
     region[..QUESTION.len()].copy_from_slice(QUESTION);
     let prepared = Channel::builder(&domain).port(route.port()).build().unwrap();
-    let mut connection = route.connect(prepared, &[round as u8], PATIENCE).unwrap();
+    let mut connection =
+        route.connect(prepared, &[round as u8], Instant::now() + PATIENCE).unwrap();
     assert!(connection.private_data().starts_with(b"welcome"));
     // What arrives while Soft-iWARP finishes accepting is not read before more arrives: see
     // script/vm.d/README.md. Nobody sends more here, so wait until the peer says that it has accepted.

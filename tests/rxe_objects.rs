@@ -7,6 +7,7 @@ use ibverbs::{
     AsyncEventKind, AsyncEventSubject, ErrorKind, Gid, QueuePairType, ReceiveWorkRequest, Ud,
     WorkStatus, XrcDomain, XrcDomainScope,
 };
+use std::time::Instant;
 use vm::{assert_nothing_left, completions, one_at_a_time, success};
 
 const RC: QueuePairType = QueuePairType::ReliableConnected;
@@ -67,7 +68,7 @@ fn two_queue_pairs_share_their_receives_and_the_limit_is_told() {
         }
         // Both queue pairs may already have raised the event that connections are established.
         let limit = loop {
-            let event = events.wait_timeout(vm::PATIENCE).unwrap();
+            let event = events.wait_until(Instant::now() + vm::PATIENCE).unwrap();
             if event.kind() == AsyncEventKind::SharedReceiveQueueLimit {
                 break event;
             }

@@ -89,7 +89,7 @@ fn a_receive_can_be_there_before_the_peer_is_accepted() {
             one.until(Instant::now() + TIME).send(Inline(b"at once")).unwrap();
             expect(&mut one, Kind::Disconnected);
         });
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         assert!(request.is_iwarp());
         assert_eq!(request.private_data()[..], [1; 200]);
         let device = Device::of(request.open_device().unwrap(), request.port());
@@ -101,7 +101,7 @@ fn a_receive_can_be_there_before_the_peer_is_accepted() {
         channel
             .scope(|scope| {
                 let receive = scope.post_receive(room)?;
-                control = Some(accept.accept(b"", TIME).unwrap());
+                control = Some(accept.accept(b"", Instant::now() + TIME).unwrap());
                 let (received, told) = receive.wait_until(Instant::now() + TIME)?;
                 assert_eq!(&received[..told.byte_len() as usize], b"at once");
                 Ok::<_, TransportError>(())
@@ -173,13 +173,16 @@ fn queue_pairs() {
         let (prepared, other) = (prepare(), prepare());
         let (mut one, two) = thread::scope(|scope| {
             let one = scope.spawn(move || {
-                Route::resolve(address, TIME).unwrap().connect(prepared, b"", TIME).unwrap()
+                Route::resolve(address, Instant::now() + TIME)
+                    .unwrap()
+                    .connect(prepared, b"", Instant::now() + TIME)
+                    .unwrap()
             });
-            let request = listener.next_timeout(TIME).unwrap();
+            let request = listener.next_until(Instant::now() + TIME).unwrap();
             let mut pending = request.prepare(other).map_err(|(.., error)| error).unwrap();
             // SAFETY: the region is looked at when the completion was polled, and outlives both.
             unsafe { pending.queue_pair().post_receive(&mut region, 32..48, 2) }.unwrap();
-            let two = pending.start(b"").unwrap().finish(TIME).unwrap();
+            let two = pending.start(b"").unwrap().finish(Instant::now() + TIME).unwrap();
             (one.join().unwrap(), two)
         });
         region[..4].copy_from_slice(b"verb");
@@ -201,24 +204,27 @@ fn refusals_and_deadlines() {
     let (mut listener, address) = listen();
     thread::scope(|scope| {
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
-        listener.next_timeout(TIME).unwrap().reject(b"full house").unwrap();
+        listener.next_until(Instant::now() + TIME).unwrap().reject(b"full house").unwrap();
         let error = one.join().unwrap();
         let ConnectionError::Rejected(rejection) = error else { panic!("{error}") };
         assert_eq!(rejection.private_data().trim_end(), b"full house");
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
-        drop(listener.next_timeout(TIME).unwrap());
+        drop(listener.next_until(Instant::now() + TIME).unwrap());
         assert!(matches!(one.join().unwrap(), ConnectionError::Rejected(_)));
         let error = connect(address, &[0; 253]).err().unwrap();
         assert!(error.to_string().contains("is 253"), "{error}");
 
         // Nobody answers within the deadline.
         let device = Device::first();
-        let route = Route::resolve(address, TIME).unwrap();
+        let route = Route::resolve(address, Instant::now() + TIME).unwrap();
         let start = Instant::now();
-        let error = route.connect(device.prepare(), b"", Duration::from_millis(300)).err().unwrap();
+        let error = route
+            .connect(device.prepare(), b"", Instant::now() + Duration::from_millis(300))
+            .err()
+            .unwrap();
         assert_eq!(error, ConnectionError::TimedOut);
         assert!(start.elapsed() < Duration::from_secs(20));
-        let late = accept(listener.next_timeout(TIME).unwrap(), b"");
+        let late = accept(listener.next_until(Instant::now() + TIME).unwrap(), b"");
         assert!(late.is_err(), "the peer has given up");
     });
     drop(listener);
@@ -236,10 +242,13 @@ fn a_hundred_connections_leave_nothing() {
         let [one, two] = thread::scope(|scope| {
             let prepared = device.prepare();
             let one = scope.spawn(move || {
-                Route::resolve(address, TIME).unwrap().connect(prepared, b"", TIME).unwrap()
+                Route::resolve(address, Instant::now() + TIME)
+                    .unwrap()
+                    .connect(prepared, b"", Instant::now() + TIME)
+                    .unwrap()
             });
-            let request = listener.next_timeout(TIME).unwrap();
-            let two = request.accept(device.prepare(), b"", TIME).unwrap();
+            let request = listener.next_until(Instant::now() + TIME).unwrap();
+            let two = request.accept(device.prepare(), b"", Instant::now() + TIME).unwrap();
             [one.join().unwrap(), two]
         });
         if round % 20 == 0 {
@@ -257,14 +266,14 @@ fn what_is_prepared_and_dropped_is_gone() {
     let _alone = alone("prepared", 60);
     let (mut listener, address) = listen();
     let device = Device::first();
-    let route = Route::resolve(address, TIME).unwrap();
+    let route = Route::resolve(address, Instant::now() + TIME).unwrap();
     let pending = route.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
     drop(pending);
-    let route = Route::resolve(address, TIME).unwrap();
+    let route = Route::resolve(address, Instant::now() + TIME).unwrap();
     let wrong = Channel::builder(&device.domain).port(1).build().unwrap();
     drop(route.prepare(wrong).map_err(|(.., error)| error).unwrap().start(b"").unwrap());
     // The request of a peer that has gone may or may not be there.
-    drop(listener.next_timeout(Duration::from_millis(500)));
+    drop(listener.next_until(Instant::now() + Duration::from_millis(500)));
     drop((listener, device));
     nothing_is_left();
 }

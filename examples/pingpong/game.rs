@@ -74,9 +74,11 @@ impl Game<'_, '_> {
     fn next<'c>(&self, room: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
         let silence = || format!("nothing heard from the peer for {PATIENCE:?}").into();
         if self.options.events {
-            return self.queue.wait_timeout(room, PATIENCE).map_err(|error| match error.kind() {
-                ErrorKind::TimedOut => silence(),
-                _ => error.into(),
+            return self.queue.wait_until(room, Instant::now() + PATIENCE).map_err(|error| {
+                match error.kind() {
+                    ErrorKind::TimedOut => silence(),
+                    _ => error.into(),
+                }
             });
         }
         let start = Instant::now();

@@ -20,7 +20,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::waiters::Waiters;
 use super::waker::Waker;
@@ -224,17 +224,6 @@ impl<'ctx> CompletionChannel<'ctx> {
     #[inline]
     pub fn wait(&self) -> Result<CompletionEvent> {
         self.wait_with(None)
-    }
-
-    /// [`wait`](Self::wait), but no longer than `timeout`.
-    ///
-    /// # Errors
-    ///
-    ///  - `ETIMEDOUT`: there was no event in that time.
-    ///  - those of [`next_event`](Self::next_event).
-    #[doc(alias = "ibv_get_cq_event")]
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<CompletionEvent> {
-        self.wait_with(event_file::deadline(timeout))
     }
 
     /// [`wait`](Self::wait), but not after `deadline`.

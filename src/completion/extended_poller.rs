@@ -28,12 +28,12 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::extended_completion::ExtendedCompletion;
 use super::queue::CompletionQueue;
 use crate::debug::debug;
-use crate::device::{Context, DeviceAttributes, event_file, quirks};
+use crate::device::{Context, DeviceAttributes, quirks};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
@@ -270,20 +270,6 @@ impl<'cq> ExtendedPoller<'cq> {
     ///  - `EIO`: the device is gone.
     pub fn wait<R>(&mut self, f: impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Result<R> {
         self.wait_with(None, f)
-    }
-
-    /// [`wait`](Self::wait), but no longer than `timeout`.
-    ///
-    /// # Errors
-    ///
-    ///  - `ETIMEDOUT`: there was no completion in that time.
-    ///  - those of [`wait`](Self::wait).
-    pub fn wait_timeout<R>(
-        &mut self,
-        timeout: Duration,
-        f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,
-    ) -> Result<R> {
-        self.wait_with(event_file::deadline(timeout), f)
     }
 
     /// [`wait`](Self::wait), but not after `deadline`.

@@ -1,7 +1,7 @@
 //! Sleeping until a completion queue has completions, and arming it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[cfg(doc)]
 use super::completion_channel::CompletionChannel;
@@ -10,7 +10,6 @@ use super::queue::CompletionQueue;
 use super::queue_builder::CompletionQueueBuilder;
 use super::waiters::Waiters;
 use super::work_completion::WorkCompletion;
-use crate::device::event_file;
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -34,20 +33,6 @@ impl CompletionQueue<'_> {
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait<'c>(&self, completions: &'c mut [WorkCompletion]) -> Result<&'c [WorkCompletion]> {
         self.wait_with(completions, None)
-    }
-
-    /// [`wait`](Self::wait), but no longer than `timeout`.
-    ///
-    /// # Errors
-    ///
-    ///  - `ETIMEDOUT`: there was no completion in that time.
-    ///  - those of [`wait`](Self::wait).
-    pub fn wait_timeout<'c>(
-        &self,
-        completions: &'c mut [WorkCompletion],
-        timeout: Duration,
-    ) -> Result<&'c [WorkCompletion]> {
-        self.wait_with(completions, event_file::deadline(timeout))
     }
 
     /// [`wait`](Self::wait), but not after `deadline`.

@@ -11,7 +11,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::context::Context;
 use super::{event_file, quirks};
@@ -287,16 +287,6 @@ impl<'ctx> AsyncEvents<'ctx> {
     #[doc(alias = "ibv_get_async_event")]
     pub fn wait(&self) -> Result<AsyncEvent> {
         self.wait_with(None)
-    }
-
-    /// [`wait`](Self::wait), but no longer than `timeout`.
-    ///
-    /// # Errors
-    ///
-    ///  - `ETIMEDOUT`: there was no event in that time.
-    ///  - those of [`next_event`](Self::next_event).
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<AsyncEvent> {
-        self.wait_with(event_file::deadline(timeout))
     }
 
     /// [`wait`](Self::wait), but not after `deadline`.

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
+use std::time::Instant;
 
 use ibverbs::{
     Channel, ChannelClosed, ConnectionControl, Listener, PreparedChannel, PreparedQueuePair,
@@ -54,7 +55,7 @@ macro_rules! connect {
             let route = Route::resolve(listener.local_addr().unwrap(), PATIENCE).unwrap();
             let one = route.prepare($one).unwrap_or_else(|(.., error)| panic!("{error}"));
             let one = one.start(b"").unwrap();
-            let request = listener.next_timeout(PATIENCE).unwrap();
+            let request = listener.next_until(Instant::now() + PATIENCE).unwrap();
             let two = request.prepare($two).unwrap_or_else(|(.., error)| panic!("{error}"));
             let two = two.start(b"").unwrap();
             let ends = (one.finish(PATIENCE).unwrap(), two.finish(PATIENCE).unwrap());

@@ -25,7 +25,7 @@ fn waiting_takes_what_is_there_or_sleeps_until_it_comes() {
     assert_eq!(device.calls("req_notify_cq"), 0, "what is there needs no event");
 
     let start = Instant::now();
-    let error = queue.wait_timeout(&mut room, SOON).unwrap_err();
+    let error = queue.wait_until(&mut room, Instant::now() + SOON).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert!(start.elapsed() >= SOON);
     assert!(queue.wait_until(&mut room, start).is_err(), "long over");
@@ -35,7 +35,7 @@ fn waiting_takes_what_is_there_or_sleeps_until_it_comes() {
             thread::sleep(SOON);
             device.inject(queue.as_raw(), &completion(4));
         });
-        assert_eq!(ids(queue.wait_timeout(&mut room, LATE).unwrap()), [4]);
+        assert_eq!(ids(queue.wait_until(&mut room, Instant::now() + LATE).unwrap()), [4]);
     });
     drop(queue);
     drop(context);
@@ -49,7 +49,7 @@ fn a_queue_is_armed_once_per_event() {
     let queue = CompletionQueue::builder(&context, 16).own_channel().build().unwrap();
     let mut room = [WorkCompletion::default(); 4];
     for _ in 0..10 {
-        assert!(queue.wait_timeout(&mut room, Duration::from_millis(1)).is_err());
+        assert!(queue.wait_until(&mut room, Instant::now() + Duration::from_millis(1)).is_err());
     }
     assert_eq!(device.calls("req_notify_cq"), 1, "or unread events would pile up");
     device.inject(queue.as_raw(), &completion(1));
@@ -60,7 +60,7 @@ fn a_queue_is_armed_once_per_event() {
             thread::sleep(SOON);
             device.inject(queue.as_raw(), &completion(2));
         });
-        assert_eq!(ids(queue.wait_timeout(&mut room, LATE).unwrap()), [2]);
+        assert_eq!(ids(queue.wait_until(&mut room, Instant::now() + LATE).unwrap()), [2]);
     });
     assert_eq!(device.calls("req_notify_cq"), 2);
 }
@@ -115,7 +115,7 @@ fn failures_end_a_wait() {
             thread::sleep(SOON);
             device.inject(fresh.as_raw(), &completion(1));
         });
-        assert_eq!(ids(fresh.wait_timeout(&mut room, LATE).unwrap()), [1]);
+        assert_eq!(ids(fresh.wait_until(&mut room, Instant::now() + LATE).unwrap()), [1]);
     });
 }
 
@@ -148,7 +148,7 @@ fn a_solicited_wait_sleeps_through_the_rest() {
             device.run();
         });
         let start = Instant::now();
-        let found = ids(receives.wait_timeout(&mut room, SOON * 100).unwrap());
+        let found = ids(receives.wait_until(&mut room, Instant::now() + SOON * 100).unwrap());
         assert_eq!(found, [1], "found in the end");
         assert!(start.elapsed() >= SOON * 100, "but it woke nobody");
     });
@@ -172,9 +172,9 @@ fn a_solicited_wait_sleeps_through_the_rest() {
             device.run();
         });
         let start = Instant::now();
-        let mut found = ids(receives.wait_timeout(&mut room, LATE).unwrap());
+        let mut found = ids(receives.wait_until(&mut room, Instant::now() + LATE).unwrap());
         if found.len() < 2 {
-            found.extend(ids(receives.wait_timeout(&mut room, LATE).unwrap()));
+            found.extend(ids(receives.wait_until(&mut room, Instant::now() + LATE).unwrap()));
         }
         assert_eq!(found, [2, 3]);
         assert!(start.elapsed() < LATE / 2);

@@ -27,9 +27,9 @@ fn ping_pong(waiters: usize, rounds: u64, extended: bool) {
                 let mut poller = extended.then(|| queue.extended_poller().unwrap());
                 while !over.load(Ordering::Acquire) {
                     let count = match &mut poller {
-                        None => queue.wait_timeout(&mut room, LATE).unwrap().len(),
+                        None => queue.wait_until(&mut room, Instant::now() + LATE).unwrap().len(),
                         Some(poller) => poller
-                            .wait_timeout(LATE, |completions| {
+                            .wait_until(Instant::now() + LATE, |completions| {
                                 let mut count = 0;
                                 while completions.next().unwrap().is_some() {
                                     count += 1;
@@ -100,7 +100,7 @@ fn one_each(waiters: u64, rounds: u64) {
                 for round in 0..rounds {
                     start.wait();
                     spin(round * waiter * 7919 % 400);
-                    if let Err(error) = queue.wait_timeout(&mut room, LATE) {
+                    if let Err(error) = queue.wait_until(&mut room, Instant::now() + LATE) {
                         // Otherwise the other threads would wait for this one without end.
                         eprintln!("round {round}: a wake-up was lost: {error}");
                         std::process::abort();
@@ -140,7 +140,7 @@ fn waiters_with_different_deadlines_do_not_hold_each_other_up() {
     let wait = |timeout| {
         let start = Instant::now();
         let mut room = [WorkCompletion::default(); 1];
-        let found = queue.wait_timeout(&mut room, timeout).map(|found| found.len());
+        let found = queue.wait_until(&mut room, start + timeout).map(|found| found.len());
         (found.map_err(|error| error.kind()), start.elapsed())
     };
     thread::scope(|scope| {

@@ -81,7 +81,7 @@ fn queue_pairs_and_shared_receive_queues_raise_events() {
             let event = await_event(&events, Kind::LastRequestReached);
             assert_eq!(event.subject(), Subject::QueuePair(pair.number()));
         } else {
-            let event = events.wait_timeout(SOON).ok();
+            let event = events.wait_until(Instant::now() + SOON).ok();
             println!("on Linux {:?} there was {event:?}", kernel_release());
         }
     }
@@ -100,7 +100,7 @@ fn objects_go_while_their_events_are_read() {
                 let events = context.async_events().unwrap();
                 let mut count = 0;
                 while !over.load(Ordering::Acquire) {
-                    count += u32::from(events.wait_timeout(SOON / 10).is_ok());
+                    count += u32::from(events.wait_until(Instant::now() + SOON / 10).is_ok());
                 }
                 count
             });

@@ -29,7 +29,7 @@ fn an_extended_queue_serves_queue_pairs() {
             let mut found = Vec::new();
             while found.len() < 2 {
                 poller
-                    .wait_timeout(PATIENCE, |completions| {
+                    .wait_until(Instant::now() + PATIENCE, |completions| {
                         while let Some(completion) = completions.next()? {
                             assert_eq!(completion.queue_pair_number(), Some(number));
                             let success = completion.result().unwrap();
@@ -51,7 +51,7 @@ fn an_extended_queue_serves_queue_pairs() {
         // SAFETY: the region outlives the queue pair, and is not looked at.
         unsafe { pair.post_receive(&mut region, .., 5).unwrap() };
         pair.to_error().unwrap();
-        let status = poller.wait_timeout(PATIENCE, |completions| {
+        let status = poller.wait_until(Instant::now() + PATIENCE, |completions| {
             let completion = completions.next().unwrap()?;
             Some(completion.result().map(|_| ()).unwrap_err().status())
         });

@@ -46,7 +46,7 @@ fn a_request_says_who_and_what() {
     let (mut listener, address) = listen();
     thread::scope(|scope| {
         let one = scope.spawn(move || connect(address, &[7; 56]).unwrap());
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         assert_eq!(request.private_data()[..], [7; 56]);
         assert_eq!(request.device_name().as_deref(), Some("rxe0"));
         assert_eq!((request.port(), request.is_iwarp()), (1, false));
@@ -83,11 +83,14 @@ fn queue_pairs_are_connected_like_channels() {
         let (mut one, two) = thread::scope(|scope| {
             let (prepared, other) = (prepare(), prepare());
             let one = scope.spawn(move || {
-                let route = Route::to(address).type_of_service(0x20).resolve(TIME).unwrap();
-                route.connect(prepared, b"", TIME).unwrap()
+                let route = Route::to(address)
+                    .type_of_service(0x20)
+                    .resolve(Instant::now() + TIME)
+                    .unwrap();
+                route.connect(prepared, b"", Instant::now() + TIME).unwrap()
             });
-            let request = listener.next_timeout(TIME).unwrap();
-            let two = request.accept(other, b"", TIME).unwrap();
+            let request = listener.next_until(Instant::now() + TIME).unwrap();
+            let two = request.accept(other, b"", Instant::now() + TIME).unwrap();
             (one.join().unwrap(), two)
         });
         for side in [&one, &two] {
@@ -136,7 +139,7 @@ fn options_and_addresses() {
                 .type_of_service(0xb8)
                 .ack_timeout(AckTimeout::new(15).unwrap())
                 .reuse_address(true)
-                .resolve(TIME)
+                .resolve(Instant::now() + TIME)
                 .unwrap();
             assert_eq!(route.local_addr(), Some(source));
             assert_eq!(route.peer_addr(), Some(here(port)));
@@ -144,9 +147,9 @@ fn options_and_addresses() {
             let none = route.set_local_ece(EnhancedConnection::default());
             assert!(none.is_err(), "it has no vendor");
             let device = Device::of(route.open_device().unwrap(), route.port());
-            route.connect(device.prepare(), b"", TIME).unwrap()
+            route.connect(device.prepare(), b"", Instant::now() + TIME).unwrap()
         });
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         assert_eq!(request.peer_addr().unwrap().port(), 40_404);
         let two = accept(request, b"").unwrap();
         drop((one.join().unwrap(), two));
@@ -180,7 +183,7 @@ fn ipv6() {
     assert!(address.is_ipv6() && address.port() != 0);
     thread::scope(|scope| {
         let one = scope.spawn(move || connect(address, b"six").unwrap());
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         assert_eq!(request.private_data().trim_end(), b"six");
         let mut two = accept(request, b"").unwrap();
         let mut one = one.join().unwrap();
@@ -201,7 +204,8 @@ fn the_control_can_be_watched_by_another_thread() {
     assert!(control.notify_established().is_err());
     assert!(!control.as_raw().is_null());
     thread::scope(|scope| {
-        let watcher = scope.spawn(move || control.event_timeout(TIME).unwrap().kind());
+        let watcher =
+            scope.spawn(move || control.event_until(Instant::now() + TIME).unwrap().kind());
         drop(two);
         assert_eq!(watcher.join().unwrap(), Kind::Disconnected);
     });
@@ -220,10 +224,13 @@ fn a_thousand_connections_leave_nothing() {
         let [one, two] = thread::scope(|scope| {
             let prepared = device.prepare();
             let one = scope.spawn(move || {
-                Route::resolve(address, TIME).unwrap().connect(prepared, b"", TIME).unwrap()
+                Route::resolve(address, Instant::now() + TIME)
+                    .unwrap()
+                    .connect(prepared, b"", Instant::now() + TIME)
+                    .unwrap()
             });
-            let request = listener.next_timeout(TIME).unwrap();
-            let two = request.accept(device.prepare(), b"", TIME).unwrap();
+            let request = listener.next_until(Instant::now() + TIME).unwrap();
+            let two = request.accept(device.prepare(), b"", Instant::now() + TIME).unwrap();
             [one.join().unwrap(), two]
         });
         if round == 0 {

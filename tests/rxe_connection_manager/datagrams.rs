@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ibverbs::{
     AddressVector, CompletionQueue, ConnectionError, Context, DatagramAddress, DatagramPeer,
@@ -105,15 +105,15 @@ fn ours_with_ours() {
     let address = listener.local_addr().unwrap();
     thread::scope(|scope| {
         scope.spawn(move || {
-            let mut route = Route::to(address).resolve_datagram(TIME).unwrap();
+            let mut route = Route::to(address).resolve_datagram(Instant::now() + TIME).unwrap();
             with_side(route.open_device().unwrap(), |side| {
                 let mut queue_pair = route.activate(side.prepare()).unwrap();
-                let peer = route.connect(&queue_pair, &[3; 180], TIME).unwrap();
+                let peer = route.connect(&queue_pair, &[3; 180], Instant::now() + TIME).unwrap();
                 assert_eq!(peer.private_data()[..], [4; 136]);
                 side.send_to(&mut queue_pair, &peer, b"a datagram");
             });
         });
-        let mut request = listener.next_timeout(TIME).unwrap();
+        let mut request = listener.next_until(Instant::now() + TIME).unwrap();
         assert_eq!(request.private_data()[..], [3; 180]);
         assert!(request.peer_addr().is_some());
         with_side(request.open_device().unwrap(), |side| {
@@ -127,18 +127,18 @@ fn ours_with_ours() {
         // A request that is rejected, one that is not answered, and private data that are too long.
         for (refuse, data) in [(true, 3), (false, 3), (true, 181)] {
             let one = scope.spawn(move || {
-                let mut route = Route::to(address).resolve_datagram(TIME).unwrap();
+                let mut route = Route::to(address).resolve_datagram(Instant::now() + TIME).unwrap();
                 with_side(route.open_device().unwrap(), |side| {
                     let queue_pair = route.activate(side.prepare()).unwrap();
                     let time = if refuse { TIME } else { Duration::from_millis(200) };
-                    route.connect(&queue_pair, &vec![0; data], time).unwrap_err()
+                    route.connect(&queue_pair, &vec![0; data], Instant::now() + time).unwrap_err()
                 })
             });
             if data > 180 {
                 assert!(one.join().unwrap().to_string().contains("is 181"));
                 continue;
             }
-            let request = listener.next_timeout(TIME).unwrap();
+            let request = listener.next_until(Instant::now() + TIME).unwrap();
             if refuse {
                 request.reject(b"no").unwrap();
                 let error = one.join().unwrap();
@@ -157,7 +157,7 @@ fn a_queue_pair_that_is_connected_takes_no_datagrams() {
     let _alone = alone("no datagrams", 60);
     let mut listener = Listener::builder(here(0)).bind_datagram().unwrap();
     let address = listener.local_addr().unwrap();
-    let mut route = Route::to(address).resolve_datagram(TIME).unwrap();
+    let mut route = Route::to(address).resolve_datagram(Instant::now() + TIME).unwrap();
     with_side(route.open_device().unwrap(), |side| {
         let wrong = side
             .domain
@@ -182,11 +182,11 @@ fn udaddy_answers_us() {
     let server = tool(&format!("udaddy -b {} -c 1 -C {MESSAGES} -S {LENGTH}", here(0).ip()));
     let mut tries = 0;
     loop {
-        let mut route = Route::to(here(7174)).resolve_datagram(TIME).unwrap();
+        let mut route = Route::to(here(7174)).resolve_datagram(Instant::now() + TIME).unwrap();
         let done = with_side(route.open_device().unwrap(), |side| {
             let mut queue_pair = route.activate(side.prepare()).unwrap();
             let region = side.receives(&mut queue_pair);
-            let peer = match route.connect(&queue_pair, b"", TIME) {
+            let peer = match route.connect(&queue_pair, b"", Instant::now() + TIME) {
                 Ok(peer) => peer,
                 Err(ConnectionError::Unreachable(1..)) if tries < 100 => return false,
                 Err(error) => panic!("{error}"),
@@ -216,7 +216,7 @@ fn we_answer_udaddy() {
     let _alone = alone("udaddy asks", 120);
     let mut listener = Listener::builder(here(7174)).bind_datagram().unwrap();
     let client = tool(&format!("udaddy -s {} -c 1 -C {MESSAGES} -S {LENGTH}", here(0).ip()));
-    let mut request = listener.next_timeout(TIME).unwrap();
+    let mut request = listener.next_until(Instant::now() + TIME).unwrap();
     with_side(request.open_device().unwrap(), |side| {
         let mut queue_pair = request.activate(side.prepare()).unwrap();
         let qkey =
@@ -248,7 +248,7 @@ fn prepare_group() {
 }
 
 fn join(local: &str) -> MulticastMembership {
-    MulticastMembership::join(address(local), address(GROUP), TIME).unwrap()
+    MulticastMembership::join(address(local), address(GROUP), Instant::now() + TIME).unwrap()
 }
 
 /// Joins on rxe1, takes all messages, and leaves again.
@@ -297,7 +297,9 @@ fn a_member_that_only_sends_is_heard() {
     prepare_group();
     hear(|| {
         let here = address(crate::managed::HERE);
-        tell_as_member(MulticastMembership::join_to_send(here, address(GROUP), TIME).unwrap());
+        tell_as_member(
+            MulticastMembership::join_to_send(here, address(GROUP), Instant::now() + TIME).unwrap(),
+        );
     });
     nothing_is_left();
 }
@@ -375,9 +377,14 @@ fn what_is_no_group_is_not_joined() {
         ("10.77.0.1", "ff02::1", "IPv6"),
         ("0.0.0.0", GROUP, "device"),
     ] {
-        let error = MulticastMembership::join(address(local), address(group), short).unwrap_err();
+        let error =
+            MulticastMembership::join(address(local), address(group), Instant::now() + short)
+                .unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
     }
-    assert!(MulticastMembership::join(address("203.0.113.5"), address(GROUP), short).is_err());
+    assert!(
+        MulticastMembership::join(address("203.0.113.5"), address(GROUP), Instant::now() + short)
+            .is_err()
+    );
     nothing_is_left();
 }

@@ -22,7 +22,7 @@ fn a_peer_can_be_rejected_with_a_word() {
     let (mut listener, address) = listen();
     thread::scope(|scope| {
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
-        listener.next_timeout(TIME).unwrap().reject(b"full house").unwrap();
+        listener.next_until(Instant::now() + TIME).unwrap().reject(b"full house").unwrap();
         let error = one.join().unwrap();
         assert_eq!(reason(&error), RejectReason::Refused);
         let ConnectionError::Rejected(rejection) = error else { panic!("{error}") };
@@ -30,13 +30,13 @@ fn a_peer_can_be_rejected_with_a_word() {
 
         // A request that is dropped is rejected.
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
-        drop(listener.next_timeout(TIME).unwrap());
+        drop(listener.next_until(Instant::now() + TIME).unwrap());
         assert_eq!(reason(&one.join().unwrap()), RejectReason::Refused);
 
         // So is one that was prepared to be accepted.
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
         let device = Device::named("rxe0");
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         drop(request.prepare(device.prepare()).map_err(|(.., error)| error).unwrap());
         assert_eq!(reason(&one.join().unwrap()), RejectReason::Refused);
 
@@ -59,7 +59,7 @@ fn a_queue_pair_elsewhere_changes_nothing() {
     thread::scope(|scope| {
         let (right, wrong) = (&right, &wrong);
         let one = scope.spawn(move || {
-            let route = Route::resolve(address, TIME).unwrap();
+            let route = Route::resolve(address, Instant::now() + TIME).unwrap();
             let (route, prepared, error) = route.prepare(wrong.prepare()).unwrap_err();
             assert_eq!(error, ConnectionError::WrongDevice);
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
@@ -77,15 +77,15 @@ fn a_queue_pair_elsewhere_changes_nothing() {
                 .unwrap();
             let (route, _, error) = route.prepare(uc).unwrap_err();
             assert!(error.to_string().contains("type RC"), "{error}");
-            route.connect(right.prepare(), b"", TIME).unwrap()
+            route.connect(right.prepare(), b"", Instant::now() + TIME).unwrap()
         });
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         let (request, _, error) = request.prepare(wrong.prepare()).unwrap_err();
         assert_eq!(error, ConnectionError::WrongDevice);
         let (request, prepared, error) = request.prepare_parts(wrong.prepare()).unwrap_err();
         assert_eq!(error, ConnectionError::WrongDevice);
         assert!(prepared.is_some());
-        let two = request.accept(right.prepare(), b"", TIME).unwrap();
+        let two = request.accept(right.prepare(), b"", Instant::now() + TIME).unwrap();
         let one = one.join().unwrap();
         transfer(&mut (one, right.clone()), &mut (two, right.clone()), b"right");
     });
@@ -99,14 +99,19 @@ fn private_data_that_are_too_long_are_refused_before_anything_is_sent() {
     let (mut listener, address) = listen();
     let error = connect(address, &[0; 57]).err().unwrap();
     assert!(error.to_string().contains("is 57, and must be within 0..=56"), "{error}");
-    assert!(listener.next_timeout(Duration::from_millis(200)).is_err(), "nothing was sent");
+    assert!(
+        listener.next_until(Instant::now() + Duration::from_millis(200)).is_err(),
+        "nothing was sent"
+    );
     thread::scope(|scope| {
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
-        let error = accept(listener.next_timeout(TIME).unwrap(), &[0; 197]).err().unwrap();
+        let error =
+            accept(listener.next_until(Instant::now() + TIME).unwrap(), &[0; 197]).err().unwrap();
         assert!(error.to_string().contains("is 197"), "{error}");
         reason(&one.join().unwrap());
         let one = scope.spawn(move || connect(address, b"").err().unwrap());
-        let error = listener.next_timeout(TIME).unwrap().reject(&[0; 149]).unwrap_err();
+        let error =
+            listener.next_until(Instant::now() + TIME).unwrap().reject(&[0; 149]).unwrap_err();
         assert!(error.to_string().contains("is 149"), "{error}");
         reason(&one.join().unwrap());
     });
@@ -139,8 +144,8 @@ fn a_full_backlog_makes_peers_wait() {
             assert!(start.elapsed() < TIME, "{} requests, {before} before", requests());
             thread::sleep(Duration::from_millis(20));
         }
-        let first = listener.next_timeout(TIME).unwrap();
-        let second = listener.next_timeout(TIME).unwrap();
+        let first = listener.next_until(Instant::now() + TIME).unwrap();
+        let second = listener.next_until(Instant::now() + TIME).unwrap();
         let _accepted = [accept(first, b"").unwrap(), accept(second, b"").unwrap()];
         for peer in peers {
             peer.join().unwrap();
@@ -160,37 +165,41 @@ fn deadlines_end_every_step_and_leave_nothing() {
     };
     // Nobody has this address, so its hardware address cannot be resolved.
     let start = Instant::now();
-    let error = Route::resolve("10.77.0.99:7471".parse().unwrap(), short).unwrap_err();
+    let error =
+        Route::resolve("10.77.0.99:7471".parse().unwrap(), Instant::now() + short).unwrap_err();
     assert!(matches!(error, ConnectionError::TimedOut | ConnectionError::NoAddress(_)), "{error}");
     within(start);
     // There is no route to this network.
-    let error = Route::resolve("203.0.113.1:7471".parse().unwrap(), short).unwrap_err();
+    let error =
+        Route::resolve("203.0.113.1:7471".parse().unwrap(), Instant::now() + short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 
     // The peer's machine exists, but its program does not answer.
     let (mut listener, address) = listen();
     let device = Device::named("rxe0");
     let start = Instant::now();
-    let route = Route::resolve(address, TIME).unwrap();
-    let error = route.connect(device.prepare(), b"", short).err().unwrap();
+    let route = Route::resolve(address, Instant::now() + TIME).unwrap();
+    let error = route.connect(device.prepare(), b"", Instant::now() + short).err().unwrap();
     assert_eq!(error, ConnectionError::TimedOut);
     within(start);
     // The peer has read our request, and reads that we have gone.
-    let request = listener.next_timeout(TIME).unwrap();
+    let request = listener.next_until(Instant::now() + TIME).unwrap();
     let start = Instant::now();
-    assert!(request.accept(device.prepare(), b"", Duration::from_millis(500)).is_err());
+    assert!(
+        request.accept(device.prepare(), b"", Instant::now() + Duration::from_millis(500)).is_err()
+    );
     within(start);
     // No request comes.
     let start = Instant::now();
-    let error = listener.next_timeout(short).unwrap_err();
+    let error = listener.next_until(Instant::now() + short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert!(start.elapsed() >= short);
     within(start);
     assert!(listener.try_next().unwrap().is_none());
     // Times longer than C can express count as no limit, and a deadline in the past ends at once.
-    let none = Route::resolve(address, Duration::ZERO).unwrap_err();
+    let none = Route::resolve(address, Instant::now()).unwrap_err();
     assert_eq!(none, ConnectionError::TimedOut);
-    drop(Route::resolve(address, Duration::MAX).unwrap());
+    drop(Route::resolve(address, Instant::now() + Duration::from_secs(1 << 40)).unwrap());
     drop((listener, device));
     nothing_is_left();
 }

@@ -75,18 +75,18 @@ impl<'a> Relay<'a> {
                 .build()
                 .unwrap()
         };
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         let to_server = connect_soon(|| {
             let prepared = prepare(&queues[1]);
-            let route = Route::resolve(server, TIME)?;
+            let route = Route::resolve(server, Instant::now() + TIME)?;
             let mut pending = route.prepare(prepared).map_err(|(.., error)| error)?;
             (0..SLOTS).for_each(|slot| ways[1].post_receive(pending.queue_pair(), slot));
-            pending.start(b"")?.finish(TIME)
+            pending.start(b"")?.finish(Instant::now() + TIME)
         });
         let prepared = prepare(&queues[0]);
         let mut pending = request.prepare(prepared).map_err(|(.., error)| error).unwrap();
         (0..SLOTS).for_each(|slot| ways[0].post_receive(pending.queue_pair(), slot));
-        let to_client = pending.start(b"").unwrap().finish(TIME).unwrap();
+        let to_client = pending.start(b"").unwrap().finish(Instant::now() + TIME).unwrap();
         Self { sides: [to_client, to_server], queues, ways }
     }
 

@@ -65,8 +65,9 @@ fn one_thread_does_both_sides_of_several_connections() {
     let (mut listener, address): (Listener, _) = listen();
     let device = Device::named("rxe0");
     const COUNT: usize = 5;
-    let mut clients: Vec<Client> =
-        (0..COUNT).map(|_| Client::Resolving(Route::to(address).begin(TIME).unwrap())).collect();
+    let mut clients: Vec<Client> = (0..COUNT)
+        .map(|_| Client::Resolving(Route::to(address).begin(Instant::now() + TIME).unwrap()))
+        .collect();
     let mut servers: Vec<Client> = Vec::new();
     let begin = Instant::now();
     loop {

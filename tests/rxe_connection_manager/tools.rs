@@ -143,7 +143,7 @@ fn rping_pings_us() {
     let _alone = alone("rping pings us", 120);
     let mut listener = Listener::bind(here(7502)).unwrap();
     let rping = Tool::start(&format!("rping -c -a {} -p 7502 -C {PINGS} -V -v", here(0).ip()));
-    let request = listener.next_timeout(TIME).unwrap();
+    let request = listener.next_until(Instant::now() + TIME).unwrap();
     let (mut channel, device) = accept(request, b"").unwrap();
     let mut region = device.domain.allocate::<u8>(PING).unwrap();
     for _ in 0..PINGS {
@@ -176,8 +176,8 @@ fn cmtime_connects_to_us() {
     let device = Device::named("rxe0");
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
-        let request = listener.next_timeout(TIME).unwrap();
-        connections.push(request.accept(device.prepare(), b"", TIME).unwrap());
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
+        connections.push(request.accept(device.prepare(), b"", Instant::now() + TIME).unwrap());
     }
     for connection in &mut connections {
         expect(connection, Kind::Disconnected);
@@ -198,10 +198,10 @@ fn we_connect_to_cmtime() {
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
         connections.push(connect_soon(|| {
-            let route = Route::resolve(here(7504), TIME)?;
+            let route = Route::resolve(here(7504), Instant::now() + TIME)?;
             let prepared =
                 Channel::builder(&device.domain).access(AccessFlags::LOCAL_WRITE).build().unwrap();
-            route.connect(prepared, b"", TIME)
+            route.connect(prepared, b"", Instant::now() + TIME)
         }));
     }
     for connection in &mut connections {
@@ -220,9 +220,9 @@ fn rping_has_no_flow_control() {
     let rping = Tool::start(&format!("rping -s -P -a {} -p 7505", here(0).ip()));
     let device = Device::named("rxe0");
     let error = connect_soon(|| {
-        let route = Route::resolve(here(7505), TIME)?;
+        let route = Route::resolve(here(7505), Instant::now() + TIME)?;
         let prepared = Channel::builder(&device.domain).flow_control(true).build().unwrap();
-        match route.connect(prepared, b"", TIME) {
+        match route.connect(prepared, b"", Instant::now() + TIME) {
             Ok(_) => panic!("rping has flow control"),
             Err(ConnectionError::Verbs(error)) => Ok(error),
             Err(error) => Err(error),

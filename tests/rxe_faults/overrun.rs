@@ -23,7 +23,10 @@ fn a_queue_that_overruns_says_so() {
         let domain = context.alloc_pd().unwrap();
         let events = context.async_events().unwrap();
         assert_eq!(events.next_event().unwrap(), None);
-        assert_eq!(events.wait_timeout(SOON).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(
+            events.wait_until(Instant::now() + SOON).unwrap_err().kind(),
+            ErrorKind::TimedOut
+        );
         let sends = context.create_cq(64).unwrap();
         let small = CompletionQueue::builder(&context, 1).token(77).own_channel().build().unwrap();
         let mut region = domain.allocate::<u8>(64).unwrap();
@@ -46,13 +49,16 @@ fn a_queue_that_overruns_says_so() {
         }
         completions(&sends, room as usize);
         // The queue is full to the last entry, and nothing has failed yet.
-        assert_eq!(events.wait_timeout(SOON).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(
+            events.wait_until(Instant::now() + SOON).unwrap_err().kind(),
+            ErrorKind::TimedOut
+        );
         let start = Instant::now();
         for wr_id in room..room + more {
             exchange(wr_id);
         }
         let event = loop {
-            let event = events.wait_timeout(PATIENCE).unwrap();
+            let event = events.wait_until(Instant::now() + PATIENCE).unwrap();
             if event.kind() == AsyncEventKind::CompletionQueueError {
                 break event;
             }
@@ -65,7 +71,7 @@ fn a_queue_that_overruns_says_so() {
         let mut slots = [WorkCompletion::default(); 64];
         let seen = small.poll(&mut slots).unwrap().iter().map(WorkCompletion::wr_id);
         assert!(seen.eq(1000..1000 + room));
-        let error = small.wait_timeout(&mut slots, SOON).unwrap_err();
+        let error = small.wait_until(&mut slots, Instant::now() + SOON).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         posted += room + more;
         found += room;

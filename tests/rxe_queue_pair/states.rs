@@ -2,6 +2,7 @@
 
 use super::*;
 use ibverbs::{Inline, SendWorkRequest};
+use std::time::Instant;
 
 /// The attributes of each step up to RTS.
 fn with(
@@ -239,7 +240,7 @@ fn a_drained_queue_pair_holds_what_is_posted() {
             two.post_receive(&mut there, 32.., 3).unwrap();
         }
         one.drain(true).unwrap();
-        let event = events.wait_timeout(vm::PATIENCE).unwrap();
+        let event = events.wait_until(Instant::now() + vm::PATIENCE).unwrap();
         assert_eq!(event.kind(), AsyncEventKind::SendQueueDrained);
         let found = one.query_attributes(AttributeMask::STATE).unwrap();
         assert_eq!(found.state(), Some(QueuePairState::SendQueueDrained));

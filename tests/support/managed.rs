@@ -100,9 +100,9 @@ pub fn listen() -> (Listener, SocketAddr) {
 
 /// Connects to `address`, on a context of its own.
 pub fn connect(address: SocketAddr, data: &[u8]) -> Result<(Managed, Device), ConnectionError> {
-    let route = Route::resolve(address, TIME)?;
+    let route = Route::resolve(address, Instant::now() + TIME)?;
     let device = Device::of(route.open_device()?, route.port());
-    Ok((route.connect(device.prepare(), data, TIME)?, device))
+    Ok((route.connect(device.prepare(), data, Instant::now() + TIME)?, device))
 }
 
 /// Accepts, on a context of its own.
@@ -111,7 +111,7 @@ pub fn accept(
     data: &[u8],
 ) -> Result<(Managed, Device), ConnectionError> {
     let device = Device::of(request.open_device()?, request.port());
-    Ok((request.accept(device.prepare(), data, TIME)?, device))
+    Ok((request.accept(device.prepare(), data, Instant::now() + TIME)?, device))
 }
 
 /// Two sides that are connected: the one that has connected, and the one that has accepted.
@@ -119,7 +119,7 @@ pub fn pair() -> [(Managed, Device); 2] {
     let (mut listener, address) = listen();
     thread::scope(|scope| {
         let one = scope.spawn(move || connect(address, b"from one").unwrap());
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         let two = accept(request, b"from two").unwrap();
         [one.join().unwrap(), two]
     })
@@ -143,5 +143,5 @@ pub fn transfer(from: &mut (Managed, Device), to: &mut (Managed, Device), text: 
 
 /// Waits for this event.
 pub fn expect(connection: &mut Managed, kind: ConnectionEventKind) {
-    assert_eq!(connection.event_timeout(TIME).unwrap().kind(), kind);
+    assert_eq!(connection.event_until(Instant::now() + TIME).unwrap().kind(), kind);
 }

@@ -156,7 +156,7 @@ impl PendingAccept {
     }
 
     /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP; 24 less
-    /// [with flow control](PrivateData)), and waits until the connection is established, `timeout` at most.
+    /// [with flow control](PrivateData)), and waits until the connection is established, not after `deadline`.
     ///
     /// # Errors
     ///
@@ -166,10 +166,9 @@ impl PendingAccept {
     pub fn accept(
         self,
         private_data: &[u8],
-        timeout: Duration,
+        deadline: Instant,
     ) -> Result<ConnectionControl, ConnectionError> {
-        let deadline = event_file::deadline(timeout);
-        let connection = self.pending.start(private_data)?.finish_before(deadline)?;
+        let connection = self.pending.start(private_data)?.finish(deadline)?;
         Ok(connection.into_parts().1)
     }
 
@@ -250,21 +249,14 @@ impl<Q: sealed::Connected> Connecting<Q> {
         Ok(Step::Pending(self))
     }
 
-    /// Waits until the connection is established, `timeout` at most.
+    /// Waits until the connection is established, not after `deadline`.
     ///
     /// # Errors
     ///
     /// Those of [`Route::connect`](crate::Route::connect).
-    pub fn finish(self, timeout: Duration) -> Result<Connection<Q>, ConnectionError> {
-        self.finish_before(event_file::deadline(timeout))
-    }
-
-    pub(super) fn finish_before(
-        mut self,
-        deadline: Option<Instant>,
-    ) -> Result<Connection<Q>, ConnectionError> {
+    pub fn finish(mut self, deadline: Instant) -> Result<Connection<Q>, ConnectionError> {
         loop {
-            let event = self.attempt.id.next_before(deadline)?;
+            let event = self.attempt.id.next_before(Some(deadline))?;
             if self.is_done_by(&event)? {
                 return Ok(self.established(&event));
             }
@@ -328,16 +320,14 @@ pub(super) fn connect<P: Connectable>(
     prepared: P,
     offer: Option<Offer>,
     private_data: &[u8],
-    timeout: Duration,
+    deadline: Instant,
 ) -> Result<Connection<Connected<P>>, ConnectionError> {
-    let deadline = event_file::deadline(timeout);
     let pending = PendingConnection::new(id, prepared, offer).map_err(|(.., error)| error)?;
-    pending.start(private_data)?.finish_before(deadline)
+    pending.start(private_data)?.finish(deadline)
 }
 
 /// The time until `deadline`, for time-outs that the kernel measures.
-pub(super) fn time_left(deadline: Option<Instant>) -> Result<Duration, ConnectionError> {
-    let Some(deadline) = deadline else { return Ok(Duration::MAX) };
+pub(super) fn time_left(deadline: Instant) -> Result<Duration, ConnectionError> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(event_file::timed_out(WAIT).into()) } else { Ok(left) }
 }

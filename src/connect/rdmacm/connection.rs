@@ -4,14 +4,13 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::Instant;
 
 use super::connectable::sealed;
 use super::event::{ConnectionEvent, ConnectionEventKind};
 use super::id::Id;
 use super::private_data::PrivateData;
 use crate::debug::debug;
-use crate::device::event_file;
 use crate::error::Result;
 use crate::queue_pair::EnhancedConnection;
 
@@ -66,7 +65,7 @@ impl<Q> Connection<Q> {
 
 impl<Q: sealed::Connected> Connection<Q> {
     /// The next event of the connection, or `None` if there is none. It does not wait: see
-    /// [`as_fd`](Self::as_fd) for event loops, and [`event_timeout`](Self::event_timeout).
+    /// [`as_fd`](Self::as_fd) for event loops, and [`event_until`](Self::event_until).
     ///
     /// The end of a connection is [`Disconnected`](ConnectionEventKind::Disconnected). On the side that has
     /// connected it can also be [`Rejected`](ConnectionEventKind::Rejected), if the other side gave up
@@ -86,7 +85,7 @@ impl<Q: sealed::Connected> Connection<Q> {
         self.ended(copied.public)
     }
 
-    /// As [`event`](Self::event), but waits for an event, `timeout` at most.
+    /// As [`event`](Self::event), but waits for an event, not after `deadline`.
     ///
     /// # Errors
     ///
@@ -94,8 +93,8 @@ impl<Q: sealed::Connected> Connection<Q> {
     ///
     ///  - `ETIMEDOUT`: there was no event.
     #[doc(alias = "rdma_get_cm_event")]
-    pub fn event_timeout(&mut self, timeout: Duration) -> Result<ConnectionEvent> {
-        let copied = self.control.id.next_before(event_file::deadline(timeout))?;
+    pub fn event_until(&mut self, deadline: Instant) -> Result<ConnectionEvent> {
+        let copied = self.control.id.next_before(Some(deadline))?;
         Ok(self.ended(copied.public)?.unwrap_or(copied.public))
     }
 
@@ -178,14 +177,14 @@ impl ConnectionControl {
         Ok(event)
     }
 
-    /// As [`Connection::event_timeout`].
+    /// As [`Connection::event_until`].
     ///
     /// # Errors
     ///
-    /// As of [`Connection::event_timeout`].
+    /// As of [`Connection::event_until`].
     #[doc(alias = "rdma_get_cm_event")]
-    pub fn event_timeout(&mut self, timeout: Duration) -> Result<ConnectionEvent> {
-        let event = self.id.next_before(event_file::deadline(timeout))?.public;
+    pub fn event_until(&mut self, deadline: Instant) -> Result<ConnectionEvent> {
+        let event = self.id.next_before(Some(deadline))?.public;
         self.note(event);
         Ok(event)
     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::Instant;
 
 use super::error::ConnectionError;
 use super::event::{ConnectionEventKind, Copied};
@@ -11,7 +11,6 @@ use super::listener::Requests;
 use super::private_data::{Message, PrivateData};
 use crate::debug::debug;
 use crate::device::Context;
-use crate::device::event_file;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::queue_pair::{AddressVector, Datagram, PreparedQueuePair, QueuePair, Transport};
@@ -86,7 +85,7 @@ impl DatagramRoute {
     }
 
     /// `rdma_connect`: asks the peer where to send datagrams, with up to 180 bytes of private data, and
-    /// waits for the answer, `timeout` at most. `queue_pair` will send the datagrams.
+    /// waits for the answer, not after `deadline`. `queue_pair` will send the datagrams.
     ///
     /// # Errors
     ///
@@ -102,14 +101,13 @@ impl DatagramRoute {
         mut self,
         queue_pair: &QueuePair<'_, impl Datagram>,
         private_data: &[u8],
-        timeout: Duration,
+        deadline: Instant,
     ) -> Result<DatagramAddress, ConnectionError> {
-        let deadline = event_file::deadline(timeout);
         check(&self.id, queue_pair)?;
         let len = Message::DatagramRequest.check("rdma_connect", private_data, false)?;
         self.id.connect(&mut parameters(private_data, len, queue_pair.number()))?;
         loop {
-            let event = self.id.next_before(deadline)?;
+            let event = self.id.next_before(Some(deadline))?;
             match event.kind() {
                 ConnectionEventKind::Established => return Ok(DatagramAddress::new(&event)),
                 ConnectionEventKind::AddressChanged | ConnectionEventKind::Unknown(_) => {}
@@ -188,22 +186,22 @@ impl DatagramListener {
         self.requests.id.local_addr()
     }
 
-    /// Waits for a peer, `timeout` at most.
+    /// Waits for a peer, not after `deadline`.
     ///
     /// # Errors
     ///
     ///  - `ETIMEDOUT`: no peer came.
     ///  - `EMFILE`, `ENFILE`, `ENOMEM`: the process can open no file for the request, which stays queued.
-    pub fn next_timeout(&mut self, timeout: Duration) -> Result<DatagramRequest> {
-        self.requests.next_before(event_file::deadline(timeout)).map(DatagramRequest::new)
+    pub fn next_until(&mut self, deadline: Instant) -> Result<DatagramRequest> {
+        self.requests.next_before(Some(deadline)).map(DatagramRequest::new)
     }
 
-    /// As [`next_timeout`](Self::next_timeout), but does not wait: for event loops, when the file is
+    /// As [`next_until`](Self::next_until), but does not wait: for event loops, when the file is
     /// readable.
     ///
     /// # Errors
     ///
-    /// Those of `next_timeout` but `ETIMEDOUT`.
+    /// Those of `next_until` but `ETIMEDOUT`.
     pub fn try_next(&mut self) -> Result<Option<DatagramRequest>> {
         Ok(self.requests.try_next()?.map(DatagramRequest::new))
     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::connecting::Offer;
 use super::datagram::DatagramListener;
@@ -11,7 +11,6 @@ use super::event_channel::EventChannel;
 use super::id::Id;
 use super::request::ConnectionRequest;
 use crate::debug::debug;
-use crate::device::event_file;
 use crate::error::Result;
 use crate::ffi;
 
@@ -91,7 +90,7 @@ impl ListenerBuilder {
 ///
 /// ```no_run
 /// # // needs a peer
-/// use std::time::Duration;
+/// use std::time::{Duration, Instant};
 /// use ibverbs::{Channel, Listener};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,7 +99,7 @@ impl ListenerBuilder {
 /// let context = request.open_device()?;
 /// let domain = context.alloc_pd()?;
 /// let prepared = Channel::builder(&domain).port(request.port()).build()?;
-/// let mut channel = request.accept(prepared, b"", Duration::from_secs(5))?;
+/// let mut channel = request.accept(prepared, b"", Instant::now() + Duration::from_secs(5))?;
 /// # Ok(())
 /// # }
 /// ```
@@ -145,15 +144,15 @@ impl Listener {
         self.requests.next_before(None).map(request)
     }
 
-    /// As [`next`](Self::next), but waits `timeout` at most.
+    /// As [`next`](Self::next), but not after `deadline`.
     ///
     /// # Errors
     ///
     /// Those of `next`, and
     ///
     ///  - `ETIMEDOUT`: no peer came.
-    pub fn next_timeout(&mut self, timeout: Duration) -> Result<ConnectionRequest> {
-        self.requests.next_before(event_file::deadline(timeout)).map(request)
+    pub fn next_until(&mut self, deadline: Instant) -> Result<ConnectionRequest> {
+        self.requests.next_before(Some(deadline)).map(request)
     }
 
     /// As [`next`](Self::next), but does not wait: for event loops, when the file is readable.

@@ -1,7 +1,7 @@
 //! Multicast groups, joined by their IP address.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::Instant;
 
 use super::datagram::{DatagramAddress, activate};
 use super::error::ConnectionError;
@@ -10,7 +10,6 @@ use super::id::Id;
 use crate::debug::debug;
 use crate::device::Context;
 use crate::device::Gid;
-use crate::device::event_file;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::queue_pair::{Datagram, PreparedQueuePair, QueuePair};
@@ -38,7 +37,7 @@ impl Drop for MulticastMembership {
 
 impl MulticastMembership {
     /// `rdma_join_multicast`: joins `group`, an IPv4 or IPv6 multicast address, through the device that
-    /// our address `local` belongs to, within `timeout`.
+    /// our address `local` belongs to, before `deadline`.
     ///
     /// # Errors
     ///
@@ -48,8 +47,8 @@ impl MulticastMembership {
     ///  - [`TimedOut`](ConnectionError::TimedOut): the time limit has passed.
     #[doc(alias = "rdma_join_multicast")]
     #[doc(alias = "rdma_join_multicast_ex")]
-    pub fn join(local: IpAddr, group: IpAddr, timeout: Duration) -> Result<Self, ConnectionError> {
-        Self::join_as(local, group, false, timeout)
+    pub fn join(local: IpAddr, group: IpAddr, deadline: Instant) -> Result<Self, ConnectionError> {
+        Self::join_as(local, group, false, deadline)
     }
 
     /// As [`join`](Self::join), but only to send to the group.
@@ -61,16 +60,16 @@ impl MulticastMembership {
     pub fn join_to_send(
         local: IpAddr,
         group: IpAddr,
-        timeout: Duration,
+        deadline: Instant,
     ) -> Result<Self, ConnectionError> {
-        Self::join_as(local, group, true, timeout)
+        Self::join_as(local, group, true, deadline)
     }
 
     fn join_as(
         local: IpAddr,
         group: IpAddr,
         send_only: bool,
-        timeout: Duration,
+        deadline: Instant,
     ) -> Result<Self, ConnectionError> {
         const VERB: &str = "rdma_join_multicast";
         if !group.is_multicast() {
@@ -86,13 +85,12 @@ impl MulticastMembership {
             let reason = "the local address must be that of a device";
             return Err(Error::invalid(VERB, reason).into());
         }
-        let deadline = event_file::deadline(timeout);
         let group = SocketAddr::new(group, 0);
         let mut id = Id::new(ffi::rdma_port_space::RDMA_PS_UDP)?;
         id.bind(SocketAddr::new(local, 0))?;
         id.join_multicast(group, send_only)?;
         loop {
-            let event = match id.next_before(deadline) {
+            let event = match id.next_before(Some(deadline)) {
                 Ok(event) => event,
                 Err(error) => {
                     let _ = id.leave_multicast(group);

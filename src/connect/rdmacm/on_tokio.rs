@@ -4,7 +4,7 @@
 //! an event is read in a step, and a step waits for nothing.
 
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::Instant;
 
 use tokio::task::consume_budget;
 
@@ -46,7 +46,7 @@ async fn next<P: AsFd, T>(source: &mut P, take: impl Fn(&mut P) -> Result<Option
 }
 
 impl RouteBuilder {
-    /// As [`resolve`](Self::resolve), on tokio. The kernel gives up after `timeout`. Dropping the future gives up.
+    /// As [`resolve`](Self::resolve), on tokio. The kernel gives up at `deadline`. Dropping the future gives up.
     ///
     /// # Errors
     ///
@@ -58,8 +58,8 @@ impl RouteBuilder {
     /// ([`enable_io`](tokio::runtime::Builder::enable_io)).
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
-    pub async fn resolve_on_tokio(self, timeout: Duration) -> Result<Route, ConnectionError> {
-        self.begin(timeout)?.finish_on_tokio().await
+    pub async fn resolve_on_tokio(self, deadline: Instant) -> Result<Route, ConnectionError> {
+        self.begin(deadline)?.finish_on_tokio().await
     }
 }
 
@@ -88,10 +88,11 @@ impl Route {
     ///
     /// ```no_run
     /// # // needs a peer
-    /// # use std::time::Duration;
+    /// # use std::time::{Duration, Instant};
     /// # use ibverbs::{Channel, PooledBuffer, Reactor, Route};
     /// # async fn connect(reactor: &Reactor, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>, hello: PooledBuffer) -> Result<(), Box<dyn std::error::Error>> {
-    /// let route = Route::to("10.77.0.2:7471".parse()?).resolve_on_tokio(Duration::from_secs(5)).await?;
+    /// let deadline = Instant::now() + Duration::from_secs(5);
+    /// let route = Route::to("10.77.0.2:7471".parse()?).resolve_on_tokio(deadline).await?;
     /// let prepared = reactor.prepare(Channel::builder(domain).port(route.port()))?;
     /// let channel = route.connect_on_tokio(prepared, b"").await?;
     /// channel.send(hello).await?;

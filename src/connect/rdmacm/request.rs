@@ -1,7 +1,7 @@
 //! Peers that want to connect.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::Instant;
 
 use super::Connectable;
 use super::connectable::Connected;
@@ -107,7 +107,7 @@ impl ConnectionRequest {
     }
 
     /// `rdma_accept`: accepts, with up to 196 bytes of private data for the peer (252 on iWARP; 24 less [with
-    /// flow control](PrivateData)), and waits until the connection is established, `timeout` at most.
+    /// flow control](PrivateData)), and waits until the connection is established, not after `deadline`.
     ///
     /// # Errors
     ///
@@ -126,10 +126,10 @@ impl ConnectionRequest {
         mut self,
         prepared: P,
         private_data: &[u8],
-        timeout: Duration,
+        deadline: Instant,
     ) -> Result<Connection<Connected<P>>, ConnectionError> {
         let id = self.id.take().ok_or_else(answered)?;
-        connect(id, prepared, Some(self.offer), private_data, timeout)
+        connect(id, prepared, Some(self.offer), private_data, deadline)
     }
 
     /// Takes the queue pair to INIT, where it accepts receives, and does not answer the peer yet: the first
@@ -161,7 +161,7 @@ impl ConnectionRequest {
     ///
     /// ```no_run
     /// # // needs a peer
-    /// # use std::time::Duration;
+    /// # use std::time::{Duration, Instant};
     /// # use ibverbs::{Channel, Listener};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let mut listener = Listener::bind("10.77.0.1:7471".parse()?)?;
@@ -175,7 +175,7 @@ impl ConnectionRequest {
     /// let mut control = None;
     /// channel.scope(|scope| {
     ///     let receive = scope.post_receive(room)?;
-    ///     control = accept.accept(b"", Duration::from_secs(5)).ok();
+    ///     control = accept.accept(b"", Instant::now() + Duration::from_secs(5)).ok();
     ///     if control.is_some() {
     ///         receive.wait()?;
     ///     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::connectable::Connected;
 use super::connecting::{self, PendingConnection, connect};
@@ -14,7 +14,6 @@ use super::id::Id;
 use super::{Connectable, Step};
 use crate::debug::debug;
 use crate::device::Context;
-use crate::device::event_file;
 use crate::error::Result;
 use crate::ffi;
 use crate::queue_pair::EnhancedConnection;
@@ -65,7 +64,7 @@ impl RouteBuilder {
     }
 
     /// `rdma_resolve_addr`, `rdma_resolve_route`: finds the device, the port and the path that lead to
-    /// the address, within `timeout`.
+    /// the address, before `deadline`.
     ///
     /// # Errors
     ///
@@ -78,17 +77,17 @@ impl RouteBuilder {
     ///    take. `ENODEV`: no RDMA device is there.
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
-    pub fn resolve(self, timeout: Duration) -> Result<Route, ConnectionError> {
-        self.begin(timeout)?.finish()
+    pub fn resolve(self, deadline: Instant) -> Result<Route, ConnectionError> {
+        self.begin(deadline)?.finish()
     }
 
-    /// As [`resolve`](Self::resolve), in steps, for event loops. The kernel gives up after `timeout`.
+    /// As [`resolve`](Self::resolve), in steps, for event loops. The kernel gives up at `deadline`.
     ///
     /// # Errors
     ///
     /// Those of `resolve` that occur immediately.
-    pub fn begin(self, timeout: Duration) -> Result<RouteResolution, ConnectionError> {
-        self.begin_in(ffi::rdma_port_space::RDMA_PS_TCP, timeout)
+    pub fn begin(self, deadline: Instant) -> Result<RouteResolution, ConnectionError> {
+        self.begin_in(ffi::rdma_port_space::RDMA_PS_TCP, deadline)
     }
 
     /// As [`resolve`](Self::resolve), for datagrams to the queue pair of a
@@ -97,8 +96,8 @@ impl RouteBuilder {
     /// # Errors
     ///
     /// Those of `resolve`.
-    pub fn resolve_datagram(self, timeout: Duration) -> Result<DatagramRoute, ConnectionError> {
-        let resolution = self.begin_in(ffi::rdma_port_space::RDMA_PS_UDP, timeout)?;
+    pub fn resolve_datagram(self, deadline: Instant) -> Result<DatagramRoute, ConnectionError> {
+        let resolution = self.begin_in(ffi::rdma_port_space::RDMA_PS_UDP, deadline)?;
         Ok(DatagramRoute::new(resolution.finish()?.id))
     }
 
@@ -115,9 +114,8 @@ impl RouteBuilder {
     fn begin_in(
         self,
         port_space: ffi::rdma_port_space,
-        timeout: Duration,
+        deadline: Instant,
     ) -> Result<RouteResolution, ConnectionError> {
-        let deadline = event_file::deadline(timeout);
         let mut id = Id::new(port_space)?;
         if self.reuse_address {
             id.set_option(ffi::RDMA_OPTION_ID_REUSEADDR.0, 1_i32)?;
@@ -138,7 +136,7 @@ impl RouteBuilder {
 #[must_use]
 pub struct RouteResolution {
     id: Id,
-    deadline: Option<Instant>,
+    deadline: Instant,
 }
 
 impl RouteResolution {
@@ -165,7 +163,7 @@ impl RouteResolution {
     /// Those of [`RouteBuilder::resolve`].
     pub fn finish(mut self) -> Result<Route, ConnectionError> {
         loop {
-            let event = self.id.next_before(self.deadline)?;
+            let event = self.id.next_before(Some(self.deadline))?;
             if self.is_done_by(&event)? {
                 return Ok(Route { id: self.id });
             }
@@ -197,16 +195,16 @@ debug! { RouteResolution, self, deadline: self.deadline, .. }
 ///
 /// ```no_run
 /// # // needs a peer
-/// use std::time::Duration;
+/// use std::time::{Duration, Instant};
 /// use ibverbs::{Channel, Inline, Route};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let time = Duration::from_secs(5);
-/// let route = Route::to("10.77.0.2:7471".parse()?).resolve(time)?;
+/// let deadline = Instant::now() + Duration::from_secs(5);
+/// let route = Route::to("10.77.0.2:7471".parse()?).resolve(deadline)?;
 /// let context = route.open_device()?;
 /// let domain = context.alloc_pd()?;
 /// let prepared = Channel::builder(&domain).port(route.port()).build()?;
-/// let mut channel = route.connect(prepared, b"hello", time)?;
+/// let mut channel = route.connect(prepared, b"hello", deadline)?;
 /// channel.send(Inline(b"over RDMA"))?;
 /// # Ok(())
 /// # }
@@ -227,8 +225,8 @@ impl Route {
     /// # Errors
     ///
     /// Those of [`RouteBuilder::resolve`].
-    pub fn resolve(destination: SocketAddr, timeout: Duration) -> Result<Self, ConnectionError> {
-        Self::to(destination).resolve(timeout)
+    pub fn resolve(destination: SocketAddr, deadline: Instant) -> Result<Self, ConnectionError> {
+        Self::to(destination).resolve(deadline)
     }
 
     /// Opens the device that leads to the peer. An open context of that device can be used instead.
@@ -282,7 +280,7 @@ impl Route {
     }
 
     /// `rdma_connect`: connects, with up to 56 bytes of private data for the peer (252 on iWARP; 24 less [with
-    /// flow control](crate::PrivateData)), within `timeout`.
+    /// flow control](crate::PrivateData)), before `deadline`.
     ///
     /// On iWARP it may return later: the kernel destroys a queue pair that is connecting only when the peer has answered, or
     /// when its own time is up (10 s with Soft-iWARP), and what gives up waits for that. No other object and no other device
@@ -310,9 +308,9 @@ impl Route {
         self,
         prepared: P,
         private_data: &[u8],
-        timeout: Duration,
+        deadline: Instant,
     ) -> Result<Connection<Connected<P>>, ConnectionError> {
-        connect(self.id, prepared, None, private_data, timeout)
+        connect(self.id, prepared, None, private_data, deadline)
     }
 
     /// Takes the queue pair to INIT, where it accepts receives, and sends nothing yet: the first step of

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, AsyncChannel, BufferPool, Channel, Connection, ConnectionError,
@@ -80,7 +80,7 @@ impl Program {
     }
 
     pub(crate) async fn connect(&self, address: SocketAddr) -> Result<Managed, ConnectionError> {
-        let route = Route::to(address).resolve_on_tokio(TIME).await?;
+        let route = Route::to(address).resolve_on_tokio(Instant::now() + TIME).await?;
         let prepared = self.prepare(route.port());
         let mut pending = route.prepare(prepared).map_err(|(.., error)| error)?;
         self.post_receives(&mut pending);
@@ -199,7 +199,7 @@ fn nothing_but_receives_is_posted_before_the_connection() {
     let _alone = alone("not yet", 240);
     on_both(|program| async move {
         let (mut listener, address) = listen();
-        let route = Route::to(address).resolve_on_tokio(TIME).await.unwrap();
+        let route = Route::to(address).resolve_on_tokio(Instant::now() + TIME).await.unwrap();
         let prepared = program.prepare(route.port());
         let mut pending = route.prepare(prepared).map_err(|(.., error)| error).unwrap();
         program.post_receives(&mut pending);
@@ -229,7 +229,7 @@ fn nothing_but_receives_is_posted_before_the_connection() {
 fn blocking_channels_say_the_same() {
     let (mut listener, address) = listen();
     let device = Device::first();
-    let route = Route::resolve(address, TIME).unwrap();
+    let route = Route::resolve(address, Instant::now() + TIME).unwrap();
     let mut pending = route.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
     let mut other = device.domain.allocate::<u8>(8).unwrap();
     let message = device.domain.allocate::<u8>(8).unwrap();
@@ -381,7 +381,7 @@ fn a_server_of_clients_some_of_which_give_up() {
                 ended.unwrap();
             }
         }
-        let route = Route::to(address).resolve_on_tokio(TIME).await.unwrap();
+        let route = Route::to(address).resolve_on_tokio(Instant::now() + TIME).await.unwrap();
         let prepared = program.prepare(route.port());
         let rejected = route.connect_on_tokio(prepared, b"stop").await.unwrap_err();
         assert!(matches!(rejected, ConnectionError::Rejected(_)), "{rejected}");
@@ -428,7 +428,7 @@ fn an_asynchronous_side_and_a_blocking_one() {
         let blocking = std::thread::spawn(move || {
             let (mut one, _device) = connect(address, b"").unwrap();
             one.send(Inline(b"hello")).unwrap();
-            assert_eq!(one.event_timeout(TIME).unwrap().kind(), Kind::Disconnected);
+            assert_eq!(one.event_until(Instant::now() + TIME).unwrap().kind(), Kind::Disconnected);
         });
         let request = listener.next_on_tokio().await.unwrap();
         let (channel, accept_later) =
@@ -443,7 +443,7 @@ fn an_asynchronous_side_and_a_blocking_one() {
         drop(channel);
 
         let blocking = std::thread::spawn(move || {
-            let request = listener.next_timeout(TIME).unwrap();
+            let request = listener.next_until(Instant::now() + TIME).unwrap();
             let device = Device::of(request.open_device().unwrap(), request.port());
             let mut region = device.domain.allocate::<u8>(LEN).unwrap();
             let room = region.slice_mut(..).unwrap();
@@ -453,13 +453,13 @@ fn an_asynchronous_side_and_a_blocking_one() {
             channel
                 .scope(|scope| {
                     let receive = scope.post_receive(room)?;
-                    control = Some(accept.accept(b"", TIME).unwrap());
+                    control = Some(accept.accept(b"", Instant::now() + TIME).unwrap());
                     let (text, got) = receive.wait_until(std::time::Instant::now() + TIME)?;
                     assert_eq!(&text[..got.byte_len() as usize], b"hello again");
                     Ok::<_, TransportError>(())
                 })
                 .unwrap();
-            let event = control.unwrap().event_timeout(TIME).unwrap();
+            let event = control.unwrap().event_until(Instant::now() + TIME).unwrap();
             assert_eq!(event.kind(), Kind::Disconnected);
         });
         let one = program.connect(address).await.unwrap();

@@ -22,12 +22,13 @@ fn pair(device: &Device, listener: &mut Listener) -> [Managed; 2] {
     let address = listener.local_addr().unwrap();
     thread::scope(|scope| {
         let one = scope.spawn(|| {
-            let route = Route::resolve(address, TIME).unwrap();
-            route.connect(prepare(device, true), b"from one", TIME).unwrap()
+            let route = Route::resolve(address, Instant::now() + TIME).unwrap();
+            route.connect(prepare(device, true), b"from one", Instant::now() + TIME).unwrap()
         });
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         assert_eq!(request.private_data().trim_end(), b"from one");
-        let two = request.accept(prepare(device, true), b"from two", TIME).unwrap();
+        let two =
+            request.accept(prepare(device, true), b"from two", Instant::now() + TIME).unwrap();
         let one = one.join().unwrap();
         assert_eq!(one.private_data().trim_end(), b"from two");
         [one, two]
@@ -65,10 +66,12 @@ fn only_one_side_with_flow_control_is_an_error() {
             thread::scope(|scope| {
                 let device = &device;
                 let one = scope.spawn(move || {
-                    let route = Route::resolve(address, TIME).unwrap();
-                    route.connect(prepare(device, flow_control), b"one", TIME).unwrap()
+                    let route = Route::resolve(address, Instant::now() + TIME).unwrap();
+                    route
+                        .connect(prepare(device, flow_control), b"one", Instant::now() + TIME)
+                        .unwrap()
                 });
-                let request = listener.next_timeout(TIME).unwrap();
+                let request = listener.next_until(Instant::now() + TIME).unwrap();
                 let refused = request.prepare(prepare(device, !flow_control));
                 let (mut request, _, error) = refused.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
@@ -82,7 +85,9 @@ fn only_one_side_with_flow_control_is_an_error() {
                     (request, _, error) = refused.unwrap_err();
                     assert!(error.to_string().contains("flow_control"), "{error}");
                 }
-                let two = request.accept(prepare(device, flow_control), b"two", TIME).unwrap();
+                let two = request
+                    .accept(prepare(device, flow_control), b"two", Instant::now() + TIME)
+                    .unwrap();
                 let one = one.join().unwrap();
                 assert_eq!(one.private_data().trim_end(), b"two");
                 assert_eq!(
@@ -105,12 +110,12 @@ fn the_word_takes_up_room_of_the_private_data() {
         let device = Device::first();
         let (_listener, address) = listen();
         let room = if is_iwarp() { 228 } else { 32 };
-        let route = Route::resolve(address, TIME).unwrap();
+        let route = Route::resolve(address, Instant::now() + TIME).unwrap();
         let pending = route.prepare(prepare(&device, true)).map_err(|(.., error)| error).unwrap();
         let error = pending.start(&vec![1; room + 1]).unwrap_err();
         assert!(matches!(error, ConnectionError::Verbs(_)), "{error}");
         assert!(error.to_string().contains(&format!("is {}", room + 1)), "{error}");
-        let route = Route::resolve(address, TIME).unwrap();
+        let route = Route::resolve(address, Instant::now() + TIME).unwrap();
         let pending = route.prepare(prepare(&device, true)).map_err(|(.., error)| error).unwrap();
         drop(pending.start(&vec![1; room]).unwrap());
     }

@@ -73,12 +73,12 @@ fn role() {
     let address: SocketAddr = address.parse().unwrap();
     let device = Device::first();
     let pending = || {
-        let route = Route::resolve(address, TIME).unwrap();
+        let route = Route::resolve(address, Instant::now() + TIME).unwrap();
         route.prepare(device.prepare()).map_err(|(.., error)| error).unwrap()
     };
     match role {
         "client resolved" => {
-            let _route = Route::resolve(address, TIME).unwrap();
+            let _route = Route::resolve(address, Instant::now() + TIME).unwrap();
             here_i_am(role)
         }
         "client prepared" => {
@@ -105,22 +105,23 @@ fn role() {
     match role {
         "server listening" => here_i_am(role),
         "server asked" => {
-            let _request = listener.next_timeout(TIME).unwrap();
+            let _request = listener.next_until(Instant::now() + TIME).unwrap();
             here_i_am(role)
         }
         "server prepared" => {
-            let request = listener.next_timeout(TIME).unwrap();
+            let request = listener.next_until(Instant::now() + TIME).unwrap();
             let _pending = request.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
             here_i_am(role)
         }
         "server answering" => {
-            let request = listener.next_timeout(TIME).unwrap();
+            let request = listener.next_until(Instant::now() + TIME).unwrap();
             let pending = request.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
             let _connecting = pending.start(b"").unwrap();
             here_i_am(role)
         }
         "server established" => {
-            let _connection = accept(listener.next_timeout(TIME).unwrap(), b"").unwrap();
+            let _connection =
+                accept(listener.next_until(Instant::now() + TIME).unwrap(), b"").unwrap();
             here_i_am(role)
         }
         role => panic!("{role} is no role"),
@@ -136,17 +137,21 @@ fn the_client_is_killed_in_each_state() {
         let mut client = Other::start(role, address);
         client.says("ready");
         client.kill();
-        assert!(listener.next_timeout(Duration::from_millis(100)).is_err(), "it has not asked");
+        assert!(
+            listener.next_until(Instant::now() + Duration::from_millis(100)).is_err(),
+            "it has not asked"
+        );
     }
 
     // It has sent its request. Whether we accept before or after it dies, the connection fails.
     for late in [false, true] {
         let mut client = Other::start("client asking", address);
         client.says("ready");
-        let request = (!late).then(|| listener.next_timeout(TIME).unwrap());
+        let request = (!late).then(|| listener.next_until(Instant::now() + TIME).unwrap());
         client.kill();
-        let request = request.unwrap_or_else(|| listener.next_timeout(TIME).unwrap());
-        let error = match request.accept(device.prepare(), b"", TIME) {
+        let request =
+            request.unwrap_or_else(|| listener.next_until(Instant::now() + TIME).unwrap());
+        let error = match request.accept(device.prepare(), b"", Instant::now() + TIME) {
             Err(error) => error,
             // The kernel takes the connection for established once the answer is on its way.
             Ok(mut connection) if is_iwarp() => {
@@ -170,12 +175,12 @@ fn the_client_is_killed_in_each_state() {
     // It has our answer, but does not read it.
     let mut client = Other::start("client asking", address);
     client.says("ready");
-    let request = listener.next_timeout(TIME).unwrap();
+    let request = listener.next_until(Instant::now() + TIME).unwrap();
     let pending = request.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
     let connecting = pending.start(b"").unwrap();
     client.kill();
     let start = Instant::now();
-    match connecting.finish(TIME) {
+    match connecting.finish(Instant::now() + TIME) {
         Err(_) => assert!(start.elapsed() < TIME, "the kernel has told us"),
         Ok(mut connection) if is_iwarp() => expect(&mut connection, Kind::Disconnected),
         Ok(_) => panic!("it is dead"),
@@ -183,7 +188,7 @@ fn the_client_is_killed_in_each_state() {
 
     for role in ["client established", "client disconnecting"] {
         let mut client = Other::start(role, address);
-        let accepted = accept(listener.next_timeout(TIME).unwrap(), b"");
+        let accepted = accept(listener.next_until(Instant::now() + TIME).unwrap(), b"");
         client.says("ready");
         client.kill();
         match accepted {
@@ -215,13 +220,13 @@ fn the_server_is_killed_in_each_state() {
             assert!(matches!(error, ConnectionError::Rejected(_)), "{role}: {error}");
             continue;
         }
-        let route = Route::resolve(address, TIME).unwrap();
+        let route = Route::resolve(address, Instant::now() + TIME).unwrap();
         let pending = route.prepare(device.prepare()).map_err(|(.., error)| error).unwrap();
         let connecting = pending.start(b"").unwrap();
         server.says("ready");
         server.kill();
         let start = Instant::now();
-        match connecting.finish(TIME) {
+        match connecting.finish(Instant::now() + TIME) {
             // It had answered before it died, so the end of the connection is reported.
             Ok(mut connection) if role == "server answering" => {
                 expect(&mut connection, Kind::Disconnected);

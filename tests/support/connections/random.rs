@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ibverbs::{
     Channel, Connecting, ConnectionEventKind as Kind, ConnectionRequest, Listener, Route, Step,
@@ -42,11 +42,11 @@ struct World {
 impl World {
     fn step(&mut self, numbers: &mut Numbers) {
         match numbers.below(12) {
-            0 => self.routes.push(Route::resolve(self.address, TIME).unwrap()),
+            0 => self.routes.push(Route::resolve(self.address, Instant::now() + TIME).unwrap()),
             1 | 2 => {
                 let route = match self.routes.pop() {
                     Some(route) => route,
-                    None => Route::resolve(self.address, TIME).unwrap(),
+                    None => Route::resolve(self.address, Instant::now() + TIME).unwrap(),
                 };
                 let prepared = self.device.prepare();
                 let pending = route.prepare(prepared).map_err(|(.., error)| error).unwrap();

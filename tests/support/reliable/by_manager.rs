@@ -6,6 +6,7 @@
 use ibverbs::{
     Channel, ChannelClosed, Connection, PreparedChannel, PreparedQueuePair, QueuePair, Route,
 };
+use std::time::Instant;
 
 use crate::managed::{self, TIME, listen};
 
@@ -18,13 +19,13 @@ pub(crate) type Link<Q> = Connection<Q>;
 macro_rules! connect {
     ($one:ident, $two:ident) => {{
         let (mut listener, address) = listen();
-        let route = Route::resolve(address, TIME).unwrap();
+        let route = Route::resolve(address, Instant::now() + TIME).unwrap();
         let one = route.prepare($one).unwrap_or_else(|(.., error)| panic!("{error}"));
         let one = one.start(b"").unwrap();
-        let request = listener.next_timeout(TIME).unwrap();
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
         let two = request.prepare($two).unwrap_or_else(|(.., error)| panic!("{error}"));
         let two = two.start(b"").unwrap();
-        (one.finish(TIME).unwrap(), two.finish(TIME).unwrap())
+        (one.finish(Instant::now() + TIME).unwrap(), two.finish(Instant::now() + TIME).unwrap())
     }};
 }
 

@@ -226,7 +226,7 @@ pub(crate) fn wait<'c>(
     patience: Duration,
 ) -> Result<&'c [WorkCompletion]> {
     if events {
-        return match queue.wait_timeout(room, patience) {
+        return match queue.wait_until(room, Instant::now() + patience) {
             Ok(found) => Ok(found.len()),
             Err(error) if error.kind() == ibverbs::ErrorKind::TimedOut => Ok(0),
             Err(error) => Err(error.into()),

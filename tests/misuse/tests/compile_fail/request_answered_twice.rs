@@ -1,9 +1,9 @@
-use std::time::Duration;
+use std::time::Instant;
 
 use ibverbs::{ConnectionRequest, PreparedChannel};
 
-fn answer(request: ConnectionRequest, prepared: PreparedChannel<'_>, time: Duration) {
-    let _connection = request.accept(prepared, b"yes", time).unwrap();
+fn answer(request: ConnectionRequest, prepared: PreparedChannel<'_>, deadline: Instant) {
+    let _connection = request.accept(prepared, b"yes", deadline).unwrap();
     request.reject(b"no").unwrap();
 }
 

@@ -1,10 +1,8 @@
-use std::time::Duration;
+use std::time::Instant;
 
 use ibverbs::{ConnectionRequest, PreparedChannel};
 
-fn answer(request: ConnectionRequest, prepared: PreparedChannel<'_>, time: Duration) {
-    let _connection = request.accept(prepared, b"yes", time).unwrap();
-    let _ = time;
+fn answer(request: ConnectionRequest, prepared: PreparedChannel<'_>, deadline: Instant) {
+    let _connection = request.accept(prepared, b"yes", deadline).unwrap();
+    let _ = deadline;
 }
-
-
