@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
@@ -20,8 +21,12 @@ use ibverbs_software::Device;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const CHILD: &str = "IBVERBS_SOFTWARE_BENCH_CHILD";
-/// Its value where packets go through the kernel, and the name of that part.
+/// What is measured between two processes, unless some are named.
+const WORK: [&str; 3] = ["polling", "sleeping", "stream"];
+/// The part of packets through the kernel.
 const SOCKETS: &str = "sockets";
+/// Leaves out what the device is compared with.
+const ALONE: &str = "alone";
 
 const SMALL: usize = 64;
 const LARGE: usize = 1 << 20;
@@ -268,6 +273,17 @@ fn with_end(
     work(end)
 }
 
+/// What was asked for. The child gets it from its parent.
+fn asked(name: &str) -> bool {
+    static WORDS: OnceLock<Vec<String>> = OnceLock::new();
+    let words = WORDS.get_or_init(|| match std::env::var(CHILD) {
+        Ok(words) => words.split(' ').map(str::to_owned).collect(),
+        Err(_) => std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect(),
+    });
+    let among = |names: &[&str]| words.iter().any(|word| names.contains(&word.as_str()));
+    among(&[name]) || WORK.contains(&name) && !among(&WORK)
+}
+
 fn child(way: Way) -> Result<()> {
     let mut lines = std::io::stdin().lines();
     let mut exchange = |own: &str| {
@@ -277,30 +293,36 @@ fn child(way: Way) -> Result<()> {
     with_end(true, way, &mut exchange, |mut end| {
         let mut bytes = vec![0; LARGE];
         for _ in 0..ROUNDS {
-            for (how, _) in WAITINGS {
+            for (how, _) in WAITINGS.into_iter().filter(|(_, name)| asked(name)) {
                 end.device_trips(false, how)?;
-                end.udp_trips(false, how)?;
+                if !asked(ALONE) {
+                    end.udp_trips(false, how)?;
+                }
             }
-            // Sleeps while the parent writes to its memory: the device's thread does the work.
-            end.tcp.read_exact(&mut [0])?;
-            end.tcp_read(&mut bytes)?;
+            if asked("stream") {
+                // Sleeps while the parent writes to its memory: the device's thread does the work.
+                end.tcp.read_exact(&mut [0])?;
+                if !asked(ALONE) {
+                    end.tcp_read(&mut bytes)?;
+                }
+            }
         }
         Ok(())
     })
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// Of nothing, it is no number.
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn two_processes(way: Way) -> Result<()> {
-    let name = match way {
-        Way::Memory => "",
-        Way::Sockets => SOCKETS,
-    };
+    let mut words: Vec<&str> = [ALONE].into_iter().chain(WORK).filter(|word| asked(word)).collect();
+    words.extend((way == Way::Sockets).then_some(SOCKETS));
     let mut process = Command::new(std::env::current_exe()?)
-        .env(CHILD, name)
+        .env(CHILD, words.join(" "))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
@@ -318,33 +340,40 @@ fn two_processes(way: Way) -> Result<()> {
     with_end(false, way, exchange, |mut end| {
         let bytes = vec![7; LARGE];
         for _ in 0..ROUNDS {
-            for (i, (how, _)) in WAITINGS.into_iter().enumerate() {
-                trips[2 * i].push(end.device_trips(true, how)?.as_secs_f64() * 1e6);
-                trips[2 * i + 1].push(end.udp_trips(true, how)?.as_secs_f64() * 1e6);
+            for (i, (how, name)) in WAITINGS.into_iter().enumerate() {
+                if asked(name) {
+                    trips[2 * i].push(end.device_trips(true, how)?.as_secs_f64() * 1e6);
+                    if !asked(ALONE) {
+                        trips[2 * i + 1].push(end.udp_trips(true, how)?.as_secs_f64() * 1e6);
+                    }
+                }
             }
-            streams[0].push(end.device_stream()?);
-            end.tcp.write_all(&[0])?;
-            streams[1].push(end.tcp_stream(&bytes)?);
+            if asked("stream") {
+                streams[0].push(end.device_stream()?);
+                end.tcp.write_all(&[0])?;
+                if !asked(ALONE) {
+                    streams[1].push(end.tcp_stream(&bytes)?);
+                }
+            }
         }
         Ok(())
     })?;
     process.wait()?;
     for (i, (_, how)) in WAITINGS.into_iter().enumerate() {
-        let (device, udp) = (median(trips[2 * i].clone()), median(trips[2 * i + 1].clone()));
-        let ratios = trips[2 * i].iter().zip(&trips[2 * i + 1]).map(|(a, b)| a / b).collect();
-        row(
-            &format!("round trip of 64 bytes, two processes, {how}"),
-            device,
-            "us",
-            "UDP",
-            udp,
-            median(ratios),
-        );
+        let name = format!("round trip of 64 bytes, two processes, {how}");
+        beside(&name, "us", "UDP", &trips[2 * i], &trips[2 * i + 1]);
     }
-    let ratios = streams[0].iter().zip(&streams[1]).map(|(a, b)| a / b).collect();
-    let [device, tcp] = streams.map(median);
-    row("writes of 1 MiB, two processes", device, "MiB/s", "TCP", tcp, median(ratios));
+    beside("writes of 1 MiB, two processes", "MiB/s", "TCP", &streams[0], &streams[1]);
     Ok(())
+}
+
+/// A line, if anything was measured. The ratio is the median of those of the rounds.
+fn beside(what: &str, unit: &str, other: &str, device: &[f64], base: &[f64]) {
+    if device.is_empty() {
+        return;
+    }
+    let ratios: Vec<f64> = device.iter().zip(base).map(|(a, b)| a / b).collect();
+    row(what, median(device), unit, other, median(base), median(&ratios));
 }
 
 fn row(what: &str, value: f64, unit: &str, other: &str, base: f64, ratio: f64) {
@@ -370,7 +399,7 @@ fn one_process() -> Result<()> {
     let [mut one, _other] = endpoints(one, other)?;
     let memory = [Memory::new(&domains[0], LARGE)?, Memory::new(&domains[1], LARGE)?];
     let remote = memory[1].remote()?;
-    let (mut device, mut copies, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut device, mut copies) = (Vec::new(), Vec::new());
     let (from, mut to) = (vec![3_u8; LARGE], vec![0_u8; LARGE]);
     for _ in 0..ROUNDS {
         let start = Instant::now();
@@ -384,16 +413,8 @@ fn one_process() -> Result<()> {
         let copied = WRITES as f64 / start.elapsed().as_secs_f64();
         device.push(writes);
         copies.push(copied);
-        ratios.push(writes / copied);
     }
-    row(
-        "writes of 1 MiB, one process",
-        median(device),
-        "MiB/s",
-        "copying",
-        median(copies),
-        median(ratios),
-    );
+    beside("writes of 1 MiB, one process", "MiB/s", "copying", &device, &copies);
     Ok(())
 }
 
@@ -434,7 +455,7 @@ fn queue_pairs(count: usize) -> Result<()> {
     }
     println!(
         "| {count} queue pairs | {each:.1} us | {memory_each:.0} bytes | {:.1} us |",
-        median(times)
+        median(&times)
     );
     Ok(())
 }
@@ -464,7 +485,7 @@ fn outstanding(count: usize) -> Result<()> {
         }
         times.push(start.elapsed().as_secs_f64() * 1e6 / (repeat * count) as f64);
     }
-    println!("| {count} requests under way | | | {:.1} us |", median(times));
+    println!("| {count} requests under way | | | {:.1} us |", median(&times));
     Ok(())
 }
 
@@ -497,12 +518,14 @@ fn idle() -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    if let Some(way) = std::env::var_os(CHILD) {
-        return child(if way == SOCKETS { Way::Sockets } else { Way::Memory });
+    let way = if asked(SOCKETS) { Way::Sockets } else { Way::Memory };
+    if std::env::var_os(CHILD).is_some() {
+        return child(way);
     }
     // Parts by name, or all.
-    let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let wanted = |name: &str| parts.is_empty() || parts.iter().any(|part| part == name);
+    let parts = ["two", SOCKETS, "one", "growth", "idle"];
+    let all = !parts.iter().any(|part| asked(part));
+    let wanted = |name: &str| all || asked(name);
     println!("| what | the device | without it | ratio |\n|---|---:|---:|---:|");
     if wanted("two") {
         two_processes(Way::Memory)?;

@@ -309,6 +309,8 @@ impl Threaded {
                 receiver.attend(&rung);
                 receiver.expect_datagrams();
                 self.receive_for_program(shared, &mut receiver, true);
+                // For an event, the program returns before the acknowledgement leaves, which its answer takes along.
+                wait(&mut files[..own], Some(Duration::ZERO));
             }
             let is_over = left.is_some_and(|left| left.is_zero());
             if is_over || files[..own].iter().any(|file| file.revents != 0) {
