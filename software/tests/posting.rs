@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ibverbs::{
-    AccessFlags, AtomicWriteWorkRequest, Batch, Channel, CompareSwapWorkRequest, CompletionQueue,
-    Error, ErrorKind, FetchAddWorkRequest, Inline, InlineList, MemoryRegion, ProtectionDomain,
-    QueuePair, Rc, ReadOnlyMemoryRegion, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion,
-    RemoteRegion, Result, SendOperations, SendWorkRequest, SharedMemoryRegion, WorkCompletion,
-    WorkSuccess, WriteWorkRequest, field,
+    AccessFlags, AddressVector, AtomicWriteWorkRequest, Batch, Channel, CompareSwapWorkRequest,
+    CompletionQueue, DatagramPeer, Error, ErrorKind, FetchAddWorkRequest, Inline, InlineList,
+    MemoryRegion, ProtectionDomain, QueuePair, Rc, ReadOnlyMemoryRegion, ReadWorkRequest,
+    ReceiveWorkRequest, RegionOptions, RemoteMemoryRegion, RemoteRegion, Result, SendOperations,
+    SendWorkRequest, SharedMemoryRegion, Ud, WorkCompletion, WorkSuccess, WriteWorkRequest, field,
 };
 use ibverbs_software::Device;
 
@@ -324,4 +324,36 @@ fn a_request_is_one_statement() {
     let mut there = [0; 4];
     shared.read(0, &mut there).unwrap();
     assert_eq!((there, region[1], region[2]), ([7, 8, 0, 0], 5, 6));
+}
+
+#[test]
+fn a_message_that_is_too_long_is_refused_with_the_limit() {
+    let mut loopback = Loopback::new();
+    // It gets pages when the device needs them, which is never.
+    let on_demand = RegionOptions::new().on_demand();
+    let long = loopback.domain.allocate_with::<u8>((2 << 30) + 1, on_demand).unwrap();
+    // SAFETY: nothing is posted.
+    let error = unsafe { loopback.queue_pair.post_send(&long, .., 1) }.unwrap_err();
+    let text = "the length of the message is 2147483649, and must be within 0..=2147483648";
+    assert!(error.to_string().contains(text), "{error}");
+
+    let (context, domain) = (loopback.domain.context(), &loopback.domain);
+    let datagrams = domain.create_qp(&loopback.queue, &loopback.queue, Ud);
+    let mut datagrams = datagrams.qkey(1).build().unwrap().activate().unwrap();
+    let to_itself = AddressVector::to_peer(context, 1, &datagrams.endpoint()).unwrap();
+    let path = domain.create_ah(&to_itself).unwrap();
+    let mtu = context.query_port(1).unwrap().active_mtu().unwrap().bytes() as usize;
+    let mut send = |length| {
+        let peer = DatagramPeer { path: &path, number: datagrams.number(), qkey: 1 };
+        let request = SendWorkRequest::new(long.gather_element(..length).unwrap()).to(peer);
+        // SAFETY: the memory lives on, and nobody writes it.
+        unsafe { datagrams.post(request, 2) }
+    };
+    let error = send(mtu + 1).unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("message is {}, and must be within 0..={mtu}", mtu + 1)),
+        "{error}"
+    );
+    send(mtu).unwrap();
+    assert_eq!(succeeded(&loopback.queue, 1), [2]);
 }
