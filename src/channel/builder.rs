@@ -270,9 +270,7 @@ impl<'res> ChannelBuilder<'res> {
 
     /// Checks what a channel of a loop must not have.
     fn check_of_loop(&self, verb: &'static str) -> Result<()> {
-        let reason = if self.flow_control {
-            "a channel of a loop has no flow control: leave flow_control out"
-        } else if self.receives.is_some() {
+        let reason = if self.receives.is_some() {
             "a channel of a loop posts its own receives: leave shared_receive_queue out"
         } else if self.sleep_after.is_some() {
             "a channel of a loop does not sleep itself: leave sleep_after out"
@@ -294,7 +292,7 @@ impl<'res> ChannelBuilder<'res> {
     ///    has not enough room left, or has no channel to sleep on, or wakes for solicited completions
     ///    only; or the shared receive queue belongs to another context; or a channel with
     ///    [`flow_control`](Self::flow_control) is not of type RC, may not read, or shares its receives; or a channel
-    ///    of a [`Loop`](crate::Loop) has flow control, shared receives or `sleep_after`.
+    ///    of a [`Loop`](crate::Loop) has shared receives or `sleep_after`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel<'res>> {
         const VERB: &str = "ibv_create_qp";
@@ -355,7 +353,8 @@ impl<'res> ChannelBuilder<'res> {
         };
         // The queue has room for both depths, so they are numbers that a device has.
         let (sends, receives_of_table) = if of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };
-        let made = InFlight::new(sends, receives_of_table, self.flow_control).and_then(|table| {
+        let own_reads = self.flow_control && !of_loop;
+        let made = InFlight::new(sends, receives_of_table, own_reads).and_then(|table| {
             let region = domain.map(credits::register).transpose()?;
             let words = region.as_ref().map(CreditWords::new).transpose()?;
             let with_own = credits::with_own_sends(capacities, self.flow_control);

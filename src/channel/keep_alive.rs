@@ -3,16 +3,26 @@
 use std::time::Instant;
 
 use super::Channel;
+use super::core::Core;
 #[cfg(doc)]
 use super::error::TransportError;
 use super::error::TransportResult;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::memory::RemoteMemoryRegion;
 use crate::operation::WriteWorkRequest;
 
 /// The place of a write that has no bytes. The peer does not look at the key.
 pub(crate) fn nowhere() -> RemoteMemoryRegion {
     RemoteMemoryRegion::new(0, 0, 0).expect("nothing overflows")
+}
+
+/// Checks that the peer's device answers.
+pub(super) fn check_reliable(core: &Core) -> Result<()> {
+    if core.is_reliable() {
+        return Ok(());
+    }
+    let reason = "only the peer of a reliable connection acknowledges a write";
+    Err(Error::with_reason("ibv_post_send", libc::EOPNOTSUPP, reason))
 }
 
 /// # Signs of life
@@ -57,10 +67,7 @@ impl Channel<'_> {
     ///    channel was stopped; or polling or posting failed.
     #[doc(alias = "ibv_post_send")]
     pub fn keep_alive(&mut self) -> TransportResult<()> {
-        if !self.core().is_reliable() {
-            let reason = "only the peer of a reliable connection acknowledges a write";
-            return Err(Error::with_reason("ibv_post_send", libc::EOPNOTSUPP, reason).into());
-        }
+        check_reliable(self.core())?;
         let core = self.core();
         core.release_dropped();
         while core.settle()? {}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Channel;
 use super::core::Core;
 use super::error::TransportError;
-use super::operation_error::{OperationError, OwnedResult};
+use super::operation_error::OwnedResult;
 use super::owned_buffer::OwnedBuffer;
 use super::owned_work::OwnedWork;
 use super::posting::PostFailure;
@@ -85,15 +85,6 @@ pub(crate) struct Refused<R> {
     pub(crate) error: TransportError,
     /// `None` if the device may have it.
     pub(crate) request: Option<R>,
-}
-
-impl<R: WorkRequest> From<Refused<R>> for OperationError<R::Kept> {
-    /// With the buffer alone.
-    #[cold]
-    fn from(refused: Refused<R>) -> Self {
-        let buffer = refused.request.map(|request| request.split().1.keep());
-        Self { error: refused.error, buffer }
-    }
 }
 
 /// As [`post_owned`], and returns what `handle` makes of the slot of the operation.

@@ -85,9 +85,9 @@ fn a_poll_that_fails_ends_nothing() {
 /// device may write to it.
 #[test]
 fn no_buffer_comes_back_while_the_device_may_use_it() {
-    for bits in 0..64_u32 {
-        let [error_fails, destroy_fails, poll_fails, held, stale, dropped] =
-            [1, 2, 4, 8, 16, 32].map(|bit| bits & bit != 0);
+    for bits in 0..128_u32 {
+        let [error_fails, reset_fails, destroy_fails, poll_fails, held, stale, dropped] =
+            [1, 2, 4, 8, 16, 32, 64].map(|bit| bits & bit != 0);
         let device = FunctionDevice::make();
         device.stale_translation(true);
         device.keep_stale_completions(stale);
@@ -107,6 +107,7 @@ fn no_buffer_comes_back_while_the_device_may_use_it() {
             }
         };
         fail("modify_to_err", error_fails);
+        fail("modify_to_reset", reset_fails);
         fail("destroy_qp", destroy_fails);
         fail("poll_cq", poll_fails);
         if held {
@@ -120,12 +121,13 @@ fn no_buffer_comes_back_while_the_device_may_use_it() {
             device.hold_completions(queue, 0, false);
         }
         if dropped {
+            fail("modify_to_reset", reset_fails);
             fail("destroy_qp", destroy_fails);
             // The other loop's channels are destroyed after that.
             let Loops { here, peers, pool, domain, device } = loops;
             drop(here);
             device.clear_faults();
-            let flushed = !destroy_fails;
+            let flushed = !destroy_fails || !reset_fails;
             assert_eq!(pool.chunks() - pool.available(), usize::from(!flushed), "{bits:b}");
             device.run();
             drop(peers);
@@ -135,7 +137,7 @@ fn no_buffer_comes_back_while_the_device_may_use_it() {
         }
         // It has ended, or is leaked.
         let flushed = !error_fails && !poll_fails && !held;
-        if destroy_fails && !flushed {
+        if destroy_fails && reset_fails && !flushed {
             assert_eq!((loops.out(), loops.here.capacity().1), (1, 48), "{bits:b}");
             assert!(loops.here.next_ended().unwrap().is_none(), "{bits:b}");
         } else {

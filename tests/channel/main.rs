@@ -10,6 +10,7 @@ mod faults;
 mod figures;
 mod forget;
 mod loop_faults;
+mod loop_flow;
 mod loop_windows;
 mod loops;
 #[path = "../support/lost_doorbell.rs"]

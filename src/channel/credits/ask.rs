@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::super::Channel;
 use super::super::core::Core;
 use super::super::error::{TransportError, TransportResult};
+use super::super::event_loop::ONE;
 use super::super::in_flight::Queue;
 use super::super::scope::Scope;
 use super::super::slot::Owner;
@@ -56,12 +57,15 @@ impl Core {
         if credits.reading.get() || credits.pause().is_some() {
             return Ok(());
         }
-        let (Some(remote), Some(slot)) = (credits.peer.get(), self.table.credit_read()) else {
+        let Some(remote) = credits.peer.get() else {
             return Err(Error::invalid(VERB, "the peer's credit word is not known"));
         };
+        let own = self.table.credit_read().map(|slot| slot.wr_id());
+        let number = own.unwrap_or(credits.number.get().wrapping_add(ONE));
+        credits.number.set(number);
         let mut element = credits.words.answer_element;
         let mut request = ffi::ibv_send_wr {
-            wr_id: slot.wr_id(),
+            wr_id: number,
             sg_list: &raw mut element,
             num_sge: 1,
             opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_READ,
@@ -81,7 +85,13 @@ impl Core {
     }
 
     /// Checks that this number of messages may be sent. If there is too little credit, asks the peer for more.
-    fn require_credits(&self, credits: &Credits, messages: u32) -> TransportResult<()> {
+    ///
+    /// # Errors
+    ///
+    ///  - `NoCredit`: there is too little.
+    ///  - Those of the verb, and of an earlier question.
+    pub(in crate::channel) fn require_credits(&self, messages: u32) -> TransportResult<()> {
+        let Some(credits) = &self.credits else { return Ok(()) };
         if let Some(error) = credits.failed.get() {
             return Err(TransportError::Work(error));
         }
@@ -112,7 +122,7 @@ impl Core {
                 }
             }
         }
-        self.require_credits(credits, messages).err().unwrap_or(TransportError::NoCredit)
+        self.require_credits(messages).err().unwrap_or(TransportError::NoCredit)
     }
 
     /// Waits for the credit of a blocking operation. If the deadline passes, the channel is not stopped, since
@@ -151,6 +161,18 @@ impl Core {
         })
     }
 
+    /// The number of the last read of the peer's word, if the channel has flow control.
+    pub(in crate::channel) fn credit_number(&self) -> Option<u64> {
+        self.credits.as_deref().map(|credits| credits.number.get())
+    }
+
+    /// On a loop, the first read has the number after this one.
+    pub(in crate::channel) fn set_credit_number(&self, number: u64) {
+        if let Some(credits) = &self.credits {
+            credits.number.set(number);
+        }
+    }
+
     /// The number of credits, if the channel has flow control.
     pub(in crate::channel) fn available_credits(&self) -> Option<u32> {
         self.credits.as_deref().map(Credits::available)
@@ -170,13 +192,15 @@ impl Core {
         &self,
         deadline: Option<Instant>,
     ) -> TransportResult<()> {
-        let Some(credits) = &self.credits else { return Ok(()) };
+        if self.credits.is_none() {
+            return Ok(());
+        }
         let mut wait = Wait::new(deadline);
         loop {
             if !self.table.is_open() {
                 return Err(self.refusal(Queue::Send));
             }
-            match self.require_credits(credits, 1) {
+            match self.require_credits(1) {
                 Err(TransportError::NoCredit) => {}
                 result => return result,
             }
@@ -197,12 +221,14 @@ impl Core {
 
     /// Polls once, without waiting. Returns whether a message may be sent.
     pub(in crate::channel) fn poll_credit(&self) -> TransportResult<bool> {
-        let Some(credits) = &self.credits else { return Ok(true) };
+        if self.credits.is_none() {
+            return Ok(true);
+        }
         if !self.table.is_open() {
             return Err(self.refusal(Queue::Send));
         }
         self.settle()?;
-        match self.require_credits(credits, 1) {
+        match self.require_credits(1) {
             Err(TransportError::NoCredit) => Ok(false),
             result => result.map(|()| true),
         }

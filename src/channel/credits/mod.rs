@@ -144,7 +144,9 @@ pub(super) struct Credits {
     granted: Cell<u32>,
     /// The most credits that there were at a time.
     most: Cell<u32>,
-    /// Whether the device has a read of the peer's word.
+    /// The number of the last read of the peer's word.
+    number: Cell<u64>,
+    /// Whether the device has it.
     reading: Cell<bool>,
     /// How many reads in a row have found nothing new.
     vain: Cell<u32>,
@@ -164,6 +166,7 @@ impl Credits {
             sent: Cell::new(0),
             granted: Cell::new(0),
             most: Cell::new(0),
+            number: Cell::new(0),
             reading: Cell::new(false),
             vain: Cell::new(0),
             ask_at: Cell::new(None),

@@ -47,11 +47,16 @@ impl<B> Ended<B> {
     ///    [window](crate::Loop::post_window) or a handshake has failed.
     #[inline(always)]
     pub fn result(&self) -> TransportResult<WorkSuccess> {
-        if self.completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS {
-            Ok(WorkSuccess::from_raw(self.completion))
-        } else {
-            Err(failure(&self.completion))
-        }
+        result(&self.completion)
+    }
+}
+
+#[inline(always)]
+pub(super) fn result(completion: &ffi::ibv_wc) -> TransportResult<WorkSuccess> {
+    if completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS {
+        Ok(WorkSuccess::from_raw(*completion))
+    } else {
+        Err(failure(completion))
     }
 }
 

@@ -4,17 +4,15 @@ use std::ops::Range;
 use std::thread;
 
 use super::Loop;
-use super::ended::{ChannelId, Ended, REMOVED, STOPPED};
-use super::table::{Entry, NEVER_FREE, Slot, State, Table};
+use super::ended::{ChannelId, REMOVED, STOPPED};
+use super::table::{Aside, Entry, NEVER_FREE, Outcome, Slot, State, Table};
 use crate::channel::Channel;
 #[cfg(doc)]
 use crate::channel::TransportError;
 use crate::channel::core::Core;
 use crate::channel::in_flight::Queue;
 use crate::channel::link::Link;
-use crate::channel::operation::Target;
 use crate::channel::prepared::PreparedChannel;
-use crate::channel::slot::NO_SLOT;
 use crate::channel::stop::POLL_FAILURES;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -186,10 +184,11 @@ impl<'res, B> Loop<'res, B> {
         if core.destroyed.get() || !is_open {
             return Err(Error::invalid(VERB, "the channel was stopped"));
         }
-        let depths = link.depths();
-        let depth = depths[0].saturating_add(depths[1]);
+        let [sends, receives] = link.depths();
+        let depths = [sends, receives, u32::from(core.credits.is_some())];
+        let depth = depths.iter().fold(0, |sum: u32, &depth| sum.saturating_add(depth));
         if depth > members.room {
-            let what = "the sum of max_send_wr and max_recv_wr of the loop's channels";
+            let what = "the sum of max_send_wr and max_recv_wr of the loop's channels, and one for flow control";
             return Err(Error::out_of_range(VERB, what, depth.into(), 0, members.room.into()));
         }
         let is_free = |&index: &u32| {
@@ -203,8 +202,7 @@ impl<'res, B> Loop<'res, B> {
             None => add_place(table, members, core, depths)?,
         };
         let entry = &mut table.entries[index];
-        // SAFETY: the queue pair is live: the core has not destroyed it.
-        entry.target = unsafe { Target::new(core.queue_pair) };
+        entry.target = core.target.get();
         entry.limits = core.limits;
         entry.next = [NEVER_FREE; 2];
         let id = ChannelId { index: index as u32, generation: entry.generation };
@@ -213,6 +211,12 @@ impl<'res, B> Loop<'res, B> {
             slot.channel = id;
             slot.queue_pair = core.number;
         }
+        if let Some(slot) = entry.credit_slot() {
+            let slot = &mut table.slots[slot as usize];
+            slot.state = State::Credits;
+            core.set_credit_number(slot.number);
+        }
+        table.asides[index] = Aside { core: Some(link.core.clone()), ..Aside::default() };
         members.room -= depth;
         Ok(id)
     }
@@ -232,27 +236,36 @@ impl<'res, B> Loop<'res, B> {
     /// Destroys a channel. Its id names none any more.
     fn end(&mut self, index: usize, link: Link<'res>) -> Result<()> {
         let Self { table, members, .. } = self;
+        let slots = table.entries[index].slots();
+        // If it succeeds, the device has nothing any more, whatever becomes of the queue pair.
+        if table.in_flight(slots.clone()) > 0 && link.core.reset().is_ok() {
+            table.end_without_completions(slots.clone(), REMOVED);
+        }
+        let generation = table.entries[index].generation;
+        table.forget_credit(ChannelId { index: index as u32, generation });
         let entry = &mut table.entries[index];
-        entry.generation = entry.generation.wrapping_add(1);
-        let (slots, [sends, receives]) = (entry.slots(), entry.depths);
+        entry.generation = generation.wrapping_add(1);
+        let (depth, credit_slot) = (entry.depths.iter().sum::<u32>(), entry.credit_slot());
         let destroyed = link.close();
-        match destroyed {
-            Ok(()) => {
-                table.end_without_completions(slots, REMOVED);
-                members.room += sends + receives;
-                // There is room: see `add_place`.
-                members.retired.push(index as u32);
+        if destroyed.is_ok() {
+            table.end_without_completions(slots, REMOVED);
+            if let Some(slot) = credit_slot {
+                table.slots[slot as usize].state = State::Free;
             }
-            Err(_) => {
-                for slot in slots {
-                    let slot = &mut table.slots[slot as usize];
-                    slot.end_connection();
-                    if slot.state.is_in_flight() {
-                        slot.state = State::Leaked;
-                    }
+            members.room += depth;
+            // There is room: see `add_place`.
+            members.retired.push(index as u32);
+        } else {
+            table.end_connections(slots.clone());
+            for slot in slots {
+                let slot = &mut table.slots[slot as usize];
+                if slot.state.is_in_flight() {
+                    slot.state = State::Leaked;
                 }
             }
         }
+        // Also of one that is leaked: its link is gone.
+        table.asides[index].core = None;
         destroyed
     }
 }
@@ -262,16 +275,19 @@ fn add_place<B>(
     table: &mut Table<B>,
     members: &mut Members<'_>,
     core: &Core,
-    depths: [u32; 2],
+    depths: [u32; 3],
 ) -> Result<usize> {
     let (index, first_slot) = (table.entries.len(), table.slots.len());
-    let depth = depths[0] as usize + depths[1] as usize;
+    let depth = depths.iter().sum::<u32>() as usize;
     let all = (members.links.len() + 1).saturating_sub(members.retired.len());
     let reserved = (|| {
         table.slots.try_reserve(depth)?;
-        table.completions.try_reserve(depth)?;
+        table.outcomes.try_reserve(depth)?;
         table.entries.try_reserve(1)?;
+        table.asides.try_reserve(1)?;
         members.links.try_reserve(1)?;
+        // For when none has credit.
+        table.without_credit.try_reserve(all)?;
         // For when they are all removed.
         members.retired.try_reserve(all)
     })();
@@ -281,7 +297,7 @@ fn add_place<B>(
     }
     let (first, sends) = (first_slot as u32, first_slot as u32 + depths[0]);
     let end = sends + depths[1];
-    for index in first..end {
+    for index in first..end + depths[2] {
         let mut slot = Slot::new(index, State::Free);
         slot.next = match index + 1 {
             next if next == sends => first,
@@ -289,24 +305,24 @@ fn add_place<B>(
             next => next,
         };
         table.slots.push(slot);
-        table.completions.push(ffi::ibv_wc::default());
+        table.outcomes.push(Outcome::default());
     }
     table.entries.push(Entry {
-        // SAFETY: the queue pair is live: the core has not destroyed it.
-        target: unsafe { Target::new(core.queue_pair) },
+        target: core.target.get(),
         generation: 1,
         next: [NEVER_FREE; 2],
         limits: core.limits,
         first_slot: first,
         depths,
     });
+    table.asides.push(Aside::default());
     members.links.push(None);
     Ok(index)
 }
 
 impl<B> Table<B> {
     /// How many of these slots' operations the device has.
-    fn in_flight(&self, slots: Range<u32>) -> usize {
+    pub(super) fn in_flight(&self, slots: Range<u32>) -> usize {
         let slots = &self.slots[slots.start as usize..slots.end as usize];
         slots.iter().filter(|slot| slot.state.is_in_flight()).count()
     }
@@ -344,15 +360,30 @@ impl<B> Table<B> {
     }
 
     /// Ends all operations in these slots: the queue pair was reset or destroyed.
-    fn end_without_completions(&mut self, slots: Range<u32>, status: ffi::ibv_wc_status) {
+    pub(super) fn end_without_completions(
+        &mut self,
+        slots: Range<u32>,
+        status: ffi::ibv_wc_status,
+    ) {
         // What was polled comes first. One that is unknown ends nothing.
         let _ = self.settle_polled();
+        self.end_connections(slots.clone());
         for index in slots {
-            let slot = &mut self.slots[index as usize];
-            slot.end_connection();
-            if slot.state.is_in_flight() {
-                self.push_ended(index, &ffi::ibv_wc { status, ..Default::default() });
+            if self.slots[index as usize].state.is_in_flight() {
+                self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
             }
+        }
+    }
+
+    /// From now on, all numbers of these slots are of an earlier connection.
+    fn end_connections(&mut self, slots: Range<u32>) {
+        for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
+            if slot.state == State::Credits
+                && let Some(core) = &self.asides[slot.channel.index()].core
+            {
+                slot.number = core.credit_number().unwrap_or(slot.number);
+            }
+            slot.end_connection();
         }
     }
 }
@@ -367,10 +398,10 @@ impl<B> Drop for Loop<'_, B> {
             }
         }
         // The buffers of those that have ended. A panic in a buffer's drop leaks the others.
-        while self.table.first_ended != NO_SLOT {
-            match self.table.next_ended() {
-                Ok(Some(Ended { buffer, .. })) => drop(buffer),
-                _ => break,
+        for index in 0..self.table.slots.len() as u32 {
+            let state = self.table.slots[index as usize].state;
+            if matches!(state, State::Ended | State::Done | State::Arrived) {
+                drop(self.table.take(index));
             }
         }
     }

@@ -1,9 +1,12 @@
 //! Many channels on one thread: one completion queue, one table of operations, one owner.
 
 mod ended;
+mod flow;
 mod members;
 mod post;
 mod table;
+#[allow(dead_code)] // until the futures are on it
+mod tasks;
 mod window;
 
 use std::fmt;
@@ -14,6 +17,7 @@ use std::time::Instant;
 pub use ended::{ChannelId, Ended, LoopBuffer};
 
 use members::Members;
+pub(in crate::channel) use table::ONE;
 use table::Table;
 
 use super::builder::ChannelBuilder;
@@ -187,27 +191,32 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// Those of [`next_ended`](Self::next_ended) and [`arm`](Self::arm).
     pub fn wait_ended(&mut self) -> TransportResult<Ended<B>> {
-        self.sleep_until(None)
+        let Self { table, queue, .. } = self;
+        queue.sleep_until(None, || Ok(table.next_ended().transpose()))?
     }
 
-    /// As [`wait_ended`](Self::wait_ended), but returns `None` if the deadline passes first.
+    /// As [`wait_ended`](Self::wait_ended), but returns `None` if the deadline passes first, or
+    /// [`next_credited`](Self::next_credited) has a channel.
     ///
     /// # Errors
     ///
     /// As [`wait_ended`](Self::wait_ended).
     pub fn wait_ended_until(&mut self, deadline: Instant) -> TransportResult<Option<Ended<B>>> {
-        match self.sleep_until(Some(deadline)) {
-            Ok(ended) => Ok(Some(ended)),
-            Err(super::TransportError::Verbs(error)) if error.kind() == ErrorKind::TimedOut => {
-                Ok(None)
+        loop {
+            let pause = self.credit_pause().and_then(|pause| Instant::now().checked_add(pause));
+            let until = pause.map_or(deadline, |until| until.min(deadline));
+            let Self { table, queue, .. } = self;
+            let slept = queue.sleep_until(Some(until), || match table.next_ended() {
+                Ok(None) if table.credited().is_some() => Ok(Some(Ok(None))),
+                ended => Ok(ended.transpose().map(|ended| ended.map(Some))),
+            });
+            match slept {
+                Err(error) if error.kind() != ErrorKind::TimedOut => return Err(error.into()),
+                Err(_) if Instant::now() < deadline => {}
+                Err(_) => return Ok(None),
+                Ok(ended) => return ended,
             }
-            Err(error) => Err(error),
         }
-    }
-
-    fn sleep_until(&mut self, deadline: Option<Instant>) -> TransportResult<Ended<B>> {
-        let Self { table, queue, .. } = self;
-        queue.sleep_until(deadline, || Ok(table.next_ended().transpose()))?
     }
 
     /// `ibv_req_notify_cq`: from now on, the next completion makes the [descriptor](AsFd) readable. Until then it is not

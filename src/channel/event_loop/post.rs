@@ -6,11 +6,13 @@ use std::mem::ManuallyDrop;
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer};
 use super::table::{Entry, NEVER_FREE, ONE, State};
+use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::TransportError;
 use crate::channel::in_flight::Queue;
 use crate::channel::operation::{Operation, Prepared};
 use crate::channel::operation_error::OperationError;
 use crate::channel::owned_buffer::OwnedBuffer;
+use crate::channel::owned_post::Refused;
 use crate::channel::request::WorkRequest;
 use crate::ffi;
 use crate::memory::GatherBuffer;
@@ -31,6 +33,8 @@ impl<B> Loop<'_, B> {
     ///    has ended counts until `next_ended` has returned it.
     ///  - [`NotConnected`](TransportError::NotConnected): only receives can be posted before the
     ///    [handshake](Self::handshake).
+    ///  - [`NoCredit`](TransportError::NoCredit): the channel has [flow control](crate::ChannelBuilder::flow_control), and the
+    ///    peer has no receive for the message. [`next_credited`](Self::next_credited) returns the channel when it has one.
     ///  - [`Closed`](TransportError::Closed): the channel was removed.
     ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: what the request says is not possible. Or the device refuses it, with
     ///    the provider's errno value.
@@ -52,22 +56,38 @@ impl<B> Loop<'_, B> {
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
+        self.post_as(channel, request, State::Token, token).map(drop)
+    }
+
+    /// Posts an operation whose slot gets this state. Returns its number.
+    #[inline(always)]
+    pub(super) fn post_as<R: WorkRequest, E: From<Refused<R>>>(
+        &mut self,
+        channel: ChannelId,
+        request: R,
+        state: State,
+        token: u64,
+    ) -> Result<u64, E>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
         let (operation, buffer) = request.split();
         // Nothing below drops it.
         let mut buffer = ManuallyDrop::new(buffer);
         let table = &mut self.table;
         let Some(entry) = table.entries.get_mut(channel.index as usize) else {
-            return Err(refused(TransportError::Closed, buffer));
+            return Err(refused::<R, E>(TransportError::Closed, operation, buffer));
         };
         if entry.generation != channel.generation {
-            return Err(refused(TransportError::Closed, buffer));
+            return Err(refused::<R, E>(TransportError::Closed, operation, buffer));
         }
         let mut list = match R::list(&mut buffer) {
             Ok(list) => list,
-            Err(error) => return Err(refused(error.into(), buffer)),
+            Err(error) => return Err(refused::<R, E>(error.into(), operation, buffer)),
         };
         if let Err(error) = operation.check(&entry.limits, list.as_mut()) {
-            return Err(refused(error, buffer));
+            return Err(refused::<R, E>(error, operation, buffer));
         }
         let queue = const { queue_index(R::Operation::QUEUE) };
         let mut index = entry.next[queue];
@@ -77,7 +97,7 @@ impl<B> Loop<'_, B> {
                 Some(found) => index = found,
                 None => {
                     let error = table.entries[channel.index()].why_full(R::Operation::QUEUE);
-                    return Err(refused(error, buffer));
+                    return Err(refused::<R, E>(error, operation, buffer));
                 }
             }
         }
@@ -95,43 +115,56 @@ impl<B> Loop<'_, B> {
             unsafe { operation.post(entry.target, table.prepared.as_ptr(), number, list.as_mut()) };
         // Also if it was refused: the next request has another number.
         slot.number = number;
+        slot.token = token;
         if returned != 0 {
-            return Err(self.post_failed::<R>(channel, index, token, returned, buffer));
+            return Err(self.post_failed::<R, E>(
+                channel,
+                index,
+                state,
+                returned,
+                (operation, buffer),
+            ));
         }
         entry.next[queue] = slot.next;
-        slot.token = token;
-        slot.state = State::Token;
+        slot.state = state;
         slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
-        Ok(())
+        Ok(number)
     }
 
     /// The error of a post to this slot, which is still free.
     #[cold]
     #[inline(never)]
-    fn post_failed<R: WorkRequest>(
+    fn post_failed<R: WorkRequest, E: From<Refused<R>>>(
         &mut self,
         channel: ChannelId,
         index: u32,
-        token: u64,
+        state: State,
         returned: c_int,
-        buffer: ManuallyDrop<R::Buffer>,
-    ) -> OperationError<B>
+        (operation, buffer): (R::Operation, ManuallyDrop<R::Buffer>),
+    ) -> E
     where
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
+        if returned == NO_CREDIT && R::Operation::TAKES_RECEIVE {
+            return refused::<R, E>(
+                self.table.refuse_without_credit(channel, 1),
+                operation,
+                buffer,
+            );
+        }
         let error = ffi::failed(R::Operation::VERB, returned).into();
         let prepared = self.table.prepared.as_ptr();
-        // SAFETY: as in `post`.
+        // SAFETY: as in `post_as`.
         if !unsafe { Prepared::may_be_posted(prepared, R::Operation::QUEUE) } {
-            return refused(error, buffer);
+            return refused::<R, E>(error, operation, buffer);
         }
         let slot = &mut self.table.slots[index as usize];
-        slot.token = token;
-        slot.state = State::Token;
+        // Nobody knows the number of a future's operation.
+        slot.state = if state == State::Task { State::Abandoned } else { state };
         slot.buffer.write(B::keep(ManuallyDrop::into_inner(buffer).keep()));
         self.to_error(channel);
-        OperationError { error, buffer: None }
+        Refused { error, request: None }.into()
     }
 }
 
@@ -143,16 +176,27 @@ pub(super) const fn queue_index(queue: Queue) -> usize {
     }
 }
 
-/// The error of a request that the device has not seen, with its buffer.
+/// The error of a request that the device has not seen.
 #[cold]
 #[inline(never)]
-fn refused<D, B>(error: TransportError, buffer: ManuallyDrop<D>) -> OperationError<B>
+fn refused<R: WorkRequest, E: From<Refused<R>>>(
+    error: TransportError,
+    operation: R::Operation,
+    buffer: ManuallyDrop<R::Buffer>,
+) -> E {
+    Refused { error, request: Some(R::join(operation, ManuallyDrop::into_inner(buffer))) }.into()
+}
+
+impl<R: WorkRequest, B: LoopBuffer<R::Kept>> From<Refused<R>> for OperationError<B>
 where
-    D: GatherBuffer<Kept: OwnedBuffer>,
-    B: LoopBuffer<D::Kept>,
+    R::Kept: OwnedBuffer,
 {
-    let buffer = Some(B::keep(ManuallyDrop::into_inner(buffer).keep()));
-    OperationError { error, buffer }
+    /// With the buffer alone.
+    #[cold]
+    fn from(refused: Refused<R>) -> Self {
+        let buffer = refused.request.map(|request| B::keep(request.split().1.keep()));
+        Self { error: refused.error, buffer }
+    }
 }
 
 impl Entry {

@@ -6,12 +6,16 @@
 //!
 //! An operation that `next_ended` finds goes from what was polled to the program. What is found in another way (a window, a
 //! channel that is removed) is put into the list of those that have ended. While that has one, nothing is left of what was
-//! polled, so results come in the order of their completions.
+//! polled, so results come in the order of their completions. The operations of tasks keep their results in their slots.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::task::Waker;
 
-use super::ended::{ChannelId, Ended};
+use super::ended::{ChannelId, Ended, result};
+use super::tasks::{Later, Lines, Waiters};
+use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::in_flight::Queue;
 use crate::channel::operation::{Limits, Prepared, Target};
@@ -21,7 +25,7 @@ use crate::channel::window_list::WindowList;
 use crate::ffi;
 
 /// What a generation adds to a number.
-pub(super) const ONE: u64 = 1 << 32;
+pub(in crate::channel) const ONE: u64 = 1 << 32;
 
 /// The slot of no channel, which is never free: the next one of a queue that has no slots, or may not be posted to yet.
 pub(super) const NEVER_FREE: u32 = 0;
@@ -30,21 +34,35 @@ pub(super) const NEVER_FREE: u32 = 0;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum State {
-    /// The device has the request.
+    /// The device has the request, and `next_ended` returns it.
     Token,
     /// The same, and it has a completion only if it fails, or is the last of its window.
     Window,
+    /// The device has the request of a future.
+    Task,
+    /// The same; the future was dropped.
+    Abandoned,
+    /// The device has a receive, whose message any task of the channel takes.
+    Message,
+    /// The device has a write without a buffer, and only its failure counts.
+    Probe,
+    /// The reads of the peer's credits, one after the other: the channel's `Credits` have their number.
+    Credits,
     /// It has ended, and is in the list of those.
     Ended,
+    /// It has ended, and its future takes it.
+    Done,
+    /// It has ended, and is in the list of its channel's messages.
+    Arrived,
     Free,
     /// The queue pair could not be destroyed: the device may use the buffer for ever.
     Leaked,
 }
 
 impl State {
-    /// Whether the device may still use the buffer.
+    /// Whether the device may have the request.
     pub(super) fn is_in_flight(self) -> bool {
-        matches!(self, Self::Token | Self::Window)
+        self as u8 <= Self::Probe as u8
     }
 }
 
@@ -57,14 +75,14 @@ pub(super) struct Slot<B> {
     pub(super) queue_pair: u32,
     /// The next slot of the ring of its queue.
     pub(super) next: u32,
-    /// In a window, or in the list of operations that have ended: the next one.
+    /// In a window, or in a list of operations that have ended: the next one.
     pub(super) link: u32,
     /// Of the last of a window: the first of those that have not ended.
     pub(super) first: u32,
     /// The generations up to this one are of earlier channels, or connections.
     pub(super) begun: u32,
     pub(super) state: State,
-    /// It is there in all states but `Free`.
+    /// It is there in all states but `Free`, `Probe` and `Credits`.
     pub(super) buffer: MaybeUninit<B>,
 }
 
@@ -109,16 +127,64 @@ pub(super) struct Entry {
     /// The next slot of each queue. If it is in use, the others are searched.
     pub(super) next: [u32; 2],
     pub(super) limits: Limits,
-    /// Its slots: those for sends, then those for receives.
+    /// Its slots: those for sends, then those for receives, then one for the reads of credits if it has flow control.
     pub(super) first_slot: u32,
-    pub(super) depths: [u32; 2],
+    pub(super) depths: [u32; 3],
+}
+
+/// What a channel needs beyond that.
+#[derive(Default)]
+pub(super) struct Aside {
+    /// There while the channel is.
+    pub(super) core: Option<Arc<Core>>,
+    /// The messages that no task has taken.
+    pub(super) messages: List,
+    /// The tasks that wait for room to send, and for a message.
+    pub(super) lines: Lines,
+    /// How many messages were refused together, for lack of credit.
+    pub(super) lacks_credit: u32,
+}
+
+/// A list through the slots of operations that have ended.
+#[derive(Clone, Copy)]
+pub(super) struct List {
+    pub(super) first: u32,
+    /// Unless there is none.
+    last: u32,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        Self { first: NO_SLOT, last: NO_SLOT }
+    }
+}
+
+impl List {
+    pub(super) fn is_empty(self) -> bool {
+        self.first == NO_SLOT
+    }
+
+    fn push<B>(&mut self, slots: &mut [Slot<B>], index: u32) {
+        slots[index as usize].link = NO_SLOT;
+        if self.is_empty() {
+            self.first = index;
+        } else {
+            slots[self.last as usize].link = index;
+        }
+        self.last = index;
+    }
 }
 
 impl Entry {
     /// Its slots.
     pub(super) fn slots(&self) -> std::ops::Range<u32> {
-        let [sends, receives] = self.depths;
-        self.first_slot..self.first_slot + sends + receives
+        self.first_slot..self.first_slot + self.depths.iter().sum::<u32>()
+    }
+
+    /// The slot of the reads of credits, if it has one.
+    pub(super) fn credit_slot(&self) -> Option<u32> {
+        let [sends, receives, own] = self.depths;
+        (own > 0).then_some(self.first_slot + sends + receives)
     }
 
     /// The first slot of a queue.
@@ -135,6 +201,7 @@ impl Entry {
 pub(super) struct Table<B> {
     pub(super) slots: Vec<Slot<B>>,
     pub(super) entries: Vec<Entry>,
+    pub(super) asides: Vec<Aside>,
     pub(super) batch: Batch,
     pub(super) poll_cq: PollCq,
     /// Live, as long as something is polled.
@@ -143,11 +210,25 @@ pub(super) struct Table<B> {
     pub(super) prepared: NonNull<Prepared>,
     /// The requests of a window.
     pub(super) window: WindowList,
-    /// Of the operations in the list: the completion of each slot.
-    pub(super) completions: Vec<ffi::ibv_wc>,
-    /// The list of operations that have ended: the indexes of the first and, unless there is none, the last.
-    pub(super) first_ended: u32,
-    pub(super) last_ended: u32,
+    /// By slot.
+    pub(super) outcomes: Vec<Outcome>,
+    /// What `next_ended` returns next.
+    pub(super) ended: List,
+    /// What is to be done when the loop is no more borrowed.
+    pub(super) later: Later<B>,
+    /// The tasks that wait for something of a channel.
+    pub(super) waiters: Waiters,
+    /// The channels that lack credit.
+    pub(super) without_credit: Vec<ChannelId>,
+}
+
+/// What a slot keeps of an operation that its owner asks for.
+#[derive(Default)]
+pub(super) struct Outcome {
+    /// Of an operation that has ended.
+    pub(super) completion: ffi::ibv_wc,
+    /// Of the task that waits for it.
+    pub(super) waker: Option<Waker>,
 }
 
 impl<B> Table<B> {
@@ -161,14 +242,17 @@ impl<B> Table<B> {
         Self {
             slots: vec![Slot::new(NEVER_FREE, State::Leaked)],
             entries: Vec::new(),
+            asides: Vec::new(),
             batch: Batch::new(),
             poll_cq,
             queue,
             prepared,
             window: WindowList::default(),
-            completions: vec![ffi::ibv_wc::default()],
-            first_ended: NO_SLOT,
-            last_ended: NO_SLOT,
+            outcomes: vec![Outcome::default()],
+            ended: List::default(),
+            later: Later::default(),
+            waiters: Waiters::default(),
+            without_credit: Vec::new(),
         }
     }
 
@@ -210,7 +294,7 @@ impl<B> Table<B> {
     pub(super) fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
         loop {
             if self.batch.is_empty() {
-                if self.first_ended != NO_SLOT {
+                if !self.ended.is_empty() {
                     return Ok(self.pop_ended());
                 }
                 if !self.poll()? {
@@ -250,7 +334,7 @@ impl<B> Table<B> {
     #[inline(never)]
     fn settle(&mut self, completion: ffi::ibv_wc) -> TransportResult<()> {
         let settled = self.end(&completion);
-        if self.first_ended != NO_SLOT { settled.and(self.settle_polled()) } else { settled }
+        if self.ended.is_empty() { settled } else { settled.and(self.settle_polled()) }
     }
 
     /// Puts what is left of what was polled into the list.
@@ -286,8 +370,15 @@ impl<B> Table<B> {
             {
                 match slot.state {
                     State::Window => self.end_of_window(index, completion),
-                    _ => self.push_ended(index, completion),
+                    _ => self.finish(index, completion),
                 }
+                Ok(())
+            }
+            Some(slot)
+                if slot.state == State::Credits
+                    && slot.queue_pair == queue_pair
+                    && self.take_credits(slot.channel, completion) =>
+            {
                 Ok(())
             }
             Some(slot) if slot.is_earlier(wr_id) => Ok(()),
@@ -295,34 +386,65 @@ impl<B> Table<B> {
         }
     }
 
-    /// Puts an operation, which the device has no more, into the list of those that have ended.
-    pub(super) fn push_ended(&mut self, index: u32, completion: &ffi::ibv_wc) {
-        self.completions[index as usize] = *completion;
-        let slot = &mut self.slots[index as usize];
-        slot.state = State::Ended;
-        slot.link = NO_SLOT;
-        if self.first_ended == NO_SLOT {
-            self.first_ended = index;
-        } else {
-            self.slots[self.last_ended as usize].link = index;
+    /// Gives the result of an operation to its owner: the device has it no more.
+    pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
+        let Self { slots, asides, outcomes, later, ended, .. } = self;
+        let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
+        outcome.completion = *completion;
+        match slot.state {
+            State::Task => {
+                slot.state = State::Done;
+                later.woken.extend(outcome.waker.take());
+            }
+            State::Message => {
+                slot.state = State::Arrived;
+                let aside = slot.channel.index();
+                asides[aside].messages.push(slots, index);
+                self.wake_first(aside, Queue::Receive);
+            }
+            State::Abandoned => {
+                slot.state = State::Free;
+                // SAFETY: an operation in flight has its buffer, with which the device is done. The slot is free now.
+                later.dropped.push(unsafe { slot.buffer.assume_init_read() });
+                let aside = slot.channel.index();
+                self.wake_first(aside, Queue::Send);
+            }
+            State::Probe => {
+                slot.state = State::Free;
+                if let (Some(core), Err(error)) =
+                    (&asides[slot.channel.index()].core, result(completion))
+                {
+                    core.record_unreported(error);
+                }
+            }
+            _ => {
+                slot.state = State::Ended;
+                ended.push(slots, index);
+            }
         }
-        self.last_ended = index;
+    }
+
+    /// Takes the operation of a slot, which has ended.
+    #[inline]
+    pub(super) fn take(&mut self, index: u32) -> Ended<B> {
+        let slot = &mut self.slots[index as usize];
+        debug_assert!(matches!(slot.state, State::Ended | State::Done | State::Arrived));
+        slot.state = State::Free;
+        Ended {
+            channel: slot.channel,
+            token: slot.token,
+            // SAFETY: an operation that has ended has its buffer. The slot is free now.
+            buffer: unsafe { slot.buffer.assume_init_read() },
+            completion: self.outcomes[index as usize].completion,
+        }
     }
 
     /// Takes the first operation out of the list.
     #[inline(never)]
-    fn pop_ended(&mut self) -> Option<Ended<B>> {
-        let index = self.first_ended as usize;
-        let slot = self.slots.get_mut(index)?;
-        self.first_ended = slot.link;
-        slot.state = State::Free;
-        Some(Ended {
-            channel: slot.channel,
-            token: slot.token,
-            // SAFETY: an operation in the list has its buffer. The slot is free now.
-            buffer: unsafe { slot.buffer.assume_init_read() },
-            completion: self.completions[index],
-        })
+    pub(super) fn pop_ended(&mut self) -> Option<Ended<B>> {
+        let index = self.ended.first;
+        self.ended.first = self.slots.get(index as usize)?.link;
+        Some(self.take(index))
     }
 }
 

@@ -5,9 +5,10 @@ use std::mem::ManuallyDrop;
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer, STOPPED};
 use super::table::{ONE, State, Table};
+use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::TransportError;
 use crate::channel::in_flight::Queue;
-use crate::channel::operation::Target;
+use crate::channel::operation::{Operation, Target};
 use crate::channel::owned_buffer::OwnedBuffer;
 use crate::channel::request::WorkRequest;
 use crate::channel::slot::NO_SLOT;
@@ -57,6 +58,10 @@ impl<B> Loop<'_, B> {
         let posted = set.map(|(target, window)| unsafe { window.post_numbered(target) });
         let buffers = requests.map(|(_, buffer)| buffer);
         let posted = match posted {
+            Ok(Err(failure)) if failure.returned == NO_CREDIT && R::Operation::TAKES_RECEIVE => {
+                let error = self.table.refuse_without_credit(channel, N as u32);
+                return Err(refused((error, None), buffers));
+            }
             Ok(Err(failure)) if failure.posted == 0 => {
                 return Err(refused((failure.error().into(), Some(0)), buffers));
             }
@@ -101,7 +106,7 @@ impl<B> Loop<'_, B> {
             table.slots[last].first = indexes[0];
             for &index in &indexes[posted..] {
                 let completion = ffi::ibv_wc { status: STOPPED, ..Default::default() };
-                table.push_ended(index, &completion);
+                table.finish(index, &completion);
             }
         }
         self.to_error(channel);
@@ -185,11 +190,11 @@ impl<B> Table<B> {
             next = slot.link;
             let status = ffi::ibv_wc_status::IBV_WC_SUCCESS;
             let completion = ffi::ibv_wc { wr_id: number, status, ..*completion };
-            self.push_ended(ended, &completion);
+            self.finish(ended, &completion);
         }
         if rest != NO_SLOT {
             self.slots[last as usize].first = rest;
         }
-        self.push_ended(index, completion);
+        self.finish(index, completion);
     }
 }

@@ -184,7 +184,10 @@ fn fail<T, R: WorkRequest>(
     state: &mut State,
     stage: &mut Stage,
     refused: Refused<R>,
-) -> Result<T, OperationError<R::Kept>> {
+) -> Result<T, OperationError<R::Kept>>
+where
+    R::Kept: OwnedBuffer,
+{
     if let Stage::InLine(ticket) = *stage {
         state.room.remove(ticket, &mut state.later);
         state.wake_room();

@@ -1,0 +1,165 @@
+//! Flow control, and signs of life, of a loop's channels.
+
+use std::time::{Duration, Instant};
+
+use super::Loop;
+use super::ended::ChannelId;
+use super::post::queue_index;
+use super::table::{ONE, State, Table};
+use crate::channel::core::Core;
+use crate::channel::error::{TransportError, TransportResult};
+use crate::channel::in_flight::Queue;
+use crate::channel::keep_alive::{check_reliable, nowhere};
+use crate::channel::operation::{Operation, Prepared};
+use crate::completion::WorkCompletion;
+use crate::ffi;
+use crate::operation::WriteWorkRequest;
+use crate::operation::sealed::Request;
+
+impl<B> Loop<'_, B> {
+    /// The number of messages that a channel may send before it asks the peer again: see
+    /// [`Channel::credits`](crate::Channel::credits).
+    pub fn credits(&self, channel: ChannelId) -> Option<u32> {
+        self.table.core(channel)?.available_credits()
+    }
+
+    /// A channel on which a post was refused with [`NoCredit`](TransportError::NoCredit), and that may send as many
+    /// messages now, or whose peer could not be asked, which the next post says. Each is returned once.
+    ///
+    /// The answer of the peer is seen when completions are polled. So call this after [`next_ended`](Self::next_ended) has
+    /// returned `None`. Peers that had no new receives are asked again after a [pause](Self::credit_pause).
+    pub fn next_credited(&mut self) -> Option<ChannelId> {
+        let channel = self.table.credited()?;
+        self.table.forget_credit(channel);
+        Some(channel)
+    }
+
+    /// How long to sleep at most before [`next_credited`](Self::next_credited) is called again, which asks peers. `None`:
+    /// what it waits for, if anything, makes the descriptor readable.
+    pub fn credit_pause(&self) -> Option<Duration> {
+        let channels = self.table.without_credit.iter();
+        channels.filter_map(|&channel| self.table.core(channel)?.credit_pause()).min()
+    }
+
+    /// `ibv_post_send`: if no send, write, read or atomic of the channel is in flight, writes 0 bytes to the peer, as
+    /// [`Channel::keep_alive`](crate::Channel::keep_alive) does. If the peer is gone, what is in flight ends with errors,
+    /// and the next call says so.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`Channel::keep_alive`](crate::Channel::keep_alive).
+    ///  - [`NotConnected`](TransportError::NotConnected): the channel is not connected yet.
+    ///  - [`Closed`](TransportError::Closed): it was removed.
+    #[doc(alias = "ibv_post_send")]
+    pub fn keep_alive(&mut self, channel: ChannelId) -> TransportResult<()> {
+        let core = self.table.core(channel).ok_or(TransportError::Closed)?;
+        check_reliable(core)?;
+        if let Some(error) = core.unreported.error.take() {
+            return Err(error);
+        }
+        let entry = &self.table.entries[channel.index()];
+        let sends = entry.first_slot..entry.first_slot + entry.depths[0];
+        if self.table.in_flight(sends) > 0 {
+            let checked = core.check_device_if_due(Instant::now());
+            if checked.is_err() {
+                self.stop(channel);
+            }
+            return Ok(checked?);
+        }
+        match self.probe(channel) {
+            // The program has not taken the results of what was in flight: it has heard from the peer.
+            Err(TransportError::QueueFull) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn probe(&mut self, channel: ChannelId) -> TransportResult<()> {
+        let table = &mut self.table;
+        let entry = &table.entries[channel.index()];
+        let next = entry.next[queue_index(Queue::Send)];
+        let is_free = table.slots[next as usize].state == State::Free;
+        let Some(index) = Some(next).filter(|_| is_free).or_else(|| table.search(next)) else {
+            return Err(entry.why_full(Queue::Send));
+        };
+        let (operation, mut buffer) = WriteWorkRequest::new((), nowhere()).split();
+        let mut list = WriteWorkRequest::<()>::list(&mut buffer)?;
+        operation.check(&entry.limits, list.as_mut())?;
+        let slot = &mut table.slots[index as usize];
+        slot.number = slot.number.wrapping_add(ONE);
+        // SAFETY: as in `post_as`. There is no buffer.
+        let returned = unsafe {
+            operation.post(entry.target, table.prepared.as_ptr(), slot.number, list.as_mut())
+        };
+        let failed = (returned != 0).then(|| ffi::failed("ibv_post_send", returned));
+        // SAFETY: as above.
+        let is_posted = returned == 0
+            || unsafe { Prepared::may_be_posted(table.prepared.as_ptr(), Queue::Send) };
+        if is_posted {
+            slot.state = State::Probe;
+            table.entries[channel.index()].next[queue_index(Queue::Send)] = slot.next;
+        }
+        let Some(error) = failed else { return Ok(()) };
+        if is_posted {
+            self.to_error(channel);
+        }
+        Err(error.into())
+    }
+}
+
+impl<B> Table<B> {
+    /// What a channel was made of, unless it was removed.
+    pub(super) fn core(&self, channel: ChannelId) -> Option<&Core> {
+        let entry = self.entries.get(channel.index())?;
+        let aside = self.asides.get(channel.index())?;
+        aside.core.as_deref().filter(|_| entry.generation == channel.generation)
+    }
+
+    /// Handles the end of a read of the peer's word. Returns false if no such read is in flight.
+    pub(super) fn take_credits(&self, channel: ChannelId, completion: &ffi::ibv_wc) -> bool {
+        self.core(channel).is_some_and(|core| {
+            core.credit_number() == Some(completion.wr_id)
+                && core.take_credits(&WorkCompletion::from(*completion))
+        })
+    }
+
+    /// A channel that lacks credit no more. It asks the peers of those that do.
+    pub(super) fn credited(&self) -> Option<ChannelId> {
+        let has_credit = |&channel: &ChannelId| {
+            let lacks = self.asides[channel.index()].lacks_credit;
+            let required = self.core(channel).map(|core| core.require_credits(lacks));
+            required != Some(Err(TransportError::NoCredit))
+        };
+        self.without_credit.iter().copied().find(has_credit)
+    }
+
+    /// The error of a post of so many messages, for which the channel has no credit. From now on it is one of those that
+    /// lack credit.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refuse_without_credit(
+        &mut self,
+        channel: ChannelId,
+        messages: u32,
+    ) -> TransportError {
+        let required = self.core(channel).map(|core| core.require_credits(messages));
+        match required {
+            Some(Err(error)) if error != TransportError::NoCredit => return error,
+            _ => {}
+        }
+        let aside = &mut self.asides[channel.index()];
+        if aside.lacks_credit == 0 {
+            // There is room: see `add_place`.
+            self.without_credit.push(channel);
+        }
+        aside.lacks_credit = messages;
+        TransportError::NoCredit
+    }
+
+    /// The channel lacks credit no more, or is removed.
+    pub(super) fn forget_credit(&mut self, channel: ChannelId) {
+        if let Some(aside) = self.asides.get_mut(channel.index()) {
+            aside.lacks_credit = 0;
+        }
+        self.without_credit.retain(|other| other.index() != channel.index());
+    }
+}

@@ -1,0 +1,294 @@
+//! What futures need of a loop: operations that keep their results, messages that any task takes, and tasks that wait.
+//!
+//! Nothing here runs code of the program: wakers and buffers that are no more needed are returned, or put into `Later`,
+//! for the time when the loop is not borrowed.
+
+use std::task::Waker;
+
+use super::Loop;
+use super::ended::{ChannelId, Ended, LoopBuffer, STOPPED};
+use super::post::queue_index;
+use super::table::{NEVER_FREE, Slot, State, Table};
+use crate::channel::error::TransportResult;
+use crate::channel::in_flight::Queue;
+use crate::channel::owned_buffer::OwnedBuffer;
+use crate::channel::owned_post::Refused;
+use crate::channel::request::WorkRequest;
+use crate::channel::slot::NO_SLOT;
+
+/// What is to be done when a loop is no more borrowed.
+pub(crate) struct Later<B> {
+    pub(crate) woken: Vec<Waker>,
+    pub(crate) dropped: Vec<B>,
+}
+
+impl<B> Default for Later<B> {
+    fn default() -> Self {
+        Self { woken: Vec::new(), dropped: Vec::new() }
+    }
+}
+
+/// The tasks that wait for something of a channel, by queue.
+pub(super) type Lines = [Line; 2];
+
+/// The first and the last of those that wait, by their places.
+#[derive(Clone, Copy)]
+pub(super) struct Line {
+    first: u32,
+    last: u32,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self { first: NO_SLOT, last: NO_SLOT }
+    }
+}
+
+/// A place in a line.
+pub(super) struct Waiter {
+    /// The index of the channel, and of its line.
+    of: (u32, usize),
+    waker: Option<Waker>,
+    before: u32,
+    /// The place behind it; of one that nobody has, the next such.
+    after: u32,
+}
+
+/// All places, and the first one that nobody has.
+#[derive(Default)]
+pub(super) struct Waiters {
+    places: Vec<Waiter>,
+    free: Line,
+}
+
+// What is not used before the futures are on it is for them.
+#[cfg_attr(not(feature = "async"), allow(dead_code))]
+impl<B> Loop<'_, B> {
+    /// As [`post`](Self::post), for a task that is woken when the operation has ended. The waker is taken if it was
+    /// posted. Returns the number by which it is asked for.
+    ///
+    /// # Errors
+    ///
+    /// Those of `post`, with the request.
+    #[inline(always)]
+    pub(crate) fn post_task<R: WorkRequest>(
+        &mut self,
+        channel: ChannelId,
+        request: R,
+        waker: &mut Option<Waker>,
+    ) -> Result<u64, Refused<R>>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        let number = self.post_as(channel, request, State::Task, 0)?;
+        self.table.outcomes[number as u32 as usize].waker = waker.take();
+        Ok(number)
+    }
+
+    /// As [`post`](Self::post), for a receive whose message [any task takes](Self::take_message).
+    ///
+    /// # Errors
+    ///
+    /// Those of `post`, with the request.
+    #[inline(always)]
+    pub(crate) fn post_for_message<R: WorkRequest>(
+        &mut self,
+        channel: ChannelId,
+        request: R,
+    ) -> Result<(), Refused<R>>
+    where
+        R::Kept: OwnedBuffer,
+        B: LoopBuffer<R::Kept>,
+    {
+        self.post_as(channel, request, State::Message, 0).map(drop)
+    }
+
+    /// The result of a task's operation, if it has ended. It wakes the first that waits for room to send.
+    #[inline]
+    pub(crate) fn take_done(&mut self, number: u64) -> Option<Ended<B>> {
+        let table = &mut self.table;
+        table.slot(number).filter(|slot| slot.state == State::Done)?;
+        let done = table.take(number as u32);
+        table.wake_first(done.channel.index(), Queue::Send);
+        Some(done)
+    }
+
+    /// The waker of a task's operation that is in flight.
+    #[inline]
+    pub(crate) fn waker_of(&mut self, number: u64) -> Option<&mut Option<Waker>> {
+        self.table.slot(number).filter(|slot| slot.state == State::Task)?;
+        Some(&mut self.table.outcomes[number as u32 as usize].waker)
+    }
+
+    /// The task asks for this operation no more. What is returned is to be dropped when the loop is not borrowed. If the
+    /// device has the request, the buffer follows in [`later`](Self::later) when it has ended.
+    pub(crate) fn abandon(&mut self, number: u64) -> (Option<Ended<B>>, Option<Waker>) {
+        let waker = self.waker_of(number).and_then(Option::take);
+        let done = self.take_done(number);
+        if let Some(slot) = self.table.slot(number).filter(|slot| slot.state == State::Task) {
+            slot.state = State::Abandoned;
+        }
+        (done, waker)
+    }
+
+    /// The oldest message of a channel. If there is another one, it wakes the first that waits for one.
+    #[inline]
+    pub(crate) fn take_message(&mut self, channel: ChannelId) -> Option<Ended<B>> {
+        let table = &mut self.table;
+        let messages = &mut table.asides.get_mut(channel.index())?.messages;
+        let index = messages.first;
+        let slot = table.slots.get(index as usize)?;
+        if slot.channel != channel {
+            return None;
+        }
+        messages.first = slot.link;
+        if !messages.is_empty() {
+            table.wake_first(channel.index(), Queue::Receive);
+        }
+        Some(table.take(index))
+    }
+
+    /// Whether a channel has a message.
+    pub(crate) fn has_message(&self, channel: ChannelId) -> bool {
+        let aside = self.table.asides.get(channel.index());
+        let first = aside.and_then(|aside| self.table.slots.get(aside.messages.first as usize));
+        first.is_some_and(|slot| slot.channel == channel)
+    }
+
+    /// Polls once, unless something is left of what was polled, and gives all that was polled to its owners: tasks are
+    /// to be woken [later](Self::later). Returns how many completions there were.
+    ///
+    /// # Errors
+    ///
+    /// As [`next_ended`](Self::next_ended). What else was polled has reached its owner.
+    #[inline]
+    pub(crate) fn turn(&mut self) -> TransportResult<usize> {
+        let table = &mut self.table;
+        if table.batch.is_empty() && !table.poll()? {
+            return Ok(0);
+        }
+        let count = table.batch.len();
+        table.settle_polled()?;
+        Ok(count)
+    }
+
+    /// The tasks to be woken, and the buffers to be dropped, when the loop is not borrowed.
+    #[inline]
+    pub(crate) fn later(&mut self) -> &mut Later<B> {
+        &mut self.table.later
+    }
+
+    /// Has a task wait for a message, or for room to send, behind those that wait already. Returns its place.
+    pub(crate) fn join_line(&mut self, channel: ChannelId, queue: Queue, waker: Waker) -> u32 {
+        let Table { asides, waiters, .. } = &mut self.table;
+        let line = queue_index(queue);
+        let last = asides.get(channel.index()).map_or(NO_SLOT, |aside| aside.lines[line].last);
+        let of = (channel.index, line);
+        let waiter = Waiter { of, waker: Some(waker), before: last, after: NO_SLOT };
+        let place = match waiters.free.first {
+            NO_SLOT => {
+                waiters.places.push(waiter);
+                waiters.places.len() as u32 - 1
+            }
+            free => {
+                let place = &mut waiters.places[free as usize];
+                waiters.free.first = place.after;
+                *place = waiter;
+                free
+            }
+        };
+        if let Some(before) = waiters.places.get_mut(last as usize) {
+            before.after = place;
+        }
+        if let Some(aside) = asides.get_mut(channel.index()) {
+            let line = &mut aside.lines[line];
+            line.last = place;
+            if line.first == NO_SLOT {
+                line.first = place;
+            }
+        }
+        place
+    }
+
+    /// Whether this is the first place of its line.
+    pub(crate) fn is_first_in_line(&self, place: u32) -> bool {
+        self.table.waiters.places[place as usize].before == NO_SLOT
+    }
+
+    /// Whether nobody is in a line of the channel.
+    pub(crate) fn is_line_empty(&self, channel: ChannelId, queue: Queue) -> bool {
+        let aside = self.table.asides.get(channel.index());
+        aside.is_none_or(|aside| aside.lines[queue_index(queue)].first == NO_SLOT)
+    }
+
+    /// The waker of this place in line.
+    pub(crate) fn waker_in_line(&mut self, place: u32) -> &mut Option<Waker> {
+        &mut self.table.waiters.places[place as usize].waker
+    }
+
+    /// Gives a place in line up. Returns its waker, to be dropped when the loop is not borrowed. Whoever was to take
+    /// something then [wakes the next](Self::wake_line).
+    pub(crate) fn leave_line(&mut self, place: u32) -> Option<Waker> {
+        let Table { asides, waiters, .. } = &mut self.table;
+        let free = waiters.free.first;
+        let Waiter { of: (channel, line), before, after, ref mut waker } =
+            waiters.places[place as usize];
+        let waker = waker.take();
+        waiters.places[place as usize].after = free;
+        waiters.free.first = place;
+        let line = &mut asides[channel as usize].lines[line];
+        match waiters.places.get_mut(before as usize) {
+            Some(before) => before.after = after,
+            None => line.first = after,
+        }
+        match waiters.places.get_mut(after as usize) {
+            Some(after) => after.before = before,
+            None => line.last = before,
+        }
+        waker
+    }
+
+    /// Wakes the first of a line.
+    pub(crate) fn wake_line(&mut self, channel: ChannelId, queue: Queue) {
+        self.table.wake_first(channel.index(), queue);
+    }
+
+    /// `ibv_modify_qp`: ends all operations of a channel with [`Stopped`](crate::TransportError::Stopped), without waiting,
+    /// and refuses further ones. All that wait in its lines are woken. If the device cannot reset the queue pair, what is
+    /// in flight ends when the channel is [removed](Self::remove).
+    #[cold]
+    pub(crate) fn stop(&mut self, channel: ChannelId) {
+        let Some(entry) = self.table.entry(channel) else { return };
+        entry.next = [NEVER_FREE; 2];
+        let slots = entry.slots();
+        let Some(core) = self.table.asides[channel.index()].core.clone() else { return };
+        if core.try_reset() {
+            self.table.end_without_completions(slots, STOPPED);
+        }
+        for line in 0..2 {
+            let mut place = self.table.asides[channel.index()].lines[line].first;
+            while let Some(waiter) = self.table.waiters.places.get_mut(place as usize) {
+                self.table.later.woken.extend(waiter.waker.take());
+                place = waiter.after;
+            }
+        }
+    }
+}
+
+impl<B> Table<B> {
+    /// The slot of a request with this number, if it is the last one of its slot.
+    #[inline(always)]
+    fn slot(&mut self, number: u64) -> Option<&mut Slot<B>> {
+        self.slots.get_mut(number as u32 as usize).filter(|slot| slot.number == number)
+    }
+
+    /// Wakes the first of a line of the channel with this index.
+    #[inline]
+    pub(super) fn wake_first(&mut self, channel: usize, queue: Queue) {
+        let first = self.asides[channel].lines[queue_index(queue)].first;
+        if let Some(waiter) = self.waiters.places.get_mut(first as usize) {
+            self.later.woken.extend(waiter.waker.take());
+        }
+    }
+}
