@@ -160,7 +160,7 @@ fn a_peer_that_is_gone_is_noticed() {
 /// The write of a sign of life, which may be posted although its post has failed, is no operation of the program's.
 #[test]
 fn a_sign_of_life_has_a_slot_and_no_buffer() {
-    let device = FunctionDevice::make();
+    let device = FunctionDevice::model();
     let mut loops = Loops::on(device.clone());
     let (channel, _peer) = loops.connect();
     for verb in ["post_send", "ring_doorbell"] {

@@ -37,8 +37,7 @@ impl<B> Loop<'_, B> {
     /// How long to sleep at most before [`next_credited`](Self::next_credited) is called again, which asks peers. `None`:
     /// what it waits for, if anything, makes the descriptor readable.
     pub fn credit_pause(&self) -> Option<Duration> {
-        let channels = self.table.without_credit.iter();
-        channels.filter_map(|&channel| self.table.core(channel)?.credit_pause()).min()
+        self.table.credit_pause()
     }
 
     /// `ibv_post_send`: if no send, write, read or atomic of the channel is in flight, writes 0 bytes to the peer, as
@@ -130,6 +129,11 @@ impl<B> Table<B> {
             required != Some(Err(TransportError::NoCredit))
         };
         self.without_credit.iter().copied().find(has_credit)
+    }
+
+    pub(super) fn credit_pause(&self) -> Option<Duration> {
+        let channels = self.without_credit.iter();
+        channels.filter_map(|&channel| self.core(channel)?.credit_pause()).min()
     }
 
     /// The error of a post of so many messages, for which the channel has no credit. From now on it is one of those that
