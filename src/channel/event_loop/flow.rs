@@ -131,6 +131,15 @@ impl<B> Table<B> {
         self.without_credit.iter().copied().find(has_credit)
     }
 
+    /// Whether a wait until then is to look again: a channel has credit, a pause has begun that it does not know of
+    /// (`any_pause`), or answers keep it from looking at the time.
+    pub(super) fn must_wait_end(&self, any_pause: bool, until: Instant) -> bool {
+        !self.without_credit.is_empty()
+            && (self.credited().is_some()
+                || any_pause && self.credit_pause().is_some()
+                || Instant::now() >= until)
+    }
+
     pub(super) fn credit_pause(&self) -> Option<Duration> {
         let channels = self.without_credit.iter();
         channels.filter_map(|&channel| self.core(channel)?.credit_pause()).min()

@@ -207,17 +207,19 @@ impl<'res, B> Loop<'res, B> {
             let until = pause.map_or(deadline, |until| until.min(deadline));
             let Self { table, queue, .. } = self;
             let slept = queue.sleep_until(Some(until), || match table.next_ended() {
-                Ok(None) if table.credited().is_some() => Ok(Some(Ok(None))),
-                // The answer came, and said nothing new.
-                Ok(None) if pause.is_none() && table.credit_pause().is_some() => Ok(Some(Ok(None))),
+                // Answers of peers are events, too: there may be one at each poll.
+                Ok(None) if table.must_wait_end(pause.is_none(), until) => Ok(Some(Ok(None))),
                 ended => Ok(ended.transpose().map(|ended| ended.map(Some))),
             });
             match slept {
                 Err(error) if error.kind() != ErrorKind::TimedOut => return Err(error.into()),
-                Ok(Ok(None)) if self.table.credited().is_none() => {}
-                Err(_) if Instant::now() < deadline => {}
-                Err(_) => return Ok(None),
-                Ok(ended) => return ended,
+                Ok(Ok(Some(ended))) => return Ok(Some(ended)),
+                Ok(Err(error)) => return Err(error),
+                Ok(Ok(None)) | Err(_) => {
+                    if self.table.credited().is_some() || Instant::now() >= deadline {
+                        return Ok(None);
+                    }
+                }
             }
         }
     }
