@@ -18,8 +18,8 @@ use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
 /// path MTU, and how many reads and atomics the queue pair answers at a time. A port that has several
 /// addresses has several GIDs here, and the handshake chooses the best matching pair.
 ///
-/// With feature `serde` it can be serialised. The form has a version, and a peer with another version gets
-/// an error that names the version. Programs that exchange addresses in a form of their own use
+/// [`to_bytes`](Self::to_bytes) has it in bytes, and with feature `serde` it can be serialised. Both forms have a version,
+/// and a peer with another version gets an error that names it. Programs that exchange addresses in a form of their own use
 /// [`new`](Self::new) and the `with_` methods; they must exchange the packet numbers too. [The
 /// guide](crate#connecting-two-processes) shows the ways to connect.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -12,17 +12,12 @@ use serde::ser::{SerializeSeq, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::QueuePairEndpoint;
+use super::endpoint_bytes::{CREDITS_VERSION, VERSION};
 use crate::device::Gid;
 use crate::device::{EndpointGid, EndpointGids, MAX_GIDS};
 use crate::gid_class::GidClass;
 use crate::memory::RemoteMemoryRegion;
 use crate::settings::{MaximumTransferUnit, PacketSequenceNumber};
-
-/// The versions of the form. It changes with every change of the form. An endpoint is written in the oldest
-/// one that can tell all of it.
-const VERSION: u32 = 1;
-/// With the credit word, of a channel with flow control.
-const CREDITS_VERSION: u32 = 2;
 
 /// "QPE": a number that begins with it is larger than any queue pair number.
 const MAGIC: u32 = 0x5150_4500;
@@ -46,12 +41,12 @@ const FIELDS: &[&str] =
     &["version", "num", "lid", "send_psn", "path_mtu", "max_dest_rd_atomic", "gids", "credit_word"];
 
 /// Can only be deserialised if it is one of the two versions, with or without [`MAGIC`].
-struct Version(u32);
+struct Version(u8);
 
 impl Serialize for Version {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let magic = if serializer.is_human_readable() { 0 } else { MAGIC };
-        serializer.serialize_u32(magic | self.0)
+        serializer.serialize_u32(magic | u32::from(self.0))
     }
 }
 
@@ -67,13 +62,14 @@ impl<'de> Deserialize<'de> for Version {
             )));
         }
         let version = found & !magic;
-        if !(VERSION..=CREDITS_VERSION).contains(&version) {
+        let known = u8::try_from(version).ok();
+        let Some(known) = known.filter(|known| (VERSION..=CREDITS_VERSION).contains(known)) else {
             return Err(D::Error::custom(format_args!(
                 "the queue pair endpoint has version {version}, but this crate reads versions \
                  {VERSION} and {CREDITS_VERSION}: both sides must use versions of the crate that agree"
             )));
-        }
-        Ok(Self(version))
+        };
+        Ok(Self(known))
     }
 }
 

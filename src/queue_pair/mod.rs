@@ -19,6 +19,7 @@ mod dc;
 mod driver;
 mod ece;
 mod endpoint;
+mod endpoint_bytes;
 #[cfg(feature = "serde")]
 mod endpoint_wire;
 mod extended_operations;
@@ -54,6 +55,8 @@ pub use dc::{DcStreams, DcTarget};
 use driver::DriverTransport;
 pub use ece::EnhancedConnection;
 pub use endpoint::QueuePairEndpoint;
+#[cfg(feature = "channel")]
+pub(crate) use endpoint_bytes::{CREDITS_VERSION, VERSION};
 pub(crate) use extended_operations::function;
 pub use extended_operations::{FlushPlacement, SendOperations};
 pub use opcode::WorkRequestOpcode;
