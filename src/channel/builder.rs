@@ -22,7 +22,9 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::AccessFlags;
 use crate::parent::Parent;
-use crate::queue_pair::{ConnectionSettings, QueuePairBuilder, connection_settings};
+use crate::queue_pair::{
+    ConnectionSettings, QueuePairBuilder, SharedReceiveQueue, connection_settings,
+};
 use crate::queue_pair_state::QueuePairType;
 use crate::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
@@ -67,8 +69,8 @@ pub struct ChannelBuilder<'res> {
 enum Completions<'res> {
     Own,
     Shared(Parent<'res, SharedCompletionQueue<'res>>),
-    /// That of a [`Loop`](crate::Loop), which also posts.
-    OfLoop(Arc<CompletionQueue<'res>>),
+    /// That of a [`Loop`](crate::Loop), which also posts, and its receives if it shares them.
+    OfLoop(Arc<CompletionQueue<'res>>, Option<Arc<SharedReceiveQueue<'res>>>),
 }
 
 /// Defines the methods for the sizes and for the settings of the connection.
@@ -169,9 +171,13 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// For a loop, whose completion queue this is.
-    pub(super) fn of_loop(mut self, queue: &Arc<CompletionQueue<'res>>) -> Self {
-        self.completions = Completions::OfLoop(queue.clone());
+    /// For a loop, whose completion queue this is, and whose receives if they are shared.
+    pub(super) fn of_loop(
+        mut self,
+        queue: &Arc<CompletionQueue<'res>>,
+        shared: Option<Arc<SharedReceiveQueue<'res>>>,
+    ) -> Self {
+        self.completions = Completions::OfLoop(queue.clone(), shared);
         self
     }
 
@@ -252,12 +258,16 @@ impl<'res> ChannelBuilder<'res> {
         }
     }
 
+    fn shares_receives(&self) -> bool {
+        self.receives.is_some() || matches!(self.completions, Completions::OfLoop(_, Some(_)))
+    }
+
     /// Checks what flow control needs.
     fn check_flow_control(&self, verb: &'static str) -> Result<()> {
         let ConnectionSettings { max_rd_atomic, max_dest_rd_atomic, .. } = self.connection;
         let reason = if self.queue_pair_type != QueuePairType::ReliableConnected {
             "flow control needs a reliable connection: elsewhere messages are lost, and credits with them"
-        } else if self.receives.is_some() {
+        } else if self.shares_receives() {
             "flow control counts the receives of one channel: it cannot count those of a shared receive \
              queue"
         } else if max_rd_atomic == Some(0) || max_dest_rd_atomic == Some(0) {
@@ -271,7 +281,7 @@ impl<'res> ChannelBuilder<'res> {
     /// Checks what a channel of a loop must not have.
     fn check_of_loop(&self, verb: &'static str) -> Result<()> {
         let reason = if self.receives.is_some() {
-            "a channel of a loop posts its own receives: leave shared_receive_queue out"
+            "a channel of a loop shares receives of the loop: leave shared_receive_queue out"
         } else if self.sleep_after.is_some() {
             "a channel of a loop does not sleep itself: leave sleep_after out"
         } else {
@@ -305,11 +315,11 @@ impl<'res> ChannelBuilder<'res> {
             self.check_flow_control(VERB)?;
             connection.access |= AccessFlags::REMOTE_READ;
         }
-        let of_loop = matches!(self.completions, Completions::OfLoop(_));
+        let of_loop = matches!(self.completions, Completions::OfLoop(..));
         if of_loop {
             self.check_of_loop(VERB)?;
         }
-        if self.receives.is_some() {
+        if self.shares_receives() {
             capacities.max_recv_wr = 0;
         }
         let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, .. } = capacities;
@@ -323,7 +333,7 @@ impl<'res> ChannelBuilder<'res> {
         };
         let receives = place.as_ref().map(|place| (place.receives.clone(), place.member));
         let (queue, router) = match &self.completions {
-            Completions::OfLoop(queue) => (queue.clone(), None),
+            Completions::OfLoop(queue, _) => (queue.clone(), None),
             Completions::Own => {
                 let messages = self.receives.as_ref().map_or(0, |receives| receives.capacity());
                 let depth = depth.saturating_add(messages);
@@ -350,6 +360,10 @@ impl<'res> ChannelBuilder<'res> {
         let builder = match &receives {
             Some((receives, _)) => builder.srq(receives.queue()),
             None => builder,
+        };
+        let builder = match &self.completions {
+            Completions::OfLoop(_, Some(shared)) => builder.srq(shared),
+            _ => builder,
         };
         // The queue has room for both depths, so they are numbers that a device has.
         let (sends, receives_of_table) = if of_loop { (0, 0) } else { (max_send_wr, max_recv_wr) };

@@ -199,6 +199,12 @@ impl Core {
         self.limits.reliable
     }
 
+    /// The shared receive queue that feeds it, or null. The queue pair is live.
+    pub(super) fn srq(&self) -> *mut ffi::ibv_srq {
+        // SAFETY: the callers have not destroyed it.
+        unsafe { (*self.queue_pair).srq }
+    }
+
     #[inline]
     pub(super) fn queue_pair(&self) -> *mut ffi::ibv_qp {
         self.queue_pair

@@ -1,4 +1,4 @@
-//! Finds the inbox of a completion by the number of its queue pair.
+//! Finds the channel of a completion by the number of its queue pair.
 
 use super::in_flight::no_memory;
 use crate::error::Result;
@@ -14,6 +14,10 @@ pub(super) struct Numbers {
 impl Numbers {
     pub(super) fn new() -> Self {
         Self { entries: vec![None; 8], len: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     /// The index of the number's entry, or of the free entry where it would go.

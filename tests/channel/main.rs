@@ -11,6 +11,7 @@ mod figures;
 mod forget;
 mod loop_faults;
 mod loop_flow;
+mod loop_shared;
 mod loop_windows;
 mod loops;
 #[path = "../support/lost_doorbell.rs"]

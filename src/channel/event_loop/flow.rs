@@ -78,7 +78,7 @@ impl<B> Loop<'_, B> {
         let next = entry.next[queue_index(Queue::Send)];
         let is_free = table.slots[next as usize].state == State::Free;
         let Some(index) = Some(next).filter(|_| is_free).or_else(|| table.search(next)) else {
-            return Err(entry.why_full(Queue::Send));
+            return Err(entry.why_full(&table.asides[channel.index()], Queue::Send));
         };
         let (operation, mut buffer) = WriteWorkRequest::new((), nowhere()).split();
         let mut list = WriteWorkRequest::<()>::list(&mut buffer)?;

@@ -1,6 +1,7 @@
 //! The channels of a loop: how they come, are connected and go.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::thread;
 
 use super::Loop;
@@ -12,26 +13,45 @@ use crate::channel::TransportError;
 use crate::channel::core::Core;
 use crate::channel::in_flight::Queue;
 use crate::channel::link::Link;
+use crate::channel::operation::{Limits, Target};
 use crate::channel::prepared::PreparedChannel;
 use crate::channel::stop::POLL_FAILURES;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::queue_pair::QueuePairEndpoint;
+use crate::queue_pair::{QueuePairEndpoint, SharedReceiveQueue};
 use crate::state_error::StateError;
 
 /// See the [module](self).
 pub(super) struct Members<'res> {
     /// By the index of the channel.
     links: Vec<Option<Link<'res>>>,
-    /// The room of the completion queue that no channel has reserved.
+    /// The receives that channels share.
+    pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
+    /// How many completions the queue holds, and the part of that which no channel has reserved.
+    capacity: u32,
     room: u32,
     /// The indexes of channels that were removed, and can be used again when all their slots are free.
     retired: Vec<u32>,
 }
 
-impl Members<'_> {
-    pub(super) fn new(room: u32) -> Self {
-        Self { links: Vec::new(), room, retired: Vec::new() }
+impl<'res> Members<'res> {
+    pub(super) fn new(capacity: u32) -> Self {
+        let (links, shared, retired) = Default::default();
+        Self { links, shared, capacity, room: capacity, retired }
+    }
+
+    pub(super) fn shared_receives(
+        &self,
+        receives: ChannelId,
+    ) -> Option<&Arc<SharedReceiveQueue<'res>>> {
+        self.shared.iter().find(|shared| shared.0 == receives).map(|(_, queue)| queue)
+    }
+
+    /// A place is free again, with so much room.
+    pub(super) fn give_back(&mut self, index: usize, depth: u32) {
+        self.room += depth;
+        // There is room: see `add_place`.
+        self.retired.push(index as u32);
     }
 
     pub(super) fn room(&self) -> u32 {
@@ -146,6 +166,7 @@ impl<'res, B> Loop<'res, B> {
     /// # Errors
     ///
     ///  - `EINVAL`: the loop has no such channel (any more).
+    ///  - `EBUSY`: they are [shared receives](Self::add_shared_receives), and a channel or a builder uses them.
     ///  - The provider's errno value. The channel is then [leaked](crate#when-a-resource-cannot-be-destroyed), with all that
     ///    it was made from and the buffers of its operations in flight, which do not end. Its room is not given back.
     #[doc(alias = "ibv_destroy_qp")]
@@ -155,10 +176,10 @@ impl<'res, B> Loop<'res, B> {
         let slots = entry.slots();
         match self.members.links[channel.index()].take() {
             Some(link) => {
-                self.table.flush(&link.core, slots);
+                self.table.flush(&link.core, slots, self.members.capacity);
                 self.end(channel.index(), link)
             }
-            None => Err(unknown(VERB)),
+            None => self.remove_shared(channel),
         }
     }
 
@@ -174,22 +195,58 @@ impl<'res, B> Loop<'res, B> {
     /// A place for a channel, none of whose queues may be posted to yet.
     fn place_for(&mut self, link: &Link<'res>, is_open: bool) -> Result<ChannelId> {
         const VERB: &str = "ibv_create_qp";
-        let Self { table, members, .. } = self;
         let core = &link.core;
         // SAFETY: the link holds the queue pair, of which the completion queue is a parent.
         let queue = unsafe { (*core.queue_pair).send_cq };
-        if !core.of_loop || queue != table.queue {
+        if !core.of_loop || queue != self.table.queue {
             return Err(Error::invalid(VERB, "the channel was not created by this loop"));
         }
         if core.destroyed.get() || !is_open {
             return Err(Error::invalid(VERB, "the channel was stopped"));
         }
+        let shares = self.members.shared.iter().find(|(_, queue)| queue.as_raw() == core.srq());
+        let shares = shares.map(|&(receives, _)| receives);
+        if shares.is_some() {
+            let sharing = self.table.sharing.len() + 1;
+            self.table.sharing.reserve(sharing)?;
+        }
         let [sends, receives] = link.depths();
         let depths = [sends, receives, u32::from(core.credits.is_some())];
+        let id = self.take_place(depths, core.target.get(), core.limits, core.number)?;
+        let (table, index) = (&mut self.table, id.index());
+        if let Some(slot) = table.entries[index].credit_slot() {
+            let slot = &mut table.slots[slot as usize];
+            slot.state = State::Credits;
+            core.set_credit_number(slot.number);
+        }
+        let shares = shares.is_some();
+        if shares {
+            table.sharing.insert(core.number, index);
+        }
+        table.asides[index] = Aside { core: Some(core.clone()), shares, ..Aside::default() };
+        Ok(id)
+    }
+
+    /// A place with free slots, none of whose queues may be posted to yet.
+    pub(super) fn take_place(
+        &mut self,
+        depths: [u32; 3],
+        target: Target,
+        limits: Limits,
+        queue_pair: u32,
+    ) -> Result<ChannelId> {
+        let Self { table, members, .. } = self;
         let depth = depths.iter().fold(0, |sum: u32, &depth| sum.saturating_add(depth));
         if depth > members.room {
-            let what = "the sum of max_send_wr and max_recv_wr of the loop's channels, and one for flow control";
-            return Err(Error::out_of_range(VERB, what, depth.into(), 0, members.room.into()));
+            let what = "the sum of max_send_wr and max_recv_wr of the loop's channels, of its shared receives, and one \
+                        for flow control";
+            return Err(Error::out_of_range(
+                "ibv_create_qp",
+                what,
+                depth.into(),
+                0,
+                members.room.into(),
+            ));
         }
         let is_free = |&index: &u32| {
             let entry = &table.entries[index as usize];
@@ -199,24 +256,18 @@ impl<'res, B> Loop<'res, B> {
         };
         let index = match members.retired.iter().position(is_free) {
             Some(position) => members.retired.swap_remove(position) as usize,
-            None => add_place(table, members, core, depths)?,
+            None => add_place(table, members, target, limits, depths)?,
         };
         let entry = &mut table.entries[index];
-        entry.target = core.target.get();
-        entry.limits = core.limits;
+        entry.target = target;
+        entry.limits = limits;
         entry.next = [NEVER_FREE; 2];
         let id = ChannelId { index: index as u32, generation: entry.generation };
         for slot in entry.slots() {
             let slot = &mut table.slots[slot as usize];
             slot.channel = id;
-            slot.queue_pair = core.number;
+            slot.queue_pair = queue_pair;
         }
-        if let Some(slot) = entry.credit_slot() {
-            let slot = &mut table.slots[slot as usize];
-            slot.state = State::Credits;
-            core.set_credit_number(slot.number);
-        }
-        table.asides[index] = Aside { core: Some(link.core.clone()), ..Aside::default() };
         members.room -= depth;
         Ok(id)
     }
@@ -246,23 +297,22 @@ impl<'res, B> Loop<'res, B> {
         let entry = &mut table.entries[index];
         entry.generation = generation.wrapping_add(1);
         let (depth, credit_slot) = (entry.depths.iter().sum::<u32>(), entry.credit_slot());
+        let number = link.core.number;
         let destroyed = link.close();
         if destroyed.is_ok() {
             table.end_without_completions(slots, REMOVED);
             if let Some(slot) = credit_slot {
                 table.slots[slot as usize].state = State::Free;
             }
-            members.room += depth;
-            // There is room: see `add_place`.
-            members.retired.push(index as u32);
+            members.give_back(index, depth);
         } else {
             table.end_connections(slots.clone());
-            for slot in slots {
-                let slot = &mut table.slots[slot as usize];
-                if slot.state.is_in_flight() {
-                    slot.state = State::Leaked;
-                }
-            }
+            table.leak(slots);
+        }
+        if table.asides[index].shares {
+            // A provider may keep what the queue pair has received.
+            table.settle_all(members.capacity);
+            table.sharing.remove(number);
         }
         // Also of one that is leaked: its link is gone.
         table.asides[index].core = None;
@@ -274,7 +324,8 @@ impl<'res, B> Loop<'res, B> {
 fn add_place<B>(
     table: &mut Table<B>,
     members: &mut Members<'_>,
-    core: &Core,
+    target: Target,
+    limits: Limits,
     depths: [u32; 3],
 ) -> Result<usize> {
     let (index, first_slot) = (table.entries.len(), table.slots.len());
@@ -292,8 +343,7 @@ fn add_place<B>(
         members.retired.try_reserve(all)
     })();
     if reserved.is_err() || u32::try_from(first_slot + depth).is_err() {
-        let reason = "no memory for the loop's table of operations";
-        return Err(Error::with_reason("ibv_create_qp", libc::ENOMEM, reason));
+        return Err(no_memory());
     }
     let (first, sends) = (first_slot as u32, first_slot as u32 + depths[0]);
     let end = sends + depths[1];
@@ -308,10 +358,10 @@ fn add_place<B>(
         table.outcomes.push(Outcome::default());
     }
     table.entries.push(Entry {
-        target: core.target.get(),
+        target,
         generation: 1,
         next: [NEVER_FREE; 2],
-        limits: core.limits,
+        limits,
         first_slot: first,
         depths,
     });
@@ -329,13 +379,17 @@ impl<B> Table<B> {
 
     /// Moves a queue pair to ERR, and polls until none of these operations, which are its, is in flight. A provider may
     /// drop the completions of a queue pair that is destroyed.
-    fn flush(&mut self, core: &Core, slots: Range<u32>) {
+    fn flush(&mut self, core: &Core, slots: Range<u32>, capacity: u32) {
         // What was polled comes first. One that is unknown ends nothing.
         let _ = self.settle_polled();
-        if self.in_flight(slots.clone()) == 0
+        let shares = !core.srq().is_null();
+        if self.in_flight(slots.clone()) == 0 && !shares
             || core.modify(ffi::ibv_qp_state::IBV_QPS_ERR).is_err()
         {
             return;
+        }
+        if shares {
+            self.settle_all(capacity);
         }
         let give_up = core.clock.now().checked_add(core.settle_timeout);
         let mut failures = 0;
@@ -355,6 +409,28 @@ impl<B> Table<B> {
             }
             if give_up.is_some_and(|at| core.clock.now() >= at) {
                 return;
+            }
+        }
+    }
+
+    /// Polls until the queue is empty, but no more than it holds: what comes beyond that, the device makes up.
+    fn settle_all(&mut self, capacity: u32) {
+        let _ = self.settle_polled();
+        for _ in 0..=capacity {
+            match self.poll() {
+                Ok(true) => {
+                    let _ = self.settle_polled();
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// The queue pair of these slots could not be destroyed: the device may use what it has of them for ever.
+    pub(super) fn leak(&mut self, slots: Range<u32>) {
+        for slot in &mut self.slots[slots.start as usize..slots.end as usize] {
+            if slot.state.is_in_flight() {
+                slot.state = State::Leaked;
             }
         }
     }
@@ -397,6 +473,14 @@ impl<B> Drop for Loop<'_, B> {
                 let _ = self.end(index, link);
             }
         }
+        while let Some(&(receives, _)) = self.members.shared.last() {
+            if self.remove_shared(receives).is_err() {
+                // A builder holds it, or the verb has failed: what is posted is leaked.
+                if let Some((id, _)) = self.members.shared.pop_if(|shared| shared.0 == receives) {
+                    self.table.leak(self.table.entries[id.index()].slots());
+                }
+            }
+        }
         // The buffers of those that have ended. A panic in a buffer's drop leaks the others.
         for index in 0..self.table.slots.len() as u32 {
             let state = self.table.slots[index as usize].state;
@@ -408,6 +492,12 @@ impl<B> Drop for Loop<'_, B> {
 }
 
 #[cold]
-fn unknown(verb: &'static str) -> Error {
+pub(super) fn no_memory() -> Error {
+    let reason = "no memory for the loop's table of operations";
+    Error::with_reason("ibv_create_qp", libc::ENOMEM, reason)
+}
+
+#[cold]
+pub(super) fn unknown(verb: &'static str) -> Error {
     Error::invalid(verb, "the loop has no such channel (any more)")
 }

@@ -4,6 +4,7 @@ mod ended;
 mod flow;
 mod members;
 mod post;
+mod shared;
 mod table;
 #[allow(dead_code)] // until the futures are on it
 mod tasks;
@@ -165,7 +166,7 @@ impl<'res, B> Loop<'res, B> {
         &self,
         domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
     ) -> ChannelBuilder<'res> {
-        ChannelBuilder::new(domain).of_loop(&self.queue)
+        ChannelBuilder::new(domain).of_loop(&self.queue, None)
     }
 
     /// `ibv_poll_cq`: the next operation that has ended, or `None` if there is none at the moment. It never waits. The

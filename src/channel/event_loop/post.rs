@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer};
-use super::table::{Entry, NEVER_FREE, ONE, State};
+use super::table::{Aside, Entry, NEVER_FREE, ONE, State};
 use crate::channel::credits::NO_CREDIT;
 use crate::channel::error::TransportError;
 use crate::channel::in_flight::Queue;
@@ -96,7 +96,8 @@ impl<B> Loop<'_, B> {
             match table.search(index) {
                 Some(found) => index = found,
                 None => {
-                    let error = table.entries[channel.index()].why_full(R::Operation::QUEUE);
+                    let aside = &table.asides[channel.index()];
+                    let error = table.entries[channel.index()].why_full(aside, R::Operation::QUEUE);
                     return Err(refused::<R, E>(error, operation, buffer));
                 }
             }
@@ -203,11 +204,14 @@ impl Entry {
     /// Why a queue has no free slot.
     #[cold]
     #[inline(never)]
-    pub(super) fn why_full(&self, queue: Queue) -> TransportError {
+    pub(super) fn why_full(&self, aside: &Aside, queue: Queue) -> TransportError {
         // The queue of a channel that was opened, but has no slots, is full.
         if self.next[queue_index(queue)] == NEVER_FREE && self.first_of(queue) != NEVER_FREE {
-            return TransportError::NotConnected;
+            TransportError::NotConnected
+        } else if queue == Queue::Receive && aside.shares {
+            TransportError::ReceivesAreShared
+        } else {
+            TransportError::QueueFull
         }
-        TransportError::QueueFull
     }
 }

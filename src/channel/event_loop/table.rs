@@ -14,11 +14,13 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::ended::{ChannelId, Ended, result};
+use super::shared::ANY;
 use super::tasks::{Later, Lines, Waiters};
 use crate::channel::core::Core;
 use crate::channel::error::{TransportError, TransportResult};
 use crate::channel::in_flight::Queue;
 use crate::channel::operation::{Limits, Prepared, Target};
+use crate::channel::queue_pair_numbers::Numbers;
 use crate::channel::sink::{BATCH, Batch, PollCq, count};
 use crate::channel::slot::NO_SLOT;
 use crate::channel::window_list::WindowList;
@@ -143,6 +145,8 @@ pub(super) struct Aside {
     pub(super) lines: Lines,
     /// How many messages were refused together, for lack of credit.
     pub(super) lacks_credit: u32,
+    /// Its receives are shared ones of the loop.
+    pub(super) shares: bool,
 }
 
 /// A list through the slots of operations that have ended.
@@ -216,6 +220,8 @@ pub(super) struct Table<B> {
     pub(super) ended: List,
     /// What is to be done when the loop is no more borrowed.
     pub(super) later: Later<B>,
+    /// The channels that share receives, by the numbers of their queue pairs.
+    pub(super) sharing: Numbers,
     /// The tasks that wait for something of a channel.
     pub(super) waiters: Waiters,
     /// The channels that lack credit.
@@ -227,6 +233,8 @@ pub(super) struct Table<B> {
 pub(super) struct Outcome {
     /// Of an operation that has ended.
     pub(super) completion: ffi::ibv_wc,
+    /// Of a shared receive: the channel that the message came on.
+    pub(super) channel: Option<ChannelId>,
     /// Of the task that waits for it.
     pub(super) waker: Option<Waker>,
 }
@@ -251,6 +259,7 @@ impl<B> Table<B> {
             outcomes: vec![Outcome::default()],
             ended: List::default(),
             later: Later::default(),
+            sharing: Numbers::new(),
             waiters: Waiters::default(),
             without_credit: Vec::new(),
         }
@@ -320,7 +329,11 @@ impl<B> Table<B> {
                     completion: *completion,
                 }));
             }
-            self.settle(*completion)?;
+            let completion = *completion;
+            if let Some(ended) = self.take_shared(&completion) {
+                return Ok(Some(ended));
+            }
+            self.settle(completion)?;
         }
     }
 
@@ -366,7 +379,8 @@ impl<B> Table<B> {
             Some(slot)
                 if slot.number == wr_id
                     && slot.state.is_in_flight()
-                    && slot.queue_pair == queue_pair =>
+                    && (slot.queue_pair == queue_pair
+                        || slot.queue_pair == ANY && self.sharing(queue_pair).is_some()) =>
             {
                 match slot.state {
                     State::Window => self.end_of_window(index, completion),
@@ -388,9 +402,14 @@ impl<B> Table<B> {
 
     /// Gives the result of an operation to its owner: the device has it no more.
     pub(super) fn finish(&mut self, index: u32, completion: &ffi::ibv_wc) {
+        // What is destroyed has no number of a queue pair.
+        let is_shared = self.slots[index as usize].queue_pair == ANY;
+        let shared_by = if is_shared { self.sharing(completion.qp_num) } else { None };
         let Self { slots, asides, outcomes, later, ended, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
         outcome.completion = *completion;
+        outcome.channel = shared_by;
+        let aside = shared_by.unwrap_or(slot.channel).index();
         match slot.state {
             State::Task => {
                 slot.state = State::Done;
@@ -398,7 +417,6 @@ impl<B> Table<B> {
             }
             State::Message => {
                 slot.state = State::Arrived;
-                let aside = slot.channel.index();
                 asides[aside].messages.push(slots, index);
                 self.wake_first(aside, Queue::Receive);
             }
@@ -406,14 +424,11 @@ impl<B> Table<B> {
                 slot.state = State::Free;
                 // SAFETY: an operation in flight has its buffer, with which the device is done. The slot is free now.
                 later.dropped.push(unsafe { slot.buffer.assume_init_read() });
-                let aside = slot.channel.index();
                 self.wake_first(aside, Queue::Send);
             }
             State::Probe => {
                 slot.state = State::Free;
-                if let (Some(core), Err(error)) =
-                    (&asides[slot.channel.index()].core, result(completion))
-                {
+                if let (Some(core), Err(error)) = (&asides[aside].core, result(completion)) {
                     core.record_unreported(error);
                 }
             }
@@ -430,12 +445,13 @@ impl<B> Table<B> {
         let slot = &mut self.slots[index as usize];
         debug_assert!(matches!(slot.state, State::Ended | State::Done | State::Arrived));
         slot.state = State::Free;
+        let outcome = &self.outcomes[index as usize];
         Ended {
-            channel: slot.channel,
+            channel: outcome.channel.unwrap_or(slot.channel),
             token: slot.token,
             // SAFETY: an operation that has ended has its buffer. The slot is free now.
             buffer: unsafe { slot.buffer.assume_init_read() },
-            completion: self.outcomes[index as usize].completion,
+            completion: outcome.completion,
         }
     }
 

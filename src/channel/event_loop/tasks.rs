@@ -139,7 +139,7 @@ impl<B> Loop<'_, B> {
         let messages = &mut table.asides.get_mut(channel.index())?.messages;
         let index = messages.first;
         let slot = table.slots.get(index as usize)?;
-        if slot.channel != channel {
+        if table.outcomes[index as usize].channel.unwrap_or(slot.channel) != channel {
             return None;
         }
         messages.first = slot.link;

@@ -152,8 +152,11 @@ impl<B> Table<B> {
         for (place, (operation, buffer)) in requests.iter_mut().enumerate() {
             let slot = loop {
                 if left == 0 {
-                    let entry = &self.entries[channel.index()];
-                    return Err((entry.why_full(Queue::Send), None));
+                    return Err((
+                        self.entries[channel.index()]
+                            .why_full(&self.asides[channel.index()], Queue::Send),
+                        None,
+                    ));
                 }
                 left -= 1;
                 indexes[place] = next;

@@ -1,0 +1,173 @@
+//! Receives that channels of a loop share.
+//!
+//! They have an entry and slots of their own, as a channel has, but no queue pair. A message names the queue pair that it
+//! came on, which a table of those channels finds. It leaves its slot when its completion was polled, or the shared queue
+//! was destroyed: the end of a channel gives none back, since it is not known which receives the device had taken for it.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use super::Loop;
+use super::ended::{ChannelId, Ended, REMOVED};
+use super::members::{no_memory, unknown};
+use super::table::{NEVER_FREE, State, Table};
+use crate::channel::builder::ChannelBuilder;
+use crate::channel::in_flight::Queue;
+use crate::channel::operation::{Limits, Target};
+use crate::domain::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::parent::Parent;
+use crate::queue_pair::SharedReceiveQueue;
+
+/// The queue pair of receives that are shared: no queue pair has this number.
+pub(super) const ANY: u32 = u32::MAX;
+
+impl<'res, B> Loop<'res, B> {
+    /// `ibv_create_srq`: adds a queue of receives that channels [share](Self::create_sharing_channel), at most `capacity` at
+    /// a time, which takes that much [room](Self::capacity).
+    ///
+    /// Receives are [posted](Self::post) to it as to a channel. A message takes the next one, whichever channel it arrives
+    /// on, and [`next_ended`](Self::next_ended) returns it with that channel. So a server needs as many buffers as messages
+    /// arrive at a time, and not as many as it has peers times what each may send. Post a receive for each message: if
+    /// there is none, peers retry ([`max_rnr_retries`](ChannelBuilder::max_rnr_retries)), and then their connections fail.
+    ///
+    /// [`remove`](Self::remove) destroys it after its channels. A receive that the device had taken for a channel that was
+    /// removed stays posted until then, if its completion never came.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`SharedReceiveQueue::new`].
+    ///  - `EINVAL`: the loop has not enough room left.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn add_shared_receives(
+        &mut self,
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        capacity: u32,
+    ) -> Result<ChannelId> {
+        let queue = Arc::new(SharedReceiveQueue::new(domain, capacity, 1)?);
+        let target = Target::with(queue.as_raw().cast(), (refuse_send, post_srq_recv));
+        let limits = Limits {
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+            reliable: true,
+            private_reads: true,
+        };
+        let shared = &mut self.members.shared;
+        shared.try_reserve(1).map_err(|_| no_memory())?;
+        let id = self.take_place([0, capacity, 0], target, limits, ANY)?;
+        let entry = &mut self.table.entries[id.index()];
+        entry.next = [NEVER_FREE, entry.first_of(Queue::Receive)];
+        self.members.shared.push((id, queue));
+        Ok(id)
+    }
+
+    /// As [`create_channel`](Self::create_channel), for a channel that takes its receives from a queue of
+    /// [shared ones](Self::add_shared_receives) of the loop, and has none of its own.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the loop has no such receives (any more).
+    #[doc(alias = "ibv_create_qp")]
+    pub fn create_sharing_channel(
+        &self,
+        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        receives: ChannelId,
+    ) -> Result<ChannelBuilder<'res>> {
+        let queue = self.members.shared_receives(receives).ok_or(unknown("ibv_create_qp"))?;
+        Ok(ChannelBuilder::new(domain).of_loop(&self.queue, Some(queue.clone())))
+    }
+
+    /// The queue of [shared receives](Self::add_shared_receives), for its [limit](SharedReceiveQueue::set_limit) and its
+    /// token; `None` if the loop has no such receives (any more). Do not post to it.
+    pub fn shared_receive_queue(&self, receives: ChannelId) -> Option<&SharedReceiveQueue<'res>> {
+        self.members.shared_receives(receives).map(|queue| &**queue)
+    }
+
+    /// Destroys shared receives, which no channel uses any more.
+    #[cold]
+    pub(super) fn remove_shared(&mut self, receives: ChannelId) -> Result<()> {
+        const VERB: &str = "ibv_destroy_srq";
+        let Self { table, members, .. } = self;
+        let place = members.shared.iter().position(|shared| shared.0 == receives);
+        let Some(place) = place else { return Err(unknown(VERB)) };
+        let (id, queue) = members.shared.swap_remove(place);
+        let queue = match Arc::try_unwrap(queue) {
+            Ok(queue) => queue,
+            Err(queue) => {
+                members.shared.push((id, queue));
+                let reason = "a channel that uses the shared receives still exists";
+                return Err(Error::with_reason(VERB, libc::EBUSY, reason));
+            }
+        };
+        let entry = &mut table.entries[id.index()];
+        entry.generation = entry.generation.wrapping_add(1);
+        let (slots, depth) = (entry.slots(), entry.depths[1]);
+        let destroyed = queue.close();
+        if destroyed.is_ok() {
+            table.end_without_completions(slots, REMOVED);
+            members.give_back(id.index(), depth);
+        } else {
+            table.leak(slots);
+        }
+        destroyed
+    }
+}
+
+impl<B> Table<B> {
+    /// The channel with this queue pair, if it shares receives.
+    #[inline]
+    pub(super) fn sharing(&self, queue_pair: u32) -> Option<ChannelId> {
+        let index = self.sharing.get(queue_pair)?;
+        let generation = self.entries.get(index)?.generation;
+        Some(ChannelId { index: index as u32, generation })
+    }
+
+    /// The message of this completion, if it is of shared receives and for `next_ended`.
+    #[inline(never)]
+    pub(super) fn take_shared(&mut self, completion: &ffi::ibv_wc) -> Option<Ended<B>> {
+        let channel = self.sharing(completion.qp_num)?;
+        let slot = self.slots.get_mut(completion.wr_id as u32 as usize)?;
+        if slot.number != completion.wr_id || slot.state != State::Token || slot.queue_pair != ANY {
+            return None;
+        }
+        slot.state = State::Free;
+        Some(Ended {
+            channel,
+            token: slot.token,
+            // SAFETY: a slot in flight has its buffer, and the device is done with it. The slot is free now.
+            buffer: unsafe { slot.buffer.assume_init_read() },
+            completion: *completion,
+        })
+    }
+}
+
+/// Shared receives send nothing. No post gets here, since their ring for sends has no slot.
+///
+/// # Safety
+///
+/// As for `ibv_post_send`.
+unsafe extern "C" fn refuse_send(
+    _: *mut ffi::ibv_qp,
+    list: *mut ffi::ibv_send_wr,
+    bad: *mut *mut ffi::ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { *bad = list };
+    libc::EINVAL
+}
+
+/// As `ibv_post_recv`, whose first argument is a shared receive queue.
+///
+/// # Safety
+///
+/// As for `ibv_post_srq_recv`.
+unsafe extern "C" fn post_srq_recv(
+    queue: *mut ffi::ibv_qp,
+    list: *mut ffi::ibv_recv_wr,
+    bad: *mut *mut ffi::ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { ffi::ibv_post_srq_recv(queue.cast(), list, bad) }
+}
