@@ -36,7 +36,7 @@ pub(crate) trait Object {
 #[derive(Debug)]
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
-    /// The destroy verb was called, by this handle or by somebody else.
+    /// The destroy verb was called, by this handle or by other code.
     gone: bool,
     /// An object that was made from this one could not be destroyed.
     leaked: AtomicBool,
@@ -92,7 +92,7 @@ impl<T: Object> Handle<T> {
         self.gone
     }
 
-    /// Gives up the object, because somebody else has destroyed it or, if not `destroyed`, has tried
+    /// Gives up the object, because other code has destroyed it or, if not `destroyed`, has tried
     /// to.
     pub(crate) fn disown(&mut self, destroyed: bool) {
         if !std::mem::replace(&mut self.gone, true) && destroyed {

@@ -4,7 +4,7 @@
 //!
 //! libibverbs finds devices in sysfs only, calls the kernel for a few operations (completion channels,
 //! GIDs), and reads GUIDs and P_Keys from sysfs. Such a provider answers all of them here. A thread that is about
-//! to sleep until there is an event tells it too, and whoever pauses before the next request asks it for the time.
+//! to sleep until there is an event tells it too, and a thread that pauses before its next request asks it for the time.
 //! Without such a provider, each of them costs one load; none is on the data path.
 
 use std::ffi::{c_int, c_void};

@@ -210,7 +210,7 @@ impl Core {
         self.queue_pair
     }
 
-    /// Lets receives be posted. To be called when the queue pair is in INIT and nothing is in flight.
+    /// Lets receives be posted. The queue pair is in INIT, and nothing is in flight.
     pub(super) fn open_receives(&self) {
         self.drop_owned_buffers();
         self.sink.forget_told();
@@ -222,7 +222,7 @@ impl Core {
         self.update_fast_path();
     }
 
-    /// Lets everything be posted. To be called when the queue pair is connected, and nothing is in flight
+    /// Lets everything be posted. The queue pair is connected, and nothing is in flight
     /// but receives that were posted after `open_receives`.
     pub(super) fn open(&self) {
         if !self.table.is_open_for_receives() {
@@ -251,7 +251,7 @@ impl Core {
         self.update_fast_path();
     }
 
-    /// Computes `fast_path`. To be called after every change of what it depends on.
+    /// Computes `fast_path`, after every change of what it depends on.
     #[inline]
     pub(super) fn update_fast_path(&self) {
         let idle = self.table.is_open_for_all() && !self.table.any_in_use();

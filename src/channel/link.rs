@@ -274,7 +274,7 @@ impl<'res> Link<'res> {
 
     /// Ends everything that is in flight, by the RESET state or else by destroying the queue pair, and
     /// prevents further posts. It does not wait for completions. If both fail, operations stay in flight;
-    /// their buffers are leaked. To be called only if all operations own their buffers.
+    /// their buffers are leaked. All operations own their buffers.
     pub(super) fn end_now(&mut self) {
         self.core.close();
         if !self.core.destroyed.get() && self.core.reset().is_err() {

@@ -219,7 +219,7 @@ impl Prepared {
         }
     }
 
-    /// Makes the requests point to their piece. To be called when `this` no longer moves.
+    /// Makes the requests point to their piece. The caller does so once `this` no longer moves.
     ///
     /// # Safety
     ///

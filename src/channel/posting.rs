@@ -169,7 +169,7 @@ impl Core {
         ffi::failed(O::VERB, returned)
     }
 
-    /// To be called after a post to this slot that failed. Returns the error.
+    /// Deals with a post to this slot that failed. Returns the error.
     ///
     /// If the device may still have the request, and the operation owns its buffer, the slot stays in flight, with nobody
     /// as its owner. The caller then gives it the buffer.

@@ -158,7 +158,7 @@ impl Core {
         shared + self.table.slots().len()
     }
 
-    /// To be called before the queue pair is reset or destroyed: if a shared receive queue feeds it, moves it to
+    /// Before the queue pair is reset or destroyed: if a shared receive queue feeds it, moves it to
     /// ERR, where it takes no more receives, and takes the messages. A provider may drop completions of a queue
     /// pair that is reset or destroyed.
     fn stop_receiving(&self) {

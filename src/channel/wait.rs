@@ -56,7 +56,7 @@ impl Wait {
         Self { deadline, empty_polls: 0, armed: None, device_checked: None }
     }
 
-    /// To be called after each poll that found nothing. It spins or sleeps, and from time to time reads
+    /// After each poll that found nothing: spins or sleeps, and from time to time reads
     /// the clock and checks the device.
     ///
     /// # Errors

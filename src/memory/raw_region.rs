@@ -240,7 +240,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         check_access(VERB, &domain, access)?;
         check_iova(VERB, iova, (offset % page_size() as u64) as usize, bytes)?;
         // SAFETY: the domain is live; the kernel checks the descriptor and takes a reference to the
-        // dma-buf, whose memory is shared with everybody else who holds one.
+        // dma-buf, whose memory is shared with all who hold one.
         let raw = unsafe {
             let (fd, access) = (dmabuf.as_raw_fd(), access.bits() as i32);
             let raw = ffi::ibv_reg_dmabuf_mr(domain.as_raw(), offset, bytes, iova, fd, access);

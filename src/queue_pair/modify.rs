@@ -54,7 +54,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         }
     }
 
-    /// To be called when the queue pair has gone to RESET: does what the kernel's Soft-RoCE leaves undone.
+    /// After a change to RESET: does what the kernel's Soft-RoCE leaves undone.
     ///
     /// A reset there notes where the next send is, and then empties the queue, in this order (Linux 6.12). So
     /// the next connection would begin with the emptied entries, which are RDMA writes of no data: the peer

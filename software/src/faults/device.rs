@@ -93,7 +93,7 @@ impl Device {
         Ok(())
     }
 
-    /// Removes the device, as pulling a card does. Contexts get the event `IBV_EVENT_DEVICE_FATAL`. Whoever sleeps until a
+    /// Removes the device, as pulling a card does. Contexts get the event `IBV_EVENT_DEVICE_FATAL`. A sleep until a
     /// completion wakes, and fails to arm the completion queue again.
     ///
     /// From now on every verb fails with `EIO`, destroy verbs included, and posts too. Nothing is sent, received or

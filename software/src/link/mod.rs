@@ -30,7 +30,7 @@ const BUFFER_FACTOR: usize = 3;
 /// Sends packets. It may lose them, as any network may; it never blocks.
 pub(crate) trait Link: Debug + Send {
     /// Sends packets, each with its addresses set. The caller keeps them, but not their bytes. Returns whether the link
-    /// has sent them all; if not, [`send_rest`](Self::send_rest) is to be called soon.
+    /// has sent them all; if not, [`send_rest`](Self::send_rest) is called soon.
     fn send(&mut self, packets: &mut [Packet]) -> bool;
 
     /// Sends what there was no room for. Returns whether nothing is left.

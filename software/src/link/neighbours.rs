@@ -1,6 +1,6 @@
 //! Packets between devices of one process, which do not pass through the kernel.
 //!
-//! Each device has an inbox. Whoever sends a packet to the address of a device of this process puts it there, as the
+//! Each device has an inbox. A device that sends a packet to an address of this process puts it there, as the
 //! kernel puts it into a socket's buffer: behind those that are there, and if there is no room, the packet is lost.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -195,7 +195,7 @@ impl Place {
         let namespace = self.namespace?;
         let version = VERSION.load(Ordering::Acquire);
         if self.last.as_ref().is_none_or(|last| (last.0, last.1) != (version, address)) {
-            // Not the other way while somebody makes a change: a packet must not overtake those before it.
+            // Not the other way during a change: a packet must not overtake those before it.
             let Some(neighbours) = wait_for_lock(|| NEIGHBOURS.try_read()) else {
                 // Nobody waits a second time for what will not be released.
                 self.namespace = None;
@@ -370,7 +370,7 @@ mod tests {
         assert!(inbox.is_empty() && !again.inbox().is_empty());
     }
 
-    /// Packets do not leave through the kernel, where they could be overtaken, because somebody makes a change.
+    /// Packets do not leave through the kernel, where they could be overtaken, during a change.
     #[test]
     fn packets_wait_for_changes() {
         let (mut one, other) = (link(9, false), link(10, false));

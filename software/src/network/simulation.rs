@@ -297,7 +297,7 @@ impl Simulation {
         let mut state = self.state();
         let packet = state.under_way.first_key_value().map(|(&key, _)| key);
         let timer = state.next_timer();
-        // Whoever waits for a moment finds everything done that is due by then.
+        // A thread that waits for a moment finds everything done that is due by then.
         let others = packet.iter().map(|key| key.0).chain(timer.iter().map(|(due, _)| *due)).min();
         if let Some(&at) = state.alarms.first()
             && others.is_none_or(|other| at < other)

@@ -56,7 +56,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: as the module says. Functions are set before anybody sees the queue.
+    // SAFETY: as the module says. Functions are set before the program has the queue.
     unsafe {
         let attr = &*attr;
         let flags = ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED

@@ -138,7 +138,7 @@ unsafe fn create(
     if !sends {
         attr.cap = ibv_qp_cap::default();
     }
-    // SAFETY: as the caller says. The object is complete before anybody else can access it.
+    // SAFETY: as the caller says. The object is complete before another thread can access it.
     unsafe {
         let soft = allocate(context, attr.cap.max_inline_data);
         let qp = soft.cast::<ibv_qp>();

@@ -57,7 +57,7 @@ pub(crate) struct Core {
     pub(crate) ports: Vec<Port>,
     pub(crate) keys: Keys,
     pub(crate) cqs: Table<CompletionQueue>,
-    /// How many of them are armed: somebody waits for their events.
+    /// How many of them are armed: the program waits for their events.
     pub(crate) armed: u32,
     /// Their numbers have 24 bits, as packets of extended reliable connections have them.
     pub(crate) srqs: Table<SharedReceiveQueue>,

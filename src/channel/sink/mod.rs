@@ -315,7 +315,7 @@ impl Core {
         Ok(())
     }
 
-    /// Stores the completion of a receive of the shared queue, for whoever asks for messages. Returns false if it
+    /// Stores the completion of a receive of the shared queue, for the next call that asks for messages. Returns false if it
     /// is not such a completion.
     fn take_message(&self, completion: &WorkCompletion) -> bool {
         let Some((receives, member)) = &self.receives else { return false };

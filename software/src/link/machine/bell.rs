@@ -1,4 +1,4 @@
-//! The connections of other processes, as far as they wake somebody.
+//! The connections of other processes, as far as they wake a reader.
 
 use std::ffi::c_int;
 use std::io;

@@ -1,7 +1,7 @@
 //! Packets between devices of different processes of one machine, which do not pass through the kernel's network.
 //!
 //! Each device has a door at each of its addresses: a socket of the machine's abstract name space, whose name has the
-//! address. That name space belongs to the network namespace, as addresses do. Whoever wants to send to an address
+//! address. That name space belongs to the network namespace, as addresses do. A process that wants to send to an address
 //! knocks at its door, and hands over a ring (`ring`) that it writes to from then on. The connection wakes the reader,
 //! and ends with either process. Until the other side has answered, and where there is no door, packets go through
 //! the kernel's network.

@@ -30,7 +30,7 @@ const SKIP: u32 = u32::MAX;
 /// processor's cache is used.
 const NEAR: u32 = 256 << 10;
 
-/// A file of this size stays as it is: a shorter one would end whoever uses the memory.
+/// A file of this size stays as it is: a shorter one would end the processes that use the memory.
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// Nobody can make the file a program; some systems insist on it. Missing in some C libraries' headers.
@@ -46,7 +46,7 @@ struct Header {
     written: Line,
     /// How far the reader is; changed by the reader.
     read: Line,
-    /// 1 if the reader wants to be woken; set by the reader, cleared by whoever wakes it.
+    /// 1 if the reader wants to be woken; set by the reader, cleared by the sender that wakes it.
     sleeping: Line,
 }
 

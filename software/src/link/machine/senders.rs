@@ -35,7 +35,7 @@ pub(in crate::link) struct Senders {
     /// Those who have not introduced themselves yet; the address whose door it was.
     guests: Vec<(IpAddr, Arc<OwnedFd>)>,
     all: Vec<Sender>,
-    /// Somebody could not be let in, for want of descriptors or memory. Not to be woken for it again and again, the
+    /// A process could not be let in, for want of descriptors or memory. Not to be woken for it again and again, the
     /// doors are left alone until something else happens.
     is_waiting: bool,
 }
@@ -77,12 +77,12 @@ impl Senders {
         !self.is_waiting
     }
 
-    /// Whether somebody waits at a door, who is now to be let in.
+    /// Whether a process waits at a door, and is to be let in now.
     pub(in crate::link) fn stop_waiting(&mut self) -> bool {
         std::mem::take(&mut self.is_waiting)
     }
 
-    /// Lets in whoever is at the door of an address.
+    /// Lets the processes in that wait at the door of an address.
     pub(in crate::link) fn open(&mut self, to: IpAddr, door: &OwnedFd) {
         // Those of other users, who are sent away, could go on for ever.
         for _ in 0..64 {

@@ -203,7 +203,7 @@ fn several_processes_have_a_ring_each() {
             attend(&mut senders, to, door);
         }
     }
-    // The answers are there, and are heard by whoever looks for processes that are gone.
+    // The answers are there, and the next look for processes that are gone hears them.
     let other = own_address(32);
     let _door = door(other).unwrap();
     assert!(ways.ring(from, other).is_none());
@@ -224,7 +224,7 @@ fn who_cannot_be_let_in_waits() {
     senders.open(to, &closed);
     assert!(!senders.looks_at_doors(), "that file is no door, which is an error as well");
     senders.open(to, &opened);
-    assert!(!senders.looks_at_doors(), "somebody waits at the other one");
+    assert!(!senders.looks_at_doors(), "a process waits at the other one");
     assert!(senders.stop_waiting() && senders.looks_at_doors() && !senders.stop_waiting());
 }
 
