@@ -60,8 +60,8 @@ pub(super) unsafe extern "C" fn query_device_ex(
     plain.max_mcast_grp = 256;
     plain.max_mcast_qp_attach = most(settings.max_qp);
     plain.max_total_mcast_qp_attach = most(settings.max_qp);
-    // Other programs reach the memory by the same machine's atomic operations.
-    plain.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_GLOB;
+    // In truth also with the processor's, but programs look for what adapters say.
+    plain.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_HCA;
     plain.max_pkeys = 1;
     plain.phys_port_cnt = settings.ports.len() as u8;
     plain.local_ca_ack_delay = 15;
