@@ -110,7 +110,7 @@ impl Process {
     ) -> Option<T> {
         let shows = self.clock().shows(now);
         let passed = shows - std::mem::replace(&mut self.shared.state().shown, shows);
-        self.runtime.block_on(async {
+        let result = self.runtime.block_on(async {
             if passed > 0 {
                 pass(Duration::from_nanos(passed));
             }
@@ -127,7 +127,10 @@ impl Process {
                 }
             })
             .await
-        })
+        });
+        // It holds the runtime, which holds what holds it.
+        self.shared.state().root = None;
+        result
     }
 }
 
