@@ -128,6 +128,8 @@ pub use many::{
 };
 #[cfg(feature = "channel")]
 pub use many::{BufferPool, PooledBuffer, SharedMemoryRange};
+#[cfg(feature = "mlx5")]
+pub use memory::MemoryKey;
 pub use memory::{
     AccessFlags, AtomicElement, BorrowedBuffer, BorrowedMemoryRegion, DeviceMemory,
     DeviceMemoryRegion, Element, Field, GatherBuffer, GatherElement, HugePages,

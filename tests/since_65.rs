@@ -123,3 +123,78 @@ fn completion_counters_count_and_are_attached() {
     drop(pair);
     counter.close().unwrap();
 }
+
+#[test]
+fn memory_that_the_provider_allocates() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
+    let allocate = |bytes, access| RawMemoryRegion::allocate_by_provider(&domain, bytes, access);
+    let region = allocate(5000, access).unwrap();
+    let call = device.last_call("reg_dmabuf_mr").unwrap();
+    assert_eq!(
+        (call.iova, call.length, call.access),
+        (region.as_ptr() as u64, 5000, access.bits())
+    );
+    assert_eq!((region.len(), region.remote().address()), (5000, region.as_ptr() as u64));
+    // SAFETY: the memory is there, and no request uses it.
+    unsafe {
+        assert_eq!(*region.as_ptr().add(4999), 0);
+        region.as_ptr().write_bytes(7, 5000);
+    }
+    let mut contents = Vec::new();
+    std::fs::File::from(region.export_dmabuf().unwrap()).read_to_end(&mut contents).unwrap();
+    assert!(contents == [7; 5000]);
+    assert_eq!(device.calls("free_buf"), 0);
+    region.close().unwrap();
+    assert_eq!(device.calls("free_buf"), 1);
+
+    let calls = device.calls("alloc_buf");
+    assert_eq!(errno(allocate(0, access)), libc::EINVAL);
+    assert_eq!(errno(allocate(8, AccessFlags::REMOTE_WRITE)), libc::EINVAL);
+    assert_eq!(errno(allocate(8, access | AccessFlags::ZERO_BASED)), libc::EINVAL);
+    assert_eq!(
+        device.calls("alloc_buf"),
+        calls,
+        "all of that is refused before the device sees it"
+    );
+    device.fail("alloc_buf").errno(libc::ENOMEM).times(1);
+    assert_eq!(errno(allocate(8, access)), libc::ENOMEM);
+    device.fail("reg_mr_ex").errno(libc::EOPNOTSUPP).times(1);
+    assert_eq!(errno(allocate(8, access)), libc::EOPNOTSUPP);
+    assert_eq!(device.calls("free_buf"), 2, "what could not be registered is freed");
+
+    // The region's domain is another one, and the buffer's is still there when it is freed.
+    let second = context.alloc_pd().unwrap();
+    let first = context.alloc_pd().unwrap();
+    let mut region =
+        RawMemoryRegion::allocate_by_provider(std::sync::Arc::new(first), 8, access).unwrap();
+    let change = ibverbs::Reregistration::new().protection_domain(&second);
+    // SAFETY: no request is outstanding.
+    let moved = unsafe { region.rereg(change) };
+    drop(region);
+    assert_eq!(device.calls("free_buf"), 3, "{moved:?}");
+
+    // What the device may still access is not freed.
+    let region = allocate(8, access).unwrap();
+    device.fail("dereg_mr").errno(libc::EBUSY).times(1);
+    assert_eq!(errno(region.close()), libc::EBUSY);
+    assert_eq!(device.calls("free_buf"), 3);
+}
+
+/// libibverbs' own allocation, for providers without one.
+#[test]
+fn memory_of_libibverbs() {
+    let context = ibverbs_software::Network::new().device().unwrap().open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let region =
+        RawMemoryRegion::allocate_by_provider(&domain, 100, AccessFlags::REMOTE_READ).unwrap();
+    assert_eq!(region.as_ptr() as usize % 4096, 0, "{region:?}");
+    assert_eq!(errno(region.export_dmabuf()), libc::ENODATA);
+    region.close().unwrap();
+    let mut own = [0_u8; 8];
+    // SAFETY: the memory outlives the region, and nothing is posted.
+    let other = unsafe { domain.register_raw(own.as_mut_ptr(), 8, AccessFlags::REMOTE_READ) };
+    assert_eq!(errno(other.unwrap().export_dmabuf()), libc::ENODATA);
+}

@@ -34,6 +34,20 @@ pub(crate) fn count(verb: &'static str, returned: isize) -> Result<usize, Error>
     usize::try_from(returned).map_err(|_| failed(verb, c_int::try_from(returned).unwrap_or(-1)))
 }
 
+/// The convention of verbs that return a new file descriptor: negative on failure.
+///
+/// # Safety
+///
+/// A descriptor that is not negative belongs to nobody else.
+#[cfg(rdma_core_65)]
+pub(crate) unsafe fn new_fd(verb: &'static str, fd: c_int) -> Result<std::os::fd::OwnedFd, Error> {
+    if fd < 0 {
+        return Err(failed(verb, fd));
+    }
+    // SAFETY: the caller vouches for it.
+    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
+}
+
 /// The error for a status that is not 0.
 ///
 /// This is inlined into the caller, so that the compiler sees that the result is an error, and a loop

@@ -21,6 +21,8 @@ use std::sync::OnceLock;
 
 mod convention;
 
+#[cfg(rdma_core_65)]
+pub(crate) use convention::new_fd;
 pub(crate) use convention::{count, errno, failed, object, set_errno, status};
 
 #[allow(
@@ -114,6 +116,14 @@ mod providers {
 impl ibv_event_type {
     /// The kernel reports it whatever the release of rdma-core.
     pub const IBV_EVENT_DEVICE_SPEED_CHANGE: Self = Self(20);
+}
+
+#[cfg(all(feature = "rdmacm", not(rdma_core_65)))]
+#[allow(missing_docs, reason = "as the bindings")]
+impl rdma_cm_event_type {
+    pub const RDMA_CM_EVENT_ADDRINFO_RESOLVED: Self = Self(16);
+    pub const RDMA_CM_EVENT_ADDRINFO_ERROR: Self = Self(17);
+    pub const RDMA_CM_EVENT_USER: Self = Self(18);
 }
 
 /// `ibv_post_send`: posts a list of work requests to a send queue. Returns 0 or an errno value, and

@@ -172,15 +172,10 @@ impl<'ctx> DeviceMemory<'ctx> {
     #[cfg(rdma_core_65)]
     #[doc(alias = "ibv_dm_export_dmabuf_fd")]
     pub fn export_dmabuf(&self) -> Result<std::os::fd::OwnedFd> {
-        use std::os::fd::FromRawFd as _;
-
-        // SAFETY: the memory is live.
-        let fd = unsafe { ffi::ibv_dm_export_dmabuf_fd(self.as_raw()) };
-        if fd < 0 {
-            return Err(ffi::failed("ibv_dm_export_dmabuf_fd", fd));
+        // SAFETY: the memory is live, and the descriptor is new.
+        unsafe {
+            ffi::new_fd("ibv_dm_export_dmabuf_fd", ffi::ibv_dm_export_dmabuf_fd(self.as_raw()))
         }
-        // SAFETY: the descriptor is new, and the caller's alone.
-        Ok(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) })
     }
 
     /// Makes [imported](Self::import) memory this program's own: from now on dropping or closing it

@@ -35,10 +35,13 @@ mod disjoint;
 mod huge_pages;
 mod implicit_region;
 mod inline;
+#[cfg(feature = "mlx5")]
+mod memory_key;
 mod null_region;
 mod options;
 mod owned_region;
 mod pinned;
+mod provider_buffer;
 mod raw_region;
 mod region;
 mod region_buffer;
@@ -67,6 +70,8 @@ pub use huge_pages::HugePages;
 pub use implicit_region::ImplicitMemoryRegion;
 pub(crate) use inline::Gathered;
 pub use inline::{Inline, InlineList};
+#[cfg(feature = "mlx5")]
+pub use memory_key::MemoryKey;
 pub use null_region::NullMemoryRegion;
 pub use options::RegionOptions;
 pub use owned_region::MemoryRegion;

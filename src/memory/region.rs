@@ -41,7 +41,7 @@ importable_object!(ibv_mr, ibv_unimport_mr);
 /// | [`SharedMemoryRegion`](crate::SharedMemoryRegion) | allocated here, owned | peers too | copies, atomics, a remote key |
 /// | [`BorrowedMemoryRegion`](crate::BorrowedMemoryRegion) | a `&mut [T]` of the caller | this program and its own device | `[T]` |
 /// | [`ReadOnlyMemoryRegion`](crate::ReadOnlyMemoryRegion) | a `&[T]` of the caller | its own device, to read it only | `[T]`, not mutable |
-/// | [`RawMemoryRegion`](crate::RawMemoryRegion) | owned by something else: mapped files, GPUs, dma-bufs, other processes | whatever its access flags say | a pointer, a remote key |
+/// | [`RawMemoryRegion`](crate::RawMemoryRegion) | owned by something else: mapped files, GPUs, dma-bufs, other processes; or allocated by the provider | whatever its access flags say | a pointer, a remote key |
 /// | [`DeviceMemoryRegion`](crate::DeviceMemoryRegion) | on the device itself | peers and the device, without the bus | a remote key |
 /// | [`ImplicitMemoryRegion`](crate::ImplicitMemoryRegion) | the whole address space, paged on demand | this program and its own device | slices of any memory |
 /// | [`NullMemoryRegion`](crate::NullMemoryRegion) | none: writes are discarded, reads return zeros | this program's requests | elements of any length |

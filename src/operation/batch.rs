@@ -224,6 +224,50 @@ impl<T: Transport> Batch<'_, T> {
         Ok(())
     }
 
+    /// `mlx5dv_wr_mr_list`: lets `key` name these pieces, one behind the other, with this access; the first byte
+    /// has address 0. Later requests of this queue pair can name the key. The queue pair was built
+    /// [for it](crate::QueuePairBuilder::extended_with_memory_keys).
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the queue pair was not built for it.
+    ///  - `EINVAL`: no pieces, or more than the key can name.
+    ///
+    /// # Safety
+    ///
+    /// While the key names the pieces, they stay registered, and their memory fulfils the conditions of
+    /// [`RawMemoryRegion::new`](crate::RawMemoryRegion::new) under this access. The key lives until the completion was
+    /// polled.
+    #[cfg(feature = "mlx5")]
+    #[doc(alias = "mlx5dv_wr_mr_list")]
+    pub unsafe fn set_memory_key(
+        &mut self,
+        key: &crate::memory::MemoryKey<'_>,
+        access: crate::memory::AccessFlags,
+        pieces: &[crate::memory::GatherElement<'_>],
+        wr_id: u64,
+    ) -> Result<()> {
+        const VERB: &str = "mlx5dv_wr_mr_list";
+        need(self.available, function::SET_MEMORY_KEY)?;
+        let most = key.max_entries();
+        let Some(count) =
+            u16::try_from(pieces.len()).ok().filter(|count| (1..=most).contains(count))
+        else {
+            let (what, count) = ("the number of pieces", pieces.len() as u64);
+            return Err(Error::out_of_range(VERB, what, count, 1, most.into()));
+        };
+        // The list is a part of the request.
+        self.begin(wr_id, SIGNALED | INLINE);
+        // SAFETY: the queue pair is live, in a batch, and has the function, so it is one of mlx5; the caller vouches for
+        // key and pieces, which are only read.
+        unsafe {
+            let direct = ffi::mlx5dv_qp_ex_from_ibv_qp_ex(self.raw);
+            let set = (*direct).wr_mr_list.unwrap_unchecked();
+            set(direct, key.as_raw(), access.bits(), count, pieces.as_ptr().cast_mut().cast());
+        }
+        Ok(())
+    }
+
     /// Stores the number and the flags of the next request.
     #[inline(always)]
     fn begin(&mut self, wr_id: u64, flags: u32) {

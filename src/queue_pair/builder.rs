@@ -60,6 +60,9 @@ pub struct QueuePairBuilder<'res, T = Rc> {
     /// The operations of the extended posting interface, and whether to build without them if they are
     /// missing.
     pub(super) extended: Option<(SendOperations, bool)>,
+    /// Whether requests can set memory keys of mlx5.
+    #[cfg(feature = "mlx5")]
+    pub(super) memory_keys: bool,
     /// The provider's own transport, for type `Driver`.
     pub(super) driver: Option<DriverTransport>,
     pub(super) settings: ConnectionSettings,
@@ -178,6 +181,8 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             source_number: None,
             max_tso_header: 0,
             extended: None,
+            #[cfg(feature = "mlx5")]
+            memory_keys: false,
             driver: transport.driver(),
             transport: PhantomData,
             settings: ConnectionSettings::default(),

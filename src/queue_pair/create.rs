@@ -265,6 +265,10 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         // back is ours alone. Without extensions this is ibv_create_qp.
         let raw = unsafe {
             match self.driver {
+                #[cfg(feature = "mlx5")]
+                None if self.memory_keys && operations.is_some() => {
+                    super::mlx5::create(context, &mut attributes)
+                }
                 None => Handle::new(VERB, ffi::ibv_create_qp_ex(context, &mut attributes)),
                 Some(driver) => Handle::new(driver.verb(), driver.create(context, &mut attributes)),
             }
@@ -298,6 +302,10 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
             // SAFETY: the queue pair is live, and has the operations.
             let functions =
                 unsafe { function::of(extended, operations, (kind, self.driver), max_sge) };
+            #[cfg(feature = "mlx5")]
+            // SAFETY: as above; with memory keys mlx5 has created it.
+            let functions =
+                functions | unsafe { super::mlx5::functions(extended, self.memory_keys) };
             let one_length = max_sge > 1 && is_rxe;
             functions | if one_length { function::ONE_LENGTH } else { 0 }
         });

@@ -104,6 +104,8 @@ pub(crate) mod function {
     pub(crate) const SET_DC_ADDRESS: u64 = 1 << 56;
     #[cfg(feature = "mlx5")]
     pub(crate) const SET_DC_STREAM: u64 = 1 << 55;
+    #[cfg(feature = "mlx5")]
+    pub(crate) const SET_MEMORY_KEY: u64 = 1 << 54;
 
     /// The functions of a queue pair that was built for `operations`.
     ///
@@ -178,6 +180,10 @@ pub(crate) mod function {
             #[cfg(feature = "mlx5")]
             SET_DC_ADDRESS => {
                 ("mlx5dv_wr_set_dc_addr", "the queue pair is not a DC initiator of mlx5")
+            }
+            #[cfg(feature = "mlx5")]
+            SET_MEMORY_KEY => {
+                ("mlx5dv_wr_mr_list", "the queue pair was not built with extended_with_memory_keys")
             }
             #[cfg(feature = "mlx5")]
             SET_DC_STREAM => (

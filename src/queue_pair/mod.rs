@@ -24,6 +24,8 @@ mod endpoint_bytes;
 mod endpoint_wire;
 mod extended_operations;
 mod flows;
+#[cfg(feature = "mlx5")]
+mod mlx5;
 mod modify;
 mod multicast;
 mod object;

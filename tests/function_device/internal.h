@@ -36,7 +36,7 @@ void ibverbs_device_put(struct ibv_device *dev);
 	X(post_srq_ops) \
 	X(modify_to_err) X(modify_to_reset) X(post_send) X(ring_doorbell) X(lose_error) X(post_recv) X(post_srq_recv) X(wr_complete) \
 	X(poll_cq) X(start_poll) X(next_poll) \
-	X(query_port_speed) X(alloc_dmah) X(dealloc_dmah) X(reg_mr_ex) X(dm_export_dmabuf_fd) \
+	X(query_port_speed) X(alloc_dmah) X(dealloc_dmah) X(reg_mr_ex) X(alloc_buf) X(free_buf) X(dm_export_dmabuf_fd) \
 	X(query_comp_cntr_caps) X(create_comp_cntr) X(destroy_comp_cntr) X(set_comp_cntr) X(set_err_comp_cntr) \
 	X(inc_comp_cntr) X(inc_err_comp_cntr) X(read_comp_cntr) X(read_err_comp_cntr) X(qp_attach_comp_cntr)
 /* clang-format on */

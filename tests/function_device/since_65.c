@@ -74,6 +74,40 @@ static int dealloc_dmah(struct ibv_dmah *dmah)
 		       &container_of(dmah, struct device_dmah, vdmah.dmah)->obj);
 }
 
+/* A buffer that is a dma-buf to libibverbs, as in a confidential virtual machine. */
+static void *alloc_buf(struct ibv_pd *pd, size_t size, struct ibv_buf **buf)
+{
+	struct function_device *dev = to_device(pd->context);
+	void *addr = MAP_FAILED;
+	int fd = -1;
+
+	device_begin(pd->context, DEVICE_alloc_buf, pd);
+	int error = device_admit(dev, DEVICE_alloc_buf);
+	device_unlock(pd->context);
+	if (!error) {
+		*buf = calloc(1, sizeof(**buf));
+		fd = memfd_create("buf", MFD_CLOEXEC);
+		if (*buf && fd >= 0 && ftruncate(fd, size) == 0)
+			addr = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		error = errno;
+	}
+	if (addr == MAP_FAILED) {
+		errno = error;
+		return NULL;
+	}
+	ibv_buf_init_dmabuf(*buf, pd, addr, size, fd);
+	return addr;
+}
+
+static void free_buf(struct ibv_buf *buf)
+{
+	device_begin(buf->pd->context, DEVICE_free_buf, buf->pd);
+	device_unlock(buf->pd->context);
+	munmap(buf->addr, buf->size);
+	close(buf->dmabuf_fd);
+	free(buf);
+}
+
 static struct ibv_mr *reg_mr_ex(struct ibv_pd *pd, struct ibv_mr_init_attr *attr)
 {
 	struct function_device *dev = to_device(pd->context);
@@ -82,13 +116,16 @@ static struct ibv_mr *reg_mr_ex(struct ibv_pd *pd, struct ibv_mr_init_attr *attr
 	call->mask = (int)attr->comp_mask;
 	call->dmah = attr->dmah;
 	int error = device_admit(dev, DEVICE_reg_mr_ex);
-	if (!error && !(attr->comp_mask & IBV_REG_MR_MASK_ADDR))
+	if (!error && !(attr->comp_mask & (IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_FD)))
 		error = EINVAL;
 	device_unlock(pd->context);
 	if (error) {
 		errno = error;
 		return NULL;
 	}
+	if (attr->comp_mask & IBV_REG_MR_MASK_FD)
+		return device_region_ops.reg_dmabuf_mr(pd, attr->fd_offset, attr->length, attr->iova,
+						       attr->fd, attr->access);
 	struct ibv_mr *mr = device_region_ops.reg_mr(pd, attr->addr, attr->length, attr->iova,
 						     attr->access);
 	if (mr && attr->comp_mask & IBV_REG_MR_MASK_DMAH) {
@@ -226,11 +263,13 @@ static int qp_attach_comp_cntr(struct ibv_qp *ibqp, struct ibv_comp_cntr *counte
 }
 
 const struct verbs_context_ops device_since_65_ops = {
+	.alloc_buf = alloc_buf,
 	.alloc_dmah = alloc_dmah,
 	.create_comp_cntr = create_comp_cntr,
 	.dealloc_dmah = dealloc_dmah,
 	.destroy_comp_cntr = destroy_comp_cntr,
 	.dm_export_dmabuf_fd = dm_export_dmabuf_fd,
+	.free_buf = free_buf,
 	.inc_comp_cntr = inc_comp_cntr,
 	.inc_err_comp_cntr = inc_err_comp_cntr,
 	.qp_attach_comp_cntr = qp_attach_comp_cntr,

@@ -203,6 +203,17 @@ fn the_control_can_be_watched_by_another_thread() {
     assert_eq!(control.remote_ece().unwrap(), EnhancedConnection::default());
     assert!(control.notify_established().is_err());
     assert!(!control.as_raw().is_null());
+    #[cfg(rdma_core_65)]
+    match control.write_event(-7, 1 << 40) {
+        Ok(()) => {
+            let event = control.event_timeout(TIME).unwrap();
+            assert_eq!((event.kind(), event.status(), event.argument()), (Kind::User, -7, 1 << 40));
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ibverbs::ErrorKind::Unsupported);
+            assert!(error.to_string().contains("Linux 6.18"), "{error}");
+        }
+    }
     thread::scope(|scope| {
         let watcher =
             scope.spawn(move || control.event_until(Instant::now() + TIME).unwrap().kind());
@@ -210,6 +221,22 @@ fn the_control_can_be_watched_by_another_thread() {
         assert_eq!(watcher.join().unwrap(), Kind::Disconnected);
     });
     drop((channel, one.1, _device));
+    nothing_is_left();
+}
+
+/// librdmacm tells by an event that it has resolved a name, which an older kernel refuses.
+#[cfg(rdma_core_65)]
+#[test]
+fn a_route_to_a_name_takes_a_kernel_with_written_events() {
+    let _alone = alone("a name", 60);
+    match Route::to_name("10.77.0.1", "7471").resolve(TIME) {
+        Ok(route) => assert_eq!(route.peer_addr(), Some("10.77.0.1:7471".parse().unwrap())),
+        Err(ibverbs::ConnectionError::Verbs(error)) => {
+            assert_eq!(error.kind(), ibverbs::ErrorKind::Unsupported);
+            assert!(error.to_string().contains("Linux 6.18"), "{error}");
+        }
+        Err(other) => panic!("{other}"),
+    }
     nothing_is_left();
 }
 

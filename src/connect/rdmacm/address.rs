@@ -51,8 +51,7 @@ impl RawAddress {
 ///
 /// # Safety
 ///
-/// `raw` points to memory as large as a `sockaddr_storage`, which holds an address of the family that it
-/// names.
+/// `raw` points to an address, which has the length of the family that it names.
 pub(super) unsafe fn socket_addr(raw: *const ffi::sockaddr) -> Option<SocketAddr> {
     // SAFETY: the caller vouches for the memory.
     let family = unsafe { (*raw).sa_family };

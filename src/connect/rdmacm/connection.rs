@@ -216,6 +216,19 @@ impl ConnectionControl {
         self.id.notify_established()
     }
 
+    /// `rdma_write_cm_event`: writes an event of kind [`User`](ConnectionEventKind::User) with this status and this number for
+    /// the next [`event`](Self::event), as from a thread to the one that waits for the file. There since rdma-core 65.
+    ///
+    /// # Errors
+    ///
+    ///  - `EOPNOTSUPP`: the kernel is older than Linux 6.18.
+    ///  - `ENODEV`: the device was removed.
+    #[cfg(rdma_core_65)]
+    #[doc(alias = "rdma_write_cm_event")]
+    pub fn write_event(&self, status: i32, argument: u64) -> Result<()> {
+        self.id.write_event(status, argument)
+    }
+
     /// `rdma_get_remote_ece`: the enhanced connection options that the peer has sent.
     ///
     /// # Errors

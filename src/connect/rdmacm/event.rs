@@ -45,6 +45,12 @@ foreign_enum! {
         AddressChanged = RDMA_CM_EVENT_ADDR_CHANGE,
         /// No packet of the connection can be on its way any more: the queue pair's number is free.
         TimeWaitExit = RDMA_CM_EVENT_TIMEWAIT_EXIT,
+        /// The addresses of a name were found.
+        NameResolved = RDMA_CM_EVENT_ADDRINFO_RESOLVED,
+        /// The addresses of a name were not found.
+        NameError = RDMA_CM_EVENT_ADDRINFO_ERROR,
+        /// This program has [written](crate::ConnectionControl::write_event) it.
+        User = RDMA_CM_EVENT_USER,
     }
 }
 
@@ -55,6 +61,7 @@ pub struct ConnectionEvent {
     pub(super) kind: ConnectionEventKind,
     pub(super) status: i32,
     pub(super) private_data: PrivateData,
+    pub(super) argument: u64,
 }
 
 impl ConnectionEvent {
@@ -66,6 +73,12 @@ impl ConnectionEvent {
     /// The status of the event: 0, a negative errno value, or a reason of the specification.
     pub fn status(&self) -> i32 {
         self.status
+    }
+
+    /// The number that was [written](crate::ConnectionControl::write_event) with an event of kind
+    /// [`User`](ConnectionEventKind::User); 0 of others.
+    pub fn argument(&self) -> u64 {
+        self.argument
     }
 
     /// The peer's private data in the event, such as in the one for the end of the connection.
@@ -115,6 +128,7 @@ impl Copied {
                 kind,
                 status: event.status,
                 private_data: PrivateData::EMPTY,
+                argument: 0,
             },
             request: (kind == Kind::ConnectRequest).then(|| NonNull::new(event.id)).flatten(),
             responder_resources: 0,
@@ -123,6 +137,15 @@ impl Copied {
             qkey: 0,
             queue_pair: 0,
         };
+        if let Kind::NameResolved | Kind::NameError | Kind::User = kind {
+            // In place of a peer's data, such an event has a number.
+            #[cfg(rdma_core_65)]
+            if kind == Kind::User {
+                // SAFETY: librdmacm has filled it in.
+                copied.public.argument = unsafe { event.param.arg };
+            }
+            return copied;
+        }
         let (data, len) = if datagram || multicast {
             // SAFETY: the union is zeroed and then filled in by librdmacm, and all is integers.
             let ud = unsafe { event.param.ud };
@@ -153,9 +176,9 @@ impl Copied {
     pub(super) fn error(&self) -> ConnectionError {
         use ConnectionEventKind as Kind;
 
-        let ConnectionEvent { kind, status, private_data } = self.public;
+        let ConnectionEvent { kind, status, private_data, .. } = self.public;
         match kind {
-            Kind::AddressError => ConnectionError::NoAddress(status),
+            Kind::AddressError | Kind::NameError => ConnectionError::NoAddress(status),
             Kind::RouteError => ConnectionError::NoRoute(status),
             Kind::Unreachable => ConnectionError::Unreachable(status),
             Kind::Rejected => ConnectionError::Rejected(Rejection { status, private_data }),
@@ -178,13 +201,32 @@ mod tests {
         assert_eq!(ffi::rdma_cm_event_type::from(ConnectionEventKind::Unknown(99)), raw);
     }
 
+    /// In the place of a peer's data, such an event has a number, which is no address.
+    #[cfg(rdma_core_65)]
+    #[test]
+    fn the_number_of_an_event_is_no_data() {
+        let mut id = ffi::rdma_cm_id::default();
+        for (kind, argument) in [(16, 0), (17, 0), (18, 77)] {
+            let mut event = ffi::rdma_cm_event {
+                id: &raw mut id,
+                event: ffi::rdma_cm_event_type(kind),
+                ..Default::default()
+            };
+            event.param.conn.private_data_len = 9;
+            event.param.arg = 77;
+            // SAFETY: the event is ours, and is what librdmacm would make of it.
+            let copied = unsafe { Copied::of(&event) }.public;
+            assert_eq!((copied.argument(), copied.private_data().len()), (argument, 0));
+        }
+    }
+
     /// An event of each kind and port space, as librdmacm hands them out, or as a kernel of another
     /// version might.
     #[test]
     fn what_is_read_of_an_event_is_what_its_kind_has() {
         let mut id = ffi::rdma_cm_id::default();
         let bytes = *b"private";
-        for kind in (0..=15).chain([16, u32::MAX]) {
+        for kind in (0..=15).chain([20, u32::MAX]) {
             for space in [0x106, 0x111, 0x2, 0x13f, 9] {
                 id.ps = ffi::rdma_port_space(space);
                 let mut event = ffi::rdma_cm_event {

@@ -1,5 +1,7 @@
 //! The identifiers of the connection manager: what a socket is to TCP.
 
+#[cfg(rdma_core_65)]
+use std::ffi::CStr;
 use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -138,6 +140,59 @@ impl Id {
         let returned =
             unsafe { ffi::rdma_resolve_addr(raw, source, destination, milliseconds(timeout)) };
         ffi::status(VERB, returned)
+    }
+
+    /// `rdma_resolve_addrinfo`: asks for the addresses of a name. An event says that they are there.
+    #[cfg(rdma_core_65)]
+    pub(super) fn resolve_name(&mut self, node: &CStr, service: &CStr) -> Result<()> {
+        const VERB: &str = "rdma_resolve_addrinfo";
+        let raw = self.live(VERB)?;
+        // SAFETY: the identifier is live, and the texts are read during the call only.
+        let returned = unsafe {
+            ffi::rdma_resolve_addrinfo(raw, node.as_ptr(), service.as_ptr(), ptr::null())
+        };
+        // librdmacm leaves in errno what failed: the resolver's negative number, or -1 if the kernel takes no event.
+        ffi::status(VERB, returned).map_err(|_| match ffi::errno() {
+            -1 => Error::with_reason(VERB, libc::EOPNOTSUPP, NEEDS_WRITTEN_EVENTS),
+            errno if errno < 0 => Error::with_reason(VERB, libc::ENOENT, "the name is not known"),
+            errno => Error::new(VERB, errno),
+        })
+    }
+
+    /// `rdma_query_addrinfo`, `rdma_resolve_addr`: goes on with the first address that was found.
+    #[cfg(rdma_core_65)]
+    pub(super) fn resolve_found(
+        &mut self,
+        source: Option<SocketAddr>,
+        timeout: Duration,
+    ) -> Result<()> {
+        const VERB: &str = "rdma_query_addrinfo";
+        let (raw, mut found) = (self.live(VERB)?, ptr::null_mut());
+        // SAFETY: the identifier is live, and the pointer is ours.
+        ffi::status(VERB, unsafe { ffi::rdma_query_addrinfo(raw, &mut found) })?;
+        // SAFETY: the list is live; an address in it has the length of its family.
+        let address = unsafe {
+            let first = found.as_ref().filter(|first| !first.ai_dst_addr.is_null());
+            first.and_then(|first| socket_addr(first.ai_dst_addr))
+        };
+        // SAFETY: the list is ours, and is not used any more.
+        unsafe { ffi::rdma_freeaddrinfo(found) };
+        let none = || Error::with_reason(VERB, libc::ENOENT, "the name has no IP address");
+        self.resolve_address(source, address.ok_or_else(none)?, timeout)
+    }
+
+    /// `rdma_write_cm_event`.
+    #[cfg(rdma_core_65)]
+    pub(super) fn write_event(&self, status: i32, argument: u64) -> Result<()> {
+        const VERB: &str = "rdma_write_cm_event";
+        let raw = self.live(VERB)?;
+        let kind = ffi::rdma_cm_event_type::RDMA_CM_EVENT_USER;
+        // SAFETY: the identifier is live.
+        let returned = unsafe { ffi::rdma_write_cm_event(raw, kind, status, argument) };
+        ffi::status(VERB, returned).map_err(|error| match error.errno() {
+            libc::EINVAL => Error::with_reason(VERB, libc::EOPNOTSUPP, NEEDS_WRITTEN_EVENTS),
+            _ => error,
+        })
     }
 
     /// Only after the address was resolved.
@@ -356,6 +411,9 @@ impl Id {
         Ok(())
     }
 }
+
+#[cfg(rdma_core_65)]
+const NEEDS_WRITTEN_EVENTS: &str = "it takes Linux 6.18, with which programs write events";
 
 impl AsFd for Id {
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -14,6 +14,8 @@ use super::id::Id;
 use super::{Connectable, Step};
 use crate::debug::debug;
 use crate::device::Context;
+#[cfg(rdma_core_65)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::ffi;
 use crate::queue_pair::EnhancedConnection;
@@ -23,11 +25,18 @@ use crate::settings::AckTimeout;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RouteBuilder {
-    destination: SocketAddr,
+    destination: Destination,
     source: Option<SocketAddr>,
     type_of_service: Option<u8>,
     ack_timeout: Option<AckTimeout>,
     reuse_address: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Destination {
+    Address(SocketAddr),
+    #[cfg(rdma_core_65)]
+    Name(String, String),
 }
 
 impl RouteBuilder {
@@ -101,7 +110,7 @@ impl RouteBuilder {
         Ok(DatagramRoute::new(resolution.finish()?.id))
     }
 
-    pub(super) fn new(destination: SocketAddr) -> Self {
+    fn new(destination: Destination) -> Self {
         Self {
             destination,
             source: None,
@@ -126,8 +135,21 @@ impl RouteBuilder {
         if let Some(ack_timeout) = self.ack_timeout {
             id.set_option(ffi::RDMA_OPTION_ID_ACK_TIMEOUT.0, ack_timeout.value())?;
         }
-        id.resolve_address(self.source, self.destination, connecting::time_left(deadline)?)?;
-        Ok(RouteResolution { id, deadline })
+        match &self.destination {
+            Destination::Address(address) => {
+                id.resolve_address(self.source, *address, connecting::time_left(deadline)?)?;
+            }
+            #[cfg(rdma_core_65)]
+            Destination::Name(node, service) => {
+                let text = |text: &str| {
+                    let reason = "a name with a zero byte";
+                    let error = Error::invalid("rdma_resolve_addrinfo", reason);
+                    std::ffi::CString::new(text).map_err(|_| error)
+                };
+                id.resolve_name(&text(node)?, &text(service)?)?;
+            }
+        }
+        Ok(RouteResolution { id, deadline, source: self.source })
     }
 }
 
@@ -137,6 +159,9 @@ impl RouteBuilder {
 pub struct RouteResolution {
     id: Id,
     deadline: Instant,
+    /// For the step after a name was resolved.
+    #[cfg_attr(not(rdma_core_65), expect(dead_code, reason = "no name is resolved"))]
+    source: Option<SocketAddr>,
 }
 
 impl RouteResolution {
@@ -172,6 +197,11 @@ impl RouteResolution {
 
     fn is_done_by(&mut self, event: &Copied) -> Result<bool, ConnectionError> {
         match event.kind() {
+            #[cfg(rdma_core_65)]
+            ConnectionEventKind::NameResolved => {
+                self.id.resolve_found(self.source, connecting::time_left(self.deadline)?)?;
+                Ok(false)
+            }
             ConnectionEventKind::AddressResolved => {
                 self.id.resolve_route(connecting::time_left(self.deadline)?)?;
                 Ok(false)
@@ -217,7 +247,22 @@ pub struct Route {
 impl Route {
     /// Begins to search for the route to `destination`: see [`RouteBuilder`].
     pub fn to(destination: SocketAddr) -> RouteBuilder {
-        RouteBuilder::new(destination)
+        RouteBuilder::new(Destination::Address(destination))
+    }
+
+    /// `rdma_resolve_addrinfo`, `rdma_query_addrinfo`: begins to search for the route to a host and a service by their
+    /// names, as `getaddrinfo` resolves them, which the thread waits for. There since rdma-core 65, with Linux 6.18;
+    /// [`ToSocketAddrs`](std::net::ToSocketAddrs) and [`to`](Self::to) do it everywhere.
+    ///
+    /// # Errors
+    ///
+    /// [`RouteBuilder::resolve`] then also returns [`Verbs`](ConnectionError::Verbs) with `ENOENT`: the name is not known;
+    /// `EOPNOTSUPP`: the kernel is older; `EINVAL`: a name has a zero byte.
+    #[cfg(rdma_core_65)]
+    #[doc(alias = "rdma_resolve_addrinfo")]
+    #[doc(alias = "rdma_query_addrinfo")]
+    pub fn to_name(node: &str, service: &str) -> RouteBuilder {
+        RouteBuilder::new(Destination::Name(node.to_owned(), service.to_owned()))
     }
 
     /// As [`RouteBuilder::resolve`], without options.

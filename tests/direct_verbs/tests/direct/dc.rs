@@ -9,22 +9,31 @@ use ibverbs_function_device::FunctionDevice;
 
 /// What the played device is, and what it was asked for.
 #[derive(Default)]
-struct Mlx5 {
+pub(crate) struct Mlx5 {
     streams: Option<(u8, u8)>,
     created: Vec<(usize, ibv_qp_init_attr_ex, mlx5dv_qp_init_attr)>,
     queried: Vec<(usize, u64)>,
     reset: Vec<(usize, u16)>,
     extended: Option<Box<mlx5dv_qp_ex>>,
+    /// Memory keys, with what they were created for, until they are destroyed.
+    pub(crate) keys: Vec<Box<(mlx5dv_mkey, mlx5dv_mkey_init_attr)>>,
+}
+
+impl Mlx5 {
+    pub(crate) fn extended_ptr(&self) -> *const mlx5dv_qp_ex {
+        &raw const **self.extended.as_ref().unwrap()
+    }
 }
 
 thread_local! {
-    static MLX5: RefCell<Mlx5> = RefCell::default();
+    pub(crate) static MLX5: RefCell<Mlx5> = RefCell::default();
 }
 
 /// Plays an mlx5 device.
-fn play_mlx5(streams: Option<(u8, u8)>) {
+pub(crate) fn play_mlx5(streams: Option<(u8, u8)>) {
     play(Played::Mlx5);
     let functions = mlx5dv_qp_ex {
+        wr_mr_list: Some(crate::memory_keys::mr_list),
         wr_set_dc_addr: Some(set_dc_addr),
         wr_set_dc_addr_stream: Some(set_dc_addr_stream),
         ..Default::default()
@@ -146,7 +155,7 @@ unsafe extern "C" fn __wrap_mlx5dv_dci_stream_id_reset(qp: *mut ibv_qp, stream: 
     0
 }
 
-fn created() -> (usize, ibv_qp_init_attr_ex, mlx5dv_qp_init_attr) {
+pub(crate) fn created() -> (usize, ibv_qp_init_attr_ex, mlx5dv_qp_init_attr) {
     MLX5.with_borrow(|mlx5| *mlx5.created.last().expect("mlx5dv_create_qp was called"))
 }
 
