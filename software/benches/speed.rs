@@ -32,10 +32,14 @@ const SMALL: usize = 64;
 const LARGE: usize = 1 << 20;
 /// Writes of 1 MiB under way.
 const WINDOW: usize = 4;
-const ROUNDS: usize = 15;
 /// Round trips, and writes of 1 MiB, in each round.
 const TRIPS: u32 = 1000;
 const WRITES: usize = 64;
+
+/// How often all is measured: 15 times, or `IBVERBS_SOFTWARE_BENCH_ROUNDS` (at least 1), which both processes see.
+fn rounds() -> usize {
+    std::env::var("IBVERBS_SOFTWARE_BENCH_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(15)
+}
 
 #[derive(Clone, Copy, PartialEq)]
 enum Waiting {
@@ -292,7 +296,7 @@ fn child(way: Way) -> Result<()> {
     };
     with_end(true, way, &mut exchange, |mut end| {
         let mut bytes = vec![0; LARGE];
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds() {
             for (how, _) in WAITINGS.into_iter().filter(|(_, name)| asked(name)) {
                 end.device_trips(false, how)?;
                 if !asked(ALONE) {
@@ -339,7 +343,7 @@ fn two_processes(way: Way) -> Result<()> {
     let mut streams = [(); 2].map(|()| Vec::new());
     with_end(false, way, exchange, |mut end| {
         let bytes = vec![7; LARGE];
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds() {
             for (i, (how, name)) in WAITINGS.into_iter().enumerate() {
                 if asked(name) {
                     trips[2 * i].push(end.device_trips(true, how)?.as_secs_f64() * 1e6);
@@ -401,7 +405,7 @@ fn one_process() -> Result<()> {
     let remote = memory[1].remote()?;
     let (mut device, mut copies) = (Vec::new(), Vec::new());
     let (from, mut to) = (vec![3_u8; LARGE], vec![0_u8; LARGE]);
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds() {
         let start = Instant::now();
         stream(&mut one, &queues[0], &memory[0], remote, WRITES)?;
         let writes = WRITES as f64 / start.elapsed().as_secs_f64();
@@ -443,7 +447,7 @@ fn queue_pairs(count: usize) -> Result<()> {
     let each = start.elapsed().as_secs_f64() * 1e6 / count as f64;
     let memory_each = (resident()? - before) / count as f64;
     let mut times = Vec::new();
-    for round in 0..ROUNDS {
+    for round in 0..rounds() {
         let start = Instant::now();
         for i in 0..TRIPS as usize {
             let pair = &mut pairs[(i * 7919 + round) % count];
@@ -472,7 +476,7 @@ fn outstanding(count: usize) -> Result<()> {
     let mut pair = prepared.handshake(own).map_err(|e| e.error)?;
     let mut times = Vec::new();
     let repeat = (1000 / count).max(1);
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds() {
         let start = Instant::now();
         for _ in 0..repeat {
             for _ in 0..count {
