@@ -62,7 +62,8 @@
 //!   loss of power (`IBV_ACCESS_FLUSH_PERSISTENT`) is refused.
 //! - Each access to on-demand memory asks the kernel, by `madvise`, whether it is there. Before Linux 5.14 it is taken to be.
 //! - GUIDs follow from the first address, as locally administered ones. libibverbs itself reads them from files of the
-//!   kernel, so C programs get 0 from `ibv_get_device_guid`; `ibv_query_device` and the crate `ibverbs` tell them.
+//!   kernel, so `ibv_get_device_guid` returns 0 for a device of this process; `ibv_query_device`, the crate `ibverbs` and the
+//!   library of `script/libibverbs` tell them.
 //! - GID 0 is the first address. Hardware and Soft-RoCE have a link-local GID there, and IPv4 ones behind it: see
 //!   [`Builder::port`] for a device with such a table.
 //! - "Receiver not ready" does not renew the retries of lost packets, as in Soft-RoCE: only what acknowledges a packet

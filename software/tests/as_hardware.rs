@@ -69,7 +69,7 @@ fn send_to(
 fn each_device_has_a_guid_of_its_own() {
     let network = Network::new();
     let devices = [network.device().unwrap(), network.device().unwrap()];
-    let v6 = Device::builder().network(&network).address("2001:db8::".parse().unwrap());
+    let v6 = Device::builder().network(&network).address("2001:db8:0:1::4001".parse().unwrap());
     let devices = [&devices[0], &devices[1], &v6.build().unwrap()];
     let guids = devices.map(|device| {
         let context = device.open().unwrap();
@@ -85,6 +85,8 @@ fn each_device_has_a_guid_of_its_own() {
     });
     // 10.0.0.1, as a locally administered EUI-64.
     assert_eq!(guids[0].to_string(), "0200:0aff:fe00:0001");
+    // Both halves of the address, and the bit that says "locally administered".
+    assert_eq!(guids[2].to_string(), "1b70:0000:0002:0003");
     assert!(guids[0] != guids[1] && guids[1] != guids[2]);
     assert!(guids.iter().all(|guid| !guid.is_zero()));
     devices[0].register();
@@ -274,6 +276,36 @@ fn a_queue_pair_has_what_the_device_offers_and_no_more() {
         more[i] += 1;
         assert!(!create(more), "{more:?}");
     }
+}
+
+/// A C program, which nothing stops before the device does.
+#[test]
+fn a_request_has_no_more_inline_data_than_its_queue_pair() {
+    let context = Network::new().device().unwrap().open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let prepared = domain.create_qp(&queue, &queue, Rc).max_send_wr(4).max_inline_data(8);
+    let prepared = prepared.build().unwrap();
+    let own = prepared.endpoint();
+    let pair = prepared.handshake(own).unwrap();
+    let most = pair.max_inline_data();
+    let data = vec![0_u8; most as usize + 1];
+    let post = |length: u32| {
+        let mut piece = ffi::ibv_sge { addr: data.as_ptr() as u64, length, lkey: 0 };
+        let mut request = ffi::ibv_send_wr {
+            sg_list: &mut piece,
+            num_sge: 1,
+            opcode: ffi::ibv_wr_opcode::IBV_WR_SEND,
+            send_flags: ffi::ibv_send_flags::IBV_SEND_INLINE.0,
+            ..Default::default()
+        };
+        let mut bad = null_mut();
+        // SAFETY: the queue pair is live, and inline data is copied.
+        let errno = unsafe { ffi::ibv_post_send(pair.as_raw(), &mut request, &mut bad) };
+        assert_eq!(errno != 0, bad == &raw mut request);
+        errno
+    };
+    assert_eq!([most, most + 1].map(post), [0, libc::EINVAL]);
 }
 
 #[test]

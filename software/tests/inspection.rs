@@ -2,11 +2,13 @@
 //! deregistered too early; and events that are made up.
 
 use std::io::ErrorKind;
+use std::ptr::null_mut;
 use std::time::Duration;
 
+use ibverbs::ffi::{self, ibv_access_flags as Access};
 use ibverbs::{
-    AddressVector, AsyncEventKind, AsyncEventSubject, CompletionQueue, MemoryWindowType,
-    ProtectionDomain, Rc, WorkCompletion, XrcDomain, XrcDomainScope,
+    AddressVector, AsyncEventKind, AsyncEventSubject, CompletionQueue, MemoryWindow,
+    MemoryWindowType, ProtectionDomain, Rc, WorkCompletion, XrcDomain, XrcDomainScope,
 };
 use ibverbs_software::{Device, EventSubject, LiveObjects, Network, Verb, When};
 
@@ -123,6 +125,44 @@ fn requests_occupy_places_and_name_regions() {
     unsafe { pair.post_send(&from, .., 4).unwrap() };
     from.close().unwrap();
     assert_eq!(device.early_deregistrations(), 2, "a send names it");
+    // Elements of length 0 name no memory; a window that is to be bound names its region.
+    let from = new();
+    let mut piece = ffi::ibv_sge { addr: 0, length: 0, lkey: from.lkey() };
+    let mut request = ffi::ibv_send_wr {
+        sg_list: &mut piece,
+        num_sge: 1,
+        opcode: ffi::ibv_wr_opcode::IBV_WR_SEND,
+        ..Default::default()
+    };
+    // SAFETY: the queue pair is live, and the request names no memory.
+    let errno = unsafe { ffi::ibv_post_send(pair.as_raw(), &mut request, &mut null_mut()) };
+    assert_eq!(errno, 0);
+    from.close().unwrap();
+    assert_eq!(device.early_deregistrations(), 2);
+    let window = MemoryWindow::new(&domain, MemoryWindowType::Type2).unwrap();
+    let mut memory = [0_u64];
+    let start = memory.as_mut_ptr();
+    let rights = Access::IBV_ACCESS_LOCAL_WRITE | Access::IBV_ACCESS_MW_BIND;
+    // It waits for the answer to a READ of nothing.
+    let mut request = ffi::ibv_send_wr {
+        opcode: ffi::ibv_wr_opcode::IBV_WR_BIND_MW,
+        send_flags: ffi::ibv_send_flags::IBV_SEND_FENCE.0,
+        ..Default::default()
+    };
+    let mut read =
+        ffi::ibv_send_wr { opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_READ, ..Default::default() };
+    // SAFETY: the memory lives longer than the region, and the objects are live when the request is posted.
+    unsafe {
+        let region = ffi::ibv_reg_mr(domain.as_raw(), start.cast(), 8, rights.0 as i32);
+        assert!(!region.is_null());
+        let bind = &mut request.__bindgen_anon_2.bind_mw;
+        (bind.mw, bind.rkey) = (window.as_raw(), ffi::ibv_inc_rkey(window.rkey()));
+        (bind.bind_info.mr, bind.bind_info.addr, bind.bind_info.length) = (region, start as u64, 8);
+        read.next = &mut request;
+        assert_eq!(ffi::ibv_post_send(pair.as_raw(), &mut read, &mut null_mut()), 0);
+        assert_eq!(ffi::ibv_dereg_mr(region), 0);
+    }
+    assert_eq!(device.early_deregistrations(), 3, "the request of a window names it");
     pair.close().unwrap();
     assert_eq!(device.outstanding(number), None);
 }

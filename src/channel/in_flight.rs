@@ -579,6 +579,24 @@ mod tests {
         assert_eq!((table.in_use(), table.outstanding()), (2, 0));
     }
 
+    /// The end of a scope waits for its own only.
+    #[test]
+    fn operations_of_scopes_are_counted_apart() {
+        let table = opened(2, 0);
+        let counts = || (table.any_in_scope(), table.any_others(), table.in_use());
+        assert_eq!(counts(), (false, false, 0));
+        let taken = [Owner::Scope, Owner::Handle].map(|owner| {
+            let slot = table.free_slot(Queue::Send).unwrap();
+            table.take(Queue::Send, slot, owner);
+            slot
+        });
+        assert_eq!(counts(), (true, true, 2));
+        table.release(taken[0]);
+        assert_eq!(counts(), (false, true, 1));
+        table.release(taken[1]);
+        assert_eq!(counts(), (false, false, 0));
+    }
+
     #[test]
     fn an_index_that_does_not_exist_has_no_slot() {
         let table = opened(1, 1);

@@ -224,3 +224,20 @@ fn a_shared_receive_queue_names_what_keeps_it_from_shrinking() {
     assert_eq!(error.to_string(), text);
     drop(receives);
 }
+
+/// The device has no attribute for the most inline data, so that its refusal is all that there is to know.
+#[test]
+fn inline_data_is_blamed_only_where_it_was_asked_for() {
+    let device = FunctionDevice::model();
+    let context = device.context();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(16).unwrap();
+    let refused = |inline: u32, errno: i32| {
+        device.fail("create_qp").errno(errno).times(1);
+        let error = builder(&domain, &queue, Rc).max_inline_data(inline).build().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(errno));
+        error.to_string().contains("max_inline_data")
+    };
+    assert!(refused(8, libc::EINVAL));
+    assert!(!refused(0, libc::EINVAL) && !refused(8, libc::EACCES));
+}

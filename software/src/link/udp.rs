@@ -448,6 +448,21 @@ mod tests {
         Packet { addresses: Some((from, to)), bytes }
     }
 
+    #[test]
+    fn who_leaves_a_group_keeps_its_own_addresses() {
+        let (own, group) = (own_address(12), IpAddr::from([239, 1, 2, 3]));
+        let mut link = UdpLink::new(&[own], true).unwrap();
+        let sockets = link.sockets();
+        let addresses = || {
+            let (_, all) = sockets.newer_than(0).unwrap();
+            all.iter().map(|socket| socket.address).collect::<Vec<_>>()
+        };
+        link.join(group).unwrap();
+        assert_eq!(addresses(), [own, group]);
+        link.leave(group);
+        assert_eq!(addresses(), [own]);
+    }
+
     /// Lets the loopback interface send a packet each second, or all at once. Returns whether that worked.
     fn limit(action: &str, rate: &str) -> bool {
         let command = format!(

@@ -50,11 +50,6 @@ impl Rules {
         let length = match &request.data {
             Data::List(list) if list.len() > self.max_sge => return Err(libc::EINVAL),
             Data::List(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
-            // The eight bytes of an atomic write are a part of its request.
-            Data::Inline(bytes) if matches!(operation, Operation::AtomicWrite { .. }) => {
-                bytes.len() as u64
-            }
-            Data::Inline(bytes) if bytes.len() > self.max_inline => return Err(libc::EINVAL),
             Data::Inline(_) if operation.returns_data() => return Err(libc::EINVAL),
             Data::Inline(bytes) => bytes.len() as u64,
         };

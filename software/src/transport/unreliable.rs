@@ -161,4 +161,16 @@ mod tests {
         assert_eq!(checksum(&grh[20..]), 0);
         assert_eq!(grh[32..], [127, 0, 0, 2, 127, 0, 0, 3]);
     }
+
+    /// The lengths are those of the whole packet: UDP's 8 bytes, a base header of 12, what follows it, and the ICRC.
+    #[test]
+    fn both_headers_tell_the_length_of_the_packet() {
+        let length = |address: IpAddr, at: usize| {
+            let mut grh = [0; GRH];
+            write_addresses(&mut grh, (address, address), 1000);
+            u16::from_be_bytes([grh[at], grh[at + 1]])
+        };
+        assert_eq!(length(IpAddr::from([127, 0, 0, 2]), 22), 20 + 8 + 12 + 1000 + 4);
+        assert_eq!(length("::1".parse().unwrap(), 4), 8 + 12 + 1000 + 4);
+    }
 }
