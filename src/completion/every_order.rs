@@ -1,8 +1,11 @@
-//! Threads that sleep for the events of a completion queue, in every order.
+//! Threads that sleep for the events of a completion queue, and such as poll an extended one, in every order.
 
 use std::sync::PoisonError;
 use std::time::Instant;
 
+use loom::cell::UnsafeCell;
+
+use super::extended_poller::OnePoller;
 use super::waiters::Waiters;
 use super::waker::Waker;
 use crate::device::event_file;
@@ -109,4 +112,32 @@ fn no_wake_up_is_lost_if_a_sleeper_gives_up() {
         assert!(queue.taken >= 1 && queue.taken + queue.completions == 2);
     });
     assert!(runs > 100, "{runs}");
+}
+
+/// An extended queue, which its provider touches without a lock: loom finds two threads that do so at once.
+struct Extended {
+    poller: OnePoller,
+    polls: UnsafeCell<u32>,
+}
+
+// SAFETY: the number is used by the only poller.
+unsafe impl Sync for Extended {}
+
+/// A poller that is made in another thread after the first one's end sees all that was done for the first.
+#[test]
+fn pollers_come_one_after_the_other() {
+    let new = || Extended { poller: OnePoller::default(), polls: UnsafeCell::new(0) };
+    let poll = |queue: &Extended| {
+        if queue.poller.begin() {
+            // SAFETY: there is no other poller.
+            queue.polls.with_mut(|polls| unsafe { *polls += 1 });
+            queue.poller.end();
+        }
+    };
+    let runs = in_every_order(new, [poll, poll, poll], |queue| {
+        // SAFETY: no other thread is left.
+        let polls = queue.polls.with(|polls| unsafe { *polls });
+        assert!(queue.poller.begin() && (1..=3).contains(&polls));
+    });
+    assert!(runs > 10, "{runs}");
 }

@@ -27,7 +27,6 @@
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::extended_completion::ExtendedCompletion;
@@ -38,6 +37,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::handle::Handle;
 use crate::parent::Parent;
+use crate::sync::{AtomicBool, Ordering};
 
 #[cfg(doc)]
 use super::queue_builder::CompletionQueueBuilder;
@@ -99,8 +99,22 @@ pub(super) struct Extended {
     fields: CompletionFields,
     /// Whether each completion is a poll of its own.
     one_by_one: bool,
-    /// Whether a poller exists.
-    polled: AtomicBool,
+    poller: OnePoller,
+}
+
+/// Whether a poller exists. What the provider does for one comes before what it does for the next.
+#[derive(Default)]
+pub(super) struct OnePoller(AtomicBool);
+
+impl OnePoller {
+    /// Returns false if there is one.
+    pub(super) fn begin(&self) -> bool {
+        self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    pub(super) fn end(&self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 impl Extended {
@@ -132,7 +146,7 @@ impl Extended {
             return Err(unsupported);
         }
         let one_by_one = quirks::is_rxe(device);
-        Ok((raw, Self { fields, one_by_one, polled: AtomicBool::new(false) }))
+        Ok((raw, Self { fields, one_by_one, poller: OnePoller::default() }))
     }
 }
 
@@ -214,7 +228,7 @@ pub struct ExtendedPoller<'cq> {
 impl Drop for ExtendedPoller<'_> {
     fn drop(&mut self) {
         if let Some(extended) = self.queue.extended() {
-            extended.polled.store(false, Ordering::Release);
+            extended.poller.end();
         }
     }
 }
@@ -232,7 +246,7 @@ impl<'cq> ExtendedPoller<'cq> {
         let Some(extended) = queue.extended() else {
             return Err(Error::invalid(VERB, "the completion queue is not an extended one"));
         };
-        if extended.polled.swap(true, Ordering::Acquire) {
+        if !extended.poller.begin() {
             let reason = "the completion queue has an extended poller already";
             return Err(Error::with_reason(VERB, libc::EBUSY, reason));
         }
