@@ -36,7 +36,7 @@ const WINDOW: usize = 4;
 const TRIPS: u32 = 1000;
 const WRITES: usize = 64;
 
-/// How often all is measured: 15 times, or `IBVERBS_SOFTWARE_BENCH_ROUNDS` (at least 1), which both processes see.
+/// How often all is measured, by both processes: 15 times, or `IBVERBS_SOFTWARE_BENCH_ROUNDS` (at least 1).
 fn rounds() -> usize {
     std::env::var("IBVERBS_SOFTWARE_BENCH_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(15)
 }
