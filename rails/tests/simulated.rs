@@ -63,6 +63,79 @@ fn more_rails_are_faster() {
 }
 
 #[test]
+fn a_slow_rail_gets_less() {
+    const LEN: usize = 16 << 20;
+    let one = time_of_write(1, LEN);
+    let mut world = World::new(4, network());
+    // Both directions of the first rail have half the speed of the others.
+    let mut half = world.network.conditions();
+    half.bandwidth = Some(BANDWIDTH / 2);
+    for (from, to) in [(0, 1), (1, 0)] {
+        let (from, to) = (&world.devices[from][0], &world.devices[to][0]);
+        world.network.set_conditions_between(from, to, half);
+    }
+    let [ours, theirs] = memory(&world, LEN);
+    let peer = world.peers[0];
+    // The first transfer shows the rails' speed.
+    for _ in 0..2 {
+        world.sides[0].post(peer, whole_write(&ours, &theirs)).unwrap();
+        let ended = world.ended().len() + 1;
+        let time = world.until(SECOND, |world| world.ended().len() == ended);
+        let part = one.as_secs_f64() / time.as_secs_f64() / 3.5;
+        println!("three rails and a half carry {part:.3} of their sum");
+        assert!(part >= 0.95, "{part:.3}");
+    }
+    assert_eq!(bytes(&theirs), pattern(LEN));
+}
+
+/// Rails die and return at random times. Each transfer ends, its bytes are right, and its notification comes once.
+#[test]
+fn random_deaths_cost_no_transfer() {
+    const LEN: usize = 256 << 10;
+    let seeds = std::env::var("IBVERBS_RAILS_SEEDS").ok().map(|seeds| seeds.parse().unwrap());
+    for seed in 0..seeds.unwrap_or(40_u64) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let rails = random.usize(2..=4);
+        let mut world = World::new(rails, network());
+        let [ours, theirs] = memory(&world, LEN);
+        let peer = world.peers[0];
+        // One rail always lives.
+        let lives = random.usize(..rails);
+        for tag in 0..3 {
+            theirs.write(0, &vec![0; LEN]).unwrap();
+            world.sides[0].post(peer, whole_write(&ours, &theirs).notify(tag)).unwrap();
+            for _ in 0..random.usize(..4) {
+                let at = world.network.now() + Duration::from_micros(random.u64(..150));
+                world.step = Duration::from_micros(5);
+                world.until(SECOND, |world| world.network.now() >= at);
+                let rail = random.usize(..rails);
+                let [one, other] = [&world.devices[0][rail], &world.devices[1][rail]];
+                if rail == lives || random.bool() {
+                    world.network.heal(one, other);
+                } else if random.bool() {
+                    world.network.partition_one_way(one, other);
+                } else {
+                    world.network.partition(one, other);
+                }
+            }
+            world.step = Duration::from_micros(500);
+            let ended = usize::from(tag) + 1;
+            world.until(20 * SECOND, |world| {
+                world.ended().len() == ended && world.notified().len() == ended
+            });
+            assert_eq!(bytes(&theirs), pattern(LEN), "seed {seed}");
+        }
+        assert_eq!(
+            (world.ended(), world.notified()),
+            (vec![true; 3], vec![0, 1, 2]),
+            "seed {seed}"
+        );
+        world.network.heal_all();
+        world.until(60 * SECOND, |world| world.sides[0].rails_up(peer) == vec![true; rails]);
+    }
+}
+
+#[test]
 fn reads_and_lists_are_spread_too() {
     let mut world = World::new(3, network());
     let [ours, theirs] = memory(&world, 1 << 20);
