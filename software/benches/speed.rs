@@ -243,7 +243,8 @@ fn with_end(
     mut exchange: impl FnMut(&str) -> Result<String>,
     work: impl FnOnce(End<'_>) -> Result<()>,
 ) -> Result<()> {
-    let context = Device::builder().through_kernel(way == Way::Sockets).build()?.open()?;
+    let device = Device::builder().through_kernel(way == Way::Sockets).build()?;
+    let context = device.open()?;
     let domain = context.alloc_pd()?;
     let sends = context.create_cq(64)?;
     let receives = CompletionQueue::builder(&context, 64).own_channel().build()?;
@@ -274,7 +275,10 @@ fn with_end(
     end.post_receive()?;
     // The child asks for no more than it needs to know that both are ready.
     exchange("ready")?;
-    work(end)
+    let (role, start) = (if child { "child" } else { "parent" }, Instant::now());
+    work(end).inspect_err(|_| {
+        eprintln!("{role}, after {:?}: {:?}", start.elapsed(), device.counters());
+    })
 }
 
 /// What was asked for. The child gets it from its parent.
