@@ -154,6 +154,28 @@ mod tests {
         assert!(row(Transport::Ud, State::IBV_QPS_SQE, State::IBV_QPS_RTS).is_some());
     }
 
+    #[test]
+    fn what_may_change_in_operation_differs_by_transport() {
+        use Transport::{Rc, Uc, Ud, XrcReceive, XrcSend};
+        for (transport, running, drained) in [
+            (Rc, ACCESS | MIN_RNR, PORT | AV | TIMEOUT | RETRY | RNR_RETRY | READS_OUT | READS_IN),
+            (XrcReceive, ACCESS | MIN_RNR, PORT | AV | TIMEOUT | READS_IN),
+            (XrcSend, ACCESS, PORT | AV | TIMEOUT | RETRY | RNR_RETRY | READS_OUT),
+            (Uc, ACCESS, AV),
+            (Ud, QKEY, 0),
+        ] {
+            let row = |from, to| row(transport, from, to);
+            for from in [State::IBV_QPS_RTS, State::IBV_QPS_SQD] {
+                assert_eq!(row(from, State::IBV_QPS_RTS), Some((0, CURRENT | running)));
+            }
+            let recovers = matches!(transport, Uc | Ud).then_some((0, CURRENT | running));
+            assert_eq!(row(State::IBV_QPS_SQE, State::IBV_QPS_RTS), recovers);
+            assert_eq!(row(State::IBV_QPS_RTS, State::IBV_QPS_SQD), Some((0, CURRENT | NOTIFY)));
+            let changes = Some((0, running | drained | PKEY));
+            assert_eq!(row(State::IBV_QPS_SQD, State::IBV_QPS_SQD), changes);
+        }
+    }
+
     /// Each half of an XRC connection takes the attributes of its own direction.
     #[test]
     fn the_halves_of_an_xrc_connection_take_what_a_reliable_connection_takes() {
