@@ -48,7 +48,7 @@
 //!   else, requests of peers may wait for up to 2 ms before the device's own thread takes over, and so may the
 //!   acknowledgement of a message that the thread has received: it goes with the next request that the program posts.
 //! - A peer on the same machine that receives nothing, since its threads have no processor, is waited for without retries,
-//!   for a minute at most.
+//!   for a minute at most, in which only time counts that this device had a processor for.
 //! - On IPv4, the invariant CRC covers a field that a socket cannot read (the identification). If the
 //!   sender increments that field, as Soft-RoCE does, the check has a strength of 16 bits instead of 32.
 //! - From other machines, what does not fit into the buffer of the receiving socket is lost. A reliable connection sends it

@@ -138,7 +138,7 @@ impl QueuePair {
         self.sq.retries = 0;
         self.sq.not_ready_retries = 0;
         self.sq.not_ready_until = None;
-        self.sq.starved_until = None;
+        self.sq.starved_for = 0;
         self.sq.asked_again = false;
         self.grow_window();
         let unacknowledged = self.sq.unacknowledged;

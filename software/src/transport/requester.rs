@@ -48,8 +48,8 @@ pub(crate) struct SendQueue {
     pub(crate) not_ready_retries: u8,
     /// The timer has expired since the last answer, also one that a packet is missing.
     pub(crate) late: bool,
-    /// Until then a peer that receives nothing is waited for. Set when it was found to be so, until it answers.
-    pub(crate) starved_until: Option<Time>,
+    /// For how long the peer was waited for since its last answer because it received nothing.
+    pub(crate) starved_for: Time,
     /// The time at which everything is sent again if no answer has arrived.
     pub(crate) deadline: Option<Time>,
     /// The peer had no receive: nothing is sent before this time.
@@ -171,10 +171,13 @@ impl QueuePair {
 
     /// 4.096 us * 2^timeout; 0 means for ever.
     pub(crate) fn restart_timer(&mut self, core: &mut Core) {
-        let exponent = self.attr.timeout & 0x1f;
-        self.sq.deadline = (exponent != 0 && self.is_waiting())
-            .then(|| core.now() + core.timeout(4096 << exponent, self.sq.late));
+        let limited = self.attr.timeout & 0x1f != 0 && self.is_waiting();
+        self.sq.deadline = limited.then(|| core.now() + self.timeout(core));
         self.schedule(core);
+    }
+
+    fn timeout(&self, core: &Core) -> Time {
+        core.timeout(4096 << (self.attr.timeout & 0x1f), self.sq.late)
     }
 
     fn step(&mut self, core: &mut Core) -> Step {
@@ -444,7 +447,7 @@ impl QueuePair {
             self.sq.deadline = None;
             if self.is_waiting() {
                 self.sq.late = true;
-                if self.is_peer_starved(core, now) {
+                if self.is_peer_starved(core) {
                     return self.restart_timer(core);
                 }
                 self.shrink_window();
@@ -456,10 +459,14 @@ impl QueuePair {
 
     /// Whether the peer is a device of this machine that has not received what was sent. It has no processor, as a busy
     /// device would have: that is no reason to send again, nor to give up.
-    fn is_peer_starved(&mut self, core: &mut Core, now: Time) -> bool {
+    fn is_peer_starved(&mut self, core: &mut Core) -> bool {
         let Some(path) = self.path else { return false };
-        core.link().is_unread(path.from, path.to)
-            && now < *self.sq.starved_until.get_or_insert(now.saturating_add(STARVED_FOR))
+        if !core.link().is_unread(path.from, path.to) {
+            return false;
+        }
+        // A timer that expires late counts for no more: this device had no processor either.
+        self.sq.starved_for = self.sq.starved_for.saturating_add(self.timeout(core));
+        self.sq.starved_for <= STARVED_FOR
     }
 
     /// Sends again, if there is a retry left.

@@ -521,6 +521,20 @@ fn a_peer_that_receives_nothing_is_waited_for_and_not_for_ever() {
     assert_eq!(of_the_peer.len(), 1);
 }
 
+#[test]
+fn who_had_no_processor_itself_waits_on() {
+    let mut world = World::new(6);
+    world.sides[0].is_unread.store(true, Ordering::Relaxed);
+    world.sides[0].post(1, Operation::Send, Extra::None, 0, 64);
+    world.sent.lock().unwrap().clear();
+    for _ in 0..3 {
+        world.clock.0.fetch_add(STARVED_FOR, Ordering::Relaxed);
+        world.sides[0].engine.advance();
+        world.sides[0].engine.settle();
+    }
+    assert!(world.sides[0].poll().is_empty() && world.sent.lock().unwrap().is_empty());
+}
+
 /// The opcodes of the packets that were sent.
 fn opcodes(world: &World) -> Vec<u8> {
     let sent = std::mem::take(&mut *world.sent.lock().unwrap());
