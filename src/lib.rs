@@ -66,10 +66,9 @@ pub mod provider {
 pub use channel::{
     AnyBuffer, CancelHandle, Channel, ChannelBuilder, ChannelClosed, ChannelId, ChannelSet,
     ChannelUntil, Ended, IntoReceive, IntoSend, Loop, LoopBuffer, OperationError, OwnedBuffer,
-    OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel, ReadyChannel, ReadyChannels,
-    Scope, ScopeError, ScopedPendingWork, ScopedWindow, SetScope, SharedCompletionQueue,
-    SharedReceives, TokenResult, TransportError, TransportResult, WindowError, WindowRequests,
-    WorkRequest,
+    OwnedResult, OwnedWork, PeerResults, PendingWork, PreparedChannel, Scope, ScopeError,
+    ScopedPendingWork, ScopedWindow, SetScope, SharedReceives, TransportError, TransportResult,
+    WindowError, WindowRequests, WorkRequest,
 };
 pub use completion::{
     CompletionChannel, CompletionEvent, CompletionFields, CompletionQueue, CompletionQueueBuilder,

@@ -39,7 +39,6 @@ fn resources_cross_threads() {
     send_and_sync::<Channel<'_>>();
     send_and_sync::<ChannelBuilder<'_>>();
     send_and_sync::<PreparedChannel<'_>>();
-    send_and_sync::<SharedCompletionQueue<'_>>();
     send_and_sync::<SharedReceives<PooledBuffer>>();
     send_and_sync::<PendingWork>();
     send_and_sync::<OwnedWork<PooledBuffer>>();
@@ -167,9 +166,6 @@ mod covariant {
         x
     }
     fn prepared_channel<'a>(x: PreparedChannel<'static>) -> PreparedChannel<'a> {
-        x
-    }
-    fn shared_completion_queue<'a>(x: SharedCompletionQueue<'static>) -> SharedCompletionQueue<'a> {
         x
     }
     fn queue_pair<'a>(x: QueuePair<'static>) -> QueuePair<'a> {

@@ -31,7 +31,6 @@ struct World {
     context: Arc<Context<'static>>,
     domain: Arc<ProtectionDomain<'static>>,
     events: AsyncEvents<'static>,
-    queue: Arc<SharedCompletionQueue<'static>>,
     pool: BufferPool,
     reactor: Reactor,
     channels: Mutex<Vec<Arc<AsyncChannel>>>,
@@ -44,7 +43,6 @@ impl World {
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
         Arc::new(Self {
             events: AsyncEvents::new(&context).unwrap(),
-            queue: Arc::new(SharedCompletionQueue::with_event_channel(&context, 64).unwrap()),
             pool: BufferPool::new(&domain, 64, 32, AccessFlags::empty()).unwrap(),
             reactor: Reactor::new(&context, 512).unwrap(),
             channels: Mutex::default(),
@@ -93,13 +91,11 @@ impl World {
         }
         let _ = self.reactor.turn();
         let _ = self.reactor.arm();
-        let _ = (self.reactor.available(), self.pool.available(), self.queue.available());
-        let _ = self.queue.poll();
-        let _ = self.queue.arm();
+        let _ = (self.reactor.available(), self.pool.available());
         let _ = self.events.next_event();
         self.context.query_port(1).unwrap();
         drop(self.reactor.prepare(Channel::builder(&self.domain)));
-        drop(Channel::builder(&self.domain).shared_completion_queue(&self.queue).build());
+        drop(Channel::builder(&self.domain).build());
     }
 }
 
@@ -258,7 +254,6 @@ struct Allocator {
 /// Of the device whose verbs call the allocator.
 struct Own {
     reactor: Reactor,
-    queue: Arc<SharedCompletionQueue<'static>>,
     pool: BufferPool,
     channels: Mutex<Vec<Arc<AsyncChannel>>>,
 }
@@ -269,7 +264,7 @@ impl Allocator {
         callback(&self.world);
         let own = self.own.lock().unwrap().clone();
         let Some(own) = own else { return };
-        let _ = (own.reactor.available(), own.queue.available(), own.pool.available());
+        let _ = (own.reactor.available(), own.pool.available());
         drop(own.pool.take());
         for channel in own.channels.lock().unwrap().iter() {
             let _ = channel.credits();
@@ -308,17 +303,15 @@ fn an_allocator_finds_no_lock_held() {
         let domain = Arc::new(domain.unwrap());
         let used = Arc::new(Own {
             reactor: Reactor::new(&context, 64).unwrap(),
-            queue: Arc::new(SharedCompletionQueue::with_event_channel(&context, 64).unwrap()),
             pool: BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap(),
             channels: Mutex::default(),
         });
         *own.lock().unwrap() = Some(used.clone());
-        let Own { reactor, queue, channels, .. } = &*used;
+        let Own { reactor, channels, .. } = &*used;
 
         // Each line makes and destroys one queue pair.
-        let queue_pairs = 4;
+        let queue_pairs = 3;
         drop(Channel::builder(&domain).build().unwrap());
-        drop(Channel::builder(&domain).shared_completion_queue(queue).build().unwrap());
         drop(reactor.prepare(Channel::builder(&domain)).unwrap());
         let prepared = reactor.prepare(Channel::builder(&domain)).unwrap();
         let peer = prepared.endpoint();

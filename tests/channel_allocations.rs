@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use ibverbs::{
     AccessFlags, BufferPool, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
     MemoryRegion, PooledBuffer, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
-    SharedCompletionQueue, SharedMemoryRegion, SharedReceives, TransportError, WriteWorkRequest,
+    SharedMemoryRegion, SharedReceives, TransportError, WriteWorkRequest,
 };
 use ibverbs_function_device::FunctionDevice;
 
@@ -62,14 +62,10 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(device: &FunctionDevice, shared: bool) -> Self {
+    fn new(device: &FunctionDevice) -> Self {
         let context = Arc::new(device.context());
         let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
-        let queue = Arc::new(SharedCompletionQueue::new(&context, 128).unwrap());
-        let builder = || {
-            let builder = Channel::builder(&domain).access(ALL).max_inline_data(16);
-            if shared { builder.shared_completion_queue(&queue) } else { builder }
-        };
+        let builder = || Channel::builder(&domain).access(ALL).max_inline_data(16);
         let (one, two) = (builder().build().unwrap(), builder().build().unwrap());
         let (to_one, to_two) = (one.endpoint(), two.endpoint());
         let (one, two) = (one.handshake(to_two).unwrap(), two.handshake(to_one).unwrap());
@@ -80,9 +76,9 @@ impl Rig {
 #[test]
 fn nothing_is_allocated_per_operation() {
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1, "it counts");
-    for shared in [false, true] {
+    {
         let device = FunctionDevice::model();
-        let Rig { mut one, mut two, domain } = Rig::new(&device, shared);
+        let Rig { mut one, mut two, domain } = Rig::new(&device);
         let mut region = MemoryRegion::<u64>::new(&domain, 64).unwrap();
         let target = SharedMemoryRegion::<u64>::new(&domain, 64, ALL).unwrap();
         let remote = target.remote();
@@ -130,22 +126,22 @@ fn nothing_is_allocated_per_operation() {
         };
         // The function device allocates memory of its own; the other allocator is not C's. The first window allocates its
         // list.
-        assert_eq!(allocations(&mut round), 3, "shared: {shared}");
-        assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0, "shared: {shared}");
+        assert_eq!(allocations(&mut round), 3);
+        assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0);
         let failing = || {
             let late = std::time::Instant::now();
             assert_eq!(two.until(late).receive(()).unwrap_err(), TransportError::TimedOut);
             two.scope(|s| s.post_send(()).map(drop)).unwrap_err();
         };
-        assert_eq!(allocations(failing), 0, "shared: {shared}");
+        assert_eq!(allocations(failing), 0);
     }
 }
 
 #[test]
 fn an_owned_operation_allocates_nothing() {
-    for shared in [false, true] {
+    {
         let device = FunctionDevice::model();
-        let Rig { mut one, mut two, domain } = Rig::new(&device, shared);
+        let Rig { mut one, mut two, domain } = Rig::new(&device);
         let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
         let mut round = || {
             let mut receive =
@@ -153,28 +149,25 @@ fn an_owned_operation_allocates_nothing() {
             let mut send = one.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap();
             send.wait(&mut one).unwrap();
             drop(receive.wait(&mut two).unwrap());
-            // By token, and with nobody who asks.
-            let receive = two.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-            receive.into_token(&mut two, 5).unwrap();
+            // With nobody who asks.
+            drop(two.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap());
             drop(one.post_owned(SendWorkRequest::new(pool.take().unwrap())).unwrap());
-            while two.poll_token().unwrap().is_none() {}
-            assert!(one.poll_token().unwrap().is_none());
             drop(one.post_owned(SendWorkRequest::new(())).unwrap());
             drop(two.post_owned(ReceiveWorkRequest::new(())).unwrap());
-            assert!(one.poll_token().unwrap().is_none() && two.poll_token().unwrap().is_none());
+            (one.poll().unwrap(), two.poll().unwrap());
         };
         round();
-        assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0, "shared: {shared}");
+        assert_eq!(allocations(|| (0..100).for_each(|_| round())), 0);
     }
 }
 
 /// A handle refers to what the channel has allocated, and the channel keeps a reference for the next one.
 #[test]
 fn nothing_is_left_of_a_channel_and_its_handles() {
-    for shared in [false, true] {
+    {
         let device = FunctionDevice::model();
         let round = || {
-            let Rig { mut one, mut two, domain } = Rig::new(&device, shared);
+            let Rig { mut one, mut two, domain } = Rig::new(&device);
             let pool = BufferPool::new(&domain, 64, 8, AccessFlags::empty()).unwrap();
             let mut receive =
                 two.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
@@ -200,7 +193,7 @@ fn nothing_is_left_of_a_channel_and_its_handles() {
         let handles = round();
         assert!(BYTES.with(Cell::get) > before);
         drop(handles);
-        assert_eq!(BYTES.with(Cell::get), before, "shared: {shared}");
+        assert_eq!(BYTES.with(Cell::get), before);
     }
 }
 

@@ -8,15 +8,13 @@ mod transport;
 #[path = "support/vm/mod.rs"]
 mod vm;
 
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BufferPool, ChannelClosed, CompareSwapWorkRequest, FetchAddWorkRequest, Inline,
     Loop, MaxAckRetries, MaxRnrRetries, PooledBuffer, QueuePairType, ReceiveWorkRequest,
-    SendWorkRequest, SharedCompletionQueue, SharedMemoryRegion, SharedReceives, TransportError,
-    WorkErrorClass, WorkOpcode, WorkStatus,
+    SendWorkRequest, SharedMemoryRegion, TransportError, WorkErrorClass, WorkOpcode, WorkStatus,
 };
 
 use vm::channels::{ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides};
@@ -121,51 +119,6 @@ fn an_unreliable_connection_carries_messages_too() {
     });
     assert_eq!(received.unwrap(), u64::from_ne_bytes([9; 8]));
     drop((one, two, region));
-    nothing_is_left(sides);
-}
-
-#[test]
-fn shared_receives_serve_several_peers_in_the_order_of_each() {
-    const MESSAGES: u64 = 20;
-    let _lock = one_at_a_time();
-    let sides = sides();
-    let pool = BufferPool::new(&sides.1.domain, 64, 4, AccessFlags::empty()).unwrap();
-    let receives = SharedReceives::<PooledBuffer>::new(&sides.1.domain, 4).unwrap();
-    for _ in 0..4 {
-        receives.post(pool.take().unwrap()).unwrap();
-    }
-    let queue = Arc::new(SharedCompletionQueue::with_event_channel(&sides.1.context, 64).unwrap());
-    let (mut clients, mut served): (Vec<_>, Vec<_>) = (0..3)
-        .map(|token| {
-            let builder = sides.1.builder().shared_completion_queue(&queue).token(token);
-            connect(sides.0.builder(), builder.max_send_sge(1).shared_receive_queue(&receives))
-        })
-        .unzip();
-    let mut seen = [0; 3];
-    thread::scope(|threads| {
-        threads.spawn(|| {
-            for number in 0..MESSAGES {
-                for client in &mut clients {
-                    client.send(Inline(&number.to_ne_bytes())).unwrap();
-                }
-            }
-        });
-        while seen != [MESSAGES; 3] {
-            let ready = queue.wait_until(deadline()).unwrap().expect("a message");
-            let index = ready.token as usize;
-            while let Some(message) = receives.poll(&mut served[index]).unwrap() {
-                let (buffer, success) = message;
-                assert_eq!(success.byte_len(), 8);
-                assert_eq!(buffer[..8], seen[index].to_ne_bytes());
-                seen[index] += 1;
-                receives.post(buffer).unwrap();
-            }
-        }
-    });
-    assert_eq!(receives.posted(), 4);
-    drop((clients, served));
-    receives.close().unwrap();
-    drop((pool, queue));
     nothing_is_left(sides);
 }
 

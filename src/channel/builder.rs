@@ -56,7 +56,6 @@ pub struct ChannelBuilder<'res> {
     domain: Parent<'res, ProtectionDomain<'res>>,
     completions: Completions<'res>,
     receives: Option<Arc<Receives>>,
-    token: u64,
     queue_pair_type: QueuePairType,
     capacities: ffi::ibv_qp_cap,
     connection: ConnectionSettings,
@@ -68,7 +67,7 @@ pub struct ChannelBuilder<'res> {
 /// Where the completions of a channel come.
 enum Completions<'res> {
     Own,
-    Shared(Parent<'res, SharedCompletionQueue<'res>>),
+    Shared(Parent<'res, SharedCompletionQueue<'res>>, u64),
     /// That of a [`Loop`](crate::Loop), which also posts, and its receives if it shares them.
     OfLoop(Arc<CompletionQueue<'res>>, Option<Arc<SharedReceiveQueue<'res>>>),
 }
@@ -112,7 +111,6 @@ impl<'res> ChannelBuilder<'res> {
             domain: domain.into(),
             completions: Completions::Own,
             receives: None,
-            token: 0,
             queue_pair_type: QueuePairType::ReliableConnected,
             capacities: ffi::ibv_qp_cap {
                 max_send_wr: 16,
@@ -162,12 +160,13 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// Shares a completion queue with other channels, instead of having one of its own.
-    pub fn shared_completion_queue(
+    /// Shares a completion queue with other channels of a reactor, which names the channel by a token.
+    pub(crate) fn shared_completion_queue(
         mut self,
         queue: impl Into<Parent<'res, SharedCompletionQueue<'res>>>,
+        token: u64,
     ) -> Self {
-        self.completions = Completions::Shared(queue.into());
+        self.completions = Completions::Shared(queue.into(), token);
         self
     }
 
@@ -189,13 +188,6 @@ impl<'res> ChannelBuilder<'res> {
         self
     }
 
-    /// A number of the program's choice (0 unless set), by which
-    /// [`SharedCompletionQueue::poll`] names the channel.
-    pub fn token(mut self, value: u64) -> Self {
-        self.token = value;
-        self
-    }
-
     /// How long to poll for the completions of flushed operations before the queue pair is reset (5 s
     /// unless set). It takes effect only after time-outs, failures and panics, and only if the device does
     /// not answer.
@@ -207,10 +199,7 @@ impl<'res> ChannelBuilder<'res> {
     /// Makes waits sleep after this number of polls that found nothing, until the device wakes them. (By
     /// default they poll until the operation has ended, which is much faster and keeps a CPU busy.)
     ///
-    /// The completion queue then gets a [`CompletionChannel`](crate::CompletionChannel) of its own. A
-    /// shared completion queue must be made [with one](SharedCompletionQueue::with_event_channel). If it is
-    /// made of another queue, that must wake for all completions, because the sends of a channel are not
-    /// [solicited](crate::CompletionQueueBuilder::solicited_only).
+    /// The completion queue then gets a [`CompletionChannel`](crate::CompletionChannel) of its own.
     pub fn sleep_after(mut self, polls: u32) -> Self {
         self.sleep_after = Some(polls);
         self
@@ -290,7 +279,7 @@ impl<'res> ChannelBuilder<'res> {
         Err(Error::invalid(verb, reason))
     }
 
-    /// `ibv_create_qp`: creates the queue pair, and its completion queue unless that is shared.
+    /// `ibv_create_qp`: creates the queue pair, and its completion queue unless that is a loop's.
     ///
     /// This allocates all that the channel will ever need.
     ///
@@ -298,9 +287,7 @@ impl<'res> ChannelBuilder<'res> {
     ///
     /// Those of [`CompletionQueue::new`] and [`QueuePairBuilder::build`], and
     ///
-    ///  - `EINVAL`: the type of the queue pair is neither RC nor UC, or the shared completion queue
-    ///    has not enough room left, or has no channel to sleep on, or wakes for solicited completions
-    ///    only; or the shared receive queue belongs to another context; or a channel with
+    ///  - `EINVAL`: the type of the queue pair is neither RC nor UC; or the shared receive queue belongs to another context; or a channel with
     ///    [`flow_control`](Self::flow_control) is not of type RC, may not read, or shares its receives; or a channel
     ///    of a [`Loop`](crate::Loop) has shared receives or `sleep_after`.
     #[doc(alias = "ibv_create_qp")]
@@ -341,17 +328,9 @@ impl<'res> ChannelBuilder<'res> {
                 let queue = if self.sleep_after.is_some() { queue.own_channel() } else { queue };
                 (Arc::new(queue.build()?), None)
             }
-            Completions::Shared(shared) => {
-                if self.sleep_after.is_some() {
-                    shared.queue().own_channel()?;
-                    if shared.queue().is_solicited_only() {
-                        let reason = "a channel cannot sleep on a completion queue that wakes for \
-                             solicited completions only";
-                        return Err(Error::invalid(VERB, reason));
-                    }
-                }
+            Completions::Shared(shared, token) => {
                 let router = shared.router().clone();
-                let inbox = router.reserve(depth, self.token, receives.clone())?;
+                let inbox = router.reserve(depth, *token, receives.clone())?;
                 (shared.queue().clone(), Some((router, inbox)))
             }
         };

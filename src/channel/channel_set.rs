@@ -40,9 +40,6 @@ use crate::panics;
 /// # Ok(())
 /// # }
 /// ```
-///
-/// A set on one [`SharedCompletionQueue`](crate::SharedCompletionQueue) polls one queue for all of its
-/// channels, instead of one queue for each.
 #[derive(Default)]
 pub struct ChannelSet<'res> {
     channels: Vec<Channel<'res>>,

@@ -213,7 +213,6 @@ impl Core {
     /// Lets receives be posted. The queue pair is in INIT, and nothing is in flight.
     pub(super) fn open_receives(&self) {
         self.drop_owned_buffers();
-        self.sink.forget_told();
         if let Some(credits) = &self.credits {
             credits.open();
         }

@@ -141,9 +141,6 @@ impl Core {
                 break;
             }
         }
-        if self.router.is_some() {
-            self.tell_results();
-        }
         Ok(())
     }
 

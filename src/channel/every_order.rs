@@ -1,20 +1,15 @@
-//! Channels of one shared completion queue, in every order of their threads: where they handle completions, their
-//! router, and the sleepers of the queue, on a device made of Rust.
+//! Channels of one shared completion queue, in every order of their threads: their router, and the sleepers of the queue,
+//! on a device made of Rust.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
-use super::core::{Core, CoreSettings};
-use super::in_flight::{InFlight, Queue as Of};
-use super::operation::Limits;
 use super::owned_buffer::{Entry, Owned};
 use super::polled::{Found, Polled};
 use super::router::{Inbox, Router};
-use super::slot::Owner;
 use crate::completion::{Waiters, Waker};
 use crate::error::Result;
 use crate::ffi;
@@ -55,37 +50,14 @@ unsafe extern "C" fn poll_cq(queue: *mut ffi::ibv_cq, most: c_int, out: *mut ffi
     count
 }
 
-unsafe extern "C" fn post_send(
-    _: *mut ffi::ibv_qp,
-    _: *mut ffi::ibv_send_wr,
-    _: *mut *mut ffi::ibv_send_wr,
-) -> c_int {
-    libc::EINVAL
-}
-
-unsafe extern "C" fn post_recv(
-    _: *mut ffi::ibv_qp,
-    _: *mut ffi::ibv_recv_wr,
-    _: *mut *mut ffi::ibv_recv_wr,
-) -> c_int {
-    libc::EINVAL
-}
-
 /// Two channels, with the queue pairs `A` and `B`, whose completions go to one queue.
 struct World {
     router: Arc<Router>,
     inboxes: [Inbox; 2],
     waiters: Arc<Waiters>,
     device: Arc<Device>,
-    /// The first channel, which one thread at a time has. Two requests are in flight: one that is known by a token, and
-    /// one that an `OwnedWork` asks for.
-    channel: Mutex<Arc<Core>>,
-    /// The numbers of these requests.
-    by_token: u64,
-    by_handle: u64,
     /// What was found, in any order.
     found: std::sync::Mutex<Vec<(u32, u64)>>,
-    _queue_pair: Box<ffi::ibv_qp>,
     _queue: Box<ffi::ibv_cq>,
     _context: Box<ffi::ibv_context>,
 }
@@ -107,8 +79,6 @@ impl World {
         let mut context =
             Box::new(unsafe { MaybeUninit::<ffi::ibv_context>::zeroed().assume_init() });
         context.ops.poll_cq = Some(poll_cq);
-        context.ops.post_send = Some(post_send);
-        context.ops.post_recv = Some(post_recv);
         // SAFETY: as above.
         let mut queue = Box::new(unsafe { MaybeUninit::<ffi::ibv_cq>::zeroed().assume_init() });
         queue.context = &raw mut *context;
@@ -122,45 +92,12 @@ impl World {
         });
         let waiters = Arc::new(Waiters::new("ibv_get_cq_event"));
         waiters.make_wakeable().unwrap();
-        // SAFETY: as above.
-        let mut queue_pair =
-            Box::new(unsafe { MaybeUninit::<ffi::ibv_qp>::zeroed().assume_init() });
-        (queue_pair.context, queue_pair.send_cq) = (&raw mut *context, &raw mut *queue);
-        queue_pair.qp_num = A;
-        let limits = Limits {
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: 0,
-            reliable: true,
-            private_reads: true,
-        };
-        let settings = CoreSettings {
-            limits,
-            settle_timeout: Duration::ZERO,
-            sleep: None,
-            credit_words: None,
-            of_loop: false,
-        };
-        let table = InFlight::new(2, 0, false).unwrap();
-        let inbox = Some((router.clone(), inboxes[0].clone()));
-        // SAFETY: the queue pair is there while the core is used, which polls only.
-        let core = unsafe { Core::new(&raw mut *queue_pair, &settings, table, inbox, None, None) };
-        core.open();
-        let [by_token, by_handle] = [Owner::OwnToken, Owner::Handle].map(|owner| {
-            let slot = core.table.free_slot(Of::Send).unwrap();
-            core.table.take(Of::Send, slot, owner);
-            slot.wr_id()
-        });
         Self {
             router,
             inboxes,
             waiters,
             device,
-            channel: Mutex::new(core),
-            by_token,
-            by_handle,
             found: std::sync::Mutex::default(),
-            _queue_pair: queue_pair,
             _queue: queue,
             _context: context,
         }
@@ -192,20 +129,6 @@ impl World {
 
     /// Sleeps as [`crate::CompletionQueue::wait`] and channels do.
     fn sleep<R>(&self, poll: impl FnMut() -> Result<Option<R>>) -> R {
-        self.sleep_until_found(poll, || false)
-    }
-
-    /// Sleeps as [`crate::SharedCompletionQueue::wait`] does.
-    fn sleep_for_any(&self) -> (u32, u64) {
-        self.router.wake_without_event(self.waiters.clone());
-        self.sleep_until_found(|| self.router.next_ready(), || self.router.is_any_ready())
-    }
-
-    fn sleep_until_found<R>(
-        &self,
-        poll: impl FnMut() -> Result<Option<R>>,
-        is_found: impl Fn() -> bool,
-    ) -> R {
         let arm = || {
             lock(&self.device.queue).armed = true;
             Ok(())
@@ -222,7 +145,7 @@ impl World {
             queue.events -= 1;
             Ok(true)
         };
-        self.waiters.sleep_until(None, poll, is_found, arm, read).unwrap()
+        self.waiters.sleep_until(None, poll, || false, arm, read).unwrap()
     }
 
     /// Sleeps until the channel has all of `expected`, which come in this order, and nothing else.
@@ -243,7 +166,8 @@ impl World {
         for inbox in &self.inboxes {
             assert_eq!(self.poll(inbox).unwrap(), None);
         }
-        assert_eq!(self.router.next_ready().unwrap(), None);
+        let mut polled = Polled::new(&self.router);
+        assert!(matches!(self.router.poll_into(&mut polled), Ok(Found::Nothing)));
     }
 }
 
@@ -258,75 +182,6 @@ fn each_channel_gets_its_own() {
         world.complete(A, 2);
     };
     let runs = in_every_order(World::new, [a, b, device], World::is_empty);
-    assert!(runs > 1_000, "{runs}");
-}
-
-/// The thread that waits for any channel is told of one that another thread has polled for.
-#[test]
-fn who_waits_for_any_channel_misses_none() {
-    let any = |world: &World| {
-        let mut found = Vec::new();
-        while found.is_empty() {
-            // It may be told of B, whose thread then takes the completion itself.
-            let (number, token) = world.sleep(|| world.router.next_ready());
-            assert_eq!(u64::from(number), token);
-            if number == A {
-                found.extend(world.poll(&world.inboxes[0]).unwrap());
-            }
-        }
-        assert_eq!(found, [[(A, 1)]]);
-    };
-    let b = |world: &World| world.receive(&world.inboxes[1], &[(B, 1)]);
-    let device = |world: &World| {
-        world.complete(B, 1);
-        world.complete(A, 1);
-    };
-    let runs = in_every_order(World::new, [any, b, device], World::is_empty);
-    assert!(runs > 1_000, "{runs}");
-}
-
-/// A channel that waits for an operation of its own finds the result of another one too, which is known by a token. The
-/// thread that waits for any channel is told of it, though the event of that result may have been read by then.
-#[test]
-fn what_a_channel_finds_beside_its_own_is_told() {
-    let any = |world: &World| {
-        loop {
-            let (number, _) = world.sleep_for_any();
-            assert_eq!(number, A);
-            let core = lock(&world.channel);
-            let mut has_found = false;
-            while let Some(slot) = core.settle_for_token().unwrap() {
-                assert_eq!(slot.wr_id(), world.by_token);
-                core.table.release(slot);
-                has_found = true;
-            }
-            if has_found {
-                return;
-            }
-        }
-    };
-    let channel = |world: &World| {
-        world.sleep(|| {
-            let core = lock(&world.channel);
-            let slot = core.table.slot_of(world.by_handle).unwrap();
-            if slot.state().is_outstanding() {
-                core.settle().unwrap();
-            }
-            Ok((!slot.state().is_outstanding()).then(|| core.table.release(slot)))
-        });
-        // A file that becomes readable wakes who sleeps on it.
-        drop(lock(&world.device.queue));
-        world.device.readable.notify_all();
-    };
-    let device = |world: &World| {
-        world.complete(A, world.by_token);
-        world.complete(A, world.by_handle);
-    };
-    let check = |world: &World| {
-        assert!(!lock(&world.channel).table.any_in_use());
-        world.is_empty();
-    };
-    let runs = in_every_order(World::new, [any, channel, device], check);
     assert!(runs > 1_000, "{runs}");
 }
 

@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 
 use super::generation::Generations;
 use super::owned_buffer::Owned;
-use super::slot::{NO_SLOT, Owner, Slot, State};
+use super::slot::{Owner, Slot, State};
 use super::window_list;
 use crate::error::{Error, Result};
 
@@ -53,10 +53,6 @@ pub(super) struct InFlight {
     sends: u32,
     next_send: Cell<NonNull<Slot>>,
     next_receive: Cell<NonNull<Slot>>,
-    /// The operations that have ended and are known by a token, in the order of their ends: the indexes of the first and,
-    /// unless there is none, the last.
-    first_ended: Cell<u32>,
-    last_ended: Cell<u32>,
     /// The numbers of slots that are not free: those of operations in scopes, and the others.
     in_scope: Cell<u32>,
     others: Cell<u32>,
@@ -120,8 +116,6 @@ impl InFlight {
             sends,
             next_send: Cell::new(dangling),
             next_receive: Cell::new(dangling),
-            first_ended: Cell::new(NO_SLOT),
-            last_ended: Cell::new(NO_SLOT),
             in_scope: Cell::new(0),
             others: Cell::new(0),
             open: Cell::new(Open::Nothing),
@@ -231,7 +225,6 @@ impl InFlight {
         self.next_send.set(self.pointer(depth));
         // If there are no slots for receives, this is one that is never free.
         self.next_receive.set(self.pointer(sends));
-        self.first_ended.set(NO_SLOT);
         self.in_scope.set(0);
         self.others.set(0);
         self.open.set(Open::Receives);
@@ -364,32 +357,6 @@ impl InFlight {
         count.set(count.get().wrapping_sub(1));
     }
 
-    /// Appends an operation that is known by a token, and has ended, to the list of those.
-    #[cold]
-    pub(super) fn push_ended(&self, slot: &Slot) {
-        let index = slot.index();
-        slot.next_ended.set(NO_SLOT);
-        if self.first_ended.get() == NO_SLOT {
-            self.first_ended.set(index);
-        } else if let Some(last) = self.slot(self.last_ended.get() as usize) {
-            last.next_ended.set(index);
-        }
-        self.last_ended.set(index);
-    }
-
-    /// Whether that list has an operation.
-    pub(super) fn any_ended(&self) -> bool {
-        self.first_ended.get() != NO_SLOT
-    }
-
-    /// Takes the first operation of that list out of it.
-    #[inline]
-    pub(super) fn pop_ended(&self) -> Option<&Slot> {
-        let slot = self.slot(self.first_ended.get() as usize)?;
-        self.first_ended.set(slot.next_ended.get());
-        Some(slot)
-    }
-
     /// Counts a slot that a window has taken.
     #[inline]
     pub(super) fn count_taken_in_scope(&self) {
@@ -453,12 +420,7 @@ impl InFlight {
                 State::InFlight(Owner::FailedWindow) => {
                     slot.set_state(State::Done(Owner::FailedWindow));
                 }
-                State::InFlight(owner) => {
-                    slot.set_state(State::Discarded(owner));
-                    if owner == Owner::OwnToken {
-                        self.push_ended(slot);
-                    }
-                }
+                State::InFlight(owner) => slot.set_state(State::Discarded(owner)),
                 State::Abandoned => {
                     any_abandoned = true;
                     self.release_of(slot, Owner::Scope);

@@ -60,8 +60,6 @@ pub(super) struct Ring {
     pub(super) token: u64,
     /// Whether the router's list of inboxes that have something holds this one.
     pub(super) listed: bool,
-    /// Whether a wait of the channel itself has polled results that the program has not taken.
-    pub(super) has_results: bool,
     /// The shared receive queue that feeds the channel. Completions of its receives go there.
     pub(super) receives: Option<(Arc<Receives>, Member)>,
 }
@@ -89,7 +87,6 @@ impl Ring {
             overflown: false,
             token: 0,
             listed: false,
-            has_results: false,
             receives: None,
         }
     }
@@ -98,7 +95,6 @@ impl Ring {
     pub(super) fn has_something(&self) -> bool {
         let receives = self.receives.as_ref();
         self.label.is_pending()
-            || self.has_results
             || receives.is_some_and(|(receives, member)| receives.has_message(*member))
     }
 
@@ -136,7 +132,7 @@ impl Ring {
 
     /// Drops everything.
     pub(super) fn clear(&mut self) {
-        (self.len, self.overflown, self.has_results) = (0, false, false);
+        (self.len, self.overflown) = (0, false);
         self.label.set_pending(false);
     }
 }

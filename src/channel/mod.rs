@@ -6,6 +6,7 @@ mod cancel;
 mod channel_set;
 mod core;
 mod credits;
+mod dropped_handles;
 mod end_scope;
 mod error;
 mod event_loop;
@@ -20,8 +21,6 @@ mod operation;
 mod operation_error;
 mod owned_buffer;
 mod owned_post;
-mod owned_results;
-mod owned_tokens;
 mod owned_work;
 mod pending_work;
 mod polled;
@@ -55,7 +54,6 @@ pub use operation_error::{OperationError, OwnedResult};
 pub(crate) use owned_buffer::Later;
 pub use owned_buffer::{AnyBuffer, OwnedBuffer};
 pub(crate) use owned_post::Refused;
-pub use owned_results::TokenResult;
 pub use owned_work::OwnedWork;
 pub use pending_work::PendingWork;
 pub(crate) use polled::{Found, PolledCompletion};
@@ -63,7 +61,7 @@ pub use prepared::PreparedChannel;
 pub use request::{IntoReceive, IntoSend, WorkRequest};
 pub use scope::Scope;
 pub use scoped_work::ScopedPendingWork;
-pub use shared_completion_queue::{ReadyChannel, ReadyChannels, SharedCompletionQueue};
+pub(crate) use shared_completion_queue::SharedCompletionQueue;
 pub use shared_receives::SharedReceives;
 pub(crate) use task_work::TaskDrops;
 pub(crate) use wait::DEVICE_CHECK_PERIOD;
@@ -124,7 +122,7 @@ use crate::state_error::StateError;
 /// |---|---|---|
 /// | [`run`](Self::run), [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read) | one operation, and waits for it | one thing after the other |
 /// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: windows, pipelines |
-/// | [`post_owned`](Self::post_owned) | one operation that owns its buffer, with a handle or a token | servers, event loops: nothing is borrowed |
+/// | [`post_owned`](Self::post_owned) | one operation that owns its buffer, with a handle | what outlives a scope: nothing is borrowed (servers have a [`Loop`]) |
 /// | [`post_unpolled`](Self::post_unpolled), [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
 ///
 /// Each takes any [request](crate::WorkRequest). None of them allocates. The channel is built for a number of operations in flight
@@ -137,7 +135,7 @@ use crate::state_error::StateError;
 /// may be never: each wait has a variant with a **deadline** ([`until`](Self::until) for blocking operations). When the deadline of a blocking operation or of
 /// a scope passes, the channel is stopped: the queue pair goes to the error state, and everything in flight ends. After
 /// that, and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](PreparedChannel::handshake)
-/// make the channel usable again; the peer has to do the same. Waits for operations that own their buffers, for tokens,
+/// make the channel usable again; the peer has to do the same. Waits for operations that own their buffers,
 /// for credit and for messages of [`SharedReceives`] stop nothing: what is in flight stays in flight.
 ///
 /// # Example

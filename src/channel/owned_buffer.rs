@@ -159,8 +159,7 @@ impl Drop for HeldBuffer {
 // SAFETY: what it holds is an `OwnedBuffer`, which is `Send`.
 unsafe impl Send for HeldBuffer {}
 
-/// A buffer of a type that is not known statically: the operation's [token](crate::OwnedWork::into_token)
-/// does not carry the type.
+/// A buffer of a type that is not known statically, for a [`Loop`](crate::Loop) whose buffers are of several types.
 pub struct AnyBuffer(HeldBuffer);
 
 impl AnyBuffer {
@@ -199,7 +198,6 @@ pub(super) struct Entry {
     /// Whether the slot is in the list of those whose handles were dropped, and the index of the next one.
     is_listed: AtomicBool,
     next_dropped: AtomicU32,
-    pub(super) token: Cell<u64>,
     /// Of the task that waits for the operation, if one does.
     pub(super) waker: Cell<Option<Waker>>,
     /// The reference to the core that a handle of an operation in this slot has. While there is no handle it is
@@ -246,7 +244,6 @@ impl Entry {
             dropped: AtomicU64::new(NO_REQUEST),
             is_listed: AtomicBool::new(false),
             next_dropped: AtomicU32::new(NO_SLOT),
-            token: Cell::new(0),
             waker: Cell::new(None),
             reference: Cell::new(None),
         }
@@ -274,11 +271,6 @@ impl Entry {
     pub(super) fn take_dropped(&self, wr_id: u64) -> bool {
         let dropped = &self.dropped;
         dropped.compare_exchange(wr_id, NO_REQUEST, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// Moves the buffer out, of whatever type.
-    pub(super) fn take_any(&self) -> AnyBuffer {
-        AnyBuffer(self.buffer.take_any())
     }
 }
 

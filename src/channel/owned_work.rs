@@ -20,12 +20,11 @@ use crate::ffi;
 /// An operation that owns its buffer: see [`Channel::post_owned`].
 ///
 /// The buffer is held by the channel. [`poll`](Self::poll) or [`wait`](Self::wait) gives it back when the
-/// operation has ended. [`into_token`](Self::into_token) gives the handle up for a number of the
-/// program's choice.
+/// operation has ended. A program that has no place for handles, such as a server, has a [`Loop`](crate::Loop), which
+/// returns what has ended with a number of the program's choice.
 ///
 /// Dropping a handle discards the result, and the operation goes on. Its buffer is dropped (a pooled buffer goes back to its
-/// pool) when the channel has polled the completion: by [`poll_token`](Channel::poll_token), by a wait for another handle
-/// that does not find its own completion at once, or by a post of an owned operation that finds the queue full. If some
+/// pool) when the channel has polled the completion: by [`Channel::poll`], by a wait for another handle that does not find its own completion at once, or by a post of an owned operation that finds the queue full. If some
 /// other wait has polled it, the next post of an owned operation drops the buffer. The buffer of a forgotten handle is
 /// dropped when the channel is reset and connected again, or dropped. A handle may be dropped on any thread.
 #[must_use = "dropping it gives the buffer up"]
@@ -276,29 +275,6 @@ impl<B: OwnedBuffer> OwnedWork<B> {
     /// Whether the operation has ended. False for one of another channel.
     pub(crate) fn has_ended(&self, channel: &mut Channel<'_>) -> bool {
         self.find(channel).is_ok_and(|(_, slot)| !slot.state().is_outstanding())
-    }
-
-    /// Replaces the handle by `token`, which [`Channel::poll_token`] returns when the operation has ended.
-    /// Tokens need not be distinct.
-    ///
-    /// # Errors
-    ///
-    /// Returns the handle if the operation is of another channel or an earlier connection.
-    pub fn into_token(mut self, channel: &mut Channel<'_>, token: u64) -> Result<(), Self> {
-        let Ok((core, slot)) = self.find(channel) else { return Err(self) };
-        let state = match slot.state() {
-            State::InFlight(Owner::Handle) => State::InFlight(Owner::OwnToken),
-            State::Done(Owner::Handle) => State::Done(Owner::OwnToken),
-            State::Discarded(Owner::Handle) => State::Discarded(Owner::OwnToken),
-            _ => return Err(self),
-        };
-        slot.set_state(state);
-        slot.entry.token.set(token);
-        if !state.is_outstanding() {
-            core.table.push_ended(slot);
-        }
-        slot.entry.put_reference(self.core.take());
-        Ok(())
     }
 }
 

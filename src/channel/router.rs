@@ -5,13 +5,13 @@
 //! inboxes. Each inbox has room for everything that its channel can have in flight.
 //!
 //! An inbox that gets a completion is put into the list of those that have something, at most once, and
-//! at the end of the list. [`Router::next_ready`] takes them from the front, so no channel can keep
+//! at the end of the list. [`Router::poll_into`] takes them from the front, so no channel can keep
 //! another one from its turn.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::generation::Generations;
 use super::in_flight::no_memory;
@@ -21,7 +21,6 @@ use super::queue_pair_numbers::Numbers;
 use super::routes::{FED, Routes, Source};
 use super::shared_receives::{Member, Receives};
 use super::sink::BATCH;
-use crate::completion::Waiters;
 use crate::debug::debug;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -44,8 +43,6 @@ pub(super) struct Router {
     /// The numbers of polls whose completions were handed out by `poll_into`, and that have been dealt with.
     polls_begun: AtomicU64,
     polls_done: AtomicU64,
-    /// The threads that wait for any channel, from the first of them on.
-    waiters: OnceLock<Arc<Waiters>>,
 }
 
 impl Router {
@@ -74,7 +71,6 @@ impl Router {
             routes: Mutex::new(routes),
             polls_begun: AtomicU64::new(0),
             polls_done: AtomicU64::new(0),
-            waiters: OnceLock::new(),
         }
     }
 
@@ -131,7 +127,6 @@ impl Router {
         };
         let needed = room.saturating_add(messages);
         if needed > left {
-            // As `SharedCompletionQueue::available` counts.
             let what = if messages == 0 {
                 "what the channel needs of the shared completion queue (max_send_wr + max_recv_wr)"
             } else {
@@ -236,38 +231,7 @@ impl Router {
         routes.inboxes[inbox.0.index].clear();
     }
 
-    /// The next channel that has something: the queue pair's number, and the token. Polls the completion
-    /// queue if no channel has something yet. If it returns `None`, the queue was empty.
-    ///
-    /// The caller keeps the completion queue alive.
-    ///
-    /// # Errors
-    ///
-    /// Those of `ibv_poll_cq`.
-    pub(super) fn next_ready(&self) -> Result<Option<(u32, u64)>> {
-        let mut routes = self.lock();
-        // Each round polls at least one completion. The bound matters only for a device that invents
-        // completions.
-        for _ in 0..=routes.source.capacity() {
-            if let Some(ready) = routes.take_ready() {
-                return Ok(Some(ready));
-            }
-            let found = routes.poll();
-            match usize::try_from(found) {
-                Ok(0) => break,
-                Ok(found) if found <= BATCH => {
-                    for index in 0..found {
-                        let completion = routes.batch[index];
-                        routes.deliver(&completion);
-                    }
-                }
-                _ => return Err(poll_failed(found)),
-            }
-        }
-        Ok(None)
-    }
-
-    /// As [`next_ready`](Self::next_ready), for a caller that hands completions to the channels itself: polls into
+    /// The next channel that has something, for a caller that hands completions to the channels itself: polls into
     /// `polled`, which must be empty, if no channel has something yet. Until they have been dealt with, the poll is
     /// [under way](Self::polls_begun).
     ///
@@ -278,7 +242,8 @@ impl Router {
         debug_assert!(polled.is_empty());
         polled.clear();
         let mut routes = self.lock();
-        // As in `next_ready`.
+        // Each round polls at least one completion. The bound matters only for a device that invents
+        // completions.
         for _ in 0..=routes.source.capacity() {
             if let Some((_, token)) = routes.take_ready() {
                 return Ok(Found::Ready(token));
@@ -360,36 +325,6 @@ impl Router {
             return found;
         }
         sort_and_poll_on(routes, number, out, found)
-    }
-
-    /// Whether a wait of the channel itself has polled results that the program has not taken: [`next_ready`](Self::next_ready)
-    /// returns the channel then. The event of the completion may have woken a thread that found nothing, and sleeps again.
-    #[cold]
-    pub(super) fn set_has_results(&self, inbox: &Inbox, has_results: bool) {
-        let mut routes = self.lock();
-        routes.inboxes[inbox.0.index].has_results = has_results;
-        if has_results {
-            routes.enlist(inbox.0.index);
-            drop(routes);
-            if let Some(waiters) = self.waiters.get() {
-                waiters.wake_all();
-            }
-        }
-    }
-
-    /// Has the threads that sleep in `waiters` woken when [`is_any_ready`](Self::is_any_ready) without an event.
-    pub(super) fn wake_without_event(&self, waiters: Arc<Waiters>) {
-        // If another thread was faster: they are the same.
-        let _ = self.waiters.set(waiters);
-    }
-
-    pub(super) fn wakes_without_event(&self) -> bool {
-        self.waiters.get().is_some()
-    }
-
-    /// Whether [`next_ready`](Self::next_ready) would look at a channel before it polls.
-    pub(super) fn is_any_ready(&self) -> bool {
-        !self.lock().ready.is_empty()
     }
 
     /// As [`poll`](Self::poll), without polling the completion queue: returns what is in the inbox.

@@ -180,7 +180,6 @@ impl Routes {
             ring.listed = false;
             let number = ring.label.number();
             let has_something = ring.has_something();
-            ring.has_results = false;
             if number != NO_NUMBER && has_something {
                 return Some((number, ring.token));
             }

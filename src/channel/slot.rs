@@ -23,8 +23,6 @@ pub(super) enum Owner {
     Handle,
     /// As `Handle`, for a task that is woken when the operation ends.
     Task,
-    /// `poll_token` or `wait_token`: the operation owns its buffer, and its handle was replaced by a token.
-    OwnToken,
     /// Nobody: the `OwnedWork` was dropped.
     Nobody,
     /// As `Window`, after one of its requests, not the last, has failed. The slot holds the completion of the first one.
@@ -56,7 +54,7 @@ impl Owner {
     /// Whether the operation owns its buffer.
     #[inline]
     pub(super) fn owns_buffer(self) -> bool {
-        matches!(self, Self::Handle | Self::Task | Self::OwnToken | Self::Nobody)
+        matches!(self, Self::Handle | Self::Task | Self::Nobody)
     }
 
     /// Whether the operation is a window.
@@ -144,8 +142,7 @@ pub(super) struct Slot {
     /// dropped at once.
     phase: Cell<Phase>,
     owner: Cell<Owner>,
-    /// In the list of operations that have ended and are known by a token, or of the places of a window beside its run:
-    /// the index of the next one.
+    /// Of the places of a window beside its run: the index of the next one.
     pub(super) next_ended: Cell<u32>,
     /// Of a window: how many slots it has from this one on. They are free themselves, and nobody takes them.
     pub(super) run: Cell<u16>,

@@ -1,14 +1,13 @@
 //! Waits that another thread ends.
 
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::pair::{Pair, builder, connect, outstanding};
+use crate::pair::{Pair, outstanding};
 use crate::software::Software;
 use ibverbs::{
-    AccessFlags, BufferPool, CancelHandle, Channel, CompletionQueue, Inline, ProtectionDomain,
-    ReceiveWorkRequest, SendWorkRequest, SharedCompletionQueue, TransportError,
+    AccessFlags, BufferPool, CancelHandle, Channel, Inline, ReceiveWorkRequest, SendWorkRequest,
+    TransportError,
 };
 
 /// A wait for something that never comes, which returns its error.
@@ -80,14 +79,12 @@ fn waits_of_owned_operations_leave_everything_in_flight() {
         let handle = pair.one.cancel_handle().unwrap();
         let mut receive =
             pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-        let other = pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
-        other.into_token(&mut pair.one, 7).unwrap();
-        for kind in 0..3 {
+        let mut other = pair.one.post_owned(ReceiveWorkRequest::new(pool.take().unwrap())).unwrap();
+        for kind in 0..2 {
             let (late, limit) = (cancel_late(&handle), Instant::now() + LONG);
             let error = match kind {
                 0 => cancelled(receive.wait(&mut pair.one)),
-                1 => cancelled(receive.wait_until(&mut pair.one, limit)),
-                _ => cancelled(pair.one.wait_token(limit)),
+                _ => cancelled(receive.wait_until(&mut pair.one, limit)),
             };
             assert_eq!(error, TransportError::Cancelled);
             late.join().unwrap();
@@ -98,9 +95,8 @@ fn waits_of_owned_operations_leave_everything_in_flight() {
         pair.two.send(Inline(b"one")).unwrap();
         pair.two.send(Inline(b"two")).unwrap();
         assert_eq!(&receive.wait(&mut pair.one).unwrap().0[..3], b"one");
-        let ended = pair.one.wait_token(Instant::now() + LONG).unwrap().unwrap();
-        assert_eq!(ended.token, 7);
-        drop((receive, ended, pool));
+        assert_eq!(&other.wait(&mut pair.one).unwrap().0[..3], b"two");
+        drop((receive, other, pool));
         pair.exchange();
         pair.finish();
     }
@@ -122,37 +118,6 @@ fn what_has_ended_is_not_cancelled() {
     assert!(handle.is_pending() && handle.clear() && !handle.clear());
     pair.exchange();
     pair.finish();
-}
-
-/// Three channels sleep on one queue: only the wait of the cancelled one ends, whether
-/// its thread is the one that reads the queue's events or not.
-#[test]
-fn among_channels_that_share_a_queue_one_is_cancelled() {
-    let device = Software::on_sockets();
-    let context = Arc::new(device.context());
-    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
-    let queue = CompletionQueue::builder(&context, 64).own_channel().build().unwrap();
-    let queue = Arc::new(SharedCompletionQueue::from(queue));
-    let sharing = || builder(&domain).shared_completion_queue(&queue).sleep_after(1);
-    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
-        let mut pairs = [(); 3].map(|()| connect(sharing(), builder(&domain)));
-        let handles = pairs.each_mut().map(|(one, _)| one.cancel_handle().unwrap());
-        let threads = pairs.map(|(mut one, two)| {
-            thread::spawn(move || {
-                assert_eq!(one.receive(()).unwrap_err(), TransportError::Cancelled);
-                drop((one, two));
-            })
-        });
-        let mut threads = threads.map(Some);
-        for index in order {
-            thread::sleep(Duration::from_millis(20));
-            assert!(threads.iter().flatten().all(|thread| !thread.is_finished()));
-            handles[index].cancel();
-            threads[index].take().unwrap().join().unwrap();
-        }
-    }
-    drop((queue, domain, context));
-    device.assert_clean();
 }
 
 /// A message and a cancellation at the same time: neither is lost.

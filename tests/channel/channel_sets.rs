@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use crate::pair::{break_queue_pair, builder, connect, domain, outstanding};
 use crate::software::Software;
 use ibverbs::{
-    Channel, ChannelSet, Inline, MemoryRegion, ProtectionDomain, SharedCompletionQueue,
-    TransportError, WorkErrorClass,
+    Channel, ChannelSet, Inline, MemoryRegion, ProtectionDomain, TransportError, WorkErrorClass,
 };
 
 const PEERS: usize = 3;
@@ -231,23 +230,11 @@ fn an_error_or_a_panic_ends_what_is_in_flight() {
 }
 
 #[test]
-fn a_set_may_share_a_completion_queue_and_be_empty() {
-    let device = Software::new();
-    let context = Arc::new(device.context());
-    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
-    let queue = Arc::new(SharedCompletionQueue::new(&context, 64).unwrap());
-    let sharing = || builder(&domain).shared_completion_queue(&queue);
-    let pairs = (0..PEERS).map(|_| connect(sharing(), sharing()));
-    let (ours, peers): (Vec<_>, Vec<_>) = pairs.unzip();
-    let mut rig = Rig { set: ours.into_iter().collect(), peers, domain, device };
+fn a_set_may_be_empty() {
+    let rig = Rig::new();
     let message = rig.region(4);
-    let came = received(&mut rig, |set| {
-        assert!(set.broadcast(message.slice(..).unwrap(), soon()).iter().all(Result::is_ok));
-    });
-    assert_eq!(came[..], message.repeat(PEERS)[..]);
     let mut empty = ChannelSet::default();
     assert!(empty.is_empty() && empty.broadcast(message.slice(..).unwrap(), late()).is_empty());
-    assert_eq!(rig.device.live_objects().queue_pairs, 2 * PEERS as u32);
-    drop((empty, message, queue, context));
+    drop((empty, message));
     rig.finish();
 }

@@ -27,11 +27,9 @@ mod reset;
 mod rules;
 mod scopes;
 mod settling;
-mod shared_queue;
 mod sleeping;
 #[path = "../support/software.rs"]
 mod software;
-mod told;
 mod unpolled;
 mod wait_all;
 mod windows;

@@ -6,10 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest,
-    HugePages, Inline, MemoryRegion, PooledBuffer, ReadWorkRequest, ReceiveWorkRequest,
-    RegionOptions, SendWorkRequest, SharedMemoryRange, SharedMemoryRegion, TransportError,
-    WriteWorkRequest,
+    AccessFlags, BufferPool, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, HugePages,
+    MemoryRegion, PooledBuffer, ReadWorkRequest, ReceiveWorkRequest, RegionOptions,
+    SendWorkRequest, SharedMemoryRange, SharedMemoryRegion, TransportError, WriteWorkRequest,
 };
 use ibverbs_software::Verb;
 
@@ -36,7 +35,7 @@ fn filled(pool: &BufferPool, byte: u8) -> PooledBuffer {
 fn finish_all(pair: &mut Pair) {
     pair.device.run();
     for channel in [&mut pair.one, &mut pair.two] {
-        assert!(channel.poll_token().unwrap().is_none());
+        channel.poll().unwrap();
     }
 }
 
@@ -263,7 +262,7 @@ fn a_dropped_handle_gives_its_buffer_back_after_the_completion() {
             if dropped_before_the_end {
                 drop_both();
                 for channel in [&mut pair.one, &mut pair.two] {
-                    assert!(channel.poll_token().unwrap().is_none());
+                    channel.poll().unwrap();
                 }
                 assert_eq!(pool.available(), CHUNKS - 2, "the device may still use them");
                 finish_all(&mut pair);
@@ -339,8 +338,6 @@ fn a_stopped_channel_says_so_and_gives_buffers_back() {
     let mut pair = manual();
     let pool = pool(&pair);
     let mut receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
-    let by_token = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
-    by_token.into_token(&mut pair.two, 5).unwrap();
     let dropped = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
     let mut region = pair.region(8, 0);
     let mut buffer = region.slice_mut(..).unwrap();
@@ -348,12 +345,8 @@ fn a_stopped_channel_says_so_and_gives_buffers_back() {
     assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
     let ended = receive.poll(&mut pair.two).unwrap_err();
     assert!(ended.error.is_consequence());
-    let ended_by_token = pair.two.poll_token().unwrap().unwrap();
-    assert_eq!(ended_by_token.token, 5);
-    assert!(ended_by_token.result.unwrap_err().is_consequence());
-    assert!(ended_by_token.buffer.downcast::<PooledBuffer>().is_ok());
     drop((ended.buffer.unwrap(), dropped));
-    assert!(pair.two.poll_token().unwrap().is_none());
+    pair.two.poll().unwrap();
     assert_eq!(pool.available(), CHUNKS);
     let refused = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap_err();
     assert_eq!(refused.error, TransportError::Stopped);
@@ -407,90 +400,6 @@ fn a_handle_of_an_earlier_connection_is_stopped_and_harms_nobody() {
     assert_eq!(pool.available(), CHUNKS);
     drop(pool);
     pair.finish();
-}
-
-#[test]
-fn tokens_tell_what_has_ended() {
-    let mut pair = Pair::new();
-    let pool = pool(&pair);
-    for token in [10, 11, 12] {
-        let receive = pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
-        receive.into_token(&mut pair.two, token).unwrap();
-    }
-    assert!(pair.two.poll_token().unwrap().is_none());
-    let foreign = pair.one.post_owned(SendWorkRequest::new(filled(&pool, 9))).unwrap();
-    let mut foreign = foreign.into_token(&mut pair.two, 1).unwrap_err();
-    foreign.wait(&mut pair.one).unwrap();
-    for byte in [8, 7] {
-        let mut send = pair.one.post_owned(SendWorkRequest::new(filled(&pool, byte))).unwrap();
-        send.wait(&mut pair.one).unwrap();
-    }
-    let mut seen = Vec::new();
-    for _ in 0..3 {
-        let soon = Instant::now() + Duration::from_secs(60);
-        let ended = pair.two.wait_token(soon).unwrap().unwrap();
-        assert!(ended.result.is_ok());
-        // It has another type, so the buffer stays where it is.
-        let any = ended.buffer.downcast::<Box<MemoryRegion<'static, u8>>>().unwrap_err();
-        seen.push((ended.token, any.downcast::<PooledBuffer>().unwrap()[0]));
-    }
-    seen.sort_unstable();
-    assert_eq!(seen, [(10, 9), (11, 8), (12, 7)]);
-    assert_eq!(pool.available(), CHUNKS);
-    assert!(pair.two.wait_token(Instant::now()).unwrap().is_none());
-    drop((foreign, pool));
-    pair.finish();
-}
-
-#[test]
-fn tokens_come_in_the_order_in_which_their_operations_have_ended() {
-    let mut pair = Pair::with(Software::new(), |builder| builder.max_recv_wr(3));
-    let pool = pool(&pair);
-    let post = |channel: &mut Channel<'_>, token| {
-        let receive = channel.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap();
-        receive.into_token(channel, token).unwrap();
-    };
-    let send = |channel: &mut Channel<'_>, byte| _ = channel.send(Inline(&[byte])).unwrap();
-    let next = |channel: &mut Channel<'_>| {
-        let soon = Instant::now() + Duration::from_secs(60);
-        let ended = channel.wait_token(soon).unwrap().unwrap();
-        ended.result.unwrap();
-        (ended.token, ended.buffer.downcast::<PooledBuffer>().unwrap()[0])
-    };
-    (0..3).for_each(|token| post(&mut pair.two, token));
-    send(&mut pair.one, 10);
-    assert_eq!(next(&mut pair.two), (0, 10));
-    // It takes the place of the first.
-    post(&mut pair.two, 3);
-    (11..14).for_each(|byte| send(&mut pair.one, byte));
-    let receive = pair.one.post_owned(ReceiveWorkRequest::new(())).unwrap();
-    // While it waits for another operation, the channel finds all three.
-    pair.two.send(()).unwrap();
-    drop(receive);
-    for token in 1..4 {
-        assert_eq!(next(&mut pair.two), (token, 10 + token as u8));
-    }
-    assert!(pair.two.poll_token().unwrap().is_none());
-    // Known by a token only after it has ended; and what a reset has ended.
-    let receives =
-        [(); 2].map(|()| pair.two.post_owned(ReceiveWorkRequest::new(filled(&pool, 0))).unwrap());
-    send(&mut pair.one, 1);
-    drop(pair.one.post_owned(ReceiveWorkRequest::new(())).unwrap());
-    pair.two.send(()).unwrap();
-    for (receive, token) in receives.into_iter().zip(7..) {
-        receive.into_token(&mut pair.two, token).unwrap();
-    }
-    assert_eq!(next(&mut pair.two), (7, 1));
-    pair.device.fail_next(Verb::ModifyQp, libc::EIO);
-    let stopped = pair.two.until(Instant::now()).receive(());
-    assert_eq!(stopped.unwrap_err(), TransportError::TimedOut);
-    let ended = pair.two.poll_token().unwrap().unwrap();
-    assert_eq!((ended.token, ended.result.unwrap_err()), (8, TransportError::Stopped));
-    assert!(pair.two.poll_token().unwrap().is_none());
-    drop(ended.buffer);
-    assert_eq!(pool.available(), CHUNKS);
-    drop(pool);
-    pair.reconnect().finish();
 }
 
 /// A program that is not interested in results only posts, and drops the handles.

@@ -199,13 +199,9 @@ fn channel_waits() -> (u32, Duration) {
 }
 
 /// Every way to wait for an operation that owns its buffer.
-const OWNED_WAITS: [fn(&mut Pair, OwnedWork<PooledBuffer>) -> TransportError; 3] = [
+const OWNED_WAITS: [fn(&mut Pair, OwnedWork<PooledBuffer>) -> TransportError; 2] = [
     |pair, mut work| is_kept(work.wait(&mut pair.one)),
     |pair, mut work| is_kept(work.wait_until(&mut pair.one, Instant::now() + 2 * LATE)),
-    |pair, work| {
-        work.into_token(&mut pair.one, 1).unwrap();
-        pair.one.wait_token(Instant::now() + 2 * LATE).map(drop).unwrap_err()
-    },
 ];
 
 fn is_kept<T, B>(result: Result<T, OperationError<B>>) -> TransportError {

@@ -1,8 +1,6 @@
 //! A channel after a reset.
 
-use std::sync::Arc;
-
-use ibverbs::{ErrorKind, ProtectionDomain, SharedCompletionQueue, TransportError};
+use ibverbs::{ErrorKind, TransportError};
 use ibverbs_software::Verb;
 
 use crate::pair::*;
@@ -165,27 +163,4 @@ fn the_question_mark_keeps_the_reason() {
     assert_eq!(transport(failing()).unwrap_err(), TransportError::Verbs(expected));
     let failed = failing().reset().unwrap_err();
     assert_eq!(failed.to_string(), expected.to_string());
-}
-
-#[test]
-fn channels_on_a_shared_queue_find_their_completions_after_a_reset() {
-    let device = Software::new();
-    let context = Arc::new(device.context());
-    let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
-    let queue = Arc::new(SharedCompletionQueue::new(&context, 64).unwrap());
-    let sharing = || builder(&domain).shared_completion_queue(&queue);
-    let (one, two) = connect(sharing(), sharing());
-    let (other, another) = connect(sharing(), sharing());
-    let mut pair = Pair { one, two, domain: domain.clone(), device: device.clone() };
-    let mut others = Pair { one: other, two: another, domain: domain.clone(), device };
-    for _ in 0..40 {
-        pair = pair.reconnect();
-        pair.exchange();
-        others.exchange();
-    }
-    // The shared queue still has room for four channels of this depth, and not for five.
-    drop(others);
-    let (one, two) = connect(sharing(), sharing());
-    drop((one, two, queue, domain, context));
-    pair.finish();
 }

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, Inline, OperationError, PooledBuffer, ReceiveWorkRequest,
-    ScopeError, SendWorkRequest, TransportError, WriteWorkRequest, ffi,
+    AccessFlags, BufferPool, Channel, Inline, OperationError, ReceiveWorkRequest, ScopeError,
+    SendWorkRequest, TransportError, WriteWorkRequest, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -287,23 +287,18 @@ fn a_completion_that_comes_twice_gives_no_buffer_back() {
     let post = |one: &mut Channel<'_>| {
         one.post_owned(WriteWorkRequest::new(pool.take().unwrap(), remote)).unwrap()
     };
-    // A handle, a token, and a handle that was dropped.
+    // A handle, and one that was dropped.
     let mut write = post(one);
     device.inject(completions, &completion);
     Twice::again(&device, &completion, || is_kept(write.wait(one).unwrap_err()));
     device.run();
     write.wait(one).unwrap();
-    post(one).into_token(one, 3).unwrap();
-    device.inject(completions, &completion);
-    Twice::again(&device, &completion, || one.poll_token().unwrap_err());
-    device.run();
-    assert_eq!(one.poll_token().unwrap().unwrap().token, 3);
     drop(post(one));
     device.inject(completions, &completion);
-    Twice::again(&device, &completion, || one.poll_token().unwrap_err());
+    Twice::again(&device, &completion, || one.poll().unwrap_err());
     assert_eq!(pool.available(), 7);
     device.run();
-    assert!(one.poll_token().unwrap().is_none());
+    one.poll().unwrap();
     assert_eq!(pool.available(), 8);
     // SAFETY: there is no memory.
     let mut unpolled = unsafe { one.write_unpolled((), remote) }.unwrap();
@@ -416,8 +411,7 @@ fn an_unknown_completion_ends_no_operation_that_owns_its_buffer() {
     let mut receive = one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
     let received = device.posted(0).unwrap().wr_id;
     drop(one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap());
-    let token = one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
-    token.into_token(one, 3).unwrap();
+    let mut third = one.post_owned(ReceiveWorkRequest::new(filled(9))).unwrap();
     let of_the_receive = ffi::ibv_wc { wr_id: received, qp_num: number + 1, ..Default::default() };
     for stranger in strangers(first, number).into_iter().chain([of_the_receive]) {
         let (queue_pair, wr_id) = (stranger.qp_num, stranger.wr_id);
@@ -431,7 +425,7 @@ fn an_unknown_completion_ends_no_operation_that_owns_its_buffer() {
         };
         meet(&mut |one| send.poll(one).map(|ended| assert!(ended.is_none())).err().map(is_kept));
         meet(&mut |one| receive.poll(one).map(|ended| assert!(ended.is_none())).err().map(is_kept));
-        meet(&mut |one| one.poll_token().map(|ended| assert!(ended.is_none())).err());
+        meet(&mut |one| one.poll().err());
         // By the poll that begins a wait, which takes another way.
         for work in [&mut send, &mut receive] {
             device.inject(completions, &stranger);
@@ -445,15 +439,14 @@ fn an_unknown_completion_ends_no_operation_that_owns_its_buffer() {
     device.run();
     assert_eq!(send.wait(one).unwrap().0[..], [1; 8]);
     assert_eq!(receive.wait(one).unwrap().0[..], [4; 8]);
-    let ended = one.poll_token().unwrap().unwrap();
-    assert_eq!((ended.token, ended.buffer.downcast::<PooledBuffer>().unwrap()[0]), (3, 6));
+    assert_eq!(third.wait(one).unwrap().0[..], [6; 8]);
     assert_eq!(sink.wait(&mut pair.two).unwrap().0[..], [1; 8]);
     for message in &mut messages {
         message.wait(&mut pair.two).unwrap();
     }
-    assert!(pair.one.poll_token().unwrap().is_none());
+    pair.one.poll().unwrap();
     assert_eq!(pool.available(), 8);
-    drop((send, receive, sink, messages, pool));
+    drop((send, receive, third, sink, messages, pool));
     pair.finish();
 }
 
@@ -473,7 +466,7 @@ fn a_failed_poll_ends_no_operation_that_owns_its_buffer() {
     assert!(is_poll_error(is_kept(receive.wait(&mut pair.one).unwrap_err())));
     let late = soon();
     assert!(is_poll_error(is_kept(receive.wait_until(&mut pair.one, late).unwrap_err())));
-    assert!(is_poll_error(pair.one.poll_token().unwrap_err()));
+    assert!(is_poll_error(pair.one.poll().unwrap_err()));
     assert_eq!((outstanding(&pair.device, &pair.one), pool.available()), ((0, 1), 7));
     pair.two.send(Inline(&[5; 8])).unwrap();
     assert_eq!(receive.wait(&mut pair.one).unwrap().0[..], [5; 8]);
@@ -503,7 +496,7 @@ fn what_an_earlier_connection_left_gives_no_buffer_back() {
         device.release_all(completions);
         for _ in 0..10 {
             assert!(receive.poll(&mut pair.one).unwrap().is_none(), "of an earlier connection");
-            assert!(pair.one.poll_token().unwrap().is_none());
+            pair.one.poll().unwrap();
         }
         assert_eq!((outstanding(&device, &pair.one), pool.available()), ((0, 2), 6));
         drop(early);

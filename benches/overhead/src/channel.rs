@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, MemoryRegion, PooledBuffer, ProtectionDomain,
-    ReceiveWorkRequest, ScopeError, SendWorkRequest, SharedCompletionQueue, TransportError,
-    TransportResult,
+    AccessFlags, BufferPool, Channel, MemoryRegion, ProtectionDomain, ScopeError, SendWorkRequest,
+    TransportError,
 };
 
 use crate::rig::{DEPTH, LENGTH, WINDOW, WINDOW_OPERATIONS, context};
@@ -52,76 +51,6 @@ impl OwnedRig {
         let pool = BufferPool::new(&domain, LENGTH, WINDOW, AccessFlags::empty());
         Self { channel, pool: pool.expect("a pool") }
     }
-}
-
-/// The number of channels of a [`SharedRig`].
-const CHANNELS: usize = 64;
-
-/// Channels that share a completion queue.
-pub(crate) struct SharedRig {
-    channels: Vec<ChannelRig>,
-}
-
-impl SharedRig {
-    pub(crate) fn new() -> Self {
-        let context = context();
-        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
-        let depth = 2 * DEPTH * CHANNELS as u32;
-        let queue = SharedCompletionQueue::new(&context, depth).expect("a completion queue");
-        let queue = Arc::new(queue);
-        let channels = (0..CHANNELS).map(|_| {
-            let builder = Channel::builder(&domain).shared_completion_queue(&queue);
-            let prepared = builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).build();
-            let prepared = prepared.expect("a channel");
-            let itself = prepared.endpoint();
-            let channel = prepared.handshake(itself).expect("a connection");
-            let region = MemoryRegion::new(&domain, WINDOW * LENGTH).expect("a region");
-            ChannelRig { channel, region }
-        });
-        Self { channels: channels.collect() }
-    }
-
-    /// The channel in the middle of those that share the queue.
-    fn middle(&mut self) -> &mut ChannelRig {
-        &mut self.channels[CHANNELS / 2]
-    }
-}
-
-/// One operation after the other, on each channel in turn.
-#[inline(never)]
-pub(crate) fn shared_blocking(rig: &mut SharedRig, operations: u64) -> Result<u64, TransportError> {
-    let (mut sum, mut done) = (0, 0);
-    while done < operations {
-        for ChannelRig { channel, region } in &mut rig.channels {
-            if done == operations {
-                break;
-            }
-            sum += u64::from(channel.send(region.slice(..LENGTH)?)?.byte_len());
-            done += 1;
-        }
-    }
-    Ok(sum)
-}
-
-/// As [`w6_scoped`], on one of the channels.
-#[inline(never)]
-pub(crate) fn shared_scoped(rig: &mut SharedRig, operations: u64) -> Result<u64, TransportError> {
-    w6_scoped(rig.middle(), operations)
-}
-
-/// As [`ping_pong`], on one of the channels.
-#[inline(never)]
-pub(crate) fn shared_ping_pong(
-    rig: &mut SharedRig,
-    operations: u64,
-) -> Result<u64, TransportError> {
-    ping_pong(rig.middle(), operations)
-}
-
-/// As [`window`], on one of the channels.
-#[inline(never)]
-pub(crate) fn shared_window(rig: &mut SharedRig, operations: u64) -> Result<u64, TransportError> {
-    window(rig.middle(), operations)
 }
 
 /// A receive, a send that is waited for, and the receive, whose completion comes first. All are in one
@@ -234,24 +163,6 @@ pub(crate) fn window_per_scope(
     Ok(sum)
 }
 
-/// As [`window_per_scope`], on one of the channels.
-#[inline(never)]
-pub(crate) fn shared_window_per_scope(
-    rig: &mut SharedRig,
-    operations: u64,
-) -> Result<u64, TransportError> {
-    window_per_scope(rig.middle(), operations)
-}
-
-/// As [`window_at_once`], on one of the channels.
-#[inline(never)]
-pub(crate) fn shared_window_at_once(
-    rig: &mut SharedRig,
-    operations: u64,
-) -> Result<u64, TransportError> {
-    window_at_once(rig.middle(), operations)
-}
-
 /// One operation after the other.
 #[inline(never)]
 pub(crate) fn w6(rig: &mut ChannelRig, operations: u64) -> Result<u64, TransportError> {
@@ -355,75 +266,6 @@ pub(crate) fn owned_window(rig: &mut OwnedRig, operations: u64) -> Result<u64, T
         for (mut pending, buffer) in pending.zip(&mut buffers) {
             let (taken, success) = pending.wait(channel)?;
             sum += u64::from(success.byte_len());
-            *buffer = Some(taken);
-        }
-    }
-    Ok(sum)
-}
-
-/// Waits for an operation that is known by a token. Returns its buffer and the bytes of its message.
-fn next_token(channel: &mut Channel<'static>) -> TransportResult<(PooledBuffer, u64)> {
-    loop {
-        if let Some(ended) = channel.poll_token()? {
-            let bytes = u64::from(ended.result?.byte_len());
-            let buffer = ended.buffer.downcast().map_err(|_| TransportError::UnknownWork)?;
-            return Ok((buffer, bytes));
-        }
-    }
-}
-
-fn send_by_token(channel: &mut Channel<'static>, buffer: PooledBuffer) -> TransportResult<()> {
-    let work = channel.post_owned(SendWorkRequest::new(buffer))?;
-    work.into_token(channel, 0).map_err(|_| TransportError::UnknownWork)
-}
-
-/// As [`w6_owned`], by tokens.
-#[inline(never)]
-pub(crate) fn w6_token(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
-    let OwnedRig { channel, pool } = rig;
-    let mut buffer = pool.take().ok_or(TransportError::UnknownWork)?;
-    let mut sum = 0;
-    for _ in 0..operations {
-        send_by_token(channel, buffer)?;
-        let bytes;
-        (buffer, bytes) = next_token(channel)?;
-        sum += bytes;
-    }
-    Ok(sum)
-}
-
-/// As [`ping_pong`], by tokens.
-#[inline(never)]
-pub(crate) fn token_ping_pong(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
-    let OwnedRig { channel, pool } = rig;
-    let take = || pool.take().ok_or(TransportError::UnknownWork);
-    let (mut message, mut room) = (take()?, take()?);
-    let mut sum = 0;
-    for _ in 0..operations {
-        let work = channel.post_owned(ReceiveWorkRequest::new(room))?;
-        work.into_token(channel, 1).map_err(|_| TransportError::UnknownWork)?;
-        send_by_token(channel, message)?;
-        let bytes;
-        (room, bytes) = next_token(channel)?;
-        message = next_token(channel)?.0;
-        sum += bytes;
-    }
-    Ok(sum)
-}
-
-/// As [`owned_window`], by tokens.
-#[inline(never)]
-pub(crate) fn token_window(rig: &mut OwnedRig, operations: u64) -> Result<u64, TransportError> {
-    let OwnedRig { channel, pool } = rig;
-    let mut buffers: [_; WINDOW] = std::array::from_fn(|_| pool.take());
-    let mut sum = 0;
-    for _ in 0..operations / WINDOW_OPERATIONS {
-        for buffer in &mut buffers {
-            send_by_token(channel, buffer.take().ok_or(TransportError::UnknownWork)?)?;
-        }
-        for buffer in &mut buffers {
-            let (taken, bytes) = next_token(channel)?;
-            sum += bytes;
             *buffer = Some(taken);
         }
     }

@@ -1,12 +1,15 @@
 //! The list of contenders.
 
-use crate::channel::{ChannelRig, OwnedRig, SharedRig};
+use crate::channel::{ChannelRig, OwnedRig};
+use crate::loops::SendsRig;
 use crate::reactor::{PairRig, ReactorRig, SleepingRig};
 use crate::rig::{LENGTH, Rig};
-use crate::server::{CRig, SharedQueueRig};
+use crate::server::CRig;
 use crate::server_futures::TasksRig;
 use crate::server_loop::LoopRig;
-use crate::{c, channel, events, prepared, reactor, server, server_futures, server_loop, verbs};
+use crate::{
+    c, channel, events, loops, prepared, reactor, server, server_futures, server_loop, verbs,
+};
 
 /// One way to do one workload.
 pub(crate) struct Contender {
@@ -88,13 +91,6 @@ macro_rules! servers {
             ),
             ours!(
                 $workload,
-                "shared queue, tokens",
-                Sum::Bytes,
-                SharedQueueRig::new($connections),
-                server::shared_queue
-            ),
-            ours!(
-                $workload,
                 "futures",
                 Sum::Bytes,
                 TasksRig::new($connections),
@@ -138,37 +134,27 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W6", "channel scoped", Bytes, ChannelRig::new(), channel::w6_scoped),
         ours!("W6", "channel scope each", Bytes, ChannelRig::new(), channel::w6_per_scope),
         ours!("W6", "channel owned", Bytes, OwnedRig::new(), channel::w6_owned),
-        ours!("W6", "channel token", Bytes, OwnedRig::new(), channel::w6_token),
+        ours!("W6", "loop", Bytes, SendsRig::new(1), loops::sends),
         in_c!("W7", "C plain", 1, Rig::new(), c_plain_w7),
         in_c!("W7", "C tuned", 1, Rig::new(), c_tuned_w7),
         ours!("W7", "channel scoped", Bytes, ChannelRig::new(), channel::w7),
         in_c!("W8", "C plain", 1, Rig::with_events(), c_plain_w8),
         in_c!("W8", "C tuned", 1, Rig::with_events(), c_tuned_w8),
         ours!("W8", "verbs", Numbers(1), Rig::with_events(), events::w8),
-        // W2 and W3 in safe code; then W1, W2 and W3 through a completion queue of many channels.
+        // W2 and W3 in safe code.
         in_c!("W9", "C tuned", 2, Rig::new(), c_tuned_w2),
         ours!("W9", "channel scoped", Bytes, ChannelRig::new(), channel::ping_pong),
-        ours!("W9", "channel shared queue", Bytes, SharedRig::new(), channel::shared_ping_pong),
-        ours!("W9", "channel token", Bytes, OwnedRig::new(), channel::token_ping_pong),
+        ours!("W9", "loop", Bytes, SendsRig::new(1), loops::pairs),
         ours!("W9", "futures", Bytes, PairRig::new(), reactor::pairs),
         in_c!("W10", "C tuned", 1, Rig::new(), c_tuned_w3),
         ours!("W10", "channel scoped", Bytes, ChannelRig::new(), channel::window),
         ours!("W10", "channel all at once", Bytes, ChannelRig::new(), channel::window_at_once),
         ours!("W10", "channel scope each", Bytes, ChannelRig::new(), channel::window_per_scope),
         ours!("W10", "channel owned", Bytes, OwnedRig::new(), channel::owned_window),
-        ours!("W10", "channel token", Bytes, OwnedRig::new(), channel::token_window),
-        ours!("W10", "channel shared queue", Bytes, SharedRig::new(), channel::shared_window),
-        ours!("W10", "shared all at once", Bytes, SharedRig::new(), channel::shared_window_at_once),
-        ours!(
-            "W10",
-            "shared scope each",
-            Bytes,
-            SharedRig::new(),
-            channel::shared_window_per_scope
-        ),
+        ours!("W10", "loop", Bytes, SendsRig::new(1), loops::sixteen),
         in_c!("W11", "C tuned", 1, Rig::new(), c_tuned_w1),
-        ours!("W11", "channel blocking", Bytes, SharedRig::new(), channel::shared_blocking),
-        ours!("W11", "channel scoped", Bytes, SharedRig::new(), channel::shared_scoped),
+        ours!("W11", "loop, 1 channel", Bytes, SendsRig::new(1), loops::sends),
+        ours!("W11", "loop, 100 channels", Bytes, SendsRig::new(100), loops::sends),
         in_c!("W12", "C tuned", 1, Rig::new(), c_tuned_w1),
         ours!("W12", "futures, 1 channel", Bytes, ReactorRig::new(1), reactor::sends),
         ours!("W12", "futures, 10 channels", Bytes, ReactorRig::new(10), reactor::sends),
@@ -181,6 +167,7 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         in_c!("W15", "C tuned", 1, Rig::new(), c_tuned_w15),
         in_c!("W15", "C again", 1, Rig::new(), c_again_w15),
         ours!("W15", "channel window", Bytes, ChannelRig::with_window(), channel::one_completion),
+        ours!("W15", "loop", Bytes, SendsRig::new(1), loops::window),
     ];
     contenders.extend(servers!("W14-1", 1));
     contenders.extend(servers!("W14-10", 10));

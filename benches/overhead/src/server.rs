@@ -1,14 +1,13 @@
 //! An event server: it sleeps until messages have come, answers each with what it has received, and posts the receive
-//! again when the answer is sent. Each connection has one buffer. In C, and by tokens on a shared completion queue.
+//! again when the answer is sent. Each connection has one buffer. In C.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, CompletionChannel, CompletionQueue, Context, MemoryRegion,
-    PooledBuffer, ProtectionDomain, QueuePair, Rc, ReceiveWorkRequest, SendWorkRequest,
-    SharedCompletionQueue, TransportError, TransportResult,
+    CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, Rc,
+    TransportError, TransportResult,
 };
 use ibverbs_function_device::{Builder, FunctionDevice};
 
@@ -115,76 +114,4 @@ pub(crate) fn c_plain(rig: &mut CRig, operations: u64) -> TransportResult<u64> {
 pub(crate) fn c_tuned(rig: &mut CRig, operations: u64) -> TransportResult<u64> {
     // SAFETY: as above.
     answered(unsafe { c::c_tuned_server(rig.server.as_ptr(), operations) })
-}
-
-/// A server on channels that share a completion queue; operations are known by tokens. Fields are dropped in order.
-pub(crate) struct SharedQueueRig {
-    peers: Peers,
-    channels: Vec<Channel<'static>>,
-    queue: Arc<SharedCompletionQueue<'static>>,
-    epoll: OwnedFd,
-}
-
-const RECEIVED: u64 = 0;
-const SENT: u64 = 1;
-
-impl SharedQueueRig {
-    pub(crate) fn new(connections: usize) -> Self {
-        let (peers, context) = Peers::new(connections);
-        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
-        let pool = BufferPool::new(&domain, LENGTH, connections, AccessFlags::empty());
-        let pool = pool.expect("a pool");
-        let depth = 2 * ONE * connections as u32;
-        let queue = SharedCompletionQueue::with_event_channel(&context, depth);
-        let queue = Arc::new(queue.expect("a completion queue"));
-        let channel = |token| {
-            let builder = Channel::builder(&domain).max_send_wr(ONE).max_recv_wr(ONE);
-            let builder = builder.shared_completion_queue(&queue).token(token as u64);
-            let prepared = builder.build().expect("a channel");
-            let itself = prepared.endpoint();
-            let mut channel = prepared.handshake(itself).expect("a connection");
-            receive(&mut channel, pool.take().expect("a buffer")).expect("it is posted");
-            channel
-        };
-        let channels = (0..connections).map(channel).collect();
-        queue.arm().expect("it works");
-        let epoll = epoll_of(queue.event_fd().expect("it has one"));
-        Self { peers, channels, queue, epoll }
-    }
-}
-
-fn receive(channel: &mut Channel<'static>, buffer: PooledBuffer) -> TransportResult<()> {
-    let work = channel.post_owned(ReceiveWorkRequest::new(buffer))?;
-    work.into_token(channel, RECEIVED).map_err(|_| TransportError::UnknownWork)
-}
-
-/// Answers this many messages.
-#[inline(never)]
-pub(crate) fn shared_queue(rig: &mut SharedQueueRig, operations: u64) -> TransportResult<u64> {
-    let SharedQueueRig { peers, channels, queue, epoll } = rig;
-    let (mut answered, mut bytes) = (0, 0);
-    while answered < operations {
-        peers.next_messages(operations - answered, epoll);
-        queue.arm()?;
-        for ready in queue.ready() {
-            let channel = &mut channels[ready?.token as usize];
-            while let Some(ended) = channel.poll_token()? {
-                let success = ended.result?;
-                let Ok(mut buffer) = ended.buffer.downcast::<PooledBuffer>() else {
-                    return Err(TransportError::UnknownWork);
-                };
-                if ended.token == RECEIVED {
-                    bytes += u64::from(success.byte_len());
-                    buffer.set_len(success.byte_len() as usize)?;
-                    let work = channel.post_owned(SendWorkRequest::new(buffer))?;
-                    work.into_token(channel, SENT).map_err(|_| TransportError::UnknownWork)?;
-                } else {
-                    answered += 1;
-                    buffer.set_len(LENGTH)?;
-                    receive(channel, buffer)?;
-                }
-            }
-        }
-    }
-    Ok(bytes)
 }

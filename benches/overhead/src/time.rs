@@ -16,6 +16,7 @@ mod c;
 mod channel;
 mod contenders;
 mod events;
+mod loops;
 mod prepared;
 mod reactor;
 mod rig;

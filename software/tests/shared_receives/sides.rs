@@ -1,17 +1,15 @@
-//! A server whose channels share everything, and clients on another device.
+//! A server whose channels share receives, and clients on another device.
 
 use std::sync::Arc;
 
 use ibverbs::{
     AccessFlags, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer,
-    PooledBuffer, ProtectionDomain, SharedCompletionQueue, SharedReceives,
+    PooledBuffer, ProtectionDomain, SharedReceives,
 };
 use ibverbs_software::Device;
 
 pub(crate) const CHUNKS: usize = 128;
 pub(crate) const LEN: usize = 64;
-/// The room of the server's completion queue.
-pub(crate) const QUEUE: u32 = 1024;
 /// The receives that the server can post.
 pub(crate) const CAPACITY: u32 = 32;
 
@@ -56,7 +54,6 @@ impl Side {
 
 pub(crate) struct Server {
     pub(crate) side: Side,
-    pub(crate) queue: Arc<SharedCompletionQueue<'static>>,
     pub(crate) receives: SharedReceives<PooledBuffer>,
     pub(crate) channels: Vec<Channel<'static>>,
 }
@@ -65,25 +62,23 @@ impl Server {
     /// With room for `channels` channels, and `posted` receives posted.
     pub(crate) fn new(channels: usize, posted: usize) -> Self {
         let side = Side::new();
-        let queue = SharedCompletionQueue::with_event_channel(&side.context, QUEUE);
         let receives = SharedReceives::new(&side.domain, CAPACITY).unwrap();
         for _ in 0..posted {
             receives.post(side.buffer(0)).unwrap();
         }
         let channels = Vec::with_capacity(channels);
-        Self { side, queue: Arc::new(queue.unwrap()), receives, channels }
+        Self { side, receives, channels }
     }
 
-    pub(crate) fn builder(&self, token: u64) -> ChannelBuilder<'static> {
-        let builder = self.side.builder().token(token).shared_completion_queue(&self.queue);
-        builder.shared_receive_queue(&self.receives)
+    pub(crate) fn builder(&self) -> ChannelBuilder<'static> {
+        self.side.builder().shared_receive_queue(&self.receives)
     }
 }
 
 /// Connects a client to the server's channel with this token, which is its index. Returns the client's.
 pub(crate) fn connect(server: &mut Server, token: usize, clients: &Side) -> Channel<'static> {
     assert_eq!(server.channels.len(), token);
-    let ours = server.builder(token as u64).build().unwrap();
+    let ours = server.builder().build().unwrap();
     let theirs = clients.builder().build().unwrap();
     let endpoints = (ours.endpoint(), theirs.endpoint());
     server.channels.push(ours.handshake(endpoints.1).unwrap());

@@ -27,8 +27,8 @@ use crate::queue_pair::SharedReceiveQueue;
 /// channel that it arrived on: [`poll`](Self::poll) and [`wait`](Self::wait) take it, with its buffer.
 ///
 /// A channel that is built [with it](crate::ChannelBuilder::shared_receive_queue) posts no receives of its own.
-/// Let such channels share a [`SharedCompletionQueue`](crate::SharedCompletionQueue) too: it needs room for the
-/// [capacity](Self::capacity) once, while a channel with a completion queue of its own needs that much itself.
+/// Its completion queue has room for the [capacity](Self::capacity), too. Many channels of one thread share receives
+/// of [their loop](crate::Loop::add_shared_receives), which needs that room once.
 ///
 /// A clone is the same queue. Any thread may post. The queue is destroyed, and the buffers dropped, when the last
 /// clone and the last channel are dropped.
@@ -44,30 +44,29 @@ use crate::queue_pair::SharedReceiveQueue;
 /// # // not on Soft-RoCE alone: needs peers
 /// use std::sync::Arc;
 /// use std::time::{Duration, Instant};
-/// use ibverbs::{AccessFlags, BufferPool, Channel, ProtectionDomain, SharedCompletionQueue, SharedReceives};
+/// use ibverbs::{AccessFlags, BufferPool, Channel, ProtectionDomain, SharedReceives};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = Arc::new(ibverbs::open("rxe0")?);
 /// let domain = Arc::new(ProtectionDomain::new(&context)?);
-/// let queue = Arc::new(SharedCompletionQueue::with_event_channel(&context, 4096)?);
 /// let receives = SharedReceives::new(&domain, 256)?;
 /// let pool = BufferPool::new(&domain, 4096, 256, AccessFlags::empty())?;
 /// while receives.posted() < 64 {
 ///     receives.post(pool.take().ok_or("all buffers are in use")?)?;
 /// }
 /// let mut channels = Vec::new();
-/// for token in 0..1000 {
-///     let builder = Channel::builder(&domain).shared_completion_queue(&queue).token(token);
-///     let prepared = builder.shared_receive_queue(&receives).build()?;
+/// for _ in 0..4 {
+///     let prepared = Channel::builder(&domain).shared_receive_queue(&receives).build()?;
 ///     let deadline = Instant::now() + Duration::from_secs(10);
 ///     let (channel, _) = prepared.connect("server:18515", b"", deadline)?;
 ///     channels.push(channel);
 /// }
 /// loop {
-///     let ready = queue.wait()?;
-///     while let Some((buffer, success)) = receives.poll(&mut channels[ready.token as usize])? {
-///         println!("peer {}: {} bytes", ready.token, success.byte_len());
-///         receives.post(buffer)?;
+///     for (peer, channel) in channels.iter_mut().enumerate() {
+///         while let Some((buffer, success)) = receives.poll(channel)? {
+///             println!("peer {peer}: {} bytes", success.byte_len());
+///             receives.post(buffer)?;
+///         }
 ///     }
 ///     # break;
 /// }

@@ -48,8 +48,6 @@ pub(super) struct Sink {
     route: Option<Route>,
     /// Whether a shared receive queue feeds the channel.
     is_fed: bool,
-    /// Whether the router was told that there are results.
-    has_told: Cell<bool>,
     /// What a poll of a [shortcut](fast_path) has returned that has left it to [`Core::settle_rest`]. Otherwise 0.
     rest: Cell<c_int>,
 }
@@ -75,7 +73,6 @@ impl Sink {
             polled: Cell::new(queue),
             route: router.map(Route::new),
             is_fed,
-            has_told: Cell::new(false),
             rest: Cell::new(0),
         }
     }
@@ -99,11 +96,6 @@ impl Sink {
     pub(super) fn has_rest(&self) -> bool {
         self.rest.get() != 0 || !self.is_empty()
     }
-
-    /// A new connection begins, which has no results yet.
-    pub(super) fn forget_told(&self) {
-        self.has_told.set(false);
-    }
 }
 
 impl Core {
@@ -117,27 +109,7 @@ impl Core {
     ///    came before an unknown one was handled by an earlier call, and what comes after it is handled by the next.
     #[inline]
     pub(super) fn settle(&self) -> TransportResult<bool> {
-        let settled = self.poll_and_dispatch();
-        if self.router.is_some() {
-            self.tell_results();
-        }
-        settled
-    }
-
-    /// As [`settle`](Self::settle), until an operation that is known by a token has ended. Returns its slot, or `None` if
-    /// there is nothing more.
-    #[inline]
-    pub(super) fn settle_for_token(&self) -> TransportResult<Option<&Slot>> {
-        loop {
-            if let Some(slot) = self.table.pop_ended() {
-                return Ok(Some(slot));
-            }
-            // Who asks for results need not be told of them.
-            if !self.poll_and_dispatch()? {
-                self.tell_no_results();
-                return Ok(None);
-            }
-        }
+        self.poll_and_dispatch()
     }
 
     /// As [`settle`](Self::settle), for all that is in the inbox of a channel with a shared completion queue, which
@@ -270,7 +242,6 @@ impl Core {
         {
             slot.complete(owner, completion);
             match owner {
-                Owner::OwnToken => self.table.push_ended(slot),
                 Owner::Task => self.table.owned.wake(&slot.entry),
                 _ => {}
             }
@@ -330,29 +301,6 @@ impl Core {
     pub(super) fn record_unreported(&self, error: TransportError) {
         if self.unreported.error.get().is_none() {
             self.unreported.error.set(Some(error));
-        }
-    }
-
-    /// Of a shared completion queue, a wait for something else may have polled results that are known by tokens: the
-    /// queue returns the channel for them.
-    #[inline]
-    pub(super) fn tell_results(&self) {
-        // Of an unknown completion, the next poll of the program tells.
-        if (self.table.any_ended() || !self.sink.batch.is_empty())
-            && let Some((router, inbox)) = &self.router
-            && !self.sink.has_told.replace(true)
-        {
-            router.set_has_results(inbox, true);
-        }
-    }
-
-    /// No operation that is known by a token has ended.
-    #[inline]
-    fn tell_no_results(&self) {
-        if self.sink.has_told.replace(false)
-            && let Some((router, inbox)) = &self.router
-        {
-            router.set_has_results(inbox, false);
         }
     }
 

@@ -124,7 +124,7 @@ impl PreparedAsyncChannel {
         builder.check_never_sleeps()?;
         let token = registry.reserve();
         let place = Place { registry: registry.clone(), token, taken: false };
-        let builder = builder.shared_completion_queue(registry.queue()).token(token);
+        let builder = builder.shared_completion_queue(registry.queue(), token);
         let prepared = builder.build()?;
         let receiving = Receiving { prepared, posted: VecDeque::new(), held: VecDeque::new() };
         Ok(Self { receiving, place })

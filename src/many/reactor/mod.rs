@@ -79,7 +79,8 @@ impl Reactor {
     ///
     /// # Errors
     ///
-    ///  - Those of [`SharedCompletionQueue::with_event_channel`].
+    ///  - Those of [`CompletionQueue::new`](crate::CompletionQueue::new) and
+    ///    [`CompletionChannel::new`](crate::CompletionChannel::new).
     ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open. A reactor has three.
     #[doc(alias = "ibv_create_cq")]
     pub fn new(
@@ -109,7 +110,7 @@ impl Reactor {
     }
 
     /// `ibv_create_qp`: creates the queue pair of an [`AsyncChannel`](crate::AsyncChannel), on the
-    /// reactor's completion queue and with a [token](ChannelBuilder::token) of the reactor's.
+    /// reactor's completion queue.
     ///
     /// # Errors
     ///
@@ -128,7 +129,7 @@ impl Reactor {
     ///
     /// # Errors
     ///
-    ///  - Those of [`SharedCompletionQueue::poll`].
+    ///  - Those of [`CompletionQueue::poll`](crate::CompletionQueue::poll).
     ///  - `EIO`, `ENODEV`: the device is gone. If turns find nothing, every 64th of them looks at the clock, and about once
     ///    a second one asks the kernel.
     pub fn turn(&self) -> Result<usize> {
@@ -195,7 +196,7 @@ impl Reactor {
     ///
     /// # Errors
     ///
-    /// Those of [`SharedCompletionQueue::arm`].
+    ///  - `EIO`: the device is gone.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<()> {
         self.registry.queue.arm()

@@ -41,7 +41,6 @@ right! {
     channel_on_two_threads
     channel_outlives_context
     channel_outlives_domain
-    channel_outlives_shared_queue
     channel_used_after_reset
     channel_within_its_scope
     close_in_flight

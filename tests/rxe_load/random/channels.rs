@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ibverbs::{
     Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MaxAckRetries, MemoryRegion,
     MemorySliceMut, RemoteMemoryRegion, Scope, ScopeError, ScopedPendingWork, SendWorkRequest,
-    SharedCompletionQueue, SharedMemoryRegion, TransportError, WorkOpcode, WriteWorkRequest,
+    SharedMemoryRegion, TransportError, WorkOpcode, WriteWorkRequest,
 };
 
 use super::{Tally, word};
@@ -382,7 +382,6 @@ fn carry(
 /// Connects two channels again and again until `until`; each time they run random operations.
 pub(crate) fn connection(
     sides: &(Side, Side),
-    shared: Option<Arc<SharedCompletionQueue<'static>>>,
     index: u64,
     mut random: Random,
     until: Instant,
@@ -391,11 +390,7 @@ pub(crate) fn connection(
         let builder = side.builder().max_send_wr(SENDS as u32).max_recv_wr(RECEIVES as u32);
         builder.max_ack_retries(MaxAckRetries::new(7).unwrap())
     };
-    let one = match &shared {
-        Some(shared) => builder(&sides.0).shared_completion_queue(shared),
-        None => builder(&sides.0),
-    };
-    let (mut one, mut two) = connect(one, builder(&sides.1));
+    let (mut one, mut two) = connect(builder(&sides.0), builder(&sides.1));
     let memories = [&sides.0, &sides.1]
         .map(|side| SharedMemoryRegion::<u64>::new(&side.domain, WORDS, ALL).unwrap());
     let remotes = [memories[1].remote(), memories[0].remote()];

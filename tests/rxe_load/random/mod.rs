@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use ibverbs::{CompletionQueue, SharedCompletionQueue};
-
 use crate::figures::figure;
 use crate::vm::channels::{nothing_is_left, sides};
 use crate::{Random, alone};
@@ -66,16 +64,13 @@ fn random_load_is_accounted_for() {
     println!("IBVERBS_SOAK_SEED={seed}");
     let until = Instant::now() + duration;
     let sides = sides();
-    // Two of the connections share a queue at one end.
-    let shared = CompletionQueue::new(&sides.0.context, 512).unwrap();
-    let shared = Arc::new(SharedCompletionQueue::from(shared));
     let (mut channels, mut verbs) = (Tally::default(), Tally::default());
     thread::scope(|threads| {
         let connections: Vec<_> = (0..3_u64)
             .map(|index| {
-                let (sides, shared) = (&sides, (index > 0).then(|| shared.clone()));
+                let sides = &sides;
                 let random = Random::new(seed ^ index << 32);
-                threads.spawn(move || channels::connection(sides, shared, index, random, until))
+                threads.spawn(move || channels::connection(sides, index, random, until))
             })
             .collect();
         let random = Random::new(!seed);
@@ -87,8 +82,6 @@ fn random_load_is_accounted_for() {
         }
         verbs = thin.join().unwrap();
     });
-    assert_eq!(shared.available(), shared.capacity());
-    drop(shared);
     nothing_is_left(sides);
     for tally in [channels, verbs] {
         assert_eq!(tally.posted, tally.completed + tally.flushed, "{tally:?}");
@@ -104,7 +97,7 @@ fn random_load_is_accounted_for() {
     figure(
         "random-load",
         &format!(
-            "{duration:?} (seed {seed}): 3 channels, 2 of them sharing a completion queue: {}; queue \
+            "{duration:?} (seed {seed}): 3 channels: {}; queue \
              pairs: {}; resources at baseline",
             tell(channels),
             tell(verbs)

@@ -6,15 +6,15 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
     AccessFlags, BorrowedBuffer, BufferPool, Channel, ChannelBuilder, ChannelClosed, GatherBuffer,
     Inline, MemoryRegion, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion, ScatterBuffer,
-    ScopeError, ScopedPendingWork, SendWorkRequest, SharedCompletionQueue, SharedMemoryRegion,
-    TransportError, WorkErrorClass, WriteWorkRequest,
+    ScopeError, ScopedPendingWork, SendWorkRequest, SharedMemoryRegion, TransportError,
+    WorkErrorClass, WriteWorkRequest,
 };
 
 use crate::transport::{self, Link, close, nothing_is_left};
@@ -400,74 +400,6 @@ fn cpu_time() -> Duration {
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
     Duration::from_millis(ticks * 10)
-}
-
-#[test]
-fn channels_share_a_completion_queue() {
-    const ROUNDS: u64 = 50;
-    let _alone = alone("shared queue", 240);
-    let sides = sides();
-    let queue = Arc::new(SharedCompletionQueue::new(&sides.0.context, 128).unwrap());
-    thread::scope(|threads| {
-        for index in 0..3 {
-            let sharing = builder(&sides.0).shared_completion_queue(&queue);
-            let (mut one, mut two) = connect(sharing, builder(&sides.1));
-            let (near, far) = (sides.0.region(2), sides.1.region(2));
-            let (ready, peer_is_ready) = mpsc::channel();
-            threads.spawn(move || {
-                peer_is_ready.recv_timeout(PATIENCE).unwrap();
-                ask(&mut one, near, 1000 * index..1000 * index + ROUNDS);
-            });
-            threads.spawn(move || echo(&mut two, far, ROUNDS, &ready));
-        }
-    });
-    assert_eq!(queue.available(), queue.capacity());
-    drop((queue, sides));
-    nothing_is_left();
-}
-
-/// Sends numbers, each of which comes back.
-fn ask(
-    channel: &mut Channel<'_>,
-    mut region: MemoryRegion<'_, u64>,
-    numbers: std::ops::Range<u64>,
-) {
-    for number in numbers {
-        region[0] = number;
-        let (question, answer) = region.slice_mut(..).unwrap().split_at(1).unwrap();
-        channel
-            .scope(|s| {
-                let receive = s.post_receive(answer)?;
-                s.post_send(question)?.wait_until(deadline())?;
-                receive.wait_until(deadline()).map(drop)
-            })
-            .unwrap();
-        assert_eq!(region[1], number);
-    }
-}
-
-/// Sends back what comes. Each message finds a receive: the next one is posted before the answer to the last.
-fn echo(
-    channel: &mut Channel<'_>,
-    mut region: MemoryRegion<'_, u64>,
-    rounds: u64,
-    ready: &mpsc::Sender<()>,
-) {
-    let (first, second) = region.slice_mut(..).unwrap().split_at(1).unwrap();
-    channel
-        .scope(|s| {
-            let mut spare = second;
-            let mut waiting = s.post_receive(first)?;
-            ready.send(()).unwrap();
-            for _ in 1..rounds {
-                let (message, _) = waiting.wait_until(deadline())?;
-                waiting = s.post_receive(spare)?;
-                spare = s.post_send(message)?.wait_until(deadline())?.0;
-            }
-            let (message, _) = waiting.wait_until(deadline())?;
-            s.post_send(message)?.wait_until(deadline()).map(drop)
-        })
-        .unwrap();
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ibverbs::ffi::*;
 use ibverbs::*;
@@ -194,7 +194,7 @@ fn a_name_is_resolved_and_then_its_address() {
         sin_zero: [0; 8],
     };
     manager(|m| m.found = Some(address));
-    let error = Route::to_name("storage", "7471").resolve(TIME).unwrap_err();
+    let error = Route::to_name("storage", "7471").resolve(Instant::now() + TIME).unwrap_err();
     assert!(matches!(error, ConnectionError::NoAddress(_)), "{error}");
     let calls = manager(|m| std::mem::take(&mut m.calls));
     assert_eq!(
@@ -211,10 +211,11 @@ fn a_name_is_resolved_and_then_its_address() {
 
 #[test]
 fn names_that_are_not_known() {
-    let errno = |node: &str| match Route::to_name(node, "1").resolve(TIME).unwrap_err() {
-        ConnectionError::Verbs(error) => (error.raw_os_error().unwrap(), error.to_string()),
-        other => panic!("{other}"),
-    };
+    let errno =
+        |node: &str| match Route::to_name(node, "1").resolve(Instant::now() + TIME).unwrap_err() {
+            ConnectionError::Verbs(error) => (error.raw_os_error().unwrap(), error.to_string()),
+            other => panic!("{other}"),
+        };
     assert_eq!(errno("a\0b").0, libc::EINVAL);
     assert_eq!(errno("without").0, libc::ENOENT, "the list has no address");
     let freed = manager(|m| m.calls.iter().filter(|call| *call == "freeaddrinfo").count());
@@ -231,7 +232,7 @@ fn names_that_are_not_known() {
 #[test]
 fn addresses_need_no_name() {
     let address: SocketAddr = "10.77.0.9:1".parse().unwrap();
-    let error = Route::to(address).resolve(TIME).unwrap_err();
+    let error = Route::to(address).resolve(Instant::now() + TIME).unwrap_err();
     assert!(matches!(error, ConnectionError::NoAddress(_)), "{error}");
     assert_eq!(manager(|m| m.calls.clone()), ["resolve_addr [10, 77, 0, 9] 1", "destroy_id"]);
 }

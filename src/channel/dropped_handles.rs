@@ -1,46 +1,26 @@
-//! Operations that own their buffers and are known by tokens; and what is left of dropped handles.
-
-use std::time::Instant;
+//! Operations that own their buffers, and whose handles were dropped.
 
 use super::Channel;
 use super::core::Core;
-use super::error::{TransportError, TransportResult};
-use super::owned_results::TokenResult;
+#[cfg(doc)]
+use super::error::TransportError;
+use super::error::TransportResult;
 use super::slot::{Owner, Slot, State};
-use super::wait::Wait;
 
-/// # Owned operations by token
 impl Channel<'_> {
-    /// Polls once, without waiting. Returns the first operation that has ended among those that were given
-    /// [tokens](crate::OwnedWork::into_token), or `None`.
+    /// `ibv_poll_cq`: takes all completions that are there, without waiting. Handles have their results then, and the
+    /// buffers of those that were dropped are dropped.
     ///
     /// # Errors
     ///
     ///  - [`Verbs`](TransportError::Verbs), [`UnknownCompletion`](TransportError::UnknownCompletion):
     ///    polling failed. What is in flight stays in flight.
-    pub fn poll_token(&mut self) -> TransportResult<Option<TokenResult>> {
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll(&mut self) -> TransportResult<()> {
         let core = self.core();
         core.release_dropped();
-        Ok(core.settle_for_token()?.map(|slot| core.take_token(slot)))
-    }
-
-    /// Waits until an operation with a [token](crate::OwnedWork::into_token) has ended, or the deadline has
-    /// passed. If the deadline passes, it returns `None`, and everything stays in flight.
-    ///
-    /// # Errors
-    ///
-    /// As [`poll_token`](Self::poll_token).
-    pub fn wait_token(&mut self, deadline: Instant) -> TransportResult<Option<TokenResult>> {
-        let mut wait = Wait::new(Some(deadline));
-        loop {
-            if let Some(ended) = self.poll_token()? {
-                return Ok(Some(ended));
-            }
-            match self.core().on_empty_poll(&mut wait) {
-                Err(TransportError::TimedOut) => return Ok(None),
-                waited => waited?,
-            }
-        }
+        while core.settle()? {}
+        Ok(())
     }
 }
 
@@ -114,12 +94,5 @@ impl Core {
             }
             slot.entry.drop_reference();
         }
-    }
-
-    /// The result of an operation with a token, which has ended.
-    #[inline]
-    fn take_token(&self, slot: &Slot) -> TokenResult {
-        let (token, buffer) = (slot.entry.token.get(), slot.entry.take_any());
-        TokenResult { token, buffer, result: self.take_result(slot) }
     }
 }
