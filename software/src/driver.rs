@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::device::Shared;
 use crate::files::{Epoll, wait, wait_for};
+use crate::link::Time;
 use crate::link::neighbours::Inbox;
 use crate::link::receive::Receiver;
 use crate::link::udp::{UdpLink, Waker};
 use crate::network::{Membership, sleep};
 use crate::transport::Engine;
-use crate::transport::timers::Time;
 use crate::turns::{PAUSE, Turns};
 
 /// A program counts as polling all the time once it has polled empty queues this often without arming one.

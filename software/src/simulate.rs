@@ -17,8 +17,8 @@ use self::process::Process;
 pub use self::streams::{SimulatedListener, SimulatedStream};
 use self::world::Inner;
 pub use self::world::World;
+use crate::link::Time;
 use crate::network::{Network, START};
-use crate::transport::timers::Time;
 
 /// A simulation that takes longer, in its own time, does not end.
 const LONGEST: Time = 600_000_000_000;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::link::Clock;
+use crate::link::Time;
 use crate::link::clock::RealClock;
-use crate::transport::timers::Time;
 
 /// Yielding for longer than this, in nanoseconds, shows that there are not enough processors.
 const LONG: Time = 500_000;

@@ -61,8 +61,12 @@ impl Model {
         keys.entry(key.to_vec()).or_insert_with(|| vec![None]).push(value.clone());
     }
 
-    fn done(&self, key: &[u8], value: Option<Vec<u8>>) {
-        self.keys().insert(key.to_vec(), vec![value]);
+    /// Forgets what was allowed before. The server may have crashed after its answer, which was on its way.
+    fn done(&self, key: &[u8], value: &Option<Vec<u8>>) {
+        let mut keys = self.keys();
+        let values = keys.entry(key.to_vec()).or_default();
+        let begun = values.iter().rposition(|begun| begun == value).unwrap_or(0);
+        values.drain(..begun);
     }
 
     /// The server has crashed, and forgotten all.
@@ -98,7 +102,7 @@ async fn client(world: World, host: Host, server: Host, model: Model) {
                 let put = client.put(&key, value.as_deref()).await;
                 // What failed may have been done.
                 if put.is_ok() {
-                    model.done(&key, value);
+                    model.done(&key, &value);
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Clock;
-use crate::transport::timers::Time;
+use super::Time;
 
 /// On a busy machine, a thread may have to wait for some milliseconds until it runs.
 const MIN_TIMEOUT: Time = 20_000_000;

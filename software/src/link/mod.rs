@@ -14,8 +14,10 @@ use std::net::IpAddr;
 #[cfg(test)]
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use crate::transport::timers::Time;
 use crate::wire::Packet;
+
+/// Nanoseconds of a device's clock.
+pub(crate) type Time = u64;
 
 /// How many bytes may be under way to where nothing else is known: about the receive buffer of an ordinary user's
 /// socket.

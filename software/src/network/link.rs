@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::START;
 use super::simulation::Membership;
+use crate::link::Time;
 use crate::link::{Clock, Link};
-use crate::transport::timers::Time;
 use crate::wire::Packet;
 
 /// The time of a simulated network.

@@ -20,7 +20,7 @@ pub use self::sleep::BackgroundDriver;
 pub use self::trace::{PacketFate, Trace, TracedPacket};
 use crate::builder::Builder;
 use crate::device::Device;
-use crate::transport::timers::Time;
+use crate::link::Time;
 
 /// A simulated network between devices of this process, in virtual time.
 ///

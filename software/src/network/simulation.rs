@@ -15,7 +15,7 @@ use super::trace::{PacketFate, Trace, TracedPacket};
 use super::{START, nanoseconds};
 use crate::device::Shared;
 use crate::link::Clock;
-use crate::transport::timers::Time;
+use crate::link::Time;
 use crate::wire::{PORT, Packet};
 
 /// The headers in front of each packet: Ethernet, IPv4 and UDP. They count for the bandwidth.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::duration;
-use crate::transport::timers::Time;
+use crate::link::Time;
 use crate::wire::header::Bth;
 use crate::wire::{icrc, opcode};
 

@@ -1,7 +1,7 @@
 //! The clock of a host, which may be wrong.
 
+use crate::link::Time;
 use crate::network::START;
-use crate::transport::timers::Time;
 
 /// The resolution of tokio's timers, in nanoseconds.
 pub(super) const TICK: Time = 1_000_000;

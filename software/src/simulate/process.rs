@@ -11,8 +11,8 @@ use tokio::time::advance;
 
 use super::clock::{HostClock, TICK};
 use super::world::Inner;
+use crate::link::Time;
 use crate::transport::events;
-use crate::transport::timers::Time;
 
 pub(super) struct Process {
     runtime: Runtime,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::task::Waker;
 
-use crate::transport::timers::Time;
+use crate::link::Time;
 
 #[derive(Default)]
 pub(super) struct Wire {

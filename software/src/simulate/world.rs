@@ -12,8 +12,8 @@ use super::host::Host;
 use super::process::Process;
 use super::wire::Wire;
 use crate::device::Device;
+use crate::link::Time;
 use crate::network::{Conditions, Network, Random, nanoseconds};
-use crate::transport::timers::Time;
 
 /// The hosts of a [simulation](super::simulate()), and the [`Network`] between them, whose methods it has.
 ///

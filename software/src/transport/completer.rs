@@ -2,9 +2,9 @@
 
 use super::core::Core;
 use super::queue_pair::QueuePair;
-use super::timers::Time;
 use super::work::{Data, Operation};
 use crate::ffi::ibv_wc_status as Status;
+use crate::link::Time;
 use crate::wire::header::{Aeth, Bth, Nak, Reader, Syndrome};
 use crate::wire::opcode;
 use crate::wire::sequence::whole;

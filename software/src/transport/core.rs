@@ -10,13 +10,13 @@ use super::events::{self, Record};
 use super::memory::Keys;
 use super::queues::{Armed, CompletionQueue, SharedReceiveQueue};
 use super::table::{Table, Tag};
-use super::timers::{Time, Timer, Timers};
+use super::timers::{Timer, Timers};
 use super::work::{Completion, Path};
 use super::xrc::XrcDomain;
 use crate::builder::Settings;
 use crate::faults::completions::CompletionFaults;
 use crate::ffi::ibv_event_type;
-use crate::link::{Clock, Link};
+use crate::link::{Clock, Link, Time};
 use crate::wire::header::Bth;
 use crate::wire::{PORT, Packet, icrc};
 

@@ -37,10 +37,10 @@ use std::sync::Arc;
 use self::core::Core;
 use self::queue_pair::{QueuePair, Transport};
 use self::table::{Table, Tag};
-use self::timers::{Time, Timer};
+use self::timers::Timer;
 use crate::builder::Settings;
 use crate::ffi::{ibv_event_type, ibv_qp_state};
-use crate::link::{Clock, Link};
+use crate::link::{Clock, Link, Time};
 use crate::wire::header::Bth;
 use crate::wire::{PKEY, PORT, icrc, opcode};
 

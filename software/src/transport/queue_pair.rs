@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use super::core::Core;
 use super::requester::SendQueue;
 use super::responder::Responder;
-use super::timers::{Time, Timer};
+use super::timers::Timer;
 use super::work::{Completion, Path, Receive, Release};
 use crate::ffi::{
     ibv_event_type, ibv_qp_attr, ibv_qp_cap, ibv_qp_state as State, ibv_wc_opcode, ibv_wc_status,
 };
+use crate::link::Time;
 use crate::wire::opcode;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::timers::Time;
 use super::work::{Completion, Receive};
 use crate::ffi::ibv_wc_status;
+use crate::link::Time;
 
 /// The completions that a completion queue raises its next event for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

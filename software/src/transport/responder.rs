@@ -13,11 +13,11 @@ use self::answers::Answer;
 use super::core::Core;
 use super::queue_pair::{QueuePair, Transport};
 use super::requester::TURN;
-use super::timers::Time;
 use super::work::{Completion, Extra, Receive};
 use crate::ffi::{
     ibv_access_flags as Access, ibv_event_type as Event, ibv_wc_opcode, ibv_wc_status as Status,
 };
+use crate::link::Time;
 use crate::wire::header::{Bth, Nak, Reader, Syndrome};
 use crate::wire::opcode::{self, Part};
 use crate::wire::sequence::{add, before, distance};

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use super::objects::NewQueuePair;
 use super::queue_pair::Transport;
 use super::queues::{SharedReceiveQueue, XrcQueue};
-use super::timers::Time;
 use crate::ffi::ibv_qp_cap;
+use crate::link::Time;
 use crate::link::{Clock, Link};
 use crate::wire::{PORT, Packet, icrc};
 

@@ -17,11 +17,11 @@ use super::queue_pair::Transport;
 use super::queues::CompletionQueue;
 use super::requester::STARVED_FOR;
 use super::rig::{MemoryLink, Random, Sent, VirtualClock, extended_queue, receiving, seal};
-use super::timers::Time;
 use super::work::{Completion, Data, Extra, Operation, Receive, SendRequest};
 use crate::builder::Builder;
 use crate::ffi::*;
 use crate::link::Clock;
+use crate::link::Time;
 use crate::wire::header::{AtomicEth, Bth, Reth, XrcEth};
 use crate::wire::{PORT, icrc, opcode};
 

@@ -6,8 +6,7 @@
 
 use std::collections::BTreeSet;
 
-/// Nanoseconds of the device's clock.
-pub(crate) type Time = u64;
+use crate::link::Time;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
