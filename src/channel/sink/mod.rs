@@ -241,9 +241,8 @@ impl Core {
             && owner.awaits_completion()
         {
             slot.complete(owner, completion);
-            match owner {
-                Owner::Task => self.table.owned.wake(&slot.entry),
-                _ => {}
+            if owner == Owner::Task {
+                self.table.owned.wake(&slot.entry);
             }
             return Ok(());
         }
